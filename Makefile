@@ -1,0 +1,48 @@
+# Every action a developer takes; `make demo` and `make test` make what they need.
+SHELL := /bin/bash
+PYTHON ?= $(shell for p in /usr/bin/python3 python3; do $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+BIN := .venv/bin
+ENVIRONMENT := .venv/.complete
+
+.PHONY: help demo test check bless lab lab-down lab-shell bench docs clean
+
+help:            ## show this list
+	@grep -E '^[a-z-]+: .*##' Makefile | sed 's/:.*##/\t/' | expand -t 14
+
+$(ENVIRONMENT): pyproject.toml
+	@PYTHON="$(PYTHON)" tests/setup_environment.sh
+	@touch $@
+
+demo: $(ENVIRONMENT)  ## run k-means on this machine and show where the picture is
+	$(BIN)/hpcml submit --site local --wait jobs/kmeans.py --k 5
+	@$(BIN)/hpcml status last | sed -n 's/^directory  *\(.*\)/The picture: \1\/out\/kmeans.png/p'
+
+test: $(ENVIRONMENT)  ## run every tier that this machine can run, and say why not for the others
+	@$(BIN)/python tests/run_tiers.py
+
+check: $(ENVIRONMENT)  ## ruff, mypy and the architecture test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest -q tests/test_architecture.py
+
+bless: $(ENVIRONMENT)  ## rewrite the golden scripts
+	$(BIN)/pytest -q tests/golden --bless
+
+lab:             ## start a four-node Slurm on this machine (root)
+	@$(PYTHON) tests/lab/lab.py install && $(PYTHON) tests/lab/lab.py up && $(PYTHON) tests/lab/lab.py env
+
+lab-shell:       ## a shell on the lab's login node
+	@$(PYTHON) tests/lab/lab.py shell
+
+lab-down:        ## end the lab
+	@$(PYTHON) tests/lab/lab.py down
+
+bench: $(ENVIRONMENT)  ## bring-up against the hand-written script and dask-jobqueue, on the lab
+	$(PYTHON) tests/bench/bringup.py
+
+docs: $(ENVIRONMENT)  ## check that the documentation's commands and links hold
+	$(BIN)/pytest -q tests/test_docs.py
+
+clean:           ## remove what the other targets made here
+	rm -rf .venv dist build .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,7 @@
+"""``python -m hpcml`` is the ``hpcml`` command."""
+
+import sys
+
+from hpcml.cli import main
+
+sys.exit(main())

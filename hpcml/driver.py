@@ -1,0 +1,96 @@
+"""What a script sees of hpcml: ``connect()`` for a Dask client and ``run`` for what is known of the run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+
+class Run:
+    """The run that this process belongs to; outside a run the values are those of a run that just began here."""
+
+    @property
+    def id(self) -> str:
+        """The run's id, e.g. ``kmeans-20261121-074500-1a2b``; empty outside a run."""
+        directory = self.directory
+        return directory.name if directory else ""
+
+    @property
+    def directory(self) -> Path | None:
+        """The run's directory, None outside a run."""
+        text = os.environ.get("HPCML_RUN_DIR", "")
+        return Path(text) if text else None
+
+    @property
+    def out(self) -> Path:
+        """The folder for results, created when first asked for: ``out/`` of the run, else of the current folder."""
+        folder = Path(os.environ.get("HPCML_OUT") or Path.cwd() / "out")
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    @property
+    def attempt(self) -> int:
+        """How often this run was restarted before: 0 at first."""
+        return int(os.environ.get("HPCML_ATTEMPT", "0"))
+
+    @property
+    def nodes(self) -> int:
+        """The number of nodes of the allocation."""
+        return int(os.environ.get("HPCML_NODES", "1"))
+
+    @property
+    def gpus(self) -> int:
+        """The number of GPUs that this process can see on its node, by CUDA_VISIBLE_DEVICES."""
+        return len([word for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()])
+
+    def should_stop(self) -> bool:
+        """Whether the time limit is near (or the run is being ended): save what matters and return.
+
+        It becomes true ``slurm.signal_lead`` seconds before the time limit. Cheap enough for every iteration of a
+        training loop (one look at a file).
+        """
+        directory = self.directory
+        if directory is None:
+            return False
+        attempt = directory / "attempts" / str(self.attempt)
+        return any((attempt / name).exists() for name in ("time-limit", "terminate"))
+
+    def __repr__(self) -> str:
+        return f"<hpcml run {self.id or '(none)'}, attempt {self.attempt}, {self.nodes} nodes, out {self.out}>"
+
+
+run = Run()
+
+
+def connect(**options: Any) -> Client:
+    """Return a ``distributed.Client`` that is right for where the script runs.
+
+    In a run it is connected to the run's cluster, all of whose workers are there already. Elsewhere a cluster of
+    this machine's CPUs is started (for this process's lifetime), closed to other users of the machine by mutual TLS;
+    it has no dashboard. In an allocation made by hand (``salloc``) that is the node where the script runs: ``hpcml
+    submit`` uses them all.
+
+    Parameters
+    ----------
+    options
+        Passed to ``distributed.Client`` in a run, to ``distributed.LocalCluster`` elsewhere.
+
+    Raises
+    ------
+    RuntimeError
+        If Dask's ``distributed`` is not installed in this environment.
+    OSError
+        If the run's scheduler does not answer (``distributed``'s own time-out).
+    """
+    try:
+        from distributed import Client, LocalCluster
+    except ImportError as error:
+        raise RuntimeError("hpcml.connect() needs distributed: pip install 'hpcml[local]'") from error
+    if os.environ.get("DASK_SCHEDULER_ADDRESS"):
+        return Client(**options)
+    closed = {"security": True, "host": "127.0.0.1", "dashboard_address": None}
+    return Client(LocalCluster(**{**closed, **options}))

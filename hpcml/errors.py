@@ -1,0 +1,123 @@
+"""Every way hpcml can fail: a sentence, a place, a next step and an exit status of its own.
+
+The statuses from 64 to 79 are the command line's, those from 80 to 95 are the batch job's (they become the job's exit
+status when hpcml, not the script, ended the run). docs/exit-status.md is this table in prose.
+"""
+
+from __future__ import annotations
+
+# The command line's own failures.
+USAGE = 64
+CONFIG = 65
+NOT_FOUND = 66
+REFUSED_BY_SITE = 67
+SLURM_UNREACHABLE = 68
+REFUSED_BY_SLURM = 69
+INTERNAL = 70
+STORAGE = 71
+ANSWER_LOST = 72
+
+# A run that hpcml ended. 88 and 89 are kept for the image and the fabric.
+SCHEDULER_NEVER_CAME = 80
+WORKERS_NEVER_CAME = 81
+SCHEDULER_LOST = 82
+WORKERS_LOST = 83
+DRIVER_NOT_STARTED = 84
+TIME_LIMIT = 85
+CANCELLED = 86
+ALLOCATION_LOST = 87
+
+MEANING = {
+    USAGE: "the command line is wrong",
+    CONFIG: "a profile or an hpcml.toml is wrong",
+    NOT_FOUND: "a script, a run or a file was not found or cannot be read",
+    REFUSED_BY_SITE: "the request does not fit the site",
+    SLURM_UNREACHABLE: "Slurm's commands are missing or its controller does not answer",
+    REFUSED_BY_SLURM: "Slurm refused the job",
+    INTERNAL: "a defect in hpcml",
+    STORAGE: "a file of the run cannot be written or read",
+    ANSWER_LOST: "Slurm's answer to the submission was lost and the job was not found",
+    SCHEDULER_NEVER_CAME: "the Dask scheduler did not come up",
+    WORKERS_NEVER_CAME: "workers did not come up",
+    SCHEDULER_LOST: "the Dask scheduler was lost while the script ran",
+    WORKERS_LOST: "workers were lost while the script ran",
+    DRIVER_NOT_STARTED: "the script could not be started",
+    TIME_LIMIT: "the time limit ended the run",
+    CANCELLED: "the run was cancelled",
+    ALLOCATION_LOST: "the allocation ended without a word (a node failed, or the job was killed)",
+}
+
+
+class HpcmlError(Exception):
+    """A failure that the user can act on.
+
+    Parameters
+    ----------
+    message
+        One sentence: what is wrong.
+    place
+        Where: a file, a key, an option, a node. Shown in brackets behind the sentence.
+    hint
+        What to do next, one sentence.
+    status
+        The process's exit status.
+    quote
+        Lines of a log or of another program's answer that show it.
+    """
+
+    status = INTERNAL
+
+    def __init__(
+        self, message: str, *, place: str = "", hint: str = "", status: int | None = None, quote: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(message)
+        self.message, self.place, self.hint, self.quote = message, place, hint, quote
+        if status is not None:
+            self.status = status
+
+    def __str__(self) -> str:
+        sentence = self.message.rstrip(".")
+        where = f" ({self.place})" if self.place else ""
+        lines = [f"{sentence}{where}.", *(f"  | {line}" for line in self.quote)]
+        if self.hint:
+            lines.append(self.hint)
+        return "\n".join(lines)
+
+    def as_json(self) -> dict[str, object]:
+        """Return the same facts as a JSON-ready mapping."""
+        facts = {"error": self.message, "place": self.place, "hint": self.hint, "status": self.status}
+        return {**facts, "quote": list(self.quote)}
+
+
+class UsageError(HpcmlError):
+    status = USAGE
+
+
+class ConfigError(HpcmlError):
+    status = CONFIG
+
+
+class NotFoundError(HpcmlError):
+    status = NOT_FOUND
+
+
+class SiteError(HpcmlError):
+    status = REFUSED_BY_SITE
+
+
+class SlurmUnreachableError(HpcmlError):
+    """Slurm did not answer. ``transient`` says whether trying again makes sense."""
+
+    status = SLURM_UNREACHABLE
+
+    def __init__(self, message: str, *, transient: bool = False, place: str = "", hint: str = "") -> None:
+        super().__init__(message, place=place, hint=hint)
+        self.transient = transient
+
+
+class SlurmRefusedError(HpcmlError):
+    status = REFUSED_BY_SLURM
+
+
+class StorageError(HpcmlError):
+    status = STORAGE

@@ -1,0 +1,22 @@
+"""Start one role on this node: scheduler, worker or driver."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+from hpcml.layout import ROLES
+
+
+def main(arguments: list[str]) -> int:
+    """Run the role named on the command line and return its exit status."""
+    if len(arguments) != 1 or arguments[0] not in ROLES:
+        print(f"hpcml.inside takes one role of {', '.join(ROLES)}; the batch script starts it.", file=sys.stderr)
+        return 64
+    module = "supervise" if arguments[0] == "driver" else arguments[0]
+    status: int = importlib.import_module(f"hpcml.inside.{module}").main()
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,21 @@
+"""The run's diary: one JSON line per event, written by the supervisor alone, read by ``hpcml status`` and ``submit``."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+
+class Diary:
+    """Append events to a file; a line is written in one piece."""
+
+    def __init__(self, path: Path, attempt: int) -> None:
+        self.attempt = attempt
+        self.descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def write(self, event: str, **facts: object) -> None:
+        """Write one event with its time (seconds since 1970) and the attempt it belongs to."""
+        line = json.dumps({"time": round(time.time(), 3), "attempt": self.attempt, "event": event, **facts})
+        os.write(self.descriptor, line.encode() + b"\n")

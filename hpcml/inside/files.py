@@ -1,0 +1,66 @@
+"""Write and read the small files through which roles meet: whole or not at all, and for the user alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+
+def write(path: Path, text: str, mode: int = 0o600) -> None:
+    """Put a file in place by writing another and renaming it, so that nobody reads half of it."""
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+    new.rename(path)
+
+
+def write_json(path: Path, facts: object) -> None:
+    """Put a JSON file in place."""
+    write(path, json.dumps(facts) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return a JSON file's table, or None if there is no such file."""
+    try:
+        facts: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    return facts
+
+
+def listed(folder: Path) -> set[str]:
+    """Return the names in a folder, leaving out files that are being written.
+
+    Listing is also what makes a network file system look again: NFS keeps "there is no such file" for up to a minute,
+    but asks the server anew when a directory is opened.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            return {entry.name for entry in entries if not entry.name.startswith(".")}
+    except FileNotFoundError:
+        return set()
+
+
+def wait_for(path: Path, deadline: float, interval: float) -> bool:
+    """Wait until a file exists; return False when ``deadline`` (of time.monotonic) has passed."""
+    while path.name not in listed(path.parent):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(interval)
+    return True
+
+
+def tail(path: Path, lines: int = 12, limit: int = 16384) -> list[str]:
+    """Return the last lines of a log, without empty ones; nothing if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - limit))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return []
+    return [line.rstrip()[:300] for line in text.splitlines() if line.strip()][-lines:]

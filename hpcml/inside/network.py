@@ -1,0 +1,80 @@
+"""Choose the address that Dask's comms listen on, by one rule on every node."""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+import struct
+from pathlib import Path
+
+_SIOCGIFADDR = 0x8915
+_INFINIBAND = "32"  # ARPHRD_INFINIBAND in <net/if_arp.h>, shown in /sys/class/net/*/type
+
+
+class NoAddressError(Exception):
+    """No usable address on this node."""
+
+
+def choose_address(interface: str, *, local: bool) -> tuple[str, str]:
+    """Return an IPv4 address of this node and the reason it was chosen.
+
+    The local site uses loopback. Elsewhere: the profile's interface; else the first InfiniBand interface that is up
+    and has an address; else what the host's own name resolves to; else the interface that leads to other networks.
+
+    Raises
+    ------
+    NoAddressError
+        If the profile's interface has no address here, or the node has no address but loopback.
+    """
+    if local:
+        return "127.0.0.1", "local site"
+    if interface:
+        address = _address_of(interface)
+        if address is None:
+            there = ", ".join(name for _, name in socket.if_nameindex())
+            raise NoAddressError(f"interface {interface} has no IPv4 address on this node (there are: {there})")
+        return address, f"interface {interface} of the profile"
+    for name in _infiniband_interfaces():
+        if address := _address_of(name):
+            return address, f"InfiniBand interface {name}"
+    return _named_address() or _outward_address()
+
+
+def _infiniband_interfaces() -> list[str]:
+    return sorted(path.parent.name for path in Path("/sys/class/net").glob("*/type") if _read(path) == _INFINIBAND)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _address_of(interface: str) -> str | None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+        except OSError:
+            return None
+    return socket.inet_ntoa(answer[20:24])
+
+
+def _named_address() -> tuple[str, str] | None:
+    name = socket.gethostname()
+    try:
+        found = socket.getaddrinfo(name, None, socket.AF_INET)
+    except socket.gaierror:
+        return None
+    for *_, address in found:
+        if not str(address[0]).startswith("127."):
+            return str(address[0]), f"address of {name}"
+    return None
+
+
+def _outward_address() -> tuple[str, str]:
+    for _, name in socket.if_nameindex():
+        address = _address_of(name)
+        if address and not address.startswith("127."):
+            return address, f"interface {name}"
+    raise NoAddressError("this node has no IPv4 address but loopback")

@@ -1,0 +1,109 @@
+"""The scheduler role: Dask's scheduler behind mutual TLS, its HTTP server on a unix socket, reporting to the supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from distributed import Scheduler
+from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed.http.routing import RoutingApplication
+from tornado.httpserver import HTTPServer
+from tornado.netutil import bind_unix_socket
+
+from hpcml.errors import SCHEDULER_NEVER_CAME
+from hpcml.inside import files, secure
+from hpcml.inside.network import NoAddressError, choose_address
+from hpcml.inside.settings import Context, load
+
+
+class PrivateScheduler(Scheduler):  # type: ignore[misc]
+    """Dask's scheduler whose HTTP server (health, metrics, dashboard) listens on a unix socket of mode 0600 only.
+
+    Dask has no such option yet (dask/distributed#9363); ``start_http_server`` is the one place that opens the port.
+    """
+
+    socket_path: Path
+
+    def start_http_server(self, routes: Any, dashboard_address: Any, default_port: int = 0, **_: Any) -> None:
+        """Serve the routes on ``socket_path`` instead of a TCP port."""
+        self.http_application = RoutingApplication(routes)
+        self.http_server = HTTPServer(self.http_application)
+        self.http_server.add_socket(bind_unix_socket(str(self.socket_path), mode=0o600))
+
+
+class Reporter(SchedulerPlugin):  # type: ignore[misc]
+    """Tell the supervisor which workers come and go."""
+
+    name = "hpcml-reporter"
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self.writer = writer
+        self.names: dict[str, str] = {}
+
+    def send(self, **facts: object) -> None:
+        """Send one line."""
+        self.writer.write(json.dumps(facts).encode() + b"\n")
+
+    def add_worker(self, scheduler: Scheduler, worker: str) -> None:
+        """Dask's hook: a worker has registered."""
+        self.names[worker] = str(scheduler.workers[worker].name)
+        self.send(event="worker-added", worker=self.names[worker], address=worker)
+
+    def remove_worker(self, scheduler: Scheduler, worker: str, **_: Any) -> None:
+        """Dask's hook: a worker has gone."""
+        self.send(event="worker-removed", worker=self.names.pop(worker, worker), address=worker)
+
+
+def main() -> int:
+    """Serve until the supervisor says close, or is gone."""
+    # Slurm signals every process at once when a job is cancelled or out of time: the driver answers, and the
+    # scheduler stays until the supervisor tells it to close.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    context = load()
+    deadline = time.monotonic() + context.settings.scheduler_deadline
+    if not files.wait_for(context.attempt.control, deadline, 0.01):
+        print("hpcml: the supervisor in the driver's step never said where it listens.", file=sys.stderr)
+        return SCHEDULER_NEVER_CAME
+    try:
+        return asyncio.run(_serve(context))
+    except NoAddressError as error:
+        print(f"hpcml: {error} (profile: network.interface).", file=sys.stderr)
+        return SCHEDULER_NEVER_CAME
+
+
+async def _serve(context: Context) -> int:
+    control = files.read_json(context.attempt.control) or {}
+    reader, writer = await asyncio.open_unix_connection(control["socket"])
+    host, why = choose_address(context.settings.interface, local=context.settings.local)
+    PrivateScheduler.socket_path = Path(control["socket"]).with_name("dashboard.sock")
+    scheduler = PrivateScheduler(
+        protocol="tls", host=host, port=0, security=secure.security(context.attempt), dashboard=False
+    )
+    await scheduler
+    reporter = Reporter(writer)
+    scheduler.add_plugin(reporter)
+    facts = {"address": scheduler.address, "node": context.node, "pid": os.getpid(), "interface": why}
+    files.write_json(context.attempt.scheduler, facts)
+    reporter.send(event="scheduler-up", **facts)
+    ended = asyncio.create_task(scheduler.finished())
+    told = asyncio.create_task(_until_told(reader))
+    await asyncio.wait({ended, told}, return_when=asyncio.FIRST_COMPLETED)
+    told.cancel()
+    await scheduler.close(reason="the run has ended")
+    writer.close()
+    return 0
+
+
+async def _until_told(reader: asyncio.StreamReader) -> None:
+    """Return when the supervisor says close, or when its end of the socket is gone."""
+    while line := await reader.readline():
+        if json.loads(line).get("do") == "close":
+            return

@@ -1,0 +1,113 @@
+"""Mutual TLS for Dask's comms: a certificate authority of one attempt, and what each role needs of it."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcml.layout import AttemptPaths
+
+if TYPE_CHECKING:
+    from distributed import Security
+
+_CONFIG_ROLES = ("scheduler", "worker", "client")
+
+
+def make_certificate(paths: AttemptPaths, lifetime: float) -> None:
+    """Write the attempt's key and certificate, readable by the user alone.
+
+    The authority has one member, itself: the certificate is self-signed, every role presents it and accepts nothing
+    else, so who holds the key is in and nobody else is. It is P-256, made on the node when the job starts, and ends
+    with the job.
+
+    Parameters
+    ----------
+    paths
+        The attempt's files; the ``secret`` folder is created 0700 if it is not there.
+    lifetime
+        Seconds until the certificate is no longer valid.
+
+    Raises
+    ------
+    OSError
+        If the files cannot be written, or exist already.
+    """
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "hpcml run")])
+    now = datetime.datetime.now(datetime.UTC)
+    usage = x509.KeyUsage(
+        digital_signature=True, key_cert_sign=True, crl_sign=False, content_commitment=False, key_encipherment=False,
+        data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False)  # fmt: skip
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(minutes=5))  # clocks of nodes differ a little
+        .not_valid_after(now + datetime.timedelta(seconds=lifetime))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    paths.secret.mkdir(mode=0o700, parents=True, exist_ok=True)
+    paths.secret.chmod(0o700)
+    encoding = serialization.Encoding.PEM
+    _write_secret(paths.certificate, certificate.public_bytes(encoding))
+    plain = serialization.NoEncryption()
+    _write_secret(paths.key, key.private_bytes(encoding, serialization.PrivateFormat.PKCS8, plain))
+
+
+def _write_secret(path: Path, content: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+
+
+def remove_secrets(paths: AttemptPaths) -> None:
+    """Remove the key and certificate; they are of no use after the attempt."""
+    for path in (paths.key, paths.certificate):
+        path.unlink(missing_ok=True)
+
+
+def security(paths: AttemptPaths) -> Security:
+    """Return Dask's security object for every role of this attempt."""
+    from distributed import Security
+
+    certificate, key = str(paths.certificate), str(paths.key)
+    pairs = {f"tls_{role}_{part}": file for role in _CONFIG_ROLES for part, file in (("cert", certificate), ("key", key))}
+    return Security(require_encryption=True, tls_ca_file=certificate, **pairs)
+
+
+def dask_settings(paths: AttemptPaths, address: str) -> dict[str, Any]:
+    """Return Dask's settings that let a client made inside a task into the cluster."""
+    settings: dict[str, Any] = {
+        "scheduler-address": address,
+        "distributed.comm.require-encryption": True,
+        "distributed.comm.tls.ca-file": str(paths.certificate),
+    }
+    for role in _CONFIG_ROLES:
+        settings[f"distributed.comm.tls.{role}.cert"] = str(paths.certificate)
+        settings[f"distributed.comm.tls.{role}.key"] = str(paths.key)
+    return settings
+
+
+def client_environment(paths: AttemptPaths, address: str) -> dict[str, str]:
+    """Return the variables with which a plain ``distributed.Client()`` finds and is let into the cluster."""
+    tls = "DASK_DISTRIBUTED__COMM__TLS"
+    variables = {
+        "DASK_SCHEDULER_ADDRESS": address,
+        "DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "True",
+        f"{tls}__CA_FILE": str(paths.certificate),
+    }
+    for role in _CONFIG_ROLES:
+        variables[f"{tls}__{role.upper()}__CERT"] = str(paths.certificate)
+        variables[f"{tls}__{role.upper()}__KEY"] = str(paths.key)
+    return variables

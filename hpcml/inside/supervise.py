@@ -1,0 +1,298 @@
+"""The driver role: supervise the run from the first node. Phases with deadlines, then the script, then teardown."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hpcml import errors
+from hpcml.inside import blame, files, secure
+from hpcml.inside.control import Channel
+from hpcml.inside.events import Diary
+from hpcml.inside.script import Script
+from hpcml.inside.settings import Context, load
+
+TICK = 0.05  # seconds between looks at this node's processes
+NOTES_TICK = 0.25  # seconds between looks at the notes that the batch script leaves
+SLOW_TICK = 0.5  # seconds between looks at files that other nodes write
+CERTIFICATE_WITHOUT_LIMIT = 8 * 86400.0  # seconds; a job without a time limit of its own
+SETTLE = 0.3  # seconds for Slurm's own signal to arrive beside the batch script's note
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How the run ended: the exit status, who decided it, one sentence, a next step and lines that show it."""
+
+    status: int
+    phase: str
+    by: str
+    reason: str
+    hint: str = ""
+    quote: tuple[str, ...] = ()
+
+
+class RunEndedError(Exception):
+    """Raised inside a phase when the run has to end now."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome.reason)
+        self.outcome = outcome
+
+
+@dataclass(slots=True)
+class Supervisor:
+    """The state of the run as the supervisor sees it."""
+
+    context: Context
+    diary: Diary
+    channel: Channel
+    started: float = field(default_factory=time.monotonic)
+    phase: str = "allocated"
+    address: str = ""
+    present: set[str] = field(default_factory=set)
+    signalled: bool = False
+    told_time: bool = False
+    told_end: float = 0.0
+    looked: float = 0.0
+    notes: set[str] = field(default_factory=set)
+    notes_read: float = 0.0
+
+    # -- phases ---------------------------------------------------------------------------------------------------
+
+    def bring_up(self) -> None:
+        """Wait for the scheduler, then for every worker, each within its deadline."""
+        settings = self.context.settings
+        self.phase = "scheduler"
+        self._until(lambda: bool(self.address), settings.scheduler_deadline, self._scheduler_missing)
+        self.phase = "workers"
+        expected = {name for node in self.context.nodes for name in self.context.worker_names(node)}
+        self._until(lambda: expected <= self.present, settings.workers_deadline, self._workers_missing)
+        self.diary.write("workers-ready", count=len(expected), seconds=round(time.monotonic() - self.started, 3))
+
+    def run_script(self) -> Outcome:
+        """Run the script to its end and return how it ended."""
+        self.phase = "driver"
+        environment = {**os.environ, **secure.client_environment(self.context.attempt, self.address)}
+        environment |= {"HPCML_OUT": str(self.context.run.out), "HPCML_NODES": str(len(self.context.nodes))}
+        try:
+            script = Script(self.context, environment)
+        except OSError as error:
+            reason = f"the script could not be started: {error.strerror}: {error.filename}"
+            hint = "The folder that the run was submitted from must exist on the compute nodes."
+            return Outcome(errors.DRIVER_NOT_STARTED, self.phase, "hpcml", reason, hint)
+        self.diary.write("driver-started", pid=script.process.pid)
+        try:
+            return self._follow(script)
+        finally:
+            script.kill()
+
+    def _follow(self, script: Script) -> Outcome:
+        verdict: Outcome | None = None
+        kill_at = float("inf")
+        while (status := script.poll()) is None:
+            self._step()
+            if verdict is None and (verdict := self._must_end()):
+                self.diary.write("ending", reason=verdict.reason)
+                kill_at = time.monotonic() + self.context.settings.driver_grace
+                if not self.signalled:
+                    script.tell_to_end()
+            if time.monotonic() > kill_at:
+                script.kill()
+        self.diary.write("driver-ended", status=status)
+        if verdict is None or (status == 0 and verdict.status in (errors.TIME_LIMIT, errors.CANCELLED)):
+            return self._own_end(script, status)
+        return verdict
+
+    def _own_end(self, script: Script, status: int) -> Outcome:
+        quote = () if status == 0 else tuple(files.tail(self.context.run.driver_log))
+        return Outcome(status, "driver", "script", script.describe_end(status), quote=quote)
+
+    def _must_end(self) -> Outcome | None:
+        """Return why the script has to end before its own end, if it has to."""
+        try:
+            self._check_orders()
+            self._check_scheduler()
+            self._check_workers()
+        except RunEndedError as ended:
+            return ended.outcome
+        return None
+
+    def tear_down(self, outcome: Outcome) -> None:
+        """Tell the scheduler to close itself and its workers, and wait for both steps within the deadline."""
+        start = time.monotonic()
+        files.write_json(self.context.attempt.ended, {"status": outcome.status})
+        self.write_status(outcome, "ending")
+        self.channel.send(do="close")
+        deadline = start + self.context.settings.teardown_deadline
+        steps = [int(word) for word in os.environ.get("HPCML_STEPS", "").split()]
+        while (left := [pid for pid in steps if _alive(pid)]) and time.monotonic() < deadline:
+            self.channel.receive(TICK)
+        secure.remove_secrets(self.context.attempt)
+        self.diary.write("torn-down", seconds=round(time.monotonic() - start, 3), killed=len(left))
+        self.write_status(outcome, "ended")
+
+    def write_status(self, outcome: Outcome, state: str) -> None:
+        """Write status.json, the first source of how a run ended."""
+        files.write_json(self.context.run.status, {
+            "state": state, "time": round(time.time(), 3), "attempt": self.context.number, "status": outcome.status,
+            "phase": outcome.phase, "by": outcome.by, "reason": outcome.reason, "hint": outcome.hint,
+            "quote": list(outcome.quote)})  # fmt: skip
+
+    # -- waiting --------------------------------------------------------------------------------------------------
+
+    def _until(self, done: object, seconds: float, missing: object) -> None:
+        assert callable(done)
+        assert callable(missing)
+        deadline = time.monotonic() + seconds
+        while not done():
+            self._step()
+            self._check_orders()
+            if self.phase == "workers":
+                self._check_scheduler()
+            late = time.monotonic() > deadline
+            if late or self._time_to_look():
+                missing(late, seconds)
+
+    def _step(self) -> None:
+        """Take in what the scheduler says, for at most one tick."""
+        for message in self.channel.receive(TICK):
+            event = message.pop("event", "")
+            if event == "scheduler-up":
+                self.address = str(message["address"])
+            elif event == "worker-added":
+                self.present.add(str(message["worker"]))
+                message["count"] = len(self.present)
+            elif event == "worker-removed":
+                self.present.discard(str(message["worker"]))
+                message["count"] = len(self.present)
+            self.diary.write(event, **message)
+
+    def _time_to_look(self) -> bool:
+        if time.monotonic() - self.looked < SLOW_TICK:
+            return False
+        self.looked = time.monotonic()
+        return True
+
+    # -- reasons to end -------------------------------------------------------------------------------------------
+
+    def _check_orders(self) -> None:
+        """Heed the time limit and a cancellation, which come as files from the batch script or as SIGTERM."""
+        settings = self.context.settings
+        if time.monotonic() - self.notes_read > NOTES_TICK:
+            self.notes_read, self.notes = time.monotonic(), files.listed(self.context.attempt.directory)
+        age = time.monotonic() - self.started
+        out_of_time = settings.local and settings.time_limit and age > settings.time_limit
+        near = settings.local and settings.time_limit and age > settings.time_limit - settings.signal_lead
+        if not self.told_time and (self.context.attempt.time_limit.name in self.notes or near):
+            self.told_time = True
+            files.write(self.context.attempt.time_limit, "")
+            self.diary.write("time-limit-near", seconds=settings.signal_lead)
+        if not (self.signalled or out_of_time or self.context.attempt.terminate.name in self.notes):
+            return
+        self.told_end = self.told_end or time.monotonic()
+        if not self.signalled and not out_of_time and time.monotonic() - self.told_end < SETTLE:
+            return
+        if self.told_time:
+            reason, hint = "the time limit was reached", "Ask for more with --time, or let the script save and stop."
+            raise RunEndedError(Outcome(errors.TIME_LIMIT, self.phase, "slurm", reason, hint))
+        raise RunEndedError(Outcome(errors.CANCELLED, self.phase, "user", "the run was cancelled"))
+
+    def _check_scheduler(self) -> None:
+        if self.channel.closed:
+            reason = f"the Dask scheduler on {self.context.node} was lost"
+            raise RunEndedError(self._outcome(errors.SCHEDULER_LOST, reason, "", self._scheduler_log()))
+
+    def _check_workers(self) -> None:
+        """While the script runs: end it if no worker is left that could come back, or if the policy says so."""
+        if not self._time_to_look():
+            return
+        lost = blame.missing_nodes(self.context, self.present)
+        final = [missing for missing in lost if missing.final]
+        if final and (self.context.settings.on_loss == "fail" or not self.present):
+            reason = f"workers were lost: {'; '.join(missing.sentence() for missing in final)}"
+            raise RunEndedError(self._outcome(errors.WORKERS_LOST, reason, "", final[0].quote))
+
+    def _scheduler_missing(self, late: bool, seconds: float) -> None:
+        exit_file = self.context.attempt.exit_of("scheduler", self.context.node)
+        if exit_file.name in files.listed(self.context.attempt.exits):
+            reason = f"the Dask scheduler on {self.context.node} ended with exit status {exit_file.read_text().strip()}"
+        elif self.channel.closed:
+            reason = f"the Dask scheduler on {self.context.node} ended at its start"
+        elif late:
+            reason = f"the Dask scheduler on {self.context.node} was not up within {seconds:g} s"
+        else:
+            return
+        hint = "Is distributed installed in the run's environment (runtime.python)?"
+        raise RunEndedError(self._outcome(errors.SCHEDULER_NEVER_CAME, reason, hint, self._scheduler_log()))
+
+    def _workers_missing(self, late: bool, seconds: float) -> None:
+        lost = blame.missing_nodes(self.context, self.present)
+        final = [missing for missing in lost if missing.final]
+        if not late and not final:
+            return
+        named = final or lost
+        when = f" within {seconds:g} s" if late else ""
+        absent = sum(len(missing.workers) for missing in lost)
+        words = "; ".join(missing.sentence() for missing in named[:4])
+        more = f"; and {len(named) - 4} more nodes" if len(named) > 4 else ""
+        reason = f"{absent} of {absent + len(self.present)} workers did not come{when}: {words}{more}"
+        hint = f"The whole log: hpcml logs {self.context.run.directory.name} worker."
+        raise RunEndedError(self._outcome(errors.WORKERS_NEVER_CAME, reason, hint, named[0].quote if named else ()))
+
+    def _scheduler_log(self) -> tuple[str, ...]:
+        return tuple(files.tail(self.context.run.scheduler_log) or files.tail(self.context.run.job_log))
+
+    def _outcome(self, status: int, reason: str, hint: str, quote: tuple[str, ...]) -> Outcome:
+        return Outcome(status, self.phase, "hpcml", reason, hint, quote)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def main() -> int:
+    """Supervise the run and return its exit status."""
+    context = load()
+    diary = Diary(context.run.events, context.number)
+    diary.write("allocated", nodes=list(context.nodes), job=os.environ.get("SLURM_JOB_ID", ""), node=context.node)
+    folder = Path(tempfile.mkdtemp(prefix="hpcml-", dir=context.settings.scratch or None))
+    try:
+        with Channel(folder / "control.sock") as channel:
+            supervisor = Supervisor(context, diary, channel)
+            signal.signal(signal.SIGTERM, lambda *_: setattr(supervisor, "signalled", True))
+            for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+                signal.signal(number, lambda *_: None)
+            lifetime = (context.settings.time_limit or CERTIFICATE_WITHOUT_LIMIT) + 3600.0
+            secure.make_certificate(context.attempt, lifetime)
+            files.write_json(context.attempt.control, {"socket": str(channel.path), "node": context.node})
+            outcome = _run(supervisor)
+            supervisor.tear_down(outcome)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)  # two sockets, node-local
+    if outcome.by != "script":
+        _report(outcome)
+    return outcome.status
+
+
+def _run(supervisor: Supervisor) -> Outcome:
+    try:
+        supervisor.bring_up()
+        return supervisor.run_script()
+    except RunEndedError as ended:
+        return ended.outcome
+
+
+def _report(outcome: Outcome) -> None:
+    """Say in the driver's log why hpcml ended the run."""
+    error = errors.HpcmlError(outcome.reason, place=outcome.phase, hint=outcome.hint, quote=outcome.quote)
+    print(f"hpcml: {error}", file=sys.stderr)

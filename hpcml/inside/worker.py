@@ -1,0 +1,222 @@
+"""The worker role: one process per node that imports Dask once and forks, watches and replaces the node's workers."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hpcml.errors import WORKERS_NEVER_CAME
+from hpcml.inside import files
+from hpcml.inside.settings import Context, load
+
+TICK = 0.2  # seconds between looks at memory and at the parent
+LIVED = 10.0  # seconds after which a worker that dies did not die at its start
+COME_BACK = 3  # a worker's exit status when Dask closed it and expects it again (client.restart)
+WATCH_END = 60.0  # seconds for which the end of a worker makes its node look for the end of the run
+MEMORY_TERMINATE = 0.95  # of the memory limit: Dask's own fraction, distributed.worker.memory.terminate
+
+
+@dataclass(slots=True)
+class Slot:
+    """One worker's place on the node, through all the processes that fill it."""
+
+    name: str
+    pid: int = 0
+    started: float = 0.0
+    start_at: float = 0.0
+    deaths: int = 0
+    last_words: str = ""
+    done: bool = False
+    failed: bool = False
+
+
+@dataclass(slots=True)
+class Node:
+    """The state of this node's worker task, kept in a file for the supervisor."""
+
+    context: Context
+    slots: list[Slot] = field(default_factory=list)
+    ending: bool = False
+    watch_end_until: float = 0.0
+
+    def mark(self, state: str) -> None:
+        """Say on the shared file system what this node's task is doing."""
+        failed = [{"worker": slot.name, "why": slot.last_words} for slot in self.slots if slot.failed]
+        facts = {"node": self.context.node, "pid": os.getpid(), "state": state, "failed": failed,
+                 "deaths": {slot.name: slot.deaths for slot in self.slots if slot.deaths}}  # fmt: skip
+        files.write_json(self.context.attempt.mark_of(self.context.node), facts)
+
+
+def main() -> int:
+    """Keep the node's workers running until the scheduler closes them."""
+    context = load()
+    node = Node(context)
+    node.mark("starting")
+    from hpcml.inside import dask_worker  # the long import, after the sign of life; before the fork, for all workers
+
+    address = _scheduler_address(context)
+    if not address:
+        print("hpcml: the scheduler's address never appeared.", file=sys.stderr)
+        return WORKERS_NEVER_CAME
+    names = context.worker_names(context.node)
+    node.slots = [Slot(name) for name in names]
+    scratch = Path(tempfile.mkdtemp(prefix="hpcml-", dir=context.settings.scratch or None))
+    share = dask_worker.Share.of_node(context, len(names))
+    try:
+        return _keep(node, lambda slot: dask_worker.run(context, address, slot.name, scratch, share), share.memory_limit)
+    finally:
+        for slot in node.slots:
+            _end(slot)
+        shutil.rmtree(scratch, ignore_errors=True)  # Dask's spill files; node-local, so nothing is lost by leaving some
+
+
+def _scheduler_address(context: Context) -> str:
+    """Wait for the scheduler; the more nodes look, the more seldom each does, to spare the metadata server."""
+    interval = max(0.02, context.settings.nodes * 0.002)
+    deadline = time.monotonic() + context.settings.scheduler_deadline + context.settings.workers_deadline
+    if not files.wait_for(context.attempt.scheduler, deadline, interval):
+        return ""
+    return str((files.read_json(context.attempt.scheduler) or {}).get("address", ""))
+
+
+def _keep(node: Node, serve: object, memory_limit: int) -> int:
+    """Fork the workers and replace those that die, until all are done or have failed for good."""
+    assert callable(serve)
+    parent = os.getppid()
+    wake, waker = os.pipe()
+    os.set_blocking(wake, False)
+    os.set_blocking(waker, False)
+    signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: setattr(node, "ending", True))
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    node.mark("workers")
+    while not all(slot.done for slot in node.slots):
+        now = time.monotonic()
+        for slot in node.slots:
+            if not slot.done and not slot.pid and now >= slot.start_at:
+                _start(slot, serve)
+        select.select([wake], [], [], TICK)
+        _drain(wake)
+        _reap(node)
+        _check_memory(node.slots, memory_limit)
+        _stop_if_ended(node)
+        if os.getppid() != parent:
+            print("hpcml: the step that started this task is gone.", file=sys.stderr)
+            return WORKERS_NEVER_CAME
+    failed = any(slot.failed for slot in node.slots)
+    node.mark("failed" if failed else "ended")
+    return WORKERS_NEVER_CAME if failed else 0
+
+
+def _stop_if_ended(node: Node) -> None:
+    """After a worker's end, look whether the whole run has ended; not otherwise, to spare the shared file system."""
+    if time.monotonic() < node.watch_end_until and _run_has_ended(node.context):
+        for slot in node.slots:
+            _end(slot)
+            slot.done = True
+
+
+def _run_has_ended(context: Context) -> bool:
+    return context.attempt.ended.name in files.listed(context.attempt.directory)
+
+
+def _drain(descriptor: int) -> None:
+    try:
+        os.read(descriptor, 4096)
+    except BlockingIOError:
+        return
+
+
+def _start(slot: Slot, serve: object) -> None:
+    assert callable(serve)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    slot.started = time.monotonic()
+    slot.pid = os.fork()  # safe: this process has one Python thread and never starts an event loop
+    if slot.pid:
+        return
+    status = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)  # the scheduler closes workers, not a signal: the driver goes first
+        status = serve(slot)
+    except BaseException:  # noqa: BLE001 - the child must never return into the parent's code
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _reap(node: Node) -> None:
+    while True:
+        try:
+            pid, code = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if not pid:
+            return
+        slot = next((slot for slot in node.slots if slot.pid == pid), None)
+        if slot is not None:
+            slot.pid = 0
+            _judge(node, slot, os.waitstatus_to_exitcode(code))
+
+
+def _judge(node: Node, slot: Slot, code: int) -> None:
+    """Decide what a worker's end means: done, come back, or failed for good after too many deaths."""
+    node.watch_end_until = time.monotonic() + WATCH_END
+    if code == 0 or node.ending or _run_has_ended(node.context):
+        slot.done = True
+        return
+    if code == COME_BACK:
+        slot.start_at = 0.0
+        return
+    how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+    age = time.monotonic() - slot.started
+    slot.deaths += 1
+    slot.last_words = f"{how} {'after' if age > LIVED else 'only'} {age:.1f} s, {slot.deaths} times in all"
+    print(f"hpcml: worker {slot.name} ended: {slot.last_words}.", file=sys.stderr)
+    if slot.deaths > node.context.settings.restarts:
+        slot.done = slot.failed = True
+    slot.start_at = time.monotonic() + min(0.25 * 2 ** (slot.deaths - 1), 8.0)
+    node.mark("workers")
+
+
+def _check_memory(slots: list[Slot], limit: int) -> None:
+    """End a worker that is about to take the whole node down, as Dask's Nanny does at the same fraction."""
+    if not limit:
+        return
+    for slot in slots:
+        if slot.pid and _resident(slot.pid) > MEMORY_TERMINATE * limit:
+            print(f"hpcml: worker {slot.name} is over {MEMORY_TERMINATE:.0%} of its memory limit: ended.", file=sys.stderr)
+            _end(slot, wait=False)
+
+
+def _resident(pid: int) -> int:
+    import psutil
+
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.NoSuchProcess:
+        return 0
+
+
+def _end(slot: Slot, *, wait: bool = True) -> None:
+    if not slot.pid:
+        return
+    os.kill(slot.pid, signal.SIGKILL)
+    if wait:
+        os.waitpid(slot.pid, 0)
+        slot.pid = 0

@@ -1,0 +1,65 @@
+"""The name of every file in a run directory, for the submitting side and the inside alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROLES = ("scheduler", "worker", "driver")
+
+
+class RunPaths:
+    """The files of one run below its directory (mode 0700, on a file system that all nodes share).
+
+    What belongs to one attempt (a requeued job starts a new one) lies in ``attempts/N``; secrets lie there too, so
+    that no attempt reuses another's.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.request = directory / "request.json"
+        self.plan = directory / "plan.json"
+        self.script = directory / "job.sh"
+        self.step = directory / "step.sh"
+        self.submission = directory / "submission.json"
+        self.events = directory / "events.jsonl"
+        self.status = directory / "status.json"
+        self.code = directory / "code"
+        self.library = directory / "lib"
+        self.logs = directory / "logs"
+        self.out = directory / "out"
+        self.job_log = self.logs / "job.log"
+        self.driver_log = self.logs / "driver.log"
+        self.scheduler_log = self.logs / "scheduler.log"
+
+    def worker_log(self, node: str) -> Path:
+        """Return the log of the worker task on a node (``%N`` lets srun put the node's name)."""
+        return self.logs / f"worker-{node}.log"
+
+    def attempt(self, number: int) -> AttemptPaths:
+        """Return the files of one attempt."""
+        return AttemptPaths(self.directory / "attempts" / str(number))
+
+
+class AttemptPaths:
+    """The rendezvous of one attempt: what the roles tell each other through the shared file system."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.secret = directory / "secret"
+        self.certificate = self.secret / "tls-cert.pem"
+        self.key = self.secret / "tls-key.pem"
+        self.control = directory / "control.json"
+        self.scheduler = directory / "scheduler.json"
+        self.nodes = directory / "nodes"
+        self.exits = directory / "exit"
+        self.terminate = directory / "terminate"
+        self.time_limit = directory / "time-limit"
+        self.ended = directory / "ended"
+
+    def exit_of(self, role: str, node: str) -> Path:
+        """Return where a role's exit status on a node is written."""
+        return self.exits / f"{role}@{node}"
+
+    def mark_of(self, node: str) -> Path:
+        """Return where the worker task of a node says that it lives and what it knows."""
+        return self.nodes / f"{node}.json"

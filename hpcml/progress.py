@@ -1,0 +1,125 @@
+"""Show a run's phases while the user waits: one live line on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TextIO
+
+from hpcml.units import format_seconds
+from hpcml.watch import Status
+
+_MARKS = {"ok": ("✓", "32"), "bad": ("✗", "31"), "wait": ("·", "33")}
+
+
+class Progress:
+    """Print what happens to a stream; ``live`` keeps the present phase on one changing line."""
+
+    def __init__(self, stream: TextIO, environment: Mapping[str, str]) -> None:
+        self.stream = stream
+        self.live = stream.isatty() and environment.get("TERM", "dumb") != "dumb"
+        self.colour = self.live and not environment.get("NO_COLOR")
+        self.shown: set[str] = set()
+        self.line = ""
+        self.since = time.time()
+
+    def show(self, status: Status) -> None:
+        """Show a new status: the phases that are over as lines of their own, the present one live."""
+        times = status.times
+        begin = times.get("allocated")
+        if begin:
+            self._once("nodes", "ok", "nodes", ", ".join(_short(status.nodes)), begin - self.since)
+        if begin and "scheduler-up" in times:
+            self._once("scheduler", "ok", "scheduler", "up", times["scheduler-up"] - begin)
+        if begin and "workers-ready" in times:
+            words = f"{status.expected}/{status.expected}"
+            self._once("workers", "ok", "workers", words, times["workers-ready"] - begin)
+        if "driver-started" in times:
+            self._once("driver", "ok", "driver", "the script runs", None)
+        if status.state == "ended":
+            self._end(status)
+        elif status.state == "queued":
+            estimate = f", Slurm expects a start at {status.estimate}" if status.estimate else ""
+            self._now("queued", f"job {status.job}: {status.words}{estimate}")
+        elif status.state == "starting" and "scheduler-up" in times:
+            self._now("workers", f"{status.workers}/{status.expected}")
+        elif status.state == "starting":
+            self._now("scheduler", status.words)
+        elif status.state == "running" and status.workers < status.expected:
+            self._now("driver", status.words)
+        elif status.hint and status.state == "running":
+            self._once("hint", "wait", "driver", status.hint, None)
+
+    def _end(self, status: Status) -> None:
+        started, ended = status.times.get("driver-started"), status.times.get("driver-ended")
+        took = ended - started if started and ended else None
+        mark = "ok" if status.exit_status == 0 else "bad"
+        self._once("end", mark, "ended", f"{status.words} (status {status.exit_status})", took)
+
+    def say(self, role: str, words: str) -> None:
+        """Print a line that is not a phase."""
+        self._clear()
+        print(f"{'':2}{role:<10} {words}", file=self.stream, flush=True)
+
+    def _once(self, key: str, mark: str, role: str, words: str, seconds: float | None) -> None:
+        if key in self.shown:
+            return
+        self.shown.add(key)
+        self._clear()
+        sign, colour = _MARKS[mark]
+        if self.colour:
+            sign = f"\x1b[{colour}m{sign}\x1b[0m"
+        took = f"  {format_seconds(max(0.0, seconds))}" if seconds is not None else ""
+        print(f"{sign} {role:<10} {words}{took}", file=self.stream, flush=True)
+
+    def _now(self, role: str, words: str) -> None:
+        text = f"{_MARKS['wait'][0]} {role:<10} {words}"
+        if text == self.line:
+            return
+        if self.live:
+            self.stream.write(f"\r\x1b[K{text}")
+            self.stream.flush()
+        else:
+            print(text, file=self.stream, flush=True)
+        self.line = text
+
+    def _clear(self) -> None:
+        if self.live and self.line:
+            self.stream.write("\r\x1b[K")
+        self.line = ""
+
+    def close(self) -> None:
+        """Leave the terminal with a clean line."""
+        self._clear()
+        self.stream.flush()
+
+
+def _short(nodes: list[str]) -> list[str]:
+    return nodes if len(nodes) <= 8 else [*nodes[:4], f"… {len(nodes)} in all"]
+
+
+class Tail:
+    """Pass on a growing file's text as it comes."""
+
+    def __init__(self, path: Path, stream: TextIO, before: str = "") -> None:
+        self.path, self.stream, self.before = path, stream, before
+        self.position = 0
+
+    def copy(self) -> bool:
+        """Write what is new; return whether there was something."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.position)
+                data = file.read(1 << 20)
+        except FileNotFoundError:
+            return False
+        if not data:
+            return False
+        self.position += len(data)
+        if self.before:
+            self.stream.write(self.before)
+            self.before = ""
+        self.stream.write(data.decode(errors="replace"))
+        self.stream.flush()
+        return True

@@ -1,0 +1,282 @@
+"""Talk to Slurm: submit, look, cancel. Answers are read by explicit formats; what Slurm invents is tolerated."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hpcml.errors import HpcmlError, SlurmRefusedError, SlurmUnreachableError
+from hpcml.shell import Answer, CommandMissingError, run
+
+TIMEOUT = 60.0  # seconds for one question; slurmctld's own MessageTimeout is 10 to 100
+
+_KEPT = {"SLURM_CONF", "SLURM_JWT", "SLURM_TIME_FORMAT"}
+_SCRUBBED = ("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "SACCT_", "SCANCEL_", "SINFO_", "PMI", "HPCML_")
+
+# sbatch's own words, and what they mean to the user.
+_REFUSALS = (
+    (r"invalid account or account/partition|Invalid account", "Slurm does not know this account, or it may not use the partition",
+     "Check --account (sacctmgr show assoc user=$USER, or the site's budget command)."),
+    (r"invalid qos", "Slurm does not know this QoS, or the account may not use it", "Check --qos."),
+    (r"invalid partition specified", "There is no such partition", "List them with: sinfo -s."),
+    (r"Requested time limit is invalid", "The time limit is not allowed in this partition",
+     "Ask for less with --time, or another --partition or --qos."),
+    (r"Node count specification invalid", "The partition does not give that many nodes", "Ask for fewer with --nodes."),
+    (r"Requested node configuration is not available", "No node of the partition has what is asked for",
+     "Ask for fewer CPUs, GPUs or less memory per node, or another --partition."),
+    (r"[Ii]nvalid generic resource|gres|Invalid GRES", "Slurm does not know the GPUs that are asked for",
+     "Check slurm.gpu_request and slurm.gpu_type in the profile (sinfo -o '%P %G')."),
+    (r"Memory specification can not be satisfied", "No node of the partition has that much memory",
+     "Ask for less with --memory-per-node."),
+    (r"More processors requested than permitted|CPU count", "The partition's nodes have fewer CPUs than asked for",
+     "Ask for fewer with --cpus-per-node."),
+    (r"accounting/QOS policy|QOS\w*Limit|AssocMax|AssocGrp", "The request is beyond a limit of the account or QoS",
+     "Ask for fewer nodes or less time, or another --qos."),
+    (r"dependency problem", "The dependency is not one that Slurm accepts", "Check --dependency (afterok:JOBID)."),
+    (r"Invalid feature", "No node has the feature that is asked for", "Check slurm.extra in the profile."),
+    (r"Access/permission denied|not permitted to use", "You may not use this partition or account",
+     "Ask the site's support."),
+    (r"unrecognized option|invalid option", "This Slurm does not know one of the options",
+     "Leave it out with slurm.remove in the profile."),
+    (r"I/O error writing script|[Dd]isk quota|No space left", "Slurm could not store the job script",
+     "Slurm's own spool is full: tell the site's support."),
+)  # fmt: skip
+_UNREACHABLE = re.compile(
+    r"Unable to contact slurm controller|Connection refused|Socket timed out|Unable to establish control|"
+    r"Zero Bytes were transmitted|munge|Protocol authentication error|Could not establish a configuration source|"
+    r"Unable to process configuration|Could not open/read/close slurm.conf",
+    re.IGNORECASE,
+)
+_MAYBE_SENT = re.compile(r"Socket timed out|Zero Bytes were transmitted|Connection reset", re.IGNORECASE)
+
+# squeue's reasons, in words. Others are shown as Slurm gives them.
+REASONS = {
+    "Resources": "waiting for free nodes",
+    "Priority": "other jobs go first",
+    "Dependency": "waiting for the jobs it depends on",
+    "DependencyNeverSatisfied": "the job it depends on ended otherwise: it will never start",
+    "BeginTime": "waiting for its begin time",
+    "JobHeldUser": "held by the user (scontrol release)",
+    "JobHeldAdmin": "held by the administrators",
+    "PartitionDown": "the partition is down",
+    "PartitionInactive": "the partition is inactive",
+    "PartitionNodeLimit": "more nodes than the partition allows: it will never start",
+    "PartitionTimeLimit": "more time than the partition allows: it will never start",
+    "ReqNodeNotAvail": "a node it needs is down, drained or reserved",
+    "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved_for_jobs_in_higher_priority_partitions":
+        "nodes it needs are down, drained or reserved",
+    "QOSMaxJobsPerUserLimit": "you have as many jobs as the QoS allows",
+    "QOSMaxNodePerUserLimit": "you have as many nodes as the QoS allows",
+    "QOSMaxNodePerJobLimit": "more nodes than the QoS allows: it will never start",
+    "QOSMaxWallDurationPerJobLimit": "more time than the QoS allows: it will never start",
+    "AssocGrpCPUMinutesLimit": "the account's budget is used up",
+    "AssocGrpBillingMinutes": "the account's budget is used up",
+    "AssocMaxJobsLimit": "you have as many jobs as the account allows",
+    "InvalidAccount": "the account is not valid: it will never start",
+    "InvalidQOS": "the QoS is not valid: it will never start",
+    "BadConstraints": "no node has what is asked for: it will never start",
+    "Reservation": "waiting for its reservation",
+    "Licenses": "waiting for a licence",
+    "None": "Slurm has not looked at it yet",
+}
+PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"}
+ACTIVE = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """A job as Slurm sees it. ``state`` is Slurm's word, or UNKNOWN; ``exit`` its ``status:signal`` if it said one."""
+
+    state: str
+    reason: str = ""
+    start: str = ""
+    nodes: str = ""
+    exit: str = ""
+    comment: str = ""
+
+    @property
+    def pending(self) -> bool:
+        return self.state in PENDING
+
+    @property
+    def active(self) -> bool:
+        return self.state in ACTIVE
+
+    def reason_in_words(self) -> str:
+        """Return the pending reason as a person reads it."""
+        key = self.reason.strip("()").partition("(")[0].replace(" ", "_")
+        return REASONS.get(key, REASONS.get(key.split(",")[0], self.reason))
+
+
+UNKNOWN = JobState("UNKNOWN")
+
+
+def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment without what an outer job, or the user's shell, set for Slurm's commands.
+
+    A submission from inside a job would otherwise inherit that job's sizes and bindings, and SQUEUE_FORMAT would
+    change answers; SLURM_CONF says which cluster is meant and stays.
+    """
+    return {key: value for key, value in environment.items() if key in _KEPT or not key.startswith(_SCRUBBED)}
+
+
+def _ask(command: list[str], environment: Mapping[str, str], timeout: float = TIMEOUT) -> Answer:
+    try:
+        return run(command, clean_environment(environment), timeout)
+    except CommandMissingError as error:
+        hint = "Load the site's Slurm module, go to a login node, or use --site local."
+        raise SlurmUnreachableError(f"Slurm's command cannot be started: {error}", place="PATH", hint=hint) from error
+
+
+class AnswerLostError(HpcmlError):
+    """Whether the job was accepted is not known."""
+
+
+def submit(script: str, environment: Mapping[str, str], timeout: float = TIMEOUT) -> tuple[str, str]:
+    """Submit a job script and return the job id and the cluster's name (often empty).
+
+    Raises
+    ------
+    SlurmRefusedError
+        If sbatch says no, in words where its answer is known.
+    SlurmUnreachableError
+        If the controller cannot be reached and nothing was sent.
+    AnswerLostError
+        If the request may have arrived but the answer did not.
+    """
+    answer = _ask(["sbatch", "--parsable", script], environment, timeout)
+    if answer.code is None or (answer.code != 0 and _MAYBE_SENT.search(answer.text)):
+        raise AnswerLostError("The answer of sbatch did not arrive", quote=_quote(answer))
+    if answer.code != 0:
+        raise refusal(answer)
+    lines = answer.out.strip().splitlines()
+    job, _, cluster = (lines[-1] if lines else "").strip().partition(";")
+    if not re.fullmatch(r"\d+", job):
+        raise AnswerLostError("The answer of sbatch is not a job id", quote=_quote(answer))
+    return job, cluster
+
+
+def refusal(answer: Answer) -> HpcmlError:
+    """Return sbatch's no as an error in words."""
+    if _UNREACHABLE.search(answer.text):
+        hint = "Slurm is down or restarting: try again in some minutes; nothing was submitted."
+        return SlurmUnreachableError(
+            f"Slurm's controller does not answer: {_last(answer)}", transient=True, place="sbatch", hint=hint)  # fmt: skip
+    for pattern, words, hint in _REFUSALS:
+        if re.search(pattern, answer.text):
+            return SlurmRefusedError(words, place="sbatch", hint=hint, quote=_quote(answer))
+    hint = "The script is kept in the run's directory: sbatch --test-only job.sh."
+    return SlurmRefusedError("Slurm refused the job", place="sbatch", hint=hint, quote=_quote(answer))
+
+
+def _quote(answer: Answer) -> tuple[str, ...]:
+    return tuple(line for line in answer.text.splitlines() if line.strip())[-6:]
+
+
+def _last(answer: Answer) -> str:
+    return (_quote(answer) or ("no answer",))[-1].removeprefix("sbatch: error: ").removeprefix("sbatch: ")
+
+
+def test_only(script: str, environment: Mapping[str, str]) -> str:
+    """Ask the live controller whether it would take the script; return its estimate in its own words.
+
+    Raises
+    ------
+    SlurmRefusedError, SlurmUnreachableError
+        As :func:`submit`.
+    """
+    answer = _ask(["sbatch", "--test-only", script], environment)
+    if answer.code is None:
+        raise SlurmUnreachableError("Slurm's controller does not answer", transient=True, place="sbatch --test-only")
+    if answer.code != 0:
+        raise refusal(answer)
+    return _last(answer)
+
+
+def find_by_comment(comment: str, environment: Mapping[str, str]) -> str | None:
+    """Return the id of the user's job that carries a comment, None if there is none.
+
+    squeue knows waiting, running and recently ended jobs; sacct is asked as well where there is accounting.
+
+    Raises
+    ------
+    SlurmUnreachableError
+        If squeue does not answer, so that nothing is known.
+    """
+    user = environment.get("USER") or environment.get("LOGNAME") or ""
+    answer = _ask(["squeue", "--noheader", "--states=all", f"--user={user}", "--format=%i|%k"], environment)
+    if answer.code != 0:
+        raise SlurmUnreachableError(f"squeue does not answer: {_last(answer)}", transient=True, place="squeue")
+    found = _with_comment(answer.out, comment)
+    if found:
+        return found
+    command = ["sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,Comment", "--starttime=now-2days"]
+    answer = _ask(command, environment)
+    return _with_comment(answer.out, comment) if answer.code == 0 else None
+
+
+def _with_comment(text: str, comment: str) -> str | None:
+    for line in text.splitlines():
+        job, _, said = line.strip().partition("|")
+        if said == comment:
+            return job
+    return None
+
+
+def states(jobs: list[str], environment: Mapping[str, str]) -> dict[str, JobState]:
+    """Return the states of jobs in one question; a job that Slurm no longer knows is UNKNOWN.
+
+    Raises
+    ------
+    SlurmUnreachableError
+        If squeue does not answer.
+    """
+    if not jobs:
+        return {}
+    found = dict.fromkeys(jobs, UNKNOWN)
+    formats = "--format=%i|%T|%r|%S|%N"
+    answer = _ask(["squeue", "--noheader", "--states=all", f"--jobs={','.join(jobs)}", formats], environment)
+    if answer.code != 0 and "Invalid job id" not in answer.text:
+        raise SlurmUnreachableError(f"squeue does not answer: {_last(answer)}", transient=True, place="squeue")
+    for line in answer.out.splitlines():
+        fields = line.strip().split("|")
+        if len(fields) == 5 and fields[0] in found:
+            start = "" if fields[3] in ("N/A", "") else fields[3]
+            found[fields[0]] = JobState(fields[1], fields[2], start, fields[4])
+    missing = [job for job, state in found.items() if state is UNKNOWN]
+    if missing:
+        found.update(_accounted(missing, environment))
+    return found
+
+
+def _accounted(jobs: list[str], environment: Mapping[str, str]) -> dict[str, JobState]:
+    """Return what accounting remembers of jobs; nothing where there is none."""
+    command = ["sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={','.join(jobs)}",
+               "--format=JobID,State,ExitCode,Start,NodeList"]  # fmt: skip
+    try:
+        answer = _ask(command, environment)
+    except SlurmUnreachableError:
+        return {}  # squeue was there, sacct is not installed: accounting is absent, which is no error
+    found = {}
+    for line in answer.out.splitlines() if answer.code == 0 else []:
+        fields = line.split("|")
+        if len(fields) == 5:
+            found[fields[0]] = JobState(fields[1].split()[0], exit=fields[2], start=fields[3], nodes=fields[4])
+    return found
+
+
+def cancel(job: str, environment: Mapping[str, str]) -> None:
+    """Cancel a job; one that has ended already is no error.
+
+    Raises
+    ------
+    SlurmUnreachableError
+        If the controller does not answer.
+    SlurmRefusedError
+        If Slurm says no.
+    """
+    answer = _ask(["scancel", job], environment)
+    if answer.code == 0 or "Invalid job id" in answer.text or "already completing or completed" in answer.text:
+        return
+    raise refusal(answer)

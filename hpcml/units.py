@@ -1,0 +1,157 @@
+"""Durations, memory sizes and host lists as Slurm and people write them."""
+
+from __future__ import annotations
+
+import re
+
+_SLURM_TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<a>\d+)(?::(?P<b>\d{1,2}))?(?::(?P<c>\d{1,2}))?")
+_WORDED_TIME = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?:in)?)?(?:(\d+)s)?")
+_MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)(B?)", re.IGNORECASE)
+_MEMORY_EXPONENT = {"": 2, "K": 1, "M": 2, "G": 3, "T": 4}
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+
+
+def parse_time_limit(text: str) -> int:
+    """Return a time limit in seconds from Slurm's notation or from words.
+
+    Slurm's forms are ``MINUTES``, ``MM:SS``, ``HH:MM:SS``, ``D-HH``, ``D-HH:MM`` and ``D-HH:MM:SS`` (sbatch(1),
+    ``--time``); ``90m``, ``2h`` and ``1d12h`` are accepted beside them.
+
+    Raises
+    ------
+    ValueError
+        If the text is none of these, or is zero.
+    """
+    text = text.strip()
+    seconds = 0
+    if match := _SLURM_TIME.fullmatch(text):
+        first, second, third = int(match["a"]), int(match["b"] or 0), int(match["c"] or 0)
+        if match["days"] is not None:
+            seconds = int(match["days"]) * 86400 + first * 3600 + second * 60 + third
+        elif match["c"] is not None:
+            seconds = first * 3600 + second * 60 + third
+        else:
+            seconds = first * 60 + second
+        if second > 59 or third > 59:
+            raise ValueError(f"'{text}' has more than 59 minutes or seconds")
+    elif text and (match := _WORDED_TIME.fullmatch(text)):
+        days, hours, minutes, rest = (int(part or 0) for part in match.groups())
+        seconds = days * 86400 + hours * 3600 + minutes * 60 + rest
+    else:
+        raise ValueError(f"'{text}' is not a time limit; write 30 (minutes), 2:00:00, 1-12:00:00, 90m or 2h")
+    if seconds == 0:
+        raise ValueError(f"'{text}' is no time at all")
+    return seconds
+
+
+def format_time_limit(seconds: int) -> str:
+    """Return ``[D-]HH:MM:SS``, rounded up to Slurm's resolution of a minute when it is longer than one."""
+    days, rest = divmod(seconds, 86400)
+    clock = f"{rest // 3600:02d}:{rest % 3600 // 60:02d}:{rest % 60:02d}"
+    return f"{days}-{clock}" if days else clock
+
+
+def parse_seconds(text: str) -> float:
+    """Return a duration in seconds from ``20``, ``1.5s``, ``2m`` or ``1h30m`` (a bare number is seconds).
+
+    Raises
+    ------
+    ValueError
+        If the text is not a duration.
+    """
+    text = text.strip()
+    if re.fullmatch(r"\d+(\.\d+)?s?", text):
+        return float(text.rstrip("s"))
+    match = _WORDED_TIME.fullmatch(text)
+    if not text or match is None:
+        raise ValueError(f"'{text}' is not a duration; write 20s, 2m or 1h30m")
+    days, hours, minutes, rest = (int(part or 0) for part in match.groups())
+    return float(days * 86400 + hours * 3600 + minutes * 60 + rest)
+
+
+def format_seconds(seconds: float) -> str:
+    """Return a duration as a person reads it: ``0.8 s``, ``12 s``, ``3:05``, ``1:02:05``, ``2-01:00:00``."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60}:{whole % 60:02d}"
+    return format_time_limit(whole).lstrip("0") if whole < 86400 else format_time_limit(whole)
+
+
+def parse_memory(text: str) -> int:
+    """Return a memory size in bytes; units are powers of 1024 and a bare number is MiB, as in Slurm's ``--mem``.
+
+    Raises
+    ------
+    ValueError
+        If the text is not a size.
+    """
+    match = _MEMORY.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"'{text}' is not a memory size; write 4000M, 120G or 0.5T")
+    return int(float(match[1]) * 1024 ** _MEMORY_EXPONENT[match[2].upper()])
+
+
+def format_memory_for_slurm(size: int) -> str:
+    """Return a size in bytes as Slurm's ``--mem`` takes it, in whole MiB."""
+    return f"{size // 1024**2}M"
+
+
+def format_bytes(size: float) -> str:
+    """Return a size as a person reads it, in binary units: ``512 B``, ``1.5 KiB``, ``20 GiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1024 or unit == "TiB":
+            return f"{size:.0f} {unit}" if unit == "B" or size >= 10 else f"{size:.1f} {unit}"
+        size /= 1024
+    raise AssertionError("unreachable")
+
+
+def expand_hosts(text: str) -> tuple[str, ...]:
+    """Return the names in a Slurm host list, in order.
+
+    ``n[1-3,7],login`` gives ``n1 n2 n3 n7 login``; numbers keep their leading zeros and several brackets in one name
+    multiply (``r[1-2]n[1-2]``). The notation is that of ``scontrol show hostnames``, which is not called because the
+    inside of an image has no Slurm command.
+
+    Raises
+    ------
+    ValueError
+        If a bracket is not closed or holds no range.
+    """
+    names: list[str] = []
+    for part in _split_outside_brackets(text):
+        names.extend(_expand_one(part))
+    return tuple(names)
+
+
+def _split_outside_brackets(text: str) -> list[str]:
+    parts, depth, start = [], 0, 0
+    for position, character in enumerate(text):
+        depth += (character == "[") - (character == "]")
+        if depth not in (0, 1):
+            raise ValueError(f"'{text}' is not a host list: unbalanced brackets")
+        if character == "," and depth == 0:
+            parts.append(text[start:position])
+            start = position + 1
+    if depth:
+        raise ValueError(f"'{text}' is not a host list: a bracket is not closed")
+    return [part for part in [*parts, text[start:]] if part]
+
+
+def _expand_one(part: str) -> list[str]:
+    before, bracket, rest = part.partition("[")
+    if not bracket:
+        return [part]
+    inner, _, after = rest.partition("]")
+    tails, names = _expand_one(after) if after else [""], []
+    for piece in inner.split(","):
+        match = _RANGE.fullmatch(piece)
+        if match is None:
+            raise ValueError(f"'{piece}' is not a range of host numbers (in '{part}')")
+        low, high = match[1], match[2] or match[1]
+        for number in range(int(low), int(high) + 1):
+            names += [f"{before}{number:0{len(low)}d}{tail}" for tail in tails]
+    return names

@@ -1,0 +1,217 @@
+"""How a run stands: its own files first, then Slurm; an answer that nobody has is UNKNOWN, not a guess."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpcml import runs, shell, slurm
+from hpcml.errors import (
+    ALLOCATION_LOST,
+    CANCELLED,
+    TIME_LIMIT,
+    SlurmUnreachableError,
+)
+
+_SLURM_ENDS = {
+    "TIMEOUT": (TIME_LIMIT, "the time limit was reached"),
+    "DEADLINE": (TIME_LIMIT, "the job's deadline was reached"),
+    "CANCELLED": (CANCELLED, "the job was cancelled"),
+    "OUT_OF_MEMORY": (137, "a process of the job was killed because the memory limit was reached (out of memory)"),
+    "NODE_FAIL": (ALLOCATION_LOST, "a node of the allocation failed"),
+    "BOOT_FAIL": (ALLOCATION_LOST, "a node did not boot"),
+    "PREEMPTED": (ALLOCATION_LOST, "the job was preempted"),
+    "REVOKED": (ALLOCATION_LOST, "the job was revoked"),
+}
+
+
+@dataclass(slots=True)
+class Status:
+    """A run at one moment. ``state``: refused, unknown, queued, starting, running, ending or ended."""
+
+    run: str
+    site: str
+    state: str = "unknown"
+    words: str = ""
+    job: str = ""
+    slurm_state: str = ""
+    estimate: str = ""
+    nodes: list[str] = field(default_factory=list)
+    workers: int = 0
+    expected: int = 0
+    times: dict[str, float] = field(default_factory=dict)
+    exit_status: int | None = None
+    by: str = ""
+    hint: str = ""
+    quote: list[str] = field(default_factory=list)
+    directory: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the status as a JSON-ready mapping."""
+        return asdict(self)
+
+
+def events(run: runs.Run) -> list[dict[str, Any]]:
+    """Return the run's events in order; a line that is still being written is left for the next look."""
+    with runs.storage(run.paths.events):
+        try:
+            text = run.paths.events.read_text()
+        except FileNotFoundError:
+            return []
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def status(run: runs.Run, environment: Mapping[str, str], known: slurm.JobState | None = None) -> Status:
+    """Return how a run stands now.
+
+    Parameters
+    ----------
+    run, environment
+        The run, and the environment for Slurm's commands.
+    known
+        The job's state if it was asked for already (one question for many runs).
+
+    Raises
+    ------
+    SlurmUnreachableError
+        If only Slurm could tell and it does not answer.
+    """
+    made = runs.read_json(run.paths.plan) or {}
+    found = Status(run.id, str(made.get("site", "")), job=run.job, directory=str(run.paths.directory))
+    inside = made.get("inside", {})
+    found.expected = int(inside.get("nodes", 0)) * int(inside.get("workers_per_node", 0))
+    if "error" in run.submission:
+        found.state, found.words = "refused", str(run.submission["error"])
+        found.exit_status, found.hint = int(run.submission["status"]), str(run.submission.get("hint", ""))
+        found.quote = list(run.submission.get("quote", []))
+        return found
+    _read_events(found, events(run))
+    final = runs.read_json(run.paths.status)
+    if final is not None:
+        found.state, found.exit_status = final["state"], final["status"]
+        found.words, found.by = final["reason"], final["by"]
+        found.hint, found.quote = final["hint"], final["quote"]
+    if found.state != "ended":
+        _ask_owner(found, run, environment, known)
+    return found
+
+
+def _read_events(found: Status, happened: list[dict[str, Any]]) -> None:
+    for event in happened:
+        name = event["event"]
+        found.times[name] = event["time"]
+        if name == "allocated":
+            found.state, found.words, found.nodes = "starting", "the scheduler starts", event["nodes"]
+            found.workers = 0
+        elif name in ("worker-added", "worker-removed"):
+            found.workers = event["count"]
+        elif name == "driver-started":
+            found.state = "running"
+        elif name == "time-limit-near":
+            found.hint = "The time limit is near; the script was told."
+    if found.state == "starting" and "scheduler-up" in found.times:
+        found.words = f"{found.workers} of {found.expected} workers are there"
+    elif found.state == "running":
+        found.words = "the script runs"
+        if found.workers < found.expected:
+            found.words += f", with {found.workers} of {found.expected} workers"
+
+
+def _ask_owner(found: Status, run: runs.Run, environment: Mapping[str, str], known: slurm.JobState | None) -> None:
+    """Ask Slurm, or the process table, about a run that has not written its end."""
+    submission = run.submission
+    if not submission:
+        found.state, found.words = "unknown", "the submission's answer was not recorded"
+        found.hint = f"If it was accepted, its comment is hpcml:{run.id} (squeue --me -o '%i %k')."
+        return
+    if "pid" in submission:
+        alive = shell.start_time(int(submission["pid"])) == submission["started"] != ""
+        found.slurm_state = "RUNNING" if alive else ""
+        if alive and found.state == "unknown":
+            found.state, found.words = "starting", "the batch script starts"
+        elif not alive:
+            _lost(found, run, "the run's processes are gone and left no word (killed, or the machine went down)")
+        return
+    state = known if known is not None else slurm.states([run.job], environment)[run.job]
+    found.slurm_state, found.estimate = state.state, state.start if state.pending else ""
+    if state.pending:
+        found.state, found.words = "queued", state.reason_in_words()
+    elif not state.active:
+        _ended_without_word(found, run, state)
+    elif found.state == "unknown":
+        found.state, found.words = "starting", "the batch script starts"
+
+
+def _ended_without_word(found: Status, run: runs.Run, state: slurm.JobState) -> None:
+    """The job is over for Slurm but wrote no end: its first node died, or it never got as far as the supervisor."""
+    if found.exit_status is not None:
+        found.state = "ended"  # the end was written, the teardown was cut short
+        return
+    code, words = _SLURM_ENDS.get(state.state, (ALLOCATION_LOST, ""))
+    status_text, _, signal_text = state.exit.partition(":")
+    if not words and state.state == "FAILED" and status_text.isdigit():
+        code = int(status_text) or 128 + int(signal_text or 0)
+        words = f"the batch script failed with exit status {code}"
+    _lost(found, run, words or f"the job ended without a word (Slurm: {state.state})", code)
+
+
+def _lost(found: Status, run: runs.Run, words: str, code: int = ALLOCATION_LOST) -> None:
+    found.state, found.words, found.exit_status, found.by = "ended", words, code, "slurm"
+    found.quote = tail(run.paths.job_log)
+    found.hint = f"The job's own log: {run.paths.job_log}."
+
+
+def tail(path: Path, lines: int = 12) -> list[str]:
+    """Return the last lines of a log; nothing if it is not there."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - 16384))
+            return [line for line in file.read().decode(errors="replace").splitlines() if line.strip()][-lines:]
+    except OSError:
+        return []
+
+
+def follow(
+    run: runs.Run, environment: Mapping[str, str], each: Callable[[], None], patience: float = 300.0
+) -> Iterator[Status]:
+    """Yield the run's status whenever it has changed, until it has ended.
+
+    Its own files are looked at often, Slurm seldom: after 1 s at first, then at growing distances up to 15 s while it
+    waits and 30 s while it runs.
+
+    Parameters
+    ----------
+    each
+        Called at every look (to pass on the script's output).
+    patience
+        How long Slurm may be silent, in seconds, before the error is passed on.
+    """
+    pause, ask_at, distance = 0.1, 0.0, 1.0
+    state = slurm.UNKNOWN
+    heard = time.monotonic()
+    last: Status | None = None
+    while True:
+        now = time.monotonic()
+        if run.job and now >= ask_at and not run.paths.status.exists():
+            try:
+                state = slurm.states([run.job], environment)[run.job]
+                heard = now
+            except SlurmUnreachableError:
+                if now - heard > patience:
+                    raise
+            distance = min(distance * 1.5, 15.0 if state.pending else 30.0)
+            ask_at = time.monotonic() + distance
+        each()
+        current = status(run, environment, state if state is not slurm.UNKNOWN else None)
+        if current != last:
+            yield current
+            last, pause = current, 0.1
+        if current.state in ("ended", "refused"):
+            each()
+            return
+        time.sleep(pause)
+        pause = min(pause * 1.2, 0.5)

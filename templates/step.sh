@@ -1,0 +1,10 @@
+#!/bin/sh
+# step.sh ROLE COMMAND...: runs one role on one node and leaves its exit status where the supervisor finds it, so that
+# an interpreter that is missing on one node is known at once and by name.
+role=$1; shift
+node=${SLURMD_NODENAME:-local}
+trap : HUP INT TERM USR1 USR2   # the role answers signals; this shell only has to outlive it
+"$@"; status=$?
+file=$HPCML_RUN_DIR/attempts/$HPCML_ATTEMPT/exit/$role@$node
+printf '%s\n' "$status" >"$file.new" && mv "$file.new" "$file"
+exit "$status"

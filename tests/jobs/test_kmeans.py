@@ -1,0 +1,263 @@
+"""jobs/kmeans.py and jobs/make_blobs.py: real runs on small data, numbers checked against scikit-learn."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import sklearn.cluster  # type: ignore[import-untyped]
+from distributed import Client, LocalCluster
+
+import hpcml
+
+JOBS = pathlib.Path(__file__).parents[2] / "jobs"
+sys.path.insert(0, str(JOBS))
+
+import kmeans  # noqa: E402
+import make_blobs  # noqa: E402
+
+Result = tuple[dict[str, Any], np.ndarray, pd.DataFrame]
+Run = Callable[..., Result]
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    cluster = LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None)  # type: ignore[no-untyped-call]
+    with cluster, Client(cluster) as client:  # type: ignore[no-untyped-call]
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def connected(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hpcml, "connect", lambda: contextlib.nullcontext(client))
+
+
+@pytest.fixture
+def run(tmp_path: pathlib.Path) -> Run:
+    numbers = itertools.count()
+
+    def run(data: pathlib.Path | str | None, *arguments: str) -> Result:
+        out = tmp_path / f"out {next(numbers)}"
+        assert kmeans.main([*(["--data", str(data)] if data else []), "--out", str(out), *arguments]) == 0
+        metrics = json.loads((out / "metrics.json").read_text())
+        centres = pd.read_csv(out / "centres.csv", index_col="cluster").to_numpy()
+        assignments = pd.read_parquet(out / "assignments")
+        assert metrics["complete"]
+        assert assignments["cluster"].dtype == np.int32
+        assert len(assignments) == metrics["rows"] == sum(metrics["sizes"])
+        assert (out / "kmeans.png").read_bytes().startswith(b"\x89PNG")
+        assert not [path for path in out.iterdir() if "unfinished" in path.name]
+        return metrics, centres, assignments
+
+    return run
+
+
+@pytest.fixture
+def refused(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    def refused(data: pathlib.Path, *arguments: str) -> str:
+        assert kmeans.main(["--data", str(data), "--out", str(tmp_path / "refused"), *arguments]) == 2
+        sentence = capsys.readouterr().err
+        assert sentence.startswith("kmeans: ")
+        assert sentence.count("\n") == 1
+        return sentence
+
+    return refused
+
+
+@pytest.fixture(scope="module")
+def blobs(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("data") / "made blobs"
+    make_blobs.write_blobs(folder, rows=6_000, features=3, centres=5, partitions=4)
+    return folder
+
+
+def table(folder: pathlib.Path) -> pd.DataFrame:
+    return pd.concat([pd.read_parquet(path) for path in sorted(folder.glob("*.parquet"))], ignore_index=True)
+
+
+def by_row(rows: int = 40) -> pd.DataFrame:
+    rng = np.random.default_rng(1)
+    return pd.DataFrame({"a": rng.normal(size=rows), "b": rng.normal(size=rows)})
+
+
+@pytest.mark.parametrize("k", [3, 5, 9])
+def test_numbers_are_scikit_learns_from_the_same_start(run: Run, blobs: pathlib.Path, k: int) -> None:
+    metrics, centres, assignments = run(blobs, "--k", str(k))
+    rows = table(blobs).to_numpy()
+    start = kmeans.starting_centres(rows, k, 0)  # fewer rows than SAMPLE: the sample is all of them
+    reference = sklearn.cluster.KMeans(k, init=start, n_init=1, tol=1e-8, max_iter=300).fit(rows)
+    assert metrics["inertia"] == pytest.approx(reference.inertia_, rel=1e-4)
+    np.testing.assert_array_equal(assignments[["x0", "x1", "x2"]], rows)
+    distances = ((rows[:, None, :] - centres[None]) ** 2).sum(axis=2)
+    np.testing.assert_array_equal(assignments["cluster"], distances.argmin(axis=1))
+    assert metrics["inertia"] == pytest.approx(distances.min(axis=1).sum(), rel=1e-12)
+    assert metrics["sizes"] == np.bincount(assignments["cluster"], minlength=k).tolist()
+    assert 0 < metrics["silhouette"] < 1
+    assert list(centres[:, 0]) == sorted(centres[:, 0])
+
+
+def test_made_blobs_are_found_again(run: Run) -> None:
+    metrics, _, _ = run(None, "--rows", "4000", "--k", "6")
+    assert metrics["truth_distance"] < 0.2
+    assert metrics["silhouette"] > 0.5
+
+
+def test_centres_do_not_depend_on_partitions_or_format(run: Run, blobs: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    _, expected, assigned = run(blobs, "--k", "7", "--max-iter", "25")
+    for partitions, form in ((1, "parquet"), (3, "csv")):
+        folder = tmp_path / f"{partitions} {form}"
+        make_blobs.write_blobs(folder, rows=6_000, features=3, centres=5, partitions=partitions, form=form)
+        _, centres, assignments = run(folder, "--k", "7", "--max-iter", "25")
+        np.testing.assert_allclose(centres, expected, rtol=1e-6)
+        np.testing.assert_array_equal(assignments["cluster"], assigned["cluster"])
+
+
+def test_a_sample_is_chosen_by_global_row_number(run: Run, blobs: pathlib.Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(kmeans, "SAMPLE", 500)
+    one = run(blobs, "--k", "5")[1]
+    whole = blobs.parent / "whole.parquet"
+    table(blobs).to_parquet(whole)
+    np.testing.assert_allclose(run(whole, "--k", "5")[1], one, rtol=1e-6)
+
+
+@pytest.mark.parametrize("form", ["parquet", "csv"])
+def test_made_data_is_the_same_for_any_partitions(tmp_path: pathlib.Path, form: str, client: Client) -> None:
+    rows = make_blobs.BLOCK + 1_000
+    tables = []
+    for partitions, with_client in ((1, None), (3, client)):
+        folder = tmp_path / str(partitions)
+        shape: dict[str, Any] = {"rows": rows, "features": 2, "centres": 3, "partitions": partitions, "form": form}
+        make_blobs.write_blobs(folder, **shape, client=with_client)
+        read = pd.read_csv if form == "csv" else pd.read_parquet
+        parts = [read(path) for path in sorted(folder.glob(f"*.{form}"))]
+        tables.append(pd.concat(parts, ignore_index=True))
+    assert len(tables[0]) == rows
+    pd.testing.assert_frame_equal(tables[0], tables[1])
+
+
+def test_rows_with_missing_or_infinite_values_are_left_out(run: Run, tmp_path: pathlib.Path, capsys: Any) -> None:
+    frame = by_row()
+    frame.loc[3, "a"], frame.loc[7, "b"], frame.loc[8, "a"] = np.nan, np.nan, np.inf
+    frame["c"] = pd.array([None, *range(39)], dtype="Int64")
+    frame.to_parquet(tmp_path / "gaps.parquet")
+    metrics, _, assignments = run(tmp_path / "gaps.parquet", "--k", "2")
+    assert (metrics["rows_read"], metrics["rows_dropped"], metrics["rows"]) == (40, 4, 36)
+    assert "4 of 40 rows" in capsys.readouterr().out
+    np.testing.assert_array_equal(assignments["a"], frame.drop([0, 3, 7, 8])["a"])
+
+
+@pytest.mark.parametrize("form", ["parquet", "csv"])
+def test_an_empty_partition_is_passed_over(run: Run, tmp_path: pathlib.Path, form: str) -> None:
+    parts = [by_row().head(0), by_row(), by_row().head(0), by_row(30)]
+    for number, part in enumerate(parts):
+        path = tmp_path / f"part-{number}.{form}"
+        part.to_csv(path, index=False) if form == "csv" else part.to_parquet(path)
+    metrics, _, _ = run(tmp_path / f"*.{form}", "--k", "3")
+    assert metrics["rows"] == 70
+
+
+@pytest.mark.parametrize(
+    ("columns", "k", "rows"), [("a,b", 1, 40), ("a", 3, 40), ("a,flat", 3, 40), ("a,b", 40, 40), ("a,b", 1, 1)]
+)
+def test_unusual_shapes(run: Run, tmp_path: pathlib.Path, columns: str, k: int, rows: int) -> None:
+    by_row(rows).assign(flat=2.5, name="n").to_parquet(tmp_path / "in.parquet")
+    metrics, centres, _ = run(tmp_path / "in.parquet", "--k", str(k), "--columns", columns)
+    assert centres.shape == (k, len(columns.split(",")))
+    assert (metrics["silhouette"] is None) == (k in (1, rows))
+    if k == 1:
+        expected = by_row(rows)[["a", "b"]].to_numpy().mean(axis=0)
+        np.testing.assert_allclose(centres[0], expected, rtol=1e-9)
+
+
+def test_float32_stays_float32(run: Run, tmp_path: pathlib.Path) -> None:
+    by_row().astype("float32").to_parquet(tmp_path / "in.parquet")
+    metrics, _, assignments = run(tmp_path / "in.parquet", "--k", "2")
+    assert metrics["dtype"] == "float32"
+    assert assignments["a"].dtype == np.float32
+
+
+def test_results_of_an_earlier_run_are_replaced(blobs: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    for k in ("4", "2"):
+        assert kmeans.main(["--data", str(blobs), "--out", str(tmp_path), "--k", k]) == 0
+    assert set(pd.read_parquet(tmp_path / "assignments")["cluster"]) == {0, 1}
+
+
+def test_refusals_of_data(refused: Callable[..., str], tmp_path: pathlib.Path) -> None:
+    by_row(3).to_parquet(tmp_path / "few.parquet")
+    by_row(3).head(0).to_parquet(tmp_path / "none.parquet")
+    by_row(9).assign(a=1.0, b=2.0).to_parquet(tmp_path / "same.parquet")
+    by_row(9).assign(name="x", yes=True).to_parquet(tmp_path / "mixed.parquet")
+    by_row(9).assign(cluster=1).to_parquet(tmp_path / "named.parquet")
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1 not really PAR1")
+    (tmp_path / "blank.csv").write_text("")
+    (tmp_path / "late.csv").write_text("a\n" + "1.5\n" * 20_000 + "oops\n")
+    (tmp_path / "notes.txt").write_text("a,b\n1,2\n")
+    (tmp_path / "empty").mkdir()
+    assert "4 clusters need 4 rows, 3 are usable. Lower --k" in refused(tmp_path / "few.parquet", "--k", "4")
+    assert "no usable row" in refused(tmp_path / "none.parquet")
+    assert "9 sampled rows are 1 points. Lower --k to 1." in refused(tmp_path / "same.parquet", "--k", "2")
+    assert "not numeric: name, yes. Give --columns a,b." in refused(tmp_path / "mixed.parquet")
+    assert "not numeric: name. Give --columns a,b." in refused(tmp_path / "mixed.parquet", "--columns", "a,name")
+    assert "no column z" in refused(tmp_path / "mixed.parquet", "--columns", "a,z")
+    assert "names a column twice" in refused(tmp_path / "mixed.parquet", "--columns", "a,a")
+    assert "'cluster' would collide" in refused(tmp_path / "named.parquet")
+    assert "broken.parquet could not be read" in refused(tmp_path / "broken.parquet")
+    assert "blank.csv could not be read" in refused(tmp_path / "blank.csv")
+    assert "late.csv could not be read" in refused(tmp_path / "late.csv")
+    assert "no .parquet and no .csv" in refused(tmp_path / "notes.txt")
+    assert "no .parquet and no .csv" in refused(tmp_path / "empty")
+    assert "both .parquet and .csv" in refused(tmp_path)
+    assert "Nothing is at" in refused(tmp_path / "absent*.csv")
+    assert not (tmp_path / "refused" / "metrics.json").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--k", "0"], ["--k", "two"], ["--tol", "1"], ["--seed", "-1"], ["--data", "x", "--rows", "5"]]
+)
+def test_refusals_of_options(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        kmeans.main(arguments)
+    assert caught.value.code == 2
+    assert arguments[0] in capsys.readouterr().err or "--rows" in arguments
+
+
+def test_told_to_stop_it_ends_after_the_phase(
+    blobs: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = iter([False, False, True])
+    monkeypatch.setattr(hpcml.run, "should_stop", lambda: next(answers))
+    (tmp_path / "metrics.json").write_text('{"complete": true}')
+    assert kmeans.main(["--data", str(blobs), "--out", str(tmp_path), "--k", "5"]) == 3
+    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    assert metrics["complete"] is False
+    assert list(metrics["seconds"]) == ["read", "start", "fit"]
+    assert len(pd.read_csv(tmp_path / "centres.csv")) == 5
+    assert "'fit'" in capsys.readouterr().err
+
+
+def test_clusters_are_numbered_by_coordinates_despite_rounding() -> None:
+    centres = np.array([[2.5 + 1e-13, 9.0], [2.5, 1.0], [-1.0, 4.0]])
+    assert kmeans.canonical_order(centres).tolist() == [2, 1, 0]
+
+
+def test_the_scripts_run_by_themselves(tmp_path: pathlib.Path) -> None:
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    folder, out = tmp_path / "made here", tmp_path / "its results"
+    make = [JOBS / "make_blobs.py", "--rows", "3000", "--features", "4", "--partitions", "3", "--out", folder]
+    find = [JOBS / "kmeans.py", "--data", folder, "--k", "4", "--out", out]
+    for command in (make, find):
+        done = subprocess.run([sys.executable, *map(str, command)], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    assert "rows" in done.stdout
+    assert json.loads((out / "metrics.json").read_text())["rows"] == 3000
+    assert len(json.loads((folder / "truth.json").read_text())["centres"]) == 8

@@ -1,0 +1,175 @@
+#!/usr/bin/env python3
+"""A small supercomputer on one machine: `lab.py up`, play, `lab.py down` (see README.md)."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import lab_env
+import lab_install
+from lab_paths import CPUS_PER_NODE, GPUS_PER_NODE, PROGRAM, LabError
+from labs import Lab
+
+__all__ = ["Lab", "LabError", "main"]
+
+CANNOT_RUN = 3
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = _parser().parse_args(argv)
+    try:
+        return int(arguments.action(Lab(), arguments))
+    except LabError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="lab.py", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, action: object, text: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text)
+        sub.set_defaults(action=action)
+        return sub
+
+    command("check", _check, "say whether a lab can run here (exit 0 or 3)")
+    command("install", _install, "fetch the packages it needs (apt)").add_argument("--accounting", action="store_true")
+    up = command("up", _up, "start the lab and wait until all nodes are idle")
+    up.add_argument("--accounting", action="store_true", help="with slurmdbd, so that sacct answers")
+    up.add_argument("--nodes", type=_node_count, default=4, metavar="N")
+    command("down", _down, "end the lab and remove all traces but homes and logs")
+    command("status", _status, "nodes, options and pids").add_argument("--json", action="store_true")
+    _exec_options(command("exec", _exec, "run a command on a node: exec [options] -- CMD ..."))
+    command("shell", _shell, "a shell on the login node as alice")
+    source = Path(__file__).resolve().parents[2]
+    env = command("env", _env, "install hpcml from the checkout for the lab's users")
+    env.add_argument("--source", type=Path, default=source, metavar="DIR")
+    env.add_argument("--extras", default=lab_env.EXTRAS)
+    node_down = command("node-down", _node_down, "stop a node's slurmd")
+    node_down.add_argument("name")
+    node_down.add_argument("--crash", action="store_true", help="kill everything else on the node too")
+    node_down.add_argument("--tell", action="store_true", help="have Slurm see it as down at once")
+    command("node-up", _node_up, "start a node's slurmd again").add_argument("name")
+    return parser
+
+
+def _exec_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--node", default="login")
+    parser.add_argument("--user", default="alice")
+    parser.add_argument("--cwd", metavar="DIR")
+    parser.add_argument("--env", action="append", default=[], metavar="K=V", type=_assignment)
+    parser.add_argument("words", nargs="+", metavar="CMD")
+
+
+def _node_count(text: str) -> int:
+    count = int(text)
+    if not 1 <= count <= 16:
+        raise argparse.ArgumentTypeError("give 1 to 16 nodes")
+    return count
+
+
+def _assignment(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=VALUE")
+    return name, value
+
+
+def _check(lab: Lab, _arguments: argparse.Namespace) -> int:
+    reason = lab.check()
+    print(reason or "ok")
+    return CANNOT_RUN if reason else 0
+
+
+def _install(_lab: Lab, arguments: argparse.Namespace) -> int:
+    fetched = lab_install.install(accounting=arguments.accounting)
+    print(f"installed {' '.join(fetched)}" if fetched else "everything is installed")
+    return 0
+
+
+def _up(lab: Lab, arguments: argparse.Namespace) -> int:
+    began = time.monotonic()
+    started = lab.up(arguments.accounting, arguments.nodes)
+    if not started:
+        print("The lab is already up.")
+    else:
+        size = f"{arguments.nodes} nodes of {CPUS_PER_NODE} CPUs and {GPUS_PER_NODE} GPUs (by name)"
+        print(f"The lab is up after {time.monotonic() - began:.1f} s: {size}.")
+    print(f"Enter it:  {PROGRAM} shell\nRun there: {PROGRAM} exec -- sinfo\nEnd it:    {PROGRAM} down")
+    return 0
+
+
+def _down(lab: Lab, _arguments: argparse.Namespace) -> int:
+    lab.down()
+    print("The lab is down.")
+    return 0
+
+
+def _status(lab: Lab, arguments: argparse.Namespace) -> int:
+    state = lab.state()
+    services = lab.services()
+    pids = {name: entry.pid if entry.alive else None for name, entry in {**state.holders, **state.daemons}.items()}
+    options = {"accounting": state.accounting, "nodes": state.nodes, "memory": state.memory}
+    if arguments.json:
+        states = services.node_states()
+        print(json.dumps({"top": str(lab.places.top), "options": options, "nodes": states, "pids": pids}, indent=1))
+        return 0
+    print(services.sinfo(), end="")
+    print("options: " + ", ".join(f"{name} {value}" for name, value in options.items()) + f" (in {lab.places.top})")
+    print("pids: " + ", ".join(f"{name} {pid or 'down'}" for name, pid in pids.items()))
+    return 0
+
+
+def _exec(lab: Lab, arguments: argparse.Namespace) -> int:
+    _become(lab, arguments.words, arguments.node, arguments.user, arguments.cwd, dict(arguments.env))
+    return 1
+
+
+def _shell(lab: Lab, _arguments: argparse.Namespace) -> int:
+    print("You are alice on the login node; `exit` leaves. Try: sinfo", file=sys.stderr)
+    _become(lab, ["bash", "-i"], "login", "alice", None, {})
+    return 1
+
+
+def _become(lab: Lab, words: list[str], node: str, user: str, cwd: str | None, env: dict[str, str]) -> None:
+    """Replace this process: input, output, signals and the exit status are then those of the command itself."""
+    argv, variables = lab.command(words, node=node, user=user, env=env, cwd=cwd)
+    os.umask(0o022)
+    try:
+        os.execvpe(argv[0], argv, variables)
+    except OSError as error:
+        raise LabError(f"`{shlex.join(argv)}` cannot be started: {error.strerror}.") from error
+
+
+def _env(lab: Lab, arguments: argparse.Namespace) -> int:
+    wheel, everything = lab_env.build(lab.places, arguments.source.resolve(), arguments.extras)
+    print(f"installed {wheel.name} {'with its dependencies ' if everything else ''}in {lab.places.venv}")
+    return 0
+
+
+def _node_down(lab: Lab, arguments: argparse.Namespace) -> int:
+    lab.node_down(arguments.name, crash=arguments.crash, tell=arguments.tell)
+    when = "now" if arguments.tell else "after about a minute"
+    print(f"The slurmd of {arguments.name} is stopped; Slurm sees the node as down {when}.")
+    return 0
+
+
+def _node_up(lab: Lab, arguments: argparse.Namespace) -> int:
+    lab.node_up(arguments.name)
+    print(f"{arguments.name} takes jobs again.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

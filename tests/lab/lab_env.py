@@ -1,0 +1,68 @@
+"""The Python environment of the lab's users: a venv they can read, with hpcml in it as a wheel."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from lab_paths import LabError, Places
+
+PYTHON = "/usr/bin/python3"
+EXTRAS = "local,test"
+IGNORED_NAMES = (".git", ".venv", "venv", "__pycache__", "build", "dist", "*.egg-info", ".*_cache", "node_modules")
+
+
+def build(places: Places, source: Path, extras: str = EXTRAS) -> tuple[Path, bool]:
+    """Install hpcml from a checkout; returns its wheel and whether its dependencies had to be installed too."""
+    if not (source / "pyproject.toml").is_file():
+        raise LabError(f"There is no pyproject.toml in {source}. Name the checkout: lab.py env --source DIR")
+    python = places.venv / "bin" / "python"
+    if not python.exists():
+        _run([PYTHON, "-m", "venv", "--clear", str(places.venv)])
+    wheel = _wheel(places, python, source)
+    stamp = places.venv / "hpcml-dependencies"
+    wanted = _dependencies(wheel, extras)
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--root-user-action=ignore", "--disable-pip-version-check"]
+    if stamp.exists() and stamp.read_text() == wanted:
+        _run([*pip, "--force-reinstall", "--no-deps", str(wheel)])
+        return wheel, False
+    _run([*pip, "--force-reinstall", "--no-deps", str(wheel)])
+    _run([*pip, f"{wheel}[{extras}]"])
+    stamp.write_text(wanted)
+    return wheel, True
+
+
+def _wheel(places: Places, python: Path, source: Path) -> Path:
+    """Build from a copy, so that no build folder is left in the checkout."""
+    wheels = places.top / "wheels"
+    shutil.rmtree(wheels, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="hpcml-wheel-") as folder:
+        copy = Path(folder) / "source"
+        shutil.copytree(source, copy, ignore=shutil.ignore_patterns(*IGNORED_NAMES), symlinks=True)
+        _run([str(python), "-m", "pip", "wheel", "--quiet", "--no-deps", "--disable-pip-version-check",
+              "-w", str(wheels), str(copy)])  # fmt: skip
+    found = sorted(wheels.glob("hpcml-*.whl"))
+    if not found:
+        raise LabError(f"pip made no hpcml wheel from {source} in {wheels}. Read its pyproject.toml.")
+    return found[-1]
+
+
+def _dependencies(wheel: Path, extras: str) -> str:
+    """A digest of everything the wheel asks of other packages, and of the interpreter it was installed for."""
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        lines = archive.read(name).decode().splitlines()
+    asked = [line for line in lines if line.startswith(("Requires-Dist:", "Requires-Python:", "Provides-Extra:"))]
+    return hashlib.sha256("\n".join([extras, os.path.realpath(PYTHON), *asked]).encode()).hexdigest()
+
+
+def _run(argv: Sequence[str]) -> None:
+    done = subprocess.run(argv, umask=0o022, timeout=1800, check=False)
+    if done.returncode:
+        raise LabError(f"`{' '.join(argv)}` failed ({done.returncode}). Read its messages above.")

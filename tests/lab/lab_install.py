@@ -1,0 +1,127 @@
+"""What the lab needs from the machine: whether it is there, and apt to fetch what is not."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from lab_paths import PROGRAM, LabError
+
+NEEDS_ROOT = f"The lab needs root ({PROGRAM}). Run: sudo make lab"
+PACKAGES = ("slurm-wlm", "munge", "iproute2", "shellcheck", "python3-venv")
+ACCOUNTING_PACKAGES = ("slurmdbd", "mariadb-server")
+PROGRAMS = {
+    "/usr/sbin/slurmctld": "slurm-wlm",
+    "/usr/sbin/slurmd": "slurm-wlm",
+    "/usr/bin/sinfo": "slurm-wlm",
+    "/usr/sbin/munged": "munge",
+}
+POLICY = Path("/usr/sbin/policy-rc.d")
+NO_SERVICES = "#!/bin/sh\nexit 101\n"
+
+
+def reason_against() -> str | None:
+    """Why a lab cannot run here, in one sentence with the next step; None when it can."""
+    if not sys.platform.startswith("linux"):
+        return f"The lab needs Linux, and this is {sys.platform} ({PROGRAM}). Run it on a Debian or Ubuntu machine."
+    if os.geteuid() != 0:
+        return NEEDS_ROOT
+    missing = sorted({package for path, package in PROGRAMS.items() if not os.access(path, os.X_OK)})
+    missing += [] if shutil.which("ip") else ["iproute2"]
+    if missing:
+        return f"The lab needs the package(s) {' '.join(missing)} ({PROGRAM}). {_how_to_install()}"
+    return _namespaces()
+
+
+def missing_for_accounting() -> str | None:
+    missing = [
+        package
+        for path, package in (("/usr/sbin/slurmdbd", "slurmdbd"), ("/usr/sbin/mariadbd", "mariadb-server"))
+        if not os.access(path, os.X_OK)
+    ]
+    if not missing:
+        return None
+    return f"Accounting needs the package(s) {' '.join(missing)} ({PROGRAM}). Run: {PROGRAM} install --accounting"
+
+
+def _how_to_install() -> str:
+    if _debian_like():
+        return f"Run: {PROGRAM} install"
+    return "This machine is neither Debian nor Ubuntu: install them with its own package manager."
+
+
+def _debian_like() -> bool:
+    try:
+        lines = Path("/etc/os-release").read_text().splitlines()
+    except OSError:
+        return False
+    values = dict(line.split("=", 1) for line in lines if "=" in line)
+    kinds = f"{values.get('ID', '')} {values.get('ID_LIKE', '')}".replace('"', "").split()
+    return bool({"debian", "ubuntu"} & set(kinds)) and shutil.which("apt-get") is not None
+
+
+def _namespaces() -> str | None:
+    enter = ["unshare", "--net", "--uts", "--mount", "--propagation", "private"]
+    done = subprocess.run(
+        [*enter, "mount", "-t", "tmpfs", "probe", "/tmp"], capture_output=True, text=True, timeout=10, check=False
+    )
+    if done.returncode:
+        detail = done.stderr.strip() or f"status {done.returncode}"
+        return (
+            f"This machine does not permit network and mount namespaces ({detail}). "
+            "Give it CAP_NET_ADMIN and CAP_SYS_ADMIN."
+        )
+    words = ["unshare", "--net", "ip", "link", "add", "br0", "type", "bridge"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=10, check=False)
+    if done.returncode:
+        return f"The kernel makes no network bridge here ({done.stderr.strip()}). Run: modprobe -a bridge veth"
+    return None
+
+
+def install(*, accounting: bool) -> list[str]:
+    """Fetch the packages that are missing, without letting any of them start a service; returns their names."""
+    if os.geteuid() != 0:
+        raise LabError(NEEDS_ROOT)
+    if not _debian_like():
+        raise LabError(f"The lab installs with apt, and this machine is neither Debian nor Ubuntu ({PROGRAM}).")
+    wanted = [*PACKAGES, *(ACCOUNTING_PACKAGES if accounting else ())]
+    missing = [package for package in wanted if not _installed(package)]
+    if missing:
+        with _services_held():
+            _apt("update", "-q")
+            _apt("install", "-q", "-y", "--no-install-recommends", *missing)
+    return missing
+
+
+def _installed(package: str) -> bool:
+    words = ["dpkg-query", "--show", "--showformat=${db:Status-Status}", package]
+    return subprocess.run(words, capture_output=True, text=True, check=False).stdout == "installed"
+
+
+def _apt(*words: str) -> None:
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_MODE": "l"}
+    lock = ["-o", "DPkg::Lock::Timeout=120"]
+    done = subprocess.run(["apt-get", *lock, *words], env=environment, stdout=sys.stderr, timeout=1800, check=False)
+    if done.returncode:
+        raise LabError(f"`apt-get {' '.join(words)}` failed ({done.returncode}). Read its messages above.")
+
+
+@contextlib.contextmanager
+def _services_held() -> Iterator[None]:
+    """Make invoke-rc.d refuse to start anything, and put the machine's own policy back afterwards."""
+    kept = POLICY.with_name("policy-rc.d.hpcml-lab")
+    if POLICY.exists() and not kept.exists():
+        POLICY.rename(kept)
+    POLICY.write_text(NO_SERVICES)
+    POLICY.chmod(0o755)
+    try:
+        yield
+    finally:
+        POLICY.unlink(missing_ok=True)
+        if kept.exists():
+            kept.rename(POLICY)

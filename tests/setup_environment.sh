@@ -1,0 +1,19 @@
+#!/bin/bash
+# Make .venv with hpcml (editable) and all that demo and tests need. Wants python3 >= 3.11; installs python3-venv where
+# a Debian or Ubuntu lacks it and this runs as root.
+set -euo pipefail
+python=${PYTHON:-python3}
+if [ -z "$python" ] || ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+  echo "hpcml needs Python 3.11 or newer (PYTHON=$python). Name one: make PYTHON=/path/to/python3 demo." >&2; exit 65
+fi
+if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    echo "installing python3-venv …"
+    apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends python3-venv >/dev/null
+  else
+    echo "This Python cannot make environments ($python). Install python3-venv, or name another: make PYTHON=…." >&2; exit 65
+  fi
+fi
+[ -x .venv/bin/python ] || "$python" -m venv .venv
+echo "installing into .venv (some minutes the first time) …"
+.venv/bin/python -m pip install --quiet --quiet --disable-pip-version-check --editable ".[local,test,image]"
