@@ -134,7 +134,9 @@ def _ask_owner(found: Status, run: runs.Run, environment: Mapping[str, str], kno
         if alive and found.state == "unknown":
             found.state, found.words = "starting", "the batch script starts"
         elif not alive:
-            _lost(found, run, "the run's processes are gone and left no word (killed, or the machine went down)")
+            code = _driver_exit(run)
+            words = "the run's processes are gone and left no word (killed, or the machine went down)"
+            _lost(found, run, words, ALLOCATION_LOST if code is None else code)
         return
     state = known if known is not None else slurm.states([run.job], environment)[run.job]
     found.slurm_state, found.estimate = state.state, state.start if state.pending else ""
@@ -152,11 +154,17 @@ def _ended_without_word(found: Status, run: runs.Run, state: slurm.JobState) -> 
         found.state = "ended"  # the end was written, the teardown was cut short
         return
     code, words = _SLURM_ENDS.get(state.state, (ALLOCATION_LOST, ""))
-    status_text, _, signal_text = state.exit.partition(":")
-    if not words and state.state == "FAILED" and status_text.isdigit():
-        code = int(status_text) or 128 + int(signal_text or 0)
-        words = f"the batch script failed with exit status {code}"
+    if not words and (said := _driver_exit(run)) is not None:
+        code, words = said, f"the driver's step ended with exit status {said} and left no word (was it killed?)"
     _lost(found, run, words or f"the job ended without a word (Slurm: {state.state})", code)
+
+
+def _driver_exit(run: runs.Run) -> int | None:
+    """Return the exit status that step.sh recorded for the newest attempt's driver, if it did."""
+    with runs.storage(run.paths.directory):
+        files = sorted(run.paths.directory.glob("attempts/*/exit/driver@*"), key=lambda path: int(path.parts[-3]))
+        text = files[-1].read_text().strip() if files else ""
+    return int(text) if text.isdigit() else None
 
 
 def _lost(found: Status, run: runs.Run, words: str, code: int = ALLOCATION_LOST) -> None:

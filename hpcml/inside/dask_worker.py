@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,7 @@ def run(context: Context, address: str, name: str, scratch: Path, share: Share) 
     from hpcml.inside.worker import COME_BACK
 
     dask.config.set(secure.dask_settings(context.attempt, address))
+    sys.path.append(str(context.run.code))  # functions of the script's own modules travel by name
     reason = asyncio.run(_serve(context, address, name, scratch, share))
     return 0 if reason in _FOR_GOOD else COME_BACK
 

@@ -76,15 +76,42 @@ def _oom_kills() -> int:
 
 
 def _memory_groups() -> list[tuple[Path, str]]:
+    """Return this process's memory control groups as folders, and the file in each that counts kills.
+
+    /proc/self/cgroup names a group from the hierarchy's root; /proc/self/mountinfo says which part of the hierarchy
+    is mounted where (a container or a bind mount shows only a part).
+    """
     found = []
+    for group_type, option, file in (("cgroup", "memory", "memory.oom_control"), ("cgroup2", "", "memory.events")):
+        path = _group_path(option)
+        for root, mounted_at in _mounts(group_type, option) if path else []:
+            if path == root or path.startswith(root.rstrip("/") + "/"):
+                found.append((Path(mounted_at + path[len(root.rstrip("/")) :]), file))
+    return found
+
+
+def _group_path(controller: str) -> str:
+    for line in _lines("/proc/self/cgroup"):
+        _, controllers, path = line.split(":", 2)
+        if controller in controllers.split(","):
+            return path
+    return ""
+
+
+def _mounts(group_type: str, option: str) -> list[tuple[str, str]]:
+    """Return (root, mount point) of the mounted control group hierarchies of a type (see proc(5), mountinfo)."""
+    found = []
+    for line in _lines("/proc/self/mountinfo"):
+        before, _, after = line.partition(" - ")
+        kind, _, options = after.split(" ", 2)
+        if kind == group_type and (not option or option in options.split(",")):
+            fields = before.split()
+            found.append((fields[3], fields[4]))
+    return found
+
+
+def _lines(path: str) -> list[str]:
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        return Path(path).read_text().splitlines()
     except OSError:
         return []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "memory":
-            found.append((Path(f"/sys/fs/cgroup/memory{path}"), "memory.oom_control"))
-        elif controllers == "":
-            found.append((Path(f"/sys/fs/cgroup{path}"), "memory.events"))
-    return found

@@ -1,0 +1,160 @@
+"""The lab as a fixture: started for the session, left as it was found, and `hpcml` run in it as a user would."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from labs import Lab
+
+ALL_NODES = ("n1", "n2", "n3", "n4")
+
+
+@dataclass
+class Ended:
+    """A submission that was waited for: what the command said, and what the run's files say."""
+
+    code: int
+    out: str
+    err: str
+    directory: Path
+    took: float
+
+    @property
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.directory / "status.json").read_text())
+        return found
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.directory / "events.jsonl").read_text().splitlines()]
+
+    def times(self) -> dict[str, float]:
+        return {event["event"]: event["time"] for event in self.events}
+
+    def log(self, name: str) -> str:
+        return (self.directory / "logs" / name).read_text()
+
+
+class Cluster:
+    """What the tests do on the lab, as alice on the login node unless they say otherwise."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self.home = lab.home("alice")
+        self.work = self.home / "work"
+        self.count = 0
+
+    def write(self, name: str, text: str) -> Path:
+        """Put a file of alice's in place."""
+        path = self.work / name
+        self.lab.exec(["mkdir", "-p", str(path.parent)])
+        self.lab.exec(["tee", str(path)], input=text)
+        return path
+
+    def run(self, *argv: str, node: str = "login", user: str = "alice", timeout: float = 120,
+            cwd: Path | None = None, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:  # fmt: skip
+        where = str(cwd or self.work) if user == "alice" else "/"
+        return self.lab.exec(list(argv), node=node, user=user, timeout=timeout, cwd=where, env=env)
+
+    def command(self, text: str, *options: str, arguments: tuple[str, ...] = (), name: str = "") -> list[str]:
+        """Return the submit command of a script with this text."""
+        self.count += 1
+        script = self.write(f"{name or 'script'}{self.count}.py", text)
+        return ["hpcml", "submit", *options, str(script), *arguments]
+
+    def submit(self, text: str, *options: str, arguments: tuple[str, ...] = (), timeout: float = 150) -> Ended:
+        """Submit a script with this text, wait for its end and return all there is to know."""
+        command = self.command(text, "--wait", *options, arguments=arguments)
+        start = time.monotonic()
+        done = self.run(*command, timeout=timeout)
+        took = time.monotonic() - start
+        return Ended(done.returncode, done.stdout, done.stderr, self.directory("last"), took)
+
+    def directory(self, run: str) -> Path:
+        """Return the directory of a run."""
+        facts = self.run("hpcml", "status", run, "--json")
+        assert facts.returncode == 0, facts.stderr
+        return Path(json.loads(facts.stdout)["directory"])
+
+    def detach(self, text: str, *options: str, arguments: tuple[str, ...] = ()) -> tuple[str, Path]:
+        """Submit without waiting; return the job id and the run's directory."""
+        done = self.run(*self.command(text, "--detach", "--json", *options, arguments=arguments))
+        assert done.returncode == 0, done.stderr
+        facts = json.loads(done.stdout)
+        return facts["job"], Path(facts["directory"])
+
+    def wait_event(self, directory: Path, event: str, seconds: float = 30) -> dict[str, Any]:
+        """Wait until the run's diary has an event; return it."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            path = directory / "events.jsonl"
+            for line in path.read_text().splitlines() if path.exists() else []:
+                found: dict[str, Any] = json.loads(line)
+                if found["event"] == event:
+                    return found
+            time.sleep(0.05)
+        pytest.fail(f"no event {event} within {seconds} s: {path.read_text() if path.exists() else 'no diary'}")
+
+    def wait_status(self, directory: Path, seconds: float = 60) -> dict[str, Any]:
+        """Wait until the run has written its end; return it."""
+        deadline = time.monotonic() + seconds
+        path = directory / "status.json"
+        while time.monotonic() < deadline:
+            if path.exists() and (found := json.loads(path.read_text()))["state"] == "ended":
+                return dict(found)
+            time.sleep(0.05)
+        pytest.fail(f"no end within {seconds} s; logs: {[p.read_text() for p in directory.glob('logs/*')]}")
+
+    def job(self, job: str) -> dict[str, str]:
+        """Return what scontrol knows of a job."""
+        text = self.run("scontrol", "show", "job", "--oneliner", job).stdout
+        return dict(word.split("=", 1) for word in text.split() if "=" in word)
+
+    def processes(self) -> list[tuple[int, str]]:
+        """Return alice's processes that belong to runs (not those that a test itself started)."""
+        return [(pid, line) for pid, line in self.lab.processes("alice") if "hpcml.inside" in line or "/code/" in line]
+
+    def wait_idle(self, seconds: float = 30) -> float:
+        return self.lab.wait_idle(seconds)
+
+
+@pytest.fixture(scope="session")
+def lab() -> Iterator[Lab]:
+    lab = Lab()
+    if reason := lab.check():
+        pytest.skip(reason)
+    started = lab.up()
+    yield lab
+    if started:
+        lab.down()
+
+
+@pytest.fixture(scope="session")
+def cluster(lab: Lab) -> Cluster:
+    if lab.exec(["hpcml", "--version"]).returncode != 0:
+        pytest.skip("hpcml is not installed in the lab: make lab")
+    return Cluster(lab)
+
+
+@pytest.fixture(autouse=True)
+def _clean(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After each test: no job, all nodes idle, no process of a run left."""
+    yield
+    if "cluster" not in request.fixturenames:
+        return
+    cluster: Cluster = request.getfixturevalue("cluster")
+    cluster.run("scancel", "--me", "--quiet")
+    cluster.wait_idle(60)
+    left = cluster.processes()
+    assert not left, left

@@ -1,0 +1,164 @@
+"""The job's exit status is the script's, whatever ends it; and whoever else ends it says so with a status of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from conftest import Cluster, Ended
+
+from hpcml import errors
+
+pytestmark = pytest.mark.lab
+
+CONNECT = "import hpcml, sys, os, time, signal\nclient = hpcml.connect()\n"
+WAIT = "print('waiting', flush=True)\ntime.sleep(60)\n"
+
+
+def slurm_exit(cluster: Cluster, directory: Path) -> str:
+    import json
+
+    job = json.loads((directory / "submission.json").read_text())["job"]
+    facts = cluster.job(job)
+    return f"{facts['JobState']} {facts['ExitCode']}"
+
+
+def idle_after(cluster: Cluster, ended: Ended) -> float:
+    """Return the seconds from the driver's end to all nodes being idle."""
+    cluster.wait_idle(30)
+    return time.time() - ended.times()["driver-ended"]
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_the_script_s_own_status(cluster: Cluster, status: int) -> None:
+    ended = cluster.submit(CONNECT + f"print(client.submit(lambda: 6 * 7).result())\nsys.exit({status})", "--nodes", "4")
+    assert ended.code == status, ended.err
+    assert "42" in ended.out
+    assert idle_after(cluster, ended) <= 5
+    assert slurm_exit(cluster, ended.directory) == ("COMPLETED 0:0" if status == 0 else f"FAILED {status}:0")
+    assert ended.status["by"] == "script"
+
+
+def test_the_script_raises(cluster: Cluster) -> None:
+    ended = cluster.submit(CONNECT + "raise ValueError('too few stars')", "--nodes", "2")
+    assert ended.code == 1
+    assert "ValueError: too few stars" in ended.out
+    assert slurm_exit(cluster, ended.directory) == "FAILED 1:0"
+
+
+def test_the_script_is_killed(cluster: Cluster) -> None:
+    ended = cluster.submit(CONNECT + "os.kill(os.getpid(), signal.SIGKILL)", "--nodes", "2")
+    assert ended.code == 128 + signal.SIGKILL
+    assert ended.status["reason"] == "the script was killed by SIGKILL"
+    assert slurm_exit(cluster, ended.directory) == "FAILED 137:0"
+
+
+def test_the_script_runs_out_of_memory(cluster: Cluster) -> None:
+    if "cgroup" not in str(cluster.lab.state()):
+        pytest.skip("the lab cannot enforce memory limits through cgroup v1 on this machine")
+    hog = "parts = []\nwhile True:\n    parts.append(bytearray(b'x' * (50 << 20)))\n"
+    ended = cluster.submit(CONNECT + hog, "--nodes", "1", "--memory-per-node", "900M", "--cpus-per-node", "2")
+    assert ended.code == 128 + signal.SIGKILL, ended.err
+    assert "out of memory" in ended.status["reason"]
+    # Slurm itself marks a job in which something was killed for memory; the batch script's status is kept beside.
+    assert slurm_exit(cluster, ended.directory) in ("OUT_OF_MEMORY 0:125", "FAILED 137:0")
+
+
+@pytest.mark.parametrize("handles", [False, True])
+def test_the_job_is_cancelled(cluster: Cluster, handles: bool) -> None:
+    """The driver gets SIGTERM while scheduler and workers still serve it, so that it can save what it has."""
+    saving = ("def save(*_):\n    print('saved', client.submit(lambda: 'with the cluster').result(), flush=True)\n"
+              "    os._exit(0)\nsignal.signal(signal.SIGTERM, save)\n") if handles else ""  # fmt: skip
+    job, directory = cluster.detach(CONNECT + saving + WAIT, "--nodes", "4", "--name", "tocancel")
+    cluster.wait_event(directory, "driver-started")
+    deadline = time.monotonic() + 20
+    while "waiting" not in (directory / "logs/driver.log").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert cluster.run("hpcml", "cancel", "tocancel").returncode == 0
+    start = time.monotonic()
+    status = cluster.wait_status(directory)
+    cluster.wait_idle(20)
+    assert time.monotonic() - start < 8
+    if handles:
+        assert "saved with the cluster" in (directory / "logs/driver.log").read_text()
+        assert (status["status"], status["by"]) == (0, "script")
+    else:
+        assert (status["status"], status["reason"]) == (errors.CANCELLED, "the run was cancelled")
+    assert cluster.job(job)["JobState"] == "CANCELLED"
+
+
+def test_the_time_limit(cluster: Cluster) -> None:
+    """The script is told before (should_stop), then ended by Slurm; the run says it was the time limit."""
+    script = CONNECT + (
+        "while not hpcml.run.should_stop():\n    time.sleep(0.2)\nprint('told', flush=True)\ntime.sleep(300)\n")  # fmt: skip
+    ended = cluster.submit(script, "--nodes", "2", "--time", "1", "--set", "slurm.signal_lead=30s", timeout=200)
+    assert ended.code == errors.TIME_LIMIT, ended.err
+    assert "told" in ended.out
+    assert ended.status["reason"] == "the time limit was reached"
+    assert "Ask for more with --time" in ended.err
+    assert slurm_exit(cluster, ended.directory).startswith("TIMEOUT")
+
+
+def test_a_script_that_heeds_the_time_limit_ends_well(cluster: Cluster) -> None:
+    script = CONNECT + "while not hpcml.run.should_stop():\n    time.sleep(0.2)\nprint('stopped in time')\n"
+    ended = cluster.submit(script, "--nodes", "2", "--time", "1", "--set", "slurm.signal_lead=50s", timeout=200)
+    assert ended.code == 0, ended.err
+    assert "stopped in time" in ended.out
+
+
+def test_a_worker_is_killed_and_the_work_goes_on(cluster: Cluster) -> None:
+    script = CONNECT + (
+        "futures = client.map(lambda i: (time.sleep(0.3), i)[1], range(40))\n"
+        "murder = client.submit(lambda: os.kill(os.getpid(), signal.SIGKILL), workers=['n3'])\n"
+        "print('sum', sum(client.gather(futures)))\n"
+        "deadline = time.time() + 20\n"
+        "while len(client.scheduler_info(n_workers=-1)['workers']) < 4 and time.time() < deadline: time.sleep(0.1)\n"
+        "print('workers', len(client.scheduler_info(n_workers=-1)['workers']))\n")  # fmt: skip
+    ended = cluster.submit(script, "--nodes", "4")
+    assert ended.code == 0, ended.err + ended.log("worker-n3.log")
+    assert f"sum {sum(range(40))}" in ended.out
+    assert "workers 4" in ended.out
+    assert "killed by SIGKILL" in ended.log("worker-n3.log")
+    assert [event["worker"] for event in ended.events if event["event"] == "worker-removed"][:1] == ["n3"]
+
+
+def test_workers_that_die_for_good_end_the_run_where_the_policy_says_so(cluster: Cluster) -> None:
+    script = CONNECT + (
+        "murder = client.submit(lambda: os.kill(os.getpid(), signal.SIGKILL), workers=['n2'])\n" + WAIT)  # fmt: skip
+    ended = cluster.submit(script, "--nodes", "2", "--set", "workers.on_loss=fail", "--set", "workers.restarts=0")
+    assert ended.code == errors.WORKERS_LOST, ended.err
+    assert "n2" in ended.status["reason"]
+    assert "SIGKILL" in ended.status["reason"]
+
+
+def test_the_scheduler_is_killed(cluster: Cluster) -> None:
+    _, directory = cluster.detach(CONNECT + WAIT, "--nodes", "4")
+    pid = cluster.wait_event(directory, "scheduler-up")["pid"]
+    cluster.wait_event(directory, "driver-started")
+    os.kill(pid, signal.SIGKILL)
+    start = time.monotonic()
+    status = cluster.wait_status(directory)
+    assert (status["status"], status["phase"]) == (errors.SCHEDULER_LOST, "driver")
+    assert "the Dask scheduler on n1 was lost" in status["reason"]
+    cluster.wait_idle(30)
+    assert time.monotonic() - start < 12
+
+
+def test_the_supervisor_is_killed(cluster: Cluster) -> None:
+    """Nobody is left to write the end: Slurm's word is taken, and the nodes are free all the same."""
+    job, directory = cluster.detach(CONNECT + WAIT, "--nodes", "2")
+    cluster.wait_event(directory, "driver-started")
+    pids = [pid for pid, line in cluster.processes() if line.endswith("hpcml.inside driver") and "step.sh" not in line]
+    assert len(pids) == 1
+    os.kill(pids[0], signal.SIGKILL)
+    cluster.wait_idle(30)
+    import json
+
+    facts = json.loads(cluster.run("hpcml", "status", directory.name, "--json").stdout)
+    assert facts["state"] == "ended"
+    assert facts["exit_status"] == 137
+    assert cluster.job(job)["ExitCode"] == "137:0"
