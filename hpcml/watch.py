@@ -10,12 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcml import runs, shell, slurm
-from hpcml.errors import (
-    ALLOCATION_LOST,
-    CANCELLED,
-    TIME_LIMIT,
-    SlurmUnreachableError,
-)
+from hpcml.errors import ALLOCATION_LOST, CANCELLED, DRIVER_NOT_STARTED, TIME_LIMIT, SlurmUnreachableError
 
 _SLURM_ENDS = {
     "TIMEOUT": (TIME_LIMIT, "the time limit was reached"),
@@ -134,9 +129,11 @@ def _ask_owner(found: Status, run: runs.Run, environment: Mapping[str, str], kno
         if alive and found.state == "unknown":
             found.state, found.words = "starting", "the batch script starts"
         elif not alive:
-            code = _driver_exit(run)
-            words = "the run's processes are gone and left no word (killed, or the machine went down)"
-            _lost(found, run, words, ALLOCATION_LOST if code is None else code)
+            said = _driver_exit(run)
+            if said is not None:
+                _step_ended(found, run, said)
+            else:
+                _lost(found, run, "the run's processes are gone and left no word (killed, or the machine went down)")
         return
     state = known if known is not None else slurm.states([run.job], environment)[run.job]
     found.slurm_state, found.estimate = state.state, state.start if state.pending else ""
@@ -155,7 +152,8 @@ def _ended_without_word(found: Status, run: runs.Run, state: slurm.JobState) -> 
         return
     code, words = _SLURM_ENDS.get(state.state, (ALLOCATION_LOST, ""))
     if not words and (said := _driver_exit(run)) is not None:
-        code, words = said, f"the driver's step ended with exit status {said} and left no word (was it killed?)"
+        _step_ended(found, run, said)
+        return
     _lost(found, run, words or f"the job ended without a word (Slurm: {state.state})", code)
 
 
@@ -165,6 +163,16 @@ def _driver_exit(run: runs.Run) -> int | None:
         files = sorted(run.paths.directory.glob("attempts/*/exit/driver@*"), key=lambda path: int(path.parts[-3]))
         text = files[-1].read_text().strip() if files else ""
     return int(text) if text.isdigit() else None
+
+
+def _step_ended(found: Status, run: runs.Run, said: int) -> None:
+    """The driver's step has ended without the supervisor's word: it never started, or it was killed."""
+    if "allocated" in found.times:
+        _lost(found, run, f"the driver's step ended with exit status {said} and left no word (was it killed?)", said)
+        return
+    _lost(found, run, f"the driver's step could not start (exit status {said})", DRIVER_NOT_STARTED)
+    found.quote = tail(run.paths.driver_log) or found.quote
+    found.hint = "Does the interpreter exist on the compute nodes (runtime.python)?"
 
 
 def _lost(found: Status, run: runs.Run, words: str, code: int = ALLOCATION_LOST) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -22,6 +23,7 @@ TICK = 0.05  # seconds between looks at this node's processes
 NOTES_TICK = 0.25  # seconds between looks at the notes that the batch script leaves
 SLOW_TICK = 0.5  # seconds between looks at files that other nodes write
 CERTIFICATE_WITHOUT_LIMIT = 8 * 86400.0  # seconds; a job without a time limit of its own
+ORDERLY = 2.0  # seconds that scheduler and workers have to close by themselves, a quarter if they never were all up
 SETTLE = 0.3  # seconds for Slurm's own signal to arrive beside the batch script's note
 
 
@@ -129,9 +131,13 @@ class Supervisor:
         files.write_json(self.context.attempt.ended, {"status": outcome.status})
         self.write_status(outcome, "ending")
         self.channel.send(do="close")
-        deadline = start + self.context.settings.teardown_deadline
         steps = [int(word) for word in os.environ.get("HPCML_STEPS", "").split()]
-        while (left := [pid for pid in steps if _alive(pid)]) and time.monotonic() < deadline:
+        orderly = start + (ORDERLY if outcome.phase == "driver" else ORDERLY / 4)
+        while (left := [pid for pid in steps if _alive(pid)]) and time.monotonic() < orderly:
+            self.channel.receive(TICK)
+        _force(left)  # srun then kills its step at once; the batch script does so where there is no srun
+        deadline = start + self.context.settings.teardown_deadline
+        while left and any(_alive(pid) for pid in left) and time.monotonic() < deadline and not self.context.settings.local:
             self.channel.receive(TICK)
         secure.remove_secrets(self.context.attempt)
         self.diary.write("torn-down", seconds=round(time.monotonic() - start, 3), killed=len(left))
@@ -250,6 +256,12 @@ class Supervisor:
 
     def _outcome(self, status: int, reason: str, hint: str, quote: tuple[str, ...]) -> Outcome:
         return Outcome(status, self.phase, "hpcml", reason, hint, quote)
+
+
+def _force(pids: list[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
 
 
 def _alive(pid: int) -> bool:

@@ -81,7 +81,7 @@ def _scheduler_address(context: Context) -> str:
     """Wait for the scheduler; the more nodes look, the more seldom each does, to spare the metadata server."""
     interval = max(0.02, context.settings.nodes * 0.002)
     deadline = time.monotonic() + context.settings.scheduler_deadline + context.settings.workers_deadline
-    if not files.wait_for(context.attempt.scheduler, deadline, interval):
+    if not files.wait_for(context.attempt.scheduler, deadline, interval, unless=context.attempt.ended.name):
         return ""
     return str((files.read_json(context.attempt.scheduler) or {}).get("address", ""))
 

@@ -1,0 +1,123 @@
+"""A worker that never comes: the job is over within the deadline, names the node, quotes its log, frees the nodes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from conftest import ALL_NODES, Cluster, Ended
+
+from hpcml import errors
+
+pytestmark = pytest.mark.lab
+
+SCRIPT = "import hpcml\nhpcml.connect()\nprint('the script ran')\n"
+DEADLINE = 8.0
+OPTIONS = ("--nodes", "4", "--set", f"deadlines.workers={DEADLINE:g}s")
+
+
+@pytest.fixture
+def interpreter(cluster: Cluster) -> Iterator[str]:
+    """An interpreter at a path that is private to each node, so that n3's can be another."""
+    path = "/tmp/hpcml-test-python"
+    for node in ALL_NODES:
+        put(cluster, node, path, 'exec "$(command -v python)" "$@"')
+    yield path
+    for node in ALL_NODES:
+        cluster.run("rm", "-f", path, node=node)
+
+
+def put(cluster: Cluster, node: str, path: str, line: str) -> None:
+    cluster.lab.exec(["tee", path], node=node, input=f"#!/bin/sh\n{line}\n")
+    cluster.run("chmod", "755", path, node=node)
+
+
+def over_in_time(cluster: Cluster, ended: Ended, deadline: float = DEADLINE) -> None:
+    assert "the script ran" not in ended.out
+    times = ended.times()
+    cluster.wait_idle(30)
+    assert time.time() - times["allocated"] < deadline + 10
+    assert (ended.code, ended.status["phase"], ended.status["by"]) == (errors.WORKERS_NEVER_CAME, "workers", "hpcml")
+
+
+def test_an_interpreter_missing_on_one_node(cluster: Cluster, interpreter: str) -> None:
+    cluster.run("rm", interpreter, node="n3")
+    ended = cluster.submit(SCRIPT, *OPTIONS, "--set", f"runtime.python={interpreter}")
+    over_in_time(cluster, ended)
+    assert "n3: the worker task ended with exit status 127" in ended.err
+    assert "not found" in ended.err
+    assert "n2" not in ended.status["reason"]
+    assert ended.times()["torn-down"] - ended.times()["scheduler-up"] < 4  # known at once, not at the deadline
+
+
+def test_dask_missing_on_one_node(cluster: Cluster, interpreter: str) -> None:
+    put(cluster, "n3", interpreter, 'exec /usr/bin/python3 "$@"')
+    ended = cluster.submit(SCRIPT, *OPTIONS, "--set", f"runtime.python={interpreter}")
+    over_in_time(cluster, ended)
+    assert "n3: the worker task ended with exit status 1" in ended.err
+    assert "No module named" in ended.err
+
+
+def test_an_interpreter_that_hangs_on_one_node(cluster: Cluster, interpreter: str) -> None:
+    put(cluster, "n3", interpreter, "echo thinking; sleep 1000")
+    ended = cluster.submit(SCRIPT, *OPTIONS, "--set", f"runtime.python={interpreter}")
+    over_in_time(cluster, ended)
+    assert f"1 of 4 workers did not come within {DEADLINE:g} s: n3: the worker task gave no sign of life" in ended.err
+    assert "thinking" in ended.err
+
+
+def test_an_import_error_in_every_worker(cluster: Cluster) -> None:
+    """The worker processes start, fail and are started again, as under Dask's Nanny for ever; here it is counted."""
+    ended = cluster.submit(SCRIPT, *OPTIONS, "--set", "environment.DASK_DISTRIBUTED__WORKER__PRELOAD=no_such_module")
+    over_in_time(cluster, ended)
+    assert "ended again and again (exit status 1" in ended.err
+    assert "No module named 'no_such_module'" in ended.err
+
+
+def test_the_scheduler_never_comes(cluster: Cluster) -> None:
+    ended = cluster.submit(SCRIPT, *OPTIONS, "--set", "environment.DASK_DISTRIBUTED__SCHEDULER__PRELOAD=no_such_module")
+    assert ended.code == errors.SCHEDULER_NEVER_CAME
+    assert "No module named 'no_such_module'" in ended.err
+    assert ended.times()["torn-down"] - ended.times()["allocated"] < 10
+
+
+def test_no_interpreter_at_all(cluster: Cluster) -> None:
+    done = cluster.run(*cluster.command(SCRIPT, "--wait", "--nodes", "2", "--set", "runtime.python=/opt/gone/python"))
+    assert done.returncode == errors.DRIVER_NOT_STARTED
+    assert "/opt/gone/python: not found" in done.stderr
+    assert "runtime.python" in done.stderr
+
+
+def test_an_interface_that_is_not_there(cluster: Cluster) -> None:
+    ended = cluster.submit(SCRIPT, *OPTIONS, "--set", "network.interface=ib7")
+    assert ended.code == errors.SCHEDULER_NEVER_CAME
+    assert "interface ib7 has no IPv4 address on this node" in ended.err
+
+
+def test_a_node_that_slurm_knows_is_down(cluster: Cluster) -> None:
+    """The job waits and says why; when the node is back, it runs."""
+    cluster.lab.node_down("n3", tell=True)
+    try:
+        _, directory = cluster.detach(SCRIPT, "--nodes", "4", "--name", "waits")
+        deadline = time.monotonic() + 20
+        while "down, drained or reserved" not in (said := cluster.run("hpcml", "status", "waits").stdout):
+            assert time.monotonic() < deadline, said
+            time.sleep(0.2)
+        assert "queued" in said
+    finally:
+        cluster.lab.node_up("n3")
+    assert cluster.wait_status(directory)["status"] == 0
+
+
+def test_a_node_that_dies_unnoticed_before_the_start(cluster: Cluster) -> None:
+    """Slurm still hands out the node: its task cannot be launched, and the run names it within the deadline."""
+    cluster.lab.node_down("n3")
+    try:
+        start = time.monotonic()
+        ended = cluster.submit(SCRIPT, *OPTIONS)
+        assert time.monotonic() - start < DEADLINE + 15
+        assert ended.code == errors.WORKERS_NEVER_CAME
+        assert "n3" in ended.status["reason"]
+    finally:
+        cluster.lab.node_up("n3")
