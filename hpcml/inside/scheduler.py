@@ -68,6 +68,7 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     context = load()
+    sys.path.append(str(context.run.code))  # the scheduler unpickles task graphs too
     deadline = time.monotonic() + context.settings.scheduler_deadline
     if not files.wait_for(context.attempt.control, deadline, 0.01):
         print("hpcml: the supervisor in the driver's step never said where it listens.", file=sys.stderr)

@@ -46,13 +46,20 @@ class Ended:
         return (self.directory / "logs" / name).read_text()
 
 
+def directory_of(done: subprocess.CompletedProcess[str]) -> Path:
+    """Return the run's directory from what `hpcml submit --wait` announced."""
+    line = next((line for line in done.stderr.splitlines() if line.startswith("  run ")), None)
+    assert line is not None, done.stderr
+    return Path(line[line.index(" /") + 1 :])
+
+
 class Cluster:
     """What the tests do on the lab, as alice on the login node unless they say otherwise."""
 
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
         self.home = lab.home("alice")
-        self.work = self.home / "work"
+        self.work = self.home / "work" / time.strftime("%Y%m%d-%H%M%S")
         self.count = 0
 
     def write(self, name: str, text: str) -> Path:
@@ -79,7 +86,7 @@ class Cluster:
         start = time.monotonic()
         done = self.run(*command, timeout=timeout)
         took = time.monotonic() - start
-        return Ended(done.returncode, done.stdout, done.stderr, self.directory("last"), took)
+        return Ended(done.returncode, done.stdout, done.stderr, directory_of(done), took)
 
     def directory(self, run: str) -> Path:
         """Return the directory of a run."""

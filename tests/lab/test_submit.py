@@ -1,0 +1,224 @@
+"""The user's path on a real Slurm: submit, watch, look, and the same result as on a laptop."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ALL_NODES, Cluster, directory_of
+
+pytestmark = pytest.mark.lab
+
+KMEANS = ("--k", "8", "--rows", "60000", "--seed", "5")
+
+
+def test_kmeans_gives_the_laptop_s_result(cluster: Cluster) -> None:
+    """`hpcml submit --nodes 4 --wait jobs/kmeans.py --k 8` on four nodes, and the same script on the local site."""
+    found = cluster.run("python", "-c", "from hpcml import assets; print(assets.folder('jobs'))").stdout.strip()
+    results = []
+    for options in (["--nodes", "4"], ["--site", "local"]):
+        done = cluster.run("hpcml", "submit", *options, "--wait", f"{found}/kmeans.py", *KMEANS, timeout=240)
+        assert done.returncode == 0, done.stderr + done.stdout
+        if options[0] == "--nodes":
+            ended = time.time()
+            cluster.wait_idle(30)
+            assert time.time() - ended <= 5
+        directory = directory_of(done)
+        metrics = json.loads((directory / "out/metrics.json").read_text())
+        centres = [[float(word) for word in line.split(",")]
+                   for line in (directory / "out/centres.csv").read_text().splitlines()[1:]]  # fmt: skip
+        assert (directory / "out/kmeans.png").stat().st_size > 10_000
+        assert list((directory / "out/assignments").glob("*.parquet"))
+        results.append((metrics, centres))
+    (slurm, slurm_centres), (local, local_centres) = results
+    assert len(slurm_centres) == 8
+    assert slurm["inertia"] == pytest.approx(local["inertia"], rel=1e-6)
+    for left, right in zip(slurm_centres, local_centres, strict=True):
+        assert left == pytest.approx(right, rel=1e-6, abs=1e-9)
+
+
+def test_a_script_that_only_says_client(cluster: Cluster) -> None:
+    script = "from distributed import Client\nclient = Client()\nprint(len(client.scheduler_info(n_workers=-1)['workers']), client.submit(sum, [1, 2]).result())\n"
+    ended = cluster.submit(script, "--nodes", "4")
+    assert ended.code == 0, ended.err
+    assert "4 3" in ended.out
+
+
+def test_a_script_that_never_touches_dask(cluster: Cluster) -> None:
+    ended = cluster.submit("import socket\nprint('on', socket.gethostname())\n", "--nodes", "2")
+    assert ended.code == 0, ended.err
+    assert "on n1" in ended.out
+
+
+def test_the_scripts_own_modules_reach_the_workers(cluster: Cluster) -> None:
+    """Functions of a module beside the script are pickled by name, and an edit after submission changes nothing."""
+    cluster.write("project/helper.py", "def double(x):\n    return 2 * x\n")
+    cluster.write("project/main.py", "import hpcml, helper\nprint(hpcml.connect().submit(helper.double, 21).result())\n")
+    done = cluster.run("hpcml", "submit", "--nodes", "2", "--detach", "--json", str(cluster.work / "project/main.py"))
+    cluster.write("project/helper.py", "raise SystemExit('edited')\n")
+    directory = Path(json.loads(done.stdout)["directory"])
+    assert cluster.wait_status(directory)["status"] == 0
+    assert "42" in (directory / "logs/driver.log").read_text()
+
+
+def test_relative_paths_are_the_user_s_folder_s(cluster: Cluster) -> None:
+    cluster.write("data/stars.txt", "sirius\n")
+    script = cluster.write("data/read.py", "import hpcml\nread = lambda: open('stars.txt').read()\n"
+                           "print(read(), hpcml.connect().submit(read, workers=['n2']).result())\n")  # fmt: skip
+    done = cluster.run("hpcml", "submit", "--nodes", "2", "--wait", script.name, cwd=cluster.work / "data")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("sirius") == 2
+
+
+def test_thirty_two_workers(cluster: Cluster) -> None:
+    script = "import hpcml\nprint('workers', len(hpcml.connect().scheduler_info(n_workers=-1)['workers']))\n"
+    ended = cluster.submit(script, "--nodes", "4", "--set", "workers.per_node=8")
+    assert ended.code == 0, ended.err
+    assert "workers 32" in ended.out
+
+
+def test_client_restart_gives_the_workers_back(cluster: Cluster) -> None:
+    script = ("import hpcml, os\nc = hpcml.connect()\na = set(c.run(os.getpid).values())\nc.restart()\n"
+              "b = set(c.run(os.getpid).values())\nprint(len(b), a & b)\n")  # fmt: skip
+    ended = cluster.submit(script, "--nodes", "4")
+    assert ended.code == 0, ended.err + ended.log("worker-n2.log")
+    assert "4 set()" in ended.out
+
+
+def test_arguments_arrive_unchanged(cluster: Cluster) -> None:
+    words = ("--k", "8", "--", "a b", "", "$HOME", "it's", 'say "no"', "back\\slash", "line\nbreak", "--help", "é")
+    ended = cluster.submit("import sys, json\nprint(json.dumps(sys.argv[1:]))\n", "--nodes", "1", arguments=words)
+    assert json.loads(ended.out) == list(words)
+
+
+@pytest.mark.parametrize("folder", ["plain", "with space", "it's", 'say "no" %j', "naïve-ß"])
+def test_paths_of_every_kind(cluster: Cluster, folder: str) -> None:
+    """The runs' folder holds spaces, quotes and per cent signs; the script's dollars and backslashes as well."""
+    script = cluster.write(f"{folder}/$HOME back\\slash/my script.py", "import hpcml\nprint(hpcml.connect().submit(sum, [20, 22]).result())\n")
+    runs = cluster.work / folder / "runs"
+    done = cluster.run("hpcml", "submit", "--nodes", "2", "--wait", str(script), cwd=script.parent,
+                       env={"HPCML_PATHS__RUNS": str(runs)})  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "42" in done.stdout
+    assert directory_of(done).parent == runs
+    assert {path.name for path in directory_of(done).glob("logs/*")} == {
+        "job.log", "driver.log", "scheduler.log", "worker-n1.log", "worker-n2.log"}  # fmt: skip
+
+
+def test_gpus_are_asked_for_and_seen(cluster: Cluster) -> None:
+    script = ("import hpcml, os\nc = hpcml.connect()\n"
+              "print(sorted(c.run(lambda: os.environ['CUDA_VISIBLE_DEVICES']).values()), hpcml.run.gpus)\n")  # fmt: skip
+    for style in ("gres", "gpus-per-node"):
+        ended = cluster.submit(script, "--nodes", "2", "--gpus-per-node", "4", "--set", f"slurm.gpu_request={style}")
+        assert ended.code == 0, ended.err
+        assert "['0,1,2,3', '0,1,2,3'] 4" in ended.out
+
+
+def test_submit_from_inside_a_job(cluster: Cluster) -> None:
+    """What the outer job set (SLURM_*, SBATCH_*) does not reach the inner one."""
+    script = cluster.write("inner.py", "import hpcml\nprint('inner', hpcml.run.nodes)\n")
+    outer = cluster.write("outer.sh", f"#!/bin/bash\nexport SBATCH_PARTITION=nowhere\nhpcml submit --nodes 2 --detach --json {script}\n")
+    done = cluster.run("sbatch", "--parsable", "--wait", "-N1", "-n1", "--mem=100M", f"--output={cluster.work}/outer.log", str(outer))
+    assert done.returncode == 0, (cluster.work / "outer.log").read_text()
+    directory = Path(json.loads((cluster.work / "outer.log").read_text())["directory"])
+    assert cluster.wait_status(directory)["status"] == 0
+    assert "inner 2" in (directory / "logs/driver.log").read_text()
+
+
+def test_the_comment_finds_the_job(cluster: Cluster) -> None:
+    job, directory = cluster.detach("import time\ntime.sleep(20)\n", "--nodes", "1")
+    cluster.wait_event(directory, "driver-started")
+    said = cluster.run("squeue", "--me", "--noheader", "--format=%i|%k").stdout
+    assert f"{job}|hpcml:{directory.name}" in said
+
+
+def test_a_pending_job_says_why(cluster: Cluster) -> None:
+    hold = "import time\ntime.sleep(60)\n"
+    first, _ = cluster.detach(hold, "--nodes", "4")
+    cluster.detach(hold, "--nodes", "4", "--name", "second")
+    deadline = time.monotonic() + 30
+    while not re.search(r"queued: (waiting for free nodes|other jobs go first)",
+                        text := cluster.run("hpcml", "status", "second").stdout):  # fmt: skip
+        assert time.monotonic() < deadline, text
+        time.sleep(0.3)
+    rows = cluster.run("hpcml", "ls").stdout
+    assert first in rows
+    assert "queued" in rows
+
+
+def test_ctrl_c_detaches_and_the_run_goes_on(cluster: Cluster) -> None:
+    """On a terminal: live progress, Ctrl-C, and the words that lead back."""
+    script = "import hpcml, time\nc = hpcml.connect()\nprint('started', flush=True)\ntime.sleep(4)\nprint('done')\n"
+    command = cluster.command(script, "--nodes", "2", "--name", "terminal")
+    argv, environment = cluster.lab.command(command, cwd=str(cluster.work), env={"TERM": "xterm"})
+    master, slave = pty.openpty()
+    process = subprocess.Popen(argv, env=environment, stdin=slave, stdout=slave, stderr=slave, start_new_session=True)
+    os.close(slave)
+    text, told = "", False
+    while True:
+        try:
+            data = os.read(master, 65536)
+        except OSError:  # the other end is closed: Linux's way of saying end of file
+            break
+        text += data.decode(errors="replace")
+        if "started" in text and not told:
+            told = True
+            os.killpg(process.pid, signal.SIGINT)
+    process.wait(20)
+    os.close(master)
+    assert process.poll() == 130, text
+    assert "Detached; the run goes on" in text
+    assert "\x1b[K" in text
+    directory = cluster.directory("terminal")
+    assert cluster.wait_status(directory)["status"] == 0
+    logs = cluster.run("hpcml", "logs", "terminal")
+    assert logs.stdout == "started\ndone\n"
+
+
+def test_logs_follow_until_the_end(cluster: Cluster) -> None:
+    cluster.detach("import time\nfor i in range(5):\n    print('step', i, flush=True)\n    time.sleep(0.4)\n", "--name", "steps")
+    done = cluster.run("hpcml", "logs", "-f", "steps")
+    assert done.stdout.splitlines() == [f"step {i}" for i in range(5)]
+    worker = cluster.run("hpcml", "logs", "steps", "worker")
+    assert "==> worker-n1.log <==" in worker.stdout
+    assert "Registered to" in worker.stdout
+
+
+def test_nothing_is_left_on_the_nodes(cluster: Cluster) -> None:
+    """Scratch folders are removed when a run ends by itself."""
+
+    def scratch() -> set[tuple[str, str]]:
+        return {(node, name) for node in ALL_NODES for name in cluster.run("ls", "/tmp", node=node).stdout.split()}
+
+    before = scratch()
+    ended = cluster.submit("import hpcml\nhpcml.connect()\n", "--nodes", "4")
+    assert ended.code == 0
+    cluster.wait_idle(20)
+    assert scratch() <= before
+
+
+def test_tasks_still_running_do_not_hold_the_nodes(cluster: Cluster) -> None:
+    script = "import hpcml, time\nc = hpcml.connect()\nf = c.map(time.sleep, [60] * 8)\ntime.sleep(0.5)\nprint('leaving')\nimport os\nos._exit(0)\n"
+    ended = cluster.submit(script, "--nodes", "4")
+    assert ended.code == 0
+    cluster.wait_idle(20)
+    assert time.time() - ended.times()["driver-ended"] <= 5
+
+
+def test_check_asks_the_live_controller(cluster: Cluster) -> None:
+    script = cluster.write("ok.py", "pass\n")
+    done = cluster.run("hpcml", "submit", "--check", "--nodes", "4", str(script))
+    assert done.returncode == 0, done.stderr
+    assert "Slurm would take it" in done.stdout
+    before = cluster.run("hpcml", "ls").stdout
+    refused = cluster.run("hpcml", "submit", "--check", "--partition", "nowhere", str(script))
+    assert refused.returncode == 69
+    assert "There is no such partition" in refused.stderr
+    assert cluster.run("hpcml", "ls").stdout == before
