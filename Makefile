@@ -18,7 +18,7 @@ demo: $(ENVIRONMENT)  ## run k-means on this machine and show where the picture 
 	@$(BIN)/hpcml status last | sed -n 's/^directory  *\(.*\)/The picture: \1\/out\/kmeans.png/p'
 
 test: $(ENVIRONMENT)  ## run every tier that this machine can run, and say why not for the others
-	@$(BIN)/python tests/run_tiers.py
+	@$(BIN)/python tests/run_tiers.py $(MUST_RUN)
 
 check: $(ENVIRONMENT)  ## ruff, mypy and the architecture test
 	$(BIN)/ruff check .

@@ -26,30 +26,41 @@ class Progress:
 
     def show(self, status: Status) -> None:
         """Show a new status: the phases that are over as lines of their own, the present one live."""
+        self._show_past(status)
+        present = self._present(status)
+        if status.state == "ended":
+            self._end(status)
+        elif present:
+            self._now(*present)
+        elif status.hint and status.state == "running":
+            self._once("hint", "wait", "driver", status.hint, None)
+
+    def _show_past(self, status: Status) -> None:
         times = status.times
         begin = times.get("allocated")
         if begin:
             self._once("nodes", "ok", "nodes", ", ".join(_short(status.nodes)), begin - self.since)
-        if begin and "scheduler-up" in times:
-            self._once("scheduler", "ok", "scheduler", "up", times["scheduler-up"] - begin)
-        if begin and "workers-ready" in times:
-            words = f"{status.expected}/{status.expected}"
-            self._once("workers", "ok", "workers", words, times["workers-ready"] - begin)
+            if "scheduler-up" in times:
+                self._once("scheduler", "ok", "scheduler", "up", times["scheduler-up"] - begin)
+            if "workers-ready" in times:
+                words = f"{status.expected}/{status.expected}"
+                self._once("workers", "ok", "workers", words, times["workers-ready"] - begin)
         if "driver-started" in times:
             self._once("driver", "ok", "driver", "the script runs", None)
-        if status.state == "ended":
-            self._end(status)
-        elif status.state == "queued":
+
+    @staticmethod
+    def _present(status: Status) -> tuple[str, str] | None:
+        """Return the role and the words of the phase that is going on, if there is something to say."""
+        if status.state == "queued":
             estimate = f", Slurm expects a start at {status.estimate}" if status.estimate else ""
-            self._now("queued", f"job {status.job}: {status.words}{estimate}")
-        elif status.state == "starting" and "scheduler-up" in times:
-            self._now("workers", f"{status.workers}/{status.expected}")
-        elif status.state == "starting":
-            self._now("scheduler", status.words)
-        elif status.state == "running" and status.workers < status.expected:
-            self._now("driver", status.words)
-        elif status.hint and status.state == "running":
-            self._once("hint", "wait", "driver", status.hint, None)
+            return "queued", f"job {status.job}: {status.words}{estimate}"
+        if status.state == "starting" and "scheduler-up" in status.times:
+            return "workers", f"{status.workers}/{status.expected}"
+        if status.state == "starting":
+            return "scheduler", status.words
+        if status.state == "running" and status.workers < status.expected:
+            return "driver", status.words
+        return None
 
     def _end(self, status: Status) -> None:
         started, ended = status.times.get("driver-started"), status.times.get("driver-ended")

@@ -8,7 +8,7 @@ import selectors
 import socket
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 
 class Channel:
@@ -26,10 +26,12 @@ class Channel:
         self.closed = False
         self.buffer = b""
 
-    def __enter__(self) -> Channel:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self.connection is not None:
             self.connection.close()
         self.listener.close()

@@ -1,9 +1,10 @@
-"""The run's diary: one JSON line per event, written by the supervisor alone, read by ``hpcml status`` and ``submit``."""
+"""The run's diary: one JSON line per event, written by the supervisor, read by ``hpcml status``."""
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -18,4 +19,7 @@ class Diary:
     def write(self, event: str, **facts: object) -> None:
         """Write one event with its time (seconds since 1970) and the attempt it belongs to."""
         line = json.dumps({"time": round(time.time(), 3), "attempt": self.attempt, "event": event, **facts})
-        os.write(self.descriptor, line.encode() + b"\n")
+        try:
+            os.write(self.descriptor, line.encode() + b"\n")
+        except OSError as error:  # a full disk must not end the run
+            print(f"hpcml: the diary cannot be written ({error.strerror}): {line}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The scheduler role: Dask's scheduler behind mutual TLS, its HTTP server on a unix socket, reporting to the supervisor."""
+"""The scheduler role: Dask's scheduler behind mutual TLS, its HTTP server on a unix socket, under a supervisor."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PrivateScheduler(Scheduler):  # type: ignore[misc]
 
     socket_path: Path
 
-    def start_http_server(self, routes: Any, dashboard_address: Any, default_port: int = 0, **_: Any) -> None:
+    def start_http_server(self, routes: Any, *_: Any, **__: Any) -> None:
         """Serve the routes on ``socket_path`` instead of a TCP port."""
         self.http_application = RoutingApplication(routes)
         self.http_server = HTTPServer(self.http_application)
@@ -56,7 +56,7 @@ class Reporter(SchedulerPlugin):  # type: ignore[misc]
         self.names[worker] = str(scheduler.workers[worker].name)
         self.send(event="worker-added", worker=self.names[worker], address=worker)
 
-    def remove_worker(self, scheduler: Scheduler, worker: str, **_: Any) -> None:
+    def remove_worker(self, scheduler: Scheduler, worker: str, **_: Any) -> None:  # noqa: ARG002 - Dask's signature
         """Dask's hook: a worker has gone."""
         self.send(event="worker-removed", worker=self.names.pop(worker, worker), address=worker)
 

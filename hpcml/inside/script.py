@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -25,7 +26,13 @@ class Script:
         settings = context.settings
         command = [sys.executable, "-u", settings.script, *settings.arguments]
         self.oom_before = _oom_kills()
-        self.process = subprocess.Popen(command, cwd=settings.cwd, env=environment, process_group=0)
+        self.process = subprocess.Popen(
+            command,
+            cwd=settings.cwd,
+            env=environment,
+            process_group=0,
+            preexec_fn=_die_with_parent,  # noqa: PLW1509 - safe here: the supervisor has one thread
+        )
         self.told = False
 
     def poll(self) -> int | None:
@@ -59,6 +66,12 @@ class Script:
         if status > 128 and status - 128 in signal.valid_signals():
             return f"the script was killed by {signal.Signals(status - 128).name}"
         return f"the script ended with exit status {status}"
+
+
+def _die_with_parent() -> None:
+    """Ask Linux to kill the script when the supervisor dies (prctl(2), PR_SET_PDEATHSIG)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def _oom_kills() -> int:

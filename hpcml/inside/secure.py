@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,7 +40,7 @@ def make_certificate(paths: AttemptPaths, lifetime: float) -> None:
 
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "hpcml run")])
-    now = datetime.datetime.now(datetime.UTC)
+    now = dt.datetime.now(dt.UTC)
     usage = x509.KeyUsage(
         digital_signature=True, key_cert_sign=True, crl_sign=False, content_commitment=False, key_encipherment=False,
         data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False)  # fmt: skip
@@ -50,8 +50,8 @@ def make_certificate(paths: AttemptPaths, lifetime: float) -> None:
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(minutes=5))  # clocks of nodes differ a little
-        .not_valid_after(now + datetime.timedelta(seconds=lifetime))
+        .not_valid_before(now - dt.timedelta(minutes=5))  # clocks of nodes differ a little
+        .not_valid_after(now + dt.timedelta(seconds=lifetime))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -82,7 +82,9 @@ def security(paths: AttemptPaths) -> Security:
     from distributed import Security
 
     certificate, key = str(paths.certificate), str(paths.key)
-    pairs = {f"tls_{role}_{part}": file for role in _CONFIG_ROLES for part, file in (("cert", certificate), ("key", key))}
+    pairs = {
+        f"tls_{role}_{part}": file for role in _CONFIG_ROLES for part, file in (("cert", certificate), ("key", key))
+    }
     return Security(require_encryption=True, tls_ca_file=certificate, **pairs)
 
 

@@ -40,7 +40,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """This process's place in the run."""
+    """Where this process stands in the run."""
 
     run: RunPaths
     attempt: AttemptPaths
@@ -71,7 +71,8 @@ def load() -> Context:
     facts["arguments"] = tuple(facts["arguments"])
     settings = Settings(**facts)
     if settings.local:
-        node, nodes = "local", ("local",)
+        node = "local"
+        nodes: tuple[str, ...] = (node,)
     else:
         node = os.environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
         nodes = expand_hosts(os.environ.get("SLURM_JOB_NODELIST", node))

@@ -9,6 +9,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -68,8 +69,17 @@ class Supervisor:
     # -- phases ---------------------------------------------------------------------------------------------------
 
     def bring_up(self) -> None:
-        """Wait for the scheduler, then for every worker, each within its deadline."""
+        """Make the keys, then wait for the scheduler and for every worker, each within its deadline."""
         settings = self.context.settings
+        self.phase = "keys"
+        lifetime = (settings.time_limit or CERTIFICATE_WITHOUT_LIMIT) + 3600.0
+        try:
+            secure.make_certificate(self.context.attempt, lifetime)
+        except ImportError as error:
+            hint = "Install hpcml[node] in the run's environment (runtime.python)."
+            reason = f"the run's environment lacks a package: {error}"
+            raise RunEndedError(self._outcome(errors.DRIVER_NOT_STARTED, reason, hint, ())) from error
+        files.write_json(self.context.attempt.control, {"socket": str(self.channel.path), "node": self.context.node})
         self.phase = "scheduler"
         self._until(lambda: bool(self.address), settings.scheduler_deadline, self._scheduler_missing)
         self.phase = "workers"
@@ -128,16 +138,16 @@ class Supervisor:
     def tear_down(self, outcome: Outcome) -> None:
         """Tell the scheduler to close itself and its workers, and wait for both steps within the deadline."""
         start = time.monotonic()
-        files.write_json(self.context.attempt.ended, {"status": outcome.status})
+        _write_or_say(self.context.attempt.ended, {"status": outcome.status})
         self.write_status(outcome, "ending")
         self.channel.send(do="close")
         steps = [int(word) for word in os.environ.get("HPCML_STEPS", "").split()]
         orderly = start + (ORDERLY if outcome.phase == "driver" else ORDERLY / 4)
         while (left := [pid for pid in steps if _alive(pid)]) and time.monotonic() < orderly:
             self.channel.receive(TICK)
-        _force(left)  # srun then kills its step at once; the batch script does so where there is no srun
+        _force(left, local=self.context.settings.local)
         deadline = start + self.context.settings.teardown_deadline
-        while left and any(_alive(pid) for pid in left) and time.monotonic() < deadline and not self.context.settings.local:
+        while any(_alive(pid) for pid in left) and time.monotonic() < deadline:
             self.channel.receive(TICK)
         secure.remove_secrets(self.context.attempt)
         self.diary.write("torn-down", seconds=round(time.monotonic() - start, 3), killed=len(left))
@@ -145,10 +155,18 @@ class Supervisor:
 
     def write_status(self, outcome: Outcome, state: str) -> None:
         """Write status.json, the first source of how a run ended."""
-        files.write_json(self.context.run.status, {
-            "state": state, "time": round(time.time(), 3), "attempt": self.context.number, "status": outcome.status,
-            "phase": outcome.phase, "by": outcome.by, "reason": outcome.reason, "hint": outcome.hint,
-            "quote": list(outcome.quote)})  # fmt: skip
+        facts = {
+            "state": state,
+            "time": round(time.time(), 3),
+            "attempt": self.context.number,
+            "status": outcome.status,
+            "phase": outcome.phase,
+            "by": outcome.by,
+            "reason": outcome.reason,
+            "hint": outcome.hint,
+            "quote": list(outcome.quote),
+        }
+        _write_or_say(self.context.run.status, facts)
 
     # -- waiting --------------------------------------------------------------------------------------------------
 
@@ -199,6 +217,9 @@ class Supervisor:
             self.told_time = True
             files.write(self.context.attempt.time_limit, "")
             self.diary.write("time-limit-near", seconds=settings.signal_lead)
+        if settings.local and not _alive(int(os.environ.get("HPCML_BATCH", "0"))):
+            reason = "the batch script was killed"
+            raise RunEndedError(Outcome(errors.ALLOCATION_LOST, self.phase, "hpcml", reason))
         if not (self.signalled or out_of_time or self.context.attempt.terminate.name in self.notes):
             return
         self.told_end = self.told_end or time.monotonic()
@@ -258,10 +279,22 @@ class Supervisor:
         return Outcome(status, self.phase, "hpcml", reason, hint, quote)
 
 
-def _force(pids: list[int]) -> None:
-    for pid in pids:
+def _write_or_say(path: Path, facts: object) -> None:
+    """Write a file of the run's end; a full disk must not keep the nodes, so it is said in the log instead."""
+    try:
+        files.write_json(path, facts)
+    except OSError as error:
+        print(f"hpcml: {path} cannot be written ({error.strerror}): {facts}", file=sys.stderr)
+
+
+def _force(steps: list[int], *, local: bool) -> None:
+    """End steps that do not end by themselves: srun kills its tasks when told to end; elsewhere it is the group."""
+    for pid in steps:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)
+            if local:
+                os.killpg(pid, signal.SIGKILL)
+            else:
+                os.kill(pid, signal.SIGTERM)
 
 
 def _alive(pid: int) -> bool:
@@ -284,9 +317,6 @@ def main() -> int:
             signal.signal(signal.SIGTERM, lambda *_: setattr(supervisor, "signalled", True))
             for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
                 signal.signal(number, lambda *_: None)
-            lifetime = (context.settings.time_limit or CERTIFICATE_WITHOUT_LIMIT) + 3600.0
-            secure.make_certificate(context.attempt, lifetime)
-            files.write_json(context.attempt.control, {"socket": str(channel.path), "node": context.node})
             outcome = _run(supervisor)
             supervisor.tear_down(outcome)
     finally:
@@ -297,11 +327,17 @@ def main() -> int:
 
 
 def _run(supervisor: Supervisor) -> Outcome:
+    """Bring up, run the script; whatever goes wrong is an outcome, so that the teardown always follows."""
     try:
         supervisor.bring_up()
         return supervisor.run_script()
     except RunEndedError as ended:
         return ended.outcome
+    except Exception as error:  # noqa: BLE001 - the nodes must be freed whatever happens
+        traceback.print_exc()  # into the driver's log: a defect of hpcml, to be reported
+        reason = f"hpcml's supervisor failed: {type(error).__name__}: {error}"
+        hint = "This is a defect in hpcml: please report it with the driver's log."
+        return Outcome(errors.INTERNAL, supervisor.phase, "hpcml", reason, hint)
 
 
 def _report(outcome: Outcome) -> None:

@@ -70,7 +70,9 @@ def main() -> int:
     scratch = Path(tempfile.mkdtemp(prefix="hpcml-", dir=context.settings.scratch or None))
     share = dask_worker.Share.of_node(context, len(names))
     try:
-        return _keep(node, lambda slot: dask_worker.run(context, address, slot.name, scratch, share), share.memory_limit)
+        return _keep(
+            node, lambda slot: dask_worker.run(context, address, slot.name, scratch, share), share.memory_limit
+        )
     finally:
         for slot in node.slots:
             _end(slot)
@@ -200,7 +202,9 @@ def _check_memory(slots: list[Slot], limit: int) -> None:
         return
     for slot in slots:
         if slot.pid and _resident(slot.pid) > MEMORY_TERMINATE * limit:
-            print(f"hpcml: worker {slot.name} is over {MEMORY_TERMINATE:.0%} of its memory limit: ended.", file=sys.stderr)
+            print(
+                f"hpcml: worker {slot.name} is over {MEMORY_TERMINATE:.0%} of its memory limit: ended.", file=sys.stderr
+            )
             _end(slot, wait=False)
 
 

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import Cluster, Ended
 
+from conftest import Cluster, Ended
 from hpcml import errors
 
 pytestmark = pytest.mark.lab
@@ -34,7 +34,9 @@ def idle_after(cluster: Cluster, ended: Ended) -> float:
 
 @pytest.mark.parametrize("status", [0, 3])
 def test_the_script_s_own_status(cluster: Cluster, status: int) -> None:
-    ended = cluster.submit(CONNECT + f"print(client.submit(lambda: 6 * 7).result())\nsys.exit({status})", "--nodes", "4")
+    ended = cluster.submit(
+        CONNECT + f"print(client.submit(lambda: 6 * 7).result())\nsys.exit({status})", "--nodes", "4"
+    )
     assert ended.code == status, ended.err
     assert "42" in ended.out
     assert idle_after(cluster, ended) <= 5

@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from conftest import ALL_NODES, Cluster, Ended
 
+from conftest import ALL_NODES, Cluster, Ended
 from hpcml import errors
 
 pytestmark = pytest.mark.lab

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
 from conftest import ALL_NODES, Cluster
 
 pytestmark = pytest.mark.lab
@@ -78,7 +79,7 @@ def target(cluster: Cluster) -> Iterator[Target]:
     (directory / "out/enough").touch()
     assert cluster.wait_status(directory)["status"] == 0
     assert "45" in (directory / "logs/driver.log").read_text()  # it survived all attacks
-    left = [path for path in directory.glob("attempts/*/secret/*")]
+    left = list(directory.glob("attempts/*/secret/*"))
     assert left == []  # the keys are gone with the attempt
 
 

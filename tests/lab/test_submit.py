@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from conftest import ALL_NODES, Cluster, directory_of
 
 pytestmark = pytest.mark.lab
@@ -60,7 +61,9 @@ def test_a_script_that_never_touches_dask(cluster: Cluster) -> None:
 def test_the_scripts_own_modules_reach_the_workers(cluster: Cluster) -> None:
     """Functions of a module beside the script are pickled by name, and an edit after submission changes nothing."""
     cluster.write("project/helper.py", "def double(x):\n    return 2 * x\n")
-    cluster.write("project/main.py", "import hpcml, helper\nprint(hpcml.connect().submit(helper.double, 21).result())\n")
+    cluster.write(
+        "project/main.py", "import hpcml, helper\nprint(hpcml.connect().submit(helper.double, 21).result())\n"
+    )
     done = cluster.run("hpcml", "submit", "--nodes", "2", "--detach", "--json", str(cluster.work / "project/main.py"))
     cluster.write("project/helper.py", "raise SystemExit('edited')\n")
     directory = Path(json.loads(done.stdout)["directory"])
@@ -101,7 +104,10 @@ def test_arguments_arrive_unchanged(cluster: Cluster) -> None:
 @pytest.mark.parametrize("folder", ["plain", "with space", "it's", 'say "no" %j', "naïve-ß"])
 def test_paths_of_every_kind(cluster: Cluster, folder: str) -> None:
     """The runs' folder holds spaces, quotes and per cent signs; the script's dollars and backslashes as well."""
-    script = cluster.write(f"{folder}/$HOME back\\slash/my script.py", "import hpcml\nprint(hpcml.connect().submit(sum, [20, 22]).result())\n")
+    script = cluster.write(
+        f"{folder}/$HOME back\\slash/my script.py",
+        "import hpcml\nprint(hpcml.connect().submit(sum, [20, 22]).result())\n",
+    )
     runs = cluster.work / folder / "runs"
     done = cluster.run("hpcml", "submit", "--nodes", "2", "--wait", str(script), cwd=script.parent,
                        env={"HPCML_PATHS__RUNS": str(runs)})  # fmt: skip
@@ -124,8 +130,12 @@ def test_gpus_are_asked_for_and_seen(cluster: Cluster) -> None:
 def test_submit_from_inside_a_job(cluster: Cluster) -> None:
     """What the outer job set (SLURM_*, SBATCH_*) does not reach the inner one."""
     script = cluster.write("inner.py", "import hpcml\nprint('inner', hpcml.run.nodes)\n")
-    outer = cluster.write("outer.sh", f"#!/bin/bash\nexport SBATCH_PARTITION=nowhere\nhpcml submit --nodes 2 --detach --json {script}\n")
-    done = cluster.run("sbatch", "--parsable", "--wait", "-N1", "-n1", "--mem=100M", f"--output={cluster.work}/outer.log", str(outer))
+    outer = cluster.write(
+        "outer.sh", f"#!/bin/bash\nexport SBATCH_PARTITION=nowhere\nhpcml submit --nodes 2 --detach --json {script}\n"
+    )
+    done = cluster.run(
+        "sbatch", "--parsable", "--wait", "-N1", "-n1", "--mem=100M", f"--output={cluster.work}/outer.log", str(outer)
+    )
     assert done.returncode == 0, (cluster.work / "outer.log").read_text()
     directory = Path(json.loads((cluster.work / "outer.log").read_text())["directory"])
     assert cluster.wait_status(directory)["status"] == 0
@@ -183,7 +193,9 @@ def test_ctrl_c_detaches_and_the_run_goes_on(cluster: Cluster) -> None:
 
 
 def test_logs_follow_until_the_end(cluster: Cluster) -> None:
-    cluster.detach("import time\nfor i in range(5):\n    print('step', i, flush=True)\n    time.sleep(0.4)\n", "--name", "steps")
+    cluster.detach(
+        "import time\nfor i in range(5):\n    print('step', i, flush=True)\n    time.sleep(0.4)\n", "--name", "steps"
+    )
     done = cluster.run("hpcml", "logs", "-f", "steps")
     assert done.stdout.splitlines() == [f"step {i}" for i in range(5)]
     worker = cluster.run("hpcml", "logs", "steps", "worker")

@@ -1,0 +1,179 @@
+"""The same batch script under plain bash, with real Dask: phases, deadlines, exit status, and no process left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcml import errors
+
+pytestmark = pytest.mark.local
+
+HPCML = str(Path(sys.executable).with_name("hpcml"))
+CONNECT = "import hpcml, sys, os, time, signal\nclient = hpcml.connect()\n"
+
+
+@dataclass
+class Here:
+    """A home, a working folder and the command, on this machine."""
+
+    folder: Path
+    environment: dict[str, str]
+
+    def run(self, *words: str, timeout: float = 90) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [HPCML, *words], cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=timeout,
+            check=False)  # fmt: skip
+
+    def script(self, text: str) -> str:
+        path = self.folder / "my script.py"
+        path.write_text(text)
+        return path.name
+
+    def submit(self, text: str, *options: str) -> subprocess.CompletedProcess[str]:
+        return self.run("submit", "--wait", *options, self.script(text))
+
+    def detach(self, text: str, *options: str) -> tuple[int, Path]:
+        done = self.run("submit", "--json", *options, self.script(text))
+        assert done.returncode == 0, done.stderr
+        facts = json.loads(done.stdout)
+        return facts["pid"], Path(facts["directory"])
+
+    def status(self, run: str = "last") -> dict[str, Any]:
+        done = self.run("status", run, "--json")
+        assert done.returncode == 0, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    def until(self, condition: Callable[[], object], seconds: float = 30) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, self.run("status").stdout
+            time.sleep(0.05)
+
+    def left(self) -> list[str]:
+        """Return the command lines of processes that belong to this home's runs."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                if str(self.folder) in (path / "environ").read_text(errors="replace"):
+                    found.append((path / "cmdline").read_text().replace("\0", " "))
+            except OSError:
+                continue  # it ended while we looked, or is not ours to read
+        return [line for line in found if "hpcml.inside" in line or "/code/" in line or "job.sh" in line]
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Here]:
+    """A home whose path holds a space, a quote and a dollar; afterwards nothing of its runs is left running."""
+    folder = tmp_path / "it's a home"
+    folder.mkdir()
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("HPCML_", "SLURM_", "DASK_"))}
+    place = Here(folder, {**kept, "HOME": str(folder), "HPCML_SITE": "local"})
+    yield place
+    place.until(lambda: not place.left(), 10)
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_the_script_s_own_status(here: Here, status: int) -> None:
+    done = here.submit(CONNECT + f"print(client.submit(lambda: 6 * 7).result())\nsys.exit({status})")
+    assert done.returncode == status, done.stderr
+    assert done.stdout == "42\n"
+    assert here.status()["by"] == "script"
+
+
+def test_four_nodes_on_one_machine(here: Here) -> None:
+    done = here.submit(
+        CONNECT + "print(sorted(client.run(lambda dask_worker: dask_worker.name).values()))", "--nodes", "4"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "['local-0', 'local-1', 'local-2', 'local-3']\n"
+
+
+def test_the_script_is_killed(here: Here) -> None:
+    done = here.submit(CONNECT + "os.kill(os.getpid(), signal.SIGKILL)")
+    assert done.returncode == 137
+    assert here.status()["words"] == "the script was killed by SIGKILL"
+
+
+def test_the_time_limit(here: Here) -> None:
+    script = CONNECT + "while not hpcml.run.should_stop(): time.sleep(0.1)\nprint('told', flush=True)\ntime.sleep(60)\n"
+    done = here.submit(script, "--time", "8s", "--set", "slurm.signal_lead=4s")
+    assert done.returncode == errors.TIME_LIMIT, done.stderr
+    assert "told" in done.stdout
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_cancel(here: Here, stubborn: bool) -> None:
+    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" if stubborn else ""
+    _, directory = here.detach(CONNECT + deaf + "print('waiting', flush=True)\ntime.sleep(60)\n",
+                               "--set", "deadlines.driver_grace=2s")  # fmt: skip
+    log = directory / "logs/driver.log"
+    here.until(lambda: log.exists() and "waiting" in log.read_text())
+    assert here.run("cancel", "last").returncode == 0
+    here.until(lambda: here.status()["state"] == "ended", 15)
+    assert here.status()["exit_status"] == errors.CANCELLED
+
+
+def test_the_scheduler_is_killed(here: Here) -> None:
+    _, directory = here.detach(CONNECT + "time.sleep(60)\n", "--set", "deadlines.driver_grace=2s")
+    here.until(
+        lambda: (directory / "events.jsonl").exists() and "driver-started" in (directory / "events.jsonl").read_text()
+    )
+    events = [json.loads(line) for line in (directory / "events.jsonl").read_text().splitlines()]
+    os.kill(next(event["pid"] for event in events if event["event"] == "scheduler-up"), signal.SIGKILL)
+    here.until(lambda: here.status()["state"] == "ended", 15)
+    assert here.status()["exit_status"] == errors.SCHEDULER_LOST
+
+
+@pytest.mark.parametrize("role", ["job.sh", "hpcml.inside driver", "hpcml.inside worker"])
+def test_a_part_of_hpcml_is_killed(here: Here, role: str) -> None:
+    """Whichever process dies, nothing of the run survives it for long, and the run is not left open."""
+    _, directory = here.detach(
+        CONNECT + "time.sleep(60)\n", "--set", "workers.on_loss=fail", "--set", "deadlines.driver_grace=1s"
+    )
+    here.until(
+        lambda: (directory / "events.jsonl").exists() and "driver-started" in (directory / "events.jsonl").read_text()
+    )
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (path / "cmdline").read_text().replace("\0", " ").strip()
+            mine = str(directory) in (path / "environ").read_text(errors="replace") or str(directory) in line
+        except OSError:
+            continue
+        if mine and line.endswith(role) and "step.sh" not in line:
+            os.kill(int(path.name), signal.SIGKILL)
+    here.until(lambda: here.status()["state"] == "ended", 20)
+    assert here.status()["exit_status"] != 0
+    here.until(lambda: not here.left(), 20)
+
+
+def test_an_interpreter_that_hangs(here: Here) -> None:
+    """Also what never became a role is gone in the end."""
+    slow = here.folder / "python"
+    slow.write_text(f'#!/bin/sh\ncase "$*" in *worker) echo thinking; sleep 1000;; esac\nexec {sys.executable} "$@"\n')
+    slow.chmod(0o755)
+    done = here.submit(CONNECT, "--set", f"runtime.python='''{slow}'''", "--set", "deadlines.workers=3s")
+    assert done.returncode == errors.WORKERS_NEVER_CAME, done.stderr
+    assert "local: the worker task gave no sign of life" in done.stderr
+    assert "thinking" in done.stderr
+
+
+def test_connect_outside_a_run(here: Here) -> None:
+    """On a laptop without hpcml submit: a local cluster, closed by TLS."""
+    text = ("import hpcml\nif __name__ == '__main__':\n    client = hpcml.connect(n_workers=1, threads_per_worker=1)\n"
+            "    print(client.scheduler.address.split(':')[0], client.submit(sum, [1, 2]).result(), hpcml.run.id)\n")  # fmt: skip
+    here.script(text)
+    done = subprocess.run([sys.executable, "my script.py"], cwd=here.folder, env=here.environment, capture_output=True,
+                          text=True, timeout=60, check=False)  # fmt: skip
+    assert done.stdout.split() == ["tls", "3"], done.stderr

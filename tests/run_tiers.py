@@ -1,0 +1,120 @@
+"""Run every tier of tests that this machine can run, say why not for the others, and fail a tier that ran no test.
+
+``make test`` calls it. The lab tier needs root and installs what it lacks on Debian and Ubuntu (tests/lab/lab.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+ROOT = Path(__file__).resolve().parent.parent
+LAB = [sys.executable, str(ROOT / "tests/lab/lab.py")]
+
+
+@dataclass(frozen=True)
+class Tier:
+    """A tier: its name, what it proves, and what pytest is told to run."""
+
+    name: str
+    proves: str
+    paths: tuple[str, ...]
+
+
+TIERS = (
+    Tier("unit", "decisions, parsers, architecture, packaging", (
+        "tests/unit", "tests/golden", "tests/test_architecture.py", "tests/test_wheel.py", "tests/test_docs.py")),
+    Tier("cli", "exit statuses and messages of the installed command", ("tests/cli",)),
+    Tier("local", "real Dask under bash on this machine", ("tests/local", "tests/jobs")),
+    Tier("lab", "a real Slurm of four nodes", ("tests/lab",)),
+)  # fmt: skip
+
+
+@dataclass
+class Result:
+    """What came of a tier."""
+
+    tier: str
+    ran: int = 0
+    skipped: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+    why_not: str = ""
+    broken: bool = False
+
+
+def main() -> int:
+    """Run the tiers named on the command line (default: all) and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    names = [tier.name for tier in TIERS]
+    parser.add_argument("tiers", nargs="*", metavar="TIER", help=f"of {', '.join(names)} (default: all)")
+    parser.add_argument("--must-run", action="append", default=[], metavar="TIER", help="fail if it cannot run here")
+    options = parser.parse_args()
+    if unknown := [name for name in (*options.tiers, *options.must_run) if name not in names]:
+        parser.error(f"no such tier: {', '.join(unknown)}")
+    results = []
+    for tier in TIERS:
+        if not options.tiers or tier.name in options.tiers:
+            print(f"\n== {tier.name}: {tier.proves}", flush=True)
+            results.append(_run(tier))
+    print(f"\n{'tier':<8} {'passed':>7} {'failed':>7} {'skipped':>8} {'time':>7}")
+    for result in results:
+        note = f"  not run: {result.why_not}" if result.why_not else ""
+        passed = result.ran - result.failed
+        print(f"{result.tier:<8} {passed:>7} {result.failed:>7} {result.skipped:>8} {result.seconds:>6.0f}s{note}")
+    passed = sum(result.ran - result.failed for result in results)
+    failed = sum(result.failed for result in results)
+    print(f"{passed} passed, {failed} failed, {sum(result.skipped for result in results)} skipped")
+    bad = [result.tier for result in results if result.broken or (result.why_not and result.tier in options.must_run)]
+    if bad:
+        print(f"not good: {', '.join(bad)}")
+    return 1 if bad else 0
+
+
+def _run(tier: Tier) -> Result:
+    start = time.monotonic()
+    result = Result(tier.name)
+    if tier.name == "lab" and (reason := _prepare_lab()):
+        result.why_not = reason
+        print(f"not run: {reason}")
+        return result
+    report = ROOT / f".pytest_cache/{tier.name}.xml"
+    report.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *tier.paths]
+    code = subprocess.run(command, cwd=ROOT, check=False).returncode
+    if report.exists():
+        suite = next(iter(ET.parse(report).getroot().iter("testsuite")))  # noqa: S314 - pytest's own report
+        number = {key: int(suite.get(key, "0")) for key in ("tests", "failures", "errors", "skipped")}
+        result.skipped = number["skipped"]
+        result.ran = number["tests"] - number["skipped"]
+        result.failed = number["failures"] + number["errors"]
+    result.broken = code != 0 or result.ran == 0
+    if result.ran == 0:
+        print(f"the {tier.name} tier ran no test")
+    result.seconds = time.monotonic() - start
+    if tier.name == "lab":
+        subprocess.run([*LAB, "down"], check=False)
+    return result
+
+
+def _prepare_lab() -> str:
+    """Install and start what the lab tier needs; return why it cannot run here, or nothing."""
+    if os.geteuid() != 0:
+        return "it needs root (sudo make test)"
+    for words in (["install", "--accounting"], ["check"], ["down"], ["up"], ["env"]):
+        print(f"lab.py {' '.join(words)}", flush=True)
+        done = subprocess.run([*LAB, *words], capture_output=True, text=True, check=False)
+        if done.returncode:
+            lines = (done.stderr or done.stdout).strip().splitlines() or ["no word"]
+            return f"lab.py {words[0]}: {lines[-1]}"
+    return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())
