@@ -44,6 +44,7 @@ import hpcml
 
 SAMPLE = 50_000  # rows brought to the driver, to start from
 SCORED, DRAWN = 4_000, 20_000  # of these, how many the silhouette looks at, and how many the picture shows
+SHOWN = 8  # clusters and features in the printed table; centres.csv has them all
 Floats = npt.NDArray[np.floating[Any]]
 
 
@@ -222,7 +223,7 @@ def work(client: Any, options: argparse.Namespace, source: tuple[str, list[str]]
 
 
 def show(known: dict[str, Any], out: pathlib.Path) -> None:
-    """Print what is worth reading as a table."""
+    """Print what is worth reading: the figures, then the clusters with their sizes and centres."""
     for name, value in {**known, "results": str(out)}.items():
         if isinstance(value, bool):
             text = "yes" if value else "no"
@@ -230,13 +231,17 @@ def show(known: dict[str, Any], out: pathlib.Path) -> None:
             text = f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
         elif name in ("seconds", "rows_per_second"):
             text = "  ".join(f"{part} {round(figure, 2):,}" for part, figure in value.items())
-        elif name == "sizes":
-            text = " ".join(f"{size:,}" for size in value[:20]) + " …" * (len(value) > 20)
         elif isinstance(value, str):
             text = value
         else:
             continue
         print(f"  {name.replace('_', ' '):<16} {text}")
+    if "sizes" in known:
+        names = known["features"][:SHOWN]
+        print("".join([f"\n  {'cluster':>7} {'rows':>12}", *(f" {name[:12]:>12}" for name in names)]))
+        for number, (size, centre) in enumerate(zip(known["sizes"], known["centres"], strict=True)):
+            if number < SHOWN:
+                print("".join([f"  {number:>7} {size:>12,}", *(f" {value:>12.5g}" for value in centre[:SHOWN])]))
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
