@@ -138,7 +138,8 @@ def _ask_owner(found: Status, run: runs.Run, environment: Mapping[str, str], kno
     state = known if known is not None else slurm.states([run.job], environment)[run.job]
     found.slurm_state, found.estimate = state.state, state.start if state.pending else ""
     if state.pending:
-        found.state, found.words = "queued", state.reason_in_words()
+        if found.state == "unknown":  # the run's own events are newer than Slurm's word
+            found.state, found.words = "queued", state.reason_in_words()
     elif not state.active:
         _ended_without_word(found, run, state)
     elif found.state == "unknown":

@@ -42,7 +42,8 @@ def _reason(context: Context, node: str, exits: set[str], marks: set[str]) -> tu
         return f"worker {failed[0]['worker']} ended again and again ({failed[0]['why']})", True
     exit_file = context.attempt.exit_of("worker", node)
     if exit_file.name in exits:
-        return f"the worker task ended with exit status {exit_file.read_text().strip()}", True
+        status = exit_file.read_text().strip()
+        return f"the worker task ended with exit status {status}", status != "0"  # 0: its workers were retired
     if mark is None:
         return "the worker task gave no sign of life", False
     if deaths := mark["deaths"]:

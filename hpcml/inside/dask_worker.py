@@ -32,13 +32,18 @@ class Share:
         """Divide what this task may use of the node (its CPU set, its memory limit) among its workers."""
         cpus = int(os.environ.get("SLURM_CPUS_PER_TASK") or _usable_cpus())
         threads = context.settings.threads or max(1, cpus // workers)
-        megabytes = os.environ.get("SLURM_MEM_PER_NODE", "")
-        memory = int(megabytes) * 1024**2 if megabytes.isdigit() and int(megabytes) else int(MEMORY_LIMIT)
-        return cls(threads, context.settings.memory_limit or min(memory, int(MEMORY_LIMIT)) // workers)
+        return cls(threads, context.settings.memory_limit or _usable_memory(cpus) // workers)
 
 
 def _usable_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _usable_memory(cpus: int) -> int:
+    """Return the bytes that this task may use: what Slurm was asked for, and never more than the node or cgroup has."""
+    per_node, per_cpu = (os.environ.get(f"SLURM_MEM_PER_{unit}", "") for unit in ("NODE", "CPU"))
+    asked = int(per_node) if per_node.isdigit() else int(per_cpu) * cpus if per_cpu.isdigit() else 0
+    return min(asked * 1024**2 or int(MEMORY_LIMIT), int(MEMORY_LIMIT))
 
 
 class PrivateWorker(Worker):  # type: ignore[misc]

@@ -98,6 +98,8 @@ async def _serve(context: Context) -> int:
     told = asyncio.create_task(_until_told(reader))
     await asyncio.wait({ended, told}, return_when=asyncio.FIRST_COMPLETED)
     told.cancel()
+    if ended.done():  # the script closed the cluster itself (client.shutdown()): its right, and no loss
+        reporter.send(event="scheduler-closed")
     await scheduler.close(reason="the run has ended")
     writer.close()
     return 0

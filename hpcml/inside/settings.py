@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,6 +49,14 @@ class Context:
     settings: Settings
     node: str
     nodes: tuple[str, ...]
+
+    def scratch(self, *, longest: int = 4096) -> str | None:
+        """Return the folder for node-local files, None for the system's own choice (TMPDIR, /tmp).
+
+        ``longest`` is for unix sockets, whose path may have 108 bytes in all: a longer folder gives way to /tmp.
+        """
+        folder = os.path.expandvars(self.settings.scratch) or tempfile.gettempdir()
+        return folder if len(folder.encode()) <= longest else "/tmp"
 
     def worker_names(self, node: str) -> tuple[str, ...]:
         """Return the names of a node's workers: ``n3``, or ``n3-0``, ``n3-1`` … when there are several."""

@@ -61,6 +61,7 @@ class Supervisor:
     present: set[str] = field(default_factory=set)
     signalled: bool = False
     told_time: bool = False
+    released: bool = False
     told_end: float = 0.0
     looked: float = 0.0
     notes: set[str] = field(default_factory=set)
@@ -195,6 +196,8 @@ class Supervisor:
             elif event == "worker-removed":
                 self.present.discard(str(message["worker"]))
                 message["count"] = len(self.present)
+            elif event == "scheduler-closed":
+                self.released = True
             self.diary.write(event, **message)
 
     def _time_to_look(self) -> bool:
@@ -231,13 +234,13 @@ class Supervisor:
         raise RunEndedError(Outcome(errors.CANCELLED, self.phase, "user", "the run was cancelled"))
 
     def _check_scheduler(self) -> None:
-        if self.channel.closed:
+        if self.channel.closed and not self.released:
             reason = f"the Dask scheduler on {self.context.node} was lost"
             raise RunEndedError(self._outcome(errors.SCHEDULER_LOST, reason, "", self._scheduler_log()))
 
     def _check_workers(self) -> None:
         """While the script runs: end it if no worker is left that could come back, or if the policy says so."""
-        if not self._time_to_look():
+        if self.released or not self._time_to_look():
             return
         lost = blame.missing_nodes(self.context, self.present)
         final = [missing for missing in lost if missing.final]
@@ -310,7 +313,7 @@ def main() -> int:
     context = load()
     diary = Diary(context.run.events, context.number)
     diary.write("allocated", nodes=list(context.nodes), job=os.environ.get("SLURM_JOB_ID", ""), node=context.node)
-    folder = Path(tempfile.mkdtemp(prefix="hpcml-", dir=context.settings.scratch or None))
+    folder = Path(tempfile.mkdtemp(prefix="hpcml-", dir=context.scratch(longest=70)))
     try:
         with Channel(folder / "control.sock") as channel:
             supervisor = Supervisor(context, diary, channel)

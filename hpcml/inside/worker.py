@@ -67,7 +67,7 @@ def main() -> int:
         return WORKERS_NEVER_CAME
     names = context.worker_names(context.node)
     node.slots = [Slot(name) for name in names]
-    scratch = Path(tempfile.mkdtemp(prefix="hpcml-", dir=context.settings.scratch or None))
+    scratch = Path(tempfile.mkdtemp(prefix="hpcml-", dir=context.scratch()))
     share = dask_worker.Share.of_node(context, len(names))
     try:
         return _keep(

@@ -32,6 +32,9 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # the reader has gone (lab.py status | head)
+        sys.stderr.close()
+        return 141
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -92,6 +92,13 @@ def test_the_script_s_own_status(here: Here, status: int) -> None:
     assert here.status()["by"] == "script"
 
 
+def test_a_script_that_shuts_its_cluster_down(here: Here) -> None:
+    """client.shutdown() is the script's right: its exit status counts, also for what it does afterwards."""
+    done = here.submit(CONNECT + "client.shutdown()\ntime.sleep(1.5)\nprint('afterwards')\nsys.exit(4)")
+    assert done.returncode == 4, done.stderr
+    assert done.stdout.endswith("afterwards\n")
+
+
 def test_four_nodes_on_one_machine(here: Here) -> None:
     done = here.submit(
         CONNECT + "print(sorted(client.run(lambda dask_worker: dask_worker.name).values()))", "--nodes", "4"
