@@ -2,6 +2,10 @@
 # step.sh ROLE COMMAND...: runs one role on one node and leaves its exit status where the supervisor finds it, so that
 # an interpreter that is missing on one node is known at once and by name.
 role=$1; shift
+if [ "$role" != driver ]; then   # what Dask's Nanny sets: a task is one thread, and freed memory goes back early
+  export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" MKL_NUM_THREADS="${MKL_NUM_THREADS:-1}" \
+    OPENBLAS_NUM_THREADS="${OPENBLAS_NUM_THREADS:-1}" MALLOC_TRIM_THRESHOLD_="${MALLOC_TRIM_THRESHOLD_:-65536}"
+fi
 node=${SLURMD_NODENAME:-local}
 trap : HUP INT TERM USR1 USR2   # the role answers signals; this shell only has to outlive it
 "$@"; status=$?

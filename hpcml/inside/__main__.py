@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
+from hpcml.inside.imports import long_import
 from hpcml.layout import ROLES
 
 
@@ -14,7 +15,9 @@ def main(arguments: list[str]) -> int:
         print(f"hpcml.inside takes one role of {', '.join(ROLES)}; the batch script starts it.", file=sys.stderr)
         return 64
     module = "supervise" if arguments[0] == "driver" else arguments[0]
-    status: int = importlib.import_module(f"hpcml.inside.{module}").main()
+    with long_import():
+        role = importlib.import_module(f"hpcml.inside.{module}")
+    status: int = role.main()
     return status
 
 

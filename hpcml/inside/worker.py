@@ -14,6 +14,7 @@ from pathlib import Path
 
 from hpcml.errors import WORKERS_NEVER_CAME
 from hpcml.inside import files
+from hpcml.inside.imports import long_import
 from hpcml.inside.settings import Context, load
 
 TICK = 0.2  # seconds between looks at memory and at the parent
@@ -59,7 +60,12 @@ def main() -> int:
     context = load()
     node = Node(context)
     node.mark("starting")
-    from hpcml.inside import dask_worker  # the long import, after the sign of life; before the fork, for all workers
+    with long_import():  # after the sign of life; before the fork, for all workers
+        from distributed.versions import get_versions
+
+        from hpcml.inside import dask_worker
+
+        get_versions()  # every worker tells the scheduler; Dask keeps the answer
 
     address = _scheduler_address(context)
     if not address:

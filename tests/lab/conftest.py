@@ -61,6 +61,7 @@ class Cluster:
         self.home = lab.home("alice")
         self.work = self.home / "work" / time.strftime("%Y%m%d-%H%M%S")
         self.count = 0
+        lab.exec(["mkdir", "-p", str(self.work)])
 
     def write(self, name: str, text: str) -> Path:
         """Put a file of alice's in place."""

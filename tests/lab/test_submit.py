@@ -234,3 +234,45 @@ def test_check_asks_the_live_controller(cluster: Cluster) -> None:
     assert refused.returncode == 69
     assert "There is no such partition" in refused.stderr
     assert cluster.run("hpcml", "ls").stdout == before
+
+
+@pytest.mark.parametrize("sent", [True, False])
+def test_a_lost_answer(cluster: Cluster, sent: bool) -> None:
+    """sbatch's answer does not arrive: the job is found by its comment if it exists, and never sent twice."""
+    real = cluster.run("sh", "-c", "command -v sbatch").stdout.strip()
+    send = f'{real} "$@" >/dev/null' if sent else ":"
+    fake = cluster.write("bin/sbatch", f"#!/bin/sh\necho x >>{cluster.work}/calls\n{send}\n"
+                         "echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv operation' >&2\nexit 1\n")  # fmt: skip
+    cluster.run("chmod", "755", str(fake))
+    cluster.run("rm", "-f", f"{cluster.work}/calls")
+    path = f"{fake.parent}:{cluster.run('printenv', 'PATH').stdout.strip()}"
+    command = cluster.command("print('ran once')\n", "--nodes", "1", "--wait", name=f"lost{sent}")
+    done = cluster.run(*command, env={"PATH": path}, timeout=120)
+    assert (cluster.work / "calls").read_text() == "x\n"
+    jobs = cluster.run("squeue", "--me", "--noheader", "--states=all", "--format=%k").stdout
+    assert jobs.count(f"hpcml:lost{sent}") == int(sent)
+    if sent:
+        assert done.returncode == 0, done.stderr
+        assert "ran once" in done.stdout
+        assert "found again by its comment" in done.stderr
+    else:
+        assert done.returncode == 72
+        assert "It is not known whether Slurm took the job" in done.stderr
+
+
+def test_a_controller_that_falls_silent(cluster: Cluster) -> None:
+    """slurmctld hangs while sbatch asks and answers too late: the job it made all the same is found, and runs once."""
+    pid = cluster.lab.state().daemons["slurmctld"].pid
+    command = cluster.command("print('ran once')\n", "--nodes", "1", "--wait", "--name", "silent")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        process = cluster.lab.popen(command, cwd=str(cluster.work), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        time.sleep(13)  # longer than the lab's MessageTimeout of 10 s: sbatch has given up
+        assert process.poll() is None
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    out, err = process.communicate(timeout=90)
+    jobs = cluster.run("squeue", "--me", "--noheader", "--states=all", "--format=%k").stdout
+    assert jobs.count("hpcml:silent") == 1
+    assert process.returncode == 0, err
+    assert "ran once" in out

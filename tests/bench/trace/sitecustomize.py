@@ -1,7 +1,7 @@
 """Timestamps from inside hpcml's own processes, without touching hpcml: `bringup.py --explain` puts this on PYTHONPATH.
 
-Python's audit events tell when a module's import begins, a file is moved into place, a port is opened. Each is written
-as one line: wall-clock time, processor seconds of this process so far, process id, role, what.
+Python's audit events tell when a module's import begins, a file is moved into place, a port is opened. Each mark is one
+line: wall-clock time, processor seconds of this process so far, process id, role, what. explain.py reads them.
 """
 
 import os
@@ -10,22 +10,18 @@ import time
 
 _PLACE = os.environ.get("BRINGUP_TRACE", "")
 _IMPORTS = {
-    "hpcml.inside": "interpreter ready",
-    "distributed": "import of distributed begins",
-    "hpcml.inside.secure": "imports of the role done",
-    "cryptography": "import of cryptography begins",
+    "hpcml.inside": "hpcml",
+    "dask": "dask",
+    "distributed": "distributed",
+    "hpcml.inside.secure": "imported",
+    "cryptography": "cryptography",
 }
 _seen: set[str] = set()
 
 
-def _role() -> str:
-    words = getattr(sys, "orig_argv", [])
-    return words[-1] if "hpcml.inside" in words else ""
-
-
 def _birth() -> float:
     """When the kernel made this process, to the hundredth of a second."""
-    with open("/proc/self/stat", "rb") as file:  # noqa: PTH123 - pathlib is not imported yet, and costs time
+    with open("/proc/self/stat", "rb") as file:
         ticks = int(file.read().rpartition(b")")[2].split()[19])
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
 
@@ -37,28 +33,25 @@ def _note(what: str, when: float | None = None) -> None:
 
 
 def _hear(event: str, details: tuple[object, ...]) -> None:
+    what: str | None = None
     if event == "import":
         what = _IMPORTS.get(str(details[0]))
-        if what and what not in _seen:
-            _seen.add(what)
-            _note(what)
+        if what in _seen:
+            return
+        _seen.add(what or "")
     elif event == "os.rename":
-        _note(f"{os.path.basename(str(details[1]))} in place")  # noqa: PTH119
-    elif event == "open" and str(details[0]).endswith("tls-key.pem") and details[1] is None:
-        _note("key opened or written")
-    elif event == "socket.bind":
-        address = details[1]
-        if isinstance(address, tuple) and address[1] == 0:
-            _note("port being opened")
+        name = os.path.basename(str(details[1]))
+        what = {"control.json": "control", "scheduler.json": "listening"}.get(name)
     elif event == "os.fork":
-        _note("worker being forked")
+        what = "forked"
     elif event == "socket.connect" and isinstance(details[1], tuple):
-        _note("connecting to the scheduler")
+        what = "connecting"
+    if what:
+        _note(what)
 
 
-_ROLE = _role()
+_ROLE = sys.orig_argv[-1] if "hpcml.inside" in sys.orig_argv else ""
 if _PLACE and _ROLE:
-    _FILE = os.open(os.path.join(_PLACE, f"{_ROLE}-{os.getpid()}"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)  # noqa: PTH118
-    _note("process made by step.sh", _birth())
-    _note("site ready")
+    _FILE = os.open(f"{_PLACE}/{_ROLE}-{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    _note("made", _birth())
     sys.addaudithook(_hear)
