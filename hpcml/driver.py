@@ -28,7 +28,7 @@ class Run:
     @property
     def out(self) -> Path:
         """The folder for results, created when first asked for: ``out/`` of the run, else of the current folder."""
-        folder = Path(os.environ.get("HPCML_OUT") or Path.cwd() / "out")
+        folder = (self.directory or Path.cwd()) / "out"
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
@@ -87,10 +87,13 @@ def connect(**options: Any) -> Client:
         If the run's scheduler does not answer (``distributed``'s own time-out).
     """
     try:
+        import dask.config
         from distributed import Client, LocalCluster
     except ImportError as error:
-        raise RuntimeError("hpcml.connect() needs distributed: pip install 'hpcml[local]'") from error
-    if os.environ.get("DASK_SCHEDULER_ADDRESS"):
+        raise RuntimeError(
+            "hpcml.connect() needs distributed: install hpcml with its extra 'node' or 'local'"
+        ) from error
+    if dask.config.get("scheduler-address", None):  # the batch script's variable, or a worker's own setting in a task
         return Client(**options)
     closed = {"security": True, "host": "127.0.0.1", "dashboard_address": None}
     return Client(LocalCluster(**{**closed, **options}))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcml import runs, shell, slurm
-from hpcml.errors import ALLOCATION_LOST, CANCELLED, DRIVER_NOT_STARTED, TIME_LIMIT, SlurmUnreachableError
+from hpcml.errors import ALLOCATION_LOST, ANSWER_LOST, CANCELLED, DRIVER_NOT_STARTED, TIME_LIMIT, SlurmUnreachableError
 
 _SLURM_ENDS = {
     "TIMEOUT": (TIME_LIMIT, "the time limit was reached"),
@@ -80,7 +80,8 @@ def status(run: runs.Run, environment: Mapping[str, str], known: slurm.JobState 
     inside = made.get("inside", {})
     found.expected = int(inside.get("nodes", 0)) * int(inside.get("workers_per_node", 0))
     if "error" in run.submission:
-        found.state, found.words = "refused", str(run.submission["error"])
+        lost = run.submission["status"] == ANSWER_LOST
+        found.state, found.words = "unknown" if lost else "refused", str(run.submission["error"])
         found.exit_status, found.hint = int(run.submission["status"]), str(run.submission.get("hint", ""))
         found.quote = list(run.submission.get("quote", []))
         return found
@@ -180,6 +181,8 @@ def _lost(found: Status, run: runs.Run, words: str, code: int = ALLOCATION_LOST)
     found.state, found.words, found.exit_status, found.by = "ended", words, code, "slurm"
     found.quote = tail(run.paths.job_log)
     found.hint = f"The job's own log: {run.paths.job_log}."
+    if not found.times and not found.quote:
+        found.hint = "Is paths.runs on a file system that all nodes share? The job left nothing there."
 
 
 def tail(path: Path, lines: int = 12) -> list[str]:

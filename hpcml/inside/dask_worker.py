@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 from dataclasses import dataclass
@@ -64,6 +65,7 @@ def run(context: Context, address: str, name: str, scratch: Path, share: Share) 
     """Run one worker until it is closed; return 0 if for good, 3 if it is expected back."""
     from hpcml.inside.worker import COME_BACK
 
+    logging.getLogger("distributed.batched").setLevel(logging.WARNING)  # it logs a traceback at every normal end
     dask.config.set(secure.dask_settings(context.attempt, address))
     sys.path.append(str(context.run.code))  # functions of the script's own modules travel by name
     reason = asyncio.run(_serve(context, address, name, scratch, share))

@@ -37,6 +37,10 @@ class PrivateScheduler(Scheduler):  # type: ignore[misc]
         self.http_server = HTTPServer(self.http_application)
         self.http_server.add_socket(bind_unix_socket(str(self.socket_path), mode=0o600))
 
+    async def register_nanny_plugin(self, *_: Any, **__: Any) -> Any:
+        """Refuse in words: hpcml's workers have no Nanny, and Dask would do nothing without a word."""
+        raise RuntimeError("the workers of an hpcml run have no Nanny; use a WorkerPlugin, or [environment] settings")
+
 
 class Reporter(SchedulerPlugin):  # type: ignore[misc]
     """Tell the supervisor which workers come and go."""

@@ -77,7 +77,7 @@ class Supervisor:
         try:
             secure.make_certificate(self.context.attempt, lifetime)
         except ImportError as error:
-            hint = "Install hpcml[node] in the run's environment (runtime.python)."
+            hint = "Install hpcml with its extra 'node' in the run's environment (runtime.python)."
             reason = f"the run's environment lacks a package: {error}"
             raise RunEndedError(self._outcome(errors.DRIVER_NOT_STARTED, reason, hint, ())) from error
         files.write_json(self.context.attempt.control, {"socket": str(self.channel.path), "node": self.context.node})
@@ -92,7 +92,7 @@ class Supervisor:
         """Run the script to its end and return how it ended."""
         self.phase = "driver"
         environment = {**os.environ, **secure.client_environment(self.context.attempt, self.address)}
-        environment |= {"HPCML_OUT": str(self.context.run.out), "HPCML_NODES": str(len(self.context.nodes))}
+        environment["HPCML_NODES"] = str(self.context.settings.nodes)
         try:
             script = Script(self.context, environment)
         except OSError as error:
@@ -250,15 +250,18 @@ class Supervisor:
 
     def _scheduler_missing(self, late: bool, seconds: float) -> None:
         exit_file = self.context.attempt.exit_of("scheduler", self.context.node)
+        hint = f"The whole log: hpcml logs {self.context.run.directory.name} scheduler."
         if exit_file.name in files.listed(self.context.attempt.exits):
-            reason = f"the Dask scheduler on {self.context.node} ended with exit status {exit_file.read_text().strip()}"
+            status = exit_file.read_text().strip()
+            reason = f"the Dask scheduler on {self.context.node} ended with exit status {status}"
+            if status == "1":
+                hint = "Is distributed installed in the run's environment (runtime.python)?"
         elif self.channel.closed:
             reason = f"the Dask scheduler on {self.context.node} ended at its start"
         elif late:
             reason = f"the Dask scheduler on {self.context.node} was not up within {seconds:g} s"
         else:
             return
-        hint = "Is distributed installed in the run's environment (runtime.python)?"
         raise RunEndedError(self._outcome(errors.SCHEDULER_NEVER_CAME, reason, hint, self._scheduler_log()))
 
     def _workers_missing(self, late: bool, seconds: float) -> None:

@@ -58,6 +58,7 @@ class Node:
 def main() -> int:
     """Keep the node's workers running until the scheduler closes them."""
     context = load()
+    os.environ["HPCML_NODES"] = str(context.settings.nodes)  # for hpcml.run in tasks
     node = Node(context)
     node.mark("starting")
     with long_import():  # after the sign of life; before the fork, for all workers

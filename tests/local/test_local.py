@@ -184,3 +184,21 @@ def test_connect_outside_a_run(here: Here) -> None:
     done = subprocess.run([sys.executable, "my script.py"], cwd=here.folder, env=here.environment, capture_output=True,
                           text=True, timeout=60, check=False)  # fmt: skip
     assert done.stdout.split() == ["tls", "3"], done.stderr
+
+
+def test_hpcml_inside_tasks(here: Here) -> None:
+    """In a task hpcml.run is the run's, and hpcml.connect() is its cluster."""
+    text = CONNECT + (
+        "def look():\n    import hpcml\n    return str(hpcml.run.out), hpcml.run.nodes, hpcml.connect().scheduler.address\n"
+        "out, nodes, address = client.submit(look).result()\n"
+        "print(out == str(hpcml.run.out), nodes, address == client.scheduler.address)\n"
+    )
+    done = here.submit(text, "--nodes", "2")
+    assert done.stdout == "True 2 True\n", done.stderr
+
+
+def test_a_nanny_plugin_is_refused_in_words(here: Here) -> None:
+    text = CONNECT + "from distributed.diagnostics.plugin import Environ\nclient.register_plugin(Environ({'A': '1'}))\n"
+    done = here.submit(text)
+    assert done.returncode == 1
+    assert "have no Nanny" in done.stdout

@@ -1,0 +1,397 @@
+"""The documentation is true: links resolve, commands parse, tables equal the code, and what is marked runnable runs."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import pytest
+
+from hpcml import cli, config, driver, errors, jobs, plan, render, sites
+from hpcml.layout import AttemptPaths, RunPaths
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *(page for folder in ("docs", "jobs", "containers", "tests") for page in (ROOT / folder).rglob("*.md")),
+    ]
+)
+OWN = [page for page in PAGES if page.parent in (ROOT, DOCS)]  # the others speak of more than hpcml's command
+RUN = re.compile(r"<!-- run\b(?P<words>.*?)-->")
+FENCE = re.compile(r"```(?P<words>[a-z ]*)")
+OPTION = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
+DEADLINE = 240  # seconds for the runnable blocks of one page
+WRONG = "# wrong on purpose"
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: where it begins, its language (and the word behind it), its text, and how it is run, if it is."""
+
+    page: Path
+    line: int
+    language: str
+    kind: str
+    text: str
+    run: dict[str, str] | None
+
+    @property
+    def place(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+    def commands(self) -> list[str]:
+        """Return the lines that a person types."""
+        lines = [line for line in self.text.splitlines() if line.strip()]
+        return [line[2:] for line in lines if line[:2] in ("$ ", "# ")] if self.language == "console" else lines
+
+
+def split(page: Path) -> tuple[list[Block], str]:
+    """Return a page's fenced blocks, and its text without them."""
+    blocks: list[Block] = []
+    prose: list[str] = []
+    opened: tuple[int, list[str], dict[str, str] | None] | None = None
+    inside: list[str] = []
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+        fence = FENCE.fullmatch(line)
+        if opened is not None and line == "```":
+            words = [*opened[1], "", ""]
+            blocks.append(Block(page, opened[0], words[0], words[1], "\n".join(inside) + "\n", opened[2]))
+            opened = None
+        elif opened is not None:
+            inside.append(line)
+        elif fence:
+            marked = RUN.fullmatch(prose[-1]) if prose else None
+            said = dict(word.split("=") for word in marked["words"].split()) if marked else None
+            opened, inside = (number, fence["words"].split(), said), []
+        else:
+            prose.append(line)
+    assert opened is None, f"{page.name}: a block is not closed"
+    return blocks, "\n".join(prose)
+
+
+BLOCKS = [block for page in PAGES for block in split(page)[0]]
+OWN_BLOCKS = [block for block in BLOCKS if block.page in OWN]
+SHELL = [block for block in OWN_BLOCKS if block.language in ("bash", "console")]
+
+
+def of(language: str, *, kind: str = "") -> list[Any]:
+    return [
+        pytest.param(block, id=block.place) for block in OWN_BLOCKS if (block.language, block.kind) == (language, kind)
+    ]
+
+
+def prose(name: str) -> str:
+    return split(DOCS / name)[1]
+
+
+def rows(text: str) -> list[list[str]]:
+    """Return the cells of all table rows; a bar behind a backslash divides nothing."""
+    lines = (line for line in text.splitlines() if line.startswith("| "))
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+
+
+def codes(text: str) -> list[str]:
+    return re.findall(r"`([^`\n]+)`", text)
+
+
+# -- links --------------------------------------------------------------------------------------------------------
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors that GitHub gives a page's headings."""
+    headings = re.findall(r"^#+ (.+)$", split(page)[1], re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_and_anchors_resolve(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", split(page)[1]):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        found = (page.parent / name).resolve() if name else page
+        assert found.exists(), target
+        assert not anchor or anchor in anchors(found), target
+
+
+def test_every_page_is_reached_from_the_readme() -> None:
+    linked = re.findall(r"\]\(([^)#\s]+)", split(ROOT / "README.md")[1])
+    assert {f"docs/{page.name}" for page in DOCS.glob("*.md")} <= set(linked)
+
+
+@pytest.mark.parametrize("page", OWN, ids=lambda page: page.name)
+def test_no_page_holds_a_placeholder(page: Path) -> None:
+    assert not re.search(r"@@|TODO|FIXME|XXX", page.read_text(encoding="utf-8"))
+
+
+def test_make_targets_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    typed = "\n".join(line for block in SHELL for line in block.commands())
+    named = [code for page in OWN for code in codes(split(page)[1]) if code.startswith("make ")]
+    found = set(re.findall(r"^make ([a-z-]+)", "\n".join([typed, *named]), re.MULTILINE))
+    assert {"demo", "test", "lab", "lab-shell", "lab-down", "bench"} <= found <= targets
+
+
+# -- commands -----------------------------------------------------------------------------------------------------
+
+
+def simple_commands(line: str) -> Iterator[list[str]]:
+    """Yield the words of each command on a line, as bash would divide them."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>")
+    lexer.whitespace_split = True
+    words: list[str] = []
+    for word in lexer:
+        if set(word) <= set("|&;<>"):
+            yield words
+            words = []
+        else:
+            words.append(word)
+    yield words
+
+
+def parse(words: list[str]) -> None:
+    """Parse one command line of hpcml as cli.main does, without running it."""
+    if words[0] in ("--help", "--version"):
+        return
+    submits = words[0] in ("submit", "plan")
+    own, script = cli.split_script(words[1:]) if submits else (words[1:], [])
+    options = cli.build_parser(words[0]).parse_args(own)
+    assert script or not submits, "SCRIPT is missing"
+    known = {"HOME": "/nowhere", "HPCML_SYSTEM_CONFIG": "/nowhere"}
+    name = (options.name if words[0] == "site" else options.site) or "local"
+    sites.load(name if name in sites.profile_files(known) else "local", known, Path("/"), options.set or ())
+
+
+@pytest.mark.parametrize("block", [pytest.param(block, id=block.place) for block in SHELL])
+def test_command_lines_parse(block: Block) -> None:
+    for line in block.commands():
+        for words in simple_commands(line):
+            set_here = [word for word in words if re.match(r"HPCML_\w+=", word)]
+            for name, value in (word.split("=", 1) for word in set_here):
+                sites.load("local", {"HPCML_SYSTEM_CONFIG": "/nowhere", name: value}, Path("/"))
+            rest = [word for word in words if word not in (*set_here, "export")]
+            if rest[:1] == ["hpcml"] and WRONG not in line:
+                parse(rest[1:])
+
+
+@pytest.mark.parametrize("page", OWN, ids=lambda page: page.name)
+def test_commands_named_in_the_text_exist(page: Path) -> None:
+    for code in codes(split(page)[1]):
+        words = code.replace("\\|", "|").split(" | ")[0].split()
+        if words[0] != "hpcml" or len(words) == 1 or words[1] in ("COMMAND", "--help", "--version"):
+            continue
+        assert words[1] in cli.COMMANDS, code
+        own, script = cli.split_script(words[2:])
+        known = cli.build_parser(words[1])._option_string_actions
+        used = own if script and words[1] in ("submit", "plan") else words[2:]
+        assert {word for word in used if OPTION.fullmatch(word)} <= known.keys(), code
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_options_are_documented_and_no_others(command: str) -> None:
+    sections = re.split(r"^## hpcml ", prose("commands.md").split("## Variables")[0], flags=re.MULTILINE)[1:]
+    section = next(text for text in sections if text.startswith(f"{command}\n"))
+    expected = set()
+    for action in cli.build_parser(command)._actions:
+        if action.help != argparse.SUPPRESS:
+            value = "" if action.nargs == 0 else f" {action.metavar}"
+            expected |= {f"{option}{value}" for option in action.option_strings}
+    assert {code for cells in rows(section) for code in codes(cells[0])} == expected
+    assert [text.split("\n")[0] for text in sections] == list(cli.COMMANDS)
+
+
+# -- tables that equal the code -----------------------------------------------------------------------------------
+
+
+def test_exit_statuses() -> None:
+    told = {
+        int(cells[0]): cells[1] for cells in rows(prose("exit-status.md")) if len(cells) == 3 and cells[0].isdecimal()
+    }
+    assert told == errors.MEANING
+
+
+@pytest.mark.parametrize("page", OWN, ids=lambda page: page.name)
+def test_statuses_named_in_the_text_exist(page: Path) -> None:
+    named = {int(number) for number in re.findall(r"status(?:es)? (\d\d)\b", split(page)[1])}
+    assert {number for number in named if 64 <= number <= 95} <= errors.MEANING.keys() | {95}
+
+
+def schema(record: Any, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Yield every key of a profile with its default."""
+    for name, kind in record.__annotations__.items():
+        inner = get_args(kind)[1] if get_origin(kind) is dict else kind
+        if hasattr(inner, "_fields"):
+            yield from schema(inner, f"{prefix}{name}.{'NAME.' if inner is not kind else ''}")
+        else:
+            yield f"{prefix}{name}", config.as_table(record._field_defaults[name])
+
+
+def documented_keys() -> dict[str, list[str]]:
+    return {codes(cells[0])[0]: cells for cells in rows(prose("sites.md")) if len(cells) == 4 and codes(cells[0])}
+
+
+def test_profile_keys_and_defaults() -> None:
+    told = {
+        key: tomllib.loads(f"v = {codes(cells[2])[0]}")["v"]
+        for key, cells in documented_keys().items()
+        if codes(cells[2])
+    }
+    assert told == dict(schema(sites.Site))
+
+
+@pytest.mark.parametrize("key", sites.CHOICES)
+def test_choices_of_a_key(key: str) -> None:
+    assert set(codes(documented_keys()[key][1])) == set(sites.CHOICES[key])
+
+
+def test_shipped_profiles() -> None:
+    told = {codes(cells[0])[0] for cells in rows(prose("sites.md").split("## The profiles")[1]) if codes(cells[0])}
+    assert told == set(sites.profile_files({"HPCML_SYSTEM_CONFIG": "/nowhere"}))
+
+
+def test_files_and_events_of_a_run() -> None:
+    text = prose("run-directory.md")
+    paths = [path for path in vars(RunPaths(Path("run"))).values() if path != Path("run")]
+    paths += [path for path in vars(AttemptPaths(Path("attempts/N"))).values() if path.parent == Path("attempts/N")]
+    assert not [path.name for path in paths if path.name not in text]
+    source = "".join(path.read_text() for path in (ROOT / "hpcml/inside").glob("*.py"))
+    events = set(re.findall(r"""(?:diary\.write\(|event=)"([a-z-]+)\"""", source))
+    told = next(cells[2] for cells in rows(text) if cells[0] == "`events.jsonl`")
+    assert events == set(codes(told))
+
+
+def test_modules() -> None:
+    found = {
+        ".".join(path.relative_to(ROOT / "hpcml").with_suffix("").parts) for path in (ROOT / "hpcml").rglob("*.py")
+    }
+    told = {code for cells in rows(prose("architecture.md").split("## Rules")[0]) for code in codes("".join(cells[:2]))}
+    told -= {"hpcml.connect()", "hpcml.run"}
+    assert told == found - {"__init__", "__main__", "inside.__init__"}
+
+
+def test_names_of_the_script_s_side() -> None:
+    told = {name for page in OWN for name in re.findall(r"hpcml\.run\.(\w+)", page.read_text())}
+    assert told == {name for name in dir(driver.Run) if not name.startswith("_")}
+
+
+def test_template_blocks_and_filters() -> None:
+    source = (ROOT / "templates/batch.sh.j2").read_text()
+    told = {codes(cells[0])[0] for cells in rows(prose("templates.md")) if codes(cells[0])}
+    assert told == set(re.findall(r"{% block (\w+)", source)) | {"sh", "argv", "directive", "comment"}
+    fields = set(re.findall(r"`plan\.(\w+)`", prose("templates.md")))
+    assert fields == set(re.findall(r"plan\.(\w+)", source)) | {"name"}
+
+
+# -- blocks in other languages ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block", of("python"))
+def test_python_blocks_compile(block: Block) -> None:
+    ast.parse(block.text, block.place)
+
+
+@pytest.mark.parametrize("block", of("toml"))
+@pytest.mark.parametrize("site", ["local", "slurm", "leonardo", "lab"])
+def test_settings_load(block: Block, site: str, tmp_path: Path) -> None:
+    (tmp_path / "hpcml.toml").write_text(block.text)
+    sites.load(site, {"HPCML_SYSTEM_CONFIG": "/nowhere"}, tmp_path)
+
+
+@pytest.mark.parametrize("block", of("toml", kind="profile"))
+def test_profiles_load(block: Block, tmp_path: Path) -> None:
+    name = "mycluster" if "extends" in block.text else "leonardo"
+    (tmp_path / "profiles").mkdir()
+    (tmp_path / "profiles" / f"{name}.toml").write_text(block.text)
+    loaded = sites.load(name, {"HPCML_SYSTEM_CONFIG": str(tmp_path)}, tmp_path)
+    assert make(loaded.site, "--account").directives
+
+
+def make(site: sites.Site, account: str = "") -> plan.Plan:
+    spec = jobs.JobSpec(Path("/home/ada/first.py"), (), Path("/home/ada"), account=account.strip("-"))
+    return plan.plan(
+        site, spec, plan.Place("first-20261121-083633-0865", Path("/home/ada/runs/first"), "/opt/python", "0")
+    )
+
+
+@pytest.mark.parametrize("block", of("jinja"))
+def test_templates_render(block: Block, tmp_path: Path) -> None:
+    (tmp_path / "batch.sh.j2").write_text(block.text)
+    made = make(sites.load("slurm", {"HPCML_SYSTEM_CONFIG": "/nowhere"}, tmp_path).site)
+    text = render.render(made, [tmp_path])
+    assert text != render.render(made)
+    assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
+
+
+# -- what is marked runnable runs ---------------------------------------------------------------------------------
+
+# check STATUS EXPECTED PLACE
+CHECK = 'check() { [ "$1" = "$2" ] || { echo "$3: exit status $1, $2 expected" >&2; exit 1; }; }'
+
+
+def session(blocks: list[Block], folder: Path) -> str:
+    """Return the runnable blocks of a page as one bash script; Python is saved, and submitted unless a line does so."""
+    typed = [line for block in blocks if block.language == "bash" for line in block.commands()]
+    lines = [CHECK]
+    for block in blocks:
+        run = block.run or {}
+        status = run.get("status", "0")
+        if block.language == "python":
+            target = folder / run["file"]
+            lines.append(f"cat >{shlex.quote(str(target))} <<'END OF FILE'\n{block.text}END OF FILE")
+            if not any(line.startswith("hpcml submit") and target.name in line for line in typed):
+                lines.append(
+                    f"hpcml submit --site local --wait {shlex.quote(str(target))}\ncheck $? {status} {block.place}"
+                )
+            continue
+        commands = block.commands()
+        lines += [f"{line}\ncheck $? {status if line == commands[-1] else 0} {block.place}" for line in commands]
+    return "\n".join(lines) + "\n"
+
+
+RUNNABLE = sorted({block.page for block in OWN_BLOCKS if block.run is not None})
+
+
+def test_the_first_pages_are_run() -> None:
+    assert {ROOT / "README.md", DOCS / "tutorial.md"} <= set(RUNNABLE)
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: page.name)
+def test_runnable_blocks_run(page: Path, tmp_path: Path) -> None:
+    blocks = [block for block in OWN_BLOCKS if block.page == page and block.run is not None]
+    foreign = ("HPCML_", "DASK_", "SLURM_", "SBATCH_")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(foreign)}
+    binaries = f"{Path(sys.executable).parent}:{environment['PATH']}"
+    environment |= {"HOME": str(tmp_path), "HPCML_SITE": "local", "HPCML_SYSTEM_CONFIG": "/nowhere", "PATH": binaries}
+    script = session(blocks, tmp_path)
+    try:
+        done = subprocess.run(
+            ["bash", "-c", script],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE,
+            check=False,
+        )
+        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    finally:
+        listed = subprocess.run(
+            ["hpcml", "ls", "--json"], env=environment, cwd=tmp_path, capture_output=True, check=False
+        )
+        for run in json.loads(listed.stdout or "[]"):
+            if run["state"] not in ("ended", "refused"):
+                subprocess.run(["hpcml", "cancel", run["run"]], env=environment, cwd=tmp_path, check=False)
