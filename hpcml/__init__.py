@@ -5,8 +5,22 @@ what is known about the run (output directory, attempt, whether to stop soon). I
 nor any command-line library.
 """
 
-from hpcml.driver import connect, run
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hpcml.driver import connect, run
 
 __version__ = "0.1.0"
 
 __all__ = ["__version__", "connect", "run"]
+
+
+def __getattr__(name: str) -> object:
+    """Import the script's side when it is first asked for: the command line does without it."""
+    if name not in ("connect", "run"):
+        raise AttributeError(f"module 'hpcml' has no attribute '{name}'")
+    from hpcml import driver
+
+    return getattr(driver, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -19,11 +20,11 @@ def folder(kind: str) -> Path:
     return shipped if shipped.is_dir() else _PACKAGE.parent / kind
 
 
-def node_side() -> list[Path]:
+def node_side() -> list[str]:
     """Return the modules that run on the nodes, relative to the folder that holds the package."""
-    files = [_PACKAGE / f"{name}.py" for name in ("__init__", "driver", "errors", "layout", "units")]
-    files += sorted((_PACKAGE / "inside").glob("*.py"))
-    return [file.relative_to(_PACKAGE.parent) for file in files]
+    inside = sorted(name for name in os.listdir(_PACKAGE / "inside") if name.endswith(".py"))
+    own = ("__init__.py", "driver.py", "errors.py", "layout.py", "units.py")
+    return [*(f"hpcml/{name}" for name in own), *(f"hpcml/inside/{name}" for name in inside)]
 
 
 def package_root() -> Path:

@@ -2,85 +2,134 @@
 
 from __future__ import annotations
 
-import argparse
+import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from hpcml import errors
+
+if TYPE_CHECKING:
+    import argparse
 
 TEXT = """hpcml runs a plain Python script on N nodes of a Slurm machine: a Dask scheduler, workers and the script
 in one allocation, closed to everybody else. Without Slurm it runs the same script on this machine."""
 
-# Options of `submit` that take a value; all that follows SCRIPT belongs to the script.
+# What each command is called with and does.
+COMMANDS = {
+    "submit": ("[OPTIONS] SCRIPT [ARGS…]", "run a script"),
+    "plan": ("[OPTIONS] SCRIPT [ARGS…]", "show the plan of a submission as JSON"),
+    "ls": ("", "list the runs"),
+    "status": ("[RUN]", "how a run stands"),
+    "logs": ("[-f] [RUN] [ROLE]", "show a run's logs"),
+    "cancel": ("RUN", "cancel a run"),
+    "site": ("ls | show [SITE]", "list and show site profiles"),
+}
+# Options of `submit` by group; those that take a value are followed by it or by `=VALUE`.
 SUBMIT_VALUES = {
-    "--site": "the machine's profile (hpcml site ls); found by itself otherwise",
-    "--nodes": "how many nodes",
-    "--gpus-per-node": "GPUs on each node",
-    "--cpus-per-node": "CPUs on each node",
-    "--memory-per-node": "memory on each node, e.g. 120G",
-    "--time": "time limit: 30 (minutes), 2:00:00, 1-12:00:00 or 90m",
-    "--account": "Slurm account to charge",
-    "--partition": "Slurm partition",
-    "--qos": "Slurm quality of service",
-    "--image": "Apptainer image to run in",
-    "--protocol": "Dask's protocol: auto or tcp (always with TLS)",
-    "--name": "the run's name (default: the script's)",
-    "--dependency": "Slurm dependency, e.g. afterok:123",
-    "--set": "KEY=VALUE of the profile, e.g. workers.per_node=4 (repeatable)",
+    "where": {
+        "--site": "the machine's profile (hpcml site ls); found by itself otherwise",
+        "--account": "Slurm account to charge",
+        "--partition": "Slurm partition",
+        "--qos": "Slurm quality of service",
+        "--dependency": "Slurm dependency, e.g. afterok:123",
+    },
+    "how much": {
+        "--nodes": "how many nodes",
+        "--time": "time limit: 30 (minutes), 2:00:00, 1-12:00:00 or 90m",
+        "--gpus-per-node": "GPUs on each node",
+        "--cpus-per-node": "CPUs on each node",
+        "--memory-per-node": "memory on each node, e.g. 120G",
+    },
+    "how": {
+        "--name": "the run's name (default: the script's)",
+        "--set": "KEY=VALUE of the profile, e.g. workers.per_node=4 (repeatable)",
+        "--protocol": "Dask's protocol: auto or tcp (always with TLS)",
+        "--image": "Apptainer image to run in (not in this version)",
+    },
 }
 SUBMIT_FLAGS = {
     "--dry-run": "print the batch script and submit nothing",
     "--check": "ask Slurm whether it would take the job; submit nothing",
-    "--wait": "wait, pass on the script's output and exit with its status",
-    "--detach": "do not wait",
+    "--wait": "wait, pass on the script's output and exit with its status (on a terminal: the default)",
+    "--detach": "do not wait (elsewhere: the default)",
     "--json": "print facts as JSON",
 }
+_WITH_VALUE = {option for group in SUBMIT_VALUES.values() for option in group}
 
 
-class Parser(argparse.ArgumentParser):
-    """argparse with hpcml's way of failing: one sentence, a next step, status 64."""
+def overview() -> str:
+    """Return what ``hpcml --help`` prints, without argparse, whose import would double the time."""
+    width = max(len(f"{name} {words}") for name, (words, _) in COMMANDS.items())
+    rows = [f"  {f'{name} {words}':<{width}}  {does}" for name, (words, does) in COMMANDS.items()]
+    return "\n".join([
+        "usage: hpcml COMMAND …", "", TEXT, "", "commands:", *rows, "",
+        "RUN is a run's id or its beginning, its name, its Slurm job id, or 'last'.",
+        "hpcml COMMAND --help says more; hpcml --version says which hpcml this is.",
+    ])  # fmt: skip
 
-    def error(self, message: str) -> NoReturn:
-        """Raise instead of exiting, so that every error is printed in one place."""
-        raise errors.UsageError(message[:1].upper() + message[1:], place=self.prog, hint=f"Try {self.prog} --help.")
 
+def build_parser(command: str) -> argparse.ArgumentParser:
+    """Return the parser of one command."""
+    import argparse
 
-def build_parser() -> Parser:
-    """Return the parser of all commands."""
-    parser = Parser(prog="hpcml", description=TEXT, allow_abbrev=False)
-    parser.add_argument("--version", action="store_true", help="print the version and exit")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
-    for name, words in (("submit", "run a script"), ("plan", "show the plan of a submission as JSON")):
-        sub = commands.add_parser(name, help=words, allow_abbrev=False, usage=f"hpcml {name} [OPTIONS] SCRIPT [ARGS…]",
-                                  epilog="All that follows SCRIPT belongs to the script, dashes included.")  # fmt: skip
-        for option, text in SUBMIT_VALUES.items():
-            many = "append" if option == "--set" else "store"
-            sub.add_argument(option, action=many, help=text, metavar=option.lstrip("-").upper().replace("-", "_"))
-        for option, text in SUBMIT_FLAGS.items():
-            sub.add_argument(option, action="store_true", help=text)
-    run_words = "run id, its beginning, name, Slurm job id, or 'last'"
-    for name, words in (("ls", "list the runs"), ("status", "how a run stands"), ("logs", "show a run's logs"),
-                        ("cancel", "cancel a run")):  # fmt: skip
-        sub = commands.add_parser(name, help=words, allow_abbrev=False)
-        if name != "ls":
-            sub.add_argument("run", metavar="RUN", nargs="?" if name != "cancel" else None, default="last", help=run_words)
-        if name == "logs":
-            sub.add_argument("role", metavar="ROLE", nargs="?", default="driver", help="driver (default), scheduler, worker or job")
-            sub.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
-        else:
-            sub.add_argument("--json", action="store_true", help="print facts as JSON")
-        sub.add_argument("--set", action="append", help="KEY=VALUE of the profile, e.g. paths.runs=/scratch/runs")
-    site = commands.add_parser("site", help="list and show site profiles", allow_abbrev=False)
-    site_commands = site.add_subparsers(dest="site_command", metavar="ls|show", parser_class=Parser)
-    listing = site_commands.add_parser("ls", help="list the profiles", allow_abbrev=False)
-    showing = site_commands.add_parser("show", help="show a profile as it is in force", allow_abbrev=False)
-    showing.add_argument("name", nargs="?", default="", metavar="SITE")
-    showing.add_argument("--origin", action="store_true", help="say where each value comes from")
-    showing.add_argument("--set", action="append", help="KEY=VALUE of the profile")
-    for sub in (listing, showing):
-        sub.add_argument("--json", action="store_true", help="print facts as JSON")
+    class Parser(argparse.ArgumentParser):
+        """argparse with hpcml's way of failing: one sentence, a next step, status 64."""
+
+        def error(self, message: str) -> NoReturn:
+            """Raise instead of exiting, so that every error is printed in one place."""
+            raise errors.UsageError(message[:1].upper() + message[1:], place=self.prog, hint=f"Try {self.prog} --help.")
+
+    words, does = COMMANDS[command]
+    parser = Parser(
+        prog=f"hpcml {command}",
+        description=f"{does[:1].upper()}{does[1:]}.",
+        usage=f"hpcml {command} {words}".strip() if command != "ls" else "hpcml ls [OPTIONS]",
+        allow_abbrev=False,
+    )
+    if command in ("submit", "plan"):
+        _add_submit_options(parser, command)
+        return parser
+    if command == "site":
+        parser.add_argument(
+            "what", metavar="ls|show", choices=("ls", "show"), help="list the profiles, or show one in force"
+        )
+        parser.add_argument("name", nargs="?", default="", metavar="SITE", help="default: the site found here")
+        parser.add_argument("--origin", action="store_true", help="say where each value comes from")
+    elif command == "ls":
+        parser.add_argument("--last", default="20", metavar="N", help="how many runs, newest last (default 20)")
+        parser.add_argument("--all", action="store_true", help="all of them")
+    else:
+        optional = {"nargs": "?", "default": "last"} if command != "cancel" else {}
+        text = "run id, its beginning, name, Slurm job id, or 'last'"
+        parser.add_argument("run", metavar="RUN", help=text, **optional)  # type: ignore[arg-type]
+    if command == "logs":
+        parser.add_argument("role", metavar="ROLE", nargs="?", help="driver (default), scheduler, worker or job")
+        parser.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
+    if command != "site":
+        parser.add_argument(
+            "--site", metavar="SITE", help="whose folder for runs to look in (default: the site found here)"
+        )
+    parser.add_argument(
+        "--set", action="append", metavar="KEY=VALUE", help="of the profile, e.g. paths.runs=/scratch/runs"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help=argparse.SUPPRESS if command == "logs" else "print facts as JSON"
+    )
     return parser
+
+
+def _add_submit_options(parser: argparse.ArgumentParser, command: str) -> None:
+    parser.epilog = "All that follows SCRIPT belongs to the script, dashes included."
+    for title, options in SUBMIT_VALUES.items():
+        group = parser.add_argument_group(title)
+        for option, text in options.items():
+            many = "append" if option == "--set" else "store"
+            group.add_argument(option, action=many, help=text, metavar=option.lstrip("-").upper().replace("-", "_"))
+    group = parser.add_argument_group("what to do")
+    for option, text in SUBMIT_FLAGS.items():
+        if command == "submit" or option == "--json":
+            group.add_argument(option, action="store_true", help=text)
 
 
 def split_script(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -92,56 +141,94 @@ def split_script(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
             return list(arguments[:position]), list(arguments[position + 1 :])
         if not word.startswith("-") or word == "-":
             return list(arguments[:position]), list(arguments[position:])
-        position += 2 if word in SUBMIT_VALUES else 1
+        position += 2 if word in _WITH_VALUE else 1
     return list(arguments), []
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
-    as_json = "--json" in words
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr] # paths may hold anything
+    own, script = split_script(words[1:]) if words[:1] in (["submit"], ["plan"]) else (words[1:], [])
+    as_json = "--json" in own
     try:
-        return _dispatch(words)
+        status = _dispatch(words[0] if words else "", own, script)
+        sys.stdout.flush()
     except errors.HpcmlError as error:
         return _fail(error, as_json)
     except KeyboardInterrupt:
         print("\nInterrupted.", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output has gone (hpcml ls | head): nothing to say to anybody
+        # The reader of our output has gone (hpcml ls | head). Python would complain once more at exit: let it write
+        # to nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except Exception as error:  # noqa: BLE001 - a defect, told as one; a traceback is for who asks for it
+        return _fail(_defect(error), as_json)
+    return status
 
 
-def _dispatch(words: list[str]) -> int:
-    script: list[str] = []
-    if words[:1] and words[0] in ("submit", "plan"):
-        own, script = split_script(words[1:])
-        words = [words[0], *own]
-    parser = build_parser()
-    options = parser.parse_args(words)
-    if options.version:
+def _dispatch(command: str, own: list[str], script: list[str]) -> int:
+    if command in ("", "-h", "--help", "help"):
+        print(overview())
+        return 0 if command else errors.USAGE
+    if command == "--version":
         from hpcml import __version__
 
         print(f"hpcml {__version__}")
         return 0
-    if options.command is None:
-        parser.print_help()
-        return errors.USAGE
+    if command not in COMMANDS:
+        raise _no_command(command)
+    try:
+        options = build_parser(command).parse_args(own)
+    except SystemExit as end:  # argparse has printed its help
+        return int(end.code or 0)
     from hpcml import commands
 
-    if options.command in ("submit", "plan"):
+    if command in ("submit", "plan"):
         if not script:
-            raise errors.UsageError("SCRIPT is missing", place=f"hpcml {options.command}", hint="Name a Python file.")
-        return commands.submit(options, script)
-    if options.command == "site":
-        return commands.site(options)
-    return int(getattr(commands, options.command)(options))
+            raise errors.UsageError("SCRIPT is missing", place=f"hpcml {command}", hint="Name a Python file.")
+        return commands.submit(options, script, only_plan=command == "plan")
+    return int(getattr(commands, command)(options))
+
+
+def _no_command(word: str) -> errors.UsageError:
+    from hpcml.config import nearest
+
+    if word.startswith("-"):
+        return errors.UsageError(f"There is no option '{word}'", place="hpcml", hint="Try hpcml --help.")
+    near = nearest(word, list(COMMANDS))
+    is_file = os.path.exists(word)
+    hint = (
+        f"Did you mean hpcml submit {word}?"
+        if is_file
+        else f"Did you mean hpcml {near}?"
+        if near
+        else "Try hpcml --help."
+    )
+    return errors.UsageError(f"There is no command '{word}'", place="hpcml", hint=hint)
+
+
+def _defect(error: Exception) -> errors.HpcmlError:
+    """Return an unexpected exception as a defect of hpcml, with the place in the code."""
+    import traceback
+
+    from hpcml.config import process_environment
+
+    if process_environment().get("HPCML_TRACEBACK"):
+        traceback.print_exception(error)
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{os.path.basename(last.filename)}:{last.lineno}"
+    hint = "Please report it, with what HPCML_TRACEBACK=1 shows."
+    return errors.HpcmlError(f"This is a defect in hpcml: {type(error).__name__}: {error}", place=place, hint=hint)
 
 
 def _fail(error: errors.HpcmlError, as_json: bool) -> int:
     if as_json:
         import json
 
-        print(json.dumps(error.as_json()))
+        print(json.dumps(error.as_json()), flush=True)
     print(f"hpcml: {error}", file=sys.stderr)
     return error.status

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import signal
 import sys
-from argparse import Namespace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from hpcml import config, runs, sites, slurm, units, watch
-from hpcml.errors import MEANING, ConfigError, HpcmlError, NotFoundError, SlurmUnreachableError, UsageError
+from hpcml import config, runs, sites
+from hpcml.errors import (
+    INTERNAL,
+    MEANING,
+    ConfigError,
+    HpcmlError,
+    NotFoundError,
+    SlurmUnreachableError,
+    StorageError,
+    UsageError,
+)
 from hpcml.jobs import JobSpec
-from hpcml.progress import Progress, Tail
 
-COUNTS = ("nodes", "gpus_per_node", "cpus_per_node")
+if TYPE_CHECKING:  # each command imports what it needs: `submit` is to be fast
+    from argparse import Namespace
+
+    from hpcml import slurm, watch
+    from hpcml import submit as submission
+
+_COUNTS = ("nodes", "gpus_per_node", "cpus_per_node")
+_ROLES = {"driver": "driver", "scheduler": "scheduler", "worker": "worker", "workers": "worker", "job": "job"}
 
 
 def _print_json(facts: object) -> None:
@@ -25,20 +38,21 @@ def _here() -> Path:
     try:
         return Path.cwd()
     except OSError as error:
-        raise NotFoundError("The current folder is gone", place="cwd", hint="Change to another: cd ~.") from error
+        raise NotFoundError("The current folder is gone", place="cwd", hint="Change to another: cd ~") from error
 
 
-def submit(options: Namespace, script: list[str]) -> int:
+def submit(options: Namespace, script: list[str], *, only_plan: bool) -> int:
     """``hpcml submit`` and ``hpcml plan``."""
     from hpcml import submit as submission
 
     environment = config.process_environment()
-    _check_modes(options)
-    loaded = sites.load(options.site or "", environment, _here(), tuple(options.set or ()))
+    if not only_plan:
+        _check_modes(options)
     spec = _spec(options, script)
+    loaded = sites.load(options.site or "", environment, spec.cwd, options.set or ())
     prepared = submission.prepare(loaded, spec, environment)
-    if options.command == "plan":
-        _print_json(dataclasses.asdict(prepared.plan))
+    if only_plan:
+        _print_json(config.as_table(prepared.plan))
         return 0
     for notice in prepared.plan.notices:
         print(f"hpcml: note: {notice}.", file=sys.stderr)
@@ -48,46 +62,48 @@ def submit(options: Namespace, script: list[str]) -> int:
     if options.check:
         return _check(prepared, options, environment)
     run = submission.submit(prepared, loaded, spec, environment)
-    _announce(run, options.json)
     wait = options.wait or (not options.detach and not options.json and sys.stderr.isatty() and sys.stdout.isatty())
+    _announce(run, as_json=options.json and not wait)  # with both, the one JSON answer is how the run ended
     return _wait(run, environment, as_json=options.json) if wait else 0
 
 
 def _check_modes(options: Namespace) -> None:
-    chosen = [flag for flag in ("dry_run", "check", "wait", "detach") if getattr(options, flag)]
+    chosen = [
+        f"--{flag}" for flag in ("dry-run", "check", "wait", "detach") if getattr(options, flag.replace("-", "_"))
+    ]
+    if options.dry_run and options.json:
+        chosen.append("--json")
     if len(chosen) > 1:
-        names = " and ".join(f"--{flag.replace('_', '-')}" for flag in chosen)
-        raise UsageError(f"{names} exclude each other", place="hpcml submit", hint="Give one of them.")
+        raise UsageError(f"{' and '.join(chosen)} exclude each other", place="hpcml submit", hint="Give one of them.")
 
 
 def _spec(options: Namespace, script: list[str]) -> JobSpec:
-
-
-    values: dict[str, object] = {}
-    for field in dataclasses.fields(JobSpec):
-        text = getattr(options, field.name, None)
-        if text is not None:
-            values[field.name] = _whole(text, field.name) if field.name in COUNTS else text
+    """Return the request; an option that was not given keeps the record's own "not said"."""
+    said = {name: value for name in JobSpec._fields if (value := getattr(options, name, None)) is not None}
+    for name, value in said.items():
+        option = f"--{name.replace('_', '-')}"
+        if name in _COUNTS:
+            said[name] = _whole(value, option)
+        elif not value.strip():
+            raise UsageError(f"{option} is empty", place="hpcml submit", hint="Leave it out, or give it a value.")
     here = _here()
-    return JobSpec(script=here / script[0], arguments=tuple(script[1:]), cwd=here, **values)  # type: ignore[arg-type]
+    return JobSpec(script=here / script[0], arguments=tuple(script[1:]), cwd=here, **said)
 
 
-def _whole(text: str, name: str) -> int:
-    option = f"--{name.replace('_', '-')}"
-    if not text.isdecimal():
+def _whole(text: str, option: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
         raise UsageError(f"'{text}' is not a whole number", place=option, hint=f"Write {option} 4.")
     return int(text)
 
 
-def _check(prepared: object, options: Namespace, environment: dict[str, str]) -> int:
+def _check(prepared: submission.Prepared, options: Namespace, environment: dict[str, str]) -> int:
     from hpcml import submit as submission
 
-    assert isinstance(prepared, submission.Prepared)
     if not prepared.plan.slurm:
         raise UsageError("The local site has no Slurm to ask", place="--check", hint="Leave --check out.")
     answer = submission.check(prepared, environment)
     if options.json:
-        _print_json({"accepted": True, "answer": answer, "reasons": prepared.plan.reasons})
+        _print_json({"accepted": True, "answer": answer, "reasons": list(prepared.plan.reasons)})
     else:
         print(f"Slurm would take it: {answer}.")
         for reason in prepared.plan.reasons:
@@ -95,7 +111,7 @@ def _check(prepared: object, options: Namespace, environment: dict[str, str]) ->
     return 0
 
 
-def _announce(run: runs.Run, as_json: bool) -> None:
+def _announce(run: runs.Run, *, as_json: bool) -> None:
     if as_json:
         _print_json({"run": run.id, "directory": str(run.paths.directory), **run.submission})
         return
@@ -103,10 +119,15 @@ def _announce(run: runs.Run, as_json: bool) -> None:
     print(f"  run        {run.id}{job}  {run.paths.directory}", file=sys.stderr, flush=True)
     if run.submission.get("found_again"):
         print("  submission Slurm's answer was lost; the job was found again by its comment", file=sys.stderr)
+    if left_out := run.submission.get("left_out"):
+        print(f"hpcml: note: not copied into the run: {left_out}.", file=sys.stderr)
 
 
 def _wait(run: runs.Run, environment: dict[str, str], *, as_json: bool) -> int:
     """Show the run until it ends, pass on its output, and return its exit status; Ctrl-C detaches."""
+    from hpcml import watch
+    from hpcml.progress import Progress, Tail
+
     progress = Progress(sys.stderr, environment)
     output = Tail(run.paths.driver_log, sys.stdout)
 
@@ -125,12 +146,11 @@ def _wait(run: runs.Run, environment: dict[str, str], *, as_json: bool) -> int:
               file=sys.stderr)  # fmt: skip
         return 130
     assert last is not None
-    assert last.exit_status is not None
     if last.by != "script":
         _explain(last)
     if as_json:
         _print_json(last.as_json())
-    return last.exit_status
+    return INTERNAL if last.exit_status is None else last.exit_status
 
 
 def _explain(last: watch.Status) -> None:
@@ -143,22 +163,31 @@ def _explain(last: watch.Status) -> None:
 
 
 def _folder(options: Namespace) -> tuple[Path, dict[str, str]]:
+    """Return the folder for runs and the environment; no site is needed to look at runs, but it may say where."""
     environment = config.process_environment()
-    loaded = sites.load("", environment, _here(), tuple(options.set or ()))
+    loaded = sites.load(options.site or "", environment, _here(), options.set or ())
     return runs.runs_folder(loaded.site.paths.runs, environment), environment
 
 
-def ls(options: Namespace) -> int:
-    """``hpcml ls``: all runs, newest last, with one question to Slurm for those that have not ended."""
-    folder, environment = _folder(options)
-    found = runs.every(folder)
-    open_jobs = [run.job for run in found if run.job and not run.paths.status.exists()]
+def _status(run: runs.Run, environment: dict[str, str], known: slurm.JobState | None = None) -> watch.Status:
+    """Return how a run stands, with a record that lacks something told as such."""
+    from hpcml import watch
+
     try:
-        known = slurm.states(open_jobs, environment)
-    except SlurmUnreachableError as error:
-        print(f"hpcml: {error}", file=sys.stderr)
-        known = {}
-    rows = [watch.status(run, environment, known.get(run.job, slurm.UNKNOWN)) for run in found]
+        return watch.status(run, environment, known)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        hint = "It was changed or cut short; the logs of the run may tell more."
+        words = f"The run's record is not complete ({type(error).__name__}: {error})"
+        raise StorageError(words, place=str(run.paths.directory), hint=hint) from error
+
+
+def ls(options: Namespace) -> int:
+    """``hpcml ls``: the newest runs, newest last, with one question to Slurm for those that have not ended."""
+    folder, environment = _folder(options)
+    most = _whole(options.last, "--last")
+    known = runs.ids(folder)
+    shown = known if options.all else known[max(0, len(known) - most) :]
+    rows = _rows([folder / name for name in shown], environment)
     if options.json:
         _print_json([row.as_json() for row in rows])
         return 0
@@ -166,16 +195,53 @@ def ls(options: Namespace) -> int:
     if rows:
         print(f"{'RUN':<{width}}  {'SITE':<10} {'JOB':>8}  {'STATE':<9} {'STATUS':>6}  WHAT")
     for row in rows:
-        status = "" if row.exit_status is None else str(row.exit_status)
-        print(f"{row.run:<{width}}  {row.site:<10} {row.job:>8}  {row.state:<9} {status:>6}  {row.words[:60]}")
+        code = "" if row.exit_status is None else str(row.exit_status)
+        print(f"{row.run:<{width}}  {row.site:<10} {row.job:>8}  {row.state:<9} {code:>6}  {row.words[:60]}")
+    if len(shown) < len(known):
+        print(f"{len(known) - len(shown)} older runs are not shown (hpcml ls --all).", file=sys.stderr)
     return 0
+
+
+def _rows(directories: list[Path], environment: dict[str, str]) -> list[watch.Status]:
+    """Return the state of many runs; what cannot be read or asked is unknown and keeps no other from being shown."""
+    from hpcml import slurm, watch
+
+    found: list[runs.Run | watch.Status] = []
+    for directory in directories:
+        try:
+            found.append(runs.load(directory))
+        except StorageError as error:
+            found.append(watch.Status(directory.name, "", words=error.message, directory=str(directory)))
+    silent = ""
+    known: dict[str, slurm.JobState] = {}
+    open_jobs = [run.job for run in found if isinstance(run, runs.Run) and run.job and not run.paths.status.exists()]
+    try:
+        known = slurm.states(open_jobs, environment)
+    except SlurmUnreachableError as error:
+        print(f"hpcml: {error}", file=sys.stderr)
+        silent = error.message
+    rows = []
+    for run in found:
+        if isinstance(run, watch.Status):
+            rows.append(run)
+        elif silent and run.job in open_jobs:
+            site = str(run.submission.get("site", ""))
+            rows.append(watch.Status(run.id, site, words=silent, job=run.job, directory=str(run.paths.directory)))
+        else:
+            try:
+                rows.append(_status(run, environment, known.get(run.job, slurm.UNKNOWN)))
+            except StorageError as error:
+                rows.append(watch.Status(run.id, "", words=error.message, directory=str(run.paths.directory)))
+    return rows
 
 
 def status(options: Namespace) -> int:
     """``hpcml status RUN``."""
+    from hpcml import submit as submission
+
     folder, environment = _folder(options)
-    run = _adopt(runs.find(folder, options.run), environment)
-    found = watch.status(run, environment)
+    run = submission.adopt(runs.find(folder, options.run), environment)
+    found = _status(run, environment)
     if options.json:
         _print_json(found.as_json())
         return 0
@@ -204,6 +270,8 @@ def status(options: Namespace) -> int:
 
 def _phases(found: watch.Status) -> list[tuple[str, str]]:
     """Return how long each phase took, from its events."""
+    from hpcml import units
+
     names = (("scheduler", "allocated", "scheduler-up"), ("workers", "scheduler-up", "workers-ready"),
              ("driver", "driver-started", "driver-ended"), ("teardown", "driver-ended", "torn-down"))  # fmt: skip
     times = found.times
@@ -214,35 +282,30 @@ def _phases(found: watch.Status) -> list[tuple[str, str]]:
     ]
 
 
-def _adopt(run: runs.Run, environment: dict[str, str]) -> runs.Run:
-    """Find the job of a run whose submission was never answered, and record it."""
-    if run.submission.get("job") or run.submission.get("status") != 72:
-        return run
-    found = slurm.find_by_comment(f"hpcml:{run.id}", environment)
-    if found is None:
-        return run
-    runs.write_json(run.paths.submission, {"job": found, "slurm": True, "found_again": True})
-    return runs.load(run.paths.directory)
-
-
 def logs(options: Namespace) -> int:
     """``hpcml logs [-f] RUN [ROLE]``."""
-    roles = {"driver": "driver", "scheduler": "scheduler", "worker": "worker", "workers": "worker", "job": "job"}
-    if options.run in roles and options.role == "driver":
-        options.run, options.role = "last", options.run
-    role = roles.get(options.role)
+    from hpcml import watch
+    from hpcml.progress import Tail
+
+    name, word = options.run, options.role
+    if word is None and name in _ROLES:
+        name, word = "last", name  # hpcml logs worker
+    role = _ROLES.get(word or "driver")
     if role is None:
-        raise UsageError(f"There is no role '{options.role}'", place="hpcml logs", hint="One of: driver, scheduler, worker, job.")
+        near = config.nearest(word, list(_ROLES))
+        hint = f"Did you mean {near}?" if near else "One of: driver, scheduler, worker, job."
+        raise UsageError(f"There is no role '{word}'", place="hpcml logs", hint=hint)
     folder, environment = _folder(options)
-    run = runs.find(folder, options.run)
+    run = runs.find(folder, name)
     tails: dict[Path, Tail] = {}
 
     def copy() -> None:
         for path in sorted(run.paths.logs.glob("worker-*.log" if role == "worker" else f"{role}.log")):
             header = f"==> {path.name} <==\n" if role == "worker" else ""
             tail = tails.setdefault(path, Tail(path, sys.stdout, header))
-            while tail.copy():
-                pass
+            with runs.storage(path):
+                while tail.copy():
+                    pass
 
     if options.follow:
         for _ in watch.follow(run, environment, copy):
@@ -250,45 +313,52 @@ def logs(options: Namespace) -> int:
         return 0
     copy()
     if not tails:
-        state = watch.status(run, environment)
+        state = _status(run, environment)
         raise NotFoundError(f"The run has no {role} log yet", place=run.id, hint=f"It is {state.state}: {state.words}.")
     return 0
 
 
 def cancel(options: Namespace) -> int:
     """``hpcml cancel RUN``: tell the run to end; its driver is told first and has its grace."""
-    from hpcml import shell
+    import signal
+
+    from hpcml import shell, slurm
+    from hpcml import submit as submission
 
     folder, environment = _folder(options)
-    run = _adopt(runs.find(folder, options.run), environment)
-    before = watch.status(run, environment)
+    run = submission.adopt(runs.find(folder, options.run), environment)
+    before = _status(run, environment)
     if before.state in ("ended", "refused"):
-        print(f"{run.id} has ended already: {before.words}.")
+        words, did = f"{run.id} has ended already: {before.words}.", False
     elif run.job:
         slurm.cancel(run.job, environment)
-        print(f"{run.id} is being cancelled (job {run.job}).")
+        words, did = f"{run.id} is being cancelled (job {run.job}).", True
     elif "pid" in run.submission:
-        shell.signal_process(int(run.submission["pid"]), signal.SIGTERM)
-        print(f"{run.id} is being cancelled (process {run.submission['pid']}).")
+        pid = int(run.submission["pid"])
+        did = shell.signal_process(pid, signal.SIGTERM)
+        words = f"{run.id} is being cancelled (process {pid})." if did else f"{run.id} has ended in this moment."
     else:
         raise NotFoundError("The run has no job that could be cancelled", place=run.id, hint=before.hint)
+    if options.json:
+        _print_json({"run": run.id, "cancelled": did, "words": words})
+    else:
+        print(words)
     return 0
 
 
 def site(options: Namespace) -> int:
     """``hpcml site ls`` and ``hpcml site show``."""
     environment = config.process_environment()
-    if options.site_command == "ls":
+    if options.what == "ls":
         return _site_ls(options, environment)
-    if options.site_command != "show":
-        raise UsageError("Say what to do with sites", place="hpcml site", hint="hpcml site ls, or hpcml site show SITE.")
-    loaded = sites.load(options.name, environment, _here(), tuple(options.set or ()))
+    loaded = sites.load(options.name, environment, _here(), options.set or ())
+    table = config.as_table(loaded.site)
     if options.json:
-        _print_json({"site": dataclasses.asdict(loaded.site), "chosen_because": loaded.chosen_because, "origins": {
-            key.replace("\0", "."): value.origin for key, value in loaded.layers.values.items()}})  # fmt: skip
+        origins = {key.replace("\0", "."): value.origin for key, value in loaded.layers.values.items()}
+        _print_json({"site": table, "chosen_because": loaded.chosen_because, "origins": origins})
         return 0
     print(f"# {loaded.site.name}: {loaded.chosen_because}")
-    for key, value in _flat(dataclasses.asdict(loaded.site)):
+    for key, value in _flat(table):
         origin = f"  # {loaded.layers.origin(key)}" if options.origin else ""
         print(f"{key} = {json.dumps(value)}{origin}")
     return 0
@@ -307,13 +377,15 @@ def _flat(table: dict[str, object], prefix: str = "") -> list[tuple[str, object]
 def _site_ls(options: Namespace, environment: dict[str, str]) -> int:
     rows = []
     try:
-        here = sites.load("", environment, _here()).site.name
+        here = sites.load("", environment, _here(), options.set or ()).site.name
     except ConfigError as error:
         print(f"hpcml: {error}", file=sys.stderr)
         here = ""
     for name, paths in sorted(sites.profile_files(environment).items()):
         description = config.read_toml(paths[-1]).get("description", "")
-        rows.append({"site": name, "here": name == here, "description": description, "files": [str(path) for path in paths]})
+        rows.append(
+            {"site": name, "here": name == here, "description": description, "files": [str(path) for path in paths]}
+        )
     if options.json:
         _print_json(rows)
         return 0

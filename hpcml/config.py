@@ -1,24 +1,18 @@
-"""Layers of settings: TOML files, the environment and ``--set``, merged key by key, each value with its origin."""
+"""Layers of settings (files, environment, ``--set``), each value with its origin, and records built from them."""
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import os
-import tomllib
-import types
-import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar, get_args, get_origin
 
 from hpcml.errors import ConfigError
 
 T = TypeVar("T")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Value:
+class Value(NamedTuple):
     """A setting and where it came from, e.g. ``/etc/hpcml/config.toml`` or ``--set``."""
 
     value: object
@@ -47,8 +41,11 @@ class Layers:
             for part in parts[:-1]:
                 table = table.setdefault(part, {})
                 if not isinstance(table, dict):
-                    raise ConfigError(f"'{part}' is both a value and a table", place=f"{value.origin}: {key}")
-            table[parts[-1]] = value.value
+                    hint = "Is the other one meant?"
+                    raise ConfigError(
+                        f"'{part}' is a value, not a table", place=f"{value.origin}: {_shown(key)}", hint=hint
+                    )
+            table[parts[-1]] = dict(value.value) if isinstance(value.value, dict) else value.value
         return root
 
     def origin(self, key: str) -> str:
@@ -83,16 +80,19 @@ def read_toml(path: Path) -> dict[str, Any]:
     ConfigError
         If the file cannot be read or is not TOML; the place is the file, and the line where the parser stopped.
     """
+    import tomllib
+
     try:
         with path.open("rb") as file:
             return tomllib.load(file)
     except OSError as error:
-        raise ConfigError(f"The file cannot be read: {error.strerror}", place=str(path)) from error
+        hint = "Let yourself read it, or move it away."
+        raise ConfigError(f"The file cannot be read: {error.strerror}", place=str(path), hint=hint) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"The file is not valid TOML: {error}", place=str(path), hint="Mend that line.") from error
 
 
-def from_assignments(assignments: tuple[str, ...]) -> dict[str, Any]:
+def from_assignments(assignments: Sequence[str], source: str = "--set") -> dict[str, Any]:
     """Return the table that a list of ``KEY=VALUE`` (dotted keys, TOML values, bare words as text) spells.
 
     Raises
@@ -105,25 +105,29 @@ def from_assignments(assignments: tuple[str, ...]) -> dict[str, Any]:
         key, equals, text = assignment.partition("=")
         key = key.strip()
         if not equals or not key or ".." in f".{key}.":
-            raise ConfigError(f"'{assignment}' is not KEY=VALUE", place="--set", hint="Write --set workers.threads=8.")
-        layers.values[key] = Value(_toml_value(text.strip()), "--set")
+            raise ConfigError(f"'{assignment}' is not KEY=VALUE", place=source, hint="Write --set workers.threads=8.")
+        layers.values[key] = Value(_toml_value(text.strip()), source)
     return layers.nested()
 
 
-def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the table that ``HPCML_SECTION__KEY=value`` variables spell (``HPCML_WORKERS__PER_NODE=8``)."""
-    words = []
+def from_environment(environment: Mapping[str, str]) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield a table and its variable for each ``HPCML_SECTION__KEY=value`` (``HPCML_WORKERS__PER_NODE=8``)."""
     for name, text in sorted(environment.items()):
         if name.startswith("HPCML_") and "__" in name:
-            words.append(f"{name.removeprefix('HPCML_').lower().replace('__', '.')}={text}")
-    return from_assignments(tuple(words))
+            key = name.removeprefix("HPCML_").lower().replace("__", ".")
+            yield from_assignments([f"{key}={text}"], name), name
 
 
 def _toml_value(text: str) -> object:
+    import tomllib
+
     try:
-        return tomllib.loads(f"v = {text}")["v"]
+        table = tomllib.loads(f"v = {text}")
     except tomllib.TOMLDecodeError:
         return text
+    value = table["v"]
+    plain = len(table) == 1 and isinstance(value, (str, int, float, bool, list, dict))
+    return value if plain else text  # 01:00:00 is a time of day to TOML, and a line break begins another key
 
 
 def process_environment() -> dict[str, str]:
@@ -131,60 +135,96 @@ def process_environment() -> dict[str, str]:
     return dict(os.environ)
 
 
-def build(schema: type[T], layers: Layers) -> T:
-    """Return a dataclass filled from the layers, checking every key and type.
+def build(schema: type[T], layers: Layers, below: str = "") -> T:
+    """Return a record (a NamedTuple class) filled from the layers, checking every key and type.
+
+    Parameters
+    ----------
+    schema
+        Its annotations must be types, not texts: its module does without ``from __future__ import annotations``.
+    below
+        The table to build from; all of the layers if empty.
 
     Raises
     ------
     ConfigError
         For an unknown key (with the nearest known one) or a value of the wrong type, with file and key as the place.
     """
-    return _build(schema, layers.nested(), layers, "")
+    table = layers.nested()
+    return _build(schema, table.get(below, {}) if below else table, layers, f"{below}." if below else "")
 
 
 def _build(schema: type[T], table: Mapping[str, Any], layers: Layers, prefix: str) -> T:
-    hints = typing.get_type_hints(schema)
-    names = [field.name for field in dataclasses.fields(schema)]  # type: ignore[arg-type]
+    kinds = schema.__annotations__
     arguments: dict[str, Any] = {}
     for name, value in table.items():
         key = f"{prefix}{_escape(name)}"
-        if name not in names:
-            raise _unknown_key(name, names, f"{layers.origin(key)}: {prefix}{name}")
-        arguments[name] = _convert(hints[name], value, layers, key)
+        if name not in kinds:
+            raise _unknown_key(name, list(kinds), f"{layers.origin(key)}: {_shown(prefix)}{name}")
+        arguments[name] = _convert(kinds[name], value, layers, key)
     return schema(**arguments)
 
 
 def _unknown_key(name: str, names: list[str], place: str) -> ConfigError:
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f"Did you mean {near[0]}?" if near else f"Known here: {', '.join(sorted(names))}."
+    near = nearest(name, names)
+    hint = f"Did you mean {near}?" if near else f"Known here: {', '.join(sorted(names))}."
     return ConfigError(f"Unknown key '{name}'", place=place, hint=hint)
 
 
+def nearest(word: str, known: Sequence[str]) -> str:
+    """Return the known word that was probably meant, or nothing."""
+    import difflib
+
+    return next(iter(difflib.get_close_matches(word, known, n=1, cutoff=0.6)), "")
+
+
 def _convert(kind: Any, value: Any, layers: Layers, key: str) -> Any:
-    origin = typing.get_origin(kind)
-    if origin in (types.UnionType, typing.Union):
-        kind = next(option for option in typing.get_args(kind) if option is not types.NoneType)
-        origin = typing.get_origin(kind)
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+    if hasattr(kind, "_fields"):
         return _build(kind, _expect(dict, value, "a table", layers, key), layers, f"{key}.")
-    if origin is dict:
-        inner = typing.get_args(kind)[1]
+    if get_origin(kind) is dict:
+        inner = get_args(kind)[1]
         table = _expect(dict, value, "a table", layers, key)
         return {name: _convert(inner, item, layers, f"{key}.{_escape(name)}") for name, item in table.items()}
-    if origin is tuple:
+    if get_origin(kind) is tuple:
         items = _expect(list, value, "a list of texts", layers, key)
         return tuple(_expect(str, item, "a list of texts", layers, key) for item in items)
     if kind is bool:
         return _expect(bool, value, "true or false", layers, key)
     if kind is int:
-        return _expect(int, value, "a whole number", layers, key)
-    if kind is str and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return str(value)  # time = 30 and memory = 4000 are written without quotes
+        number: int = _expect(int, value, "a whole number", layers, key)
+        return number if number >= 0 else _expect(str, value, "a whole number", layers, key)
+    if (isinstance(value, (int, float)) and not isinstance(value, bool)) or hasattr(value, "isoformat"):
+        return str(value)  # time = 30, time = 01:00:00 and memory = 4000 may be written without quotes
     return _expect(str, value, "a text in quotes", layers, key)
 
 
 def _expect(kind: type, value: Any, words: str, layers: Layers, key: str) -> Any:
     if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
         return value
-    place = f"{layers.origin(key)}: {key.replace(chr(0), '.')}"
-    raise ConfigError(f"The value {value!r} should be {words}", place=place)
+    place = f"{layers.origin(key)}: {_shown(key)}"
+    raise ConfigError(f"The value {value!r} should be {words}", place=place, hint=f"Write it as {_EXAMPLES[words]}.")
+
+
+_EXAMPLES = {
+    "a table": "[table] with its keys below",
+    "a list of texts": '["one", "two"]',
+    "true or false": "true or false, without quotes",
+    "a whole number": "4, without quotes",
+    "a text in quotes": '"text"',
+}
+
+
+def _shown(key: str) -> str:
+    return key.replace("\0", ".")
+
+
+def as_table(record: Any) -> Any:
+    """Return a record, and the records within it, as tables and lists that JSON and TOML know."""
+    names = getattr(record, "_fields", None) or tuple(getattr(record, "__dataclass_fields__", ()))
+    if names:
+        return {name: as_table(getattr(record, name)) for name in names}
+    if isinstance(record, dict):
+        return {name: as_table(value) for name, value in record.items()}
+    if isinstance(record, (tuple, list)):
+        return [as_table(value) for value in record]
+    return record if isinstance(record, (str, int, float, bool, type(None))) else str(record)

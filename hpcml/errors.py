@@ -29,7 +29,7 @@ ALLOCATION_LOST = 87
 
 MEANING = {
     USAGE: "the command line is wrong",
-    CONFIG: "a profile or an hpcml.toml is wrong",
+    CONFIG: "a profile, an hpcml.toml or a template is wrong",
     NOT_FOUND: "a script, a run or a file was not found or cannot be read",
     REFUSED_BY_SITE: "the request does not fit the site",
     SLURM_UNREACHABLE: "Slurm's commands are missing or its controller does not answer",
@@ -90,18 +90,26 @@ class HpcmlError(Exception):
 
 
 class UsageError(HpcmlError):
+    """The command line is wrong."""
+
     status = USAGE
 
 
 class ConfigError(HpcmlError):
+    """A profile, an hpcml.toml or a template is wrong."""
+
     status = CONFIG
 
 
 class NotFoundError(HpcmlError):
+    """What was named is not there or cannot be read."""
+
     status = NOT_FOUND
 
 
 class SiteError(HpcmlError):
+    """The site cannot give what is asked for."""
+
     status = REFUSED_BY_SITE
 
 
@@ -116,8 +124,12 @@ class SlurmUnreachableError(HpcmlError):
 
 
 class SlurmRefusedError(HpcmlError):
+    """Slurm said no."""
+
     status = REFUSED_BY_SLURM
 
 
 class StorageError(HpcmlError):
+    """A file of the run cannot be written or read."""
+
     status = STORAGE

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+import stat
 from pathlib import Path
+from typing import NamedTuple
 
 from hpcml.errors import NotFoundError, UsageError
 
-_NAME_TAKEN = re.compile(r"[^A-Za-z0-9._-]+")
+_NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 LONGEST_NAME = 64
 
 
-@dataclass(frozen=True, slots=True)
-class JobSpec:
+class JobSpec(NamedTuple):
     """A request: a script, its arguments and what was said about the allocation (empty or None: not said).
 
     ``cwd`` is where the script runs: the folder that the user submitted from, so that relative data paths hold.
@@ -42,24 +42,29 @@ def check_script(script: Path) -> None:
     Raises
     ------
     NotFoundError
-        If it does not exist, is a folder or cannot be read.
+        If it does not exist, is no file or cannot be read.
     UsageError
-        If it is empty or its path holds a line break.
+        If it is empty or no text, or its path holds a line break.
     """
     if any(character in str(script) for character in "\n\r\0"):
         raise UsageError("The script's path holds a line break", place=repr(str(script)), hint="Rename the file.")
     try:
+        kind = stat.S_IFMT(script.stat().st_mode)
+        if kind != stat.S_IFREG:  # asked first, because to open a pipe would be to wait for its writer
+            what = "a folder" if kind == stat.S_IFDIR else "not a regular file"
+            raise NotFoundError(f"SCRIPT is {what}", place=str(script), hint="Name a .py file.")
         with script.open("rb") as file:
-            first = file.read(1)
-    except FileNotFoundError as error:
+            start = file.read(4096)
+    except (FileNotFoundError, NotADirectoryError) as error:
         hint = "Check the spelling; options of hpcml go before SCRIPT, the script's own behind it."
         raise NotFoundError("There is no such script", place=str(script), hint=hint) from error
-    except IsADirectoryError as error:
-        raise NotFoundError("This is a folder, not a script", place=str(script), hint="Name a .py file.") from error
     except OSError as error:
-        raise NotFoundError(f"The script cannot be read: {error.strerror}", place=str(script)) from error
-    if not first:
+        hint = "Let yourself read it (chmod u+r), or name another."
+        raise NotFoundError(f"The script cannot be read: {error.strerror}", place=str(script), hint=hint) from error
+    if not start:
         raise UsageError("The script is empty", place=str(script), hint="Was it saved?")
+    if b"\0" in start:
+        raise UsageError("The script is not a text: it holds zero bytes", place=str(script), hint="Name a .py file.")
 
 
 def job_name(spec: JobSpec) -> str:
@@ -71,8 +76,8 @@ def job_name(spec: JobSpec) -> str:
         If a name was given that holds other characters or is too long.
     """
     if spec.name:
-        if _NAME_TAKEN.search(spec.name) or len(spec.name) > LONGEST_NAME or not spec.name[0].isalnum():
+        if _NOT_IN_A_NAME.search(spec.name) or len(spec.name) > LONGEST_NAME or not spec.name[0].isalnum():
             hint = f"Use letters, digits, '.', '_' and '-', at most {LONGEST_NAME}, a letter or digit first."
             raise UsageError(f"The name {spec.name!r} cannot be used", place="--name", hint=hint)
         return spec.name
-    return _NAME_TAKEN.sub("-", spec.script.stem).strip("-._")[:LONGEST_NAME] or "run"
+    return _NOT_IN_A_NAME.sub("-", spec.script.stem).strip("-._")[:LONGEST_NAME] or "run"

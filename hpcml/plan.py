@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
 from pathlib import Path
+from typing import NamedTuple
 
 from hpcml import units
-from hpcml.errors import SiteError, UsageError
+from hpcml.errors import ConfigError, SiteError, UsageError
 from hpcml.inside.settings import Settings
 from hpcml.jobs import JobSpec, job_name
 from hpcml.layout import RunPaths
 from hpcml.sites import Partition, Site
 
+# Directives that a profile cannot have: by its comment a job is found again, and an array would run in one directory.
+_RESERVED = ("--comment", "--array")
+_DIRECTIVE = re.compile(r"--[a-z][a-z0-9-]*")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_MOST_SIGNAL_LEAD = 65535  # seconds, sbatch(1) --signal
 
-@dataclass(frozen=True, slots=True)
-class Place:
+
+class Place(NamedTuple):
     """Where the run will live: its id, its directory, and the interpreter that runs hpcml itself."""
 
     run_id: str
@@ -23,8 +29,7 @@ class Place:
     version: str
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """One step of the batch script: ``launcher`` (srun and its options, empty on the local site) and ``command``."""
 
     role: str
@@ -33,8 +38,7 @@ class Step:
     log: str
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """A run as it will be submitted. ``reasons`` say why it came out so, ``notices`` what the user should know."""
 
     run_id: str
@@ -53,6 +57,16 @@ class Plan:
     notices: tuple[str, ...]
 
 
+class Ask(NamedTuple):
+    """The request's sizes once defaults have been filled in; memory in bytes, 0 is "not said"."""
+
+    nodes: int
+    gpus: int
+    cpus: int
+    memory: int
+    time: int
+
+
 def plan(site: Site, spec: JobSpec, place: Place) -> Plan:
     """Return the plan of a request on a site.
 
@@ -62,21 +76,30 @@ def plan(site: Site, spec: JobSpec, place: Place) -> Plan:
         If the request is wrong in itself (no nodes, a bad time).
     SiteError
         If the site cannot give what is asked for.
+    ConfigError
+        If a value of the profile cannot be used.
     """
     reasons: list[str] = []
-    nodes = _count(spec.nodes, site.defaults.nodes, "--nodes", least=1)
-    gpus = _count(spec.gpus_per_node, site.defaults.gpus_per_node, "--gpus-per-node", least=0)
-    time_limit = _time_limit(spec, site)
-    _refuse_what_is_missing(site, spec)
+    notices: list[str] = []
     name = job_name(spec)
+    _refuse_what_is_missing(site, spec)
+    _check_directory(place.directory)
+    ask = Ask(
+        nodes=_count(spec.nodes, site.defaults.nodes, "--nodes", "defaults.nodes", least=1),
+        gpus=_count(spec.gpus_per_node, site.defaults.gpus_per_node, "--gpus-per-node", "defaults.gpus_per_node"),
+        cpus=_count(spec.cpus_per_node, site.resources.cpus_per_node, "--cpus-per-node", "resources.cpus_per_node"),
+        memory=_memory(spec.memory_per_node or site.resources.memory_per_node),
+        time=_time_limit(spec, site),
+    )
+    lead = _signal_lead(site, ask.time, reasons)
     paths = RunPaths(place.directory)
     slurm = site.scheduler == "slurm"
     directives: tuple[tuple[str, str], ...] = ()
     if slurm:
-        chosen, partition = _partition(site, spec, nodes, gpus, time_limit, reasons)
-        directives = _directives(site, spec, place, name, nodes, gpus, time_limit, chosen, partition, reasons)
-    elif nodes > 1:
-        reasons.append(f"the local site has one machine: the workers of {nodes} nodes all run on it")
+        chosen = _partition(site, spec, ask, reasons, notices)
+        directives = _directives(site, spec, place, name, ask, chosen, lead, reasons)
+    elif ask.nodes > 1:
+        reasons.append(f"the local site has one machine: the workers of {ask.nodes} nodes all run on it")
     return Plan(
         run_id=place.run_id,
         name=name,
@@ -87,19 +110,19 @@ def plan(site: Site, spec: JobSpec, place: Place) -> Plan:
         directives=directives,
         modules=site.runtime.modules,
         setup=site.runtime.setup,
-        environment=tuple(site.environment.items()),
-        steps=_steps(site, paths, nodes, slurm, site.runtime.python or place.python),
-        inside=_inside(site, spec, paths, nodes, gpus, time_limit, slurm),
+        environment=_environment(site),
+        steps=_steps(site, paths, ask.nodes, slurm, site.runtime.python or place.python),
+        inside=_inside(site, spec, paths, ask, lead, slurm),
         reasons=tuple(reasons),
-        notices=_notices(site, gpus),
+        notices=(*notices, *_notices(site, ask.gpus)),
     )
 
 
-def _count(asked: int | None, default: int, option: str, *, least: int) -> int:
+def _count(asked: int | None, default: int, option: str, key: str, *, least: int = 0) -> int:
     number = default if asked is None else asked
     if number < least:
-        raise UsageError(f"{number} is not a number of {option.strip('-').split('-')[0]}", place=option,
-                         hint=f"Ask for at least {least}.")  # fmt: skip
+        place = key if asked is None else option
+        raise UsageError(f"{number} is too few for {place}", place=place, hint=f"Ask for at least {least}.")
     return number
 
 
@@ -111,7 +134,43 @@ def _time_limit(spec: JobSpec, site: Site) -> int:
     try:
         return units.parse_time_limit(text)
     except ValueError as error:
-        raise UsageError(str(error), place="--time") from error
+        place = "--time" if spec.time else "defaults.time"
+        raise UsageError(str(error), place=place, hint="See sbatch(1), --time.") from error
+
+
+def _memory(text: str) -> int:
+    if not text:
+        return 0
+    try:
+        size = units.parse_memory(text)
+    except ValueError as error:
+        raise UsageError(str(error), place="--memory-per-node", hint="Units are powers of 1024.") from error
+    if size < 1024**2:
+        raise UsageError(
+            f"'{text}' is less than 1 MiB", place="--memory-per-node", hint="Leave it out for what the site gives."
+        )
+    return size
+
+
+def _signal_lead(site: Site, time_limit: int, reasons: list[str]) -> int:
+    """Return how many seconds before the limit the script is told: at most half of the time that it has."""
+    lead = max(1, min(round(units.parse_seconds(site.slurm.signal_lead)), _MOST_SIGNAL_LEAD))
+    if time_limit and lead > time_limit // 2:
+        reasons.append(
+            f"the script is told {time_limit // 2} s before the time limit, not {lead} s: that is half of it"
+        )
+        return max(1, time_limit // 2)
+    return lead
+
+
+def _check_directory(directory: Path) -> None:
+    """Refuse a run directory that could not work, before it is made."""
+    for character, why in ((":", "divides PYTHONPATH"), ("\\", "switches off the patterns in srun's --output")):
+        if character in str(directory):
+            hint = "Choose another folder for runs with --set paths.runs=…."
+            raise ConfigError(
+                f"The folder for runs holds '{character}', which {why}", place=f"paths.runs: {directory}", hint=hint
+            )
 
 
 def _refuse_what_is_missing(site: Site, spec: JobSpec) -> None:
@@ -122,102 +181,135 @@ def _refuse_what_is_missing(site: Site, spec: JobSpec) -> None:
         raise SiteError("This version of hpcml cannot run inside an image", place=place, hint=hint)
     if spec.protocol not in ("", "auto", "tcp", "tls"):
         hint = "Leave --protocol out: Dask then speaks TLS over TCP."
-        raise SiteError(f"This version of hpcml cannot use the protocol '{spec.protocol}'", place="--protocol", hint=hint)
-    if spec.gpus_per_node and site.scheduler == "local":
-        raise SiteError("The local site of this version starts no GPU workers", place="--gpus-per-node")
+        raise SiteError(
+            f"This version of hpcml cannot use the protocol '{spec.protocol}'", place="--protocol", hint=hint
+        )
+    if site.scheduler == "local" and (spec.gpus_per_node or site.defaults.gpus_per_node):
+        hint = "Leave it out; a script may use the GPUs by itself."
+        raise SiteError("The local site of this version starts no GPU workers", place="--gpus-per-node", hint=hint)
+
+
+def _environment(site: Site) -> tuple[tuple[str, str], ...]:
+    for name in site.environment:
+        if not _VARIABLE.fullmatch(name):
+            hint = "Use letters, digits and '_', no digit first."
+            raise ConfigError(f"'{name}' is not a variable's name", place=f"site {site.name}: environment", hint=hint)
+    return tuple(site.environment.items())
 
 
 def _notices(site: Site, gpus: int) -> tuple[str, ...]:
     notices = []
     if gpus:
-        notices.append(f"this version starts CPU workers: the {gpus} GPUs of a node are visible to them, but bound to none")
+        notices.append(
+            f"this version starts CPU workers: the {gpus} GPUs of a node are visible to them, but bound to none"
+        )
     if site.unconfirmed:
-        notices.append(f"profile {site.name} has {len(site.unconfirmed)} unconfirmed facts (hpcml site show {site.name})")
+        notices.append(
+            f"profile {site.name} has {len(site.unconfirmed)} unconfirmed facts (hpcml site show {site.name})"
+        )
     return tuple(notices)
 
 
-def _partition(
-    site: Site, spec: JobSpec, nodes: int, gpus: int, time_limit: int, reasons: list[str]
-) -> tuple[str, Partition]:
+def _partition(site: Site, spec: JobSpec, ask: Ask, reasons: list[str], notices: list[str]) -> str:
     """Return the partition to ask for: the one named, else the first that fits, collecting why others do not."""
     named = spec.partition or site.defaults.partition
     if spec.partition and site.partitions and named not in site.partitions:
         reasons.append(f"partition {named} is not in the profile: its limits are not known here")
     if spec.partition or not site.partitions:
-        partition = site.partitions.get(named, Partition())
-        if misfit := _misfit(named, partition, nodes, gpus, time_limit):
-            raise SiteError(misfit, place=f"profile {site.name}", hint=_another(site, named, nodes, gpus, time_limit))
-        return named, partition
-    ordered = sorted(site.partitions, key=lambda name: name != named)
-    misfits = []
-    for candidate in ordered:
-        misfit = _misfit(candidate, site.partitions[candidate], nodes, gpus, time_limit)
+        if misfit := _misfit(site, named, ask):
+            others = (name for name in site.partitions if name != named and not _misfit(site, name, ask))
+            other = next(others, "")
+            hint = f"Try --partition {other}." if other else "Ask for less."
+            raise SiteError(misfit, place=f"profile {site.name}", hint=hint)
+        return named
+    misfits: list[str] = []
+    for candidate in sorted(site.partitions, key=lambda name: name != named):
+        misfit = _misfit(site, candidate, ask)
         if not misfit:
             reasons += [f"partition {candidate}: the first that fits", *misfits]
-            return candidate, site.partitions[candidate]
+            if misfits and named:
+                notices.append(f"partition {candidate} is asked for, because: {misfits[0]}")
+            return candidate
         misfits.append(misfit)
+    if len(misfits) == 1:
+        raise SiteError(misfits[0], place=f"profile {site.name}", hint="Ask for less.")
     raise SiteError("No partition fits", place=f"profile {site.name}", hint="Ask for less.", quote=tuple(misfits))
 
 
-def _misfit(name: str, partition: Partition, nodes: int, gpus: int, time_limit: int) -> str:
-    if partition.max_nodes and nodes > partition.max_nodes:
-        return f"Partition '{name}' allows {partition.max_nodes} nodes, {nodes} requested"
-    if partition.max_time and time_limit > (longest := units.parse_time_limit(partition.max_time)):
-        asked, allowed = units.format_time_limit(time_limit), units.format_time_limit(longest)
+def _misfit(site: Site, name: str, ask: Ask) -> str:
+    """Return why a request does not fit a partition; nothing if it does, as far as the profile knows."""
+    partition = site.partitions.get(name)
+    if partition is None:
+        return ""
+    longest = units.parse_time_limit(partition.max_time) if partition.max_time else 0
+    memory = units.parse_memory(partition.memory_per_node) if partition.memory_per_node else 0
+    gpus_are_known = any(other.gpus_per_node for other in site.partitions.values())
+    if partition.max_nodes and ask.nodes > partition.max_nodes:
+        return f"Partition '{name}' allows {partition.max_nodes} nodes, {ask.nodes} requested"
+    if longest and ask.time > longest:
+        asked, allowed = units.format_time_limit(ask.time), units.format_time_limit(longest)
         return f"Partition '{name}' allows {allowed}, {asked} requested"
-    if partition.gpus_per_node and gpus > partition.gpus_per_node:
-        return f"Partition '{name}' has {partition.gpus_per_node} GPUs per node, {gpus} requested"
+    if gpus_are_known and ask.gpus > partition.gpus_per_node:
+        return f"Partition '{name}' has {partition.gpus_per_node or 'no'} GPUs per node, {ask.gpus} requested"
+    if partition.cpus_per_node and ask.cpus > partition.cpus_per_node:
+        return f"Partition '{name}' has {partition.cpus_per_node} CPUs per node, {ask.cpus} requested"
+    if memory and ask.memory > memory:
+        asked, allowed = units.format_memory_for_slurm(ask.memory), units.format_memory_for_slurm(memory)
+        return f"Partition '{name}' has {allowed} of memory per node, {asked} requested"
     return ""
 
 
-def _another(site: Site, named: str, nodes: int, gpus: int, time_limit: int) -> str:
-    for name, partition in site.partitions.items():
-        if name != named and not _misfit(name, partition, nodes, gpus, time_limit):
-            return f"Try --partition {name}."
-    return "Ask for less."
-
-
 def _directives(
-    site: Site, spec: JobSpec, place: Place, name: str, nodes: int, gpus: int, time_limit: int,
-    partition_name: str, partition: Partition, reasons: list[str],
-) -> tuple[tuple[str, str], ...]:  # fmt: skip
+    site: Site, spec: JobSpec, place: Place, name: str, ask: Ask, partition_name: str, lead: int, reasons: list[str]
+) -> tuple[tuple[str, str], ...]:
     """Return the #SBATCH options in order, as (option, value) with an empty value for a flag."""
     account = spec.account or site.defaults.account
     if site.slurm.account_required and not account:
         hint = "Give --account, or write [defaults] account = '…' into hpcml.toml."
         raise UsageError(f"Site {site.name} wants an account", place="--account", hint=hint)
-    paths = RunPaths(place.directory)
-    cpus = spec.cpus_per_node or site.resources.cpus_per_node or partition.cpus_per_node
-    memory = spec.memory_per_node or site.resources.memory_per_node or partition.memory_per_node
-    options = [
+    partition = site.partitions.get(partition_name, Partition())
+    cpus = ask.cpus or partition.cpus_per_node
+    memory = ask.memory or _memory(partition.memory_per_node)
+    if not cpus and not site.resources.exclusive:
+        reasons.append("one CPU per node: neither the request nor the profile says more (--cpus-per-node)")
+    valued = (
         ("--job-name", name),
         ("--comment", f"hpcml:{place.run_id}"),
         ("--account", account),
         ("--partition", partition_name),
         ("--qos", spec.qos or site.defaults.qos or partition.qos),
-        ("--nodes", str(nodes)),
+        ("--nodes", str(ask.nodes)),
         ("--ntasks-per-node", "1"),
-        ("--cpus-per-task", str(cpus) if cpus else ""),
-        *_gpu_directives(site, gpus),
-        ("--mem", _memory(memory)),
-        ("--time", units.format_time_limit(time_limit) if time_limit else ""),
+        ("--cpus-per-task", str(cpus or "")),
+        *_gpu_directives(site, ask.gpus),
+        ("--mem", units.format_memory_for_slurm(memory) if memory else ""),
+        ("--time", units.format_time_limit(ask.time) if ask.time else ""),
         ("--dependency", spec.dependency),
-        ("--output", filename_pattern(paths.job_log)),
+        ("--output", filename_pattern(RunPaths(place.directory).job_log)),
         ("--open-mode", "append"),
-        ("--no-requeue", "\0"),
-        ("--signal", f"B:USR1@{round(units.parse_seconds(site.slurm.signal_lead))}"),
+        ("--signal", f"B:USR1@{lead}"),
         ("--export", site.slurm.export),
-    ]
-    if not cpus and not site.resources.exclusive:
-        reasons.append("one CPU per node: neither the request nor the profile says more (--cpus-per-node)")
-    removed = set(site.slurm.remove)
-    chosen = [(option, value.strip("\0")) for option, value in options if value and option not in removed]
-    if site.resources.exclusive and "--exclusive" not in removed:
-        chosen.append(("--exclusive", ""))
-    for line in site.slurm.extra:
-        option, _, value = line.partition("=")
-        chosen.append((option.strip(), value.strip()))
-    return tuple(chosen)
+    )
+    flags = ("--no-requeue", "--exclusive") if site.resources.exclusive else ("--no-requeue",)
+    extra = [_extra_directive(site, line) for line in site.slurm.extra]
+    left_out = {*(_known_directive(site, option) for option in site.slurm.remove), *(option for option, _ in extra)}
+    own = [(option, value) for option, value in valued if value] + [(flag, "") for flag in flags]
+    return (*((option, value) for option, value in own if option not in left_out), *extra)
+
+
+def _extra_directive(site: Site, line: str) -> tuple[str, str]:
+    option, _, value = line.partition("=")
+    return _known_directive(site, option.strip()), value.strip()
+
+
+def _known_directive(site: Site, option: str) -> str:
+    """Return a directive of the profile, refusing what is none or would break the run."""
+    place = f"site {site.name}: slurm.extra, slurm.remove"
+    if not _DIRECTIVE.fullmatch(option):
+        raise ConfigError(f"'{option}' is not a directive", place=place, hint="Write --constraint=gpu, without quotes.")
+    if option in _RESERVED:
+        raise ConfigError(f"{option} belongs to hpcml", place=place, hint="Take it out of the profile.")
+    return option
 
 
 def _gpu_directives(site: Site, gpus: int) -> list[tuple[str, str]]:
@@ -227,15 +319,6 @@ def _gpu_directives(site: Site, gpus: int) -> list[tuple[str, str]]:
     if site.slurm.gpu_request == "gres":
         return [("--gres", f"gpu:{kind}{gpus}")]
     return [("--gpus-per-node", f"{kind}{gpus}")]
-
-
-def _memory(text: str) -> str:
-    if not text:
-        return ""
-    try:
-        return units.format_memory_for_slurm(units.parse_memory(text)) if text != "0" else "0"
-    except ValueError as error:
-        raise UsageError(str(error), place="--memory-per-node") from error
 
 
 def filename_pattern(path: Path) -> str:
@@ -269,23 +352,21 @@ def _launcher(site: Site, paths: RunPaths, role: str, nodes: int) -> tuple[str, 
     return ("srun", *fixed, *where, *named, *site.slurm.srun_extra)
 
 
-def _inside(
-    site: Site, spec: JobSpec, paths: RunPaths, nodes: int, gpus: int, time_limit: int, slurm: bool
-) -> Settings:
+def _inside(site: Site, spec: JobSpec, paths: RunPaths, ask: Ask, lead: int, slurm: bool) -> Settings:
     return Settings(
         local=not slurm,
-        nodes=nodes,
-        workers_per_node=_count(site.workers.per_node, 1, "workers.per_node", least=1),
+        nodes=ask.nodes,
+        workers_per_node=_count(site.workers.per_node, 1, "workers.per_node", "", least=1),
         threads=site.workers.threads,
         memory_limit=units.parse_memory(site.workers.memory_limit) if site.workers.memory_limit else 0,
         restarts=site.workers.restarts,
         on_loss=site.workers.on_loss,
-        gpus_per_node=gpus,
+        gpus_per_node=ask.gpus,
         interface=site.network.interface,
         protocol="tls",
         scratch=site.paths.scratch,
-        time_limit=time_limit,
-        signal_lead=units.parse_seconds(site.slurm.signal_lead),
+        time_limit=ask.time,
+        signal_lead=float(lead),
         scheduler_deadline=units.parse_seconds(site.deadlines.scheduler),
         workers_deadline=units.parse_seconds(site.deadlines.workers),
         driver_grace=units.parse_seconds(site.deadlines.driver_grace),

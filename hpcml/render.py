@@ -1,4 +1,4 @@
-"""Lay a plan out as a batch script: three filters are the only ways for a value into it."""
+"""Lay a plan out as a batch script: four filters are the only ways for a value into it."""
 
 from __future__ import annotations
 
@@ -35,11 +35,29 @@ def render(plan: Plan, folders: Sequence[Path] = ()) -> str:
     UsageError
         If a value cannot stand in a batch script.
     """
+    environment = _environment(folders)
     try:
-        return _environment(folders).get_template(TEMPLATE).render(plan=plan)
-    except jinja2.TemplateError as error:
-        place = f"{getattr(error, 'filename', None) or TEMPLATE}:{getattr(error, 'lineno', '?')}"
-        raise ConfigError(f"The template is wrong: {error}", place=place) from error
+        template = environment.get_template(TEMPLATE)
+    except (jinja2.TemplateError, OSError, UnicodeDecodeError) as error:
+        raise _template_error(error, None) from error
+    try:
+        return template.render(plan=plan)
+    except (UsageError, MemoryError):
+        raise
+    except Exception as error:  # an expression in a template can fail in any way
+        raise _template_error(error, template.filename) from error
+
+
+def _template_error(error: Exception, file: str | None) -> ConfigError:
+    """Return what is wrong with a template, at its file and line; a run-time error has both in its traceback."""
+    file, line = getattr(error, "filename", None) or file, getattr(error, "lineno", None)
+    trace = error.__traceback__
+    while trace is not None:
+        if line is None and trace.tb_frame.f_code.co_filename == file:
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    place = ":".join(str(part) for part in (file or TEMPLATE, line) if part)
+    return ConfigError(f"The template is wrong: {error}", place=place, hint="Mend that line.")
 
 
 def _environment(folders: Sequence[Path]) -> jinja2.Environment:
@@ -59,7 +77,7 @@ def _environment(folders: Sequence[Path]) -> jinja2.Environment:
 
 def quote(value: object) -> str:
     """Quote one word for bash."""
-    return shlex.quote(_without_line_breaks(str(value)))
+    return shlex.quote(_printable(str(value)))
 
 
 def join(words: Sequence[str]) -> str:
@@ -70,13 +88,14 @@ def join(words: Sequence[str]) -> str:
 def directive(option: tuple[str, str]) -> str:
     """Return an option as a #SBATCH line takes it.
 
-    sbatch parses these lines itself, not through bash: it knows double quotes and backslashes within them (tried with
-    22.05; see tests/lab/test_submit.py).
+    sbatch parses these lines itself, not through bash. Tried with 22.05, and tried again by
+    tests/golden/test_directives.py where the lab is up: within double quotes a backslash and a double quote want a
+    backslash before them, and nothing else is special there (``$``, ``#``, ``%`` and single quotes stand for
+    themselves); without quotes a blank ends the line's option and ``#`` begins a comment.
     """
-    name, value = option
+    name, value = (_printable(part) for part in option)
     if not value:
         return name
-    value = _without_line_breaks(value)
     if _PLAIN.fullmatch(value):
         return f"{name}={value}"
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
@@ -84,12 +103,19 @@ def directive(option: tuple[str, str]) -> str:
 
 
 def comment(value: object) -> str:
-    """Return a text that can stand behind a ``#``."""
-    return _without_line_breaks(str(value))
+    """Return a text of one line, for a ``#`` comment or another place where it stands as it is."""
+    return _printable(str(value))
 
 
-def _without_line_breaks(text: str) -> str:
-    if any(ord(character) < 32 or ord(character) == 127 for character in text):
+def _printable(text: str) -> str:
+    """Refuse what cannot stand on a line of the script: one value would become two lines, or none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        bad = True  # half a character, from a file name that is not UTF-8
+    else:
+        bad = any(ord(character) < 32 or ord(character) == 127 for character in text)
+    if bad:
         hint = "Rename it, or leave that character out."
-        raise UsageError(f"The value {text!r} holds a line break or a control character", place="job.sh", hint=hint)
+        raise UsageError(f"The value {text!a} holds a line break or a control character", place="job.sh", hint=hint)
     return text

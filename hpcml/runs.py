@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
-import secrets
+import re
 import shutil
+import sys
 import time
-from collections.abc import Mapping
-from contextlib import contextmanager
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from hpcml import assets, units
+from hpcml import assets, config
 from hpcml.errors import NotFoundError, StorageError
 from hpcml.layout import RunPaths
-from hpcml.sites import Code
 
-_SKIPPED_FOLDERS = {"__pycache__", "node_modules"}
+_ID = re.compile(r"(?P<name>.+)-(?P<time>\d{8}-\d{6}-[0-9a-f]{4})")
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(NamedTuple):
     """A run on disk: its id, its files and what submission.json says of how it was handed over."""
 
     id: str
@@ -33,7 +31,7 @@ class Run:
     @property
     def name(self) -> str:
         """The run's name: its id without date, time and number."""
-        return self.id.rsplit("-", 3)[0]
+        return _name_of(self.id)
 
     @property
     def job(self) -> str:
@@ -41,90 +39,134 @@ class Run:
         return str(self.submission.get("job", ""))
 
 
+def _name_of(run_id: str) -> str:
+    return run_id.rsplit("-", 3)[0]
+
+
 def runs_folder(setting: str, environment: Mapping[str, str]) -> Path:
-    """Return the folder that holds all runs, with ``~`` and ``$VARIABLES`` of the setting replaced.
+    """Return the folder that holds all runs, with ``~`` and ``$VARIABLES`` replaced (``$$`` is a dollar sign).
 
     Raises
     ------
     StorageError
         If a variable in it is not set, or the path is not absolute.
     """
-    text = setting
-    for name, value in sorted(environment.items(), key=lambda item: -len(item[0])):
-        text = text.replace(f"${{{name}}}", value).replace(f"${name}", value)
-    if text.startswith("~/"):
-        text = f"{environment.get('HOME', '')}/{text[2:]}"
-    folder = Path(text)
-    if "$" in text or not folder.is_absolute():
+    missing: list[str] = []
+
+    def value(match: re.Match[str]) -> str:
+        if match[0] == "$$":
+            return "$"
+        name = match[1] or match[2]
+        if not environment.get(name):
+            missing.append(name)
+        return environment.get(name, "")
+
+    text = f"$HOME/{setting[2:]}" if setting.startswith("~/") else setting
+    text = re.sub(r"\$(?:(\w+)|\{(\w+)\}|\$)", value, text)
+    if missing:
+        hint = f"Set {missing[0]}, or set paths.runs to a folder that all nodes share."
+        raise StorageError(
+            f"{missing[0]} is not set, and the folder for runs needs it", place=f"paths.runs: {setting}", hint=hint
+        )
+    if not text.startswith("/"):
         hint = "Set it to an absolute path that all nodes share."
-        raise StorageError(f"The folder for runs is not an absolute path: '{text}'", place="paths.runs", hint=hint)
-    return folder
+        raise StorageError("The folder for runs is not an absolute path", place=f"paths.runs: {text}", hint=hint)
+    return Path(text)
 
 
 def new_id(name: str) -> str:
-    """Return a new run id: name, UTC date and time, four hexadecimal digits."""
-    return f"{name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
+    """Return a new run id: name, UTC date and time, and the fraction of the second as four hexadecimal digits.
+
+    Ids sort by time so, and two runs of one user have the same one only if they begin within 15 µs.
+    """
+    seconds, nanoseconds = divmod(time.time_ns(), 10**9)
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(seconds))
+    return f"{name}-{stamp}-{nanoseconds * 65536 // 10**9:04x}"
 
 
-@contextmanager
+_STORAGE_HINTS = {
+    errno.ENOSPC: "The file system is full: free some space, or keep runs elsewhere (--set paths.runs=…).",
+    errno.EDQUOT: "Your quota is used up: free some space, or keep runs elsewhere (--set paths.runs=…).",
+    errno.EFBIG: "A file may not become that large here (ulimit -f).",
+}
+
+
+@contextlib.contextmanager
 def storage(path: Path) -> Iterator[None]:
     """Turn what can go wrong with files below a path into a StorageError that names it."""
     try:
         yield
     except OSError as error:
+        hint = _STORAGE_HINTS.get(error.errno or 0, "Choose another folder for runs with --set paths.runs=….")
         place = str(error.filename or path)
-        hints = {
-            28: "The file system is full: free some space, or keep runs elsewhere (--set paths.runs=…).",
-            122: "Your quota is used up: free some space, or keep runs elsewhere (--set paths.runs=…).",
-        }
-        hint = hints.get(error.errno or 0, "Choose another folder for runs with --set paths.runs=….")
-        raise StorageError(f"The run's directory cannot be used: {error.strerror}", place=place, hint=hint) from error
+        raise StorageError(f"The run's files cannot be used: {error.strerror}", place=place, hint=hint) from error
 
 
-def create(directory: Path, files: Mapping[str, str]) -> RunPaths:
-    """Make a run's directory (0700) with the given files; on failure nothing of it is left.
+@contextlib.contextmanager
+def creating(directory: Path) -> Iterator[RunPaths]:
+    """Make a run's directory (0700): filled under another name and renamed, or, on any failure, not there at all.
 
     Raises
     ------
     StorageError
         If it cannot be written.
     """
-    paths = RunPaths(directory)
+    new = directory.with_name(f".{directory.name}.new")
+    paths = RunPaths(new)
     with storage(directory):
         directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        directory.mkdir(mode=0o700)
+        new.mkdir(mode=0o700)
         try:
             for folder in (paths.logs, paths.out, paths.library, paths.code):
                 folder.mkdir(mode=0o700)
-            for name, text in files.items():
-                write(directory / name, text)
             _copy_library(paths.library)
-        except OSError:
-            shutil.rmtree(directory, ignore_errors=True)
+            yield paths
+            new.rename(directory)
+        except BaseException:
+            shutil.rmtree(new, ignore_errors=True)
             raise
-    return paths
+
+
+_TAG = sys.implementation.cache_tag
+
+
+def _copy(source: str, target: str) -> None:
+    """Copy a small file with its time, by which Python knows that a compiled file belongs to its source.
+
+    Not shutil.copy2, which asks for extended attributes too: 40 files take 3 ms this way and 8 ms that way.
+    """
+    with open(source, "rb", buffering=0) as file:
+        data, status = file.read(), os.fstat(file.fileno())
+    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        while data:  # a file system that fills up takes a part first and says so at the next write
+            data = data[os.write(descriptor, data) :]
+    finally:
+        os.close(descriptor)
+    os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 def _copy_library(target: Path) -> None:
     """Copy the modules that run on the nodes, with their compiled forms where this interpreter has them."""
-    root = assets.package_root()
-    made: set[Path] = set()
+    root = str(assets.package_root())
+    made: set[str] = set()
     for file in assets.node_side():
-        compiled = file.parent / "__pycache__"
-        for folder in (file.parent, compiled):
-            if folder not in made:
-                (target / folder).mkdir(parents=True, exist_ok=True)
-                made.add(folder)
-        shutil.copy2(root / file, target / file)
-        for cache in (root / compiled).glob(f"{file.stem}.*.pyc"):
-            shutil.copy2(cache, target / compiled / cache.name)
+        folder, name = os.path.split(file)
+        compiled = f"{folder}/__pycache__"
+        if folder not in made:
+            os.makedirs(f"{target}/{compiled}")
+            made.add(folder)
+        _copy(f"{root}/{file}", f"{target}/{file}")
+        cached = f"{compiled}/{name[:-3]}.{_TAG}.pyc"
+        with contextlib.suppress(FileNotFoundError):
+            _copy(f"{root}/{cached}", f"{target}/{cached}")
 
 
 def write(path: Path, text: str) -> None:
     """Write a file of the run in one rename, for the user alone."""
     new = path.with_name(f".{path.name}.new")
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
     new.rename(path)
 
@@ -132,59 +174,6 @@ def write(path: Path, text: str) -> None:
 def write_json(path: Path, facts: object) -> None:
     """Write a JSON file of the run."""
     write(path, json.dumps(facts, indent=1, default=str) + "\n")
-
-
-def snapshot(script: Path, target: Path, code: Code) -> str:
-    """Copy the script, and the small files around it, so that an edit after submission does not change the run.
-
-    Returns
-    -------
-    str
-        What was left out, in words; empty if everything was copied.
-
-    Raises
-    ------
-    StorageError
-        If a file cannot be read or written.
-    """
-    with storage(script):
-        shutil.copy2(script, target / script.name)
-        if code.snapshot == "script":
-            return ""
-        largest, total = units.parse_memory(code.max_file), units.parse_memory(code.max_total)
-        chosen, left_out = _small_files(script.parent, largest, code.max_files)
-        if chosen is None or sum(size for _, size in chosen) > total:
-            chosen = [(path, path.stat().st_size) for path in sorted(script.parent.glob("*.py"))][: code.max_files]
-            left_out = f"{script.parent} is large: only its *.py files were copied (code.max_files, code.max_total)"
-        for path, _ in chosen:
-            copy = target / path.relative_to(script.parent)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(path, copy)
-        return left_out
-
-
-def _small_files(folder: Path, largest: int, most: int) -> tuple[list[tuple[Path, int]] | None, str]:
-    """Return the regular files below a folder that are small and not hidden; None when there are too many."""
-    found: list[tuple[Path, int]] = []
-    big = 0
-    for place, folders, names in os.walk(folder):
-        folders[:] = [
-            name for name in folders
-            if not name.startswith(".") and name not in _SKIPPED_FOLDERS
-            and not (Path(place) / name / "pyvenv.cfg").exists()
-        ]  # fmt: skip
-        for name in names:
-            path = Path(place) / name
-            if name.startswith(".") or not path.is_file() or path.is_symlink():
-                continue
-            size = path.stat().st_size
-            if size > largest:
-                big += 1
-            else:
-                found.append((path, size))
-        if len(found) > most:
-            return None, ""
-    return found, f"{big} files beside the script are larger than code.max_file and were not copied" if big else ""
 
 
 def load(directory: Path) -> Run:
@@ -205,25 +194,30 @@ def read_json(path: Path) -> dict[str, Any] | None:
     Raises
     ------
     StorageError
-        If it cannot be read or is not JSON.
+        If it cannot be read or is not a JSON table.
     """
+    hint = "It was changed or cut short; the other files of the run may tell more."
     with storage(path):
         try:
-            facts: dict[str, Any] = json.loads(path.read_text())
+            facts = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
         except ValueError as error:
-            raise StorageError(f"The file is not valid JSON: {error}", place=str(path)) from error
+            raise StorageError(f"The file is not valid JSON: {error}", place=str(path), hint=hint) from error
+    if not isinstance(facts, dict):
+        raise StorageError("The file is not a JSON table", place=str(path), hint=hint)
     return facts
 
 
-def every(folder: Path) -> list[Run]:
-    """Return all runs, oldest first."""
-    if not folder.is_dir():
-        return []
+def ids(folder: Path) -> list[str]:
+    """Return the ids of all runs, oldest first, from one look at the folder."""
     with storage(folder):
-        found = [path for path in folder.iterdir() if (path / "plan.json").exists()]
-        return [load(path) for path in sorted(found, key=lambda path: path.name.rsplit("-", 3)[1:])]
+        try:
+            names = os.listdir(folder)
+        except FileNotFoundError:
+            return []
+    found = [(match["time"], name) for name in names if not name.startswith(".") and (match := _ID.fullmatch(name))]
+    return [name for _, name in sorted(found)]
 
 
 def find(folder: Path, word: str) -> Run:
@@ -234,21 +228,33 @@ def find(folder: Path, word: str) -> Run:
     NotFoundError
         If there is none, or several begin so.
     """
-    runs = every(folder)
-    if not runs:
-        hint = "Submit one: hpcml submit SCRIPT."
-        raise NotFoundError("There are no runs", place=str(folder), hint=hint)
+    known = ids(folder)
+    if not known:
+        raise NotFoundError("There are no runs", place=str(folder), hint="Submit one: hpcml submit SCRIPT.")
     if word == "last":
-        return runs[-1]
-    for matches in (
-        [run for run in runs if run.id == word],
-        [run for run in runs if word.isdigit() and run.job == word],
-        [run for run in runs if run.name == word][-1:],
-        [run for run in runs if run.id.startswith(word)],
-    ):
-        if len(matches) == 1:
-            return matches[0]
-        if matches:
-            names = ", ".join(run.id for run in matches[-4:])
-            raise NotFoundError(f"Several runs begin with '{word}'", place=str(folder), hint=f"One of: {names}.")
-    raise NotFoundError(f"There is no run '{word}'", place=str(folder), hint="List them with: hpcml ls.")
+        return load(folder / known[-1])
+    if word in known:
+        return load(folder / word)
+    if word.isdecimal() and (run := _with_job(folder, known, word)):
+        return run
+    if named := [name for name in known if _name_of(name) == word]:
+        return load(folder / named[-1])
+    begun = [name for name in known if word and name.startswith(word)]
+    if len(begun) > 1:
+        names = ", ".join(begun[-4:])
+        raise NotFoundError(f"Several runs begin with '{word}'", place=str(folder), hint=f"One of: {names}.")
+    if not begun:
+        near = config.nearest(word, [*known, *{_name_of(name) for name in known}])
+        hint = f"Did you mean {near}?" if near else "List them with: hpcml ls."
+        raise NotFoundError(f"There is no run '{word}'", place=str(folder), hint=hint)
+    return load(folder / begun[0])
+
+
+def _with_job(folder: Path, known: list[str], job: str) -> Run | None:
+    """Return the newest run of a job id; a record that cannot be read is not the one that is looked for."""
+    for name in reversed(known):
+        with contextlib.suppress(StorageError):
+            run = load(folder / name)
+            if run.job == job:
+                return run
+    return None

@@ -1,21 +1,18 @@
 """What a machine is: the schema of a site profile, finding the profiles, choosing one and loading it."""
 
-from __future__ import annotations
-
-import difflib
+# No `from __future__ import annotations`: config.build reads the records' annotations. They are NamedTuples because a
+# frozen dataclass of ten fields takes 1.9 ms to define, ten times as long, and `hpcml submit` defines 25 records.
 import fnmatch
 import shutil
-import socket
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from hpcml import assets, config, units
 from hpcml.errors import ConfigError
 
 
-@dataclass(frozen=True, slots=True)
-class Identify:
+class Identify(NamedTuple):
     """How a machine is recognised: every line that is given must match.
 
     ``hostname`` are shell patterns for the host's name, ``environment`` maps variables to patterns, ``command`` must
@@ -23,14 +20,13 @@ class Identify:
     """
 
     hostname: tuple[str, ...] = ()
-    environment: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = {}
     command: str = ""
     order: int = 50
     never: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Defaults:
+class Defaults(NamedTuple):
     """What is asked for when the command line does not say."""
 
     nodes: int = 1
@@ -41,8 +37,7 @@ class Defaults:
     qos: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Resources:
+class Resources(NamedTuple):
     """What one node gives: CPUs and memory to ask for (empty: the whole node, with ``exclusive``)."""
 
     cpus_per_node: int = 0
@@ -50,13 +45,13 @@ class Resources:
     exclusive: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Dialect:
+class Dialect(NamedTuple):
     """How this Slurm wants to be asked.
 
     ``gpu_request`` is ``gres``, ``gpus-per-node`` or ``none``; ``gpu_type`` goes between (``gpu:a100:4``).
     ``extra`` are directives added as they stand; ``remove`` are options left out (``--mem``). ``signal_lead`` is how
-    long before the time limit the script is told. ``export`` is sbatch's ``--export``.
+    long before the time limit the script is told. ``export`` is sbatch's ``--export``. ``timeout`` is how long
+    sbatch may take to answer.
     """
 
     gpu_request: str = "gpus-per-node"
@@ -67,10 +62,10 @@ class Dialect:
     export: str = "ALL"
     account_required: bool = False
     srun_extra: tuple[str, ...] = ()
+    timeout: str = "60s"
 
 
-@dataclass(frozen=True, slots=True)
-class Partition:
+class Partition(NamedTuple):
     """A partition's limits; an empty one is not checked."""
 
     max_nodes: int = 0
@@ -81,8 +76,7 @@ class Partition:
     qos: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Runtime:
+class Runtime(NamedTuple):
     """What the roles run in: a Python environment (``python``) or an image (``image``).
 
     ``python`` is the interpreter's path on the nodes; empty means the one that runs hpcml. ``modules`` are loaded
@@ -97,12 +91,11 @@ class Runtime:
     setup: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Workers:
+class Workers(NamedTuple):
     """CPU workers: how many on a node, threads and memory of each (empty: an equal share of the node).
 
     ``restarts`` is how often one worker may die before it counts as lost; ``on_loss`` is ``continue`` (Dask repeats
-    the lost work on the others) or ``fail``. ``nice_exit`` is how long a worker has to leave by itself.
+    the lost work on the others) or ``fail``.
     """
 
     per_node: int = 1
@@ -112,16 +105,14 @@ class Workers:
     on_loss: str = "continue"
 
 
-@dataclass(frozen=True, slots=True)
-class Network:
+class Network(NamedTuple):
     """The fabric that Dask's comms use: ``interface`` by name, else the node's own rule; ``protocol`` auto or tls."""
 
     interface: str = ""
     protocol: str = "auto"
 
 
-@dataclass(frozen=True, slots=True)
-class Deadlines:
+class Deadlines(NamedTuple):
     """How long each phase may take, from the moment the one before it ended."""
 
     scheduler: str = "60s"
@@ -130,16 +121,14 @@ class Deadlines:
     teardown: str = "10s"
 
 
-@dataclass(frozen=True, slots=True)
-class Paths:
+class Paths(NamedTuple):
     """Where runs are kept (shared by all nodes) and where scratch lies (local to each; empty: TMPDIR or /tmp)."""
 
     runs: str = "~/.hpcml/runs"
     scratch: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Code:
+class Code(NamedTuple):
     """The snapshot of the script's folder: ``folder`` or ``script``, the largest file and the largest sum copied."""
 
     snapshot: str = "folder"
@@ -148,8 +137,7 @@ class Code:
     max_files: int = 2000
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
+class Site(NamedTuple):
     """A machine, as its profile and the settings over it describe it."""
 
     name: str = ""
@@ -157,18 +145,18 @@ class Site:
     extends: str = ""
     scheduler: str = "slurm"
     unconfirmed: tuple[str, ...] = ()
-    identify: Identify = field(default_factory=Identify)
-    defaults: Defaults = field(default_factory=Defaults)
-    resources: Resources = field(default_factory=Resources)
-    slurm: Dialect = field(default_factory=Dialect)
-    partitions: dict[str, Partition] = field(default_factory=dict)
-    runtime: Runtime = field(default_factory=Runtime)
-    workers: Workers = field(default_factory=Workers)
-    network: Network = field(default_factory=Network)
-    deadlines: Deadlines = field(default_factory=Deadlines)
-    paths: Paths = field(default_factory=Paths)
-    code: Code = field(default_factory=Code)
-    environment: dict[str, str] = field(default_factory=dict)
+    identify: Identify = Identify()
+    defaults: Defaults = Defaults()
+    resources: Resources = Resources()
+    slurm: Dialect = Dialect()
+    partitions: dict[str, Partition] = {}
+    runtime: Runtime = Runtime()
+    workers: Workers = Workers()
+    network: Network = Network()
+    deadlines: Deadlines = Deadlines()
+    paths: Paths = Paths()
+    code: Code = Code()
+    environment: dict[str, str] = {}
 
 
 CHOICES = {
@@ -185,6 +173,7 @@ UNITS = {
     "defaults.time": units.parse_time_limit,
     "resources.memory_per_node": units.parse_memory,
     "slurm.signal_lead": units.parse_seconds,
+    "slurm.timeout": units.parse_seconds,
     "partitions.*.max_time": units.parse_time_limit,
     "partitions.*.memory_per_node": units.parse_memory,
     "workers.memory_limit": units.parse_memory,
@@ -192,10 +181,10 @@ UNITS = {
     "code.max_file": units.parse_memory,
     "code.max_total": units.parse_memory,
 }
+NEVER_EMPTY = ("slurm.signal_lead", "slurm.timeout", "code.max_file", "code.max_total")
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedSite:
+class LoadedSite(NamedTuple):
     """A site with the layers that made it, so that each value's origin can be shown."""
 
     site: Site
@@ -205,22 +194,29 @@ class LoadedSite:
 
 def config_folders(environment: Mapping[str, str]) -> list[Path]:
     """Return the machine-wide and the user's configuration folder, most general first."""
-    home = Path(environment.get("HOME", "/nonexistent"))
-    system = environment.get("HPCML_SYSTEM_CONFIG", "/etc/hpcml")
-    return [Path(system), Path(environment.get("XDG_CONFIG_HOME") or home / ".config") / "hpcml"]
+    home = environment.get("HOME", "")
+    user = environment.get("XDG_CONFIG_HOME") or (f"{home}/.config" if home else "")
+    folders = [Path(environment.get("HPCML_SYSTEM_CONFIG", "/etc/hpcml"))]
+    return [*folders, Path(user) / "hpcml"] if user else folders
 
 
 def profile_files(environment: Mapping[str, str]) -> dict[str, list[Path]]:
     """Return each profile's files by name, most general first (a later one is laid over an earlier one)."""
     found: dict[str, list[Path]] = {}
     folders = [assets.folder("profiles"), *(place / "profiles" for place in config_folders(environment))]
-    for place in folders:
-        for path in sorted(place.glob("*.toml")):
+    for folder in folders:
+        try:
+            paths = sorted(folder.glob("*.toml"))
+        except OSError as error:  # a folder that exists but cannot be listed
+            place = str(error.filename or folder)
+            raise ConfigError(f"The profiles cannot be listed: {error.strerror}", place=place,
+                              hint="Let yourself read the folder, or move it away.") from error  # fmt: skip
+        for path in paths:
             found.setdefault(path.stem, []).append(path)
     return found
 
 
-def load(name: str, environment: Mapping[str, str], cwd: Path, assignments: tuple[str, ...] = ()) -> LoadedSite:
+def load(name: str, environment: Mapping[str, str], cwd: Path, assignments: Sequence[str] = ()) -> LoadedSite:
     """Return a site by name, or the one this machine is recognised as when the name is empty.
 
     Raises
@@ -228,17 +224,19 @@ def load(name: str, environment: Mapping[str, str], cwd: Path, assignments: tupl
     ConfigError
         If there is no such profile, or a layer holds a key or value that the schema does not know.
     """
-    profiles = profile_files(environment)
-    reason = "named by --site"
+    profiles = _Profiles(environment)
+    named_by = "--site"
     if not name and (name := environment.get("HPCML_SITE", "")):
-        reason = "named by HPCML_SITE"
+        named_by = "HPCML_SITE"
+    reason = f"named by {named_by}"
     if not name:
         name, reason = _recognise(profiles, environment)
-    layers = _profile_layers(name, profiles, ())
+    layers = profiles.layers(name, named_by)
     for path in [place / "config.toml" for place in config_folders(environment)] + _project_files(cwd):
         if path.is_file():
-            _add_settings(layers, path, name)
-    layers.add(config.from_environment(environment), "environment")
+            _add_settings(layers, path, name, profiles)
+    for table, variable in config.from_environment(environment):
+        layers.add(table, variable)
     layers.add(config.from_assignments(assignments), "--set")
     layers.add({"name": name}, "profile name")
     site = config.build(Site, layers)
@@ -247,16 +245,63 @@ def load(name: str, environment: Mapping[str, str], cwd: Path, assignments: tupl
     return LoadedSite(site, layers, reason)
 
 
-def _recognise(profiles: Mapping[str, list[Path]], environment: Mapping[str, str]) -> tuple[str, str]:
+class _Profiles:
+    """The profiles that this machine and user have; each file is read once, when it is first needed."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self.files = profile_files(environment)
+        self._tables: dict[str, list[tuple[dict[str, Any], str]]] = {}
+
+    def tables(self, name: str) -> list[tuple[dict[str, Any], str]]:
+        """Return a profile's own tables and where each was read, most general first."""
+        if name not in self._tables:
+            self._tables[name] = [(config.read_toml(path), _origin(path)) for path in self.files[name]]
+        return self._tables[name]
+
+    def layers(self, name: str, named_by: str, below: tuple[str, ...] = ()) -> config.Layers:
+        """Return a profile's settings over those of the profile that it extends."""
+        if name not in self.files:
+            near = config.nearest(name, list(self.files))
+            hint = f"Did you mean {near}?" if near else f"Known sites: {', '.join(sorted(self.files))}."
+            raise ConfigError(f"There is no site '{name}'", place=named_by, hint=hint)
+        if name in below:
+            ring = " → ".join([*below, name])
+            raise ConfigError(f"The profiles extend each other in a ring: {ring}", place=named_by,
+                              hint="Take 'extends' out of one of them.")  # fmt: skip
+        layers = config.Layers()
+        parent, said_by = next(
+            ((t["extends"], by) for t, by in reversed(self.tables(name)) if t.get("extends")), ("", "")
+        )
+        if parent:
+            inherited = self.layers(str(parent), f"{said_by}: extends", (*below, name)).values
+            own = ("identify", "description", "extends", "unconfirmed", "name")
+            layers.values |= {key: value for key, value in inherited.items() if key.partition(".")[0] not in own}
+        for table, origin in self.tables(name):
+            layers.add(table, origin)
+        return layers
+
+
+def _origin(path: Path) -> str:
+    return f"profile {path.stem}" if path.parent == assets.folder("profiles") else str(path)
+
+
+def _recognise(profiles: _Profiles, environment: Mapping[str, str]) -> tuple[str, str]:
+    import socket
+
     host = socket.gethostname()
     candidates = []
-    for name in profiles:
-        rule = config.build(Site, _profile_layers(name, profiles, ())).identify
+    for name in profiles.files:
+        own = config.Layers()  # what a profile extends says nothing about how this one is recognised
+        for table, origin in profiles.tables(name):
+            own.add({"identify": table.get("identify", {})}, origin)
+        rule = config.build(Site, own).identify
         if why := _matches(rule, host, environment):
             candidates.append((rule.order, name, why))
     if not candidates:
-        names = ", ".join(sorted(profiles))
-        raise ConfigError("No profile recognises this machine", place="identify", hint=f"Choose one with --site: {names}.")
+        names = ", ".join(sorted(profiles.files))
+        raise ConfigError(
+            "No profile recognises this machine", place="identify", hint=f"Choose one with --site: {names}."
+        )
     _, name, why = min(candidates)
     return name, why
 
@@ -281,41 +326,22 @@ def _matches(rule: Identify, host: str, environment: Mapping[str, str]) -> str:
     return " and ".join(reasons) or "nothing else matches"
 
 
-def _profile_layers(name: str, profiles: Mapping[str, list[Path]], below: tuple[str, ...]) -> config.Layers:
-    if name not in profiles:
-        near = difflib.get_close_matches(name, profiles, n=1)
-        hint = f"Did you mean {near[0]}?" if near else f"Known sites: {', '.join(sorted(profiles))}."
-        place = f"profile {below[-1]}: extends" if below else "--site"
-        raise ConfigError(f"There is no site '{name}'", place=place, hint=hint)
-    if name in below:
-        raise ConfigError(f"The profiles extend each other in a ring: {' → '.join([*below, name])}", place=name)
-    tables = [(config.read_toml(path), _origin(path)) for path in profiles[name]]
-    layers = config.Layers()
-    parent = next((table["extends"] for table, _ in reversed(tables) if table.get("extends")), "")
-    if parent:
-        for key, value in _profile_layers(str(parent), profiles, (*below, name)).values.items():
-            if not key.startswith(("identify", "description", "extends", "unconfirmed", "name")):
-                layers.values[key] = value
-    for table, origin in tables:
-        layers.add(table, origin)
-    return layers
-
-
-def _origin(path: Path) -> str:
-    return f"profile {path.stem}" if path.parent == assets.folder("profiles") else str(path)
-
-
 def _project_files(cwd: Path) -> list[Path]:
     """Return the nearest ``hpcml.toml`` at or above the working directory, as git looks for its folder."""
     return next(([place / "hpcml.toml"] for place in (cwd, *cwd.parents) if (place / "hpcml.toml").is_file()), [])
 
 
-def _add_settings(layers: config.Layers, path: Path, site: str) -> None:
+def _add_settings(layers: config.Layers, path: Path, site: str, profiles: _Profiles) -> None:
     """Lay a settings file over the layers: its own keys first, then those of its ``[site.NAME]`` table."""
     table = config.read_toml(path)
     by_site = table.pop("site", {})
-    if not isinstance(by_site, dict):
-        raise ConfigError("'site' should be a table of tables", place=f"{path}: site", hint="Write [site.leonardo].")
+    if not isinstance(by_site, dict) or not all(isinstance(value, dict) for value in by_site.values()):
+        raise ConfigError("'site' should hold a table per site", place=f"{path}: site", hint="Write [site.leonardo].")
+    for name in by_site:
+        if name not in profiles.files:
+            near = config.nearest(name, list(profiles.files))
+            hint = f"Did you mean {near}?" if near else f"Known sites: {', '.join(sorted(profiles.files))}."
+            raise ConfigError(f"There is no site '{name}'", place=f"{path}: site.{name}", hint=hint)
     layers.add(table, str(path))
     layers.add(by_site.get(site, {}), f"{path} [site.{site}]")
 
@@ -324,17 +350,17 @@ def _check_choices(layers: config.Layers) -> None:
     for key, allowed in CHOICES.items():
         value = layers.values.get(key)
         if value is not None and value.value not in allowed:
-            near = difflib.get_close_matches(str(value.value), allowed, n=1)
-            hint = f"Did you mean {near[0]}?" if near else f"Allowed: {', '.join(allowed)}."
+            near = config.nearest(str(value.value), allowed)
+            hint = f"Did you mean {near}?" if near else f"Allowed: {', '.join(allowed)}."
             raise ConfigError(f"The value {value.value!r} is not allowed", place=f"{value.origin}: {key}", hint=hint)
 
 
 def _check_units(layers: config.Layers) -> None:
     for key, value in layers.values.items():
-        parser = next((parser for pattern, parser in UNITS.items() if fnmatch.fnmatch(key, pattern)), None)
-        if parser is None or value.value == "":
+        parser = next((parser for pattern, parser in UNITS.items() if fnmatch.fnmatchcase(key, pattern)), None)
+        if parser is None or (value.value == "" and key not in NEVER_EMPTY and not key.startswith("deadlines.")):
             continue
         try:
             parser(str(value.value))
         except ValueError as error:
-            raise ConfigError(str(error), place=f"{value.origin}: {key}") from error
+            raise ConfigError(str(error), place=f"{value.origin}: {key}", hint="Mend that value.") from error

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hpcml.errors import HpcmlError, SlurmRefusedError, SlurmUnreachableError
 from hpcml.shell import Answer, CommandMissingError, run
@@ -16,7 +17,7 @@ _SCRUBBED = ("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "SACCT_", "SCANCEL_", "SIN
 
 # sbatch's own words, and what they mean to the user.
 _REFUSALS = (
-    (r"invalid account or account/partition|Invalid account", "Slurm does not know this account, or it may not use the partition",
+    (r"invalid account", "Slurm does not know this account, or it may not use the partition",
      "Check --account (sacctmgr show assoc user=$USER, or the site's budget command)."),
     (r"invalid qos", "Slurm does not know this QoS, or the account may not use it", "Check --qos."),
     (r"invalid partition specified", "There is no such partition", "List them with: sinfo -s."),
@@ -29,8 +30,8 @@ _REFUSALS = (
      "Check slurm.gpu_request and slurm.gpu_type in the profile (sinfo -o '%P %G')."),
     (r"Memory specification can not be satisfied", "No node of the partition has that much memory",
      "Ask for less with --memory-per-node."),
-    (r"More processors requested than permitted|CPU count", "The partition's nodes have fewer CPUs than asked for",
-     "Ask for fewer with --cpus-per-node."),
+    (r"More processors requested than permitted|CPU count", "The partition has not that many CPUs",
+     "Ask for fewer with --nodes or --cpus-per-node."),
     (r"accounting/QOS policy|QOS\w*Limit|AssocMax|AssocGrp", "The request is beyond a limit of the account or QoS",
      "Ask for fewer nodes or less time, or another --qos."),
     (r"dependency problem", "The dependency is not one that Slurm accepts", "Check --dependency (afterok:JOBID)."),
@@ -42,13 +43,12 @@ _REFUSALS = (
     (r"I/O error writing script|[Dd]isk quota|No space left", "Slurm could not store the job script",
      "Slurm's own spool is full: tell the site's support."),
 )  # fmt: skip
-_UNREACHABLE = re.compile(
-    r"Unable to contact slurm controller|Connection refused|Socket timed out|Unable to establish control|"
-    r"Zero Bytes were transmitted|munge|Protocol authentication error|Could not establish a configuration source|"
-    r"Unable to process configuration|Could not open/read/close slurm.conf",
-    re.IGNORECASE,
+_NOT_CONFIGURED = r"(?i)Could not establish a configuration source|Unable to process configuration"
+_UNREACHABLE = (
+    r"(?i)Unable to contact slurm controller|Connection refused|Socket timed out|Unable to establish control|"
+    r"Zero Bytes were transmitted|munge|Protocol authentication error"
 )
-_MAYBE_SENT = re.compile(r"Socket timed out|Zero Bytes were transmitted|Connection reset", re.IGNORECASE)
+_MAYBE_SENT = r"(?i)Socket timed out|Zero Bytes were transmitted|Connection reset"
 
 # squeue's reasons, in words. Others are shown as Slurm gives them.
 REASONS = {
@@ -64,8 +64,7 @@ REASONS = {
     "PartitionNodeLimit": "more nodes than the partition allows: it will never start",
     "PartitionTimeLimit": "more time than the partition allows: it will never start",
     "ReqNodeNotAvail": "a node it needs is down, drained or reserved",
-    "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved_for_jobs_in_higher_priority_partitions":
-        "nodes it needs are down, drained or reserved",
+    "Nodes_required_for_job_are_DOWN": "nodes it needs are down, drained or reserved",
     "QOSMaxJobsPerUserLimit": "you have as many jobs as the QoS allows",
     "QOSMaxNodePerUserLimit": "you have as many nodes as the QoS allows",
     "QOSMaxNodePerJobLimit": "more nodes than the QoS allows: it will never start",
@@ -84,8 +83,7 @@ PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", 
 ACTIVE = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}
 
 
-@dataclass(frozen=True, slots=True)
-class JobState:
+class JobState(NamedTuple):
     """A job as Slurm sees it. ``state`` is Slurm's word, or UNKNOWN; ``exit`` its ``status:signal`` if it said one."""
 
     state: str
@@ -97,10 +95,12 @@ class JobState:
 
     @property
     def pending(self) -> bool:
+        """Whether the job has not begun yet."""
         return self.state in PENDING
 
     @property
     def active(self) -> bool:
+        """Whether the job has nodes."""
         return self.state in ACTIVE
 
     def reason_in_words(self) -> str:
@@ -146,28 +146,32 @@ def submit(script: str, environment: Mapping[str, str], timeout: float = TIMEOUT
         If the request may have arrived but the answer did not.
     """
     answer = _ask(["sbatch", "--parsable", script], environment, timeout)
-    if answer.code is None or (answer.code != 0 and _MAYBE_SENT.search(answer.text)):
+    if answer.code is None or (answer.code != 0 and re.search(_MAYBE_SENT, answer.text)):
         raise AnswerLostError("The answer of sbatch did not arrive", quote=_quote(answer))
     if answer.code != 0:
         raise refusal(answer)
-    lines = answer.out.strip().splitlines()
-    job, _, cluster = (lines[-1] if lines else "").strip().partition(";")
-    if not re.fullmatch(r"\d+", job):
-        raise AnswerLostError("The answer of sbatch is not a job id", quote=_quote(answer))
-    return job, cluster
+    for line in reversed(answer.out.splitlines()):  # a site's wrapper may print a banner before or after it
+        if match := re.fullmatch(r"(\d+)(?:;(\S+))?", line.strip()):
+            return match[1], match[2] or ""
+    raise AnswerLostError("The answer of sbatch is not a job id", quote=_quote(answer))
 
 
-def refusal(answer: Answer) -> HpcmlError:
-    """Return sbatch's no as an error in words."""
-    if _UNREACHABLE.search(answer.text):
-        hint = "Slurm is down or restarting: try again in some minutes; nothing was submitted."
+def refusal(answer: Answer, program: str = "sbatch") -> HpcmlError:
+    """Return the no of one of Slurm's commands as an error in words."""
+    if re.search(_NOT_CONFIGURED, answer.text):
+        hint = "Use --site local, go to a login node, or set SLURM_CONF."
         return SlurmUnreachableError(
-            f"Slurm's controller does not answer: {_last(answer)}", transient=True, place="sbatch", hint=hint)  # fmt: skip
+            "Slurm's commands are here, but no cluster is configured", place=program, hint=hint
+        )
+    if re.search(_UNREACHABLE, answer.text):
+        hint = "Slurm is down or restarting: try again in some minutes; nothing was submitted."
+        words = f"Slurm's controller does not answer: {_last(answer)}"
+        return SlurmUnreachableError(words, transient=True, place=program, hint=hint)
     for pattern, words, hint in _REFUSALS:
-        if re.search(pattern, answer.text):
-            return SlurmRefusedError(words, place="sbatch", hint=hint, quote=_quote(answer))
-    hint = "The script is kept in the run's directory: sbatch --test-only job.sh."
-    return SlurmRefusedError("Slurm refused the job", place="sbatch", hint=hint, quote=_quote(answer))
+        if re.search(pattern, answer.text, re.IGNORECASE):
+            return SlurmRefusedError(words, place=program, hint=hint, quote=_quote(answer))
+    hint = "Slurm's own words are above; the site's documentation may explain them."
+    return SlurmRefusedError("Slurm refused", place=program, hint=hint, quote=_quote(answer))
 
 
 def _quote(answer: Answer) -> tuple[str, ...]:
@@ -188,13 +192,16 @@ def test_only(script: str, environment: Mapping[str, str]) -> str:
     """
     answer = _ask(["sbatch", "--test-only", script], environment)
     if answer.code is None:
-        raise SlurmUnreachableError("Slurm's controller does not answer", transient=True, place="sbatch --test-only")
+        hint = "Slurm is busy or down: try again in some minutes."
+        raise SlurmUnreachableError(
+            "Slurm's controller does not answer", transient=True, place="sbatch --test-only", hint=hint
+        )
     if answer.code != 0:
         raise refusal(answer)
     return _last(answer)
 
 
-def find_by_comment(comment: str, environment: Mapping[str, str]) -> str | None:
+def find_by_comment(comment: str, environment: Mapping[str, str], timeout: float = TIMEOUT) -> str | None:
     """Return the id of the user's job that carries a comment, None if there is none.
 
     squeue knows waiting, running and recently ended jobs; sacct is asked as well where there is accounting.
@@ -204,16 +211,28 @@ def find_by_comment(comment: str, environment: Mapping[str, str]) -> str | None:
     SlurmUnreachableError
         If squeue does not answer, so that nothing is known.
     """
-    user = environment.get("USER") or environment.get("LOGNAME") or ""
-    answer = _ask(["squeue", "--noheader", "--states=all", f"--user={user}", "--format=%i|%k"], environment)
+    command = ["squeue", "--noheader", "--states=all", f"--user={os.getuid()}", "--format=%i|%k"]
+    answer = _ask(command, environment, timeout)
     if answer.code != 0:
-        raise SlurmUnreachableError(f"squeue does not answer: {_last(answer)}", transient=True, place="squeue")
+        raise _silent(answer)
     found = _with_comment(answer.out, comment)
     if found:
         return found
     command = ["sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,Comment", "--starttime=now-2days"]
-    answer = _ask(command, environment)
+    try:
+        answer = _ask(command, environment, timeout)
+    except SlurmUnreachableError:
+        return None  # squeue was there, sacct is not installed: accounting is absent, which is no error
     return _with_comment(answer.out, comment) if answer.code == 0 else None
+
+
+def _silent(answer: Answer) -> SlurmUnreachableError:
+    """Return the error for a question that squeue did not answer."""
+    error = refusal(answer, "squeue")
+    if isinstance(error, SlurmUnreachableError):
+        return error
+    hint = "Try again in some minutes; the run goes on meanwhile."
+    return SlurmUnreachableError(f"squeue does not answer: {_last(answer)}", transient=True, place="squeue", hint=hint)
 
 
 def _with_comment(text: str, comment: str) -> str | None:
@@ -238,7 +257,7 @@ def states(jobs: list[str], environment: Mapping[str, str]) -> dict[str, JobStat
     formats = "--format=%i|%T|%r|%S|%N"
     answer = _ask(["squeue", "--noheader", "--states=all", f"--jobs={','.join(jobs)}", formats], environment)
     if answer.code != 0 and "Invalid job id" not in answer.text:
-        raise SlurmUnreachableError(f"squeue does not answer: {_last(answer)}", transient=True, place="squeue")
+        raise _silent(answer)
     for line in answer.out.splitlines():
         fields = line.strip().split("|")
         if len(fields) == 5 and fields[0] in found:
@@ -262,7 +281,8 @@ def _accounted(jobs: list[str], environment: Mapping[str, str]) -> dict[str, Job
     for line in answer.out.splitlines() if answer.code == 0 else []:
         fields = line.split("|")
         if len(fields) == 5:
-            found[fields[0]] = JobState(fields[1].split()[0], exit=fields[2], start=fields[3], nodes=fields[4])
+            state = (fields[1].split() or [UNKNOWN.state])[0]  # CANCELLED by 1000
+            found[fields[0]] = JobState(state, exit=fields[2], start=fields[3], nodes=fields[4])
     return found
 
 
@@ -279,4 +299,4 @@ def cancel(job: str, environment: Mapping[str, str]) -> None:
     answer = _ask(["scancel", job], environment)
     if answer.code == 0 or "Invalid job id" in answer.text or "already completing or completed" in answer.text:
         return
-    raise refusal(answer)
+    raise refusal(answer, "scancel")

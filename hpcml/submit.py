@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-import hpcml
-from hpcml import assets, jobs, render, runs, shell, slurm
-from hpcml.errors import ANSWER_LOST, HpcmlError, StorageError
+from hpcml import __version__, assets, config, jobs, runs, shell, slurm, snapshot, units
+from hpcml.errors import ANSWER_LOST, NOT_FOUND, HpcmlError, SlurmUnreachableError
 from hpcml.layout import RunPaths
 from hpcml.plan import Place, Plan, plan
 from hpcml.sites import LoadedSite, config_folders
 
+_LOOK_AGAIN = 20.0  # seconds for which a job whose submission was not answered is looked for
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+
+class Prepared(NamedTuple):
     """A plan and its script, with nothing written yet."""
 
     plan: Plan
@@ -33,10 +32,12 @@ def prepare(loaded: LoadedSite, spec: jobs.JobSpec, environment: Mapping[str, st
     HpcmlError
         Whatever is wrong with the request, the site or the template.
     """
+    from hpcml import render  # Jinja2, the longest import of all: after all that is cheap to refuse
+
     jobs.check_script(spec.script)
     run_id = runs.new_id(jobs.job_name(spec))
     directory = runs.runs_folder(loaded.site.paths.runs, environment) / run_id
-    made = plan(loaded.site, spec, Place(run_id, directory, sys.executable, hpcml.__version__))
+    made = plan(loaded.site, spec, Place(run_id, directory, sys.executable, __version__))
     return Prepared(made, render.render(made, template_folders(environment, spec.cwd)))
 
 
@@ -75,51 +76,48 @@ def submit(prepared: Prepared, loaded: LoadedSite, spec: jobs.JobSpec, environme
         With status ``ANSWER_LOST`` if it is not known whether the job exists.
     """
     made = prepared.plan
-    paths = _write(prepared, loaded, spec)
+    left_out = _write(prepared, loaded, spec)
+    paths = RunPaths(Path(made.directory))
     record: dict[str, object] = {"site": made.site, "time": round(time.time(), 3), "slurm": made.slurm}
+    if left_out:
+        record["left_out"] = left_out
     try:
-        record |= _hand_over(made, paths, environment)
+        record |= _hand_over(made, paths, environment, units.parse_seconds(loaded.site.slurm.timeout))
     except HpcmlError as error:
         runs.write_json(paths.submission, {**record, **error.as_json()})
         raise
     runs.write_json(paths.submission, record)
-    return runs.load(paths.directory)
+    return runs.Run(made.run_id, paths, record)
 
 
-def _write(prepared: Prepared, loaded: LoadedSite, spec: jobs.JobSpec) -> RunPaths:
-    import json
-
+def _write(prepared: Prepared, loaded: LoadedSite, spec: jobs.JobSpec) -> str:
+    """Write the run's directory; return what was left out of the snapshot."""
     made = prepared.plan
-    origins = {key.replace("\0", "."): dataclasses.asdict(value) for key, value in loaded.layers.values.items()}
-    request = {"version": made.version, "spec": dataclasses.asdict(spec), "site": origins}
-    step = (assets.folder("templates") / "step.sh").read_text()
-    paths = runs.create(Path(made.directory), {
-        "request.json": json.dumps(request, indent=1, default=str) + "\n",
-        "plan.json": json.dumps(dataclasses.asdict(made), indent=1) + "\n",
-        "job.sh": prepared.script,
-        "step.sh": step,
-    })  # fmt: skip
-    try:
-        left_out = runs.snapshot(spec.script, paths.code, loaded.site.code)
-    except StorageError:
-        import shutil
-
-        shutil.rmtree(paths.directory, ignore_errors=True)
-        raise
-    if left_out:
-        runs.write(paths.code / ".hpcml-left-out", left_out + "\n")
-    return paths
+    origins = {key.replace("\0", "."): config.as_table(value) for key, value in loaded.layers.values.items()}
+    request = {"version": made.version, "spec": config.as_table(spec), "site": origins}
+    with runs.creating(Path(made.directory)) as paths:
+        runs.write_json(paths.request, request)
+        runs.write_json(paths.plan, config.as_table(made))
+        runs.write(paths.script, prepared.script)
+        runs.write(paths.step, (assets.folder("templates") / "step.sh").read_text(encoding="utf-8"))
+        return snapshot.take(spec.script, paths.code, loaded.site.code)
 
 
-def _hand_over(made: Plan, paths: RunPaths, environment: Mapping[str, str]) -> dict[str, object]:
+def _hand_over(made: Plan, paths: RunPaths, environment: Mapping[str, str], timeout: float) -> dict[str, object]:
     if not made.slurm:
         clean = slurm.clean_environment(environment)
-        pid = shell.start_in_background(["bash", str(paths.script)], clean, paths.job_log)
+        try:
+            pid = shell.start_in_background(["bash", str(paths.script)], clean, paths.job_log)
+        except shell.CommandMissingError as error:
+            hint = "Put bash on PATH."
+            raise HpcmlError(
+                f"The run cannot be started: {error}", place="PATH", hint=hint, status=NOT_FOUND
+            ) from error
         return {"pid": pid, "started": shell.start_time(pid)}
     try:
-        job, cluster = slurm.submit(str(paths.script), environment)
+        job, cluster = slurm.submit(str(paths.script), environment, timeout)
     except slurm.AnswerLostError as lost:
-        found = find_again(made.run_id, environment)
+        found = _find_again(made.run_id, environment, min(timeout, _LOOK_AGAIN))
         if found is None:
             hint = f"It was not sent twice. When Slurm answers again: hpcml status {made.run_id}."
             raise HpcmlError("It is not known whether Slurm took the job", place="sbatch", hint=hint,
@@ -128,7 +126,7 @@ def _hand_over(made: Plan, paths: RunPaths, environment: Mapping[str, str]) -> d
     return {"job": job, "cluster": cluster}
 
 
-def find_again(run_id: str, environment: Mapping[str, str], seconds: float = 20.0) -> str | None:
+def _find_again(run_id: str, environment: Mapping[str, str], seconds: float) -> str | None:
     """Look for the job of a run by its comment, a few times within a deadline; None if it is not there.
 
     A request whose answer was lost may still be on its way, so one look that finds nothing proves nothing.
@@ -137,10 +135,29 @@ def find_again(run_id: str, environment: Mapping[str, str], seconds: float = 20.
     pause = 0.5
     while True:
         try:
-            found = slurm.find_by_comment(f"hpcml:{run_id}", environment)
-        except HpcmlError:
+            found = slurm.find_by_comment(f"hpcml:{run_id}", environment, max(1.0, deadline - time.monotonic()))
+        except SlurmUnreachableError:
             found = None  # the controller does not answer: the deadline decides
         if found or time.monotonic() + pause > deadline:
             return found
         time.sleep(pause)
         pause = min(pause * 2, 5.0)
+
+
+def adopt(run: runs.Run, environment: Mapping[str, str]) -> runs.Run:
+    """Return the run with its job, if Slurm took one whose answer never came (or was never recorded).
+
+    Raises
+    ------
+    SlurmUnreachableError
+        If Slurm does not answer, so that nothing new is known.
+    """
+    lost = run.submission.get("status") == ANSWER_LOST
+    if not lost and (run.submission or not (runs.read_json(run.paths.plan) or {}).get("slurm")):
+        return run
+    found = slurm.find_by_comment(f"hpcml:{run.id}", environment)
+    if found is None:
+        return run
+    kept = {key: value for key, value in run.submission.items() if key in ("site", "time", "left_out")}
+    runs.write_json(run.paths.submission, {**kept, "slurm": True, "job": found, "cluster": "", "found_again": True})
+    return runs.load(run.paths.directory)

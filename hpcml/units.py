@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 
-_SLURM_TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<a>\d+)(?::(?P<b>\d{1,2}))?(?::(?P<c>\d{1,2}))?")
-_WORDED_TIME = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?:in)?)?(?:(\d+)s)?")
-_MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)(B?)", re.IGNORECASE)
+# Nine digits at most: beyond that no number is meant, and Python refuses to convert some thousands.
+_SLURM_TIME = re.compile(r"(?:(?P<days>[0-9]{1,9})-)?(?P<a>[0-9]{1,9})(?::(?P<b>[0-9]{1,2}))?(?::(?P<c>[0-9]{1,2}))?")
+_WORDED_TIME = re.compile(r"(?:([0-9]{1,9})d)?(?:([0-9]{1,9})h)?(?:([0-9]{1,9})m(?:in)?)?(?:([0-9]{1,9})s)?")
+_SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?s?")
+_MEMORY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([KMGT]?)(i?)(B?)", re.IGNORECASE)
 _MEMORY_EXPONENT = {"": 2, "K": 1, "M": 2, "G": 3, "T": 4}
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
+_MOST_HOSTS = 100_000
 
 
 def parse_time_limit(text: str) -> int:
@@ -45,7 +48,7 @@ def parse_time_limit(text: str) -> int:
 
 
 def format_time_limit(seconds: int) -> str:
-    """Return ``[D-]HH:MM:SS``, rounded up to Slurm's resolution of a minute when it is longer than one."""
+    """Return ``[D-]HH:MM:SS``; Slurm itself rounds up to whole minutes."""
     days, rest = divmod(seconds, 86400)
     clock = f"{rest // 3600:02d}:{rest % 3600 // 60:02d}:{rest % 60:02d}"
     return f"{days}-{clock}" if days else clock
@@ -60,7 +63,7 @@ def parse_seconds(text: str) -> float:
         If the text is not a duration.
     """
     text = text.strip()
-    if re.fullmatch(r"\d+(\.\d+)?s?", text):
+    if _SECONDS.fullmatch(text):
         return float(text.rstrip("s"))
     match = _WORDED_TIME.fullmatch(text)
     if not text or match is None:
@@ -71,11 +74,11 @@ def parse_seconds(text: str) -> float:
 
 def format_seconds(seconds: float) -> str:
     """Return a duration as a person reads it: ``0.8 s``, ``12 s``, ``3:05``, ``1:02:05``, ``2-01:00:00``."""
-    if seconds < 10:
+    if seconds < 9.95:
         return f"{seconds:.1f} s"
-    if seconds < 60:
-        return f"{seconds:.0f} s"
     whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
     if whole < 3600:
         return f"{whole // 60}:{whole % 60:02d}"
     return format_time_limit(whole).lstrip("0") if whole < 86400 else format_time_limit(whole)
@@ -102,11 +105,11 @@ def format_memory_for_slurm(size: int) -> str:
 
 def format_bytes(size: float) -> str:
     """Return a size as a person reads it, in binary units: ``512 B``, ``1.5 KiB``, ``20 GiB``."""
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if size < 1024 or unit == "TiB":
-            return f"{size:.0f} {unit}" if unit == "B" or size >= 10 else f"{size:.1f} {unit}"
+    units = ["B", "KiB", "MiB", "GiB", "TiB"]
+    while size >= 1024 and len(units) > 1:
         size /= 1024
-    raise AssertionError("unreachable")
+        units.pop(0)
+    return f"{size:.0f} {units[0]}" if units[0] == "B" or size >= 9.95 else f"{size:.1f} {units[0]}"
 
 
 def expand_hosts(text: str) -> tuple[str, ...]:
@@ -119,7 +122,7 @@ def expand_hosts(text: str) -> tuple[str, ...]:
     Raises
     ------
     ValueError
-        If a bracket is not closed or holds no range.
+        If a bracket is not closed or holds no range, or the list is beyond any machine.
     """
     names: list[str] = []
     for part in _split_outside_brackets(text):
@@ -152,6 +155,8 @@ def _expand_one(part: str) -> list[str]:
         if match is None:
             raise ValueError(f"'{piece}' is not a range of host numbers (in '{part}')")
         low, high = match[1], match[2] or match[1]
+        if not 0 <= int(high) - int(low) < _MOST_HOSTS:
+            raise ValueError(f"'{piece}' is not a range of host numbers (in '{part}')")
         for number in range(int(low), int(high) + 1):
             names += [f"{before}{number:0{len(low)}d}{tail}" for tail in tails]
     return names

@@ -1,0 +1,129 @@
+"""Slurm's commands as far as hpcml uses them, with what they do kept in the folder $FAKE_STATE.
+
+``PROGRAM.json`` there changes what a program does: ``out``, ``err`` and ``code`` are its answer, ``sleep`` its delay
+before it, and ``then`` says that it does its work nevertheless (an answer that was lost). Options are checked against
+those that ``--help`` of Slurm 22.05 lists.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+STATE = Path(os.environ["FAKE_STATE"])
+OPTIONS = {
+    "sbatch": """container contiguous get-user-env help hold ignore-pbs no-kill no-requeue overcommit oversubscribe parsable
+        quiet reboot requeue spread-job test-only usage use-min-nodes verbose version wait account= array= bb= bbf= begin=
+        chdir= cluster-constraint= clusters= comment= constraint= core-spec= cores-per-socket= cpu-freq= cpus-per-gpu=
+        cpus-per-task= deadline= delay-boot= dependency= distribution= error= exclude= exclusive exclusive= export=
+        export-file= extra-node-info= gid= gpu-bind= gpu-freq= gpus= gpus-per-node= gpus-per-socket= gpus-per-task= gres=
+        gres-flags= input= job-name= licenses= mail-type= mail-user= mcs-label= mem= mem-per-cpu= mem-per-gpu= mincpus=
+        nice= nodefile= nodelist= nodes= ntasks= ntasks-per-core= ntasks-per-node= ntasks-per-socket= open-mode= output=
+        partition= power= priority= profile= propagate= qos= reservation= signal= sockets-per-node= switches= thread-spec=
+        threads-per-core= time= time-min= tmp= uid= wckey= wrap=""",
+    "squeue": """all array array-unique federation help hide json local long me noconvert noheader sibling start usage verbose
+        version yaml account= clusters= format= iterate= job= jobs= licenses= name= nodelist= partition= qos= reservation=
+        sort= states= steps= user=""",
+    "sacct": "allocations noheader parsable2 format= jobs= starttime=",
+    "scancel": """batch full help hurry interactive me quiet usage verbose version account= name= partition= qos= signal= state=
+        user= wckey=""",
+    "scontrol": "all help oneliner quiet verbose version",
+}
+
+
+def main(program: str, arguments: list[str]) -> int:
+    with (STATE / "calls.jsonl").open("a") as file:
+        file.write(json.dumps({"program": program, "arguments": arguments, "environment": dict(os.environ)}) + "\n")
+    positional = [word for word in arguments if not word.startswith("-")]
+    check(program, [word for word in arguments if word.startswith("-")])
+    answer = {}
+    if (path := STATE / f"{program}.json").exists():
+        answer = json.loads(path.read_text())
+    code, out = 0, ""
+    if not answer or answer.get("then"):
+        code, out = WORK[program](arguments, positional)
+    time.sleep(answer.get("sleep", 0))
+    sys.stdout.write(answer.get("out", out))
+    sys.stderr.write(answer.get("err", ""))
+    return int(answer.get("code", code))
+
+
+def check(program: str, options: list[str]) -> None:
+    known = set(OPTIONS[program].split())
+    for word in options:
+        name, equals, _ = word.removeprefix("--").partition("=")
+        if f"{name}{equals}" not in known:
+            sys.exit(f"{program}: unrecognized option '{word}'")
+
+
+def jobs() -> dict[str, dict[str, str]]:
+    path = STATE / "jobs.json"
+    return dict(json.loads(path.read_text())) if path.exists() else {}
+
+
+def save(found: dict[str, dict[str, str]]) -> None:
+    (STATE / "jobs.json").write_text(json.dumps(found))
+
+
+def sbatch(arguments: list[str], positional: list[str]) -> tuple[int, str]:
+    lines = Path(positional[0]).read_text().splitlines()
+    directives = [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH ")]
+    check("sbatch", directives)
+    options = dict(line.partition("=")[::2] for line in directives)
+    if "--test-only" in arguments:
+        sys.stderr.write(
+            "sbatch: Job 7 to start at 2026-11-21T08:00:00 using 1 processors on nodes n1 in partition boost\n"
+        )
+        return 0, ""
+    known = jobs()
+    job = str(101 + len(known))
+    save(
+        {
+            **known,
+            job: {"comment": options["--comment"], "state": "PENDING", "reason": "Priority", "script": positional[0]},
+        }
+    )
+    return 0, f"{job}\n"
+
+
+def squeue(arguments: list[str], _positional: list[str]) -> tuple[int, str]:
+    options = dict(word.removeprefix("--").partition("=")[::2] for word in arguments)
+    asked = options["jobs"].split(",") if "jobs" in options else list(jobs())
+    lines = []
+    for job, facts in jobs().items():
+        if job in asked:
+            line = options["format"]
+            for letter, value in (("i", job), ("k", facts["comment"]), ("T", facts["state"]), ("r", facts["reason"]),
+                                  ("S", "N/A"), ("N", "")):  # fmt: skip
+                line = line.replace(f"%{letter}", value)
+            lines.append(f"{line}\n")
+    if "jobs" in options and not lines:
+        sys.stderr.write("slurm_load_jobs error: Invalid job id specified\n")
+        return 1, ""
+    return 0, "".join(lines)
+
+
+def sacct(_arguments: list[str], _positional: list[str]) -> tuple[int, str]:
+    sys.stderr.write("Slurm accounting storage is disabled\n")
+    return 1, ""
+
+
+def scancel(_arguments: list[str], positional: list[str]) -> tuple[int, str]:
+    found = jobs()
+    for job in positional:
+        found[job]["state"] = "CANCELLED"
+    save(found)
+    return 0, ""
+
+
+def scontrol(_arguments: list[str], _positional: list[str]) -> tuple[int, str]:
+    return 0, ""
+
+
+WORK = {"sbatch": sbatch, "squeue": squeue, "sacct": sacct, "scancel": scancel, "scontrol": scontrol}
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))

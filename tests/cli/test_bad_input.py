@@ -1,0 +1,216 @@
+"""What a user can get wrong: one sentence, its place and a next step, a documented status, no traceback, nothing left."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from hpcml import errors
+from world import World
+
+Prepare = Callable[[World], object]
+
+
+class Bad(NamedTuple):
+    """One wrong thing. ``says`` are texts that the answer must hold: what is wrong, where, and what to do."""
+
+    id: str
+    arguments: tuple[str, ...]
+    status: int
+    says: tuple[str, ...]
+    prepare: Prepare | None = None
+    env: dict[str, str] = {}
+    without: tuple[str, ...] = ()
+
+
+def _write(name: str, text: str | bytes) -> Prepare:
+    def prepare(world: World) -> None:
+        path = world.top / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+
+    return prepare
+
+
+def _toml(text: str) -> Prepare:
+    return _write("project/hpcml.toml", text)
+
+
+def _profiles(**texts: str) -> Prepare:
+    def prepare(world: World) -> None:
+        for name, text in texts.items():
+            _write(f"home/.config/hpcml/profiles/{name}.toml", text)(world)
+
+    return prepare
+
+
+def _submit(*options: str, script: str = "job.py") -> tuple[str, ...]:
+    return ("submit", "--site", "slurm", *options, script)
+
+
+U, C, N, R, S = errors.USAGE, errors.CONFIG, errors.NOT_FOUND, errors.REFUSED_BY_SITE, errors.STORAGE
+LAB = ("submit", "--site", "lab")
+BAD_TIMES = ("abc", "0", "0:00:00", "-5", "1:99", "1:2:3:4", "1.5", "10x", "1-", "1-2-3", ":30", "1:99:00", "UNLIMITED", " ",
+             "9" * 30, "1d-3")  # fmt: skip
+BAD_NUMBERS = ("0", "-1", "two", "1.5", "1e3", "٣", "9" * 20, "+2", "0x4", "1-4")
+
+CASES = [
+    Bad("unknown-command", ("submitt", "job.py"), U, ("no command 'submitt'", "Did you mean hpcml submit?")),
+    Bad("script-as-command", ("job.py",), U, ("no command 'job.py'", "Did you mean hpcml submit job.py?")),
+    Bad("unknown-top-option", ("--verbose",), U, ("no option '--verbose'", "hpcml --help")),
+    Bad("unknown-option", ("submit", "--frobnicate", "job.py"), U, ("--frobnicate", "hpcml submit --help")),
+    Bad("abbreviated-option", ("submit", "--node", "2", "job.py"), U, ("--node", "hpcml submit --help")),
+    Bad("option-without-value", ("submit", "--nodes"), U, ("--nodes", "expected one argument")),
+    Bad("no-script", ("submit", "--nodes", "2"), U, ("SCRIPT is missing", "Name a Python file")),
+    Bad("nothing-behind-dashes", ("submit", "--"), U, ("SCRIPT is missing",)),
+    Bad("missing-script", _submit(script="nope.py"), N, ("no such script", "nope.py", "before SCRIPT")),
+    Bad("script-below-a-file", _submit(script="job.py/x.py"), N, ("no such script", "job.py/x.py")),
+    Bad("folder-as-script", _submit(script="."), N, ("SCRIPT is a folder", "Name a .py file")),
+    Bad("device-as-script", _submit(script="/dev/null"), N, ("not a regular file", "/dev/null")),
+    Bad("pipe-as-script", _submit(script="pipe"), N, ("not a regular file",), lambda w: os.mkfifo(w.project / "pipe")),
+    Bad("empty-script", _submit(script="e.py"), U, ("The script is empty", "Was it saved?"), _write("project/e.py", "")),
+    Bad("binary-script", _submit(script="b.py"), U, ("not a text", "zero bytes"), _write("project/b.py", b"\x7fELF\0\1\2")),
+    Bad("script-name-with-newline", _submit(script="a\nb.py"), U, ("line break", "Rename"), _write("project/a\nb.py", "1")),
+    Bad("no-name-for-script", _submit(script=""), N, ("SCRIPT is a folder",)),
+    *(Bad(f"time-{text[:9]!r}", _submit("--time", text), U, ("--time",)) for text in BAD_TIMES),
+    *(Bad(f"nodes-{text[:9]!r}", _submit(f"--nodes={text}"), U, ("--nodes",)) for text in BAD_NUMBERS),
+    Bad("no-cpus", _submit("--cpus-per-node", "x"), U, ("'x' is not a whole number", "--cpus-per-node 4")),
+    Bad("minus-gpus", _submit("--gpus-per-node", "-1"), U, ("--gpus-per-node",)),
+    *(Bad(f"memory-{text!r}", _submit(f"--memory-per-node={text}"), U, ("--memory-per-node",)) for text in
+      ("lots", "-4G", "4X", "1k", "0", "1,5G", "9" * 40)),
+    Bad("too-many-nodes", (*LAB, "--partition", "debug", "--nodes", "4", "job.py"), R,
+        ("'debug' allows 2 nodes, 4 requested", "profile lab", "Try --partition boost")),
+    Bad("too-long", (*LAB, "--partition", "debug", "--time", "2h", "job.py"), R,
+        ("'debug' allows 00:30:00, 02:00:00 requested", "Try --partition boost")),
+    Bad("too-many-gpus", (*LAB, "--partition", "boost", "--gpus-per-node", "5", "job.py"), R,
+        ("'boost' has 4 GPUs per node, 5 requested", "Ask for less")),
+    Bad("too-many-cpus", (*LAB, "--partition", "boost", "--cpus-per-node", "9", "job.py"), R, ("has 8 CPUs", "Ask for less")),
+    Bad("too-much-memory", (*LAB, "--partition", "boost", "--memory-per-node", "1T", "job.py"), R, ("has 3500M", "Ask for less")),
+    Bad("fits-nowhere", (*LAB, "--nodes", "99", "job.py"), R, ("No partition fits", "'debug' allows 2", "Ask for less")),
+    Bad("gpus-in-a-cpu-partition", ("submit", "--site", "leonardo", "--account", "a", "--partition", "dcgp_usr_prod",
+        "--gpus-per-node", "4", "job.py"), R, ("has no GPUs per node", "Try --partition boost_usr_prod")),
+    Bad("no-account", ("submit", "--site", "leonardo", "job.py"), U, ("wants an account", "--account", "hpcml.toml")),
+    Bad("gpus-on-local", ("submit", "--site", "local", "--gpus-per-node", "1", "job.py"), R, ("starts no GPU workers",)),
+    Bad("image", _submit("--image", "x.sif"), R, ("cannot run inside an image", "--image", "runtime.python")),
+    Bad("protocol-ucx", _submit("--protocol", "ucx"), R, ("cannot use the protocol 'ucx'", "Leave --protocol out")),
+    Bad("unknown-site", ("submit", "--site", "leonrado", "job.py"), C, ("no site 'leonrado'", "Did you mean leonardo?")),
+    Bad("unknown-site-in-environment", ("submit", "job.py"), C, ("no site 'zzz'", "HPCML_SITE", "Known sites"), None,
+        {"HPCML_SITE": "zzz"}),
+    Bad("bad-name", _submit("--name", "a/b"), U, ("'a/b' cannot be used", "--name", "letters, digits")),
+    Bad("hidden-name", _submit("--name", ".a"), U, ("'.a' cannot be used",)),
+    Bad("long-name", _submit("--name", "a" * 65), U, ("at most 64",)),
+    Bad("empty-name", _submit("--name", ""), U, ("--name is empty", "Leave it out")),
+    Bad("empty-account", _submit("--account", " "), U, ("--account is empty",)),
+    Bad("newline-in-account", _submit("--account", "a\nb"), U, ("line break", "Rename it")),
+    Bad("wait-and-detach", _submit("--wait", "--detach"), U, ("--wait and --detach exclude each other", "Give one")),
+    Bad("dry-run-and-check", _submit("--dry-run", "--check"), U, ("exclude each other",)),
+    Bad("check-on-local", ("submit", "--site", "local", "--check", "job.py"), U, ("no Slurm to ask", "Leave --check out")),
+    Bad("set-unknown-key", _submit("--set", "workers.thread=2"), C,
+        ("Unknown key 'thread'", "--set: workers.thread", "Did you mean threads?")),
+    Bad("set-unknown-table", _submit("--set", "worker.threads=2"), C, ("Unknown key 'worker'", "Did you mean workers?")),
+    Bad("set-without-value", _submit("--set", "workers.threads"), C, ("not KEY=VALUE", "--set workers.threads=8")),
+    Bad("set-wrong-type", _submit("--set", "workers.threads=many"), C, ("'many' should be a whole number", "--set: workers")),
+    Bad("set-negative", _submit("--set", "workers.threads=-1"), C, ("-1 should be a whole number",)),
+    Bad("set-bad-choice", _submit("--set", "workers.on_loss=fial"), C, ("'fial' is not allowed", "Did you mean fail?")),
+    Bad("set-bad-duration", _submit("--set", "deadlines.workers=soon"), C, ("'soon' is not a duration", "deadlines.workers")),
+    Bad("set-empty-duration", _submit("--set", "deadlines.workers=''"), C, ("is not a duration", "deadlines.workers")),
+    Bad("set-value-below-value", _submit("--set", "workers=1"), C, ("should be a table", "--set: workers")),
+    Bad("set-below-a-value", _submit("--set", "name=x", "--set", "name.x=1"), C, ("not a table", "--set")),
+    Bad("no-workers", _submit("--set", "workers.per_node=0"), U, ("workers.per_node", "at least 1")),
+    Bad("env-unknown-key", _submit(), C, ("Unknown key 'thread'", "HPCML_WORKERS__THREAD"), None, {"HPCML_WORKERS__THREAD": "2"}),
+    Bad("env-wrong-type", _submit(), C, ("should be a whole number", "HPCML_WORKERS__THREADS"), None,
+        {"HPCML_WORKERS__THREADS": "x"}),
+    Bad("project-unknown-key", _submit(), C, ("Unknown key 'partitoin'", "hpcml.toml", "Did you mean partition?"),
+        _toml('[defaults]\npartitoin = "x"\n')),
+    Bad("project-wrong-type", _submit(), C, ("should be true or false", "hpcml.toml", "without quotes"),
+        _toml('[resources]\nexclusive = "yes"\n')),
+    Bad("project-list-of-numbers", _submit(), C, ("should be a list of texts", "runtime.modules"),
+        _toml("[runtime]\nmodules = [1]\n")),
+    Bad("project-invalid-toml", _submit(), C, ("not valid TOML", "line 2", "hpcml.toml"), _toml("[defaults]\nnodes = = 2\n")),
+    Bad("project-not-utf8", _submit(), C, ("not valid TOML", "hpcml.toml"), _write("project/hpcml.toml", b"a = '\xff'\n")),
+    Bad("project-unknown-site-table", _submit(), C, ("no site 'leonard'", "Did you mean leonardo?"),
+        _toml("[site.leonard]\nextends = 'x'\n")),
+    Bad("project-site-is-a-text", _submit(), C, ("'site' should hold", "[site.leonardo]"), _toml("site = 'lab'\n")),
+    Bad("project-bad-time", _submit(), C, ("not a time limit", "defaults.time"), _toml("[defaults]\ntime = 'soon'\n")),
+    Bad("profile-unknown-key", ("submit", "--site", "mine", "job.py"), C, ("Unknown key 'colour'", "mine.toml", "Known here"),
+        _profiles(mine="colour = 'red'\n")),
+    Bad("profile-ring", ("submit", "--site", "one", "job.py"), C, ("in a ring: one → two → one", "Take 'extends' out"),
+        _profiles(one="extends = 'two'\n", two="extends = 'one'\n")),
+    Bad("profile-extends-nothing", ("submit", "--site", "one", "job.py"), C, ("no site 'slrum'", "one.toml", "Did you mean slurm"),
+        _profiles(one="extends = 'slrum'\n")),
+    Bad("profile-bad-limit", ("submit", "--site", "one", "job.py"), C, ("not a time limit", "partitions.p.max_time"),
+        _profiles(one="[partitions.p]\nmax_time = 'x'\n")),
+    Bad("profile-bad-extra", ("submit", "--site", "slurm", "--set", 'slurm.extra=["exclusive"]', "job.py"), C,
+        ("'exclusive' is not a directive", "slurm.extra", "--constraint=gpu")),
+    Bad("profile-variable", _submit("--set", "environment={\"A B\"='x'}"), C, ("'A B' is not a variable's name", "environment")),
+    Bad("set-unknown-choice", _submit("--set", "code.snapshot=all"), C, ("'all' is not allowed", "Allowed:")),
+    Bad("runs-not-absolute", _submit("--set", "paths.runs=here"), S, ("not an absolute path", "paths.runs: here")),
+    Bad("runs-needs-a-variable", _submit("--set", "paths.runs=$WORK/runs"), S, ("WORK is not set", "paths.runs: $WORK/runs")),
+    Bad("runs-with-colon", _submit("--set", "paths.runs=/tmp/a:b"), C, ("holds ':'", "paths.runs", "Choose another")),
+    Bad("runs-below-a-file", _submit("--set", "paths.runs=/dev/null/x"), S, ("Not a directory", "/dev/null", "paths.runs=")),
+    Bad("runs-where-nobody-may-write", _submit("--set", "paths.runs=/proc/x"), S, ("/proc/x", "Choose another folder")),
+    Bad("home-unset", _submit(), S, ("HOME is not set", "paths.runs"), None, {}, ("HOME",)),
+    Bad("no-runs", ("status",), N, ("There are no runs", "hpcml submit SCRIPT")),
+    Bad("no-runs-logs", ("logs",), N, ("There are no runs",)),
+    Bad("no-runs-cancel", ("cancel", "x"), N, ("There are no runs",)),
+    Bad("cancel-without-run", ("cancel",), U, ("RUN", "hpcml cancel --help")),
+    Bad("unknown-role", ("logs", "last", "wroker"), U, ("no role 'wroker'", "Did you mean worker?")),
+    Bad("ls-bad-number", ("ls", "--last", "many"), U, ("'many' is not a whole number", "--last")),
+    Bad("site-nothing", ("site",), U, ("ls|show", "hpcml site --help")),
+    Bad("site-unknown-verb", ("site", "list"), U, ("list", "hpcml site --help")),
+    Bad("site-unknown", ("site", "show", "labb"), C, ("no site 'labb'", "Did you mean lab?")),
+]  # fmt: skip
+
+
+def check_words(done_out: str, done_err: str, status: int, says: tuple[str, ...]) -> None:
+    assert status in errors.MEANING
+    assert "Traceback" not in done_out + done_err
+    lines = [line for line in done_err.splitlines() if not line.startswith("hpcml: note: ")]
+    assert lines[0].startswith("hpcml: ")
+    assert re.search(r"\(.+\)\.$", lines[0]), f"no place: {lines[0]}"
+    assert len(lines) > 1, f"no next step: {lines[0]}"
+    for text in says:
+        assert text in done_err, done_err
+
+
+@pytest.mark.parametrize("bad", CASES, ids=[bad.id for bad in CASES])
+def test_a_mistake_is_told_in_words(world: World, bad: Bad) -> None:
+    if bad.prepare:
+        bad.prepare(world)
+    done = world.run(*bad.arguments, env=bad.env, without=bad.without)
+    assert done.returncode == bad.status, done.stderr
+    check_words(done.stdout, done.stderr, bad.status, bad.says)
+    assert done.stdout == ""
+    assert world.left() == [], "nothing is left in the folder for runs"
+    assert world.calls("sbatch") == [], "nothing was sent"
+
+
+@pytest.mark.parametrize("bad", [bad for bad in CASES if bad.arguments[0] in ("submit", "status", "cancel", "ls", "site")][::3],
+                         ids=lambda bad: bad.id)  # fmt: skip
+def test_a_mistake_is_told_as_json_too(world: World, bad: Bad) -> None:
+    if bad.prepare:
+        bad.prepare(world)
+    done = world.run(bad.arguments[0], "--json", *bad.arguments[1:], env=bad.env, without=bad.without)
+    assert done.returncode == bad.status, done.stderr
+    facts = json.loads(done.stdout)
+    assert facts["status"] == bad.status
+    assert facts["error"]
+    assert facts["hint"], "a next step"
+
+
+def test_there_are_at_least_fifty_kinds() -> None:
+    assert len({re.sub(r"^(time|nodes|memory)-.*", r"\1", bad.id) for bad in CASES}) >= 50
+
+
+def test_the_folder_is_gone(world: World, tmp_path: Path) -> None:
+    place = tmp_path / "gone"
+    place.mkdir()
+    done = world.run("submit", "job.py", cwd=place, before=place.rmdir)
+    assert done.returncode == errors.NOT_FOUND
+    check_words(done.stdout, done.stderr, done.returncode, ("The current folder is gone", "cwd", "cd ~"))

@@ -1,0 +1,189 @@
+"""The commands as a user meets them: help, what belongs to the script, finding runs, output that others read."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+
+import hpcml
+from hpcml import errors
+from hpcml.cli import COMMANDS, SUBMIT_FLAGS, SUBMIT_VALUES
+from world import World
+
+
+def test_help_names_every_command(world: World) -> None:
+    done = world.run("--help")
+    assert done.returncode == 0
+    for name in COMMANDS:
+        assert f"\n  {name} " in done.stdout
+
+
+def test_no_command_shows_help_and_is_wrong(world: World) -> None:
+    done = world.run()
+    assert done.returncode == errors.USAGE
+    assert done.stdout == world.run("--help").stdout
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(world: World, name: str) -> None:
+    done = world.run(name, "--help")
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert done.stdout.startswith(f"usage: hpcml {name}")
+
+
+def test_the_help_of_submit_names_every_option(world: World) -> None:
+    text = world.run("submit", "--help").stdout
+    for option in [*SUBMIT_FLAGS, *(option for group in SUBMIT_VALUES.values() for option in group)]:
+        assert f"  {option}" in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert "All that follows SCRIPT belongs to the script" in text
+
+
+def test_version(world: World) -> None:
+    assert world.run("--version").stdout == f"hpcml {hpcml.__version__}\n"
+
+
+ARGUMENTS = (
+    "--nodes",
+    "9",
+    "--",
+    "-x",
+    "--help",
+    "--json",
+    "",
+    " ",
+    "a\nb",
+    "it's",
+    '"$HOME"',
+    "\\",
+    "*",
+    "é",
+    "\udcff",
+)
+
+
+def test_what_follows_the_script_is_the_scripts(world: World) -> None:
+    done = world.run("submit", "--site", "slurm", "--nodes", "2", "job.py", *ARGUMENTS)
+    assert done.returncode == 0, done.stderr
+    plan = json.loads((world.directory() / "plan.json").read_text())
+    assert tuple(plan["inside"]["arguments"]) == ARGUMENTS
+    assert plan["inside"]["nodes"] == 2
+
+
+def test_two_dashes_end_the_options(world: World) -> None:
+    (world.project / "-odd.py").write_text("1\n")
+    plan = json.loads(world.run("plan", "--site", "slurm", "--", "-odd.py", "--", "-a").stdout)
+    assert plan["inside"]["arguments"] == ["--", "-a"]
+    assert plan["inside"]["script"].endswith("/code/-odd.py")
+
+
+@pytest.mark.parametrize("site", ["slurm", "local", "lab"])
+def test_plan_and_dry_run_write_nothing(world: World, site: str) -> None:
+    before = sorted(path for path in world.top.rglob("*") if world.state not in path.parents)
+    plan = world.run("plan", "--site", site, "job.py")
+    dry = world.run("submit", "--site", site, "--dry-run", "job.py")
+    assert plan.returncode == dry.returncode == 0
+    assert sorted(path for path in world.top.rglob("*") if world.state not in path.parents) == before
+    assert world.calls("sbatch") == []
+    assert dry.stdout.startswith("#!/bin/bash\n")
+    assert json.loads(plan.stdout)["site"] == site
+
+
+def test_the_dry_run_is_what_is_sent(world: World) -> None:
+    """But for the run's id, which has the time and a number in it."""
+    dry = world.run("submit", "--site", "slurm", "--dry-run", "job.py").stdout
+    sent = (directory := world.submit()) / "job.sh"
+    name = next(line for line in dry.splitlines() if "hpcml:" in line).rpartition("hpcml:")[2]
+    assert dry.replace(name, directory.name) == sent.read_text()
+
+
+def test_a_reader_that_leaves_is_no_error(world: World) -> None:
+    script = 'for i in 1 2 3; do "$0" site show slurm --origin; done | head -n 1; echo "${PIPESTATUS[@]}"'
+    environment = {**world.environment, "PATH": f"{world.environment['PATH']}:/usr/bin:/bin"}
+    done = subprocess.run(["bash", "-c", script, str(world.command)], env=environment, cwd=world.project, capture_output=True,
+                          text=True, check=True)  # fmt: skip
+    assert done.stderr == ""
+    assert done.stdout.startswith("# slurm: named by --site\n")
+
+
+def test_sites_are_listed_and_the_one_here_is_marked(world: World) -> None:
+    rows = {row["site"]: row for row in json.loads(world.run("site", "ls", "--json").stdout)}
+    assert rows.keys() == {"lab", "leonardo", "local", "slurm"}
+    assert [name for name, row in rows.items() if row["here"]] == ["slurm"]
+    assert "* slurm " in world.run("site", "ls").stdout
+
+
+def test_a_value_says_where_it_comes_from(world: World) -> None:
+    (world.project / "hpcml.toml").write_text('[defaults]\naccount = "me"\n[site.leonardo.workers]\nthreads = 3\n')
+    done = world.run(
+        "site", "show", "leonardo", "--origin", "--set", "workers.restarts=1", env={"HPCML_DEADLINES__WORKERS": "7s"}
+    )
+    lines = dict(line.split(" = ", 1) for line in done.stdout.splitlines()[1:])
+    assert lines["defaults.account"] == f'"me"  # {world.project}/hpcml.toml'
+    assert lines["workers.threads"] == f"3  # {world.project}/hpcml.toml [site.leonardo]"
+    assert lines["workers.restarts"] == "1  # --set"
+    assert lines["deadlines.workers"] == '"7s"  # HPCML_DEADLINES__WORKERS'
+    assert lines["network.interface"] == '"ib0"  # profile leonardo'
+    assert lines["workers.per_node"] == "1  # default"
+    assert lines["scheduler"] == '"slurm"  # profile slurm'
+
+
+def test_runs_are_found_by_what_the_user_calls_them(world: World) -> None:
+    first, second = world.submit("--name", "one"), world.submit("--name", "two")
+    third = world.submit("--name", "one")
+    for word, expected in ((first.name, first), ("two", second), ("one", third), ("101", first), ("last", third),
+                           (second.name[:-2], second)):  # fmt: skip
+        assert json.loads(world.run("status", word, "--json").stdout)["directory"] == str(expected), word
+    done = world.run("status", "on")
+    assert done.returncode == errors.NOT_FOUND
+    assert f"One of: {first.name}, {third.name}." in done.stderr
+    done = world.run("status", "tow")
+    assert done.returncode == errors.NOT_FOUND
+    assert "Did you mean two?" in done.stderr
+
+
+def test_logs_before_there_are_any(world: World) -> None:
+    world.submit()
+    for arguments in ((), ("last", "worker"), ("worker",)):
+        done = world.run("logs", *arguments)
+        assert done.returncode == errors.NOT_FOUND
+        assert "log yet" in done.stderr
+        assert "It is queued: other jobs go first" in done.stderr
+
+
+def test_logs_of_each_role(world: World) -> None:
+    logs = world.submit() / "logs"
+    for name in ("driver", "scheduler", "job", "worker-n1", "worker-n2"):
+        (logs / f"{name}.log").write_text(f"from {name}\n")
+    assert world.run("logs").stdout == "from driver\n"
+    assert world.run("logs", "job").stdout == "from job\n"
+    assert world.run("logs", "last", "workers").stdout == (
+        "==> worker-n1.log <==\nfrom worker-n1\n==> worker-n2.log <==\nfrom worker-n2\n"
+    )
+
+
+def test_a_defect_is_one_sentence_with_a_status_of_its_own(world: World) -> None:
+    broken = "import sys; from hpcml import cli, commands; commands.ls = lambda options: 1 / 0; sys.exit(cli.main(['ls', '--json']))"
+    done = subprocess.run([str(world.command.with_name("python")), "-c", broken], env=world.environment, capture_output=True,
+                          text=True, check=False)  # fmt: skip
+    assert done.returncode == errors.INTERNAL
+    assert "defect in hpcml: ZeroDivisionError" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert json.loads(done.stdout)["status"] == errors.INTERNAL
+
+
+def test_a_terminal_that_knows_only_ascii(world: World) -> None:
+    done = world.run("--help", env={"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"})
+    assert done.returncode == 0, done.stderr
+
+
+def test_submit_says_where_the_run_is(world: World) -> None:
+    done = world.run("submit", "--site", "slurm", "--json", "job.py")
+    facts = json.loads(done.stdout)
+    assert (facts["run"], facts["job"], facts["slurm"]) == (world.directory().name, "101", True)
+    done = world.run("submit", "--site", "slurm", "job.py")
+    assert done.stdout == ""
+    assert " job 102 " in done.stderr

@@ -1,0 +1,249 @@
+"""What Slurm can say to a submission, and what it does not: each in words, and never a job that is sent twice."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from hpcml import errors
+from world import World
+
+# What sbatch 22.05 said on the lab of tests/lab, with and without accounting.
+REFUSALS = {
+    "account": ("sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified\n",
+                "does not know this account", "--account"),
+    "qos": ("sbatch: error: Batch job submission failed: Invalid qos specification\n", "does not know this QoS", "--qos"),
+    "partition": ("sbatch: error: invalid partition specified: nope\n"
+                  "sbatch: error: Batch job submission failed: Invalid partition name specified\n",
+                  "There is no such partition", "sinfo -s"),
+    "time": ("sbatch: error: Batch job submission failed: Requested time limit is invalid (missing or exceeds some limit)\n",
+             "time limit is not allowed", "--time"),
+    "nodes": ("sbatch: error: Batch job submission failed: Node count specification invalid\n", "not give that many nodes", "--nodes"),
+    "gres": ("sbatch: error: Invalid generic resource (gres) specification\n", "does not know the GPUs", "slurm.gpu_request"),
+    "configuration": ("sbatch: error: Batch job submission failed: Requested node configuration is not available\n",
+                      "No node of the partition has", "another --partition"),
+    "memory": ("sbatch: error: Memory specification can not be satisfied\n", "that much memory", "--memory-per-node"),
+    "cpus": ("sbatch: error: Batch job submission failed: More processors requested than permitted\n", "not that many CPUs", "--cpus-per-node"),
+    "policy": ("sbatch: error: QOSMaxNodePerJobLimit\nsbatch: error: Batch job submission failed: Job violates accounting/QOS "
+               "policy (job submit limit, user's size and/or time limits)\n", "beyond a limit", "--qos"),
+    "dependency": ("sbatch: error: Batch job submission failed: Job dependency problem\n", "dependency", "afterok:JOBID"),
+    "feature": ("sbatch: error: Batch job submission failed: Invalid feature specification\n", "feature", "slurm.extra"),
+    "option": ("sbatch: unrecognized option '--zzz'\nTry \"sbatch --help\" for more information\n", "one of the options", "slurm.remove"),
+    "spool": ("sbatch: error: Batch job submission failed: I/O error writing script/environment to file\n", "store the job script", "support"),
+    "new": ("sbatch: error: Batch job submission failed: The moon is full\n", "Slurm refused", "own words"),
+}  # fmt: skip
+DOWN = {
+    "refused": "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)\n",
+    "munge": "sbatch: error: Munge encode failed: Failed to access \"/run/munge/munge.socket.2\": No such file or directory\n"
+             "sbatch: error: Batch job submission failed: Protocol authentication error\n",
+}  # fmt: skip
+NOT_CONFIGURED = ("sbatch: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host\n"
+                  "sbatch: error: fetch_config: DNS SRV lookup failed\n"
+                  "sbatch: error: _establish_config_source: failed to fetch config\n"
+                  "sbatch: fatal: Could not establish a configuration source\n")  # fmt: skip
+LOST = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation\n"
+QUICK = ("--set", "slurm.timeout=2s")
+
+
+def submit(world: World, *options: str) -> tuple[int, str]:
+    done = world.run("submit", "--site", "slurm", *options, "job.py")
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("kind", REFUSALS)
+def test_a_refusal_is_told_in_words_and_recorded(world: World, kind: str) -> None:
+    said, words, hint = REFUSALS[kind]
+    world.answer("sbatch", err=said, code=1)
+    code, err = submit(world)
+    assert code == errors.REFUSED_BY_SLURM
+    for text in (words, hint, said.splitlines()[0]):
+        assert text in err
+    record = json.loads((world.directory() / "submission.json").read_text())
+    assert record["status"] == errors.REFUSED_BY_SLURM
+    assert words in record["error"]
+    status = json.loads(world.run("status", "last", "--json").stdout)
+    assert (status["state"], status["exit_status"]) == ("refused", errors.REFUSED_BY_SLURM)
+
+
+@pytest.mark.parametrize("kind", DOWN)
+def test_a_controller_that_is_down_is_told(world: World, kind: str) -> None:
+    world.answer("sbatch", err=DOWN[kind], code=1)
+    code, err = submit(world)
+    assert code == errors.SLURM_UNREACHABLE
+    assert "does not answer" in err
+    assert "nothing was submitted" in err
+
+
+def test_slurm_without_a_cluster_is_told_as_that(world: World) -> None:
+    world.answer("sbatch", err=NOT_CONFIGURED, code=1)
+    code, err = submit(world)
+    assert code == errors.SLURM_UNREACHABLE
+    assert "no cluster is configured" in err
+    assert "--site local" in err
+
+
+def test_no_sbatch(world: World) -> None:
+    done = world.run("submit", "--site", "slurm", "job.py", env={"PATH": str(world.bin)})
+    assert done.returncode == errors.SLURM_UNREACHABLE
+    assert "sbatch: No such file" in done.stderr
+    assert "--site local" in done.stderr
+
+
+def test_an_sbatch_that_may_not_be_executed(world: World) -> None:
+    (world.bin / "sbatch").write_text("#!/bin/sh\n")
+    done = world.run("submit", "--site", "slurm", "job.py", env={"PATH": str(world.bin)})
+    assert done.returncode == errors.SLURM_UNREACHABLE
+    assert "sbatch: Permission denied" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "out", ["Welcome to the machine!\n\n12\n", "12\nUse --wckey.\n", "12;cluster\n", "hello\n12;cluster\nbye\n"]
+)
+def test_a_banner_around_the_job_id_is_overlooked(world: World, out: str) -> None:
+    world.answer("sbatch", out=out)
+    code, _ = submit(world)
+    record = json.loads((world.directory() / "submission.json").read_text())
+    assert code == 0
+    assert record["job"] == "12"
+    assert record["cluster"] == ("cluster" if ";" in out else "")
+
+
+@pytest.mark.parametrize("answer", [{"out": "", "code": 0}, {"out": "who knows\n"}, {"err": LOST, "code": 1, "out": ""},
+                                    {"sleep": 60}], ids=["nothing", "garbage", "timed-out", "hangs"])  # fmt: skip
+def test_a_lost_answer_is_found_again_and_the_job_not_sent_twice(world: World, answer: dict[str, object]) -> None:
+    world.answer("sbatch", then=True, **answer)
+    code, err = submit(world, *QUICK)
+    assert code == 0, err
+    assert "found again by its comment" in err
+    assert len(world.calls("sbatch")) == len(world.jobs()) == 1
+    record = json.loads((world.directory() / "submission.json").read_text())
+    assert record["job"] == "101"
+
+
+def test_an_answer_that_stays_lost_has_a_status_of_its_own_and_is_found_later(world: World) -> None:
+    world.answer("sbatch", then=True, out="", err=LOST, code=1)
+    world.answer("squeue", err="slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n", code=1)
+    code, err = submit(world, *QUICK)
+    assert code == errors.ANSWER_LOST
+    run = world.directory().name
+    assert f"hpcml status {run}" in err
+    assert "It was not sent twice" in err
+    world.answer("squeue")
+    done = world.run("status", run, "--json")
+    assert (facts := json.loads(done.stdout))["job"] == "101", done.stderr
+    assert facts["state"] == "queued"
+    assert len(world.calls("sbatch")) == 1
+
+
+def test_a_submission_that_was_never_recorded_is_found_too(world: World) -> None:
+    directory = world.submit()
+    (directory / "submission.json").unlink()
+    assert json.loads(world.run("status", "last", "--json").stdout)["job"] == "101"
+
+
+def test_an_answer_that_is_lost_for_a_job_that_is_not_there(world: World) -> None:
+    world.answer("sbatch", out="", err=LOST, code=1)
+    code, _ = submit(world, *QUICK)
+    assert code == errors.ANSWER_LOST
+    assert world.jobs() == {}
+    assert len(world.calls("sbatch")) == 1
+
+
+def test_check_asks_and_leaves_nothing(world: World) -> None:
+    done = world.run("submit", "--site", "slurm", "--check", "job.py")
+    assert done.returncode == 0, done.stderr
+    assert "Slurm would take it" in done.stdout
+    assert world.left() == []
+    assert world.jobs() == {}
+    facts = json.loads(world.run("submit", "--site", "slurm", "--check", "--json", "job.py").stdout)
+    assert facts["accepted"] is True
+
+
+def test_check_says_what_slurm_says(world: World) -> None:
+    world.answer(
+        "sbatch", err="allocation failure: Requested time limit is invalid (missing or exceeds some limit)\n", code=1
+    )
+    done = world.run("submit", "--site", "slurm", "--check", "--json", "job.py")
+    assert done.returncode == errors.REFUSED_BY_SLURM
+    assert json.loads(done.stdout)["status"] == errors.REFUSED_BY_SLURM
+
+
+def test_the_environment_of_an_outer_job_does_not_reach_slurm(world: World) -> None:
+    outer = {"SLURM_JOB_ID": "1", "SBATCH_PARTITION": "x", "SLURM_CPUS_PER_TASK": "3", "SQUEUE_FORMAT": "%all", "PMI_RANK": "0",
+             "SACCT_FORMAT": "x", "HPCML_RUN_DIR": "/x", "SLURM_CONF": "/etc/slurm.conf", "MINE": "1"}  # fmt: skip
+    done = world.run("submit", "--site", "slurm", "job.py", env=outer)
+    assert done.returncode == 0, done.stderr
+    world.run("status", "last", env=outer)
+    for program in ("sbatch", "squeue"):
+        (call,) = world.calls(program)
+        assert set(outer) & call["environment"].keys() == {"SLURM_CONF", "MINE"}
+
+
+@pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING", "TIMEOUT", "NODE_FAIL", "BRAND_NEW_STATE"])
+def test_every_state_of_a_job_has_words(world: World, state: str) -> None:
+    world.submit()
+    world.set_job("101", state=state)
+    done = world.run("status", "last", "--json")
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert facts["state"] in ("queued", "starting", "running", "ended")
+    assert facts["words"]
+
+
+def test_a_list_is_shown_though_slurm_does_not_answer(world: World) -> None:
+    world.submit()
+    world.answer("squeue", err="slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n", code=1)
+    done = world.run("ls", "--json")
+    assert done.returncode == 0
+    assert [row["state"] for row in json.loads(done.stdout)] == ["unknown"]
+    assert "does not answer" in done.stderr
+
+
+def test_many_runs_are_asked_for_in_one_question(world: World) -> None:
+    for _ in range(3):
+        world.submit()
+    done = world.run("ls", "--json", "--last", "2")
+    assert len(json.loads(done.stdout)) == 2
+    (call,) = world.calls("squeue")
+    assert "--jobs=102,103" in call["arguments"]
+
+
+def test_cancel(world: World) -> None:
+    world.submit()
+    done = world.run("cancel", "101")
+    assert done.returncode == 0, done.stderr
+    assert "is being cancelled (job 101)" in done.stdout
+    assert world.jobs()["101"]["state"] == "CANCELLED"
+    again = world.run("cancel", "last", "--json")
+    assert (again.returncode, json.loads(again.stdout)["cancelled"]) == (0, False)
+
+
+def test_cancel_that_slurm_refuses(world: World) -> None:
+    world.submit()
+    world.answer("scancel", err="scancel: error: Kill job error on job id 101: Access/permission denied\n", code=1)
+    done = world.run("cancel", "last")
+    assert done.returncode == errors.REFUSED_BY_SLURM
+    assert "scancel" in done.stderr
+
+
+def test_the_run_is_written_before_it_is_sent(world: World) -> None:
+    """Sbatch sees the whole directory under its final name, and nobody else may enter it."""
+    directory = world.submit()
+    (call,) = world.calls("sbatch")
+    assert call["arguments"] == ["--parsable", str(directory / "job.sh")]
+    assert directory.stat().st_mode & 0o777 == 0o700
+    for name in ("request.json", "plan.json", "job.sh", "step.sh", "submission.json"):
+        assert (directory / name).stat().st_mode & 0o777 == 0o600
+    assert (directory / "lib/hpcml/inside/__main__.py").is_file()
+    assert list((directory / "lib/hpcml/__pycache__").iterdir())
+    assert (directory / "code/job.py").read_text() == world.script.read_text()
+    assert os.listdir(directory / "out") == []
+
+
+def test_the_path_of_the_hostile_world_is_in_the_plan(world: World) -> None:
+    plan = json.loads((world.submit() / "plan.json").read_text())
+    assert Path(plan["inside"]["cwd"]) == world.project

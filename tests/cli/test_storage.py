@@ -1,0 +1,118 @@
+"""Disks that are full, closed or damaged: nothing half-written, and the file is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcml import errors
+from world import World
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB, less than a run's directory takes."""
+    place = tmp_path / "tiny"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)]
+    if os.getuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        pytest.skip("only root, with mount, can make a small file system")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_full_disk(world: World, tiny_disk: Path) -> None:
+    done = world.run("submit", "--site", "slurm", "--set", f"paths.runs={tiny_disk}", "job.py")
+    assert done.returncode == errors.STORAGE
+    assert "The file system is full" in done.stderr
+    assert list(tiny_disk.iterdir()) == []
+    assert world.calls("sbatch") == []
+
+
+def test_a_limit_on_files(world: World) -> None:
+    done = world.run("submit", "--site", "slurm", "job.py",
+                     before=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)))  # fmt: skip
+    assert done.returncode == errors.STORAGE, done.stderr
+    assert "File too large" in done.stderr
+    assert world.left() == []
+
+
+def test_the_folder_for_runs_is_a_file(world: World) -> None:
+    world.runs.parent.mkdir()
+    world.runs.write_text("")
+    done = world.run("submit", "--site", "slurm", "job.py")
+    assert done.returncode == errors.STORAGE
+    assert str(world.runs) in done.stderr
+    for command in (["ls"], ["status"], ["logs"]):
+        assert world.run(*command).returncode == errors.STORAGE
+
+
+def test_what_only_others_may_read(world: World) -> None:
+    """Root may read anything, so the refusal is asked for as nobody."""
+    if os.getuid() != 0:
+        pytest.skip("only root can become somebody else")
+    for path in (world.top, world.home, world.project, world.state):
+        path.chmod(0o777)
+    for parent in world.top.parents[:3]:
+        parent.chmod(0o755)
+    world.script.chmod(0o600)
+
+    def nobody() -> None:
+        os.setgid(65534)
+        os.setuid(65534)
+
+    if world.run("--version", before=nobody).returncode != 0:
+        pytest.skip("nobody cannot run the Python of this environment")
+    done = world.run("submit", "--site", "slurm", "job.py", before=nobody)
+    assert done.returncode == errors.NOT_FOUND, done.stderr
+    assert "cannot be read: Permission denied" in done.stderr
+    world.script.chmod(0o644)
+    (world.project / "hpcml.toml").touch(mode=0o600)
+    done = world.run("submit", "--site", "slurm", "job.py", before=nobody)
+    assert done.returncode == errors.CONFIG
+    assert "hpcml.toml" in done.stderr
+    (world.project / "hpcml.toml").unlink()
+    world.runs.mkdir(parents=True, mode=0o755)
+    done = world.run("submit", "--site", "slurm", "job.py", before=nobody)
+    assert done.returncode == errors.STORAGE
+    assert "Permission denied" in done.stderr
+    assert world.left() == []
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "\xff", '{"a": 1'])
+@pytest.mark.parametrize("name", ["plan.json", "submission.json", "status.json"])
+def test_a_damaged_record_is_named(world: World, name: str, text: str) -> None:
+    world.submit()
+    good = world.submit()
+    (good / name).write_text(text, encoding="latin-1")
+    for command in (["status", "last"], ["cancel", "last"]):
+        done = world.run(*command)
+        assert done.returncode == errors.STORAGE, (command, done.stdout, done.stderr)
+        assert str(good / name) in done.stderr
+        assert "Traceback" not in done.stderr
+    rows = json.loads(world.run("ls", "--json").stdout)
+    assert [row["state"] for row in rows] == ["queued", "unknown"], "the others are shown nevertheless"
+
+
+@pytest.mark.parametrize(("name", "text"), [("status.json", "{}"), ("submission.json", '{"pid": "x"}'), ("plan.json", '{"inside": 3}'),
+                                            ("events.jsonl", "garbage\n"), ("events.jsonl", '{"event": "allocated"}\n')])  # fmt: skip
+def test_a_record_that_lacks_something_is_named(world: World, name: str, text: str) -> None:
+    directory = world.submit()
+    (directory / name).write_text(text)
+    done = world.run("status", "last")
+    assert done.returncode == errors.STORAGE, done.stderr
+    assert str(directory) in done.stderr
+    assert world.run("ls").returncode == 0
+
+
+def test_a_run_that_was_interrupted_while_it_was_written_is_no_run(world: World) -> None:
+    (world.runs / ".job-20261121-074500-1a2b.new").mkdir(parents=True)
+    done = world.run("status", "last")
+    assert done.returncode == errors.NOT_FOUND
+    assert json.loads(world.run("ls", "--json").stdout) == []

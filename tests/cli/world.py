@@ -1,0 +1,89 @@
+"""The installed command in a world of its own: a home, a folder with a script, and Slurm's commands on PATH."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+FAKES = Path(__file__).resolve().parent / "fakes"
+TOOLS = ("bash", "sh", "env", "dirname", "mkdir", "mv", "sleep", "rm", "cat")
+
+
+class World:
+    """A user's surroundings; `run` starts hpcml in them."""
+
+    def __init__(self, folder: Path, command: Path) -> None:
+        self.command = command
+        # Hostile by default: what holds for this path holds for a plain one.
+        self.top = folder / "a b'c $HOME"
+        self.home, self.project, self.state, self.bin = (
+            self.top / name for name in ("home", "project", "state", "bin")
+        )
+        for place in (self.home, self.project, self.state, self.bin):
+            place.mkdir(parents=True)
+        for tool in TOOLS:
+            found = shutil.which(tool)
+            assert found is not None
+            (self.bin / tool).symlink_to(found)
+        (self.bin / "python3").symlink_to(Path(sys.executable).resolve())
+        self.script = self.project / "job.py"
+        self.script.write_text("print('hello')\n")
+        self.runs = self.home / ".hpcml" / "runs"
+        self.environment = {
+            "HOME": str(self.home),
+            "PATH": f"{FAKES}:{self.bin}",
+            "FAKE_STATE": str(self.state),
+            "HPCML_SYSTEM_CONFIG": str(self.top / "etc"),
+            "LANG": "C.UTF-8",
+        }
+
+    def run(self, *arguments: str, env: dict[str, str] | None = None, without: tuple[str, ...] = (), cwd: Path | None = None,
+            before: Callable[[], None] | None = None, timeout: float = 60) -> subprocess.CompletedProcess[str]:  # fmt: skip
+        environment = {key: value for key, value in {**self.environment, **(env or {})}.items() if key not in without}
+        return subprocess.run([str(self.command), *arguments], env=environment, cwd=cwd or self.project, check=False,
+                              stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout, preexec_fn=before,
+                              errors="surrogateescape")  # fmt: skip
+
+    def answer(self, program: str, **facts: object) -> None:
+        """Let one of Slurm's commands answer otherwise from now on; with no facts, as usual again."""
+        path = self.state / f"{program}.json"
+        if facts:
+            path.write_text(json.dumps(facts))
+        else:
+            path.unlink()
+
+    def calls(self, program: str) -> list[dict[str, Any]]:
+        path = self.state / "calls.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [call for call in map(json.loads, lines) if call["program"] == program]
+
+    def jobs(self) -> dict[str, dict[str, str]]:
+        path = self.state / "jobs.json"
+        return dict(json.loads(path.read_text())) if path.exists() else {}
+
+    def set_job(self, job: str, **facts: str) -> None:
+        found = self.jobs()
+        found[job] |= facts
+        (self.state / "jobs.json").write_text(json.dumps(found))
+
+    def left(self) -> list[str]:
+        """Return the names in the folder for runs, hidden ones too."""
+        return sorted(os.listdir(self.runs)) if self.runs.is_dir() else []
+
+    def directory(self) -> Path:
+        (name,) = self.left()
+        return self.runs / name
+
+    def submit(self, *arguments: str) -> Path:
+        """Submit the script to the fake Slurm; return the run's directory."""
+        before = set(self.left())
+        done = self.run("submit", "--site", "slurm", *arguments, str(self.script))
+        assert done.returncode == 0, done.stderr
+        (name,) = set(self.left()) - before
+        return self.runs / name

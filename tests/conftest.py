@@ -1,0 +1,26 @@
+"""What the tiers share: the `--bless` option, the installed command and the world that it runs in."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from world import World
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--bless", action="store_true", help="rewrite the golden scripts instead of comparing with them")
+
+
+@pytest.fixture
+def hpcml_command() -> Path:
+    """Return the installed command, which the command line's tests start as a user does."""
+    return Path(sys.executable).with_name("hpcml")
+
+
+@pytest.fixture
+def world(tmp_path: Path, hpcml_command: Path) -> World:
+    """Return a user's surroundings, in which the command line's tests run the command."""
+    return World(tmp_path, hpcml_command)

@@ -1,0 +1,95 @@
+"""The site × job matrix of the golden scripts, with everything fixed that depends on this machine or this moment."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hpcml import config, plan, render, sites
+from hpcml.jobs import JobSpec
+
+SCRIPTS = Path(__file__).resolve().parent / "scripts"
+PYTHON = "/opt/hpcml/bin/python"
+SITES = ("local", "slurm", "leonardo", "lab")
+HOSTILE = '/scratch/a b/it\'s "x" $HOME `id` #1 50%j/é'
+
+
+class Case(NamedTuple):
+    """One job on one site: what is asked for, what the profile is set to, and where the runs are."""
+
+    job: str
+    spec: Mapping[str, Any] = {}
+    settings: Mapping[str, Any] = {}
+    folder: str = "/scratch/alice/runs"
+    script: str = "/home/alice/project/kmeans.py"
+    only: tuple[str, ...] = SITES
+
+
+CASES = (
+    Case("one-node"),
+    Case("four-nodes", {"nodes": 4, "time": "30"}),
+    Case("gpus", {"nodes": 2, "gpus_per_node": 4}, only=("slurm", "leonardo", "lab")),
+    Case("gpus-by-type", {"gpus_per_node": 2}, {"slurm": {"gpu_request": "gres", "gpu_type": "a100"}}, only=("slurm",)),
+    Case(
+        "charged",
+        {"account": "lab_account", "partition": "debug", "qos": "normal", "dependency": "afterany:1", "nodes": 2, "time": "10"},
+        only=("slurm", "leonardo", "lab"),
+    ),
+    Case(
+        "hostile",
+        {"nodes": 2, "arguments": ("--x", "a b", "", "it's", '"$HOME"', "\\", "100%")},
+        {"defaults": {"account": "it's \"a\" $b\\c #d"}, "runtime": {"python": "/opt/my env/bin/python$3"}},
+        folder=HOSTILE,
+        script=f"{HOSTILE}/my script $1.py",
+    ),
+    Case(
+        "environment",
+        {},
+        {
+            "runtime": {"modules": ["python/3.11", "it's odd"], "setup": ['source "$HOME/venv/bin/activate"', "ulimit -c 0"]},
+            "environment": {"OMP_NUM_THREADS": "1", "GREETING": "it's \"here\" $HOME `id` \\ %j"},
+        },
+    ),
+    Case(
+        "dialect",
+        {"nodes": 2, "memory_per_node": "2G", "cpus_per_node": 4},
+        {
+            "resources": {"exclusive": True},
+            "slurm": {"extra": ["--constraint=gpu", "--mem=1G", "--oversubscribe"], "remove": ["--export", "--no-requeue"],
+                      "srun_extra": ["--mpi=none", "--chdir=/a b"], "signal_lead": "120s"},
+        },
+        only=("slurm", "leonardo", "lab"),
+    ),
+)  # fmt: skip
+PAIRS = [(site, case) for case in CASES for site in SITES if site in case.only]
+IDS = [f"{site}-{case.job}" for site, case in PAIRS]
+
+
+def make(
+    site: str, case: Case, settings: Mapping[str, Any] | None = None, spec: Mapping[str, Any] | None = None
+) -> plan.Plan:
+    """Return the plan of a case, with more settings and another request laid over it if given."""
+    environment = {"HOME": "/nonexistent", "HPCML_SYSTEM_CONFIG": "/nonexistent"}
+    loaded = sites.load(site, environment, Path("/"))
+    for table in (case.settings, settings or {}):
+        loaded.layers.add(table, "test")
+    if site == "leonardo" and "account" not in case.settings.get("defaults", {}):
+        loaded.layers.add({"defaults": {"account": "IscrC_hpcml"}}, "test")
+    name = f"{case.job}-20261121-074500-1a2b"
+    request = {**case.spec, **(spec or {})}
+    arguments = request.pop("arguments", ())
+    job = JobSpec(Path(case.script), arguments, Path(case.script).parent, **request)
+    place = plan.Place(name, Path(case.folder) / name, PYTHON, "0.0.0")
+    return plan.plan(config.build(sites.Site, loaded.layers), job, place)
+
+
+def text(site: str, case: Case) -> str:
+    """Return a case's script."""
+    return render.render(make(site, case))
+
+
+def missing(program: str) -> str:
+    """Return why a program cannot be used; nothing if it is there."""
+    return "" if shutil.which(program) else f"{program} is not installed on this machine"

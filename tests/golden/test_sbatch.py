@@ -1,0 +1,101 @@
+"""A real sbatch reads every golden script, and reads each value of a #SBATCH line as it was meant."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcml import plan, render
+from matrix import IDS, SCRIPTS
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "lab"))
+
+from labs import Lab
+
+# What the lab has not got, and what stands for it there. Lines that become empty are left out.
+REWRITTEN = (
+    ("--partition=boost_usr_prod", "--partition=boost"),
+    ("--account=IscrC_hpcml", "--account=lab_account"),
+    ('--account="it\'s \\"a\\" $b\\\\c #d"', "--account=lab_account"),
+    ("--cpus-per-task=32", "--cpus-per-task=8"),
+    ("--mem=494000M", "--mem=3500M"),
+    ("=gpu:a100:2", "=gpu:2"),
+    ("#SBATCH --constraint=gpu\n", ""),
+    ("#SBATCH --dependency=afterany:1\n", ""),
+)
+HOSTILE = (
+    "a b",
+    'a"b',
+    "a'b",
+    "a$HOME",
+    "a\\b",
+    "a\\\\b",
+    "a%jb",
+    "a%%b",
+    "a#b",
+    "a `id`",
+    "a;b|c&d",
+    'a\\"b',
+    "é b",
+    "a b\\",
+    " a ",
+)
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    lab = Lab()
+    if reason := lab.check():
+        pytest.skip(reason)
+    started = lab.up()
+    yield lab
+    if started:
+        lab.down()
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize("name", [name for name in IDS if not name.startswith("local")])
+def test_the_lab_would_take_the_script(lab: Lab, name: str) -> None:
+    text = (SCRIPTS / f"{name}.sh").read_text(encoding="utf-8")
+    for there, here in REWRITTEN:
+        text = text.replace(there, here)
+    done = lab.exec(["sbatch", "--test-only"], input=text, cwd=lab.home("alice"))
+    assert done.returncode == 0, done.stderr
+    assert "to start at" in done.stderr
+
+
+@pytest.mark.lab
+def test_sbatch_reads_a_directives_value_as_it_was_meant(lab: Lab) -> None:
+    home = lab.home("alice")
+    jobs = {}
+    for value in HOSTILE:
+        options = (("--comment", value), ("--job-name", value), ("--begin", "now+1hour"), ("--output", "/dev/null"))
+        lines = "\n".join(f"#SBATCH {render.directive(option)}" for option in options)
+        done = lab.exec(["sbatch", "--parsable"], input=f"#!/bin/bash\n{lines}\n:\n", cwd=home)
+        assert done.returncode == 0, (value, done.stderr)
+        jobs[done.stdout.strip()] = value
+    try:
+        answer = lab.exec(["squeue", "--noheader", "--format=%i|%k|%j", f"--jobs={','.join(jobs)}"], cwd=home)
+        seen = dict(line.split("|", 1) for line in answer.stdout.splitlines())
+    finally:
+        lab.exec(["scancel", *jobs], cwd=home)
+    assert seen == {job: f"{value}|{value}" for job, value in jobs.items()}
+
+
+@pytest.mark.lab
+def test_output_goes_where_the_pattern_says(lab: Lab) -> None:
+    home = lab.home("alice")
+    folder = home / "golden" / "a b'c\"$HOME#%j 100%%"
+    lab.exec(["mkdir", "-p", str(folder)], cwd=home)
+    log = folder / "job.log"
+    step = render.quote(f"--output={plan.filename_pattern(folder)}/step-%N.log")
+    output = render.directive(("--output", plan.filename_pattern(log)))
+    text = f"#!/bin/bash\n#SBATCH {output}\n#SBATCH --mem=50M --time=1\necho job\nsrun {step} echo step\n"
+    done = lab.exec(["sbatch", "--parsable", "--wait"], input=text, cwd=home, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert log.read_text() == "job\n"
+    assert [path.read_text() for path in folder.glob("step-n*.log")] == ["step\n"]
+    lab.exec(["rm", "-r", str(home / "golden")], cwd=home)

@@ -1,0 +1,105 @@
+"""Every rendered script as a plain file: compared byte for byte, read by bash, shellcheck and a real sbatch."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from hpcml import render
+from hpcml.errors import ConfigError, UsageError
+from matrix import CASES, IDS, PAIRS, SCRIPTS, Case, make, missing, text
+
+
+@pytest.mark.parametrize(("site", "case"), PAIRS, ids=IDS)
+def test_the_script_is_the_golden_one(site: str, case: Case, request: pytest.FixtureRequest) -> None:
+    golden = SCRIPTS / f"{site}-{case.job}.sh"
+    if request.config.getoption("--bless"):
+        golden.write_text(text(site, case), encoding="utf-8")
+    assert golden.is_file(), "it is new: make bless, and read the difference"
+    assert text(site, case) == golden.read_text(encoding="utf-8"), (
+        "if that is meant: make bless, and read the difference"
+    )
+
+
+def test_no_golden_script_is_left_over() -> None:
+    assert {path.stem for path in SCRIPTS.iterdir()} == set(IDS)
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_bash_can_read_it(name: str) -> None:
+    done = subprocess.run(["bash", "-n", SCRIPTS / f"{name}.sh"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(bool(missing("shellcheck")), reason=missing("shellcheck"))
+def test_shellcheck_has_nothing_to_say() -> None:
+    files = [SCRIPTS / f"{name}.sh" for name in IDS]
+    # SC1091: a setup line sources a file that is not here. SC2016, SC2089, SC2090: quotes as data are meant.
+    done = subprocess.run(
+        ["shellcheck", "--exclude=SC1091,SC2016,SC2089,SC2090", *files], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+CONTROL = ["a\nb", "a\rb", "a\0b", "a\tb", "a\x1bb", "a\x7fb", "a\udcffb"]
+
+
+@pytest.mark.parametrize("bad", CONTROL, ids=repr)
+@pytest.mark.parametrize("where", ["account", "partition", "qos", "dependency"])
+def test_a_control_character_in_a_directive_is_refused_in_words(where: str, bad: str) -> None:
+    with pytest.raises(UsageError, match="line break or a control character"):
+        render.render(make("slurm", CASES[0], spec={where: bad}))
+
+
+@pytest.mark.parametrize("bad", CONTROL, ids=repr)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        lambda bad: {"runtime": {"python": bad}},
+        lambda bad: {"runtime": {"setup": [bad]}},
+        lambda bad: {"runtime": {"modules": [bad]}},
+        lambda bad: {"environment": {"A": bad}},
+        lambda bad: {"slurm": {"extra": [f"--constraint={bad}"]}},
+        lambda bad: {"slurm": {"srun_extra": [bad]}},
+    ],
+    ids=["python", "setup", "modules", "environment", "extra", "srun_extra"],
+)
+def test_a_control_character_in_a_profile_is_refused_in_words(settings: object, bad: str) -> None:
+    assert callable(settings)
+    with pytest.raises(UsageError, match="line break or a control character"):
+        render.render(make("slurm", CASES[0], settings(bad)))
+
+
+@pytest.mark.parametrize("bad", ["\n", "\r", "\x1b"], ids=repr)
+def test_a_control_character_in_the_runs_folder_is_refused_in_words(bad: str) -> None:
+    with pytest.raises(UsageError, match="line break or a control character"):
+        text("local", CASES[0]._replace(folder=f"/scratch/a{bad}b"))
+
+
+@pytest.mark.parametrize("bad", [":", "\\"])
+def test_a_runs_folder_that_could_not_work_is_refused_in_words(bad: str) -> None:
+    with pytest.raises(ConfigError, match="The folder for runs holds"):
+        text("slurm", CASES[0]._replace(folder=f"/scratch/a{bad}b"))
+
+
+@pytest.mark.parametrize("name", ["1A", "A B", "A;id", "", "A-B", "é"])
+def test_a_variable_name_that_bash_would_not_take_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="is not a variable's name"):
+        text("slurm", CASES[0]._replace(settings={"environment": {name: "x"}}))
+
+
+@pytest.mark.parametrize(
+    "line", ["exclusive", "-C gpu", "--mem 4", "--a\nb", "--comment=x", "--array=1-3", "", "--", "#"]
+)
+def test_a_line_that_is_no_directive_is_refused(line: str) -> None:
+    with pytest.raises(ConfigError):
+        text("slurm", CASES[0]._replace(settings={"slurm": {"extra": [line]}}))
+
+
+def test_what_a_profile_removes_or_replaces_is_not_there_twice() -> None:
+    directives = make("slurm", next(case for case in CASES if case.job == "dialect")).directives
+    options = [option for option, _ in directives]
+    assert len(options) == len(set(options))
+    assert dict(directives)["--mem"] == "1G"
+    assert not {"--export", "--no-requeue"} & set(options)

@@ -1,0 +1,45 @@
+"""A template of the user's own: it may extend the built-in one, and what is wrong in it is told with its line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpcml import render
+from hpcml.errors import ConfigError, UsageError
+from matrix import CASES, make
+
+
+def test_a_template_of_ones_own_extends_the_built_in_one(tmp_path: Path) -> None:
+    own = '{% extends "hpcml/batch.sh.j2" %}\n{% block environment %}\n{{ super() }}ulimit -c 0\n{% endblock %}\n'
+    (tmp_path / "batch.sh.j2").write_text(own)
+    made = make("slurm", CASES[0])
+    assert [line for line in render.render(made, [tmp_path]).splitlines() if line] == [
+        *(lines := [line for line in render.render(made).splitlines() if line])[: (at := lines.index('mkdir -p "$attempt/nodes" '
+        '"$attempt/exit" "$attempt/secret" || exit 71') + 1)], "ulimit -c 0", *lines[at:],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["{{ plan.nothing | sh }}", "{% if %}", "{{ plan.run_id | unknown }}", "{{ plan.slurm | argv }}", '{{ "x" | directive }}',
+     '{% extends "nowhere.j2" %}', "{{ plan.run_id | sh(1) }}", "{{ 1 / 0 }}"],
+)  # fmt: skip
+def test_what_is_wrong_in_a_template_is_told_with_its_place(tmp_path: Path, source: str) -> None:
+    (tmp_path / "batch.sh.j2").write_text(f"#!/bin/bash\n{source}\n")
+    with pytest.raises(ConfigError) as error:
+        render.render(make("slurm", CASES[0]), [tmp_path])
+    assert "batch.sh.j2:2" in error.value.place or "nowhere" in str(error.value)
+
+
+def test_a_template_that_is_no_text_is_told(tmp_path: Path) -> None:
+    (tmp_path / "batch.sh.j2").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError):
+        render.render(make("slurm", CASES[0]), [tmp_path])
+
+
+@pytest.mark.parametrize("value", ["a\nb", "a\x00"])
+def test_a_comment_filter_is_no_way_around(value: str) -> None:
+    with pytest.raises(UsageError):
+        render.comment(value)

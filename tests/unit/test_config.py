@@ -1,0 +1,116 @@
+"""Layers and their origins, and records built from them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcml import config, sites
+from hpcml.errors import ConfigError
+
+
+def layers(*tables: dict[str, Any]) -> config.Layers:
+    made = config.Layers()
+    for number, table in enumerate(tables):
+        made.add(table, f"layer {number}")
+    return made
+
+
+def test_a_later_layer_replaces_values_and_lists_and_merges_tables() -> None:
+    made = layers({"a": {"x": 1, "y": [1, 2]}, "b": 1}, {"a": {"y": [3], "z": 4}})
+    assert made.nested() == {"a": {"x": 1, "y": [3], "z": 4}, "b": 1}
+    assert [made.origin(key) for key in ("a.x", "a.y", "a", "b", "c")] == [
+        "layer 0",
+        "layer 1",
+        "layer 0",
+        "layer 0",
+        "default",
+    ]
+
+
+def test_an_empty_table_takes_away_what_was_below() -> None:
+    assert layers({"environment": {"A": "1"}}, {"environment": {}}).nested() == {"environment": {}}
+    assert layers({"environment": {}}, {"environment": {"A": "1"}}).nested() == {"environment": {"A": "1"}}
+
+
+def test_a_name_with_a_dot_is_one_name() -> None:
+    made = layers({"partitions": {"gpu.long": {"max_nodes": 2}}})
+    assert config.build(sites.Site, made).partitions["gpu.long"].max_nodes == 2
+
+
+NAMES = st.text(min_size=1, max_size=4).filter(lambda name: "\0" not in name)
+TABLES = st.recursive(
+    st.integers() | st.text() | st.booleans(), lambda inner: st.dictionaries(NAMES, inner, min_size=1, max_size=3)
+)
+
+
+@given(st.dictionaries(NAMES, TABLES, max_size=4))
+def test_one_layer_is_read_back(table: dict[str, Any]) -> None:
+    assert layers(table).nested() == table
+
+
+@pytest.mark.parametrize(
+    ("word", "table"),
+    [("a.b=1", {"a": {"b": 1}}), ("a=x y", {"a": "x y"}), ("a='1'", {"a": "1"}), ("a=[\"x\"]", {"a": ["x"]}), ("a=true", {"a": True}),
+     ("a=01:00:00", {"a": "01:00:00"}), ("a=2026-11-21", {"a": "2026-11-21"}), ("a=1\nb=2", {"a": "1\nb=2"}), ("a=", {"a": ""}),
+     ("a=b=c", {"a": "b=c"}), ("a=x#y", {"a": "x#y"}), (" a = 1 ", {"a": 1})],
+)  # fmt: skip
+def test_assignments(word: str, table: dict[str, Any]) -> None:
+    assert config.from_assignments([word]) == table
+
+
+@pytest.mark.parametrize("word", ["", "a", "=1", ".a=1", "a.=1", "a..b=1"])
+def test_what_is_no_assignment(word: str) -> None:
+    with pytest.raises(ConfigError, match="KEY=VALUE"):
+        config.from_assignments([word])
+
+
+def test_the_environment_spells_keys() -> None:
+    environment = {"HPCML_WORKERS__PER_NODE": "8", "HPCML_RUN_DIR": "/x", "OTHER__X": "1"}
+    assert list(config.from_environment(environment)) == [({"workers": {"per_node": 8}}, "HPCML_WORKERS__PER_NODE")]
+
+
+@pytest.mark.parametrize(
+    ("table", "place", "hint"),
+    [({"workers": {"thread": 1}}, "layer 0: workers.thread", "Did you mean threads?"),
+     ({"zzz": 1}, "layer 0: zzz", "Known here: code, "),
+     ({"workers": 3}, "layer 0: workers", "[table]"),
+     ({"workers": {"threads": True}}, "layer 0: workers.threads", "4, without quotes"),
+     ({"workers": {"threads": -1}}, "layer 0: workers.threads", "4, without quotes"),
+     ({"resources": {"exclusive": 1}}, "layer 0: resources.exclusive", "true or false"),
+     ({"runtime": {"modules": "x"}}, "layer 0: runtime.modules", '["one", "two"]'),
+     ({"runtime": {"modules": [1]}}, "layer 0: runtime.modules", '["one", "two"]'),
+     ({"name": ["x"]}, "layer 0: name", '"text"'),
+     ({"partitions": {"a.b": {"x": 1}}}, "layer 0: partitions.a.b.x", "Known here"),
+     ({"environment": {"A": ["x"]}}, "layer 0: environment.A", '"text"')],
+)  # fmt: skip
+def test_what_the_schema_does_not_know_is_told_with_its_place(table: dict[str, Any], place: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        config.build(sites.Site, layers(table))
+    assert error.value.place == place
+    assert hint in error.value.hint
+
+
+def test_numbers_and_times_may_stand_without_quotes(tmp_path: Path) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text(
+        "[defaults]\ntime = 01:30:00\n[resources]\nmemory_per_node = 4000\n[environment]\nOMP_NUM_THREADS = 1\n"
+    )
+    site = config.build(sites.Site, layers(config.read_toml(path)))
+    assert (site.defaults.time, site.resources.memory_per_node, site.environment) == (
+        "01:30:00",
+        "4000",
+        {"OMP_NUM_THREADS": "1"},
+    )
+
+
+def test_a_record_becomes_a_table_that_json_knows_and_comes_back() -> None:
+    site = config.build(sites.Site, layers({"partitions": {"p": {"max_nodes": 3}}, "runtime": {"modules": ["a"]}}))
+    table = json.loads(json.dumps(config.as_table(site)))
+    assert config.build(sites.Site, layers(table)) == site
+    assert config.as_table({"path": Path("/x"), "none": None}) == {"path": "/x", "none": None}

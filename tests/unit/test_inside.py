@@ -1,0 +1,80 @@
+"""The parts of the node side that need no node: files, addresses, settings and who is to blame."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from hpcml import config, jobs, plan, sites
+from hpcml.inside import blame, files, network
+from hpcml.inside import settings as node_settings
+
+
+@pytest.fixture
+def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> node_settings.Context:
+    site = config.build(sites.Site, config.Layers())
+    place = plan.Place("job-20261121-074500-1a2b", tmp_path, "/usr/bin/python3", "0")
+    spec = jobs.JobSpec(tmp_path / "job.py", ("a", ""), tmp_path, nodes=2)
+    table = config.as_table(plan.plan(site, spec, place))
+    (tmp_path / "plan.json").write_text(json.dumps(table))
+    for name, value in (("HPCML_RUN_DIR", str(tmp_path)), ("SLURM_JOB_NODELIST", "n[1-2]"), ("SLURMD_NODENAME", "n1")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("HPCML_ATTEMPT", raising=False)
+    loaded = node_settings.load()
+    for folder in (loaded.attempt.exits, loaded.attempt.nodes, loaded.run.logs):
+        folder.mkdir(parents=True)
+    return loaded
+
+
+def test_the_plans_settings_arrive_on_the_node(context: node_settings.Context) -> None:
+    assert (context.node, context.nodes, context.number) == ("n1", ("n1", "n2"), 0)
+    assert context.settings.arguments == ("a", "")
+    assert context.settings.nodes == 2
+    assert context.worker_names("n1") == ("n1",)
+
+
+def test_who_is_missing(context: node_settings.Context) -> None:
+    silent = blame.missing_nodes(context, {"n1"})
+    assert [(missing.node, missing.final) for missing in silent] == [("n2", False)]
+    files.write(context.attempt.exit_of("worker", "n2"), "127\n")
+    context.run.worker_log("n2").write_text("sh: python: not found\n")
+    (ended,) = blame.missing_nodes(context, {"n1"})
+    assert ended.final
+    assert "127" in ended.sentence()
+    assert ended.quote == ("sh: python: not found",)
+    assert blame.missing_nodes(context, {"n1", "n2"}) == []
+
+
+def test_a_file_is_there_whole_and_for_the_user_alone(tmp_path: Path) -> None:
+    files.write_json(tmp_path / "a.json", {"x": 1})
+    assert files.read_json(tmp_path / "a.json") == {"x": 1}
+    assert (tmp_path / "a.json").stat().st_mode & 0o777 == 0o600
+    assert files.read_json(tmp_path / "none.json") is None
+    (tmp_path / ".hidden").touch()
+    assert files.listed(tmp_path) == {"a.json"}
+    assert files.listed(tmp_path / "none") == set()
+
+
+def test_waiting_ends_at_the_deadline(tmp_path: Path) -> None:
+    assert not files.wait_for(tmp_path / "never", time.monotonic() + 0.05, 0.01)
+    (tmp_path / "there").touch()
+    assert files.wait_for(tmp_path / "there", time.monotonic() + 5, 0.01)
+
+
+def test_the_end_of_a_log(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    log.write_bytes(b"".join(b"line %d\n\n" % number for number in range(9999)) + b"\xff" + b"x" * 500)
+    lines = files.tail(log, 3)
+    assert lines[:2] == ["line 9997", "line 9998"]
+    assert len(lines[2]) <= 300
+    assert files.tail(tmp_path / "none") == []
+
+
+def test_addresses() -> None:
+    assert network.choose_address("", local=True)[0] == "127.0.0.1"
+    assert network.choose_address("lo", local=False) == ("127.0.0.1", "interface lo of the profile")
+    with pytest.raises(network.NoAddressError, match="no IPv4 address"):
+        network.choose_address("nowhere0", local=False)

@@ -1,0 +1,180 @@
+"""The plan: what comes out of which request, and that any request plans or explains itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpcml import config, jobs, plan, render, sites
+from hpcml.errors import HpcmlError, SiteError, UsageError
+
+PLACE = plan.Place("job-20261121-074500-1a2b", Path("/runs/job-20261121-074500-1a2b"), "/usr/bin/python3", "0")
+TWO = {
+    "scheduler": "slurm",
+    "name": "two",
+    "defaults": {"partition": "long"},
+    "partitions": {
+        "long": {"max_nodes": 8, "max_time": "1-0", "cpus_per_node": 32, "memory_per_node": "100G"},
+        "gpu": {"max_nodes": 4, "max_time": "2h", "gpus_per_node": 4, "qos": "gpuqos"},
+    },
+}
+
+
+def site(table: dict[str, Any]) -> sites.Site:
+    layers = config.Layers()
+    layers.add(table, "test")
+    return config.build(sites.Site, layers)
+
+
+def spec(**values: Any) -> jobs.JobSpec:
+    return jobs.JobSpec(Path("/home/me/job.py"), (), Path("/home/me"), **values)
+
+
+def directives(table: dict[str, Any], **values: Any) -> dict[str, str]:
+    return dict(plan.plan(site(table), spec(**values), PLACE).directives)
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        ({}, {"--partition": "long", "--nodes": "1", "--cpus-per-task": "32", "--mem": "102400M"}),
+        ({"nodes": 8, "time": "1-0"}, {"--partition": "long", "--nodes": "8", "--time": "1-00:00:00"}),
+        ({"gpus_per_node": 4}, {"--partition": "gpu", "--gpus-per-node": "4", "--qos": "gpuqos"}),
+        ({"partition": "gpu"}, {"--partition": "gpu", "--qos": "gpuqos"}),
+        ({"partition": "gpu", "qos": "mine"}, {"--qos": "mine"}),
+        ({"partition": "new"}, {"--partition": "new"}),
+        ({"memory_per_node": "2G", "cpus_per_node": 3}, {"--mem": "2048M", "--cpus-per-task": "3"}),
+        (
+            {"account": "a", "dependency": "afterok:1", "name": "n"},
+            {"--account": "a", "--dependency": "afterok:1", "--job-name": "n"},
+        ),
+    ],
+)
+def test_what_is_asked_of_slurm(request_: dict[str, Any], expected: dict[str, str]) -> None:
+    assert expected.items() <= directives(TWO, **request_).items()
+
+
+@pytest.mark.parametrize(
+    ("request_", "misfit"),
+    [
+        ({"nodes": 9}, "No partition fits"),
+        ({"partition": "gpu", "nodes": 5}, "Partition 'gpu' allows 4 nodes, 5 requested"),
+        ({"partition": "gpu", "time": "2:00:01"}, "Partition 'gpu' allows 02:00:00, 02:00:01 requested"),
+        ({"partition": "long", "gpus_per_node": 1}, "Partition 'long' has no GPUs per node, 1 requested"),
+        ({"partition": "gpu", "gpus_per_node": 5}, "Partition 'gpu' has 4 GPUs per node, 5 requested"),
+        (
+            {"partition": "long", "memory_per_node": "1T"},
+            "Partition 'long' has 102400M of memory per node, 1048576M requested",
+        ),
+    ],
+)
+def test_what_does_not_fit(request_: dict[str, Any], misfit: str) -> None:
+    with pytest.raises(SiteError) as error:
+        directives(TWO, **request_)
+    assert error.value.message == misfit
+    assert error.value.hint
+
+
+def test_a_partition_that_was_not_the_default_is_told() -> None:
+    made = plan.plan(site(TWO), spec(gpus_per_node=1), PLACE)
+    assert "partition gpu is asked for, because: Partition 'long' has no GPUs per node, 1 requested" in made.notices
+
+
+@pytest.mark.parametrize(
+    ("dialect", "expected"),
+    [({}, {"--gpus-per-node": "2"}), ({"gpu_type": "a100"}, {"--gpus-per-node": "a100:2"}),
+     ({"gpu_request": "gres"}, {"--gres": "gpu:2"}), ({"gpu_request": "gres", "gpu_type": "a100"}, {"--gres": "gpu:a100:2"}),
+     ({"gpu_request": "none"}, {})],
+)  # fmt: skip
+def test_dialects_of_gpus(dialect: dict[str, str], expected: dict[str, str]) -> None:
+    made = directives({"slurm": dialect}, gpus_per_node=2)
+    assert {option: value for option, value in made.items() if "gpu" in option or "gres" in option} == expected
+
+
+@pytest.mark.parametrize(
+    ("time", "lead", "signal"),
+    [("", "60s", 60), ("10", "60s", 60), ("1", "60s", 30), ("1", "0", 1), ("", "99h", 65535)],
+)
+def test_the_script_is_told_before_the_limit_and_not_at_its_start(time: str, lead: str, signal: int) -> None:
+    made = plan.plan(site({"slurm": {"signal_lead": lead}}), spec(time=time), PLACE)
+    assert dict(made.directives)["--signal"] == f"B:USR1@{signal}"
+    assert made.inside.signal_lead == signal
+
+
+def test_the_steps_share_the_first_node() -> None:
+    steps = {step.role: step for step in plan.plan(site(TWO), spec(nodes=3), PLACE).steps}
+    assert list(steps) == ["scheduler", "worker", "driver"]
+    assert {"--overlap", "--nodes=3", "--ntasks-per-node=1", "--kill-on-bad-exit=0"} <= set(steps["worker"].launcher)
+    for role in ("scheduler", "driver"):
+        assert {"--overlap", "--nodes=1", "--relative=0", "--kill-on-bad-exit=1"} <= set(steps[role].launcher)
+
+
+def test_the_local_site_launches_nothing() -> None:
+    made = plan.plan(site({"scheduler": "local"}), spec(nodes=3), PLACE)
+    assert made.directives == ()
+    assert {step.launcher for step in made.steps} == {()}
+    assert made.reasons
+
+
+@pytest.mark.parametrize(("name", "script", "expected"), [("", "a b$c.py", "a-b-c"), ("", "...py", "run"), ("", "é.py", "run"), ("x.y-1", "a.py", "x.y-1"),
+                                                          ("", "a" * 99, "a" * 64)])  # fmt: skip
+def test_names(name: str, script: str, expected: str) -> None:
+    assert jobs.job_name(jobs.JobSpec(Path(script), (), Path("/"), name=name)) == expected
+
+
+TEXT = st.text(max_size=8) | st.sampled_from(["30", "2h", "1-0", "4G", "debug", "auto", "tcp", "ucx", "x.sif"])
+NUMBER = st.none() | st.integers(-2, 200)
+SPECS = st.builds(
+    spec, name=TEXT, nodes=NUMBER, gpus_per_node=NUMBER, cpus_per_node=NUMBER, memory_per_node=TEXT, time=TEXT, account=TEXT,
+    partition=TEXT | st.sampled_from(["long", "gpu"]), qos=TEXT, image=st.just("") | TEXT, protocol=st.just("") | TEXT, dependency=TEXT,
+)  # fmt: skip
+PROFILES = st.fixed_dictionaries(
+    {},
+    optional={
+        "scheduler": st.sampled_from(["slurm", "local"]),
+        "defaults": st.fixed_dictionaries({}, optional={"nodes": st.integers(0, 3), "time": st.sampled_from(["", "30"]), "account": TEXT}),
+        "resources": st.fixed_dictionaries({}, optional={"exclusive": st.booleans(), "memory_per_node": st.sampled_from(["", "3G"])}),
+        "slurm": st.fixed_dictionaries(
+            {}, optional={"extra": st.lists(TEXT | st.just("--mem=0"), max_size=2), "remove": st.lists(TEXT | st.just("--mem"), max_size=2),
+                          "export": TEXT, "account_required": st.booleans(), "srun_extra": st.lists(TEXT, max_size=2)}),
+        "partitions": st.just(TWO["partitions"]),
+        "workers": st.fixed_dictionaries({}, optional={"per_node": st.integers(0, 3), "memory_limit": st.sampled_from(["", "2G"])}),
+        "runtime": st.fixed_dictionaries({}, optional={"modules": st.lists(TEXT, max_size=2), "setup": st.lists(TEXT, max_size=2), "python": TEXT}),
+        "environment": st.dictionaries(TEXT, TEXT, max_size=2),
+    },
+)  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(PROFILES, SPECS)
+def test_any_request_plans_or_explains_itself(profile: dict[str, Any], request_: jobs.JobSpec) -> None:
+    try:
+        made = plan.plan(site(profile), request_, PLACE)
+        text = render.render(made)
+    except HpcmlError as error:
+        assert error.message
+        assert error.place
+        assert error.hint
+        assert error.status in range(64, 73)
+        return
+    directives = [line for line in text.splitlines() if line.startswith("#SBATCH ")]
+    assert len(directives) == len(made.directives), "no value begins a line of its own"
+
+
+@settings(max_examples=100, deadline=None)
+@given(SPECS)
+def test_a_plan_is_the_same_twice(request_: jobs.JobSpec) -> None:
+    try:
+        assert plan.plan(site(TWO), request_, PLACE) == plan.plan(site(TWO), request_, PLACE)
+    except HpcmlError:
+        return
+
+
+def test_a_usage_error_names_the_profile_when_that_is_wrong() -> None:
+    with pytest.raises(UsageError) as error:
+        plan.plan(site({"defaults": {"nodes": 0}}), spec(), PLACE)
+    assert error.value.place == "defaults.nodes"

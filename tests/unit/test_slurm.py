@@ -1,0 +1,127 @@
+"""Slurm's answers as recorded, and those that nobody has seen yet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcml import slurm
+from hpcml.errors import SlurmRefusedError, SlurmUnreachableError
+from hpcml.shell import Answer
+
+
+@pytest.fixture
+def answers(tmp_path: Path) -> dict[str, str]:
+    """Return an environment whose PATH has programs that say what the files beside them hold."""
+    for program in ("squeue", "sacct", "sbatch", "scancel"):
+        path = tmp_path / program
+        path.write_text(f'#!/bin/sh\ncd "{tmp_path}"\n[ -e {program}.err ] && cat {program}.err >&2\n[ -e {program}.out ] && cat {program}.out\n'
+                        f"[ -e {program}.code ] && exit $(cat {program}.code)\nexit 0\n")  # fmt: skip
+        path.chmod(0o755)
+    return {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+
+
+def say(environment: dict[str, str], program: str, out: str = "", err: str = "", code: int = 0) -> None:
+    folder = Path(environment["PATH"].partition(":")[0])
+    for name, text in (("out", out), ("err", err), ("code", str(code))):
+        (folder / f"{program}.{name}").write_text(text)
+
+
+INVALID = "slurm_load_jobs error: Invalid job id specified\n"
+
+
+def test_states_of_several_jobs(answers: dict[str, str]) -> None:
+    say(
+        answers,
+        "squeue",
+        "12|PENDING|Resources|2026-11-21T09:00:00|\n13|RUNNING|None|2026-11-21T08:00:00|n[1-2]\n99|RUNNING|None|N/A|n3\nnoise\n",
+    )
+    say(answers, "sacct", "14|CANCELLED by 1000|0:0|2026-11-21T07:00:00|n3\n15|FAILED|3:0|Unknown|n4\n", code=0)
+    found = slurm.states(["12", "13", "14", "15", "16"], answers)
+    assert found == {
+        "12": slurm.JobState("PENDING", "Resources", "2026-11-21T09:00:00"),
+        "13": slurm.JobState("RUNNING", "None", "2026-11-21T08:00:00", "n[1-2]"),
+        "14": slurm.JobState("CANCELLED", start="2026-11-21T07:00:00", nodes="n3", exit="0:0"),
+        "15": slurm.JobState("FAILED", start="Unknown", nodes="n4", exit="3:0"),
+        "16": slurm.UNKNOWN,
+    }
+    assert found["12"].pending
+    assert found["13"].active
+    assert found["12"].reason_in_words() == "waiting for free nodes"
+
+
+def test_a_job_that_slurm_has_forgotten_is_unknown(answers: dict[str, str]) -> None:
+    say(answers, "squeue", err=INVALID, code=1)
+    say(answers, "sacct", err="Slurm accounting storage is disabled\n", code=1)
+    assert slurm.states(["12"], answers) == {"12": slurm.UNKNOWN}
+
+
+@pytest.mark.parametrize("line", ["14||0:0||", "14|   |0:0||", "|||||", "", "14"])
+def test_an_empty_answer_of_accounting_is_no_state(answers: dict[str, str], line: str) -> None:
+    say(answers, "squeue", err=INVALID, code=1)
+    say(answers, "sacct", f"{line}\n")
+    assert slurm.states(["14"], answers)["14"].state == "UNKNOWN"
+
+
+def test_without_accounting_installed(answers: dict[str, str]) -> None:
+    (Path(answers["PATH"].partition(":")[0]) / "sacct").unlink()
+    answers["PATH"] = answers["PATH"].partition(":")[0]
+    Path(answers["PATH"], "cat").symlink_to("/bin/cat")
+    say(answers, "squeue", "")
+    assert slurm.states(["14"], answers) == {"14": slurm.UNKNOWN}
+    assert slurm.find_by_comment("hpcml:x", answers) is None
+
+
+def test_no_jobs_no_question(tmp_path: Path) -> None:
+    assert slurm.states([], {"PATH": str(tmp_path)}) == {}
+
+
+def test_a_squeue_that_fails_is_no_answer(answers: dict[str, str]) -> None:
+    say(answers, "squeue", err="slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n", code=1)
+    with pytest.raises(SlurmUnreachableError, match="does not answer"):
+        slurm.states(["12"], answers)
+    with pytest.raises(SlurmUnreachableError, match="does not answer"):
+        slurm.find_by_comment("hpcml:x", answers)
+
+
+def test_a_job_is_found_by_its_comment_alone(answers: dict[str, str]) -> None:
+    say(answers, "squeue", "11|hpcml:x-20261121-074500-1a2\n12|hpcml:x-20261121-074500-1a2b\n13|(null)\n")
+    assert slurm.find_by_comment("hpcml:x-20261121-074500-1a2b", answers) == "12"
+    assert slurm.find_by_comment("hpcml:x", answers) is None
+    say(answers, "sacct", "9|hpcml:y\n")
+    assert slurm.find_by_comment("hpcml:y", answers) == "9"
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [("Resources", "waiting for free nodes"), ("(Priority)", "other jobs go first"), ("ReqNodeNotAvail, UnavailableNodes:n[1-2]",
+      "a node it needs is down, drained or reserved"), ("ReqNodeNotAvail(Unavailable:n1)", "a node it needs is down, drained or reserved"),
+     ("Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions",
+      "nodes it needs are down, drained or reserved"), ("BrandNewReason", "BrandNewReason")],
+)  # fmt: skip
+def test_reasons_in_words(reason: str, words: str) -> None:
+    assert slurm.JobState("PENDING", reason).reason_in_words() == words
+
+
+@pytest.mark.parametrize("text", ["", "BRAND_NEW", "CANCELLED+", "RUNNING by 3"])
+def test_an_unknown_state_is_neither_waiting_nor_running(text: str) -> None:
+    state = slurm.JobState(text)
+    assert not state.pending
+    assert not state.active
+
+
+def test_the_environment_is_scrubbed_but_for_the_cluster() -> None:
+    given_ = dict.fromkeys(["SLURM_CONF", "SLURM_JWT", "SLURM_JOB_ID", "SBATCH_QOS", "SQUEUE_FORMAT", "SRUN_DEBUG", "PMIX_RANK", "HPCML_X",
+                            "SLURMX", "PATH", "HOME"], "1")  # fmt: skip
+    assert set(slurm.clean_environment(given_)) == {"SLURM_CONF", "SLURM_JWT", "SLURMX", "PATH", "HOME"}
+
+
+@given(st.text(max_size=200), st.text(max_size=200), st.integers(1, 255))
+def test_any_refusal_has_words_and_a_next_step(out: str, err: str, code: int) -> None:
+    error = slurm.refusal(Answer(code, out, err))
+    assert isinstance(error, (SlurmRefusedError, SlurmUnreachableError))
+    assert error.message
+    assert error.hint
