@@ -169,18 +169,6 @@ def _folder(options: Namespace) -> tuple[Path, dict[str, str]]:
     return runs.runs_folder(loaded.site.paths.runs, environment), environment
 
 
-def _status(run: runs.Run, environment: dict[str, str], known: slurm.JobState | None = None) -> watch.Status:
-    """Return how a run stands, with a record that lacks something told as such."""
-    from hpcml import watch
-
-    try:
-        return watch.status(run, environment, known)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        hint = "It was changed or cut short; the logs of the run may tell more."
-        words = f"The run's record is not complete ({type(error).__name__}: {error})"
-        raise StorageError(words, place=str(run.paths.directory), hint=hint) from error
-
-
 def ls(options: Namespace) -> int:
     """``hpcml ls``: the newest runs, newest last, with one question to Slurm for those that have not ended."""
     folder, environment = _folder(options)
@@ -229,7 +217,7 @@ def _rows(directories: list[Path], environment: dict[str, str]) -> list[watch.St
             rows.append(watch.Status(run.id, site, words=silent, job=run.job, directory=str(run.paths.directory)))
         else:
             try:
-                rows.append(_status(run, environment, known.get(run.job, slurm.UNKNOWN)))
+                rows.append(watch.status(run, environment, known.get(run.job, slurm.UNKNOWN)))
             except StorageError as error:
                 rows.append(watch.Status(run.id, "", words=error.message, directory=str(run.paths.directory)))
     return rows
@@ -238,10 +226,11 @@ def _rows(directories: list[Path], environment: dict[str, str]) -> list[watch.St
 def status(options: Namespace) -> int:
     """``hpcml status RUN``."""
     from hpcml import submit as submission
+    from hpcml import watch
 
     folder, environment = _folder(options)
     run = submission.adopt(runs.find(folder, options.run), environment)
-    found = _status(run, environment)
+    found = watch.status(run, environment)
     if options.json:
         _print_json(found.as_json())
         return 0
@@ -313,7 +302,7 @@ def logs(options: Namespace) -> int:
         return 0
     copy()
     if not tails:
-        state = _status(run, environment)
+        state = watch.status(run, environment)
         raise NotFoundError(f"The run has no {role} log yet", place=run.id, hint=f"It is {state.state}: {state.words}.")
     return 0
 
@@ -322,12 +311,12 @@ def cancel(options: Namespace) -> int:
     """``hpcml cancel RUN``: tell the run to end; its driver is told first and has its grace."""
     import signal
 
-    from hpcml import shell, slurm
+    from hpcml import shell, slurm, watch
     from hpcml import submit as submission
 
     folder, environment = _folder(options)
     run = submission.adopt(runs.find(folder, options.run), environment)
-    before = _status(run, environment)
+    before = watch.status(run, environment)
     if before.state in ("ended", "refused"):
         words, did = f"{run.id} has ended already: {before.words}.", False
     elif run.job:

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from hpcml import runs, shell, slurm
-from hpcml.errors import ALLOCATION_LOST, ANSWER_LOST, CANCELLED, DRIVER_NOT_STARTED, TIME_LIMIT, SlurmUnreachableError
+from hpcml.errors import (
+    ALLOCATION_LOST,
+    ANSWER_LOST,
+    CANCELLED,
+    DRIVER_NOT_STARTED,
+    TIME_LIMIT,
+    SlurmUnreachableError,
+    StorageError,
+)
 
 _SLURM_ENDS = {
     "TIMEOUT": (TIME_LIMIT, "the time limit was reached"),
@@ -60,7 +68,9 @@ def events(run: runs.Run) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
-def status(run: runs.Run, environment: Mapping[str, str], known: slurm.JobState | None = None) -> Status:
+def status(
+    run: runs.Run, environment: Mapping[str, str], known: slurm.JobState | None = None, *, ask: bool = True
+) -> Status:
     """Return how a run stands now.
 
     Parameters
@@ -69,12 +79,25 @@ def status(run: runs.Run, environment: Mapping[str, str], known: slurm.JobState 
         The run, and the environment for Slurm's commands.
     known
         The job's state if it was asked for already (one question for many runs).
+    ask
+        Whether to ask Slurm where ``known`` is not given; otherwise the run's own files are all there is.
 
     Raises
     ------
+    StorageError
+        If the run's record lacks something, or cannot be read.
     SlurmUnreachableError
         If only Slurm could tell and it does not answer.
     """
+    try:
+        return _status(run, environment, known, ask=ask)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        hint = "It was changed or cut short; the logs of the run may tell more."
+        words = f"The run's record is not complete ({type(error).__name__}: {error})"
+        raise StorageError(words, place=str(run.paths.directory), hint=hint) from error
+
+
+def _status(run: runs.Run, environment: Mapping[str, str], known: slurm.JobState | None, *, ask: bool) -> Status:
     made = runs.read_json(run.paths.plan) or {}
     found = Status(run.id, str(made.get("site", "")), job=run.job, directory=str(run.paths.directory))
     inside = made.get("inside", {})
@@ -91,7 +114,7 @@ def status(run: runs.Run, environment: Mapping[str, str], known: slurm.JobState 
         found.state, found.exit_status = final["state"], final["status"]
         found.words, found.by = final["reason"], final["by"]
         found.hint, found.quote = final["hint"], final["quote"]
-    if found.state != "ended":
+    if found.state != "ended" and (ask or known is not None):
         _ask_owner(found, run, environment, known)
     return found
 
@@ -211,7 +234,7 @@ def follow(
         How long Slurm may be silent, in seconds, before the error is passed on.
     """
     pause, ask_at, distance = 0.1, 0.0, 1.0
-    state = slurm.UNKNOWN
+    state: slurm.JobState | None = None
     heard = time.monotonic()
     last: Status | None = None
     while True:
@@ -223,10 +246,10 @@ def follow(
             except SlurmUnreachableError:
                 if now - heard > patience:
                     raise
-            distance = min(distance * 1.5, 15.0 if state.pending else 30.0)
+            distance = min(distance * 1.5, 15.0 if state is None or state.pending else 30.0)
             ask_at = time.monotonic() + distance
         each()
-        current = status(run, environment, state if state is not slurm.UNKNOWN else None)
+        current = status(run, environment, state, ask=not run.job)
         if current != last:
             yield current
             last, pause = current, 0.1

@@ -7,21 +7,21 @@ import pathlib
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.parquet  # type: ignore[import-untyped]
+import pyarrow as pa
+import pyarrow.parquet
 from dask.utils import natural_sort_key
 
 
-class Refusal(Exception):
+class RefusedError(Exception):
     """The input cannot be used; the message is a sentence with the place and a next step."""
 
 
 def find_files(data: str) -> tuple[str, list[str]]:
     """Return the format and the files, in natural order, that a file, a folder or a glob stands for."""
     path = pathlib.Path(data).expanduser()
-    roots = [path] if path.exists() else [pathlib.Path(name) for name in glob.glob(str(path), recursive=True)]
+    roots = [path] if path.exists() else [pathlib.Path(name) for name in glob.glob(str(path), recursive=True)]  # noqa: PTH207
     if not roots:
-        raise Refusal(f"Nothing is at {data}, seen from {pathlib.Path.cwd()}. Give --data a file, folder or glob.")
+        raise RefusedError(f"Nothing is at {data}, seen from {pathlib.Path.cwd()}. Give --data a file, folder or glob.")
     found: dict[str, set[str]] = {"parquet": set(), "csv": set()}
     for root in roots:
         for file in root.rglob("*") if root.is_dir() else [root]:
@@ -31,7 +31,7 @@ def find_files(data: str) -> tuple[str, list[str]]:
     kinds = [kind for kind, files in found.items() if files]
     if len(kinds) != 1:
         what = "both .parquet and .csv files" if kinds else "no .parquet and no .csv file"
-        raise Refusal(f"{data} holds {what}. Give --data a file, folder or glob of one of the two.")
+        raise RefusedError(f"{data} holds {what}. Give --data a file, folder or glob of one of the two.")
     return kinds[0], sorted(found[kinds[0]], key=natural_sort_key)
 
 
@@ -50,16 +50,16 @@ def find_features(kind: str, files: list[str], columns: list[str]) -> tuple[list
         }
     numeric = [name for name, kind in types.items() if pa.types.is_integer(kind) or pa.types.is_floating(kind)]
     if unknown := [name for name in columns if name not in types]:
-        raise Refusal(f"{largest} has no column {', '.join(unknown)}. Give --columns some of: {', '.join(types)}.")
+        raise RefusedError(f"{largest} has no column {', '.join(unknown)}. Give --columns some of: {', '.join(types)}.")
     if len(set(columns)) < len(columns):
-        raise Refusal(f"--columns {','.join(columns)} names a column twice. Name each once.")
+        raise RefusedError(f"--columns {','.join(columns)} names a column twice. Name each once.")
     if refused := [name for name in columns or types if name not in numeric]:
         advice = f"Give --columns {','.join(numeric)}." if numeric else "Give --data with numeric columns."
-        raise Refusal(f"{largest} holds columns that are not numeric: {', '.join(refused)}. {advice}")
+        raise RefusedError(f"{largest} holds columns that are not numeric: {', '.join(refused)}. {advice}")
     chosen = columns or numeric
     if not chosen:
-        raise Refusal(f"{largest} has no columns. Give --data a data set with numeric columns.")
+        raise RefusedError(f"{largest} has no columns. Give --data a data set with numeric columns.")
     if "cluster" in chosen:
-        raise Refusal(f"{largest}: a feature 'cluster' would collide with the result. Rename it or use --columns.")
+        raise RefusedError(f"{largest}: a feature 'cluster' would collide with the result. Rename it or use --columns.")
     exact = [np.float64 if kind == "csv" else types[name].to_pandas_dtype() for name in chosen]
     return chosen, str(np.result_type(np.float32, *exact))

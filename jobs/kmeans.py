@@ -30,17 +30,17 @@ from typing import Any
 import dask
 import dask.array as da
 import dask.dataframe as dd
-import make_blobs
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-import picture
-import sklearn.cluster  # type: ignore[import-untyped]
-import sklearn.metrics  # type: ignore[import-untyped]
+import sklearn.cluster
+import sklearn.metrics
 from distributed.comm.core import CommClosedError
-from inputs import Refusal, find_features, find_files
 
 import hpcml
+import make_blobs
+import picture
+from inputs import RefusedError, find_features, find_files
 
 SAMPLE = 50_000  # rows brought to the driver, to start from
 SCORED, DRAWN = 4_000, 20_000  # of these, how many the silhouette looks at, and how many the picture shows
@@ -48,7 +48,7 @@ SHOWN = 8  # clusters and features in the printed table; centres.csv has them al
 Floats = npt.NDArray[np.floating[Any]]
 
 
-class StopSoon(Exception):
+class StopSoonError(Exception):
     """The run was told to stop; the phase that is named has ended."""
 
 
@@ -66,8 +66,8 @@ def load(client: Any, kind: str, files: list[str], features: list[str], dtype: s
         x.compute_chunk_sizes()
     blocks = [x.blocks[number] for number, size in enumerate(x.chunks[0]) if size]
     if not blocks:
-        raise Refusal(f"{files[0]} … has no usable row, {read:,} read. Give --data a data set with numbers in it.")
-    x = da.concatenate(blocks)  # type: ignore[no-untyped-call]
+        raise RefusedError(f"{files[0]} … has no usable row, {read:,} read. Give --data a data set with numbers in it.")
+    x = da.concatenate(blocks)
     threads = sum(client.nthreads().values())
     if x.numblocks[0] < threads and len(x) >= 1_000 * threads:  # fewer partitions than threads leave workers idle
         x = x.rechunk({0: -(-len(x) // threads)})
@@ -91,11 +91,11 @@ def estimator(start: Floats, variance: float, max_iter: int, tol: float, seed: i
     """Choose the library by what arrays are made of; --tol is relative as in scikit-learn, theirs is absolute."""
     common = {"n_clusters": len(start), "init": start, "max_iter": max_iter, "n_init": 1, "random_state": seed}
     if dask.config.get("array.backend") == "cupy":
-        from cuml.dask.cluster import KMeans  # type: ignore[import-not-found]
+        from cuml.dask.cluster import KMeans
 
         # cuML also stops when inertia falls by less than tol of itself, so tol stays below 1; it refuses 0.
         return KMeans(**common, tol=max(tol * min(variance, 1.0), 1e-300))
-    from dask_ml.cluster import KMeans  # type: ignore[import-untyped]
+    from dask_ml.cluster import KMeans
 
     return KMeans(**common, tol=max(tol * variance, 1e-300))
 
@@ -145,10 +145,12 @@ def phase(name: str, seconds: dict[str, float]) -> Iterator[None]:
     yield
     seconds[name] = round(time.perf_counter() - start, 4)
     if name != "write" and hpcml.run.should_stop():
-        raise StopSoon(name)
+        raise StopSoonError(name)
 
 
-def work(client: Any, options: argparse.Namespace, source: tuple[str, list[str]] | None, known: dict[str, Any]) -> None:
+def work(  # noqa: PLR0915 - the phases in order, each of a few lines
+    client: Any, options: argparse.Namespace, source: tuple[str, list[str]] | None, known: dict[str, Any]
+) -> None:
     """Run the phases; `known` holds what is found out, however far this gets."""
     out, k, seconds = options.out, options.k, known["seconds"]
     if source is None:
@@ -169,17 +171,17 @@ def work(client: Any, options: argparse.Namespace, source: tuple[str, list[str]]
             raise
         except (ValueError, OSError) as error:  # what pandas, cuDF and Arrow raise for damaged or mismatched files
             cause = str(error).strip().splitlines()[0].rstrip(".:")
-            raise Refusal(f"{where} could not be read: {cause}. Repair the files or give other ones.") from error
+            raise RefusedError(f"{where} could not be read: {cause}. Repair the files or give other ones.") from error
         known |= {"features": names, "dtype": dtype, "rows_read": read, "rows_dropped": dropped, "rows": len(x)}
         known |= {"bytes": x.nbytes, "partitions": x.numblocks[0]}
         if dropped:
             print(f"{dropped:,} of {read:,} rows have a missing or infinite value and are left out.")
         if len(x) < k:
-            raise Refusal(f"{where}: {k} clusters need {k} rows, {len(x)} are usable. Lower --k.")
+            raise RefusedError(f"{where}: {k} clusters need {k} rows, {len(x)} are usable. Lower --k.")
     with phase("start", seconds):
         sample = take_sample(x, options.seed)
         if (distinct := len(np.unique(sample, axis=0))) < k:
-            raise Refusal(f"{where}: {len(sample):,} sampled rows are {distinct} points. Lower --k to {distinct}.")
+            raise RefusedError(f"{where}: {len(sample):,} sampled rows are {distinct} points. Lower --k to {distinct}.")
         start = starting_centres(sample, k, options.seed)
         variance = float(sample.var(axis=0, dtype="float64").mean())
         model = estimator(start, variance, options.max_iter, options.tol, options.seed)
@@ -195,11 +197,9 @@ def work(client: Any, options: argparse.Namespace, source: tuple[str, list[str]]
         write_text(out / "centres.csv", pd.DataFrame(centres, columns=names).rename_axis("cluster").to_csv())
     with phase("predict", seconds):
         labels = model.predict(x)
-        labels._chunks = x.chunks[:1]  # cuML doesn't tell the lengths
+        labels._chunks = x.chunks[:1]  # noqa: SLF001 - cuML doesn't tell the lengths
         labels = labels.map_blocks(renumber, np.argsort(order).astype("int32"), dtype="int32").persist()
-        parts = da.map_blocks(  # type: ignore[no-untyped-call]
-            summarise, x, labels[:, None], centres, chunks=(1, k + 1), dtype="float64"
-        )
+        parts = da.map_blocks(summarise, x, labels[:, None], centres, chunks=(1, k + 1), dtype="float64")
         inertia, *sizes = parts.to_backend("numpy").compute().sum(axis=0).tolist()
         known |= {"inertia": inertia, "sizes": [int(size) for size in sizes]}
         if empty := known["sizes"].count(0):
@@ -281,10 +281,10 @@ def main(arguments: list[str] | None = None) -> int:
             known["backend"] = dask.config.get("array.backend")
             work(client, options, source, known)
         known["complete"] = True
-    except (Refusal, FileExistsError, NotADirectoryError, PermissionError) as error:
+    except (RefusedError, FileExistsError, NotADirectoryError, PermissionError) as error:
         print(f"kmeans: {error}", file=sys.stderr)
         return 2
-    except StopSoon as stop:
+    except StopSoonError as stop:
         print(f"kmeans: told to stop soon; ended after phase '{stop}'. Submit again for the rest.", file=sys.stderr)
     write_text(options.out / "metrics.json", json.dumps(known, indent=1, allow_nan=False) + "\n")
     show(known, options.out)

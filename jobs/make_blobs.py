@@ -25,9 +25,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.csv  # type: ignore[import-untyped]
-import pyarrow.parquet  # type: ignore[import-untyped]
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
 
 BLOCK = 65_536  # part of the format: another number gives other data for the same seed
 Floats = npt.NDArray[np.floating[Any]]
@@ -139,7 +139,7 @@ def main(arguments: list[str] | None = None) -> int:
         form=options.format, dtype=options.dtype, seed=options.seed, client=client,
     )  # fmt: skip
     if client is not None:
-        client.close()  # type: ignore[no-untyped-call]
+        client.close()
     files = f"{size / 1e6:,.1f} MB in {options.partitions} files"
     print(f"{options.rows:,} rows × {options.features} features, {files}: {folder}")
     return 0

@@ -121,8 +121,10 @@ def _nodes(nodes: int) -> str:
     per_cpu = MEMORY_PER_NODE_MB // CPUS_PER_NODE
     size = f"CPUs={CPUS_PER_NODE} CoresPerSocket={CPUS_PER_NODE} RealMemory={MEMORY_PER_NODE_MB}"
     lines = ["GresTypes=gpu", f"DefMemPerCPU={per_cpu}"]
-    for node in compute_nodes(nodes):
-        lines.append(f"NodeName={node} NodeAddr={address(node)} {size} Gres=gpu:{GPUS_PER_NODE} State=UNKNOWN")
+    lines += [
+        f"NodeName={node} NodeAddr={address(node)} {size} Gres=gpu:{GPUS_PER_NODE} State=UNKNOWN"
+        for node in compute_nodes(nodes)
+    ]
     every = ",".join(compute_nodes(nodes))
     lines.append(f"PartitionName=boost Nodes={every} Default=YES MaxTime=1-00:00:00 DefaultTime=01:00:00 State=UP")
     lines.append(f"PartitionName=debug Nodes={every} MaxNodes=2 MaxTime=00:30:00 DefaultTime=00:10:00 State=UP")

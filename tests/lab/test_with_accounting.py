@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from conftest import Cluster
 
+from conftest import Cluster
 from hpcml import errors
 
 pytestmark = pytest.mark.lab
