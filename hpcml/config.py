@@ -114,7 +114,10 @@ def from_environment(environment: Mapping[str, str]) -> Iterator[tuple[dict[str,
     """Yield a table and its variable for each ``HPCML_SECTION__KEY=value`` (``HPCML_WORKERS__PER_NODE=8``)."""
     for name, text in sorted(environment.items()):
         if name.startswith("HPCML_") and "__" in name:
-            key = name.removeprefix("HPCML_").lower().replace("__", ".")
+            section, _, rest = name.removeprefix("HPCML_").partition("__")
+            section = section.lower()
+            rest = rest if section == "environment" else rest.lower()  # names of variables keep their capitals
+            key = f"{section}.{rest.replace('__', '.')}"
             yield from_assignments([f"{key}={text}"], name), name
 
 

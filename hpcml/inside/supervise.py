@@ -347,6 +347,6 @@ def _run(supervisor: Supervisor) -> Outcome:
 
 
 def _report(outcome: Outcome) -> None:
-    """Say in the driver's log why hpcml ended the run."""
-    error = errors.HpcmlError(outcome.reason, place=outcome.phase, hint=outcome.hint, quote=outcome.quote)
+    """Say in the driver's log why hpcml ended the run; status.json has the lines that show it."""
+    error = errors.HpcmlError(outcome.reason, place=outcome.phase, hint=outcome.hint)
     print(f"hpcml: {error}", file=sys.stderr)

@@ -71,6 +71,8 @@ def test_what_is_no_assignment(word: str) -> None:
 
 
 def test_the_environment_spells_keys() -> None:
+    capitals = {"HPCML_ENVIRONMENT__OMP_NUM_THREADS": "2"}
+    assert [table for table, _ in config.from_environment(capitals)] == [{"environment": {"OMP_NUM_THREADS": 2}}]
     environment = {"HPCML_WORKERS__PER_NODE": "8", "HPCML_RUN_DIR": "/x", "OTHER__X": "1"}
     assert list(config.from_environment(environment)) == [({"workers": {"per_node": 8}}, "HPCML_WORKERS__PER_NODE")]
 

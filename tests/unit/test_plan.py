@@ -178,3 +178,8 @@ def test_a_usage_error_names_the_profile_when_that_is_wrong() -> None:
     with pytest.raises(UsageError) as error:
         plan.plan(site({"defaults": {"nodes": 0}}), spec(), PLACE)
     assert error.value.place == "defaults.nodes"
+
+
+def test_an_interpreter_that_is_no_absolute_path_is_refused() -> None:
+    with pytest.raises(HpcmlError, match="not an absolute path"):
+        plan.plan(site({"runtime": {"python": "~/venv/bin/python"}}), spec(), PLACE)
