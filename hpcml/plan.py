@@ -86,7 +86,7 @@ def plan(site: Site, spec: JobSpec, place: Place) -> Plan:
     _check_directory(place.directory)
     if site.runtime.python and not site.runtime.python.startswith("/"):
         hint = "Write the path that it has on the compute nodes, from the root."
-        raise ConfigError(f"'{site.runtime.python}' is not an absolute path", place="runtime.python", hint=hint)
+        raise ConfigError(f"{site.runtime.python!a} is not an absolute path", place="runtime.python", hint=hint)
     ask = Ask(
         nodes=_count(spec.nodes, site.defaults.nodes, "--nodes", "defaults.nodes", least=1),
         gpus=_count(spec.gpus_per_node, site.defaults.gpus_per_node, "--gpus-per-node", "defaults.gpus_per_node"),

@@ -56,7 +56,7 @@ def test_a_control_character_in_a_directive_is_refused_in_words(where: str, bad:
 @pytest.mark.parametrize(
     "settings",
     [
-        lambda bad: {"runtime": {"python": bad}},
+        lambda bad: {"runtime": {"python": f"/{bad}"}},
         lambda bad: {"runtime": {"setup": [bad]}},
         lambda bad: {"runtime": {"modules": [bad]}},
         lambda bad: {"environment": {"A": bad}},

@@ -22,7 +22,10 @@ def slurm_exit(cluster: Cluster, directory: Path) -> str:
     import json
 
     job = json.loads((directory / "submission.json").read_text())["job"]
-    facts = cluster.job(job)
+    deadline = time.monotonic() + 30
+    while (facts := cluster.job(job))["JobState"] in ("RUNNING", "COMPLETING"):  # the run's own word comes first
+        assert time.monotonic() < deadline, facts
+        time.sleep(0.1)
     return f"{facts['JobState']} {facts['ExitCode']}"
 
 
