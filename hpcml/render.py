@@ -89,7 +89,7 @@ def directive(option: tuple[str, str]) -> str:
     """Return an option as a #SBATCH line takes it.
 
     sbatch parses these lines itself, not through bash. Tried with 22.05, and tried again by
-    tests/golden/test_directives.py where the lab is up: within double quotes a backslash and a double quote want a
+    tests/lab/test_golden.py: within double quotes a backslash and a double quote want a
     backslash before them, and nothing else is special there (``$``, ``#``, ``%`` and single quotes stand for
     themselves); without quotes a blank ends the line's option and ``#`` begins a comment.
     """

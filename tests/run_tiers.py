@@ -59,6 +59,8 @@ def main() -> int:
     if unknown := [name for name in (*options.tiers, *options.must_run) if name not in names]:
         parser.error(f"no such tier: {', '.join(unknown)}")
     results = []
+    if os.geteuid() == 0 and (not options.tiers or "lab" in options.tiers):
+        _lab("install", "--accounting")  # before all: the unit tier uses shellcheck, which comes with it
     for tier in TIERS:
         if not options.tiers or tier.name in options.tiers:
             print(f"\n== {tier.name}: {tier.proves}", flush=True)
@@ -108,12 +110,19 @@ def _prepare_lab() -> str:
     if os.geteuid() != 0:
         return "it needs root (sudo make test)"
     for words in (["install", "--accounting"], ["check"], ["down"], ["up"], ["env"]):
-        print(f"lab.py {' '.join(words)}", flush=True)
-        done = subprocess.run([*LAB, *words], capture_output=True, text=True, check=False)
-        if done.returncode:
-            lines = (done.stderr or done.stdout).strip().splitlines() or ["no word"]
-            return f"lab.py {words[0]}: {lines[-1]}"
+        if reason := _lab(*words):
+            return reason
     return ""
+
+
+def _lab(*words: str) -> str:
+    """Run a command of the lab; return why it failed, or nothing."""
+    print(f"lab.py {' '.join(words)}", flush=True)
+    done = subprocess.run([*LAB, *words], capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return ""
+    lines = (done.stderr or done.stdout).strip().splitlines() or ["no word"]
+    return f"lab.py {words[0]}: {lines[-1]}"
 
 
 if __name__ == "__main__":

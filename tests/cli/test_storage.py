@@ -67,7 +67,11 @@ def test_what_only_others_may_read(world: World) -> None:
         os.setgid(65534)
         os.setuid(65534)
 
-    if world.run("--version", before=nobody).returncode != 0:
+    try:
+        reachable = world.run("--version", before=nobody).returncode == 0
+    except PermissionError:  # the checkout lies in a folder that others may not enter
+        reachable = False
+    if not reachable:
         pytest.skip("nobody cannot run the Python of this environment")
     done = world.run("submit", "--site", "slurm", "job.py", before=nobody)
     assert done.returncode == errors.NOT_FOUND, done.stderr

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from hpcml import plan, render
+from labs import Lab
 from matrix import IDS, SCRIPTS
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "lab"))
-
-from labs import Lab
+pytestmark = pytest.mark.lab
 
 # What the lab has not got, and what stands for it there. Lines that become empty are left out.
 REWRITTEN = (
@@ -45,18 +40,6 @@ HOSTILE = (
 )
 
 
-@pytest.fixture(scope="module")
-def lab() -> Iterator[Lab]:
-    lab = Lab()
-    if reason := lab.check():
-        pytest.skip(reason)
-    started = lab.up()
-    yield lab
-    if started:
-        lab.down()
-
-
-@pytest.mark.lab
 @pytest.mark.parametrize("name", [name for name in IDS if not name.startswith("local")])
 def test_the_lab_would_take_the_script(lab: Lab, name: str) -> None:
     text = (SCRIPTS / f"{name}.sh").read_text(encoding="utf-8")
@@ -67,7 +50,6 @@ def test_the_lab_would_take_the_script(lab: Lab, name: str) -> None:
     assert "to start at" in done.stderr
 
 
-@pytest.mark.lab
 def test_sbatch_reads_a_directives_value_as_it_was_meant(lab: Lab) -> None:
     home = lab.home("alice")
     jobs = {}
@@ -85,7 +67,6 @@ def test_sbatch_reads_a_directives_value_as_it_was_meant(lab: Lab) -> None:
     assert seen == {job: f"{value}|{value}" for job, value in jobs.items()}
 
 
-@pytest.mark.lab
 def test_output_goes_where_the_pattern_says(lab: Lab) -> None:
     home = lab.home("alice")
     folder = home / "golden" / "a b'c\"$HOME#%j 100%%"
