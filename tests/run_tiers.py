@@ -122,7 +122,7 @@ def _lab(*words: str) -> str:
     if done.returncode == 0:
         return ""
     lines = (done.stderr or done.stdout).strip().splitlines() or ["no word"]
-    return f"lab.py {words[0]}: {lines[-1]}"
+    return f"lab.py {words[0]}: {' '.join(line.strip() for line in lines[:3])}"
 
 
 if __name__ == "__main__":
