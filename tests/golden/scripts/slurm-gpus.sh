@@ -23,12 +23,15 @@ mkdir -p "$attempt/nodes" "$attempt/exit" "$attempt/secret" || exit 71
 
 
 cpus="${SLURM_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}"
-srun --cpus-per-task="$cpus" --overlap --kill-on-bad-exit=1 --wait=0 --cpu-bind=none --export=ALL --nodes=1 --ntasks=1 --relative=0 --job-name=scheduler --output=/scratch/alice/runs/gpus-20261121-074500-1a2b/logs/scheduler.log --open-mode=append \
+srun --cpus-per-task="$cpus" --overlap --kill-on-bad-exit=1 --wait=0 --cpu-bind=none --export=ALL \
+  --nodes=1 --ntasks=1 --relative=0 --job-name=scheduler --output=/scratch/alice/runs/gpus-20261121-074500-1a2b/logs/scheduler.log --open-mode=append \
   /bin/sh /scratch/alice/runs/gpus-20261121-074500-1a2b/step.sh scheduler /opt/hpcml/bin/python -m hpcml.inside scheduler </dev/null & scheduler=$!
-srun --cpus-per-task="$cpus" --overlap --kill-on-bad-exit=0 --wait=0 --cpu-bind=none --export=ALL --nodes=2 --ntasks=2 --ntasks-per-node=1 --job-name=worker --output=/scratch/alice/runs/gpus-20261121-074500-1a2b/logs/worker-%N.log --open-mode=append \
+srun --cpus-per-task="$cpus" --overlap --kill-on-bad-exit=0 --wait=0 --cpu-bind=none --export=ALL \
+  --nodes=2 --ntasks=2 --ntasks-per-node=1 --job-name=worker --output=/scratch/alice/runs/gpus-20261121-074500-1a2b/logs/worker-%N.log --open-mode=append \
   /bin/sh /scratch/alice/runs/gpus-20261121-074500-1a2b/step.sh worker /opt/hpcml/bin/python -m hpcml.inside worker </dev/null & worker=$!
 export HPCML_BATCH=$$ HPCML_STEPS="$scheduler $worker"   # the supervisor waits for the steps' end
-srun --cpus-per-task="$cpus" --overlap --kill-on-bad-exit=1 --wait=0 --cpu-bind=none --export=ALL --nodes=1 --ntasks=1 --relative=0 --job-name=driver --output=/scratch/alice/runs/gpus-20261121-074500-1a2b/logs/driver.log --open-mode=append \
+srun --cpus-per-task="$cpus" --overlap --kill-on-bad-exit=1 --wait=0 --cpu-bind=none --export=ALL \
+  --nodes=1 --ntasks=1 --relative=0 --job-name=driver --output=/scratch/alice/runs/gpus-20261121-074500-1a2b/logs/driver.log --open-mode=append \
   /bin/sh /scratch/alice/runs/gpus-20261121-074500-1a2b/step.sh driver /opt/hpcml/bin/python -m hpcml.inside driver </dev/null & driver=$!
 
 # The supervisor in the driver's step looks for these files; a trapped signal also interrupts `wait`, hence the loop.
