@@ -2,7 +2,7 @@
 # hpcml 0.0.0: run environment-20261121-074500-1a2b on site local.
 # Scheduler and driver share the first node with its workers; a worker task runs on every node. Phases, deadlines and
 # teardown are in `python -m hpcml.inside`; this script's exit status is the driver's.
-set -um   # -m: each step is a process group of its own, and can be ended whole
+set -u
 umask 077
 export HPCML_RUN_DIR=/scratch/alice/runs/environment-20261121-074500-1a2b
 export HPCML_ATTEMPT="${SLURM_RESTART_COUNT:-0}"
@@ -17,10 +17,12 @@ module load 'it'"'"'s odd' || { echo "hpcml: cannot be loaded: module" 'it'"'"'s
 export OMP_NUM_THREADS=1
 export GREETING='it'"'"'s "here" $HOME `id` \ %j'
 
+set -m   # each step is a process group of its own, and can be ended whole
 /bin/sh /scratch/alice/runs/environment-20261121-074500-1a2b/step.sh scheduler /opt/hpcml/bin/python -m hpcml.inside scheduler </dev/null >>/scratch/alice/runs/environment-20261121-074500-1a2b/logs/scheduler.log 2>&1 & scheduler=$!
 /bin/sh /scratch/alice/runs/environment-20261121-074500-1a2b/step.sh worker /opt/hpcml/bin/python -m hpcml.inside worker </dev/null >>/scratch/alice/runs/environment-20261121-074500-1a2b/logs/worker-local.log 2>&1 & worker=$!
 export HPCML_BATCH=$$ HPCML_STEPS="$scheduler $worker"   # the supervisor waits for the steps' end
 /bin/sh /scratch/alice/runs/environment-20261121-074500-1a2b/step.sh driver /opt/hpcml/bin/python -m hpcml.inside driver </dev/null >>/scratch/alice/runs/environment-20261121-074500-1a2b/logs/driver.log 2>&1 & driver=$!
+set +m   # or `wait` would return when the job is suspended
 
 # The supervisor in the driver's step looks for these files; a trapped signal also interrupts `wait`, hence the loop.
 trap 'interrupted=1; : >"$attempt/time-limit"' USR1

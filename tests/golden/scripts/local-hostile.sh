@@ -2,7 +2,7 @@
 # hpcml 0.0.0: run hostile-20261121-074500-1a2b on site local.
 # Scheduler and driver share the first node with its workers; a worker task runs on every node. Phases, deadlines and
 # teardown are in `python -m hpcml.inside`; this script's exit status is the driver's.
-set -um   # -m: each step is a process group of its own, and can be ended whole
+set -u
 umask 077
 export HPCML_RUN_DIR='/scratch/a b/it'"'"'s "x" $HOME `id` #1 50%j/é/hostile-20261121-074500-1a2b'
 export HPCML_ATTEMPT="${SLURM_RESTART_COUNT:-0}"
@@ -11,10 +11,12 @@ attempt="$HPCML_RUN_DIR/attempts/$HPCML_ATTEMPT"
 mkdir -p "$attempt/nodes" "$attempt/exit" "$attempt/secret" || exit 71
 
 
+set -m   # each step is a process group of its own, and can be ended whole
 /bin/sh '/scratch/a b/it'"'"'s "x" $HOME `id` #1 50%j/é/hostile-20261121-074500-1a2b/step.sh' scheduler '/opt/my env/bin/python$3' -m hpcml.inside scheduler </dev/null >>'/scratch/a b/it'"'"'s "x" $HOME `id` #1 50%j/é/hostile-20261121-074500-1a2b/logs/scheduler.log' 2>&1 & scheduler=$!
 /bin/sh '/scratch/a b/it'"'"'s "x" $HOME `id` #1 50%j/é/hostile-20261121-074500-1a2b/step.sh' worker '/opt/my env/bin/python$3' -m hpcml.inside worker </dev/null >>'/scratch/a b/it'"'"'s "x" $HOME `id` #1 50%j/é/hostile-20261121-074500-1a2b/logs/worker-local.log' 2>&1 & worker=$!
 export HPCML_BATCH=$$ HPCML_STEPS="$scheduler $worker"   # the supervisor waits for the steps' end
 /bin/sh '/scratch/a b/it'"'"'s "x" $HOME `id` #1 50%j/é/hostile-20261121-074500-1a2b/step.sh' driver '/opt/my env/bin/python$3' -m hpcml.inside driver </dev/null >>'/scratch/a b/it'"'"'s "x" $HOME `id` #1 50%j/é/hostile-20261121-074500-1a2b/logs/driver.log' 2>&1 & driver=$!
+set +m   # or `wait` would return when the job is suspended
 
 # The supervisor in the driver's step looks for these files; a trapped signal also interrupts `wait`, hence the loop.
 trap 'interrupted=1; : >"$attempt/time-limit"' USR1
