@@ -43,6 +43,7 @@ def _here() -> Path:
 
 def submit(options: Namespace, script: list[str], *, only_plan: bool) -> int:
     """``hpcml submit`` and ``hpcml plan``."""
+    from hpcml import slurm
     from hpcml import submit as submission
 
     environment = config.process_environment()
@@ -54,6 +55,9 @@ def submit(options: Namespace, script: list[str], *, only_plan: bool) -> int:
     if only_plan:
         _print_json(config.as_table(prepared.plan))
         return 0
+    if prepared.plan.slurm and (ignored := slurm.ignored_defaults(environment)):
+        words = "give the option, or write [defaults] into the site's settings"
+        print(f"hpcml: note: {', '.join(ignored)} do not count here: {words}.", file=sys.stderr)
     for notice in prepared.plan.notices:
         print(f"hpcml: note: {notice}.", file=sys.stderr)
     if options.dry_run:

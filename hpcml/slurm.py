@@ -121,6 +121,16 @@ def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in environment.items() if key in _KEPT or not key.startswith(_SCRUBBED)}
 
 
+def ignored_defaults(environment: Mapping[str, str]) -> list[str]:
+    """Return the variables with which a user's shell gives sbatch defaults, none of which count here.
+
+    Inside a job they are the job's own and no wish of the user's.
+    """
+    if "SLURM_JOB_ID" in environment:
+        return []
+    return sorted(name for name in environment if name.startswith("SBATCH_") or name == "SLURM_ACCOUNT")
+
+
 def _ask(command: list[str], environment: Mapping[str, str], timeout: float = TIMEOUT) -> Answer:
     try:
         return run(command, clean_environment(environment), timeout)

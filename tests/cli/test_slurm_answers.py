@@ -247,3 +247,11 @@ def test_the_run_is_written_before_it_is_sent(world: World) -> None:
 def test_the_path_of_the_hostile_world_is_in_the_plan(world: World) -> None:
     plan = json.loads((world.submit() / "plan.json").read_text())
     assert Path(plan["inside"]["cwd"]) == world.project
+
+
+def test_defaults_of_the_users_shell_do_not_count_and_are_told(world: World) -> None:
+    done = world.run("submit", "--site", "slurm", "job.py", env={"SBATCH_ACCOUNT": "mine", "SBATCH_PARTITION": "big"})
+    assert done.returncode == 0, done.stderr
+    assert "SBATCH_ACCOUNT, SBATCH_PARTITION do not count here" in done.stderr
+    inside = world.run("submit", "--site", "slurm", "job.py", env={"SBATCH_ACCOUNT": "mine", "SLURM_JOB_ID": "1"})
+    assert "do not count" not in inside.stderr

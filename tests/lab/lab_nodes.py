@@ -97,7 +97,10 @@ def _let_go(process: subprocess.Popen[bytes]) -> Started:
 
 def _private_mounts() -> str:
     options = ((folder, mode) for folder, mode in PRIVATE_FOLDERS.items())
-    return "\n".join(f"mkdir -p {folder}; mount -t tmpfs -o mode={mode},nosuid,nodev hpcml-private {folder}" for folder, mode in options)
+    return "\n".join(
+        f"mkdir -p {folder}; mount -t tmpfs -o mode={mode},nosuid,nodev hpcml-private {folder}"
+        for folder, mode in options
+    )
 
 
 def _runtime_folders(node: str) -> str:

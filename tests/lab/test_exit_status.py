@@ -142,7 +142,9 @@ def test_workers_that_die_for_good_end_the_run_where_the_policy_says_so(cluster:
 
 def test_a_job_that_is_suspended_goes_on(cluster: Cluster) -> None:
     """Suspending stops every process of the job, the batch script's too; after resuming nothing is lost."""
-    job, directory = cluster.detach(CONNECT + "time.sleep(3)\nprint(client.submit(sum, [1, 2]).result())", "--nodes", "2")
+    job, directory = cluster.detach(
+        CONNECT + "time.sleep(3)\nprint(client.submit(sum, [1, 2]).result())", "--nodes", "2"
+    )
     cluster.wait_event(directory, "driver-started")
     assert cluster.run("scontrol", "suspend", job, user="root").returncode == 0
     time.sleep(4)
