@@ -20,6 +20,9 @@ from hpcml.errors import (
     StorageError,
 )
 
+LOOK = 0.15  # seconds between looks at a run's files
+FIRST_ASK_AFTER_START = 7.0  # seconds that a run's own diary is trusted at first, before Slurm is asked again
+
 _SLURM_ENDS = {
     "TIMEOUT": (TIME_LIMIT, "the time limit was reached"),
     "DEADLINE": (TIME_LIMIT, "the job's deadline was reached"),
@@ -224,7 +227,7 @@ def follow(
     """Yield the run's status whenever it has changed, until it has ended.
 
     Its own files are looked at often, Slurm seldom: after 1 s at first, then at growing distances up to 15 s while it
-    waits and 30 s while it runs.
+    waits; from 7 s up to 30 s while it runs.
 
     Parameters
     ----------
@@ -233,28 +236,44 @@ def follow(
     patience
         How long Slurm may be silent, in seconds, before the error is passed on.
     """
-    pause, ask_at, distance = 0.1, 0.0, 1.0
+    ask_at, distance, look_at = 0.0, 1.0, 0.0
     state: slurm.JobState | None = None
     heard = time.monotonic()
     last: Status | None = None
+    seen: object = None
     while True:
         now = time.monotonic()
-        if run.job and now >= ask_at and not run.paths.status.exists():
+        began, ended = run.paths.events.exists(), run.paths.status.exists()
+        if began and distance < FIRST_ASK_AFTER_START:  # its own diary speaks now
+            distance = FIRST_ASK_AFTER_START
+            ask_at = now + distance
+        if run.job and now >= ask_at and not ended:
             try:
                 state = slurm.states([run.job], environment)[run.job]
                 heard = now
             except SlurmUnreachableError:
                 if now - heard > patience:
                     raise
-            distance = min(distance * 1.5, 15.0 if state is None or state.pending else 30.0)
+            distance = min(distance * 1.5, 30.0 if began else 15.0)
             ask_at = time.monotonic() + distance
+            look_at = 0.0
         each()
-        current = status(run, environment, state, ask=not run.job)
-        if current != last:
-            yield current
-            last, pause = current, 0.1
-        if current.state in ("ended", "refused"):
-            each()
-            return
-        time.sleep(pause)
-        pause = min(pause * 1.2, 0.5)
+        files = [_stamp(run.paths.events), _stamp(run.paths.status)]
+        if files != seen or now >= look_at:  # reading the record is what costs; looking whether it changed does not
+            seen, look_at = files, now + 1.0
+            current = status(run, environment, state, ask=not run.job)
+            if current != last:
+                yield current
+                last = current
+            if current.state in ("ended", "refused"):
+                each()
+                return
+        time.sleep(LOOK)
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        found = path.stat()
+    except OSError:
+        return 0, 0
+    return found.st_mtime_ns, found.st_size
