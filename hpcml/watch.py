@@ -156,11 +156,8 @@ def _ask_owner(found: Status, run: runs.Run, environment: Mapping[str, str], kno
         if alive and found.state == "unknown":
             found.state, found.words = "starting", "the batch script starts"
         elif not alive:
-            said = _driver_exit(run)
-            if said is not None:
-                _step_ended(found, run, said)
-            else:
-                _lost(found, run, "the run's processes are gone and left no word (killed, or the machine went down)")
+            gone = "the run's processes are gone and left no word (killed, or the machine went down)"
+            _ended_without_word(found, run, ALLOCATION_LOST, "", gone)
         return
     state = known if known is not None else slurm.states([run.job], environment)[run.job]
     found.slurm_state, found.estimate = state.state, state.start if state.pending else ""
@@ -168,21 +165,24 @@ def _ask_owner(found: Status, run: runs.Run, environment: Mapping[str, str], kno
         if found.state == "unknown":  # the run's own events are newer than Slurm's word
             found.state, found.words = "queued", state.reason_in_words()
     elif not state.active:
-        _ended_without_word(found, run, state)
+        code, words = _SLURM_ENDS.get(state.state, (ALLOCATION_LOST, ""))
+        _ended_without_word(found, run, code, words, f"the job ended without a word (Slurm: {state.state})")
     elif found.state == "unknown":
         found.state, found.words = "starting", "the batch script starts"
 
 
-def _ended_without_word(found: Status, run: runs.Run, state: slurm.JobState) -> None:
-    """The job is over for Slurm but wrote no end: its first node died, or it never got as far as the supervisor."""
+def _ended_without_word(found: Status, run: runs.Run, code: int, words: str, otherwise: str) -> None:
+    """The run is over but did not write that it ended: its first node died, or it never got to the supervisor.
+
+    ``code`` and ``words`` are what the owner of its processes says; without words step.sh's record counts, and then
+    ``otherwise``.
+    """
     if found.exit_status is not None:
         found.state = "ended"  # the end was written, the teardown was cut short
-        return
-    code, words = _SLURM_ENDS.get(state.state, (ALLOCATION_LOST, ""))
-    if not words and (said := _driver_exit(run)) is not None:
+    elif not words and (said := _driver_exit(run)) is not None:
         _step_ended(found, run, said)
-        return
-    _lost(found, run, words or f"the job ended without a word (Slurm: {state.state})", code)
+    else:
+        _lost(found, run, words or otherwise, code)
 
 
 def _driver_exit(run: runs.Run) -> int | None:
@@ -243,11 +243,11 @@ def follow(
     seen: object = None
     while True:
         now = time.monotonic()
-        began, ended = run.paths.events.exists(), run.paths.status.exists()
+        began = run.paths.events.exists()
         if began and distance < FIRST_ASK_AFTER_START:  # its own diary speaks now
             distance = FIRST_ASK_AFTER_START
             ask_at = now + distance
-        if run.job and now >= ask_at and not ended:
+        if run.job and now >= ask_at:
             try:
                 state = slurm.states([run.job], environment)[run.job]
                 heard = now

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -19,8 +20,6 @@ WAIT = "print('waiting', flush=True)\ntime.sleep(60)\n"
 
 
 def slurm_exit(cluster: Cluster, directory: Path) -> str:
-    import json
-
     job = json.loads((directory / "submission.json").read_text())["job"]
     deadline = time.monotonic() + 30
     while (facts := cluster.job(job))["JobState"] in ("RUNNING", "COMPLETING"):  # the run's own word comes first
@@ -167,6 +166,17 @@ def test_the_scheduler_is_killed(cluster: Cluster) -> None:
     assert time.monotonic() - start < 12
 
 
+def test_a_teardown_that_was_cut_short(cluster: Cluster) -> None:
+    """The end was written, its last word was not: whoever follows the run is told the end, and does not wait for ever."""
+    ended = cluster.submit("import sys\nsys.exit(3)\n", "--nodes", "1")
+    cluster.wait_idle(20)
+    path = ended.directory / "status.json"
+    path.write_text(json.dumps({**ended.status, "state": "ending"}))
+    assert cluster.run("hpcml", "logs", "-f", ended.directory.name, timeout=30).returncode == 0
+    facts = json.loads(cluster.run("hpcml", "status", ended.directory.name, "--json").stdout)
+    assert (facts["state"], facts["exit_status"], facts["by"]) == ("ended", 3, "script")
+
+
 def test_the_supervisor_is_killed(cluster: Cluster) -> None:
     """Nobody is left to write the end: Slurm's word is taken, and the nodes are free all the same."""
     job, directory = cluster.detach(CONNECT + WAIT, "--nodes", "2")
@@ -175,8 +185,6 @@ def test_the_supervisor_is_killed(cluster: Cluster) -> None:
     assert len(pids) == 1
     os.kill(pids[0], signal.SIGKILL)
     cluster.wait_idle(30)
-    import json
-
     facts = json.loads(cluster.run("hpcml", "status", directory.name, "--json").stdout)
     assert facts["state"] == "ended"
     assert facts["exit_status"] == 137
