@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-ROLES = ("scheduler", "worker", "driver")
+ROLES = ("scheduler", "worker", "driver")  # in the order in which the batch script starts them
 
 
 class RunPaths:

@@ -10,7 +10,7 @@ from hpcml import units
 from hpcml.errors import ConfigError, SiteError, UsageError
 from hpcml.inside.settings import Settings
 from hpcml.jobs import JobSpec, job_name
-from hpcml.layout import RunPaths
+from hpcml.layout import ROLES, RunPaths
 from hpcml.sites import Partition, Site
 
 # Directives that a profile cannot have: by its comment a job is found again, and an array would run in one directory.
@@ -332,7 +332,7 @@ def filename_pattern(path: Path) -> str:
 def _steps(site: Site, paths: RunPaths, nodes: int, slurm: bool, python: str) -> tuple[Step, ...]:
     logs = {"scheduler": paths.scheduler_log, "driver": paths.driver_log, "worker": paths.worker_log("local")}
     steps = []
-    for role in ("scheduler", "worker", "driver"):
+    for role in ROLES:
         command = ("/bin/sh", str(paths.step), role, python, "-m", "hpcml.inside", role)
         launcher = _launcher(site, paths, role, nodes) if slurm else ()
         steps.append(Step(role, launcher, command, str(logs[role])))

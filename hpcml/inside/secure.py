@@ -89,7 +89,7 @@ def security(paths: AttemptPaths) -> Security:
 
 
 def dask_settings(paths: AttemptPaths, address: str) -> dict[str, Any]:
-    """Return Dask's settings that let a client made inside a task into the cluster."""
+    """Return Dask's settings that let a client into the cluster, also one made inside a task."""
     settings: dict[str, Any] = {
         "scheduler-address": address,
         "distributed.comm.require-encryption": True,
@@ -102,14 +102,9 @@ def dask_settings(paths: AttemptPaths, address: str) -> dict[str, Any]:
 
 
 def client_environment(paths: AttemptPaths, address: str) -> dict[str, str]:
-    """Return the variables with which a plain ``distributed.Client()`` finds and is let into the cluster."""
-    tls = "DASK_DISTRIBUTED__COMM__TLS"
-    variables = {
-        "DASK_SCHEDULER_ADDRESS": address,
-        "DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "True",
-        f"{tls}__CA_FILE": str(paths.certificate),
-    }
-    for role in _CONFIG_ROLES:
-        variables[f"{tls}__{role.upper()}__CERT"] = str(paths.certificate)
-        variables[f"{tls}__{role.upper()}__KEY"] = str(paths.key)
-    return variables
+    """Return the variables with which a plain ``distributed.Client()`` finds and is let into the cluster.
+
+    They are :func:`dask_settings`, spelled as Dask reads them (dask.config.collect_env).
+    """
+    settings = dask_settings(paths, address)
+    return {f"DASK_{key.upper().replace('.', '__').replace('-', '_')}": str(value) for key, value in settings.items()}

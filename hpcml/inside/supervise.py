@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -171,9 +172,7 @@ class Supervisor:
 
     # -- waiting --------------------------------------------------------------------------------------------------
 
-    def _until(self, done: object, seconds: float, missing: object) -> None:
-        assert callable(done)
-        assert callable(missing)
+    def _until(self, done: Callable[[], bool], seconds: float, missing: Callable[[bool, float], None]) -> None:
         deadline = time.monotonic() + seconds
         while not done():
             self._step()

@@ -9,6 +9,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -95,9 +96,8 @@ def _scheduler_address(context: Context) -> str:
     return str((files.read_json(context.attempt.scheduler) or {}).get("address", ""))
 
 
-def _keep(node: Node, serve: object, memory_limit: int) -> int:
+def _keep(node: Node, serve: Callable[[Slot], int], memory_limit: int) -> int:
     """Fork the workers and replace those that die, until all are done or have failed for good."""
-    assert callable(serve)
     parent = os.getppid()
     wake, waker = os.pipe()
     os.set_blocking(wake, False)
@@ -146,8 +146,7 @@ def _drain(descriptor: int) -> None:
         return
 
 
-def _start(slot: Slot, serve: object) -> None:
-    assert callable(serve)
+def _start(slot: Slot, serve: Callable[[Slot], int]) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     slot.started = time.monotonic()
