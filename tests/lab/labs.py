@@ -324,8 +324,14 @@ class Lab:
     @staticmethod
     def _kill_all_on(holder: Started) -> None:
         number = mount_namespace(holder.pid)
-        for pid in set(members({number} if number else set())) - {holder.pid}:
-            kill(pid)
+
+        def gone() -> bool:
+            left = set(members({number} if number else set())) - {holder.pid}
+            for pid in left:
+                kill(pid)
+            return not left
+
+        wait_for(gone, NODE_WAIT_S)
 
     def node_up(self, node: str) -> None:
         """Start a node's slurmd again, tell the controller, and wait until the node can take jobs."""

@@ -189,3 +189,17 @@ def test_the_supervisor_is_killed(cluster: Cluster) -> None:
     assert facts["state"] == "ended"
     assert facts["exit_status"] == 137
     assert cluster.job(job)["ExitCode"] == "137:0"
+
+
+def test_a_slurmd_that_crashes_while_the_script_runs(cluster: Cluster) -> None:
+    """Slurm's own daemon dies of a bug on the driver's node and is started again: the run does not notice."""
+    directory = cluster.detach(CONNECT + "time.sleep(3)\nprint(client.submit(lambda: 6 * 7).result())", "--nodes", "4")[
+        1
+    ]
+    cluster.wait_event(directory, "driver-started")
+    slurmd = int((cluster.lab.places.run / "slurmd-n1.pid").read_text())
+    os.kill(slurmd, signal.SIGABRT)
+    assert cluster.wait_status(directory)["status"] == 0
+    assert "42" in (directory / "logs/driver.log").read_text()
+    cluster.wait_idle(30)
+    assert int((cluster.lab.places.run / "slurmd-n1.pid").read_text()) != slurmd
