@@ -19,6 +19,7 @@ in one allocation, closed to everybody else. Without Slurm it runs the same scri
 COMMANDS = {
     "submit": ("[OPTIONS] SCRIPT [ARGS…]", "run a script"),
     "plan": ("[OPTIONS] SCRIPT [ARGS…]", "show the plan of a submission as JSON"),
+    "fabric": ("[OPTIONS] [RUN]", "measure the wire between the nodes, or show what a run measured"),
     "ls": ("", "list the runs"),
     "status": ("[RUN]", "how a run stands"),
     "logs": ("[-f] [RUN] [ROLE]", "show a run's logs"),
@@ -44,7 +45,7 @@ SUBMIT_VALUES = {
     "how": {
         "--name": "the run's name (default: the script's)",
         "--set": "KEY=VALUE of the profile, e.g. workers.per_node=4 (repeatable)",
-        "--protocol": "Dask's protocol: auto or tcp (always with TLS)",
+        "--protocol": "Dask's protocol: auto, ucx or tcp (always with TLS)",
         "--image": "Apptainer image to run in (not in this version)",
     },
 }
@@ -87,8 +88,11 @@ def build_parser(command: str) -> argparse.ArgumentParser:
         usage=f"hpcml {command} {words}".strip() if command != "ls" else "hpcml ls [OPTIONS]",
         allow_abbrev=False,
     )
-    if command in ("submit", "plan"):
+    if command in ("submit", "plan", "fabric"):
         _add_submit_options(parser, command)
+        if command == "fabric":
+            parser.epilog = "Without RUN it takes nodes and measures each against each; it waits unless told otherwise."
+            parser.add_argument("run", metavar="RUN", nargs="?", default="", help="show what this run measured")
         return parser
     if command == "site":
         parser.add_argument(
@@ -128,7 +132,7 @@ def _add_submit_options(parser: argparse.ArgumentParser, command: str) -> None:
             group.add_argument(option, action=many, help=text, metavar=option.lstrip("-").upper().replace("-", "_"))
     group = parser.add_argument_group("what to do")
     for option, text in SUBMIT_FLAGS.items():
-        if command == "submit" or option == "--json":
+        if command != "plan" or option == "--json":
             group.add_argument(option, action="store_true", help=text)
 
 
@@ -191,6 +195,10 @@ def _dispatch(command: str, own: list[str], script: list[str]) -> int:
         if not script:
             raise errors.UsageError("SCRIPT is missing", place=f"hpcml {command}", hint="Name a Python file.")
         return commands.submit(options, script, only_plan=command == "plan")
+    if command == "fabric":
+        from hpcml import fabric
+
+        return fabric.fabric(options)
     return int(getattr(commands, command)(options))
 
 

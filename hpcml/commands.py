@@ -173,6 +173,12 @@ def _folder(options: Namespace) -> tuple[Path, dict[str, str]]:
     return runs.runs_folder(loaded.site.paths.runs, environment), environment
 
 
+def find_run(options: Namespace) -> runs.Run:
+    """Return the run that the options name."""
+    folder, _ = _folder(options)
+    return runs.find(folder, options.run)
+
+
 def ls(options: Namespace) -> int:
     """``hpcml ls``: the newest runs, newest last, with one question to Slurm for those that have not ended."""
     folder, environment = _folder(options)
@@ -247,6 +253,7 @@ def status(options: Namespace) -> int:
         lines.append(("nodes", ", ".join(found.nodes)))
     if found.state in ("starting", "running"):
         lines.append(("workers", f"{found.workers}/{found.expected}"))
+    lines += [(key, value) for key, value in (("protocol", found.protocol), ("fabric", found.fabric)) if value]
     lines += _phases(found)
     if found.exit_status is not None:
         meaning = MEANING.get(found.exit_status, "") if found.by != "script" else "the script's own"
@@ -265,8 +272,13 @@ def _phases(found: watch.Status) -> list[tuple[str, str]]:
     """Return how long each phase took, from its events."""
     from hpcml import units
 
-    names = (("scheduler", "allocated", "scheduler-up"), ("workers", "scheduler-up", "workers-ready"),
-             ("driver", "driver-started", "driver-ended"), ("teardown", "driver-ended", "torn-down"))  # fmt: skip
+    names = (
+        ("scheduler", "allocated", "scheduler-up"),
+        ("workers", "scheduler-up", "workers-ready"),
+        ("fabric", "workers-ready", "fabric-checked"),
+        ("driver", "driver-started", "driver-ended"),
+        ("teardown", "driver-ended", "torn-down"),
+    )
     times = found.times
     return [
         ("phase", f"{name:<10} {units.format_seconds(times[end] - times[begin])}")

@@ -93,7 +93,19 @@ def connect(**options: Any) -> Client:
         raise RuntimeError(
             "hpcml.connect() needs distributed: install hpcml with its extra 'node' or 'local'"
         ) from error
+    if os.environ.get("HPCML_UCX_KEY"):
+        _authenticate_ucx()
     if dask.config.get("scheduler-address", None):  # the batch script's variable, or a worker's own setting in a task
         return Client(**options)
     closed = {"security": True, "host": "127.0.0.1", "dashboard_address": None}
     return Client(LocalCluster(**{**closed, **options}))
+
+
+def _authenticate_ucx() -> None:
+    """Put the run's key before UCX here, so that Dask need not import the module that does it, and say so."""
+    import dask.config
+
+    from hpcml.inside import preload
+
+    chosen = dask.config.get("distributed.client.preload", [])
+    dask.config.set({"distributed.client.preload": [name for name in chosen if name != preload.__name__]})

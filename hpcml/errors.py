@@ -17,7 +17,7 @@ INTERNAL = 70
 STORAGE = 71
 ANSWER_LOST = 72
 
-# A run that hpcml ended. 88 and 89 are kept for the image and the fabric.
+# A run that hpcml ended. 88 is kept for the image.
 SCHEDULER_NEVER_CAME = 80
 WORKERS_NEVER_CAME = 81
 SCHEDULER_LOST = 82
@@ -26,6 +26,7 @@ DRIVER_NOT_STARTED = 84
 TIME_LIMIT = 85
 CANCELLED = 86
 ALLOCATION_LOST = 87
+FABRIC = 89
 
 MEANING = {
     USAGE: "the command line is wrong",
@@ -44,6 +45,7 @@ MEANING = {
     DRIVER_NOT_STARTED: "the script could not be started",
     TIME_LIMIT: "the time limit ended the run",
     CANCELLED: "the run was cancelled",
+    FABRIC: "the wire between the workers is not the one that fabric.require asks for",
     ALLOCATION_LOST: "the allocation ended without a word (a node failed, or the job was killed)",
 }
 

@@ -48,6 +48,7 @@ class AttemptPaths:
         self.secret = directory / "secret"
         self.certificate = self.secret / "tls-cert.pem"
         self.key = self.secret / "tls-key.pem"
+        self.ucx_key = self.secret / "ucx.key"
         self.control = directory / "control.json"
         self.scheduler = directory / "scheduler.json"
         self.nodes = directory / "nodes"
@@ -55,6 +56,7 @@ class AttemptPaths:
         self.terminate = directory / "terminate"
         self.time_limit = directory / "time-limit"
         self.ended = directory / "ended"
+        self.fabric = directory / "fabric.json"
 
     def exit_of(self, role: str, node: str) -> Path:
         """Return where a role's exit status on a node is written."""
@@ -63,3 +65,7 @@ class AttemptPaths:
     def mark_of(self, node: str) -> Path:
         """Return where the worker task of a node says that it lives and what it knows."""
         return self.nodes / f"{node}.json"
+
+    def probe_of(self, node: str) -> Path:
+        """Return where the worker task of a node writes what the node has: GPUs, NICs, UCX, limits."""
+        return self.directory / "probe" / f"{node}.json"

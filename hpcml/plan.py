@@ -11,7 +11,8 @@ from hpcml.errors import ConfigError, SiteError, UsageError
 from hpcml.inside.settings import Settings
 from hpcml.jobs import JobSpec, job_name
 from hpcml.layout import ROLES, RunPaths
-from hpcml.sites import Partition, Site
+from hpcml.schema import Partition, Site
+from hpcml.workers import gpu_settings, protocol, shared_environment, worker_resources
 
 # Directives that a profile cannot have: by its comment a job is found again, and an array would run in one directory.
 _RESERVED = ("--comment", "--array")
@@ -101,6 +102,9 @@ def plan(site: Site, spec: JobSpec, place: Place) -> Plan:
     if slurm:
         chosen = _partition(site, spec, ask, reasons, notices)
         directives = _directives(site, spec, place, name, ask, chosen, lead, reasons)
+    elif ask.nodes > 1 and ask.gpus:
+        hint = "Ask for one node; --gpus-per-node says how many GPUs."
+        raise SiteError("The local site has one machine, and so one node with GPUs", place="--nodes", hint=hint)
     elif ask.nodes > 1:
         reasons.append(f"the local site has one machine: the workers of {ask.nodes} nodes all run on it")
     return Plan(
@@ -113,11 +117,11 @@ def plan(site: Site, spec: JobSpec, place: Place) -> Plan:
         directives=directives,
         modules=site.runtime.modules,
         setup=site.runtime.setup,
-        environment=_environment(site),
-        steps=_steps(site, paths, ask.nodes, slurm, site.runtime.python or place.python),
+        environment=_environment(site, ask.gpus, spec.protocol),
+        steps=_steps(site, paths, ask, slurm, site.runtime.python or place.python),
         inside=_inside(site, spec, paths, ask, lead, slurm),
         reasons=tuple(reasons),
-        notices=(*notices, *_notices(site, ask.gpus)),
+        notices=(*notices, *_notices(site)),
     )
 
 
@@ -182,35 +186,21 @@ def _refuse_what_is_missing(site: Site, spec: JobSpec) -> None:
         place = "--image" if spec.image else f"profile {site.name}: runtime.kind"
         hint = "Use runtime.kind = 'python' with a venv or conda environment (runtime.python)."
         raise SiteError("This version of hpcml cannot run inside an image", place=place, hint=hint)
-    if spec.protocol not in ("", "auto", "tcp", "tls"):
-        hint = "Leave --protocol out: Dask then speaks TLS over TCP."
-        raise SiteError(
-            f"This version of hpcml cannot use the protocol '{spec.protocol}'", place="--protocol", hint=hint
-        )
-    if site.scheduler == "local" and (spec.gpus_per_node or site.defaults.gpus_per_node):
-        hint = "Leave it out; a script may use the GPUs by itself."
-        raise SiteError("The local site of this version starts no GPU workers", place="--gpus-per-node", hint=hint)
 
 
-def _environment(site: Site) -> tuple[tuple[str, str], ...]:
+def _environment(site: Site, gpus: int, asked: str) -> tuple[tuple[str, str], ...]:
     for name in site.environment:
         if not _VARIABLE.fullmatch(name):
             hint = "Use letters, digits and '_', no digit first."
             raise ConfigError(f"'{name}' is not a variable's name", place=f"site {site.name}: environment", hint=hint)
-    return tuple(site.environment.items())
+    return (*((name, value) for name, value in shared_environment(site, gpus, asked) if name not in site.environment),
+            *site.environment.items())  # fmt: skip
 
 
-def _notices(site: Site, gpus: int) -> tuple[str, ...]:
-    notices = []
-    if gpus:
-        notices.append(
-            f"this version starts CPU workers: the {gpus} GPUs of a node are visible to them, but bound to none"
-        )
-    if site.unconfirmed:
-        notices.append(
-            f"profile {site.name} has {len(site.unconfirmed)} unconfirmed facts (hpcml site show {site.name})"
-        )
-    return tuple(notices)
+def _notices(site: Site) -> tuple[str, ...]:
+    if not site.unconfirmed:
+        return ()
+    return (f"profile {site.name} has {len(site.unconfirmed)} unconfirmed facts (hpcml site show {site.name})",)
 
 
 def _partition(site: Site, spec: JobSpec, ask: Ask, reasons: list[str], notices: list[str]) -> str:
@@ -329,17 +319,17 @@ def filename_pattern(path: Path) -> str:
     return str(path).replace("%", "%%")
 
 
-def _steps(site: Site, paths: RunPaths, nodes: int, slurm: bool, python: str) -> tuple[Step, ...]:
+def _steps(site: Site, paths: RunPaths, ask: Ask, slurm: bool, python: str) -> tuple[Step, ...]:
     logs = {"scheduler": paths.scheduler_log, "driver": paths.driver_log, "worker": paths.worker_log("local")}
     steps = []
     for role in ROLES:
         command = ("/bin/sh", str(paths.step), role, python, "-m", "hpcml.inside", role)
-        launcher = _launcher(site, paths, role, nodes) if slurm else ()
+        launcher = _launcher(site, paths, role, ask) if slurm else ()
         steps.append(Step(role, launcher, command, str(logs[role])))
     return tuple(steps)
 
 
-def _launcher(site: Site, paths: RunPaths, role: str, nodes: int) -> tuple[str, ...]:
+def _launcher(site: Site, paths: RunPaths, role: str, ask: Ask) -> tuple[str, ...]:
     """Return srun and its options for a role; ``--cpus-per-task`` is added by the script, from the allocation.
 
     ``--wait=0`` and ``--kill-on-bad-exit`` are said outright, because a site's WaitTime would otherwise kill the
@@ -348,30 +338,36 @@ def _launcher(site: Site, paths: RunPaths, role: str, nodes: int) -> tuple[str, 
     everywhere = role == "worker"
     log = paths.logs / role
     pattern = filename_pattern(log) + ("-%N.log" if everywhere else ".log")
-    where = (f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1") if everywhere else (
+    where = (f"--nodes={ask.nodes}", f"--ntasks={ask.nodes}", "--ntasks-per-node=1") if everywhere else (
         "--nodes=1", "--ntasks=1", "--relative=0")  # fmt: skip
     fixed = ("--overlap", f"--kill-on-bad-exit={0 if everywhere else 1}", "--wait=0", "--cpu-bind=none", "--export=ALL")
+    bind = ("--gpu-bind=none",) if ask.gpus else ()  # a GPU that is hidden from its neighbours has no cuda_ipc
     named = (f"--job-name={role}", f"--output={pattern}", "--open-mode=append")
-    return ("srun", *fixed, *where, *named, *site.slurm.srun_extra)
+    return ("srun", *fixed, *bind, *where, *named, *site.slurm.srun_extra)
 
 
 def _inside(site: Site, spec: JobSpec, paths: RunPaths, ask: Ask, lead: int, slurm: bool) -> Settings:
     return Settings(
         local=not slurm,
         nodes=ask.nodes,
-        workers_per_node=_count(site.workers.per_node, 1, "workers.per_node", "", least=1),
-        threads=site.workers.threads,
+        workers_per_node=ask.gpus or _count(site.workers.per_node, 1, "workers.per_node", "", least=1),
+        threads=site.workers.threads or (1 if ask.gpus else 0),
         memory_limit=units.parse_memory(site.workers.memory_limit) if site.workers.memory_limit else 0,
         restarts=site.workers.restarts,
         on_loss=site.workers.on_loss,
-        gpus_per_node=ask.gpus,
+        resources=worker_resources(site),
+        gpu=gpu_settings(site, ask.gpus),
         interface=site.network.interface,
-        protocol="tls",
+        protocol=protocol(site, spec),
+        nic_affinity=site.network.nic_affinity,
+        fabric=site.fabric.require,
+        nccl=site.fabric.nccl,
         scratch=site.paths.scratch,
         time_limit=ask.time,
         signal_lead=float(lead),
         scheduler_deadline=units.parse_seconds(site.deadlines.scheduler),
         workers_deadline=units.parse_seconds(site.deadlines.workers),
+        fabric_deadline=units.parse_seconds(site.deadlines.fabric),
         driver_grace=units.parse_seconds(site.deadlines.driver_grace),
         teardown_deadline=units.parse_seconds(site.deadlines.teardown),
         script=str(paths.code / spec.script.name),

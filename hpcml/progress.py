@@ -41,10 +41,14 @@ class Progress:
         if begin:
             self._once("nodes", "ok", "nodes", ", ".join(_short(status.nodes)), begin - self.since)
             if "scheduler-up" in times:
-                self._once("scheduler", "ok", "scheduler", "up", times["scheduler-up"] - begin)
+                words = f"up, {status.protocol}" if status.protocol else "up"
+                self._once("scheduler", "ok", "scheduler", words, times["scheduler-up"] - begin)
             if "workers-ready" in times:
                 words = f"{status.expected}/{status.expected}"
                 self._once("workers", "ok", "workers", words, times["workers-ready"] - begin)
+        if "fabric-checked" in times:
+            took = times["fabric-checked"] - times.get("workers-ready", times["fabric-checked"])
+            self._once("fabric", "ok" if status.fabric_ok else "bad", "fabric", status.fabric, took)
         if "driver-started" in times:
             self._once("driver", "ok", "driver", "the script runs", None)
 
@@ -54,6 +58,8 @@ class Progress:
         if status.state == "queued":
             estimate = f", Slurm expects a start at {status.estimate}" if status.estimate else ""
             return "queued", f"job {status.job}: {status.words}{estimate}"
+        if status.state == "starting" and "workers-ready" in status.times:
+            return None if "fabric-checked" in status.times else ("fabric", status.words)
         if status.state == "starting" and "scheduler-up" in status.times:
             return "workers", f"{status.workers}/{status.expected}"
         if status.state == "starting":

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hpcml import units
 from hpcml.runs import storage
-from hpcml.sites import Code
+from hpcml.schema import Code
 
 _SKIPPED_FOLDERS = {"__pycache__", "node_modules"}
 _LOOKED_AT = 10  # times code.max_files: a folder with more than that is not walked to its end

@@ -49,6 +49,9 @@ class Status:
     nodes: list[str] = field(default_factory=list)
     workers: int = 0
     expected: int = 0
+    protocol: str = ""
+    fabric: str = ""
+    fabric_ok: bool = True
     times: dict[str, float] = field(default_factory=dict)
     exit_status: int | None = None
     by: str = ""
@@ -124,23 +127,47 @@ def _status(run: runs.Run, environment: Mapping[str, str], known: slurm.JobState
 
 def _read_events(found: Status, happened: list[dict[str, Any]]) -> None:
     for event in happened:
-        name = event["event"]
-        found.times[name] = event["time"]
-        if name == "allocated":
-            found.state, found.words, found.nodes = "starting", "the scheduler starts", event["nodes"]
-            found.workers = 0
-        elif name in ("worker-added", "worker-removed"):
-            found.workers = event["count"]
-        elif name == "driver-started":
-            found.state = "running"
-        elif name == "time-limit-near":
-            found.hint = "The time limit is near; the script was told."
-    if found.state == "starting" and "scheduler-up" in found.times:
-        found.words = f"{found.workers} of {found.expected} workers are there"
+        _read_event(found, event)
+    if found.state == "starting":
+        found.words = _starting(found)
     elif found.state == "running":
         found.words = "the script runs"
         if found.workers < found.expected:
             found.words += f", with {found.workers} of {found.expected} workers"
+
+
+def _read_event(found: Status, event: dict[str, Any]) -> None:
+    name = event["event"]
+    found.times[name] = event["time"]
+    if name == "allocated":
+        found.state, found.nodes, found.workers = "starting", event["nodes"], 0
+    elif name in ("worker-added", "worker-removed"):
+        found.workers = event["count"]
+    elif name == "scheduler-up":
+        found.protocol = f"{event['protocol']} ({event['because']})"
+    elif name == "fabric-checked":
+        _read_verdict(found, event)
+    elif name == "driver-started":
+        found.state = "running"
+    elif name == "time-limit-near":
+        found.hint = "The time limit is near; the script was told."
+
+
+def _starting(found: Status) -> str:
+    """Return what a run waits for before its script starts."""
+    if "fabric-checked" in found.times:
+        return "the script starts"
+    if "workers-ready" in found.times:
+        return "the wire between the workers is checked"
+    if "scheduler-up" in found.times:
+        return f"{found.workers} of {found.expected} workers are there"
+    return "the scheduler starts"
+
+
+def _read_verdict(found: Status, event: dict[str, Any]) -> None:
+    line, problem = str(event["line"]), str(event["problem"])
+    found.fabric_ok = bool(event["ok"]) and not problem
+    found.fabric = line if line and problem in line else "; ".join(words for words in (line, problem) if words)
 
 
 def _ask_owner(found: Status, run: runs.Run, environment: Mapping[str, str], known: slurm.JobState | None) -> None:

@@ -18,7 +18,7 @@ from typing import Any, get_args, get_origin
 
 import pytest
 
-from hpcml import cli, config, driver, errors, jobs, plan, render, sites
+from hpcml import cli, config, driver, errors, jobs, plan, render, schema, sites
 from hpcml.layout import AttemptPaths, RunPaths
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -229,12 +229,12 @@ def test_statuses_named_in_the_text_exist(page: Path) -> None:
     assert {number for number in named if 64 <= number <= 95} <= errors.MEANING.keys() | {95}
 
 
-def schema(record: Any, prefix: str = "") -> Iterator[tuple[str, object]]:
+def keys_of(record: Any, prefix: str = "") -> Iterator[tuple[str, object]]:
     """Yield every key of a profile with its default."""
     for name, kind in record.__annotations__.items():
         inner = get_args(kind)[1] if get_origin(kind) is dict else kind
         if hasattr(inner, "_fields"):
-            yield from schema(inner, f"{prefix}{name}.{'NAME.' if inner is not kind else ''}")
+            yield from keys_of(inner, f"{prefix}{name}.{'NAME.' if inner is not kind else ''}")
         else:
             yield f"{prefix}{name}", config.as_table(record._field_defaults[name])
 
@@ -249,12 +249,12 @@ def test_profile_keys_and_defaults() -> None:
         for key, cells in documented_keys().items()
         if codes(cells[2])
     }
-    assert told == dict(schema(sites.Site))
+    assert told == dict(keys_of(schema.Site))
 
 
-@pytest.mark.parametrize("key", sites.CHOICES)
+@pytest.mark.parametrize("key", schema.CHOICES)
 def test_choices_of_a_key(key: str) -> None:
-    assert set(codes(documented_keys()[key][1])) == set(sites.CHOICES[key])
+    assert set(codes(documented_keys()[key][1])) == set(schema.CHOICES[key])
 
 
 def test_shipped_profiles() -> None:
@@ -319,7 +319,7 @@ def test_profiles_load(block: Block, tmp_path: Path) -> None:
     assert make(loaded.site, "--account").directives
 
 
-def make(site: sites.Site, account: str = "") -> plan.Plan:
+def make(site: schema.Site, account: str = "") -> plan.Plan:
     spec = jobs.JobSpec(Path("/home/ada/first.py"), (), Path("/home/ada"), account=account.strip("-"))
     return plan.plan(
         site, spec, plan.Place("first-20261121-083633-0865", Path("/home/ada/runs/first"), "/opt/python", "0")

@@ -38,6 +38,8 @@ def missing_nodes(context: Context, present: set[str]) -> list[Missing]:
 
 def _reason(context: Context, node: str, exits: set[str], marks: set[str]) -> tuple[str, bool]:
     mark = files.read_json(context.attempt.mark_of(node)) if f"{node}.json" in marks else None
+    if mark and mark["refused"]:
+        return str(mark["refused"]), True
     if mark and (failed := mark["failed"]):
         return f"worker {failed[0]['worker']} ended again and again ({failed[0]['why']})", True
     exit_file = context.attempt.exit_of("worker", node)

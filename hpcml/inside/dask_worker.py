@@ -14,7 +14,7 @@ import dask.config
 from distributed import Worker
 from distributed.system import MEMORY_LIMIT
 
-from hpcml.inside import secure
+from hpcml.inside import files, gpus, secure, topology, transfer, wire
 from hpcml.inside.network import choose_address
 from hpcml.inside.settings import Context
 
@@ -48,7 +48,7 @@ def _usable_memory(cpus: int) -> int:
 
 
 class PrivateWorker(Worker):  # type: ignore[misc]
-    """Dask's worker without an HTTP port; it remembers why it was closed."""
+    """Dask's worker without an HTTP port; it remembers why it was closed and takes part in the fabric check."""
 
     closed_because = ""
 
@@ -61,30 +61,72 @@ class PrivateWorker(Worker):  # type: ignore[misc]
         return await super().close(*arguments, reason=reason, **options)
 
 
-def run(context: Context, address: str, name: str, scratch: Path, share: Share) -> int:
-    """Run one worker until it is closed; return 0 if for good, 3 if it is expected back."""
+def run(context: Context, address: str, slot: int, scratch: Path, share: Share) -> int:
+    """Run the node's worker number ``slot`` until it is closed; return 0 if for good, 3 if it is expected back."""
     from hpcml.inside.worker import COME_BACK
 
     logging.getLogger("distributed.batched").setLevel(logging.WARNING)  # it logs a traceback at every normal end
+    settings = context.settings
+    name = context.worker_names(context.node)[slot]
+    folder = scratch / name
+    folder.mkdir(mode=0o700, exist_ok=True)
+    os.environ.update(transfer.log_environment(folder))
+    device = gpus.take(settings.gpu, slot) if settings.gpu else ""
     dask.config.set(secure.dask_settings(context.attempt, address))
+    dask.config.set(gpus.dask_backends(settings.gpu))
     sys.path.append(str(context.run.code))  # functions of the script's own modules travel by name
-    reason = asyncio.run(_serve(context, address, name, scratch, share))
+    options: dict[str, Any] = {}
+    if device:
+        head = slot == 0 and context.node == context.nodes[0]
+        options = gpus.worker_options(context, device, head=head, memory_limit=share.memory_limit)
+    if address.startswith("ucx://"):
+        prepare_ucx(context, device)
+    else:
+        options["security"] = secure.security(context.attempt)
+    reason = asyncio.run(_serve(context, address, name, folder, share, device, options))
     return 0 if reason in _FOR_GOOD else COME_BACK
 
 
-async def _serve(context: Context, address: str, name: str, scratch: Path, share: Share) -> str:
+def prepare_ucx(context: Context, device: str) -> None:
+    """Put the run's key before UCX, and the adapters nearest to this worker's GPU, if the profile asks for it."""
+    settings = context.settings
+    wire.install(context.attempt.ucx_key)
+    dask.config.set(gpus.ucx_settings(settings.gpu, worker=True))
+    if device and settings.nic_affinity == "pcie" and "UCX_NET_DEVICES" not in os.environ:
+        _bind_to_adapters(context, device)
+
+
+def _bind_to_adapters(context: Context, device: str) -> None:
+    """Hold UCX to the adapters that the PCIe tree puts nearest to this worker's GPU, as the probe saw it."""
+    facts = files.read_json(context.attempt.probe_of(context.node)) or {}
+    bus_id = next((gpu["bus_id"] for gpu in facts.get("gpus", []) if device in (str(gpu["index"]), gpu["uuid"])), "")
+    host, _ = choose_address(context.settings.interface, local=context.settings.local)
+    try:
+        chosen = topology.ucx_environment(bus_id, facts, host)
+    except topology.NoAffinityError as error:
+        print(f"hpcml: no adapter is tied to GPU {device}: {error}.", file=sys.stderr, flush=True)
+        return
+    os.environ.update(chosen)
+    print(f"hpcml: GPU {device}: {' '.join(f'{name}={value}' for name, value in chosen.items())}", flush=True)
+
+
+async def _serve(
+    context: Context, address: str, name: str, folder: Path, share: Share, device: str, options: dict[str, Any]
+) -> str:
     host, _ = choose_address(context.settings.interface, local=context.settings.local)
     worker = PrivateWorker(
         address,
         nthreads=share.threads,
         name=name,
         host=host,
-        protocol="tls",
-        security=secure.security(context.attempt),
+        protocol=address.partition("://")[0],
         memory_limit=share.memory_limit,
-        local_directory=str(scratch),
+        resources=dict(context.settings.resources) or None,
+        local_directory=str(folder),
         death_timeout=context.settings.workers_deadline,
+        **options,
     )
+    transfer.Transfers(worker, folder, device)
     await worker
     await worker.finished()
     return worker.closed_because

@@ -1,8 +1,9 @@
-"""Choose the address that Dask's comms listen on, by one rule on every node."""
+"""Choose the protocol and the address of Dask's comms, by one rule on every node."""
 
 from __future__ import annotations
 
 import fcntl
+import importlib.util
 import socket
 import struct
 from pathlib import Path
@@ -13,6 +14,51 @@ _INFINIBAND = "32"  # ARPHRD_INFINIBAND in <net/if_arp.h>, shown in /sys/class/n
 
 class NoAddressError(Exception):
     """No usable address on this node."""
+
+
+class NoProtocolError(Exception):
+    """The protocol that was asked for cannot be used in this environment."""
+
+
+def choose_protocol(wanted: str, *, gpus: int, nodes: int) -> tuple[str, str]:
+    """Return Dask's protocol, ``tls`` or ``ucx``, and the reason.
+
+    ``auto`` takes UCX where it has a faster wire than TCP to offer: between the GPUs of a node, or on InfiniBand. CPU
+    workers and a single GPU speak TLS, which also encrypts.
+
+    Parameters
+    ----------
+    wanted
+        ``auto``, ``tls`` or ``ucx``.
+    gpus, nodes
+        GPUs on each node, and nodes.
+
+    Raises
+    ------
+    NoProtocolError
+        If UCX is asked for and distributed-ucxx is not installed.
+    """
+    has_ucx = importlib.util.find_spec("distributed_ucxx") is not None
+    if wanted == "ucx" and not has_ucx:
+        extras = "hpcml's extra 'cuda12', 'cuda13' or 'ucx'"
+        raise NoProtocolError(f"distributed-ucxx is not installed in the run's environment ({extras})")
+    if wanted != "auto":
+        return wanted, "asked for"
+    if not gpus:
+        return "tls", "CPU workers"
+    if gpus * nodes == 1:
+        return "tls", "one GPU has no other to talk to"
+    if not has_ucx:
+        return "tls", "distributed-ucxx is not installed"
+    if gpus > 1:
+        return "ucx", f"{gpus} GPUs on a node"
+    if adapters := _infiniband_adapters():
+        return "ucx", f"InfiniBand on {', '.join(adapters)}"
+    return "tls", "one GPU on each node and no InfiniBand"
+
+
+def _infiniband_adapters() -> list[str]:
+    return sorted(path.name for path in Path("/sys/class/infiniband").glob("*"))
 
 
 def choose_address(interface: str, *, local: bool) -> tuple[str, str]:

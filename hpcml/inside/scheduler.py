@@ -8,9 +8,12 @@ import os
 import signal
 import sys
 import time
+import traceback
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import dask.config
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.http.routing import RoutingApplication
@@ -18,8 +21,8 @@ from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_unix_socket
 
 from hpcml.errors import SCHEDULER_NEVER_CAME
-from hpcml.inside import files, secure
-from hpcml.inside.network import NoAddressError, choose_address
+from hpcml.inside import fabric, files, gpus, secure, wire
+from hpcml.inside.network import NoAddressError, NoProtocolError, choose_address, choose_protocol
 from hpcml.inside.settings import Context, load
 
 
@@ -82,24 +85,35 @@ def main() -> int:
     except NoAddressError as error:
         print(f"hpcml: {error} (profile: network.interface).", file=sys.stderr)
         return SCHEDULER_NEVER_CAME
+    except NoProtocolError as error:
+        print(f"hpcml: {error} (--protocol, or profile: network.protocol).", file=sys.stderr)
+        return SCHEDULER_NEVER_CAME
 
 
 async def _serve(context: Context) -> int:
     control = files.read_json(context.attempt.control) or {}
     reader, writer = await asyncio.open_unix_connection(control["socket"])
-    host, why = choose_address(context.settings.interface, local=context.settings.local)
+    settings = context.settings
+    host, why = choose_address(settings.interface, local=settings.local)
+    protocol, because = choose_protocol(settings.protocol, gpus=settings.gpu.count if settings.gpu else 0,
+                                        nodes=settings.nodes)  # fmt: skip
+    options: dict[str, Any] = {}
+    if protocol == "ucx":
+        wire.install(context.attempt.ucx_key)
+        dask.config.set(gpus.ucx_settings(settings.gpu, worker=False))
+    else:
+        options["security"] = secure.security(context.attempt)
     PrivateScheduler.socket_path = Path(control["socket"]).with_name("dashboard.sock")
-    scheduler = PrivateScheduler(
-        protocol="tls", host=host, port=0, security=secure.security(context.attempt), dashboard=False
-    )
+    scheduler = PrivateScheduler(protocol=protocol, host=host, port=0, dashboard=False, **options)
     await scheduler
     reporter = Reporter(writer)
     scheduler.add_plugin(reporter)
-    facts = {"address": scheduler.address, "node": context.node, "pid": os.getpid(), "interface": why}
+    facts = {"address": scheduler.address, "node": context.node, "pid": os.getpid(), "interface": why,
+             "protocol": protocol, "because": because}  # fmt: skip
     files.write_json(context.attempt.scheduler, facts)
     reporter.send(event="scheduler-up", **facts)
     ended = asyncio.create_task(scheduler.finished())
-    told = asyncio.create_task(_until_told(reader))
+    told = asyncio.create_task(_heed(reader, reporter, lambda: fabric.check(scheduler, context, protocol)))
     await asyncio.wait({ended, told}, return_when=asyncio.FIRST_COMPLETED)
     told.cancel()
     if ended.done():  # the script closed the cluster itself (client.shutdown()): its right, and no loss
@@ -109,8 +123,25 @@ async def _serve(context: Context) -> int:
     return 0
 
 
-async def _until_told(reader: asyncio.StreamReader) -> None:
-    """Return when the supervisor says close, or when its end of the socket is gone."""
+async def _heed(
+    reader: asyncio.StreamReader, reporter: Reporter, check: Callable[[], Awaitable[dict[str, Any]]]
+) -> None:
+    """Do what the supervisor says, until it says close, or its end of the socket is gone."""
+    checking: asyncio.Task[None] | None = None
+
+    async def answer() -> None:
+        try:
+            facts = await check()
+        except Exception as error:  # noqa: BLE001 - the run's policy decides what a failed check means
+            traceback.print_exc()
+            facts = {"line": "", "ok": False, "problem": f"the check failed: {type(error).__name__}: {error}"}
+        reporter.send(event="fabric-checked", **facts)
+
     while line := await reader.readline():
-        if json.loads(line).get("do") == "close":
-            return
+        order = json.loads(line).get("do")
+        if order == "close":
+            break
+        if order == "check-fabric":
+            checking = asyncio.create_task(answer())
+    if checking is not None:
+        checking.cancel()

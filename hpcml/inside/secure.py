@@ -1,9 +1,10 @@
-"""Mutual TLS for Dask's comms: a certificate authority of one attempt, and what each role needs of it."""
+"""The keys of one attempt, for TLS and for UCX, and what each role and the script need to use them."""
 
 from __future__ import annotations
 
 import datetime as dt
 import os
+import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from distributed import Security
 
 _CONFIG_ROLES = ("scheduler", "worker", "client")
+_PRELOAD = "hpcml.inside.preload"
 
 
 def make_certificate(paths: AttemptPaths, lifetime: float) -> None:
@@ -65,6 +67,24 @@ def make_certificate(paths: AttemptPaths, lifetime: float) -> None:
     _write_secret(paths.key, key.private_bytes(encoding, serialization.PrivateFormat.PKCS8, plain))
 
 
+def make_ucx_key(paths: AttemptPaths) -> None:
+    """Write the key with which both ends of a UCX connection prove themselves (:mod:`hpcml.inside.wire`).
+
+    Parameters
+    ----------
+    paths
+        The attempt's files; the ``secret`` folder is created 0700 if it is not there.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written, or exists already.
+    """
+    paths.secret.mkdir(mode=0o700, parents=True, exist_ok=True)
+    paths.secret.chmod(0o700)
+    _write_secret(paths.ucx_key, secrets.token_bytes(32))
+
+
 def _write_secret(path: Path, content: bytes) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "wb") as file:
@@ -72,8 +92,8 @@ def _write_secret(path: Path, content: bytes) -> None:
 
 
 def remove_secrets(paths: AttemptPaths) -> None:
-    """Remove the key and certificate; they are of no use after the attempt."""
-    for path in (paths.key, paths.certificate):
+    """Remove the keys and the certificate; they are of no use after the attempt."""
+    for path in (paths.key, paths.certificate, paths.ucx_key):
         path.unlink(missing_ok=True)
 
 
@@ -89,7 +109,11 @@ def security(paths: AttemptPaths) -> Security:
 
 
 def dask_settings(paths: AttemptPaths, address: str) -> dict[str, Any]:
-    """Return Dask's settings that let a client into the cluster, also one made inside a task."""
+    """Return Dask's settings that let a client into the cluster, also one made inside a task.
+
+    Those of TLS do nothing for ``ucx://`` but say that every other connection must be encrypted; there Dask is told to
+    import what authenticates UCX first, before modules that the user has it import.
+    """
     settings: dict[str, Any] = {
         "scheduler-address": address,
         "distributed.comm.require-encryption": True,
@@ -98,13 +122,25 @@ def dask_settings(paths: AttemptPaths, address: str) -> dict[str, Any]:
     for role in _CONFIG_ROLES:
         settings[f"distributed.comm.tls.{role}.cert"] = str(paths.certificate)
         settings[f"distributed.comm.tls.{role}.key"] = str(paths.key)
+    if _is_ucx(address):
+        import dask.config
+
+        chosen = dask.config.get("distributed.client.preload", []) or []
+        others = [chosen] if isinstance(chosen, str) else chosen
+        settings["distributed.client.preload"] = [_PRELOAD, *(name for name in others if name != _PRELOAD)]
     return settings
 
 
 def client_environment(paths: AttemptPaths, address: str) -> dict[str, str]:
-    """Return the variables with which a plain ``distributed.Client()`` finds and is let into the cluster.
+    """Return the variables with which a plain ``distributed.Client()`` finds and is let into the cluster."""
+    ucx = {"HPCML_UCX_KEY": str(paths.ucx_key)} if _is_ucx(address) else {}
+    return as_variables(dask_settings(paths, address)) | ucx
 
-    They are :func:`dask_settings`, spelled as Dask reads them (dask.config.collect_env).
-    """
-    settings = dask_settings(paths, address)
+
+def as_variables(settings: dict[str, Any]) -> dict[str, str]:
+    """Return settings of Dask's as the variables from which it reads them (dask.config.collect_env)."""
     return {f"DASK_{key.upper().replace('.', '__').replace('-', '_')}": str(value) for key, value in settings.items()}
+
+
+def _is_ucx(address: str) -> bool:
+    return address.startswith(("ucx://", "ucxx://"))

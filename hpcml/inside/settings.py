@@ -14,8 +14,36 @@ from hpcml.units import expand_hosts
 
 
 @dataclass(frozen=True, slots=True)
+class Gpu:
+    """What dask-cuda is told for each GPU worker (the options of ``dask cuda worker``, by its names).
+
+    An amount of memory is a fraction of the GPU's memory up to 1, bytes above 1, and None for "none". ``pool`` of -1
+    is decided on the node (:func:`hpcml.inside.gpus.pool_size`).
+    """
+
+    count: int
+    cuda: str
+    rmm_pool_size: float | None
+    rmm_maximum_pool_size: float | None
+    rmm_managed_memory: bool
+    rmm_async: bool
+    rmm_release_threshold: float | None
+    rmm_allocator_libs: tuple[str, ...]
+    rmm_log_directory: str
+    rmm_track_allocations: bool
+    device_memory_limit: float | None
+    cudf_spill: bool
+    cudf_spill_stats: int
+    pre_import: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
-    """Decisions of the plan; durations in seconds, sizes in bytes, 0 or empty means "decide on the node"."""
+    """Decisions of the plan; durations in seconds, sizes in bytes, 0 or empty means "decide on the node".
+
+    ``gpu`` is None for CPU workers. ``protocol`` is auto, tls or ucx; ``fabric`` is what the wire must prove: none
+    (not asked), warn or rdma.
+    """
 
     local: bool
     nodes: int
@@ -24,14 +52,19 @@ class Settings:
     memory_limit: int
     restarts: int
     on_loss: str
-    gpus_per_node: int
+    resources: tuple[tuple[str, float], ...]
+    gpu: Gpu | None
     interface: str
     protocol: str
+    nic_affinity: str
+    fabric: str
+    nccl: bool
     scratch: str
     time_limit: int
     signal_lead: float
     scheduler_deadline: float
     workers_deadline: float
+    fabric_deadline: float
     driver_grace: float
     teardown_deadline: float
     script: str
@@ -78,6 +111,10 @@ def load() -> Context:
     number = int(os.environ.get("HPCML_ATTEMPT", "0"))
     facts = json.loads(run.plan.read_text())["inside"]
     facts["arguments"] = tuple(facts["arguments"])
+    facts["resources"] = tuple((name, amount) for name, amount in facts["resources"])
+    if facts["gpu"]:
+        lists = {name: tuple(facts["gpu"][name]) for name in ("rmm_allocator_libs", "pre_import")}
+        facts["gpu"] = Gpu(**facts["gpu"] | lists)
     settings = Settings(**facts)
     if settings.local:
         node = "local"

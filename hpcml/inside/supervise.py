@@ -13,9 +13,10 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from hpcml import errors
-from hpcml.inside import blame, files, secure
+from hpcml.inside import blame, files, gpus, secure
 from hpcml.inside.control import Channel
 from hpcml.inside.events import Diary
 from hpcml.inside.script import Script
@@ -65,6 +66,7 @@ class Supervisor:
     released: bool = False
     told_end: float = 0.0
     looked: float = 0.0
+    fabric: dict[str, Any] | None = None
     notes: set[str] = field(default_factory=set)
     notes_read: float = 0.0
 
@@ -77,6 +79,7 @@ class Supervisor:
         lifetime = (settings.time_limit or CERTIFICATE_WITHOUT_LIMIT) + 3600.0
         try:
             secure.make_certificate(self.context.attempt, lifetime)
+            secure.make_ucx_key(self.context.attempt)
         except ImportError as error:
             hint = "Install hpcml with its extra 'node' in the run's environment (runtime.python)."
             reason = f"the run's environment lacks a package: {error}"
@@ -88,11 +91,40 @@ class Supervisor:
         expected = {name for node in self.context.nodes for name in self.context.worker_names(node)}
         self._until(lambda: expected <= self.present, settings.workers_deadline, self._workers_missing)
         self.diary.write("workers-ready", count=len(expected), seconds=round(time.monotonic() - self.started, 3))
+        if settings.fabric != "none" and (settings.gpu or settings.fabric == "rdma" or self.address.startswith("ucx:")):
+            self._check_fabric()
+
+    def _check_fabric(self) -> None:
+        """Have the scheduler try the wire between the workers; the policy decides what its answer means."""
+        self.phase = "fabric"
+        settings = self.context.settings
+        self.channel.send(do="check-fabric")
+        deadline = time.monotonic() + settings.fabric_deadline
+        while self.fabric is None and time.monotonic() < deadline:
+            self._step()
+            self._check_orders()
+            self._check_scheduler()
+        found = self.fabric or {"problem": f"the fabric check did not end within {settings.fabric_deadline:g} s"}
+        if found.get("line"):
+            print(f"hpcml: fabric: {found['line']}", flush=True)
+        if not found["problem"]:
+            return
+        print(f"hpcml: fabric: {found['problem']}", flush=True)
+        if settings.fabric == "rdma":
+            hint = str(
+                found.get("remedy") or "See fabric.json in the run's directory; fabric.require = 'warn' goes on."
+            )
+            quote = (str(found["line"]),) if found.get("line") else ()
+            raise RunEndedError(self._outcome(errors.FABRIC, str(found["problem"]), hint, quote))
 
     def run_script(self) -> Outcome:
         """Run the script to its end and return how it ended."""
         self.phase = "driver"
-        environment = {**os.environ, **secure.client_environment(self.context.attempt, self.address)}
+        settings = self.context.settings
+        backends = secure.as_variables(gpus.dask_backends(settings.gpu))
+        ucx = secure.as_variables(gpus.ucx_settings(settings.gpu, worker=False)) if self.address[:3] == "ucx" else {}
+        own = secure.client_environment(self.context.attempt, self.address)
+        environment = {**backends, **ucx, **os.environ, **own}  # a backend that the user chose stays
         environment["HPCML_NODES"] = str(self.context.settings.nodes)
         try:
             script = Script(self.context, environment)
@@ -197,6 +229,8 @@ class Supervisor:
                 message["count"] = len(self.present)
             elif event == "scheduler-closed":
                 self.released = True
+            elif event == "fabric-checked":
+                self.fabric = message
             self.diary.write(event, **message)
 
     def _time_to_look(self) -> bool:

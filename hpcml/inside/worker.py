@@ -16,12 +16,15 @@ from pathlib import Path
 from hpcml.errors import WORKERS_NEVER_CAME
 from hpcml.inside import files
 from hpcml.inside.imports import long_import
+from hpcml.inside.inspection import Inspection, UnfitError
 from hpcml.inside.settings import Context, load
 
 TICK = 0.2  # seconds between looks at memory and at the parent
 LIVED = 10.0  # seconds after which a worker that dies did not die at its start
 COME_BACK = 3  # a worker's exit status when Dask closed it and expects it again (client.restart)
 WATCH_END = 60.0  # seconds for which the end of a worker makes its node look for the end of the run
+UCX_AT_ONCE = 32  # workers that may connect in one moment over UCX
+UCX_CONNECT_EVERY = 0.01  # seconds between the starts of more than that
 MEMORY_TERMINATE = 0.95  # of the memory limit: Dask's own fraction, distributed.worker.memory.terminate
 
 
@@ -45,14 +48,21 @@ class Node:
 
     context: Context
     slots: list[Slot] = field(default_factory=list)
+    refused: str = ""
     ending: bool = False
     watch_end_until: float = 0.0
 
     def mark(self, state: str) -> None:
         """Say on the shared file system what this node's task is doing."""
         failed = [{"worker": slot.name, "why": slot.last_words} for slot in self.slots if slot.failed]
-        facts = {"node": self.context.node, "pid": os.getpid(), "state": state, "failed": failed,
-                 "deaths": {slot.name: slot.deaths for slot in self.slots if slot.deaths}}  # fmt: skip
+        facts = {
+            "node": self.context.node,
+            "pid": os.getpid(),
+            "state": state,
+            "refused": self.refused,
+            "failed": failed,
+            "deaths": {slot.name: slot.deaths for slot in self.slots if slot.deaths},
+        }
         files.write_json(self.context.attempt.mark_of(self.context.node), facts)
 
 
@@ -62,29 +72,55 @@ def main() -> int:
     os.environ["HPCML_NODES"] = str(context.settings.nodes)  # for hpcml.run in tasks
     node = Node(context)
     node.mark("starting")
+    inspection = Inspection(context)  # a child of its own, beside the imports
     with long_import():  # after the sign of life; before the fork, for all workers
         from distributed.versions import get_versions
 
-        from hpcml.inside import dask_worker
+        from hpcml.inside import dask_worker, gpus
 
         get_versions()  # every worker tells the scheduler; Dask keeps the answer
+        try:
+            if context.settings.gpu:
+                gpus.load(context.settings.gpu)
+            inspection.end()
+        except (gpus.NoGpuError, UnfitError) as error:
+            node.refused = str(error)
+            node.mark("refused")
+            print(f"hpcml: {error}.", file=sys.stderr)
+            return WORKERS_NEVER_CAME
 
     address = _scheduler_address(context)
     if not address:
         print("hpcml: the scheduler's address never appeared.", file=sys.stderr)
         return WORKERS_NEVER_CAME
     names = context.worker_names(context.node)
-    node.slots = [Slot(name) for name in names]
+    node.slots = [
+        Slot(name, start_at=time.monotonic() + _stagger(context, address, at)) for at, name in enumerate(names)
+    ]
     scratch = Path(tempfile.mkdtemp(prefix="hpcml-", dir=context.scratch()))
     share = dask_worker.Share.of_node(context, len(names))
     try:
         return _keep(
-            node, lambda slot: dask_worker.run(context, address, slot.name, scratch, share), share.memory_limit
+            node,
+            lambda slot: dask_worker.run(context, address, names.index(slot.name), scratch, share),
+            share.memory_limit,
         )
     finally:
         for slot in node.slots:
             _end(slot)
         shutil.rmtree(scratch, ignore_errors=True)  # Dask's spill files; node-local, so nothing is lost by leaving some
+
+
+def _stagger(context: Context, address: str, at: int) -> float:
+    """Return the seconds that a worker waits before it starts, so that many don't knock at the scheduler at once.
+
+    UCXX gives a new endpoint 5 s for its exchange of names, whatever is configured (ucxx 0.52, create_endpoint).
+    """
+    if not address.startswith("ucx://"):
+        return 0.0
+    each = context.settings.workers_per_node
+    place = context.nodes.index(context.node) * each + at if context.node in context.nodes else at
+    return place * UCX_CONNECT_EVERY if len(context.nodes) * each > UCX_AT_ONCE else 0.0
 
 
 def _scheduler_address(context: Context) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcml import config, plan, render, sites
+from hpcml import config, plan, render, schema, sites
 from hpcml.jobs import JobSpec
 
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
@@ -82,7 +82,7 @@ def make(
     arguments = request.pop("arguments", ())
     job = JobSpec(Path(case.script), arguments, Path(case.script).parent, **request)
     place = plan.Place(name, Path(case.folder) / name, PYTHON, "0.0.0")
-    return plan.plan(config.build(sites.Site, loaded.layers), job, place)
+    return plan.plan(config.build(schema.Site, loaded.layers), job, place)
 
 
 def text(site: str, case: Case) -> str:

@@ -166,7 +166,7 @@ def test_files_are_the_user_s_alone(cluster: Cluster, target: Target) -> None:
     """Also under a careless umask: the run's folder is 0700, the secrets 0600."""
     assert oct(target.directory.stat().st_mode & 0o777) == "0o700"
     secrets = list(target.directory.glob("attempts/0/secret/*"))
-    assert len(secrets) == 2
+    assert len(secrets) == 3
     assert {oct(path.stat().st_mode & 0o777) for path in secrets} == {"0o600"}
     assert oct(secrets[0].parent.stat().st_mode & 0o777) == "0o700"
     done = cluster.lab.exec(["ls", str(target.directory)], user="mallory")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcml import config, sites
+from hpcml import config, schema
 from hpcml.errors import ConfigError
 
 
@@ -40,7 +40,7 @@ def test_an_empty_table_takes_away_what_was_below() -> None:
 
 def test_a_name_with_a_dot_is_one_name() -> None:
     made = layers({"partitions": {"gpu.long": {"max_nodes": 2}}})
-    assert config.build(sites.Site, made).partitions["gpu.long"].max_nodes == 2
+    assert config.build(schema.Site, made).partitions["gpu.long"].max_nodes == 2
 
 
 NAMES = st.text(min_size=1, max_size=4).filter(lambda name: "\0" not in name)
@@ -93,7 +93,7 @@ def test_the_environment_spells_keys() -> None:
 )  # fmt: skip
 def test_what_the_schema_does_not_know_is_told_with_its_place(table: dict[str, Any], place: str, hint: str) -> None:
     with pytest.raises(ConfigError) as error:
-        config.build(sites.Site, layers(table))
+        config.build(schema.Site, layers(table))
     assert error.value.place == place
     assert hint in error.value.hint
 
@@ -103,7 +103,7 @@ def test_numbers_and_times_may_stand_without_quotes(tmp_path: Path) -> None:
     path.write_text(
         "[defaults]\ntime = 01:30:00\n[resources]\nmemory_per_node = 4000\n[environment]\nOMP_NUM_THREADS = 1\n"
     )
-    site = config.build(sites.Site, layers(config.read_toml(path)))
+    site = config.build(schema.Site, layers(config.read_toml(path)))
     assert (site.defaults.time, site.resources.memory_per_node, site.environment) == (
         "01:30:00",
         "4000",
@@ -112,7 +112,7 @@ def test_numbers_and_times_may_stand_without_quotes(tmp_path: Path) -> None:
 
 
 def test_a_record_becomes_a_table_that_json_knows_and_comes_back() -> None:
-    site = config.build(sites.Site, layers({"partitions": {"p": {"max_nodes": 3}}, "runtime": {"modules": ["a"]}}))
+    site = config.build(schema.Site, layers({"partitions": {"p": {"max_nodes": 3}}, "runtime": {"modules": ["a"]}}))
     table = json.loads(json.dumps(config.as_table(site)))
-    assert config.build(sites.Site, layers(table)) == site
+    assert config.build(schema.Site, layers(table)) == site
     assert config.as_table({"path": Path("/x"), "none": None}) == {"path": "/x", "none": None}

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from hpcml import config, jobs, plan, sites
+from hpcml import config, jobs, plan, schema
 from hpcml.inside import blame, files, network
 from hpcml.inside import settings as node_settings
 
 
 @pytest.fixture
 def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> node_settings.Context:
-    site = config.build(sites.Site, config.Layers())
+    site = config.build(schema.Site, config.Layers())
     place = plan.Place("job-20261121-074500-1a2b", tmp_path, "/usr/bin/python3", "0")
     spec = jobs.JobSpec(tmp_path / "job.py", ("a", ""), tmp_path, nodes=2)
     table = config.as_table(plan.plan(site, spec, place))

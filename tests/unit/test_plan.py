@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcml import config, jobs, plan, render, sites
+from hpcml import config, jobs, plan, render, schema
 from hpcml.errors import HpcmlError, SiteError, UsageError
 
 PLACE = plan.Place("job-20261121-074500-1a2b", Path("/runs/job-20261121-074500-1a2b"), "/usr/bin/python3", "0")
@@ -24,10 +24,10 @@ TWO = {
 }
 
 
-def site(table: dict[str, Any]) -> sites.Site:
+def site(table: dict[str, Any]) -> schema.Site:
     layers = config.Layers()
     layers.add(table, "test")
-    return config.build(sites.Site, layers)
+    return config.build(schema.Site, layers)
 
 
 def spec(**values: Any) -> jobs.JobSpec:

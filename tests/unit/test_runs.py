@@ -11,7 +11,7 @@ import pytest
 
 from hpcml import runs, snapshot
 from hpcml.errors import NotFoundError, StorageError
-from hpcml.sites import Code
+from hpcml.schema import Code
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,53 @@
+"""``hpcml fabric``: measure the wire between the nodes of an allocation, or show what a run measured at its start."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from hpcml import assets, commands, runs
+from hpcml.errors import NotFoundError, UsageError
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+
+def fabric(options: Namespace) -> int:
+    """Show RUN's measurement, or submit the job that measures every node against every other."""
+    if options.run:
+        return _show(options)
+    script = assets.folder("jobs") / "fabric.py"
+    if not (options.detach or options.dry_run or options.check):
+        options.wait = True
+    options.name = options.name or "fabric"
+    return commands.submit(options, [str(script)], only_plan=False)
+
+
+def _show(options: Namespace) -> int:
+    given = [
+        name for name in ("nodes", "gpus_per_node", "dry_run", "check", "wait", "detach") if getattr(options, name)
+    ]
+    if given:
+        option = f"--{given[0].replace('_', '-')}"
+        raise UsageError(
+            f"{option} is for measuring anew", place="hpcml fabric RUN", hint="Leave out RUN or the option."
+        )
+    run = commands.find_run(options)
+    attempts = sorted(run.paths.directory.glob("attempts/*/fabric.json"), key=lambda path: int(path.parent.name))
+    if not attempts:
+        hint = "CPU runs over TLS check nothing; hpcml fabric --nodes N measures."
+        raise NotFoundError("The run has measured no wire", place=run.id, hint=hint)
+    facts = runs.read_json(attempts[-1]) or {}
+    if options.json:
+        print(json.dumps(facts, indent=1))
+        return 0
+    found = facts["verdict"]
+    print(found["line"])
+    for words in (*found["problems"], found["remedy"]):
+        if words:
+            print(f"  {words}", file=sys.stdout)
+    for pair in facts["measurement"]["pairs"]:
+        rate = pair["bytes"] / 1024**3 / pair["seconds"] if pair["seconds"] else 0.0
+        print(f"  {pair['scope']:<7} {pair['source']} → {pair['target']}  {pair['error'] or f'{rate:.2f} GiB/s'}")
+    return 0

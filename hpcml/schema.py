@@ -1,0 +1,221 @@
+"""What a machine is: the records and the allowed values of a site profile."""
+
+# No `from __future__ import annotations`: config.build reads the records' annotations. They are NamedTuples because a
+# frozen dataclass of ten fields takes 1.9 ms to define, ten times as long, and `hpcml submit` defines 25 records.
+from typing import NamedTuple
+
+from hpcml import units
+
+
+class Identify(NamedTuple):
+    """How a machine is recognised: every line that is given must match.
+
+    ``hostname`` are shell patterns for the host's name, ``environment`` maps variables to patterns, ``command`` must
+    be on PATH. ``order`` decides between profiles that match: the lowest is taken.
+    """
+
+    hostname: tuple[str, ...] = ()
+    environment: dict[str, str] = {}
+    command: str = ""
+    order: int = 50
+    never: bool = False
+
+
+class Defaults(NamedTuple):
+    """What is asked for when the command line does not say."""
+
+    nodes: int = 1
+    gpus_per_node: int = 0
+    time: str = ""
+    account: str = ""
+    partition: str = ""
+    qos: str = ""
+
+
+class Resources(NamedTuple):
+    """What one node gives: CPUs and memory to ask for (empty: the whole node, with ``exclusive``)."""
+
+    cpus_per_node: int = 0
+    memory_per_node: str = ""
+    exclusive: bool = False
+
+
+class Dialect(NamedTuple):
+    """How this Slurm wants to be asked.
+
+    ``gpu_request`` is ``gres``, ``gpus-per-node`` or ``none``; ``gpu_type`` goes between (``gpu:a100:4``).
+    ``extra`` are directives added as they stand; ``remove`` are options left out (``--mem``). ``signal_lead`` is how
+    long before the time limit the script is told. ``export`` is sbatch's ``--export``. ``timeout`` is how long
+    sbatch may take to answer.
+    """
+
+    gpu_request: str = "gpus-per-node"
+    gpu_type: str = ""
+    extra: tuple[str, ...] = ()
+    remove: tuple[str, ...] = ()
+    signal_lead: str = "60s"
+    export: str = "ALL"
+    account_required: bool = False
+    srun_extra: tuple[str, ...] = ()
+    timeout: str = "60s"
+
+
+class Partition(NamedTuple):
+    """A partition's limits; an empty one is not checked."""
+
+    max_nodes: int = 0
+    max_time: str = ""
+    gpus_per_node: int = 0
+    cpus_per_node: int = 0
+    memory_per_node: str = ""
+    qos: str = ""
+
+
+class Runtime(NamedTuple):
+    """What the roles run in: a Python environment (``python``) or an image (``image``).
+
+    ``python`` is the interpreter's path on the nodes; empty means the one that runs hpcml. ``modules`` are loaded
+    and ``setup`` lines run first, in bash. ``container`` is the program that runs images.
+    """
+
+    kind: str = "python"
+    python: str = ""
+    image: str = ""
+    container: str = "apptainer"
+    modules: tuple[str, ...] = ()
+    setup: tuple[str, ...] = ()
+
+
+class Workers(NamedTuple):
+    """The workers: how many on a node, threads and memory of each (empty: an equal share of the node).
+
+    With GPUs there is one worker per GPU, of one thread unless ``threads`` says more. ``resources`` are Dask's, as
+    ``GPU=1``. ``restarts`` is how often one worker may die before it counts as lost; ``on_loss`` is ``continue``
+    (Dask repeats the lost work on the others) or ``fail``.
+    """
+
+    per_node: int = 1
+    threads: int = 0
+    memory_limit: str = ""
+    resources: tuple[str, ...] = ()
+    restarts: int = 3
+    on_loss: str = "continue"
+
+
+class Gpu(NamedTuple):
+    """GPU workers: dask-cuda's options by their names, and the CUDA that the site's driver can run (``12``, ``13``).
+
+    Amounts of memory are sizes (``40G``), fractions of the GPU's memory (``0.8``), ``none``, and for the pool
+    ``auto``.
+    """
+
+    cuda: str = "any"
+    rmm_pool_size: str = "auto"
+    rmm_maximum_pool_size: str = "none"
+    rmm_managed_memory: bool = False
+    rmm_async: bool = False
+    rmm_release_threshold: str = "none"
+    rmm_allocator_libs: tuple[str, ...] = ("cupy",)
+    rmm_log_directory: str = ""
+    rmm_track_allocations: bool = False
+    device_memory_limit: str = "0.8"
+    cudf_spill: bool = False
+    cudf_spill_stats: int = 0
+    pre_import: tuple[str, ...] = ()
+
+
+class Network(NamedTuple):
+    """The fabric that Dask's comms use.
+
+    ``interface`` by name, else the node's own rule; ``protocol`` is auto, tls or ucx. ``nic_affinity`` ties a worker
+    to the adapters nearest to its GPU: auto leaves it to UCX, pcie computes it from the PCIe tree, off is for UCX to
+    use all.
+    """
+
+    interface: str = ""
+    protocol: str = "auto"
+    nic_affinity: str = "auto"
+
+
+class Fabric(NamedTuple):
+    """The check of the wire before the script starts: ``require`` none (no check), warn or rdma; with NCCL or not."""
+
+    require: str = "warn"
+    nccl: bool = True
+
+
+class Deadlines(NamedTuple):
+    """How long each phase may take, from the moment the one before it ended."""
+
+    scheduler: str = "60s"
+    workers: str = "120s"
+    fabric: str = "30s"
+    driver_grace: str = "20s"
+    teardown: str = "10s"
+
+
+class Paths(NamedTuple):
+    """Where runs are kept (shared by all nodes) and where scratch lies (local to each; empty: TMPDIR or /tmp)."""
+
+    runs: str = "~/.hpcml/runs"
+    scratch: str = ""
+
+
+class Code(NamedTuple):
+    """The snapshot of the script's folder: ``folder`` or ``script``, the largest file and the largest sum copied."""
+
+    snapshot: str = "folder"
+    max_file: str = "1M"
+    max_total: str = "50M"
+    max_files: int = 2000
+
+
+class Site(NamedTuple):
+    """A machine, as its profile and the settings over it describe it."""
+
+    name: str = ""
+    description: str = ""
+    extends: str = ""
+    scheduler: str = "slurm"
+    unconfirmed: tuple[str, ...] = ()
+    identify: Identify = Identify()
+    defaults: Defaults = Defaults()
+    resources: Resources = Resources()
+    slurm: Dialect = Dialect()
+    partitions: dict[str, Partition] = {}
+    runtime: Runtime = Runtime()
+    workers: Workers = Workers()
+    gpu: Gpu = Gpu()
+    network: Network = Network()
+    fabric: Fabric = Fabric()
+    deadlines: Deadlines = Deadlines()
+    paths: Paths = Paths()
+    code: Code = Code()
+    environment: dict[str, str] = {}
+
+
+CHOICES = {
+    "scheduler": ("slurm", "local"),
+    "slurm.gpu_request": ("gres", "gpus-per-node", "none"),
+    "runtime.kind": ("python", "image"),
+    "workers.on_loss": ("continue", "fail"),
+    "gpu.cuda": ("any", "12", "13"),
+    "network.protocol": ("auto", "tls", "ucx"),
+    "network.nic_affinity": ("auto", "pcie", "off"),
+    "fabric.require": ("none", "warn", "rdma"),
+    "code.snapshot": ("folder", "script"),
+}
+
+UNITS = {
+    "defaults.time": units.parse_time_limit,
+    "resources.memory_per_node": units.parse_memory,
+    "slurm.signal_lead": units.parse_seconds,
+    "slurm.timeout": units.parse_seconds,
+    "partitions.*.max_time": units.parse_time_limit,
+    "partitions.*.memory_per_node": units.parse_memory,
+    "workers.memory_limit": units.parse_memory,
+    "deadlines.*": units.parse_seconds,
+    "code.max_file": units.parse_memory,
+    "code.max_total": units.parse_memory,
+}
+NEVER_EMPTY = ("slurm.signal_lead", "slurm.timeout", "code.max_file", "code.max_total")

@@ -1,0 +1,125 @@
+"""Dask over UCX on the lab: the run's key is asked of everybody, and the verdict tells which wire it was."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from conftest import Cluster
+from hpcml import errors
+from test_security import SCRIPT, Target
+
+pytestmark = pytest.mark.lab
+
+# What mallory runs: UCX as it comes, then UCX with hpcml's handshake and a key of her own. "IN" if code of hers ran.
+ATTACK = """
+import os, pathlib, secrets, sys, tempfile
+from distributed import Client
+address, kind = sys.argv[1:]
+if kind == "wrong key":
+    sys.path.insert(0, sys.argv[0] or ".")
+    from hpcml.inside import wire
+    key = pathlib.Path(tempfile.mkdtemp()) / "key"
+    key.touch(mode=0o600)
+    key.write_bytes(secrets.token_bytes(32))
+    wire.install(key)
+try:
+    print("IN", Client(address, timeout=6).run_on_scheduler(os.getuid))
+except BaseException as error:
+    print("refused", type(error).__name__)
+"""
+
+
+@pytest.fixture(scope="module")
+def target(cluster: Cluster) -> Iterator[Target]:
+    """A run of alice's over UCX that stays until the tests of this module are done."""
+    _, directory = cluster.detach(SCRIPT, "--nodes", "2", "--protocol", "ucx", "--name", "target")
+    cluster.wait_event(directory, "driver-started", 60)
+    path, deadline = directory / "out/addresses.json", time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline, (directory / "logs/driver.log").read_text()
+        time.sleep(0.1)
+    yield Target(directory, json.loads(path.read_text()))
+    (directory / "out/enough").touch()
+    assert cluster.wait_status(directory)["status"] == 0
+    assert "45" in (directory / "logs/driver.log").read_text()  # it survived all attacks
+    assert list(directory.glob("attempts/*/secret/*")) == []
+
+
+@pytest.fixture(autouse=True)
+def _clean() -> None:
+    """Override: the run of this module outlives its tests."""
+
+
+@pytest.mark.parametrize("kind", ["no key", "wrong key"])
+@pytest.mark.parametrize(("place", "victim"), [("n1", "scheduler"), ("n2", "n2"), ("n3", "scheduler"), ("n3", "n2")])
+def test_a_foreign_ucx_client_is_refused(cluster: Cluster, target: Target, place: str, victim: str, kind: str) -> None:
+    python = cluster.run("sh", "-c", "command -v python").stdout.strip()
+    done = cluster.lab.exec(
+        [python, "-c", ATTACK, target.addresses[victim], kind], node=place, user="mallory", timeout=90
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("IN", "refused"))]
+    assert len(lines) == 1, done.stdout + done.stderr
+    assert lines[0].startswith("refused"), lines
+
+
+def test_refusals_are_logged(cluster: Cluster, target: Target) -> None:
+    assert "refused a UCX peer" in (target.directory / "logs/scheduler.log").read_text()
+    assert "refused a UCX peer" in (target.directory / "logs/worker-n2.log").read_text()
+
+
+def test_the_key_is_nobody_else_s(cluster: Cluster, target: Target) -> None:
+    key = target.directory / "attempts/0/secret/ucx.key"
+    assert key.stat().st_mode & 0o777 == 0o600
+    assert len(key.read_bytes()) == 32
+    assert "Permission denied" in cluster.lab.exec(["cat", str(key)], user="mallory").stderr
+
+
+def test_the_verdict_tells_the_wire(cluster: Cluster, target: Target) -> None:
+    event = cluster.wait_event(target.directory, "fabric-checked")
+    assert event["line"].startswith("UCX")
+    assert "tcp" in event["line"]
+    assert "across nodes" in event["line"]
+    facts = json.loads((target.directory / "attempts/0/fabric.json").read_text())
+    assert {(pair["source"], pair["target"]) for pair in facts["measurement"]["pairs"]} == {("n1", "n2"), ("n2", "n1")}
+    assert not [pair for pair in facts["measurement"]["pairs"] if pair["error"]]
+    shown = cluster.run("hpcml", "fabric", target.directory.name)
+    assert facts["verdict"]["line"] in shown.stdout
+    probes = {path.stem for path in (target.directory / "attempts/0/probe").glob("*.json")}
+    assert probes == {"n1", "n2"}
+
+
+def test_a_slow_wire_ends_the_run_where_rdma_is_required(cluster: Cluster) -> None:
+    ended = cluster.submit(
+        "print('the script ran')", "--nodes", "2", "--protocol", "ucx", "--set", "fabric.require=rdma"
+    )
+    assert ended.code == errors.FABRIC
+    assert "the script ran" not in ended.out
+    assert "tcp" in ended.err
+    assert ended.status["by"] == "hpcml"
+    assert ended.status["phase"] == "fabric"
+    assert ended.status["hint"]
+
+
+def test_tls_is_not_rdma_either(cluster: Cluster) -> None:
+    ended = cluster.submit("print('the script ran')", "--nodes", "2", "--set", "fabric.require=rdma")
+    assert ended.code == errors.FABRIC
+    assert "TLS" in ended.err
+
+
+def test_hpcml_fabric_measures_every_pair_of_nodes(cluster: Cluster) -> None:
+    done = cluster.run("hpcml", "fabric", "--nodes", "3", timeout=120)
+    assert done.returncode == 0, done.stderr
+    directory = Path(next(line for line in done.stderr.splitlines() if line.startswith("  run ")).split()[-1])
+    facts = json.loads((directory / "out/fabric.json").read_text())
+    pairs = {(pair["source"], pair["target"]) for pair in facts["measurement"]["pairs"]}
+    names = ("n1", "n2", "n3")
+    assert pairs == {(one, other) for one in names for other in names if one != other}
+    assert all(pair["seconds"] > 0 and not pair["error"] for pair in facts["measurement"]["pairs"])
+    assert (directory / "out/fabric.svg").read_text().startswith("<svg")
+    assert "n1" in done.stdout
+    assert "GiB/s" in done.stdout

@@ -1,0 +1,397 @@
+"""The probe: what it makes of recorded answers and trees, and that asking leaves the caller clean and never hangs it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcml.inside import probe, probe_gpus, probe_node
+from tests.fixtures.nodes import tree
+
+LEONARDO = tree.raw("leonardo.nvml")
+PARTS = (
+    "system",
+    "packages",
+    "importable",
+    "infiniband",
+    "interfaces",
+    "limits",
+    "cpus",
+    "memory",
+    "modules",
+    "gpu",
+    "ucx",
+)
+
+
+def facts_of(name: str, root: Path, *edits: tuple[str, str]) -> dict[str, Any]:
+    tree.build(name, root, *edits)
+    return probe.probe(root, nvml=tree.raw(f"{name}.nvml"), ucx=tree.raw("conda.ucx"))
+
+
+def python(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *(("-c", code) if code else ()), *arguments], env={**os.environ, **environment},
+                          capture_output=True, text=True, check=False, timeout=120)  # fmt: skip
+
+
+def test_a_whole_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    facts = json.loads(json.dumps(facts_of("leonardo", tmp_path)))
+    assert {part: facts[f"{part}_error"] for part in PARTS} == dict.fromkeys(PARTS, "")
+    assert facts["schema"] == probe.SCHEMA
+    assert 0 < facts["seconds"] < 10
+    assert facts["late"] == []
+    assert (facts["driver"], facts["cuda_driver"], facts["visible_count"]) == ("535.274.02", "12.2", 4)
+    peers = ("0000:10:00.0", "0000:52:00.0", "0000:cb:00.0")
+    assert facts["gpus"][2] == {
+        "index": 2,
+        "uuid": "GPU-00000002-1111-2222-3333-444455556666",
+        "name": "NVIDIA A100-SXM-64GB",
+        "memory": 64 * 1024**3,
+        "bar1": 128 * 1024**3,
+        "capability": [8, 0],
+        "bus_id": "0000:8a:00.0",
+        "pci": {"bus_id": "0000:8a:00.0", "path": ["pci0000:89", "0000:89:02.0", "0000:8a:00.0"], "numa": 1},
+        "mig": False,
+        "mig_devices": [],
+        "cpus": "16-31",
+        "nvlink": {"links": 12, "active": 12, "version": "3.1", "peers": dict.fromkeys(peers, 4)},
+        "p2p": dict.fromkeys(peers, "ok"),
+        "visible": True,
+        "errors": {},
+    }
+    assert facts["ucx"]["version"] == "1.19.0"
+    assert facts["ucx"]["transports"]["rc_mlx5"] == [f"mlx5_{number}:1" for number in range(4)]
+    assert facts["ucx"]["transports"]["tcp"] == ["ib0", "lo"]
+    assert "rdmacm" in facts["ucx"]["components"]
+
+
+def test_ports_and_interfaces(tmp_path: Path) -> None:
+    down = ("ib=mlx5_1 net=ib1", 'ib=mlx5_1 net=ib1 state="1: DOWN" phys="2: Polling"')
+    facts = facts_of("leonardo", tmp_path, down)
+    first, second = facts["infiniband"][:2]
+    assert first == {
+        "name": "mlx5_0:1",
+        "device": "mlx5_0",
+        "port": 1,
+        "state": "ACTIVE",
+        "physical_state": "LinkUp",
+        "rate": "100 Gb/sec (2X HDR)",
+        "gigabits": 100.0,
+        "link_layer": "InfiniBand",
+        "subnet": "fe80:0000:0000:0000",
+        "netdevs": ["ib0"],
+        "firmware": "20.35.1012",
+        "board": "MT_0000000594",
+        "pci": {"bus_id": "0000:31:00.0", "path": ["pci0000:30", "0000:30:04.0", "0000:31:00.0"], "numa": 0},
+    }
+    assert (second["state"], second["physical_state"]) == ("DOWN", "Polling")
+    interfaces = {entry["name"]: entry for entry in facts["interfaces"]}
+    assert (interfaces["ib0"]["kind"], interfaces["eno1"]["kind"]) == ("infiniband", "ethernet")
+    assert (interfaces["ib0"]["megabits"], interfaces["eno1"]["megabits"]) == (0, 1000)  # -1 is "not known"
+    assert (interfaces["ib0"]["mtu"], interfaces["ib0"]["up"]) == (4092, True)
+    assert interfaces["ib0"]["ipv4"] == []  # a recorded tree has none, and this machine's own must not slip in
+
+
+def test_a_card_whose_two_ports_share_a_pci_function(tmp_path: Path) -> None:
+    tree.build("leonardo", tmp_path)
+    device = tmp_path / "sys/class/infiniband/mlx5_0"
+    second = (device / "ports").resolve() / "2"
+    second.mkdir()
+    (second / "state").write_text("4: ACTIVE\n")
+    other = device.resolve().parents[1] / "net/ib9"
+    other.mkdir()
+    (other / "dev_port").write_text("1\n")
+    ports = {port["name"]: port["netdevs"] for port in probe_node.rdma_ports(tmp_path)}
+    assert ports["mlx5_0:1"] == ["ib0"]
+    assert ports["mlx5_0:2"] == ["ib9"]
+
+
+def test_what_is_in_the_folder_of_interfaces_besides_them(tmp_path: Path) -> None:
+    tree.build("no-nic", tmp_path)
+    net = tmp_path / "sys/class/net"
+    (net / "bonding_masters").write_text("\n")
+    (net / "dummy0").mkdir()  # virtual: no device, and its files answer errors
+    (net / "dummy0/speed").mkdir()
+    found = {entry["name"]: entry for entry in probe_node.interfaces(tmp_path)}
+    assert found.keys() == {"eth0", "dummy0"}
+    assert (found["dummy0"]["pci"], found["dummy0"]["megabits"], found["dummy0"]["up"]) == ({}, 0, False)
+
+
+@pytest.mark.parametrize(("name", "limit"), [("leonardo", 517996544000), ("no-nic", 256 * 1024**3)])
+def test_the_memory_limit_is_the_least_of_the_groups_above(tmp_path: Path, name: str, limit: int) -> None:
+    assert facts_of(name, tmp_path)["memory"]["cgroup_limit"] == limit  # version 1 and version 2
+
+
+@pytest.mark.parametrize(("groups", "limit"), [
+    ("0::/", None),
+    ("0::/../../outside", 7),  # a container sees its own group as the top
+    ("3:cpu,memory:/job", 5),
+    ("3:cpu:/job\n1:name=systemd:/", None),
+    ("", None),
+])  # fmt: skip
+def test_control_groups(tmp_path: Path, groups: str, limit: int | None) -> None:
+    for path, text in (("proc/self/cgroup", groups), ("sys/fs/cgroup/memory/job/memory.limit_in_bytes", "5")):
+        (tmp_path / path).parent.mkdir(parents=True)
+        (tmp_path / path).write_text(text)
+    if ".." in groups:
+        (tmp_path / "sys/fs/cgroup/memory.max").write_text("7\n")
+    assert probe_node.cgroup_memory_limit(tmp_path) == limit
+
+
+def test_ways_to_gpu_memory(tmp_path: Path) -> None:
+    assert facts_of("leonardo", tmp_path / "a")["modules"] == {
+        "nvidia": "535.274.02",
+        "open_driver": False,
+        "gdrcopy": True,
+        "gpudirect": ["nvidia_peermem"],
+        "verbs": ["uverbs0", "uverbs1", "uverbs2", "uverbs3"],
+        "rdma_cm": True,
+    }
+    newer = facts_of("no-nic", tmp_path / "b")["modules"]
+    assert (newer["open_driver"], newer["gpudirect"], newer["verbs"]) == (True, ["dmabuf"], [])
+    older = facts_of("no-nic", tmp_path / "c", ("osrelease 6.18", "osrelease 5.11"))["modules"]
+    assert older["gpudirect"] == []
+
+
+def test_what_fails_says_so_beside_what_works(tmp_path: Path) -> None:
+    tree.build("dgx", tmp_path)  # it describes no /proc
+    (tmp_path / "sys/class/infiniband/mlx5_3/ports/odd").mkdir()
+    facts = probe.probe(tmp_path, nvml={"gpus": [{}], "driver": "1"}, ucx={"info": 7})
+    assert "meminfo" in facts["memory_error"]
+    assert facts["infiniband_error"].startswith("ValueError")
+    assert facts["gpu_error"].startswith("KeyError")
+    assert facts["ucx_error"].startswith("TypeError")
+    assert (facts["memory"], facts["infiniband"], facts["gpus"], facts["ucx"]["transports"]) == ({}, [], [], {})
+    assert len(facts["interfaces"]) == 10
+
+
+def test_a_gpu_that_answers_in_part(tmp_path: Path) -> None:
+    nothing: dict[str, Any] = {"memory": None, "bar1": None, "capability": None, "mig": None, "affinity": None, "nvlinks": [],
+               "p2p": {"1": None}, "errors": {"memory": "GPU is lost"}, "bus_id": ""}  # fmt: skip
+    raw = {
+        **LEONARDO,
+        "gpus": [{**LEONARDO["gpus"][0], **nothing}, LEONARDO["gpus"][1]],
+        "errors": {"gpu2": "GPU is lost"},
+    }
+    facts = probe_gpus.described(raw, tree.build("leonardo", tmp_path), None)
+    assert facts["gpu_error"] == "gpu2: GPU is lost"
+    first = facts["gpus"][0]
+    assert (first["memory"], first["pci"], first["cpus"], first["mig"]) == (None, {}, "", None)
+    assert first["errors"] == {"memory": "GPU is lost"}
+    assert first["p2p"] == {"0000:52:00.0": "no answer"}
+    assert facts["gpus"][1]["p2p"]["gpu2"] == "ok"  # one that is lost has no address
+    assert first["nvlink"] == {"links": 0, "active": 0, "version": "", "peers": {}}
+
+
+def test_links_to_a_switch_and_links_that_are_down() -> None:
+    links: list[list[Any]] = [[0, 1, 6, 2, ""], [1, 1, 6, 2, ""], [2, 0, None, None, ""], [3, 1, 99, 255, ""]]
+    found = probe_gpus._nvlink(links)
+    assert (found["links"], found["active"], found["peers"]) == (4, 3, {"nvswitch": 2, "unknown": 1})
+    assert found["version"] == "4.0, enumeration 99"
+
+
+def test_a_gpu_whose_place_the_kernel_hides(tmp_path: Path) -> None:
+    facts = probe_gpus.described(LEONARDO, tmp_path, None)
+    assert facts["gpus"][0]["pci"] == {}
+    assert "0000:10:00.0" in facts["gpus"][0]["errors"]["pci"]
+
+
+@pytest.mark.parametrize(("visible", "shown", "count"), [
+    (None, {0, 1, 2, 3}, 4),
+    ("", set(), 0),
+    ("NoDevFiles", set(), 0),  # what Slurm sets for a step without GPUs
+    ("-1", set(), 0),
+    ("2,0", {0, 2}, 2),
+    ("0, 1", {0, 1}, 2),
+    ("0,9,1", {0}, 1),  # the list ends at the first name of nothing
+    ("0,0,1", {0}, 1),
+    ("GPU-00000003-1111-2222-3333-444455556666,1", {1, 3}, 2),
+    ("GPU-00000003", {3}, 1),
+    ("GPU-0000000", set(), 0),  # the beginning of four UUIDs
+    ("MIG-a,MIG-b,0", {0, 1}, 3),
+    ("MIG-c", set(), 0),
+])  # fmt: skip
+def test_which_gpus_are_visible(visible: str | None, shown: set[int], count: int) -> None:
+    gpus = [dict(gpu) for gpu in LEONARDO["gpus"]]
+    gpus[1] = {**gpus[1], "mig": [1, 1], "mig_devices": ["MIG-a", "MIG-b"]}
+    assert probe_gpus.visible_gpus(visible, gpus) == (shown, count)
+    marked = probe_gpus.described({**LEONARDO, "gpus": gpus}, Path("/nowhere"), visible)
+    assert {gpu["index"] for gpu in marked["gpus"] if gpu["visible"]} == shown
+    assert marked["visible_devices"] == visible
+
+
+@given(st.sets(st.integers(0, 300)))
+def test_ranges_of_cpus(numbers: set[int]) -> None:
+    assert probe_node.from_ranges(probe_node.to_ranges(numbers)) == numbers
+
+
+def test_ranges_are_written_as_the_kernel_does() -> None:
+    assert probe_node.to_ranges([3, 1, 2, 8, 10, 11]) == "1-3,8,10-11"
+    assert probe_node.from_ranges("") == set()
+
+
+def test_packages_and_the_cuda_that_they_are_built_for() -> None:
+    wheels = {"rmm-cu13": "26.10.0", "cupy-cuda12x": "14.2.0", "nvidia-nccl-cu12": "2.32.3", "dask-cuda": "26.10.0"}
+    facts = probe.packages(wheels, {})
+    assert facts["packages"] == {"rmm": "26.10.0", "cupy": "14.2.0", "nccl": "2.32.3", "dask-cuda": "26.10.0"}
+    assert facts["built_for"] == {"13": ["rmm-cu13"], "12": ["cupy-cuda12x", "nvidia-nccl-cu12"]}
+    both = probe.packages({"cudf-cu12": "26.8.0", "cudf-cu13": "26.10.0"}, {})
+    assert both["built_for"] == {"12": ["cudf-cu12"], "13": ["cudf-cu13"]}
+    assert both["distributions"] == {"cudf-cu12": "26.8.0", "cudf-cu13": "26.10.0"}
+
+
+def test_a_conda_environment(tmp_path: Path) -> None:
+    for name in (
+        "ucx-1.19.0-h1b2c3d4_0",
+        "cuda-version-12.9-h4f385c5_3",
+        "rdma-core-58.0-h5888daf_0",
+        "python-3.12.9-1_x",
+        "odd",
+    ):
+        (tmp_path / "conda-meta").mkdir(exist_ok=True)
+        (tmp_path / "conda-meta" / f"{name}.json").write_text("{}")
+    conda = probe.conda_packages(tmp_path)
+    assert conda == {"ucx": "1.19.0", "cuda-version": "12.9", "rdma-core": "58.0"}
+    facts = probe.packages({"rmm": "26.10.0"}, conda)  # a conda package's name does not say for which CUDA
+    assert facts["built_for"] == {"12": ["cuda-version"]}
+    assert facts["packages"] == {"rmm": "26.10.0", "libucx": "1.19.0", "cuda-version": "12.9", "rdma-core": "58.0"}
+    assert probe.conda_packages(tmp_path / "none") == {}
+
+
+def test_the_ucx_of_pip_has_no_infiniband() -> None:
+    facts = probe.ucx_facts(tree.raw("pip.ucx"))
+    assert facts["ucx"]["version"] == "1.21.0"
+    assert facts["ucx"]["transports"].keys() == {"self", "tcp", "sysv", "posix", "cma"}
+    assert facts["ucx"]["modules"] == ["cma", "cuda"]
+    assert probe.ucx_facts({"error": "why"}) == {"ucx": {**probe.ucx_facts({})["ucx"]}, "ucx_error": "why"}
+
+
+def test_the_environment_tells_settings_but_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (
+        "UCX_TLS",
+        "NCCL_DEBUG",
+        "CUDA_VISIBLE_DEVICES",
+        "NCCL_API_KEY",
+        "CUDA_TOKEN",
+        "PATH_UCX",
+        "NVIDIA_API_KEY",
+    ):
+        monkeypatch.setenv(name, "0")
+    told = facts_of("leonardo", tmp_path)["environment"]
+    assert {"UCX_TLS", "NCCL_DEBUG", "CUDA_VISIBLE_DEVICES"} <= told.keys()
+    assert not told.keys() & {"NCCL_API_KEY", "CUDA_TOKEN", "PATH_UCX", "NVIDIA_API_KEY"}
+
+
+# This machine itself, in processes of their own: the probe forks, and reads limits of its process.
+
+
+def test_this_machine_as_a_person_sees_it() -> None:
+    limited = """
+import os, resource, runpy, sys
+resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536))
+resource.setrlimit(resource.RLIMIT_NOFILE, (300, 400))
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+runpy.run_module("hpcml.inside.probe", run_name="__main__", alter_sys=True)
+"""
+    done = python(limited, UCX_NET_DEVICES="none0", UCX_LOG_LEVEL="info")
+    facts = json.loads(done.stdout)  # UCX warns of none0, and must not do it in the midst of this
+    assert facts["limits"] == {
+        "locked_memory": {"soft": 65536, "hard": 65536},
+        "open_files": {"soft": 300, "hard": 400},
+    }
+    assert (facts["cpus"]["count"], facts["cpus"]["list"]) == (1, str(min(os.sched_getaffinity(0))))
+    assert facts["hostname"] == os.uname().nodename
+    assert ["127.0.0.1"] in [entry["ipv4"][:1] for entry in facts["interfaces"]]
+    assert facts["memory"]["total"] > 2**20
+    assert facts["environment"]["UCX_NET_DEVICES"] == "none0"
+    if importlib.util.find_spec("ucxx"):
+        assert facts["ucx"]["library"].startswith("/")
+        assert "posix" in facts["ucx"]["transports"]
+        assert "tcp" not in facts["ucx"]["transports"]
+
+
+def test_the_raw_answers_can_be_recorded() -> None:
+    raw = json.loads(python("", "-m", "hpcml.inside.probe", "--raw").stdout)
+    assert raw.keys() == {"nvml", "ucx"}
+    assert "error" in raw["nvml"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ucxx") is None, reason="ucxx is not installed (extra 'ucx')")
+def test_a_ucx_that_may_use_nothing_says_so() -> None:
+    code = "import json; from hpcml.inside import probe; print(json.dumps(probe.probe()))"
+    facts = json.loads(python(code, UCX_TLS="rc_mlx5_none").stdout)
+    assert "no transport" in facts["ucx_error"]
+    assert facts["ucx"]["version"]
+
+
+def test_the_caller_stays_as_it_was() -> None:
+    code = """
+import json, os, sys
+from hpcml.inside import probe
+before = (dict(os.environ), len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")))
+facts = probe.probe()
+after = (dict(os.environ), len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")))
+assert before == after, (before, after)
+assert not {"ucxx", "pynvml", "rmm", "cupy", "cuda", "numpy"} & sys.modules.keys()
+assert "libcuda" not in open("/proc/self/maps").read()
+try:
+    os.waitpid(-1, os.WNOHANG)
+except ChildProcessError:
+    print("no child is left")
+"""
+    done = python(code)
+    assert done.stdout == "no child is left\n", done.stderr
+
+
+@pytest.mark.parametrize(("ask", "words", "late"), [
+    ("time.sleep(60)", "NVML gave no answer within 1 s", ["nvml"]),
+    ("os.kill(os.getpid(), signal.SIGSEGV)", "the process that asked NVML was ended by SIGSEGV", []),
+    ("os._exit(3)", "the process that asked NVML gave no answer", []),
+    ("1 / 0", "ZeroDivisionError: division by zero", []),
+])  # fmt: skip
+def test_a_driver_that_hangs_or_crashes(ask: str, words: str, late: list[str]) -> None:
+    code = f"""
+import json, os, signal, time
+from hpcml.inside import probe, probe_gpus
+def ask_nvml():
+    {ask}
+probe_gpus.ask_nvml = ask_nvml
+print(json.dumps(probe.probe(ucx={{}}, deadline=1.0)))
+"""
+    began = time.monotonic()
+    facts = json.loads(python(code).stdout)
+    assert time.monotonic() - began < 30
+    assert (facts["gpu_error"], facts["late"], facts["gpus"]) == (words, late, [])
+
+
+def test_no_process_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> int:
+        raise OSError("Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", refuse)
+    facts = probe.probe(tree.build("leonardo", tmp_path), ucx={})
+    assert facts["gpu_error"] == "NVML was not asked, no process could be started: Resource temporarily unavailable"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pynvml") is None, reason="nvidia-ml-py is not installed")
+def test_every_function_of_nvml_that_is_called_by_name_exists() -> None:
+    import pynvml
+
+    names = set(re.findall(r'"(nvml\w+)"', Path(probe_gpus.__file__).read_text()))
+    assert len(names) > 15
+    assert {name for name in names if not hasattr(pynvml, name)} == set()
+    versions = {value: name for name, value in vars(pynvml).items() if name.startswith("NVML_NVLINK_VERSION_")}
+    for number, text in probe_gpus._NVLINK_VERSIONS.items():
+        assert versions.get(number, "").endswith(text.replace(".", "_")), number

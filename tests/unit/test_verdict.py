@@ -1,0 +1,378 @@
+"""The judgement on recorded and made-up measurements: above all, when it must say no.
+
+InfiniBand is untested on hardware: its counters are numbers put down here, its lanes are quoted from public logs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcml.inside import evidence, remedies, verdict
+from hpcml.inside.measurement import Measurement, NodeFacts, Pair, WorkerFacts
+
+FIXTURES = Path(__file__).resolve().parent.parent / "fixtures/fabric"
+GIB = 1024**3
+SENT = 2 * GIB  # by each worker, within its node and across nodes
+RC = (
+    "UCX  INFO  c inter-node cfg#2 tag(tcp/ib0)\nUCX  INFO  c inter-node cfg#3 tag(rc_mlx5/mlx5_0:1 rc_mlx5/mlx5_1:1)\n"
+)
+IPC = "UCX  INFO  c intra-node cfg#4 tag(tcp/lo cuda_ipc/cuda)\n"
+TCP = "UCX  INFO  c inter-node cfg#2 tag(tcp/ib0)\nUCX  INFO  c intra-node cfg#3 tag(tcp/lo)\n"
+WHEEL = "UCX  INFO  Version 1.21.0 (loaded from /opt/venv/lib/python3.12/site-packages/libucx/lib/libucp.so)\n"
+FAST = ("tcp", "rc_mlx5", "ud_mlx5", "cuda_copy", "cuda_ipc", "sysv", "posix", "self")
+SLOW = ("tcp", "cuda_copy", "cuda_ipc", "cma", "sysv", "posix", "self")
+
+Table = dict[str, Any]
+
+
+def log(name: str) -> str:
+    return (FIXTURES / f"{name}.log").read_text()
+
+
+def port(tx: float | None, rx: float | None, state: str = "ACTIVE", layer: str = "InfiniBand") -> Table:
+    return {"tx": tx, "rx": rx, "state": state, "layer": layer, "rate": 12_500_000_000}
+
+
+def interface(moved: float, kind: int = 1, *, lower: bool = False) -> Table:
+    return {"tx": moved, "rx": moved, "type": kind, "lower": lower}
+
+
+def gpu(index: int, moved: float | None, peers: Sequence[str] | None, links: int = 18) -> Table:
+    return {"index": index, "links": links, "tx": moved, "rx": moved, "peers": peers, "why": ""}
+
+
+def moved(
+    *, ib: Mapping[str, Table] | None = None, ib0: float = 0.0, eth0: float = 0.0, lo: float = 0.0, nvlink: Any = "all"
+) -> Table:
+    """Return a node's difference of counters; by default RDMA and NVLink carried everything of two workers."""
+    ports = {"mlx5_0:1": port(SENT * 1.02, SENT * 1.02), "mlx5_1:1": port(SENT * 1.02, SENT * 1.02)}
+    gpus = {"GPU-a": gpu(0, SENT * 1.01, ["GPU-b"]), "GPU-b": gpu(1, SENT * 1.01, ["GPU-a"])}
+    return {
+        "seconds": 1.0,
+        "infiniband": ports if ib is None else ib,
+        "interfaces": {"ib0": interface(ib0, 32), "eth0": interface(eth0), "lo": interface(lo, 772)},
+        "nvlink": gpus if nvlink == "all" else nvlink,
+        "nvlink_why": "",
+    }
+
+
+def measured(
+    tables: Mapping[str, Table],
+    *,
+    said: str = RC + IPC,
+    transports: Sequence[str] = FAST,
+    environment: Mapping[str, str] | None = None,
+    **changes: Any,
+) -> Measurement:
+    """Return transfers between two workers within each node and around the ring of nodes."""
+    names = list(tables)
+    pairs = [
+        Pair(f"{node}-{one}", f"{node}-{1 - one}", "within", SENT, SENT / 104 / GIB)
+        for node in tables
+        for one in (0, 1)
+    ]
+    if len(names) > 1:
+        ring = zip(names, [*names[1:], names[0]], strict=True)
+        pairs += [
+            Pair(f"{one}-{k}", f"{two}-{k}", "across", SENT, SENT / 22 / GIB) for one, two in ring for k in (0, 1)
+        ]
+    workers = {
+        f"{node}-{k}": WorkerFacts(
+            node, ("GPU-a", "GPU-b")[k], transports, evidence.parse_ucx_log(said), "1.21.0", environment or {}
+        )
+        for node in tables
+        for k in (0, 1)
+    }
+    facts: Table = {"protocol": "ucx", "memory": "cuda", "pairs": pairs, "workers": workers, "nccl": None}
+    facts["nodes"] = {node: NodeFacts(table, None) for node, table in tables.items()}
+    return Measurement(**{**facts, **changes})
+
+
+def two(**changes: Any) -> Measurement:
+    return measured({"n1": moved(), "n2": moved()}, **changes)
+
+
+def both(**way: Any) -> dict[str, Table]:
+    return {"n1": moved(**way), "n2": moved(**way)}
+
+
+STILL: dict[str, Table] = {"mlx5_0:1": port(0, 0), "mlx5_1:1": port(0, 0)}
+
+
+# Yes.
+
+
+def test_fast_wires_proven() -> None:
+    found = verdict.decide(two())
+    assert (
+        found.line
+        == "UCX: cuda_ipc over NVLink within nodes 104 GiB/s; rc_mlx5 on mlx5_0, mlx5_1 across nodes 22 GiB/s"
+    )
+    assert found.ok
+    assert (found.remedy, found.problems, found.worst) == ("", (), ())
+    assert found.within is not None
+    assert found.within.proof[0] == "n1: NVLink moved 4.0 GiB of 4.0 GiB, loopback 0 B"
+    assert found.across is not None
+    assert found.across.proof[1] == "n2: InfiniBand ports moved 4.1 GiB of 4.0 GiB, IP interfaces 0 B"
+    assert [verdict.judge(policy, found) for policy in ("none", "warn", "rdma")] == ["", "", ""]
+
+
+def test_lanes_as_jsc_has_them() -> None:
+    said = log("ucx-rc-and-cuda_ipc")  # with InfiniBand within nodes too, and shared memory
+    found = verdict.decide(two(said=said))
+    assert found.ok
+    assert found.across is not None
+    assert found.across.devices == ("mlx5_0:1", "mlx5_1:1")  # four are wired, two of them moved
+
+
+@pytest.mark.parametrize("transport", ["rc_mlx5", "rc_verbs", "dc_mlx5", "ud_verbs", "srd", "gga_mlx5", "rc"])
+def test_all_of_ucxs_rdma_counts_and_nothing_else(transport: str) -> None:
+    found = verdict.decide(two(said=f"UCX  INFO  c inter-node cfg#3 tag({transport}/dev_0:1)\n{IPC}"))
+    assert found.ok
+    assert f"{transport} on" in found.line
+    for other in ("tcp", "cuda_ipc", "sysv", "crc_mlx5", "udp"):
+        assert not remedies.RDMA.fullmatch(other)
+
+
+def test_a_counter_that_cannot_be_read_is_made_up_for_by_the_others() -> None:
+    silent = {"mlx5_0:1": port(None, None)}
+    found = verdict.decide(measured(both(ib=silent)))
+    assert found.ok
+    assert "cannot be read" in str(found.across and found.across.proof)
+    nodes = both(ib=silent)
+    nodes["n2"]["interfaces"] = {}
+    assert not verdict.decide(measured(nodes)).ok
+    assert not verdict.decide(measured(both(ib=silent), said=RC.replace("tcp/ib0", "other/dev") + IPC)).ok
+    assert not verdict.decide(measured(both(ib=silent, eth0=SENT))).ok
+    assert verdict.decide(measured({"n1": moved(nvlink=None)})).ok
+    assert not verdict.decide(measured({"n1": moved(nvlink=None, lo=2 * SENT)})).ok
+    assert not verdict.decide(measured({"n1": moved(nvlink=None)}, said=IPC.replace("tcp/lo", "sysv/memory"))).ok
+
+
+def test_infiniband_within_a_node_is_told_from_what_goes_across() -> None:
+    said = RC + IPC.replace("tcp/lo", "rc_mlx5/mlx5_0:1")
+    found = verdict.decide(measured(both(nvlink=None), said=said))
+    assert found.within is not None
+    assert (found.within.ok, found.within.transports) == (True, ("cuda_ipc",))
+    twice = {"mlx5_0:1": port(4 * SENT, 4 * SENT)}
+    found = verdict.decide(measured(both(nvlink=None, ib=twice), said=said))
+    assert found.within is not None
+    assert not found.within.ok
+
+
+def test_gpus_without_nvlink() -> None:
+    gpus = {"GPU-a": gpu(0, None, [], 0), "GPU-b": gpu(1, None, [], 0)}
+    found = verdict.decide(measured({"n1": moved(nvlink=gpus)}))
+    assert found.line == "UCX: cuda_ipc over PCIe within nodes 104 GiB/s"
+    assert found.ok
+    assert not verdict.decide(measured({"n1": moved(nvlink=gpus)}, said=IPC.replace("tcp/lo", "sysv/memory"))).ok
+    # UCX 1.21 wires cuda_ipc there and may send by TCP all the same (openucx/ucx issue 11046, pull request 7566).
+    assert not verdict.decide(measured({"n1": moved(nvlink=gpus, lo=2 * SENT)}, said=log("ucx-tcp-and-cuda_ipc"))).ok
+
+
+def test_gpus_joined_in_pairs() -> None:
+    names = ["GPU-a", "GPU-b", "GPU-c"]
+    gpus = {"GPU-a": gpu(0, SENT, ["GPU-b"], 4), "GPU-b": gpu(1, SENT, ["GPU-a"], 4), "GPU-c": gpu(2, 0, [], 4)}
+    workers = {f"n1-{k}": WorkerFacts("n1", str(k), FAST, evidence.parse_ucx_log(IPC)) for k in range(3)}
+    pairs = [Pair(f"n1-{k}", f"n1-{(k + 1) % 3}", "within", SENT, 0.1) for k in range(3)]
+    made = measured({"n1": moved(nvlink=gpus)}, workers=workers, pairs=pairs)
+    found = verdict.decide(made)
+    assert found.within is not None
+    assert (found.within.over, found.ok) == ("NVLink and PCIe", True)
+    shared = {name: WorkerFacts("n1", facts.gpu, FAST, evidence.parse_ucx_log(IPC.replace("tcp/lo", "sysv/memory")))
+              for name, facts in workers.items()}  # fmt: skip
+    assert not verdict.decide(measured({"n1": moved(nvlink=gpus)}, workers=shared, pairs=pairs)).ok
+    gpus |= {name: gpu(index, 0, ["GPU-a", "GPU-b"], 4) for index, name in enumerate(names)}
+    assert not verdict.decide(made).ok
+
+
+def test_what_was_moved_before_the_timing_counts() -> None:
+    pairs = [Pair("n1-0", "n2-0", "across", SENT // 8, 0.01, moved=8 * SENT)]
+    assert not verdict.decide(two(pairs=pairs)).ok
+    assert verdict.decide(two(pairs=[Pair("n1-0", "n2-0", "across", SENT // 8, 0.01)])).ok
+
+
+# No.
+
+
+def test_forced_to_tcp() -> None:
+    made = measured(
+        both(ib=STILL, eth0=2 * SENT, lo=2 * SENT, nvlink={"GPU-a": gpu(0, 0, ["GPU-b"]), "GPU-b": gpu(1, 0, ["GPU-a"])}),
+        said=log("ucx-forced-tcp"), transports=("tcp", "cuda_copy"))  # fmt: skip
+    found = verdict.decide(made)
+    assert not found.ok
+    assert found.line == (
+        "UCX fell back to tcp on eth0 across nodes (UCX_TLS=tcp,cuda_copy leaves InfiniBand out): 22 GiB/s where the"
+        " ports carry 23 GiB/s; UCX fell back to tcp on lo within nodes (UCX_TLS=tcp,cuda_copy leaves cuda_ipc out):"
+        " 104 GiB/s; remedy: take UCX_TLS out of the environment that submits, and of the profile's"
+    )
+    assert verdict.judge("none", found) == ""
+    for policy in ("warn", "rdma"):
+        assert verdict.judge(policy, found).startswith("tcp carries the bytes across nodes (UCX_TLS=tcp,cuda_copy")
+
+
+def test_pips_ucx_has_no_infiniband() -> None:
+    found = verdict.decide(measured(both(ib=STILL, eth0=2 * SENT), said=WHEEL + TCP + IPC, transports=SLOW))
+    assert not found.ok
+    assert "tcp on eth0 across nodes (this UCX, the one of pip's libucx, has no InfiniBand support)" in found.line
+    assert "cuda_ipc over NVLink within nodes 104 GiB/s" in found.line
+    assert found.remedy == remedies.PIP_REMEDY
+    assert found.line.endswith(found.remedy)
+
+
+def test_lanes_promise_what_no_counter_shows() -> None:
+    found = verdict.decide(measured(both(ib=STILL)))
+    assert not found.ok
+    assert found.problems == (
+        "rc_mlx5 is wired across nodes, but the InfiniBand ports of n1 and n2 did not move by what was sent (why is not"
+        " known)",
+    )
+    assert "UCX_PROTO_INFO=y" in found.remedy
+
+
+def test_ip_over_infiniband_moves_the_ports_too() -> None:
+    found = verdict.decide(measured(both(ib0=2 * SENT)))
+    assert not found.ok
+    assert found.across is not None
+    assert (found.across.transports, found.across.devices) == (("tcp",), ("ib0",))
+
+
+@pytest.mark.parametrize("way", ["tx", "rx"])
+def test_what_ip_over_infiniband_moved_is_not_rdmas(way: str) -> None:
+    nodes = both()
+    nodes["n1"]["interfaces"]["ib0"][way] = 0.45 * 2 * SENT  # too little to say that IP carried the bytes
+    assert not verdict.decide(measured(nodes)).ok
+
+
+def test_ports_that_move_prove_nothing_without_an_rdma_lane() -> None:
+    assert not verdict.decide(two(said=TCP + IPC)).ok
+
+
+def test_other_traffic_on_the_ports_does_not_prove_rdma() -> None:
+    busy = {"mlx5_0:1": port(50 * SENT, 50 * SENT)}  # Lustre, say
+    assert not verdict.decide(measured(both(ib=busy, eth0=2 * SENT))).ok
+
+
+def test_bonds_and_vlans_are_not_counted_twice() -> None:
+    way = both()
+    for table in way.values():
+        table["interfaces"]["bond0"] = interface(4 * SENT, lower=True)
+    assert verdict.decide(measured(way)).ok
+
+
+@pytest.mark.parametrize("way", ["tx", "rx"])
+def test_both_directions_of_every_node_must_show_it(way: str) -> None:
+    nodes = both()
+    for facts in nodes["n2"]["infiniband"].values():
+        facts[way] = 0
+    found = verdict.decide(measured(nodes))
+    assert not found.ok
+    assert "the InfiniBand ports of n2 did not move" in found.problems[0]
+    assert found.across is not None
+    assert found.across.proof[1].startswith("n2: InfiniBand ports moved 0 B of 4.0 GiB")
+
+
+def test_one_node_of_three_that_falls_back() -> None:
+    nodes = {"n1": moved(), "n2": moved(), "n3": moved(ib={}, eth0=2 * SENT)}
+    nodes["n1"]["infiniband"] = {"mlx5_0:1": port(2 * SENT, 0)}  # n1 gets from n3 over TCP, and n2 gives to it
+    nodes["n2"]["infiniband"] = {"mlx5_0:1": port(0, 2 * SENT)}
+    nodes["n1"]["interfaces"]["eth0"] = {"tx": 0, "rx": 2 * SENT, "type": 1, "lower": False}
+    nodes["n2"]["interfaces"]["eth0"] = {"tx": 2 * SENT, "rx": 0, "type": 1, "lower": False}
+    found = verdict.decide(measured(nodes))
+    assert not found.ok
+    assert "n3 has no InfiniBand device" in found.line
+    nodes["n4"] = moved()
+    found = verdict.decide(measured(nodes))
+    assert found.across is not None
+    assert found.across.transports == ("rc_mlx5", "tcp")
+    assert found.across.doubt.startswith("tcp carries the bytes of n1, n2 and n3 across nodes")
+
+
+def test_nvlink_that_stood_still() -> None:
+    gpus = {"GPU-a": gpu(0, 0, ["GPU-b"]), "GPU-b": gpu(1, 0, None)}
+    found = verdict.decide(measured({"n1": moved(nvlink=gpus)}))
+    assert not found.ok
+    assert "cuda_ipc is wired within nodes, but on n1 NVLink moved 0 B of 4.0 GiB" in found.line
+    fallen = verdict.decide(measured({"n1": moved(nvlink=gpus, lo=2 * SENT)}))
+    assert fallen.line.startswith("UCX fell back to tcp on lo within nodes")
+
+
+def test_staged_through_shared_memory() -> None:
+    said = "UCX  INFO  c intra-node cfg#4 tag(sysv/memory cma/memory cuda_copy/cuda)\n"
+    found = verdict.decide(measured({"n1": moved(nvlink=None)}, said=said))
+    assert not found.ok
+    assert found.line.startswith("UCX: no cuda_ipc is wired within nodes")
+    assert found.within is not None
+    assert found.within.transports == ("cma", "sysv")
+
+
+def test_no_log_no_counters() -> None:
+    found = verdict.decide(measured({"n1": {}, "n2": {}}, said="", transports=()))
+    assert not found.ok
+    assert "UCX has not said which lanes it wired across nodes" in found.line
+    assert not verdict.decide(measured({"n1": {}, "n2": {}})).ok
+
+
+# Why, and what to do.
+
+
+@pytest.mark.parametrize(
+    ("change", "reason", "remedy"),
+    [
+        ({"environment": {"UCX_TLS": "^ib"}}, "UCX_TLS=^ib leaves InfiniBand out", "UCX_TLS"),
+        ({"environment": {"UCX_TLS": "^rc,dc_mlx5,ud"}}, "leaves InfiniBand out", "UCX_TLS"),
+        ({"environment": {"UCX_NET_DEVICES": "eth0"}}, "UCX_NET_DEVICES=eth0 leaves mlx5_0:1 and mlx5_1:1 out", "UCX_NET_DEVICES"),
+        ({"ib": {}}, "n1 and n2 have no InfiniBand device", "partition"),
+        ({"ib": {"mlx5_0:1": port(0, 0, "DOWN")}}, "on n1 mlx5_0:1 is DOWN", "--exclude=n1"),
+        ({"transports": SLOW, "said": WHEEL + TCP}, "pip's libucx", "conda-forge"),
+        ({"transports": SLOW, "said": TCP}, "this UCX offers no InfiniBand transport", "rdma-core"),
+        ({"transports": SLOW, "said": TCP + log("ucx-memlock")}, "locked memory is limited on n1", "LimitMEMLOCK"),
+        ({"said": TCP, "probe": {"limits": {"locked_memory": {"soft": 65536}}}}, "64 KiB on n1", "LimitMEMLOCK"),
+        ({"said": TCP, "probe": {"modules": {"verbs": []}}}, "/dev/infiniband is not there on n1", "--bind"),
+        ({"said": TCP, "probe": {"limits": {"locked_memory": {"soft": None}}, "modules": {"verbs": ["uverbs0"]}}}, "why is not known", "UCX_PROTO_INFO"),
+        ({"environment": {"UCX_TLS": "rc,cuda"}}, "why is not known", "UCX_PROTO_INFO"),
+        ({"environment": {"UCX_TLS": "^rc"}}, "why is not known", "UCX_PROTO_INFO"),
+        ({"environment": {"UCX_TLS": "^tcp", "UCX_NET_DEVICES": "mlx5_1"}}, "why is not known", "UCX_PROTO_INFO"),
+    ],
+)  # fmt: skip
+def test_why_not_infiniband(change: Table, reason: str, remedy: str) -> None:
+    nodes = both(ib=change.pop("ib", STILL), eth0=2 * SENT)
+    probe = change.pop("probe", None)
+    facts = {name: NodeFacts(table, probe) for name, table in nodes.items()}
+    found = verdict.decide(measured(nodes, **{"nodes": facts, **change}))
+    assert not found.ok
+    assert reason in found.line
+    assert remedy in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("change", "reason", "remedy"),
+    [
+        ({"environment": {"UCX_TLS": "tcp,cuda_copy"}}, "UCX_TLS=tcp,cuda_copy leaves cuda_ipc out", "UCX_TLS"),
+        ({"environment": {"UCX_TLS": "^cuda_ipc"}}, "leaves cuda_ipc out", "UCX_TLS"),
+        ({"environment": {"CUDA_VISIBLE_DEVICES": "0"}}, "n1-0 sees no GPU but its own", "--gpus-per-task"),
+        ({"transports": ("tcp", "rc_mlx5")}, "this UCX offers no cuda_ipc", "built with CUDA"),
+        ({"memory_resource": "CudaAsyncMemoryResource"}, "RMM's CudaAsyncMemoryResource", "rmm_pool_size"),
+        ({"memory_resource": "ManagedMemoryResource"}, "RMM's ManagedMemoryResource", "rmm_pool_size"),
+        ({"environment": {"UCX_TLS": "all", "CUDA_VISIBLE_DEVICES": "0,1"}, "memory_resource": "PoolMemoryResource"}, "why is not known", "namespaces"),
+    ],
+)  # fmt: skip
+def test_why_not_cuda_ipc(change: Table, reason: str, remedy: str) -> None:
+    gpus = {"GPU-a": gpu(0, 0, ["GPU-b"]), "GPU-b": gpu(1, 0, ["GPU-a"])}
+    log_facts = evidence.parse_ucx_log(IPC)
+    workers = {f"n1-{k}": WorkerFacts("n1", str(k), **{"transports": FAST, "log": log_facts, **change}) for k in (0, 1)}
+    found = verdict.decide(measured({"n1": moved(nvlink=gpus, lo=2 * SENT)}, workers=workers))
+    assert not found.ok
+    assert reason in found.line
+    assert remedy in found.remedy
+
+
+def test_ports_that_rdma_leaves_idle() -> None:
+    found = verdict.decide(two(pairs=[Pair("n1-0", "n2-0", "across", SENT, 1.0)]))
+    assert found.ok
+    assert found.problems == ("n1 sends 2.0 GiB/s across nodes, of 23 GiB/s that its InfiniBand ports carry",)
+    assert "nvidia_peermem" in found.remedy

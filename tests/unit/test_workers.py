@@ -1,0 +1,95 @@
+"""What the workers are told: amounts of GPU memory, contradictions, the protocol, shared variables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcml import config, schema, workers
+from hpcml.errors import ConfigError, UsageError
+from hpcml.jobs import JobSpec
+
+
+def site(**table: Any) -> schema.Site:
+    layers = config.Layers()
+    layers.add(table, "test")
+    return config.build(schema.Site, layers)
+
+
+def spec(protocol: str = "") -> JobSpec:
+    return JobSpec(script=Path("/x/job.py"), arguments=(), cwd=Path("/x"), protocol=protocol)
+
+
+def test_no_gpu_means_cpu_workers() -> None:
+    assert workers.gpu_settings(site(), 0) is None
+
+
+def test_defaults_of_a_gpu_worker() -> None:
+    made = workers.gpu_settings(site(), 4)
+    assert made is not None
+    assert (made.count, made.cuda, made.rmm_pool_size, made.device_memory_limit) == (4, "", -1.0, 0.8)
+    assert made.rmm_maximum_pool_size is None
+    assert made.rmm_allocator_libs == ("cupy",)
+
+
+@pytest.mark.parametrize(("text", "amount"), [
+    ("0.5", 0.5), ("1.0", 1.0), ("40G", 40 * 1024.0**3), ("512M", 512 * 1024.0**2), ("none", None), ("", None), ("0", None),
+])  # fmt: skip
+def test_amounts(text: str, amount: float | None) -> None:
+    made = workers.gpu_settings(site(gpu={"rmm_pool_size": text}), 1)
+    assert made is not None
+    assert made.rmm_pool_size == amount
+
+
+@pytest.mark.parametrize("chosen", [{"rmm_async": True}, {"rmm_managed_memory": True}])
+def test_the_automatic_pool_gives_way_to_another_allocator(chosen: dict[str, Any]) -> None:
+    made = workers.gpu_settings(site(gpu=chosen), 1)
+    assert made is not None
+    assert made.rmm_pool_size is None
+
+
+@pytest.mark.parametrize(("gpu", "words"), [
+    ({"rmm_async": True, "rmm_managed_memory": True}, "gpu.rmm_async does not go with gpu.rmm_managed_memory"),
+    ({"rmm_release_threshold": "1G"}, "gpu.rmm_release_threshold does not go with gpu.rmm_async = false"),
+    ({"cudf_spill_stats": 1}, "gpu.cudf_spill_stats does not go with gpu.cudf_spill = false"),
+    ({"rmm_allocator_libs": ["jax"]}, "RMM cannot allocate for 'jax'"),
+    ({"rmm_pool_size": "lots"}, "'lots' is not an amount of GPU memory"),
+    ({"device_memory_limit": "-3"}, "'-3' is not an amount of GPU memory"),
+    ({"rmm_maximum_pool_size": "10K"}, "'10K' is less than 1 MiB"),
+])  # fmt: skip
+def test_what_dask_cuda_would_refuse_on_the_node_is_refused_at_once(gpu: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        workers.gpu_settings(site(gpu=gpu), 1)
+    assert words in str(caught.value)
+    assert caught.value.place.startswith("gpu.")
+    assert workers.gpu_settings(site(gpu=gpu), 0) is None  # not a word of it where there is no GPU
+
+
+@pytest.mark.parametrize(("asked", "profile", "chosen"), [
+    ("", "auto", "auto"), ("", "ucx", "ucx"), ("ucx", "tls", "ucx"), ("tcp", "ucx", "tls"), ("tls", "auto", "tls"),
+    ("auto", "tls", "auto"),
+])  # fmt: skip
+def test_protocol(asked: str, profile: str, chosen: str) -> None:
+    assert workers.protocol(site(network={"protocol": profile}), spec(asked)) == chosen
+
+
+def test_no_such_protocol() -> None:
+    with pytest.raises(UsageError, match="no protocol 'ib'"):
+        workers.protocol(site(), spec("ib"))
+
+
+def test_resources() -> None:
+    assert workers.worker_resources(site(workers={"resources": ["GPU=1", "disk=1e9"]})) == (("GPU", 1.0), ("disk", 1e9))
+    with pytest.raises(ConfigError, match="'GPU' is not NAME=NUMBER"):
+        workers.worker_resources(site(workers={"resources": ["GPU"]}))
+
+
+def test_shared_variables() -> None:
+    assert workers.shared_environment(site(), 0, "") == ()
+    made = dict(workers.shared_environment(site(network={"interface": "ib0"}, gpu={"cudf_spill": True}), 4, ""))
+    assert made["NCCL_SOCKET_IFNAME"] == "ib0"
+    assert made["CUDF_SPILL"] == "on"
+    assert made["RAPIDS_NO_INITIALIZE"] == "1"
+    assert dict(workers.shared_environment(site(), 0, "ucx")) == {"UCX_WARN_UNUSED_ENV_VARS": "n"}
