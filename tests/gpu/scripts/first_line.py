@@ -1,0 +1,39 @@
+"""Connect, see all workers, and leave behind when that was: the script of every contender in the bring-up."""
+
+import time
+
+BEGUN = time.time()
+
+import argparse  # noqa: E402 - the first line is when this process gets to it
+import json  # noqa: E402
+import os  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+from distributed import Client  # noqa: E402
+
+DEADLINE = 120
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("workers", type=int)
+    parser.add_argument("--scheduler-file", default="")
+    options = parser.parse_args()
+    by_hand = options.scheduler_file
+    client = Client(scheduler_file=by_hand, timeout=DEADLINE) if by_hand else Client()
+    client.wait_for_workers(options.workers, timeout=DEADLINE)
+    usable = time.time()
+    events = client.get_events("all")
+    registered = [when for when, what in events if isinstance(what, dict) and what.get("action") == "add-worker"]
+    result = Path(os.environ["GPU_TIER_FOLDER"]) / "result.json"
+    new = result.with_suffix(".new")
+    new.write_text(json.dumps({"begun": BEGUN, "usable": usable, "registered": sorted(registered)}))
+    new.rename(result)
+    if by_hand:
+        client.shutdown()
+    else:
+        client.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""dask-cuda's merge benchmark on its own LocalCUDACluster and on an hpcml run: the same code, data and memory.
+
+Both clusters work on the same GPUs of one node, take turns, and are started anew for every round, so that what is
+compared is the throughput of the cluster that a user gets: placement, transports, memory pool and authentication. With
+``tcp`` hpcml's connections are encrypted (TLS) and the other's are not: that ratio is told, not judged.
+"""
+
+from __future__ import annotations
+
+import statistics
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from harness import SCRIPTS, Case, HarnessError, World, last_lines, read_json
+from results import Result, failure, result
+
+DEADLINE = 240
+ABOUT = 45  # seconds of one cluster with its benchmarks
+ENOUGH = 0.95  # hpcml's throughput over the other's
+LARGE, SMALL = 100_000_000, 50_000_000  # rows of a chunk
+LARGE_NEEDS_MIB = 60_000  # of GPU memory
+RUNS = 3
+
+
+def cases(world: World) -> list[Case]:
+    """Return a case for each number of GPUs and each protocol; UCX first, then how much it gains over TCP."""
+    shared: dict[str, float] = {}
+    counts = [count for count in (2, 4) if count <= world.gpus]
+    if world.cpu_only:
+        counts = counts[:1]
+    found = [
+        Case(f"{count} GPUs, {protocol}", ABOUT * 2, partial(_measure, world, count, protocol, shared))
+        for count in counts
+        for protocol in ("ucx", "tcp")
+    ]
+    return found or [Case("merge", 0, lambda: [failure("merge", "it needs two GPUs")])]
+
+
+def rows(world: World) -> list[int]:
+    """Return the sizes that fit into the GPUs' memory."""
+    if world.cpu_only:
+        return [200_000]
+    return [SMALL, LARGE] if world.memory_mib >= LARGE_NEEDS_MIB else [SMALL // 5]
+
+
+def _measure(world: World, count: int, protocol: str, shared: dict[str, float]) -> list[Result]:
+    world.shape(1, count)
+    found: dict[str, list[dict[str, Any]]] = {"hpcml": [], "local": []}
+    errors: list[str] = []
+    for number in range(min(world.rounds, 2)):
+        for name in ("local", "hpcml")[:: -1 if number % 2 else 1]:
+            if world.left() < ABOUT and all(found.values()):
+                break
+            try:
+                found[name].append(
+                    _hpcml(world, count, protocol) if name == "hpcml" else _local(world, count, protocol)
+                )
+            except HarnessError as error:
+                errors.append(f"{name}: {error}")
+    return summary(count, protocol, rows(world), found, errors, shared)
+
+
+def summary(
+    count: int, protocol: str, sizes: list[int], found: dict[str, list[dict[str, Any]]], errors: list[str],
+    shared: dict[str, float],
+) -> list[Result]:  # fmt: skip
+    """Return one result for each size: throughputs of both, their ratio, and that of UCX over TCP once both are known."""
+    results = []
+    for size in sizes:
+        title = f"{count} GPUs, {protocol}, {size // 1_000_000}M rows"
+        values = {name: [one[str(size)] for one in many if str(size) in one] for name, many in found.items()}
+        if not all(values.values()):
+            results.append(failure(title, "; ".join(errors) or "no time was left"))
+            continue
+        throughput = {name: statistics.median(one["gib_s"] for one in many) for name, many in values.items()}
+        pairs = {name: statistics.median(one["pair_gib_s"] for one in many) for name, many in values.items()}
+        ratio = throughput["hpcml"] / throughput["local"]
+        figures: dict[str, Any] = {
+            "hpcml_gib_s": round(throughput["hpcml"], 3), "local_gib_s": round(throughput["local"], 3),
+            "hpcml_pair_gib_s": round(pairs["hpcml"], 3), "local_pair_gib_s": round(pairs["local"], 3),
+            "hpcml_s": round(statistics.median(one["wall_s"] for one in values["hpcml"]), 4),
+            "local_s": round(statistics.median(one["wall_s"] for one in values["local"]), 4),
+            "rounds": len(values["hpcml"]), "each": values,
+        }  # fmt: skip
+        shared[f"{count} {protocol} {size}"] = throughput["hpcml"]
+        other = shared.get(f"{count} ucx {size}")
+        if protocol == "tcp" and other:
+            figures["ucx_over_tcp"] = round(other / throughput["hpcml"], 2)
+        low = (
+            ""
+            if ratio >= ENOUGH or protocol == "tcp"
+            else f"hpcml has {ratio:.2f} of the other's throughput, {ENOUGH} is expected"
+        )
+        results.append(result(title, ok=not low and not errors, figures=figures, ratio=round(ratio, 3),
+                              error="; ".join([*errors, low] if low else errors)))  # fmt: skip
+    return results
+
+
+def _arguments(world: World, count: int, protocol: str, folder: Path) -> list[str]:
+    devices = ",".join(str(number) for number in range(count))
+    words = ["--result", str(folder / "result.json"), "--rows", ",".join(str(size) for size in rows(world))]
+    words += ["--protocol", protocol, "--devices", devices, "--runs", str(RUNS)]
+    return [*words, "--cpu"] if world.cpu_only else [*words, "--pool", str(world.pool)]
+
+
+def _local(world: World, count: int, protocol: str) -> dict[str, Any]:
+    folder = world.folder("merge-local")
+    words = [world.python, str(SCRIPTS / "merge.py"), "local", *_arguments(world, count, protocol, folder)]
+    done = world.command(words, timeout=DEADLINE, cwd=folder)
+    if not (folder / "result.json").exists():
+        raise HarnessError(f"exit status {done.status}\n{last_lines(done.output)}")
+    return read_json(folder / "result.json")
+
+
+def _hpcml(world: World, count: int, protocol: str) -> dict[str, Any]:
+    folder = world.folder("merge-hpcml")
+    settings = ["workers.per_node=2"] if world.cpu_only else [
+        f"gpu.rmm_pool_size={world.pool >> 30}G", "gpu.device_memory_limit=none"]  # fmt: skip
+    run = world.submit(SCRIPTS / "merge.py", ["run", *_arguments(world, count, protocol, folder)], nodes=1, gpus=count,
+                       settings=[*settings, "fabric.require=none"], protocol=protocol, timeout=DEADLINE)  # fmt: skip
+    if not (folder / "result.json").exists():
+        raise HarnessError(run.why())
+    return read_json(folder / "result.json")

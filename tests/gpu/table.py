@@ -1,0 +1,169 @@
+#!/usr/bin/env python3
+"""Turn docs/benchmarks/gpu-*.json into the tables of docs/benchmarks/README.md, between its markers.
+
+python3 tests/gpu/table.py            write the page
+python3 tests/gpu/table.py --check    exit 1 if the page does not show what the files hold
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from results import SECTIONS, Document, Result, read
+
+FOLDER = Path(__file__).resolve().parent.parent.parent / "docs/benchmarks"
+PAGE = FOLDER / "README.md"
+BEGIN, END = "<!-- gpu tables: begin (tests/gpu/table.py) -->", "<!-- gpu tables: end -->"
+NOTHING = "No figures yet: nobody has run [tests/gpu](../../tests/gpu/README.md) and left its files here."
+LONGEST = 160  # characters of an error in a table
+
+Format = Callable[[Any], str]
+
+
+def number(digits: int, unit: str = "") -> Format:
+    """Return what writes a number with so many digits behind the point."""
+    return lambda value: f"{value:,.{digits}f}{unit}"
+
+
+def small(value: Any) -> str:
+    """Write a number that may be tiny."""
+    return f"{value:.1e}" if value else "0"
+
+
+def truth(value: Any) -> str:
+    """Write yes or no."""
+    return "yes" if value else "no"
+
+
+# The columns of each section: heading, key among a result's figures, how it is written.
+COLUMNS: dict[str, list[tuple[str, str, Format]]] = {
+    "smoke": [("slowest import", "slowest_import_s", number(1, " s")), ("UCX", "ucx", str), ("transports", "transports", str)],
+    "topology": [("GPUs seen", "gpus", str), ("probe", "probe_seconds", number(1, " s"))],
+    "verdict": [("status", "status", str), ("fast wire proven", "verdict_ok", truth), ("what hpcml says", "line", str),
+                ("check", "check_s", number(1, " s"))],
+    "kmeans": [("workers", "workers", str), ("rows", "rows", number(0)), ("read", "read_s", number(2, " s")),
+               ("fit", "fit_s", number(2, " s")), ("iterations", "iterations", str),
+               ("inertia off by", "inertia_difference", small), ("centres apart", "centre_distance", small)],
+    "auth": [("refused", "refused", truth), ("how", "how", str), ("plain", "plain_gib_s", number(1, " GiB/s")),
+             ("authenticated", "authenticated_gib_s", number(1, " GiB/s")),
+             ("plain connection", "plain_connect_ms", number(1, " ms")),
+             ("authenticated", "authenticated_connect_ms", number(1, " ms"))],
+    "bringup": [("runs", "runs", str), ("registered", "registered", number(2, " s")), ("usable", "usable", number(2, " s")),
+                ("least", "usable_least", number(2, " s")), ("most", "usable_most", number(2, " s")),
+                ("submit to usable", "submit_to_usable", number(2, " s")), ("wire checked", "fabric_checked", number(2, " s"))],
+    "merge": [("hpcml", "hpcml_gib_s", number(2, " GiB/s")), ("LocalCUDACluster", "local_gib_s", number(2, " GiB/s")),
+              ("pair, hpcml", "hpcml_pair_gib_s", number(1, " GiB/s")), ("pair, Local", "local_pair_gib_s", number(1, " GiB/s")),
+              ("UCX over TCP", "ucx_over_tcp", number(1, "×"))],
+}  # fmt: skip
+RATIO = {"kmeans": "CPU fit / fit", "auth": "authenticated / plain", "bringup": "usable / by hand",
+         "merge": "hpcml / Local"}  # fmt: skip
+
+
+def cell(value: Any, form: Format) -> str:
+    """Return a value as a table's cell: one line, bars escaped, empty where there is none."""
+    return "" if value is None else re.sub(r"\s+", " ", form(value)).replace("|", "\\|")
+
+
+def state(result: Result) -> str:
+    """Return a result's verdict."""
+    if result.get("skipped"):
+        return cell(result["error"], str)
+    return "yes" if result["ok"] else f"**no**: {cell(result['error'][:LONGEST], str)}"
+
+
+def section_table(name: str, documents: list[Document]) -> list[str]:
+    """Return the lines of one section's table: all machines, all results; columns without any figure are left out."""
+    rows = [(document, result) for document in documents for result in document["results"]]
+    used = [column for column in COLUMNS[name] if any(column[1] in result["figures"] for _, result in rows)]
+    has_ratio = any(result["ratio"] is not None for _, result in rows)
+    head = [
+        "GPUs",
+        "what",
+        *(heading for heading, _, _ in used),
+        *([RATIO.get(name, "ratio")] if has_ratio else []),
+        "as expected",
+    ]
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for document, result in rows:
+        figures = result["figures"]
+        cells = [
+            str(document["gpus"]),
+            cell(result["name"], str),
+            *(cell(figures.get(key), form) for _, key, form in used),
+        ]
+        cells += [cell(result["ratio"], number(2))] if has_ratio else []
+        lines.append("| " + " | ".join([*cells, state(result)]) + " |")
+    for document in documents:
+        if document["error"]:
+            lines += ["", f"{document['gpus']} GPUs: {cell(document['error'][:LONGEST], str)}"]
+    return lines
+
+
+def origin(document: Document) -> str:
+    """Return where figures come from: date, machine, versions, command."""
+    gpus = document["machine"].get("gpus") or []
+    what = (
+        f"{document['gpus']} × {gpus[0]['name']}, driver {gpus[0]['driver']}"
+        if gpus
+        else document["machine"]["processor"]
+    )
+    versions = document["versions"]
+    named = ", ".join(
+        f"{name} {versions[name]}" for name in ("hpcml", "cudf", "dask-cuda", "ucxx", "libucx") if versions.get(name)
+    )
+    return f"{document['date'][:10]}, {what}; {named}; `{document['command']}`"
+
+
+def render(documents: list[Document]) -> str:
+    """Return the tables of all sections that have documents, each with where its figures come from."""
+    lines: list[str] = []
+    for name in SECTIONS:
+        chosen = [document for document in documents if document["section"] == name]
+        if not chosen:
+            continue
+        lines += [f"### {name}", "", *section_table(name, chosen), ""]
+        lines += [*(f"* {origin(document)}" for document in chosen), ""]
+    return "\n".join(lines).strip() or NOTHING
+
+
+def page_with(page: str, tables: str) -> str:
+    """Return the page with the tables between its markers.
+
+    Raises
+    ------
+    ValueError
+        If a marker is missing.
+    """
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"the page lacks {BEGIN} or {END}")
+    return f"{before}{BEGIN}\n\n{tables}\n\n{END}{after}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write the page, or say whether it is up to date."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the page is not up to date")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where the files and the page are")
+    options = parser.parse_args(arguments)
+    page = options.folder / PAGE.name
+    old = page.read_text(encoding="utf-8")
+    new = page_with(old, render(read(options.folder)))
+    if options.check and new != old:
+        print(f"{page} does not show what the files beside it hold. Run: python3 tests/gpu/table.py", file=sys.stderr)
+        return 1
+    if not options.check:
+        page.write_text(new, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

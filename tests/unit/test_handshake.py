@@ -1,0 +1,193 @@
+"""The handshake of UCX connections without UCX: two ends in memory, key files, doors and the log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcml.inside import secure, wire
+from hpcml.inside.handshake import HalfOpen, RefusedError, Talk, WireError, pack, read_key
+from hpcml.layout import AttemptPaths
+
+KEY, OTHER = b"k" * 32, b"o" * 32
+HERE, THERE = pack("10.0.0.1", 4711), pack("10.0.0.2", 4711)
+
+
+class End:
+    """One end of a connection in memory; ``sent`` is what it sent, ``changed`` what becomes of each message."""
+
+    def __init__(self, changed: dict[int, bytes] | None = None) -> None:
+        self.sent: list[bytes] = []
+        self.inbox: asyncio.Queue[bytes] = asyncio.Queue()
+        self.changed = changed or {}
+        self.other: End
+
+    async def send(self, buffer: bytes) -> None:
+        self.sent.append(buffer)
+        self.other.inbox.put_nowait(self.changed.get(len(self.sent), buffer))
+
+    async def recv(self, buffer: bytearray) -> None:
+        message = await asyncio.wait_for(self.inbox.get(), 0.2)
+        if len(message) > len(buffer):
+            raise OSError("truncated")
+        buffer[: len(message)] = message  # a shorter one is taken, as UCXX does
+
+
+def talk(
+    connector: bytes = KEY, listener: bytes = KEY, *, own: bytes = HERE, dialled: bytes = HERE,
+    says: dict[int, bytes] | None = None, answers: dict[int, bytes] | None = None,
+) -> tuple[Any, Any, End, End]:  # fmt: skip
+    """Let both ends prove themselves; return the exception of each (None if there is none) and the ends."""
+
+    async def run() -> tuple[Any, Any, End, End]:
+        one, two = End(says), End(answers)
+        one.other, two.other = two, one
+        results = await asyncio.gather(
+            Talk(one).prove_as_connector(connector, dialled), Talk(two).prove_as_listener(listener, {own}),
+            return_exceptions=True)  # fmt: skip
+        return *results, one, two
+
+    return asyncio.run(run())
+
+
+def test_both_hold_the_key() -> None:
+    connector, listener, one, two = talk()
+    assert connector is None
+    assert listener is None
+    assert (len(one.sent), len(two.sent)) == (2, 1)  # one and a half round trips
+    again = talk()[2]
+    assert not set(one.sent) & set(again.sent), "nonces are fresh"
+
+
+@pytest.mark.parametrize(("connector", "listener"), [(KEY, OTHER), (OTHER, KEY)])
+def test_one_holds_another_key(connector: bytes, listener: bytes) -> None:
+    first, second, one, _ = talk(connector, listener)
+    assert isinstance(first, RefusedError)
+    assert isinstance(second, TimeoutError)
+    assert len(one.sent) == 1, "the connector proves nothing to who has not proved itself"
+
+
+def test_messages_passed_on_to_another_listener() -> None:
+    """Who sits on the port of a worker that died cannot pass a connector's messages on to one that lives."""
+    _, listener, _, two = talk(own=THERE, dialled=HERE)
+    assert str(listener) == "it wanted 10.0.0.1 port 4711, which is not here"
+    assert not two.sent
+
+
+async def _attack(listener: End, attacker: End, hello: bytes, proof: bytes | None) -> None:
+    """Send a hello and then a proof, or what the listener itself sent as one."""
+    attacker.other, listener.other = listener, attacker
+    proving = asyncio.ensure_future(Talk(listener).prove_as_listener(KEY, {HERE}))
+    await attacker.send(hello)
+    answer = await asyncio.wait_for(attacker.inbox.get(), 5)
+    await attacker.send(answer[:1] + answer[33:] if proof is None else proof)
+    await proving
+
+
+@pytest.mark.parametrize("reflect", [False, True])
+def test_replay_and_reflection(reflect: bool) -> None:
+    """A recorded handshake opens nothing, nor does the listener's own proof."""
+    hello, proof = talk()[2].sent
+    with pytest.raises(RefusedError, match="it proved another key, or none"):
+        asyncio.run(_attack(End(), End(), hello, None if reflect else proof))
+
+
+def test_replay_to_a_connector() -> None:
+    answer = talk()[3].sent[0]
+    connector, *_ = talk(answers={1: answer})
+    assert isinstance(connector, RefusedError)
+
+
+@pytest.mark.parametrize("at", range(51))
+def test_any_changed_byte_of_the_hello(at: int) -> None:
+    first = bytearray(b"\x01" + HERE + secrets.token_bytes(32))
+    first[at] ^= 1
+    connector, listener, *_ = talk(says={1: bytes(first)})
+    assert isinstance(connector, RefusedError | TimeoutError)
+    assert isinstance(listener, RefusedError | TimeoutError)
+
+
+@pytest.mark.parametrize("message", [b"", b"\x01", b"\x01" * 32, bytes(33), b"\x01" + bytes(32)])
+def test_a_proof_that_is_none(message: bytes) -> None:
+    connector, listener, *_ = talk(says={2: message})
+    assert connector is None
+    assert isinstance(listener, RefusedError)
+
+
+def test_too_many_half_open_handshakes() -> None:
+    """The oldest gives way, and at once."""
+
+    async def main() -> list[str]:
+        doors, ended = HalfOpen(5, 2), []
+
+        async def one(name: str, seconds: float) -> None:
+            try:
+                async with doors.one():
+                    await asyncio.sleep(seconds)
+                ended.append(name)
+            except TimeoutError:
+                ended.append(f"{name} dropped")
+
+        begin = time.monotonic()
+        await asyncio.gather(one("a", 30), one("b", 0.4), one("c", 0.2))
+        assert time.monotonic() - begin < 4
+        return ended
+
+    assert asyncio.run(main()) == ["a dropped", "c", "b"]
+
+
+def test_nobody_fills_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    refusals = wire._Refusals()
+    traceback = "Unexpected error in listener handler coroutine\nTraceback …\nTimeoutError"
+    with caplog.at_level(logging.WARNING, "hpcml.wire"):
+        for _ in range(1000):
+            refusals.log("no answer in time")
+            assert not refusals.filter(logging.LogRecord("ucx", logging.ERROR, "", 1, traceback, (), None))
+        assert len(caplog.records) == wire.LINES_A_MINUTE
+        refusals._minute -= 61
+        refusals.log("no answer in time")
+    assert caplog.messages[-1].endswith(f"(and {2000 - wire.LINES_A_MINUTE} more before)")
+    assert refusals.filter(logging.LogRecord("ucx", logging.ERROR, "", 1, "something else", (), None))
+
+
+@pytest.mark.parametrize(("content", "mode", "said"), [
+    (32, 0o644, "others may use the key .*mode 0644, not 0600"), (32, 0o660, "mode 0660"), (31, 0o600, "no key of 32 bytes"),
+    (33, 0o600, "no key of 32 bytes"), (None, 0o600, "a file of your own")])  # fmt: skip
+def test_a_key_file_that_is_no_good(tmp_path: Path, content: int | None, mode: int, said: str) -> None:
+    path = tmp_path / "key"
+    os.mkfifo(path, mode) if content is None else path.write_bytes(bytes(content))
+    path.chmod(mode)
+    with pytest.raises(WireError, match=said):
+        read_key(path)
+
+
+def test_the_keys_of_an_attempt(tmp_path: Path) -> None:
+    paths = AttemptPaths(tmp_path / "attempt")
+    secure.make_ucx_key(paths)
+    assert len(read_key(paths.ucx_key)) == 32
+    assert paths.secret.stat().st_mode & 0o777 == 0o700
+    with pytest.raises(FileExistsError):
+        secure.make_ucx_key(paths)
+    (tmp_path / "link").symlink_to(paths.ucx_key)
+    with pytest.raises(OSError, match="symbolic links"):
+        read_key(tmp_path / "link")
+    secure.remove_secrets(paths)
+    assert not paths.ucx_key.exists()
+
+
+def test_the_environment_of_the_script(tmp_path: Path) -> None:
+    paths = AttemptPaths(tmp_path)
+    tls = secure.client_environment(paths, "tls://127.0.0.1:1")
+    assert not any("UCX" in name or "PRELOAD" in name for name in tls)
+    ucx = secure.client_environment(paths, "ucx://127.0.0.1:1")
+    added = {name: ucx[name] for name in ucx.keys() - tls.keys()}
+    preload = "DASK_DISTRIBUTED__CLIENT__PRELOAD"
+    assert added == {"HPCML_UCX_KEY": str(paths.ucx_key), preload: "['hpcml.inside.preload']"}
+    assert ucx["DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION"] == "True"
