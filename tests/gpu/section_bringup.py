@@ -26,7 +26,8 @@ unset BASH_ENV
 if [ -n "${SLURM_JOB_ID:-}" ] && [ ! -e "$GPU_TIER_FOLDER/start" ]; then printf '%s\\n' "$EPOCHREALTIME" >"$GPU_TIER_FOLDER/start"; fi
 """
 # The recipe of dask-cuda's documentation (examples, UCX) in one allocation: a scheduler file of this job, one worker task
-# per node that sees all its GPUs, a CUDA context before UCX everywhere, no sleep, no dashboards.
+# per node that sees all its GPUs, a CUDA context before UCX everywhere, no sleep, no dashboards. Not the default port:
+# UCX cannot bind one again for a minute after the last job on that node.
 SCRIPT = """\
 #!/bin/bash
 #SBATCH --job-name={job}
@@ -38,7 +39,7 @@ SCRIPT = """\
 #SBATCH --output={folder}/job.log
 export DASK_DISTRIBUTED_UCXX__CREATE_CUDA_CONTEXT={context}
 file={folder}/scheduler-$SLURM_JOB_ID.json
-{scheduler_pool}{python} -m dask scheduler --protocol {protocol} {interface} \\
+{scheduler_pool}{python} -m dask scheduler --port 0 --protocol {protocol} {interface} \\
   --scheduler-file "$file" --no-dashboard --dashboard-address 127.0.0.1:0 &
 srun --overlap --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_ON_NODE" --cpu-bind=none {bind} {python} -m dask {worker} \\
   --scheduler-file "$file" --protocol {protocol} {interface} --memory-limit {memory} --no-dashboard \\

@@ -2,155 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from hpcml.inside import secure
 from hpcml.layout import AttemptPaths
+from wire_roles import MEMORY, PEER, Cluster, environment, identity, running
 
 pytest.importorskip("distributed_ucxx", reason="distributed-ucxx is not installed (hpcml's extra ucx)")
 pytestmark = pytest.mark.local
-
-ROLE = """
-import asyncio, ctypes, sys
-from pathlib import Path
-role, key, scheduler = sys.argv[1:]
-if key:
-    from hpcml.inside import wire
-    wire.DEADLINE, wire.LINES_A_MINUTE = 3.0, 1000
-    wire.install(Path(key))
-from distributed import Scheduler, Worker
-
-async def main():
-    common = {"host": "127.0.0.1", "protocol": "ucx", "dashboard": False}
-    server = Scheduler(**common) if role == "scheduler" else Worker(scheduler, name=role, nthreads=1, **common)
-    await server
-    print("AT", server.address, ctypes.addressof(secret), flush=True)
-    while secret.value == b"a secret in memory":
-        await asyncio.sleep(0.05)
-    print("CHANGED", flush=True)
-    await server.finished()
-
-secret = ctypes.create_string_buffer(b"a secret in memory", 64)
-asyncio.run(main())
-"""
-# What every peer below begins with: the address it is sent against, and a key if it has one.
-PEER = """
-import asyncio, contextlib, os, sys
-from pathlib import Path
-from distributed.comm.addressing import parse_address, parse_host_port
-from distributed.comm.core import connect
-address, key = sys.argv[1:]
-location = parse_address(address)[1]
-host, port = parse_host_port(location)
-
-def install(deadline=10.0):
-    from hpcml.inside import wire
-    wire.DEADLINE = deadline
-    wire.install(Path(key))
-
-async def identity(patience=20):
-    comm = await connect(address, timeout=patience)
-    await comm.write({"op": "identity", "reply": True})
-    found = (await comm.read())["type"]
-    await comm.close()
-    return found
-
-async def dropped(ep):
-    async with asyncio.timeout(30):
-        while ep.alive:
-            await asyncio.sleep(0.02)
-"""
-IDENTITY = (
-    PEER
-    + """
-async def main():
-    if key:
-        install()
-    print(*await asyncio.gather(*(identity(PATIENCE) for _ in range(AT_ONCE))))
-asyncio.run(main())
-"""
-)
-
-
-def identity(patience: int = 30, at_once: int = 1) -> str:
-    return IDENTITY.replace("PATIENCE", str(patience)).replace("AT_ONCE", str(at_once))
-
-
-def environment(folder: Path, **more: str) -> dict[str, str]:
-    kept = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
-    return {**kept, "HOME": str(folder), "UCX_NET_DEVICES": "lo", "UCX_WARN_UNUSED_ENV_VARS": "n", **more}
-
-
-@dataclass
-class Cluster:
-    """A scheduler and workers in processes of their own; ``key`` is empty for Dask as it comes."""
-
-    folder: Path
-    key: str
-    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
-    addresses: dict[str, str] = field(default_factory=dict)
-    secrets: dict[str, str] = field(default_factory=dict)
-
-    def start(self, role: str) -> None:
-        with self.log(role).open("wb") as log:
-            command = [sys.executable, "-c", ROLE, role, self.key, self.addresses.get("scheduler", "")]
-            self.processes[role] = subprocess.Popen(command, stdout=log, stderr=log, env=environment(self.folder))
-        line = self.wait_for(role, "AT ucx://", seconds=60).partition("AT ")[2].splitlines()[0]
-        self.addresses[role], self.secrets[role] = line.split()
-
-    def log(self, role: str) -> Path:
-        return self.folder / f"{role}.log"
-
-    def size(self, role: str) -> int:
-        return self.log(role).stat().st_size
-
-    def wait_for(self, role: str, words: str, since: int = 0, seconds: float = 20) -> str:
-        """Return what the role's log says behind a place in it, once the words are there."""
-        deadline = time.monotonic() + seconds
-        while words not in (text := self.log(role).read_bytes()[since:].decode()):
-            assert time.monotonic() < deadline, f"{role} never said {words!r}: {text}"
-            assert self.processes[role].poll() is None, text
-            time.sleep(0.02)
-        return text
-
-    def against(self, role: str, code: str, key: str = "", **more: str) -> subprocess.CompletedProcess[str]:
-        """Run a peer against a role."""
-        command = [sys.executable, "-c", code, self.addresses[role], key]
-        own = environment(self.folder, **more)
-        return subprocess.run(command, env=own, capture_output=True, text=True, timeout=120, check=False)
-
-    def serves(self, role: str) -> None:
-        done = self.against(role, identity(), self.key)
-        assert done.stdout.strip() == ("Scheduler" if role == "scheduler" else "Worker"), done.stderr
-
-    def signal(self, number: signal.Signals) -> None:
-        for process in self.processes.values():
-            process.send_signal(number)
-
-    def stop(self) -> None:
-        self.signal(signal.SIGKILL)
-        for process in self.processes.values():
-            process.wait(10)
-
-
-def _cluster(folder: Path, key: str, *roles: str) -> Iterator[Cluster]:
-    cluster = Cluster(folder, key)
-    try:
-        for role in roles:
-            cluster.start(role)
-        yield cluster
-    finally:
-        cluster.stop()
 
 
 @pytest.fixture(scope="module")
@@ -163,12 +30,12 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> AttemptPaths:
 
 @pytest.fixture(scope="module")
 def cluster(paths: AttemptPaths) -> Iterator[Cluster]:
-    yield from _cluster(paths.directory, str(paths.ucx_key), "scheduler", "worker")
+    yield from running(paths.directory, str(paths.ucx_key), "scheduler", "worker")
 
 
 @pytest.fixture(scope="module")
 def as_it_comes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    yield from _cluster(tmp_path_factory.mktemp("plain"), "", "scheduler", "worker")
+    yield from running(tmp_path_factory.mktemp("plain"), "", "scheduler", "worker")
 
 
 @pytest.fixture
@@ -198,7 +65,7 @@ def test_a_plain_client_with_the_scripts_environment(paths: AttemptPaths) -> Non
         inside = lambda: __import__("distributed").get_client().scheduler.address
         print(client.submit(inside, workers="two").result(timeout=60))"""
     without = "import sys; sys.modules['distributed_ucxx'] = None; from distributed import Client; Client()"
-    for cluster in _cluster(paths.directory, str(paths.ucx_key), "scheduler", "one", "two"):
+    for cluster in running(paths.directory, str(paths.ucx_key), "scheduler", "one", "two"):
         own = secure.client_environment(paths, cluster.addresses["scheduler"])
         done = cluster.against("scheduler", code, **own)
         assert done.stdout.split() == ["50000000", cluster.addresses["scheduler"]], done.stderr
@@ -407,34 +274,6 @@ asyncio.run(main())
         assert "refused: not this run's key" in line, what
 
 
-MEMORY = (
-    PEER
-    + """
-import ctypes, re, ucxx
-async def main():
-    ep = await ucxx.create_endpoint(host, port)
-    ucp = ctypes.CDLL(re.search(r"/\\S*libucp\\.so\\S*", Path("/proc/self/maps").read_text())[0])
-    context, handle = (ctypes.c_void_p(one) for one in (ucxx.core._get_ctx().context.handle, ep._ep.handle))
-    buffer = ctypes.create_string_buffer(b"written by a peer.", 64)
-    what = (ctypes.c_uint64 * 32)(3, ctypes.addressof(buffer), 64)  # ucp_mem_map_params_t: address and length
-    memory, packed, size, remote = (ctypes.c_void_p() for _ in range(4))
-    assert ucp.ucp_mem_map(context, what, ctypes.byref(memory)) == 0
-    assert ucp.ucp_rkey_pack(context, memory, ctypes.byref(packed), ctypes.byref(size)) == 0
-    assert ucp.ucp_ep_rkey_unpack(handle, packed, ctypes.byref(remote)) == 0
-    there = ctypes.c_uint64(int(os.environ["SECRET"]))
-    act = getattr(ucp, os.environ["ACT"])
-    act.restype = ctypes.c_void_p
-    act(handle, buffer, ctypes.c_size_t(18), there, remote, ctypes.create_string_buffer(256))
-    for _ in range(100):
-        ucxx.progress()
-        await asyncio.sleep(0.02)
-    print("\\n" + buffer.value.decode(), flush=True)
-    os._exit(0)  # without UCX's words about what is unfinished
-asyncio.run(main())
-"""
-)
-
-
 def test_a_peer_cannot_read_memory(cluster: Cluster, plain: Cluster) -> None:
     """Remote memory access, before any handshake: with the features that UCXX asks for, UCX hands out what is asked."""
     done = plain.against("worker", MEMORY, ACT="ucp_get_nbx", SECRET=plain.secrets["worker"])
@@ -447,7 +286,7 @@ def test_a_peer_cannot_read_memory(cluster: Cluster, plain: Cluster) -> None:
 @pytest.mark.xfail(reason="UCX's TCP transport writes where its peer says (docs/security.md)")
 def test_a_peer_cannot_write_memory(paths: AttemptPaths) -> None:
     """If this passes, UCX has closed that hole: docs/security.md and wire.OPEN_TCP are to be changed."""
-    for victim in _cluster(paths.directory, str(paths.ucx_key), "scheduler"):
+    for victim in running(paths.directory, str(paths.ucx_key), "scheduler"):
         done = victim.against("scheduler", MEMORY, ACT="ucp_put_nbx", SECRET=victim.secrets["scheduler"])
         if "written by a peer." not in done.stdout:
             pytest.fail(f"the attack did not run: {done.stderr}")

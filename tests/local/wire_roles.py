@@ -7,11 +7,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 ROLE = """
-import asyncio, ctypes, os, sys
+import asyncio, ctypes, sys
 from pathlib import Path
 role, key, scheduler = sys.argv[1:]
 if key:
@@ -27,7 +28,8 @@ async def main():
     print("AT", server.address, ctypes.addressof(secret), flush=True)
     while secret.value == b"a secret in memory":
         await asyncio.sleep(0.05)
-    print("CHANGED", secret.value, flush=True)
+    print("CHANGED", flush=True)
+    await server.finished()
 
 secret = ctypes.create_string_buffer(b"a secret in memory", 64)
 asyncio.run(main())
@@ -37,38 +39,69 @@ PEER = """
 import asyncio, contextlib, os, sys
 from pathlib import Path
 from distributed.comm.addressing import parse_address, parse_host_port
-address, key = sys.argv[1], sys.argv[2]
+from distributed.comm.core import connect
+address, key = sys.argv[1:]
 location = parse_address(address)[1]
 host, port = parse_host_port(location)
 
-def install():
+def install(deadline=10.0):
     from hpcml.inside import wire
-    wire.DEADLINE = 3.0
+    wire.DEADLINE = deadline
     wire.install(Path(key))
 
+async def identity(patience=20):
+    comm = await connect(address, timeout=patience)
+    await comm.write({"op": "identity", "reply": True})
+    found = (await comm.read())["type"]
+    await comm.close()
+    return found
+
 async def dropped(ep):
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         while ep.alive:
             await asyncio.sleep(0.02)
-    print("dropped")
 """
 IDENTITY = (
     PEER
     + """
-from distributed.comm.core import connect
 async def main():
     if key:
         install()
-    async def one():
-        comm = await connect(address, timeout=float(os.environ.get("PATIENCE", "10")))
-        await comm.write({"op": "identity", "reply": True})
-        found = (await comm.read())["type"]
-        await comm.close()
-        return found
-    print(*await asyncio.gather(*(one() for _ in range(int(os.environ.get("AT_ONCE", "1"))))))
+    print(*await asyncio.gather(*(identity(PATIENCE) for _ in range(AT_ONCE))))
 asyncio.run(main())
 """
 )
+# Reads or writes the peer's memory below any protocol of Dask's, by UCX's own calls.
+MEMORY = (
+    PEER
+    + """
+import ctypes, re, ucxx
+async def main():
+    ep = await ucxx.create_endpoint(host, port)
+    ucp = ctypes.CDLL(re.search(r"/\\S*libucp\\.so\\S*", Path("/proc/self/maps").read_text())[0])
+    context, handle = (ctypes.c_void_p(one) for one in (ucxx.core._get_ctx().context.handle, ep._ep.handle))
+    buffer = ctypes.create_string_buffer(b"written by a peer.", 64)
+    what = (ctypes.c_uint64 * 32)(3, ctypes.addressof(buffer), 64)  # ucp_mem_map_params_t: address and length
+    memory, packed, size, remote = (ctypes.c_void_p() for _ in range(4))
+    assert ucp.ucp_mem_map(context, what, ctypes.byref(memory)) == 0
+    assert ucp.ucp_rkey_pack(context, memory, ctypes.byref(packed), ctypes.byref(size)) == 0
+    assert ucp.ucp_ep_rkey_unpack(handle, packed, ctypes.byref(remote)) == 0
+    there = ctypes.c_uint64(int(os.environ["SECRET"]))
+    act = getattr(ucp, os.environ["ACT"])
+    act.restype = ctypes.c_void_p
+    act(handle, buffer, ctypes.c_size_t(18), there, remote, ctypes.create_string_buffer(256))
+    for _ in range(100):
+        ucxx.progress()
+        await asyncio.sleep(0.02)
+    print("\\n" + buffer.value.decode(), flush=True)
+    os._exit(0)  # without UCX's words about what is unfinished
+asyncio.run(main())
+"""
+)
+
+
+def identity(patience: int = 30, at_once: int = 1) -> str:
+    return IDENTITY.replace("PATIENCE", str(patience)).replace("AT_ONCE", str(at_once))
 
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
@@ -90,7 +123,7 @@ class Cluster:
         with self.log(role).open("wb") as log:
             command = [sys.executable, "-c", ROLE, role, self.key, self.addresses.get("scheduler", "")]
             self.processes[role] = subprocess.Popen(command, stdout=log, stderr=log, env=environment(self.folder))
-        line = self.wait_for(role, "AT ucx://", 0, 30).partition("AT ")[2].splitlines()[0]
+        line = self.wait_for(role, "AT ucx://", seconds=60).partition("AT ")[2].splitlines()[0]
         self.addresses[role], self.secrets[role] = line.split()
 
     def log(self, role: str) -> Path:
@@ -99,7 +132,7 @@ class Cluster:
     def size(self, role: str) -> int:
         return self.log(role).stat().st_size
 
-    def wait_for(self, role: str, words: str, since: int, seconds: float = 8) -> str:
+    def wait_for(self, role: str, words: str, since: int = 0, seconds: float = 20) -> str:
         """Return what the role's log says behind a place in it, once the words are there."""
         deadline = time.monotonic() + seconds
         while words not in (text := self.log(role).read_bytes()[since:].decode()):
@@ -108,14 +141,14 @@ class Cluster:
             time.sleep(0.02)
         return text
 
-    def against(self, role: str, code: str, *, key: str = "", **more: str) -> subprocess.CompletedProcess[str]:
+    def against(self, role: str, code: str, key: str = "", **more: str) -> subprocess.CompletedProcess[str]:
         """Run a peer against a role."""
-        return subprocess.run(
-            [sys.executable, "-c", code, self.addresses[role], key], env=environment(self.folder, **more),
-            capture_output=True, text=True, timeout=60, check=False)  # fmt: skip
+        command = [sys.executable, "-c", code, self.addresses[role], key]
+        own = environment(self.folder, **more)
+        return subprocess.run(command, env=own, capture_output=True, text=True, timeout=120, check=False)
 
     def serves(self, role: str) -> None:
-        done = self.against(role, IDENTITY, key=self.key)
+        done = self.against(role, identity(), self.key)
         assert done.stdout.strip() == ("Scheduler" if role == "scheduler" else "Worker"), done.stderr
 
     def signal(self, number: signal.Signals) -> None:
@@ -126,3 +159,14 @@ class Cluster:
         self.signal(signal.SIGKILL)
         for process in self.processes.values():
             process.wait(10)
+
+
+def running(folder: Path, key: str, *roles: str) -> Iterator[Cluster]:
+    """Yield the roles' processes, started one after the other, and end them all."""
+    cluster = Cluster(folder, key)
+    try:
+        for role in roles:
+            cluster.start(role)
+        yield cluster
+    finally:
+        cluster.stop()
