@@ -254,6 +254,7 @@ def status(options: Namespace) -> int:
     if found.state in ("starting", "running"):
         lines.append(("workers", f"{found.workers}/{found.expected}"))
     lines += [(key, value) for key, value in (("protocol", found.protocol), ("fabric", found.fabric)) if value]
+    lines += [("differ", difference) for difference in found.differences]
     lines += _phases(found)
     if found.exit_status is not None:
         meaning = MEANING.get(found.exit_status, "") if found.by != "script" else "the script's own"

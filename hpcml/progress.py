@@ -49,6 +49,8 @@ class Progress:
         if "fabric-checked" in times:
             took = times["fabric-checked"] - times.get("workers-ready", times["fabric-checked"])
             self._once("fabric", "ok" if status.fabric_ok else "bad", "fabric", status.fabric, took)
+            for difference in status.differences:
+                self._once(difference, "bad", "differ", difference, None)
         if "driver-started" in times:
             self._once("driver", "ok", "driver", "the script runs", None)
 

@@ -52,6 +52,7 @@ class Status:
     protocol: str = ""
     fabric: str = ""
     fabric_ok: bool = True
+    differences: tuple[str, ...] = ()
     times: dict[str, float] = field(default_factory=dict)
     exit_status: int | None = None
     by: str = ""
@@ -167,6 +168,7 @@ def _starting(found: Status) -> str:
 def _read_verdict(found: Status, event: dict[str, Any]) -> None:
     line, problem = str(event["line"]), str(event["problem"])
     found.fabric_ok = bool(event["ok"]) and not problem
+    found.differences = tuple(event.get("differences", ()))
     found.fabric = line if line and problem in line else "; ".join(words for words in (line, problem) if words)
 
 

@@ -23,6 +23,13 @@ class Missing:
         return f"{self.node}: {self.why}"
 
 
+def root_of(error: BaseException) -> str:
+    """Return the error behind an error in one line; Dask says of every trouble that it "failed to start"."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {error}"
+
+
 def missing_nodes(context: Context, present: set[str]) -> list[Missing]:
     """Return the nodes that lack workers, with what is known of each from its files."""
     exits = files.listed(context.attempt.exits)

@@ -9,7 +9,7 @@ from typing import Any
 
 from distributed import Scheduler
 
-from hpcml.inside import evidence, files, verdict
+from hpcml.inside import evidence, files, preflight, verdict
 from hpcml.inside.measurement import Measurement, NodeFacts, Pair, WorkerFacts
 from hpcml.inside.settings import Context, load
 
@@ -34,8 +34,10 @@ async def check(scheduler: Scheduler, context: Context, protocol: str) -> dict[s
     workers = by_node(scheduler, context)
     measurement = await measure(scheduler, context, protocol, workers)
     found = verdict.decide(measurement)
+    probes = {node: facts.probe for node, facts in measurement.nodes.items() if facts.probe}
     facts = {
         "verdict": found.to_json(),
+        "differences": preflight.differences(probes),
         "measurement": measurement.to_json(),
         "seconds": round(time.monotonic() - began, 3),
     }
@@ -46,6 +48,7 @@ async def check(scheduler: Scheduler, context: Context, protocol: str) -> dict[s
         "problem": verdict.judge(context.settings.fabric, found),
         "remedy": found.remedy,
         "problems": list(found.problems),
+        "differences": facts["differences"],
         "seconds": facts["seconds"],
     }
 

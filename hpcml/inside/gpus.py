@@ -7,6 +7,7 @@ memory from dask-cuda (``dask_cuda.worker_common``).
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import importlib.util
 import os
@@ -159,14 +160,24 @@ def _memory(number: int | str) -> tuple[int, int]:
     return int(memory.total), int(memory.free)
 
 
+def has_driver() -> bool:
+    """Whether NVIDIA's driver can be loaded in this process."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
 def ucx_settings(gpu: Gpu | None, *, worker: bool) -> dict[str, Any]:
     """Return Dask's settings for UCX in a role.
 
     With GPUs each process makes its CUDA context before UCX looks for devices, so that UCX picks the adapter nearest
     to that GPU (docs.rapids.ai, dask-cuda, UCX integration); scheduler and driver get a small RMM pool as well, into
-    which they receive what passes through them.
+    which they receive what passes through them. Without NVIDIA's driver there is no context to make, which is for the
+    preflight of the workers to say in words, not for a traceback of the scheduler.
     """
-    if gpu is None:
+    if gpu is None or not has_driver():
         return {}
     settings: dict[str, Any] = {"distributed-ucxx.create-cuda-context": True}
     if not worker:

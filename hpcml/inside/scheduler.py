@@ -21,7 +21,7 @@ from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_unix_socket
 
 from hpcml.errors import SCHEDULER_NEVER_CAME
-from hpcml.inside import fabric, files, gpus, secure, wire
+from hpcml.inside import blame, fabric, files, gpus, secure, wire
 from hpcml.inside.network import NoAddressError, NoProtocolError, choose_address, choose_protocol
 from hpcml.inside.settings import Context, load
 
@@ -105,7 +105,12 @@ async def _serve(context: Context) -> int:
         options["security"] = secure.security(context.attempt)
     PrivateScheduler.socket_path = Path(control["socket"]).with_name("dashboard.sock")
     scheduler = PrivateScheduler(protocol=protocol, host=host, port=0, dashboard=False, **options)
-    await scheduler
+    try:
+        await scheduler
+    except Exception as error:  # noqa: BLE001 - whatever Dask or UCX raised, its cause is the last word in the log
+        traceback.print_exc()
+        print(f"hpcml: the scheduler could not start: {blame.root_of(error)}", file=sys.stderr, flush=True)
+        return SCHEDULER_NEVER_CAME
     reporter = Reporter(writer)
     scheduler.add_plugin(reporter)
     facts = {"address": scheduler.address, "node": context.node, "pid": os.getpid(), "interface": why,

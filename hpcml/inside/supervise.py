@@ -107,6 +107,8 @@ class Supervisor:
         found = self.fabric or {"problem": f"the fabric check did not end within {settings.fabric_deadline:g} s"}
         if found.get("line"):
             print(f"hpcml: fabric: {found['line']}", flush=True)
+        for difference in found.get("differences", ()):
+            print(f"hpcml: nodes differ: {difference}", flush=True)
         if not found["problem"]:
             return
         print(f"hpcml: fabric: {found['problem']}", flush=True)
@@ -287,7 +289,10 @@ class Supervisor:
         if exit_file.name in files.listed(self.context.attempt.exits):
             status = exit_file.read_text().strip()
             reason = f"the Dask scheduler on {self.context.node} ended with exit status {status}"
-            if status == "1":
+            last = self._scheduler_log()[-1:]
+            if status == str(errors.SCHEDULER_NEVER_CAME) and last and last[0].startswith("hpcml: "):
+                reason = f"{self.context.node}: {last[0].removeprefix('hpcml: ').rstrip('.')}"
+            elif status == "1":
                 hint = "Is distributed installed in the run's environment (runtime.python)?"
         elif self.channel.closed:
             reason = f"the Dask scheduler on {self.context.node} ended at its start"

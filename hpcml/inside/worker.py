@@ -80,9 +80,11 @@ def main() -> int:
 
         get_versions()  # every worker tells the scheduler; Dask keeps the answer
         try:
-            if context.settings.gpu:
-                gpus.load(context.settings.gpu)
-            inspection.end()
+            try:
+                if context.settings.gpu:
+                    gpus.load(context.settings.gpu)
+            finally:
+                inspection.end()  # what it finds wrong with the node goes before what the environment lacks
         except (gpus.NoGpuError, UnfitError) as error:
             node.refused = str(error)
             node.mark("refused")

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from conftest import ALL_NODES, Cluster, directory_of
+from hpcml import errors
 
 pytestmark = pytest.mark.lab
 
@@ -119,12 +120,15 @@ def test_paths_of_every_kind(cluster: Cluster, folder: str) -> None:
 
 
 def test_gpus_are_asked_for_and_seen(cluster: Cluster) -> None:
-    script = ("import hpcml, os\nc = hpcml.connect()\n"
-              "print(sorted(c.run(lambda: os.environ['CUDA_VISIBLE_DEVICES']).values()), hpcml.run.gpus)\n")  # fmt: skip
+    """The lab's GPUs are null devices: Slurm hands them out, and the nodes are refused in words."""
     for style in ("gres", "gpus-per-node"):
-        ended = cluster.submit(script, "--nodes", "2", "--gpus-per-node", "4", "--set", f"slurm.gpu_request={style}")
-        assert ended.code == 0, ended.err
-        assert "['0,1,2,3', '0,1,2,3'] 4" in ended.out
+        ended = cluster.submit("print('the script ran')", "--nodes", "2", "--gpus-per-node", "4", "--set",
+                               f"slurm.gpu_request={style}")  # fmt: skip
+        assert ended.code == errors.WORKERS_NEVER_CAME
+        assert "the script ran" not in ended.out
+        assert "n1: no GPU can be seen" in ended.err
+        probes = [json.loads(path.read_text()) for path in ended.directory.glob("attempts/0/probe/*.json")]
+        assert [probe["visible_devices"] for probe in probes] == ["0,1,2,3", "0,1,2,3"]
 
 
 def test_submit_from_inside_a_job(cluster: Cluster) -> None:

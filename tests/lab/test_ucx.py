@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from conftest import Cluster
-from hpcml import errors
 from test_security import SCRIPT, Target
 
 pytestmark = pytest.mark.lab
@@ -91,35 +89,3 @@ def test_the_verdict_tells_the_wire(cluster: Cluster, target: Target) -> None:
     assert facts["verdict"]["line"] in shown.stdout
     probes = {path.stem for path in (target.directory / "attempts/0/probe").glob("*.json")}
     assert probes == {"n1", "n2"}
-
-
-def test_a_slow_wire_ends_the_run_where_rdma_is_required(cluster: Cluster) -> None:
-    ended = cluster.submit(
-        "print('the script ran')", "--nodes", "2", "--protocol", "ucx", "--set", "fabric.require=rdma"
-    )
-    assert ended.code == errors.FABRIC
-    assert "the script ran" not in ended.out
-    assert "tcp" in ended.err
-    assert ended.status["by"] == "hpcml"
-    assert ended.status["phase"] == "fabric"
-    assert ended.status["hint"]
-
-
-def test_tls_is_not_rdma_either(cluster: Cluster) -> None:
-    ended = cluster.submit("print('the script ran')", "--nodes", "2", "--set", "fabric.require=rdma")
-    assert ended.code == errors.FABRIC
-    assert "TLS" in ended.err
-
-
-def test_hpcml_fabric_measures_every_pair_of_nodes(cluster: Cluster) -> None:
-    done = cluster.run("hpcml", "fabric", "--nodes", "3", timeout=120)
-    assert done.returncode == 0, done.stderr
-    directory = Path(next(line for line in done.stderr.splitlines() if line.startswith("  run ")).split()[-1])
-    facts = json.loads((directory / "out/fabric.json").read_text())
-    pairs = {(pair["source"], pair["target"]) for pair in facts["measurement"]["pairs"]}
-    names = ("n1", "n2", "n3")
-    assert pairs == {(one, other) for one in names for other in names if one != other}
-    assert all(pair["seconds"] > 0 and not pair["error"] for pair in facts["measurement"]["pairs"])
-    assert (directory / "out/fabric.svg").read_text().startswith("<svg")
-    assert "n1" in done.stdout
-    assert "GiB/s" in done.stdout

@@ -204,7 +204,7 @@ def test_a_handshake_cannot_be_replayed(cluster: Cluster) -> None:
     code = (
         PEER
         + """
-import ucxx
+import struct, ucxx
 from hpcml.inside.handshake import Talk, pack, read_key
 class Recorder:
     def __init__(self, ep):
@@ -215,7 +215,7 @@ class Recorder:
 async def main():
     first = Recorder(await ucxx.create_endpoint(host, port))
     await Talk(first).prove_as_connector(read_key(Path(key)), pack(host, port))
-    head = bytearray(9)  # of Dask's first message
+    head = bytearray(struct.calcsize("?Q"))  # of Dask's first message
     await asyncio.wait_for(first.recv(head), 20)
     second = await ucxx.create_endpoint(host, port)
     await second.send(first.sent[0])
@@ -233,7 +233,7 @@ asyncio.run(main())
 
 
 IMPOSTORS = {  # what sits at the address, and how the connector takes it
-    "Dask as it comes": ("await ep.send(bytes(9))", "FatalCommClosedError"),
+    "Dask as it comes": ("await ep.send(bytes(16))", "FatalCommClosedError"),
     "garbage": ("await ep.send(os.urandom(65))", "FatalCommClosedError"),
     "too much": ("await ep.send(bytes(4096))", "FatalCommClosedError"),
     "its own nonce": (
