@@ -126,9 +126,9 @@ def test_gpus_are_asked_for_and_seen(cluster: Cluster) -> None:
                                f"slurm.gpu_request={style}")  # fmt: skip
         assert ended.code == errors.WORKERS_NEVER_CAME
         assert "the script ran" not in ended.out
-        assert "n1: no GPU can be seen" in ended.err
+        assert ": no GPU can be seen" in ended.err
         probes = [json.loads(path.read_text()) for path in ended.directory.glob("attempts/0/probe/*.json")]
-        assert [probe["visible_devices"] for probe in probes] == ["0,1,2,3", "0,1,2,3"]
+        assert {probe["visible_devices"] for probe in probes} == {"0,1,2,3"}
 
 
 def test_submit_from_inside_a_job(cluster: Cluster) -> None:
