@@ -123,8 +123,9 @@ def summarise(block: Any, labels: Any, centres: Floats) -> Any:
 
 def write_assignments(x: Any, labels: Any, features: list[str], folder: pathlib.Path) -> None:
     """Write features and cluster, a file per chunk, by the workers; the folder appears when it is whole."""
-    frame: Any = dd.from_dask_array(x, columns=features)
-    frame["cluster"] = dd.from_dask_array(labels)
+    meta = importlib.import_module(dask.config.get("dataframe.backend")).DataFrame()  # pandas or cuDF
+    frame: Any = dd.from_dask_array(x, columns=features, meta=meta)
+    frame["cluster"] = dd.from_dask_array(labels, meta=meta)
     unfinished = folder.with_name(f".{folder.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     frame.to_parquet(str(unfinished), write_index=False, name_function=lambda part: f"part-{part:05d}.parquet")
@@ -198,8 +199,10 @@ def work(  # noqa: PLR0915 - the phases in order, each of a few lines
     with phase("predict", seconds):
         labels = model.predict(x)
         labels._chunks = x.chunks[:1]  # noqa: SLF001 - cuML doesn't tell the lengths
-        labels = labels.map_blocks(renumber, np.argsort(order).astype("int32"), dtype="int32").persist()
-        parts = da.map_blocks(summarise, x, labels[:, None], centres, chunks=(1, k + 1), dtype="float64")
+        blank = np.empty_like(x._meta, shape=(1, 0), dtype="float64")  # noqa: SLF001 - NumPy's or CuPy's
+        rank = np.argsort(order).astype("int32")
+        labels = labels.map_blocks(renumber, rank, meta=blank[0].astype("int32")).persist()
+        parts = da.map_blocks(summarise, x, labels[:, None], centres, chunks=(1, k + 1), meta=blank)
         inertia, *sizes = parts.to_backend("numpy").compute().sum(axis=0).tolist()
         known |= {"inertia": inertia, "sizes": [int(size) for size in sizes]}
         if empty := known["sizes"].count(0):
