@@ -2,7 +2,7 @@
 
 A lane that UCX has wired *may* carry data. It is believed if the wire's own counter moved by the bytes that were sent
 and the IP interfaces did not; where such a counter cannot be read, if the counters of all other lanes stood still. In
-doubt the answer is no. The InfiniBand side is untested on hardware. NVLink between nodes (MNNVL) is not known here.
+doubt the answer is no. The InfiniBand side is untested on hardware.
 """
 
 from __future__ import annotations
@@ -76,8 +76,10 @@ def by_ip(measurement: Measurement, scope: str, pairs: Iterable[Pair]) -> Findin
 
 
 def across(measurement: Measurement, pairs: Sequence[Pair]) -> Finding:
-    """Weigh InfiniBand's counters against those of IP."""
+    """Weigh InfiniBand's counters against those of IP, after NVLink's, which may join nodes too."""
     expected = _expected(measurement, pairs)
+    if by_nvlink := _nvlink_across(measurement, pairs, expected):
+        return by_nvlink
     lanes = _lanes(measurement, "inter", pairs)
     fast = {lane for lane in _transports(lanes) if remedies.RDMA.fullmatch(lane)}
     proof, bad, went_by_ip = [], set(), set()
@@ -252,6 +254,35 @@ def _nvlink(measurement: Measurement, node: str, pairs: Iterable[Pair]) -> _Link
         return _Links(0, 0)
     # Whether a read counts where it is asked for, where it is answered or at both ends is up to the GPU.
     return _Links(expected, None if moved is None else max(moved))
+
+
+def _nvlink_across(measurement: Measurement, pairs: Sequence[Pair], expected: Mapping[str, Flow]) -> Finding | None:
+    """Return that NVLink carried the bytes from node to node, None if that is not proven.
+
+    It joins nodes in racks made for it (MNNVL), and nodes of Slurm's that are parts of one machine; to UCX the peer may
+    then be "intra-node". The counters of a node's GPUs must show these bytes beyond those that stayed within it.
+    """
+    names = {name for pair in pairs for name in (pair.source, pair.target)}
+    logs = [measurement.workers[name].log.get("lanes", {}) for name in names]
+    if not all("cuda_ipc" in _transports(lane for lanes in log.values() for lane in lanes) for log in logs):
+        return None
+    proof = []
+    for node, flow in expected.items():
+        beyond, sent = _nvlink_beyond(measurement, node), max(flow)
+        if beyond is None or beyond < MOST * sent:
+            return None
+        proof.append(f"{node}: NVLink moved {_of(beyond, sent)}")
+    return Finding(("cuda_ipc",), over="NVLink", ok=True, proof=tuple(proof))
+
+
+def _nvlink_beyond(measurement: Measurement, node: str) -> float | None:
+    """Return what NVLink moved beyond the transfers within a node, None if its counters cannot be read."""
+    gpus = measurement.nodes[node].moved.get("nvlink") or {}
+    own = {name for name, facts in measurement.workers.items() if facts.node == node}
+    used = {uuid for name in own if (uuid := _gpu(gpus, measurement.workers[name].gpu))}
+    moved = _sum(gpus[uuid] for uuid in used)
+    inner = sum(pair.moved or pair.bytes for pair in measurement.pairs if pair.scope == "within" and pair.source in own)
+    return None if moved is None else max(0.0, max(moved) - inner)
 
 
 def _gpu(gpus: Mapping[str, Any], name: str) -> str:

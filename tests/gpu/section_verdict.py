@@ -9,6 +9,7 @@ from harness import SCRIPTS, Case, Run, World
 from results import Result, result, skipped
 
 REFUSED = 89  # hpcml.errors.FABRIC
+RDMA = ("fabric.require=rdma", "environment.UCX_TLS=^cuda_ipc,posix,sysv,cma")  # what real nodes do not share
 SLOW, SLOW_ON_CPUS = "environment.UCX_TLS=tcp,cuda_copy", "environment.UCX_TLS=tcp"
 
 
@@ -20,7 +21,8 @@ def cases(world: World) -> list[Case]:
     return [
         Case("default", 40, lambda: [_judge(world, "default", 1, together, (), _fast)]),
         Case("tcp by force", 40, lambda: [_judge(world, "tcp by force", 1, together, (slow,), _slow)]),
-        Case("rdma", 40, lambda: [_judge(world, "rdma", 2, world.gpus // 2, ("fabric.require=rdma",), _strict)]),
+        Case("two nodes", 40, lambda: [_judge(world, "two nodes", 2, world.gpus // 2, (), _nvlink_across)]),
+        Case("rdma", 40, lambda: [_judge(world, "rdma", 2, world.gpus // 2, RDMA, _strict)]),
     ]
 
 
@@ -64,6 +66,15 @@ def _slow(run: Run, verdict: dict[str, Any]) -> str:
     if run.status:
         return run.why()
     return f"a fast wire was told where there was none: {verdict['line']}" if within.get("ok") else ""
+
+
+def _nvlink_across(run: Run, verdict: dict[str, Any]) -> str:
+    """These nodes are parts of one machine: UCX goes from one to the other over NVLink, NCCL by sockets, and both is told."""
+    across = verdict.get("across") or {}
+    if run.status:
+        return run.why()
+    right = across.get("over") == "NVLink" and across.get("ok") and "sockets" in verdict["nccl_doubt"]
+    return "" if right else f"not what these two nodes have: {verdict['line']}"
 
 
 def _strict(run: Run, verdict: dict[str, Any]) -> str:

@@ -174,6 +174,18 @@ def test_gpus_without_nvlink() -> None:
     assert not verdict.decide(measured({"n1": moved(nvlink=gpus, lo=2 * SENT)}, said=log("ucx-tcp-and-cuda_ipc"))).ok
 
 
+@pytest.mark.parametrize(("over_nvlink", "proven"), [(2, True), (1.7, False), (1, False)])
+def test_nvlink_from_node_to_node(over_nvlink: float, proven: bool) -> None:
+    """As seen on two H200s of one machine that are two nodes to Slurm: the counters must show both rounds."""
+    gpus = {"GPU-a": gpu(0, over_nvlink * SENT, ["GPU-b"]), "GPU-b": gpu(1, over_nvlink * SENT, ["GPU-a"])}
+    said = "UCX  INFO  c intra-node cfg#4 tag(cuda_ipc/cuda tcp/eth0)\nUCX  INFO  c inter-node cfg#2 tag(tcp/eth0)\n"
+    found = verdict.decide(measured(both(nvlink=gpus, ib={}), said=said, transports=SLOW))
+    assert found.across is not None
+    assert found.ok is found.across.ok is proven
+    assert ("cuda_ipc over NVLink across nodes" in found.line) is proven
+    assert ("fell back to tcp across nodes" in found.line) is not proven
+
+
 def test_gpus_joined_in_pairs() -> None:
     names = ["GPU-a", "GPU-b", "GPU-c"]
     gpus = {"GPU-a": gpu(0, SENT, ["GPU-b"], 4), "GPU-b": gpu(1, SENT, ["GPU-a"], 4), "GPU-c": gpu(2, 0, [], 4)}
