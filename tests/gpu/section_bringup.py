@@ -18,7 +18,7 @@ from typing import Any
 from harness import JOB, SCRIPTS, Case, HarnessError, World, last_lines, read_json
 from results import Result, failure, result
 
-DEADLINE = 150
+DEADLINE = 90
 ABOUT = 25  # seconds of one bring-up with its end
 BY_HAND = "by hand, ucx"
 START = """\
