@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,12 @@ from distributed import Worker
 from distributed.system import MEMORY_LIMIT
 
 from hpcml.inside import files, gpus, secure, topology, transfer, wire
-from hpcml.inside.network import choose_address
+from hpcml.inside.network import NoProtocolError, choose_address, choose_protocol
 from hpcml.inside.settings import Context
 
+ADDRESS = "scheduler-address"  # the file by which a node's worker task tells its workers where the scheduler is
+UCX_AT_ONCE = 32  # workers that may connect in one moment over UCX
+UCX_CONNECT_EVERY = 0.01  # seconds between the starts of more than that
 _FOR_GOOD = ("scheduler-close", "scheduler-close-worker")
 
 
@@ -61,8 +65,16 @@ class PrivateWorker(Worker):  # type: ignore[misc]
         return await super().close(*arguments, reason=reason, **options)
 
 
-def run(context: Context, address: str, slot: int, scratch: Path, share: Share) -> int:
-    """Run the node's worker number ``slot`` until it is closed; return 0 if for good, 3 if it is expected back."""
+def run(context: Context, slot: int, scratch: Path, share: Share) -> int:
+    """Run the node's worker number ``slot`` until it is closed; return 0 if for good, 3 if it is expected back.
+
+    What takes long (CUDA's context, UCX) is made while the scheduler still starts; then its address is waited for.
+
+    Parameters
+    ----------
+    scratch
+        The node-local folder of all its workers, where the file :data:`ADDRESS` will appear.
+    """
     from hpcml.inside.worker import COME_BACK
 
     logging.getLogger("distributed.batched").setLevel(logging.WARNING)  # it logs a traceback at every normal end
@@ -72,28 +84,65 @@ def run(context: Context, address: str, slot: int, scratch: Path, share: Share) 
     folder.mkdir(mode=0o700, exist_ok=True)
     os.environ.update(transfer.log_environment(folder))
     device = gpus.take(settings.gpu, slot) if settings.gpu else ""
-    dask.config.set(secure.dask_settings(context.attempt, address))
     dask.config.set(gpus.dask_backends(settings.gpu))
     sys.path.append(str(context.run.code))  # functions of the script's own modules travel by name
     options: dict[str, Any] = {}
     if device:
         head = slot == 0 and context.node == context.nodes[0]
         options = gpus.worker_options(context, device, head=head, memory_limit=share.memory_limit)
+    if _expected_protocol(context) == "ucx":
+        prepare_ucx(context, device)
+    address = _address(context, scratch / ADDRESS)
+    dask.config.set(secure.dask_settings(context.attempt, address))
     if address.startswith("ucx://"):
         prepare_ucx(context, device)
+        time.sleep(stagger(context, slot))
     else:
         options["security"] = secure.security(context.attempt)
     reason = asyncio.run(_serve(context, address, name, folder, share, device, options))
     return 0 if reason in _FOR_GOOD else COME_BACK
 
 
-def prepare_ucx(context: Context, device: str) -> None:
-    """Put the run's key before UCX, and the adapters nearest to this worker's GPU, if the profile asks for it."""
+def _expected_protocol(context: Context) -> str:
+    """Return what the scheduler will most likely choose; the address tells what it did."""
     settings = context.settings
+    try:
+        return choose_protocol(settings.protocol, gpus=settings.gpu.count if settings.gpu else 0, nodes=settings.nodes)[
+            0
+        ]
+    except NoProtocolError:  # the scheduler ends the run with these words
+        return ""
+
+
+def _address(context: Context, path: Path) -> str:
+    """Wait for the scheduler's address, which this node's worker task passes on or else ends this process."""
+    patience = context.settings.scheduler_deadline + context.settings.workers_deadline
+    if not files.wait_for(path, time.monotonic() + patience, 0.01):
+        raise TimeoutError("the scheduler's address never appeared")
+    return path.read_text()
+
+
+def stagger(context: Context, slot: int) -> float:
+    """Return the seconds that a worker waits before it connects over UCX, so that many don't knock at one door at once.
+
+    UCXX gives a new endpoint 5 s for its exchange of names, whatever is configured (ucxx 0.52, create_endpoint).
+    """
+    each = context.settings.workers_per_node
+    place = context.nodes.index(context.node) * each + slot if context.node in context.nodes else slot
+    return place * UCX_CONNECT_EVERY if len(context.nodes) * each > UCX_AT_ONCE else 0.0
+
+
+def prepare_ucx(context: Context, device: str) -> None:
+    """Start UCX behind the run's key, on the adapters nearest to this worker's GPU if the profile asks for it."""
+    settings = context.settings
+    deadline = time.monotonic() + settings.scheduler_deadline
+    if not files.wait_for(context.attempt.ucx_key, deadline, 0.02):
+        raise TimeoutError("the key of the run's UCX connections never appeared")
     wire.install(context.attempt.ucx_key)
     dask.config.set(gpus.ucx_settings(settings.gpu, worker=True))
     if device and settings.nic_affinity == "pcie" and "UCX_NET_DEVICES" not in os.environ:
         _bind_to_adapters(context, device)
+    wire.start_ucx()
 
 
 def _bind_to_adapters(context: Context, device: str) -> None:

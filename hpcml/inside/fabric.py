@@ -85,15 +85,18 @@ async def measure(
     """
     everyone = [pair for pairs in workers.values() for pair in pairs]
     firsts = {node: pairs[0][1] for node, pairs in workers.items()}
+    gpus = context.settings.gpu is not None
     before = await _ask(scheduler, firsts, lambda rpc: rpc.hpcml_counters())
-    pairs = await _round(scheduler, within(workers), "within")
-    for distance in distances:
-        pairs += await _round(scheduler, across(workers, distance), "across")
+    rounds = [("within", within(workers)), *(("across", across(workers, distance)) for distance in distances)]
+    joining = asyncio.create_task(_join_nccl(scheduler, everyone, context))
+    opened = [await _open(scheduler, plan) for _, plan in rounds]
+    joined = await joining
+    pairs = [pair for (scope, plan), moved in zip(rounds, opened, strict=True)
+             for pair in await _time(scheduler, plan, moved, scope)]  # fmt: skip
     after = await _ask(scheduler, firsts, lambda rpc: rpc.hpcml_counters())
     facts = await _ask(scheduler, dict(everyone), lambda rpc: rpc.hpcml_facts())
     await _ask(scheduler, dict(everyone), lambda rpc: rpc.hpcml_release())
-    gpus = context.settings.gpu is not None
-    nccl = await _nccl(scheduler, everyone, context) if gpus and context.settings.nccl and len(everyone) > 1 else None
+    nccl = await _nccl(scheduler, everyone, context, joined) if joined else None
     nodes = {name: node for node, pairs in workers.items() for name, _ in pairs}
     return Measurement(
         protocol=protocol,
@@ -122,26 +125,32 @@ def _shifted(items: list[Any], distance: int) -> list[tuple[Any, Any]]:
     return list(zip(items, [*items[distance:], *items[:distance]], strict=True))
 
 
-async def _round(scheduler: Scheduler, plan: Round, scope: str) -> list[Pair]:
-    """Have all pairs transfer at once, the first time without a clock: nobody is timed while another still opens."""
+async def _open(scheduler: Scheduler, plan: Round) -> list[int | str]:
+    """Have all pairs connect and open each other's memory; return the bytes that each moved, or what went wrong."""
 
-    async def one(target: Named, source: Named, opened: asyncio.Barrier) -> Pair:
-        worker, moved, error = scheduler.rpc(target[1]), 0, ""
+    async def one(target: Named, source: Named) -> int | str:
         try:
-            moved = (await worker.hpcml_warm(source=source[1]))["moved"]
+            return int((await scheduler.rpc(target[1]).hpcml_warm(source=source[1]))["moved"])
         except Exception as cause:  # noqa: BLE001 - a pair that cannot talk is a finding, with its reason
-            error = f"{type(cause).__name__}: {cause}"
-        await opened.wait()
-        if error:
-            return Pair(source[0], target[0], scope, 0, 0.0, error=error)
+            return f"{type(cause).__name__}: {cause}"
+
+    return list(await asyncio.gather(*(one(target, source) for target, source in plan)))
+
+
+async def _time(scheduler: Scheduler, plan: Round, opened: list[int | str], scope: str) -> list[Pair]:
+    """Have all pairs that could connect transfer at once against the clock."""
+
+    async def one(target: Named, source: Named, moved: int | str) -> Pair:
+        if isinstance(moved, str):
+            return Pair(source[0], target[0], scope, 0, 0.0, error=moved)
         try:
-            answer = await worker.hpcml_fetch(source=source[1], budget=BUDGET)
+            answer = await scheduler.rpc(target[1]).hpcml_fetch(source=source[1], budget=BUDGET)
         except Exception as cause:  # noqa: BLE001 - the same
             return Pair(source[0], target[0], scope, 0, 0.0, error=f"{type(cause).__name__}: {cause}")
         return Pair(source[0], target[0], scope, answer["bytes"], answer["seconds"], moved=moved + answer["moved"])
 
-    opened = asyncio.Barrier(max(1, len(plan)))
-    return list(await asyncio.gather(*(one(target, source, opened) for target, source in plan)))
+    ways = zip(plan, opened, strict=True)
+    return list(await asyncio.gather(*(one(target, source, moved) for (target, source), moved in ways)))
 
 
 async def _ask(
@@ -159,30 +168,50 @@ async def _ask(
     return dict(zip(addresses, answers, strict=True))
 
 
-async def _nccl(scheduler: Scheduler, everyone: list[Named], context: Context) -> dict[str, Any]:
-    """All-reduce over all workers; the slowest rank's word counts."""
+async def _join_nccl(scheduler: Scheduler, everyone: list[Named], context: Context) -> dict[str, Any]:
+    """Make a communicator over all workers, while they open each other's memory; {} if NCCL is not to be looked at."""
+    if context.settings.gpu is None or not context.settings.nccl or len(everyone) < 2:
+        return {}
     unique_id = (await _ask(scheduler, dict(everyone[:1]), lambda rpc: rpc.hpcml_nccl_id()))[everyone[0][0]]
     if isinstance(unique_id, dict):
         return unique_id
-    ranks = [
-        scheduler.rpc(address).hpcml_nccl(unique_id=unique_id, rank=rank, size=len(everyone))
-        for rank, (_, address) in enumerate(everyone)
-    ]
+    joins = [scheduler.rpc(address).hpcml_nccl_join(unique_id=unique_id, rank=rank, size=len(everyone))
+             for rank, (_, address) in enumerate(everyone)]  # fmt: skip
+    return await _slowest(everyone, joins, "start", context, "no communicator")
+
+
+async def _nccl(
+    scheduler: Scheduler, everyone: list[Named], context: Context, joined: dict[str, Any]
+) -> dict[str, Any]:
+    """All-reduce over all workers; the slowest rank's word counts."""
+    if "error" in joined:
+        return joined
+    count = len(everyone)
+    reduces = [scheduler.rpc(address).hpcml_nccl(rank=rank, size=count) for rank, (_, address) in enumerate(everyone)]
+    slowest = await _slowest(everyone, reduces, "seconds", context, "no all-reduce")
+    if "error" in slowest:
+        return slowest
+    bandwidth = 2 * (count - 1) / count * slowest["bytes"] / slowest["seconds"]  # nccl-tests' "bus bandwidth"
+    wrong = "" if slowest["right"] else "the all-reduce gave a wrong sum"
+    return {**slowest, "start": joined["start"], "bandwidth": bandwidth, "error": wrong}
+
+
+async def _slowest(
+    everyone: list[Named], answers: list[Awaitable[Any]], key: str, context: Context, missing: str
+) -> dict[str, Any]:
+    """Return the answer with the greatest ``key``, with the first rank's log and all ranks' ``right``, or an error."""
     patience = context.settings.fabric_deadline * NCCL_SHARE
     try:
         async with asyncio.timeout(patience):
-            answers = await asyncio.gather(*ranks)
+            found: list[dict[str, Any]] = await asyncio.gather(*answers)
     except TimeoutError:
-        return {"error": f"no all-reduce within {patience:g} s"}
-    errors = [f"{name}: {answer['error']}" for (name, _), answer in zip(everyone, answers, strict=True)
+        return {"error": f"{missing} within {patience:g} s"}
+    log = {"log": found[0]["log"]} if "log" in found[0] else {}
+    errors = [f"{name}: {answer['error']}" for (name, _), answer in zip(everyone, found, strict=True)
               if "error" in answer]  # fmt: skip
     if errors:
-        return {"error": errors[0], "log": answers[0]["log"]}
-    slowest = max(answers, key=lambda answer: float(answer["seconds"]))
-    count = len(everyone)
-    bandwidth = 2 * (count - 1) / count * slowest["bytes"] / slowest["seconds"]  # nccl-tests' "bus bandwidth"
-    wrong = "" if all(answer["right"] for answer in answers) else "the all-reduce gave a wrong sum"
-    return {**slowest, "bandwidth": bandwidth, "error": wrong, "log": answers[0]["log"]}
+        return {"error": errors[0], **log}
+    return {**max(found, key=lambda answer: float(answer[key])), **log, "right": all(one.get("right") for one in found)}
 
 
 def _worker_facts(node: str, answer: dict[str, Any]) -> WorkerFacts:

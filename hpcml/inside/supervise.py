@@ -67,6 +67,7 @@ class Supervisor:
     told_end: float = 0.0
     looked: float = 0.0
     fabric: dict[str, Any] | None = None
+    variables: dict[str, str] = field(default_factory=dict)
     notes: set[str] = field(default_factory=set)
     notes_read: float = 0.0
 
@@ -87,6 +88,7 @@ class Supervisor:
         files.write_json(self.context.attempt.control, {"socket": str(self.channel.path), "node": self.context.node})
         self.phase = "scheduler"
         self._until(lambda: bool(self.address), settings.scheduler_deadline, self._scheduler_missing)
+        self.variables = self._variables()  # now, because it imports Dask's settings: the workers need longer
         self.phase = "workers"
         expected = {name for node in self.context.nodes for name in self.context.worker_names(node)}
         self._until(lambda: expected <= self.present, settings.workers_deadline, self._workers_missing)
@@ -122,14 +124,8 @@ class Supervisor:
     def run_script(self) -> Outcome:
         """Run the script to its end and return how it ended."""
         self.phase = "driver"
-        settings = self.context.settings
-        backends = secure.as_variables(gpus.dask_backends(settings.gpu))
-        ucx = secure.as_variables(gpus.ucx_settings(settings.gpu, worker=False)) if self.address[:3] == "ucx" else {}
-        own = secure.client_environment(self.context.attempt, self.address)
-        environment = {**backends, **ucx, **os.environ, **own}  # a backend that the user chose stays
-        environment["HPCML_NODES"] = str(self.context.settings.nodes)
         try:
-            script = Script(self.context, environment)
+            script = Script(self.context, self.variables)
         except OSError as error:
             reason = f"the script could not be started: {error.strerror}: {error.filename}"
             hint = "The folder that the run was submitted from must exist on the compute nodes."
@@ -139,6 +135,15 @@ class Supervisor:
             return self._follow(script)
         finally:
             script.kill()
+
+    def _variables(self) -> dict[str, str]:
+        """Return the script's environment, in which a plain ``Client()`` is let into the cluster."""
+        settings = self.context.settings
+        backends = secure.as_variables(gpus.dask_backends(settings.gpu))
+        ucx = secure.as_variables(gpus.ucx_settings(settings.gpu, worker=False)) if self.address[:3] == "ucx" else {}
+        own = secure.client_environment(self.context.attempt, self.address)
+        nodes = {"HPCML_NODES": str(settings.nodes)}
+        return {**backends, **ucx, **os.environ, **own, **nodes}  # a backend that the user chose stays
 
     def _follow(self, script: Script) -> Outcome:
         verdict: Outcome | None = None

@@ -9,6 +9,7 @@ import struct
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +43,11 @@ class Transfers:
     def __init__(self, worker: Worker, logs: Path, device: str) -> None:
         self.worker, self.logs, self.device = worker, logs, device
         self.buffer: Any = None
+        self.communicator: Any = None
         worker.handlers.update({
             "hpcml_give": self.give, "hpcml_warm": self.warm, "hpcml_fetch": self.fetch, "hpcml_facts": self.facts,
-            "hpcml_counters": self.counters, "hpcml_nccl_id": self.nccl_id, "hpcml_nccl": self.nccl,
-            "hpcml_release": self.release,
+            "hpcml_counters": self.counters, "hpcml_nccl_id": self.nccl_id, "hpcml_nccl_join": self.nccl_join,
+            "hpcml_nccl": self.nccl, "hpcml_release": self.release,
         })  # fmt: skip
 
     def give(self, size: int) -> dict[str, Any]:
@@ -129,21 +131,39 @@ class Transfers:
         made = nccl.get_unique_id()
         return made if isinstance(made, bytes) else list(made)
 
-    async def nccl(self, unique_id: bytes | list[int], rank: int, size: int) -> dict[str, Any]:
-        """Take part in an all-reduce over all workers, in a thread: NCCL waits in C, and a rank may be missing."""
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[dict[str, Any]] = loop.create_future()
+    async def nccl_join(self, unique_id: bytes | list[int], rank: int, size: int) -> dict[str, Any]:
+        """Become a rank of a communicator over all workers."""
+        from cupy.cuda import nccl
 
-        def work() -> None:
-            try:
-                result = _all_reduce(unique_id, rank, size)
-            except Exception as error:  # noqa: BLE001 - told to the scheduler, in words
-                result = {"error": f"{type(error).__name__}: {error}"}
-            loop.call_soon_threadsafe(_settle, done, result)
+        def join() -> dict[str, Any]:
+            begin = time.perf_counter()
+            chosen = unique_id if isinstance(unique_id, bytes) else tuple(unique_id)
+            self.communicator = nccl.NcclCommunicator(size, chosen, rank)
+            return {"start": time.perf_counter() - begin}
 
-        threading.Thread(target=work, name="hpcml-nccl", daemon=True).start()
-        result = await done
+        return await _in_thread(join)
+
+    async def nccl(self, rank: int, size: int) -> dict[str, Any]:
+        """Take part in an all-reduce over all workers; the communicator is gone then."""
+        communicator, self.communicator = self.communicator, None
+        result = await _in_thread(lambda: _all_reduce(communicator, rank, size))
         return {**result, "log": evidence.parse_nccl_log(_text(self.logs / f"nccl-{os.getpid()}.log"))}
+
+
+async def _in_thread(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return what ``work`` returns, or its ``error``; in a thread, as NCCL waits in C and a rank may be missing."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[dict[str, Any]] = loop.create_future()
+
+    def run() -> None:
+        try:
+            result = work()
+        except Exception as error:  # noqa: BLE001 - told to the scheduler, in words
+            result = {"error": f"{type(error).__name__}: {error}"}
+        loop.call_soon_threadsafe(_settle, done, result)
+
+    threading.Thread(target=run, name="hpcml-nccl", daemon=True).start()
+    return await done
 
 
 def _settle(done: asyncio.Future[dict[str, Any]], result: dict[str, Any]) -> None:
@@ -151,13 +171,11 @@ def _settle(done: asyncio.Future[dict[str, Any]], result: dict[str, Any]) -> Non
         done.set_result(result)
 
 
-def _all_reduce(unique_id: bytes | list[int], rank: int, size: int) -> dict[str, Any]:
+def _all_reduce(communicator: Any, rank: int, size: int) -> dict[str, Any]:
     """Time an all-reduce; its sum is looked at on the host, as CuPy first compiles kernels for seconds to do so."""
     import rmm
     from cupy.cuda import get_current_stream, nccl
 
-    begin = time.perf_counter()
-    communicator = nccl.NcclCommunicator(size, unique_id if isinstance(unique_id, bytes) else tuple(unique_id), rank)
     count = NCCL_BYTES // 4
     values = rmm.DeviceBuffer.to_device(struct.pack("f", rank + 1) * count)
     total = rmm.DeviceBuffer(size=NCCL_BYTES)
@@ -168,15 +186,15 @@ def _all_reduce(unique_id: bytes | list[int], rank: int, size: int) -> dict[str,
         stream.synchronize()
 
     reduce()
-    ready = time.perf_counter()
+    begin = time.perf_counter()
     for _ in range(NCCL_REPEATS):
         reduce()
-    seconds = (time.perf_counter() - ready) / NCCL_REPEATS
+    seconds = (time.perf_counter() - begin) / NCCL_REPEATS
     host = bytearray(NCCL_BYTES)
     total.copy_to_host(host)
     right = host == struct.pack("f", size * (size + 1) / 2) * count
     communicator.destroy()
-    return {"bytes": NCCL_BYTES, "seconds": seconds, "start": ready - begin, "right": right}
+    return {"bytes": NCCL_BYTES, "seconds": seconds, "right": right}
 
 
 def _allocate(size: int, *, on_gpu: bool) -> Any:

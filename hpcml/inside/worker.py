@@ -23,8 +23,6 @@ TICK = 0.2  # seconds between looks at memory and at the parent
 LIVED = 10.0  # seconds after which a worker that dies did not die at its start
 COME_BACK = 3  # a worker's exit status when Dask closed it and expects it again (client.restart)
 WATCH_END = 60.0  # seconds for which the end of a worker makes its node look for the end of the run
-UCX_AT_ONCE = 32  # workers that may connect in one moment over UCX
-UCX_CONNECT_EVERY = 0.01  # seconds between the starts of more than that
 MEMORY_TERMINATE = 0.95  # of the memory limit: Dask's own fraction, distributed.worker.memory.terminate
 
 
@@ -91,21 +89,16 @@ def main() -> int:
             print(f"hpcml: {error}.", file=sys.stderr)
             return WORKERS_NEVER_CAME
 
-    address = _scheduler_address(context)
-    if not address:
-        print("hpcml: the scheduler's address never appeared.", file=sys.stderr)
-        return WORKERS_NEVER_CAME
     names = context.worker_names(context.node)
-    node.slots = [
-        Slot(name, start_at=time.monotonic() + _stagger(context, address, at)) for at, name in enumerate(names)
-    ]
+    node.slots = [Slot(name) for name in names]
     scratch = Path(tempfile.mkdtemp(prefix="hpcml-", dir=context.scratch()))
     share = dask_worker.Share.of_node(context, len(names))
     try:
         return _keep(
             node,
-            lambda slot: dask_worker.run(context, address, names.index(slot.name), scratch, share),
+            lambda slot: dask_worker.run(context, names.index(slot.name), scratch, share),
             share.memory_limit,
+            Address(context, scratch / dask_worker.ADDRESS),
         )
     finally:
         for slot in node.slots:
@@ -113,28 +106,33 @@ def main() -> int:
         shutil.rmtree(scratch, ignore_errors=True)  # Dask's spill files; node-local, so nothing is lost by leaving some
 
 
-def _stagger(context: Context, address: str, at: int) -> float:
-    """Return the seconds that a worker waits before it starts, so that many don't knock at the scheduler at once.
+class Address:
+    """Where the scheduler is: looked up on the shared file system by one process of a node, for all its workers.
 
-    UCXX gives a new endpoint 5 s for its exchange of names, whatever is configured (ucxx 0.52, create_endpoint).
+    Parameters
+    ----------
+    local
+        The node-local file from which the workers read it. They are forked before it is known, and make ready for it.
     """
-    if not address.startswith("ucx://"):
-        return 0.0
-    each = context.settings.workers_per_node
-    place = context.nodes.index(context.node) * each + at if context.node in context.nodes else at
-    return place * UCX_CONNECT_EVERY if len(context.nodes) * each > UCX_AT_ONCE else 0.0
+
+    def __init__(self, context: Context, local: Path) -> None:
+        self.context, self.local = context, local
+        self.interval = max(0.02, context.settings.nodes * 0.002)  # the more nodes look, the more seldom each does
+        self.deadline = time.monotonic() + context.settings.scheduler_deadline + context.settings.workers_deadline
+        self.known = False
+
+    def look(self) -> bool:
+        """Pass the address on once it is there; return False if it will never be."""
+        if self.known:
+            return True
+        there = files.listed(self.context.attempt.directory)
+        if self.context.attempt.scheduler.name in there:
+            files.write(self.local, str((files.read_json(self.context.attempt.scheduler) or {}).get("address", "")))
+            self.known = True
+        return self.known or (self.context.attempt.ended.name not in there and time.monotonic() < self.deadline)
 
 
-def _scheduler_address(context: Context) -> str:
-    """Wait for the scheduler; the more nodes look, the more seldom each does, to spare the metadata server."""
-    interval = max(0.02, context.settings.nodes * 0.002)
-    deadline = time.monotonic() + context.settings.scheduler_deadline + context.settings.workers_deadline
-    if not files.wait_for(context.attempt.scheduler, deadline, interval, unless=context.attempt.ended.name):
-        return ""
-    return str((files.read_json(context.attempt.scheduler) or {}).get("address", ""))
-
-
-def _keep(node: Node, serve: Callable[[Slot], int], memory_limit: int) -> int:
+def _keep(node: Node, serve: Callable[[Slot], int], memory_limit: int, address: Address) -> int:
     """Fork the workers and replace those that die, until all are done or have failed for good."""
     parent = os.getppid()
     wake, waker = os.pipe()
@@ -152,8 +150,11 @@ def _keep(node: Node, serve: Callable[[Slot], int], memory_limit: int) -> int:
         for slot in node.slots:
             if not slot.done and not slot.pid and now >= slot.start_at:
                 _start(slot, serve)
-        select.select([wake], [], [], TICK)
+        select.select([wake], [], [], TICK if address.known else address.interval)
         _drain(wake)
+        if not address.look():
+            print("hpcml: the scheduler's address never appeared.", file=sys.stderr)
+            return WORKERS_NEVER_CAME
         _reap(node)
         _check_memory(node.slots, memory_limit)
         _stop_if_ended(node)

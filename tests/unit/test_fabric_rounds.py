@@ -1,0 +1,104 @@
+"""The order of the fabric check: all open each other's memory, then all are timed, then NCCL; and what goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hpcml.inside import fabric
+
+WORKERS = {"n1": [("n1-0", "a"), ("n1-1", "b")], "n2": [("n2-0", "c"), ("n2-1", "d")]}
+ANSWERS: dict[str, Any] = {
+    "hpcml_warm": {"moved": 10},
+    "hpcml_fetch": {"bytes": 100, "seconds": 0.5, "moved": 200},
+    "hpcml_counters": {"time": 0.0, "infiniband": {}, "interfaces": {}, "nvlink": None, "nvlink_why": ""},
+    "hpcml_facts": {"gpu": "0"},
+    "hpcml_release": None,
+    "hpcml_nccl_id": b"id",
+    "hpcml_nccl_join": {"start": 0.5},
+    "hpcml_nccl": {"bytes": 1000, "seconds": 0.1, "right": True, "log": {"version": "2"}},
+}
+
+
+class Scheduler:
+    """In the scheduler's place: workers that answer as they are told, and a diary of who was asked what."""
+
+    def __init__(self, answers: dict[tuple[str, str], Any]) -> None:
+        self.answers, self.diary = answers, []  # type: ignore[var-annotated]
+
+    def rpc(self, address: str) -> Any:
+        def handler(name: str) -> Callable[..., Awaitable[Any]]:
+            async def ask(**_: Any) -> Any:
+                self.diary.append(name)
+                await asyncio.sleep(0)
+                answer = self.answers.get((address, name), ANSWERS[name])
+                if isinstance(answer, Exception):
+                    raise answer
+                if callable(answer):
+                    await answer()
+                return answer
+
+            return ask
+
+        return SimpleNamespace(**{name: handler(name) for name in ANSWERS})
+
+
+def measure(answers: dict[tuple[str, str], Any] | None = None, *, gpus: bool = True) -> tuple[Any, list[str]]:
+    scheduler = Scheduler(answers or {})
+    settings = SimpleNamespace(gpu=object() if gpus else None, nccl=True, fabric_deadline=0.2)
+    attempt = SimpleNamespace(probe_of=lambda _: Path("/nowhere/probe.json"))
+    context = SimpleNamespace(settings=settings, attempt=attempt)
+    found = asyncio.run(fabric.measure(scheduler, context, "ucx", WORKERS))  # type: ignore[arg-type]
+    return found, scheduler.diary
+
+
+def test_nobody_is_timed_while_another_opens_memory() -> None:
+    found, diary = measure()
+    last = {name: len(diary) - 1 - diary[::-1].index(name) for name in ANSWERS}
+    assert max(last["hpcml_warm"], last["hpcml_nccl_join"]) < diary.index("hpcml_fetch")
+    assert last["hpcml_fetch"] < diary.index("hpcml_nccl")
+    assert diary.count("hpcml_counters") == 4  # before and after, on each node
+    assert {(pair.source, pair.target, pair.scope) for pair in found.pairs} == {
+        ("n1-1", "n1-0", "within"), ("n1-0", "n1-1", "within"), ("n2-1", "n2-0", "within"), ("n2-0", "n2-1", "within"),
+        ("n2-0", "n1-0", "across"), ("n2-1", "n1-1", "across"), ("n1-0", "n2-0", "across"), ("n1-1", "n2-1", "across"),
+    }  # fmt: skip
+    assert {pair.moved for pair in found.pairs} == {210}
+    assert found.nccl["bandwidth"] == pytest.approx(2 * 3 / 4 * 1000 / 0.1)
+    assert found.nccl["start"] == 0.5
+    assert not found.nccl["error"]
+
+
+def test_cpu_workers_are_not_asked_for_nccl() -> None:
+    found, diary = measure(gpus=False)
+    assert found.nccl is None
+    assert not [name for name in diary if "nccl" in name]
+
+
+def test_a_pair_that_cannot_talk() -> None:
+    found, _ = measure({("a", "hpcml_warm"): OSError("no way"), ("d", "hpcml_fetch"): OSError("broke off")})
+    errors = {(pair.target, pair.scope): pair.error for pair in found.pairs if pair.error}
+    assert errors == {(name, scope): error for scope in ("within", "across") for name, error in (
+        ("n1-0", "OSError: no way"), ("n2-1", "OSError: broke off"))}  # fmt: skip
+
+
+async def _never() -> None:
+    await asyncio.sleep(60)
+
+
+@pytest.mark.parametrize(("answers", "error"), [
+    ({("a", "hpcml_nccl_id"): ImportError("no cupy")}, "ImportError: no cupy"),
+    ({("c", "hpcml_nccl_join"): {"error": "NcclError: x"}}, "n2-0: NcclError: x"),
+    ({("c", "hpcml_nccl_join"): _never}, "no communicator within 0.1 s"),
+    ({("b", "hpcml_nccl"): _never}, "no all-reduce within 0.1 s"),
+    ({("b", "hpcml_nccl"): {"error": "NcclError: y", "log": {}}}, "n1-1: NcclError: y"),
+    ({("b", "hpcml_nccl"): {**ANSWERS["hpcml_nccl"], "right": False}}, "the all-reduce gave a wrong sum"),
+])  # fmt: skip
+def test_nccl_that_fails(answers: dict[tuple[str, str], Any], error: str) -> None:
+    found, _ = measure(answers)
+    assert found.nccl["error"] == error
+    assert not [pair for pair in found.pairs if pair.error]
