@@ -97,7 +97,6 @@ def facts() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "processor": processor,
         "memory_mib": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**20,
-        "kernel": platform.release(),
         "system": _system(),
     }
 
