@@ -253,7 +253,7 @@ def status(options: Namespace) -> int:
         lines.append(("nodes", ", ".join(found.nodes)))
     if found.state in ("starting", "running"):
         lines.append(("workers", f"{found.workers}/{found.expected}"))
-    lines += [(key, value) for key, value in (("protocol", found.protocol), ("fabric", found.fabric)) if value]
+    lines += [(key, value) for key in ("protocol", "security", "fabric") if (value := getattr(found, key))]
     lines += [("differ", difference) for difference in found.differences]
     lines += _phases(found)
     if found.exit_status is not None:

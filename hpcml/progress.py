@@ -43,6 +43,8 @@ class Progress:
             if "scheduler-up" in times:
                 words = f"up, {status.protocol}" if status.protocol else "up"
                 self._once("scheduler", "ok", "scheduler", words, times["scheduler-up"] - begin)
+                if "open to whoever reaches it" in status.security:
+                    self._once("security", "wait", "security", status.security, None)
             if "workers-ready" in times:
                 words = f"{status.expected}/{status.expected}"
                 self._once("workers", "ok", "workers", words, times["workers-ready"] - begin)

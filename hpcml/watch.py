@@ -50,6 +50,7 @@ class Status:
     workers: int = 0
     expected: int = 0
     protocol: str = ""
+    security: str = ""
     fabric: str = ""
     fabric_ok: bool = True
     differences: tuple[str, ...] = ()
@@ -146,6 +147,7 @@ def _read_event(found: Status, event: dict[str, Any]) -> None:
         found.workers = event["count"]
     elif name == "scheduler-up":
         found.protocol = f"{event['protocol']} ({event['because']})"
+        found.security = event.get("security", "")
     elif name == "fabric-checked":
         _read_verdict(found, event)
     elif name == "driver-started":

@@ -119,4 +119,6 @@ def shared_environment(site: Site, gpus: int, asked: str) -> tuple[tuple[str, st
         return quiet if site.network.protocol == "ucx" or asked == "ucx" else ()
     interface = (("NCCL_SOCKET_IFNAME", site.network.interface),) if site.network.interface else ()
     spill = (("CUDF_SPILL", "on"), ("DASK_CUDF_SPILL_WARNING", "False")) if site.gpu.cudf_spill else ()
-    return (("RAPIDS_NO_INITIALIZE", "1"), *quiet, *interface, *spill)
+    # The other half of what hpcml.inside.topology chooses: every connection is opened by the name of one interface.
+    opened = (("UCX_SOCKADDR_TLS_PRIORITY", "tcp"),) if site.network.nic_affinity == "pcie" else ()
+    return (("RAPIDS_NO_INITIALIZE", "1"), *quiet, *interface, *opened, *spill)

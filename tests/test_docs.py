@@ -18,7 +18,6 @@ from typing import Any, get_args, get_origin
 
 import pytest
 
-import table
 from hpcml import cli, config, driver, errors, jobs, plan, render, schema, sites
 from hpcml.layout import AttemptPaths, RunPaths
 
@@ -272,11 +271,6 @@ def test_files_and_events_of_a_run() -> None:
     events = set(re.findall(r"""(?:diary\.write\(|event=)"([a-z-]+)\"""", source))
     told = next(cells[2] for cells in rows(text) if cells[0] == "`events.jsonl`")
     assert events == set(codes(told))
-
-
-def test_tables_show_what_the_files_hold() -> None:
-    """docs/benchmarks/README.md against gpu-*.json; `python3 tests/gpu/table.py` writes it."""
-    assert table.main(["--check"]) == 0
 
 
 def test_modules() -> None:

@@ -16,7 +16,7 @@ from distributed import Worker
 from distributed.system import MEMORY_LIMIT
 
 from hpcml.inside import files, gpus, secure, topology, transfer, wire
-from hpcml.inside.network import NoProtocolError, choose_address, choose_protocol
+from hpcml.inside.network import NoProtocolError, choose_address, choose_protocol, ucx_devices
 from hpcml.inside.settings import Context
 
 ADDRESS = "scheduler-address"  # the file by which a node's worker task tells its workers where the scheduler is
@@ -140,6 +140,7 @@ def prepare_ucx(context: Context, device: str) -> None:
         raise TimeoutError("the key of the run's UCX connections never appeared")
     wire.install(context.attempt.ucx_key)
     dask.config.set(gpus.ucx_settings(settings.gpu, worker=True))
+    os.environ.update(ucx_devices(alone=settings.alone))
     if device and settings.nic_affinity == "pcie" and "UCX_NET_DEVICES" not in os.environ:
         _bind_to_adapters(context, device)
     wire.start_ucx()
@@ -148,10 +149,9 @@ def prepare_ucx(context: Context, device: str) -> None:
 def _bind_to_adapters(context: Context, device: str) -> None:
     """Hold UCX to the adapters that the PCIe tree puts nearest to this worker's GPU, as the probe saw it."""
     facts = files.read_json(context.attempt.probe_of(context.node)) or {}
-    bus_id = next((gpu["bus_id"] for gpu in facts.get("gpus", []) if device in (str(gpu["index"]), gpu["uuid"])), "")
-    host, _ = choose_address(context.settings.interface, local=context.settings.local)
+    host, _ = choose_address(context.settings.interface, alone=context.settings.alone)
     try:
-        chosen = topology.ucx_environment(bus_id, facts, host)
+        chosen = topology.ucx_environment(device, facts, host)
     except topology.NoAffinityError as error:
         print(f"hpcml: no adapter is tied to GPU {device}: {error}.", file=sys.stderr, flush=True)
         return
@@ -162,7 +162,7 @@ def _bind_to_adapters(context: Context, device: str) -> None:
 async def _serve(
     context: Context, address: str, name: str, folder: Path, share: Share, device: str, options: dict[str, Any]
 ) -> str:
-    host, _ = choose_address(context.settings.interface, local=context.settings.local)
+    host, _ = choose_address(context.settings.interface, alone=context.settings.alone)
     worker = PrivateWorker(
         address,
         nthreads=share.threads,

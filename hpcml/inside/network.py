@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import importlib.util
+import os
 import socket
 import struct
 from pathlib import Path
@@ -61,19 +62,28 @@ def _infiniband_adapters() -> list[str]:
     return sorted(path.name for path in Path("/sys/class/infiniband").glob("*"))
 
 
-def choose_address(interface: str, *, local: bool) -> tuple[str, str]:
+def ucx_devices(*, alone: bool) -> dict[str, str]:
+    """Return the variables that keep UCX on loopback too in a run of one node, if the user has not chosen devices.
+
+    NVLink and shared memory are no network devices and stay; what goes is a port that other nodes could reach.
+    """
+    return {"UCX_NET_DEVICES": "lo"} if alone and "UCX_NET_DEVICES" not in os.environ else {}
+
+
+def choose_address(interface: str, *, alone: bool) -> tuple[str, str]:
     """Return an IPv4 address of this node and the reason it was chosen.
 
-    The local site uses loopback. Elsewhere: the profile's interface; else the first InfiniBand interface that is up
-    and has an address; else what the host's own name resolves to; else the interface that leads to other networks.
+    A run of one node (``alone``) uses loopback, which nobody reaches from another node. Elsewhere: the profile's
+    interface; else the first InfiniBand interface that is up and has an address; else what the host's own name resolves
+    to; else the interface that leads to other networks.
 
     Raises
     ------
     NoAddressError
         If the profile's interface has no address here, or the node has no address but loopback.
     """
-    if local:
-        return "127.0.0.1", "local site"
+    if alone:
+        return "127.0.0.1", "a run of one node"
     if interface:
         address = _address_of(interface)
         if address is None:

@@ -22,7 +22,7 @@ from tornado.netutil import bind_unix_socket
 
 from hpcml.errors import SCHEDULER_NEVER_CAME
 from hpcml.inside import blame, fabric, files, gpus, secure, wire
-from hpcml.inside.network import NoAddressError, NoProtocolError, choose_address, choose_protocol
+from hpcml.inside.network import NoAddressError, NoProtocolError, choose_address, choose_protocol, ucx_devices
 from hpcml.inside.settings import Context, load
 
 
@@ -94,13 +94,14 @@ async def _serve(context: Context) -> int:
     control = files.read_json(context.attempt.control) or {}
     reader, writer = await asyncio.open_unix_connection(control["socket"])
     settings = context.settings
-    host, why = choose_address(settings.interface, local=settings.local)
+    host, why = choose_address(settings.interface, alone=settings.alone)
     protocol, because = choose_protocol(settings.protocol, gpus=settings.gpu.count if settings.gpu else 0,
                                         nodes=settings.nodes)  # fmt: skip
     options: dict[str, Any] = {}
     if protocol == "ucx":
         wire.install(context.attempt.ucx_key)
         dask.config.set(gpus.ucx_settings(settings.gpu, worker=False))
+        os.environ.update(ucx_devices(alone=settings.alone))
     else:
         options["security"] = secure.security(context.attempt)
     PrivateScheduler.socket_path = Path(control["socket"]).with_name("dashboard.sock")
@@ -114,7 +115,9 @@ async def _serve(context: Context) -> int:
     reporter = Reporter(writer)
     scheduler.add_plugin(reporter)
     facts = {"address": scheduler.address, "node": context.node, "pid": os.getpid(), "interface": why,
-             "protocol": protocol, "because": because}  # fmt: skip
+             "protocol": protocol, "because": because,
+             "security": secure.in_words(protocol, wire.tcp_devices() if protocol == "ucx" else set(),
+                                         gpus=settings.gpu is not None)}  # fmt: skip
     files.write_json(context.attempt.scheduler, facts)
     reporter.send(event="scheduler-up", **facts)
     ended = asyncio.create_task(scheduler.finished())

@@ -131,6 +131,29 @@ def dask_settings(paths: AttemptPaths, address: str) -> dict[str, Any]:
     return settings
 
 
+OPEN = "open to whoever reaches it"  # what the progress tells at once, not only on asking
+
+
+def in_words(protocol: str, tcp_devices: set[str], *, gpus: bool) -> str:
+    """Return who may talk to the run's processes, and what stays open, in one line (docs/security.md).
+
+    Parameters
+    ----------
+    tcp_devices
+        The network devices on which UCX's own TCP transport listens.
+    gpus
+        Whether NCCL, and raft-dask for some of cuML's estimators, open listeners of their own.
+    """
+    if protocol == "ucx":
+        said = "both ends of a UCX connection prove the run's key; not encrypted"
+        reached = sorted(tcp_devices - {"lo"})
+        ways = [f"UCX's own TCP on {' and '.join(reached)}"] if reached else []
+    else:
+        said, ways = "mutual TLS", []
+    ways += ["NCCL", "raft-dask"] if gpus else []
+    return f"{said}; {OPEN}: {', '.join(ways)}" if ways else said
+
+
 def client_environment(paths: AttemptPaths, address: str) -> dict[str, str]:
     """Return the variables with which a plain ``distributed.Client()`` finds and is let into the cluster."""
     ucx = {"HPCML_UCX_KEY": str(paths.ucx_key)} if _is_ucx(address) else {}

@@ -71,6 +71,11 @@ class Settings:
     arguments: tuple[str, ...]
     cwd: str
 
+    @property
+    def alone(self) -> bool:
+        """Whether the run has one node only, and so needs no network."""
+        return self.local or self.nodes == 1
+
 
 @dataclass(frozen=True, slots=True)
 class Context:

@@ -165,7 +165,7 @@ class _Listener:
     async def start(self) -> None:
         """Listen; WireError as in connect()."""
         start_ucx()
-        if devices := ", ".join(sorted(_tcp_devices() - {"lo"})):
+        if devices := ", ".join(sorted(tcp_devices() - {"lo"})):
             logger.warning("hpcml.wire: UCX may use tcp on %s: %s", devices, OPEN_TCP)
         self.half_open = HalfOpen(DEADLINE, MOST_HALF_OPEN)
         await super().start()  # type: ignore[misc]
@@ -279,7 +279,7 @@ def _features() -> tuple[Any, ...]:
     return tuple(Feature[name] for name in FEATURES)
 
 
-def _tcp_devices() -> set[str]:
+def tcp_devices() -> set[str]:
     """Return the network devices on which UCX's TCP transport listens: one data port each, beside Dask's."""
     return set(re.findall(r"\btcp/(\S+)", _context().ucp_context_info))
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from hpcml import config, jobs, plan, schema
-from hpcml.inside import blame, files, network
+from hpcml.inside import blame, dask_worker, files, gpus, network, secure
 from hpcml.inside import settings as node_settings
 
 
@@ -73,8 +76,61 @@ def test_the_end_of_a_log(tmp_path: Path) -> None:
     assert files.tail(tmp_path / "none") == []
 
 
+def test_a_run_of_one_node_stays_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("UCX_NET_DEVICES", raising=False)
+    assert network.ucx_devices(alone=True) == {"UCX_NET_DEVICES": "lo"}
+    assert network.ucx_devices(alone=False) == {}
+    monkeypatch.setenv("UCX_NET_DEVICES", "mlx5_0:1")
+    assert network.ucx_devices(alone=True) == {}
+
+
+@pytest.mark.parametrize(("protocol", "devices", "gpus", "words"), [
+    ("tls", set(), False, "mutual TLS"),
+    ("tls", set(), True, "mutual TLS; open to whoever reaches it: NCCL, raft-dask"),
+    ("ucx", {"lo"}, False, "both ends of a UCX connection prove the run's key; not encrypted"),
+    ("ucx", {"lo", "ib0"}, True, "both ends of a UCX connection prove the run's key; not encrypted; open to whoever reaches it:"
+     " UCX's own TCP on ib0, NCCL, raft-dask"),
+])  # fmt: skip
+def test_security_in_words(protocol: str, devices: set[str], gpus: bool, words: str) -> None:
+    assert secure.in_words(protocol, devices, gpus=gpus) == words
+
+
+@pytest.mark.parametrize(("wanted", "gpus", "nodes", "protocol"), [
+    ("tls", 4, 2, "tls"), ("auto", 0, 4, "tls"), ("auto", 1, 1, "tls"), ("auto", 4, 1, "ucx"), ("ucx", 0, 2, "ucx"),
+])  # fmt: skip
+def test_protocols(wanted: str, gpus: int, nodes: int, protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())
+    assert network.choose_protocol(wanted, gpus=gpus, nodes=nodes)[0] == protocol
+    monkeypatch.setattr(network, "_infiniband_adapters", lambda: ["mlx5_0"])
+    assert network.choose_protocol("auto", gpus=1, nodes=2) == ("ucx", "InfiniBand on mlx5_0")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    assert network.choose_protocol("auto", gpus=4, nodes=2)[0] == "tls"
+    with pytest.raises(network.NoProtocolError, match="distributed-ucxx is not installed"):
+        network.choose_protocol("ucx", gpus=4, nodes=2)
+
+
+@pytest.mark.parametrize("head", [True, False])
+def test_pools_leave_room(head: bool) -> None:
+    total = 141 * gpus.GIB
+    size = gpus.pool_size(total, total - gpus.GIB, head=head)
+    assert size % gpus.HUGE_PAGE == 0
+    assert (total - size > 18 * gpus.GIB) if head else (11 * gpus.GIB < total - size < 13 * gpus.GIB)
+    assert gpus.pool_size(total, 60 * gpus.GIB, head=head) < 60 * gpus.GIB
+    small = 16 * gpus.GIB
+    assert 8 * gpus.GIB < gpus.pool_size(small, small, head=head) <= 13 * gpus.GIB
+
+
+def test_many_workers_connect_one_after_the_other() -> None:
+    def context(nodes: int, each: int) -> Any:
+        names = tuple(f"n{number}" for number in range(nodes))
+        return SimpleNamespace(settings=SimpleNamespace(workers_per_node=each), nodes=names, node=names[-1])
+
+    assert dask_worker.stagger(context(8, 4), 3) == 0.0
+    assert dask_worker.stagger(context(9, 4), 3) == pytest.approx(0.35)
+
+
 def test_addresses() -> None:
-    assert network.choose_address("", local=True)[0] == "127.0.0.1"
-    assert network.choose_address("lo", local=False) == ("127.0.0.1", "interface lo of the profile")
+    assert network.choose_address("", alone=True)[0] == "127.0.0.1"
+    assert network.choose_address("lo", alone=False) == ("127.0.0.1", "interface lo of the profile")
     with pytest.raises(network.NoAddressError, match="no IPv4 address"):
-        network.choose_address("nowhere0", local=False)
+        network.choose_address("nowhere0", alone=False)

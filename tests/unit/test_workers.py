@@ -9,6 +9,7 @@ import pytest
 
 from hpcml import config, schema, workers
 from hpcml.errors import ConfigError, UsageError
+from hpcml.inside import topology
 from hpcml.jobs import JobSpec
 
 
@@ -92,4 +93,7 @@ def test_shared_variables() -> None:
     assert made["NCCL_SOCKET_IFNAME"] == "ib0"
     assert made["CUDF_SPILL"] == "on"
     assert made["RAPIDS_NO_INITIALIZE"] == "1"
+    assert "UCX_SOCKADDR_TLS_PRIORITY" not in made
+    pcie = dict(workers.shared_environment(site(network={"nic_affinity": "pcie"}), 4, ""))
+    assert pcie.items() >= topology.EVERYWHERE.items()
     assert dict(workers.shared_environment(site(), 0, "ucx")) == {"UCX_WARN_UNUSED_ENV_VARS": "n"}
