@@ -65,7 +65,7 @@ def test_a_run_of_one_node_listens_on_loopback(cluster: Cluster, protocol: str) 
     script = "import hpcml\nc = hpcml.connect()\nprint(*c.scheduler_info()['workers'])\n"
     ended = cluster.submit(script, "--nodes", "1", "--set", "workers.per_node=2", "--protocol", protocol)
     assert ended.code == 0, ended.err
-    up = next(event for event in ended.events() if event["event"] == "scheduler-up")
+    up = next(event for event in ended.events if event["event"] == "scheduler-up")
     assert {address.rpartition(":")[0] for address in (up["address"], *ended.out.split()) if "://" in address} == {
         f"{protocol}://127.0.0.1"}  # fmt: skip
     assert "open to whoever" not in up["security"]
