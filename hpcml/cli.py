@@ -25,6 +25,7 @@ COMMANDS = {
     "logs": ("[-f] [RUN] [ROLE]", "show a run's logs"),
     "cancel": ("RUN", "cancel a run"),
     "site": ("ls | show [SITE]", "list and show site profiles"),
+    "image": ("build | show | check | ls", "build, show, check and list images"),
 }
 # Options of `submit` by group; those that take a value are followed by it or by `=VALUE`.
 SUBMIT_VALUES = {
@@ -46,7 +47,7 @@ SUBMIT_VALUES = {
         "--name": "the run's name (default: the script's)",
         "--set": "KEY=VALUE of the profile, e.g. workers.per_node=4 (repeatable)",
         "--protocol": "Dask's protocol: auto, ucx or tcp (always with TLS)",
-        "--image": "Apptainer image to run in (not in this version)",
+        "--image": "run all roles inside this Apptainer image",
     },
 }
 SUBMIT_FLAGS = {
@@ -94,7 +95,9 @@ def build_parser(command: str) -> argparse.ArgumentParser:
             parser.epilog = "Without RUN it takes nodes and measures each against each; it waits unless told otherwise."
             parser.add_argument("run", metavar="RUN", nargs="?", default="", help="show what this run measured")
         return parser
-    if command == "site":
+    if command == "image":
+        _add_image_options(parser)
+    elif command == "site":
         parser.add_argument(
             "what", metavar="ls|show", choices=("ls", "show"), help="list the profiles, or show one in force"
         )
@@ -111,9 +114,8 @@ def build_parser(command: str) -> argparse.ArgumentParser:
         parser.add_argument("role", metavar="ROLE", nargs="?", help="driver (default), scheduler, worker or job")
         parser.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
     if command != "site":
-        parser.add_argument(
-            "--site", metavar="SITE", help="whose folder for runs to look in (default: the site found here)"
-        )
+        whose = "program and folder for images" if command == "image" else "folder for runs to look in"
+        parser.add_argument("--site", metavar="SITE", help=f"whose {whose} (default: the site found here)")
     parser.add_argument(
         "--set", action="append", metavar="KEY=VALUE", help="of the profile, e.g. paths.runs=/scratch/runs"
     )
@@ -121,6 +123,23 @@ def build_parser(command: str) -> argparse.ArgumentParser:
         "--json", action="store_true", help=argparse.SUPPRESS if command == "logs" else "print facts as JSON"
     )
     return parser
+
+
+def _add_image_options(parser: argparse.ArgumentParser) -> None:
+    import argparse
+
+    parser.usage = "hpcml image build [OPTIONS] DEFINITION [OUT.sif] | show IMAGE | check [--gpu] IMAGE | ls [FOLDER…]"
+    parser.epilog = "DEFINITION is a .def file or one that ships with hpcml: cpu, lab, rapids-cu12, rapids-cu13."
+    parser.add_argument("what", metavar="build|show|check|ls", choices=("build", "show", "check", "ls"))
+    parser.add_argument("names", metavar="NAME", nargs="*", help="definition and image to be, an image, or folders")
+    parser.add_argument("--program", metavar="PROGRAM", help="apptainer or singularity (default: the one that is here)")
+    parser.add_argument("--gpu", action="store_true", help="check: also on one GPU of this machine")
+    parser.add_argument("--fakeroot", action=argparse.BooleanOptionalAction, default=None,
+                        help="build: as root of a namespace of your own (default: unless you are root)")  # fmt: skip
+    parser.add_argument("--build-arg", action="append", metavar="KEY=VALUE", help="build: of the definition")
+    parser.add_argument("--force", action="store_true", help="build: replace an image that is there")
+    # An option may stand before the names: argparse's usual way would then miss them.
+    parser.parse_args = parser.parse_intermixed_args  # type: ignore[method-assign]
 
 
 def _add_submit_options(parser: argparse.ArgumentParser, command: str) -> None:
@@ -199,6 +218,10 @@ def _dispatch(command: str, own: list[str], script: list[str]) -> int:
         from hpcml import fabric
 
         return fabric.fabric(options)
+    if command == "image":
+        from hpcml import image_commands
+
+        return image_commands.image(options)
     return int(getattr(commands, command)(options))
 
 

@@ -17,7 +17,7 @@ INTERNAL = 70
 STORAGE = 71
 ANSWER_LOST = 72
 
-# A run that hpcml ended. 88 is kept for the image.
+# A run that hpcml ended. IMAGE is also what the commands about images end with.
 SCHEDULER_NEVER_CAME = 80
 WORKERS_NEVER_CAME = 81
 SCHEDULER_LOST = 82
@@ -26,6 +26,7 @@ DRIVER_NOT_STARTED = 84
 TIME_LIMIT = 85
 CANCELLED = 86
 ALLOCATION_LOST = 87
+IMAGE = 88
 FABRIC = 89
 
 MEANING = {
@@ -45,6 +46,7 @@ MEANING = {
     DRIVER_NOT_STARTED: "the script could not be started",
     TIME_LIMIT: "the time limit ended the run",
     CANCELLED: "the run was cancelled",
+    IMAGE: "the image cannot be used, or was not built",
     FABRIC: "the wire between the workers is not the one that fabric.require asks for",
     ALLOCATION_LOST: "the allocation ended without a word (a node failed, or the job was killed)",
 }
@@ -135,3 +137,9 @@ class StorageError(HpcmlError):
     """A file of the run cannot be written or read."""
 
     status = STORAGE
+
+
+class ImageError(HpcmlError):
+    """An image cannot be used or was not built, or the program for images cannot do it."""
+
+    status = IMAGE

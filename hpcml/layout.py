@@ -20,6 +20,8 @@ class RunPaths:
         self.plan = directory / "plan.json"
         self.script = directory / "job.sh"
         self.step = directory / "step.sh"
+        self.image = directory / "image.sh"
+        self.home = directory / "home"
         self.submission = directory / "submission.json"
         self.events = directory / "events.jsonl"
         self.status = directory / "status.json"

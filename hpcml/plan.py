@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcml import units
+from hpcml.container import entry, image_of, interpreter
 from hpcml.errors import ConfigError, SiteError, UsageError
 from hpcml.inside.settings import Settings
 from hpcml.jobs import JobSpec, job_name
@@ -40,7 +41,11 @@ class Step(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """A run as it will be submitted. ``reasons`` say why it came out so, ``notices`` what the user should know."""
+    """A run as it will be submitted.
+
+    ``entry`` are the words before a role's interpreter that lead into an image, none without one. ``reasons`` say why
+    it came out so, ``notices`` what the user should know.
+    """
 
     run_id: str
     name: str
@@ -52,6 +57,7 @@ class Plan(NamedTuple):
     modules: tuple[str, ...]
     setup: tuple[str, ...]
     environment: tuple[tuple[str, str], ...]
+    entry: tuple[str, ...]
     steps: tuple[Step, ...]
     inside: Settings
     reasons: tuple[str, ...]
@@ -83,7 +89,7 @@ def plan(site: Site, spec: JobSpec, place: Place) -> Plan:
     reasons: list[str] = []
     notices: list[str] = []
     name = job_name(spec)
-    _refuse_what_is_missing(site, spec)
+    image = image_of(site, spec)
     _check_directory(place.directory)
     if site.runtime.python and not site.runtime.python.startswith("/"):
         hint = "Write the path that it has on the compute nodes, from the root."
@@ -107,6 +113,9 @@ def plan(site: Site, spec: JobSpec, place: Place) -> Plan:
         raise SiteError("The local site has one machine, and so one node with GPUs", place="--nodes", hint=hint)
     elif ask.nodes > 1:
         reasons.append(f"the local site has one machine: the workers of {ask.nodes} nodes all run on it")
+    python = interpreter(site) if image else site.runtime.python or place.python
+    if image:
+        reasons.append(f"all roles run inside {image}, by {site.runtime.container}")
     return Plan(
         run_id=place.run_id,
         name=name,
@@ -117,9 +126,10 @@ def plan(site: Site, spec: JobSpec, place: Place) -> Plan:
         directives=directives,
         modules=site.runtime.modules,
         setup=site.runtime.setup,
-        environment=_environment(site, ask.gpus, spec.protocol),
-        steps=_steps(site, paths, ask, slurm, site.runtime.python or place.python),
-        inside=_inside(site, spec, paths, ask, lead, slurm),
+        environment=_environment(site, ask.gpus, spec.protocol, image),
+        entry=entry(site, spec, paths, image, ask.gpus) if image else (),
+        steps=_steps(site, paths, ask, slurm, python),
+        inside=_inside(site, spec, paths, ask, lead, slurm, image),
         reasons=tuple(reasons),
         notices=(*notices, *_notices(site)),
     )
@@ -180,21 +190,14 @@ def _check_directory(directory: Path) -> None:
             )
 
 
-def _refuse_what_is_missing(site: Site, spec: JobSpec) -> None:
-    """Say no to what this version cannot do, rather than do something else."""
-    if spec.image or site.runtime.kind == "image":
-        place = "--image" if spec.image else f"profile {site.name}: runtime.kind"
-        hint = "Use runtime.kind = 'python' with a venv or conda environment (runtime.python)."
-        raise SiteError("This version of hpcml cannot run inside an image", place=place, hint=hint)
-
-
-def _environment(site: Site, gpus: int, asked: str) -> tuple[tuple[str, str], ...]:
+def _environment(site: Site, gpus: int, asked: str, image: str) -> tuple[tuple[str, str], ...]:
     for name in site.environment:
         if not _VARIABLE.fullmatch(name):
             hint = "Use letters, digits and '_', no digit first."
             raise ConfigError(f"'{name}' is not a variable's name", place=f"site {site.name}: environment", hint=hint)
-    return (*((name, value) for name, value in shared_environment(site, gpus, asked) if name not in site.environment),
-            *site.environment.items())  # fmt: skip
+    inner = (("HPCML_PASS", " ".join(site.environment)),) if image else ()  # what image.sh lets in beside the run's own
+    shared = [(name, value) for name, value in shared_environment(site, gpus, asked) if name not in site.environment]
+    return (*shared, *site.environment.items(), *inner)
 
 
 def _notices(site: Site) -> tuple[str, ...]:
@@ -346,7 +349,7 @@ def _launcher(site: Site, paths: RunPaths, role: str, ask: Ask) -> tuple[str, ..
     return ("srun", *fixed, *bind, *where, *named, *site.slurm.srun_extra)
 
 
-def _inside(site: Site, spec: JobSpec, paths: RunPaths, ask: Ask, lead: int, slurm: bool) -> Settings:
+def _inside(site: Site, spec: JobSpec, paths: RunPaths, ask: Ask, lead: int, slurm: bool, image: str) -> Settings:
     return Settings(
         local=not slurm,
         nodes=ask.nodes,
@@ -373,4 +376,5 @@ def _inside(site: Site, spec: JobSpec, paths: RunPaths, ask: Ask, lead: int, slu
         script=str(paths.code / spec.script.name),
         arguments=spec.arguments,
         cwd=str(spec.cwd),
+        image=image,
     )

@@ -75,13 +75,17 @@ class Runtime(NamedTuple):
     """What the roles run in: a Python environment (``python``) or an image (``image``).
 
     ``python`` is the interpreter's path on the nodes; empty means the one that runs hpcml. ``modules`` are loaded
-    and ``setup`` lines run first, in bash. ``container`` is the program that runs images.
+    and ``setup`` lines run first, in bash. ``container`` is the program that runs images, ``options`` are more of its
+    own, and ``binds`` what the inside sees beside the run's directory and the folder of the submission. With an
+    image, ``python`` is the interpreter in it.
     """
 
     kind: str = "python"
     python: str = ""
     image: str = ""
     container: str = "apptainer"
+    binds: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import selectors
+import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+_KEPT = 65536  # bytes of a streamed command's output that its answer holds
+_GRACE = 15.0  # seconds that a command which is asked to end has, before the next and harder signal
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +51,64 @@ def run(command: Sequence[str], environment: Mapping[str, str], timeout: float) 
     except OSError as error:
         raise CommandMissingError(f"{command[0]}: {error.strerror}") from error
     return Answer(done.returncode, _text(done.stdout), _text(done.stderr))
+
+
+def stream(
+    command: Sequence[str], environment: Mapping[str, str], timeout: float, sink: Callable[[bytes], None]
+) -> Answer:
+    """Run a command and hand on what it says, both streams as one, while it says it; return the end of that.
+
+    If the deadline passes, or this process is interrupted, the command and what it started are ended.
+
+    Parameters
+    ----------
+    timeout
+        Seconds for the whole command.
+    sink
+        Called with each piece of output.
+
+    Raises
+    ------
+    CommandMissingError
+        If the program cannot be started.
+    """
+    try:
+        process = subprocess.Popen(
+            command, env=dict(environment), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        raise CommandMissingError(f"{command[0]}: {error.strerror}") from error
+    assert process.stdout is not None
+    end, kept, code = time.monotonic() + timeout, b"", None
+    try:
+        with process.stdout as out, selectors.DefaultSelector() as selector:
+            selector.register(out, selectors.EVENT_READ)
+            while (left := end - time.monotonic()) > 0:
+                if selector.select(left):
+                    piece = os.read(out.fileno(), 65536)
+                    if not piece:
+                        break
+                    sink(piece)
+                    kept = (kept + piece)[-_KEPT:]
+        with contextlib.suppress(subprocess.TimeoutExpired):  # then code stays None, which says so
+            code = process.wait(max(0.0, end - time.monotonic()))
+    finally:
+        if process.returncode is None:
+            _end_group(process)
+    return Answer(code, _text(kept), "")
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """End a process and all that it started; those that do not go when asked are killed.
+
+    The first signal is Ctrl-C's: programs that clean up do it for that one.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):  # it went by itself
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the next signal is for that
+            process.wait(_GRACE)
 
 
 def _text(data: bytes | str | None) -> str:

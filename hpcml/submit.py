@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import __version__, assets, config, jobs, runs, shell, slurm, snapshot, units
-from hpcml.errors import ANSWER_LOST, NOT_FOUND, HpcmlError, SlurmUnreachableError
+from hpcml import __version__, assets, config, images, jobs, runs, shell, slurm, snapshot, units
+from hpcml.errors import ANSWER_LOST, NOT_FOUND, HpcmlError, ImageError, SlurmUnreachableError
 from hpcml.layout import RunPaths
 from hpcml.plan import Place, Plan, plan
 from hpcml.sites import LoadedSite, config_folders
@@ -76,7 +76,8 @@ def submit(prepared: Prepared, loaded: LoadedSite, spec: jobs.JobSpec, environme
         With status ``ANSWER_LOST`` if it is not known whether the job exists.
     """
     made = prepared.plan
-    left_out = _write(prepared, loaded, spec)
+    image = check_image(made, loaded)
+    left_out = _write(prepared, loaded, spec, image)
     paths = RunPaths(Path(made.directory))
     record: dict[str, object] = {"site": made.site, "time": round(time.time(), 3), "slurm": made.slurm}
     if left_out:
@@ -90,16 +91,38 @@ def submit(prepared: Prepared, loaded: LoadedSite, spec: jobs.JobSpec, environme
     return runs.Run(made.run_id, paths, record)
 
 
-def _write(prepared: Prepared, loaded: LoadedSite, spec: jobs.JobSpec) -> str:
+def check_image(made: Plan, loaded: LoadedSite) -> dict[str, object]:
+    """Refuse an image in which the run could not work, before nodes are asked for; return what is known of it.
+
+    Raises
+    ------
+    ImageError, NotFoundError
+        If it is missing, unreadable, no image, of another architecture, or does not fit the run.
+    """
+    if not made.inside.image:
+        return {}
+    facts = images.inspect(Path(made.inside.image))
+    gpus = made.inside.gpu.count if made.inside.gpu else 0
+    found = images.problems(facts, cuda=loaded.site.gpu.cuda, gpus=gpus, machine=images.machine(), pinned=images.pins())
+    if fatal := [problem for problem in found if problem.fatal]:
+        raise ImageError(f"The image cannot be used: {fatal[0].what}", place=str(facts.path), hint=fatal[0].hint)
+    known = {"path": str(facts.path), "size": facts.size, "modified": facts.modified, "labels": facts.labels}
+    return {**known, "digest": images.known_digest(facts), "notes": [problem.what for problem in found]}
+
+
+def _write(prepared: Prepared, loaded: LoadedSite, spec: jobs.JobSpec, image: dict[str, object]) -> str:
     """Write the run's directory; return what was left out of the snapshot."""
     made = prepared.plan
     origins = {key.replace("\0", "."): config.as_table(value) for key, value in loaded.layers.values.items()}
     request = {"version": made.version, "spec": config.as_table(spec), "site": origins}
+    if image:
+        request["image"] = image
     with runs.creating(Path(made.directory)) as paths:
         runs.write_json(paths.request, request)
         runs.write_json(paths.plan, config.as_table(made))
         runs.write(paths.script, prepared.script)
-        runs.write(paths.step, (assets.folder("templates") / "step.sh").read_text(encoding="utf-8"))
+        for script in (paths.step, *([paths.image] if made.inside.image else [])):
+            runs.write(script, (assets.folder("templates") / script.name).read_text(encoding="utf-8"))
         return snapshot.take(spec.script, paths.code, loaded.site.code)
 
 

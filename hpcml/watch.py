@@ -15,6 +15,7 @@ from hpcml.errors import (
     ANSWER_LOST,
     CANCELLED,
     DRIVER_NOT_STARTED,
+    IMAGE,
     TIME_LIMIT,
     SlurmUnreachableError,
     StorageError,
@@ -229,9 +230,14 @@ def _step_ended(found: Status, run: runs.Run, said: int) -> None:
     if "allocated" in found.times:
         _lost(found, run, f"the driver's step ended with exit status {said} and left no word (was it killed?)", said)
         return
-    _lost(found, run, f"the driver's step could not start (exit status {said})", DRIVER_NOT_STARTED)
+    image = (runs.read_json(run.paths.plan) or {}).get("inside", {}).get("image", "")
+    if image:
+        _lost(found, run, f"the image could not be entered (exit status {said})", IMAGE)
+        found.hint = f"Look at it: hpcml image check {image}."
+    else:
+        _lost(found, run, f"the driver's step could not start (exit status {said})", DRIVER_NOT_STARTED)
+        found.hint = "Does the interpreter exist on the compute nodes (runtime.python)?"
     found.quote = tail(run.paths.driver_log) or found.quote
-    found.hint = "Does the interpreter exist on the compute nodes (runtime.python)?"
 
 
 def _lost(found: Status, run: runs.Run, words: str, code: int = ALLOCATION_LOST) -> None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from hpcml.inside import files
 from hpcml.inside.settings import Context
 
+_NOT_ENTERED = ("88", "255")  # image.sh's own, and Apptainer's
+
 
 @dataclass(frozen=True, slots=True)
 class Missing:
@@ -52,6 +54,8 @@ def _reason(context: Context, node: str, exits: set[str], marks: set[str]) -> tu
     exit_file = context.attempt.exit_of("worker", node)
     if exit_file.name in exits:
         status = exit_file.read_text().strip()
+        if context.settings.image and status in _NOT_ENTERED:
+            return f"the image could not be entered (exit status {status})", True
         return f"the worker task ended with exit status {status}", status != "0"  # 0: its workers were retired
     if mark is None:
         return "the worker task gave no sign of life", False

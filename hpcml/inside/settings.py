@@ -42,7 +42,7 @@ class Settings:
     """Decisions of the plan; durations in seconds, sizes in bytes, 0 or empty means "decide on the node".
 
     ``gpu`` is None for CPU workers. ``protocol`` is auto, tls or ucx; ``fabric`` is what the wire must prove: none
-    (not asked), warn or rdma.
+    (not asked), warn or rdma. ``image`` is what the roles run in, empty without one.
     """
 
     local: bool
@@ -70,6 +70,7 @@ class Settings:
     script: str
     arguments: tuple[str, ...]
     cwd: str
+    image: str = ""
 
     @property
     def alone(self) -> bool:

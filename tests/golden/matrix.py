@@ -32,6 +32,11 @@ CASES = (
     Case("four-nodes", {"nodes": 4, "time": "30"}),
     Case("gpus", {"nodes": 2, "gpus_per_node": 4}, only=("slurm", "leonardo", "lab")),
     Case("gpus-by-type", {"gpus_per_node": 2}, {"slurm": {"gpu_request": "gres", "gpu_type": "a100"}}, only=("slurm",)),
+    Case("image", {"nodes": 2, "image": "/images/cpu.sif"},
+         {"runtime": {"binds": ["/data", "/work/x:/data/x:ro"], "options": ["--writable-tmpfs"]}, "environment": {"GREETING": "a b"},
+          "paths": {"scratch": "/scratch_local"}}),
+    Case("gpu-image", {"gpus_per_node": 4}, {"runtime": {"kind": "image", "image": "/images/rapids.sif", "container": "singularity",
+                                                        "python": "/opt/conda/bin/python"}}, only=("slurm", "leonardo", "lab")),
     Case(
         "charged",
         {"account": "lab_account", "partition": "debug", "qos": "normal", "dependency": "afterany:1", "nodes": 2, "time": "10"},

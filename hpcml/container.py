@@ -1,0 +1,85 @@
+"""The words that run a role inside an image, by Apptainer or SingularityCE; decided before the job runs.
+
+What the inside gets is said here and in ``templates/image.sh``, which adds what only the node knows: the run's
+variables and the node-local scratch. All else of the host stays out: its variables, its Python's packages, the home
+directory.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+
+from hpcml.errors import ConfigError
+from hpcml.jobs import JobSpec
+from hpcml.layout import RunPaths
+from hpcml.schema import Site
+
+PYTHON = "python3"  # found by the image's own PATH
+_DIVIDERS = (":", ",", "\\")  # those of --bind, which knows no quotes
+
+
+def image_of(site: Site, spec: JobSpec) -> str:
+    """Return the absolute path of the image that a request runs in, empty if it runs in a Python environment.
+
+    Raises
+    ------
+    ConfigError
+        If the profile wants an image and names none, or names one by a relative path.
+    """
+    if spec.image:
+        return str(spec.cwd / Path(spec.image).expanduser())
+    if site.runtime.kind != "image":
+        return ""
+    place = f"profile {site.name}: runtime.image"
+    if not site.runtime.image:
+        raise ConfigError("The profile runs in an image and names none", place=place, hint="Give --image, or set it.")
+    if not site.runtime.image.startswith("/"):
+        hint = "Write the path that it has on the compute nodes, from the root."
+        raise ConfigError(f"{site.runtime.image!a} is not an absolute path", place=place, hint=hint)
+    return site.runtime.image
+
+
+def interpreter(site: Site) -> str:
+    """Return the Python inside the image; ``runtime.python`` of a profile without one is the host's."""
+    return site.runtime.python if site.runtime.kind == "image" and site.runtime.python else PYTHON
+
+
+def entry(site: Site, spec: JobSpec, paths: RunPaths, image: str, gpus: int) -> tuple[str, ...]:
+    """Return the words before a role's interpreter: ``/bin/sh image.sh apptainer exec … IMAGE``.
+
+    ``--cleanenv`` keeps the host's variables out; no ``--contain``, ``--ipc`` or ``--pid``, because workers open each
+    other's memory (cuda_ipc, CMA) and find each other's processes, and because /dev and /sys show the adapters.
+
+    Raises
+    ------
+    ConfigError
+        If a path cannot be bound.
+    """
+    binds = [f"{path}:{path}{mode}" for path, mode in _own_binds(site, spec, paths)]
+    binds += [_bind(words, f"profile {site.name}: runtime.binds") for words in site.runtime.binds]
+    return (
+        "/bin/sh", str(paths.image), site.runtime.container, "exec", "--cleanenv", *(("--nv",) if gpus else ()),
+        "--no-mount", "cwd", "--home", str(paths.home), "--pwd", str(paths.directory),
+        *(word for bind in binds for word in ("--bind", bind)), *site.runtime.options, image,
+    )  # fmt: skip
+
+
+def _own_binds(site: Site, spec: JobSpec, paths: RunPaths) -> list[tuple[str, str]]:
+    """Return the run's directory, hpcml's modules in it for reading only, the folder of the submission, and scratch."""
+    for path, place in ((paths.directory, "paths.runs"), (spec.cwd, "the folder that you submit from")):
+        if any(divider in str(path) for divider in _DIVIDERS):
+            hint = "Choose a path without ':', ',' and '\\'."
+            raise ConfigError("This path cannot be bound into an image", place=f"{place}: {path}", hint=hint)
+    scratch = [(site.paths.scratch, "")] if site.paths.scratch.startswith("/") and "$" not in site.paths.scratch else []
+    return [(str(paths.directory), ""), (str(paths.library), ":ro"), (str(spec.cwd), ""), *scratch]
+
+
+def _bind(words: str, place: str) -> str:
+    """Return a bind of the profile (``SOURCE``, ``SOURCE:INSIDE``, ``SOURCE:INSIDE:ro``) as it stands, if it is one."""
+    source, *rest = words.split(":")
+    paths, mode = (source, *rest[:1]), rest[1] if len(rest) > 1 else "rw"
+    right = len(rest) < 3 and mode in ("ro", "rw") and all(PurePosixPath(path).is_absolute() for path in paths)
+    if not right or any(divider in path for path in paths for divider in _DIVIDERS[1:]):
+        hint = "Write /path, /path:/inside or /path:/inside:ro, without ',' and '\\'."
+        raise ConfigError(f"{words!a} is no bind", place=place, hint=hint)
+    return words

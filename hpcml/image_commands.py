@@ -1,0 +1,217 @@
+"""``hpcml image``: build images, show what they are, list them, and check that they serve."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from hpcml import config, image_build, image_check, images, runs, sites, units
+from hpcml.errors import IMAGE, ConfigError, HpcmlError, ImageError, NotFoundError, StorageError, UsageError
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+_TAKES = {"build": (1, 2), "show": (1, 1), "check": (1, 1), "ls": (0, 99)}
+_ONLY_BUILD = ("fakeroot", "build_arg", "force")
+
+
+def image(options: Namespace) -> int:
+    """``hpcml image build|show|check|ls``."""
+    least, most = _TAKES[options.what]
+    if not least <= len(options.names) <= most:
+        missing = len(options.names) < least
+        what = "DEFINITION" if options.what == "build" else "IMAGE"
+        raise UsageError(f"{what} is missing" if missing else f"'{options.names[most]}' is one word too many",
+                         place=f"hpcml image {options.what}", hint="Try hpcml image --help.")  # fmt: skip
+    for name in _ONLY_BUILD:
+        if options.what != "build" and getattr(options, name) not in (None, False):
+            raise UsageError(f"--{name.replace('_', '-')} is for building", place=f"hpcml image {options.what}",
+                             hint="Leave it out.")  # fmt: skip
+    if options.gpu and options.what != "check":
+        raise UsageError("--gpu is for checking", place=f"hpcml image {options.what}", hint="Leave it out.")
+    return {"build": _build, "show": _show, "check": _check, "ls": _ls}[options.what](options)
+
+
+def _site(options: Namespace) -> tuple[sites.LoadedSite, dict[str, str]]:
+    environment = config.process_environment()
+    return sites.load(options.site or "", environment, _here(), options.set or ()), environment
+
+
+def _here() -> Path:
+    try:
+        return Path.cwd()
+    except OSError as error:
+        raise NotFoundError("The current folder is gone", place="cwd", hint="Change to another: cd ~") from error
+
+
+def _build(options: Namespace) -> int:
+    loaded, environment = _site(options)
+    definition = images.find_definition(options.names[0], _here())
+    out = Path(options.names[1] if len(options.names) > 1 else f"{definition.name}.sif").expanduser().absolute()
+    program = images.find_program(options.program or "", environment, loaded.site.runtime.container)
+    given = image_build.parse_arguments(options.build_arg or ())
+    order = image_build.prepare(
+        definition, out, program, environment, fakeroot=options.fakeroot, given=given, force=options.force
+    )
+    for note in order.notes:
+        print(f"hpcml: note: {note}.", file=sys.stderr)
+    print(f"hpcml: {program} builds {definition.path.name} into {out}.", file=sys.stderr, flush=True)
+
+    def pass_on(piece: bytes) -> None:
+        sys.stderr.buffer.write(piece)
+        sys.stderr.buffer.flush()
+
+    for number in (signal.SIGTERM, signal.SIGHUP):  # the build is a session of its own: nobody else would end it
+        signal.signal(number, _interrupted)
+    begin = time.monotonic()
+    record = image_build.build(order, environment, pass_on)
+    if options.json:
+        print(json.dumps({"image": str(out), **record}, indent=1))
+    else:
+        size = units.format_bytes(out.stat().st_size)
+        print(f"{out}  {size}  {units.format_seconds(time.monotonic() - begin)}  {record['digest']}")
+    return 0
+
+
+def _interrupted(_number: int, _frame: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _facts(options: Namespace, environment: dict[str, str], container: str) -> images.ImageFacts:
+    """Return the image's facts, with the help of a program where the file does not hold them and there is one."""
+    path = Path(options.names[0]).expanduser().absolute()
+    facts = images.inspect(path)
+    if facts.labels:
+        return facts
+    try:
+        program = images.find_program(options.program or "", environment, container)
+    except ImageError:
+        if options.program:
+            raise
+        return facts  # the file alone speaks
+    return images.inspect(path, program, environment)
+
+
+def _show(options: Namespace) -> int:
+    loaded, environment = _site(options)
+    facts = _facts(options, environment, loaded.site.runtime.container)
+    digest = _digest(facts.path)
+    if options.json:
+        table = {"image": str(facts.path), "digest": digest, "kind": facts.kind, "cuda": facts.cuda,
+                 "versions": facts.versions, **facts._asdict(), "path": str(facts.path)}  # fmt: skip
+        print(json.dumps(table, indent=1))
+        return 0
+    others = [(name, value) for name, value in sorted(facts.labels.items()) if not name.startswith(images.PREFIX)]
+    rows = [
+        ("image", str(facts.path)),
+        ("size", units.format_bytes(facts.size)),
+        ("built", _date(facts.created or facts.modified)),
+        ("machine", facts.architecture or "not said"),
+        ("kind", facts.kind or "not one of hpcml's"),
+        ("cuda", facts.cuda),
+        ("versions", ", ".join(f"{name} {value}" for name, value in facts.versions.items())),
+        ("digest", digest),
+        ("help", " ".join(facts.help.split())),
+        *(("label", f"{name} {value}") for name, value in others),
+    ]
+    for key, value in rows:
+        if value:
+            print(f"{key:<10} {value}")
+    if facts.definition:
+        print("definition")
+        print(textwrap.indent(facts.definition, "  | ", lambda _: True))
+    return 0
+
+
+def _digest(path: Path) -> str:
+    try:
+        return image_build.digest(path)
+    except OSError as error:
+        raise NotFoundError(
+            f"The image cannot be read: {error.strerror}", place=str(path), hint="Is its disk well?"
+        ) from error
+
+
+def _date(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+
+
+def _own_folder(setting: str, environment: dict[str, str]) -> Path:
+    """Return the folder of the profile's image, or the usual one."""
+    try:
+        return runs.runs_folder(setting or "~/.hpcml/images/x", environment).parent
+    except StorageError as error:
+        raise ConfigError("The image's path is not absolute, or a variable in it is not set", hint="Correct it.",
+                          place=f"runtime.image: {setting}") from error  # fmt: skip
+
+
+def _ls(options: Namespace) -> int:
+    loaded, environment = _site(options)
+    if options.names:
+        folders = [Path(name).expanduser() for name in options.names]
+    else:
+        folders = [_own_folder(loaded.site.runtime.image, environment)]
+    rows: list[dict[str, object]] = []
+    for folder in folders:
+        if not options.names and not folder.exists():
+            continue  # nobody said that it is there
+        for found in images.list_images(folder):
+            if isinstance(found, HpcmlError):
+                rows.append({"image": found.place, "error": found.message})
+            else:
+                rows.append({"image": str(found.path), "kind": found.kind, "cuda": found.cuda, "size": found.size,
+                             "versions": found.versions, "modified": _date(found.modified)})  # fmt: skip
+    if options.json:
+        print(json.dumps(rows, indent=1))
+        return 0
+    if not rows:
+        print(f"No images in {', '.join(map(str, folders))}.", file=sys.stderr)
+    width = max((len(str(row["image"])) for row in rows), default=0)
+    for row in rows:
+        if "error" in row:
+            print(f"{row['image']:<{width}}  {row['error']}")
+            continue
+        versions = row["versions"]
+        assert isinstance(versions, dict)
+        words = ", ".join(f"{name} {versions[name]}" for name in ("rapids", "dask") if name in versions)
+        kind = f"{row['kind'] or '-'}{f' cuda {cuda}' if (cuda := row['cuda']) else ''}"
+        assert isinstance(row["size"], int)
+        print(f"{row['image']:<{width}}  {kind:<15} {units.format_bytes(row['size']):>8}  {row['modified']}  {words}")
+    return 0
+
+
+def _check(options: Namespace) -> int:
+    loaded, environment = _site(options)
+    site = loaded.site
+    facts = _facts(options, environment, site.runtime.container)
+    found = list(image_check.of_the_file(facts, cuda=site.gpu.cuda, gpus=int(options.gpu)))
+    found += image_check.of_the_definition(facts)
+    try:
+        program = images.find_program(options.program or "", environment, site.runtime.container)
+        found += image_check.at_work(facts, program, environment, gpu=options.gpu)
+    except ImageError as error:
+        words = error.message[:1].lower() + error.message[1:]
+        found.append(image_check.Finding("starts", image_check.BAD, words, error.hint))
+    bad = [finding for finding in found if finding.state == image_check.BAD]
+    if options.json:
+        table = {"image": str(facts.path), "good": not bad, "findings": [row._asdict() for row in found]}
+        print(json.dumps(table, indent=1))
+    else:
+        columns = max(60, shutil.get_terminal_size((120, 24)).columns)
+        for finding in found:
+            lines = textwrap.wrap(finding.words, columns - 18) or [""]
+            print(f"{finding.subject:<11} {finding.state:<5} {lines[0]}")
+            for line in lines[1:]:
+                print(f"{'':<18}{line}")
+            if finding.hint:
+                print(f"{'':<18}→ {finding.hint}")
+    if bad:
+        count = "one thing is" if len(bad) == 1 else f"{len(bad)} things are"
+        print(f"hpcml: the image cannot be used as it is: {count} bad.", file=sys.stderr)
+    return IMAGE if bad else 0

@@ -1,0 +1,20 @@
+#!/bin/sh
+# image.sh PROGRAM exec OPTIONS... IMAGE COMMAND...: enters the image with what only the node knows, the run's variables and
+# the node-local scratch. Nothing else of this environment gets in (--cleanenv); hpcml's modules come from the run's directory.
+program=$1; shift 2
+node=${SLURMD_NODENAME:-$(uname -n)}
+command -v "$program" >/dev/null || { echo "hpcml: there is no $program on $node (profile: runtime.container)." >&2; exit 88; }
+prefix=APPTAINERENV_
+"$program" --version 2>/dev/null | grep -q '^apptainer' || prefix=SINGULARITYENV_
+for name in $(env | sed -n 's/^\([A-Za-z_][A-Za-z0-9_]*\)=.*/\1/p'); do
+  case " $HPCML_PASS " in *" $name "*) passed=yes ;; *) passed= ;; esac
+  case $name in
+    HPCML_* | SLURM* | CUDA_VISIBLE_DEVICES | UCX_* | UCXPY_* | NCCL_* | DASK_* | RAPIDS_* | CUDF_* | *_NUM_THREADS | \
+    MALLOC_TRIM_THRESHOLD_ | PYTHONUNBUFFERED | PYTHONFAULTHANDLER | TMPDIR | TZ | LANG | LC_*) passed=yes ;;
+  esac
+  [ -z "$passed" ] || eval "[ -z \"\${$name+set}\" ] || export $prefix$name=\"\$$name\""
+done
+export "${prefix}PYTHONPATH=$HPCML_RUN_DIR/lib" "${prefix}PYTHONNOUSERSITE=1"
+mkdir -p "$HPCML_RUN_DIR/home"
+if [ -n "${TMPDIR:-}" ] && [ -d "$TMPDIR" ]; then set -- --bind "$TMPDIR:$TMPDIR" "$@"; fi
+exec "$program" --quiet exec "$@"

@@ -1,0 +1,253 @@
+"""`hpcml image` with executables on PATH in place of Apptainer: what is there afterwards, statuses and words."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from hpcml import errors
+from image_program import DEFINITION, GPU_LABELS, Program, image
+from tests.fixtures.images import sif_file
+from world import World
+
+
+@pytest.fixture
+def program(world: World) -> Program:
+    return Program(world)
+
+
+def left(world: World) -> list[str]:
+    return sorted(os.listdir(world.project))
+
+
+BEFORE = ["job.py", "own.def"]
+
+
+# -- build ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_build(world: World, program: Program) -> None:
+    program.install()
+    done = image(world, "build", "--build-arg", "SIZE=7", "own.def", "out.sif", status=0)
+    assert left(world) == sorted([*BEFORE, "out.sif", "out.sif.json"])
+    out = world.project / "out.sif"
+    assert out.read_bytes() == program.image.read_bytes()
+    assert os.access(out, os.X_OK)
+    record = json.loads((world.project / "out.sif.json").read_text())
+    assert record["digest"] == f"sha256:{hashlib.sha256(out.read_bytes()).hexdigest()}"
+    assert record["definition"] == {
+        "name": "own.def",
+        "digest": f"sha256:{hashlib.sha256(DEFINITION.encode()).hexdigest()}",
+    }
+    assert (record["arguments"], record["program"], record["labels"]) == (
+        {"SIZE": "7"},
+        "Apptainer 1.4.5",
+        sif_file.SAID,
+    )
+    assert record["digest"] in done.stdout
+    assert "INFO:    Starting build..." in done.stderr  # passed on
+    command = program.words()[-1]
+    assert command.startswith("build ")
+    assert "--build-arg SIZE=7" in command
+    assert command.endswith("own.def")
+    assert ("--fakeroot" in command) == (os.getuid() != 0)
+
+
+def test_a_name_of_hpcml_s_own_and_the_record_as_json(world: World, program: Program) -> None:
+    program.install()
+    done = image(world, "build", "--json", "--no-fakeroot", "cpu", status=0)
+    assert json.loads(done.stdout)["image"] == str(world.project / "cpu.sif")
+    assert program.words()[-1].endswith("containers/cpu.def")
+
+
+def test_an_image_is_replaced_only_by_force(world: World, program: Program) -> None:
+    program.install()
+    (world.project / "own.sif").write_text("mine")
+    image(world, "build", "own.def", status=errors.USAGE, says=("something of that name", "own.sif", "--force"))
+    assert program.words() == ["--version"]
+    image(world, "build", "--force", "own.def", status=0)
+    assert (world.project / "own.sif").read_bytes() == program.image.read_bytes()
+
+
+FAILS = {
+    "exit": ('echo half >"$target"; echo "FATAL:   While performing build: the moon is full"; exit 255', errors.IMAGE,
+             ("did not build the image", "| FATAL:   While performing build: the moon is full")),
+    "quota": ('echo half >"$target"; echo "write: Disk quota exceeded" >&2; exit 1', errors.STORAGE,
+              ("ran out of space", "APPTAINER_TMPDIR", "| write: Disk quota exceeded")),
+    "nothing": ("true", errors.IMAGE, ("reported success and wrote no image",)),
+    "rubbish": ('echo rubbish >"$target"', errors.IMAGE, ("not an image (SIF)",)),
+    "killed": ('echo half >"$target"; kill -9 $$', errors.IMAGE, ("did not build the image",)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", FAILS)
+def test_a_build_that_fails_leaves_nothing(world: World, program: Program, how: str) -> None:
+    text, status, says = FAILS[how]
+    program.install(build=text)
+    (world.project / "own.sif").write_text("mine")
+    image(world, "build", "--force", "own.def", status=status, says=says)
+    assert left(world) == sorted([*BEFORE, "own.sif"])
+    assert (world.project / "own.sif").read_text() == "mine"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_an_interrupted_build_is_ended_and_leaves_nothing(
+    world: World, program: Program, number: signal.Signals
+) -> None:
+    work = 'mkdir "$APPTAINER_TMPDIR/rootfs"; echo half >"$target"; echo $$ >"$FAKE_STATE/pid"; sleep 300'
+    program.install(build=work)
+    temporary = world.top / "temporary"
+    temporary.mkdir()
+    environment = world.environment | {"TMPDIR": str(temporary)}
+    process = subprocess.Popen([str(world.command), "image", "build", "own.def"], env=environment, cwd=world.project,
+                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+    with process:
+        pid = world.state / "pid"
+        end = time.monotonic() + 30
+        while not (pid.exists() and pid.read_text()) and time.monotonic() < end:
+            time.sleep(0.02)
+        process.send_signal(number)
+        assert process.wait(30) == 130
+    stat = Path(f"/proc/{int(pid.read_text())}/stat")
+    assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] in "ZX"
+    assert left(world) == BEFORE
+    assert list(temporary.iterdir()) == []
+
+
+def refused(
+    *words: str, status: int, says: tuple[str, ...], version: str = "apptainer version 1.4.5"
+) -> tuple[object, ...]:
+    return words, status, says, version
+
+
+OLD = "singularity version 3.8.7-1.el8"
+BEFOREHAND = {
+    "too-old": refused("own.def", status=errors.IMAGE, says=("Singularity 3.8.7 knows no build arguments", "Apptainer 1.2"), version=OLD),
+    "another-program": refused("own.def", status=errors.IMAGE, says=("neither Apptainer nor Singularity", "| GNU bash"),
+                               version="GNU bash, version 5.2"),
+    "unknown-argument": refused("--build-arg", "SIZ=1", "own.def", status=errors.USAGE, says=("no build argument SIZ", "Did you mean SIZE?")),
+    "no-argument": refused("--build-arg", "SIZE", "own.def", status=errors.USAGE, says=("'SIZE' is not KEY=VALUE",)),
+    "no-definition": refused("cpuu", status=errors.NOT_FOUND, says=("cannot be read: No such file", "Did you mean cpu?")),
+    "folder": refused(".", status=errors.NOT_FOUND, says=("cannot be read: Is a directory",)),
+    "nowhere": refused("own.def", "no/where/a.sif", status=errors.NOT_FOUND, says=("folder for the image is not there", "no/where")),
+    "no-space": refused("big.def", status=errors.STORAGE, says=("Too little space", "the build takes about", "APPTAINER_TMPDIR")),
+    "no-value": refused("needs.def", status=errors.USAGE, says=("build argument THIS has no value", "--build-arg THIS=VALUE")),
+    "no-name": refused(status=errors.USAGE, says=("DEFINITION is missing",)),
+    "three-names": refused("a", "b", "c", status=errors.USAGE, says=("'c' is one word too many",)),
+    "gpu": refused("--gpu", "own.def", status=errors.USAGE, says=("--gpu is for checking",)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("which", BEFOREHAND)
+def test_what_is_known_beforehand_is_told_beforehand(world: World, program: Program, which: str) -> None:
+    words, status, says, version = BEFOREHAND[which]
+    program.install(str(version))
+    (world.project / "big.def").write_text(DEFINITION.replace("1M", "900000T"))
+    (world.project / "needs.def").write_text(DEFINITION.replace("{{ SIZE }}", "{{ THIS }}"))
+    assert isinstance(words, tuple)
+    assert isinstance(status, int)
+    assert isinstance(says, tuple)
+    image(world, "build", *words, status=status, says=says)
+    assert left(world) == sorted([*BEFORE, "big.def", "needs.def"])
+    assert not [line for line in program.words() if line.startswith("build")]
+
+
+def test_no_program(world: World, program: Program) -> None:
+    says = ("There is no apptainer and no singularity here", "Load the site's module")
+    image(world, "build", "own.def", status=errors.IMAGE, says=says)
+    image(
+        world, "build", "--program", "apptainer-suid", "own.def", status=errors.IMAGE, says=("no apptainer-suid here",)
+    )
+    assert left(world) == BEFORE
+
+
+def test_a_program_that_fails_or_is_for_another_machine(world: World, program: Program) -> None:
+    program.install(version="x'; echo 'libseccomp.so.2: cannot open shared object file' >&2; exit 127; '")
+    image(
+        world, "build", "own.def", status=errors.IMAGE, says=("fails when asked for its version", "| libseccomp.so.2")
+    )
+    (world.bin / "apptainer").write_bytes(b"\x7fELF rubbish")
+    image(world, "build", "own.def", status=errors.IMAGE, says=("cannot be started", "Exec format error"))
+
+
+def test_singularity_serves_where_it_is_the_only_one(world: World, program: Program) -> None:
+    program.install("singularity-ce version 4.1.0", name="singularity")
+    image(world, "build", "own.def", status=0, says=("SingularityCE 4.1.0 builds own.def",))
+
+
+def test_the_profile_says_which_program(world: World, program: Program) -> None:
+    program.install()
+    program.install("singularity-ce version 4.1.0", name="singularity")
+    image(world, "build", "own.def", status=0, says=("Apptainer 1.4.5 builds",))
+    chosen = ("--set", "runtime.container=singularity", "--force")
+    image(world, "build", *chosen, "own.def", status=0, says=("SingularityCE 4.1.0 builds",))
+
+
+# -- show and ls ----------------------------------------------------------------------------------------------------
+
+
+def test_show(world: World, program: Program) -> None:
+    path = sif_file.make(world.project / "a.sif", GPU_LABELS | {"maintainer": "us"})
+    says = (
+        "kind       rapids",
+        "cuda       12",
+        "dask 2026.7.1",
+        "label      maintainer us",
+        "  | From: python:3.12-slim",
+    )
+    image(world, "show", "a.sif", status=0, says=says)
+    facts = json.loads(image(world, "show", "--json", "a.sif", status=0).stdout)
+    assert (facts["kind"], facts["architecture"], facts["labels"]["maintainer"]) == ("rapids", "x86_64", "us")
+    assert facts["digest"] == f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
+    assert program.words() == []
+
+
+def test_labels_inside_an_old_image_are_asked_for(world: World, program: Program) -> None:
+    sif_file.make(world.project / "a.sif", None)
+    image(world, "show", "a.sif", status=0, says=("not one of hpcml's",))  # nobody to ask
+    program.install(inspect='echo \'{"data": {"attributes": {"labels": {"org.hpcml.kind": "lab"}}}}\'')
+    image(world, "show", "a.sif", status=0, says=("kind       lab",))
+    program.install(inspect='echo "FATAL: cannot mount" >&2; exit 255')
+    image(world, "show", "a.sif", status=errors.IMAGE, says=("cannot read the image", "| FATAL: cannot mount"))
+
+
+@pytest.mark.parametrize("command", ["show", "check"])
+def test_what_is_no_image(world: World, command: str) -> None:
+    image(world, command, "job.py", status=errors.IMAGE, says=("not an image (SIF)", "job.py", "hpcml image build"))
+    image(world, command, "nope.sif", status=errors.NOT_FOUND, says=("No such file", "nope.sif"))
+    image(world, command, ".", status=errors.IMAGE, says=("a folder, not an image file",))
+    image(world, command, status=errors.USAGE, says=("IMAGE is missing",))
+    image(world, command, "--force", "job.py", status=errors.USAGE, says=("--force is for building",))
+
+
+def test_an_error_is_json_too(world: World) -> None:
+    done = image(world, "show", "--json", "job.py", status=errors.IMAGE)
+    assert json.loads(done.stdout)["status"] == errors.IMAGE
+
+
+def test_ls(world: World) -> None:
+    image(world, "ls", status=0, says=("No images in",))
+    image(world, "ls", "nope", status=errors.NOT_FOUND, says=("folder cannot be listed", "nope"))
+    folder = world.home / ".hpcml" / "images"
+    folder.mkdir(parents=True)
+    sif_file.make(folder / "good.sif", GPU_LABELS)
+    (folder / "bad.sif").write_text("rubbish")
+    (folder / ".good.sif.1.new").write_text("half")
+    done = image(
+        world, "ls", status=0, says=("rapids cuda 12", "rapids 26.10, dask 2026.7.1", "The file is not an image")
+    )
+    assert len(done.stdout.splitlines()) == 2
+    rows = json.loads(image(world, "ls", "--json", str(folder), status=0).stdout)
+    assert ["error" in row for row in rows] == [True, False]
+    setting = f"{folder}/good.sif".replace("$", "$$")
+    chosen = ("--set", f"runtime.image={setting}")
+    assert len(image(world, "ls", *chosen, status=0).stdout.splitlines()) == 2
+    says = ("not absolute", "runtime.image: images/a.sif")
+    image(world, "ls", "--set", "runtime.image=images/a.sif", status=errors.CONFIG, says=says)

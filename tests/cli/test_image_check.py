@@ -1,0 +1,116 @@
+"""`hpcml image check` with an executable in place of Apptainer: good images, bad ones, and those that do not start."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+
+import pytest
+
+from hpcml import errors
+from image_program import GPU_LABELS, PROBED, Program, image
+from tests.fixtures.images import sif_file
+from world import World
+
+
+@pytest.fixture
+def program(world: World) -> Program:
+    return Program(world)
+
+
+def states(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
+    return {row["subject"]: row["state"] for row in json.loads(done.stdout)["findings"]}
+
+
+def probed(world: World, program: Program, labels: dict[str, str], **changed: object) -> None:
+    definition = sif_file.DEFINITION.replace("kind cpu", f"kind {labels['org.hpcml.kind']}")
+    sif_file.make(world.project / "a.sif", labels, definition=definition)
+    program.install(exec=f"echo noise; printf '%s\\n' {shlex.quote(json.dumps(PROBED | changed))}")
+
+
+def test_a_good_image(world: World, program: Program) -> None:
+    probed(world, program, sif_file.SAID)
+    done = image(world, "check", "--json", "a.sif", status=0)
+    assert set(states(done).values()) == {"good"}
+    assert states(done).keys() == {"file", "labels", "definition", "starts", "imports", "versions", "host"}
+    assert json.loads(done.stdout)["good"] is True
+    assert "exec --cleanenv" in program.words()[-1]
+    assert "--nv" not in program.words()[-1]
+
+
+@pytest.mark.parametrize(
+    ("changed", "subject", "says"),
+    [({"failed": {"distributed": "ModuleNotFoundError: x"}}, "imports", "distributed cannot be imported: ModuleNotFoundError"),
+     ({"versions": {"dask": "2026.9.0", "distributed": "2026.7.1"}}, "versions", "its label says dask 2026.7.1, it holds 2026.9.0"),
+     ({"python": "3.11"}, "versions", "its label says python 3.12, it holds 3.11"),
+     ({"outside": ["/home/ada/.local/lib/python3.12/site-packages/dask/__init__.py"]}, "host", "files of this machine: /home/ada")],
+)  # fmt: skip
+def test_an_image_that_holds_something_else(
+    world: World, program: Program, changed: dict[str, object], subject: str, says: str
+) -> None:
+    probed(world, program, sif_file.SAID, **changed)
+    done = image(
+        world, "check", "a.sif", status=errors.IMAGE, says=(says, "the image cannot be used as it is: one thing is bad")
+    )
+    (line,) = [line for line in done.stdout.splitlines() if " bad " in line]
+    assert line.startswith(subject)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [('echo "FATAL: squashfuse_ll exited: fuse: failed to open /dev/fuse: Permission denied" >&2; exit 255', "/dev/fuse cannot be used"),
+     ('echo "FATAL: \\"python3\\": executable file not found in $PATH" >&2; exit 255', "there is no python3"),
+     ('echo "FATAL: the moon is full" >&2; exit 255', "the moon is full"),
+     ("echo hello", "cannot run Python in it: hello")],
+)  # fmt: skip
+def test_an_image_that_does_not_start(world: World, program: Program, text: str, says: str) -> None:
+    sif_file.make(world.project / "a.sif")
+    program.install(exec=text)
+    image(world, "check", "a.sif", status=errors.IMAGE, says=("starts      bad", says))
+
+
+def test_without_a_program_the_rest_is_checked(world: World) -> None:
+    sif_file.make(world.project / "a.sif")
+    image(
+        world,
+        "check",
+        "a.sif",
+        status=errors.IMAGE,
+        says=("labels      good", "starts      bad", "there is no apptainer"),
+    )
+
+
+def test_the_probe_runs_and_says_what_is_missing(world: World, program: Program) -> None:
+    """The image is the machine's own bare Python here, which has no Dask."""
+    sif_file.make(world.project / "a.sif")
+    program.install(exec='shift 3; exec "$@"')
+    bare = world.run("image", "check", "--json", "a.sif")
+    found = {row["subject"]: row["words"] for row in json.loads(bare.stdout)["findings"]}
+    assert bare.returncode == errors.IMAGE
+    assert "Python 3." in found["starts"]
+    assert "cannot be imported: ModuleNotFoundError" in found["imports"]
+
+
+def test_a_gpu_image(world: World, program: Program) -> None:
+    fine = {"driver": "535.274.02", "ucx_modules": ["cuda", "ib"], "versions": {"dask": "2026.7.1"}}
+    probed(world, program, GPU_LABELS, **fine)
+    done = image(world, "check", "--gpu", "--json", "a.sif", status=0)
+    assert {"ucx", "rdma-core", "gpu"} <= states(done).keys()
+    assert all("exec --cleanenv --nv" in line for line in program.words() if line.startswith("exec"))
+    for changed, subject, says in (
+        ({"driver": "470.1"}, "gpu", "needs 535 or newer"),
+        ({"driver": ""}, "gpu", "driver cannot be asked"),
+        ({"compute": "MemoryError: x"}, "gpu", "cannot add three numbers"),
+        ({"ucx_modules": ["cuda"]}, "ucx", "it has no InfiniBand"),
+        ({"verbs": "libibverbs.so.1: cannot open"}, "rdma-core", "libibverbs cannot be loaded"),
+        ({"failed": {"cuml": "ImportError: x"}}, "imports", "cuml cannot be imported"),
+    ):
+        probed(world, program, GPU_LABELS, **(fine | changed))
+        done = image(world, "check", "--gpu", "--json", "a.sif", status=errors.IMAGE, says=(says,))
+        assert [name for name, state in states(done).items() if state == "bad"] == [subject]
+    missing = {name: f"ModuleNotFoundError: No module named '{name}'" for name in ("cudf", "cuml")}
+    probed(world, program, GPU_LABELS, **fine, failed=missing)
+    image(world, "check", "--gpu", "a.sif", status=errors.IMAGE, says=("imports     bad   not there: cudf, cuml",))
+    probed(world, program, sif_file.SAID)
+    image(world, "check", "--gpu", "a.sif", status=errors.IMAGE, says=("it holds nothing for GPUs", "one thing is bad"))

@@ -1,0 +1,61 @@
+#!/bin/bash
+#SBATCH --job-name=kmeans
+#SBATCH --comment=hpcml:gpu-image-20261121-074500-1a2b
+#SBATCH --account=IscrC_hpcml
+#SBATCH --partition=boost_usr_prod
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=32
+#SBATCH --gres=gpu:4
+#SBATCH --mem=494000M
+#SBATCH --time=00:30:00
+#SBATCH --output=/scratch/alice/runs/gpu-image-20261121-074500-1a2b/logs/job.log
+#SBATCH --open-mode=append
+#SBATCH --signal=B:USR1@60
+#SBATCH --export=ALL
+#SBATCH --no-requeue
+# hpcml 0.0.0: run gpu-image-20261121-074500-1a2b on site leonardo.
+# Scheduler and driver share the first node with its workers; a worker task runs on every node. Phases, deadlines and
+# teardown are in `python -m hpcml.inside`; this script's exit status is the driver's.
+set -u
+umask 077
+export HPCML_RUN_DIR=/scratch/alice/runs/gpu-image-20261121-074500-1a2b
+export HPCML_ATTEMPT="${SLURM_RESTART_COUNT:-0}"
+export PYTHONPATH="$HPCML_RUN_DIR/lib${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+attempt="$HPCML_RUN_DIR/attempts/$HPCML_ATTEMPT"
+mkdir -p "$attempt/nodes" "$attempt/exit" "$attempt/secret" || exit 71
+
+export RAPIDS_NO_INITIALIZE=1
+export UCX_WARN_UNUSED_ENV_VARS=n
+export NCCL_SOCKET_IFNAME=ib0
+export HPCML_PASS=''
+
+cpus="${SLURM_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}"
+entry=(/bin/sh /scratch/alice/runs/gpu-image-20261121-074500-1a2b/image.sh singularity exec --cleanenv --nv --no-mount cwd --home /scratch/alice/runs/gpu-image-20261121-074500-1a2b/home --pwd /scratch/alice/runs/gpu-image-20261121-074500-1a2b --bind /scratch/alice/runs/gpu-image-20261121-074500-1a2b:/scratch/alice/runs/gpu-image-20261121-074500-1a2b --bind /scratch/alice/runs/gpu-image-20261121-074500-1a2b/lib:/scratch/alice/runs/gpu-image-20261121-074500-1a2b/lib:ro --bind /home/alice/project:/home/alice/project /images/rapids.sif)   # into the image
+set -m   # each step is a process group of its own, and can be ended whole
+srun --cpus-per-task="$cpus" --overlap --kill-on-bad-exit=1 --wait=0 --cpu-bind=none --export=ALL \
+  --gpu-bind=none --nodes=1 --ntasks=1 --relative=0 --job-name=scheduler --output=/scratch/alice/runs/gpu-image-20261121-074500-1a2b/logs/scheduler.log --open-mode=append \
+  /bin/sh /scratch/alice/runs/gpu-image-20261121-074500-1a2b/step.sh scheduler "${entry[@]}" /opt/conda/bin/python -m hpcml.inside scheduler </dev/null & scheduler=$!
+srun --cpus-per-task="$cpus" --overlap --kill-on-bad-exit=0 --wait=0 --cpu-bind=none --export=ALL \
+  --gpu-bind=none --nodes=1 --ntasks=1 --ntasks-per-node=1 --job-name=worker --output=/scratch/alice/runs/gpu-image-20261121-074500-1a2b/logs/worker-%N.log --open-mode=append \
+  /bin/sh /scratch/alice/runs/gpu-image-20261121-074500-1a2b/step.sh worker "${entry[@]}" /opt/conda/bin/python -m hpcml.inside worker </dev/null & worker=$!
+export HPCML_BATCH=$$ HPCML_STEPS="$scheduler $worker"   # the supervisor waits for the steps' end
+srun --cpus-per-task="$cpus" --overlap --kill-on-bad-exit=1 --wait=0 --cpu-bind=none --export=ALL \
+  --gpu-bind=none --nodes=1 --ntasks=1 --relative=0 --job-name=driver --output=/scratch/alice/runs/gpu-image-20261121-074500-1a2b/logs/driver.log --open-mode=append \
+  /bin/sh /scratch/alice/runs/gpu-image-20261121-074500-1a2b/step.sh driver "${entry[@]}" /opt/conda/bin/python -m hpcml.inside driver </dev/null & driver=$!
+set +m   # or `wait` would return when the job is suspended
+
+# The supervisor in the driver's step looks for these files; a trapped signal also interrupts `wait`, hence the loop.
+trap 'interrupted=1; : >"$attempt/time-limit"' USR1
+trap 'interrupted=1; : >"$attempt/terminate"' TERM INT HUP
+status=127
+while interrupted=; wait "$driver"; code=$?; [ "$code" = 127 ] || status=$code; [ -n "$interrupted" ]; do :; done
+
+# The supervisor's own status counts: srun gives 1 for a step in which something ran out of memory.
+own="$attempt/exit/driver@${SLURMD_NODENAME:-local}"
+[ -s "$own" ] && read -r status <"$own"
+[ -e "$HPCML_RUN_DIR/events.jsonl" ] || status=88   # the image was not entered: see logs/driver.log
+
+# Scheduler and workers have ended by now, told by the supervisor; what has not is killed.
+kill -KILL -- "-$scheduler" "-$worker" 2>/dev/null
+exit "$status"

@@ -1,0 +1,119 @@
+"""All roles inside an image, entered by a real Apptainer in steps of a real Slurm, as an ordinary user."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from conftest import ALL_NODES, Cluster
+from hpcml import errors
+
+pytestmark = pytest.mark.lab
+
+WHERE = """
+import hpcml, json, os, platform, sys
+def facts():
+    import distributed
+    names = ("HOME", "GREETING", "POISON", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "LOADEDMODULES", "SLURM_JOB_ID")
+    own = {name: os.environ.get(name, "") for name in names}
+    return {**own, "python": sys.executable, "system": platform.freedesktop_os_release()["VERSION_CODENAME"],
+            "versions": [sys.version, distributed.__version__], "root": os.stat("/").st_dev, "path": sys.path,
+            "pid_namespace": os.readlink("/proc/self/ns/pid"), "ipc_namespace": os.readlink("/proc/self/ns/ipc")}
+with hpcml.connect() as client:
+    found = {"driver": facts(), "scheduler": client.run_on_scheduler(facts), **client.run(facts)}
+    print(json.dumps(found))
+"""
+
+
+def test_kmeans_gives_the_same_result_inside(cluster: Cluster, image: Path) -> None:
+    folder = cluster.run("python", "-c", "from hpcml import assets; print(assets.folder('jobs'))").stdout.strip()
+    results = []
+    for options in ((), ("--image", str(image))):
+        done = cluster.run("hpcml", "submit", "--nodes", "4", *options, "--wait", f"{folder}/kmeans.py", "--k", "8", "--rows",
+                           "60000", "--seed", "5", timeout=300)  # fmt: skip
+        assert done.returncode == 0, done.stderr + done.stdout
+        directory = Path(next(line for line in done.stderr.splitlines() if line.startswith("  run ")).split()[-1])
+        results.append(json.loads((directory / "out/metrics.json").read_text()))
+        assert (directory / "out/kmeans.png").stat().st_size > 1000
+    outside, inside = results
+    assert inside["inertia"] == pytest.approx(outside["inertia"], rel=1e-9)
+    assert inside["sizes"] == outside["sizes"]
+
+
+def test_every_role_is_inside_and_nothing_of_the_host(cluster: Cluster, image: Path) -> None:
+    """What a login shell with loaded modules brings along stays out; what the run and the profile say gets in."""
+    script = cluster.write("where.py", WHERE)
+    poison = {
+        "LD_LIBRARY_PATH": "/poison",
+        "PYTHONHOME": "",
+        "POISON": "yes",
+        "LOADEDMODULES": "gcc/99",
+        "PYTHONUSERBASE": "/poison",
+    }
+    done = cluster.run("hpcml", "submit", "--nodes", "4", "--image", str(image), "--set", "environment.GREETING=it's a b",
+                       "--wait", str(script), timeout=200, env=poison)  # fmt: skip
+    assert done.returncode == 0, done.stderr + done.stdout
+    found = json.loads(done.stdout.splitlines()[-1])
+    host = cluster.run("readlink", "/proc/self/ns/pid", "/proc/self/ns/ipc", node="n1").stdout.split()
+    assert len(found) == 2 + len(ALL_NODES)
+    for role, facts in found.items():
+        assert facts["GREETING"] == "it's a b", role
+        assert not facts["POISON"] + facts["PYTHONHOME"] + facts["LOADEDMODULES"], role
+        assert "/poison" not in facts["LD_LIBRARY_PATH"], role
+        assert facts["SLURM_JOB_ID"], role
+        assert facts["HOME"].endswith("/home"), role
+        assert not [path for path in facts["path"] if "hpcml-lab/venv" in path or ".local" in path], role
+        assert [facts["pid_namespace"], facts["ipc_namespace"]] == host, role
+        assert facts["versions"] == found["driver"]["versions"], role
+
+
+def test_exit_statuses_and_signals_come_out(cluster: Cluster, image: Path) -> None:
+    ended = cluster.submit("raise SystemExit(3)", "--nodes", "2", "--image", str(image))
+    assert ended.code == 3
+    job, directory = cluster.detach("import time; time.sleep(300)", "--nodes", "2", "--image", str(image))
+    cluster.wait_event(directory, "driver-started", 60)
+    cluster.run("scancel", job)
+    assert cluster.wait_status(directory)["status"] == errors.CANCELLED
+    assert cluster.wait_idle(30) < 30
+    deadline = time.monotonic() + 15
+    while left := [line for _, line in cluster.lab.processes("alice") if "squashfuse" in line or "hpcml" in line]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.2)
+
+
+def test_a_node_without_the_program(cluster: Cluster, image: Path) -> None:
+    program = cluster.write(
+        "bin/apptainer", '#!/bin/sh\n[ "$SLURMD_NODENAME" != n2 ] || exec no-such-program\nexec apptainer "$@"\n'
+    )
+    cluster.run("chmod", "755", str(program))
+    ended = cluster.submit(
+        "print('the script ran')", "--nodes", "2", "--image", str(image), "--set", f"runtime.container={program}"
+    )
+    assert ended.code == errors.WORKERS_NEVER_CAME
+    assert "n2: the " in ended.err
+    ended = cluster.submit(
+        "print('the script ran')", "--nodes", "2", "--image", str(image), "--set", "runtime.container=no-such"
+    )
+    assert ended.code == errors.IMAGE
+    assert "there is no no-such on n1" in ended.err
+
+
+def test_a_bind_whose_source_is_missing(cluster: Cluster, image: Path) -> None:
+    ended = cluster.submit(
+        "print('the script ran')", "--nodes", "2", "--image", str(image), "--set", 'runtime.binds=["/no/such"]'
+    )
+    assert ended.code == errors.IMAGE
+    assert "/no/such" in ended.err
+    assert cluster.wait_idle(30) < 30
+
+
+def test_folders_with_spaces(cluster: Cluster, image: Path) -> None:
+    script = cluster.write("a b/it's.py", "import hpcml, pathlib\npathlib.Path('made here').touch()\nprint('ran')\n")
+    done = cluster.run(
+        "hpcml", "submit", "--nodes", "1", "--image", str(image), "--wait", str(script), cwd=script.parent, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert (script.parent / "made here").exists()

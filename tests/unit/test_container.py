@@ -1,0 +1,83 @@
+"""What runs a role inside an image: the words, what is bound, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcml import config, container, schema
+from hpcml.errors import ConfigError
+from hpcml.jobs import JobSpec
+from hpcml.layout import RunPaths
+
+PATHS = RunPaths(Path("/runs/a-1"))
+
+
+def site(**runtime: Any) -> schema.Site:
+    layers = config.Layers()
+    layers.add({"runtime": runtime}, "test")
+    return config.build(schema.Site, layers)
+
+
+def spec(cwd: str = "/home/alice/p", **more: Any) -> JobSpec:
+    return JobSpec(Path("/home/alice/p/a.py"), (), Path(cwd), **more)
+
+
+def words(made: schema.Site, asked: JobSpec, gpus: int = 0) -> tuple[str, ...]:
+    return container.entry(made, asked, PATHS, container.image_of(made, asked), gpus)
+
+
+def test_which_image() -> None:
+    assert container.image_of(site(), spec()) == ""
+    assert container.image_of(site(), spec(image="a.sif")) == "/home/alice/p/a.sif"
+    assert container.image_of(site(kind="image", image="/i/b.sif"), spec()) == "/i/b.sif"
+    assert container.image_of(site(kind="image", image="/i/b.sif"), spec(image="/c.sif")) == "/c.sif"
+    assert container.image_of(site(image="/i/b.sif"), spec()) == "", "an image that the profile has and does not use"
+    for runtime, words_ in (
+        ({"kind": "image"}, "names none"),
+        ({"kind": "image", "image": "b.sif"}, "not an absolute path"),
+    ):
+        with pytest.raises(ConfigError, match=words_):
+            container.image_of(site(**runtime), spec())
+
+
+def test_the_words() -> None:
+    made = words(site(binds=["/data:/data:ro"], options=["--writable-tmpfs"]), spec(image="/i/a.sif"))
+    assert made[:5] == ("/bin/sh", "/runs/a-1/image.sh", "apptainer", "exec", "--cleanenv")
+    assert "--nv" not in made
+    assert made[-2:] == ("--writable-tmpfs", "/i/a.sif")
+    binds = [made[at + 1] for at, word in enumerate(made) if word == "--bind"]
+    assert binds == [
+        "/runs/a-1:/runs/a-1",
+        "/runs/a-1/lib:/runs/a-1/lib:ro",
+        "/home/alice/p:/home/alice/p",
+        "/data:/data:ro",
+    ]
+    assert made[made.index("--home") + 1] == "/runs/a-1/home"
+    assert not {"--contain", "--containall", "--ipc", "--pid", "--no-mount=dev"} & set(made)
+
+
+def test_gpus_and_the_interpreter_inside() -> None:
+    own = site(kind="image", image="/a.sif", python="/opt/conda/bin/python", container="singularity")
+    made = words(own, spec(), gpus=4)
+    assert made[2] == "singularity"
+    assert "--nv" in made
+    assert container.interpreter(own) == "/opt/conda/bin/python"
+    assert container.interpreter(site(python="/usr/bin/python3.9")) == "python3", "that one is the host's"
+
+
+@pytest.mark.parametrize(
+    "bind", ["data", "/data:inside", "/data:/inside:rx", "/a:/b:ro:x", "/a,b", "/a:/b,c", "", "/a\\b"]
+)
+def test_binds_that_are_none(bind: str) -> None:
+    with pytest.raises(ConfigError, match="is no bind"):
+        words(site(binds=[bind]), spec(image="/a.sif"))
+
+
+@pytest.mark.parametrize("folder", ["/home/a,b", "/home/a:b", "/home/a\\b"])
+def test_folders_that_cannot_be_bound(folder: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be bound"):
+        words(site(), spec(cwd=folder, image="/a.sif"))
+    assert words(site(), spec(cwd="/home/a b", image="/a.sif")), "a space is no trouble"

@@ -1,0 +1,176 @@
+"""Building images: what the command is, what is known beforehand, what a failure says, and the stream of its words."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pwd
+import time
+from pathlib import Path
+
+import pytest
+
+from hpcml import image_build, images, shell
+from hpcml.errors import ImageError, StorageError
+
+APPTAINER = images.Program("/opt/bin/apptainer", "apptainer", (1, 4, 5))
+
+
+def order(tmp_path: Path, name: str = "cpu") -> image_build.Order:
+    definition = images.find_definition(name, Path())
+    return image_build.Order(definition, tmp_path / "a.sif", APPTAINER, fakeroot=True, arguments={"B": "2", "A": "1 x"},
+                             binds=("/a:/b",))  # fmt: skip
+
+
+def test_the_command(tmp_path: Path) -> None:
+    made = order(tmp_path)
+    assert made.command(tmp_path / "new") == [
+        "/opt/bin/apptainer", "build", "--fakeroot", "--bind", "/a:/b", "--build-arg", "A=1 x", "--build-arg", "B=2",
+        str(tmp_path / "new"), str(made.definition.path),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("said", "words", "kind"),
+    [("FATAL:   While performing build: packer failed to pack: write /tmp/archive-40: no space left on device", "ran out of space", StorageError),
+     ("tar: x: Cannot write: Disk quota exceeded", "ran out of space", StorageError),
+     ("FATAL: could not use fakeroot: no mapping entry found in /etc/subuid for ada", "(--fakeroot)", ImageError),
+     ("ERROR: newuidmap execution failed", "(--fakeroot)", ImageError),
+     ("FATAL: while pulling: dial tcp: lookup registry: no such host", "could not be downloaded", ImageError),
+     ("FATAL: toomanyrequests: You have reached your pull rate limit", "refuses more downloads", ImageError),
+     ("AssertionError: {'dask': '1'}\nFATAL: While performing build: failed to execute %test script: exit status 1", "its own test", ImageError),
+     ("E: Unable to locate package x\nFATAL: While performing build: while running engine: while running %post section: exit status 100", "%post failed", ImageError),
+     ("INFO:    User not listed in /etc/subuid, trying root-mapped namespace\nFATAL: something new", "did not build the image", ImageError),
+     ("FATAL: something new", "did not build the image (its exit status was 255)", ImageError)],
+)  # fmt: skip
+def test_a_failed_build_is_told_in_words(tmp_path: Path, said: str, words: str, kind: type[Exception]) -> None:
+    error = image_build.failure(shell.Answer(255, f"INFO: Starting build...\n{said}\n", ""), order(tmp_path))
+    assert isinstance(error, kind)
+    assert words in error.message
+    assert error.quote[-1] == said.splitlines()[-1]
+    assert error.hint
+    assert "{" not in error.hint
+
+
+def test_a_build_that_never_ends(tmp_path: Path) -> None:
+    assert "did not end within 6:00:00" in image_build.failure(shell.Answer(None, "INFO", ""), order(tmp_path)).message
+
+
+def test_ids_for_a_namespace(tmp_path: Path) -> None:
+    table, name = tmp_path / "subuid", pwd.getpwuid(os.getuid()).pw_name
+    for text in (None, "", f"x{name}:100000:65536\n"):
+        if text is not None:
+            table.write_text(text)
+        with pytest.raises(ImageError, match="no ids"):
+            image_build.check_subordinate(table)
+    for owner in (name, str(os.getuid())):
+        table.write_text(f"other:1:1\n{owner}:100000:65536\n")
+        image_build.check_subordinate(table)
+
+
+def test_too_little_space(tmp_path: Path) -> None:
+    text = "Bootstrap: docker\nFrom: a:1\n%labels\n    org.hpcml.space 900000T\n"
+    definition = images.Definition("a", tmp_path / "a.def", text)
+    with pytest.raises(StorageError, match="the build takes about") as caught:
+        image_build.check_space(definition, tmp_path / "a.sif", APPTAINER, {"APPTAINER_TMPDIR": str(tmp_path)})
+    assert (caught.value.place, "APPTAINER_TMPDIR" in caught.value.message) == (str(tmp_path), True)
+    with pytest.raises(StorageError, match="No such file"):
+        image_build.check_space(definition, tmp_path / "a.sif", APPTAINER, {"TMPDIR": str(tmp_path / "nope")})
+    image_build.check_space(definition._replace(text=text.replace("900000T", "1K")), tmp_path / "a.sif", APPTAINER, {})
+
+
+LIST = """# deb http://commented.example.org/debian bookworm main
+deb cdrom:[Debian]/ bookworm main
+deb-src http://sources.example.org/debian bookworm main
+deb [signed-by=/k.gpg] http://security.example.org/debian-security bookworm-security main
+deb [arch=amd64 signed-by=/k.gpg] http://one.example.org/debian bookworm main # ours
+"""
+STANZAS = """Types: deb
+URIs: http://off.example.org/debian
+Suites: bookworm
+Enabled: no
+
+# a comment
+Types: deb deb-src
+URIs: http://two.example.org/debian
+Suites: bookworm bookworm-updates
+Components: main
+"""
+
+
+@pytest.mark.parametrize(
+    ("files", "mirror"),
+    [({"sources.list": LIST}, "http://one.example.org/debian"),
+     ({"sources.list.d/debian.sources": STANZAS}, "http://two.example.org/debian"),
+     ({"sources.list.d/x.list": "deb http://t.example.org/debian trixie main\n"}, "http://t.example.org/debian"),
+     ({"sources.list": "deb http://t.example.org/debian trixie main\n", "sources.list.d/d.sources": STANZAS}, "http://two.example.org/debian"),
+     ({"sources.list": "deb http://u.example.org/ubuntu noble main\n"}, ""),
+     ({"sources.list.d/off.list.disabled": LIST}, ""),
+     ({"sources.list": "deb http://ada:secret@s.example.org/debian bookworm main\n"}, ""),
+     ({}, "")],
+)  # fmt: skip
+def test_the_mirror_is_apt_s(tmp_path: Path, files: dict[str, str], mirror: str) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert image_build.debian_mirror(tmp_path, "bookworm") == mirror
+
+
+def test_pip_s_settings(tmp_path: Path) -> None:
+    (tmp_path / "pip.conf").write_text("[global]\nindex-url = https://file.example.org/simple\ntimeout = 5\n"
+                                       "[install]\nindex-url = https://install.example.org/simple\n")  # fmt: skip
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PIP_CONFIG_FILE": str(tmp_path / "pip.conf")}
+    found = image_build.pip_settings(environment)
+    assert (found["index-url"], found["timeout"]) == ("https://install.example.org/simple", "5")
+    found = image_build.pip_settings({**environment, "PIP_INDEX_URL": "https://variable.example.org/simple"})
+    assert found["index-url"] == "https://variable.example.org/simple"
+
+
+def test_a_password_in_pip_s_index_stays_out_of_the_image(tmp_path: Path) -> None:
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PIP_CONFIG_FILE": os.devnull}
+    definition = images.find_definition("cpu", tmp_path)
+
+    def prepared(index: str) -> image_build.Order:
+        return image_build.prepare(definition, tmp_path / "a.sif", APPTAINER, {**environment, "PIP_INDEX_URL": index},
+                                   fakeroot=False, given={}, force=False)  # fmt: skip
+
+    assert prepared("https://index.example.org/simple").arguments == {"PIP_INDEX": "https://index.example.org/simple"}
+    secret = prepared("https://ada:secret@index.example.org/simple")
+    assert secret.arguments == {}
+    assert any("password" in note for note in secret.notes)
+    assert "secret" not in json.dumps([*secret.command(tmp_path / "new"), *secret.notes])
+
+
+# -- the stream of a long command -----------------------------------------------------------------------------------
+
+
+def test_a_stream_hands_on_what_comes_and_keeps_the_end() -> None:
+    pieces: list[bytes] = []
+    answer = shell.stream(
+        ["sh", "-c", "echo one; echo two >&2; exit 3"], {"PATH": os.environ["PATH"]}, 20, pieces.append
+    )
+    assert (answer.code, answer.text) == (3, "one\ntwo")
+    assert b"".join(pieces) == b"one\ntwo\n"
+
+
+def living(group: int) -> list[str]:
+    """Return the processes of a group; those that have ended and were not collected yet do not count."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it went while we looked
+            fields = path.read_text().rpartition(")")[2].split()
+            if int(fields[2]) == group and fields[0] not in "ZX":
+                found.append(path.parent.name)
+    return found
+
+
+@pytest.mark.parametrize("shape", ["sleep 60", "sleep 60 & wait", "exec >&- 2>&-; sleep 60"])
+def test_a_stream_that_is_late_is_ended_with_all_that_it_started(tmp_path: Path, shape: str) -> None:
+    command = ["bash", "-c", f"echo $$ >{tmp_path}/pid; {shape}"]
+    answer = shell.stream(command, {"PATH": os.environ["PATH"]}, 0.5, lambda _: None)
+    assert answer.code is None
+    group, end = int((tmp_path / "pid").read_text()), time.monotonic() + 10
+    while living(group) and time.monotonic() < end:  # killed, and not gone yet
+        time.sleep(0.02)
+    assert living(group) == []

@@ -1,0 +1,252 @@
+"""What is read from an image's bytes, which program is there, and what speaks against an image."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hpcml import image_check, images, sif
+from hpcml.errors import ImageError, NotFoundError
+from tests.fixtures.images import sif_file
+
+GPU = {
+    "org.hpcml.kind": "rapids", "org.hpcml.cuda": "12", "org.hpcml.rapids": "26.10", "org.hpcml.dask": "2026.7.1",
+    "org.hpcml.distributed": "2026.7.1", "org.hpcml.dask-cuda": "26.10.0", "org.hpcml.ucxx": "0.52.0",
+}  # fmt: skip
+
+
+# -- the file -------------------------------------------------------------------------------------------------------
+
+
+def test_what_an_image_says_of_itself(tmp_path: Path) -> None:
+    facts = images.inspect(sif_file.make(tmp_path / "a.sif", GPU))
+    assert (facts.kind, facts.cuda, facts.architecture, facts.help) == ("rapids", "12", "x86_64", "For tests.")
+    assert facts.versions["ucxx"] == "0.52.0"
+    assert facts.definition.startswith("Bootstrap: docker\nFrom: python:3.12-slim")
+    assert (facts.created, facts.encrypted) == (1_700_000_000, False)
+    assert facts.size == (tmp_path / "a.sif").stat().st_size
+
+
+@pytest.mark.parametrize(("code", "name"), [("02", "x86_64"), ("04", "aarch64"), ("06", "ppc64le"), ("00", "")])
+def test_the_architecture_is_the_kernel_s_name_of_it(tmp_path: Path, code: str, name: str) -> None:
+    assert sif.read(sif_file.make(tmp_path / "a.sif", arch=code)).architecture == name
+
+
+def test_labels_of_an_older_image_are_in_a_part_of_their_own(tmp_path: Path) -> None:
+    part = (0x4003, "", b'{"org.hpcml.kind": "lab"}')
+    assert sif.read(sif_file.make(tmp_path / "a.sif", None, more=(part,))).labels == {"org.hpcml.kind": "lab"}
+
+
+def test_an_image_may_keep_its_labels_inside(tmp_path: Path) -> None:
+    path = sif_file.make(tmp_path / "a.sif", None)
+    assert sif.read(path).labels is None
+    assert images.inspect(path).labels == {}
+
+
+def test_parts_that_were_deleted_do_not_count(tmp_path: Path) -> None:
+    path = sif_file.make(tmp_path / "a.sif", GPU)
+    data = bytearray(path.read_bytes())
+    data[4096 + sif_file.DESCRIPTOR + 4] = 0  # the flag "used" of the second part, the metadata
+    path.write_bytes(bytes(data))
+    assert sif.read(path).labels is None
+
+
+def test_encryption_is_seen(tmp_path: Path) -> None:
+    facts = images.inspect(sif_file.make(tmp_path / "a.sif", file_system=5))
+    assert [problem.what for problem in images.problems(facts, cuda="any", gpus=0, machine="x86_64")] == [
+        "it is encrypted, and a batch job has no key for it"
+    ]
+
+
+def damaged(path: Path, how: str) -> None:
+    data = path.read_bytes()
+    changed = {
+        "empty": b"",
+        "text": b"#!/bin/sh\necho hello\n" * 9,
+        "header": data[:100],
+        "table": data[:5000],
+        "data": data[:-10],
+        "counts": data[:88] + (10**9).to_bytes(8, "little") + data[96:],
+        "json": data.replace(b'{"data"', b'{"data}'),
+        "list": data.replace(sif_file.metadata(sif_file.SAID, "For tests."), b"[1]".ljust(len(sif_file.metadata(sif_file.SAID, "For tests.")))),
+        "size": data[: 4096 + 17] + (2**62).to_bytes(8, "little") + data[4096 + 25 :],
+    }  # fmt: skip
+    assert changed[how] != data
+    path.write_bytes(changed[how])
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [("empty", "The file is empty"), ("text", "not an image (SIF)"), ("header", "cut off within its header"),
+     ("table", "cut off within its table"), ("data", "cut off: "), ("counts", "header makes no sense"),
+     ("json", "metadata is not JSON"), ("list", "metadata is no table"), ("size", "cut off: ")],
+)  # fmt: skip
+def test_what_is_no_image_or_a_damaged_one(tmp_path: Path, how: str, says: str) -> None:
+    path = sif_file.make(tmp_path / "a.sif")
+    damaged(path, how)
+    with pytest.raises(ImageError) as caught:
+        images.inspect(path)
+    assert says in caught.value.message
+    assert caught.value.place == str(path)
+    assert caught.value.hint
+
+
+def test_every_cut_is_noticed(tmp_path: Path) -> None:
+    whole = sif_file.make(tmp_path / "a.sif").read_bytes()
+    path = tmp_path / "b.sif"
+    for length in (*range(0, 200, 7), 4096, 20000, 32768, 33000, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        with pytest.raises(sif.SifError):
+            sif.read(path)
+
+
+def test_a_folder_and_a_missing_file_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(ImageError, match="folder"):
+        images.inspect(tmp_path)
+    with pytest.raises(NotFoundError, match="No such file"):
+        images.inspect(tmp_path / "nope.sif")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ImageError, match="regular"):
+        images.inspect(tmp_path / "pipe")
+
+
+# -- the program ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("said", "shown", "arguments"),
+    [("apptainer version 1.4.5", "Apptainer 1.4.5", True),
+     ("apptainer version 1.3.2-1.el9", "Apptainer 1.3.2", True),
+     ("apptainer version 1.1.9", "Apptainer 1.1.9", False),
+     ("singularity-ce version 4.1.0-jammy", "SingularityCE 4.1.0", True),
+     ("singularity-ce version 3.11.4", "SingularityCE 3.11.4", False),
+     ("singularity version 3.8.7-1.el8", "Singularity 3.8.7", False),
+     ("INFO:    a site's wrapper says hello\napptainer version 1.4.0", "Apptainer 1.4.0", True)],
+)  # fmt: skip
+def test_programs_are_told_apart(said: str, shown: str, arguments: bool) -> None:
+    program = images.tell_program("/bin/x", said)
+    assert (str(program), program.takes_arguments) == (shown, arguments)
+
+
+@pytest.mark.parametrize(
+    "said", ["2.6.1-dist", "GNU bash, version 5.2.15(1)-release", "", "usage: singularity [--color]"]
+)
+def test_other_programs_are_refused(said: str) -> None:
+    with pytest.raises(ImageError, match=r"neither|too old"):
+        images.tell_program("/bin/x", said)
+
+
+# -- what speaks against an image -----------------------------------------------------------------------------------
+
+
+def facts(**labels: str) -> images.ImageFacts:
+    own = {f"org.hpcml.{name.replace('_', '-')}": value for name, value in labels.items()}
+    return images.ImageFacts(Path("a.sif"), 1, 0.0, "x86_64", own)
+
+
+def words(of: images.ImageFacts, cuda: str = "any", gpus: int = 0, machine: str = "x86_64") -> list[tuple[str, bool]]:
+    found = images.problems(of, cuda=cuda, gpus=gpus, machine=machine, pinned=images.pins())
+    assert all(problem.hint for problem in found)
+    return [(problem.what, problem.fatal) for problem in found]
+
+
+def rapids(**other: str) -> images.ImageFacts:
+    return facts(**{name.removeprefix("org.hpcml.").replace("-", "_"): value for name, value in GPU.items()} | other)
+
+
+def test_good_images_have_no_problems() -> None:
+    assert words(rapids(), cuda="12", gpus=4) == []
+    assert words(rapids()) == []
+    assert words(facts(kind="cpu", dask="2026.7.1", distributed="2026.7.1", python="3.11")) == []
+
+
+def test_another_architecture() -> None:
+    assert words(rapids(), machine="aarch64") == [("it is built for x86_64, and this machine is aarch64", True)]
+
+
+def test_no_gpu_part() -> None:
+    assert words(facts(kind="cpu"), gpus=4) == [("it holds nothing for GPUs (its kind is cpu)", True)]
+
+
+def test_the_wrong_cuda_is_fatal_with_gpus_only() -> None:
+    said = "it is built for CUDA 12, and gpu.cuda of the site is 13"
+    assert words(rapids(), cuda="13", gpus=4) == [(said, True)]
+    assert words(rapids(), cuda="13") == [(said, False)]
+    assert words(rapids(), cuda="any", gpus=4) == []
+
+
+def test_a_foreign_image_is_not_refused() -> None:
+    assert [fatal for _, fatal in words(facts(), cuda="12", gpus=4)] == [False]
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [({"dask": "2026.9.0"}, "it mixes dask 2026.9.0 and distributed 2026.7.1"),
+     ({"dask": "2026.9.0", "distributed": "2026.9.0"}, "RAPIDS 26.10 with dask 2026.9.0, distributed 2026.9.0"),
+     ({"ucxx": "0.50.0"}, "RAPIDS 26.10 with ucxx 0.50.0, and that RAPIDS wants ucxx 0.52.0")],
+)  # fmt: skip
+def test_versions_that_do_not_belong_together(other: dict[str, str], says: str) -> None:
+    ((what, fatal),) = words(rapids(**other))
+    assert says in what
+    assert fatal
+
+
+def test_another_version_is_a_note() -> None:
+    older = rapids(rapids="26.08", dask="2026.5.0", distributed="2026.5.0", dask_cuda="26.8.0", ucxx="0.51.0")
+    ((what, fatal),) = words(older, cuda="12", gpus=1)
+    assert "rapids 26.08 (here 26.10)" in what
+    assert not fatal
+
+
+def test_the_fatal_come_first() -> None:
+    found = words(facts(), machine="aarch64")
+    assert [fatal for _, fatal in found] == [True, False]
+
+
+# -- definitions, by spython ----------------------------------------------------------------------------------------
+
+
+def looked_at(text: str, **labels: str) -> list[tuple[str, str]]:
+    found = image_check.of_the_definition(facts(**labels)._replace(definition=text))
+    return [(finding.state, finding.words) for finding in found]
+
+
+def test_a_definition_in_order() -> None:
+    assert looked_at(sif_file.DEFINITION, kind="cpu", dask="2026.7.1") == [
+        ("good", "starts from python:3.12-slim, 1 commands, labels as stated")
+    ]
+
+
+def test_labels_that_were_changed_afterwards() -> None:
+    ((state, said),) = looked_at(sif_file.DEFINITION, kind="cpu", dask="2026.9.0")
+    assert state == "bad"
+    assert "it says org.hpcml.dask 2026.7.1" in said
+
+
+def test_a_base_that_moves() -> None:
+    for base in ("python", "python:latest", "registry.example.org:5000/python"):
+        ((state, said),) = looked_at(f"Bootstrap: docker\nFrom: {base}\n%post\n  true\n")
+        assert (state, base in said) == ("note", True)
+
+
+def test_a_dockerfile() -> None:
+    assert looked_at("FROM python:3.12-slim\nRUN pip install dask\n")[0][0] == "good"
+
+
+def test_what_spython_cannot_read_is_said_and_not_passed_over() -> None:
+    assert looked_at("Bootstrap: debootstrap\nOSVersion: bookworm\n")[0][0] == "note"
+    ((state, said),) = looked_at("# a bootstrap of our own\nBootstrap: docker\nFrom: python:3.12\n")
+    assert (state, "spython cannot read the definition" in said) == ("note", True)
+    assert looked_at("Bootstrap: docker\n%post\n  true\n")[0] == ("note", "spython finds nothing that it starts from")
+    assert looked_at("")[0][0] == "note"
+
+
+def test_the_shipped_definitions_that_spython_can_read() -> None:
+    for name in ("cpu", "rapids-cu12", "rapids-cu13"):
+        text = images.find_definition(name, Path()).text
+        for argument, value in images.find_definition(name, Path()).defaults.items():
+            text = text.replace(f"{{{{ {argument} }}}}", value)
+        ((state, said),) = looked_at(text, kind=name.partition("-")[0])
+        assert state == "good", said
