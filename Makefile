@@ -31,6 +31,7 @@ bless: $(ENVIRONMENT)  ## rewrite the golden scripts
 
 lab:             ## start a four-node Slurm on this machine (root)
 	@$(PYTHON) tests/lab/lab.py install && $(PYTHON) tests/lab/lab.py up && $(PYTHON) tests/lab/lab.py env
+	@$(PYTHON) tests/lab/lab.py image || true  # all but containers works without
 
 lab-shell:       ## a shell on the lab's login node
 	@$(PYTHON) tests/lab/lab.py shell

@@ -9,12 +9,15 @@ prefix=APPTAINERENV_
 for name in $(env | sed -n 's/^\([A-Za-z_][A-Za-z0-9_]*\)=.*/\1/p'); do
   case " $HPCML_PASS " in *" $name "*) passed=yes ;; *) passed= ;; esac
   case $name in
+    APPTAINERENV_* | SINGULARITYENV_* | APPTAINER_BIND* | SINGULARITY_BIND*) unset "$name" ;;   # they get in uncalled
     HPCML_* | SLURM* | CUDA_VISIBLE_DEVICES | UCX_* | UCXPY_* | NCCL_* | DASK_* | RAPIDS_* | CUDF_* | *_NUM_THREADS | \
     MALLOC_TRIM_THRESHOLD_ | PYTHONUNBUFFERED | PYTHONFAULTHANDLER | TMPDIR | TZ | LANG | LC_*) passed=yes ;;
   esac
   [ -z "$passed" ] || eval "[ -z \"\${$name+set}\" ] || export $prefix$name=\"\$$name\""
 done
 export "${prefix}PYTHONPATH=$HPCML_RUN_DIR/lib" "${prefix}PYTHONNOUSERSITE=1"
+# Without --no-eval a shell inside reads every value again, and runs what stands between backquotes. Old programs lack it.
+if "$program" exec --help 2>/dev/null | grep -q -e --no-eval; then set -- --no-eval "$@"; fi
 mkdir -p "$HPCML_RUN_DIR/home"
 if [ -n "${TMPDIR:-}" ] && [ -d "$TMPDIR" ]; then set -- --bind "$TMPDIR:$TMPDIR" "$@"; fi
 exec "$program" --quiet exec "$@"

@@ -15,6 +15,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import lab_image
 from labs import Lab
 
 ALL_NODES = ("n1", "n2", "n3", "n4")
@@ -153,6 +154,14 @@ def cluster(lab: Lab) -> Cluster:
     if lab.exec(["hpcml", "--version"]).returncode != 0:
         pytest.skip("hpcml is not installed in the lab: make lab")
     return Cluster(lab)
+
+
+@pytest.fixture(scope="session")
+def image(lab: Lab) -> Path:
+    """Return the lab's image; `lab.py image` builds it, long before any test that looks at the clock."""
+    if reason := lab_image.reason_against(lab.places):
+        pytest.skip(reason)
+    return lab_image.image(lab.places)
 
 
 @pytest.fixture(autouse=True)

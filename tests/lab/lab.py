@@ -13,7 +13,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import lab_apptainer
 import lab_env
+import lab_image
 import lab_install
 from lab_paths import CPUS_PER_NODE, GPUS_PER_NODE, PROGRAM, LabError
 from labs import Lab
@@ -59,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     env = command("env", _env, "install hpcml from the checkout for the lab's users")
     env.add_argument("--source", type=Path, default=source, metavar="DIR")
     env.add_argument("--extras", default=lab_env.EXTRAS)
+    command("image", _image, "build the image of the lab's users, unless it is there")
     node_down = command("node-down", _node_down, "stop a node's slurmd")
     node_down.add_argument("name")
     node_down.add_argument("--crash", action="store_true", help="kill everything else on the node too")
@@ -95,8 +98,12 @@ def _check(lab: Lab, _arguments: argparse.Namespace) -> int:
     return CANNOT_RUN if reason else 0
 
 
-def _install(_lab: Lab, arguments: argparse.Namespace) -> int:
+def _install(lab: Lab, arguments: argparse.Namespace) -> int:
     fetched = lab_install.install(accounting=arguments.accounting)
+    try:
+        fetched += lab_apptainer.install(lab.places)
+    except LabError as error:  # all else runs without containers; the tests that need them say this as their reason
+        print(f"Without containers: {error}", file=sys.stderr)
     print(f"installed {' '.join(fetched)}" if fetched else "everything is installed")
     return 0
 
@@ -158,6 +165,14 @@ def _become(lab: Lab, words: list[str], node: str, user: str, cwd: str | None, e
 def _env(lab: Lab, arguments: argparse.Namespace) -> int:
     wheel, everything = lab_env.build(lab.places, arguments.source.resolve(), arguments.extras)
     print(f"installed {wheel.name} {'with its dependencies ' if everything else ''}in {lab.places.venv}")
+    return 0
+
+
+def _image(lab: Lab, _arguments: argparse.Namespace) -> int:
+    began = time.monotonic()
+    built = lab_image.build(lab.places)
+    took = f"built in {time.monotonic() - began:.0f} s" if built else "there already"
+    print(f"The image is {took}: {lab_image.image(lab.places)}")
     return 0
 
 

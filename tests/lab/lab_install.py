@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from lab_paths import PROGRAM, LabError
@@ -89,13 +89,28 @@ def install(*, accounting: bool) -> list[str]:
         raise LabError(NEEDS_ROOT)
     if not _debian_like():
         raise LabError(f"The lab installs with apt, and this machine is neither Debian nor Ubuntu ({PROGRAM}).")
-    wanted = [*PACKAGES, *(ACCOUNTING_PACKAGES if accounting else ())]
-    missing = [package for package in wanted if not _installed(package)]
+    return fetch([*PACKAGES, *(ACCOUNTING_PACKAGES if accounting else ())])
+
+
+def fetch(packages: Iterable[str]) -> list[str]:
+    """Install those of the machine's own packages that are missing; returns their names."""
+    missing = [package for package in packages if not _installed(package)]
     if missing:
         with _services_held():
-            _apt("update", "-q")
+            update()
             _apt("install", "-q", "-y", "--no-install-recommends", *missing)
     return missing
+
+
+def update() -> None:
+    """Fetch the lists of what the machine's mirrors have."""
+    _apt("update", "-q")
+
+
+def install_file(package: Path) -> None:
+    """Install a package that lies on this machine, with what it depends on."""
+    with _services_held():
+        _apt("install", "-q", "-y", "--no-install-recommends", str(package))
 
 
 def _installed(package: str) -> bool:

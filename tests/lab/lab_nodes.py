@@ -19,6 +19,7 @@ set -e
 hostname "$NODE"
 {private}
 mount --bind "$TOP/etc/hosts" /etc/hosts
+if [ -e "$TOP/dev/fuse" ]; then mount --bind "$TOP/dev/fuse" /dev/fuse; fi
 {runtime}
 {cgroups}
 echo ready

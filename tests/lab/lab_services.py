@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import lab_apptainer
 import slurm_conf
 from lab_nodes import call, inside, start_daemon
 from lab_paths import ACCOUNT, CLUSTER, GPUS_PER_NODE, USERS, LabError, Places, compute_nodes
@@ -42,6 +43,7 @@ def prepare_folders(places: Places) -> None:
         folder.chmod(0o755)
     empty_run_folder(places)
     _gpu_devices(places)
+    _fuse_device(places)
 
 
 def empty_run_folder(places: Places) -> None:
@@ -63,6 +65,15 @@ def _gpu_devices(places: Places) -> None:
             device.chmod(0o666)
 
 
+def _fuse_device(places: Places) -> None:
+    """The nodes' own /dev/fuse, open to their users as on a cluster; the machine's keeps its permissions."""
+    device = places.top / "dev" / "fuse"
+    device.unlink(missing_ok=True)
+    if lab_apptainer.FUSE.exists():
+        os.mknod(device, stat.S_IFCHR | 0o666, lab_apptainer.FUSE.stat().st_rdev)
+        device.chmod(0o666)
+
+
 def create_users(places: Places) -> None:
     for name in USERS.values():
         home = places.home(name)
@@ -79,6 +90,7 @@ def create_users(places: Places) -> None:
             for entry in (home, *home.rglob("*")):
                 os.chown(entry, known.pw_uid, known.pw_gid, follow_symlinks=False)
         home.chmod(0o700)
+        lab_apptainer.give_subordinate_ids(name)
 
 
 def write_configuration(places: Places, state: State) -> None:

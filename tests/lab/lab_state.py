@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import IO
 
 from lab_paths import LabError, Places
 
@@ -140,4 +142,13 @@ def wait_for(condition: Callable[[], bool], seconds: float, poll: float = POLL_S
         if time.monotonic() >= deadline:
             return False
         time.sleep(poll)
+    return True
+
+
+def locked(file: IO[str]) -> bool:
+    """Take the lock on an open file if nobody else has it; it ends with the file."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
     return True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import pwd
 import signal
@@ -26,6 +25,7 @@ from lab_state import (
     boot_id,
     kill,
     load,
+    locked,
     marked_holders,
     members,
     mount_namespace,
@@ -171,7 +171,7 @@ class Lab:
         """One `up` or `down` at a time."""
         self.places.run.mkdir(parents=True, exist_ok=True)
         with (self.places.run / "lab.lock").open("w") as file:
-            if not wait_for(lambda: _locked(file), 120):
+            if not wait_for(lambda: locked(file), 120):
                 raise LabError(f"Another `up` or `down` is still at work ({self.places.run}/lab.lock). Wait for it.")
             yield
 
@@ -360,11 +360,3 @@ class Lab:
                 f"{node!r} is no compute node ({PROGRAM}). Use one of: {' '.join(compute_nodes(state.nodes))}."
             )
         return state.daemons[name]
-
-
-def _locked(file: IO[str]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -53,14 +53,14 @@ def test_every_role_is_inside_and_nothing_of_the_host(cluster: Cluster, image: P
         "LOADEDMODULES": "gcc/99",
         "PYTHONUSERBASE": "/poison",
     }
-    done = cluster.run("hpcml", "submit", "--nodes", "4", "--image", str(image), "--set", "environment.GREETING=it's a b",
+    done = cluster.run("hpcml", "submit", "--nodes", "4", "--image", str(image), "--set", "environment.GREETING=it's a b $HOME `id`",
                        "--wait", str(script), timeout=200, env=poison)  # fmt: skip
     assert done.returncode == 0, done.stderr + done.stdout
     found = json.loads(done.stdout.splitlines()[-1])
     host = cluster.run("readlink", "/proc/self/ns/pid", "/proc/self/ns/ipc", node="n1").stdout.split()
     assert len(found) == 2 + len(ALL_NODES)
     for role, facts in found.items():
-        assert facts["GREETING"] == "it's a b", role
+        assert facts["GREETING"] == "it's a b $HOME `id`", role
         assert not facts["POISON"] + facts["PYTHONHOME"] + facts["LOADEDMODULES"], role
         assert "/poison" not in facts["LD_LIBRARY_PATH"], role
         assert facts["SLURM_JOB_ID"], role
