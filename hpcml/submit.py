@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import __version__, assets, config, images, jobs, runs, shell, slurm, snapshot, units
+from hpcml import __version__, assets, config, jobs, runs, shell, slurm, snapshot, units
 from hpcml.errors import ANSWER_LOST, NOT_FOUND, HpcmlError, ImageError, SlurmUnreachableError
 from hpcml.layout import RunPaths
 from hpcml.plan import Place, Plan, plan
@@ -101,6 +101,8 @@ def check_image(made: Plan, loaded: LoadedSite) -> dict[str, object]:
     """
     if not made.inside.image:
         return {}
+    from hpcml import images  # some milliseconds that only runs inside images need
+
     facts = images.inspect(Path(made.inside.image))
     gpus = made.inside.gpu.count if made.inside.gpu else 0
     found = images.problems(facts, cuda=loaded.site.gpu.cuda, gpus=gpus, machine=images.machine(), pinned=images.pins())
