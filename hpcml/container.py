@@ -66,12 +66,15 @@ def entry(site: Site, spec: JobSpec, paths: RunPaths, image: str, gpus: int) -> 
 
 def _own_binds(site: Site, spec: JobSpec, paths: RunPaths) -> list[tuple[str, str]]:
     """Return the run's directory, hpcml's modules in it for reading only, the folder of the submission, and scratch."""
-    for path, place in ((paths.directory, "paths.runs"), (spec.cwd, "the folder that you submit from")):
-        if any(divider in str(path) for divider in _DIVIDERS):
+    scratch = site.paths.scratch if site.paths.scratch.startswith("/") and "$" not in site.paths.scratch else ""
+    own = ((str(paths.directory), "paths.runs"), (str(spec.cwd), "the folder that you submit from"),
+           (scratch, "paths.scratch"))  # fmt: skip
+    for path, place in own:
+        if any(divider in path for divider in _DIVIDERS):
             hint = "Choose a path without ':', ',' and '\\'."
             raise ConfigError("This path cannot be bound into an image", place=f"{place}: {path}", hint=hint)
-    scratch = [(site.paths.scratch, "")] if site.paths.scratch.startswith("/") and "$" not in site.paths.scratch else []
-    return [(str(paths.directory), ""), (str(paths.library), ":ro"), (str(spec.cwd), ""), *scratch]
+    binds = [(str(paths.directory), ""), (str(paths.library), ":ro"), (str(spec.cwd), "")]
+    return [*binds, (scratch, "")] if scratch else binds
 
 
 def _bind(words: str, place: str) -> str:

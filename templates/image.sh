@@ -4,8 +4,8 @@
 program=$1; shift 2
 node=${SLURMD_NODENAME:-$(uname -n)}
 command -v "$program" >/dev/null || { echo "hpcml: there is no $program on $node (profile: runtime.container)." >&2; exit 88; }
-prefix=APPTAINERENV_
-"$program" --version 2>/dev/null | grep -q '^apptainer' || prefix=SINGULARITYENV_
+help=$("$program" exec --help 2>/dev/null)   # one question for all, since each costs a start of the program
+case $help in *apptainer*) prefix=APPTAINERENV_ ;; *) prefix=SINGULARITYENV_ ;; esac
 for name in $(env | sed -n 's/^\([A-Za-z_][A-Za-z0-9_]*\)=.*/\1/p'); do
   case " $HPCML_PASS " in *" $name "*) passed=yes ;; *) passed= ;; esac
   case $name in
@@ -17,7 +17,7 @@ for name in $(env | sed -n 's/^\([A-Za-z_][A-Za-z0-9_]*\)=.*/\1/p'); do
 done
 export "${prefix}PYTHONPATH=$HPCML_RUN_DIR/lib" "${prefix}PYTHONNOUSERSITE=1"
 # Without --no-eval a shell inside reads every value again, and runs what stands between backquotes. Old programs lack it.
-if "$program" exec --help 2>/dev/null | grep -q -e --no-eval; then set -- --no-eval "$@"; fi
+case $help in *--no-eval*) set -- --no-eval "$@" ;; esac
 mkdir -p "$HPCML_RUN_DIR/home"
 if [ -n "${TMPDIR:-}" ] && [ -d "$TMPDIR" ]; then set -- --bind "$TMPDIR:$TMPDIR" "$@"; fi
 exec "$program" --quiet exec "$@"

@@ -106,12 +106,12 @@ def run(context: Context, slot: int, scratch: Path, share: Share) -> int:
 def _expected_protocol(context: Context) -> str:
     """Return what the scheduler will most likely choose; the address tells what it did."""
     settings = context.settings
+    count = settings.gpu.count if settings.gpu else 0
     try:
-        return choose_protocol(settings.protocol, gpus=settings.gpu.count if settings.gpu else 0, nodes=settings.nodes)[
-            0
-        ]
+        protocol, _ = choose_protocol(settings.protocol, gpus=count, nodes=settings.nodes)
     except NoProtocolError:  # the scheduler ends the run with these words
         return ""
+    return protocol
 
 
 def _address(context: Context, path: Path) -> str:

@@ -81,3 +81,16 @@ def test_folders_that_cannot_be_bound(folder: str) -> None:
     with pytest.raises(ConfigError, match="cannot be bound"):
         words(site(), spec(cwd=folder, image="/a.sif"))
     assert words(site(), spec(cwd="/home/a b", image="/a.sif")), "a space is no trouble"
+
+
+def test_scratch_is_bound_where_its_path_is_known_beforehand() -> None:
+    def binds(scratch: str) -> list[str]:
+        layers = config.Layers()
+        layers.add({"paths": {"scratch": scratch}}, "test")
+        made = words(config.build(schema.Site, layers), spec(image="/a.sif"))
+        return [made[at + 1] for at, word in enumerate(made) if word == "--bind"]
+
+    assert binds("/local")[-1] == "/local:/local"
+    assert binds("$TMPDIR/x") == binds("")
+    with pytest.raises(ConfigError, match=r"cannot be bound.*paths\.scratch"):
+        binds("/local,disk")
