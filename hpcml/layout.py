@@ -71,3 +71,7 @@ class AttemptPaths:
     def probe_of(self, node: str) -> Path:
         """Return where the worker task of a node writes what the node has: GPUs, NICs, UCX, limits."""
         return self.directory / "probe" / f"{node}.json"
+
+    def service_of(self, name: str) -> Path:
+        """Return where a web service of the run (``dashboard``, ``jupyter``) says on which node and socket it is."""
+        return self.directory / "services" / f"{name}.json"

@@ -119,6 +119,11 @@ async def _serve(context: Context) -> int:
              "security": secure.in_words(protocol, wire.tcp_devices() if protocol == "ucx" else set(),
                                          gpus=settings.gpu is not None)}  # fmt: skip
     files.write_json(context.attempt.scheduler, facts)
+    context.attempt.service_of("dashboard").parent.mkdir(mode=0o700, exist_ok=True)
+    files.write_json(context.attempt.service_of("dashboard"), {
+        "node": context.node, "socket": str(PrivateScheduler.socket_path), "pid": os.getpid(), "started": time.time(),
+        "identity": scheduler.id, "path": "/status", "token_file": None,
+    })  # fmt: skip
     reporter.send(event="scheduler-up", **facts)
     ended = asyncio.create_task(scheduler.finished())
     told = asyncio.create_task(_heed(reader, reporter, lambda: fabric.check(scheduler, context, protocol)))
