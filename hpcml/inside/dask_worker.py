@@ -16,7 +16,7 @@ from distributed import Worker
 from distributed.system import MEMORY_LIMIT
 
 from hpcml.inside import files, gpus, secure, topology, transfer, wire
-from hpcml.inside.network import NoProtocolError, choose_address, choose_protocol, ucx_devices
+from hpcml.inside.network import NoProtocolError, choose_address, choose_protocol, ucx_environment
 from hpcml.inside.settings import Context
 
 ADDRESS = "scheduler-address"  # the file by which a node's worker task tells its workers where the scheduler is
@@ -140,7 +140,7 @@ def prepare_ucx(context: Context, device: str) -> None:
         raise TimeoutError("the key of the run's UCX connections never appeared")
     wire.install(context.attempt.ucx_key)
     dask.config.set(gpus.ucx_settings(settings.gpu, worker=True))
-    os.environ.update(ucx_devices(alone=settings.alone))
+    os.environ.update(ucx_environment(alone=settings.alone))
     if device and settings.nic_affinity == "pcie" and "UCX_NET_DEVICES" not in os.environ:
         _bind_to_adapters(context, device)
     wire.start_ucx()

@@ -62,12 +62,18 @@ def _infiniband_adapters() -> list[str]:
     return sorted(path.name for path in Path("/sys/class/infiniband").glob("*"))
 
 
-def ucx_devices(*, alone: bool) -> dict[str, str]:
-    """Return the variables that keep UCX on loopback too in a run of one node, if the user has not chosen devices.
+def ucx_environment(*, alone: bool) -> dict[str, str]:
+    """Return the variables for UCX that every role of a run has; what the user has chosen stays.
 
-    NVLink and shared memory are no network devices and stay; what goes is a port that other nodes could reach.
+    Progress in a thread of its own: by default distributed-ucxx (0.52) has the event loop make progress whenever UCX's
+    file descriptor says so, and where it says nothing, as after most transfers by cuda_ipc, looks again after a whole
+    second (``ucxx._lib_async.continuous_ucx_progress.BlockingMode``). tests/gpu's section ``auth`` measures both.
+
+    A run of one node (``alone``) stays on loopback. NVLink and shared memory are no network devices and stay; what goes
+    is a port that other nodes could reach.
     """
-    return {"UCX_NET_DEVICES": "lo"} if alone and "UCX_NET_DEVICES" not in os.environ else {}
+    wanted = {"UCXPY_PROGRESS_MODE": "thread", **({"UCX_NET_DEVICES": "lo"} if alone else {})}
+    return {name: value for name, value in wanted.items() if name not in os.environ}
 
 
 def choose_address(interface: str, *, alone: bool) -> tuple[str, str]:

@@ -22,7 +22,7 @@ from tornado.netutil import bind_unix_socket
 
 from hpcml.errors import SCHEDULER_NEVER_CAME
 from hpcml.inside import blame, fabric, files, gpus, secure, wire
-from hpcml.inside.network import NoAddressError, NoProtocolError, choose_address, choose_protocol, ucx_devices
+from hpcml.inside.network import NoAddressError, NoProtocolError, choose_address, choose_protocol, ucx_environment
 from hpcml.inside.settings import Context, load
 
 
@@ -101,7 +101,7 @@ async def _serve(context: Context) -> int:
     if protocol == "ucx":
         wire.install(context.attempt.ucx_key)
         dask.config.set(gpus.ucx_settings(settings.gpu, worker=False))
-        os.environ.update(ucx_devices(alone=settings.alone))
+        os.environ.update(ucx_environment(alone=settings.alone))
     else:
         options["security"] = secure.security(context.attempt)
     PrivateScheduler.socket_path = Path(control["socket"]).with_name("dashboard.sock")

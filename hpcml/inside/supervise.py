@@ -19,7 +19,7 @@ from hpcml import errors
 from hpcml.inside import blame, files, gpus, secure
 from hpcml.inside.control import Channel
 from hpcml.inside.events import Diary
-from hpcml.inside.network import ucx_devices
+from hpcml.inside.network import ucx_environment
 from hpcml.inside.script import Script
 from hpcml.inside.settings import Context, load
 
@@ -143,7 +143,9 @@ class Supervisor:
         backends = secure.as_variables(gpus.dask_backends(settings.gpu))
         ucx: dict[str, str] = {}
         if self.address.startswith("ucx:"):
-            ucx = secure.as_variables(gpus.ucx_settings(settings.gpu, worker=False)) | ucx_devices(alone=settings.alone)
+            ucx = secure.as_variables(gpus.ucx_settings(settings.gpu, worker=False)) | ucx_environment(
+                alone=settings.alone
+            )
         own = secure.client_environment(self.context.attempt, self.address)
         nodes = {"HPCML_NODES": str(settings.nodes)}
         return {**backends, **ucx, **os.environ, **own, **nodes}  # a backend that the user chose stays

@@ -123,14 +123,14 @@ def prepare(options: argparse.Namespace) -> World:
     )  # fmt: skip
 
 
-def run_section(world: World, name: str, log: Path) -> tuple[list[dict[str, Any]], str]:
+def run_section(world: World, name: str, log: Path, case: str) -> tuple[list[dict[str, Any]], str]:
     """Run a section in its own process; return its results and what went wrong with the section itself."""
     folder = world.folder(f"section-{name}")
     mark = secrets.token_hex(8)
     limited = World(**vars(world) | {"ends": min(world.ends, time.time() + LIMITS[name])})
     limited.save(folder / "world.json")
     words = [sys.executable, str(Path(__file__).with_name("section.py")), name, str(folder / "world.json"),
-             str(folder / "results.json")]  # fmt: skip
+             str(folder / "results.json"), case]  # fmt: skip
     error = ""
     with log.open("a") as file:
         process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
@@ -168,7 +168,7 @@ def run_all(world: World, options: argparse.Namespace, out: Path) -> list[Docume
         else:
             print(f"run: {name} ({world.left():.0f} s left)", flush=True)
             try:
-                results, error = run_section(world, name, log)
+                results, error = run_section(world, name, log, options.case)
             except Exception as trouble:  # noqa: BLE001 - the next section is tried whatever happens
                 traceback.print_exc()
                 results, error = [failure(name, f"{type(trouble).__name__}: {trouble}")], ""

@@ -1,7 +1,7 @@
 """Who may talk UCX to a run: nobody without its key, from another account, while the run goes on; and what that costs.
 
-The intruder is ``nobody`` on the same machine and network: with no key, with a key of its own, and, to prove that the
-refusals are refusals, with a copy of the right key, which must get in.
+The intruder is ``nobody`` on the run's own node, as its loopback is all that a run of one node listens on: with no key,
+with a key of its own, and, to prove that the refusals are refusals, with a copy of the right key, which must get in.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ INTRUDER = "nobody"
 DEADLINE = 200
 READY = 100  # seconds for the run's script to be there
 TRY_DEADLINE = 90
-MESSAGE_MIB, MESSAGES, CONNECTIONS = 256, 40, 20
+MESSAGE_MIB, MESSAGES, CONNECTIONS = 256, 200, 20
+STOCK_MESSAGES = 40  # as distributed-ucxx comes, up to a second passes between them
 ENOUGH = 0.95
 
 
@@ -84,10 +85,10 @@ def _try_all(world: World, folder: Path, running: Running) -> list[Result]:
 def _try(world: World, home: Path, name: str, words: list[str], refused: bool, mode: str) -> Result:
     account = pwd.getpwnam(INTRUDER)
     environment = {"PYTHONPATH": f"{home}:{world.environment.get('PYTHONPATH', '')}", "HOME": str(home), "UCX_TLS": "tcp,self",
-                   "CUDA_VISIBLE_DEVICES": "", "DASK_TEMPORARY_DIRECTORY": str(home)}  # fmt: skip
+                   "UCX_NET_DEVICES": "lo", "CUDA_VISIBLE_DEVICES": "", "DASK_TEMPORARY_DIRECTORY": str(home)}  # fmt: skip
     own = ["--uid", str(account.pw_uid), "--gid", str(account.pw_gid)]
     done = world.command([world.python, str(home / "intruder.py"), *own, *words], timeout=TRY_DEADLINE, environment=environment,
-                         cwd=home)  # fmt: skip
+                         cwd=home, node="n1")  # fmt: skip
     told = [line for line in done.output.splitlines() if line.startswith('{"intruder"')]
     if not told:
         raise HarnessError(f"{name}: exit status {done.status}\n{last_lines(done.output)}")
@@ -120,12 +121,12 @@ def _home_of_intruder(world: World, right: bytes) -> Path:
 
 
 def _throughput(world: World) -> list[Result]:
-    found: dict[str, list[dict[str, float]]] = {"plain": [], "authenticated": []}
+    found: dict[str, list[dict[str, float]]] = {"plain": [], "authenticated": [], "stock": []}
     for number in range(world.rounds):
         for name in list(found)[:: -1 if number % 2 else 1]:
             if world.left() < 30:
                 break
-            found[name].append(_exchange(world, authenticated=name == "authenticated"))
+            found[name].append(_exchange(world, authenticated=name == "authenticated", stock=name == "stock"))
     if not all(found.values()):
         raise HarnessError("no time was left")
     medians = {
@@ -144,11 +145,15 @@ def _message(world: World) -> int:
     return 16 if world.cpu_only else MESSAGE_MIB
 
 
-def _exchange(world: World, *, authenticated: bool) -> dict[str, float]:
-    """Move messages between two processes, each on its own GPU if there are two."""
+def _exchange(world: World, *, authenticated: bool, stock: bool) -> dict[str, float]:
+    """Move messages between two processes, each on its own GPU if there are two.
+
+    ``stock`` makes progress as distributed-ucxx does by itself; else as in a run (network.ucx_environment).
+    """
     folder = world.folder("exchange")
-    words = [str(SCRIPTS / "exchange.py"), str(folder), "--mib", str(_message(world)), "--messages", str(MESSAGES),
-             "--connections", str(CONNECTIONS), *(["--cpu"] if world.cpu_only else [])]  # fmt: skip
+    progress = {"UCXPY_PROGRESS_MODE": "blocking" if stock else "thread"}
+    words = [str(SCRIPTS / "exchange.py"), str(folder), "--mib", str(_message(world)),
+             "--messages", str(STOCK_MESSAGES if stock else MESSAGES), "--connections", str(CONNECTIONS), *(["--cpu"] if world.cpu_only else [])]  # fmt: skip
     if authenticated:
         key = folder / "ucx.key"
         key.touch(mode=0o600)
@@ -156,10 +161,10 @@ def _exchange(world: World, *, authenticated: bool) -> dict[str, float]:
         words += ["--key", str(key)]
     here, there = ("0", "0") if world.gpus < 2 else ("0,1", "1,0")
     with world.started(
-        [world.python, *words, "listen"], environment={"CUDA_VISIBLE_DEVICES": here}, cwd=folder
+        [world.python, *words, "listen"], environment={"CUDA_VISIBLE_DEVICES": here, **progress}, cwd=folder
     ) as listener:
         done = world.command([world.python, *words, "connect"], timeout=DEADLINE, cwd=folder,
-                             environment={"CUDA_VISIBLE_DEVICES": there})  # fmt: skip
+                             environment={"CUDA_VISIBLE_DEVICES": there, **progress})  # fmt: skip
         if done.status == 0:
             listener.wait(30)
         else:

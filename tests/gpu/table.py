@@ -53,6 +53,7 @@ COLUMNS: dict[str, list[tuple[str, str, Format]]] = {
                ("inertia off by", "inertia_difference", small), ("centres apart", "centre_distance", small)],
     "auth": [("refused", "refused", truth), ("how", "how", str), ("plain", "plain_gib_s", number(1, " GiB/s")),
              ("authenticated", "authenticated_gib_s", number(1, " GiB/s")),
+             ("plain, without the progress thread", "stock_gib_s", number(1, " GiB/s")),
              ("plain connection", "plain_connect_ms", number(1, " ms")),
              ("authenticated", "authenticated_connect_ms", number(1, " ms"))],
     "bringup": [("runs", "runs", str), ("registered", "registered", number(2, " s")), ("usable", "usable", number(2, " s")),

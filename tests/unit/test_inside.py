@@ -76,12 +76,18 @@ def test_the_end_of_a_log(tmp_path: Path) -> None:
     assert files.tail(tmp_path / "none") == []
 
 
-def test_a_run_of_one_node_stays_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ucx_is_told_to_stay_on_loopback_in_a_run_of_one_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("UCX_NET_DEVICES", raising=False)
-    assert network.ucx_devices(alone=True) == {"UCX_NET_DEVICES": "lo"}
-    assert network.ucx_devices(alone=False) == {}
+    monkeypatch.setenv("UCXPY_PROGRESS_MODE", "polling")
+    assert network.ucx_environment(alone=True) == {"UCX_NET_DEVICES": "lo"}
+    assert network.ucx_environment(alone=False) == {}
     monkeypatch.setenv("UCX_NET_DEVICES", "mlx5_0:1")
-    assert network.ucx_devices(alone=True) == {}
+    assert network.ucx_environment(alone=True) == {}
+
+
+def test_ucx_makes_progress_without_waiting_for_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("UCXPY_PROGRESS_MODE", raising=False)
+    assert network.ucx_environment(alone=False) == {"UCXPY_PROGRESS_MODE": "thread"}
 
 
 @pytest.mark.parametrize(("protocol", "devices", "gpus", "words"), [

@@ -1,7 +1,7 @@
 """Move device memory between two processes over Dask's UCX comms, and time connections and throughput.
 
 ``exchange.py FOLDER listen`` and ``exchange.py FOLDER connect``; with ``--key`` both authenticate as hpcml does. No
-cluster is involved: what differs between two runs of this is the key alone.
+cluster is involved: what differs between two runs of this is the key, or how UCX makes progress, alone.
 """
 
 from __future__ import annotations
@@ -46,13 +46,10 @@ def prepare(options: argparse.Namespace) -> Any:
 
         return numpy.ones(size, dtype="uint8")
     dask.config.set({"distributed-ucxx.create-cuda-context": True})
-    import cupy
     import rmm
-    from rmm.allocators.cupy import rmm_cupy_allocator
 
     rmm.reinitialize(pool_allocator=True, initial_pool_size=8 * GIB)
-    cupy.cuda.set_allocator(rmm_cupy_allocator)
-    return cupy.ones(size, dtype="uint8")
+    return rmm.DeviceBuffer(size=size)
 
 
 async def listen(options: argparse.Namespace, array: Any) -> None:
