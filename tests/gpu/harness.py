@@ -109,6 +109,8 @@ class World:
         Whether Slurm is this tier's own (slurm.py), which can be divided otherwise at will.
     cpu_only
         Whether CPU workers stand in for GPUs, to try the tier itself.
+    image
+        The image that the section of that name runs in, empty without one.
     ends
         When the time is over, in seconds since 1970.
     """
@@ -124,6 +126,7 @@ class World:
     cpu_only: bool = False
     ends: float = 0.0
     rounds: int = 3
+    image: str = ""
 
     def save(self, path: Path) -> None:
         """Write it for a process that runs a section."""
@@ -227,11 +230,12 @@ class World:
         protocol: str = "",
         timeout: float = 240,
         environment: Mapping[str, str] | None = None,
+        options: Sequence[str] = (),
     ) -> Run:
         """Submit a script with ``hpcml submit --wait`` and return how it ended."""
         folder = self.folder(script.stem)
         words = self.submit_words(
-            script, arguments, folder, nodes=nodes, gpus=gpus, settings=settings, protocol=protocol
+            script, arguments, folder, nodes=nodes, gpus=gpus, settings=settings, protocol=protocol, options=options
         )
         submitted = time.time()
         done = self.command(words, timeout=timeout, cwd=folder, environment=environment)
@@ -243,7 +247,7 @@ class World:
 
     def submit_words(
         self, script: Path, arguments: Sequence[str], folder: Path, *, nodes: int, gpus: int, settings: Sequence[str],
-        protocol: str,
+        protocol: str, options: Sequence[str] = (),
     ) -> list[str]:  # fmt: skip
         """Return the command line of a submission whose run will be in a folder of its own."""
         chosen = [f"paths.runs={folder}/runs", *settings]
@@ -252,7 +256,7 @@ class World:
             words += ["--gpus-per-node", str(gpus)]
         words += ["--protocol", protocol] if protocol else []
         words += [word for setting in chosen for word in ("--set", setting)]
-        return [*words, *self.options, str(script), *arguments]
+        return [*words, *self.options, *options, str(script), *arguments]
 
     def clear(self, *, expect_empty: bool = True) -> None:
         """Wait until Slurm has done with the last job; what does not end is cancelled."""

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA = 1
-SECTIONS = ("smoke", "topology", "verdict", "kmeans", "auth", "bringup", "merge")  # in the order in which they run
+# In the order in which they run.
+SECTIONS = ("smoke", "topology", "verdict", "kmeans", "auth", "bringup", "merge", "image")
 
 Result = dict[str, Any]
 Document = dict[str, Any]

@@ -39,7 +39,16 @@ from slurm_text import Shape
 
 BUDGET = 540.0  # seconds for all sections
 RESERVE = 15.0  # seconds kept for the table and for ending Slurm
-LIMITS = {"smoke": 180, "topology": 90, "verdict": 240, "kmeans": 420, "auth": 420, "bringup": 540, "merge": 900}
+LIMITS = {  # seconds
+    "smoke": 180,
+    "topology": 90,
+    "verdict": 240,
+    "kmeans": 420,
+    "auth": 420,
+    "bringup": 540,
+    "merge": 900,
+    "image": 420,
+}
 HOST_MEMORY = "16G"  # for each worker: the machine's own figure grows as it is used
 
 
@@ -55,6 +64,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--budget", type=float, default=BUDGET, metavar="SECONDS", help=f"for all sections (default {BUDGET:g})"
     )
     parser.add_argument("--rounds", type=int, default=3, help="repeats of what is compared (default 3)")
+    parser.add_argument("--image", type=Path, metavar="FILE", help="for the section image: what pack_image.py made")
     parser.add_argument("--out", type=Path, help="folder for the JSON (default: $OUT, else docs/benchmarks)")
     parser.add_argument("--top", type=Path, default=TOP, help=f"folder for all else, seen by all nodes (default {TOP})")
     parser.add_argument("--own-slurm", action="store_true", help="use the Slurm that is here")
@@ -120,6 +130,7 @@ def prepare(options: argparse.Namespace) -> World:
         top=top, python=options.python, gpus=gpus, memory_mib=min((gpu["memory_mib"] for gpu in known), default=0),
         environment=environment, options=submit, lab=not options.own_slurm, slurm=slurm, cpu_only=options.cpu,
         ends=time.time() + options.budget, rounds=options.rounds,
+        image=str(options.image.resolve()) if options.image else "",
     )  # fmt: skip
 
 

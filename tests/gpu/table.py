@@ -62,9 +62,13 @@ COLUMNS: dict[str, list[tuple[str, str, Format]]] = {
     "merge": [("hpcml", "hpcml_gib_s", number(2, " GiB/s")), ("LocalCUDACluster", "local_gib_s", number(2, " GiB/s")),
               ("pair, hpcml", "hpcml_pair_gib_s", number(1, " GiB/s")), ("pair, Local", "local_pair_gib_s", number(1, " GiB/s")),
               ("UCX over TCP", "ucx_over_tcp", number(1, "×"))],
+    "image": [("way in", "way", str), ("enter", "enter_s", number(2, " s")), ("workers", "workers", str),
+              ("allocated to workers", "ready_s", number(2, " s")), ("inertia off by", "inertia_difference", small),
+              ("centres apart", "centre_distance", small), ("transports", "transports", str),
+              ("what hpcml says", "line", str), ("image check", "status", str)],
 }  # fmt: skip
 RATIO = {"kmeans": "CPU fit / fit", "auth": "authenticated / plain", "bringup": "usable / by hand",
-         "merge": "hpcml / Local"}  # fmt: skip
+         "merge": "hpcml / Local", "image": "to workers, inside / outside"}  # fmt: skip
 
 
 def cell(value: Any, form: Format) -> str:
