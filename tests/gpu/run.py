@@ -61,6 +61,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--gpus", type=int, default=0, help="how many GPUs to use (default: all)")
     parser.add_argument("--only", default="", metavar="SECTIONS", help=f"some of {','.join(SECTIONS)}")
     parser.add_argument(
+        "--case", default="", metavar="TEXT", help="in each section, only cases that have it in their name"
+    )
+    parser.add_argument(
         "--budget", type=float, default=BUDGET, metavar="SECONDS", help=f"for all sections (default {BUDGET:g})"
     )
     parser.add_argument("--rounds", type=int, default=3, help="repeats of what is compared (default 3)")

@@ -60,6 +60,13 @@ def binds(world: World) -> list[str]:
         folder for folder in world.environment.get("PYTHONPATH", "").split(":") if folder and folder != str(ROOT)
     ]
     found = [f"{folder}:{PACKAGES}/{number}:ro" for number, folder in enumerate([*folders, own][:MOST])]
+    # Python reads .pth files in its own site-packages alone; without this one `numba.cuda` is that of old numba.
+    redirect, (major, minor) = (
+        Path(own, "_numba_cuda_redirector.pth"),
+        python_facts(world.python)["version"].split(".")[:2],
+    )
+    if redirect.exists():
+        found.append(f"{redirect}:/opt/python/lib/python{major}.{minor}/site-packages/zz_numba_cuda.pth:ro")
     return [*found, f"{CUDA}:{CUDA}:ro"] if Path(CUDA).is_dir() else found
 
 
@@ -91,7 +98,7 @@ def _enter(world: World, shared: dict[str, Any]) -> Result:
         if version.split(".")[:2] != outside.split(".")[:2]:
             raise HarnessError(f"the image has Python {version}, the packages outside are for {outside}")
         shared["way"] = way
-        figures = {"way": name, "enter_s": done.seconds, "hindered": hindered, "python": version, "binds": binds(world),
+        figures = {"way": name, "enter_s": done.seconds, "hindered": hindered, "python": version, "binds": [bind.split(":")[1] for bind in binds(world)],
                    "image_mib": round(Path(world.image).stat().st_size / 2**20, 1)}  # fmt: skip
         return result("way in", ok=True, figures=figures)
     raise HarnessError("no way into an image: " + "; ".join(f"{name}: {why}" for name, why in hindered.items()))
