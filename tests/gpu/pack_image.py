@@ -30,7 +30,7 @@ HELPERS = ("squashfuse", "squashfuse_ll", "fuse2fs", "fuse-overlayfs", "fusermou
 PROGRAMS = Path("usr/lib/x86_64-linux-gnu/apptainer/bin")  # where Debian's Apptainer looks for them before PATH
 LIBRARIES = Path("usr/lib/apptainer-helpers")  # theirs alone: the other machine's programs do not look here
 USELESS = ("test", "idlelib", "lib2to3", "ensurepip", "tkinter", "turtledemo", "pydoc_data", "share", "include",
-           "config-3.*", "site-packages/*", "*_tkinter*", "_test*.so", "*.a")  # fmt: skip
+           "config-3.*", "site-packages/*", "*_tkinter*", "_test*.so", "*.a", "*.opt-?.pyc")  # fmt: skip
 DEADLINE = 900
 
 
