@@ -61,9 +61,11 @@ def submit(options: Namespace, script: list[str], *, only_plan: bool) -> int:
     for notice in prepared.plan.notices:
         print(f"hpcml: note: {notice}.", file=sys.stderr)
     if options.dry_run:
-        print(prepared.script, end="")
+        print(prepared.script, end="", flush=True)
+        submission.check_image(prepared.plan, loaded)
         return 0
     if options.check:
+        submission.check_image(prepared.plan, loaded)
         return _check(prepared, options, environment)
     run = submission.submit(prepared, loaded, spec, environment)
     wait = options.wait or (not options.detach and not options.json and sys.stderr.isatty() and sys.stdout.isatty())
@@ -237,6 +239,7 @@ def status(options: Namespace) -> int:
     """``hpcml status RUN``."""
     from hpcml import submit as submission
     from hpcml import watch
+    from hpcml.progress import phases
 
     folder, environment = _folder(options)
     run = submission.adopt(runs.find(folder, options.run), environment)
@@ -253,9 +256,9 @@ def status(options: Namespace) -> int:
         lines.append(("nodes", ", ".join(found.nodes)))
     if found.state in ("starting", "running"):
         lines.append(("workers", f"{found.workers}/{found.expected}"))
-    lines += [(key, value) for key in ("protocol", "security", "fabric") if (value := getattr(found, key))]
+    lines += [(key, value) for key in ("versions", "protocol", "security", "fabric") if (value := getattr(found, key))]
     lines += [("differ", difference) for difference in found.differences]
-    lines += _phases(found)
+    lines += phases(found)
     if found.exit_status is not None:
         meaning = MEANING.get(found.exit_status, "") if found.by != "script" else "the script's own"
         lines.append(("status", f"{found.exit_status} ({meaning})" if meaning else str(found.exit_status)))
@@ -267,25 +270,6 @@ def status(options: Namespace) -> int:
     if found.hint:
         print(found.hint)
     return 0
-
-
-def _phases(found: watch.Status) -> list[tuple[str, str]]:
-    """Return how long each phase took, from its events."""
-    from hpcml import units
-
-    names = (
-        ("scheduler", "allocated", "scheduler-up"),
-        ("workers", "scheduler-up", "workers-ready"),
-        ("fabric", "workers-ready", "fabric-checked"),
-        ("driver", "driver-started", "driver-ended"),
-        ("teardown", "driver-ended", "torn-down"),
-    )
-    times = found.times
-    return [
-        ("phase", f"{name:<10} {units.format_seconds(times[end] - times[begin])}")
-        for name, begin, end in names
-        if begin in times and end in times
-    ]
 
 
 def logs(options: Namespace) -> int:

@@ -70,8 +70,8 @@ def _own_binds(site: Site, spec: JobSpec, paths: RunPaths) -> list[tuple[str, st
     own = ((str(paths.directory), "paths.runs"), (str(spec.cwd), "the folder that you submit from"),
            (scratch, "paths.scratch"))  # fmt: skip
     for path, place in own:
-        if any(divider in path for divider in _DIVIDERS):
-            hint = "Choose a path without ':', ',' and '\\'."
+        if any(divider in path for divider in _DIVIDERS) or path != path.rstrip():
+            hint = "Choose a path without ':', ',' and '\\', and without a blank at its end."
             raise ConfigError("This path cannot be bound into an image", place=f"{place}: {path}", hint=hint)
     binds = [(str(paths.directory), ""), (str(paths.library), ":ro"), (str(spec.cwd), "")]
     return [*binds, (scratch, "")] if scratch else binds
@@ -82,7 +82,8 @@ def _bind(words: str, place: str) -> str:
     source, *rest = words.split(":")
     paths, mode = (source, *rest[:1]), rest[1] if len(rest) > 1 else "rw"
     right = len(rest) < 3 and mode in ("ro", "rw") and all(PurePosixPath(path).is_absolute() for path in paths)
-    if not right or any(divider in path for path in paths for divider in _DIVIDERS[1:]):
-        hint = "Write /path, /path:/inside or /path:/inside:ro, without ',' and '\\'."
+    # Apptainer 1.4 cuts blanks off the end, and would bind another folder.
+    if not right or any(path != path.rstrip() or divider in path for path in paths for divider in _DIVIDERS[1:]):
+        hint = "Write /path, /path:/inside or /path:/inside:ro, without ',' and '\\', and without a blank at the end."
         raise ConfigError(f"{words!a} is no bind", place=place, hint=hint)
     return words

@@ -28,6 +28,7 @@ CANCELLED = 86
 ALLOCATION_LOST = 87
 IMAGE = 88
 FABRIC = 89
+VERSIONS = 90
 
 MEANING = {
     USAGE: "the command line is wrong",
@@ -48,6 +49,7 @@ MEANING = {
     CANCELLED: "the run was cancelled",
     IMAGE: "the image cannot be used, or was not built",
     FABRIC: "the wire between the workers is not the one that fabric.require asks for",
+    VERSIONS: "the roles of the run have different versions",
     ALLOCATION_LOST: "the allocation ended without a word (a node failed, or the job was killed)",
 }
 

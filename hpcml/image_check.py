@@ -10,21 +10,13 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from hpcml import assets, images, shell, units
+from hpcml import assets, entering, images, shell, units
 from hpcml.errors import ImageError
 
 GOOD, NOTE, BAD = "good", "note", "bad"
 _ANEW = "Build it anew from hpcml's definition."
 _TIMEOUT = 300.0  # seconds: a first start from a shared file system reads gigabytes, and cuDF is imported
 _RDMA = re.compile(r"(rc|dc|ud)_(mlx5|verbs)")  # UCX's transports over InfiniBand and RoCE
-_NO_START = (
-    (r"squashfuse|failed to open /dev/fuse|fusermount", "/dev/fuse cannot be used on this machine",
-     "Ask for /dev/fuse to be usable by all (mode 666), or for a setuid installation of the program."),
-    (r"(?i)user namespace", "this machine allows no user namespaces", "Ask for them, or for a setuid installation."),
-    (r"(?i)python3.{0,40}(not found|no such file)", "there is no python3 on its PATH",
-     "Install Python in the image, and set PATH in %environment."),
-    (r"(?i)exec format error", "its programs are for another processor", "Build it on a machine like this one."),
-)  # fmt: skip
 
 
 class Finding(NamedTuple):
@@ -169,9 +161,8 @@ def _facts(answer: shell.Answer) -> dict[str, Any] | None:
 def _no_start(answer: shell.Answer, program: images.Program) -> Finding:
     if answer.code is None:
         return Finding("starts", BAD, f"it did not answer within {units.format_seconds(_TIMEOUT)}", "Is the disk slow?")
-    for pattern, words, hint in _NO_START:
-        if re.search(pattern, answer.text):
-            return Finding("starts", BAD, words, hint)
+    if known := entering.reason(answer.text):
+        return Finding("starts", BAD, known.what, known.hint)
     said = " / ".join(images.last_lines(answer.err or answer.out, 2)) or f"exit status {answer.code}"
     return Finding("starts", BAD, f"{program} cannot run Python in it: {said}", "Try it: apptainer exec IMAGE python3.")
 

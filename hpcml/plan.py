@@ -13,6 +13,7 @@ from hpcml.inside.settings import Settings
 from hpcml.jobs import JobSpec, job_name
 from hpcml.layout import ROLES, RunPaths
 from hpcml.schema import Partition, Site
+from hpcml.staging import Stage, stage
 from hpcml.workers import gpu_settings, protocol, shared_environment, worker_resources
 
 # Directives that a profile cannot have: by its comment a job is found again, and an array would run in one directory.
@@ -43,8 +44,8 @@ class Step(NamedTuple):
 class Plan(NamedTuple):
     """A run as it will be submitted.
 
-    ``entry`` are the words before a role's interpreter that lead into an image, none without one. ``reasons`` say why
-    it came out so, ``notices`` what the user should know.
+    ``entry`` are the words before a role's interpreter that lead into an image, none without one; ``stage`` is how the
+    image is copied to the nodes before. ``reasons`` say why it came out so, ``notices`` what the user should know.
     """
 
     run_id: str
@@ -58,6 +59,7 @@ class Plan(NamedTuple):
     setup: tuple[str, ...]
     environment: tuple[tuple[str, str], ...]
     entry: tuple[str, ...]
+    stage: Stage | None
     steps: tuple[Step, ...]
     inside: Settings
     reasons: tuple[str, ...]
@@ -116,6 +118,10 @@ def plan(site: Site, spec: JobSpec, place: Place) -> Plan:
     python = interpreter(site) if image else site.runtime.python or place.python
     if image:
         reasons.append(f"all roles run inside {image}, by {site.runtime.container}")
+    staged = stage(site, image)
+    if staged:
+        staged = staged._replace(launcher=_launcher(site, paths, "stage", ask) if slurm else ())
+        reasons.append(f"the image is copied to each node by {staged.mode}")
     return Plan(
         run_id=place.run_id,
         name=name,
@@ -128,6 +134,7 @@ def plan(site: Site, spec: JobSpec, place: Place) -> Plan:
         setup=site.runtime.setup,
         environment=_environment(site, ask.gpus, spec.protocol, image),
         entry=entry(site, spec, paths, image, ask.gpus) if image else (),
+        stage=staged,
         steps=_steps(site, paths, ask, slurm, python),
         inside=_inside(site, spec, paths, ask, lead, slurm, image),
         reasons=tuple(reasons),
@@ -338,14 +345,15 @@ def _launcher(site: Site, paths: RunPaths, role: str, ask: Ask) -> tuple[str, ..
     ``--wait=0`` and ``--kill-on-bad-exit`` are said outright, because a site's WaitTime would otherwise kill the
     other workers after the first one's end; ``--overlap``, because the three steps share the first node.
     """
-    everywhere = role == "worker"
+    everywhere = role in ("worker", "stage")
     log = paths.logs / role
     pattern = filename_pattern(log) + ("-%N.log" if everywhere else ".log")
     where = (f"--nodes={ask.nodes}", f"--ntasks={ask.nodes}", "--ntasks-per-node=1") if everywhere else (
         "--nodes=1", "--ntasks=1", "--relative=0")  # fmt: skip
     fixed = ("--overlap", f"--kill-on-bad-exit={0 if everywhere else 1}", "--wait=0", "--cpu-bind=none", "--export=ALL")
     bind = ("--gpu-bind=none",) if ask.gpus else ()  # a GPU that is hidden from its neighbours has no cuda_ipc
-    named = (f"--job-name={role}", f"--output={pattern}", "--open-mode=append")
+    output = () if role == "stage" else (f"--output={pattern}", "--open-mode=append")  # that one speaks to the script
+    named = (f"--job-name={role}", *output)
     return ("srun", *fixed, *bind, *where, *named, *site.slurm.srun_extra)
 
 

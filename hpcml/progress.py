@@ -38,6 +38,9 @@ class Progress:
     def _show_past(self, status: Status) -> None:
         times = status.times
         begin = times.get("allocated")
+        if "image-staged" in times:
+            took = times["image-staged"] - times["image-staging"]
+            self._once("staged", "ok", "image", f"copied to the nodes by {status.staging}", took)
         if begin:
             self._once("nodes", "ok", "nodes", ", ".join(_short(status.nodes)), begin - self.since)
             if "scheduler-up" in times:
@@ -45,14 +48,17 @@ class Progress:
                 self._once("scheduler", "ok", "scheduler", words, times["scheduler-up"] - begin)
                 if "open to whoever reaches it" in status.security:
                     self._once("security", "wait", "security", status.security, None)
+            if "environment-ready" in times and "scheduler-up" in times:
+                took = times["environment-ready"] - begin
+                self._once("environment", "ok", "image" if status.in_image else "python", status.versions, took)
             if "workers-ready" in times:
                 words = f"{status.expected}/{status.expected}"
                 self._once("workers", "ok", "workers", words, times["workers-ready"] - begin)
         if "fabric-checked" in times:
             took = times["fabric-checked"] - times.get("workers-ready", times["fabric-checked"])
             self._once("fabric", "ok" if status.fabric_ok else "bad", "fabric", status.fabric, took)
-            for difference in status.differences:
-                self._once(difference, "bad", "differ", difference, None)
+        for difference in status.differences:
+            self._once(difference, "bad", "differ", difference, None)
         if "driver-started" in times:
             self._once("driver", "ok", "driver", "the script runs", None)
 
@@ -67,7 +73,7 @@ class Progress:
         if status.state == "starting" and "scheduler-up" in status.times:
             return "workers", f"{status.workers}/{status.expected}"
         if status.state == "starting":
-            return "scheduler", status.words
+            return "scheduler" if "allocated" in status.times or not status.staging else "image", status.words
         if status.state == "running" and status.workers < status.expected:
             return "driver", status.words
         return None
@@ -118,6 +124,25 @@ class Progress:
 
 def _short(nodes: list[str]) -> list[str]:
     return nodes if len(nodes) <= 8 else [*nodes[:4], f"… {len(nodes)} in all"]
+
+
+def phases(found: Status) -> list[tuple[str, str]]:
+    """Return how long each phase took, from its events."""
+    names = (
+        ("staging", "image-staging", "image-staged"),
+        ("image" if found.in_image else "versions", "allocated", "environment-ready"),
+        ("scheduler", "allocated", "scheduler-up"),
+        ("workers", "scheduler-up", "workers-ready"),
+        ("fabric", "workers-ready", "fabric-checked"),
+        ("driver", "driver-started", "driver-ended"),
+        ("teardown", "driver-ended", "torn-down"),
+    )
+    times = found.times
+    return [
+        ("phase", f"{name:<10} {format_seconds(times[end] - times[begin])}")
+        for name, begin, end in names
+        if begin in times and end in times
+    ]
 
 
 class Tail:

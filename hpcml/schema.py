@@ -77,7 +77,8 @@ class Runtime(NamedTuple):
     ``python`` is the interpreter's path on the nodes; empty means the one that runs hpcml. ``modules`` are loaded
     and ``setup`` lines run first, in bash. ``container`` is the program that runs images, ``options`` are more of its
     own, and ``binds`` what the inside sees beside the run's directory and the folder of the submission. With an
-    image, ``python`` is the interpreter in it.
+    image, ``python`` is the interpreter in it. ``stage`` is how it is copied to the nodes' own disks (none, sbcast,
+    copy), ``stage_to`` the folder there.
     """
 
     kind: str = "python"
@@ -86,6 +87,8 @@ class Runtime(NamedTuple):
     container: str = "apptainer"
     binds: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
+    stage: str = "none"
+    stage_to: str = ""
     modules: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()
 
@@ -151,6 +154,7 @@ class Fabric(NamedTuple):
 class Deadlines(NamedTuple):
     """How long each phase may take, from the moment the one before it ended."""
 
+    stage: str = "300s"
     scheduler: str = "60s"
     workers: str = "120s"
     fabric: str = "30s"
@@ -202,6 +206,7 @@ CHOICES = {
     "scheduler": ("slurm", "local"),
     "slurm.gpu_request": ("gres", "gpus-per-node", "none"),
     "runtime.kind": ("python", "image"),
+    "runtime.stage": ("none", "sbcast", "copy"),
     "workers.on_loss": ("continue", "fail"),
     "gpu.cuda": ("any", "12", "13"),
     "network.protocol": ("auto", "tls", "ucx"),

@@ -123,7 +123,8 @@ def _write(prepared: Prepared, loaded: LoadedSite, spec: jobs.JobSpec, image: di
         runs.write_json(paths.request, request)
         runs.write_json(paths.plan, config.as_table(made))
         runs.write(paths.script, prepared.script)
-        for script in (paths.step, *([paths.image] if made.inside.image else [])):
+        own = [paths.image] if made.inside.image else []
+        for script in (paths.step, *own, *((paths.stage, paths.keep) if made.stage else ())):
             runs.write(script, (assets.folder("templates") / script.name).read_text(encoding="utf-8"))
         return snapshot.take(spec.script, paths.code, loaded.site.code)
 

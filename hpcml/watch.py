@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpcml import runs, shell, slurm
+from hpcml import entering, runs, shell, slurm
 from hpcml.errors import (
     ALLOCATION_LOST,
     ANSWER_LOST,
@@ -52,6 +52,9 @@ class Status:
     expected: int = 0
     protocol: str = ""
     security: str = ""
+    versions: str = ""
+    in_image: bool = False
+    staging: str = ""
     fabric: str = ""
     fabric_ok: bool = True
     differences: tuple[str, ...] = ()
@@ -110,6 +113,7 @@ def _status(run: runs.Run, environment: Mapping[str, str], known: slurm.JobState
     made = runs.read_json(run.paths.plan) or {}
     found = Status(run.id, str(made.get("site", "")), job=run.job, directory=str(run.paths.directory))
     inside = made.get("inside", {})
+    found.in_image = bool(inside.get("image"))
     found.expected = int(inside.get("nodes", 0)) * int(inside.get("workers_per_node", 0))
     if "error" in run.submission:
         lost = run.submission["status"] == ANSWER_LOST
@@ -149,6 +153,10 @@ def _read_event(found: Status, event: dict[str, Any]) -> None:
     elif name == "scheduler-up":
         found.protocol = f"{event['protocol']} ({event['because']})"
         found.security = event.get("security", "")
+    elif name == "image-staging":
+        found.state, found.staging = "starting", str(event["mode"])
+    elif name == "environment-ready":
+        found.versions, found.differences = str(event["words"]), tuple(event.get("differences", ()))
     elif name == "fabric-checked":
         _read_verdict(found, event)
     elif name == "driver-started":
@@ -165,13 +173,17 @@ def _starting(found: Status) -> str:
         return "the wire between the workers is checked"
     if "scheduler-up" in found.times:
         return f"{found.workers} of {found.expected} workers are there"
+    if "image-staging" in found.times and "image-staged" not in found.times:
+        return f"the image is copied to the nodes ({found.staging})"
+    if found.staging and "allocated" not in found.times:
+        return "the roles enter the image"
     return "the scheduler starts"
 
 
 def _read_verdict(found: Status, event: dict[str, Any]) -> None:
     line, problem = str(event["line"]), str(event["problem"])
     found.fabric_ok = bool(event["ok"]) and not problem
-    found.differences = tuple(event.get("differences", ()))
+    found.differences += tuple(event.get("differences", ()))
     found.fabric = line if line and problem in line else "; ".join(words for words in (line, problem) if words)
 
 
@@ -212,28 +224,30 @@ def _ended_without_word(found: Status, run: runs.Run, code: int, words: str, oth
     if found.exit_status is not None:
         found.state = "ended"  # the end was written, the teardown was cut short
     elif not words and (said := _driver_exit(run)) is not None:
-        _step_ended(found, run, said)
+        _step_ended(found, run, *said)
     else:
         _lost(found, run, words or otherwise, code)
 
 
-def _driver_exit(run: runs.Run) -> int | None:
-    """Return the exit status that step.sh recorded for the newest attempt's driver, if it did."""
+def _driver_exit(run: runs.Run) -> tuple[str, int] | None:
+    """Return the node and the exit status that step.sh recorded for the newest attempt's driver, if it did."""
     with runs.storage(run.paths.directory):
         files = sorted(run.paths.directory.glob("attempts/*/exit/driver@*"), key=lambda path: int(path.parts[-3]))
         text = files[-1].read_text().strip() if files else ""
-    return int(text) if text.isdigit() else None
+    return (files[-1].name.partition("@")[2], int(text)) if text.isdigit() else None
 
 
-def _step_ended(found: Status, run: runs.Run, said: int) -> None:
+def _step_ended(found: Status, run: runs.Run, node: str, said: int) -> None:
     """The driver's step has ended without the supervisor's word: it never started, or it was killed."""
     if "allocated" in found.times:
         _lost(found, run, f"the driver's step ended with exit status {said} and left no word (was it killed?)", said)
         return
     image = (runs.read_json(run.paths.plan) or {}).get("inside", {}).get("image", "")
     if image:
-        _lost(found, run, f"the image could not be entered (exit status {said})", IMAGE)
-        found.hint = f"Look at it: hpcml image check {image}."
+        log = tail(run.paths.driver_log, 200) or tail(run.paths.job_log, 200)
+        why = entering.in_words("\n".join(log), str(said))
+        _lost(found, run, f"{node}: {why.what}", IMAGE)
+        found.hint = why.hint.replace("IMAGE", image)
     else:
         _lost(found, run, f"the driver's step could not start (exit status {said})", DRIVER_NOT_STARTED)
         found.hint = "Does the interpreter exist on the compute nodes (runtime.python)?"

@@ -19,5 +19,8 @@ export "${prefix}PYTHONPATH=$HPCML_RUN_DIR/lib" "${prefix}PYTHONNOUSERSITE=1"
 # Without --no-eval a shell inside reads every value again, and runs what stands between backquotes. Old programs lack it.
 case $help in *--no-eval*) set -- --no-eval "$@" ;; esac
 mkdir -p "$HPCML_RUN_DIR/home"
+case ${TMPDIR:-} in
+  *[,:\\]* | *[[:space:]]) echo "hpcml: TMPDIR cannot be bound into an image because of its ',', ':', '\\' or last blank: $TMPDIR" >&2; exit 88 ;;
+esac
 if [ -n "${TMPDIR:-}" ] && [ -d "$TMPDIR" ]; then set -- --bind "$TMPDIR:$TMPDIR" "$@"; fi
 exec "$program" --quiet exec "$@"

@@ -19,12 +19,12 @@ PACKAGE = ROOT / "hpcml"
 
 # A module may import those of earlier levels, and of its own level only what is named in SIDEWAYS.
 LEVELS = (
-    {"errors", "units", "layout"},
+    {"errors", "units", "layout", "entering"},
     {"config", "shell", "assets", "sif"},
     {"schema", "images"},
     {"sites", "jobs", "image_build", "image_check"},
     {"inside.settings"},
-    {"workers", "container"},
+    {"workers", "container", "staging"},
     {"plan"},
     {"render", "runs", "slurm"},
     {"snapshot"},
@@ -35,7 +35,7 @@ LEVELS = (
     {"cli"},
     {"__main__"},
 )
-NODE_SIDE = {"errors", "units", "layout"}
+NODE_SIDE = {"errors", "units", "layout", "entering"}
 NODE_PACKAGES = {"dask", "distributed", "tornado", "psutil", "cryptography"}
 GPU_PACKAGES = {
     "distributed_ucxx",

@@ -269,6 +269,7 @@ def test_files_and_events_of_a_run() -> None:
     assert not [path.name for path in paths if path.name not in text]
     source = "".join(path.read_text() for path in (ROOT / "hpcml/inside").glob("*.py"))
     events = set(re.findall(r"""(?:diary\.write\(|event=)"([a-z-]+)\"""", source))
+    events |= set(re.findall(r"note_event ([a-z-]+)", (ROOT / "templates/stage.sh").read_text()))
     told = next(cells[2] for cells in rows(text) if cells[0] == "`events.jsonl`")
     assert events == set(codes(told))
 

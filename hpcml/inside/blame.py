@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
+from hpcml import entering, errors
 from hpcml.inside import files
+from hpcml.inside.outcome import Outcome
 from hpcml.inside.settings import Context
 
-_NOT_ENTERED = ("88", "255")  # image.sh's own, and Apptainer's
+_WHOLE = (200, 4096)  # lines and characters of each: Apptainer's hold paths, and all its options behind a wrong one
+_QUOTE = (12, 300)
+_NOT_ENTERED = (str(errors.IMAGE), str(entering.FATAL))  # image.sh's own, and Apptainer's
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A node whose workers are not all there. ``final`` means that waiting longer would not help."""
+    """A node whose workers are not all there.
+
+    ``final`` means that waiting longer would not help; ``remedy`` is what to do where an image was not entered.
+    """
 
     node: str
     workers: tuple[str, ...]
     why: str
     final: bool
     quote: tuple[str, ...]
+    remedy: str = ""
 
     def sentence(self) -> str:
         """Return the node and the reason in one clause."""
@@ -40,34 +49,104 @@ def missing_nodes(context: Context, present: set[str]) -> list[Missing]:
     for node in context.nodes:
         absent = tuple(name for name in context.worker_names(node) if name not in present)
         if absent:
-            why, final = _reason(context, node, exits, marks)
-            found.append(Missing(node, absent, why, final, quote_of(context, node)))
+            quote = quote_of(context, node)
+            why, final, remedy = _reason(context, node, exits, marks)
+            found.append(Missing(node, absent, why, final, quote, remedy))
     return found
 
 
-def _reason(context: Context, node: str, exits: set[str], marks: set[str]) -> tuple[str, bool]:
+def _reason(context: Context, node: str, exits: set[str], marks: set[str]) -> tuple[str, bool, str]:
     mark = files.read_json(context.attempt.mark_of(node)) if f"{node}.json" in marks else None
     if mark and mark["refused"]:
-        return str(mark["refused"]), True
+        return str(mark["refused"]), True, ""
     if mark and (failed := mark["failed"]):
-        return f"worker {failed[0]['worker']} ended again and again ({failed[0]['why']})", True
+        return f"worker {failed[0]['worker']} ended again and again ({failed[0]['why']})", True, ""
     exit_file = context.attempt.exit_of("worker", node)
     if exit_file.name in exits:
         status = exit_file.read_text().strip()
-        if context.settings.image and status in _NOT_ENTERED:
-            return f"the image could not be entered (exit status {status})", True
-        return f"the worker task ended with exit status {status}", status != "0"  # 0: its workers were retired
+        if not_entered(context, status):
+            why = entering.in_words("\n".join(quote_of(context, node, _WHOLE)), status)
+            return why.what, True, why.hint
+        return f"the worker task ended with exit status {status}", status != "0", ""  # 0: its workers were retired
     if mark is None:
-        return "the worker task gave no sign of life", False
+        return "the worker task gave no sign of life", False, ""
     if deaths := mark["deaths"]:
         name, count = next(iter(deaths.items()))
-        return f"worker {name} has ended {count} times so far", False
+        return f"worker {name} has ended {count} times so far", False, ""
     if mark["state"] == "starting":
-        return "the worker task started but is still importing Dask", False
-    return "its workers were started but have not registered", False
+        return "the worker task started but is still importing Dask", False, ""
+    return "its workers were started but have not registered", False, ""
 
 
-def quote_of(context: Context, node: str) -> tuple[str, ...]:
+def not_entered(context: Context, status: str) -> bool:
+    """Whether an exit status says that a role could not enter the image."""
+    return bool(context.settings.image) and status in _NOT_ENTERED
+
+
+def of_the_scheduler(context: Context, closed: bool, late: float) -> Outcome | None:
+    """Return how the run ends for want of a scheduler, None if it may still come.
+
+    Parameters
+    ----------
+    closed
+        Whether it was there and has gone.
+    late
+        The seconds that have passed if its deadline has, else 0.
+    """
+    exit_file = context.attempt.exit_of("scheduler", context.node)
+    hint = f"The whole log: hpcml logs {context.run.directory.name} scheduler."
+    code, quote = errors.SCHEDULER_NEVER_CAME, scheduler_log(context)
+    if exit_file.name in files.listed(context.attempt.exits):
+        status = exit_file.read_text().strip()
+        reason = f"the Dask scheduler on {context.node} ended with exit status {status}"
+        if not_entered(context, status):
+            why = entering.in_words("\n".join(scheduler_log(context, _WHOLE)), status)
+            return Outcome(errors.IMAGE, "image", "hpcml", f"{context.node}: {why.what}", why.hint, quote)
+        if status == str(code) and quote and quote[-1].startswith("hpcml: "):
+            reason = f"{context.node}: {quote[-1].removeprefix('hpcml: ').rstrip('.')}"
+        elif status == "1":
+            hint = "Is distributed installed in the run's environment (runtime.python)?"
+    elif closed:
+        reason = f"the Dask scheduler on {context.node} ended at its start"
+    elif late:
+        reason = f"the Dask scheduler on {context.node} was not up within {late:g} s"
+    else:
+        return None
+    return Outcome(code, "scheduler", "hpcml", reason, hint, quote)
+
+
+def of_the_workers(context: Context, present: set[str], late: float) -> Outcome | None:
+    """Return how the run ends for want of workers, None if they may still come; ``late`` as of the scheduler."""
+    lost = missing_nodes(context, present)
+    final = [missing for missing in lost if missing.final]
+    if not late and not final:
+        return None
+    outside = [missing for missing in final if missing.remedy]
+    named = outside or final or lost
+    words = "; ".join(missing.sentence() for missing in named[:4])
+    more = f"; and {len(named) - 4} more nodes" if len(named) > 4 else ""
+    quote = named[0].quote if named else ()
+    if outside:
+        return Outcome(errors.IMAGE, "image", "hpcml", words + more, outside[0].remedy, quote)
+    when = f" within {late:g} s" if late else ""
+    absent = sum(len(missing.workers) for missing in lost)
+    reason = f"{absent} of {absent + len(present)} workers did not come{when}: {words}{more}"
+    hint = f"The whole log: hpcml logs {context.run.directory.name} worker."
+    return Outcome(errors.WORKERS_NEVER_CAME, "workers", "hpcml", reason, hint, quote)
+
+
+def scheduler_log(context: Context, most: tuple[int, int] = _QUOTE) -> tuple[str, ...]:
+    """Return the last lines of the scheduler's log, or of the job's if there are none."""
+    return tuple(_tail(context.run.scheduler_log, most) or _tail(context.run.job_log, most))
+
+
+def quote_of(context: Context, node: str, most: tuple[int, int] = _QUOTE) -> tuple[str, ...]:
     """Return the last lines of a node's worker log, or of the job's log (srun's own words) if there are none."""
-    lines = files.tail(context.run.worker_log(node))
-    return tuple(lines or [line for line in files.tail(context.run.job_log) if "srun" in line or node in line])
+    lines = _tail(context.run.worker_log(node), most)
+    others = _tail(context.run.job_log, most) if not lines else []
+    return tuple(lines or [line for line in others if "srun" in line or node in line])
+
+
+def _tail(path: Path, most: tuple[int, int]) -> list[str]:
+    lines, width = most
+    return files.tail(path, lines, width=width)

@@ -57,8 +57,8 @@ def wait_for(path: Path, deadline: float, interval: float, unless: str = "") -> 
     return True
 
 
-def tail(path: Path, lines: int = 12, limit: int = 16384) -> list[str]:
-    """Return the last lines of a log, without empty ones; nothing if it cannot be read."""
+def tail(path: Path, lines: int = 12, limit: int = 16384, width: int = 300) -> list[str]:
+    """Return the last lines of a log, cut at a width, without empty ones; nothing if it cannot be read."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -66,4 +66,4 @@ def tail(path: Path, lines: int = 12, limit: int = 16384) -> list[str]:
             text = file.read().decode(errors="replace")
     except OSError:
         return []
-    return [line.rstrip()[:300] for line in text.splitlines() if line.strip()][-lines:]
+    return [line.rstrip()[:width] for line in text.splitlines() if line.strip()][-lines:]

@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import signal
-import sys
 import tempfile
 import time
 import traceback
@@ -20,8 +19,10 @@ from hpcml.inside import blame, files, gpus, secure
 from hpcml.inside.control import Channel
 from hpcml.inside.events import Diary
 from hpcml.inside.network import ucx_environment
+from hpcml.inside.outcome import Outcome, RunEndedError, write_or_say
 from hpcml.inside.script import Script
 from hpcml.inside.settings import Context, load
+from hpcml.inside.versions import Comparison
 
 TICK = 0.05  # seconds between looks at this node's processes
 NOTES_TICK = 0.25  # seconds between looks at the notes that the batch script leaves
@@ -29,26 +30,6 @@ SLOW_TICK = 0.5  # seconds between looks at files that other nodes write
 CERTIFICATE_WITHOUT_LIMIT = 8 * 86400.0  # seconds; a job without a time limit of its own
 ORDERLY = 2.0  # seconds that scheduler and workers have to close by themselves, a quarter if they never were all up
 SETTLE = 0.3  # seconds for Slurm's own signal to arrive beside the batch script's note
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How the run ended: the exit status, who decided it, one sentence, a next step and lines that show it."""
-
-    status: int
-    phase: str
-    by: str
-    reason: str
-    hint: str = ""
-    quote: tuple[str, ...] = ()
-
-
-class RunEndedError(Exception):
-    """Raised inside a phase when the run has to end now."""
-
-    def __init__(self, outcome: Outcome) -> None:
-        super().__init__(outcome.reason)
-        self.outcome = outcome
 
 
 @dataclass(slots=True)
@@ -68,6 +49,7 @@ class Supervisor:
     told_end: float = 0.0
     looked: float = 0.0
     fabric: dict[str, Any] | None = None
+    versions: Comparison | None = None
     variables: dict[str, str] = field(default_factory=dict)
     notes: set[str] = field(default_factory=set)
     notes_read: float = 0.0
@@ -77,6 +59,7 @@ class Supervisor:
     def bring_up(self) -> None:
         """Make the keys, then wait for the scheduler and for every worker, each within its deadline."""
         settings = self.context.settings
+        self.versions = Comparison(self.context)
         self.phase = "keys"
         lifetime = (settings.time_limit or CERTIFICATE_WITHOUT_LIMIT) + 3600.0
         try:
@@ -93,6 +76,7 @@ class Supervisor:
         self.phase = "workers"
         expected = {name for node in self.context.nodes for name in self.context.worker_names(node)}
         self._until(lambda: expected <= self.present, settings.workers_deadline, self._workers_missing)
+        self._compare_versions()
         self.diary.write("workers-ready", count=len(expected), seconds=round(time.monotonic() - self.started, 3))
         if settings.fabric != "none" and (settings.gpu or settings.fabric == "rdma" or self.address.startswith("ucx:")):
             self._check_fabric()
@@ -184,8 +168,8 @@ class Supervisor:
     def tear_down(self, outcome: Outcome) -> None:
         """Tell the scheduler to close itself and its workers, and wait for both steps within the deadline."""
         start = time.monotonic()
-        _write_or_say(self.context.attempt.ended, {"status": outcome.status})
-        self.write_status(outcome, "ending")
+        write_or_say(self.context.attempt.ended, {"status": outcome.status})
+        outcome.write(self.context, "ending")
         self.channel.send(do="close")
         steps = [int(word) for word in os.environ.get("HPCML_STEPS", "").split()]
         orderly = start + (ORDERLY if outcome.phase == "driver" else ORDERLY / 4)
@@ -197,22 +181,7 @@ class Supervisor:
             self.channel.receive(TICK)
         secure.remove_secrets(self.context.attempt)
         self.diary.write("torn-down", seconds=round(time.monotonic() - start, 3), killed=len(left))
-        self.write_status(outcome, "ended")
-
-    def write_status(self, outcome: Outcome, state: str) -> None:
-        """Write status.json, the first source of how a run ended."""
-        facts = {
-            "state": state,
-            "time": round(time.time(), 3),
-            "attempt": self.context.number,
-            "status": outcome.status,
-            "phase": outcome.phase,
-            "by": outcome.by,
-            "reason": outcome.reason,
-            "hint": outcome.hint,
-            "quote": list(outcome.quote),
-        }
-        _write_or_say(self.context.run.status, facts)
+        outcome.write(self.context, "ended")
 
     # -- waiting --------------------------------------------------------------------------------------------------
 
@@ -225,7 +194,24 @@ class Supervisor:
                 self._check_scheduler()
             late = time.monotonic() > deadline
             if late or self._time_to_look():
+                self._compare_versions()
                 missing(late, seconds)
+
+    def _compare_versions(self) -> None:
+        """End the run if a role has other versions than the driver; write down when all have told theirs."""
+        compared = self.versions
+        if compared is None or compared.complete:
+            return
+        compared.look()
+        if compared.ends:
+            what = "image" if self.context.settings.image else "environment"
+            where = "The image" if self.context.settings.image else "The environment of runtime.python"
+            hint = f"{where} must be the same on all nodes: keep it on a file system that they share, or copy it anew."
+            raise RunEndedError(Outcome(errors.VERSIONS, what, "hpcml", compared.ends, hint))
+        if compared.complete:
+            took = round(time.monotonic() - self.started, 3)
+            self.diary.write("environment-ready", seconds=took, words=compared.words, versions=compared.own,
+                             differences=compared.notes)  # fmt: skip
 
     def _step(self) -> None:
         """Take in what the scheduler says, for at most one tick."""
@@ -281,7 +267,7 @@ class Supervisor:
     def _check_scheduler(self) -> None:
         if self.channel.closed and not self.released:
             reason = f"the Dask scheduler on {self.context.node} was lost"
-            raise RunEndedError(self._outcome(errors.SCHEDULER_LOST, reason, "", self._scheduler_log()))
+            raise RunEndedError(self._outcome(errors.SCHEDULER_LOST, reason, "", blame.scheduler_log(self.context)))
 
     def _check_workers(self) -> None:
         """While the script runs: end it if no worker is left that could come back, or if the policy says so."""
@@ -294,51 +280,15 @@ class Supervisor:
             raise RunEndedError(self._outcome(errors.WORKERS_LOST, reason, "", final[0].quote))
 
     def _scheduler_missing(self, late: bool, seconds: float) -> None:
-        exit_file = self.context.attempt.exit_of("scheduler", self.context.node)
-        hint = f"The whole log: hpcml logs {self.context.run.directory.name} scheduler."
-        if exit_file.name in files.listed(self.context.attempt.exits):
-            status = exit_file.read_text().strip()
-            reason = f"the Dask scheduler on {self.context.node} ended with exit status {status}"
-            last = self._scheduler_log()[-1:]
-            if status == str(errors.SCHEDULER_NEVER_CAME) and last and last[0].startswith("hpcml: "):
-                reason = f"{self.context.node}: {last[0].removeprefix('hpcml: ').rstrip('.')}"
-            elif status == "1":
-                hint = "Is distributed installed in the run's environment (runtime.python)?"
-        elif self.channel.closed:
-            reason = f"the Dask scheduler on {self.context.node} ended at its start"
-        elif late:
-            reason = f"the Dask scheduler on {self.context.node} was not up within {seconds:g} s"
-        else:
-            return
-        raise RunEndedError(self._outcome(errors.SCHEDULER_NEVER_CAME, reason, hint, self._scheduler_log()))
+        if ended := blame.of_the_scheduler(self.context, self.channel.closed, seconds if late else 0.0):
+            raise RunEndedError(ended)
 
     def _workers_missing(self, late: bool, seconds: float) -> None:
-        lost = blame.missing_nodes(self.context, self.present)
-        final = [missing for missing in lost if missing.final]
-        if not late and not final:
-            return
-        named = final or lost
-        when = f" within {seconds:g} s" if late else ""
-        absent = sum(len(missing.workers) for missing in lost)
-        words = "; ".join(missing.sentence() for missing in named[:4])
-        more = f"; and {len(named) - 4} more nodes" if len(named) > 4 else ""
-        reason = f"{absent} of {absent + len(self.present)} workers did not come{when}: {words}{more}"
-        hint = f"The whole log: hpcml logs {self.context.run.directory.name} worker."
-        raise RunEndedError(self._outcome(errors.WORKERS_NEVER_CAME, reason, hint, named[0].quote if named else ()))
-
-    def _scheduler_log(self) -> tuple[str, ...]:
-        return tuple(files.tail(self.context.run.scheduler_log) or files.tail(self.context.run.job_log))
+        if ended := blame.of_the_workers(self.context, self.present, seconds if late else 0.0):
+            raise RunEndedError(ended)
 
     def _outcome(self, status: int, reason: str, hint: str, quote: tuple[str, ...]) -> Outcome:
         return Outcome(status, self.phase, "hpcml", reason, hint, quote)
-
-
-def _write_or_say(path: Path, facts: object) -> None:
-    """Write a file of the run's end; a full disk must not keep the nodes, so it is said in the log instead."""
-    try:
-        files.write_json(path, facts)
-    except OSError as error:
-        print(f"hpcml: {path} cannot be written ({error.strerror}): {facts}", file=sys.stderr)
 
 
 def _force(steps: list[int], *, local: bool) -> None:
@@ -376,7 +326,7 @@ def main() -> int:
     finally:
         shutil.rmtree(folder, ignore_errors=True)  # two sockets, node-local
     if outcome.by != "script":
-        _report(outcome)
+        outcome.report()
     return outcome.status
 
 
@@ -392,9 +342,3 @@ def _run(supervisor: Supervisor) -> Outcome:
         reason = f"hpcml's supervisor failed: {type(error).__name__}: {error}"
         hint = "This is a defect in hpcml: please report it with the driver's log."
         return Outcome(errors.INTERNAL, supervisor.phase, "hpcml", reason, hint)
-
-
-def _report(outcome: Outcome) -> None:
-    """Say in the driver's log why hpcml ended the run; status.json has the lines that show it."""
-    error = errors.HpcmlError(outcome.reason, place=outcome.phase, hint=outcome.hint)
-    print(f"hpcml: {error}", file=sys.stderr)

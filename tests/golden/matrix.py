@@ -37,6 +37,9 @@ CASES = (
           "paths": {"scratch": "/scratch_local"}}),
     Case("gpu-image", {"gpus_per_node": 4}, {"runtime": {"kind": "image", "image": "/images/rapids.sif", "container": "singularity",
                                                         "python": "/opt/conda/bin/python"}}, only=("slurm", "leonardo", "lab")),
+    Case("staged", {"nodes": 2, "image": "/images/cpu.sif"},
+         {"runtime": {"stage": "sbcast", "stage_to": "/scratch_local/$SLURM_JOB_ID"}}, only=("slurm", "lab")),
+    Case("copied", {"image": "/images/it's a.sif"}, {"runtime": {"stage": "copy"}}, only=("local", "slurm")),
     Case(
         "charged",
         {"account": "lab_account", "partition": "debug", "qos": "normal", "dependency": "afterany:1", "nodes": 2, "time": "10"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -133,6 +134,16 @@ class Cluster:
     def processes(self) -> list[tuple[int, str]]:
         """Return alice's processes that belong to runs (not those that a test itself started)."""
         return [(pid, line) for pid, line in self.lab.processes("alice") if "hpcml.inside" in line or "/code/" in line]
+
+    @contextlib.contextmanager
+    def covered(self, node: str, cover: str, place: str) -> Iterator[None]:
+        """Change a file of one node alone: what is mounted there is seen by nobody else."""
+        made = self.run("sh", "-ec", cover, node=node, user="root")
+        assert made.returncode == 0, made.stderr
+        try:
+            yield
+        finally:
+            self.run("umount", "--lazy", place, node=node, user="root")
 
     def wait_idle(self, seconds: float = 30) -> float:
         return self.lab.wait_idle(seconds)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import shlex
@@ -309,22 +308,11 @@ def test_what_apptainer_says_of_a_command_it_cannot_run(
     assert message in done.stderr
 
 
-@contextlib.contextmanager
-def _covered(cluster: Cluster, node: str, cover: str, place: str) -> Iterator[None]:
-    """Change a file of one node alone: what is mounted there is seen by nobody else."""
-    made = cluster.run("sh", "-ec", cover, node=node, user="root")
-    assert made.returncode == 0, made.stderr
-    try:
-        yield
-    finally:
-        cluster.run("umount", "--lazy", place, node=node, user="root")
-
-
 def test_a_closed_fuse_device(cluster: Cluster, image: Path) -> None:
     closed = cluster.lab.places.top / "dev" / "fuse-closed"
     number = FUSE.stat().st_rdev
     cover = f"rm -f {closed}; mknod -m 600 {closed} c {number >> 8} {number & 255}; mount --bind {closed} {FUSE}"
-    with _covered(cluster, "n1", cover, str(FUSE)):
+    with cluster.covered("n1", cover, str(FUSE)):
         done = cluster.run("srun", "--nodelist=n1", *_exec(image, "true"))
         unpacked = cluster.run("apptainer", "exec", "--unsquash", str(image), "true", node="n1")
     closed.unlink()
@@ -336,7 +324,7 @@ def test_a_closed_fuse_device(cluster: Cluster, image: Path) -> None:
 def test_a_node_without_apptainer(cluster: Cluster, image: Path) -> None:
     hide = ("mkdir -p /tmp/hidden/upper /tmp/hidden/work; mknod /tmp/hidden/upper/apptainer c 0 0;"
             "mount -t overlay hidden -o lowerdir=/usr/bin,upperdir=/tmp/hidden/upper,workdir=/tmp/hidden/work /usr/bin")  # fmt: skip
-    with _covered(cluster, "n2", hide, "/usr/bin"):
+    with cluster.covered("n2", hide, "/usr/bin"):
         done = cluster.run("srun", "--nodelist=n1,n2", "--nodes=2", "--ntasks-per-node=1", *_exec(image, "true"))
     cluster.run("rm", "-rf", "/tmp/hidden", node="n2", user="root")
     assert done.returncode == 2  # srun's, as of any program that is not there
@@ -345,7 +333,7 @@ def test_a_node_without_apptainer(cluster: Cluster, image: Path) -> None:
 
 def test_running_needs_no_subordinate_ids_and_building_does(cluster: Cluster, image: Path) -> None:
     empty = "mkdir -p /tmp/ids; : > /tmp/ids/none; mount --bind /tmp/ids/none /etc/subuid"
-    with _covered(cluster, "n1", empty, "/etc/subuid"):
+    with cluster.covered("n1", empty, "/etc/subuid"):
         done = cluster.run(*_exec(image, "id -u"), node="n1")
     cluster.run("rm", "-rf", "/tmp/ids", node="n1", user="root")
     assert done.stdout == cluster.run("id", "-u").stdout

@@ -84,32 +84,6 @@ def test_exit_statuses_and_signals_come_out(cluster: Cluster, image: Path) -> No
         time.sleep(0.2)
 
 
-def test_a_node_without_the_program(cluster: Cluster, image: Path) -> None:
-    program = cluster.write(
-        "bin/apptainer", '#!/bin/sh\n[ "$SLURMD_NODENAME" != n2 ] || exec no-such-program\nexec apptainer "$@"\n'
-    )
-    cluster.run("chmod", "755", str(program))
-    ended = cluster.submit(
-        "print('the script ran')", "--nodes", "2", "--image", str(image), "--set", f"runtime.container={program}"
-    )
-    assert ended.code == errors.WORKERS_NEVER_CAME
-    assert "n2: the " in ended.err
-    ended = cluster.submit(
-        "print('the script ran')", "--nodes", "2", "--image", str(image), "--set", "runtime.container=no-such"
-    )
-    assert ended.code == errors.IMAGE
-    assert "there is no no-such on n1" in ended.err
-
-
-def test_a_bind_whose_source_is_missing(cluster: Cluster, image: Path) -> None:
-    ended = cluster.submit(
-        "print('the script ran')", "--nodes", "2", "--image", str(image), "--set", 'runtime.binds=["/no/such"]'
-    )
-    assert ended.code == errors.IMAGE
-    assert "/no/such" in ended.err
-    assert cluster.wait_idle(30) < 30
-
-
 def test_folders_with_spaces(cluster: Cluster, image: Path) -> None:
     script = cluster.write("a b/it's.py", "import hpcml, pathlib\npathlib.Path('made here').touch()\nprint('ran')\n")
     done = cluster.run(

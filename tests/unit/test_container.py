@@ -69,14 +69,14 @@ def test_gpus_and_the_interpreter_inside() -> None:
 
 
 @pytest.mark.parametrize(
-    "bind", ["data", "/data:inside", "/data:/inside:rx", "/a:/b:ro:x", "/a,b", "/a:/b,c", "", "/a\\b"]
+    "bind", ["data", "/data:inside", "/data:/inside:rx", "/a:/b:ro:x", "/a,b", "/a:/b,c", "", "/a\\b", "/a ", "/a:/b "]
 )
 def test_binds_that_are_none(bind: str) -> None:
     with pytest.raises(ConfigError, match="is no bind"):
         words(site(binds=[bind]), spec(image="/a.sif"))
 
 
-@pytest.mark.parametrize("folder", ["/home/a,b", "/home/a:b", "/home/a\\b"])
+@pytest.mark.parametrize("folder", ["/home/a,b", "/home/a:b", "/home/a\\b", "/home/a "])
 def test_folders_that_cannot_be_bound(folder: str) -> None:
     with pytest.raises(ConfigError, match="cannot be bound"):
         words(site(), spec(cwd=folder, image="/a.sif"))

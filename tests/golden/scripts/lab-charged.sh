@@ -24,7 +24,7 @@ export HPCML_RUN_DIR=/scratch/alice/runs/charged-20261121-074500-1a2b
 export HPCML_ATTEMPT="${SLURM_RESTART_COUNT:-0}"
 export PYTHONPATH="$HPCML_RUN_DIR/lib${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 attempt="$HPCML_RUN_DIR/attempts/$HPCML_ATTEMPT"
-mkdir -p "$attempt/nodes" "$attempt/exit" "$attempt/secret" || exit 71
+mkdir -p "$attempt/nodes" "$attempt/versions" "$attempt/exit" "$attempt/secret" || exit 71
 
 
 cpus="${SLURM_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}"

@@ -22,7 +22,7 @@ export HPCML_RUN_DIR='/scratch/a b/it'"'"'s "x" $HOME `id` #1 50%j/é/hostile-20
 export HPCML_ATTEMPT="${SLURM_RESTART_COUNT:-0}"
 export PYTHONPATH="$HPCML_RUN_DIR/lib${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 attempt="$HPCML_RUN_DIR/attempts/$HPCML_ATTEMPT"
-mkdir -p "$attempt/nodes" "$attempt/exit" "$attempt/secret" || exit 71
+mkdir -p "$attempt/nodes" "$attempt/versions" "$attempt/exit" "$attempt/secret" || exit 71
 
 
 cpus="${SLURM_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}"

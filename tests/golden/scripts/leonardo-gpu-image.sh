@@ -23,7 +23,7 @@ export HPCML_RUN_DIR=/scratch/alice/runs/gpu-image-20261121-074500-1a2b
 export HPCML_ATTEMPT="${SLURM_RESTART_COUNT:-0}"
 export PYTHONPATH="$HPCML_RUN_DIR/lib${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 attempt="$HPCML_RUN_DIR/attempts/$HPCML_ATTEMPT"
-mkdir -p "$attempt/nodes" "$attempt/exit" "$attempt/secret" || exit 71
+mkdir -p "$attempt/nodes" "$attempt/versions" "$attempt/exit" "$attempt/secret" || exit 71
 
 export RAPIDS_NO_INITIALIZE=1
 export UCX_WARN_UNUSED_ENV_VARS=n
@@ -54,7 +54,7 @@ while interrupted=; wait "$driver"; code=$?; [ "$code" = 127 ] || status=$code; 
 # The supervisor's own status counts: srun gives 1 for a step in which something ran out of memory.
 own="$attempt/exit/driver@${SLURMD_NODENAME:-local}"
 [ -s "$own" ] && read -r status <"$own"
-[ -e "$HPCML_RUN_DIR/events.jsonl" ] || status=88   # the image was not entered: see logs/driver.log
+grep -qs '"event": "allocated"' "$HPCML_RUN_DIR/events.jsonl" || status=88   # the image was not entered: see logs/driver.log
 
 # Scheduler and workers have ended by now, told by the supervisor; what has not is killed.
 kill -KILL -- "-$scheduler" "-$worker" 2>/dev/null

@@ -1,0 +1,60 @@
+"""How a run ends: the record of it, the exception that carries it out of a phase, and where it is written."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcml import errors
+from hpcml.inside import files
+from hpcml.inside.settings import Context
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How the run ended: the exit status, who decided it, one sentence, a next step and lines that show it."""
+
+    status: int
+    phase: str
+    by: str
+    reason: str
+    hint: str = ""
+    quote: tuple[str, ...] = ()
+
+    def write(self, context: Context, state: str) -> None:
+        """Write status.json, the first source of how a run ended; ``state`` is ending or ended."""
+        facts = {
+            "state": state,
+            "time": round(time.time(), 3),
+            "attempt": context.number,
+            "status": self.status,
+            "phase": self.phase,
+            "by": self.by,
+            "reason": self.reason,
+            "hint": self.hint,
+            "quote": list(self.quote),
+        }
+        write_or_say(context.run.status, facts)
+
+    def report(self) -> None:
+        """Say in the driver's log why hpcml ended the run; status.json has the lines that show it."""
+        error = errors.HpcmlError(self.reason, place=self.phase, hint=self.hint)
+        print(f"hpcml: {error}", file=sys.stderr)
+
+
+class RunEndedError(Exception):
+    """Raised inside a phase when the run has to end now."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome.reason)
+        self.outcome = outcome
+
+
+def write_or_say(path: Path, facts: object) -> None:
+    """Write a file of the run's end; a full disk must not keep the nodes, so it is said in the log instead."""
+    try:
+        files.write_json(path, facts)
+    except OSError as error:
+        print(f"hpcml: {path} cannot be written ({error.strerror}): {facts}", file=sys.stderr)

@@ -1,0 +1,81 @@
+# shellcheck shell=bash disable=SC2154
+# stage.sh, sourced by job.sh: one copy of the image on each node's own disk, in a folder that only the user can enter.
+# A keeper on each node (keep.sh) makes the folder and takes it away when this script ends, in whatever way: they hang on
+# a pipe. `staged` is the copy's path.
+
+# stage MODE FOLDER IMAGE SECONDS NODES LAUNCHER...: MODE is sbcast or copy; FOLDER may hold $VARIABLES of the first node.
+stage() {
+  local mode=$1 folder=$2 image=$3 deadline=$((SECONDS + $4)) seconds=$4 nodes=$5 began left name said token; shift 5
+  trap '' USR1   # the time limit is near: there is no script yet that could be told
+  left=${folder:-${TMPDIR:-/tmp}} folder=
+  while [[ $left =~ ^([^$]*)\$\{?([A-Za-z_][A-Za-z0-9_]*)\}?(.*)$ ]]; do
+    name=${BASH_REMATCH[2]} folder+=${BASH_REMATCH[1]} left=${BASH_REMATCH[3]}
+    [ -n "${!name:-}" ] || { not_staged "${SLURMD_NODENAME:-local}: $name is not set|Correct runtime.stage_to."; return 1; }
+    folder+=${!name}
+  done
+  token=$(od -An -N8 -tx1 /dev/urandom | tr -d ' \n')
+  staged=$folder$left/hpcml-${SLURM_JOB_ID:-$$}-$token/${image##*/}
+  began=$(date +%s%3N)
+  note_event image-staging "\"mode\": \"$mode\""
+  coproc keepers {
+    "$@" /bin/sh "$HPCML_RUN_DIR/keep.sh" "$mode" "$image" "$staged" 2>&1; echo "ended $?"
+    cat >/dev/null   # until the end, so that the pipe is there as long as this script
+  }
+  if [ "$mode" = sbcast ]; then
+    await made || return 1
+    command -v sbcast >/dev/null ||
+      { not_staged "${SLURMD_NODENAME:-}: there is no sbcast|Set runtime.stage = 'copy'."; return 1; }
+    said=$(timeout $((deadline > SECONDS ? deadline - SECONDS : 1)) sbcast "$image" "$staged" 2>&1) || {
+      echo "$said" >&2
+      case $said in
+        *"No space left"* | *"quota exceeded"*) not_staged "a node's disk is full (${staged%/*/*})|Set runtime.stage_to to a folder with more space, or runtime.stage = 'none'." ;;
+        *) not_staged "sbcast could not copy the image to ${staged%/*/*}: ${said##*error: }|Set runtime.stage = 'copy' or 'none'; is the folder on every node's own disk?" ;;
+      esac
+      return 1
+    }
+    echo go >&"${keepers[1]}"
+  fi
+  await ready || return 1
+  note_event image-staged "\"mode\": \"$mode\", \"seconds\": $((($(date +%s%3N) - began) / 1000)).$(printf %03d $((($(date +%s%3N) - began) % 1000)))"
+  trap - USR1
+}
+
+# await WORD: until each keeper has said it, or one of them cannot.
+await() {
+  local count=0 line
+  while [ "$count" -lt "$nodes" ]; do
+    IFS= read -r -t $((deadline > SECONDS ? deadline - SECONDS : 1)) -u "${keepers[0]}" line ||
+      { not_staged "the image was on $count of $nodes nodes within $seconds s|Give deadlines.stage more, or set runtime.stage = 'none'."; return 1; }
+    case $line in
+      "$1 "*) count=$((count + 1)) ;;
+      "failed "*) not_staged "${line#failed }"; return 1 ;;
+      "ended "*) not_staged "the step that copies the image ended with exit status ${line#ended }|Its words are in the job's log (hpcml logs RUN job)."; return 1 ;;
+      *) printf '%s\n' "$line" ;;   # srun's own words
+    esac
+  done
+}
+
+# not_staged SENTENCE|HINT: the run's end, as the supervisor would write it.
+not_staged() {
+  local words; words=$(printf '%s' "$1" | tr '\n\t' '  ' | sed 's/[\\"]/\\&/g')
+  echo "hpcml: ${1%%|*}. ${1#*|}" >&2
+  printf '{"state": "ended", "time": %s, "attempt": %s, "status": 88, "phase": "image", "by": "hpcml", "reason": "%s", "hint": "%s", "quote": []}\n' \
+    "$(date +%s.%3N)" "$HPCML_ATTEMPT" "${words%%|*}" "${words#*|}" >"$HPCML_RUN_DIR/.status.json.new" &&
+    mv "$HPCML_RUN_DIR/.status.json.new" "$HPCML_RUN_DIR/status.json"
+}
+
+note_event() {
+  printf '{"time": %s, "attempt": %s, "event": "%s", %s}\n' "$(date +%s.%3N)" "$HPCML_ATTEMPT" "$1" "$2" >>"$HPCML_RUN_DIR/events.jsonl"
+}
+
+# unstage: let the keepers take the copies away, and wait for it.
+unstage() {
+  local line deadline=$((SECONDS + 10))
+  trap '' PIPE
+  [ -n "${keepers[1]:-}" ] || return 0
+  echo end >&"${keepers[1]}"
+  while [ "$SECONDS" -lt "$deadline" ] && IFS= read -r -t $((deadline - SECONDS)) -u "${keepers[0]}" line; do
+    case $line in "ended "*) return ;; esac
+  done
+  echo "hpcml: the image's copies were not seen to go: ${staged%/*}" >&2
+}

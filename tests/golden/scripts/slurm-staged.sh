@@ -1,0 +1,57 @@
+#!/bin/bash
+#SBATCH --job-name=kmeans
+#SBATCH --comment=hpcml:staged-20261121-074500-1a2b
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --output=/scratch/alice/runs/staged-20261121-074500-1a2b/logs/job.log
+#SBATCH --open-mode=append
+#SBATCH --signal=B:USR1@60
+#SBATCH --export=ALL
+#SBATCH --no-requeue
+#SBATCH --exclusive
+# hpcml 0.0.0: run staged-20261121-074500-1a2b on site slurm.
+# Scheduler and driver share the first node with its workers; a worker task runs on every node. Phases, deadlines and
+# teardown are in `python -m hpcml.inside`; this script's exit status is the driver's.
+set -u
+umask 077
+export HPCML_RUN_DIR=/scratch/alice/runs/staged-20261121-074500-1a2b
+export HPCML_ATTEMPT="${SLURM_RESTART_COUNT:-0}"
+export PYTHONPATH="$HPCML_RUN_DIR/lib${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+attempt="$HPCML_RUN_DIR/attempts/$HPCML_ATTEMPT"
+mkdir -p "$attempt/nodes" "$attempt/versions" "$attempt/exit" "$attempt/secret" || exit 71
+
+export HPCML_PASS=''
+
+cpus="${SLURM_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}"
+. "$HPCML_RUN_DIR/stage.sh"   # the image on each node's own disk
+stage sbcast '/scratch_local/$SLURM_JOB_ID' /images/cpu.sif 300 \
+"$SLURM_JOB_NUM_NODES" srun --cpus-per-task="$cpus" --overlap --kill-on-bad-exit=0 --wait=0 --cpu-bind=none --export=ALL --nodes=2 --ntasks=2 --ntasks-per-node=1 --job-name=stage || { unstage; exit 88; }
+entry=(/bin/sh /scratch/alice/runs/staged-20261121-074500-1a2b/image.sh apptainer exec --cleanenv --no-mount cwd --home /scratch/alice/runs/staged-20261121-074500-1a2b/home --pwd /scratch/alice/runs/staged-20261121-074500-1a2b --bind /scratch/alice/runs/staged-20261121-074500-1a2b:/scratch/alice/runs/staged-20261121-074500-1a2b --bind /scratch/alice/runs/staged-20261121-074500-1a2b/lib:/scratch/alice/runs/staged-20261121-074500-1a2b/lib:ro --bind /home/alice/project:/home/alice/project "$staged")   # into it
+set -m   # each step is a process group of its own, and can be ended whole
+srun --cpus-per-task="$cpus" --overlap --kill-on-bad-exit=1 --wait=0 --cpu-bind=none --export=ALL \
+  --nodes=1 --ntasks=1 --relative=0 --job-name=scheduler --output=/scratch/alice/runs/staged-20261121-074500-1a2b/logs/scheduler.log --open-mode=append \
+  /bin/sh /scratch/alice/runs/staged-20261121-074500-1a2b/step.sh scheduler "${entry[@]}" python3 -m hpcml.inside scheduler </dev/null & scheduler=$!
+srun --cpus-per-task="$cpus" --overlap --kill-on-bad-exit=0 --wait=0 --cpu-bind=none --export=ALL \
+  --nodes=2 --ntasks=2 --ntasks-per-node=1 --job-name=worker --output=/scratch/alice/runs/staged-20261121-074500-1a2b/logs/worker-%N.log --open-mode=append \
+  /bin/sh /scratch/alice/runs/staged-20261121-074500-1a2b/step.sh worker "${entry[@]}" python3 -m hpcml.inside worker </dev/null & worker=$!
+export HPCML_BATCH=$$ HPCML_STEPS="$scheduler $worker"   # the supervisor waits for the steps' end
+srun --cpus-per-task="$cpus" --overlap --kill-on-bad-exit=1 --wait=0 --cpu-bind=none --export=ALL \
+  --nodes=1 --ntasks=1 --relative=0 --job-name=driver --output=/scratch/alice/runs/staged-20261121-074500-1a2b/logs/driver.log --open-mode=append \
+  /bin/sh /scratch/alice/runs/staged-20261121-074500-1a2b/step.sh driver "${entry[@]}" python3 -m hpcml.inside driver </dev/null & driver=$!
+set +m   # or `wait` would return when the job is suspended
+
+# The supervisor in the driver's step looks for these files; a trapped signal also interrupts `wait`, hence the loop.
+trap 'interrupted=1; : >"$attempt/time-limit"' USR1
+trap 'interrupted=1; : >"$attempt/terminate"' TERM INT HUP
+status=127
+while interrupted=; wait "$driver"; code=$?; [ "$code" = 127 ] || status=$code; [ -n "$interrupted" ]; do :; done
+
+# The supervisor's own status counts: srun gives 1 for a step in which something ran out of memory.
+own="$attempt/exit/driver@${SLURMD_NODENAME:-local}"
+[ -s "$own" ] && read -r status <"$own"
+grep -qs '"event": "allocated"' "$HPCML_RUN_DIR/events.jsonl" || status=88   # the image was not entered: see logs/driver.log
+
+# Scheduler and workers have ended by now, told by the supervisor; what has not is killed.
+kill -KILL -- "-$scheduler" "-$worker" 2>/dev/null
+unstage
+exit "$status"

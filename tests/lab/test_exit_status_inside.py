@@ -1,0 +1,62 @@
+"""The exit statuses inside an image are those outside: the very tests of test_exit_status, each run with an image."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from conftest import ALL_NODES, Cluster
+from lab_state import wait_for
+from test_exit_status import (  # noqa: F401 - pytest runs what is imported here
+    test_a_worker_is_killed_and_the_work_goes_on,
+    test_the_job_is_cancelled,
+    test_the_scheduler_is_killed,
+    test_the_script_is_killed,
+    test_the_script_raises,
+    test_the_script_runs_out_of_memory,
+    test_the_supervisor_is_killed,
+    test_the_time_limit,
+    test_workers_that_die_for_good_end_the_run_where_the_policy_says_so,
+)
+
+pytestmark = pytest.mark.lab
+
+
+class Inside(Cluster):
+    """The cluster whose every submission asks for an image."""
+
+    def __init__(self, cluster: Cluster, image: Path) -> None:
+        self.__dict__ = cluster.__dict__
+        self.image = image
+
+    def command(self, text: str, *options: str, arguments: tuple[str, ...] = (), name: str = "") -> list[str]:
+        return super().command(text, *options, "--image", str(self.image), arguments=arguments, name=name)
+
+
+def _left(cluster: Cluster) -> list[str]:
+    """Return processes of containers and mounts of images that are still there."""
+    marks = ("Apptainer runtime parent", "squashfuse_ll")
+    processes = [line for _, line in cluster.lab.processes("alice") if any(mark in line for mark in marks)]
+    mounts = [
+        f"{node}: {line}"
+        for node in ALL_NODES
+        for line in cluster.run("cat", "/proc/mounts", node=node).stdout.splitlines()
+        if "squashfuse" in line or "/var/lib/apptainer/mnt" in line
+    ]
+    return processes + mounts
+
+
+@pytest.fixture
+def cluster(cluster: Cluster, image: Path) -> Iterator[Cluster]:
+    """Return the cluster of this file; behind each test nothing of a container is left."""
+    inside = Inside(cluster, image)
+    yield inside
+    inside.wait_idle(60)
+    assert wait_for(lambda: not _left(inside), 10), _left(inside)
+
+
+def test_it_is_inside(cluster: Cluster) -> None:
+    ended = cluster.submit("import sys; print(sys.prefix)", "--nodes", "1")
+    assert ended.out.splitlines()[-1] == "/opt/hpcml"

@@ -1,0 +1,156 @@
+"""The image copied to the nodes' own disks: by sbcast or by each node, for the user alone, and gone when the run is."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from conftest import ALL_NODES, Cluster
+from hpcml import errors
+from lab_state import wait_for
+
+pytestmark = pytest.mark.lab
+
+# Where each role's image lies, and how its folder looks from the node's own side.
+WHERE = """
+import hpcml, json, os, pathlib
+def facts():
+    image = os.environ["APPTAINER_CONTAINER"]
+    return {"image": image, "folder": oct(pathlib.Path(image).parent.stat().st_mode & 0o777)}
+with hpcml.connect() as client:
+    print(json.dumps({"driver": facts(), "scheduler": client.run_on_scheduler(facts), **client.run(facts)}))
+"""
+# A copy in the lab's /tmp is memory, and counts as the job's.
+SIZE = ("--nodes", "4", "--cpus-per-node", "4")
+
+
+def _copies(cluster: Cluster, folder: str = "/tmp") -> list[str]:
+    found = []
+    for node in ALL_NODES:
+        listed = cluster.run("sh", "-c", f"ls -d {folder}/hpcml-[0-9]*-* 2>/dev/null", node=node).stdout.split()
+        found += [f"{node}:{path}" for path in listed]
+    return found
+
+
+def _gone(cluster: Cluster, folder: str = "/tmp") -> None:
+    """Check that the job's end is the copies' end; the run's own end is written a moment before."""
+    cluster.wait_idle(30)
+    assert _copies(cluster, folder) == []
+
+
+def _staged(image: Path, mode: str, folder: str = "") -> tuple[str, ...]:
+    to = ("--set", f"runtime.stage_to={folder}") if folder else ()
+    return (*SIZE, "--image", str(image), "--set", f"runtime.stage={mode}", *to)
+
+
+@pytest.mark.parametrize("mode", ["sbcast", "copy"])
+def test_every_role_runs_from_its_node_s_copy(cluster: Cluster, image: Path, mode: str) -> None:
+    ended = cluster.submit(WHERE, *_staged(image, mode))
+    assert ended.code == 0, ended.err
+    found = json.loads(ended.out.splitlines()[-1])
+    assert len(found) == 2 + len(ALL_NODES)
+    job = ended.directory.joinpath("submission.json").read_text()
+    number = json.loads(job)["job"]
+    for role, facts in found.items():
+        assert facts["image"].startswith(f"/tmp/hpcml-{number}-"), role
+        assert facts["folder"] == "0o700", role
+    staged = next(event for event in ended.events if event["event"] == "image-staged")
+    assert staged["mode"] == mode
+    assert staged["seconds"] == pytest.approx(ended.times()["image-staged"] - ended.times()["image-staging"], abs=0.2)
+    assert f"copied to the nodes by {mode}" in ended.err
+    assert "phase      staging" in cluster.run("hpcml", "status", "last").stdout
+    _gone(cluster)
+
+
+@pytest.mark.parametrize("ending", ["raise SystemExit(3)", "import os; os.kill(os.getpid(), 9)"])
+def test_the_copies_go_when_the_script_fails(cluster: Cluster, image: Path, ending: str) -> None:
+    ended = cluster.submit(ending, *_staged(image, "copy"))
+    assert ended.code in (3, 137), ended.err
+    _gone(cluster)
+
+
+@pytest.mark.parametrize(("mode", "when"), [("copy", "driver-started"), ("sbcast", "image-staging")])
+def test_the_copies_go_when_the_run_is_cancelled(cluster: Cluster, image: Path, mode: str, when: str) -> None:
+    job, directory = cluster.detach("import time; time.sleep(300)", *_staged(image, mode))
+    cluster.wait_event(directory, when, 60)
+    assert wait_for(lambda: len(_copies(cluster)) == len(ALL_NODES), 20)
+    cluster.run("scancel", job)
+    assert cluster.wait_idle(40) < 40
+    assert wait_for(lambda: not _copies(cluster), 5), _copies(cluster)  # scancel frees nodes before it has looked
+    shown = json.loads(cluster.run("hpcml", "status", directory.name, "--json").stdout)
+    assert (shown["state"], shown["exit_status"]) == ("ended", errors.CANCELLED)
+
+
+@pytest.mark.parametrize("mode", ["sbcast", "copy"])
+def test_a_node_whose_disk_is_too_small(cluster: Cluster, image: Path, mode: str) -> None:
+    for node in ALL_NODES:
+        cluster.run("mkdir", "-m", "1777", "/tmp/small", node=node, user="root")
+    cover = "mount -t tmpfs -o size=100m,mode=1777 small /tmp/small"
+    began = time.monotonic()
+    with cluster.covered("n3", cover, "/tmp/small"):
+        ended = cluster.submit("print('the script ran')", *_staged(image, mode, "/tmp/small"))
+    assert ended.code == errors.IMAGE, ended.err
+    assert "N3: 100 MiB are free in /tmp/small, and the image has 337" in ended.err
+    assert "runtime.stage_to" in ended.err
+    assert "the script ran" not in ended.out
+    assert time.monotonic() - began < 40
+    _gone(cluster, "/tmp/small")
+    assert cluster.wait_idle(30) < 30
+    for node in ALL_NODES:
+        cluster.run("rmdir", "/tmp/small", node=node, user="root")
+
+
+def test_no_sbcast(cluster: Cluster, image: Path) -> None:
+    hide = ("mkdir -p /tmp/hidden/upper /tmp/hidden/work; mknod /tmp/hidden/upper/sbcast c 0 0;"
+            "mount -t overlay hidden -o lowerdir=/usr/bin,upperdir=/tmp/hidden/upper,workdir=/tmp/hidden/work /usr/bin")  # fmt: skip
+    with cluster.covered("n1", hide, "/usr/bin"):
+        ended = cluster.submit("print('the script ran')", *_staged(image, "sbcast"))
+    cluster.run("rm", "-rf", "/tmp/hidden", node="n1", user="root")
+    assert ended.code == errors.IMAGE, ended.err
+    assert "N1: there is no sbcast" in ended.err
+    assert "runtime.stage = 'copy'" in ended.err
+    _gone(cluster)
+
+
+@pytest.mark.parametrize(("folder", "says"), [
+    ("/no/such", "no folder can be made in /no/such"), ("$NOT_SET/x", "NOT_SET is not set"),
+])  # fmt: skip
+def test_a_folder_that_is_none(cluster: Cluster, image: Path, folder: str, says: str) -> None:
+    ended = cluster.submit("print('the script ran')", *_staged(image, "copy", folder))
+    assert ended.code == errors.IMAGE, ended.err
+    assert says in ended.err
+    assert "the script ran" not in ended.out
+
+
+def test_an_image_that_one_node_does_not_see(cluster: Cluster, image: Path) -> None:
+    empty = cluster.write("empty/nothing", "").parent
+    with cluster.covered("n4", f"mount --bind {empty} {image.parent}", str(image.parent)):
+        ended = cluster.submit("print('the script ran')", *_staged(image, "copy"))
+    assert ended.code == errors.IMAGE, ended.err
+    assert f"N4: the image is not there: {image}" in ended.err
+    _gone(cluster)
+
+
+def test_a_disk_that_fills_up_meanwhile(cluster: Cluster, image: Path) -> None:
+    """The space that was free is gone when the copy is made: another user's file comes in between."""
+    for node in ALL_NODES:
+        cluster.run("mkdir", "-m", "1777", "/tmp/small", node=node, user="root")
+    cover = "mount -t tmpfs -o size=400m,mode=1777 small /tmp/small"
+    with cluster.covered("n2", cover, "/tmp/small"):
+        _, directory = cluster.detach("print('the script ran')", *_staged(image, "sbcast", "/tmp/small"))
+        cluster.wait_event(directory, "image-staging", 60)
+        assert wait_for(lambda: len(_copies(cluster, "/tmp/small")) == len(ALL_NODES), 20)
+        cluster.run("fallocate", "--length", "300M", "/tmp/small/other", node="n2", user="root")
+        status = cluster.wait_status(directory)
+        cluster.run("rm", "/tmp/small/other", node="n2", user="root")
+    assert status["status"] == errors.IMAGE
+    assert status["reason"].startswith(("a node's disk is full (/tmp/small)", "sbcast could not copy the image")), (
+        status
+    )
+    assert cluster.wait_idle(30) < 30
+    _gone(cluster, "/tmp/small")
+    for node in ALL_NODES:
+        cluster.run("rmdir", "/tmp/small", node=node, user="root")

@@ -1,0 +1,123 @@
+"""What a role's versions are, and what is said when two roles differ."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcml.inside import files, versions
+from hpcml.inside.settings import Context
+from hpcml.layout import RunPaths
+
+OWN = {"python": "3.12.4", "dask": "2026.7.1", "distributed": "2026.7.1", "numpy": "2.4.6"}
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Context:
+    run = RunPaths(tmp_path)
+    run.attempt(0).versions.mkdir(parents=True)
+    return Context(run, run.attempt(0), 0, None, "n1", ("n1", "n2", "n3"))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "here", lambda: OWN)
+
+
+def tell(context: Context, who: str, found: dict[str, str]) -> None:
+    files.write_json(context.attempt.versions / f"{who}@{versions._digest(found)}", found)
+
+
+def tell_all(context: Context, **others: dict[str, str]) -> versions.Comparison:
+    compared = versions.Comparison(context)
+    for who in ("scheduler@n1", "worker@n1", "worker@n2", "worker@n3"):
+        tell(context, who, others.get(who.replace("@", "_"), OWN))
+    compared.look()
+    return compared
+
+
+def test_names_of_folders_are_read_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wheels, Debian's packages, conda's and those that end in CUDA's version; the first on the path counts."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder, names in (
+        (first, ("dask-2026.7.1.dist-info", "cupy_cuda12x-13.6.0.dist-info", "scikit_learn-1.9.1.dist-info",
+                 "rmm_cu13-26.10.0.dist-info", "nvidia_cuda_runtime_cu12-12.9.79.dist-info", "other-1.dist-info", "dask")),
+        (second, ("dask-2020.1.0.dist-info", "msgpack-1.0.3-py3.11.egg-info", "libucx_cu12-1.19.0.dist-info")),
+        (tmp_path / "conda-meta", ("ucx-1.20.0-h1_0.json", "cuda-cudart-13.1.80-h2_0.json", "history")),
+    ):  # fmt: skip
+        for name in names:
+            (folder / name).mkdir(parents=True)
+    monkeypatch.setattr(sys, "path", [str(first), str(tmp_path / "nowhere"), str(second)])
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    found = versions.here()
+    assert found.pop("python").startswith("3.")
+    assert found == {"cuda": "12.9.79", "cupy": "13.6.0", "dask": "2026.7.1", "msgpack": "1.0.3", "rmm": "26.10.0",
+                     "scikit-learn": "1.9.1", "ucx": "1.19.0"}  # fmt: skip
+
+
+def test_this_interpreter_has_what_importlib_says() -> None:
+    from importlib.metadata import version
+
+    found = versions.here()
+    assert {name: found[name] for name in ("dask", "distributed", "msgpack", "cloudpickle", "numpy")} == {
+        name: version(name) for name in ("dask", "distributed", "msgpack", "cloudpickle", "numpy")
+    }
+
+
+@pytest.mark.usefixtures("own")
+def test_all_alike(context: Context) -> None:
+    compared = versions.Comparison(context)
+    assert (compared.complete, compared.ends) == (False, "")
+    tell(context, "worker@n2", OWN)
+    compared.look()
+    assert not compared.complete
+    for who in ("scheduler@n1", "worker@n1", "worker@n3"):
+        tell(context, who, OWN)
+    compared.look()
+    assert (compared.complete, compared.ends, compared.notes) == (True, "", [])
+    assert compared.words == "5 roles, python 3.12.4, dask 2026.7.1"
+
+
+@pytest.mark.usefixtures("own")
+def test_files_of_roles_that_agree_are_not_read(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(path: Path) -> None:
+        pytest.fail(f"{path} was read")
+
+    monkeypatch.setattr(files, "read_json", never)
+    assert tell_all(context).complete
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize(("change", "ends"), [
+    ({"distributed": "2026.7.0"}, "distributed is 2026.7.1 in the driver on n1, 2026.7.0 in the workers on n2"),
+    ({"python": "3.11.9"}, "python is 3.12.4 in the driver on n1, 3.11.9 in the workers on n2"),
+    ({"numpy": "1.26.4"}, "numpy is 2.4.6 in the driver on n1, 1.26.4 in the workers on n2"),
+    ({"lz4": "4.4.4"}, "lz4 is missing in the driver on n1, 4.4.4 in the workers on n2"),
+    ({"python": "3.11.9", "dask": "1.0"}, "in the workers on n2; so does dask"),
+    ({"python": "3.11.9", "dask": "1.0", "lz4": "4"}, "in the workers on n2; so do dask, lz4"),
+    ({"python": "3.12.9", "numpy": "2.4.5"}, ""),
+    ({"cudf": "26.10.0"}, "cudf is missing in the driver on n1, 26.10.0 in the workers on n2"),
+])  # fmt: skip
+def test_what_ends_a_run(context: Context, change: dict[str, str], ends: str) -> None:
+    compared = tell_all(context, worker_n2={**OWN, **change})
+    assert compared.ends.endswith(ends) if ends else compared.ends == ""
+    assert bool(compared.notes) == (not ends)
+
+
+@pytest.mark.usefixtures("own")
+def test_a_difference_is_known_before_all_have_told(context: Context) -> None:
+    compared = versions.Comparison(context)
+    tell(context, "scheduler@n1", {**OWN, "dask": "2020.1.0"})
+    compared.look()
+    assert "2020.1.0 in the scheduler on n1" in compared.ends
+    assert not compared.complete
+
+
+@pytest.mark.usefixtures("own")
+def test_many_nodes_and_two_versions(context: Context) -> None:
+    compared = tell_all(
+        context, worker_n1={**OWN, "dask": "1"}, worker_n2={**OWN, "dask": "1"}, worker_n3={**OWN, "dask": "2"}
+    )
+    assert compared.ends.endswith("1 in the workers on n1, the workers on n2, 2 in the workers on n3")
