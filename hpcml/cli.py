@@ -24,6 +24,7 @@ COMMANDS = {
     "status": ("[RUN]", "how a run stands"),
     "logs": ("[-f] [RUN] [ROLE]", "show a run's logs"),
     "cancel": ("RUN", "cancel a run"),
+    "tunnel": ("[OPTIONS] [RUN]", "open a run's dashboard on your laptop"),
     "site": ("ls | show [SITE]", "list and show site profiles"),
     "image": ("build | show | check | ls", "build, show, check and list images"),
 }
@@ -110,6 +111,8 @@ def build_parser(command: str) -> argparse.ArgumentParser:
         optional = {"nargs": "?", "default": "last"} if command != "cancel" else {}
         text = "run id, its beginning, name, Slurm job id, or 'last'"
         parser.add_argument("run", metavar="RUN", help=text, **optional)  # type: ignore[arg-type]
+    if command == "tunnel":
+        _add_tunnel_options(parser)
     if command == "logs":
         parser.add_argument("role", metavar="ROLE", nargs="?", help="driver (default), scheduler, worker or job")
         parser.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
@@ -123,6 +126,30 @@ def build_parser(command: str) -> argparse.ArgumentParser:
         "--json", action="store_true", help=argparse.SUPPRESS if command == "logs" else "print facts as JSON"
     )
     return parser
+
+
+def _add_tunnel_options(parser: argparse.ArgumentParser) -> None:
+    import argparse
+
+    parser.epilog = "On a login node, without --host, it prints the ssh commands for a laptop without hpcml."
+    parser.add_argument(
+        "--host", metavar="HOST", default="", help="on a laptop: the login node as ssh knows it, or a site"
+    )
+    parser.add_argument(
+        "--service", metavar="NAME", default="dashboard", help="which of the run's services (default: dashboard)"
+    )
+    parser.add_argument("--open", action="store_true", help="open the browser")
+    parser.add_argument(
+        "--port", metavar="PORT", default="", help="this laptop's port (default: the same for the same run)"
+    )
+    parser.add_argument(
+        "--route", metavar="ROUTE", default="", help="direct, twohop or srun (default: what the site allows)"
+    )
+    parser.add_argument(
+        "--patience", metavar="TIME", default="10m", help="how long a lost cluster is tried again (default 10m)"
+    )
+    for hidden in ("--serve", "--relay"):  # what the laptop's hpcml says to the login node's
+        parser.add_argument(hidden, default="", help=argparse.SUPPRESS)
 
 
 def _add_image_options(parser: argparse.ArgumentParser) -> None:
@@ -218,6 +245,10 @@ def _dispatch(command: str, own: list[str], script: list[str]) -> int:
         from hpcml import fabric
 
         return fabric.fabric(options)
+    if command == "tunnel":
+        from hpcml import tunnel_commands
+
+        return tunnel_commands.tunnel(options)
     if command == "image":
         from hpcml import image_commands
 

@@ -17,6 +17,15 @@ INTERNAL = 70
 STORAGE = 71
 ANSWER_LOST = 72
 
+# Reaching a cluster from a laptop.
+TUNNEL_REFUSED = 73
+NEVER_STARTS = 74
+RUN_FAILED = 75
+LOGIN_NEEDED = 76
+SERVICE_GONE = 77
+LINK_LOST = 78
+HOST_KEY = 79
+
 # A run that hpcml ended. IMAGE is also what the commands about images end with.
 SCHEDULER_NEVER_CAME = 80
 WORKERS_NEVER_CAME = 81
@@ -40,6 +49,13 @@ MEANING = {
     INTERNAL: "a defect in hpcml",
     STORAGE: "a file of the run cannot be written or read",
     ANSWER_LOST: "Slurm's answer to the submission was lost and the job was not found",
+    TUNNEL_REFUSED: "the site lets no tunnel through to the node",
+    NEVER_STARTS: "the run that the tunnel waits for will not start",
+    RUN_FAILED: "the run at the other end of the tunnel ended, and not well",
+    LOGIN_NEEDED: "the cluster wants a new login, which only the user can give",
+    SERVICE_GONE: "the run goes on, but what the tunnel leads to does not answer",
+    LINK_LOST: "the cluster cannot be reached",
+    HOST_KEY: "a host's key is not the known one",
     SCHEDULER_NEVER_CAME: "the Dask scheduler did not come up",
     WORKERS_NEVER_CAME: "workers did not come up",
     SCHEDULER_LOST: "the Dask scheduler was lost while the script ran",
@@ -145,3 +161,33 @@ class ImageError(HpcmlError):
     """An image cannot be used or was not built, or the program for images cannot do it."""
 
     status = IMAGE
+
+
+class TunnelError(HpcmlError):
+    """The site lets no tunnel through to the node."""
+
+    status = TUNNEL_REFUSED
+
+
+class LoginNeededError(HpcmlError):
+    """A new login is needed and cannot be had without the user, or the budget of logins is used up."""
+
+    status = LOGIN_NEEDED
+
+
+class ServiceGoneError(HpcmlError):
+    """The run goes on, but the web service does not answer."""
+
+    status = SERVICE_GONE
+
+
+class LinkError(HpcmlError):
+    """The cluster cannot be reached: a matter of the network, not of who asks."""
+
+    status = LINK_LOST
+
+
+class HostKeyError(HpcmlError):
+    """A host's key is unknown or not the known one."""
+
+    status = HOST_KEY

@@ -169,6 +169,23 @@ class Paths(NamedTuple):
     scratch: str = ""
 
 
+class Login(NamedTuple):
+    """How the machine is reached from a laptop, by the OpenSSH program and the user's own ssh configuration.
+
+    ``host`` is the login node as ssh is called with it, ``hpcml`` the command there. ``renew`` is what the user types
+    to get a new certificate. ``route`` is how a node is reached: auto tries direct (the laptop is let in by the node),
+    twohop (only the login node is) and srun (nobody is: through a job step). ``logins`` is how many new logins per hour
+    are made without asking, and at most. ``control`` is the folder of the control sockets.
+    """
+
+    host: str = ""
+    hpcml: str = "hpcml"
+    renew: str = ""
+    route: str = "auto"
+    logins: int = 5
+    control: str = "~/.hpcml/cm"
+
+
 class Code(NamedTuple):
     """The snapshot of the script's folder: ``folder`` or ``script``, the largest file and the largest sum copied."""
 
@@ -199,6 +216,7 @@ class Site(NamedTuple):
     deadlines: Deadlines = Deadlines()
     paths: Paths = Paths()
     code: Code = Code()
+    login: Login = Login()
     environment: dict[str, str] = {}
 
 
@@ -212,6 +230,7 @@ CHOICES = {
     "network.protocol": ("auto", "tls", "ucx"),
     "network.nic_affinity": ("auto", "pcie", "off"),
     "fabric.require": ("none", "warn", "rdma"),
+    "login.route": ("auto", "direct", "twohop", "srun"),
     "code.snapshot": ("folder", "script"),
 }
 

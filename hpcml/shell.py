@@ -34,8 +34,8 @@ class CommandMissingError(Exception):
     """The program is not on PATH or may not be executed."""
 
 
-def run(command: Sequence[str], environment: Mapping[str, str], timeout: float) -> Answer:
-    """Run a command and return its answer.
+def run(command: Sequence[str], environment: Mapping[str, str], timeout: float, *, data: bytes = b"") -> Answer:
+    """Run a command with ``data`` as its input and return its answer.
 
     Raises
     ------
@@ -44,7 +44,7 @@ def run(command: Sequence[str], environment: Mapping[str, str], timeout: float) 
     """
     try:
         done = subprocess.run(
-            command, env=dict(environment), stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout, check=False
+            command, env=dict(environment), input=data, capture_output=True, timeout=timeout, check=False
         )
     except subprocess.TimeoutExpired as late:
         return Answer(None, _text(late.stdout), _text(late.stderr))
@@ -156,3 +156,161 @@ def signal_process(pid: int, number: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def interactive(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run a command on this process's own terminal, so that it can ask the user; return its exit status.
+
+    Raises
+    ------
+    CommandMissingError
+        If the program cannot be started.
+    """
+    try:
+        return subprocess.run(command, env=dict(environment), check=False).returncode
+    except OSError as error:
+        raise CommandMissingError(f"{command[0]}: {error.strerror}") from error
+
+
+def pipeline(
+    left: Sequence[str], right: Sequence[str], environment: Mapping[str, str], timeout: float
+) -> tuple[Answer, Answer]:
+    """Run two commands, the output of one the input of the other; return both answers (of the left only its errors).
+
+    Raises
+    ------
+    CommandMissingError
+        If a program cannot be started.
+    """
+    end = time.monotonic() + timeout
+    both: list[Child] = []
+    try:
+        first = Child(left, environment, piped=True)
+        both.append(first)
+        both.append(Child(right, environment, source=first))
+        while any(child.code is None for child in both) and (left_over := end - time.monotonic()) > 0:
+            wait(both, min(left_over, 0.5))
+    finally:
+        for child in both:
+            child.end()
+    one, two = both
+    return Answer(one.code, "", one.errors), Answer(two.code, two.out, two.errors)
+
+
+class Child:
+    """A command that runs beside this process, in a session of its own: its lines as they come, and its end.
+
+    Its input is a pipe that ends with this process, so that the other side of an ssh connection sees that we are gone.
+
+    Parameters
+    ----------
+    piped
+        Leave the output to another child's input.
+    source
+        The child whose output is this one's input.
+
+    Raises
+    ------
+    CommandMissingError
+        If the program cannot be started.
+    """
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], *, piped: bool = False,
+        source: Child | None = None,
+    ) -> None:  # fmt: skip
+        stdin = subprocess.PIPE if source is None else source.process.stdout
+        try:
+            self.process: subprocess.Popen[bytes] = subprocess.Popen(
+                command, env=dict(environment), stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise CommandMissingError(f"{command[0]}: {error.strerror}") from error
+        if source is not None and source.process.stdout is not None:
+            source.process.stdout.close()
+        self.out, self.errors, self._rest = "", "", b""
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        self.streams = {self.process.stderr.fileno()} | (set() if piped else {self.process.stdout.fileno()})
+        for stream in self.streams:
+            os.set_blocking(stream, False)
+
+    @property
+    def code(self) -> int | None:
+        """The exit status, None while it runs."""
+        return self.process.poll()
+
+    def write(self, data: bytes) -> None:
+        """Send input; a child that has gone does not get it."""
+        with contextlib.suppress(OSError):
+            assert self.process.stdin is not None
+            self.process.stdin.write(data)
+            self.process.stdin.flush()
+
+    def lines(self) -> list[str]:
+        """Return the whole lines that have come since the last call, and keep what it says of errors."""
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        self.errors = (self.errors + _text(self._drain(self.process.stderr.fileno())))[-_KEPT:]
+        if self.process.stdout.closed:
+            return []
+        data = self._drain(self.process.stdout.fileno())
+        self.out = (self.out + _text(data))[-_KEPT:]
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        return [_text(line) for line in whole]
+
+    def _drain(self, stream: int) -> bytes:
+        pieces = []
+        while stream in self.streams:
+            try:
+                piece = os.read(stream, 65536)
+            except BlockingIOError:
+                break
+            if not piece:
+                self.streams.discard(stream)
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    def end(self, grace: float = 2.0) -> None:
+        """End it and all that it started: by the end of its input and SIGTERM, after ``grace`` seconds by SIGKILL."""
+        if self.process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self.process.stdin.close()
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if self.code is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self.process.pid, number)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.process.wait(grace)
+        self.lines()
+        for stream in (self.process.stdout, self.process.stderr):
+            if stream is not None:
+                stream.close()
+        self.streams = set()
+
+
+def wait(children: Sequence[Child], timeout: float) -> None:
+    """Wait until one of the children says something or ends, at most ``timeout`` seconds; keep what they said."""
+    with selectors.DefaultSelector() as selector:
+        for child in children:
+            for stream in child.streams:
+                selector.register(stream, selectors.EVENT_READ)
+        if not selector.get_map():
+            time.sleep(min(timeout, 0.05))
+            return
+        selector.select(timeout)
+
+
+def become(command: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Replace this process by a command: input, output, signals and exit status are then its own.
+
+    Raises
+    ------
+    CommandMissingError
+        If the program cannot be started.
+    """
+    try:
+        os.execvpe(command[0], list(command), dict(environment))  # noqa: S606 - no shell is meant
+    except OSError as error:
+        raise CommandMissingError(f"{command[0]}: {error.strerror}") from error

@@ -22,16 +22,17 @@ LEVELS = (
     {"errors", "units", "layout", "entering"},
     {"config", "shell", "assets", "sif"},
     {"schema", "images"},
-    {"sites", "jobs", "image_build", "image_check"},
-    {"inside.settings"},
+    {"sites", "jobs", "image_build", "image_check", "ssh_config", "ssh_login", "tunnel_probe"},
+    {"inside.settings", "ssh"},
     {"workers", "container", "staging"},
     {"plan"},
     {"render", "runs", "slurm"},
     {"snapshot"},
     {"submit", "watch"},
-    {"progress"},
+    {"progress", "tunnel_remote", "tunnel_routes"},
+    {"tunnel"},
     {"commands"},
-    {"fabric", "image_commands"},
+    {"fabric", "image_commands", "tunnel_commands"},
     {"cli"},
     {"__main__"},
 )
@@ -163,7 +164,7 @@ def test_what_decides_neither_acts_nor_reads_a_clock(name: str) -> None:
 
 
 def test_only_the_command_line_prints_or_exits() -> None:
-    may_print = {"cli", "commands", "fabric", "image_commands", "progress", "__main__"}
+    may_print = {"cli", "commands", "fabric", "image_commands", "tunnel_commands", "progress", "__main__"}
     for name, path in MODULES.items():
         calls = {node.func.id for node in ast.walk(ast.parse(path.read_text()))
                  if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}  # fmt: skip

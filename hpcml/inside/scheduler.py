@@ -16,12 +16,11 @@ from typing import Any
 import dask.config
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
-from distributed.http.routing import RoutingApplication
 from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_unix_socket
 
 from hpcml.errors import SCHEDULER_NEVER_CAME
-from hpcml.inside import blame, fabric, files, gpus, secure, wire
+from hpcml.inside import blame, dashboard, fabric, files, gpus, secure, wire
 from hpcml.inside.network import NoAddressError, NoProtocolError, choose_address, choose_protocol, ucx_environment
 from hpcml.inside.settings import Context, load
 
@@ -36,8 +35,9 @@ class PrivateScheduler(Scheduler):  # type: ignore[misc]
 
     def start_http_server(self, routes: Any, *_: Any, **__: Any) -> None:
         """Serve the routes on ``socket_path`` instead of a TCP port."""
-        self.http_application = RoutingApplication(routes)
+        self.http_application = dashboard.Application(routes, self)
         self.http_server = HTTPServer(self.http_application)
+        self.http_server.port = 0  # what the dashboard asks for to know its own origin
         self.http_server.add_socket(bind_unix_socket(str(self.socket_path), mode=0o600))
 
     async def register_nanny_plugin(self, *_: Any, **__: Any) -> Any:
@@ -104,6 +104,7 @@ async def _serve(context: Context) -> int:
         os.environ.update(ucx_environment(alone=settings.alone))
     else:
         options["security"] = secure.security(context.attempt)
+    dashboard.configure()
     PrivateScheduler.socket_path = Path(control["socket"]).with_name("dashboard.sock")
     scheduler = PrivateScheduler(protocol=protocol, host=host, port=0, dashboard=False, **options)
     try:
@@ -122,7 +123,7 @@ async def _serve(context: Context) -> int:
     context.attempt.service_of("dashboard").parent.mkdir(mode=0o700, exist_ok=True)
     files.write_json(context.attempt.service_of("dashboard"), {
         "node": context.node, "socket": str(PrivateScheduler.socket_path), "pid": os.getpid(), "started": time.time(),
-        "identity": scheduler.id, "path": "/status", "token_file": None,
+        "identity": scheduler.id, "path": "/status", "probe": dashboard.IDENTITY, "token_file": None,
     })  # fmt: skip
     reporter.send(event="scheduler-up", **facts)
     ended = asyncio.create_task(scheduler.finished())

@@ -53,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     up = command("up", _up, "start the lab and wait until all nodes are idle")
     up.add_argument("--accounting", action="store_true", help="with slurmdbd, so that sacct answers")
     up.add_argument("--nodes", type=_node_count, default=4, metavar="N")
+    command("laptop", _laptop, "add a laptop, a second login node and an sshd on every node to the lab that is up")
     command("down", _down, "end the lab and remove all traces but homes and logs")
     command("status", _status, "nodes, options and pids").add_argument("--json", action="store_true")
     _exec_options(command("exec", _exec, "run a command on a node: exec [options] -- CMD ..."))
@@ -117,6 +118,15 @@ def _up(lab: Lab, arguments: argparse.Namespace) -> int:
         size = f"{arguments.nodes} nodes of {CPUS_PER_NODE} CPUs and {GPUS_PER_NODE} GPUs (by name)"
         print(f"The lab is up after {time.monotonic() - began:.1f} s: {size}.")
     print(f"Enter it:  {PROGRAM} shell\nRun there: {PROGRAM} exec -- sinfo\nEnd it:    {PROGRAM} down")
+    return 0
+
+
+def _laptop(lab: Lab, _arguments: argparse.Namespace) -> int:
+    began = time.monotonic()
+    print(
+        f"The laptop is there after {time.monotonic() - began:.1f} s." if lab.add_laptop() else "It is there already."
+    )
+    print(f"Sit at it:  {PROGRAM} exec --node laptop -- bash -i   (then: ssh lab)")
     return 0
 
 

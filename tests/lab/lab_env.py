@@ -31,11 +31,23 @@ def build(places: Places, source: Path, extras: str = EXTRAS) -> tuple[Path, boo
     pip = [str(python), "-m", "pip", "install", "--quiet", "--root-user-action=ignore", "--disable-pip-version-check"]
     if stamp.exists() and stamp.read_text() == wanted:
         _run([*pip, "--force-reinstall", "--no-deps", str(wheel)])
+        _laptop(places, pip, wheel)
         return wheel, False
     _run([*pip, "--force-reinstall", "--no-deps", str(wheel)])
     _run([*pip, f"{wheel}[{extras}]"])
+    _laptop(places, pip, wheel)
     stamp.write_text(wanted)
     return wheel, True
+
+
+def _laptop(places: Places, pip: Sequence[str], wheel: Path) -> None:
+    """The laptop's own environment: hpcml and what its base install needs, no Dask."""
+    python = places.laptop_venv / "bin" / "python"
+    if not python.exists():
+        _run([PYTHON, "-m", "venv", "--clear", "--without-pip", str(places.laptop_venv)])
+        _run([*pip[:3], "--python", str(python), *pip[3:], str(wheel)])
+        return
+    _run([*pip[:3], "--python", str(python), *pip[3:], "--force-reinstall", "--no-deps", str(wheel)])
 
 
 def _wheel(places: Places, python: Path, source: Path) -> Path:

@@ -105,8 +105,13 @@ def _private_mounts() -> str:
 
 
 def _runtime_folders(node: str) -> str:
-    """A login node has /run/user/UID for those who may log in, as systemd makes it; compute nodes have none."""
-    if node != "login":
+    """A login node has /run/user/UID for those who may log in, as systemd makes it; compute nodes have none.
+
+    A laptop has homes and host names of its own.
+    """
+    if node == "laptop":
+        return 'mount --bind "$TOP/laptop-home" "$TOP/home"; mount --bind "$TOP/etc/hosts-laptop" /etc/hosts'
+    if not node.startswith("login"):
         return ""
     return "\n".join(f'install -d -m 700 -o {name} "/run/user/$(id -u {name})"' for name in USERS.values())
 

@@ -62,6 +62,10 @@ class Places:
         return self.top / "venv"
 
     @property
+    def laptop_venv(self) -> Path:
+        return self.top / "laptop-venv"
+
+    @property
     def slurm_conf(self) -> Path:
         return self.etc / "slurm.conf"
 
@@ -99,5 +103,5 @@ def namespace(node: str) -> str:
 
 
 def address(node: str) -> str:
-    host = {"ctl": 1, "login": 2}.get(node) or 10 + int(node.removeprefix("n"))
+    host = {"ctl": 1, "login": 2, "login2": 3}.get(node) or 10 + int(node.removeprefix("n"))
     return f"{NETWORK}.{host}"

@@ -37,7 +37,7 @@ def prepare_folders(places: Places) -> None:
     """An empty state, spool and log, and the folders that last: homes and the Python environment."""
     for name in ("state", "spool", "log", "etc", "mysql"):
         shutil.rmtree(places.top / name, ignore_errors=True)
-    for name in ("", "etc", "log", "state", "spool", "run", "home", "dev"):
+    for name in ("", "etc", "log", "state", "spool", "run", "home", "laptop-home", "dev"):
         folder = places.top / name
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o755)
@@ -83,6 +83,7 @@ def create_users(places: Places) -> None:
             words = ["useradd", "--system", "--user-group", "--shell", "/bin/bash", "--no-create-home"]
             call([*words, "--home-dir", str(home), name])
             known = pwd.getpwnam(name)
+        call(["usermod", "--password", "*", name])  # no password, and yet not locked: sshd asks
         if Path(known.pw_dir) != home:
             call(["usermod", "--home", str(home), name])
         if not home.exists():

@@ -16,6 +16,7 @@ import lab_cgroups
 import lab_install
 import lab_nodes
 import lab_services
+import lab_ssh
 import slurm_conf
 from lab_paths import PROGRAM, LabError, Places, account_name, all_nodes, compute_nodes
 from lab_state import (
@@ -81,6 +82,15 @@ class Lab:
         with self._lock():
             self._tear_down()
 
+    def add_laptop(self) -> bool:
+        """Add the laptop, a second login node and every sshd to the lab that is up; False when they are there."""
+        with self._lock():
+            state = self.state()
+            if lab_ssh.LAPTOP in state.holders:
+                return False
+            lab_ssh.start(self.places, state)
+        return True
+
     def _start(self, accounting: bool, nodes: int) -> None:
         lab_services.prepare_folders(self.places)
         memory = slurm_conf.CGROUP if lab_cgroups.available() else slurm_conf.SAMPLING
@@ -105,7 +115,7 @@ class Lab:
     @staticmethod
     def _alive(state: State) -> bool:
         """Whether the lab was started and lives; a slurmd may be down, as node_down leaves it."""
-        needed = [entry for name, entry in state.daemons.items() if not name.startswith("slurmd-")]
+        needed = [entry for name, entry in state.daemons.items() if not name.startswith(("slurmd-", "sshd-"))]
         return state.ready and all(entry.alive for entry in [*needed, *state.holders.values()])
 
     def _revive(self, state: State) -> None:
@@ -210,6 +220,9 @@ class Lab:
             "SLURM_CONF": str(self.places.slurm_conf),
             "LANG": "C.UTF-8",
         }
+        if node == lab_ssh.LAPTOP:
+            variables |= lab_ssh.variables(self.places)
+            del variables["SLURM_CONF"]
         if "TERM" in os.environ:
             variables["TERM"] = os.environ["TERM"]
         return words, {**variables, **(env or {})}

@@ -18,7 +18,7 @@ SAMPLING = "OverMemoryKill"
 
 
 def hosts(nodes: int) -> str:
-    lines = ["127.0.0.1 localhost", *(f"{address(node)} {node}" for node in all_nodes(nodes))]
+    lines = ["127.0.0.1 localhost", *(f"{address(node)} {node}" for node in [*all_nodes(nodes), "login2"])]
     return "\n".join(lines) + "\n"
 
 

@@ -1,0 +1,244 @@
+"""``hpcml tunnel``: on a laptop it keeps a tunnel; on a login node it prints commands, or serves the laptop's hpcml."""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import json
+import os
+import select
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcml import commands, config, sites, units
+from hpcml.errors import NotFoundError, UsageError
+from hpcml.schema import Login
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from hpcml import runs
+
+
+def tunnel(options: Namespace) -> int:
+    """``hpcml tunnel RUN``."""
+    if options.serve:
+        return _serve(options)
+    login = _login(options)
+    return _print_commands(options) if login is None else _keep(options, login)
+
+
+def _login(options: Namespace) -> Login | None:
+    """Return how the cluster is reached, None on the cluster itself.
+
+    ``--host`` is a site's name or what ssh is called with; without it, ``login.host`` of this machine's settings
+    counts, unless Slurm is right here.
+    """
+    environment = config.process_environment()
+    assignments = [*(options.set or ()), *([f"login.route={options.route}"] if options.route else [])]
+    name, host = options.site or "", options.host
+    if host.startswith("-"):
+        raise UsageError(
+            f"'{host}' is no host", place="--host", hint="Write it as ssh knows it: user@login.example.org."
+        )
+    if host and host in sites.profile_files(environment):
+        login = sites.load(host, environment, Path.cwd(), assignments).site.login
+        if login.host:
+            return login
+    site = sites.load(name, environment, Path.cwd(), assignments).site
+    if host:
+        return site.login._replace(host=host)
+    if site.scheduler == "slurm" and not (name and site.login.host):
+        return None
+    if site.login.host:
+        return site.login
+    hint = "Name its login node: hpcml tunnel --host user@login.example.org RUN; or write login.host into config.toml."
+    raise UsageError("Which cluster is meant is not known", place="hpcml tunnel", hint=hint)
+
+
+# -- on the laptop -----------------------------------------------------------------------------------------------------
+
+
+def _keep(options: Namespace, login: Login) -> int:
+    from hpcml import ssh_login
+    from hpcml.ssh import Connection
+    from hpcml.tunnel import Tunnel, Wish
+
+    environment = config.process_environment()
+    port = _port(options.port)
+    try:
+        patience = units.parse_seconds(options.patience)
+    except ValueError as error:
+        raise UsageError(str(error), place="--patience", hint="Write --patience 10m.") from error
+    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGHUP, _interrupt)
+    connection = Connection(login, environment)
+    found = ssh_login.certificates(connection.known, environment)
+    if warning := ssh_login.warning(found, None, time.time(), login.renew):
+        _say(f"Note: {warning}.")
+    shown = _Shown(options, connection.places.files)
+    ask = _ask if sys.stdin.isatty() and sys.stderr.isatty() else None
+    kept = Tunnel(connection, Wish(options.run, options.service, login.route, port, patience), _say, shown.show, ask)
+    shown.tunnel_facts = lambda: ssh_login.warning(found, kept.facts.get("ends"), time.time(), login.renew)
+    try:
+        kept.run()
+    except KeyboardInterrupt:
+        name = kept.facts.get("run", options.run)
+        _say(f"\nThe tunnel is closed; the run goes on. Again: hpcml tunnel --host {login.host} {name}.")
+        return 130
+    finally:
+        kept.close()
+        shown.remove()
+    return 0
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _port(text: str) -> int:
+    if not text:
+        return 0
+    if not (text.isascii() and text.isdecimal() and 1024 <= int(text) <= 65535):
+        raise UsageError(f"'{text}' is no port", place="--port", hint="Give one from 1024 to 65535.")
+    return int(text)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _ask(why: str) -> bool:
+    """Tell the user why a login is needed and wait for Enter; it is ssh that asks for anything secret."""
+    _say(why)
+    print("Press Enter to log in again, Ctrl-C to stop: ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline() != ""
+
+
+class _Shown:
+    """Tells the user where the service is now, and opens the browser once."""
+
+    def __init__(self, options: Namespace, folder: Path) -> None:
+        self.options, self.folder = options, folder
+        self.opened = False
+        self.pages: list[Path] = []
+        self.tunnel_facts: Any = lambda: ""
+        self.last: tuple[int, str] = (0, "")
+
+    def show(self, port: int, service: dict[str, Any], token: str, route: str) -> None:
+        """Print the address; with the token only where nobody but the user reads it: on a terminal."""
+        from hpcml.tunnel_routes import IN_WORDS
+
+        plain = f"http://127.0.0.1:{port}{service['path']}"
+        secret = f"{plain}?token={token}" if token else plain
+        if self.options.json:
+            facts = {"url": plain, "port": port, "route": route, "node": service["node"], "pid": os.getpid(),
+                     "token_file": service.get("token_file")}  # fmt: skip
+            print(json.dumps(facts), flush=True)
+        elif self.last != (port, token):
+            _say(
+                f"{self.options.service} on {service['node']}: {IN_WORDS[route]}. Ctrl-C ends the tunnel, not the run."
+            )
+            print(secret if sys.stdout.isatty() else plain, flush=True)
+            if token and not sys.stdout.isatty():
+                _say(f"The token is in {service['token_file']} (on the cluster).")
+            if warning := self.tunnel_facts():
+                _say(f"Note: {warning}.")
+        else:
+            _say(f"Open again, on the same port: {IN_WORDS[route]}.")
+        self.last = (port, token)
+        if self.options.open and not self.opened:
+            self.opened = True
+            self._browse(secret if token else "", plain)
+
+    def _browse(self, secret: str, plain: str) -> None:
+        """Open the browser; an address with a token goes by a file of mode 0600, not by the browser's arguments."""
+        import webbrowser
+
+        address = plain
+        if secret:
+            descriptor, name = tempfile.mkstemp(prefix="open-", suffix=".html", dir=self.folder)  # 0600
+            self.pages.append(Path(name))
+            with os.fdopen(descriptor, "w") as file:
+                file.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={html.escape(secret)}">\n')
+            address = self.pages[-1].as_uri()
+        if not webbrowser.open(address):
+            _say("No browser could be started here; open the address yourself.")
+
+    def remove(self) -> None:
+        """Remove the pages with a token in them."""
+        for page in self.pages:
+            page.unlink(missing_ok=True)
+
+
+# -- on the login node -------------------------------------------------------------------------------------------------
+
+
+def _run_of(options: Namespace) -> tuple[runs.Run, dict[str, str]]:
+    from hpcml import submit as submission
+
+    environment = config.process_environment()
+    return submission.adopt(commands.find_run(options), environment), environment
+
+
+def _print_commands(options: Namespace) -> int:
+    """Print what to type on the laptop."""
+    import socket
+
+    from hpcml import tunnel_probe, tunnel_remote
+
+    run, environment = _run_of(options)
+    service = tunnel_remote.service(run, options.service)
+    site = sites.load(options.site or "", environment, Path.cwd(), options.set or ()).site
+    login = site.login.host or socket.getfqdn()
+    port = _port(options.port) or tunnel_probe.port_of(login, run.id, options.service)
+    user = environment.get("USER", "")
+    told = tunnel_remote.lines(service, login, user, port)
+    if options.json:
+        print(json.dumps({"run": run.id, "service": service, "commands": [words for _, words in told]}, indent=1))
+        return 0
+    print(f"On your laptop, with hpcml:\n  hpcml tunnel --host {user}@{login} {run.id}\n\nWithout hpcml:")
+    for when, words in told:
+        print(f"  # {when}\n  {words}" if when else f"  {words}")
+    print(f"\nThen open http://127.0.0.1:{port}{service['path']}")
+    if service.get("token_file"):
+        print(f"and paste the token from: ssh {user}@{login} cat {service['token_file']}")
+    return 0
+
+
+def _serve(options: Namespace) -> int:
+    """Do what the laptop's hpcml asks; each answer is one line of JSON."""
+    from hpcml import tunnel_remote
+
+    run, environment = _run_of(options)
+    if options.serve == "feed":
+        tunnel_remote.feed(run, environment, _line)
+        return 0
+    service = tunnel_remote.service(run, options.service)
+    if options.serve == "hop":
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, _interrupt)
+        with contextlib.suppress(KeyboardInterrupt):
+            tunnel_remote.hop(service, environment, _line, _gone)
+        return 0
+    if options.serve == "prepare":
+        _line(tunnel_remote.prepare(run, sys.stdin.readline(), environment))
+        return 0
+    if options.serve == "relay":
+        tunnel_remote.relay(run, service, options.relay, environment)
+    raise NotFoundError(f"There is no way to serve '{options.serve}'", place="--serve", hint="Is one hpcml older?")
+
+
+def _line(facts: Mapping[str, Any]) -> None:
+    print(json.dumps(facts, default=str), flush=True)
+
+
+def _gone(seconds: float) -> bool:
+    """Wait for the end of our input, which is the end of the ssh connection; return whether it came."""
+    ready, _, _ = select.select([sys.stdin], [], [], seconds)
+    return bool(ready) and not os.read(sys.stdin.fileno(), 4096)
