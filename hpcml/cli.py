@@ -20,6 +20,7 @@ COMMANDS = {
     "submit": ("[OPTIONS] SCRIPT [ARGS…]", "run a script"),
     "plan": ("[OPTIONS] SCRIPT [ARGS…]", "show the plan of a submission as JSON"),
     "fabric": ("[OPTIONS] [RUN]", "measure the wire between the nodes, or show what a run measured"),
+    "jupyter": ("[OPTIONS]", "run JupyterLab on the first node, with a cluster of its own"),
     "ls": ("", "list the runs"),
     "status": ("[RUN]", "how a run stands"),
     "logs": ("[-f] [RUN] [ROLE]", "show a run's logs"),
@@ -90,8 +91,10 @@ def build_parser(command: str) -> argparse.ArgumentParser:
         usage=f"hpcml {command} {words}".strip() if command != "ls" else "hpcml ls [OPTIONS]",
         allow_abbrev=False,
     )
-    if command in ("submit", "plan", "fabric"):
+    if command in ("submit", "plan", "fabric", "jupyter"):
         _add_submit_options(parser, command)
+        if command == "jupyter":
+            _add_jupyter_options(parser)
         if command == "fabric":
             parser.epilog = "Without RUN it takes nodes and measures each against each; it waits unless told otherwise."
             parser.add_argument("run", metavar="RUN", nargs="?", default="", help="show what this run measured")
@@ -167,6 +170,13 @@ def _add_image_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="build: replace an image that is there")
     # An option may stand before the names: argparse's usual way would then miss them.
     parser.parse_args = parser.parse_intermixed_args  # type: ignore[method-assign]
+
+
+def _add_jupyter_options(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = "Reach it from your laptop with hpcml tunnel RUN."
+    group = parser.add_argument_group("the session")
+    group.add_argument("--idle", metavar="TIME", default="1h", help="end after so long without use (1h), or 'off'")
+    group.add_argument("--notebook-dir", metavar="FOLDER", default="", help="where notebooks are (here)")
 
 
 def _add_submit_options(parser: argparse.ArgumentParser, command: str) -> None:
@@ -249,6 +259,10 @@ def _dispatch(command: str, own: list[str], script: list[str]) -> int:
         from hpcml import tunnel_commands
 
         return tunnel_commands.tunnel(options)
+    if command == "jupyter":
+        from hpcml import jupyter_commands
+
+        return jupyter_commands.jupyter(options)
     if command == "image":
         from hpcml import image_commands
 

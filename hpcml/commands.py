@@ -41,7 +41,7 @@ def _here() -> Path:
         raise NotFoundError("The current folder is gone", place="cwd", hint="Change to another: cd ~") from error
 
 
-def submit(options: Namespace, script: list[str], *, only_plan: bool) -> int:
+def submit(options: Namespace, script: list[str], *, only_plan: bool, spec: JobSpec | None = None) -> int:
     """``hpcml submit`` and ``hpcml plan``."""
     from hpcml import slurm
     from hpcml import submit as submission
@@ -49,7 +49,7 @@ def submit(options: Namespace, script: list[str], *, only_plan: bool) -> int:
     environment = config.process_environment()
     if not only_plan:
         _check_modes(options)
-    spec = _spec(options, script)
+    spec = spec or make_spec(options, script)
     loaded = sites.load(options.site or "", environment, spec.cwd, options.set or ())
     prepared = submission.prepare(loaded, spec, environment)
     if only_plan:
@@ -83,7 +83,7 @@ def _check_modes(options: Namespace) -> None:
         raise UsageError(f"{' and '.join(chosen)} exclude each other", place="hpcml submit", hint="Give one of them.")
 
 
-def _spec(options: Namespace, script: list[str]) -> JobSpec:
+def make_spec(options: Namespace, script: list[str]) -> JobSpec:
     """Return the request; an option that was not given keeps the record's own "not said"."""
     said = {name: value for name in JobSpec._fields if (value := getattr(options, name, None)) is not None}
     for name, value in said.items():
@@ -256,7 +256,7 @@ def status(options: Namespace) -> int:
         lines.append(("nodes", ", ".join(found.nodes)))
     if found.state in ("starting", "running"):
         lines.append(("workers", f"{found.workers}/{found.expected}"))
-    lines += [(key, value) for key in ("versions", "protocol", "security", "fabric") if (value := getattr(found, key))]
+    lines += [(key, value) for key in ("jupyter", "versions", "protocol", "security", "fabric") if (value := getattr(found, key))]
     lines += [("differ", difference) for difference in found.differences]
     lines += phases(found)
     if found.exit_status is not None:

@@ -17,6 +17,8 @@ class JobSpec(NamedTuple):
     """A request: a script, its arguments and what was said about the allocation (empty or None: not said).
 
     ``cwd`` is where the script runs: the folder that the user submitted from, so that relative data paths hold.
+    ``service`` is a web service in the place of a script (``jupyter``; ``script`` is then only its name), which ends
+    after ``idle`` seconds without use (0: never).
     """
 
     script: Path
@@ -34,6 +36,8 @@ class JobSpec(NamedTuple):
     image: str = ""
     protocol: str = ""
     dependency: str = ""
+    service: str = ""
+    idle: float = 0.0
 
 
 def check_script(script: Path) -> None:

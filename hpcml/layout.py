@@ -53,6 +53,7 @@ class AttemptPaths:
         self.certificate = self.secret / "tls-cert.pem"
         self.key = self.secret / "tls-key.pem"
         self.ucx_key = self.secret / "ucx.key"
+        self.jupyter_token = self.secret / "jupyter.token"
         self.control = directory / "control.json"
         self.scheduler = directory / "scheduler.json"
         self.nodes = directory / "nodes"

@@ -381,8 +381,10 @@ def _inside(site: Site, spec: JobSpec, paths: RunPaths, ask: Ask, lead: int, slu
         fabric_deadline=units.parse_seconds(site.deadlines.fabric),
         driver_grace=units.parse_seconds(site.deadlines.driver_grace),
         teardown_deadline=units.parse_seconds(site.deadlines.teardown),
-        script=str(paths.code / spec.script.name),
+        script="" if spec.service else str(paths.code / spec.script.name),
         arguments=spec.arguments,
         cwd=str(spec.cwd),
         image=image,
+        service=spec.service,
+        idle=spec.idle,
     )

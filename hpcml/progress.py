@@ -60,7 +60,9 @@ class Progress:
         for difference in status.differences:
             self._once(difference, "bad", "differ", difference, None)
         if "driver-started" in times:
-            self._once("driver", "ok", "driver", "the script runs", None)
+            self._once("driver", "ok", "driver", "JupyterLab starts" if status.service else "the script runs", None)
+        if status.jupyter:
+            self._once("jupyter", "ok", "jupyter", status.jupyter, None)
 
     @staticmethod
     def _present(status: Status) -> tuple[str, str] | None:

@@ -34,7 +34,8 @@ def prepare(loaded: LoadedSite, spec: jobs.JobSpec, environment: Mapping[str, st
     """
     from hpcml import render  # Jinja2, the longest import of all: after all that is cheap to refuse
 
-    jobs.check_script(spec.script)
+    if not spec.service:
+        jobs.check_script(spec.script)
     run_id = runs.new_id(jobs.job_name(spec))
     directory = runs.runs_folder(loaded.site.paths.runs, environment) / run_id
     made = plan(loaded.site, spec, Place(run_id, directory, sys.executable, __version__))
@@ -126,7 +127,7 @@ def _write(prepared: Prepared, loaded: LoadedSite, spec: jobs.JobSpec, image: di
         own = [paths.image] if made.inside.image else []
         for script in (paths.step, *own, *((paths.stage, paths.keep) if made.stage else ())):
             runs.write(script, (assets.folder("templates") / script.name).read_text(encoding="utf-8"))
-        return snapshot.take(spec.script, paths.code, loaded.site.code)
+        return "" if spec.service else snapshot.take(spec.script, paths.code, loaded.site.code)
 
 
 def _hand_over(made: Plan, paths: RunPaths, environment: Mapping[str, str], timeout: float) -> dict[str, object]:

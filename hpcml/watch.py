@@ -58,6 +58,8 @@ class Status:
     fabric: str = ""
     fabric_ok: bool = True
     differences: tuple[str, ...] = ()
+    service: str = ""
+    jupyter: str = ""
     times: dict[str, float] = field(default_factory=dict)
     exit_status: int | None = None
     by: str = ""
@@ -114,6 +116,7 @@ def _status(run: runs.Run, environment: Mapping[str, str], known: slurm.JobState
     found = Status(run.id, str(made.get("site", "")), job=run.job, directory=str(run.paths.directory))
     inside = made.get("inside", {})
     found.in_image = bool(inside.get("image"))
+    found.service = str(inside.get("service", ""))
     found.expected = int(inside.get("nodes", 0)) * int(inside.get("workers_per_node", 0))
     if "error" in run.submission:
         lost = run.submission["status"] == ANSWER_LOST
@@ -127,6 +130,8 @@ def _status(run: runs.Run, environment: Mapping[str, str], known: slurm.JobState
         found.state, found.exit_status = final["state"], final["status"]
         found.words, found.by = final["reason"], final["by"]
         found.hint, found.quote = final["hint"], final["quote"]
+    if found.service and found.state == "running":
+        found.jupyter = _jupyter(run)
     if found.state != "ended" and (ask or known is not None):
         _ask_owner(found, run, environment, known)
     return found
@@ -138,7 +143,7 @@ def _read_events(found: Status, happened: list[dict[str, Any]]) -> None:
     if found.state == "starting":
         found.words = _starting(found)
     elif found.state == "running":
-        found.words = "the script runs"
+        found.words = f"{_driver(found)} runs"
         if found.workers < found.expected:
             found.words += f", with {found.workers} of {found.expected} workers"
 
@@ -165,10 +170,21 @@ def _read_event(found: Status, event: dict[str, Any]) -> None:
         found.hint = "The time limit is near; the script was told."
 
 
+def _driver(found: Status) -> str:
+    return "JupyterLab" if found.service else "the script"
+
+
+def _jupyter(run: runs.Run) -> str:
+    """Return where JupyterLab is and how to get there, empty until it answers."""
+    newest = max((int(path.name) for path in run.paths.directory.glob("attempts/*")), default=0)
+    facts = runs.read_json(run.paths.attempt(newest).service_of("jupyter")) or {}
+    return f"up on {facts['node']}; on your laptop: hpcml tunnel {run.id}" if facts else ""
+
+
 def _starting(found: Status) -> str:
     """Return what a run waits for before its script starts."""
     if "fabric-checked" in found.times:
-        return "the script starts"
+        return f"{_driver(found)} starts"
     if "workers-ready" in found.times:
         return "the wire between the workers is checked"
     if "scheduler-up" in found.times:

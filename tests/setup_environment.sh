@@ -16,4 +16,4 @@ if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
 fi
 [ -x .venv/bin/python ] || "$python" -m venv .venv
 echo "installing into .venv (some minutes the first time) …"
-.venv/bin/python -m pip install --quiet --quiet --disable-pip-version-check --editable ".[local,test,image,ucx]"
+.venv/bin/python -m pip install --quiet --quiet --disable-pip-version-check --editable ".[local,test,image,ucx,jupyter]"

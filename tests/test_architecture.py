@@ -32,7 +32,7 @@ LEVELS = (
     {"progress", "tunnel_remote", "tunnel_routes"},
     {"tunnel"},
     {"commands"},
-    {"fabric", "image_commands", "tunnel_commands"},
+    {"fabric", "image_commands", "jupyter_commands", "tunnel_commands"},
     {"cli"},
     {"__main__"},
 )
@@ -47,6 +47,14 @@ GPU_PACKAGES = {
     "cupy",
     "cuda",
 }  # imported in functions, where they are there
+JUPYTER_PACKAGES = {
+    "jupyter_core",
+    "jupyter_server",
+    "jupyterlab",
+    "traitlets",
+    "ipykernel",
+    "zmq",
+}  # in functions too, of hpcml[jupyter]
 FILTERS = {"sh", "argv", "directive", "comment"}
 
 
@@ -107,7 +115,7 @@ def test_imports_go_in_one_direction(name: str) -> None:
 def test_the_node_side_needs_nothing_that_the_submitting_side_has(name: str) -> None:
     own = {module for module in _own_imports(MODULES[name]) if not module.startswith("inside")}
     assert own <= NODE_SIDE
-    assert _packages(MODULES[name]) <= set(sys.stdlib_module_names) | NODE_PACKAGES | GPU_PACKAGES
+    assert _packages(MODULES[name]) <= set(sys.stdlib_module_names) | NODE_PACKAGES | GPU_PACKAGES | JUPYTER_PACKAGES
 
 
 @pytest.mark.parametrize("name", sorted(MODULES))
@@ -164,7 +172,7 @@ def test_what_decides_neither_acts_nor_reads_a_clock(name: str) -> None:
 
 
 def test_only_the_command_line_prints_or_exits() -> None:
-    may_print = {"cli", "commands", "fabric", "image_commands", "tunnel_commands", "progress", "__main__"}
+    may_print = {"cli", "commands", "fabric", "image_commands", "jupyter_commands", "tunnel_commands", "progress", "__main__"}
     for name, path in MODULES.items():
         calls = {node.func.id for node in ast.walk(ast.parse(path.read_text()))
                  if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}  # fmt: skip

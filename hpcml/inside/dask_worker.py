@@ -85,7 +85,7 @@ def run(context: Context, slot: int, scratch: Path, share: Share) -> int:
     os.environ.update(transfer.log_environment(folder))
     device = gpus.take(settings.gpu, slot) if settings.gpu else ""
     dask.config.set(gpus.dask_backends(settings.gpu))
-    sys.path.append(str(context.run.code))  # functions of the script's own modules travel by name
+    sys.path.append(str(context.modules))  # functions of the script's own modules travel by name
     options: dict[str, Any] = {}
     if device:
         head = slot == 0 and context.node == context.nodes[0]

@@ -38,6 +38,7 @@ class PrivateScheduler(Scheduler):  # type: ignore[misc]
         self.http_application = dashboard.Application(routes, self)
         self.http_server = HTTPServer(self.http_application)
         self.http_server.port = 0  # what the dashboard asks for to know its own origin
+        self.services["dashboard"] = self.http_server  # or a client's link to it would raise KeyError, in notebooks too
         self.http_server.add_socket(bind_unix_socket(str(self.socket_path), mode=0o600))
 
     async def register_nanny_plugin(self, *_: Any, **__: Any) -> Any:
@@ -75,7 +76,7 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     context = load()
-    sys.path.append(str(context.run.code))  # the scheduler unpickles task graphs too
+    sys.path.append(str(context.modules))  # the scheduler unpickles task graphs too
     deadline = time.monotonic() + context.settings.scheduler_deadline
     if not files.wait_for(context.attempt.control, deadline, 0.01):
         print("hpcml: the supervisor in the driver's step never said where it listens.", file=sys.stderr)

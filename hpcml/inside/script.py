@@ -1,4 +1,4 @@
-"""The user's script as a child process: started in its folder, signalled once, and its end told in words."""
+"""The user's script, or JupyterLab, as a child process: signalled once, its end told in words."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from hpcml.errors import DRIVER_NOT_STARTED
+from hpcml.inside import files
 from hpcml.inside.settings import Context
+
+_SERVICES = {"jupyter": ("-P", "-m", "hpcml.inside.notebook")}  # -P: not with the user's folder as modules
 
 
 class Script:
@@ -24,7 +28,9 @@ class Script:
             If the folder it should run in is not there, or the interpreter cannot be started.
         """
         settings = context.settings
-        command = [sys.executable, "-u", settings.script, *settings.arguments]
+        self.context = context
+        what = _SERVICES[settings.service] if settings.service else (settings.script,)
+        command = [sys.executable, "-u", *what, *settings.arguments]
         self.oom_before = _oom_kills()
         self.process = subprocess.Popen(
             command,
@@ -59,6 +65,9 @@ class Script:
 
     def describe_end(self, status: int) -> str:
         """Return how the script ended, in words."""
+        if self.context.settings.service and status in (0, DRIVER_NOT_STARTED):
+            ended = (files.read_json(self.context.attempt.service_of("jupyter")) or {}).get("ended", "it was shut down")
+            return f"JupyterLab ended: {ended}" if status == 0 else "JupyterLab could not be started"
         if status == 0:
             return "the script ended with exit status 0"
         if status == 128 + signal.SIGKILL and _oom_kills() > self.oom_before:

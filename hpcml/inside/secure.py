@@ -85,6 +85,19 @@ def make_ucx_key(paths: AttemptPaths) -> None:
     _write_secret(paths.ucx_key, secrets.token_bytes(32))
 
 
+def make_token(paths: AttemptPaths) -> str:
+    """Write the token that lets a browser into JupyterLab, and return it.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written, or exists already.
+    """
+    token = secrets.token_urlsafe(32)
+    _write_secret(paths.jupyter_token, token.encode())
+    return token
+
+
 def _write_secret(path: Path, content: bytes) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "wb") as file:
@@ -92,8 +105,8 @@ def _write_secret(path: Path, content: bytes) -> None:
 
 
 def remove_secrets(paths: AttemptPaths) -> None:
-    """Remove the keys and the certificate; they are of no use after the attempt."""
-    for path in (paths.key, paths.certificate, paths.ucx_key):
+    """Remove the keys, the certificate and the token; they are of no use after the attempt."""
+    for path in (paths.key, paths.certificate, paths.ucx_key, paths.jupyter_token):
         path.unlink(missing_ok=True)
 
 
@@ -155,9 +168,13 @@ def in_words(protocol: str, tcp_devices: set[str], *, gpus: bool) -> str:
 
 
 def client_environment(paths: AttemptPaths, address: str) -> dict[str, str]:
-    """Return the variables with which a plain ``distributed.Client()`` finds and is let into the cluster."""
+    """Return the variables with which a plain ``distributed.Client()`` finds and is let into the cluster.
+
+    The dashboard has no address that a link could hold, so the client's link is the command that leads there.
+    """
+    link = {"distributed.dashboard.link": f"hpcml tunnel {paths.directory.parents[1].name}"}
     ucx = {"HPCML_UCX_KEY": str(paths.ucx_key)} if _is_ucx(address) else {}
-    return as_variables(dask_settings(paths, address)) | ucx
+    return as_variables(dask_settings(paths, address) | link) | ucx
 
 
 def as_variables(settings: dict[str, Any]) -> dict[str, str]:

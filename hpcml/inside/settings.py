@@ -41,8 +41,10 @@ class Gpu:
 class Settings:
     """Decisions of the plan; durations in seconds, sizes in bytes, 0 or empty means "decide on the node".
 
-    ``gpu`` is None for CPU workers. ``protocol`` is auto, tls or ucx; ``fabric`` is what the wire must prove: none
-    (not asked), warn or rdma. ``image`` is what the roles run in, empty without one.
+    ``service`` is the web service that runs in the place of a script (``jupyter``), empty for a script; it ends after
+    ``idle`` seconds without use, 0 for never. ``gpu`` is None for CPU workers. ``protocol`` is auto, tls or ucx;
+    ``fabric`` is what the wire must prove: none (not asked), warn or rdma. ``image`` is what the roles run in, empty
+    without one.
     """
 
     local: bool
@@ -71,6 +73,8 @@ class Settings:
     arguments: tuple[str, ...]
     cwd: str
     image: str = ""
+    service: str = ""
+    idle: float = 0.0
 
     @property
     def alone(self) -> bool:
@@ -96,6 +100,16 @@ class Context:
         """
         folder = os.path.expandvars(self.settings.scratch) or tempfile.gettempdir()
         return folder if len(folder.encode()) <= longest else "/tmp"
+
+    @property
+    def socket_room(self) -> int:
+        """How long the folder may be in which the run's folder for sockets is made; kernels' names are long."""
+        return 38 if self.settings.service else 70
+
+    @property
+    def modules(self) -> Path:
+        """The folder whose modules tasks may import: the copy of the script's, or where a service's user works."""
+        return Path(self.settings.cwd) if self.settings.service else self.run.code
 
     def worker_names(self, node: str) -> tuple[str, ...]:
         """Return the names of a node's workers: ``n3``, or ``n3-0``, ``n3-1`` … when there are several."""

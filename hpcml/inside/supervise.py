@@ -153,7 +153,8 @@ class Supervisor:
 
     def _own_end(self, script: Script, status: int) -> Outcome:
         quote = () if status == 0 else tuple(files.tail(self.context.run.driver_log))
-        return Outcome(status, "driver", "script", script.describe_end(status), quote=quote)
+        by = "hpcml" if self.context.settings.service and status == errors.DRIVER_NOT_STARTED else "script"
+        return Outcome(status, "driver", by, script.describe_end(status), quote=quote)
 
     def _must_end(self) -> Outcome | None:
         """Return why the script has to end before its own end, if it has to."""
@@ -314,7 +315,7 @@ def main() -> int:
     context = load()
     diary = Diary(context.run.events, context.number)
     diary.write("allocated", nodes=list(context.nodes), job=os.environ.get("SLURM_JOB_ID", ""), node=context.node)
-    folder = Path(tempfile.mkdtemp(prefix="hpcml-", dir=context.scratch(longest=70)))
+    folder = Path(tempfile.mkdtemp(prefix="hpcml-", dir=context.scratch(longest=context.socket_room)))
     try:
         with Channel(folder / "control.sock") as channel:
             supervisor = Supervisor(context, diary, channel)

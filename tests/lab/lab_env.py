@@ -14,7 +14,7 @@ from pathlib import Path
 from lab_paths import LabError, Places
 
 PYTHON = "/usr/bin/python3"
-EXTRAS = "local,test,ucx"
+EXTRAS = "local,test,ucx,jupyter"
 IGNORED_NAMES = (".git", ".venv", "venv", "__pycache__", "build", "dist", "*.egg-info", ".*_cache", "node_modules")
 
 
