@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -59,6 +60,7 @@ SUBMIT_FLAGS = {
     "--detach": "do not wait (elsewhere: the default)",
     "--json": "print facts as JSON",
 }
+MODULES = {"fabric": "fabric", "tunnel": "tunnel_commands", "jupyter": "jupyter_commands", "image": "image_commands"}
 _WITH_VALUE = {option for group in SUBMIT_VALUES.values() for option in group}
 
 
@@ -93,32 +95,20 @@ def build_parser(command: str) -> argparse.ArgumentParser:
     )
     if command in ("submit", "plan", "fabric", "jupyter"):
         _add_submit_options(parser, command)
-        if command == "jupyter":
-            _add_jupyter_options(parser)
-        if command == "fabric":
-            parser.epilog = "Without RUN it takes nodes and measures each against each; it waits unless told otherwise."
-            parser.add_argument("run", metavar="RUN", nargs="?", default="", help="show what this run measured")
-        return parser
-    if command == "image":
-        _add_image_options(parser)
-    elif command == "site":
-        parser.add_argument(
-            "what", metavar="ls|show", choices=("ls", "show"), help="list the profiles, or show one in force"
-        )
-        parser.add_argument("name", nargs="?", default="", metavar="SITE", help="default: the site found here")
-        parser.add_argument("--origin", action="store_true", help="say where each value comes from")
-    elif command == "ls":
-        parser.add_argument("--last", default="20", metavar="N", help="how many runs, newest last (default 20)")
-        parser.add_argument("--all", action="store_true", help="all of them")
     else:
+        _add_other_options(parser, command)
+    if command in _ADD:
+        _ADD[command](parser)
+    return parser
+
+
+def _add_other_options(parser: argparse.ArgumentParser, command: str) -> None:
+    import argparse
+
+    if command not in ("image", "site", "ls"):
         optional = {"nargs": "?", "default": "last"} if command != "cancel" else {}
         text = "run id, its beginning, name, Slurm job id, or 'last'"
         parser.add_argument("run", metavar="RUN", help=text, **optional)  # type: ignore[arg-type]
-    if command == "tunnel":
-        _add_tunnel_options(parser)
-    if command == "logs":
-        parser.add_argument("role", metavar="ROLE", nargs="?", help="driver (default), scheduler, worker or job")
-        parser.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
     if command != "site":
         whose = "program and folder for images" if command == "image" else "folder for runs to look in"
         parser.add_argument("--site", metavar="SITE", help=f"whose {whose} (default: the site found here)")
@@ -128,7 +118,29 @@ def build_parser(command: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--json", action="store_true", help=argparse.SUPPRESS if command == "logs" else "print facts as JSON"
     )
-    return parser
+
+
+def _add_fabric_options(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = "Without RUN it takes nodes and measures each against each; it waits unless told otherwise."
+    parser.add_argument("run", metavar="RUN", nargs="?", default="", help="show what this run measured")
+
+
+def _add_ls_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--last", default="20", metavar="N", help="how many runs, newest last (default 20)")
+    parser.add_argument("--all", action="store_true", help="all of them")
+
+
+def _add_site_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "what", metavar="ls|show", choices=("ls", "show"), help="list the profiles, or show one in force"
+    )
+    parser.add_argument("name", nargs="?", default="", metavar="SITE", help="default: the site found here")
+    parser.add_argument("--origin", action="store_true", help="say where each value comes from")
+
+
+def _add_logs_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("role", metavar="ROLE", nargs="?", help="driver (default), scheduler, worker or job")
+    parser.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
 
 
 def _add_tunnel_options(parser: argparse.ArgumentParser) -> None:
@@ -192,6 +204,17 @@ def _add_submit_options(parser: argparse.ArgumentParser, command: str) -> None:
             group.add_argument(option, action="store_true", help=text)
 
 
+_ADD = {
+    "fabric": _add_fabric_options,
+    "image": _add_image_options,
+    "jupyter": _add_jupyter_options,
+    "logs": _add_logs_options,
+    "ls": _add_ls_options,
+    "site": _add_site_options,
+    "tunnel": _add_tunnel_options,
+}
+
+
 def split_script(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Divide the words behind ``submit`` into hpcml's own and the script with all that follows it."""
     position = 0
@@ -245,29 +268,12 @@ def _dispatch(command: str, own: list[str], script: list[str]) -> int:
         options = build_parser(command).parse_args(own)
     except SystemExit as end:  # argparse has printed its help
         return int(end.code or 0)
-    from hpcml import commands
-
+    if command in ("submit", "plan") and not script:
+        raise errors.UsageError("SCRIPT is missing", place=f"hpcml {command}", hint="Name a Python file.")
+    module = importlib.import_module(f"hpcml.{MODULES.get(command, 'commands')}")
     if command in ("submit", "plan"):
-        if not script:
-            raise errors.UsageError("SCRIPT is missing", place=f"hpcml {command}", hint="Name a Python file.")
-        return commands.submit(options, script, only_plan=command == "plan")
-    if command == "fabric":
-        from hpcml import fabric
-
-        return fabric.fabric(options)
-    if command == "tunnel":
-        from hpcml import tunnel_commands
-
-        return tunnel_commands.tunnel(options)
-    if command == "jupyter":
-        from hpcml import jupyter_commands
-
-        return jupyter_commands.jupyter(options)
-    if command == "image":
-        from hpcml import image_commands
-
-        return image_commands.image(options)
-    return int(getattr(commands, command)(options))
+        return int(module.submit(options, script, only_plan=command == "plan"))
+    return int(getattr(module, command)(options))
 
 
 def _no_command(word: str) -> errors.UsageError:

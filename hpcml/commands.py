@@ -256,7 +256,11 @@ def status(options: Namespace) -> int:
         lines.append(("nodes", ", ".join(found.nodes)))
     if found.state in ("starting", "running"):
         lines.append(("workers", f"{found.workers}/{found.expected}"))
-    lines += [(key, value) for key in ("jupyter", "versions", "protocol", "security", "fabric") if (value := getattr(found, key))]
+    lines += [
+        (key, value)
+        for key in ("jupyter", "versions", "protocol", "security", "fabric")
+        if (value := getattr(found, key))
+    ]
     lines += [("differ", difference) for difference in found.differences]
     lines += phases(found)
     if found.exit_status is not None:

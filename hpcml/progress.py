@@ -42,18 +42,7 @@ class Progress:
             took = times["image-staged"] - times["image-staging"]
             self._once("staged", "ok", "image", f"copied to the nodes by {status.staging}", took)
         if begin:
-            self._once("nodes", "ok", "nodes", ", ".join(_short(status.nodes)), begin - self.since)
-            if "scheduler-up" in times:
-                words = f"up, {status.protocol}" if status.protocol else "up"
-                self._once("scheduler", "ok", "scheduler", words, times["scheduler-up"] - begin)
-                if "open to whoever reaches it" in status.security:
-                    self._once("security", "wait", "security", status.security, None)
-            if "environment-ready" in times and "scheduler-up" in times:
-                took = times["environment-ready"] - begin
-                self._once("environment", "ok", "image" if status.in_image else "python", status.versions, took)
-            if "workers-ready" in times:
-                words = f"{status.expected}/{status.expected}"
-                self._once("workers", "ok", "workers", words, times["workers-ready"] - begin)
+            self._show_start(status, begin)
         if "fabric-checked" in times:
             took = times["fabric-checked"] - times.get("workers-ready", times["fabric-checked"])
             self._once("fabric", "ok" if status.fabric_ok else "bad", "fabric", status.fabric, took)
@@ -63,6 +52,22 @@ class Progress:
             self._once("driver", "ok", "driver", "JupyterLab starts" if status.service else "the script runs", None)
         if status.jupyter:
             self._once("jupyter", "ok", "jupyter", status.jupyter, None)
+
+    def _show_start(self, status: Status, begin: float) -> None:
+        """Show what of the start is over; ``begin`` is when the nodes were there."""
+        times = status.times
+        self._once("nodes", "ok", "nodes", ", ".join(_short(status.nodes)), begin - self.since)
+        if "scheduler-up" in times:
+            words = f"up, {status.protocol}" if status.protocol else "up"
+            self._once("scheduler", "ok", "scheduler", words, times["scheduler-up"] - begin)
+            if "open to whoever reaches it" in status.security:
+                self._once("security", "wait", "security", status.security, None)
+        if "environment-ready" in times and "scheduler-up" in times:
+            took = times["environment-ready"] - begin
+            self._once("environment", "ok", "image" if status.in_image else "python", status.versions, took)
+        if "workers-ready" in times:
+            words = f"{status.expected}/{status.expected}"
+            self._once("workers", "ok", "workers", words, times["workers-ready"] - begin)
 
     @staticmethod
     def _present(status: Status) -> tuple[str, str] | None:

@@ -172,7 +172,16 @@ def test_what_decides_neither_acts_nor_reads_a_clock(name: str) -> None:
 
 
 def test_only_the_command_line_prints_or_exits() -> None:
-    may_print = {"cli", "commands", "fabric", "image_commands", "jupyter_commands", "tunnel_commands", "progress", "__main__"}
+    may_print = {
+        "cli",
+        "commands",
+        "fabric",
+        "image_commands",
+        "jupyter_commands",
+        "tunnel_commands",
+        "progress",
+        "__main__",
+    }
     for name, path in MODULES.items():
         calls = {node.func.id for node in ast.walk(ast.parse(path.read_text()))
                  if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}  # fmt: skip
