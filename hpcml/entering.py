@@ -31,7 +31,7 @@ _WORDS = (
     (_NO_NAMESPACES, "the machine allows no user namespaces",
      "Ask for them, or for a setuid installation of the program."),
     (r"mount source (\S+) doesn't exist", "a path that is to be bound is not there: {0}",
-     "Correct runtime.binds, or make it on all nodes."),
+     "Correct runtime.binds (or paths.scratch), or make it on all nodes."),
     (r"failed to set working directory: chdir (\S+):", "the folder {0} is not there inside",
      "Add it to runtime.binds."),
     (r"image's architecture \((\w+)\) could not run on the host's \((\w+)\)",

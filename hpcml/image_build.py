@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import __version__, config, images, shell, units
+from hpcml import __version__, build_failures, config, images, shell, units
 from hpcml.errors import HpcmlError, ImageError, NotFoundError, StorageError, UsageError
 
 DEADLINE = 6 * 3600.0  # seconds for a whole build: RAPIDS is downloaded and unpacked
@@ -25,29 +25,6 @@ SPACE = "2G"  # what a build takes, where the definition's label org.hpcml.space
 _BUNDLE = "/etc/ssl/certs/ca-certificates.crt"  # in all images that hpcml's definitions start from
 _SHA = "sha256:"
 _SUITES = {"bullseye", "bookworm", "trixie", "forky", "sid", "oldstable", "stable", "testing", "unstable"}
-
-_NO_NETWORK = (
-    r"(?i)no such host|name resolution|connection refused|network is unreachable|(handshake|i/o) timeout|"
-    r"connection timed out|proxyconnect|certificate signed by unknown|certificate_verify_failed"
-)
-# What the programs say when a build fails, and what it means.
-_FAILURES = (
-    (r"(?i)no space left on device|disk quota exceeded",
-     "The build ran out of space",
-     "Set {0}_TMPDIR and {0}_CACHEDIR to folders with more space, and write the image where your quota is large."),
-    (r"(?i)/etc/sub[ug]id|newuidmap|fakeroot.{0,80}(not|fail|denied|unable)|user namespaces? .{0,40}(disabled|not)",
-     "This machine does not let you build as root of a namespace of your own (--fakeroot)",
-     "Ask for a line in /etc/subuid and /etc/subgid, or build on another machine and copy the image."),
-    (r"(?i)must be (the )?root", "The build wants to be root", "Give --fakeroot, or build on a machine where you are."),
-    (r"toomanyrequests|429 Too Many", "The registry refuses more downloads for now",
-     "Try again in some hours, or log in to it."),
-    (_NO_NETWORK,
-     "Something could not be downloaded",
-     "Does this machine reach the network (http_proxy, https_proxy)? Compute nodes mostly do not; or build elsewhere."),
-    (r"(?i)test script|%test", "The image was made, but fails its own test",
-     "The lines above the last say which part."),
-    (r"(?i)%post|post script", "A command of %post failed", "The lines above the last say which one."),
-)  # fmt: skip
 
 
 class Order(NamedTuple):
@@ -284,7 +261,7 @@ def _room(order: Order, environment: Mapping[str, str]) -> Iterator[Path]:
     """
     place, _ = _temporary(order.program, environment)
     try:
-        room = Path(tempfile.mkdtemp(prefix="hpcml-build-", dir=place))
+        room = Path(tempfile.mkdtemp(prefix=build_failures.ROOM, dir=place))
     except OSError as error:
         raise StorageError(f"The build's temporary folder cannot be made: {error.strerror}", place=str(place),
                            hint=f"Set {_variable(order.program)}_TMPDIR to a folder of yours.") from error  # fmt: skip
@@ -321,19 +298,7 @@ def _build(order: Order, new: Path, variables: Mapping[str, str], sink: Callable
 
 def failure(answer: shell.Answer, order: Order) -> HpcmlError:
     """Return a failed build as an error in words."""
-    quote, place = images.last_lines(answer.text), str(order.definition.path)
-    if answer.code is None:
-        hint = "Is the network, or the disk, very slow? Look at its last words above."
-        return ImageError(
-            f"The build did not end within {units.format_seconds(DEADLINE)}", place=place, hint=hint, quote=quote
-        )
-    said = "\n".join(line for line in answer.text.splitlines() if not line.startswith("INFO"))
-    for position, (pattern, words, hint) in enumerate(_FAILURES):
-        if re.search(pattern, said):
-            kind = StorageError if position == 0 else ImageError
-            return kind(words, place=place, hint=hint.format(_variable(order.program)), quote=quote)
-    words = f"{order.program} did not build the image (its exit status was {answer.code})"
-    return ImageError(words, place=place, hint="Its own words are above.", quote=quote)
+    return build_failures.explain(answer, order.program, order.definition.path, order.out, DEADLINE)
 
 
 def digest(path: Path) -> str:

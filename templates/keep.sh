@@ -12,6 +12,8 @@ mkdir "$folder" 2>/dev/null || {
   folder=/dev/null/none   # not ours
   fail "no folder can be made in $place" "Set runtime.stage_to to a folder on the nodes' own disks that you may write to."
 }
+[ -z "$(find "$place/" -maxdepth 0 -perm -0002 ! -perm -1000)" ] ||
+  fail "anyone may replace what lies in $place" "Set runtime.stage_to to a folder that others cannot write to, or with the sticky bit."
 free=$(df -Pk "$folder" | awk 'NR == 2 { print $4 }')
 [ "$free" -gt $((size / 1024)) ] ||
   fail "$((free / 1024)) MiB are free in $place, and the image has $((size / 1048576))" \

@@ -22,6 +22,7 @@ LEVELS = (
     {"errors", "units", "layout", "entering"},
     {"config", "shell", "assets", "sif"},
     {"schema", "images"},
+    {"build_failures"},
     {"sites", "jobs", "image_build", "image_check", "ssh_config", "ssh_login", "tunnel_probe"},
     {"inside.settings", "ssh"},
     {"workers", "container", "staging"},

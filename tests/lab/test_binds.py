@@ -44,12 +44,13 @@ def test_folders_with_odd_names(cluster: Cluster, image: Path) -> None:
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_bind_would_divide_is_refused(cluster: Cluster, image: Path, name: str) -> None:
     script = cluster.write(f"{name}/script.py", "print('ran')")
-    for folder, options in (
+    asked: tuple[tuple[Path, tuple[str, ...]], ...] = (
         (script.parent, ()),
+        (cluster.work, ("--set", f"runtime.binds={json.dumps([str(script.parent)])}")),
         (cluster.work, ("--set", f"paths.scratch={script.parent}")),
         (cluster.work, ("--set", f"paths.runs={script.parent}")),
-        (cluster.work, ("--set", f"runtime.binds={json.dumps([str(script.parent)])}")),
-    ):
+    )
+    for folder, options in asked if name == name.rstrip() else asked[:2]:  # --set takes blanks off a bare text
         done = cluster.run("hpcml", "submit", "--image", str(image), *options, "--wait", str(script), cwd=folder)
         assert done.returncode == errors.CONFIG, done.stderr
         says = ("cannot be bound into an image", "is no bind", "The folder for runs holds '\\'")

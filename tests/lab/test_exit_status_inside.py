@@ -48,13 +48,18 @@ def _left(cluster: Cluster) -> list[str]:
     return processes + mounts
 
 
-@pytest.fixture
-def cluster(cluster: Cluster, image: Path) -> Iterator[Cluster]:
-    """Return the cluster of this file; behind each test nothing of a container is left."""
-    inside = Inside(cluster, image)
-    yield inside
-    inside.wait_idle(60)
-    assert wait_for(lambda: not _left(inside), 10), _left(inside)
+@pytest.fixture(scope="module")
+def cluster(cluster: Cluster, image: Path) -> Cluster:
+    """Return the cluster of this file."""
+    return Inside(cluster, image)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays(cluster: Cluster) -> Iterator[None]:
+    """After each test nothing of a container is left."""
+    yield
+    cluster.wait_idle(60)
+    assert wait_for(lambda: not _left(cluster), 10), _left(cluster)
 
 
 def test_it_is_inside(cluster: Cluster) -> None:

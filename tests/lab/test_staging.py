@@ -125,6 +125,17 @@ def test_a_folder_that_is_none(cluster: Cluster, image: Path, folder: str, says:
     assert "the script ran" not in ended.out
 
 
+def test_a_folder_in_which_anyone_may_replace_the_copy(cluster: Cluster, image: Path) -> None:
+    cluster.run("mkdir", "-m", "777", "/tmp/open", node="n1", user="root")
+    ended = cluster.submit("print('the script ran')", "--nodes", "1", "--cpus-per-node", "4", "--image", str(image),
+                           "--set", "runtime.stage=copy", "--set", "runtime.stage_to=/tmp/open")  # fmt: skip
+    assert cluster.run("ls", "-A", "/tmp/open", node="n1").stdout == ""
+    cluster.run("rmdir", "/tmp/open", node="n1", user="root")
+    assert ended.code == errors.IMAGE, ended.err
+    assert "anyone may replace what lies in /tmp/open" in ended.err
+    assert "the script ran" not in ended.out
+
+
 def test_an_image_that_one_node_does_not_see(cluster: Cluster, image: Path) -> None:
     empty = cluster.write("empty/nothing", "").parent
     with cluster.covered("n4", f"mount --bind {empty} {image.parent}", str(image.parent)):
@@ -154,3 +165,32 @@ def test_a_disk_that_fills_up_meanwhile(cluster: Cluster, image: Path) -> None:
     _gone(cluster, "/tmp/small")
     for node in ALL_NODES:
         cluster.run("rmdir", "/tmp/small", node=node, user="root")
+
+
+def test_on_the_local_site(cluster: Cluster, image: Path) -> None:
+    """There are no steps; the keeper is a process beside the others, and the copy goes all the same."""
+    script = cluster.write("local/where.py", WHERE)
+    words = ("hpcml", "submit", "--site", "local", "--wait", "--image", str(image), "--set", "runtime.stage=copy")
+    done = cluster.run(*words, str(script), timeout=120)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert all(facts["image"].startswith("/tmp/hpcml-") for facts in found.values())
+
+    def left() -> list[str]:
+        keepers = [line for _, line in cluster.lab.processes("alice") if "/keep.sh" in line]
+        return [*keepers, *cluster.run("sh", "-c", "ls -d /tmp/hpcml-*/lab.sif").stdout.split()]
+
+    assert wait_for(lambda: not left(), 10), left()
+
+
+def test_slurm_ends_the_job_while_the_image_is_copied(cluster: Cluster, image: Path) -> None:
+    """The batch script itself is gone then; the keepers hang on its pipe."""
+    job, directory = cluster.detach("print('the script ran')", *_staged(image, "sbcast"))
+    cluster.wait_event(directory, "image-staging", 60)
+    assert wait_for(lambda: len(_copies(cluster)) == len(ALL_NODES), 20)
+    cluster.run("scancel", "--batch", "--signal=KILL", job)
+    cluster.wait_idle(60)
+    assert wait_for(lambda: not _copies(cluster), 5), _copies(cluster)
+    shown = json.loads(cluster.run("hpcml", "status", directory.name, "--json").stdout)
+    assert shown["state"] == "ended"
+    assert shown["exit_status"] != 0

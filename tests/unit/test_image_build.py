@@ -53,6 +53,36 @@ def test_a_failed_build_is_told_in_words(tmp_path: Path, said: str, words: str, 
     assert "{" not in error.hint
 
 
+IMAGE = (
+    "FATAL:   While performing build: while creating SIF: while creating container: write {out}/.a.sif.35052.new: {why}"
+)
+ROOM = ("FATAL:   While performing build: packer failed to pack: while unpacking local image: root filesystem extraction failed: "
+        "failed to copy content in staging file: write /t/hpcml-build-uj6f/build-temp-18/archive-27: {why}")  # fmt: skip
+CACHE = "FATAL:   Unable to build: while fetching library image: write /home/ada/.apptainer/cache/blob/tmp_1: {why}"
+
+
+@pytest.mark.parametrize(("said", "what", "place", "remedy"), [
+    (IMAGE, "out of space for the image", "{out}", "Write the image"),
+    (ROOM, "out of space in its temporary folder", "/t", "APPTAINER_TMPDIR"),
+    (CACHE, "out of space in the cache", "/home/ada/.apptainer/cache", "APPTAINER_CACHEDIR"),
+])  # fmt: skip
+@pytest.mark.parametrize(
+    ("why", "words"),
+    [("no space left on device", "the disk is full"), ("disk quota exceeded", "your quota is used up")],
+)
+def test_which_place_is_full(
+    tmp_path: Path, said: str, what: str, place: str, remedy: str, why: str, words: str
+) -> None:
+    """The words are Apptainer's (1.4), seen with folders that were too small."""
+    text = said.format(out=tmp_path, why=why)
+    error = image_build.failure(shell.Answer(255, f"INFO: Starting build...\n{text}\n", ""), order(tmp_path))
+    assert isinstance(error, StorageError)
+    assert what in error.message
+    assert words in error.message
+    assert error.place == place.format(out=tmp_path)
+    assert remedy in error.hint
+
+
 def test_a_build_that_never_ends(tmp_path: Path) -> None:
     assert "did not end within 6:00:00" in image_build.failure(shell.Answer(None, "INFO", ""), order(tmp_path)).message
 

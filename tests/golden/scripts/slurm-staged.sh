@@ -49,7 +49,7 @@ while interrupted=; wait "$driver"; code=$?; [ "$code" = 127 ] || status=$code; 
 # The supervisor's own status counts: srun gives 1 for a step in which something ran out of memory.
 own="$attempt/exit/driver@${SLURMD_NODENAME:-local}"
 [ -s "$own" ] && read -r status <"$own"
-grep -qs '"event": "allocated"' "$HPCML_RUN_DIR/events.jsonl" || status=88   # the image was not entered: see logs/driver.log
+grep -qs "\"attempt\": $HPCML_ATTEMPT, \"event\": \"allocated\"" "$HPCML_RUN_DIR/events.jsonl" || status=88   # the image was not entered: see logs/driver.log
 
 # Scheduler and workers have ended by now, told by the supervisor; what has not is killed.
 kill -KILL -- "-$scheduler" "-$worker" 2>/dev/null

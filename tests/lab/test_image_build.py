@@ -1,0 +1,57 @@
+"""`hpcml image build` by a real Apptainer whose folders are too small: which of them, in one sentence, and nothing left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from conftest import Cluster
+from hpcml import errors
+
+pytestmark = pytest.mark.lab
+
+SMALL = "/tmp/small"
+# The label says that it takes little, so that it is tried; what is removed makes the packing short.
+DEFINITION = """Bootstrap: localimage
+From: {image}
+%post
+    rm -rf /opt/hpcml /usr/share
+%labels
+    org.hpcml.space 1M
+"""
+
+
+@pytest.fixture
+def small(cluster: Cluster) -> Iterator[Path]:
+    cluster.run("mkdir", "-p", SMALL, node="login", user="root")
+    with cluster.covered("login", f"mount -t tmpfs -o size=20m,mode=1777 small {SMALL}", SMALL):
+        yield Path(SMALL)
+    cluster.run("rmdir", SMALL, node="login", user="root")
+
+
+@pytest.mark.parametrize("which", ["temporary", "image"])
+def test_a_folder_that_fills_up(cluster: Cluster, image: Path, small: Path, which: str) -> None:
+    definition = cluster.write(f"{which}.def", DEFINITION.format(image=image))
+    out = small / "new.sif" if which == "image" else cluster.work / "new.sif"
+    room = {"TMPDIR": str(small if which == "temporary" else cluster.work)}
+    before = cluster.run("ls", "-A", str(out.parent)).stdout
+    done = cluster.run("hpcml", "image", "build", str(definition), str(out), env=room, timeout=300)
+    assert done.returncode == errors.STORAGE, done.stderr
+    place = "for the image" if which == "image" else "in its temporary folder"
+    assert f"The build ran out of space {place}: the disk is full ({small})." in done.stderr
+    assert ("Write the image to" if which == "image" else "Set APPTAINER_TMPDIR") in done.stderr.splitlines()[-1]
+    assert cluster.run("ls", "-A", str(out.parent)).stdout == before
+    assert cluster.run("ls", "-A", str(small)).stdout == ""
+
+
+def test_no_line_in_subuid(cluster: Cluster, image: Path) -> None:
+    definition = cluster.write("ids.def", DEFINITION.format(image=image))
+    cover = "mkdir -p /tmp/ids; : > /tmp/ids/none; mount --bind /tmp/ids/none /etc/subuid"
+    with cluster.covered("login", cover, "/etc/subuid"):
+        done = cluster.run("hpcml", "image", "build", str(definition), str(cluster.work / "ids.sif"))
+    cluster.run("rm", "-rf", "/tmp/ids", node="login", user="root")
+    assert done.returncode == errors.IMAGE, done.stderr
+    assert "no ids to build as root of a namespace with (--fakeroot) (/etc/subuid)" in done.stderr
+    assert "Ask for a line there" in done.stderr

@@ -1,0 +1,55 @@
+"""Whether and how an image is copied to the nodes: what the profile asks for, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcml import config, plan, schema, staging
+from hpcml.errors import ConfigError
+from hpcml.jobs import JobSpec
+
+
+def site(scheduler: str = "slurm", scratch: str = "", **runtime: Any) -> schema.Site:
+    layers = config.Layers()
+    layers.add({"scheduler": scheduler, "runtime": runtime, "paths": {"scratch": scratch}}, "test")
+    return config.build(schema.Site, layers)
+
+
+def test_only_where_the_profile_and_the_run_ask_for_it() -> None:
+    assert staging.stage(site(), "/i/a.sif") is None
+    assert staging.stage(site(stage="copy"), "") is None
+    assert staging.stage(site(stage="copy"), "/i/a.sif") == staging.Stage("copy", "", "/i/a.sif", 300)
+
+
+@pytest.mark.parametrize(("scratch", "to", "folder"), [
+    ("", "/local/x/", "/local/x"), ("/scratch", "", "/scratch"), ("/scratch", "$TMPDIR", "$TMPDIR"),
+    ("", "/local/$SLURM_JOB_ID/x", "/local/$SLURM_JOB_ID/x"), ("", "${A}/x", "${A}/x"),
+])  # fmt: skip
+def test_the_folder(scratch: str, to: str, folder: str) -> None:
+    made = staging.stage(site(scratch=scratch, stage="sbcast", stage_to=to), "/i/a.sif")
+    assert made is not None
+    assert made.folder == folder
+
+
+@pytest.mark.parametrize("folder", ["local", "./x", "~/x", "$1/x"])
+def test_a_folder_that_is_none(folder: str) -> None:
+    with pytest.raises(ConfigError, match=r"not an absolute path.*runtime\.stage_to"):
+        staging.stage(site(stage="copy", stage_to=folder), "/i/a.sif")
+
+
+def test_sbcast_is_slurm_s() -> None:
+    with pytest.raises(ConfigError, match=r"sbcast is Slurm's.*runtime\.stage"):
+        staging.stage(site("local", stage="sbcast"), "/i/a.sif")
+    assert staging.stage(site("local", stage="copy"), "/i/a.sif")
+
+
+def test_the_step_reaches_every_node_and_speaks_to_the_script() -> None:
+    spec = JobSpec(Path("/p/a.py"), (), Path("/p"), nodes=3, image="/i/a.sif")
+    made = plan.plan(site(stage="copy"), spec, plan.Place("a-1", Path("/runs/a-1"), "/usr/bin/python3", "0"))
+    assert made.stage is not None
+    assert {"--nodes=3", "--ntasks=3", "--ntasks-per-node=1", "--overlap"} <= set(made.stage.launcher)
+    assert not [word for word in made.stage.launcher if word.startswith("--output")]
+    assert "the image is copied to each node by copy" in made.reasons
