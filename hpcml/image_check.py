@@ -7,7 +7,7 @@ import io
 import json
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hpcml import assets, entering, images, shell, units
@@ -54,7 +54,7 @@ def of_the_definition(facts: images.ImageFacts) -> Iterator[Finding]:
         yield Finding("definition", NOTE, f"spython reads none that begin with {found[1]}: not looked at")
         return
     try:
-        stages = _parse(text, dockerfile=found is None)
+        stages, warnings = _parse(text, dockerfile=found is None)
     except ModuleNotFoundError:
         yield Finding("definition", NOTE, "spython is not installed: not looked at", "pip install 'hpcml[image]'")
         return
@@ -62,11 +62,42 @@ def of_the_definition(facts: images.ImageFacts) -> Iterator[Finding]:
         # Apptainer built from it all the same: this is spython's trouble and no reason against the image.
         yield Finding("definition", NOTE, error.message[:1].lower() + error.message[1:], error.hint)
         return
-    yield from _of_the_stages(stages, facts)
+    for warning in warnings:
+        yield Finding("definition", NOTE, f"spython warns: {warning}")
+    yield from _of_the_stages(stages, [] if found is None else _bases(text), facts)
 
 
-def _parse(text: str, *, dockerfile: bool) -> dict[str, Any]:
-    """Return spython's recipes by stage; its silence, its printing and its exits become errors.
+def _bases(text: str) -> list[str]:
+    """Return what the stages of a definition start from, by the lines before their first section."""
+    found, header = [], False
+    for line in text.splitlines():
+        if match := re.match(r"\s*(bootstrap|from)\s*:\s*([^\s#]+)", line, re.IGNORECASE):
+            header = header or match[1].lower() == "bootstrap"
+            found += [match[2]] if header and match[1].lower() == "from" else []
+        elif line.lstrip().startswith("%"):
+            header = False
+    return found
+
+
+@contextlib.contextmanager
+def _listening(said: io.StringIO) -> Iterator[None]:
+    """Collect what is printed, also by spython's logger, which took the streams when it was imported."""
+    from spython.logger import bot  # type: ignore[import-untyped,unused-ignore]
+
+    kept = bot.errorStream, bot.outputStream
+    bot.errorStream = bot.outputStream = said
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            yield
+    finally:
+        bot.errorStream, bot.outputStream = kept
+
+
+def _parse(text: str, *, dockerfile: bool) -> tuple[dict[str, Any], list[str]]:
+    """Return spython's recipes by stage, and its warnings; its silence, its printing and its exits become errors.
+
+    Its parser searches every line for ``from:``, those of %post and comments too, and then says nothing: what it takes
+    for the bases is compared with the definition's headers.
 
     Raises
     ------
@@ -83,7 +114,7 @@ def _parse(text: str, *, dockerfile: bool) -> dict[str, Any]:
         file.write(text)
         file.flush()
         try:
-            with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            with _listening(said):
                 stages = (DockerParser if dockerfile else SingularityParser)(file.name).recipe
         except (Exception, SystemExit) as error:  # it raises whatever its code stumbles over
             words = str(error) or type(error).__name__
@@ -91,16 +122,25 @@ def _parse(text: str, *, dockerfile: bool) -> dict[str, Any]:
                              quote=images.last_lines(said.getvalue())) from error  # fmt: skip
     if not isinstance(stages, dict) or not stages:
         raise ImageError("spython finds nothing in the definition", hint=hint, quote=images.last_lines(said.getvalue()))
-    return stages
+    read, wanted = [str(stage.fromHeader or "") for stage in stages.values()], _bases(text)
+    if (
+        not dockerfile and any(read) and list(map(str.lower, wanted)) != list(map(str.lower, read))
+    ):  # it writes small letters
+        words = f"spython reads {', '.join(read)!a} where the definition starts from {', '.join(wanted)!a}"
+        raise ImageError(words, hint="A line of %post or a comment has 'from:' in it. Word it otherwise.")
+    # Nothing here depends on the runscript.
+    warned = [line for line in said.getvalue().splitlines() if line.startswith("WARNING") and "script" not in line]
+    return stages, [line.removeprefix("WARNING").strip() for line in warned]
 
 
-def _of_the_stages(stages: Mapping[str, Any], facts: images.ImageFacts) -> Iterator[Finding]:
-    base = str(next(iter(stages.values())).fromHeader or "")
+def _of_the_stages(stages: Mapping[str, Any], bases: Sequence[str], facts: images.ImageFacts) -> Iterator[Finding]:
     last = list(stages.values())[-1]
+    named = list(bases or filter(None, (str(stage.fromHeader or "") for stage in stages.values())))
+    moving = next((base for base in named if not re.search(r"[:@][^/]+$", base) or base.endswith(":latest")), "")
+    base = moving or ", ".join(named)
     if not base:
         yield Finding("definition", NOTE, "spython finds nothing that it starts from", "Write From: IMAGE:VERSION.")
         return
-    moving = not re.search(r"[:@][^/]+$", base) or base.endswith(":latest")
     pairs = (line.split(None, 1) for line in last.labels if isinstance(line, str))
     stated = {pair[0]: pair[1].strip().strip('"') for pair in pairs if len(pair) == 2 and "{{" not in pair[1]}
     own = {name: value for name, value in stated.items() if name.startswith(images.PREFIX)}

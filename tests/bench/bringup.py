@@ -35,10 +35,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lab"))
 
 import contenders
+import lab_image
 from contenders import Contender
 from lab import Lab, LabError
+from lab_paths import PROGRAM
 from one_run import BenchError, Run, run_patiently
 
+IMAGES = ",".join(contenders.INSIDE)
 QUIET = 0.2  # processors that others may keep busy
 
 
@@ -56,8 +59,8 @@ def main() -> int:
 
             explain.explain(lab, [*arguments.source, contenders.ALL[0]][0])
             return 0
-        chosen = _chosen(arguments)
-        facts = _machine(lab)
+        chosen = _chosen(lab, arguments)
+        facts = machine_facts(lab, "tests/bench/bringup.py")
         runs = measure(lab, chosen, arguments.repeats)
     except (BenchError, LabError) as error:
         print(f"bringup: {error}", file=sys.stderr)
@@ -84,7 +87,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--repeats", type=int, default=5, metavar="N", help="rounds (default 5)")
     names = ",".join(one.name for one in contenders.ALL)
-    parser.add_argument("--only", default=names, metavar="NAMES", help=f"some of {names}")
+    parser.add_argument("--only", default="", metavar="NAMES", help=f"some of {names}, and with --image of {IMAGES}")
+    parser.add_argument("--image", nargs="?", type=Path, const=Path(), metavar="FILE",
+                        help="hpcml and the script by hand inside an image (default: the lab's) beside those outside")  # fmt: skip
     parser.add_argument("--source", type=_source, action="append", default=[], metavar="NAME=DIR",
                         help="one more contender: hpcml from another folder (README.md)")  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure and what it was measured on")
@@ -99,9 +104,16 @@ def _source(text: str) -> Contender:
     return contenders.hpcml(name, 32 if name.endswith("-32") else contenders.NODES, str(Path(folder).resolve()))
 
 
-def _chosen(arguments: argparse.Namespace) -> list[Contender]:
+def _chosen(lab: Lab, arguments: argparse.Namespace) -> list[Contender]:
     known = {one.name: one for one in contenders.ALL}
-    wanted = [word for word in arguments.only.split(",") if word]
+    usual = ",".join(known)
+    if arguments.image is not None:
+        path = arguments.image if arguments.image.name else lab_image.image(lab.places)
+        if not path.is_file():
+            raise BenchError(f"There is no image {path}. Run: {PROGRAM} image, or give --image FILE.")
+        known |= {one.name: one for one in contenders.inside(str(path.resolve()))}
+        usual = f"hpcml,sbatch,{IMAGES}"
+    wanted = [word for word in (arguments.only or usual).split(",") if word]
     if unknown := [word for word in wanted if word not in known]:
         raise BenchError(f"There is no contender {unknown[0]!r}. Use some of: {', '.join(known)}.")
     return [*(known[word] for word in wanted), *arguments.source]
@@ -129,7 +141,7 @@ def _names(runs: list[Run]) -> list[str]:
 
 
 def _place(name: str) -> tuple[int, str]:
-    order = [one.name for one in contenders.ALL]
+    order = [*(one.name for one in contenders.ALL), *contenders.INSIDE]
     return (order.index(name) if name in order else len(order)), name
 
 
@@ -168,6 +180,23 @@ def table(runs: list[Run], facts: Run) -> str:
     )
 
 
+def inside_or_outside(document: Run) -> str:
+    """Return one line for the user's page: an image's cost for hpcml, and hpcml against the script by hand inside."""
+    runs = document["runs"]
+    ours, theirs = contenders.INSIDE
+
+    def middle(name: str) -> float:
+        return statistics.median(_values(runs, name, "usable"))
+
+    rounds = len(_values(runs, ours, "usable"))
+    return (
+        f"Four nodes, from the job's start to a script that has all its workers: inside an image {middle(ours):.1f} s, "
+        f"{middle(ours) / middle('hpcml'):.2f} times as long as outside ({middle('hpcml'):.1f} s), and "
+        f"**{middle(ours) / middle(theirs):.2f}** of what a batch script by hand takes with `apptainer exec` before each role "
+        f"({middle(theirs):.1f} s). Medians of {rounds} rounds on {document['machine']['cores']} cores that all four nodes share."
+    )
+
+
 def _others(runs: list[Run]) -> int:
     """Return how many job numbers between the first and the last were not this program's, failed runs included."""
     jobs: list[int] = [job for run in runs for job in run["jobs"]]
@@ -183,26 +212,30 @@ def _cell(numbers: list[float], key: str) -> str:
 def _ratios(runs: list[Run], scaled: bool) -> list[str]:
     """Return what hpcml takes of each other one's time, from the medians and by round."""
     small, large = ("sbatch", "runner", "cluster"), ("sbatch-32",)
-    known = {one.name for one in contenders.ALL}
+    known = {one.name for one in contenders.ALL} | set(contenders.INSIDE)
+    ours, theirs = contenders.INSIDE
     added = [(name, "hpcml-32" if name.endswith("-32") else "hpcml") for name in _names(runs) if name not in known]
     pairs = [(name, "hpcml", "registered", "registered") for name in small]
     pairs += [("cluster", "hpcml", "registered_from_scale", "registered")] if scaled else []
     pairs += [(name, "hpcml-32", "registered", "registered") for name in large]
     pairs += [(name, "hpcml", "usable", "usable") for name in small]
     pairs += [(name, "hpcml-32", "usable", "usable") for name in large]
-    pairs += [(name, ours, "registered", "registered") for name, ours in added]
+    pairs += [(theirs, ours, key, key) for key in ("registered", "usable")]
+    pairs += [(outside, inside, "usable", "usable") for outside, inside in (("hpcml", ours), ("sbatch", theirs))]
+    pairs += [(name, own, "registered", "registered") for name, own in added]
     lines = []
-    for other, ours, their_key, our_key in pairs:
-        mine, theirs = _values(runs, ours, our_key), _values(runs, other, their_key)
-        if mine and theirs:
-            each = [one / two for one, two in zip(mine, theirs, strict=True)]
-            ratio = statistics.median(mine) / statistics.median(theirs)
+    for other, own, their_key, our_key in pairs:
+        ones, twos = _values(runs, own, our_key), _values(runs, other, their_key)
+        if ones and twos:
+            each = [one / two for one, two in zip(ones, twos, strict=True)]
+            ratio = statistics.median(ones) / statistics.median(twos)
             by_round = f"by round {min(each):.2f} to {max(each):.2f}"
-            lines.append(f"* {ours} / {other}, {their_key.replace('_', ' ')}: **{ratio:.2f}** ({by_round})")
+            lines.append(f"* {own} / {other}, {their_key.replace('_', ' ')}: **{ratio:.2f}** ({by_round})")
     return lines
 
 
-def _machine(lab: Lab) -> Run:
+def machine_facts(lab: Lab, program: str) -> Run:
+    """Return when, by which command, with which versions and on what is measured."""
     code = "import json, importlib.metadata as m; print(json.dumps({d.name: d.version for d in m.distributions()}))"
     versions = json.loads(lab.exec([f"{lab.places.venv}/bin/python", "-c", code]).stdout)
     names = ("hpcml", "dask", "distributed", "dask-jobqueue", "numpy", "tornado", "cryptography")
@@ -211,14 +244,20 @@ def _machine(lab: Lab) -> Run:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**20
     return {
         "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(["python3", "tests/bench/bringup.py", *sys.argv[1:]]),
+        "command": shlex.join(["python3", program, *sys.argv[1:]]),
         "versions": {**{name: versions.get(name, "") for name in names},
                      "python": lab.exec([f"{lab.places.venv}/bin/python", "-V"]).stdout.strip(),
-                     "slurm": lab.exec(["sbatch", "--version"]).stdout.strip()},
+                     "slurm": lab.exec(["sbatch", "--version"]).stdout.strip(),
+                     "apptainer": _apptainer(lab)},
         "machine": {"cores": os.cpu_count(), "processor": processor, "memory_mb": memory, "kernel": platform.release(),
                     "load_before": [round(number, 2) for number in os.getloadavg()]},
         "lab": {"accounting": lab.state().accounting, "nodes": contenders.NODES, "cpus_per_node": contenders.CPUS},
     }  # fmt: skip
+
+
+def _apptainer(lab: Lab) -> str:
+    done = lab.exec(["sh", "-c", "command -v apptainer >/dev/null && apptainer --version"])
+    return done.stdout.strip().removeprefix("apptainer version ")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 NODES = 4
 JOB = "bringup"
+INSIDE = ("hpcml-image", "sbatch-image")
 CPUS = 8
 FOLDER = "$BRINGUP"  # replaced by the folder of the run
 VENV = "$VENV"  # replaced by the lab's environment
@@ -79,6 +80,26 @@ wait
 exit $status
 """
 
+# The same with the image that the roles enter, each for itself, as the manuals of Apptainer and of many sites have it.
+_BY_HAND_INSIDE = """\
+#!/bin/bash
+#SBATCH --job-name={job}
+#SBATCH --nodes={nodes}
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task={cpus}
+#SBATCH --mem=3500M
+#SBATCH --time=00:20:00
+#SBATCH --output={folder}/job.log
+file="$PWD/scheduler-$SLURM_JOB_ID.json"
+apptainer exec {image} python -m dask scheduler --interface eth0 --scheduler-file "$file" &
+srun --cpus-per-task={cpus} --cpu-bind=none apptainer exec {image} \\
+  python -m dask worker --interface eth0 --scheduler-file "$file" --nworkers {each} --nthreads {threads} --local-directory /tmp &
+apptainer exec {image} python driver.py
+status=$?
+wait
+exit $status
+"""
+
 _BY_HAND_DRIVER = """\
 import os
 
@@ -147,13 +168,15 @@ class Contender:
     files: dict[str, str] = field(default_factory=dict)
     jobs: int = 1
     environment: dict[str, str] = field(default_factory=dict)
+    image: str = ""
 
     def laid_out(self, folder: str, venv: str) -> tuple[list[str], dict[str, str]]:
         """Return the command and the files for a run in ``folder``."""
         facts = {"workers": self.workers, "each": self.workers // NODES, "threads": CPUS * NODES // self.workers,
-                 "nodes": NODES, "cpus": CPUS, "folder": folder, "venv": venv, "job": JOB}  # fmt: skip
+                 "nodes": NODES, "cpus": CPUS, "folder": folder, "venv": venv, "job": JOB,
+                 "image": self.image}  # fmt: skip
         files = {name: text.format(**facts) for name, text in self.files.items()}
-        return [word.replace(VENV, venv) for word in self.command], files
+        return [word.replace(VENV, venv).replace(FOLDER, folder) for word in self.command], files
 
 
 def hpcml(name: str, workers: int, source: str = "") -> Contender:
@@ -174,6 +197,21 @@ def hpcml(name: str, workers: int, source: str = "") -> Contender:
     )
     environment = {"PYTHONPATH": source} if source else {}
     return Contender(name, workers, command, {"script.py": _HPCML}, environment=environment)
+
+
+def inside(image: str) -> tuple[Contender, Contender]:
+    """Return hpcml and the hand-written script with all roles inside an image. Both run the same files inside.
+
+    hpcml lets in what the run says and no other variable; the script by hand lets everything in, and the home directory.
+    """
+    ours, theirs = INSIDE
+    own = hpcml(ours, NODES)
+    words = ("--image", image, "--set", f"environment.BRINGUP={FOLDER}")
+    command = (*own.command[:-1], *words, own.command[-1])
+    files = {"job.sh": _BY_HAND_INSIDE, "driver.py": _BY_HAND_DRIVER}
+    return Contender(ours, NODES, command, own.files, image=image), Contender(
+        theirs, NODES, ("sbatch", "job.sh"), files, image=image
+    )
 
 
 def by_hand(name: str, workers: int) -> Contender:

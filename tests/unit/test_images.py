@@ -243,6 +243,31 @@ def test_what_spython_cannot_read_is_said_and_not_passed_over() -> None:
     assert looked_at("")[0][0] == "note"
 
 
+@pytest.mark.parametrize("line", ["  echo from: here", "  true # from: there"])
+def test_a_base_that_spython_misreads_is_said(line: str) -> None:
+    """It takes any line with `from:` for a header; without a comparison that would be silent."""
+    ((state, said),) = looked_at(f"Bootstrap: docker\nFrom: python:3.12\n%post\n{line}\n")
+    assert state == "note"
+    assert "where the definition starts from 'python:3.12'" in said
+
+
+def test_all_stages_are_looked_at_and_names_keep_their_letters() -> None:
+    text = "Bootstrap: docker\nFrom: golang:1.20\nStage: build\n%post\n  true\nBootstrap: docker\nFrom: x.org/Foo/Bar{}\nStage: final\n"
+    assert looked_at(text.format(":2-Py3") + "%post\n  true\n")[0][1].startswith(
+        "starts from golang:1.20, x.org/Foo/Bar:2-Py3"
+    )
+    assert looked_at(text.format("") + "%post\n  true\n")[0] == (
+        "note",
+        "it starts from x.org/Foo/Bar, which is another image every month",
+    )
+
+
+def test_spythons_warnings_are_told_and_not_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    found = looked_at("Bootstrap: docker\nFrom: python:3.12\n%setup\n  mkdir $APPTAINER_ROOTFS/x\n%post\n  true\n")
+    assert found[0] == ("note", "spython warns: SETUP is error prone, please check output.")
+    assert capfd.readouterr() == ("", "")
+
+
 def test_the_shipped_definitions_that_spython_can_read() -> None:
     for name in ("cpu", "rapids-cu12", "rapids-cu13"):
         text = images.find_definition(name, Path()).text

@@ -1,0 +1,74 @@
+#!/usr/bin/env python3
+"""Put the figures of docs/benchmarks/*.json that these benches wrote into the pages that show them, between markers.
+
+python3 tests/bench/tables.py            write the pages
+python3 tests/bench/tables.py --check    exit 1 if a page does not show what its files hold
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import bringup
+import image_start
+
+ROOT = Path(__file__).resolve().parents[2]
+FIGURES = ROOT / "docs" / "benchmarks"
+
+
+def _bringup(document: dict[str, Any]) -> str:
+    return bringup.table(document["runs"], document)
+
+
+# Page, name of the place in it, file of figures, and what writes them as Markdown.
+PLACES: tuple[tuple[Path, str, Path, Callable[[dict[str, Any]], str]], ...] = (
+    (ROOT / "docs/images.md", "start", FIGURES / "image-start.json", image_start.table),
+    (ROOT / "docs/images.md", "bring-up", FIGURES / "bringup-image.json", bringup.inside_or_outside),
+    (ROOT / "tests/bench/README.md", "bring-up inside", FIGURES / "bringup-image.json", _bringup),
+)
+
+
+def page_with(page: str, name: str, text: str) -> str:
+    """Return a page with a text between the markers of a place.
+
+    Raises
+    ------
+    ValueError
+        If a marker is missing.
+    """
+    begin, end = f"<!-- figures: {name} (tests/bench/tables.py) -->", f"<!-- figures: end of {name} -->"
+    before, found, rest = page.partition(begin)
+    _, last, after = rest.partition(end)
+    if not found or not last:
+        raise ValueError(f"the page lacks {begin} or {end}")
+    return f"{before}{begin}\n\n{text}\n\n{end}{after}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write the pages, or say whether they are up to date."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page is not up to date")
+    options = parser.parse_args(arguments)
+    stale = []
+    for path, name, figures, write in PLACES:
+        old = path.read_text(encoding="utf-8")
+        new = page_with(old, name, write(json.loads(figures.read_text(encoding="utf-8"))))
+        if new != old:
+            stale.append(f"{path.relative_to(ROOT)} ({name}) does not show what {figures.relative_to(ROOT)} holds.")
+            if not options.check:
+                path.write_text(new, encoding="utf-8")
+    if options.check:
+        for line in stale:
+            print(f"{line} Run: python3 tests/bench/tables.py", file=sys.stderr)
+    return int(bool(stale) and options.check)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
