@@ -167,7 +167,8 @@ def _read_event(found: Status, event: dict[str, Any]) -> None:
     elif name == "driver-started":
         found.state = "running"
     elif name == "time-limit-near":
-        found.hint = "The time limit is near; the script was told."
+        told = "open pages save what they hold" if found.service else "the script was told"
+        found.hint = f"The time limit is near; {told}."
 
 
 def _driver(found: Status) -> str:

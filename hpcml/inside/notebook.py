@@ -81,6 +81,7 @@ def _server(context: Context, places: notebook_config.Places) -> tuple[ServerApp
     token = secure.make_token(context.attempt)
     options = notebook_config.options(context, places, token)
     server: Any = LabApp.initialize_server(argv=[], config=options)
+    server.log_level = "WARN"  # its words at the start are about Ctrl-C and an address that no browser takes
     notebook_config.check(server, places)
     return server, token
 
@@ -114,7 +115,6 @@ async def _announce(context: Context, server: ServerApp, socket: Path, token: st
         "identity": identity["started"], "probe": PROBE, "path": "/lab",
         "token_file": str(context.attempt.jupyter_token),
     })  # fmt: skip
-    print(f"hpcml: JupyterLab is up on {context.node}.", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

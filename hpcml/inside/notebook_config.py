@@ -58,6 +58,7 @@ def options(context: Context, places: Places, token: str) -> Config:
         "launcher_entry": {"title": "Dask dashboard", "path_info": f"{DASHBOARD}/status"},
     }
     made: dict[str, dict[str, Any]] = {
+        "Application": {"log_level": "ERROR"},  # while it starts: an extension that fails is an error
         "ServerApp": {
             "sock": str(places.socket),
             "sock_mode": "0600",

@@ -60,7 +60,15 @@ BAD_TIMES = ("abc", "0", "0:00:00", "-5", "1:99", "1:2:3:4", "1.5", "10x", "1-",
              "9" * 30, "1d-3")  # fmt: skip
 BAD_NUMBERS = ("0", "-1", "two", "1.5", "1e3", "٣", "9" * 20, "+2", "0x4", "1-4")
 
+JUPYTER = ("jupyter", "--site", "local")
 CASES = [
+    Bad("jupyter-script", (*JUPYTER, "job.py"), U, ("job.py", "hpcml jupyter --help")),
+    Bad("jupyter-idle", (*JUPYTER, "--idle", "soon"), U, ("'soon'", "--idle", "--idle off")),
+    Bad("jupyter-no-idle", (*JUPYTER, "--idle", "0"), U, ("less than 5 s", "--idle off")),
+    Bad("jupyter-no-folder", (*JUPYTER, "--notebook-dir", "none"), N, ("does not exist", "--notebook-dir", "mkdir")),
+    Bad("jupyter-file", (*JUPYTER, "--notebook-dir", "job.py"), N, ("is not a folder", "--notebook-dir")),
+    Bad("jupyter-modes", (*JUPYTER, "--wait", "--detach"), U, ("--wait and --detach exclude each other",)),
+    Bad("jupyter-nodes", ("jupyter", "--site", "slurm", "--nodes", "0"), U, ("--nodes",)),
     Bad("unknown-command", ("submitt", "job.py"), U, ("no command 'submitt'", "Did you mean hpcml submit?")),
     Bad("script-as-command", ("job.py",), U, ("no command 'job.py'", "Did you mean hpcml submit job.py?")),
     Bad("unknown-top-option", ("--verbose",), U, ("no option '--verbose'", "hpcml --help")),

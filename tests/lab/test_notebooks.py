@@ -74,6 +74,7 @@ class Lab:
 
 
 def start(cluster: Cluster, *options: str) -> Lab:
+    cluster.write("notebook_api.py", API)
     done = cluster.run("hpcml", "jupyter", "--detach", "--json", *options)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
@@ -90,7 +91,6 @@ def start(cluster: Cluster, *options: str) -> Lab:
 def session(cluster: Cluster) -> Iterator[Lab]:
     if cluster.run("python", "-c", "import jupyterlab").returncode != 0:
         pytest.skip("the lab's environment has no JupyterLab: lab.py env")
-    cluster.write("notebook_api.py", API)
     made = start(cluster, "--nodes", "2")
     yield made
     cluster.run("scancel", "--quiet", made.job)
@@ -202,3 +202,21 @@ def test_its_ends(session: Lab) -> None:
         gone = cluster.run("ls", str(Path(made.facts["socket"]).parent), node=made.facts["node"])
         assert "No such file" in gone.stderr
         assert CANARY not in "".join(path.read_text() for path in (made.directory / "logs").iterdir())
+
+
+def test_inside_an_image(cluster: Cluster, image: Path) -> None:
+    """With the image's own Python; the lab's image holds Dask only, so JupyterLab comes by a bind, or is missed."""
+    lacking = cluster.run("hpcml", "jupyter", "--image", str(image), "--wait", timeout=120)
+    assert lacking.returncode == 84, lacking.stderr
+    assert "the run's environment lacks JupyterLab" in lacking.stderr
+    venv = cluster.lab.places.venv
+    place = ("runtime.kind=image", f"runtime.python={venv}/bin/python", f'runtime.binds=["{venv}"]')
+    made = start(cluster, "--image", str(image), *(word for setting in place for word in ("--set", setting)))
+    cells = (
+        "import hpcml; print(hpcml.connect().submit(lambda: 6 * 7).result())",
+        "import os; print(os.environ['HOME'])",
+    )
+    assert made.cells(*cells).split() == ["42", str(made.directory / "home")]
+    cluster.run("scancel", made.job)
+    assert cluster.wait_status(made.directory)["status"] == 86
+    cluster.wait_idle(60)

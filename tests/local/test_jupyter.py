@@ -135,6 +135,9 @@ def test_nothing_listens_on_a_port(session: Session) -> None:
 def test_the_token_is_nowhere_else(session: Session) -> None:
     kernel = session.server.kernel()
     assert "JUPYTER_TOKEN" not in kernel.run("import os; print(dict(os.environ))")
+    address = f"/api/none?token={session.token}"
+    assert session.server.request("GET", address, Referer=f"http://localhost{address}")[0] == 404
+    assert "404 GET /api/none" in session.log()  # it is written down, without the token
     for pid, line in session.processes().items():
         assert session.token not in line
         assert session.token not in Path(f"/proc/{pid}/environ").read_text(errors="replace")

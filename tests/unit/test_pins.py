@@ -63,9 +63,9 @@ def test_labels_say_what_is_installed(definition: images.Definition) -> None:
 
 
 @pytest.mark.parametrize("name", ["cpu", "lab"])
-def test_cpu_images_hold_the_extra_local(name: str) -> None:
+def test_cpu_images_hold_the_extras_local_and_jupyter(name: str) -> None:
     installed = packages(images.find_definition(name, ROOT).text)
-    wanted = divided(EXTRAS["node"]) | divided(EXTRAS["local"])
+    wanted = divided(EXTRAS["node"]) | divided(EXTRAS["local"]) | divided(EXTRAS["jupyter"])
     wanted.pop("hpcml")
     assert installed.keys() == wanted.keys()
     for package, rule in wanted.items():
@@ -84,7 +84,7 @@ def test_gpu_images_hold_the_extra_of_their_cuda(cuda: str) -> None:
     assert {"ucx", "rdma-core", "cupy"} <= installed.keys()
     wanted = {
         key.removesuffix(f"-cu{cuda}"): rule
-        for key, rule in (divided(EXTRAS[f"cuda{cuda}"]) | divided(EXTRAS["node"])).items()
+        for key, rule in (divided(EXTRAS[f"cuda{cuda}"]) | divided(EXTRAS["node"]) | divided(EXTRAS["jupyter"])).items()
     }
     wanted.pop("hpcml")
     assert wanted.keys() <= installed.keys()

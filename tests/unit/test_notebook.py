@@ -1,0 +1,177 @@
+"""A Jupyter run's decisions: its plan, its options, its configuration, and what its pages are told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcml import config, jobs, jupyter_commands, plan, schema
+from hpcml.errors import NotFoundError, UsageError
+from hpcml.inside import notebook_config, notebook_page, notebook_session
+from hpcml.inside.settings import Context, Settings
+from hpcml.layout import RunPaths
+
+PLACE = plan.Place("jupyter-20261121-074500-1a2b", Path("/runs/jupyter-20261121-074500-1a2b"), "/usr/bin/python3", "0")
+
+
+def settings(**values: Any) -> Settings:
+    spec = jobs.JobSpec(Path("/home/me/jupyter"), (), Path("/home/me/notes"), service="jupyter", **values)
+    return plan.plan(config.build(schema.Site, config.Layers()), spec, PLACE).inside
+
+
+def context(run: Path, **values: Any) -> Context:
+    paths = RunPaths(run)
+    paths.attempt(0).directory.mkdir(parents=True)
+    return Context(paths, paths.attempt(0), 0, settings(**values), "n1", ("n1",))
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder whose path is short enough for sockets."""
+    made = Path(tempfile.mkdtemp(prefix="hpcml-", dir="/tmp"))
+    yield made
+    shutil.rmtree(made)
+
+
+def test_the_plan_names_the_service_and_no_script() -> None:
+    made = settings(idle=1800.0)
+    assert (made.service, made.script, made.idle, made.cwd) == ("jupyter", "", 1800.0, "/home/me/notes")
+
+
+def test_sockets_of_kernels_fit_below_the_longest_folder(tmp_path: Path) -> None:
+    """unix(7): 107 bytes and a zero."""
+    there = context(tmp_path)
+    name = "kernel-01234567-89ab-cdef-0123-456789abcdef-ipc-5"
+    longest = "/" + "x" * (there.socket_room - 1) + "/hpcml-12345678/k/" + name
+    assert len(longest) <= 107
+    assert there.modules == Path("/home/me/notes")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("off", 0.0), ("OFF", 0.0), ("30m", 1800.0), ("1h30m", 5400.0), ("5", 5.0)]
+)
+def test_idle_times(text: str, seconds: float) -> None:
+    assert jupyter_commands.parse_idle(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0", "4s", "never", "-5", "30 minutes"])
+def test_what_is_no_idle_time(text: str) -> None:
+    with pytest.raises(UsageError) as error:
+        jupyter_commands.parse_idle(text)
+    assert error.value.place == "--idle"
+    assert "--idle off" in error.value.hint
+
+
+def test_the_folder_for_notebooks(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "file").touch()
+    assert jupyter_commands.notebook_folder(tmp_path, "") == tmp_path
+    assert jupyter_commands.notebook_folder(tmp_path, "notes") == tmp_path / "notes"
+    for wrong, why in (("none", "does not exist"), ("file", "is not a folder")):
+        with pytest.raises(NotFoundError, match=why):
+            jupyter_commands.notebook_folder(tmp_path, wrong)
+
+
+def test_the_configuration_is_closed(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("traitlets")
+    places = notebook_config.make_places(folder)
+    made = notebook_config.options(context(tmp_path), places, "secret")
+    assert made.ServerApp.sock == str(folder / "jupyter.sock")
+    assert (made.ServerApp.sock_mode, made.KernelManager.transport) == ("0600", "ipc")
+    assert (made.ServerApp.allow_origin, made.ServerApp.disable_check_xsrf) == ("", False)
+    assert made.ServerApp.allow_remote_access is False
+    assert made.IdentityProvider.token == "secret"  # noqa: S105 - no secret
+    assert made.ServerProxy.servers["dashboard"]["unix_socket"] == str(folder / "dashboard.sock")
+    assert "port" not in made.ServerApp
+    assert {place.stat().st_mode & 0o777 for place in places[1:]} == {0o700}
+
+
+@pytest.mark.parametrize(
+    ("mode", "outer", "good"), [(0o600, 0o700, True), (0o660, 0o700, False), (0o600, 0o755, False)]
+)
+def test_a_socket_that_others_reach_is_refused(folder: Path, mode: int, outer: int, good: bool) -> None:
+    path = folder / "s"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        path.chmod(mode)
+        folder.chmod(outer)
+        if good:
+            notebook_config.check_socket(path)
+        else:
+            with pytest.raises(notebook_config.UnsafeError):
+                notebook_config.check_socket(path)
+
+
+def test_a_link_in_the_place_of_a_socket_is_refused(folder: Path) -> None:
+    (folder / "s").symlink_to("/dev/null")
+    with pytest.raises(notebook_config.UnsafeError):
+        notebook_config.check_socket(folder / "s")
+
+
+def test_the_kernel_that_is_offered(folder: Path) -> None:
+    notebook_config.write_kernel(folder / "data")
+    said = json.loads((folder / "data/kernels/python3/kernel.json").read_text())
+    assert said["display_name"] == "hpcml (this run)"
+    assert said["argv"][1:4] == ["-P", "-m", "hpcml.inside.notebook_kernel"]
+    assert not said["metadata"]["debugger"]
+
+
+def test_the_page_s_script_is_whole(folder: Path) -> None:
+    notebook_page.write(folder)
+    said = json.loads((folder / "hpcml-session/package.json").read_text())
+    script = folder / "hpcml-session" / said["jupyterlab"]["_build"]["load"]
+    text = script.read_text()
+    assert text.count("{") == text.count("}")
+    if node := shutil.which("node"):
+        subprocess.run([node, "--check", str(script)], check=True)
+
+
+class Server:
+    """What a session asks of its server."""
+
+    stopped = 0
+
+    def stop(self) -> None:
+        self.stopped += 1
+
+
+def test_pages_hear_of_the_end_and_save_first(tmp_path: Path) -> None:
+    async def play() -> None:
+        server = Server()
+        session = notebook_session.Session(context(tmp_path), server, Path("/none"))
+        assert await session.wait("a", -1) == {"number": 0, "state": "running", "words": ""}
+        waiting = asyncio.create_task(session.wait("a", 0))
+        await asyncio.sleep(0)
+        session.told_to_end()
+        session.told_to_end()
+        news = await asyncio.wait_for(waiting, 5)
+        assert (news["number"], news["state"]) == (1, "ending")
+        await asyncio.sleep(0.05)
+        assert server.stopped == 0
+        session.has_saved("a")
+        assert session.ending is not None
+        await asyncio.wait_for(session.ending, 5)
+        assert (server.stopped, session.told) == (1, True)
+
+    asyncio.run(play())
+
+
+def test_without_a_page_nothing_is_waited_for(tmp_path: Path) -> None:
+    async def play() -> None:
+        server = Server()
+        session = notebook_session.Session(context(tmp_path), server, Path("/none"))
+        session.end("it ends")
+        assert session.ending is not None
+        await asyncio.wait_for(session.ending, 0.5)
+        assert server.stopped == 1
+
+    asyncio.run(play())
