@@ -231,3 +231,8 @@ def as_table(record: Any) -> Any:
     if isinstance(record, (tuple, list)):
         return [as_table(value) for value in record]
     return record if isinstance(record, (str, int, float, bool, type(None))) else str(record)
+
+
+def user_path(text: str) -> Path:
+    """Return a path in which ``~`` or ``~NAME`` is a user's home; as in a shell, the name of nobody stays as it is."""
+    return Path(os.path.expanduser(text))  # noqa: PTH111 - Path.expanduser raises for the name of nobody

@@ -7,8 +7,9 @@ directory.
 
 from __future__ import annotations
 
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
+from hpcml.config import user_path
 from hpcml.errors import ConfigError
 from hpcml.jobs import JobSpec
 from hpcml.layout import RunPaths
@@ -27,7 +28,7 @@ def image_of(site: Site, spec: JobSpec) -> str:
         If the profile wants an image and names none, or names one by a relative path.
     """
     if spec.image:
-        return str(spec.cwd / Path(spec.image).expanduser())
+        return str(spec.cwd / user_path(spec.image))
     if site.runtime.kind != "image":
         return ""
     place = f"profile {site.name}: runtime.image"

@@ -53,7 +53,7 @@ def _here() -> Path:
 def _build(options: Namespace) -> int:
     loaded, environment = _site(options)
     definition = images.find_definition(options.names[0], _here())
-    out = Path(options.names[1] if len(options.names) > 1 else f"{definition.name}.sif").expanduser().absolute()
+    out = config.user_path(options.names[1] if len(options.names) > 1 else f"{definition.name}.sif").absolute()
     program = images.find_program(options.program or "", environment, loaded.site.runtime.container)
     given = image_build.parse_arguments(options.build_arg or ())
     order = image_build.prepare(
@@ -85,7 +85,7 @@ def _interrupted(_number: int, _frame: object) -> NoReturn:
 
 def _facts(options: Namespace, environment: dict[str, str], container: str) -> images.ImageFacts:
     """Return the image's facts, with the help of a program where the file does not hold them and there is one."""
-    path = Path(options.names[0]).expanduser().absolute()
+    path = config.user_path(options.names[0]).absolute()
     facts = images.inspect(path)
     if facts.labels:
         return facts
@@ -154,7 +154,7 @@ def _own_folder(setting: str, environment: dict[str, str]) -> Path:
 def _ls(options: Namespace) -> int:
     loaded, environment = _site(options)
     if options.names:
-        folders = [Path(name).expanduser() for name in options.names]
+        folders = [config.user_path(name) for name in options.names]
     else:
         folders = [_own_folder(loaded.site.runtime.image, environment)]
     rows: list[dict[str, object]] = []

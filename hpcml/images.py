@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcml import assets, config, shell, sif
+from hpcml.config import user_path
 from hpcml.errors import ImageError, NotFoundError
 
 PREFIX = "org.hpcml."  # of the labels
@@ -180,7 +181,7 @@ def find_definition(word: str, folder: Path) -> Definition:
         If there is none, or it cannot be read.
     """
     known = definitions()
-    path = known[word] if word in known else folder / Path(word).expanduser()
+    path = known[word] if word in known else folder / user_path(word)
     try:
         return Definition(path.stem, path, path.read_text())
     except OSError as error:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcml import commands, units
+from hpcml import commands, config, units
 from hpcml.errors import NotFoundError, UsageError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def notebook_folder(here: Path, chosen: str) -> Path:
     NotFoundError
         If there is no such folder.
     """
-    folder = here / Path(chosen).expanduser()
+    folder = here / config.user_path(chosen)
     if not folder.is_dir():
         what = "is not a folder" if folder.exists() else "does not exist"
         raise NotFoundError(f"The folder for notebooks {what}", place=f"--notebook-dir: {folder}",

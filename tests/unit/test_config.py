@@ -116,3 +116,10 @@ def test_a_record_becomes_a_table_that_json_knows_and_comes_back() -> None:
     table = json.loads(json.dumps(config.as_table(site)))
     assert config.build(schema.Site, layers(table)) == site
     assert config.as_table({"path": Path("/x"), "none": None}) == {"path": "/x", "none": None}
+
+
+def test_the_home_of_nobody_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/alice")
+    assert config.user_path("~/a.sif") == Path("/home/alice/a.sif")
+    assert config.user_path("~no-such-user/a.sif") == Path("~no-such-user/a.sif")
+    assert config.user_path("a.sif") == Path("a.sif")
