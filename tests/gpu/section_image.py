@@ -98,7 +98,8 @@ def _enter(world: World, shared: dict[str, Any]) -> Result:
         if version.split(".")[:2] != outside.split(".")[:2]:
             raise HarnessError(f"the image has Python {version}, the packages outside are for {outside}")
         shared["way"] = way
-        figures = {"way": name, "enter_s": done.seconds, "hindered": hindered, "python": version, "binds": [bind.split(":")[1] for bind in binds(world)],
+        figures = {"way": name, "enter_s": done.seconds, "hindered": hindered, "python": version,
+                   "binds": [bind.split(":")[1] for bind in binds(world)],
                    "image_mib": round(Path(world.image).stat().st_size / 2**20, 1)}  # fmt: skip
         return result("way in", ok=True, figures=figures)
     raise HarnessError("no way into an image: " + "; ".join(f"{name}: {why}" for name, why in hindered.items()))
