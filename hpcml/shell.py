@@ -252,6 +252,8 @@ class Child:
         """Return the whole lines that have come since the last call, and keep what it says of errors."""
         assert self.process.stdout is not None
         assert self.process.stderr is not None
+        if self.process.stderr.closed:
+            return []
         self.errors = (self.errors + _text(self._drain(self.process.stderr.fileno())))[-_KEPT:]
         if self.process.stdout.closed:
             return []

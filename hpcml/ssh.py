@@ -95,6 +95,10 @@ class Connection:
         """
         if self.alive():
             return False
+        with ssh_config.locked(self.places.files / f"{self.name}.lock"):  # of several tunnels, one logs in
+            return not self.alive() and self._open(ask=ask)
+
+    def _open(self, *, ask: bool) -> bool:
         now = self.clock()
         if self.budget.left(now) == 0:
             when = ssh_login.clock(self.budget.free_at(now), now)
@@ -221,9 +225,9 @@ class Connection:
     def _to_control(self, verb: str) -> list[str]:
         return [*self._over(self.control), "-O", verb, "--", self.host]
 
-    def over(self) -> list[str]:
-        """Return ssh and the options that hold it to the open connection."""
-        return self._over(self.control)
+    def over(self, control: Path | None = None) -> list[str]:
+        """Return ssh and the options that hold it to an open connection: this one, or another by its control socket."""
+        return self._over(control or self.control)
 
     @staticmethod
     def _over(control: Path) -> list[str]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -76,6 +77,17 @@ def private_folder(path: Path) -> None:
         raise StorageError("Others may rename the folder", place=str(path.parent), hint=f"chmod go-w {path.parent}")
     if found.st_mode & 0o077:
         path.chmod(0o700)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a lock that all of this user's processes share; it ends with the process, too."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def key(host: str) -> str:

@@ -39,12 +39,12 @@ class Budget:
     def left(self, now: float) -> int:
         """Return how many more are allowed now."""
         with self._open() as times:
-            return max(0, self.most - len([moment for moment in times if now - HOUR < moment <= now]))
+            return max(0, self.most - len([moment for moment in times if abs(now - moment) < HOUR]))
 
     def spend(self, now: float) -> None:
         """Note a login."""
         with self._open() as times:
-            times[:] = [*(moment for moment in times if now - HOUR < moment <= now), now]
+            times[:] = [*(moment for moment in times if abs(now - moment) < HOUR), now]
 
     def refund(self, now: float) -> None:
         """Take back the note of a login that did not get as far as the other side's question who we are."""
@@ -54,7 +54,7 @@ class Budget:
     def free_at(self, now: float) -> float:
         """Return when the next login is allowed."""
         with self._open() as times:
-            recent = sorted(moment for moment in times if now - HOUR < moment <= now)
+            recent = sorted(moment for moment in times if abs(now - moment) < HOUR)
         return now if len(recent) < self.most else recent[-self.most] + HOUR if self.most else now + HOUR
 
     @contextlib.contextmanager

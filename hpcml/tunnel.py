@@ -104,6 +104,7 @@ class Tunnel:
         """Act on what the login node says until the run has ended (True) or the line is lost (False)."""
         while True:
             shell.wait([feed, *([self.way.child] if self.way else [])], TICK)
+            code = feed.code  # asked before its last lines are read, so that none is missed
             for line in feed.lines():
                 if line.startswith("{"):
                     self.facts = json.loads(line)
@@ -114,8 +115,8 @@ class Tunnel:
                     self._show()
             if self.facts:
                 self._keep()
-            if feed.code is not None:
-                if feed.code != 255 and self.connection.alive():
+            if code is not None:
+                if code != 255 and self.connection.alive():
                     raise _remote_failure(feed, self.connection)
                 self._drop()
                 return False
@@ -212,6 +213,10 @@ class Tunnel:
                 self.was_open = True
                 self.up(self.port, self.served, self.told, name)
                 return
+            if "closed" in wrong and way.missing(self.connection):
+                refused.append(ServiceGoneError(f"The socket is not on {self.served['node']}", place=name))
+                way.close(self.connection)
+                continue
             way.close(self.connection)
             refused.append(TunnelError(_forbidden(name, self.connection.host, self.served, wrong), place=name))
         self._refused(refused)

@@ -53,7 +53,7 @@ def _login(options: Namespace) -> Login | None:
     site = sites.load(name, environment, Path.cwd(), assignments).site
     if host:
         return site.login._replace(host=host)
-    if site.scheduler == "slurm" and not (name and site.login.host):
+    if site.scheduler == "slurm":
         return None
     if site.login.host:
         return site.login

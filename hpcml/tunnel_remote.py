@@ -21,6 +21,8 @@ from hpcml.layout import AttemptPaths
 
 BEAT = 10.0  # seconds between lines when nothing changes: who reads them sees that we live, we that somebody reads
 LOOK, LOOK_AGAIN = 0.5, 3.0  # seconds between looks for services, before there is one and after
+COMPLETING = 20.0  # seconds that Slurm has to say whether an ended job is over or goes back into the queue
+REQUEUE_LOOK = 5.0  # seconds between questions about a job that is back in the queue
 HOP_DEADLINE = 20.0  # seconds for the login node's ssh to the compute node
 _HOP = "hpcml-hop."
 
@@ -78,18 +80,41 @@ def feed(run: runs.Run, environment: Mapping[str, str], say: Callable[[dict[str,
     def look() -> None:
         nonlocal last, said, looked
         now = time.monotonic()
-        if status is None or now - looked < (LOOK_AGAIN if last.get("services") else LOOK):
+        if status is None or status.state == "ended" or now - looked < (LOOK_AGAIN if last.get("services") else LOOK):
             return
         looked, current = now, facts(run, status)
         if current != last or now - said >= BEAT:
             last, said = current, now
             say(current)
 
-    for current in watch.follow(run, environment, look, patience=float("inf")):
-        status, looked = current, -BEAT
-        look()
+    while True:
+        for current in watch.follow(run, environment, look, patience=float("inf")):
+            status, looked = current, -BEAT
+            look()
+        if status is None or not _starts_again(run, status, environment, say):
+            break
     if status is not None:
         say(facts(run, status))
+
+
+def _starts_again(run: runs.Run, status: watch.Status, environment: Mapping[str, str],
+                  say: Callable[[dict[str, Any]], None]) -> bool:  # fmt: skip
+    """Whether Slurm took the job back into its queue when the attempt ended; wait until the next attempt begins."""
+    again = False
+    began = len(watch.events(run))
+    until = time.monotonic() + COMPLETING
+    while run.job and status.state == "ended":
+        state = slurm.states([run.job], environment)[run.job]
+        if not state.pending and not (state.active and (again or time.monotonic() < until)):
+            return False
+        if state.pending:
+            again = True
+            words = f"put back into the queue: {state.reason_in_words()}"
+            say(facts(run, status) | {"state": "queued", "words": words, "estimate": state.start, "services": {}})
+        if any(event["event"] == "allocated" for event in watch.events(run)[began:]):
+            return True
+        time.sleep(REQUEUE_LOOK if again else LOOK)
+    return False
 
 
 def service(run: runs.Run, name: str) -> dict[str, Any]:
@@ -292,7 +317,7 @@ def relay(run: runs.Run, facts: Mapping[str, Any], folder: str, environment: Map
 def lines(facts: Mapping[str, Any], login: str, user: str, port: int) -> list[tuple[str, str]]:
     """Return plain ssh commands for a laptop without hpcml, each with the words that say when; none holds a secret."""
     who = f"{user}@" if user else ""
-    path, node = facts["socket"], facts["node"]
+    path, node = shlex.quote(str(facts["socket"])), facts["node"]
     local = f"127.0.0.1:{port}"
     inner = ("umask 077; D=$(mktemp -d /tmp/hpcml.XXXXXXXX) && echo $D/s && exec ssh -N -T -o BatchMode=yes "
              f"-o ExitOnForwardFailure=yes -o StreamLocalBindMask=0177 -L $D/s:{path} {node}")  # fmt: skip
@@ -300,6 +325,6 @@ def lines(facts: Mapping[str, Any], login: str, user: str, port: int) -> list[tu
         ("if the compute nodes let your laptop in",
          f"ssh -N -o ExitOnForwardFailure=yes -L {local}:{path} -J {who}{login} {who}{node}"),
         ("if only the login node may reach them: the first prints a path, the second takes it for PATH",
-         f"ssh {who}{login} '{inner}'"),
+         f"ssh {who}{login} {shlex.quote(inner)}"),
         ("", f"ssh -N -o ExitOnForwardFailure=yes -L {local}:PATH {who}{login}"),
     ]  # fmt: skip

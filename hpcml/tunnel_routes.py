@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import shutil
 import tempfile
 import time
@@ -41,6 +42,13 @@ class Way:
     def said(self) -> str:
         """Return what its process complained of."""
         return self.child.errors
+
+    def missing(self, connection: Connection) -> bool:
+        """Whether the socket is surely not there, by a look through a way that gives a shell."""
+        if self.name != "direct":
+            return False
+        words = [*connection.over(self.control), "-T", "--", connection.host, shlex.join(["test", "-S", self.target])]
+        return shell.run(words, connection.environment, READY["direct"]).code == 1
 
     def close(self, connection: Connection) -> None:
         """Take the forward back and end the process."""
@@ -199,7 +207,7 @@ def _fail(way: Way, connection: Connection) -> None:
         error = ssh_login.failure(said, "the node")
         assert isinstance(error, HostKeyError)
         raise error
-    if re.search(r"administratively prohibited|stdio forwarding failed", said):
+    if re.search(r"(?i)administratively prohibited|stdio forwarding|session open refused", said):
         raise TunnelError(f"{connection.host} forbids forwarding: {_last(said)}", place=way.name)
     raise TunnelError(_last(said) or "no answer in time", place=way.name)
 

@@ -124,9 +124,10 @@ def _status(run: runs.Run, environment: Mapping[str, str], known: slurm.JobState
         found.exit_status, found.hint = int(run.submission["status"]), str(run.submission.get("hint", ""))
         found.quote = list(run.submission.get("quote", []))
         return found
-    _read_events(found, events(run))
+    happened = events(run)
+    _read_events(found, happened)
     final = runs.read_json(run.paths.status)
-    if final is not None:
+    if final is not None and not _began_again(happened):
         found.state, found.exit_status = final["state"], final["status"]
         found.words, found.by = final["reason"], final["by"]
         found.hint, found.quote = final["hint"], final["quote"]
@@ -135,6 +136,14 @@ def _status(run: runs.Run, environment: Mapping[str, str], known: slurm.JobState
     if found.state != "ended" and (ask or known is not None):
         _ask_owner(found, run, environment, known)
     return found
+
+
+def _began_again(happened: list[dict[str, Any]]) -> bool:
+    """Whether Slurm has started the job again since an attempt ended: what is written of that end is then old."""
+    names = [event["event"] for event in happened]
+    last = {name: position for position, name in enumerate(names)}
+    ends = [last[name] for name in ("ending", "driver-ended", "torn-down") if name in last]
+    return bool(ends) and last.get("allocated", -1) > max(ends)
 
 
 def _read_events(found: Status, happened: list[dict[str, Any]]) -> None:

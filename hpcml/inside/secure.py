@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import os
 import secrets
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,9 +106,11 @@ def _write_secret(path: Path, content: bytes) -> None:
 
 
 def remove_secrets(paths: AttemptPaths) -> None:
-    """Remove the keys, the certificate and the token; they are of no use after the attempt."""
+    """Remove the keys, the certificate, the token, and what tunnels left; they are of no use after the attempt."""
     for path in (paths.key, paths.certificate, paths.ucx_key, paths.jupyter_token):
         path.unlink(missing_ok=True)
+    for folder in paths.secret.glob("relay-*"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def security(paths: AttemptPaths) -> Security:

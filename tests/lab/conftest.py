@@ -10,16 +10,31 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import lab_image
+import lab_ssh
 from labs import Lab
 
+if TYPE_CHECKING:
+    from laptop import Outside
+
 ALL_NODES = ("n1", "n2", "n3", "n4")
+
+BUSY = """
+import time
+import hpcml
+client = hpcml.connect()
+def slow(x):
+    time.sleep(0.1)
+    return x
+while not hpcml.run.should_stop():
+    client.gather(client.map(slow, range(16), pure=False))
+"""
 
 
 @dataclass
@@ -186,3 +201,40 @@ def _clean(request: pytest.FixtureRequest) -> Iterator[None]:
     cluster.wait_idle(60)
     left = cluster.processes()
     assert not left, left
+
+
+@pytest.fixture(scope="session")
+def outside(lab: Lab) -> Iterator[Outside]:
+    """The lab with its laptop; runs of one test module are shared, so nothing is cancelled after each test."""
+    from laptop import Outside
+
+    if reason := lab_ssh.missing():
+        pytest.skip(reason)
+    if lab.exec(["hpcml", "--version"]).returncode != 0 or not lab.places.laptop_venv.exists():
+        pytest.skip("hpcml is not installed in the lab: make lab")
+    lab.add_laptop()
+    found = Outside(lab)
+    found.forget()
+    yield found
+    found.close_connection()
+
+
+@pytest.fixture(autouse=True)
+def _no_tunnel_stays(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After each test: its tunnels are closed, and alice has nothing on the laptop but the shared connection."""
+    yield
+    if "outside" not in request.fixturenames:
+        return
+    outside: Outside = request.getfixturevalue("outside")
+    for tunnel in outside.tunnels:
+        tunnel.stop()
+    outside.tunnels.clear()
+
+
+@pytest.fixture(scope="module")
+def dashboard(outside: Outside) -> Iterator[tuple[str, Path]]:
+    """A run of two nodes that goes on for a whole module: its id and directory."""
+    outside.lab.wait_idle(60)
+    yield outside.start_run("dash", BUSY, "--nodes", "2")
+    outside.on("login", "scancel", "--me", "--quiet")
+    outside.lab.wait_idle(60)

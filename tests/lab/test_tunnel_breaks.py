@@ -1,0 +1,346 @@
+"""What a tunnel does when something breaks: it mends itself, or ends with a sentence and a status of its own."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+import lab_ssh
+from conftest import ALL_NODES, BUSY
+from hpcml import errors
+from laptop import SERVICE, Outside, until
+
+LOGINS = ("login", "login2")
+
+
+def all_logins(outside: Outside) -> int:
+    return sum(outside.logins(node) for node in LOGINS)
+
+
+def nothing_left(outside: Outside) -> list[str]:
+    """Alice's processes of tunnels, on all nodes and the laptop, but for the shared connection."""
+    signs = ("--serve", "ssh -N", "-NT", "sshd -i", "hpcml tunnel")
+    return [
+        line for _, line in outside.lab.processes("alice") if any(sign in line for sign in signs) and "-fNT" not in line
+    ]
+
+
+def test_a_link_cut_for_20_s_is_waited_out(outside: Outside, dashboard: tuple[str, Path]) -> None:
+    tunnel = outside.tunnel(dashboard[0], "--route", "direct")
+    port = tunnel.up()["port"]
+    before = all_logins(outside)
+    lab_ssh.cut()
+    try:
+        time.sleep(20)  # the cut is what is tested
+    finally:
+        lab_ssh.cut(up=True)
+    until(lambda: outside.status_of(port) == "200", 40, lambda: tunnel.said)
+    assert tunnel.process.poll() is None
+    assert all_logins(outside) == before
+
+
+@pytest.mark.parametrize("route", ["direct", "twohop", "srun"])
+def test_a_login_node_that_goes_is_replaced_by_another_on_the_same_port(
+    outside: Outside, dashboard: tuple[str, Path], route: str
+) -> None:
+    outside.forget()
+    tunnel = outside.tunnel(dashboard[0], "--route", route)
+    first = tunnel.up()
+    lab, state = outside.lab, outside.lab.state()
+    lab_ssh.stop_sshd(state, "login")
+    before = all_logins(outside)
+    try:
+        outside.kill_sessions("login")
+        second = tunnel.up(2, 60)
+    finally:
+        lab_ssh.start_sshd(lab.places, state, "login")
+    assert second["port"] == first["port"]
+    assert outside.status_of(first["port"]) == "200"
+    assert outside.logins("login2") >= 1
+    assert lab_ssh.log(lab.places, "login2").count("Accepted publickey") - before <= 1
+    assert "The link to lab is lost" in tunnel.said
+    outside.close_connection()  # the next test begins on login again
+
+
+def test_a_run_that_ends_ends_the_tunnel_with_its_reason(outside: Outside) -> None:
+    well, _ = outside.start_run("well", "import time, hpcml\nhpcml.connect()\ntime.sleep(8)\n")
+    ill, ill_directory = outside.start_run("ill", BUSY)
+    good, bad = outside.tunnel(well), outside.tunnel(ill)
+    bad.up()
+    began = time.monotonic()
+    outside.on("login", "scancel", json.loads((ill_directory / "submission.json").read_text())["job"])
+    assert bad.ended(30) == errors.RUN_FAILED
+    assert time.monotonic() - began < 30
+    assert "cancelled" in bad.said
+    assert good.ended(30) == 0
+    assert "has ended" in good.said
+    until(lambda: not nothing_left(outside), 10, lambda: str(nothing_left(outside)))
+
+
+def test_a_run_that_starts_again_is_followed_to_its_new_node(outside: Outside) -> None:
+    run, directory = outside.start_run("again", BUSY, "--set", "slurm.remove=['--no-requeue']")
+    job = json.loads((directory / "submission.json").read_text())["job"]
+    tunnel = outside.tunnel(run, "--route", "direct")
+    first = tunnel.up()
+    outside.on("login", "scontrol", "update", f"job={job}", "requeue=1")
+    outside.on("ctl", "scontrol", "update", f"nodename={first['node']}", "state=drain", "reason=test", user="root")
+    try:
+        assert outside.on("login", "scontrol", "requeue", job).returncode == 0
+        second = tunnel.up(2, 220)  # Slurm itself waits two minutes before it starts such a job
+        assert outside.status_of(second["port"]) == "200"
+    finally:
+        outside.on("login", "scancel", job)
+        outside.on("ctl", "scontrol", "update", f"nodename={first['node']}", "state=resume", user="root")
+    assert second["node"] != first["node"]
+    assert second["port"] == first["port"]
+
+
+def test_a_pending_run_is_waited_for_without_a_login(outside: Outside, dashboard: tuple[str, Path]) -> None:
+    holder, directory = outside.cluster.detach(BUSY, "--nodes", "4", "--name", "pends", "--time", "10")
+    tunnel = outside.tunnel(directory.name)
+    tunnel.heard("is queued")
+    before = all_logins(outside)
+    time.sleep(25)  # two beats of the line; a poll would show by now
+    assert tunnel.process.poll() is None
+    assert all_logins(outside) == before
+    assert "waiting for free nodes" in tunnel.said or "other jobs go first" in tunnel.said
+    assert "estimate" in tunnel.said
+    assert tunnel.stop() == 130
+    held = outside.tunnel(directory.name)
+    held.heard("is queued")
+    outside.on("login", "scontrol", "hold", holder)
+    assert held.ended(40) == errors.NEVER_STARTS
+    assert "held by the user" in held.said
+    outside.on("login", "scancel", holder)
+
+
+def test_a_certificate_that_ends_keeps_the_tunnel_and_stops_the_next_login(
+    outside: Outside, dashboard: tuple[str, Path]
+) -> None:
+    outside.forget()
+    try:
+        lab_ssh.certify(outside.lab.places, "alice", 8)
+        ends = time.time() + 8
+        tunnel = outside.tunnel(
+            dashboard[0], "--route", "twohop", "--set", "login.renew=step ssh login alice@example.org"
+        )
+        port = tunnel.up()["port"]
+        until(lambda: time.time() > ends + 1, 20)
+        assert outside.status_of(port) == "200"
+        other = outside.tunnel(dashboard[0], "--route", "twohop", "--port", "9321")
+        assert other.up()["port"] == 9321  # a new session on the old connection
+        assert "your certificate ended" in other.said
+        other.stop()
+        before = len(lab_ssh.log(outside.lab.places, "login"))
+        outside.kill_sessions("login")
+        assert tunnel.ended(30) == errors.LOGIN_NEEDED
+        assert tunnel.said.count("step ssh login alice@example.org") >= 1
+        assert "Connection from" not in lab_ssh.log(outside.lab.places, "login")[before:]  # it was not even tried
+        fresh = outside.tunnel(dashboard[0])
+        assert fresh.ended() == errors.LOGIN_NEEDED
+        assert "Permission denied" in fresh.said
+    finally:
+        lab_ssh.certify(outside.lab.places, "alice")
+        outside.forget()
+
+
+def test_a_changed_host_key_stops_a_first_login_and_a_reconnect(outside: Outside, dashboard: tuple[str, Path]) -> None:
+    outside.forget()
+    places = outside.lab.places
+    known = outside.home / ".ssh" / "known_hosts"
+    kept = known.read_text()
+    plain = (lab_ssh.folder(places) / "host-login.pub").read_text().split()
+    known.write_text(f"login.lab {plain[0]} {plain[1]}\n" + kept.replace("login*,", ""))
+    (lab_ssh.folder(places) / "host-login-cert.pub").unlink()
+    try:
+        with outside.sshd(("login",)):
+            lab_ssh.stop_sshd(outside.lab.state(), "login2")
+            tunnel = outside.tunnel(dashboard[0], "--set", "login.route=twohop")
+            tunnel.up()
+            lab_ssh.renew_host_key(places, "login", signed=False)
+            with outside.sshd(("login",)):
+                assert tunnel.ended() == errors.HOST_KEY
+                assert "REMOTE HOST IDENTIFICATION HAS CHANGED" in tunnel.said
+                first = outside.tunnel(dashboard[0])
+                assert first.ended() == errors.HOST_KEY
+                assert "REMOTE HOST IDENTIFICATION HAS CHANGED" in first.said
+        for path in outside.home.glob(".hpcml/ssh/*.conf"):
+            text = path.read_text()
+            assert "StrictHostKeyChecking no" not in text
+            assert "accept-new" not in text
+            assert "/dev/null" not in text
+    finally:
+        known.write_text(kept)
+        lab_ssh.renew_host_key(places, "login")
+        lab_ssh.configure(places, "login")
+        state = outside.lab.state()
+        for node in LOGINS:
+            if state.daemons[f"sshd-{node}"].alive:
+                lab_ssh.stop_sshd(state, node)
+            lab_ssh.start_sshd(places, state, node)
+        outside.forget()
+
+
+def test_an_unknown_or_changed_node_key_is_never_accepted(outside: Outside, dashboard: tuple[str, Path]) -> None:
+    places = outside.lab.places
+    node = outside.service(dashboard[1])["node"]
+    config = outside.home / ".ssh" / "config"
+    kept = config.read_text()
+    config.write_text("Host *\n  StrictHostKeyChecking no\n" + kept)
+    outside.close_connection()
+    lab_ssh.renew_host_key(places, node, signed=False)
+    try:
+        with outside.sshd((node,)):
+            tunnel = outside.tunnel(dashboard[0], "--route", "direct")
+            assert tunnel.ended() == errors.TUNNEL_REFUSED
+            assert "Host key verification failed" in tunnel.said
+            tunnel = outside.tunnel(dashboard[0], "--route", "twohop")
+            assert tunnel.ended() == errors.TUNNEL_REFUSED
+            assert outside.tunnel(dashboard[0]).up()["route"] == "srun"
+    finally:
+        config.write_text(kept)
+        lab_ssh.renew_host_key(places, node)
+        with outside.sshd((node,)):
+            pass
+        outside.forget()
+
+
+FORBID = ("AllowTcpForwarding no", "AllowStreamLocalForwarding no", "DisableForwarding yes")
+
+
+@pytest.mark.parametrize("rule", FORBID)
+def test_forwarding_forbidden_by_the_node_names_it_and_leaves_srun(
+    outside: Outside, dashboard: tuple[str, Path], rule: str
+) -> None:
+    outside.forget()
+    with outside.sshd(ALL_NODES, rule):
+        for route in ("direct", "twohop"):
+            tunnel = outside.tunnel(dashboard[0], "--route", route)
+            assert tunnel.ended() == errors.TUNNEL_REFUSED
+            assert "n1 forbids forwarding" in tunnel.said
+        assert outside.tunnel(dashboard[0]).up()["route"] == "srun"
+
+
+@pytest.mark.parametrize("rule", FORBID)
+def test_forwarding_forbidden_by_the_login_node_names_it(
+    outside: Outside, dashboard: tuple[str, Path], rule: str
+) -> None:
+    outside.forget()
+    with outside.sshd(LOGINS, rule):
+        outside.close_connection()
+        tunnel = outside.tunnel(dashboard[0], "--route", "twohop")
+        assert tunnel.ended() == errors.TUNNEL_REFUSED
+        assert "lab forbids forwarding" in tunnel.said
+        if "StreamLocal" not in rule:
+            tunnel = outside.tunnel(dashboard[0], "--route", "direct")
+            assert tunnel.ended() == errors.TUNNEL_REFUSED
+            assert "lab forbids forwarding" in tunnel.said
+            assert outside.tunnel(dashboard[0]).up()["route"] == "srun"
+    outside.close_connection()
+
+
+def test_a_socket_that_is_missing_and_a_service_that_dies(outside: Outside) -> None:
+    run, directory = outside.start_run("web", SERVICE)
+    service = outside.service(directory, "web")
+    tunnel = outside.tunnel(run, "--service", "web", "--route", "direct")
+    tunnel.up()
+    outside.on(service["node"], "rm", service["socket"])
+    for route in ("direct", "twohop", "srun"):
+        missing = outside.tunnel(run, "--service", "web", "--route", route)
+        assert missing.ended() == errors.SERVICE_GONE, missing.said
+        assert service["socket"] in missing.said
+    nothing = outside.tunnel(run, "--service", "nosuch")
+    nothing.heard("is running")
+    assert tunnel.ended(90) == errors.SERVICE_GONE  # the open one finds out by looking
+    assert "the run goes on" in tunnel.said
+    outside.on("login", "hpcml", "cancel", run)
+
+
+def test_a_stranger_s_server_is_never_shown_nor_told_the_token(outside: Outside) -> None:
+    run, directory = outside.start_run("web", SERVICE)
+    service = outside.service(directory, "web")
+    token = outside.on("login", "cat", service["token_file"]).stdout.strip()
+    port = outside.tunnel(run, "--service", "web").up()["port"]
+    outside.tunnels.pop().stop()
+    fake = f"""
+import http.server
+class Page(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        print(self.path, self.headers, flush=True)
+        self.send_response(200); self.end_headers(); self.wfile.write(b'{{"started": "mine"}}')
+http.server.HTTPServer(("127.0.0.1", {port}), Page).serve_forever()
+"""
+    squatter = outside.lab.popen(["/usr/bin/python3", "-c", fake], node="laptop", user="mallory", cwd="/")
+    try:
+        until(lambda: outside.status_of(port) == "200", 10)
+        assert outside.tunnel(run, "--service", "web").up()["port"] == port + 1
+        outside.tunnels.pop().stop()
+        taken = outside.tunnel(run, "--service", "web", "--port", str(port))
+        assert taken.ended() == errors.TUNNEL_REFUSED
+        assert f"Port {port} of this laptop is taken" in taken.said
+    finally:
+        squatter.terminate()
+        heard = "".join(squatter.communicate(timeout=10))
+    assert token not in heard
+    # Another service in the place of the run's: the socket of the dashboard under the web service's name.
+    wrong = json.loads((directory / "attempts/0/services/dashboard.json").read_text()) | {
+        "identity": service["identity"]
+    }
+    text = json.dumps(wrong | {"token_file": None})
+    outside.on("login", "tee", str(directory / "attempts/0/services/other.json"), input=text)
+    other = outside.tunnel(run, "--service", "other", "--route", "direct")
+    assert other.ended() == errors.TUNNEL_REFUSED
+    assert "another service answers" in other.said
+    assert not other.lines
+    outside.on("login", "hpcml", "cancel", run)
+
+
+def test_flapping_makes_at_most_five_logins_in_an_hour(outside: Outside, dashboard: tuple[str, Path]) -> None:
+    outside.forget()
+    before = all_logins(outside)
+    tunnel = outside.tunnel(dashboard[0], "--route", "twohop")
+    for count in range(1, 6):
+        tunnel.up(count, 60)
+        outside.kill_sessions("login")
+        outside.kill_sessions("login2")
+    assert tunnel.ended(60) == errors.LOGIN_NEEDED
+    assert "within an hour" in tunnel.said
+    assert all_logins(outside) - before == 5
+    again = outside.tunnel(dashboard[0])  # and a new start does not get around it
+    assert again.ended() == errors.LOGIN_NEEDED
+    assert all_logins(outside) - before == 5
+    outside.forget()
+
+
+def test_a_cluster_that_cannot_be_reached_has_a_status_of_its_own(
+    outside: Outside, dashboard: tuple[str, Path]
+) -> None:
+    outside.forget()
+    lab_ssh.cut()
+    try:
+        began = time.monotonic()
+        tunnel = outside.tunnel(dashboard[0])
+        assert tunnel.ended(60) == errors.LINK_LOST
+        assert time.monotonic() - began < 45
+    finally:
+        lab_ssh.cut(up=True)
+    budget = [json.loads(path.read_text() or "[]") for path in outside.home.glob(".hpcml/ssh/*.logins")]
+    assert budget == [[]]  # it was no login
+
+
+def test_control_sockets_lie_where_nobody_else_writes(outside: Outside, dashboard: tuple[str, Path]) -> None:
+    outside.close_connection()
+    folder = outside.home / ".hpcml" / "cm"
+    folder.chmod(0o777)
+    tunnel = outside.tunnel(dashboard[0])
+    try:
+        assert tunnel.ended() == errors.STORAGE
+        assert "not yours alone" in tunnel.said
+    finally:
+        folder.chmod(0o700)
+    long = outside.tunnel(dashboard[0], "--set", f"login.control=~/.hpcml/{'x' * 80}")
+    assert long.ended() == errors.CONFIG
+    assert "bytes, and the system takes" in long.said

@@ -1,0 +1,169 @@
+"""The parts of the way to a cluster that decide: budget, certificates' ends, ssh's complaints, ports, who is local."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from hpcml import ssh_config, ssh_login, tunnel_probe
+from hpcml.errors import ConfigError, HostKeyError, LinkError, LoginNeededError, StorageError
+from hpcml.inside.dashboard import is_local
+
+
+def test_a_budget_is_spent_and_comes_back_after_an_hour(tmp_path: Path) -> None:
+    budget = ssh_login.Budget(tmp_path / "logins", 2)
+    now = 1_000_000.0
+    assert budget.left(now) == 2
+    budget.spend(now)
+    budget.spend(now + 60)
+    assert budget.left(now + 61) == 0
+    assert budget.free_at(now + 61) == now + 3600
+    assert ssh_login.Budget(tmp_path / "logins", 2).left(now + 3599) == 0  # another process sees the same
+    assert budget.left(now + 3601) == 1
+    budget.refund(now + 60)
+    assert budget.left(now + 61) == 1
+    assert (tmp_path / "logins").stat().st_mode & 0o777 == 0o600
+
+
+def test_an_hour_of_flapping_spends_no_more_than_the_budget(tmp_path: Path) -> None:
+    budget = ssh_login.Budget(tmp_path / "logins", 5)
+    logins = 0
+    for second in range(0, 3600, 2):
+        if budget.left(float(second)):
+            budget.spend(float(second))
+            logins += 1
+    assert logins == 5
+
+
+def test_a_damaged_budget_is_begun_anew(tmp_path: Path) -> None:
+    (tmp_path / "logins").write_text('{"not": "a list"')
+    budget = ssh_login.Budget(tmp_path / "logins", 1)
+    budget.spend(5.0)
+    assert budget.left(6.0) == 0
+
+
+def test_many_at_once_do_not_lose_a_login(tmp_path: Path) -> None:
+    budget = ssh_login.Budget(tmp_path / "logins", 100)
+    threads = [threading.Thread(target=budget.spend, args=(1000.0 + n,)) for n in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert budget.left(1050.0) == 80
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed.", HostKeyError),
+        ("No ED25519 host key is known for n1 and you have requested strict checking.", HostKeyError),
+        ("alice@login: Permission denied (publickey,keyboard-interactive).", LoginNeededError),
+        ("Received disconnect from 1.2.3.4 port 22:2: Too many authentication failures", LoginNeededError),
+        ("ssh: connect to host login port 22: Connection refused", LinkError),
+        ("ssh: Could not resolve hostname login: Name or service not known", LinkError),
+        ("ssh: connect to host login port 22: Network is unreachable", LinkError),
+        ("kex_exchange_identification: Connection closed by remote host", LinkError),
+        ("/home/a/.ssh/config: line 3: Bad configuration option: foo", ConfigError),
+        ("", LinkError),
+    ],
+)
+def test_what_ssh_says_has_a_kind(said: str, kind: type[Exception]) -> None:
+    error = ssh_login.failure(said, "login", "step ssh login")
+    assert type(error) is kind
+    if kind is LoginNeededError:
+        assert "step ssh login" in error.hint
+
+
+def test_certificates_ends_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = """\
+/home/a/.ssh/id-cert.pub:
+        Type: ssh-ed25519-cert-v01@openssh.com user certificate
+        Valid: from 2026-11-20T09:00:00 to 2026-11-20T21:00:00
+        Valid: forever
+"""
+    first, second = ssh_login.validity(text)
+    assert second == float("inf")
+    assert ssh_login.clock(first, first) == "21:00"
+    found = [ssh_login.Certificate("x", first)]
+    assert "ended" in ssh_login.warning(found, None, first + 1, "renew me")
+    assert "an open tunnel stays open" in ssh_login.warning(found, first + 3600, first - 60, "")
+    assert ssh_login.warning(found, first - 10, first - 60, "") == ""
+    assert ssh_login.warning([], first, first, "") == ""
+    assert ssh_login.warning([*found, ssh_login.Certificate("y", second)], first + 9, first + 1, "") == ""
+
+
+def test_a_port_stays_the_same_and_has_twenty_neighbours() -> None:
+    port = tunnel_probe.port_of("login", "run-1", "dashboard")
+    assert port == tunnel_probe.port_of("login", "run-1", "dashboard")
+    assert port != tunnel_probe.port_of("login", "run-1", "jupyter")
+    tried = tunnel_probe.candidates(29995)
+    assert len(set(tried)) == 20
+    assert all(20000 <= candidate < 30000 for candidate in tried)
+    assert tunnel_probe.candidates(8888)[:2] == [8888, 8889]
+
+
+def test_a_folder_for_control_sockets_is_the_user_s_alone(tmp_path: Path) -> None:
+    ssh_config.private_folder(tmp_path / "new" / "cm")
+    assert (tmp_path / "new" / "cm").stat().st_mode & 0o777 == 0o700
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o770)
+    (tmp_path / "link").symlink_to(tmp_path / "new")
+    for name in ("open", "link"):
+        with pytest.raises(StorageError, match="not yours alone"):
+            ssh_config.private_folder(tmp_path / name)
+    (tmp_path / "new").chmod(0o777)
+    with pytest.raises(StorageError, match="rename"):
+        ssh_config.private_folder(tmp_path / "new" / "cm")
+
+
+def test_a_control_socket_s_path_has_room_for_ssh_s_own_suffix(tmp_path: Path) -> None:
+    assert ssh_config.control_socket(Path("/" + "x" * 70), "y" * 17).name == "y" * 17
+    with pytest.raises(ConfigError, match="the system takes 89"):
+        ssh_config.control_socket(Path("/" + "x" * 72), "y" * 17)
+
+
+@pytest.mark.parametrize("unsafe", ["no", "off", "false"])
+def test_the_configuration_switches_the_check_of_host_keys_on_again(tmp_path: Path, unsafe: str) -> None:
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "config").write_text("Host *\n  StrictHostKeyChecking no\n  ForwardAgent yes\n")
+    environment = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+    path = ssh_config.write(tmp_path, "login", environment, {"stricthostkeychecking": [unsafe]})
+    assert path.stat().st_mode & 0o777 == 0o600
+    known = ssh_config.effective("login", environment, path)
+    assert known["stricthostkeychecking"] == ["ask"]
+    assert known["forwardagent"] == ["no"]
+    assert known["connecttimeout"] == ["15"]
+
+
+def test_the_user_s_own_strictness_stays(tmp_path: Path) -> None:
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "config").write_text(
+        "Host login\n  StrictHostKeyChecking yes\n  User me\n  ConnectTimeout 3\n"
+    )
+    environment = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+    path = ssh_config.write(tmp_path, "login", environment, {"stricthostkeychecking": ["true"]})
+    known = ssh_config.effective("login", environment, path)
+    assert known["stricthostkeychecking"] == ["true"]
+    assert (known["user"], known["connecttimeout"]) == (["me"], ["3"])
+
+
+@pytest.mark.parametrize(
+    ("host", "origin", "local"),
+    [
+        ("localhost:8787", "", True),
+        ("127.0.0.1:8787", "http://127.0.0.1:8787", True),
+        ("[::1]:8787", "", True),
+        ("localhost", "https://localhost", True),
+        ("evil.example:8787", "", False),
+        ("127.0.0.1.evil.example", "", False),
+        ("localhost:8787", "http://evil.example", False),
+        ("localhost:8787", "http://localhost.evil.example:8787", False),
+        ("localhost:8787", "null", False),
+        ("", "", False),
+    ],
+)
+def test_who_is_local(host: str, origin: str, local: bool) -> None:
+    assert is_local(host, origin) is local

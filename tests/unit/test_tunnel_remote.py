@@ -1,0 +1,102 @@
+"""What the login node tells a laptop of a run: its newest attempt, its services, and no end that is an old attempt's."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcml import runs, tunnel_remote, watch
+from hpcml.errors import NotFoundError, StorageError, TunnelError
+
+SERVICE = {"node": "n1", "socket": "/tmp/hpcml-x/dashboard.sock", "identity": "me", "path": "/status"}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> runs.Run:
+    directory = tmp_path / "a-20260101-000000-0000"
+    directory.mkdir()
+    (directory / "plan.json").write_text(json.dumps({"site": "lab", "inside": {"nodes": 1, "time_limit": 600}}))
+    (directory / "submission.json").write_text(json.dumps({"job": ""}))
+    return runs.load(directory)
+
+
+def attempt(run: runs.Run, number: int, **services: dict[str, Any]) -> None:
+    folder = run.paths.attempt(number).service_of("x").parent
+    folder.mkdir(parents=True)
+    for name, facts in services.items():
+        (folder / f"{name}.json").write_text(json.dumps(facts))
+
+
+def diary(run: runs.Run, *names: str) -> None:
+    with run.paths.events.open("a") as file:
+        for name in names:
+            more = {"nodes": ["n1"]} if name == "allocated" else {}
+            file.write(json.dumps({"time": 100.0, "event": name, **more}) + "\n")
+
+
+def test_services_are_the_newest_attempt_s_and_end_with_it(run: runs.Run) -> None:
+    assert tunnel_remote.services(run) == (None, {})
+    attempt(run, 9, dashboard=SERVICE | {"node": "old"})
+    attempt(run, 10, dashboard=SERVICE, jupyter=SERVICE)
+    (run.paths.attempt(10).service_of("x").parent / ".half.json").write_text("{")
+    number, found = tunnel_remote.services(run)
+    assert (number, sorted(found), found["dashboard"]["node"]) == (10, ["dashboard", "jupyter"], "n1")
+    assert tunnel_remote.service(run, "jupyter") == SERVICE
+    with pytest.raises(NotFoundError, match="no nosuch"):
+        tunnel_remote.service(run, "nosuch")
+    run.paths.attempt(10).ended.write_text("{}")
+    assert tunnel_remote.services(run) == (10, {})
+
+
+def test_a_damaged_service_file_is_said(run: runs.Run) -> None:
+    attempt(run, 0)
+    run.paths.attempt(0).service_of("dashboard").write_text("{")
+    with pytest.raises(StorageError, match="not valid JSON"):
+        tunnel_remote.services(run)
+
+
+def test_an_end_counts_until_the_job_is_started_again(run: runs.Run) -> None:
+    diary(run, "allocated", "driver-started", "driver-ended", "torn-down")
+    ended = {"state": "ended", "status": 86, "reason": "the run was cancelled", "by": "user", "hint": "", "quote": []}
+    run.paths.status.write_text(json.dumps(ended))
+    assert watch.status(run, {}).state == "ended"
+    diary(run, "allocated")
+    again = watch.status(run, {}, ask=False)
+    assert (again.state, again.exit_status) == ("starting", None)
+    diary(run, "driver-started")
+    assert watch.status(run, {}, ask=False).state == "running"
+    diary(run, "driver-ended")
+    assert watch.status(run, {}).state == "ended"
+
+
+def test_the_facts_say_when_the_time_limit_is(run: runs.Run) -> None:
+    diary(run, "allocated")
+    attempt(run, 0, dashboard=SERVICE)
+    facts = tunnel_remote.facts(run, watch.status(run, {}, ask=False))
+    assert (facts["ends"], facts["state"], facts["services"]) == (700.0, "starting", {"dashboard": SERVICE})
+    json.dumps(facts)
+
+
+@pytest.mark.parametrize(
+    "sent", ["", "rm -rf /", "ssh-ed25519", "ssh-ed25519 AAAA\nssh-ed25519 BBBB", 'command="x" ssh-rsa A']
+)
+def test_only_one_public_key_is_taken(run: runs.Run, sent: str) -> None:
+    attempt(run, 0)
+    with pytest.raises(TunnelError, match="no public key"):
+        tunnel_remote.prepare(run, sent, {})
+
+
+def test_printed_commands_are_whole_words_to_a_shell() -> None:
+    odd = SERVICE | {"socket": "/scratch/my runs/it's/s"}
+    for _, command in tunnel_remote.lines(odd, "login", "me", 20001):
+        words = shlex.split(command)
+        assert words[0] == "ssh"
+        if "mktemp" in command:
+            inner = shlex.split(words[-1].replace("$(", "").replace(")", ""))
+            assert inner[-2].endswith(f":{odd['socket']}")
+        elif "PATH" not in command:
+            assert f"127.0.0.1:20001:{odd['socket']}" in words
