@@ -62,15 +62,26 @@ def submit(options: Namespace, script: list[str], *, only_plan: bool, spec: JobS
         print(f"hpcml: note: {notice}.", file=sys.stderr)
     if options.dry_run:
         print(prepared.script, end="", flush=True)
-        submission.check_image(prepared.plan, loaded)
+        _look_at_image(submission.check_image(prepared.plan, loaded))
         return 0
     if options.check:
-        submission.check_image(prepared.plan, loaded)
+        _look_at_image(submission.check_image(prepared.plan, loaded))
         return _check(prepared, options, environment)
     run = submission.submit(prepared, loaded, spec, environment)
     wait = options.wait or (not options.detach and not options.json and sys.stderr.isatty() and sys.stdout.isatty())
     _announce(run, as_json=options.json and not wait)  # with both, the one JSON answer is how the run ended
     return _wait(run, environment, as_json=options.json) if wait else 0
+
+
+def _look_at_image(known: dict[str, object]) -> None:
+    """Say what is to be noted of an image that is not refused, and what only the nodes can tell."""
+    notes = known.get("notes")
+    for note in notes if isinstance(notes, list) else ():
+        print(f"hpcml: note: the image: {note}.", file=sys.stderr)
+    if known:
+        print(
+            "hpcml: note: the image's file was read and nothing started; hpcml image check starts it.", file=sys.stderr
+        )
 
 
 def _check_modes(options: Namespace) -> None:

@@ -116,3 +116,12 @@ def test_a_difference_that_does_no_harm_is_said(cluster: Cluster) -> None:
     cluster.run("rm", "-rf", "/tmp/skew", node="n2", user="root")
     assert ended.code == 0, ended.err
     assert f"{major}.999 in the workers on n2" in ended.err
+
+
+def test_what_an_image_that_is_not_refused_is_looked_at_for(cluster: Cluster, image: Path) -> None:
+    """The lab's image has no labels of hpcml: a note, as is that nothing was started."""
+    for mode in ("--check", "--dry-run"):
+        done = cluster.run(*cluster.command(SCRIPT, mode, "--nodes", "2", "--image", str(image)))
+        assert done.returncode == 0, done.stderr
+        assert "note: the image: it has no labels of hpcml" in done.stderr
+        assert "nothing started" in done.stderr
