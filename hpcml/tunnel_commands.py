@@ -192,7 +192,11 @@ def _print_commands(options: Namespace) -> int:
 
     from hpcml import tunnel_probe, tunnel_remote
 
-    run, environment = _run_of(options)
+    try:
+        run, environment = _run_of(options)
+    except NotFoundError as error:
+        hint = f"{error.hint} On a laptop, name the cluster: hpcml tunnel --host HOST {options.run}."
+        raise NotFoundError(error.message, place=error.place, hint=hint) from error
     service = tunnel_remote.service(run, options.service)
     site = sites.load(options.site or "", environment, Path.cwd(), options.set or ()).site
     login = site.login.host or socket.getfqdn()

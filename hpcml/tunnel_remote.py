@@ -325,6 +325,6 @@ def lines(facts: Mapping[str, Any], login: str, user: str, port: int) -> list[tu
         ("if the compute nodes let your laptop in",
          f"ssh -N -o ExitOnForwardFailure=yes -L {local}:{path} -J {who}{login} {who}{node}"),
         ("if only the login node may reach them: the first prints a path, the second takes it for PATH",
-         f"ssh {who}{login} {shlex.quote(inner)}"),
+         f"ssh -tt {who}{login} {shlex.quote(inner)}"),
         ("", f"ssh -N -o ExitOnForwardFailure=yes -L {local}:PATH {who}{login}"),
     ]  # fmt: skip

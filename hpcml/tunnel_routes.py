@@ -138,7 +138,8 @@ def _twohop(connection: Connection, facts: Mapping[str, Any], _: Mapping[str, An
 
 def _srun(connection: Connection, facts: Mapping[str, Any], service: Mapping[str, Any], service_name: str) -> Way:
     """Nobody is let in by the node: an sshd in a job step speaks over srun's input and output, and opens no port."""
-    folder = Path(tempfile.mkdtemp(prefix="session-", dir=connection.places.files))
+    _sweep(connection.places.files)
+    folder = Path(tempfile.mkdtemp(prefix=f"session-{os.getpid()}-", dir=connection.places.files))
     try:
         key, public = _session_key(folder, connection)
         words = connection.hpcml("tunnel", "--serve", "prepare", "--service", service_name, facts["run"])
@@ -168,6 +169,14 @@ def _srun(connection: Connection, facts: Mapping[str, Any], service: Mapping[str
         shutil.rmtree(folder, ignore_errors=True)
         raise
     return _wait(way, connection)
+
+
+def _sweep(files: Path) -> None:
+    """Remove the keys of tunnels that were killed."""
+    for folder in files.glob("session-*-*"):
+        pid = folder.name.split("-")[1]
+        if pid.isdecimal() and not shell.start_time(int(pid)):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _session_key(folder: Path, connection: Connection) -> tuple[Path, bytes]:

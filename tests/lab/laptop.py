@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -184,6 +185,8 @@ class Outside:
         for path in self.home.glob(".hpcml/ssh/*"):
             if path.is_file():
                 path.unlink()
+            else:  # keys of a tunnel that was killed
+                shutil.rmtree(path)
 
     @property
     def home(self) -> Path:

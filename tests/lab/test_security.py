@@ -150,7 +150,7 @@ def test_the_http_server_is_a_private_socket(cluster: Cluster, target: Target) -
     socket_path = str(Path(control).with_name("dashboard.sock"))
     probe = (
         "import socket, sys\ns = socket.socket(socket.AF_UNIX)\ns.settimeout(5)\ns.connect(sys.argv[1])\n"
-        "s.sendall(b'GET /health HTTP/1.0\\r\\n\\r\\n')\nprint(s.recv(4096).decode())"
+        "s.sendall(b'GET /health HTTP/1.0\\r\\nHost: localhost\\r\\n\\r\\n')\nprint(s.recv(4096).decode())"
     )
     owner = cluster.run("python3", "-c", probe, socket_path, node="n1")
     assert "200 OK" in owner.stdout, owner.stderr

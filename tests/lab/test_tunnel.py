@@ -182,7 +182,9 @@ def test_the_printed_commands_work_without_hpcml_and_hold_no_secret(
         for process in (ssh, hop):
             process.terminate()
             process.communicate(timeout=10)
-        outside.kill_sessions("login")
+    until(
+        lambda: not [line for _, line in outside.lab.processes("alice") if path in line], 15
+    )  # it ends with the laptop
 
 
 def test_no_secret_is_on_a_command_line_or_in_slurm_s_records_or_in_a_log(outside: Outside) -> None:
@@ -219,6 +221,7 @@ def test_srun_s_sshd_takes_the_session_s_key_alone_and_gives_no_shell(
     outside: Outside, dashboard: tuple[str, Path]
 ) -> None:
     run, directory = dashboard
+    outside.forget()
     tunnel = outside.tunnel(run, "--route", "srun")
     tunnel.up()
     relays = list(directory.glob("attempts/0/secret/relay-*"))
