@@ -13,6 +13,8 @@ from hpcml import errors
 if TYPE_CHECKING:
     import argparse
 
+    from hpcml.remote_serve import Caller
+
 TEXT = """hpcml runs a plain Python script on N nodes of a Slurm machine: a Dask scheduler, workers and the script
 in one allocation, closed to everybody else. Without Slurm it runs the same script on this machine."""
 
@@ -26,6 +28,7 @@ COMMANDS = {
     "status": ("[RUN]", "how a run stands"),
     "logs": ("[-f] [RUN] [ROLE]", "show a run's logs"),
     "cancel": ("RUN", "cancel a run"),
+    "fetch": ("RUN [DEST]", "bring a run's results home to your laptop"),
     "tunnel": ("[OPTIONS] [RUN]", "open a run's dashboard on your laptop"),
     "site": ("ls | show [SITE]", "list and show site profiles"),
     "image": ("build | show | check | ls", "build, show, check and list images"),
@@ -60,7 +63,13 @@ SUBMIT_FLAGS = {
     "--detach": "do not wait (elsewhere: the default)",
     "--json": "print facts as JSON",
 }
-MODULES = {"fabric": "fabric", "tunnel": "tunnel_commands", "jupyter": "jupyter_commands", "image": "image_commands"}
+MODULES = {
+    "fabric": "fabric",
+    "fetch": "remote_commands",
+    "image": "image_commands",
+    "jupyter": "jupyter_commands",
+    "tunnel": "tunnel_commands",
+}
 _WITH_VALUE = {option for group in SUBMIT_VALUES.values() for option in group}
 
 
@@ -69,8 +78,9 @@ def overview() -> str:
     width = max(len(f"{name} {words}") for name, (words, _) in COMMANDS.items())
     rows = [f"  {f'{name} {words}':<{width}}  {does}" for name, (words, does) in COMMANDS.items()]
     return "\n".join([
-        "usage: hpcml COMMAND …", "", TEXT, "", "commands:", *rows, "",
+        "usage: hpcml [--host HOST] COMMAND …", "", TEXT, "", "commands:", *rows, "",
         "RUN is a run's id or its beginning, its name, its Slurm job id, or 'last'.",
+        "On a laptop, --host HOST (or HPCML_HOST) runs the command on that login node, by ssh.",
         "hpcml COMMAND --help says more; hpcml --version says which hpcml this is.",
     ])  # fmt: skip
 
@@ -106,7 +116,7 @@ def _add_other_options(parser: argparse.ArgumentParser, command: str) -> None:
     import argparse
 
     if command not in ("image", "site", "ls"):
-        optional = {"nargs": "?", "default": "last"} if command != "cancel" else {}
+        optional = {"nargs": "?", "default": "last"} if command not in ("cancel", "fetch") else {}
         text = "run id, its beginning, name, Slurm job id, or 'last'"
         parser.add_argument("run", metavar="RUN", help=text, **optional)  # type: ignore[arg-type]
     if command != "site":
@@ -136,6 +146,13 @@ def _add_site_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("name", nargs="?", default="", metavar="SITE", help="default: the site found here")
     parser.add_argument("--origin", action="store_true", help="say where each value comes from")
+
+
+def _add_fetch_options(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = "On a laptop: hpcml --host HOST fetch RUN. What is here already is not sent twice."
+    parser.add_argument(
+        "dest", metavar="DEST", nargs="?", default="", help="folder here (default: ./ and the run's id)"
+    )
 
 
 def _add_logs_options(parser: argparse.ArgumentParser) -> None:
@@ -206,6 +223,7 @@ def _add_submit_options(parser: argparse.ArgumentParser, command: str) -> None:
 
 _ADD = {
     "fabric": _add_fabric_options,
+    "fetch": _add_fetch_options,
     "image": _add_image_options,
     "jupyter": _add_jupyter_options,
     "logs": _add_logs_options,
@@ -228,15 +246,24 @@ def split_script(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(arguments), []
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit status."""
-    words = list(sys.argv[1:] if argv is None else argv)
+def split_host(words: list[str]) -> tuple[str | None, list[str]]:
+    """Divide a command line into the host before the command, None if none is named, and the rest."""
+    if words[:1] == ["--host"] and len(words) > 1:
+        return words[1], words[2:]
+    if words and words[0].startswith("--host="):
+        return words[0].removeprefix("--host="), words[1:]
+    return None, words
+
+
+def main(argv: Sequence[str] | None = None, caller: Caller | None = None) -> int:
+    """Run the command line and return its exit status; ``caller`` is the laptop that sent it, if one did."""
+    host, words = split_host(list(sys.argv[1:] if argv is None else argv))
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr] # paths may hold anything
     own, script = split_script(words[1:]) if words[:1] in (["submit"], ["plan"]) else (words[1:], [])
     as_json = "--json" in own
     try:
-        status = _dispatch(words[0] if words else "", own, script)
+        status = _dispatch(words[0] if words else "", own, script, host, caller)
         sys.stdout.flush()
     except errors.HpcmlError as error:
         return _fail(error, as_json)
@@ -253,7 +280,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def _dispatch(command: str, own: list[str], script: list[str]) -> int:
+def _dispatch(command: str, own: list[str], script: list[str], host: str | None, caller: Caller | None) -> int:
     if command in ("", "-h", "--help", "help"):
         print(overview())
         return 0 if command else errors.USAGE
@@ -262,6 +289,10 @@ def _dispatch(command: str, own: list[str], script: list[str]) -> int:
 
         print(f"hpcml {__version__}")
         return 0
+    if command == "--serve-laptop" and caller is None:
+        from hpcml import config, remote_serve
+
+        return remote_serve.serve(main, config.process_environment())
     if command not in COMMANDS:
         raise _no_command(command)
     try:
@@ -270,10 +301,32 @@ def _dispatch(command: str, own: list[str], script: list[str]) -> int:
         return int(end.code or 0)
     if command in ("submit", "plan") and not script:
         raise errors.UsageError("SCRIPT is missing", place=f"hpcml {command}", hint="Name a Python file.")
+    return _call(command, options, own, script, _host(host) if caller is None else None, caller)
+
+
+def _call(command: str, options: argparse.Namespace, own: list[str], script: list[str], there: tuple[str, str] | None,
+          caller: Caller | None) -> int:  # fmt: skip
+    if there and command == "tunnel":
+        options.host = options.host or there[0]
+    elif there:
+        from hpcml import remote_commands
+
+        return remote_commands.run(*there, command, options, own, script)
+    if caller is not None:
+        options.caller = caller
+        script = caller.stage(script) if command in ("submit", "plan") else script
     module = importlib.import_module(f"hpcml.{MODULES.get(command, 'commands')}")
     if command in ("submit", "plan"):
         return int(module.submit(options, script, only_plan=command == "plan"))
     return int(getattr(module, command)(options))
+
+
+def _host(given: str | None) -> tuple[str, str] | None:
+    """Return the host that runs the command and where it was named, None for this machine (also by an empty name)."""
+    from hpcml.config import process_environment
+
+    host, named_by = (process_environment().get("HPCML_HOST", ""), "HPCML_HOST") if given is None else (given, "--host")
+    return (host, named_by) if host else None
 
 
 def _no_command(word: str) -> errors.UsageError:

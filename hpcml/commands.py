@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -25,6 +26,7 @@ if TYPE_CHECKING:  # each command imports what it needs: `submit` is to be fast
 
     from hpcml import slurm, watch
     from hpcml import submit as submission
+    from hpcml.remote_serve import Caller
 
 _COUNTS = ("nodes", "gpus_per_node", "cpus_per_node")
 _ROLES = {"driver": "driver", "scheduler": "scheduler", "worker": "worker", "workers": "worker", "job": "job"}
@@ -49,7 +51,9 @@ def submit(options: Namespace, script: list[str], *, only_plan: bool, spec: JobS
     environment = config.process_environment()
     if not only_plan:
         _check_modes(options)
+    caller: Caller | None = getattr(options, "caller", None)
     spec = spec or make_spec(options, script)
+    spec = caller.spec(spec) if caller else spec
     loaded = sites.load(options.site or "", environment, spec.cwd, options.set or ())
     prepared = submission.prepare(loaded, spec, environment)
     if only_plan:
@@ -67,7 +71,8 @@ def submit(options: Namespace, script: list[str], *, only_plan: bool, spec: JobS
     if options.check:
         _look_at_image(submission.check_image(prepared.plan, loaded))
         return _check(prepared, options, environment)
-    run = submission.submit(prepared, loaded, spec, environment)
+    with caller.handing_over(prepared.plan.run_id) if caller else contextlib.nullcontext():
+        run = submission.submit(prepared, loaded, spec, environment)
     wait = options.wait or (not options.detach and not options.json and sys.stderr.isatty() and sys.stdout.isatty())
     _announce(run, as_json=options.json and not wait)  # with both, the one JSON answer is how the run ended
     return _wait(run, environment, as_json=options.json) if wait else 0

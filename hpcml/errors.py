@@ -48,7 +48,7 @@ MEANING = {
     REFUSED_BY_SLURM: "Slurm refused the job",
     INTERNAL: "a defect in hpcml",
     STORAGE: "a file of the run cannot be written or read",
-    ANSWER_LOST: "Slurm's answer to the submission was lost and the job was not found",
+    ANSWER_LOST: "the answer to the submission was lost and the job was not found",
     TUNNEL_REFUSED: "the site lets no tunnel through to the node",
     NEVER_STARTS: "the run that the tunnel waits for will not start",
     RUN_FAILED: "the run at the other end of the tunnel ended, and not well",

@@ -18,7 +18,8 @@ class JobSpec(NamedTuple):
 
     ``cwd`` is where the script runs: the folder that the user submitted from, so that relative data paths hold.
     ``service`` is a web service in the place of a script (``jupyter``; ``script`` is then only its name), which ends
-    after ``idle`` seconds without use (0: never).
+    after ``idle`` seconds without use (0: never). ``staged``: script and ``cwd`` are there for the submission only, and
+    the script runs in the run's own copy of them.
     """
 
     script: Path
@@ -38,6 +39,7 @@ class JobSpec(NamedTuple):
     dependency: str = ""
     service: str = ""
     idle: float = 0.0
+    staged: bool = False
 
 
 def check_script(script: Path) -> None:

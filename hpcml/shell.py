@@ -99,16 +99,20 @@ def stream(
     return Answer(code, _text(kept), "")
 
 
-def _end_group(process: subprocess.Popen[bytes]) -> None:
+def _end_group(
+    process: subprocess.Popen[bytes],
+    numbers: Sequence[int] = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL),
+    grace: float = _GRACE,
+) -> None:
     """End a process and all that it started; those that do not go when asked are killed.
 
     The first signal is Ctrl-C's: programs that clean up do it for that one.
     """
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+    for number in numbers:
         with contextlib.suppress(ProcessLookupError):  # it went by itself
             os.killpg(process.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):  # the next signal is for that
-            process.wait(_GRACE)
+            process.wait(grace)
 
 
 def _text(data: bytes | str | None) -> str:
@@ -290,6 +294,43 @@ class Child:
             if stream is not None:
                 stream.close()
         self.streams = set()
+
+
+def converse(command: Sequence[str], environment: Mapping[str, str], *, capture: bool) -> subprocess.Popen[bytes]:
+    """Start a command in a session of its own, to talk with it: by pipes for input and errors, and output if asked.
+
+    Else its output is this process's own. The terminal's Ctrl-C does not reach it; the end of its input does.
+
+    Raises
+    ------
+    CommandMissingError
+        If the program cannot be started.
+    """
+    try:
+        return subprocess.Popen(
+            command, env=dict(environment), stdin=subprocess.PIPE, stdout=subprocess.PIPE if capture else None,
+            stderr=subprocess.PIPE, start_new_session=True, bufsize=0,
+        )  # fmt: skip
+    except OSError as error:
+        raise CommandMissingError(f"{command[0]}: {error.strerror}") from error
+
+
+def ended(process: subprocess.Popen[bytes], seconds: float | None) -> int | None:
+    """Wait for a process, so many seconds or until it ends; return its exit status, None if it has not ended."""
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a process that :func:`converse` started, if it has not, and close the pipes."""
+    if process.poll() is None:
+        _end_group(process, (signal.SIGTERM, signal.SIGKILL), 2.0)
+    for stream in (process.stdin, process.stdout, process.stderr):
+        if stream is not None:
+            with contextlib.suppress(OSError):  # what could not be sent is not sent now either
+                stream.close()
 
 
 def wait(children: Sequence[Child], timeout: float) -> None:

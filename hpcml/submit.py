@@ -38,8 +38,11 @@ def prepare(loaded: LoadedSite, spec: jobs.JobSpec, environment: Mapping[str, st
         jobs.check_script(spec.script)
     run_id = runs.new_id(jobs.job_name(spec))
     directory = runs.runs_folder(loaded.site.paths.runs, environment) / run_id
+    own_templates = template_folders(environment, spec.cwd)
+    if spec.staged:
+        spec = spec._replace(cwd=RunPaths(directory).code)
     made = plan(loaded.site, spec, Place(run_id, directory, sys.executable, __version__))
-    return Prepared(made, render.render(made, template_folders(environment, spec.cwd)))
+    return Prepared(made, render.render(made, own_templates))
 
 
 def template_folders(environment: Mapping[str, str], cwd: Path) -> list[Path]:

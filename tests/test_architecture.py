@@ -20,7 +20,7 @@ PACKAGE = ROOT / "hpcml"
 # A module may import those of earlier levels, and of its own level only what is named in SIDEWAYS.
 LEVELS = (
     {"errors", "units", "layout", "entering"},
-    {"config", "shell", "assets", "sif"},
+    {"remote_protocol", "config", "shell", "assets", "sif"},
     {"schema", "images"},
     {"build_failures"},
     {"sites", "jobs", "image_build", "image_check", "ssh_config", "ssh_login", "tunnel_probe"},
@@ -30,10 +30,10 @@ LEVELS = (
     {"render", "runs", "slurm"},
     {"snapshot"},
     {"submit", "watch"},
-    {"progress", "tunnel_remote", "tunnel_routes"},
+    {"progress", "tunnel_remote", "tunnel_routes", "remote", "remote_serve"},
     {"tunnel"},
     {"commands"},
-    {"fabric", "image_commands", "jupyter_commands", "tunnel_commands"},
+    {"fabric", "image_commands", "jupyter_commands", "tunnel_commands", "remote_commands"},
     {"cli"},
     {"__main__"},
 )
@@ -180,6 +180,7 @@ def test_only_the_command_line_prints_or_exits() -> None:
         "image_commands",
         "jupyter_commands",
         "tunnel_commands",
+        "remote_commands",
         "progress",
         "__main__",
     }

@@ -164,6 +164,7 @@ def simple_commands(line: str) -> Iterator[list[str]]:
 
 def parse(words: list[str]) -> None:
     """Parse one command line of hpcml as cli.main does, without running it."""
+    _, words = cli.split_host(words)
     if words[0] in ("--help", "--version"):
         return
     submits = words[0] in ("submit", "plan")
@@ -191,6 +192,7 @@ def test_command_lines_parse(block: Block) -> None:
 def test_commands_named_in_the_text_exist(page: Path) -> None:
     for code in codes(split(page)[1]):
         words = code.replace("\\|", "|").split(" | ")[0].split()
+        words = [*words[:1], *cli.split_host(words[1:])[1]]
         if words[0] != "hpcml" or len(words) == 1 or words[1] in ("COMMAND", "--help", "--version"):
             continue
         assert words[1] in cli.COMMANDS, code

@@ -1,0 +1,235 @@
+"""``hpcml --host HOST …`` on a laptop, and ``hpcml fetch`` at both ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcml import commands, config, jobs, remote, sites
+from hpcml.errors import LinkError, StorageError, UsageError
+from hpcml.remote_protocol import LONGEST_LINE, Entry, entries_of, files, listing, parts_of, receive, send
+from hpcml.ssh import Connection
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from hpcml.remote_serve import Caller
+
+_CHOICES = ("wait", "detach", "json", "dry_run", "check")  # who gives one of these has said whether to wait
+
+
+def run(host: str, named_by: str, command: str, options: Namespace, own: list[str], script: list[str]) -> int:
+    """Run a command of the login node's hpcml as if it were typed there; its output and exit status are passed on.
+
+    Parameters
+    ----------
+    named_by
+        Where the host was named, for errors.
+    options
+        The command's own words, parsed.
+    own, script
+        The command's own words, and the script with its arguments.
+    """
+    environment = config.process_environment()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    login = remote.login_of(host, environment, named_by)
+    if command in ("submit", "plan"):
+        return _submit(login, environment, command, options, own, script)
+    if command == "fetch":
+        return _fetch(login, environment, options)
+    return _pass_on(_connect(login, environment), [command, *_waiting(command, options, own)])
+
+
+def _connect(login: Any, environment: Mapping[str, str]) -> Connection:
+    connection = Connection(login, environment)
+    connection.open(ask=sys.stdin.isatty() and sys.stderr.isatty())
+    return connection
+
+
+def _show(data: bytes) -> None:
+    sys.stderr.buffer.write(data)
+    sys.stderr.flush()
+
+
+def _waiting(command: str, options: Namespace, own: list[str]) -> list[str]:
+    """Return a command's own words with --wait where this end's terminal decides: the other end has none."""
+    chosen = any(getattr(options, name, False) for name in _CHOICES)
+    if command not in ("submit", "jupyter") or chosen or not (sys.stderr.isatty() and sys.stdout.isatty()):
+        return own
+    return ["--wait", *own]
+
+
+def _pass_on(connection: Connection, words: list[str], parcel: remote.Parcel | None = None) -> int:
+    call = remote.Call(connection, words, _show, parcel=parcel)
+    try:
+        call.begin()
+        status = call.end()
+    except KeyboardInterrupt:
+        if not parcel:
+            raise
+        run = call.facts.get("run")
+        hint = f"to find out: hpcml --host {connection.host} status {run}" if run else "nothing was submitted"
+        print(f"\nInterrupted; {hint}.", file=sys.stderr)
+        return 130
+    finally:
+        call.close()
+    if status == 130 and "submitted" in call.facts:
+        print(f"From here: hpcml --host {connection.host} logs -f {call.facts['run']}", file=sys.stderr)
+    elif status == 130 and parcel:
+        print("Nothing was submitted.", file=sys.stderr)
+    return status
+
+
+def _submit(
+    login: Any, environment: Mapping[str, str], command: str, options: Namespace, own: list[str], script: list[str]
+) -> int:
+    here = Path.cwd()
+    path = here / script[0]
+    jobs.check_script(path)
+    # The limits of the copy are this end's; the login node's count once more when the run takes its own.
+    limits = [word for word in options.set or () if word.startswith("code.")]
+    code = sites.load("", environment, here, limits).site.code
+    with tempfile.TemporaryDirectory(prefix="hpcml-parcel-") as folder:  # 0700
+        parcel = remote.Parcel(path, Path(folder), code)
+        if parcel.left_out:
+            print(f"hpcml: note: not sent: {parcel.left_out}.", file=sys.stderr)
+        if missing := remote.unsent(script[1:], here, parcel.entries):
+            words = "names something on this laptop" if len(missing) == 1 else "name something on this laptop"
+            listed = ", ".join(repr(word) for word in missing)
+            print(f"hpcml: note: {listed} {words} that the run will not find: paths are the cluster's.",
+                  file=sys.stderr)  # fmt: skip
+        connection = _connect(login, environment)
+        many = f"{len(parcel.entries)} file{'s' if len(parcel.entries) != 1 else ''}"
+        print(f"  sending    {many}, {amount(parcel.size)} to {connection.host}", file=sys.stderr, flush=True)
+        asked = [command, *_waiting(command, options, own), "--", parcel.script, *script[1:]]
+        return _pass_on(connection, asked, parcel)
+
+
+def amount(size: float) -> str:
+    """Return a number of bytes as a person reads it: ``512 B``, ``1.4 MB``."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    raise AssertionError
+
+
+# -- fetch -------------------------------------------------------------------------------------------------------------
+
+
+def fetch(options: Namespace) -> int:
+    """``hpcml fetch RUN``: on the login node, for the laptop that called; elsewhere there is nothing to fetch."""
+    caller: Caller | None = getattr(options, "caller", None)
+    run = commands.find_run(options)
+    if caller is None:
+        words = "The run's results are on this machine already"
+        raise UsageError(words, place=str(run.paths.out), hint="On a laptop: hpcml --host HOST fetch RUN.")
+    from hpcml.remote_serve import read_wish
+
+    found, others = listing(run.paths.out)
+    ended = run.paths.status.exists()
+    offer = json.dumps({"run": run.id, "files": found, "others": others, "ended": ended}).encode()
+    out = sys.stdout.buffer
+    out.write(caller.header["nonce"].encode() + b" " + offer + b"\n")
+    out.flush()
+    send(run.paths.out, read_wish(caller, found), out.write)
+    out.flush()
+    return 0
+
+
+def _fetch(login: Any, environment: Mapping[str, str], options: Namespace) -> int:
+    words = ["fetch", *([f"--site={options.site}"] if options.site else [])]
+    words += [f"--set={value}" for value in options.set or ()]
+    # `--` so that no name is taken for an option
+    call = remote.Call(_connect(login, environment), [*words, "--", options.run], _show, capture=True)
+    try:
+        call.begin()
+        offer = _offer(call)
+        facts = None if offer is None else _take(call, offer, options)
+        status = call.end()
+    except (StorageError, LinkError):
+        call.hang_up()
+        if (status := call.end()) == 0:
+            raise
+        return status  # the other end has said why
+    finally:
+        call.close()
+    if status == 0 and facts is not None and options.json:
+        print(json.dumps(facts, indent=1))
+    return status
+
+
+def _offer(call: remote.Call) -> dict[str, Any] | None:
+    """Return what the run has, None if the other side ended without an offer; a shell's greeting is skipped."""
+    assert call.out is not None
+    start = call.nonce.encode() + b" "
+    while line := call.out.readline(LONGEST_LINE):
+        if line.startswith(start):
+            offer = json.loads(line[len(start) :])
+            run = str(offer["run"])
+            if len(parts_of(run)) != 1 or run.startswith((".", "-")):
+                raise StorageError("What was sent is no run", place=repr(run))
+            return {**offer, "files": entries_of(offer["files"], run)}
+    return None
+
+
+def _take(call: remote.Call, offer: dict[str, Any], options: Namespace) -> dict[str, Any]:
+    """Bring the files that are not here yet; return what was done."""
+    assert call.out is not None
+    offered: list[Entry] = offer["files"]
+    folder = Path.cwd() / (options.dest or offer["run"])
+    with files(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    wanted = [index for index, entry in enumerate(offered) if not _here(folder, entry)]
+    size = sum(offered[index].size for index in wanted)
+    here = len(offered) - len(wanted)
+    also = (f"; {here} here already" if here else "") + (
+        f"; {offer['others']} links or special files are not sent" if offer.get("others") else ""
+    )
+    print(f"{offer['run']}: {len(wanted)} files, {amount(size)} to {folder}{also}.", file=sys.stderr, flush=True)
+    if not offer.get("ended"):
+        print("hpcml: note: the run has not ended; fetch again for what comes later.", file=sys.stderr)
+    if not remote.room_for(folder, size):
+        hint = "Free some, or name another folder: hpcml --host HOST fetch RUN DEST."
+        raise StorageError(f"There is no room for {amount(size)}", place=str(folder), hint=hint)
+    call.write(json.dumps(wanted).encode() + b"\n")
+    meter = _Meter(size)
+    try:
+        for index in wanted:
+            receive(folder, offered[index], call.out.read1, meter.add)
+    finally:
+        meter.close()
+    return {"run": offer["run"], "folder": str(folder), "fetched": len(wanted), "bytes": size, "here_already": here}
+
+
+def _here(folder: Path, entry: Entry) -> bool:
+    """Whether a file of that size and time is here; no link is followed for the file itself."""
+    try:
+        facts = (folder / entry.name).lstat()
+    except (OSError, ValueError):
+        return False
+    return (facts.st_size, facts.st_mtime_ns) == (entry.size, entry.changed)
+
+
+class _Meter:
+    """Shows on a terminal how far it is, a few times a second."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.done, self.shown = size, 0, 0
+        self.live = sys.stderr.isatty()
+
+    def add(self, count: int) -> None:
+        self.done += count
+        if self.live and (self.done - self.shown) * 200 >= self.size:
+            self.shown = self.done
+            print(f"\r  {amount(self.done)} of {amount(self.size)}   ", end="", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        if self.live and self.shown:
+            print(f"\r  {amount(self.done)} of {amount(self.size)}   ", file=sys.stderr, flush=True)
