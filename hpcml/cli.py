@@ -202,7 +202,7 @@ def _add_image_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_jupyter_options(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = "Reach it from your laptop with hpcml tunnel RUN."
+    parser.epilog = "Reach it from your laptop with hpcml tunnel --service jupyter RUN."
     group = parser.add_argument_group("the session")
     group.add_argument("--idle", metavar="TIME", default="1h", help="end after so long without use (1h), or 'off'")
     group.add_argument("--notebook-dir", metavar="FOLDER", default="", help="where notebooks are (here)")

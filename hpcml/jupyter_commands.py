@@ -22,7 +22,7 @@ def jupyter(options: Namespace) -> int:
     spec = spec._replace(service="jupyter", idle=idle, cwd=notebook_folder(spec.cwd, options.notebook_dir))
     status = commands.submit(options, [], only_plan=False, spec=spec)
     if status == 0 and options.detach and not options.json:
-        print("  next       when it is up (hpcml status), on your laptop: hpcml tunnel last", file=sys.stderr)
+        print("  next       when it is up (hpcml status): hpcml tunnel --service jupyter last", file=sys.stderr)
     return status
 
 

@@ -188,7 +188,7 @@ def _jupyter(run: runs.Run) -> str:
     """Return where JupyterLab is and how to get there, empty until it answers."""
     newest = max((int(path.name) for path in run.paths.directory.glob("attempts/*")), default=0)
     facts = runs.read_json(run.paths.attempt(newest).service_of("jupyter")) or {}
-    return f"up on {facts['node']}; on your laptop: hpcml tunnel {run.id}" if facts else ""
+    return f"up on {facts['node']}; the way there: hpcml tunnel --service jupyter {run.id}" if facts else ""
 
 
 def _starting(found: Status) -> str:

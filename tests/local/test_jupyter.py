@@ -81,7 +81,7 @@ def test_it_says_where_it_is(session: Session) -> None:
     assert session.server.table("GET", facts["probe"])["started"] == facts["identity"]
     assert int(facts["pid"]) in session.processes()
     assert "JupyterLab runs" in session.status()["words"]
-    assert f"hpcml tunnel {session.directory.name}" in session.status()["jupyter"]
+    assert f"hpcml tunnel --service jupyter {session.directory.name}" in session.status()["jupyter"]
 
 
 def test_other_names_and_other_pages_are_refused(session: Session) -> None:
