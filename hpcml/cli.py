@@ -67,6 +67,8 @@ MODULES = {
     "fabric": "fabric",
     "fetch": "remote_commands",
     "image": "image_commands",
+    "plan": "submit_commands",
+    "submit": "submit_commands",
     "jupyter": "jupyter_commands",
     "tunnel": "tunnel_commands",
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 from pathlib import Path
@@ -10,184 +9,47 @@ from typing import TYPE_CHECKING
 
 from hpcml import config, runs, sites
 from hpcml.errors import (
-    INTERNAL,
     MEANING,
     ConfigError,
-    HpcmlError,
     NotFoundError,
     SlurmUnreachableError,
     StorageError,
     UsageError,
 )
-from hpcml.jobs import JobSpec
 
 if TYPE_CHECKING:  # each command imports what it needs: `submit` is to be fast
     from argparse import Namespace
 
     from hpcml import slurm, watch
-    from hpcml import submit as submission
-    from hpcml.remote_serve import Caller
 
 _COUNTS = ("nodes", "gpus_per_node", "cpus_per_node")
 _ROLES = {"driver": "driver", "scheduler": "scheduler", "worker": "worker", "workers": "worker", "job": "job"}
 
 
-def _print_json(facts: object) -> None:
+def print_json(facts: object) -> None:
+    """Print facts for a program to read."""
     print(json.dumps(facts, indent=1, default=str))
 
 
-def _here() -> Path:
+def here() -> Path:
+    """Return the current folder, if it is still there."""
     try:
         return Path.cwd()
     except OSError as error:
         raise NotFoundError("The current folder is gone", place="cwd", hint="Change to another: cd ~") from error
 
 
-def submit(options: Namespace, script: list[str], *, only_plan: bool, spec: JobSpec | None = None) -> int:
-    """``hpcml submit`` and ``hpcml plan``."""
-    from hpcml import slurm
-    from hpcml import submit as submission
-
-    environment = config.process_environment()
-    if not only_plan:
-        _check_modes(options)
-    caller: Caller | None = getattr(options, "caller", None)
-    spec = spec or make_spec(options, script)
-    spec = caller.spec(spec) if caller else spec
-    loaded = sites.load(options.site or "", environment, spec.cwd, options.set or ())
-    prepared = submission.prepare(loaded, spec, environment)
-    if only_plan:
-        _print_json(config.as_table(prepared.plan))
-        return 0
-    if prepared.plan.slurm and (ignored := slurm.ignored_defaults(environment)):
-        words = "give the option, or write [defaults] into the site's settings"
-        print(f"hpcml: note: {', '.join(ignored)} do not count here: {words}.", file=sys.stderr)
-    for notice in prepared.plan.notices:
-        print(f"hpcml: note: {notice}.", file=sys.stderr)
-    if options.dry_run:
-        print(prepared.script, end="", flush=True)
-        _look_at_image(submission.check_image(prepared.plan, loaded))
-        return 0
-    if options.check:
-        _look_at_image(submission.check_image(prepared.plan, loaded))
-        return _check(prepared, options, environment)
-    with caller.handing_over(prepared.plan.run_id) if caller else contextlib.nullcontext():
-        run = submission.submit(prepared, loaded, spec, environment)
-    wait = options.wait or (not options.detach and not options.json and sys.stderr.isatty() and sys.stdout.isatty())
-    _announce(run, as_json=options.json and not wait)  # with both, the one JSON answer is how the run ended
-    return _wait(run, environment, as_json=options.json) if wait else 0
-
-
-def _look_at_image(known: dict[str, object]) -> None:
-    """Say what is to be noted of an image that is not refused, and what only the nodes can tell."""
-    notes = known.get("notes")
-    for note in notes if isinstance(notes, list) else ():
-        print(f"hpcml: note: the image: {note}.", file=sys.stderr)
-    if known:
-        print(
-            "hpcml: note: the image's file was read and nothing started; hpcml image check starts it.", file=sys.stderr
-        )
-
-
-def _check_modes(options: Namespace) -> None:
-    chosen = [
-        f"--{flag}" for flag in ("dry-run", "check", "wait", "detach") if getattr(options, flag.replace("-", "_"))
-    ]
-    if options.dry_run and options.json:
-        chosen.append("--json")
-    if len(chosen) > 1:
-        raise UsageError(f"{' and '.join(chosen)} exclude each other", place="hpcml submit", hint="Give one of them.")
-
-
-def make_spec(options: Namespace, script: list[str]) -> JobSpec:
-    """Return the request; an option that was not given keeps the record's own "not said"."""
-    said = {name: value for name in JobSpec._fields if (value := getattr(options, name, None)) is not None}
-    for name, value in said.items():
-        option = f"--{name.replace('_', '-')}"
-        if name in _COUNTS:
-            said[name] = _whole(value, option)
-        elif not value.strip():
-            raise UsageError(f"{option} is empty", place="hpcml submit", hint="Leave it out, or give it a value.")
-    here = _here()
-    return JobSpec(script=here / script[0], arguments=tuple(script[1:]), cwd=here, **said)
-
-
-def _whole(text: str, option: str) -> int:
+def whole(text: str, option: str) -> int:
+    """Return an option's whole number."""
     if not (text.isascii() and text.isdecimal() and len(text) < 10):
         raise UsageError(f"'{text}' is not a whole number", place=option, hint=f"Write {option} 4.")
     return int(text)
 
 
-def _check(prepared: submission.Prepared, options: Namespace, environment: dict[str, str]) -> int:
-    from hpcml import submit as submission
-
-    if not prepared.plan.slurm:
-        raise UsageError("The local site has no Slurm to ask", place="--check", hint="Leave --check out.")
-    answer = submission.check(prepared, environment)
-    if options.json:
-        _print_json({"accepted": True, "answer": answer, "reasons": list(prepared.plan.reasons)})
-    else:
-        print(f"Slurm would take it: {answer}.")
-        for reason in prepared.plan.reasons:
-            print(f"  {reason}")
-    return 0
-
-
-def _announce(run: runs.Run, *, as_json: bool) -> None:
-    if as_json:
-        _print_json({"run": run.id, "directory": str(run.paths.directory), **run.submission})
-        return
-    job = f" job {run.job}" if run.job else ""
-    print(f"  run        {run.id}{job}  {run.paths.directory}", file=sys.stderr, flush=True)
-    if run.submission.get("found_again"):
-        print("  submission Slurm's answer was lost; the job was found again by its comment", file=sys.stderr)
-    if left_out := run.submission.get("left_out"):
-        print(f"hpcml: note: not copied into the run: {left_out}.", file=sys.stderr)
-
-
-def _wait(run: runs.Run, environment: dict[str, str], *, as_json: bool) -> int:
-    """Show the run until it ends, pass on its output, and return its exit status; Ctrl-C detaches."""
-    from hpcml import watch
-    from hpcml.progress import Progress, Tail
-
-    progress = Progress(sys.stderr, environment)
-    output = Tail(run.paths.driver_log, sys.stdout)
-
-    def pass_on() -> None:
-        if not as_json:
-            while output.copy():
-                pass
-
-    try:
-        last = None
-        for last in watch.follow(run, environment, pass_on):
-            progress.show(last)
-    except KeyboardInterrupt:
-        progress.close()
-        print(f"\nDetached; the run goes on. Back to it: hpcml logs -f {run.id}; end it: hpcml cancel {run.id}.",
-              file=sys.stderr)  # fmt: skip
-        return 130
-    assert last is not None
-    if last.by != "script":
-        _explain(last)
-    if as_json:
-        _print_json(last.as_json())
-    return INTERNAL if last.exit_status is None else last.exit_status
-
-
-def _explain(last: watch.Status) -> None:
-    """Say why hpcml or Slurm ended a run; the script's own end speaks for itself."""
-    status = last.exit_status or 0
-    meaning = MEANING.get(status, "")
-    error = HpcmlError(last.words[:1].upper() + last.words[1:], place=f"status {status}: {meaning}" if meaning else "",
-                       hint=last.hint, quote=tuple(last.quote))  # fmt: skip
-    print(f"hpcml: {error}", file=sys.stderr)
-
-
 def _folder(options: Namespace) -> tuple[Path, dict[str, str]]:
     """Return the folder for runs and the environment; no site is needed to look at runs, but it may say where."""
     environment = config.process_environment()
-    loaded = sites.load(options.site or "", environment, _here(), options.set or ())
+    loaded = sites.load(options.site or "", environment, here(), options.set or ())
     return runs.runs_folder(loaded.site.paths.runs, environment), environment
 
 
@@ -200,12 +62,12 @@ def find_run(options: Namespace) -> runs.Run:
 def ls(options: Namespace) -> int:
     """``hpcml ls``: the newest runs, newest last, with one question to Slurm for those that have not ended."""
     folder, environment = _folder(options)
-    most = _whole(options.last, "--last")
+    most = whole(options.last, "--last")
     known = runs.ids(folder)
     shown = known if options.all else known[max(0, len(known) - most) :]
     rows = _rows([folder / name for name in shown], environment)
     if options.json:
-        _print_json([row.as_json() for row in rows])
+        print_json([row.as_json() for row in rows])
         return 0
     width = max([len(row.run) for row in rows], default=3)
     if rows:
@@ -261,7 +123,7 @@ def status(options: Namespace) -> int:
     run = submission.adopt(runs.find(folder, options.run), environment)
     found = watch.status(run, environment)
     if options.json:
-        _print_json(found.as_json())
+        print_json(found.as_json())
         return 0
     lines = [("run", found.run), ("site", found.site), ("state", f"{found.state}: {found.words}")]
     if found.job:
@@ -350,7 +212,7 @@ def cancel(options: Namespace) -> int:
     else:
         raise NotFoundError("The run has no job that could be cancelled", place=run.id, hint=before.hint)
     if options.json:
-        _print_json({"run": run.id, "cancelled": did, "words": words})
+        print_json({"run": run.id, "cancelled": did, "words": words})
     else:
         print(words)
     return 0
@@ -361,11 +223,11 @@ def site(options: Namespace) -> int:
     environment = config.process_environment()
     if options.what == "ls":
         return _site_ls(options, environment)
-    loaded = sites.load(options.name, environment, _here(), options.set or ())
+    loaded = sites.load(options.name, environment, here(), options.set or ())
     table = config.as_table(loaded.site)
     if options.json:
         origins = {key.replace("\0", "."): value.origin for key, value in loaded.layers.values.items()}
-        _print_json({"site": table, "chosen_because": loaded.chosen_because, "origins": origins})
+        print_json({"site": table, "chosen_because": loaded.chosen_because, "origins": origins})
         return 0
     print(f"# {loaded.site.name}: {loaded.chosen_because}")
     for key, value in _flat(table):
@@ -387,17 +249,17 @@ def _flat(table: dict[str, object], prefix: str = "") -> list[tuple[str, object]
 def _site_ls(options: Namespace, environment: dict[str, str]) -> int:
     rows = []
     try:
-        here = sites.load("", environment, _here(), options.set or ()).site.name
+        found = sites.load("", environment, here(), options.set or ()).site.name
     except ConfigError as error:
         print(f"hpcml: {error}", file=sys.stderr)
-        here = ""
+        found = ""
     for name, paths in sorted(sites.profile_files(environment).items()):
         description = config.read_toml(paths[-1]).get("description", "")
         rows.append(
-            {"site": name, "here": name == here, "description": description, "files": [str(path) for path in paths]}
+            {"site": name, "here": name == found, "description": description, "files": [str(path) for path in paths]}
         )
     if options.json:
-        _print_json(rows)
+        print_json(rows)
         return 0
     for row in rows:
         print(f"{'*' if row['here'] else ' '} {row['site']:<12} {row['description']}")

@@ -6,7 +6,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from hpcml import assets, commands, runs
+from hpcml import assets, commands, runs, submit_commands
 from hpcml.errors import NotFoundError, UsageError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def fabric(options: Namespace) -> int:
     if not (options.detach or options.dry_run or options.check):
         options.wait = True
     options.name = options.name or "fabric"
-    return commands.submit(options, [str(script)], only_plan=False)
+    return submit_commands.submit(options, [str(script)], only_plan=False)
 
 
 def _show(options: Namespace) -> int:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcml import commands, config, units
+from hpcml import config, submit_commands, units
 from hpcml.errors import NotFoundError, UsageError
 
 if TYPE_CHECKING:
@@ -18,9 +18,9 @@ SHORTEST_IDLE = 5.0  # seconds; less would end a session before anybody can open
 def jupyter(options: Namespace) -> int:
     """Submit the run, and wait for its end or not, as ``hpcml submit`` does."""
     idle = parse_idle(options.idle)
-    spec = commands.make_spec(options, ["jupyter"])
+    spec = submit_commands.make_spec(options, ["jupyter"])
     spec = spec._replace(service="jupyter", idle=idle, cwd=notebook_folder(spec.cwd, options.notebook_dir))
-    status = commands.submit(options, [], only_plan=False, spec=spec)
+    status = submit_commands.submit(options, [], only_plan=False, spec=spec)
     if status == 0 and options.detach and not options.json:
         print("  next       when it is up (hpcml status): hpcml tunnel --service jupyter last", file=sys.stderr)
     return status

@@ -33,6 +33,7 @@ LEVELS = (
     {"progress", "tunnel_remote", "tunnel_routes", "remote", "remote_serve"},
     {"tunnel"},
     {"commands"},
+    {"submit_commands"},
     {"fabric", "image_commands", "jupyter_commands", "tunnel_commands", "remote_commands"},
     {"cli"},
     {"__main__"},
@@ -176,6 +177,7 @@ def test_only_the_command_line_prints_or_exits() -> None:
     may_print = {
         "cli",
         "commands",
+        "submit_commands",
         "fabric",
         "image_commands",
         "jupyter_commands",
