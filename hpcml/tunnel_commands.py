@@ -29,8 +29,43 @@ def tunnel(options: Namespace) -> int:
     """``hpcml tunnel RUN``."""
     if options.serve:
         return _serve(options)
-    login = _login(options)
+    run = None if options.host else _local_run(options)
+    if run is not None and not run.paths.status.exists():
+        return _bridge(options, run)
+    try:
+        login = _login(options)
+    except UsageError:
+        if run is None:
+            raise
+        return _bridge(options, run)  # which says how it ended: no cluster is known that could be meant
     return _print_commands(options) if login is None else _keep(options, login)
+
+
+def _local_run(options: Namespace) -> runs.Run | None:
+    """Return the run if it is one of this machine's local site, whose sockets can be reached without ssh."""
+    try:
+        run = commands.find_run(options)
+    except NotFoundError:
+        return None
+    return run if not run.job and run.submission else None
+
+
+def _bridge(options: Namespace, run: runs.Run) -> int:
+    from hpcml import ssh_config, tunnel_local
+
+    environment = config.process_environment()
+    port = _port(options.port)
+    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGHUP, _interrupt)
+    shown = _Shown(options, ssh_config.places(environment).files)
+    try:
+        tunnel_local.keep(run, options.service, port, environment, _say, shown.show)
+    except KeyboardInterrupt:
+        _say(f"\nThe way is closed; the run goes on. Again: hpcml tunnel {run.id}.")
+        return 130
+    finally:
+        shown.remove()
+    return 0
 
 
 def _login(options: Namespace) -> Login | None:
@@ -146,7 +181,7 @@ class _Shown:
             )
             print(secret if sys.stdout.isatty() else plain, flush=True)
             if token and not sys.stdout.isatty():
-                _say(f"The token is in {service['token_file']} (on the cluster).")
+                _say(f"The token is in {service['token_file']}{'' if route == 'local' else ' (on the cluster)'}.")
             if warning := self.tunnel_facts():
                 _say(f"Note: {warning}.")
         else:

@@ -23,6 +23,7 @@ IN_WORDS = {
     "direct": "ssh through the login node to the node",
     "twohop": "two hops, by a socket on the login node",
     "srun": "sshd in a job step, over srun's input and output",
+    "local": "no ssh, as the run is on this machine",
 }
 READY = {"direct": 20.0, "twohop": 25.0, "srun": 40.0}  # seconds until a way has to be there
 

@@ -31,7 +31,7 @@ LEVELS = (
     {"snapshot"},
     {"submit", "watch"},
     {"progress", "tunnel_remote", "tunnel_routes", "remote", "remote_serve"},
-    {"tunnel"},
+    {"tunnel", "tunnel_local"},
     {"commands"},
     {"submit_commands"},
     {"fabric", "image_commands", "jupyter_commands", "tunnel_commands", "remote_commands"},

@@ -35,6 +35,7 @@ class Session:
         self.changed = asyncio.Event()
         self.told = False
         self.pages: dict[str, float] = {}
+        self.questions: dict[str, int] = {}  # the last of each page, by its number
         self.saved: set[str] = set()
         self.heard = asyncio.Event()
         self.used = time.time()
@@ -42,13 +43,25 @@ class Session:
 
     # -- what pages ask -------------------------------------------------------------------------------------------
 
+    def ask(self, page: str) -> int:
+        """Take note that a page asks; return the number of its question."""
+        self.pages[page] = time.monotonic()
+        self.questions[page] = self.questions.get(page, 0) + 1
+        return self.questions[page]
+
+    def leave(self, page: str, question: int) -> None:
+        """Take note that a page was closed, as its question was cut off and it has not asked another."""
+        if self.questions.get(page) == question:
+            self.pages.pop(page, None)
+            self.heard.set()
+
     async def wait(self, page: str, seen: int) -> dict[str, object]:
         """Return the state when it is another than the page has seen, or after a while."""
-        self.pages[page] = time.monotonic()
         if seen == self.number:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.changed.wait(), POLL)
-        self.pages[page] = time.monotonic()
+        if page in self.pages:
+            self.pages[page] = time.monotonic()
         return {"number": self.number, "state": self.state, "words": self.words}
 
     def use(self) -> None:
@@ -198,7 +211,14 @@ def add_handlers(server: ServerApp, session: Session) -> None:
         @authenticated  # type: ignore[untyped-decorator]
         async def get(self) -> None:
             page, seen = self.get_argument("page", "")[:64], self.get_argument("seen", "-1")
+            if page:  # who asks without a name holds no documents
+                self.asked = page, session.ask(page)
             self.finish(await session.wait(page, int(seen) if seen.isdecimal() else -1))
+
+        def on_connection_close(self) -> None:
+            if asked := getattr(self, "asked", None):
+                session.leave(*asked)
+            super().on_connection_close()
 
         @authenticated  # type: ignore[untyped-decorator]
         async def post(self) -> None:

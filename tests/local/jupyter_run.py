@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
+import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,32 +82,15 @@ class Session:
 
 
 @contextlib.contextmanager
-def forwarded(path: str) -> Iterator[int]:
-    """Pass connections to a port of loopback on to a unix socket, as a tunnel does."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        threading.Thread(target=_accept, args=(listener, path), daemon=True).start()
-        yield listener.getsockname()[1]
-
-
-def _accept(listener: socket.socket, path: str) -> None:
-    with contextlib.suppress(OSError):  # the listener was closed: the end
-        while True:
-            near, _ = listener.accept()
-            threading.Thread(target=_join, args=(near, path), daemon=True).start()
-
-
-def _join(near: socket.socket, path: str) -> None:
-    with near, socket.socket(socket.AF_UNIX) as far, contextlib.suppress(OSError):
-        far.connect(path)
-        back = threading.Thread(target=_copy, args=(far, near), daemon=True)
-        back.start()
-        _copy(near, far)
-        back.join()
-
-
-def _copy(source: socket.socket, target: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        while data := source.recv(65536):
-            target.sendall(data)
-    with contextlib.suppress(OSError):
-        target.shutdown(socket.SHUT_WR)
+def tunnelled(session: Session) -> Iterator[int]:
+    """`hpcml tunnel` to the session's server; gives the port."""
+    words = [HPCML, "tunnel", "--json", "--service", "jupyter", session.directory.name]
+    with subprocess.Popen(
+        words, cwd=session.notebooks, env=session.environment, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            yield int(json.loads(process.stdout.readline())["port"])
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(30)

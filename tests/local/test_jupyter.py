@@ -9,6 +9,8 @@ import signal
 import stat
 import subprocess
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ pytest.importorskip("jupyterlab", reason="hpcml[jupyter] is not installed here")
 import websocket
 
 from hpcml import errors
-from jupyter_run import Session, forwarded
+from jupyter_run import Session, tunnelled
 from notebook_api import Jupyter
 
 pytestmark = pytest.mark.local
@@ -73,6 +75,18 @@ def test_a_token_is_needed(session: Session) -> None:
     with pytest.raises(websocket.WebSocketBadStatusException):
         stranger.connect("/dashboard/status/ws")
     stranger.close()
+
+
+def test_a_tunnel_of_this_machine_leads_to_it(session: Session) -> None:
+    with tunnelled(session) as port:
+        url = f"http://127.0.0.1:{port}/api/status"
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(url, timeout=20)
+        asked = urllib.request.Request(url, headers={"Authorization": f"token {session.token}"})
+        with urllib.request.urlopen(asked, timeout=20) as answer:  # noqa: S310 - it is http
+            assert json.load(answer)["started"] == session.facts["identity"]
+    with pytest.raises(urllib.error.URLError, match="refused"):
+        urllib.request.urlopen(url, timeout=20)
 
 
 def test_it_says_where_it_is(session: Session) -> None:
@@ -189,12 +203,12 @@ client"""
 
 
 def test_in_a_browser(session: Session) -> None:
-    """JupyterLab through a port of loopback: a cell, the dashboard beside it, and what it does before the end."""
+    """JupyterLab through `hpcml tunnel`: a cell, the dashboard beside it, and what it does before the end."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
         pytest.skip("there is no chromium here")
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed here")
-    with forwarded(session.server.path) as port, api.sync_playwright() as playwright:
+    with tunnelled(session) as port, api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-dev-shm-usage"])
         context = browser.new_context(viewport={"width": 1400, "height": 850})
         context.set_default_timeout(60_000)
