@@ -309,9 +309,11 @@ def _dispatch(command: str, own: list[str], script: list[str], host: str | None,
 
 def _call(command: str, options: argparse.Namespace, own: list[str], script: list[str], there: tuple[str, str] | None,
           caller: Caller | None) -> int:  # fmt: skip
-    if there and command == "tunnel":
+    if command == "tunnel" and options.serve:
+        there = None  # a laptop asks, whatever this machine's HPCML_HOST says
+    elif there and command == "tunnel":
         options.host = options.host or there[0]
-    elif there:
+    elif there is not None:
         from hpcml import remote_commands
 
         return remote_commands.run(*there, command, options, own, script)

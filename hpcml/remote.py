@@ -53,8 +53,10 @@ def check_host(host: str, place: str = "--host") -> str:
     return host
 
 
-def login_of(host: str, environment: Mapping[str, str], place: str = "--host") -> Login:
-    """Return how a cluster is reached, by a site's name or by what ssh is called with.
+def login_of(
+    host: str, environment: Mapping[str, str], place: str = "--host", assignments: Sequence[str] = ()
+) -> Login:
+    """Return how a cluster is reached, by a site's name or by what ssh is called with; ``--set login.…`` counts here.
 
     Raises
     ------
@@ -62,11 +64,12 @@ def login_of(host: str, environment: Mapping[str, str], place: str = "--host") -
         If it is no name of a host.
     """
     check_host(host, place)
+    here = [word for word in assignments if word.startswith("login.")]
     if host in sites.profile_files(environment):
-        login = sites.load(host, environment, Path.home()).site.login
+        login = sites.load(host, environment, Path.home(), here).site.login
         if login.host:
             return login._replace(host=check_host(login.host, "login.host"))
-    return sites.load("", environment, Path.home()).site.login._replace(host=host)
+    return sites.load("", environment, Path.home(), here).site.login._replace(host=host)
 
 
 class Parcel:

@@ -11,8 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcml import commands, config, jobs, remote, sites
-from hpcml.errors import LinkError, StorageError, UsageError
-from hpcml.remote_protocol import LONGEST_LINE, Entry, entries_of, files, listing, parts_of, receive, send
+from hpcml.errors import StorageError, UsageError
+from hpcml.remote_protocol import (
+    LONGEST_LINE,
+    CutShortError,
+    Entry,
+    entries_of,
+    files,
+    listing,
+    parts_of,
+    receive,
+    send,
+)
 from hpcml.ssh import Connection
 
 if TYPE_CHECKING:
@@ -38,7 +48,7 @@ def run(host: str, named_by: str, command: str, options: Namespace, own: list[st
     environment = config.process_environment()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
-    login = remote.login_of(host, environment, named_by)
+    login = remote.login_of(host, environment, named_by, getattr(options, "set", None) or ())
     if command in ("submit", "plan"):
         return _submit(login, environment, command, options, own, script)
     if command == "fetch":
@@ -100,10 +110,9 @@ def _submit(
         if parcel.left_out:
             print(f"hpcml: note: not sent: {parcel.left_out}.", file=sys.stderr)
         if missing := remote.unsent(script[1:], here, parcel.entries):
-            words = "names something on this laptop" if len(missing) == 1 else "name something on this laptop"
+            words = "names a file of this laptop that is" if len(missing) == 1 else "name files of this laptop that are"
             listed = ", ".join(repr(word) for word in missing)
-            print(f"hpcml: note: {listed} {words} that the run will not find: paths are the cluster's.",
-                  file=sys.stderr)  # fmt: skip
+            print(f"hpcml: note: {listed} {words} not sent; paths are the cluster's.", file=sys.stderr)
         connection = _connect(login, environment)
         many = f"{len(parcel.entries)} file{'s' if len(parcel.entries) != 1 else ''}"
         print(f"  sending    {many}, {amount(parcel.size)} to {connection.host}", file=sys.stderr, flush=True)
@@ -153,8 +162,7 @@ def _fetch(login: Any, environment: Mapping[str, str], options: Namespace) -> in
         offer = _offer(call)
         facts = None if offer is None else _take(call, offer, options)
         status = call.end()
-    except (StorageError, LinkError):
-        call.hang_up()
+    except CutShortError:
         if (status := call.end()) == 0:
             raise
         return status  # the other end has said why
@@ -173,7 +181,7 @@ def _offer(call: remote.Call) -> dict[str, Any] | None:
         if line.startswith(start):
             offer = json.loads(line[len(start) :])
             run = str(offer["run"])
-            if len(parts_of(run)) != 1 or run.startswith((".", "-")):
+            if len(parts_of(run)) != 1 or run.startswith((".", "-")) or not run.isprintable():
                 raise StorageError("What was sent is no run", place=repr(run))
             return {**offer, "files": entries_of(offer["files"], run)}
     return None

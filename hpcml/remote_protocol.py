@@ -24,6 +24,10 @@ GO = b"go\n"  # the laptop knows the run's id: hand it over now
 PIECE = 1 << 18  # bytes
 
 
+class CutShortError(StorageError):
+    """The other side ended before a file was whole; it, or the link, knows why."""
+
+
 def mark(nonce: str, **facts: Any) -> bytes:
     """Return facts as a marked line."""
     return b"\x1e" + nonce.encode() + b" " + json.dumps(facts).encode() + b"\n"
@@ -133,7 +137,12 @@ def files(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         hint = "Is there room (quota), and may you write there?"
-        raise StorageError(f"The file cannot be used: {error.strerror}", place=str(path), hint=hint) from error
+        raise StorageError(f"The file cannot be used: {error.strerror}", place=_shown(str(path)), hint=hint) from error
+
+
+def _shown(name: str) -> str:
+    """Return a name as it can be printed: the other side chose it, and the terminal obeys control characters."""
+    return name if name.isprintable() else repr(name)
 
 
 def receive(
@@ -187,8 +196,9 @@ def _write(inside: int, name: str, entry: Entry, read: Callable[[int], bytes], t
         while left:
             piece = read(min(left, PIECE))
             if not piece:
-                raise StorageError("The file did not come whole; what had come of it was removed", place=entry.name,
-                                   hint="Do it again: what is here already is not sent twice.")  # fmt: skip
+                words = "The file did not come whole; what had come of it was removed"
+                hint = "Do it again: what is here already is not sent twice."
+                raise CutShortError(words, place=_shown(entry.name), hint=hint)
             left -= len(piece)
             told(len(piece))
             while piece:  # a file system that fills up takes a part first and says so at the next write

@@ -160,7 +160,7 @@ def serve(call: Callable[[list[str], Caller], int], environment: Mapping[str, st
         raise ConfigError("The laptop's hpcml speaks otherwise", place=f"protocol {protocol}", hint="Update the older.")
     if caller.words[:1] not in (["submit"], ["plan"], ["fetch"]):
         caller.watch()
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     try:
         with files(Path(environment.get("HOME", "~"))):

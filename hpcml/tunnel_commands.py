@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcml import commands, config, sites, units
+from hpcml import commands, config, remote, sites, units
 from hpcml.errors import NotFoundError, UsageError
 from hpcml.schema import Login
 
@@ -77,10 +77,8 @@ def _login(options: Namespace) -> Login | None:
     environment = config.process_environment()
     assignments = [*(options.set or ()), *([f"login.route={options.route}"] if options.route else [])]
     name, host = options.site or "", options.host
-    if host.startswith("-"):
-        raise UsageError(
-            f"'{host}' is no host", place="--host", hint="Write it as ssh knows it: user@login.example.org."
-        )
+    if host:
+        remote.check_host(host)
     if host and host in sites.profile_files(environment):
         login = sites.load(host, environment, Path.cwd(), assignments).site.login
         if login.host:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from remote_world import Laptop
 from world import World
 
 
@@ -24,3 +27,10 @@ def hpcml_command() -> Path:
 def world(tmp_path: Path, hpcml_command: Path) -> World:
     """Return a user's surroundings, in which the command line's tests run the command."""
     return World(tmp_path, hpcml_command)
+
+
+@pytest.fixture
+def laptop(world: World) -> Iterator[Laptop]:
+    """Return a world whose `ssh` leads to a login node."""
+    with tempfile.TemporaryDirectory() as control:  # the folder of a test is too long a path for a socket
+        yield Laptop(world, control)

@@ -1,0 +1,137 @@
+"""`hpcml fetch` with a fake ssh: files whole or not at all, once, and nowhere but in the folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcml import errors
+from remote_world import Laptop
+from world import World
+
+
+def test_fetch_needs_a_host(world: World) -> None:
+    world.submit()
+    done = world.run("fetch", "last")
+    assert done.returncode == errors.USAGE
+    assert "on this machine already" in done.stderr
+
+
+def out(laptop: Laptop) -> Path:
+    laptop.run("submit", "job.py")
+    return laptop.far / ".hpcml/runs" / laptop.runs()[-1] / "out"
+
+
+def test_fetch_brings_files_whole_once_and_nothing_else(laptop: Laptop) -> None:
+    source = out(laptop)
+    names = ["a b'c", "$(x)", "new\nline", "-rf", "sub/deep/file", "\udcff", "empty"]
+    for name in names:
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_bytes(b"" if name == "empty" else os.urandom(300_000))
+    (source / "link").symlink_to("/etc/passwd")
+    os.mkfifo(source / "pipe")
+    done = laptop.run("fetch", "last", "results")
+    assert done.returncode == 0, done.stderr
+    target = laptop.world.project / "results"
+    found = {str(path.relative_to(target)) for path in target.rglob("*") if not path.is_dir()}
+    assert found == set(names)
+    for name in names:
+        assert (target / name).read_bytes() == (source / name).read_bytes()
+    assert "2 links or special files are not sent" in done.stderr
+    (source / "a b'c").write_text("changed")
+    (target / "own").write_text("mine")
+    facts = json.loads(laptop.run("fetch", "last", "results", "--json").stdout)
+    assert (facts["fetched"], facts["here_already"]) == (1, len(names) - 1)
+    assert (target / "a b'c").read_text() == "changed"
+    assert (target / "own").read_text() == "mine"
+
+
+def test_fetch_follows_no_link_of_the_laptop(laptop: Laptop) -> None:
+    source = out(laptop)
+    (source / "sub").mkdir()
+    (source / "sub" / "file").write_text("new")
+    elsewhere = laptop.world.top / "elsewhere"
+    elsewhere.mkdir()
+    (laptop.world.project / "results").mkdir()
+    (laptop.world.project / "results" / "sub").symlink_to(elsewhere)
+    done = laptop.run("fetch", "last", "results")
+    assert done.returncode == errors.STORAGE
+    assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["/tmp/pwned", "../pwned", "a/../../pwned", "a//b", "", ".", "a/.", "nul\0"])
+def test_a_malicious_other_side_writes_nowhere(laptop: Laptop, name: str) -> None:
+    """What stands in the place of hpcml there offers a file by a name that leads elsewhere."""
+    other = laptop.world.top / "evil.py"
+    other.write_text(f"""import sys, json
+header = json.loads(sys.stdin.readline())
+nonce = header["nonce"]
+sys.stderr.write("\\x1e" + nonce + ' {{"hello": 1, "version": "0"}}\\n'); sys.stderr.flush()
+print(nonce, json.dumps({{"run": "r-20260101-000000-0000", "files": [["ok", 1, 0, 511], [{name!r}, 1, 0, 2559]], "ended": True}}), flush=True)
+sys.stdin.readline()
+print("xy", end="", flush=True)
+sys.stderr.write("\\x1e" + nonce + ' {{"status": 0}}\\n')
+""")
+    words = f"{shlex.quote(sys.executable)} {shlex.quote(str(other))}"
+    done = laptop.world.run("--host", "cluster", "fetch", "last", "results", env={"HPCML_LOGIN__HPCML": words})
+    assert done.returncode == errors.STORAGE, done.stderr
+    assert "refused" in done.stderr
+    assert not [path for path in laptop.world.top.rglob("*") if path.name in ("pwned", "ok")]
+
+
+def test_a_fetch_is_taken_up_where_it_broke(laptop: Laptop) -> None:
+    """The line from the login node's hpcml breaks within the second file."""
+    source = out(laptop)
+    for name in ("a", "b", "c"):
+        (source / name).write_bytes(os.urandom(400_000))
+    other = laptop.world.top / "breaks.py"
+    other.write_text(f"""import os, subprocess, sys
+child = subprocess.Popen([{str(laptop.world.command)!r}, *sys.argv[1:]], stdout=subprocess.PIPE)
+left = 700_000
+while left and (piece := os.read(child.stdout.fileno(), min(left, 10_000))):
+    os.write(1, piece)
+    left -= len(piece)
+child.stdout.close()
+sys.exit(child.wait())
+""")
+    words = f"{shlex.quote(sys.executable)} {shlex.quote(str(other))}"
+    done = laptop.world.run("--host", "cluster", "fetch", "last", "results", env={"HPCML_LOGIN__HPCML": words})
+    assert done.returncode == 141, done.stderr
+    assert [path.name for path in (laptop.world.project / "results").iterdir()] == ["a"], done.stderr
+    facts = json.loads(laptop.run("fetch", "last", "results", "--json").stdout)
+    assert (facts["fetched"], facts["here_already"], facts["bytes"]) == (2, 1, 800_000)
+    assert (laptop.world.project / "results" / "c").read_bytes() == (source / "c").read_bytes()
+
+
+def test_a_fetch_without_room_or_permission(laptop: Laptop) -> None:
+    (out(laptop) / "big").write_bytes(b"x" * 500_000)
+    (laptop.world.project / "file").write_text("no folder")
+    assert laptop.run("fetch", "last", "file").returncode == errors.STORAGE
+    done = subprocess.run(["bash", "-c", "ulimit -f 100; trap '' XFSZ; exec \"$0\" --host cluster fetch last results", str(laptop.world.command)],
+                          env=laptop.world.environment, cwd=laptop.world.project, capture_output=True, text=True, check=False, timeout=60)  # fmt: skip
+    assert done.returncode == errors.STORAGE, done.stderr
+    assert list((laptop.world.project / "results").iterdir()) == []
+
+
+def test_a_name_that_the_other_side_chose_does_not_reach_the_terminal_raw(laptop: Laptop) -> None:
+    source = out(laptop)
+    (source / "a\x1b[31m").mkdir()
+    (source / "a\x1b[31m" / "b").write_text("x")
+    (laptop.world.project / "results").mkdir()
+    (laptop.world.project / "results" / "a\x1b[31m").write_text("in the way")
+    done = laptop.run("fetch", "last", "results")
+    assert done.returncode == errors.STORAGE
+    assert "\x1b" not in done.stderr
+
+
+def test_what_a_shell_s_start_prints_does_not_disturb_a_fetch(laptop: Laptop) -> None:
+    laptop.run("submit", "job.py")
+    laptop.tell("chatty")
+    done = laptop.run("fetch", "last", "--json")
+    assert (done.returncode, json.loads(done.stdout)["fetched"]) == (0, 0), done.stderr

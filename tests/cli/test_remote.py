@@ -1,0 +1,256 @@
+"""`hpcml --host` with a fake ssh: what is sent and what comes back, and each way in which it can fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hpcml import errors
+from remote_world import Laptop
+
+HOSTILE = (
+    "$(touch pwned)",
+    "`touch pwned`",
+    "a'b\"c",
+    "new\nline",
+    "; touch pwned",
+    "",
+    " ",
+    "\\",
+    "*",
+    "é",
+    "\udcff",
+    "--help",
+    "--json",
+)
+
+
+def test_a_submission_arrives_as_if_typed_there(laptop: Laptop) -> None:
+    (laptop.world.project / "helper.py").write_text("x = 1\n")
+    (laptop.world.project / ".secret").write_text("no\n")
+    done = laptop.run("submit", "--nodes", "2", "job.py", *HOSTILE)
+    assert done.returncode == 0, done.stderr
+    (run,) = laptop.runs()
+    directory = laptop.far / ".hpcml/runs" / run
+    inside = json.loads((directory / "plan.json").read_text())["inside"]
+    assert tuple(inside["arguments"]) == HOSTILE
+    assert inside["nodes"] == 2
+    assert {path.name for path in (directory / "code").iterdir()} == {"job.py", "helper.py"}
+    assert inside["cwd"] == str(directory / "code")
+    assert laptop.staged() == []
+    assert not list(laptop.world.top.rglob("pwned"))
+    assert len(laptop.world.jobs()) == 1
+
+
+def test_no_word_of_the_user_is_on_a_command_line(laptop: Laptop) -> None:
+    assert laptop.run("submit", "job.py", "my-secret-word").returncode == 0
+    assert laptop.run("logs", "nosuch-secret-word").returncode == errors.NOT_FOUND
+    assert "secret-word" not in (laptop.state / "calls").read_text()
+
+
+@pytest.mark.parametrize("host", ["-oProxyCommand=touch pwned", "a b", "a\nb", "\x07", "--", "a\u2028b"])
+def test_hosts_that_are_none_are_refused_before_ssh_is_called(laptop: Laptop, host: str) -> None:
+    for done in (laptop.run("ls", host=host), laptop.world.run("ls", env={"HPCML_HOST": host})):
+        assert done.returncode == errors.USAGE
+        assert "is no host" in done.stderr
+    assert not (laptop.state / "calls").exists()
+
+
+def test_output_and_status_are_passed_on(laptop: Laptop) -> None:
+    laptop.run("submit", "--name", "first", "job.py")
+    done = laptop.run("status", "first", "--json")
+    assert (done.returncode, json.loads(done.stdout)["run"]) == (0, laptop.runs()[0])
+    assert laptop.world.run("ls", "--json", env={"HPCML_HOST": "cluster"}).stdout == laptop.run("ls", "--json").stdout
+    done = laptop.run("status", "nosuch", "--json")
+    assert done.returncode == errors.NOT_FOUND
+    assert json.loads(done.stdout)["status"] == errors.NOT_FOUND
+    assert laptop.run("cancel", "first").returncode == 0
+    assert len(laptop.world.calls("scancel")) == 1
+
+
+def test_an_empty_host_is_this_machine(laptop: Laptop) -> None:
+    done = laptop.world.run("--host=", "ls", "--json", env={"HPCML_HOST": "cluster"})
+    assert (done.returncode, done.stdout) == (0, "[]\n")
+    assert not (laptop.state / "calls").exists()
+
+
+def test_help_and_wrong_options_need_no_connection(laptop: Laptop) -> None:
+    assert laptop.run("submit", "--help").returncode == 0
+    assert laptop.run("submit", "--nosuch", "job.py").returncode == errors.USAGE
+    assert laptop.run("submit", "nosuch.py").returncode == errors.NOT_FOUND
+    assert laptop.run().returncode == errors.USAGE
+    assert not (laptop.state / "calls").exists()
+
+
+def test_commands_share_one_login(laptop: Laptop) -> None:
+    for words in (["ls"], ["submit", "job.py"], ["status"], ["fetch", "last"]):
+        assert laptop.run(*words).returncode == 0
+    assert len([words for words in laptop.calls() if "-fNT" in words]) == 1
+
+
+@pytest.mark.parametrize(("mode", "status"), [
+    ("refuse", errors.LOGIN_NEEDED), ("unreachable", errors.LINK_LOST), ("hostkey", errors.HOST_KEY)])  # fmt: skip
+def test_a_login_that_fails(laptop: Laptop, mode: str, status: int) -> None:
+    laptop.tell(mode)
+    done = laptop.run("submit", "job.py")
+    assert done.returncode == status, done.stderr
+    assert laptop.runs() == laptop.staged() == []
+
+
+def test_no_hpcml_there(laptop: Laptop) -> None:
+    laptop.tell(PATH=str(laptop.world.bin))
+    done = laptop.run("submit", "job.py")
+    assert done.returncode == errors.NOT_FOUND
+    assert "There is no hpcml on cluster (login.hpcml)" in done.stderr
+
+
+def test_the_path_of_a_login_shell_is_tried(laptop: Laptop) -> None:
+    """Its profile sets the PATH, prints to standard output and would read our input."""
+    path = f"{laptop.world.top}/far-bin:{laptop.world.environment['PATH']}"
+    (laptop.far / ".bash_profile").write_text(f"echo welcome\ncat\nPATH={shlex.quote(path)}\n")
+    laptop.tell(PATH=f"{laptop.world.environment['PATH']}")
+    done = laptop.run("ls", "--json")
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+
+
+@pytest.mark.parametrize(("script", "status"), [
+    ("echo 'hpcml: There is no option' >&2; exit 64", errors.CONFIG),
+    ("cat >/dev/null; exit 0", errors.CONFIG)])  # fmt: skip
+def test_something_else_is_there(laptop: Laptop, script: str, status: int) -> None:
+    other = laptop.world.top / "other"
+    other.write_text(f"#!/bin/sh\nexec 0</dev/null\n{script}\n")
+    other.chmod(0o755)
+    done = laptop.world.run("--host", "cluster", "ls", env={"HPCML_LOGIN__HPCML": shlex.quote(str(other))})
+    assert done.returncode == status
+    assert "another version" in done.stderr
+
+
+def test_another_version_is_noted(laptop: Laptop) -> None:
+    other = laptop.world.top / "other.py"
+    other.write_text("import sys, hpcml\nhpcml.__version__ = '9.9'\nfrom hpcml.cli import main\nsys.exit(main())\n")
+    words = f"{shlex.quote(sys.executable)} {shlex.quote(str(other))}"
+    done = laptop.world.run("--host", "cluster", "ls", env={"HPCML_LOGIN__HPCML": words})
+    assert done.returncode == 0, done.stderr
+    assert "on cluster it is 9.9" in done.stderr
+
+
+def test_the_link_breaks_within_the_files(laptop: Laptop) -> None:
+    (laptop.world.project / "more.py").write_text("# " + "x" * 100_000)
+    laptop.tell("payload")
+    done = laptop.run("submit", "job.py")
+    assert done.returncode == errors.LINK_LOST
+    assert "Nothing was submitted." in done.stderr
+    assert laptop.runs() == laptop.staged() == []
+    assert laptop.world.jobs() == {}
+
+
+def test_the_link_breaks_before_the_run_is_handed_over(laptop: Laptop) -> None:
+    laptop.tell("go")
+    done = laptop.run("submit", "job.py")
+    assert done.returncode == errors.ANSWER_LOST
+    assert "It was not sent twice. To find out: hpcml --host cluster status job-" in done.stderr
+    assert laptop.world.jobs() == {}
+    assert laptop.staged() == []
+
+
+def test_the_answer_is_lost_and_the_run_found_again(laptop: Laptop) -> None:
+    laptop.tell("answer")
+    done = laptop.run("submit", "job.py")
+    assert done.returncode == errors.ANSWER_LOST
+    command = shlex.split(done.stderr.partition("To find out: hpcml ")[2].strip().rstrip("."))
+    assert len(laptop.world.jobs()) == 1
+    laptop.tell()
+    found = laptop.world.run(*command, "--json")
+    assert json.loads(found.stdout)["job"] in laptop.world.jobs()
+    assert laptop.staged() == []
+
+
+def test_ctrl_c_means_there_what_it_means_here(laptop: Laptop) -> None:
+    """The run goes on, the other side ends too, and says how to come back."""
+    laptop.run("submit", "job.py")
+    words = [str(laptop.world.command), "--host", "cluster", "logs", "-f", "last"]
+    process = subprocess.Popen(words, env=laptop.world.environment, cwd=laptop.world.project, stdin=subprocess.DEVNULL,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)  # fmt: skip
+    calls = len(laptop.world.calls("squeue"))
+    deadline = time.monotonic() + 30
+    while len(laptop.world.calls("squeue")) == calls and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Interrupted." in err
+    assert not [line for line in processes(str(laptop.far)) if "--serve-laptop" in line]
+
+
+def processes(home: str) -> list[str]:
+    """The command lines of processes with this home."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"HOME={home}\0".encode() in (folder / "environ").read_bytes():
+                found.append((folder / "cmdline").read_text().replace("\0", " "))
+        except OSError:
+            continue
+    return found
+
+
+def test_ctrl_c_within_the_files_submits_nothing(laptop: Laptop) -> None:
+    (laptop.world.project / "more.py").write_text("# " + "x" * 900_000)
+    laptop.tell("stall")
+    words = [str(laptop.world.command), "--host", "cluster", "submit", "job.py"]
+    process = subprocess.Popen(words, env=laptop.world.environment, cwd=laptop.world.project, stdin=subprocess.DEVNULL,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)  # fmt: skip
+    deadline = time.monotonic() + 30
+    while not laptop.staged() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert laptop.staged()
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Interrupted; nothing was submitted." in err
+    while (laptop.staged() or processes(str(laptop.far))) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert laptop.runs() == laptop.staged() == processes(str(laptop.far)) == []
+
+
+def test_the_project_s_settings_go_with_the_script(laptop: Laptop) -> None:
+    (laptop.world.project / "hpcml.toml").write_text("[defaults]\nnodes = 3\n")
+    assert laptop.run("submit", "job.py").returncode == 0
+    plan = json.loads((laptop.far / ".hpcml/runs" / laptop.runs()[0] / "plan.json").read_text())
+    assert plan["inside"]["nodes"] == 3
+
+
+def test_arguments_that_name_files_of_the_laptop(laptop: Laptop) -> None:
+    (laptop.world.project / "data.bin").write_bytes(b"\0" * 2_000_000)
+    (laptop.world.project / "small.txt").write_text("x")
+    done = laptop.run(
+        "submit", "--dry-run", "job.py", "small.txt", "data.bin", "--in=../project/job.py", "/cluster/data", "5"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "note: 'data.bin', '--in=../project/job.py' name files of this laptop that are not sent" in done.stderr
+    assert "note: not sent: 1 files larger than code.max_file" in done.stderr
+
+
+def test_a_quota_that_is_used_up_there(laptop: Laptop) -> None:
+    shutil.rmtree(laptop.far / ".hpcml", ignore_errors=True)
+    (laptop.world.project / "more.py").write_text("# " + "x" * 500_000)
+    other = laptop.world.top / "small"
+    other.write_text(
+        f"#!/bin/bash\nulimit -f 100\ntrap '' XFSZ\nexec {shlex.quote(str(laptop.world.command))} \"$@\"\n"
+    )
+    other.chmod(0o755)
+    done = laptop.world.run(
+        "--host", "cluster", "submit", "job.py", env={"HPCML_LOGIN__HPCML": shlex.quote(str(other))}
+    )
+    assert done.returncode == errors.STORAGE, done.stderr
+    assert "File too large" in done.stderr
+    assert laptop.runs() == laptop.staged() == []
