@@ -33,7 +33,7 @@ with sync_playwright() as play:
     browser = play.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-dev-shm-usage"])
     page = browser.new_page(viewport={"width": 1400, "height": 900})
     page.set_default_timeout(60000)
-    page.goto(f"{url}s/{name}?reset&token={open(token).read()}")
+    page.goto(f"{url}/workspaces/{name}?reset&token={open(token).read()}")
     page.click('.jp-LauncherCard[data-category="Notebook"][title*="hpcml (this run)"]')
     page.wait_for_selector('#jp-main-statusbar :text("hpcml (this run) | Idle")')
     page.click(".jp-Notebook .jp-Cell:last-child .cm-content")
