@@ -216,9 +216,15 @@ class Call:
             self.input.close()
 
     def close(self) -> None:
-        """End what is left of it here."""
+        """End what is left of it here; it is not heard any more."""
+        self.show = lambda _: None
         self.hang_up()
         shell.end(self.process)
+        self._listener.join(_LAST_WORDS)
+        if self.out is not None:
+            self.out.close()
+        if not self._listener.is_alive() and self.process.stderr is not None:
+            self.process.stderr.close()
 
     def _why(self, code: int) -> HpcmlError:
         """Return why it ended without saying its status."""

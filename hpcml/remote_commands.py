@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import tempfile
@@ -63,8 +64,10 @@ def _connect(login: Any, environment: Mapping[str, str]) -> Connection:
 
 
 def _show(data: bytes) -> None:
-    sys.stderr.buffer.write(data)
+    # Not through sys.stderr, whose lock a thread may not hold while the interpreter ends.
     sys.stderr.flush()
+    while data:
+        data = data[os.write(2, data) :]
 
 
 def _waiting(command: str, options: Namespace, own: list[str]) -> list[str]:

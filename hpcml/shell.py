@@ -324,13 +324,9 @@ def ended(process: subprocess.Popen[bytes], seconds: float | None) -> int | None
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End a process that :func:`converse` started, if it has not, and close the pipes."""
+    """End a process that :func:`converse` started, if it has not; its pipes are the caller's to close."""
     if process.poll() is None:
         _end_group(process, (signal.SIGTERM, signal.SIGKILL), 2.0)
-    for stream in (process.stdin, process.stdout, process.stderr):
-        if stream is not None:
-            with contextlib.suppress(OSError):  # what could not be sent is not sent now either
-                stream.close()
 
 
 def wait(children: Sequence[Child], timeout: float) -> None:
