@@ -22,7 +22,7 @@ CELL = """import hpcml, dask.array as da
 client = hpcml.connect()
 total = int(da.ones((1000, 100), chunks=(100, 100)).sum().compute())
 nodes = sorted(set(client.run(lambda: __import__("os").environ["SLURMD_NODENAME"]).values()))
-print("computed", total, "on", *nodes, "by NAME")"""
+print("computed", total, "on", *nodes, "by ROUTE")"""
 
 # JupyterLab drops a cell that is run before its kernel is connected: look, and run it again.
 BROWSE = """
@@ -47,7 +47,9 @@ with sync_playwright() as play:
     output = page.locator('.jp-OutputArea-output:has-text("computed")').first
     output.wait_for()
     page.keyboard.press("Control+s")
-    page.wait_for_timeout(1500)
+    page.click('.jp-Dialog button:has-text("Rename and Save")')
+    page.wait_for_selector(".jp-Dialog", state="detached")
+    page.wait_for_selector(".jp-mod-dirty", state="detached")
     page.screenshot(path=picture)
     print(output.inner_text())
     browser.close()
@@ -81,7 +83,7 @@ def test_a_cell_computes_in_its_run(outside: Outside, notebook: Path, route: str
     packages = str(Path(importlib.util.find_spec("playwright").origin).parent.parent)  # type: ignore[union-attr,arg-type]
     words = ["env", f"PYTHONPATH={packages}", sys.executable if Path(sys.executable).exists() else "python3", "-c", BROWSE,
              opened["url"], str(copied), str(pictures / f"jupyter-{route}.png"), CHROMIUM, route,
-             CELL.replace("NAME", route)]  # fmt: skip
+             CELL.replace("ROUTE", route)]  # fmt: skip
     done = outside.laptop(*words, timeout=200)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == f"computed 100000 on n1 n2 by {route}"
