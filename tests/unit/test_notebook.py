@@ -148,7 +148,9 @@ def test_pages_hear_of_the_end_and_save_first(tmp_path: Path) -> None:
     async def play() -> None:
         server = Server()
         session = notebook_session.Session(context(tmp_path), server, Path("/none"))
+        session.ask("a")
         assert await session.wait("a", -1) == {"number": 0, "state": "running", "words": ""}
+        session.ask("a")
         waiting = asyncio.create_task(session.wait("a", 0))
         await asyncio.sleep(0)
         session.told_to_end()
@@ -161,6 +163,25 @@ def test_pages_hear_of_the_end_and_save_first(tmp_path: Path) -> None:
         assert session.ending is not None
         await asyncio.wait_for(session.ending, 5)
         assert (server.stopped, session.told) == (1, True)
+
+    asyncio.run(play())
+
+
+def test_a_page_that_was_closed_is_not_waited_for(tmp_path: Path) -> None:
+    async def play() -> None:
+        server = Server()
+        session = notebook_session.Session(context(tmp_path), server, Path("/none"))
+        first, second = session.ask("a"), session.ask("a")
+        session.leave("a", first)  # the end of an old question says nothing: the page has asked again
+        waiting = asyncio.create_task(session.wait("a", 0))
+        session.end("it ends")
+        await asyncio.sleep(0.05)
+        assert server.stopped == 0
+        session.leave("a", second)
+        assert session.ending is not None
+        await asyncio.wait_for(session.ending, 0.5)
+        await waiting
+        assert server.stopped == 1
 
     asyncio.run(play())
 
