@@ -89,7 +89,9 @@ def test_a_run_that_starts_again_is_followed_to_its_new_node(outside: Outside) -
     outside.on("ctl", "scontrol", "update", f"nodename={first['node']}", "state=drain", "reason=test", user="root")
     try:
         assert outside.on("login", "scontrol", "requeue", job).returncode == 0
-        second = tunnel.up(2, 220)  # Slurm itself waits two minutes before it starts such a job
+        until(lambda: outside.on("login", "squeue", "-h", "-j", job, "-o", "%t").stdout.strip() == "PD", 60)
+        outside.on("ctl", "scontrol", "update", f"job={job}", "starttime=now", user="root")  # or it waits two minutes
+        second = tunnel.up(2, 220)
         assert outside.status_of(second["port"]) == "200"
     finally:
         outside.on("login", "scancel", job)
