@@ -79,7 +79,8 @@ def test_exit_statuses_and_signals_come_out(cluster: Cluster, image: Path) -> No
     assert cluster.wait_status(directory)["status"] == errors.CANCELLED
     assert cluster.wait_idle(30) < 30
     deadline = time.monotonic() + 15
-    while left := [line for _, line in cluster.lab.processes("alice") if "squashfuse" in line or "hpcml" in line]:
+    runs = ("squashfuse", "hpcml.inside", "/code/", "image.sh")
+    while left := [line for _, line in cluster.lab.processes("alice") if any(part in line for part in runs)]:
         assert time.monotonic() < deadline, left
         time.sleep(0.2)
 
