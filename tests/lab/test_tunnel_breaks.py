@@ -67,7 +67,7 @@ def test_a_login_node_that_goes_is_replaced_by_another_on_the_same_port(
 
 def test_a_run_that_ends_ends_the_tunnel_with_its_reason(outside: Outside) -> None:
     well, _ = outside.start_run("well", "import time, hpcml\nhpcml.connect()\ntime.sleep(8)\n")
-    ill, ill_directory = outside.start_run("ill", BUSY)
+    ill, ill_directory = outside.start_run("ill", "import time, hpcml\nhpcml.connect()\ntime.sleep(300)\n")
     good, bad = outside.tunnel(well), outside.tunnel(ill)
     bad.up()
     began = time.monotonic()

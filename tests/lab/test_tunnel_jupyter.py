@@ -61,6 +61,7 @@ def notebook(outside: Outside) -> Iterator[Path]:
     """A Jupyter run of alice's on two nodes; gives its directory."""
     if outside.cluster.run("python", "-c", "import jupyterlab").returncode != 0:
         pytest.skip("the lab's environment has no JupyterLab: lab.py env")
+    outside.lab.wait_idle(60)
     outside.cluster.write("readme.txt", "where notebooks go")
     done = outside.cluster.run("hpcml", "jupyter", "--detach", "--json", "--nodes", "2", "--time", "30")
     assert done.returncode == 0, done.stderr
@@ -69,6 +70,7 @@ def notebook(outside: Outside) -> Iterator[Path]:
     until((directory / "attempts/0/services/jupyter.json").exists, 90)
     yield directory
     outside.cluster.run("scancel", "--quiet", said["job"])
+    outside.lab.wait_idle(60)
 
 
 @pytest.mark.parametrize("route", ["direct", "twohop", "srun"])
