@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from hpcml import config, image_build, image_check, images, runs, sites, units
+from hpcml import commands, config, image_build, image_check, images, runs, sites, units
 from hpcml.errors import IMAGE, ConfigError, HpcmlError, ImageError, NotFoundError, StorageError, UsageError
 
 if TYPE_CHECKING:
@@ -40,19 +40,12 @@ def image(options: Namespace) -> int:
 
 def _site(options: Namespace) -> tuple[sites.LoadedSite, dict[str, str]]:
     environment = config.process_environment()
-    return sites.load(options.site or "", environment, _here(), options.set or ()), environment
-
-
-def _here() -> Path:
-    try:
-        return Path.cwd()
-    except OSError as error:
-        raise NotFoundError("The current folder is gone", place="cwd", hint="Change to another: cd ~") from error
+    return sites.load(options.site or "", environment, commands.here(), options.set or ()), environment
 
 
 def _build(options: Namespace) -> int:
     loaded, environment = _site(options)
-    definition = images.find_definition(options.names[0], _here())
+    definition = images.find_definition(options.names[0], commands.here())
     out = config.user_path(options.names[1] if len(options.names) > 1 else f"{definition.name}.sif").absolute()
     program = images.find_program(options.program or "", environment, loaded.site.runtime.container)
     given = image_build.parse_arguments(options.build_arg or ())

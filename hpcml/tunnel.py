@@ -110,7 +110,7 @@ class Tunnel:
                     self.facts = json.loads(line)
                     if self.facts["state"] in ("ended", "refused"):
                         self._drop()
-                        self._ended()
+                        tell_end(self.facts, self.say)
                         return True
                     self._show()
             if self.facts:
@@ -181,15 +181,6 @@ class Tunnel:
         if due and left > 0:
             self.warned |= set(due)
             self.say(f"The run's time limit is in {max(1, round(left / 60))} min.")
-
-    def _ended(self) -> None:
-        """Say how the run ended; raise unless it ended well."""
-        facts = self.facts
-        self.say(f"{facts['run']} has ended: {facts['words']}.")
-        if facts["exit_status"]:
-            words = f"The run ended with status {facts['exit_status']}: {facts['words']}"
-            raise HpcmlError(words, place=str(facts["run"]), hint=str(facts["hint"]), status=RUN_FAILED,
-                             quote=tuple(facts["quote"]))  # fmt: skip
 
     # -- opening ---------------------------------------------------------------------------------------------------
 
@@ -338,3 +329,12 @@ def _remote_failure(feed: shell.Child, connection: Connection) -> HpcmlError:
                           status=NotFoundError.status)  # fmt: skip
     words = said[0].removeprefix("hpcml: ") if said else f"hpcml on {connection.host} ended with status {feed.code}"
     return HpcmlError(words, place=connection.host, hint=" ".join(said[1:]), status=feed.code or 70)
+
+
+def tell_end(facts: dict[str, Any], say: Callable[[str], None]) -> None:
+    """Say how the run ended; raise unless it ended well."""
+    say(f"{facts['run']} has ended: {facts['words']}.")
+    if facts["exit_status"]:
+        words = f"The run ended with status {facts['exit_status']}: {facts['words']}"
+        raise HpcmlError(words, place=str(facts["run"]), hint=str(facts["hint"]), status=RUN_FAILED,
+                         quote=tuple(facts["quote"]))  # fmt: skip

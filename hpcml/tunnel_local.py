@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcml import runs, tunnel_probe, tunnel_remote
-from hpcml.errors import RUN_FAILED, TUNNEL_REFUSED, HpcmlError, ServiceGoneError
+from hpcml.errors import TUNNEL_REFUSED, HpcmlError, ServiceGoneError
+from hpcml.tunnel import tell_end
 
 TABLE = Path("/proc/net/tcp")  # Linux' list of connections, with whose they are (proc_pid_net(5))
 _OWNER = 7  # its column with the uid
@@ -129,11 +130,7 @@ def keep(
         tunnel_remote.feed(run, environment, heed)
     finally:
         _close(state)
-    facts = state["last"]
-    say(f"{facts['run']} has ended: {facts['words']}.")
-    if facts["exit_status"]:
-        words = f"The run ended with status {facts['exit_status']}: {facts['words']}"
-        raise HpcmlError(words, place=run.id, hint=str(facts["hint"]), status=RUN_FAILED, quote=tuple(facts["quote"]))
+    tell_end(state["last"], say)
 
 
 def _close(state: dict[str, Any]) -> None:
