@@ -227,6 +227,11 @@ class Lab:
             variables["TERM"] = os.environ["TERM"]
         return words, {**variables, **(env or {})}
 
+    def has(self, node: str) -> bool:
+        """Whether the lab is up with such a node."""
+        state = load(self.places)
+        return state is not None and state.of_this_boot and node in state.holders
+
     def _holder(self, node: str) -> Started:
         state = load(self.places)
         if state is None or not state.of_this_boot or not state.holders:

@@ -174,9 +174,10 @@ class Outside:
         return len(re.findall(r"Accepted publickey", lab_ssh.log(self.lab.places, node)))
 
     def close_connection(self) -> None:
-        """Close alice's shared connection, as when the laptop is switched off."""
+        """Close alice's shared connection, as when the laptop is switched off; a lab started anew has no laptop."""
         for path in self.home.glob(".hpcml/cm/*"):
-            self.laptop("ssh", "-F", "none", "-S", str(path), "-O", "exit", "lab")
+            if self.lab.has(lab_ssh.LAPTOP):
+                self.laptop("ssh", "-F", "none", "-S", str(path), "-O", "exit", "lab")
             path.unlink(missing_ok=True)
 
     def forget(self) -> None:
