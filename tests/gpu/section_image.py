@@ -147,7 +147,7 @@ def _kmeans(world: World, shared: dict[str, Any], nodes: int, gpus: int) -> list
     for name, chosen in (("outside", None), ("inside", way)):
         run = _submit(world, ROOT / "jobs/kmeans.py", words, nodes, gpus, chosen)
         run.must_be(0)
-        metrics = run.table("out/metrics.json")
+        metrics = run.table("out/result.json")
         start, ready = run.when("allocated"), run.when("workers-ready")
         figures = {"workers": metrics["workers"], "rows": metrics["rows"], "inertia": metrics["inertia"], "backend": metrics["backend"],
                    "fit_s": metrics["seconds"]["fit"], "ready_s": round(ready - start, 3) if start and ready else None, **_wires(run)}  # fmt: skip

@@ -31,14 +31,14 @@ def _on_cpus(world: World, shared: dict[str, Any]) -> Result:
     rows = FEW_ROWS if world.cpu_only else ROWS
     data, out = folder / "blobs", folder / "out"
     without = {"CUDA_VISIBLE_DEVICES": "", "DASK_ARRAY__BACKEND": "numpy", "DASK_DATAFRAME__BACKEND": "pandas"}
-    make = ["jobs/make_blobs.py", "--rows", str(rows), "--features", str(FEATURES), "--centres", str(K),
+    make = ["jobs/make_data.py", "blobs", "--rows", str(rows), "--features", str(FEATURES), "--centres", str(K),
             "--partitions", "32", "--out", str(data)]  # fmt: skip
     fit = ["jobs/kmeans.py", "--data", str(data), "--k", str(K), "--out", str(out)]
     for words in (make, fit):
         done = world.command([world.python, *words], timeout=DEADLINE, environment=without, cwd=ROOT)
         if done.status:
             raise HarnessError(f"{words[0]}: exit status {done.status}:\n{last_lines(done.output)}")
-    shared |= {"data": data, "metrics": read_json(out / "metrics.json"), "out": out}
+    shared |= {"data": data, "metrics": read_json(out / "result.json"), "out": out}
     return result("cpu", ok=True, figures=_figures(shared["metrics"]))
 
 
@@ -49,7 +49,7 @@ def _on_gpus(world: World, shared: dict[str, Any], nodes: int, gpus: int) -> Res
     words = ["--data", str(shared["data"]), "--k", str(K)]
     run = world.submit(ROOT / "jobs/kmeans.py", words, nodes=nodes, gpus=gpus, timeout=DEADLINE)
     run.must_be(0)
-    metrics = run.table("out/metrics.json")
+    metrics = run.table("out/result.json")
     assert run.directory is not None
     found = compare(metrics, shared["metrics"], run.directory / "out", shared["out"])
     fast = "numpy" if world.cpu_only else "cupy"

@@ -1,83 +1,51 @@
-"""jobs/kmeans.py and jobs/make_blobs.py: real runs on small data, numbers checked against scikit-learn."""
+"""jobs/kmeans.py and jobs/make_data.py: real runs on small data, numbers checked against scikit-learn."""
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import json
 import os
 import pathlib
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import sklearn.cluster
-from distributed import Client, LocalCluster
+from distributed import Client
 
 import hpcml
+import kmeans
+from gallery import datasets, kinds, models
+from tests.jobs.job_tests import Refused, RunJob
 
-JOBS = pathlib.Path(__file__).parents[2] / "jobs"
-sys.path.insert(0, str(JOBS))
-
-import kmeans  # noqa: E402
-import make_blobs  # noqa: E402
-
+JOBS = pathlib.Path(kmeans.__file__).parent
 Result = tuple[dict[str, Any], np.ndarray, pd.DataFrame]
 Run = Callable[..., Result]
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    cluster = LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None)
-    with cluster, Client(cluster) as client:
-        yield client
-
-
-@pytest.fixture(autouse=True)
-def connected(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hpcml, "connect", lambda: contextlib.nullcontext(client))
+BLOBS = kinds.Blobs(features=3, centres=5)
 
 
 @pytest.fixture
-def run(tmp_path: pathlib.Path) -> Run:
-    numbers = itertools.count()
-
+def run(run_job: RunJob) -> Run:
     def run(data: pathlib.Path | str | None, *arguments: str) -> Result:
-        out = tmp_path / f"out {next(numbers)}"
-        assert kmeans.main([*(["--data", str(data)] if data else []), "--out", str(out), *arguments]) == 0
-        metrics = json.loads((out / "metrics.json").read_text())
+        metrics, out = run_job(kmeans, *(["--data", str(data)] if data else []), *arguments)
         centres = pd.read_csv(out / "centres.csv", index_col="cluster").to_numpy()
         assignments = pd.read_parquet(out / "assignments")
-        assert metrics["complete"]
         assert assignments["cluster"].dtype == np.int32
         assert len(assignments) == metrics["rows"] == sum(metrics["sizes"])
-        assert (out / "kmeans.png").read_bytes().startswith(b"\x89PNG")
-        assert not [path for path in out.iterdir() if "unfinished" in path.name]
+        model, manifest = models.load(out / "model")
+        np.testing.assert_array_equal(model.predict(assignments[list(manifest["features"])]), assignments["cluster"])
         return metrics, centres, assignments
 
     return run
 
 
-@pytest.fixture
-def refused(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    def refused(data: pathlib.Path, *arguments: str) -> str:
-        assert kmeans.main(["--data", str(data), "--out", str(tmp_path / "refused"), *arguments]) == 2
-        sentence = capsys.readouterr().err
-        assert sentence.startswith("kmeans: ")
-        assert sentence.count("\n") == 1
-        return sentence
-
-    return refused
-
-
 @pytest.fixture(scope="module")
 def blobs(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     folder = tmp_path_factory.mktemp("data") / "made blobs"
-    make_blobs.write_blobs(folder, rows=6_000, features=3, centres=5, partitions=4)
+    datasets.write(folder, BLOBS, rows=6_000, partitions=4)
     return folder
 
 
@@ -116,7 +84,7 @@ def test_centres_do_not_depend_on_partitions_or_format(run: Run, blobs: pathlib.
     _, expected, assigned = run(blobs, "--k", "7", "--max-iter", "25")
     for partitions, form in ((1, "parquet"), (3, "csv")):
         folder = tmp_path / f"{partitions} {form}"
-        make_blobs.write_blobs(folder, rows=6_000, features=3, centres=5, partitions=partitions, form=form)
+        datasets.write(folder, BLOBS, rows=6_000, partitions=partitions, form=form)
         _, centres, assignments = run(folder, "--k", "7", "--max-iter", "25")
         np.testing.assert_allclose(centres, expected, rtol=1e-6)
         np.testing.assert_array_equal(assignments["cluster"], assigned["cluster"])
@@ -132,12 +100,11 @@ def test_a_sample_is_chosen_by_global_row_number(run: Run, blobs: pathlib.Path, 
 
 @pytest.mark.parametrize("form", ["parquet", "csv"])
 def test_made_data_is_the_same_for_any_partitions(tmp_path: pathlib.Path, form: str, client: Client) -> None:
-    rows = make_blobs.BLOCK + 1_000
+    rows = datasets.BLOCK + 1_000
     tables = []
     for partitions, with_client in ((1, None), (3, client)):
         folder = tmp_path / str(partitions)
-        shape: dict[str, Any] = {"rows": rows, "features": 2, "centres": 3, "partitions": partitions, "form": form}
-        make_blobs.write_blobs(folder, **shape, client=with_client)
+        datasets.write(folder, BLOBS, rows=rows, partitions=partitions, form=form, client=with_client)
         read = pd.read_csv if form == "csv" else pd.read_parquet
         parts = [read(path) for path in sorted(folder.glob(f"*.{form}"))]
         tables.append(pd.concat(parts, ignore_index=True))
@@ -192,7 +159,7 @@ def test_results_of_an_earlier_run_are_replaced(blobs: pathlib.Path, tmp_path: p
     assert set(pd.read_parquet(tmp_path / "assignments")["cluster"]) == {0, 1}
 
 
-def test_refusals_of_data(refused: Callable[..., str], tmp_path: pathlib.Path) -> None:
+def test_refusals_of_data(refused: Refused, tmp_path: pathlib.Path) -> None:
     by_row(3).to_parquet(tmp_path / "few.parquet")
     by_row(3).head(0).to_parquet(tmp_path / "none.parquet")
     by_row(9).assign(a=1.0, b=2.0).to_parquet(tmp_path / "same.parquet")
@@ -203,32 +170,38 @@ def test_refusals_of_data(refused: Callable[..., str], tmp_path: pathlib.Path) -
     (tmp_path / "late.csv").write_text("a\n" + "1.5\n" * 20_000 + "oops\n")
     (tmp_path / "notes.txt").write_text("a,b\n1,2\n")
     (tmp_path / "empty").mkdir()
-    assert "4 clusters need 4 rows, 3 are usable. Lower --k" in refused(tmp_path / "few.parquet", "--k", "4")
-    assert "no usable row" in refused(tmp_path / "none.parquet")
-    assert "9 sampled rows are 1 points. Lower --k to 1." in refused(tmp_path / "same.parquet", "--k", "2")
-    assert "not numeric: name, yes. Give --columns a,b." in refused(tmp_path / "mixed.parquet")
-    assert "not numeric: name. Give --columns a,b." in refused(tmp_path / "mixed.parquet", "--columns", "a,name")
-    assert "no column z" in refused(tmp_path / "mixed.parquet", "--columns", "a,z")
-    assert "names a column twice" in refused(tmp_path / "mixed.parquet", "--columns", "a,a")
-    assert "'cluster' would collide" in refused(tmp_path / "named.parquet")
-    assert "broken.parquet could not be read" in refused(tmp_path / "broken.parquet")
-    assert "blank.csv could not be read" in refused(tmp_path / "blank.csv")
-    assert "late.csv could not be read" in refused(tmp_path / "late.csv")
-    assert "no .parquet and no .csv" in refused(tmp_path / "notes.txt")
-    assert "no .parquet and no .csv" in refused(tmp_path / "empty")
-    assert "both .parquet and .csv" in refused(tmp_path)
-    assert "Nothing is at" in refused(tmp_path / "absent*.csv")
-    assert not (tmp_path / "refused" / "metrics.json").exists()
+    assert "4 clusters need 4 rows, 3 are usable. Lower --k" in refused(
+        kmeans, "--data", tmp_path / "few.parquet", "--k", "4"
+    )
+    assert "no usable row" in refused(kmeans, "--data", tmp_path / "none.parquet")
+    assert "9 sampled rows are 1 points. Lower --k to 1." in refused(
+        kmeans, "--data", tmp_path / "same.parquet", "--k", "2"
+    )
+    assert "not numeric: name, yes. Give --columns a,b." in refused(kmeans, "--data", tmp_path / "mixed.parquet")
+    assert "not numeric: name. Give --columns a,b." in refused(
+        kmeans, "--data", tmp_path / "mixed.parquet", "--columns", "a,name"
+    )
+    assert "no column z" in refused(kmeans, "--data", tmp_path / "mixed.parquet", "--columns", "a,z")
+    assert "A column is named twice" in refused(kmeans, "--data", tmp_path / "mixed.parquet", "--columns", "a,a")
+    assert "'cluster' would collide" in refused(kmeans, "--data", tmp_path / "named.parquet")
+    assert "broken.parquet cannot be read" in refused(kmeans, "--data", tmp_path / "broken.parquet")
+    assert "blank.csv is empty (0 bytes). Repair it" in refused(kmeans, "--data", tmp_path / "blank.csv")
+    assert "late.csv could not be read" in refused(kmeans, "--data", tmp_path / "late.csv")
+    assert "holds no file of .parquet, .csv" in refused(kmeans, "--data", tmp_path / "notes.txt")
+    assert "holds no file of .parquet, .csv" in refused(kmeans, "--data", tmp_path / "empty")
+    assert "files of several formats (csv, parquet)" in refused(kmeans, "--data", tmp_path)
+    assert "Nothing is at" in refused(kmeans, "--data", tmp_path / "absent*.csv")
+    assert not (tmp_path / "refused" / "result.json").exists()
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--k", "0"], ["--k", "two"], ["--tol", "1"], ["--seed", "-1"], ["--data", "x", "--rows", "5"]]
+    "arguments", [["--k", "0"], ["--k", "two"], ["--tol", "1"], ["--seed", "-1"], ["--data", "x", "--features", "5"]]
 )
 def test_refusals_of_options(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         kmeans.main(arguments)
     assert caught.value.code == 2
-    assert arguments[0] in capsys.readouterr().err or "--rows" in arguments
+    assert arguments[0] in capsys.readouterr().err
 
 
 def test_told_to_stop_it_ends_after_the_phase(
@@ -236,9 +209,9 @@ def test_told_to_stop_it_ends_after_the_phase(
 ) -> None:
     answers = iter([False, False, True])
     monkeypatch.setattr(hpcml.run, "should_stop", lambda: next(answers))
-    (tmp_path / "metrics.json").write_text('{"complete": true}')
+    (tmp_path / "result.json").write_text('{"complete": true}')
     assert kmeans.main(["--data", str(blobs), "--out", str(tmp_path), "--k", "5"]) == 3
-    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    metrics = json.loads((tmp_path / "result.json").read_text())
     assert metrics["complete"] is False
     assert list(metrics["seconds"]) == ["read", "start", "fit"]
     assert len(pd.read_csv(tmp_path / "centres.csv")) == 5
@@ -253,7 +226,7 @@ def test_clusters_are_numbered_by_coordinates_despite_rounding() -> None:
 def test_the_scripts_run_by_themselves(tmp_path: pathlib.Path) -> None:
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     folder, out = tmp_path / "made here", tmp_path / "its results"
-    make = [JOBS / "make_blobs.py", "--rows", "3000", "--features", "4", "--partitions", "3", "--out", folder]
+    make = [JOBS / "make_data.py", "blobs", "--rows", "3000", "--features", "4", "--partitions", "3", "--out", folder]
     find = [JOBS / "kmeans.py", "--data", folder, "--k", "4", "--out", out]
     for command in (make, find):
         done = subprocess.run(
@@ -261,5 +234,5 @@ def test_the_scripts_run_by_themselves(tmp_path: pathlib.Path) -> None:
         )
         assert done.returncode == 0, done.stderr
     assert "rows" in done.stdout
-    assert json.loads((out / "metrics.json").read_text())["rows"] == 3000
+    assert json.loads((out / "result.json").read_text())["rows"] == 3000
     assert len(json.loads((folder / "truth.json").read_text())["centres"]) == 8

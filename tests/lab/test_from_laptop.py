@@ -87,8 +87,10 @@ def test_kmeans_on_four_nodes_gives_the_laptop_s_result(outside: Outside, projec
     logins = outside.logins("login") + outside.logins("login2")
     project /= "kmeans"
     outside.laptop("mkdir", "-p", str(project))
-    for path in assets.folder("jobs").glob("*.py"):
-        write(outside, project / path.name, path.read_text())
+    jobs = assets.folder("jobs")
+    outside.laptop("mkdir", "-p", str(project / "gallery"))
+    for path in jobs.rglob("*.py"):
+        write(outside, project / path.relative_to(jobs), path.read_text())
     done = hpcml(outside, project, "submit", "--nodes", "4", "--wait", "kmeans.py", *KMEANS, timeout=240)
     assert done.returncode == 0, done.stderr + done.stdout
     run = directory_of(done).name
@@ -100,7 +102,7 @@ def test_kmeans_on_four_nodes_gives_the_laptop_s_result(outside: Outside, projec
     assert outside.logins("login") + outside.logins("login2") == logins + 1
     here, there = outside.home / project.parent.name / "kmeans" / "results", directory_of(done) / "out"
     names = {str(path.relative_to(there)) for path in there.rglob("*") if path.is_file()}
-    assert {"metrics.json", "centres.csv", "kmeans.png"} < names
+    assert {"result.json", "centres.csv", "kmeans.png"} < names
     assert {str(path.relative_to(here)) for path in here.rglob("*") if path.is_file()} == names
     assert all((here / name).read_bytes() == (there / name).read_bytes() for name in names)
 
@@ -108,7 +110,7 @@ def test_kmeans_on_four_nodes_gives_the_laptop_s_result(outside: Outside, projec
                               str(outside.lab.places.venv / "lib/python3.11/site-packages/hpcml/_assets/jobs/kmeans.py"), *KMEANS],
                              timeout=240)  # fmt: skip
     assert local.returncode == 0, local.stderr
-    mine, theirs = (json.loads((folder / "metrics.json").read_text()) for folder in (here, directory_of(local) / "out"))
+    mine, theirs = (json.loads((folder / "result.json").read_text()) for folder in (here, directory_of(local) / "out"))
     assert mine["inertia"] == pytest.approx(theirs["inertia"], rel=1e-6)
 
 

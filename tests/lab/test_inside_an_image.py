@@ -36,7 +36,7 @@ def test_kmeans_gives_the_same_result_inside(cluster: Cluster, image: Path) -> N
                            "60000", "--seed", "5", timeout=300)  # fmt: skip
         assert done.returncode == 0, done.stderr + done.stdout
         directory = Path(next(line for line in done.stderr.splitlines() if line.startswith("  run ")).split()[-1])
-        results.append(json.loads((directory / "out/metrics.json").read_text()))
+        results.append(json.loads((directory / "out/result.json").read_text()))
         assert (directory / "out/kmeans.png").stat().st_size > 1000
     outside, inside = results
     assert inside["inertia"] == pytest.approx(outside["inertia"], rel=1e-9)

@@ -33,7 +33,7 @@ def test_kmeans_gives_the_laptop_s_result(cluster: Cluster) -> None:
             cluster.wait_idle(30)
             assert time.time() - ended <= 5
         directory = directory_of(done)
-        metrics = json.loads((directory / "out/metrics.json").read_text())
+        metrics = json.loads((directory / "out/result.json").read_text())
         centres = [[float(word) for word in line.split(",")]
                    for line in (directory / "out/centres.csv").read_text().splitlines()[1:]]  # fmt: skip
         assert (directory / "out/kmeans.png").stat().st_size > 10_000

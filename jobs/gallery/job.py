@@ -1,0 +1,287 @@
+"""The frame of every job: its options, its phases with their times, result.json and the exit status."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.metadata
+import json
+import pathlib
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import dask
+import numpy as np
+from distributed import KilledWorker
+
+import hpcml
+
+DONE, REFUSED, STOPPED, LOST = 0, 2, 3, 4
+VERSIONED = ("dask", "distributed", "numpy", "pandas", "pyarrow", "scikit-learn", "dask-ml", "cuml-cu12", "cuml-cu13",
+             "cudf-cu12", "cudf-cu13", "cuml", "cudf", "xgboost", "xgboost-cpu", "zarr", "torch")  # fmt: skip
+STATUSES = """Exit status: 0 done; 2 the input or an option is wrong, or it cannot fit; 3 told to stop soon, result.json
+then says "complete": false; 4 a worker was lost over and over, most often for want of memory."""
+
+
+class RefusedError(Exception):
+    """The input cannot be used; the message is a sentence with the place and a next step."""
+
+
+class StopSoonError(Exception):
+    """The run was told to stop; the phase that is named has ended."""
+
+
+def count(text: str) -> int:
+    """Read a whole number of at least 1, as 1000000 or 1_000_000.
+
+    Raises
+    ------
+    argparse.ArgumentTypeError
+        For anything else.
+    """
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return number
+
+
+def seed(text: str) -> int:
+    """Read a seed, 0 … 4294967295, as scikit-learn takes it.
+
+    Raises
+    ------
+    argparse.ArgumentTypeError
+        For anything else.
+    """
+    if not text.isdecimal() or int(text) >= 2**32:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 4294967295")
+    return int(text)
+
+
+def names(text: str) -> list[str]:
+    """Read column names, separated by commas."""
+    return [name for name in text.split(",") if name]
+
+
+def parser(name: str, description: str | None, *, rows: int, data: bool = True) -> argparse.ArgumentParser:
+    """Return a parser with the options that all jobs have: --data, --rows, --out, --seed and --any-size.
+
+    Parameters
+    ----------
+    name
+        The job's: it begins every message.
+    description
+        The module's docstring, which ``--help`` shows as it stands; the exit statuses are added.
+    rows
+        The default of ``--rows``, for made data.
+    data
+        Whether the job reads files at all.
+    """
+    layout = argparse.RawDescriptionHelpFormatter
+    made = argparse.ArgumentParser(name, description=f"{description}\n{STATUSES}", formatter_class=layout)
+    if data:
+        made.add_argument("--data", help="a file, a folder or a quoted glob (default: data made for the purpose)")
+    made.add_argument("--rows", type=count, help=f"rows of made data (default {rows:,})")
+    made.add_argument("--seed", type=seed, default=0, help="for made data and all that is drawn (default 0)")
+    made.add_argument("--out", type=pathlib.Path, help="folder for the results (default: the run's output directory)")
+    made.add_argument("--any-size", action="store_true", help="start even where the data seems not to fit")
+    made.set_defaults(default_rows=rows, data=None)
+    return made
+
+
+class Job:
+    """A job that runs: the client of its cluster, its options, and what it has found out so far.
+
+    Attributes
+    ----------
+    result
+        What result.json will say, in this order; ``result["seconds"]`` has a time per phase.
+    out
+        The folder for results, absolute; it exists.
+    """
+
+    def __init__(self, name: str, options: argparse.Namespace, client: Any) -> None:
+        self.name, self.options, self.client = name, options, client
+        self.out: pathlib.Path = options.out
+        given = {key: value for key, value in vars(options).items() if key not in ("out", "default_rows", "any_size")}
+        given["data"] = options.data or "made"
+        if options.rows is None:
+            del given["rows"]
+        workers = client.nthreads()
+        self.result: dict[str, Any] = {"job": name, "complete": False, **given, "notes": [], "seconds": {}}
+        self.result |= {"workers": len(workers), "threads": sum(workers.values())}
+        self.result |= {"backend": dask.config.get("array.backend"), "versions": versions()}
+
+    @property
+    def rows(self) -> int:
+        """How many rows to make where no data is given."""
+        return int(self.options.rows or self.options.default_rows)
+
+    @property
+    def threads(self) -> int:
+        """The threads of all workers: how many partitions can be worked on at once."""
+        return int(self.result["threads"])
+
+    @contextlib.contextmanager
+    def phase(self, name: str, *, last: bool = False) -> Iterator[None]:
+        """Time a phase; after any but the last, stop if the run is about to be stopped.
+
+        Raises
+        ------
+        StopSoonError
+            At the phase's end; :func:`run` turns it into exit status 3.
+        """
+        start = time.perf_counter()
+        yield
+        self.result["seconds"][name] = round(time.perf_counter() - start, 4)
+        if not last and hpcml.run.should_stop():
+            raise StopSoonError(name)
+
+    def note(self, sentence: str) -> None:
+        """Say something that the reader of the result must know, on the terminal and in result.json."""
+        print(sentence, flush=True)
+        self.result["notes"].append(sentence)
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a file of the results, whole or not at all."""
+        unfinished = self.out / f".{name}.unfinished"
+        unfinished.write_text(text)
+        unfinished.replace(self.out / name)
+
+    @contextlib.contextmanager
+    def folder(self, name: str) -> Iterator[pathlib.Path]:
+        """Give a folder to write into, which takes its name, and the place of an older one, when it is whole."""
+        with whole_folder(self.out / name) as unfinished:
+            yield unfinished
+
+    @contextlib.contextmanager
+    def file(self, name: str) -> Iterator[pathlib.Path]:
+        """Give a path to write to, which takes its name when it is whole; its suffix is that of the name."""
+        unfinished = self.out / f".unfinished-{name}"
+        try:
+            yield unfinished
+            unfinished.replace(self.out / name)
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def whole_folder(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Give a folder beside another to write into; at the end it takes its place, or, if that fails, goes."""
+    unfinished = folder.absolute().with_name(f".{folder.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    try:
+        yield unfinished
+        shutil.rmtree(folder, ignore_errors=True)
+        unfinished.rename(folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the libraries that make the numbers, of those that are installed."""
+    found = {}
+    for name in VERSIONED:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def run(
+    name: str, options: argparse.Namespace, work: Callable[[Job], None], check: Callable[[], None] | None = None
+) -> int:
+    """Run a job on the cluster that ``hpcml.connect()`` gives; write and show its result; return the exit status.
+
+    Parameters
+    ----------
+    work
+        Does the phases and fills ``job.result``.
+    check
+        What can be refused before a cluster is asked for, for example a path that is not there.
+    """
+    options.out = (options.out or hpcml.run.out).absolute()
+    status, job = DONE, None
+    try:
+        check_options(options)
+        if check is not None:
+            check()
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "result.json").unlink(missing_ok=True)  # an earlier run must not speak for this one
+        with hpcml.connect() as client:
+            job = Job(name, options, client)
+            work(job)
+        job.result["complete"] = True
+    except (RefusedError, FileExistsError, NotADirectoryError, PermissionError) as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return REFUSED
+    except StopSoonError as stop:
+        print(f"{name}: told to stop soon; ended after phase '{stop}'. Submit again for the rest.", file=sys.stderr)
+        status = STOPPED
+    except KilledWorker as error:
+        print(f"{name}: {error.last_worker.address} and those before it died of task {error.task}, most often for want "
+              "of memory. See the workers' logs; ask for more nodes or fewer rows.", file=sys.stderr)  # fmt: skip
+        status = LOST
+    if job is not None:
+        job.write_text("result.json", json.dumps(job.result, indent=1, allow_nan=False, default=plain) + "\n")
+        show(job.result, options.out)
+    return status
+
+
+def check_options(options: argparse.Namespace) -> None:
+    """Refuse options that contradict each other.
+
+    Raises
+    ------
+    RefusedError
+        Says which.
+    """
+    if options.data and options.rows:
+        raise RefusedError("--rows describes made data. Leave it out, or leave out --data.")
+
+
+def plain(value: Any) -> Any:
+    """Return what JSON can hold for NumPy's and CuPy's scalars and arrays, paths and sets.
+
+    Raises
+    ------
+    TypeError
+        For anything else.
+    """
+    if isinstance(value, pathlib.Path):
+        return str(value)
+    if isinstance(value, set | frozenset | tuple):
+        return sorted(value)
+    if hasattr(value, "get") and hasattr(value, "dtype"):  # CuPy's
+        value = value.get()
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} in result.json: {value!r}")
+
+
+def show(result: dict[str, Any], out: pathlib.Path) -> None:
+    """Print what is worth reading: figures and words, and times in one line; tables stay in result.json."""
+    for name, value in {**result, "results": str(out)}.items():
+        if isinstance(value, bool):
+            text = "yes" if value else "no"
+        elif isinstance(value, int | float | np.number):
+            text = f"{value:,}" if isinstance(value, int | np.integer) else f"{value:,.6g}"
+        elif name in ("seconds", "rows_per_second", "metrics"):
+            text = "  ".join(f"{part} {_short(figure)}" for part, figure in value.items())
+        elif isinstance(value, str):
+            text = value
+        else:
+            continue
+        print(f"  {name.replace('_', ' '):<16} {text}")
+
+
+def _short(figure: Any) -> str:
+    if isinstance(figure, float):
+        return f"{figure:,.0f}" if abs(figure) >= 1e4 else f"{figure:,.4g}"
+    return f"{figure:,}" if isinstance(figure, int) else str(figure)

@@ -1,0 +1,109 @@
+"""Decide before a job starts whether its data fits: it does, it will spill, or so many nodes would be needed.
+
+Data that is larger than the workers' memory spills: on GPUs to the host's memory, on CPUs to the node's disk. That
+works for modest overflow and is slow; far beyond, a run only burns its grant until a worker is killed.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import shutil
+from dataclasses import dataclass
+from typing import Any
+
+from gallery import backend
+from gallery.job import Job, RefusedError
+
+MOST = (
+    4.0  # times the memory that spilling is tried for, if there is room to spill to: beyond, each pass rereads it all
+)
+FULL = 0.6  # of a worker's memory: where distributed begins to spill (distributed.worker.memory.target's default)
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What the cluster holds, in bytes.
+
+    Attributes
+    ----------
+    memory
+        Where the data lies while it is worked on: the GPUs', or the workers' limits.
+    room
+        Where it can be spilled to: the hosts' memory for GPUs, the nodes' disk for CPUs.
+    """
+
+    nodes: int
+    workers: int
+    memory: int
+    room: int
+
+    @property
+    def usable(self) -> int:
+        """The memory that data can fill before it is spilled."""
+        return int(self.memory * FULL)
+
+
+def _of_worker(dask_worker: Any) -> tuple[str, int, int, int]:
+    """Return a worker's host, GPU memory, host memory limit and free bytes of its scratch; runs on the worker."""
+    import socket
+
+    device = 0
+    if backend.on_gpu():
+        import cupy
+
+        device = int(cupy.cuda.runtime.memGetInfo()[1])
+    limit = int(dask_worker.memory_manager.memory_limit or 0)
+    free = shutil.disk_usage(pathlib.Path(dask_worker.local_directory)).free
+    return socket.gethostname(), device, limit, free
+
+
+def capacity(client: Any) -> Capacity:
+    """Ask all workers what they hold."""
+    known = list(client.run(_of_worker).values())
+    nodes = len({host for host, *_ in known})
+    if backend.on_gpu():
+        return Capacity(
+            nodes, len(known), sum(device for _, device, _, _ in known), sum(host for _, _, host, _ in known)
+        )
+    disks = {host: free for host, _, _, free in known}
+    return Capacity(nodes, len(known), sum(limit for _, _, limit, _ in known), sum(disks.values()))
+
+
+def admit(job: Job, need: int, what: str) -> None:
+    """Let a job go on, say that it will spill, or refuse it with the number of nodes that it would need.
+
+    Parameters
+    ----------
+    need
+        Bytes that live at the same time, working copies included: an honest estimate of the job.
+    what
+        The data, as a message calls it.
+
+    Raises
+    ------
+    RefusedError
+        It cannot fit, even with spilling; unless ``--any-size`` says to try.
+    """
+    has = capacity(job.client)
+    job.result |= {"memory_needed": need, "memory": has.memory, "nodes": has.nodes}
+    if not has.memory or need <= has.usable:  # workers without a limit tell nothing
+        return
+    kind = "of the GPUs" if backend.on_gpu() else "of the workers"
+    ratio = need / has.memory
+    if need <= min(has.usable + has.room, MOST * has.memory) or job.options.any_size:
+        job.note(f"{what} needs {size(need)}, {ratio:.1f} times the memory {kind} ({size(has.memory)}): it will spill.")
+        return
+    wanted = -(-need * has.nodes // has.usable)
+    raise RefusedError(
+        f"{what} needs {size(need)}, {ratio:.1f} times the memory {kind} ({size(has.memory)} on "
+        f"{has.nodes} node{'s' * (has.nodes > 1)}). Ask for --nodes {wanted}, or try it with --any-size."
+    )
+
+
+def size(number: float) -> str:
+    """Return bytes for people, in powers of 1,024."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(number) < 1024:
+            return f"{number:.3g} {unit}" if number < 100 else f"{number:.0f} {unit}"
+        number /= 1024
+    return f"{number:.4g} TiB"

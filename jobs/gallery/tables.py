@@ -1,0 +1,112 @@
+"""Read a data set as a Dask frame or as arrays, and write one; on GPUs the same calls give cuDF and CuPy."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+from distributed.comm.core import CommClosedError
+
+from gallery import backend
+from gallery.inputs import DAMAGED, Source, first_line
+from gallery.job import Job, RefusedError, whole_folder
+
+
+@contextlib.contextmanager
+def reading(source: Source) -> Iterator[None]:
+    """Turn what pandas, cuDF and Arrow raise for damaged or mismatched files into a sentence.
+
+    Raises
+    ------
+    RefusedError
+        In place of ValueError and OSError, and of libcudf's RuntimeError; not for errors of the cluster itself.
+    """
+    try:
+        yield
+    except (CommClosedError, TimeoutError):  # OSErrors too, but of the cluster, not of the data
+        raise
+    except (*DAMAGED, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "CUDF failure" not in str(error):
+            raise
+        raise RefusedError(
+            f"{source.where} could not be read: {first_line(error)}. Repair the files or give other ones."
+        ) from error
+
+
+def read(source: Source, columns: list[str], dtype: str | None = None) -> Any:
+    """Return some columns of a data set as a lazy Dask frame, all of one type if ``dtype`` is given."""
+    files = list(source.files)
+    if source.kind == "parquet":
+        frame: Any = dd.read_parquet(files, columns=columns, index=False)
+    elif source.kind == "csv":
+        frame = dd.read_csv(files, usecols=columns, dtype=dict.fromkeys(columns, dtype) if dtype else None)[columns]
+    elif source.kind == "orc":
+        frame = dd.read_orc(files, columns=columns)
+    else:
+        frame = dd.read_json(files, lines=True)[columns]
+    return frame.astype(dtype) if dtype else frame
+
+
+def arrays(
+    job: Job, source: Source, features: list[str], dtype: str, target: str | None = None
+) -> tuple[Any, Any | None]:
+    """Return features, and the target if one is named, as persisted Dask arrays of known, non-empty chunks.
+
+    Rows with a missing or infinite value are left out; ``job.result`` tells how many rows were read and dropped.
+
+    Returns
+    -------
+    x, y
+        (rows, features) of ``dtype``, and (rows,) of ``dtype`` or None; both chunked alike, by rows only.
+
+    Raises
+    ------
+    RefusedError
+        No row is left, or a file is damaged.
+    """
+    columns = [*features, *([target] if target else [])]
+    with reading(source):
+        frame = read(source, columns, dtype)
+        both: Any = frame.fillna(np.nan).to_dask_array().persist()  # fillna: cuDF's nulls become NaN
+        both.compute_chunk_sizes()
+        rows, usable = len(both), da.isfinite(both).all(axis=1)
+        if dropped := rows - int(usable.sum().compute()):
+            both = both[usable].persist()
+            both.compute_chunk_sizes()
+            job.note(f"{dropped:,} of {rows:,} rows have a missing or infinite value and are left out.")
+    blocks = [both.blocks[number] for number, size in enumerate(both.chunks[0]) if size]
+    if not blocks:
+        raise RefusedError(f"{source.where}: no usable row, {rows:,} read. Give --data with numbers in it.")
+    both = da.concatenate(blocks)
+    if both.numblocks[0] < job.threads and len(both) >= 1_000 * job.threads:  # fewer would leave threads idle
+        both = both.rechunk({0: -(-len(both) // job.threads)})
+    both = both.persist()
+    job.result |= {"files": len(source.files), "input_bytes": source.bytes, "rows_read": rows, "rows_dropped": dropped}
+    job.result |= {"rows": len(both), "features": features, "dtype": dtype, "partitions": both.numblocks[0]}
+    return (both[:, : len(features)], both[:, len(features)]) if target else (both, None)
+
+
+def sample_rows(total: int, most: int, seed: int) -> Any:
+    """Return the sorted global row numbers of a sample, which depend on nothing but these three numbers."""
+    return np.sort(np.random.default_rng(seed).choice(total, min(total, most), replace=False, shuffle=False))
+
+
+def write_parquet(job: Job, frame: Any, name: str) -> None:
+    """Write a Dask frame as a folder of the results, a file per partition, by the workers; it appears when whole."""
+    with whole_folder(job.out / name) as unfinished:
+        frame.to_parquet(str(unfinished), write_index=False, name_function=_part)
+
+
+def _part(number: int) -> str:
+    return f"part-{number:05d}.parquet"
+
+
+def frame_of(columns: dict[str, Any]) -> Any:
+    """Return Dask arrays that are chunked alike, (rows,) each, as the columns of a Dask frame."""
+    meta = backend.tables().DataFrame()
+    parts = [dd.from_dask_array(array, columns=name, meta=meta) for name, array in columns.items()]
+    return dd.concat(parts, axis=1)

@@ -1,0 +1,65 @@
+"""The gallery's jobs on two workers of this process: how every job's tests run it, read its result and see it refuse."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import pathlib
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+from distributed import Client, LocalCluster
+
+import hpcml
+from tests.jobs.job_tests import Refused, RunJob
+
+
+@pytest.fixture(scope="session")
+def client() -> Iterator[Client]:
+    cluster = LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None)
+    with cluster, Client(cluster) as client:
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def connected(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hpcml, "connect", lambda: contextlib.nullcontext(client))
+
+
+@pytest.fixture
+def run_job(tmp_path: pathlib.Path) -> RunJob:
+    """Return a function that runs a job's module with options, and returns result.json and the results' folder."""
+    numbers = itertools.count()
+
+    def run_job(job: ModuleType, *arguments: str | pathlib.Path) -> tuple[dict[str, Any], pathlib.Path]:
+        out = tmp_path / f"out {next(numbers)}"
+        assert job.main([*map(str, arguments), "--out", str(out)]) == 0
+        result = json.loads((out / "result.json").read_text())
+        assert result["complete"] is True
+        assert result["job"] == job.__name__
+        for path in out.glob("*.png"):
+            assert path.read_bytes().startswith(b"\x89PNG")
+        assert not [path for path in out.iterdir() if "unfinished" in path.name]
+        return result, out
+
+    return run_job
+
+
+@pytest.fixture
+def refused(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> Refused:
+    """Return a function that runs a job that must refuse: status 2, one sentence, nothing left; returns the sentence."""
+
+    def refused(job: ModuleType, *arguments: str | pathlib.Path) -> str:
+        out = tmp_path / "refused"
+        assert job.main([*map(str, arguments), "--out", str(out)]) == 2
+        sentence = capsys.readouterr().err
+        assert sentence.startswith(f"{job.__name__}: ")
+        assert sentence.count("\n") == 1
+        left = [path.name for path in out.iterdir()] if out.exists() else []
+        assert not left, left
+        return sentence
+
+    return refused
