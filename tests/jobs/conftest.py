@@ -19,7 +19,7 @@ from tests.jobs.job_tests import Refused, RunJob
 
 @pytest.fixture(scope="session")
 def client() -> Iterator[Client]:
-    cluster = LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None)
+    cluster = LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0")
     with cluster, Client(cluster) as client:
         yield client
 
