@@ -21,7 +21,7 @@ import hpcml
 
 DONE, REFUSED, STOPPED, LOST = 0, 2, 3, 4
 VERSIONED = ("dask", "distributed", "numpy", "pandas", "pyarrow", "scikit-learn", "dask-ml", "cuml-cu12", "cuml-cu13",
-             "cudf-cu12", "cudf-cu13", "cuml", "cudf", "xgboost", "xgboost-cpu", "zarr", "torch")  # fmt: skip
+             "cudf-cu12", "cudf-cu13", "cuml", "cudf", "xgboost", "xgboost-cpu", "skops", "zarr", "torch")  # fmt: skip
 STATUSES = """Exit status: 0 done; 2 the input or an option is wrong, or it cannot fit; 3 told to stop soon, result.json
 then says "complete": false; 4 a worker was lost over and over, most often for want of memory."""
 
@@ -69,7 +69,7 @@ def names(text: str) -> list[str]:
     return [name for name in text.split(",") if name]
 
 
-def parser(name: str, description: str | None, *, rows: int, data: bool = True) -> argparse.ArgumentParser:
+def parser(name: str, description: str | None, *, rows: int | None, data: bool = True) -> argparse.ArgumentParser:
     """Return a parser with the options that all jobs have: --data, --rows, --out, --seed and --any-size.
 
     Parameters
@@ -79,7 +79,7 @@ def parser(name: str, description: str | None, *, rows: int, data: bool = True) 
     description
         The module's docstring, which ``--help`` shows as it stands; the exit statuses are added.
     rows
-        The default of ``--rows``, for made data.
+        The default of ``--rows``, for made data; None for a job that makes none.
     data
         Whether the job reads files at all.
     """
@@ -87,11 +87,12 @@ def parser(name: str, description: str | None, *, rows: int, data: bool = True) 
     made = argparse.ArgumentParser(name, description=f"{description}\n{STATUSES}", formatter_class=layout)
     if data:
         made.add_argument("--data", help="a file, a folder or a quoted glob (default: data made for the purpose)")
-    made.add_argument("--rows", type=count, help=f"rows of made data (default {rows:,})")
+    if rows is not None:
+        made.add_argument("--rows", type=count, help=f"rows of made data (default {rows:,})")
     made.add_argument("--seed", type=seed, default=0, help="for made data and all that is drawn (default 0)")
     made.add_argument("--out", type=pathlib.Path, help="folder for the results (default: the run's output directory)")
     made.add_argument("--any-size", action="store_true", help="start even where the data seems not to fit")
-    made.set_defaults(default_rows=rows, data=None)
+    made.set_defaults(default_rows=rows, data=None, **({} if rows else {"rows": None}))
     return made
 
 

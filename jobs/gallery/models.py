@@ -1,22 +1,43 @@
 """Models leave the cluster: a folder with a manifest and the model in a form that a machine without a GPU reads.
 
 scikit-learn's estimators are kept by skops, which, unlike pickle, runs no code of the file while it reads; XGBoost's by
-its own JSON. cuML's become scikit-learn's first (its ``as_sklearn``).
+its own JSON. cuML's become scikit-learn's first: by ``as_sklearn`` (a forest's trees go through treelite there), or,
+where cuML has none, by their fitted attributes. Nothing needs a GPU, cuML or treelite to be loaded.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import pathlib
+import zipfile
 from typing import Any
 
+import dask.array as da
 import numpy as np
 
+from gallery import backend
 from gallery import job as jobs
 from gallery.job import Job, RefusedError
 
 MANIFEST, SKLEARN, XGBOOST = "manifest.json", "model.skops", "model.json"
+DAMAGED = (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, ImportError, zipfile.BadZipFile)
+# What skops does not trust of itself though the jobs' estimators hold it. Names in full: a module of functions that
+# write files or start processes is of numpy or scikit-learn too.
+TRUSTED = {
+    "numpy.dtype", "sklearn.metrics._dist_metrics.EuclideanDistance64", "sklearn.metrics._scorer._PassthroughScorer",
+    "sklearn.model_selection._split.KFold", "sklearn.neighbors._ball_tree.BallTree",
+    "sklearn.neighbors._kd_tree.KDTree", "sklearn.tree._tree.Tree",
+    "sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor",
+}  # fmt: skip
+# cuML's classes without as_sklearn: scikit-learn's class and its fitted attributes, one as wide as the features first.
+BY_ATTRIBUTES = {
+    "CDMG": ("sklearn.linear_model.ElasticNet", ("coef_", "intercept_", "n_iter_")),
+    "MultinomialNB": ("sklearn.naive_bayes.MultinomialNB",
+                      ("feature_log_prob_", "class_log_prior_", "feature_count_", "class_count_", "classes_")),
+}  # fmt: skip
+COMPARED = ("scikit-learn", "xgboost", "xgboost-cpu", "numpy", "skops")  # what predictions may depend on
 
 
 def export(
@@ -46,7 +67,8 @@ def export(
         else:
             import skops.io
 
-            portable.feature_names_in_ = np.array(list(features), dtype=object)  # so that it takes a frame by its names
+            if not hasattr(portable, "feature_names_in_"):  # so that it takes a frame by its names
+                portable.feature_names_in_ = np.array(list(features), dtype=object)
             skops.io.dump(portable, folder / SKLEARN)
         kept = next(path for path in folder.iterdir())
         manifest = {
@@ -60,44 +82,102 @@ def export(
 
 
 def to_portable(model: Any) -> Any:
-    """Return a model that a machine without a GPU can use: scikit-learn's in place of cuML's."""
+    """Return a model that a machine without a GPU can use: scikit-learn's in place of cuML's.
+
+    Raises
+    ------
+    TypeError
+        cuML's class has neither ``as_sklearn`` nor a form that is known here.
+    """
+    if not type(model).__module__.startswith("cuml"):
+        return model
+    model = getattr(model, "solver", model)  # cuML's Lasso and ElasticNet over several GPUs hold theirs there
     if hasattr(model, "get_combined_model"):
         model = model.get_combined_model()
-    return model.as_sklearn() if hasattr(model, "as_sklearn") else model
+    if hasattr(model, "as_sklearn"):
+        return model.as_sklearn()
+    if (name := type(model).__name__) not in BY_ATTRIBUTES:
+        raise TypeError(f"{type(model).__module__}.{name} has no form without a GPU")
+    dotted, attributes = BY_ATTRIBUTES[name]
+    module, _, wanted = dotted.rpartition(".")
+    portable = getattr(importlib.import_module(module), wanted)()
+    for attribute in attributes:
+        setattr(portable, attribute, backend.to_numpy(getattr(model, attribute)))
+    portable.n_features_in_ = np.shape(getattr(portable, attributes[0]))[-1]
+    return portable
+
+
+def predict(model: Any, x: Any, method: str = "predict") -> Any:
+    """Return what a fitted model says of a Dask array's rows, as a lazy Dask array that is chunked alike.
+
+    cuML's Dask estimators work on their GPUs; any other model is taken to the blocks, where NumPy's lie.
+    """
+    if type(model).__module__.startswith("cuml"):
+        found = getattr(model, method)(x)
+        found._chunks = (x.chunks[0], *found.chunks[1:])  # noqa: SLF001 - cuML doesn't tell the lengths
+        return found
+    blank = getattr(model, method)(np.zeros((1, x.shape[1]), x.dtype))
+    chunks = (x.chunks[0], *((size,) for size in blank.shape[1:]))
+    drop = [1] if blank.ndim == 1 else []
+    return da.map_blocks(_predict, x, model, method, chunks=chunks, drop_axis=drop, meta=blank[:0])
+
+
+def _predict(block: Any, model: Any, method: str) -> Any:
+    return getattr(model, method)(block)
 
 
 def load(folder: pathlib.Path) -> tuple[Any, dict[str, Any]]:
-    """Return a model and its manifest from a folder that :func:`export` wrote.
+    """Return a model and its manifest from a folder that :func:`export` wrote; no code of the file is run.
 
     Raises
     ------
     RefusedError
-        It is no such folder, or the model is not the file that the manifest speaks of.
+        It is no such folder, the model is not the file that the manifest speaks of, or holds types of its own.
     """
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
-        path = folder / manifest["file"]
+        path = folder / {SKLEARN: SKLEARN, XGBOOST: XGBOOST}[manifest["file"]]
         kept = path.read_bytes()
-    except (OSError, ValueError, KeyError) as error:
+        same = hashlib.sha256(kept).hexdigest() == manifest["sha256"]
+        dict(manifest["features"]), dict(manifest["versions"])  # tables, or an error
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise RefusedError(
             f"{folder} holds no model that can be read ({error}). Give the folder that a job wrote."
         ) from error
-    if hashlib.sha256(kept).hexdigest() != manifest["sha256"]:
+    if not same:
         raise RefusedError(f"{path} is not the file that {MANIFEST} describes: its SHA-256 differs. Export it again.")
-    if manifest["file"] == XGBOOST:
-        import xgboost
+    try:
+        if manifest["file"] == XGBOOST:
+            return _xgboost(manifest["estimator"], kept), manifest
+        import skops.io
 
-        model = xgboost.Booster()
-        model.load_model(path)
-        return model, manifest
-    import skops.io
-
-    unknown = [name for name in skops.io.get_untrusted_types(file=path) if not _trusted(name)]
-    if unknown:
-        raise RefusedError(f"{path} holds types that this program does not make: {', '.join(unknown)}. Do not load it.")
-    return skops.io.load(path, trusted=skops.io.get_untrusted_types(file=path)), manifest
+        needed = skops.io.get_untrusted_types(data=kept)
+        if unknown := sorted(set(needed) - TRUSTED):
+            raise RefusedError(f"{path} holds what no job exports: {', '.join(unknown)}. Do not load it.")
+        return skops.io.loads(kept, trusted=needed), manifest
+    except DAMAGED as error:
+        raise RefusedError(f"{path} is damaged ({_words(error)}). Export it again.") from error
 
 
-def _trusted(name: str) -> bool:
-    """Whether a type is of the libraries whose estimators the jobs export."""
-    return name.partition(".")[0] in ("sklearn", "numpy", "scipy")
+def _words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}".rstrip(".: ")
+
+
+def _xgboost(estimator: str, kept: bytes) -> Any:
+    """Return the booster, or the class with scikit-learn's methods that was exported."""
+    import xgboost
+
+    name = estimator.rpartition(".")[2].removeprefix("Dask")
+    model = getattr(xgboost, name if name in ("XGBClassifier", "XGBRegressor", "XGBRanker") else "Booster")()
+    model.load_model(bytearray(kept))
+    return model
+
+
+def differences(manifest: dict[str, Any]) -> list[str]:
+    """Return a sentence per library whose version here is another than the one that the model was made with."""
+    here, said = jobs.versions(), []
+    for name in COMPARED:
+        then, now = manifest["versions"].get(name), here.get(name)
+        if then and now and then != now:
+            said.append(f"The model was made with {name} {then}, here is {now}: predictions may differ.")
+    return said

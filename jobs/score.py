@@ -1,0 +1,173 @@
+"""Score files with a model that another job exported: on any machine, with no GPU, in batches on all workers.
+
+Reads the model's folder (manifest.json and model.skops or model.json), checks that the data has the columns and types
+that the model takes, and writes into --out: predictions/ (Parquet: the features, the target if it is there, and
+`prediction`, in the input's order) and result.json, with metrics where the target is there.
+
+    python jobs/score.py --model out/model --data 'new/*.parquet'       a laptop
+    hpcml submit --nodes 4 jobs/score.py --model /work/ada/model --data /work/ada/new
+
+A row with a missing or infinite value gets no prediction, unless the model takes such values. What transforms instead
+of predicting (encoders, PCA) writes its columns in place of `prediction`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import warnings
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import sklearn.base
+import sklearn.utils
+
+from gallery import backend, inputs, job, memory, models, scores, tables
+from gallery.inputs import Source
+from gallery.job import Job, RefusedError
+
+COPIES = 3  # of the columns that live at once, per thread: as read, as an array, as written
+
+
+def check_types(source: Source, features: dict[str, str]) -> None:
+    """Refuse a column that cannot be what the model takes: text for a number, or a number for text."""
+    for name, wanted in features.items():
+        kind = source.types[name]
+        number = inputs.is_numeric(kind) or pa.types.is_boolean(kind)
+        if number != (np.dtype(wanted).kind in "iufb"):
+            raise RefusedError(f"{source.where}: column {name} is {kind}, the model takes {wanted}. Give it as such.")
+
+
+def objective(model: Any) -> str:
+    """Return what an XGBoost booster was fitted for, as "binary:logistic"; "" for other models."""
+    if type(model).__name__ != "Booster":
+        return ""
+    return str(json.loads(model.save_config())["learner"]["objective"]["name"])
+
+
+def kind_of(model: Any) -> str:
+    """Return "class", "number", "cluster" or "columns": what the model answers."""
+    if goal := objective(model):
+        return "class" if goal.startswith(("binary:", "multi:")) else "number"
+    if sklearn.base.is_classifier(model):
+        return "class"
+    if sklearn.base.is_regressor(model):
+        return "number"
+    if hasattr(model, "predict"):
+        return "cluster"
+    if hasattr(model, "transform"):
+        return "columns"
+    raise RefusedError(f"{type(model).__name__} neither predicts nor transforms: it cannot score rows.")
+
+
+def takes_missing(model: Any) -> bool:
+    if type(model).__module__.startswith("xgboost"):
+        return True
+    if hasattr(model, "steps"):  # a pipeline takes what its first step takes
+        return takes_missing(model.steps[0][1])
+    return hasattr(model, "transformers_") or bool(sklearn.utils.get_tags(model).input_tags.allow_nan)
+
+
+def answer(model: Any, frame: pd.DataFrame) -> Any:
+    """Return the model's answer for usable rows: (rows,), or (rows, columns) of a transformer."""
+    if goal := objective(model):
+        import xgboost
+
+        found = model.predict(xgboost.DMatrix(frame))
+        if goal == "binary:logistic":
+            return (found > 0.5).astype("int32")
+        return found.argmax(axis=1).astype("int32") if found.ndim == 2 else found
+    if hasattr(model, "predict"):
+        return model.predict(frame)
+    found = model.transform(frame)
+    return found.toarray() if hasattr(found, "toarray") else np.asarray(found)
+
+
+def answer_type(model: Any) -> str:
+    """Return pandas' type, which can hold a missing value, of the predictions."""
+    kind = kind_of(model)
+    if kind == "number":
+        return "Float64"
+    letter = np.asarray(getattr(model, "classes_", [0])).dtype.kind if kind == "class" else "i"
+    return {"i": "Int64", "u": "Int64", "f": "Float64", "b": "boolean"}.get(letter, "string")
+
+
+def score_part(part: Any, model: Any, features: dict[str, str]) -> pd.DataFrame:
+    """Return a partition with its predictions; runs on a worker."""
+    whole = backend.to_numpy(part).reset_index(drop=True)
+    numbers = [name for name, wanted in features.items() if np.dtype(wanted).kind in "iufb"]
+    values = whole[numbers].to_numpy(dtype="float64", na_value=np.nan)
+    usable = np.full(len(whole), True) if takes_missing(model) else np.isfinite(values).all(axis=1)
+    frame = whole[list(features)].assign(**{name: values[:, place] for place, name in enumerate(numbers)})[usable]
+    if usable.all() and np.isfinite(values).all():  # whole numbers have no missing value
+        frame = frame.astype({name: features[name] for name in numbers})
+    if kind_of(model) == "columns":
+        names = [str(name) for name in model.get_feature_names_out()]
+        found = answer(model, frame) if len(frame) else np.empty((0, len(names)))
+        columns = pd.DataFrame(found, index=frame.index, columns=names, dtype="float64").reindex(whole.index)
+        return pd.concat([whole.drop(columns=names, errors="ignore"), columns], axis=1)
+    told = answer(model, frame) if len(frame) else np.empty(0)
+    found = pd.Series(told, index=frame.index).astype(answer_type(model))
+    return whole.assign(prediction=found.reindex(whole.index))
+
+
+def measure(scored: Any, target: str, kind: str) -> dict[str, float]:
+    """Return the metrics of the rows that have a prediction and a target."""
+    both = scored[[target, "prediction"]].dropna()
+    if not len(both):
+        return {}
+    if kind == "class":
+        common = "float64" if pd.api.types.is_numeric_dtype(both[target].dtype) else "string"
+        right = both[target].astype(common) == both["prediction"].astype(common)
+        return {"accuracy": float(right.mean().compute())}
+    numbers = both.astype("float64").to_dask_array(lengths=True)
+    return scores.regression(numbers[:, 0], numbers[:, 1])
+
+
+def work(job: Job) -> None:
+    options, known = job.options, job.result
+    with job.phase("load"), warnings.catch_warnings(record=True):  # scikit-learn's words on versions; ours are below
+        model, manifest = models.load(options.model)
+        features, target, kind = manifest["features"], manifest["target"], kind_of(model)
+        known |= {"estimator": manifest["estimator"], "metrics_then": manifest["metrics"]}
+        for sentence in models.differences(manifest):
+            job.note(sentence)
+    with job.phase("survey"):
+        source = inputs.survey(job.client, options.data, list(features))
+        check_types(source, features)
+        if "prediction" in (*features, target):
+            raise RefusedError(f"{source.where}: a column 'prediction' would collide with the result. Rename it.")
+        columns = [*features, *([target] if target in source.types and target not in features else [])]
+        widest = max(source.group_bytes, source.bytes // len(source.files)) * job.threads
+        memory.admit(job, COPIES * widest, "what is worked on at once")
+    with job.phase("predict", last=True), tables.reading(source):
+        frame = tables.read(source, columns)
+        blank = score_part(frame._meta, model, features)  # noqa: SLF001 - an empty frame of its types
+        scored = frame.map_partitions(score_part, model, features, meta=blank).persist()
+        tables.write_parquet(job, scored, "predictions")
+        known |= {"files": len(source.files), "rows": len(scored), "partitions": scored.npartitions}
+        if kind != "columns":
+            known["rows_without_prediction"] = without = int(scored["prediction"].isna().sum().compute())
+            if without:
+                job.note(f"{without:,} of {known['rows']:,} rows miss a value or hold an infinite one: no prediction.")
+            known["metrics"] = measure(scored, target, kind) if target in columns else {}
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = job.parser("score", __doc__, rows=None)
+    parser.add_argument("--model", type=pathlib.Path, required=True, help="the folder that a job exported")
+    options = parser.parse_args(arguments)
+    if not options.data:
+        parser.error("--data is needed: the files to score.")
+    return options
+
+
+def main(arguments: list[str] | None = None) -> int:
+    return job.run("score", parse(arguments), work)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
