@@ -69,7 +69,7 @@ def capacity(client: Any) -> Capacity:
     return Capacity(nodes, len(known), sum(limit for _, _, limit, _ in known), sum(disks.values()))
 
 
-def admit(job: Job, need: int, what: str) -> None:
+def admit(job: Job, need: int, what: str, *, on_each: bool = False) -> None:
     """Let a job go on, say that it will spill, or refuse it with the number of nodes that it would need.
 
     Parameters
@@ -78,6 +78,9 @@ def admit(job: Job, need: int, what: str) -> None:
         Bytes that live at the same time, working copies included: an honest estimate of the job.
     what
         The data, as a message calls it.
+    on_each
+        Whether a single worker needs it all, as where an estimator works on one, or each on a copy: more nodes are
+        then no remedy.
 
     Raises
     ------
@@ -85,6 +88,9 @@ def admit(job: Job, need: int, what: str) -> None:
         It cannot fit, even with spilling; unless ``--any-size`` says to try.
     """
     has = capacity(job.client)
+    if on_each:
+        _admit_on_each(job, need, what, has.memory // max(has.workers, 1))
+        return
     job.result |= {"memory_needed": need, "memory": has.memory, "nodes": has.nodes}
     if not has.memory or need <= has.usable:  # workers without a limit tell nothing
         return
@@ -98,6 +104,13 @@ def admit(job: Job, need: int, what: str) -> None:
         f"{what} needs {size(need)}, {ratio:.1f} times the memory {kind} ({size(has.memory)} on "
         f"{has.nodes} node{'s' * (has.nodes > 1)}). Ask for --nodes {wanted}, or try it with --any-size."
     )
+
+
+def _admit_on_each(job: Job, need: int, what: str, has: int) -> None:
+    job.result |= {"memory_needed_per_worker": need, "memory_per_worker": has}
+    if has and need > has * FULL and not job.options.any_size:
+        raise RefusedError(f"{what} needs {size(need)} in each worker, which has {size(has)}: more nodes don't help. "
+                           "Ask for fewer, larger workers, give fewer rows, or try it with --any-size.")  # fmt: skip
 
 
 def size(number: float) -> str:
