@@ -1,16 +1,18 @@
 """K-means on a Dask cluster: an example, an acceptance test and a benchmark in one file.
 
 Reads Parquet, CSV, JSON lines or ORC (or makes blobs), finds k clusters with dask-ml on CPUs or cuML on GPUs, and
-writes into --out: result.json, centres.csv, kmeans.png, model/ and assignments/ (Parquet: the features and `cluster`,
-rows in the input's order).
+writes into --out: result.json, centres.csv, kmeans.png, model/, assignments/ (Parquet: the features and `cluster`,
+rows in the input's order) and, with --elbow, elbow.png and elbow.csv.
 
     python jobs/kmeans.py --k 8                                             a laptop: made data, a few seconds
     python jobs/kmeans.py --data 'measured/*.parquet' --columns x,y --k 5   a laptop: your data
-    hpcml submit --nodes 4 jobs/kmeans.py --k 8                             a cluster: the same script
+    hpcml submit --nodes 4 jobs/kmeans.py --k 8 --elbow 2-16                a cluster: the same script, and which k
 
-The same data, k and seed give the same centres whatever the number of workers or partitions: the start comes from a
-sample chosen by global row number, and clusters are numbered by their coordinates. Rows with a missing or infinite
-value are left out and counted.
+--init sample (the default) starts from the best of five k-means++ runs on a sample that is chosen by global row number:
+so the same data, k and seed give the same centres whatever the number of workers or partitions. --init 'k-means||' is
+the library's own start on all rows (Bahmani et al. 2012), better where a sample of 50,000 rows misses small clusters;
+it draws partition by partition, so another partitioning can find other centres. Clusters are numbered by their
+coordinates. Rows with a missing or infinite value are left out and counted. --elbow fits the sample, not all rows.
 """
 
 from __future__ import annotations
@@ -25,12 +27,13 @@ import pandas as pd
 import sklearn.cluster
 import sklearn.metrics
 
-from gallery import backend, datasets, inputs, job, memory, models, picture, tables
+from gallery import backend, datasets, inputs, job, knee, memory, models, picture, tables
 from gallery.job import Job, RefusedError
 
 SAMPLE = 50_000  # rows brought to the driver, to start from
-SCORED, DRAWN = 4_000, 20_000  # of these, how many the silhouette looks at, and how many the picture shows
+SCORED, DRAWN = 4_000, 20_000  # of these, how many the silhouette looks at, and how many picture and elbow do
 SHOWN = 8  # clusters and features in the printed table; centres.csv has them all
+SCALABLE = "k-means||"  # both libraries' name for it
 COPIES = 3  # of the features that live at once: as read, as fitted, and a distance's working space
 Floats = npt.NDArray[np.floating[Any]]
 
@@ -41,13 +44,35 @@ def starting_centres(sample: Floats, k: int, seed: int) -> Floats:
     return start
 
 
-def estimator(start: Floats, variance: float, options: argparse.Namespace) -> Any:
+def inertia_of(k: int, sample: Floats, seed: int) -> float:
+    """Return the inertia of the sample's best k-means of five; this runs on a worker."""
+    return float(sklearn.cluster.KMeans(k, n_init=5, random_state=seed).fit(sample).inertia_)
+
+
+def elbow(job: Job, sample: Floats) -> None:
+    """Find the sample's inertia for each k, a task each, and the k at the knee; write elbow.csv and elbow.png."""
+    ks = job.options.elbow
+    rows = job.client.scatter(sample, broadcast=True)
+    inertias = job.client.gather(job.client.map(inertia_of, ks, sample=rows, seed=job.options.seed, pure=False))
+    best = knee.farthest(ks, inertias)
+    job.result["elbow"] = {"rows": len(sample), "k": ks, "inertia": inertias, "suggested_k": best, "rule": knee.RULE}
+    job.note(f"The elbow of {len(sample):,} sampled rows is at k = {best} (the {knee.RULE}).")
+    job.write_text("elbow.csv", pd.DataFrame({"k": ks, "inertia": inertias}).to_csv(index=False))
+    drawn, (axes,) = picture.figure(f"k-means: the elbow is at k = {best} ({len(sample):,} sampled rows)", height=4.8)
+    axes.plot([ks[0], ks[-1]], [inertias[0], inertias[-1]], color="#999999", linewidth=1, linestyle="--")
+    axes.plot(ks, inertias, marker="o")
+    axes.scatter([best], [inertias[ks.index(best)]], s=230, facecolors="none", edgecolors="black", zorder=3)
+    axes.set(xlabel="k, clusters", ylabel="inertia of the sample", ylim=(0, None), xticks=ks)
+    picture.save(job, "elbow.png", drawn)
+
+
+def estimator(start: Floats | str, variance: float, options: argparse.Namespace) -> Any:
     """Choose the library by what arrays are made of; --tol is relative as in scikit-learn, theirs is absolute."""
     model = backend.pick("dask_ml.cluster.KMeans", "cuml.dask.cluster.KMeans")
     # cuML also stops when inertia falls by less than tol of itself, so tol stays below 1; both refuse 0.
     tol = max(options.tol * (min(variance, 1.0) if backend.on_gpu() else variance), 1e-300)
     return model(
-        n_clusters=len(start), init=start, n_init=1, max_iter=options.max_iter, tol=tol, random_state=options.seed
+        n_clusters=options.k, init=start, n_init=1, max_iter=options.max_iter, tol=tol, random_state=options.seed
     )
 
 
@@ -98,9 +123,16 @@ def work(job: Job) -> None:
             raise RefusedError(
                 f"{source.where}: {len(sample):,} sampled rows are {distinct} points. Lower --k to {distinct}."
             )
-        start = starting_centres(sample, k, options.seed)
+        if options.elbow and options.elbow[-1] >= distinct:
+            raise RefusedError(
+                f"--elbow {options.elbow[-1]} needs more than the sample's {distinct:,} points. Lower it."
+            )
+        start = options.init if options.init == SCALABLE else starting_centres(sample, k, options.seed)
         model = estimator(start, float(sample.var(axis=0, dtype="float64").mean()), options)
         backend.import_everywhere(job.client, type(model).__module__)
+    if options.elbow:
+        with job.phase("elbow"):
+            elbow(job, sample[:: -(-len(sample) // DRAWN)])
     with job.phase("fit"):
         model.fit(x)
         found = backend.to_numpy(model.cluster_centers_)
@@ -151,12 +183,29 @@ def show(known: dict[str, Any]) -> None:
     print()
 
 
+def several(text: str) -> list[int]:
+    """Read values of k, as 2-12 or 2,4,8: three at least, for a knee needs both sides.
+
+    Raises
+    ------
+    argparse.ArgumentTypeError
+        For anything else.
+    """
+    first, dash, last = text.partition("-")
+    ks = list(range(job.count(first), job.count(last) + 1)) if dash else sorted({*map(job.count, text.split(","))})
+    if len(ks) < 3:
+        raise argparse.ArgumentTypeError(f"{text!r} is not three or more values of k, as 2-12 or 2,4,8")
+    return ks
+
+
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = job.parser("kmeans", __doc__, rows=200_000)
     add = parser.add_argument
     add("--columns", type=job.names, default=[], help="features: a,b,c (default: all, if numeric)")
     add("--features", type=job.count, help="features of made data (default 2)")
     add("--k", type=job.count, default=8, help="clusters (default 8)")
+    add("--elbow", type=several, help="also find the inertia for these k, on the sample: 2-12 or 2,4,8")
+    add("--init", choices=("sample", SCALABLE), default="sample", help="how to start, see above (default sample)")
     add("--max-iter", type=job.count, default=300, help="most iterations (default 300)")
     add("--tol", type=float, default=1e-8, help="least squared move, relative to the variance (default 1e-8)")
     options = parser.parse_args(arguments)

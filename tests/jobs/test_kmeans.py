@@ -18,7 +18,7 @@ from distributed import Client
 
 import hpcml
 import kmeans
-from gallery import datasets, kinds, models
+from gallery import datasets, kinds, knee, models
 from tests.jobs.job_tests import Refused, RunJob
 
 JOBS = pathlib.Path(kmeans.__file__).parent
@@ -78,6 +78,30 @@ def test_made_blobs_are_found_again(run: Run) -> None:
     metrics, _, _ = run(None, "--rows", "4000", "--k", "6")
     assert metrics["truth_distance"] < 0.2
     assert metrics["silhouette"] > 0.5
+
+
+def test_the_elbow_is_scikit_learns_inertia_of_the_sample(run_job: RunJob, blobs: pathlib.Path) -> None:
+    result, out = run_job(kmeans, "--data", blobs, "--k", "5", "--elbow", "2-9")
+    elbow, rows = result["elbow"], table(blobs).to_numpy()
+    assert (elbow["rows"], elbow["k"], elbow["suggested_k"]) == (6_000, list(range(2, 10)), 5)
+    expected = [sklearn.cluster.KMeans(k, n_init=5, random_state=0).fit(rows).inertia_ for k in (2, 9)]
+    np.testing.assert_allclose([elbow["inertia"][0], elbow["inertia"][-1]], expected, rtol=1e-9)
+    np.testing.assert_allclose(pd.read_csv(out / "elbow.csv")["inertia"], elbow["inertia"])
+    assert (out / "elbow.png").exists()
+
+
+def test_the_libraries_own_start_reaches_the_same_inertia(run: Run, blobs: pathlib.Path) -> None:
+    metrics = run(blobs, "--k", "5", "--init", "k-means||")[0]
+    reference = sklearn.cluster.KMeans(5, n_init=5, random_state=0).fit(table(blobs).to_numpy())
+    assert metrics["inertia"] == pytest.approx(reference.inertia_, rel=1e-3)
+
+
+def test_the_knee_is_where_the_curve_is_farthest_from_its_chord() -> None:
+    assert knee.farthest([1, 2, 3, 4, 10], [100, 60, 10, 9, 0]) == 3
+    assert knee.farthest([0, 1, 2, 3], [0, 0, 0, 9]) == 2
+    assert knee.farthest([5, 6, 7], [3, 2, 1]) == 5
+    with pytest.raises(ValueError, match="three points"):
+        knee.farthest([1, 2], [2, 1])
 
 
 def test_centres_do_not_depend_on_partitions_or_format(run: Run, blobs: pathlib.Path, tmp_path: pathlib.Path) -> None:
@@ -177,6 +201,9 @@ def test_refusals_of_data(refused: Refused, tmp_path: pathlib.Path) -> None:
     assert "9 sampled rows are 1 points. Lower --k to 1." in refused(
         kmeans, "--data", tmp_path / "same.parquet", "--k", "2"
     )
+    assert "--elbow 9 needs more than the sample's 3 points. Lower it." in refused(
+        kmeans, "--data", tmp_path / "few.parquet", "--k", "2", "--elbow", "2-9"
+    )
     assert "not numeric: name, yes. Give --columns a,b." in refused(kmeans, "--data", tmp_path / "mixed.parquet")
     assert "not numeric: name. Give --columns a,b." in refused(
         kmeans, "--data", tmp_path / "mixed.parquet", "--columns", "a,name"
@@ -195,7 +222,16 @@ def test_refusals_of_data(refused: Refused, tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--k", "0"], ["--k", "two"], ["--tol", "1"], ["--seed", "-1"], ["--data", "x", "--features", "5"]]
+    "arguments",
+    [
+        ["--k", "0"],
+        ["--k", "two"],
+        ["--tol", "1"],
+        ["--seed", "-1"],
+        ["--data", "x", "--features", "5"],
+        ["--elbow", "2-3"],
+        ["--elbow", "2,x,4"],
+    ],
 )
 def test_refusals_of_options(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
