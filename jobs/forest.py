@@ -48,7 +48,7 @@ def fit(job: Job, model: Any, x: Any, y: Any) -> Any:
     """Fit and return the model: cuML's on all GPUs at once, scikit-learn's by a task for some trees each."""
     if backend.on_gpu():
         return model.fit(x, y)
-    memory.admit(job, COPIES_ON_EACH * x.nbytes, "a forest's training data", on_each=True)
+    memory.admit_one(job, COPIES_ON_EACH * x.nbytes, "A forest's training data", "Give fewer rows")
     rows, target = (dask.delayed(np.concatenate)(list(part.to_delayed().ravel())) for part in (x, y))
     parts = min(job.options.trees, 4 * job.threads)  # several for each thread, as trees differ in size
     grown = [

@@ -66,7 +66,7 @@ def fit(job: Job, model: Any, x: Any, y: Any) -> Any:
     if backend.on_gpu():
         return model.fit(x, y.astype(x.dtype))
     if job.options.what == "logistic":
-        memory.admit(job, COPIES_ON_ONE * x.nbytes, "logistic regression on one worker", on_each=True)
+        memory.admit_one(job, COPIES_ON_ONE * x.nbytes, "Logistic regression", "Give fewer rows")
         blocks = [list(part.to_delayed().ravel()) for part in (x, y.astype("int32"))]
         return dask.delayed(_fit_whole)(model, *blocks).compute()
     small, answers, x_mean, y_mean = triangle(x.astype("float64"), y.astype("float64"))

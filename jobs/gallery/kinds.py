@@ -132,4 +132,33 @@ class Classification(Features):
         return {**super().truth(), "target": "y", "classes": self.classes, "centres": self.blobs.centres.tolist()}
 
 
-KINDS: dict[str, Any] = {kind.name: kind for kind in (Blobs, Regression, Classification)}
+class Moons(Kind):
+    """Pairs of half-moons that no straight line parts, in a share of uniform noise; label is the moon, -1 noise."""
+
+    name = "moons"
+    SPREAD = 0.06  # of a moon's line; a moon's radius is 1
+
+    def __init__(self, *, seed: int = 0, pairs: int = 3, noise: float = 0.03, dtype: str = "float64") -> None:
+        super().__init__(seed=seed)
+        self.pairs, self.noise, self.dtype = pairs, noise, dtype
+
+    def schema(self) -> pa.Schema:
+        coordinate = pa.from_numpy_dtype(np.dtype(self.dtype))
+        return pa.schema([("x0", coordinate), ("x1", coordinate), ("label", pa.int32())])
+
+    def draw(self, rng: np.random.Generator, rows: int) -> dict[str, Any]:
+        label = rng.integers(2 * self.pairs, size=rows)
+        angle, lower = rng.uniform(0, np.pi, rows), label % 2 == 1
+        across = np.where(lower, 1 - np.cos(angle), np.cos(angle)) + 4.0 * (label // 2)
+        up = np.where(lower, 0.5 - np.sin(angle), np.sin(angle))
+        x = np.column_stack([across, up]) + rng.standard_normal((rows, 2)) * self.SPREAD
+        stray = rng.random(rows) < self.noise
+        x[stray] = rng.uniform([-1.5, -1.25], [4 * self.pairs - 1.5, 1.75], (rows, 2))[stray]
+        x = x.astype(self.dtype)
+        return {"x0": x[:, 0], "x1": x[:, 1], "label": np.where(stray, -1, label).astype("int32")}
+
+    def truth(self) -> dict[str, Any]:
+        return {"label": "label", "clusters": 2 * self.pairs, "noise": self.noise, "dtype": self.dtype}
+
+
+KINDS: dict[str, Any] = {kind.name: kind for kind in (Blobs, Regression, Classification, Moons)}

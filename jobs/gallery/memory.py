@@ -69,7 +69,7 @@ def capacity(client: Any) -> Capacity:
     return Capacity(nodes, len(known), sum(limit for _, _, limit, _ in known), sum(disks.values()))
 
 
-def admit(job: Job, need: int, what: str, *, on_each: bool = False) -> None:
+def admit(job: Job, need: int, what: str) -> None:
     """Let a job go on, say that it will spill, or refuse it with the number of nodes that it would need.
 
     Parameters
@@ -78,9 +78,6 @@ def admit(job: Job, need: int, what: str, *, on_each: bool = False) -> None:
         Bytes that live at the same time, working copies included: an honest estimate of the job.
     what
         The data, as a message calls it.
-    on_each
-        Whether a single worker needs it all, as where an estimator works on one, or each on a copy: more nodes are
-        then no remedy.
 
     Raises
     ------
@@ -88,9 +85,6 @@ def admit(job: Job, need: int, what: str, *, on_each: bool = False) -> None:
         It cannot fit, even with spilling; unless ``--any-size`` says to try.
     """
     has = capacity(job.client)
-    if on_each:
-        _admit_on_each(job, need, what, has.memory // max(has.workers, 1))
-        return
     job.result |= {"memory_needed": need, "memory": has.memory, "nodes": has.nodes}
     if not has.memory or need <= has.usable:  # workers without a limit tell nothing
         return
@@ -106,11 +100,33 @@ def admit(job: Job, need: int, what: str, *, on_each: bool = False) -> None:
     )
 
 
-def _admit_on_each(job: Job, need: int, what: str, has: int) -> None:
-    job.result |= {"memory_needed_per_worker": need, "memory_per_worker": has}
-    if has and need > has * FULL and not job.options.any_size:
-        raise RefusedError(f"{what} needs {size(need)} in each worker, which has {size(has)}: more nodes don't help. "
-                           "Ask for fewer, larger workers, give fewer rows, or try it with --any-size.")  # fmt: skip
+def admit_one(job: Job, need: int, what: str, advice: str) -> None:
+    """Let a job go on that brings all its data to one worker, or to each of them, or refuse it: more nodes do not help.
+
+    Parameters
+    ----------
+    need
+        Bytes on that worker; one array cannot be spilled while it is worked on, so they must be in its memory.
+    what
+        The data, as a message calls it.
+    advice
+        What to do instead, without a stop: "Lower --eps".
+
+    Raises
+    ------
+    RefusedError
+        One worker cannot hold it; unless ``--any-size`` says to try.
+    """
+    has = capacity(job.client)
+    each = has.memory // max(has.workers, 1)
+    job.result |= {"memory_needed": need, "memory_of_one": each, "nodes": has.nodes}
+    if not each or need <= each or job.options.any_size:  # workers without a limit tell nothing
+        return
+    kind = "GPU" if backend.on_gpu() else "worker"
+    raise RefusedError(
+        f"{what} needs {size(need)} on one {kind}, {need / each:.1f} times its memory ({size(each)}); more nodes "
+        f"do not help. {advice}, or try it with --any-size."
+    )
 
 
 def size(number: float) -> str:
