@@ -113,7 +113,8 @@ class Gpu(NamedTuple):
     """GPU workers: dask-cuda's options by their names, and the CUDA that the site's driver can run (``12``, ``13``).
 
     Amounts of memory are sizes (``40G``), fractions of the GPU's memory (``0.8``), ``none``, and for the pool
-    ``auto``.
+    ``auto``. ``gds`` is how cuDF reads files: by GPUDirect Storage (``on``), by way of the host (``off``), or as KvikIO
+    finds the machine (``auto``).
     """
 
     cuda: str = "any"
@@ -128,6 +129,7 @@ class Gpu(NamedTuple):
     device_memory_limit: str = "0.8"
     cudf_spill: bool = False
     cudf_spill_stats: int = 0
+    gds: str = "auto"
     pre_import: tuple[str, ...] = ()
 
 
@@ -227,6 +229,7 @@ CHOICES = {
     "runtime.stage": ("none", "sbcast", "copy"),
     "workers.on_loss": ("continue", "fail"),
     "gpu.cuda": ("any", "12", "13"),
+    "gpu.gds": ("auto", "on", "off"),
     "network.protocol": ("auto", "tls", "ucx"),
     "network.nic_affinity": ("auto", "pcie", "off"),
     "fabric.require": ("none", "warn", "rdma"),

@@ -9,6 +9,12 @@ from hpcml.jobs import JobSpec
 from hpcml.schema import Site
 
 _PROTOCOLS = {"": "", "auto": "auto", "ucx": "ucx", "tls": "tls", "tcp": "tls"}  # TCP is always with TLS
+# KvikIO's own names (docs.rapids.ai, kvikio, Runtime Settings); "auto" is KvikIO's default, so nothing is said.
+_GDS: dict[str, tuple[tuple[str, str], ...]] = {
+    "auto": (),
+    "on": (("KVIKIO_COMPAT_MODE", "OFF"), ("LIBCUDF_CUFILE_POLICY", "KVIKIO")),
+    "off": (("KVIKIO_COMPAT_MODE", "ON"),),
+}
 _LIBRARIES = ("cupy", "torch")  # those whose allocator dask-cuda can replace by RMM's
 
 
@@ -121,4 +127,4 @@ def shared_environment(site: Site, gpus: int, asked: str) -> tuple[tuple[str, st
     spill = (("CUDF_SPILL", "on"), ("DASK_CUDF_SPILL_WARNING", "False")) if site.gpu.cudf_spill else ()
     # The other half of what hpcml.inside.topology chooses: every connection is opened by the name of one interface.
     opened = (("UCX_SOCKADDR_TLS_PRIORITY", "tcp"),) if site.network.nic_affinity == "pcie" else ()
-    return (("RAPIDS_NO_INITIALIZE", "1"), *quiet, *interface, *opened, *spill)
+    return (("RAPIDS_NO_INITIALIZE", "1"), *quiet, *interface, *opened, *spill, *_GDS[site.gpu.gds])
