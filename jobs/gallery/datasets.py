@@ -1,8 +1,8 @@
 """Write data sets of any size whose truth is known: the frame of the generators; what they draw is in gallery/kinds.py.
 
 Rows are drawn in blocks of 65,536, each by its own generator (seed, block). So the same kind, seed and shape give the
-same rows in the same order, however many partitions there are and however many workers write. A block is written before
-the next is drawn: memory holds a block, not a partition.
+same rows in the same order, however many partitions there are and however many workers write. Blocks are written by
+row groups of 128 MB: memory holds a row group, not a partition, and a reader's requests are large.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from gallery.kinds import KINDS, Kind
 BLOCK = 65_536  # part of the format: another number gives other data for the same seed
 FORMATS = ("parquet", "csv", "json", "orc")
 PARTITION = 1_000_000_000  # bytes in memory: the size that RAPIDS advises for a GPU
+GROUP = 128_000_000  # bytes in memory of a Parquet row group: large reads, and small enough to be a worker's share
 ENOUGH = 4  # partitions at least, so that four threads have work
 
 
@@ -43,8 +44,8 @@ def write_part(path: str, start: int, stop: int, seed: int, kind: Kind) -> int:
                 writer.write(table)
     else:
         with writers[form](path, schema) as writer:
-            for table in _blocks(kind, schema, start, stop, seed):
-                writer.write_table(table)
+            for table in _groups(_blocks(kind, schema, start, stop, seed)):
+                writer.write_table(table, len(table))
     return pathlib.Path(path).stat().st_size
 
 
@@ -54,6 +55,18 @@ def _blocks(kind: Kind, schema: pa.Schema, start: int, stop: int, seed: int) -> 
         first = block * BLOCK
         table = pa.table([pa.array(columns[field.name], field.type, from_pandas=True) for field in schema], schema)
         yield table.slice(max(start - first, 0), min(stop - first, BLOCK) - max(start - first, 0))
+
+
+def _groups(blocks: Any) -> Any:
+    """Yield tables of about GROUP bytes each, put together of blocks."""
+    group: list[pa.Table] = []
+    for block in blocks:
+        group.append(block)
+        if sum(table.nbytes for table in group) >= GROUP:
+            yield pa.concat_tables(group)
+            group = []
+    if group:
+        yield pa.concat_tables(group)
 
 
 def write(
@@ -90,7 +103,7 @@ def write(
     return sum(sizes)
 
 
-def made(job: Job, kind: str, *, name: str = "", rows: int = 0, **shape: Any) -> str:
+def made(job: Job, kind: str, *, name: str = "", rows: int = 0, form: str = "parquet", **shape: Any) -> str:
     """Write a data set into the results' folder for a job that was given none; return its path for ``inputs``.
 
     Parameters
@@ -107,7 +120,7 @@ def made(job: Job, kind: str, *, name: str = "", rows: int = 0, **shape: Any) ->
     total = rows or job.rows
     row_bytes = max(sum(drawn.row_bytes().values()), 1)
     partitions = min(total, max(ENOUGH, job.threads, -(-total * row_bytes // 64_000_000)))
-    write(folder, drawn, rows=total, partitions=partitions, seed=job.options.seed, client=job.client)
+    write(folder, drawn, rows=total, partitions=partitions, form=form, seed=job.options.seed, client=job.client)
     return str(folder)
 
 

@@ -221,6 +221,11 @@ def is_numeric(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
+def is_text(kind: pa.DataType) -> bool:
+    """Whether an Arrow type is text."""
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
 def float_type(source: Source, columns: list[str]) -> str:
     """Return "float32" if that holds the columns' types exactly enough for NumPy's rules, else "float64"."""
     text = source.kind in ("csv", "json")

@@ -161,4 +161,90 @@ class Moons(Kind):
         return {"label": "label", "clusters": 2 * self.pairs, "noise": self.noise, "dtype": self.dtype}
 
 
-KINDS: dict[str, Any] = {kind.name: kind for kind in (Blobs, Regression, Classification, Moons)}
+class Taxi(Kind):
+    """Trips shaped like New York's taxi records, with missing, impossible and mistyped values among them.
+
+    Parameters
+    ----------
+    zones
+        Zones of the town; the n-th is picked in proportion to 1/n (Zipf).
+    noise
+        The share of rows with something impossible: a fifth each for every one of :attr:`FAULTS`.
+    """
+
+    name = "taxi"
+    FAULTS = ("negative fare", "no distance", "dropoff before pickup", "absurd distance", "no fare")
+    FIRST, SECONDS = np.datetime64("2025-01-01", "us"), 365 * 86_400
+    PAYMENTS = ("card", "cash", "no charge", "dispute")
+
+    def __init__(self, *, seed: int = 0, zones: int = 265, noise: float = 0.02) -> None:
+        super().__init__(seed=seed)
+        self.zones, self.noise = zones, noise
+        weights = 1 / np.arange(1, zones + 1)
+        self.steps = np.cumsum(weights / weights.sum())
+
+    def schema(self) -> pa.Schema:
+        moments = [("pickup", pa.timestamp("us")), ("dropoff", pa.timestamp("us"))]
+        counts = [("passenger_count", pa.float64()), ("trip_distance", pa.float64())]
+        places = [("pickup_zone", pa.int32()), ("dropoff_zone", pa.int32()), ("payment", pa.string())]
+        money = [("fare", pa.float64()), ("tip", pa.float64()), ("total", pa.float64())]
+        return pa.schema([*moments, *counts, *places, *money])
+
+    def draw(self, rng: np.random.Generator, rows: int) -> dict[str, Any]:
+        hours = np.concatenate([np.full(6, 0.35), np.full(10, 1.0), np.full(5, 1.6), np.full(3, 0.9)])
+        hour = rng.choice(24, size=rows, p=hours / hours.sum())
+        start = rng.integers(self.SECONDS // 86_400, size=rows) * 86_400 + hour * 3_600 + rng.integers(3_600, size=rows)
+        distance = np.round(rng.lognormal(0.6, 0.85, rows), 2) + 0.1
+        duration = np.maximum(distance / rng.normal(11, 2, rows).clip(4) * 3_600, 60).astype("int64")
+        fare = np.round(3 + 2.2 * distance + duration / 150, 2)
+        payment = rng.choice(len(self.PAYMENTS), size=rows, p=(0.7, 0.26, 0.03, 0.01))
+        tip = np.round(np.where(payment == 0, fare * rng.normal(0.2, 0.05, rows).clip(0), 0), 2)
+        passengers = rng.choice(7, size=rows, p=(0.01, 0.7, 0.16, 0.05, 0.03, 0.03, 0.02)).astype("float64")
+        passengers[rng.random(rows) < 0.03] = np.nan
+        fault = np.where(rng.random(rows) < self.noise, rng.integers(len(self.FAULTS), size=rows), -1)
+        fare = np.select([fault == 0, fault == 4], [-fare, np.nan], fare)
+        distance = np.select([fault == 1, fault == 3], [0.0, distance * 10_000], distance)
+        stop = np.where(fault == 2, start - duration, start + duration)
+        zones = [np.searchsorted(self.steps, rng.random(rows)).clip(max=self.zones - 1) + 1 for _ in range(2)]
+        return {
+            "pickup": self.FIRST + start * np.timedelta64(1_000_000, "us"),
+            "dropoff": self.FIRST + stop * np.timedelta64(1_000_000, "us"),
+            "passenger_count": passengers, "trip_distance": np.round(distance, 2),
+            "pickup_zone": zones[0], "dropoff_zone": zones[1], "payment": np.array(self.PAYMENTS)[payment],
+            "fare": fare, "tip": tip, "total": np.round(fare + tip, 2),
+        }  # fmt: skip
+
+    def truth(self) -> dict[str, Any]:
+        return {"zones": self.zones, "faults": dict.fromkeys(self.FAULTS, self.noise / len(self.FAULTS))}
+
+
+class Keys(Kind):
+    """A table to join: a key with so many distinct values, all as likely, and a whole-numbered payload."""
+
+    name = "keys"
+
+    def __init__(self, *, seed: int = 0, distinct: int = 5_000_000) -> None:
+        super().__init__(seed=seed)
+        self.distinct = distinct
+
+    def schema(self) -> pa.Schema:
+        return pa.schema([("key", pa.int64()), ("payload", pa.int64())])
+
+    def draw(self, rng: np.random.Generator, rows: int) -> dict[str, Any]:
+        return {"key": rng.integers(self.distinct, size=rows), "payload": rng.integers(1_000, size=rows)}
+
+    def truth(self) -> dict[str, Any]:
+        return {"distinct": self.distinct}
+
+
+KINDS: dict[str, Any] = {
+    kind.name: kind
+    for kind in (
+        Blobs,
+        Regression,
+        Classification,
+        Moons,
+        Taxi,
+        Keys,
+    )
+}

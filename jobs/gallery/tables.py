@@ -11,9 +11,11 @@ import dask.dataframe as dd
 import numpy as np
 from distributed.comm.core import CommClosedError
 
-from gallery import backend
-from gallery.inputs import DAMAGED, Source, first_line
+from gallery import backend, partitions
+from gallery.inputs import DAMAGED, Source, first_line, is_numeric
 from gallery.job import Job, RefusedError, whole_folder
+
+FOOTERS = 64  # files whose Parquet footers a task reads
 
 
 @contextlib.contextmanager
@@ -37,18 +39,38 @@ def reading(source: Source) -> Iterator[None]:
         ) from error
 
 
-def read(source: Source, columns: list[str], dtype: str | None = None) -> Any:
-    """Return some columns of a data set as a lazy Dask frame, all of one type if ``dtype`` is given."""
+def read(source: Source, columns: list[str], dtype: str | None = None, *, job: Job | None = None) -> Any:
+    """Return some columns of a data set as a lazy Dask frame, all of one type if ``dtype`` is given.
+
+    With a ``job``, partitions are of the size that suits its workers (:mod:`gallery.partitions`), and what stands
+    against that is noted in the result; without one they are of Dask's own sizes. Parquet is read with Arrow's
+    pre-buffering: the columns that lie side by side in a row group arrive by one read of up to 32 MiB.
+    """
     files = list(source.files)
+    size = partitions.block(job, source, columns) if job else None
     if source.kind == "parquet":
-        frame: Any = dd.read_parquet(files, columns=columns, index=False)
-    elif source.kind == "csv":
-        frame = dd.read_csv(files, usecols=columns, dtype=dict.fromkeys(columns, dtype) if dtype else None)[columns]
+        sized: dict[str, Any] = {"blocksize": size, "aggregate_files": True} if size else {}
+        if len(files) > FOOTERS:
+            sized["metadata_task_size"] = FOOTERS  # else the driver alone reads all footers
+        frame: Any = dd.read_parquet(files, columns=columns, index=False, **sized)
+        return frame.astype(dtype) if dtype else frame
+    blocks = {"blocksize": size} if size else {}
+    known = {name: _numeric_type(source.types[name]) for name in columns}
+    types = dict.fromkeys(columns, dtype) if dtype else {name: kind for name, kind in known.items() if kind}
+    if source.kind == "csv":
+        frame = dd.read_csv(files, usecols=columns, dtype=types or None, **blocks)[columns]
     elif source.kind == "orc":
         frame = dd.read_orc(files, columns=columns)
     else:
-        frame = dd.read_json(files, lines=True)[columns]
+        frame = dd.read_json(files, lines=True, **blocks)[columns].astype(types)
+    if size and frame.npartitions > 2 * (fitting := max(source.bytes // size, job.threads if job else 1)):
+        frame = frame.repartition(npartitions=fitting)
     return frame.astype(dtype) if dtype else frame
+
+
+def _numeric_type(kind: Any) -> str | None:
+    """Return the type that a text file's column of numbers is read as, None for what is no number."""
+    return str(np.dtype(kind.to_pandas_dtype())) if is_numeric(kind) else None
 
 
 def arrays(
@@ -70,7 +92,7 @@ def arrays(
     """
     columns = [*features, *([target] if target else [])]
     with reading(source):
-        frame = read(source, columns, dtype)
+        frame = read(source, columns, dtype, job=job)
         both: Any = frame.fillna(np.nan).to_dask_array().persist()  # fillna: cuDF's nulls become NaN
         both.compute_chunk_sizes()
         rows, usable = len(both), da.isfinite(both).all(axis=1)

@@ -19,7 +19,8 @@ from tests.jobs.job_tests import Refused, RunJob
 
 @pytest.fixture(scope="session")
 def client() -> Iterator[Client]:
-    cluster = LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0")
+    no_page: dict[str, Any] = {"dashboard_address": "127.0.0.1:0", "scheduler_kwargs": {"dashboard": False}}
+    cluster = LocalCluster(n_workers=2, threads_per_worker=1, processes=False, **no_page)
     with cluster, Client(cluster) as client:
         yield client
 
