@@ -16,6 +16,8 @@ Floats = npt.NDArray[np.floating[Any]]
 # Colour-blind safe: Okabe and Ito's, its yellow and black replaced by shades that show on white.
 OKABE_ITO = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#332288", "#B8A900"]
 
+LANES = 40  # threads in a timeline
+
 
 def flatten(sample: Floats, centres: Floats, features: list[str]) -> tuple[Floats, Floats, list[str]]:
     """Return points and centres in two dimensions, and what the axes are."""
@@ -28,10 +30,17 @@ def flatten(sample: Floats, centres: Floats, features: list[str]) -> tuple[Float
     return (sample - middle) @ directions[:2].T, (centres - middle) @ directions[:2].T, names
 
 
-def figure(title: str, *, panels: int = 1, height: float = 6.4) -> tuple[Figure, list[Any]]:
-    """Return a figure and its panels, side by side, in the gallery's style; the title says what was found."""
-    drawn = Figure(figsize=(8 if panels == 1 else 5.6 * panels, height), dpi=150, layout="constrained")
-    axes = list(drawn.subplots(1, panels, squeeze=False)[0])
+def figure(title: str, *, panels: int = 1, rows: int = 1, height: float = 6.4) -> tuple[Figure, list[Any]]:
+    """Return a figure and its panels, side by side, in the gallery's style; the title says what was found.
+
+    Parameters
+    ----------
+    panels
+        Side by side, in each of ``rows`` rows of this ``height`` in inches.
+    """
+    width = 8 if panels == 1 else (5.6 if rows == 1 else 4.6) * panels
+    drawn = Figure(figsize=(width, height * rows), dpi=150, layout="constrained")
+    axes = list(drawn.subplots(rows, panels, squeeze=False).ravel())
     drawn.suptitle(title, x=0.01, ha="left", fontsize=12)
     for one in axes:
         one.spines[["top", "right"]].set_visible(False)
@@ -46,6 +55,36 @@ def save(job: Job, name: str, drawn: Figure) -> None:
     """Write a figure into the results, whole or not at all."""
     with job.file(name) as path:
         drawn.savefig(path)
+
+
+def matrix(drawn: Figure, axes: Any, values: Any, title: str) -> None:
+    """Draw a frame of values from -1 to 1 as a coloured square with its names."""
+    image = axes.imshow(values, vmin=-1, vmax=1, cmap="RdBu_r")
+    ticks = range(len(values))
+    axes.set(title=title, xticks=ticks, yticks=ticks, yticklabels=values.index)
+    axes.set_xticklabels(values.columns, rotation=90)
+    axes.grid(visible=False)
+    drawn.colorbar(image, ax=axes, shrink=0.8)
+
+
+def spans(tasks: list[dict[str, Any]]) -> list[tuple[tuple[str, int], float, float]]:
+    """Return what a task stream of Dask says was computed: the thread, start and stop in seconds from the first on."""
+    known = [((task["worker"], task["thread"]), span["start"], span["stop"])
+             for task in tasks for span in task["startstops"] if span["action"] == "compute"]  # fmt: skip
+    begin = min((start for _, start, _ in known), default=0.0)
+    return [(thread, start - begin, stop - begin) for thread, start, stop in known]
+
+
+def timeline(axes: Any, tasks: list[dict[str, Any]]) -> None:
+    """Draw when each thread of the workers computed, of a task stream of Dask; of many, the first threads."""
+    known = spans(tasks)
+    threads = {thread: lane for lane, thread in enumerate(sorted({thread for thread, *_ in known}))}
+    shown = [(threads[thread], start, stop) for thread, start, stop in known if threads[thread] < LANES]
+    lanes, starts, stops = (np.array(column) for column in zip(*shown, strict=True)) if shown else ((), (), ())
+    colour = [OKABE_ITO[int(lane) % len(OKABE_ITO)] for lane in lanes]
+    axes.barh(lanes, np.subtract(stops, starts), left=starts, height=0.8, color=colour or None, linewidth=0)
+    many = f"{LANES} of {len(threads)}" if len(threads) > LANES else f"{len(threads)}"
+    axes.set(xlabel="seconds", ylabel="thread", title=f"tasks of {many} threads")
 
 
 def colours(k: int) -> list[str]:

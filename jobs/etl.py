@@ -1,0 +1,239 @@
+"""Extract, transform, load on a Dask cluster: an example, an acceptance test and a benchmark in one file.
+
+Reads CSV, Parquet, JSON lines or ORC (or makes taxi trips), then: one aggregate straight from the files, a description
+of every column, cleaning by rules, counts of values, correlation, encoding, groups, Parquet out. Writes into --out:
+result.json, describe.csv, correlation.csv, groups.csv, etl.png (the data at a glance) and clean/ (Parquet: rows that
+break no rule, text as codes, and hour, weekday and minutes of a trip).
+
+    python jobs/etl.py --rows 1_000_000                                           a laptop: made trips, seconds
+    python jobs/etl.py --data 'trips/*.csv' --by passenger_count --value fare     a laptop: your data
+    hpcml submit --nodes 2 jobs/etl.py --rows 120_000_000                         a cluster: 10 GB of CSV
+
+The aggregate, --by's groups and --value's mean, is timed by itself from the files on: its GB/s are the files' bytes (of
+Parquet the columns' uncompressed bytes) by the phase's seconds, reading, parsing and grouping included. Rows with a
+missing value or one that a rule calls impossible are counted per rule and left out; a row can break several.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import dask
+import dask.array as da
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from gallery import backend, datasets, inputs, job, memory, partitions, picture, tables
+from gallery.inputs import Source
+from gallery.job import Job, RefusedError
+
+COPIES = 3  # of the rows that live at once: as read, cleaned, and a task's working space
+BINS, TOP, DRAWN = 40, 12, 3  # of a histogram; values in a count; histograms in the picture
+CATEGORIES = 1_000  # distinct texts that are encoded, at most
+TIMES = ["pickup", "dropoff"]
+
+
+class Rule(NamedTuple):
+    """What is impossible: a name, the columns it looks at, and the test, true for a bad row."""
+
+    name: str
+    columns: tuple[str, ...]
+    broken: Callable[[Any], Any]
+
+
+RULES = (
+    Rule("dropoff not after pickup", ("pickup", "dropoff"), lambda trips: trips["dropoff"] <= trips["pickup"]),
+    Rule("no distance", ("trip_distance",), lambda trips: trips["trip_distance"] <= 0),
+    Rule("distance above 200 miles", ("trip_distance",), lambda trips: trips["trip_distance"] > 200),
+    Rule("fare not above 0", ("fare",), lambda trips: trips["fare"] <= 0),
+)
+
+
+def aggregate(job: Job, source: Source, by: str, value: str) -> Any:
+    """Return the mean of a column by the values of another, straight from the files; nothing is kept."""
+    frame = tables.read(source, list(dict.fromkeys([by, value])), job=job)
+    return backend.to_numpy(frame.groupby(by, dropna=True)[value].mean().compute()).sort_index()
+
+
+def bytes_read(source: Source, columns: list[str]) -> int:
+    return sum(source.columns_bytes.get(name, 0) for name in columns) or source.bytes
+
+
+def read_all(job: Job, source: Source) -> Any:
+    """Return all columns, kept by the workers; moments that came as text become moments."""
+    frame = tables.read(source, list(source.types), job=job)
+    for name in TIMES:
+        if name in source.types and inputs.is_text(source.types[name]):
+            frame[name] = frame[name].astype("datetime64[us]")
+    return frame.persist()
+
+
+def describe(frame: Any, numeric: list[str]) -> pd.DataFrame:
+    """Return a line per column: rows that have a value, and of numbers their moments and (approximate) quantiles."""
+    numbers = frame[numeric]
+    parts = dask.compute(frame.count(), numbers.mean(), numbers.std(), numbers.min(), numbers.max(),
+                         numbers.quantile([0.25, 0.5, 0.75]))  # fmt: skip
+    count, mean, std, low, high, quantiles = map(backend.to_numpy, parts)
+    about = {"count": count, "mean": mean, "std": std, "min": low}
+    about |= {f"{share:.0%}": quantiles.loc[share] for share in quantiles.index}
+    return pd.DataFrame({**about, "max": high}).loc[list(frame.columns)].rename_axis("column")
+
+
+def clean(frame: Any) -> tuple[Any, dict[str, int]]:
+    """Return the rows that break no rule, kept by the workers, and how many break each."""
+    columns = set(frame.columns)
+    rules = [Rule(f"{name} missing", (name,), functools.partial(_missing, name)) for name in frame.columns]
+    rules += [rule for rule in RULES if columns.issuperset(rule.columns)]
+    broken = [rule.broken(frame).fillna(value=False) for rule in rules]  # cuDF's nulls compare to null
+    kept = frame[~functools.reduce(operator.or_, broken)].persist()
+    counts = dask.compute(*(one.sum() for one in broken))
+    return kept, {rule.name: int(count) for rule, count in zip(rules, counts, strict=True) if count}
+
+
+def _missing(name: str, frame: Any) -> Any:
+    return frame[name].isnull()
+
+
+def correlation(frame: Any, numeric: list[str]) -> pd.DataFrame:
+    """Return Pearson's correlations of columns without missing values."""
+    x = frame[numeric].astype("float64").to_dask_array(lengths=True)
+    spread = x.std(axis=0)
+    z = (x - x.mean(axis=0)) / da.where(spread > 0, spread, np.nan)  # a constant column correlates with nothing
+    found = backend.to_numpy((z.T @ z / len(x)).compute())
+    return pd.DataFrame(found, numeric, numeric).rename_axis("column")
+
+
+def count(frame: Any, by: str, texts: list[str]) -> dict[str, dict[str, int]]:
+    """Return the most frequent values with their rows, of texts one more than would be encoded."""
+    lazy = {by: frame[by].value_counts(split_out=1).nlargest(TOP)}
+    lazy |= {name: frame[name].value_counts().nlargest(CATEGORIES + 1) for name in texts}
+    found = dict(zip(lazy, dask.compute(*lazy.values()), strict=True))
+    return {name: {str(key): int(rows) for key, rows in backend.to_numpy(some).items()} for name, some in found.items()}
+
+
+def encode(frame: Any, categories: dict[str, list[str]]) -> Any:
+    """Return the frame with texts as codes, in the texts' order, and with what models want to know of moments."""
+    for name, values in categories.items():
+        codes = {value: code for code, value in enumerate(values)}
+        frame[name] = frame[name].map(codes, meta=(name, "int64")).astype("int32")
+    if set(TIMES) <= set(frame.columns):
+        start, stop = (frame[name] for name in TIMES)
+        frame["hour"], frame["weekday"] = start.dt.hour.astype("int32"), start.dt.weekday.astype("int32")
+        frame["minutes"] = (stop - start).dt.total_seconds() / 60
+    return frame
+
+
+def histogram(series: Any, low: float, high: float) -> Any:
+    """Return a lazy count of rows by bin; what is above goes into the last."""
+    place = (series.clip(low, high) - low) * ((BINS - 1) / max(high - low, 1e-300))
+    return place.astype("int32").value_counts(split_out=1)
+
+
+def work(job: Job) -> None:
+    options, known = job.options, job.result
+    by, value = options.by, options.value
+    if options.data is None:
+        with job.phase("generate"):
+            options.data = datasets.made(job, "taxi", form=options.form)
+    with job.phase("look"):
+        source = inputs.survey(job.client, options.data, [])
+        if absent := [name for name in (by, value) if name not in source.types]:
+            raise RefusedError(f"{source.where} has no column {absent[0]}. Give --by and --value columns of the data.")
+        numeric, _ = inputs.numeric(source, [name for name, kind in source.types.items() if inputs.is_numeric(kind)])
+        if value not in numeric:
+            raise RefusedError(f"{source.where}: column {value} holds no numbers. Give --value a column of numbers.")
+        memory.admit(job, COPIES * partitions.in_memory(source, list(source.types)), source.where)
+        backend.import_everywhere(job.client, backend.tables().__name__)
+    with job.phase("aggregate"), tables.reading(source):
+        means = aggregate(job, source, by, value)
+        known["means"] = {
+            f"{group:g}" if isinstance(group, float) else str(group): mean for group, mean in means.items()
+        }
+    with job.phase("read"), tables.reading(source):
+        frame = read_all(job, source)
+        known |= {"files": len(source.files), "input_bytes": source.bytes, "rows_read": len(frame)}
+    with job.phase("describe"):
+        about = describe(frame, numeric)
+    with job.phase("clean"):
+        frame, known["broken"] = clean(frame)
+        known |= {"rows": len(frame), "rows_dropped": known["rows_read"] - len(frame)}
+        if not known["rows"]:
+            raise RefusedError(f"{source.where}: no row of {known['rows_read']:,} breaks no rule. Give --data others.")
+        job.write_text("describe.csv", about.to_csv())
+    with job.phase("count"):
+        texts = [name for name, kind in source.types.items() if inputs.is_text(kind) and name not in TIMES]
+        counted = count(frame, by, texts)
+        known["counts"] = {name: dict(list(found.items())[:TOP]) for name, found in counted.items()}
+    with job.phase("correlate"):
+        together = correlation(frame, numeric)
+        job.write_text("correlation.csv", together.to_csv())
+    with job.phase("encode"):
+        known["categories"] = {name: sorted(counted[name]) for name in texts if len(counted[name]) <= CATEGORIES}
+        frame = encode(frame, known["categories"])
+        key = "hour" if "hour" in frame.columns else by
+        whole = [name for name in numeric if pa.types.is_integer(source.types[name])]  # numbers of things, most often
+        drawn = list(dict.fromkeys([value, *(name for name in numeric if name not in (*whole, by)), *numeric]))[:DRAWN]
+        ends = frame[drawn].quantile([0.0, 0.99])
+        groups, ends = dask.compute(frame.groupby(key)[value].agg(["count", "mean", "min", "max"]), ends)
+        groups, ends = backend.to_numpy(groups).sort_index(), backend.to_numpy(ends)
+        job.write_text("groups.csv", groups.to_csv())
+        bins = dask.compute(*(histogram(frame[name], *ends[name]) for name in drawn))
+    with job.phase("write", last=True):
+        tables.write_parquet(job, frame, "clean")
+        shapes = {
+            name: (ends[name].to_numpy(), backend.to_numpy(found)) for name, found in zip(drawn, bins, strict=True)
+        }
+        draw(job, means, groups, shapes, together)
+    seconds = known["seconds"]
+    rates = {"aggregate": bytes_read(source, [by, value]), "read": source.bytes}
+    known["gigabytes_per_second"] = {name: round(size / 1e9 / seconds[name], 4) for name, size in rates.items()}
+
+
+def draw(job: Job, means: Any, groups: Any, shapes: dict[str, Any], together: pd.DataFrame) -> None:
+    """Write the data at a glance: small multiples of the aggregate, columns, counts, faults and correlations."""
+    known, (by, value) = job.result, (job.options.by, job.options.value)
+    rows, dropped = known["rows_read"], known["rows_dropped"]
+    figure, panels = picture.figure(f"{rows:,} rows, {dropped / rows:.1%} left out", panels=4, rows=2, height=3.4)
+    panels[0].bar([str(name) for name in known["means"]][:TOP], means.to_numpy()[:TOP])
+    panels[0].set(title=f"mean {value}, as read", xlabel=by)
+    for axes, (name, (ends, found)) in zip(panels[1:4], shapes.items(), strict=False):
+        low, high = ends
+        place = low + (np.arange(BINS) + 0.5) * (high - low) / BINS
+        axes.bar(place, found.reindex(range(BINS), fill_value=0), width=(high - low) / BINS)
+        axes.set(title=f"{name} (last bar: all above)")
+    panels[4].plot(groups.index, groups["count"], marker="o")
+    panels[4].set(title=f"rows by {groups.index.name}", ylim=(0, None), xlabel=groups.index.name)
+    last = list(known["counts"].items())[-1]
+    panels[5].bar(list(last[1]), list(last[1].values()))
+    panels[5].set(title=f"most frequent {last[0]}")
+    faults = dict(sorted(known["broken"].items(), key=operator.itemgetter(1))[-TOP:])
+    panels[6].barh(list(faults), [100 * count / rows for count in faults.values()], color=picture.OKABE_ITO[5])
+    panels[6].set(title="rules broken, % of rows")
+    picture.matrix(figure, panels[7], together, "correlation")
+    picture.save(job, "etl.png", figure)
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = job.parser("etl", __doc__, rows=200_000)
+    add = parser.add_argument
+    add("--by", default="passenger_count", help="the aggregate's groups (default passenger_count)")
+    add("--value", default="trip_distance", help="the column whose mean it is (default trip_distance)")
+    add("--form", choices=datasets.FORMATS, help="format of made data (default csv)")
+    options = parser.parse_args(arguments)
+    if options.data and options.form:
+        parser.error("--form describes made data. Leave it out, or leave out --data.")
+    options.form = options.form or "csv"
+    return options
+
+
+def main(arguments: list[str] | None = None) -> int:
+    return job.run("etl", parse(arguments), work)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

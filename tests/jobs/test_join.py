@@ -1,0 +1,84 @@
+"""jobs/join.py: what comes out is pandas' merge, by shuffle and by broadcast, whatever the partitions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import join
+from gallery import backend, partitions
+from tests.jobs.job_tests import Refused, RunJob
+
+ROWS, OTHER, KEYS, SEED = 20_000, 400, 300, 5
+OPTIONS = ["--rows", str(ROWS), "--right", str(OTHER), "--keys", str(KEYS), "--seed", str(SEED)]
+
+
+def merged() -> pd.DataFrame:
+    left, right = (join.part((0, rows), side, KEYS, SEED) for side, rows in ((join.LEFT, ROWS), (join.RIGHT, OTHER)))
+    return left.merge(right, on="key")
+
+
+@pytest.mark.parametrize("way", [["--how", "shuffle"], ["--shuffle", "tasks"], ["--how", "broadcast"]])
+def test_the_result_is_pandas(run_job: RunJob, way: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partitions, "LEAST", 30_000)
+    monkeypatch.setattr(partitions, "CPU", 30_000)
+    result, _ = run_job(join, *OPTIONS, *way)
+    assert result["partitions"] > 5
+    assert result["sums"] == join.summary(merged()).iloc[0].to_dict()
+    assert result["rows_joined"] == len(merged())
+    assert result["right_result"] is True
+    assert result["bytes"] == 16 * (ROWS + OTHER)
+    assert result["bytes_moved"] > 0
+
+
+def test_sums_tell_a_wrong_pairing() -> None:
+    right = merged()
+    wrong = right.assign(right=right["right"].to_numpy()[::-1])
+    sums = [join.summary(frame).iloc[0].to_dict() for frame in (right, wrong)]
+    assert sums[0].pop("products") != sums[1].pop("products")
+    assert sums[0] == sums[1]
+
+
+def test_a_wrong_join_is_said(run_job: RunJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(join, "expected", lambda *_: dict.fromkeys(join.SUMS, 0))
+    result, _ = run_job(join, *OPTIONS)
+    assert result["right_result"] is False
+    assert "The join is wrong" in result["notes"][0]
+
+
+def test_rows_are_a_function_of_their_numbers() -> None:
+    whole = join.part((0, 50_000), join.LEFT, 100, 1)
+    parts = pd.concat([join.part(span, join.LEFT, 100, 1) for span in ((0, 7), (7, 20_000), (20_000, 50_000))])
+    pd.testing.assert_frame_equal(whole, parts.reset_index(drop=True))
+    counts = whole["key"].value_counts()
+    assert len(counts) == 100
+    expected = 50_000 / 100
+    assert ((counts - expected) ** 2 / expected).sum() < 160  # chi-squared of 99 degrees: 1 in 10,000
+    assert abs(np.corrcoef(whole["key"], whole["left"])[0, 1]) < 0.02
+    assert (join.part((0, 50), join.RIGHT, 100, 1)["key"] != whole["key"][:50]).any()
+
+
+def test_mixing_is_splitmix64() -> None:
+    # Rosetta Code's first outputs for the seed 1234567; its state grows by the golden gamma before each.
+    salt = 1234567 * pow(0xD1342543DE82EF95, -1, 2**64) % 2**64
+    found = join.mixed(np.arange(1, 4, dtype="uint64"), salt)
+    assert found.tolist() == [6457827717110365317, 3203168211198807973, 9817491932198370423]
+
+
+def test_cudf_is_shuffled_by_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Cudf:
+        __name__ = "cudf"
+
+    assert join.shuffle_method(None) == "p2p"
+    monkeypatch.setattr(backend, "tables", lambda: Cudf)
+    Cudf.__name__ = "cudf"
+    assert join.shuffle_method(None) == "tasks"
+
+
+def test_refusals(refused: Refused, monkeypatch: Any) -> None:
+    assert "Ask for --nodes" in refused(join, "--rows", "1_000_000_000_000")
+    monkeypatch.setattr(backend, "on_gpu", lambda: True)
+    assert "--shuffle p2p goes through the hosts' memory" in refused(join, *OPTIONS, "--shuffle", "p2p")
