@@ -34,7 +34,7 @@ SAMPLE = 50_000  # rows brought to the driver, to start from
 SCORED, DRAWN = 4_000, 20_000  # of these, how many the silhouette looks at, and how many picture and elbow do
 SHOWN = 8  # clusters and features in the printed table; centres.csv has them all
 SCALABLE = "k-means||"  # both libraries' name for it
-COPIES = 3  # of the features that live at once: as read, as fitted, and a distance's working space
+COPIES = 1.5  # of the features that live at once: one, labels, and a few chunks' working space
 Floats = npt.NDArray[np.floating[Any]]
 
 
@@ -112,8 +112,7 @@ def work(job: Job) -> None:
         names, dtype = inputs.numeric(source, options.columns)
         if "cluster" in names:
             raise RefusedError(f"{source.where}: a feature 'cluster' would collide with the result. Use --columns.")
-        if source.rows is not None:
-            memory.admit(job, COPIES * source.rows * len(names) * np.dtype(dtype).itemsize, source.where)
+        memory.admit(job, int(COPIES * memory.table(source, names, dtype)), source.where)
         x, _ = tables.arrays(job, source, names, dtype)
         if len(x) < k:
             raise RefusedError(f"{source.where}: {k} clusters need {k} rows, {len(x)} are usable. Lower --k.")

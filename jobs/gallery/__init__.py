@@ -1,4 +1,5 @@
 """What the jobs of the gallery share.
 
-Imports go one way: job, backend ← inputs, kinds ← memory ← partitions ← tables, datasets, models, picture ← the jobs.
+Imports go one way: spill, backend ← job ← inputs, kinds ← memory ← partitions ← tables, datasets, models, picture ←
+the jobs.
 """

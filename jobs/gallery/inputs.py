@@ -81,8 +81,11 @@ def find_files(data: str) -> tuple[str, list[str]]:
     for root in roots:
         for file in root.rglob("*") if root.is_dir() else [root]:
             hidden = any(part[0] in "._" for part in file.relative_to(root).parts)
-            if not hidden and file.suffix in KINDS and file.name != "truth.json" and file.is_file():
-                found.setdefault(KINDS[file.suffix], set()).add(str(file.absolute()))
+            if hidden or file.suffix not in KINDS or file.name == "truth.json" or file.is_dir():
+                continue
+            if not file.is_file():
+                raise RefusedError(f"{file} is no file: a link to nothing, or a device. Repair it, or leave it out.")
+            found.setdefault(KINDS[file.suffix], set()).add(str(file.absolute()))
     if len(found) != 1:
         what = f"files of several formats ({', '.join(sorted(found))})" if found else f"no file of {', '.join(KINDS)}"
         raise RefusedError(f"{data} holds {what}. Give --data a file, folder or glob of one format.")

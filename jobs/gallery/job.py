@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import importlib.metadata
 import json
+import os
 import pathlib
 import shutil
 import sys
@@ -18,8 +20,10 @@ import numpy as np
 from distributed import KilledWorker
 
 import hpcml
+from gallery import spill
 
 DONE, REFUSED, STOPPED, LOST = 0, 2, 3, 4
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 VERSIONED = ("dask", "distributed", "numpy", "pandas", "pyarrow", "scikit-learn", "dask-ml", "cuml-cu12", "cuml-cu13",
              "cudf-cu12", "cudf-cu13", "cuml", "cudf", "xgboost", "xgboost-cpu", "skops", "zarr", "torch")  # fmt: skip
 STATUSES = """Exit status: 0 done; 2 the input or an option is wrong, or it cannot fit; 3 told to stop soon, result.json
@@ -151,9 +155,13 @@ class Job:
 
     def write_text(self, name: str, text: str) -> None:
         """Write a file of the results, whole or not at all."""
-        unfinished = self.out / f".{name}.unfinished"
-        unfinished.write_text(text)
-        unfinished.replace(self.out / name)
+        with self.file(name) as unfinished:
+            unfinished.write_text(text)
+
+    def finish(self) -> None:
+        """Write result.json and show what is worth reading of it."""
+        self.write_text("result.json", json.dumps(self.result, indent=1, allow_nan=False, default=plain) + "\n")
+        show(self.result, self.out)
 
     @contextlib.contextmanager
     def folder(self, name: str) -> Iterator[pathlib.Path]:
@@ -184,6 +192,21 @@ def whole_folder(folder: pathlib.Path) -> Iterator[pathlib.Path]:
         unfinished.rename(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def telling_spilled(job: Job) -> Iterator[None]:
+    """Put into the result what was spilled meanwhile, and say so if anything was; also when told to stop."""
+    before, stopped = spill.counts(job.client), None
+    try:
+        yield
+    except StopSoonError as stop:
+        stopped = stop
+    job.result["spilled"] = spill.since(before, spill.counts(job.client))
+    if words := spill.sentence(job.result["spilled"]):
+        job.note(words)
+    if stopped is not None:
+        raise stopped
 
 
 def versions() -> dict[str, str]:
@@ -217,10 +240,18 @@ def run(
         (options.out / "result.json").unlink(missing_ok=True)  # an earlier run must not speak for this one
         with hpcml.connect() as client:
             job = Job(name, options, client)
-            work(job)
+            with telling_spilled(job):
+                work(job)
         job.result["complete"] = True
+        job.finish()
     except (RefusedError, FileExistsError, NotADirectoryError, PermissionError) as error:
         print(f"{name}: {error}", file=sys.stderr)
+        return REFUSED
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        print(f"{name}: the results do not go into {options.out}: {os.strerror(error.errno)}. Make room there, or give "
+              "--out another folder.", file=sys.stderr)  # fmt: skip
         return REFUSED
     except StopSoonError as stop:
         print(f"{name}: told to stop soon; ended after phase '{stop}'. Submit again for the rest.", file=sys.stderr)
@@ -229,9 +260,8 @@ def run(
         print(f"{name}: {error.last_worker.address} and those before it died of task {error.task}, most often for want "
               "of memory. See the workers' logs; ask for more nodes or fewer rows.", file=sys.stderr)  # fmt: skip
         status = LOST
-    if job is not None:
-        job.write_text("result.json", json.dumps(job.result, indent=1, allow_nan=False, default=plain) + "\n")
-        show(job.result, options.out)
+    if job is not None and status != DONE:
+        job.finish()
     return status
 
 
@@ -273,6 +303,8 @@ def show(result: dict[str, Any], out: pathlib.Path) -> None:
             text = "yes" if value else "no"
         elif isinstance(value, int | float | np.number):
             text = f"{value:,}" if isinstance(value, int | np.integer) else f"{value:,.6g}"
+        elif name == "spilled":
+            text = "  ".join(f"{part} {spill.size(figure)}" for part, figure in value.items() if figure) or "nothing"
         elif name in ("seconds", "rows_per_second", "metrics"):
             text = "  ".join(f"{part} {_short(figure)}" for part, figure in value.items())
         elif isinstance(value, str):

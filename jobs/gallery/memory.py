@@ -11,13 +11,18 @@ import shutil
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from gallery import backend
+from gallery.inputs import Source
 from gallery.job import Job, RefusedError
+from gallery.spill import size
 
 MOST = (
     4.0  # times the memory that spilling is tried for, if there is room to spill to: beyond, each pass rereads it all
 )
 FULL = 0.6  # of a worker's memory: where distributed begins to spill (distributed.worker.memory.target's default)
+LOOKED_AT, GLANCE = 8, 1 << 18  # text files from which bytes per row are told, and bytes read of each
 
 
 @dataclass(frozen=True)
@@ -28,45 +33,63 @@ class Capacity:
     ----------
     memory
         Where the data lies while it is worked on: the GPUs', or the workers' limits.
+    usable
+        The memory that data can fill before the workers begin to spill it.
     room
-        Where it can be spilled to: the hosts' memory for GPUs, the nodes' disk for CPUs.
+        Where it can be spilled to: the hosts' memory for GPUs, the nodes' disk for CPUs; 0 if workers do not spill.
     """
 
     nodes: int
     workers: int
     memory: int
+    usable: int
     room: int
 
-    @property
-    def usable(self) -> int:
-        """The memory that data can fill before it is spilled."""
-        return int(self.memory * FULL)
 
-
-def _of_worker(dask_worker: Any) -> tuple[str, int, int, int]:
-    """Return a worker's host, GPU memory, host memory limit and free bytes of its scratch; runs on the worker."""
+def _of_worker(dask_worker: Any) -> tuple[str, int, int, int, int]:
+    """Return a worker's host, memory, fill at which it spills, host memory and free scratch; runs on the worker."""
     import socket
 
-    device = 0
+    data = dask_worker.data  # distributed's SpillBuffer, dask-cuda's DeviceHostFile, or a dict: it never spills
+    host = int(dask_worker.memory_manager.memory_limit or 0)
     if backend.on_gpu():
         import cupy
 
         device = int(cupy.cuda.runtime.memGetInfo()[1])
-    limit = int(dask_worker.memory_manager.memory_limit or 0)
-    free = shutil.disk_usage(pathlib.Path(dask_worker.local_directory)).free
-    return socket.gethostname(), device, limit, free
+        fill = getattr(getattr(data, "device_buffer", data), "n", None)
+        return socket.gethostname(), device, int(fill or device), host if fill else 0, 0
+    fill = getattr(data, "n", None)
+    free = shutil.disk_usage(pathlib.Path(dask_worker.local_directory)).free if fill else 0
+    return socket.gethostname(), host, int(fill or host), 0, free
 
 
 def capacity(client: Any) -> Capacity:
     """Ask all workers what they hold."""
     known = list(client.run(_of_worker).values())
-    nodes = len({host for host, *_ in known})
-    if backend.on_gpu():
-        return Capacity(
-            nodes, len(known), sum(device for _, device, _, _ in known), sum(host for _, _, host, _ in known)
-        )
-    disks = {host: free for host, _, _, free in known}
-    return Capacity(nodes, len(known), sum(limit for _, _, limit, _ in known), sum(disks.values()))
+    disks = {host: free for host, *_, free in known}  # the workers of a node share its disk
+    room = sum(above for *_, above, _ in known) + sum(disks.values())
+    return Capacity(len(disks), len(known), sum(one[1] for one in known), sum(one[2] for one in known), room)
+
+
+def rows(source: Source) -> int:
+    """Return how many rows a data set has; of text about how many, by the length of lines at the start of some files.
+
+    An end of line inside quotes counts as a row too, so such text is taken as more rows than it has.
+    """
+    if source.rows is not None:
+        return source.rows
+    lines = looked_at = 0
+    for path in source.files[:: -(-len(source.files) // LOOKED_AT)]:
+        with pathlib.Path(path).open("rb") as file:
+            head = file.read(GLANCE)
+        lines += head.count(b"\n") or 1
+        looked_at += len(head)
+    return -(-source.bytes * lines // max(looked_at, 1))
+
+
+def table(source: Source, columns: list[str], dtype: str) -> int:
+    """Return the bytes that some columns take in memory as an array of one type: one copy, no working space."""
+    return rows(source) * len(columns) * np.dtype(dtype).itemsize
 
 
 def admit(job: Job, need: int, what: str) -> None:
@@ -127,12 +150,3 @@ def admit_one(job: Job, need: int, what: str, advice: str) -> None:
         f"{what} needs {size(need)} on one {kind}, {need / each:.1f} times its memory ({size(each)}); more nodes "
         f"do not help. {advice}, or try it with --any-size."
     )
-
-
-def size(number: float) -> str:
-    """Return bytes for people, in powers of 1,024."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(number) < 1024:
-            return f"{number:.3g} {unit}" if number < 100 else f"{number:.0f} {unit}"
-        number /= 1024
-    return f"{number:.4g} TiB"

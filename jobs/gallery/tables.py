@@ -93,7 +93,8 @@ def arrays(
     columns = [*features, *([target] if target else [])]
     with reading(source):
         frame = read(source, columns, dtype, job=job)
-        both: Any = frame.fillna(np.nan).to_dask_array().persist()  # fillna: cuDF's nulls become NaN
+        both: Any = frame.fillna(np.nan).to_dask_array()  # fillna: cuDF's nulls become NaN
+        both = both.map_blocks(by_rows, meta=both._meta).persist()  # noqa: SLF001 - no look at an empty block needed
         both.compute_chunk_sizes()
         rows, usable = len(both), da.isfinite(both).all(axis=1)
         if dropped := rows - int(usable.sum().compute()):
@@ -103,13 +104,22 @@ def arrays(
     blocks = [both.blocks[number] for number, size in enumerate(both.chunks[0]) if size]
     if not blocks:
         raise RefusedError(f"{source.where}: no usable row, {rows:,} read. Give --data with numbers in it.")
-    both = da.concatenate(blocks)
+    found = both
+    if len(blocks) < both.numblocks[0]:
+        both = da.concatenate(blocks)
     if both.numblocks[0] < job.threads and len(both) >= 1_000 * job.threads:  # fewer would leave threads idle
         both = both.rechunk({0: -(-len(both) // job.threads)})
-    both = both.persist()
+    if both is not found:  # another name for each chunk would spill it twice
+        both = both.persist()
+    del found
     job.result |= {"files": len(source.files), "input_bytes": source.bytes, "rows_read": rows, "rows_dropped": dropped}
     job.result |= {"rows": len(both), "features": features, "dtype": dtype, "partitions": both.numblocks[0]}
     return (both[:, : len(features)], both[:, len(features)]) if target else (both, None)
+
+
+def by_rows(block: Any) -> Any:
+    """Return a block whose rows lie together, as scikit-learn's fast and frugal paths want it; frames give columns."""
+    return block if block.flags.c_contiguous else block.copy(order="C")
 
 
 def sample_rows(total: int, most: int, seed: int) -> Any:

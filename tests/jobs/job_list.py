@@ -1,0 +1,55 @@
+"""Every job of the gallery, in one line: what tests that go across all of them need to know (no test framework here)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Listed(NamedTuple):
+    """What a job is run with where all are run alike.
+
+    Attributes
+    ----------
+    small
+        Options of a run on data of its own making that takes a second or two.
+    same
+        Figures of result.json, by dotted name, that are equal wherever it runs.
+    kind
+        The kind of data set that it reads with --data, and its shape: "blobs features=2"; empty if it reads none.
+    reads
+        Options besides --data.
+    refuses
+        What it must refuse of data that is in order as files: "nan" (all values missing), "one class" (a target that
+        is the same everywhere), "few" (three rows, fewer than clusters or neighbours).
+    tolerance, gpu_tolerance
+        Relative, of ``same``: wherever CPUs do the work, and of GPUs against CPUs, whose algorithms may differ.
+    """
+
+    small: str
+    same: tuple[str, ...]
+    kind: str = ""
+    reads: str = ""
+    refuses: tuple[str, ...] = ()
+    tolerance: float = 1e-6
+    gpu_tolerance: float = 1e-3
+
+
+JOBS = {
+    "kmeans": Listed("--rows 4000 --k 4", ("rows", "inertia", "silhouette"), "blobs features=2", "--k 4", ("nan", "few")),
+}  # fmt: skip
+TOOLS = ("fabric", "make_data")  # files of jobs/ that are no jobs of the gallery
+
+
+def shape(kind: str) -> tuple[str, dict[str, int]]:
+    """Return a kind's name and its shape: ``blobs features=2`` is ("blobs", {"features": 2})."""
+    name, *pairs = kind.split()
+    return name, {key: int(value) for key, _, value in (pair.partition("=") for pair in pairs)}
+
+
+def figure(result: dict[str, object], dotted: str) -> object:
+    """Return a figure of result.json by its dotted name."""
+    value: object = result
+    for part in dotted.split("."):
+        assert isinstance(value, dict), f"{dotted} is not in the result"
+        value = value[part]
+    return value

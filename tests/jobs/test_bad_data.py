@@ -1,0 +1,204 @@
+"""All jobs that read files, on data that is wrong: one sentence that names the place, status 2, nothing half-written."""
+
+from __future__ import annotations
+
+import importlib
+import pathlib
+import resource
+import shutil
+from collections.abc import Callable, Iterator
+from types import ModuleType
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from gallery import datasets
+from gallery.kinds import KINDS
+from tests.jobs.job_list import JOBS, Listed, shape
+from tests.jobs.job_tests import Refused
+
+READERS = [name for name, listed in JOBS.items() if listed.kind]
+ROWS, FILES = 400, 4
+Spoil = Callable[[pathlib.Path], object]
+
+
+def part(folder: pathlib.Path, number: int = 2) -> pathlib.Path:
+    return folder / f"part-{number:05d}.parquet"
+
+
+def make(folder: pathlib.Path, listed: Listed, *, rows: int = ROWS, files: int = FILES, form: str = "parquet") -> None:
+    name, how = shape(listed.kind)
+    datasets.write(folder, KINDS[name](**how), rows=rows, partitions=files, form=form)
+
+
+@pytest.fixture(params=READERS)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def listed(name: str) -> Listed:
+    return JOBS[name]
+
+
+@pytest.fixture
+def refuses(name: str, refused: Refused) -> Callable[[pathlib.Path | str], str]:
+    """Return a function that runs the job on data that it must refuse; it returns the sentence."""
+    job: ModuleType = importlib.import_module(name)
+    return lambda data: refused(job, *JOBS[name].reads.split(), "--data", data)
+
+
+# What is done to a good data set, and what the sentence must hold.
+
+
+def cut_data(folder: pathlib.Path) -> None:
+    """Overwrite all pages of a file; its footer still tells rows and columns."""
+    good = part(folder).read_bytes()
+    footer = int.from_bytes(good[-8:-4], "little") + 8
+    part(folder).write_bytes(b"PAR1" + bytes(len(good) - footer - 4) + good[-footer:])
+
+
+def cut_footer(folder: pathlib.Path) -> None:
+    good = part(folder).read_bytes()
+    part(folder).write_bytes(good[: len(good) - 40])
+
+
+def lose_column(folder: pathlib.Path) -> None:
+    table = pyarrow.parquet.read_table(part(folder))
+    pyarrow.parquet.write_table(table.drop_columns([table.column_names[0]]), part(folder))
+
+
+def empty(folder: pathlib.Path) -> None:
+    for path in folder.glob("*.parquet"):
+        path.unlink()
+
+
+def turn_to_folders(folder: pathlib.Path) -> None:
+    for path in list(folder.glob("*.parquet")):
+        path.unlink()
+        path.mkdir()
+
+
+def turn_to_link(folder: pathlib.Path) -> None:
+    part(folder).unlink()
+    part(folder).symlink_to(folder / "gone.parquet")
+
+
+SPOILT: dict[str, tuple[Spoil, str]] = {
+    "missing": (shutil.rmtree, "Nothing is at"),
+    "an empty file": (lambda folder: part(folder).write_bytes(b""), "part-00002.parquet is empty (0 bytes)"),
+    "no file": (empty, "holds no file of .parquet"),
+    "folders named as files": (turn_to_folders, "holds no file of .parquet"),
+    "a link to nothing": (turn_to_link, "part-00002.parquet is no file"),
+    "not Parquet at all": (lambda folder: part(folder).write_text("a,b\n1,2\n"), "part-00002.parquet cannot be read"),
+    "a footer cut short": (cut_footer, "part-00002.parquet cannot be read"),
+    "pages overwritten": (cut_data, "could not be read"),
+    "a column less": (lose_column, "part-00002.parquet has no column"),
+    "two formats": (lambda folder: (folder / "more.csv").write_text("a,b\n1,2\n"), "files of several formats (csv, parquet)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", SPOILT)
+def test_spoilt_files(refuses: Callable[..., str], listed: Listed, tmp_path: pathlib.Path, how: str) -> None:
+    spoil, words = SPOILT[how]
+    make(tmp_path / "data", listed)
+    spoil(tmp_path / "data")
+    assert words in refuses(tmp_path / "data")
+
+
+def test_one_corrupt_footer_of_a_hundred_is_named(
+    refuses: Callable[..., str], listed: Listed, tmp_path: pathlib.Path
+) -> None:
+    make(tmp_path / "data", listed, files=100)
+    bad = part(tmp_path / "data", 57)
+    bad.write_bytes(bad.read_bytes()[:-20] + bytes(20))
+    sentence = refuses(tmp_path / "data")
+    assert f"{bad} cannot be read" in sentence
+    assert "more of" not in sentence
+
+
+def test_text_that_turns_up_late_in_a_csv(refuses: Callable[..., str], listed: Listed, tmp_path: pathlib.Path) -> None:
+    """A column of numbers for longer than the types are looked for, then a word."""
+    make(tmp_path / "data", listed, rows=12_000, files=1, form="csv")
+    path = tmp_path / "data/part-00000.csv"
+    lines = path.read_text().splitlines()
+    header = [word.strip('"') for word in lines[0].split(",")]
+    frame = pd.read_csv(path, nrows=50)
+    wrong = next(i for i, column in enumerate(header) if pd.api.types.is_numeric_dtype(frame[column]))
+    words = lines[-1].split(",")
+    words[wrong] = "oops"
+    path.write_text("\n".join([*lines[:-1], ",".join(words)]) + "\n")
+    assert "part-00000.csv could not be read" in refuses(tmp_path / "data")
+
+
+def rewritten(folder: pathlib.Path, change: Callable[[pd.DataFrame], pd.DataFrame]) -> None:
+    for path in folder.glob("*.parquet"):
+        schema = pyarrow.parquet.read_schema(path)
+        frame = change(pd.read_parquet(path))
+        pyarrow.parquet.write_table(pa.Table.from_pandas(frame, schema=schema, preserve_index=False), path)
+
+
+def without_values(frame: pd.DataFrame) -> pd.DataFrame:
+    floats = [name for name in frame if frame[name].dtype.kind == "f"]
+    return frame.assign(**dict.fromkeys(floats, np.nan))
+
+
+def of_one_class(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame.assign(y=frame["y"].dtype.type(1))
+
+
+CHANGES: dict[str, Callable[[pd.DataFrame], pd.DataFrame] | None] = {
+    "nan": without_values,
+    "one class": of_one_class,
+    "few": None,
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_files_in_order_that_hold_too_little(
+    refuses: Callable[..., str], listed: Listed, tmp_path: pathlib.Path, what: str
+) -> None:
+    if what not in listed.refuses:
+        pytest.skip("no error for this job")
+    change = CHANGES[what]
+    if change is None:
+        make(tmp_path / "data", listed, rows=3, files=1)
+    else:
+        make(tmp_path / "data", listed)
+        rewritten(tmp_path / "data", change)
+    assert str(tmp_path / "data") in refuses(tmp_path / "data")
+
+
+@pytest.fixture
+def small_files() -> Iterator[None]:
+    """Have the system refuse to let a file grow beyond 2 KiB, as a full disk or a quota does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2048, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_no_room_for_the_results(
+    name: str,
+    listed: Listed,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
+) -> None:
+    make(tmp_path / "data", listed)
+    request.getfixturevalue("small_files")
+    out = tmp_path / "out"
+    assert (
+        importlib.import_module(name).main([*listed.reads.split(), "--data", str(tmp_path / "data"), "--out", str(out)])
+        == 2
+    )
+    sentence = capsys.readouterr().err
+    assert sentence == (
+        f"{name}: the results do not go into {out}: File too large. Make room there, or give --out another folder.\n"
+    )
+    left = [path.name for path in out.rglob("*") if "unfinished" in path.name]
+    assert not left
+    assert not (out / "result.json").exists()
