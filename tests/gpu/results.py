@@ -8,7 +8,7 @@ from typing import Any
 
 SCHEMA = 1
 # In the order in which they run.
-SECTIONS = ("smoke", "topology", "verdict", "kmeans", "auth", "bringup", "merge", "image")
+SECTIONS = ("smoke", "topology", "verdict", "kmeans", "auth", "bringup", "merge", "image", "gallery", "headlines")
 
 Result = dict[str, Any]
 Document = dict[str, Any]

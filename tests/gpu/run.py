@@ -48,6 +48,8 @@ LIMITS = {  # seconds
     "bringup": 540,
     "merge": 900,
     "image": 420,
+    "gallery": 540,
+    "headlines": 900,
 }
 HOST_MEMORY = "16G"  # for each worker: the machine's own figure grows as it is used
 

@@ -66,9 +66,16 @@ COLUMNS: dict[str, list[tuple[str, str, Format]]] = {
               ("allocated to workers", "ready_s", number(2, " s")), ("inertia off by", "inertia_difference", small),
               ("centres apart", "centre_distance", small), ("transports", "transports", str),
               ("what hpcml says", "line", str), ("image check", "status", str)],
+    "gallery": [("jobs", "jobs", str), ("on CPUs", "cpu_s", number(1, " s")), ("on GPUs", "gpu_s", number(1, " s")),
+                ("figures apart", "apart", small)],
+    "headlines": [("data", "size", str), ("of the published size", "scaled", str), ("published", "old", str),
+                  ("hpcml", "hpcml_s", number(2, " s")), ("LocalCUDACluster", "local_s", number(2, " s")),
+                  ("scikit-learn", "sklearn_s", number(2, " s")), ("hpcml", "gib_s", number(1, " GiB/s")),
+                  ("NVLink over TCP", "gain", number(1, "×")), ("1 GPU / N GPUs", "efficiency", number(2))],
 }  # fmt: skip
 RATIO = {"kmeans": "CPU fit / fit", "auth": "authenticated / plain", "bringup": "usable / by hand",
-         "merge": "hpcml / Local", "image": "to workers, inside / outside"}  # fmt: skip
+         "merge": "hpcml / Local", "image": "to workers, inside / outside", "gallery": "CPU / GPU",
+         "headlines": "by hand / hpcml"}  # fmt: skip
 
 
 def cell(value: Any, form: Format) -> str:

@@ -1,0 +1,198 @@
+"""The headline workloads, as one writes them by hand: on a LocalCUDACluster of their own (``local``) or on a run (``run``).
+
+    by_hand.py local svd --result FILE --sizes '{"rows": 1250000, "columns": 20000}' --devices 0,1 --pool 70000000000
+
+The code is the same on both, so that what differs is the cluster. Seconds are of the work alone: data is made, and lies
+where it belongs, before the clock starts, except for ``array``, whose making is part of the work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import pathlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import dask
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+from distributed import Client, LocalCluster, wait
+
+
+def xp() -> Any:
+    if dask.config.get("array.backend", None) == "cupy":
+        import cupy
+
+        return cupy
+    return np
+
+
+def frames() -> Any:
+    if dask.config.get("dataframe.backend", None) == "cudf":
+        import cudf
+
+        return cudf
+    import pandas as pd
+
+    return pd
+
+
+def timed(work: Callable[[], Any]) -> tuple[float, Any]:
+    began = time.perf_counter()
+    value = work()
+    return time.perf_counter() - began, value
+
+
+def genotypes(library: Any, block_info: Any) -> Any:
+    place = block_info[None]
+    return library.random.RandomState(sum(place["chunk-location"])).randint(0, 3, place["chunk-shape"]).astype("uint8")
+
+
+def svd(client: Client, sizes: dict[str, int]) -> dict[str, Any]:
+    """Ten singular values of 0, 1 and 2 as uint8, 20 kB a row: genotypes."""
+    shape, step = (sizes["rows"], sizes["columns"]), (sizes["chunk"], max(sizes["columns"] // 4, 1))
+    library = xp()
+    chunks = da.core.normalize_chunks(step, shape)
+    x = da.map_blocks(
+        genotypes, library, chunks=chunks, dtype="uint8", meta=library.empty((0, 0), dtype="uint8")
+    ).persist()
+    wait(x)
+
+    def work() -> Any:
+        u, s, v = da.linalg.svd_compressed(x, k=10, seed=1)
+        u, s, v = dask.persist(u, s, v)
+        wait([u, s, v])
+        return [float(value) for value in s.compute()]
+
+    seconds, values = timed(work)
+    return {"seconds": seconds, "gib": x.nbytes / 2**30, "answer": values[0]}
+
+
+def csv(client: Client, sizes: dict[str, int]) -> dict[str, Any]:
+    """Mean distance by number of passengers, from CSV files that were just written: they are in the page cache."""
+    folder = pathlib.Path(sizes["folder"])  # type: ignore[arg-type]
+    paths = [str(path) for path in sorted(folder.glob("*.csv"))]
+
+    def work() -> Any:
+        frame = dd.read_csv(paths, blocksize=sizes["block"])
+        return frame.groupby("passenger_count").trip_distance.mean().compute()
+
+    seconds, means = timed(work)
+    return {"seconds": seconds, "gib": sum(pathlib.Path(path).stat().st_size for path in paths) / 2**30,
+            "answer": float(means.sort_index().iloc[0])}  # fmt: skip
+
+
+def array(client: Client, sizes: dict[str, int]) -> dict[str, Any]:
+    """Create a normal array, and sum every other element of every other row, plus one."""
+
+    def work() -> float:
+        x = da.random.default_rng(1).normal(10, 1, size=(sizes["rows"], sizes["columns"]), chunks=sizes["chunk"])
+        return float((x + 1)[::2, ::2].sum().compute())
+
+    seconds, total = timed(work)
+    cells = sizes["rows"] * sizes["columns"]
+    return {
+        "seconds": seconds,
+        "gib": cells * 8 / 2**30,
+        "answer": total / (-(-sizes["rows"] // 2) * -(-sizes["columns"] // 2)),
+    }
+
+
+def keyed(number: int, rows: int, keys: int, name: str) -> Any:
+    library = xp()
+    state = library.random.RandomState(number)
+    return frames().DataFrame({"key": state.randint(0, keys, rows), name: state.random_sample(rows)})
+
+
+def join(client: Client, sizes: dict[str, int]) -> dict[str, Any]:
+    """Join many rows with a hundredth as many on keys of which each has two on the right."""
+    parts = sizes["parts"]
+
+    def made(rows: int, name: str, first: int) -> Any:
+        frame = dd.from_map(keyed, range(first, first + parts), rows=rows // parts, keys=sizes["right"] // 2, name=name,
+                            meta=keyed(0, 2, 2, name))  # fmt: skip
+        frame = frame.persist()
+        wait(frame)
+        return frame
+
+    left, right = made(sizes["left"], "a", 0), made(sizes["right"], "b", 1_000_000)
+
+    def work() -> int:
+        joined = left.merge(right, on="key", how="inner", broadcast=False, shuffle_method="tasks")
+        return int(joined.map_partitions(len, meta=(None, "int64")).sum().compute())
+
+    seconds, rows = timed(work)
+    return {"seconds": seconds, "gib": sizes["left"] * 16 / 2**30, "answer": rows / sizes["left"]}
+
+
+def kmeans(client: Client, sizes: dict[str, int]) -> dict[str, Any]:
+    """Fit with so many rows for each worker: on more workers it should take as long."""
+    workers = len(client.nthreads())
+    library, features = xp(), sizes["features"]
+    x = da.map_blocks(points, library, features, chunks=((sizes["rows"],) * workers, (features,)), dtype="float32",
+                      meta=library.empty((0, 0), dtype="float32")).persist()  # fmt: skip
+    wait(x)
+    start = np.random.default_rng(0).normal(size=(sizes["k"], features)).astype("float32")
+    if library is np:
+        from dask_ml.cluster import KMeans
+    else:
+        from cuml.dask.cluster import KMeans
+    model = KMeans(n_clusters=sizes["k"], init=start, n_init=1, max_iter=20, tol=1e-9, random_state=0)
+    model.fit(x)  # once for the libraries to be loaded
+    seconds, _ = timed(lambda: model.fit(x))
+    return {"seconds": seconds, "gib": x.nbytes / 2**30, "answer": int(model.n_iter_), "workers": workers}
+
+
+def points(library: Any, features: int, block_info: Any) -> Any:
+    place = block_info[None]
+    state = library.random.RandomState(place["chunk-location"][0])
+    return state.standard_normal(place["chunk-shape"]).astype("float32")
+
+
+WORK: dict[str, Callable[[Client, dict[str, int]], dict[str, Any]]] = {
+    "svd": svd, "csv": csv, "array": array, "join": join, "kmeans": kmeans}  # fmt: skip
+
+
+@contextlib.contextmanager
+def client_of(options: argparse.Namespace) -> Iterator[Client]:
+    if options.where == "run":
+        with Client() as client:
+            yield client
+        return
+    count = len(options.devices.split(","))
+    if options.cpu:
+        made: Any = LocalCluster(n_workers=count, threads_per_worker=1, protocol="tcp", dashboard_address="127.0.0.1:0")
+    else:
+        from dask_cuda import LocalCUDACluster
+
+        dask.config.set({"array.backend": "cupy", "dataframe.backend": "cudf"})
+        made = LocalCUDACluster(CUDA_VISIBLE_DEVICES=options.devices, protocol=options.protocol,
+                                rmm_pool_size=options.pool, dashboard_address="127.0.0.1:0")  # fmt: skip
+    with made as cluster, Client(cluster) as client:
+        yield client
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("where", choices=("local", "run"))
+    parser.add_argument("what", choices=sorted(WORK))
+    parser.add_argument("--result", type=pathlib.Path, required=True)
+    parser.add_argument("--sizes", type=json.loads, required=True)
+    parser.add_argument("--devices", default="0")
+    parser.add_argument("--protocol", default="ucx")
+    parser.add_argument("--pool", type=int, default=0)
+    parser.add_argument("--cpu", action="store_true")
+    options = parser.parse_args()
+    with client_of(options) as client:
+        found = WORK[options.what](client, options.sizes)
+        new = options.result.with_suffix(".new")  # what is measured stays, also if the cluster's end goes wrong
+        new.write_text(json.dumps(found))
+        new.rename(options.result)
+
+
+if __name__ == "__main__":
+    main()

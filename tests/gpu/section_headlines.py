@@ -1,0 +1,202 @@
+"""The figures that others published, at the size that suits the GPUs that are here, on hpcml and on a cluster by hand.
+
+Sizes are those of the publications for eight GPUs, times the number of GPUs here over eight: so much data for each GPU,
+and the published seconds are what they are compared with. scripts/by_hand.py has the work; it runs in an hpcml run and on
+a LocalCUDACluster, in turns, with the same memory pool. Search is jobs/search.py, which times scikit-learn itself.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from harness import ROOT, SCRIPTS, Case, HarnessError, World, last_lines, read_json
+from results import Result, result, skipped
+
+EIGHT = 8
+ENOUGH = 0.9  # hpcml's speed over that of the cluster by hand
+ENOUGH_GAIN = 20.0  # of the join over NVLink against TCP
+EFFICIENT = 0.8  # of the fit's time on one GPU over that on all, with so many rows for each
+SEARCH_ROWS, SEARCH_FEATURES = 350_000, 9  # 28 MB of float64 with the target, as published
+CSV_FILE = 64_000_000  # bytes
+
+
+class Headline(NamedTuple):
+    """A published figure: about how many seconds it takes here, sizes for eight GPUs, which of them grow with the GPUs.
+
+    Attributes
+    ----------
+    small
+        The sizes under --cpu.
+    old, most
+        The published seconds and on what; the seconds that are asked for on eight GPUs of today.
+    """
+
+    about: float
+    sizes: dict[str, int]
+    small: dict[str, int]
+    grows: tuple[str, ...]
+    old: str
+    most: float
+
+
+HEADLINES = {
+    "svd": Headline(90, {"rows": 10_000_000, "columns": 20_000, "chunk": 20_000},
+                    {"rows": 4_000, "columns": 400, "chunk": 1_000}, ("rows",), "10 to 15 s on 16 V100", 8),
+    "csv": Headline(120, {"bytes": 10_000_000_000, "block": 256_000_000}, {"bytes": 4_000_000, "block": 1_000_000},
+                    ("bytes",), "5 s on 8 V100", 5),
+    "array": Headline(60, {"rows": 500_000, "columns": 500_000, "chunk": 10_000},
+                      {"rows": 2_000, "columns": 4_000, "chunk": 500}, ("columns",), "19 s on 8 V100", 19),
+    "join": Headline(90, {"left": 1_000_000_000, "right": 10_000_000, "parts": 64},
+                     {"left": 400_000, "right": 4_000, "parts": 4}, ("left", "right", "parts"), "1 GB/s over TCP on 8 V100", 60),
+}  # fmt: skip
+KMEANS = {"rows": 20_000_000, "features": 32, "k": 16}
+FEW_KMEANS = {"rows": 20_000, "features": 4, "k": 4}
+
+
+def cases(world: World) -> list[Case]:
+    """Return a case for each headline."""
+    shared: dict[str, float] = {}
+    quick = 30.0 if world.cpu_only else 0.0
+    found = [Case(name, quick or line.about, partial(_headline, world, name, "tcp" if world.cpu_only else "ucx", shared))
+             for name, line in HEADLINES.items()]  # fmt: skip
+    found.append(Case("join over TCP", quick or 150, partial(_headline, world, "join", "tcp", shared)))
+    found.append(Case("search", quick or 60, partial(_search, world)))
+    found.append(Case("kmeans, 1 to N", quick or 150, partial(_weak_scaling, world)))
+    return found
+
+
+def scaled(world: World, name: str) -> dict[str, Any]:
+    """Return the sizes for the GPUs that are here."""
+    line = HEADLINES[name]
+    if world.cpu_only:
+        return dict(line.small)
+    return {key: value * world.gpus // EIGHT if key in line.grows else value for key, value in line.sizes.items()}
+
+
+def write_csv(folder: Path, size: int, file: int = CSV_FILE) -> None:
+    """Write taxi-like CSV files of so many bytes in all; they are copies of one, since only their reading is timed."""
+    folder.mkdir(parents=True)
+    first = folder / "part-00000.csv"
+    with first.open("w") as out:
+        out.write("vendor,pickup,passenger_count,trip_distance,fare,tip,payment\n")
+        row = 0
+        while out.tell() < min(file, size):
+            for _ in range(1000):
+                row += 1
+                out.write(f"{row % 2 + 1},2019-01-{row % 28 + 1:02d} {row % 24:02d}:{row % 60:02d}:00,{row % 6 + 1},"
+                          f"{row % 997 / 50:.2f},{row % 991 / 10:.2f},{row % 89 / 10:.2f},{row % 4 + 1}\n")  # fmt: skip
+    for number in range(1, -(-size // file)):
+        shutil.copyfile(first, folder / f"part-{number:05d}.csv")
+
+
+def _headline(world: World, name: str, protocol: str, shared: dict[str, float]) -> list[Result]:
+    line, sizes = HEADLINES[name], scaled(world, name)
+    title = name if protocol == "ucx" or name != "join" else "join over TCP"
+    written = None
+    if name == "csv":
+        written = world.folder("csv") / "data"
+        write_csv(written, sizes["bytes"])
+        sizes["folder"] = str(written)
+    try:
+        found = both(world, name, sizes, world.gpus, protocol, rounds=2 if protocol == "ucx" else 1)
+    finally:
+        if written:
+            shutil.rmtree(written)
+    return [judged(world, title, line, found, shared)]
+
+
+def judged(
+    world: World, title: str, line: Headline, found: dict[str, dict[str, Any]], shared: dict[str, float]
+) -> Result:
+    """Return a headline's result; with CPUs in place of GPUs only that both clusters give the same answer."""
+    ours, theirs = found["hpcml"], found["local"]
+    ratio = theirs["seconds"] / ours["seconds"]
+    figures = {"size": f"{ours['gib']:,.3g} GiB", "hpcml_s": ours["seconds"], "local_s": theirs["seconds"],
+               "gib_s": ours["gib"] / ours["seconds"], "old": line.old, "scaled": f"{world.gpus}/{EIGHT}"}  # fmt: skip
+    wrong = []
+    if abs(ours["answer"] - theirs["answer"]) > 1e-3 * max(abs(theirs["answer"]), 1e-9):
+        wrong.append(f"the answer is {ours['answer']}, on the cluster by hand {theirs['answer']}")
+    shared[title] = ours["seconds"]
+    if title == "join over TCP" and "join" in shared:
+        figures["gain"] = ours["seconds"] / shared["join"]
+    if not world.cpu_only:
+        if title != "join over TCP" and ratio < ENOUGH:
+            wrong.append(f"hpcml has {ratio:.2f} of the other's speed, {ENOUGH} is expected")
+        if title != "join over TCP" and ours["seconds"] > line.most:
+            wrong.append(f"{ours['seconds']:.1f} s, at most {line.most:g} s are expected")
+        if figures.get("gain", ENOUGH_GAIN) < ENOUGH_GAIN:
+            wrong.append(f"NVLink is {figures['gain']:.1f} times as fast as TCP, {ENOUGH_GAIN:g} times is expected")
+    return result(title, ok=not wrong, figures=figures, ratio=round(ratio, 3), error="; ".join(wrong))
+
+
+def both(
+    world: World, name: str, sizes: dict[str, Any], gpus: int, protocol: str, *, rounds: int = 1
+) -> dict[str, dict[str, Any]]:
+    """Run the work on both clusters, in turns, each started anew; return the quickest of each."""
+    world.shape(1, gpus)
+    found: dict[str, list[dict[str, Any]]] = {"local": [], "hpcml": []}
+    for number in range(rounds):
+        for where in ("local", "hpcml")[:: -1 if number % 2 else 1]:
+            if number == 0 or world.left() > 60:
+                found[where].append(_one(world, where, name, sizes, gpus, protocol))
+    return {where: min(many, key=lambda one: float(one["seconds"])) for where, many in found.items()}
+
+
+def _one(world: World, where: str, name: str, sizes: dict[str, Any], gpus: int, protocol: str) -> dict[str, Any]:
+    folder = world.folder(f"{name}-{where}")
+    file, script = folder / "result.json", SCRIPTS / "by_hand.py"
+    deadline = max(2 * HEADLINES[name].about if name in HEADLINES else 120, 90)
+    words = ["local" if where == "local" else "run", name, "--result", str(file), "--sizes", json.dumps(sizes)]
+    words += ["--devices", ",".join(map(str, range(gpus))), "--protocol", protocol]
+    words += ["--cpu"] if world.cpu_only else ["--pool", str(world.pool * 3 // 2)]
+    if where == "local":
+        done = world.command([world.python, str(script), *words], timeout=deadline, cwd=folder)
+        why = f"exit status {done.status}\n{last_lines(done.output)}"
+    else:
+        settings = [f"workers.per_node={gpus}"] if world.cpu_only else [
+            f"gpu.rmm_pool_size={world.pool * 3 // 2 >> 30}G", "gpu.device_memory_limit=none"]  # fmt: skip
+        run = world.submit(script, words, nodes=1, gpus=gpus, settings=[*settings, "fabric.require=none"],
+                           protocol="" if world.cpu_only else protocol, timeout=deadline)  # fmt: skip
+        why = run.why()
+    if not file.exists():
+        raise HarnessError(f"{name} on {where}: {why}")
+    return read_json(file)
+
+
+def _weak_scaling(world: World) -> list[Result]:
+    sizes = dict(FEW_KMEANS if world.cpu_only else KMEANS)
+    counts = sorted({1, world.gpus})
+    found = {count: both(world, "kmeans", sizes, count, "tcp" if world.cpu_only else "ucx") for count in counts}
+    results = []
+    for count in counts:
+        ours, theirs = found[count]["hpcml"], found[count]["local"]
+        efficiency = found[1]["hpcml"]["seconds"] / ours["seconds"]
+        figures = {"size": f"{ours['gib']:,.3g} GiB", "hpcml_s": ours["seconds"], "local_s": theirs["seconds"],
+                   "efficiency": efficiency, "old": "-", "scaled": f"{count} × {sizes['rows']:,} rows"}  # fmt: skip
+        wrong = "" if world.cpu_only or efficiency >= EFFICIENT else f"{efficiency:.0%} of one GPU's speed on each"
+        results.append(result(f"kmeans, {count}", ok=not wrong, figures=figures, error=wrong,
+                              ratio=round(theirs["seconds"] / ours["seconds"], 3)))  # fmt: skip
+    return results
+
+
+def _search(world: World) -> list[Result]:
+    """jobs/search.py's grid over Ridge on 28 MB, and scikit-learn's own search on the same host, folds and candidates."""
+    if not (ROOT / "jobs/search.py").exists():
+        return [skipped("search", "jobs/search.py is not here")]
+    world.shape(1, world.gpus)
+    rows = 2_000 if world.cpu_only else SEARCH_ROWS
+    words = ["--model", "ridge", "--compare", "--rows", str(rows), "--features", str(SEARCH_FEATURES)]
+    run = world.submit(ROOT / "jobs/search.py", words, nodes=1, gpus=world.gpus, timeout=180)
+    run.must_be(0)
+    metrics = run.table("out/result.json")
+    ours, theirs = metrics["seconds"]["search"], metrics["scikit_learn"]["seconds"]
+    figures = {"size": f"{rows * (SEARCH_FEATURES + 1) * 8 / 2**20:.3g} MiB", "hpcml_s": ours, "sklearn_s": theirs,
+               "old": "77 s on a GPU, 4.9 s on CPUs", "scaled": "1"}  # fmt: skip
+    slow = (
+        f"the search takes {ours:.2f} s, scikit-learn's {theirs:.2f} s" if ours > theirs and not world.cpu_only else ""
+    )
+    return [result("search", ok=not slow, figures=figures, ratio=round(theirs / ours, 3), error=slow)]

@@ -1,0 +1,56 @@
+"""All jobs of the gallery on four nodes of a real Slurm, against the same jobs on the local site: the same figures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from conftest import Cluster, directory_of
+from tests.jobs.job_list import JOBS, figure
+
+pytestmark = pytest.mark.lab
+
+# One allocation for all jobs, one after the other: what takes long is to start, not to compute.
+ALL_JOBS = Path(__file__).resolve().parent.parent / "jobs/all_jobs.py"
+
+
+class Both(NamedTuple):
+    """The results' folders of the run on four nodes and of that on the local site."""
+
+    slurm: Path
+    local: Path
+
+
+@pytest.fixture(scope="module")
+def both(cluster: Cluster) -> Both:
+    jobs = cluster.run("python", "-c", "from hpcml import assets; print(assets.folder('jobs'))").stdout.strip()
+    cluster.run("cp", "-r", jobs, str(cluster.work / "gallery"))  # so that workers find the jobs' functions by name
+    script = cluster.write("gallery/all_jobs.py", ALL_JOBS.read_text())
+    options = json.dumps({name: listed.small for name, listed in JOBS.items()})
+    found = []
+    for where in (["--nodes", "4"], ["--site", "local"]):
+        done = cluster.run("hpcml", "submit", *where, "--wait", str(script), options, timeout=900)
+        assert done.returncode in (0, 1), done.stderr + done.stdout[-4000:]  # 1: a job failed, and its test says which
+        found.append(directory_of(done) / "out")
+    return Both(*found)
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_four_nodes_give_the_local_site_s_figures(both: Both, name: str) -> None:
+    listed = JOBS[name]
+    for out in both:
+        assert read(out / "statuses.json")[name] == 0, (out.parent / "logs/driver.log").read_text()[-4000:]
+    slurm, local = (read(out / name / "result.json") for out in both)
+    assert slurm["complete"] is local["complete"] is True
+    assert slurm["workers"] == 4
+    for dotted in listed.same:
+        assert figure(slurm, dotted) == pytest.approx(figure(local, dotted), rel=listed.tolerance, nan_ok=True), dotted
+    pictures = [path for kind in ("*.png", "*.html") for path in (both.slurm / name).rglob(kind)]
+    assert pictures
