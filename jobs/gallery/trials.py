@@ -1,0 +1,171 @@
+"""Try an estimator's parameters by cross-validation on all workers, without moving data for any fit.
+
+A copy of the rows is laid on every worker once, with each row's fold. From then on a task carries parameters and the
+number of a fold, and returns a score. The copies are futures: a worker that joins late, or in place of one that was
+lost, fetches its copy from another worker; if all copies are lost, Dask makes them again from the files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import dask
+import numpy as np
+import numpy.typing as npt
+import sklearn.base
+import sklearn.model_selection
+from distributed import Future, get_worker, wait
+
+from gallery import backend, models
+from gallery.job import Job, RefusedError
+from gallery.memory import FULL, size
+
+Parameters = dict[str, Any]
+Rows = tuple[Any, Any, Any]  # features, target, and the fold in which each row is tested: a worker's copy
+FIT = 3  # copies of the rows that a fit needs beside the resident one: its folds' rows, and a library's working copy
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a task returns: a candidate's score on a fold that it was not fitted on."""
+
+    candidate: int
+    fold: int
+    score: float
+    seconds: float
+    worker: str
+
+
+def folds(rows: int, k: int, seed: int) -> npt.NDArray[np.uint8]:
+    """Return each row's fold, 0 … k-1, by global row number and seed: scikit-learn's shuffled ``KFold``."""
+    found = np.empty(rows, dtype=np.uint8)
+    splits = sklearn.model_selection.KFold(k, shuffle=True, random_state=seed).split(found)
+    for number, (_, test) in enumerate(splits):
+        found[test] = number
+    return found
+
+
+def splits(fold: npt.NDArray[np.uint8]) -> list[tuple[Any, Any]]:
+    """Return the same folds as scikit-learn's ``cv=`` takes them: pairs of row numbers to fit on and to test on."""
+    return [(np.flatnonzero(fold != number), np.flatnonzero(fold == number)) for number in range(int(fold.max()) + 1)]
+
+
+def admit_whole(job: Job, need: int, what: str) -> None:
+    """Refuse rows that do not fit each worker as a whole: they are not divided here, so more nodes do not help.
+
+    Parameters
+    ----------
+    need
+        Bytes of a copy of the rows.
+
+    Raises
+    ------
+    RefusedError
+        Says how much a worker has; unless ``--any-size`` says to try.
+    """
+    threads = max(job.client.nthreads().values())
+    memory = min(job.client.run(_memory).values())
+    total = need * (1 + FIT * threads)
+    job.result |= {"memory_needed_each": total, "memory_each": memory}
+    if memory and total > FULL * memory and not job.options.any_size:
+        raise RefusedError(
+            f"{what} needs {size(total)} on every worker ({size(need)} of rows, {threads} fits at a time), of "
+            f"{size(memory)}. Use fewer rows, fewer threads a worker or larger workers, or try it with --any-size."
+        )
+
+
+def _memory(dask_worker: Any) -> int:
+    """Return the bytes of this worker's GPU, or its limit (0: none)."""
+    if backend.on_gpu():
+        import cupy
+
+        return int(cupy.cuda.runtime.memGetInfo()[1])
+    return int(dask_worker.memory_manager.memory_limit or 0)
+
+
+def assemble(x: Any, y: Any, fold: npt.NDArray[np.uint8]) -> Rows:
+    """Lay rows out for fits: contiguous, of the array library that the blocks are of."""
+    return np.ascontiguousarray(x), np.ascontiguousarray(y), np.asarray(fold, like=x)
+
+
+@contextlib.contextmanager
+def placed(client: Any, x: Any, y: Any, fold: npt.NDArray[np.uint8]) -> Iterator[Future]:
+    """Lay a copy of the rows on every worker, keep them there, and let them go at the end.
+
+    Parameters
+    ----------
+    x, y
+        Dask arrays, chunked by rows; they are joined on one worker, and workers hand the copies on.
+    """
+    whole = dask.delayed(assemble)(x.rechunk(-1), y.rechunk(-1), fold)
+    memory_manager = client.amm.running()
+    client.amm.stop()  # it takes away copies that no waiting task needs
+    rows = client.compute(whole)
+    try:
+        wait(rows)
+        client.replicate(rows)
+        yield rows
+    finally:
+        rows.release()
+        if memory_manager:
+            client.amm.start()
+
+
+def fit(rows: Rows, estimator: Any, parameters: Parameters, fold: int | None = None) -> Any:
+    """Return a copy of the estimator fitted on all rows, or on those outside a fold; it runs where the rows lie."""
+    x, y, folds = rows
+    model = sklearn.base.clone(estimator).set_params(**parameters)
+    return model.fit(x, y) if fold is None else model.fit(x[folds != fold], y[folds != fold])
+
+
+def refit(rows: Rows, estimator: Any, parameters: Parameters) -> Any:
+    """Return the estimator fitted on all rows, in a form that leaves the worker: scikit-learn's."""
+    return models.to_portable(fit(rows, estimator, parameters))
+
+
+def score(rows: Rows, estimator: Any, parameters: Parameters, candidate: int, fold: int) -> Trial:
+    """Fit outside a fold and score on it, as scikit-learn's ``GridSearchCV`` does: a task of the search."""
+    start = time.perf_counter()
+    model = fit(rows, estimator, parameters, fold)
+    x, y, folds = rows
+    reached = float(model.score(x[folds == fold], y[folds == fold]))
+    return Trial(candidate, fold, reached, time.perf_counter() - start, get_worker().address)
+
+
+def run(client: Any, rows: Future, estimator: Any, candidates: Sequence[Parameters], k: int) -> list[Trial]:
+    """Score all candidates on all folds, a task each, wherever a thread is free; return them in that order."""
+    tasks = [client.submit(score, rows, estimator, parameters, number, fold, pure=False)
+             for number, parameters in enumerate(candidates) for fold in range(k)]  # fmt: skip
+    found: list[Trial] = client.gather(tasks)
+    return found
+
+
+def table(candidates: Sequence[Parameters], trials: Sequence[Trial], k: int) -> dict[str, Any]:
+    """Return the columns of the result: a row per candidate with its parameters, scores, mean, deviation and rank."""
+    scores = np.array([trial.score for trial in trials]).reshape(len(candidates), k)
+    seconds = np.array([trial.seconds for trial in trials]).reshape(len(candidates), k)
+    mean = scores.mean(axis=1)
+    columns: dict[str, Any] = {name: [one[name] for one in candidates] for name in candidates[0]}
+    rank = 1 + (mean[None] > mean[:, None]).sum(axis=1)
+    columns |= {"mean_score": mean, "std_score": scores.std(axis=1), "rank": rank}
+    columns |= {f"fold{fold}_score": scores[:, fold] for fold in range(k)}
+    return columns | {"fit_seconds": seconds.sum(axis=1)}
+
+
+def sent(client: Any) -> dict[str, int]:
+    """Return the bytes of data that each worker has sent to others and to this process since it started."""
+    found: dict[str, int] = client.run(_sent)
+    return found
+
+
+def moved(before: dict[str, int], after: dict[str, int]) -> int:
+    """Return the bytes sent between two answers of :func:`sent`, by the workers that are there at the end."""
+    return sum(total - before.get(worker, 0) for worker, total in after.items())
+
+
+def _sent(dask_worker: Any) -> int:
+    return int(dask_worker.transfer_outgoing_bytes_total)

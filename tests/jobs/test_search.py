@@ -1,0 +1,121 @@
+"""jobs/search.py: scores against scikit-learn's GridSearchCV, what moves, and what a lost worker costs."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pandas as pd
+import pytest
+import sklearn.linear_model
+import sklearn.model_selection
+from distributed import Client, LocalCluster
+
+import search
+from gallery import datasets, kinds, models, trials
+from tests.jobs.job_tests import Refused, RunJob
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("search") / "regression"
+    datasets.write(folder, kinds.Regression(features=5, noise=3.0), rows=600, partitions=3)
+    return folder
+
+
+def rows_of(folder: pathlib.Path) -> tuple[Any, Any]:
+    frame = pd.concat([pd.read_parquet(path) for path in sorted(folder.glob("*.parquet"))])
+    return frame.drop(columns="y").to_numpy(), frame["y"].to_numpy()
+
+
+def reference(data: pathlib.Path, model: Any, tried: list[dict[str, Any]], k: int) -> dict[str, Any]:
+    x, y = rows_of(data)
+    folds = sklearn.model_selection.KFold(k, shuffle=True, random_state=0)
+    grid = [{name: [value] for name, value in one.items()} for one in tried]
+    results: dict[str, Any] = sklearn.model_selection.GridSearchCV(model, grid, cv=folds).fit(x, y).cv_results_
+    return results
+
+
+@pytest.mark.parametrize(("model", "how"), [("ridge", "grid"), ("forest", "random")])
+def test_scores_are_grid_search_cvs(run_job: RunJob, data: pathlib.Path, model: str, how: str) -> None:
+    more = ["--search", "random", "--tries", "3", "--trees", "4"] if how == "random" else ["--compare"]
+    arguments = ["--data", data, "--model", model, "--folds", "3", *more]
+    result, out = run_job(search, *arguments)
+    table = pd.read_parquet(out / "candidates.parquet")
+    options = search.parse(list(map(str, arguments)))
+    theirs = reference(data, search.estimator(options), search.candidates(options), 3)
+    for ours, key in (("mean_score", "mean_test_score"), ("std_score", "std_test_score"), ("rank", "rank_test_score"),
+                      ("fold2_score", "split2_test_score")):  # fmt: skip
+        np.testing.assert_allclose(table[ours], theirs[key], rtol=0, atol=1e-10)
+    assert result["best"] == theirs["params"][int(np.argmax(theirs["mean_test_score"]))]
+    if how == "grid":
+        assert result["scikit_learn"]["largest_difference"] < 1e-10
+        assert result["scikit_learn"]["ratio"] > 0
+    fitted, manifest = models.load(out / "model")
+    x, y = rows_of(data)
+    expected = search.estimator(options).set_params(**result["best"]).fit(x, y).predict(x)
+    np.testing.assert_allclose(
+        fitted.predict(pd.DataFrame(x, columns=list(manifest["features"]))), expected, rtol=1e-12
+    )
+
+
+def test_data_moves_once_and_not_for_fits(run_job: RunJob, data: pathlib.Path) -> None:
+    result, _ = run_job(search, "--data", data, "--folds", "4")
+    assert result["fits"] == 100
+    assert result["data_bytes"] == 600 * (6 * 8 + 1)
+    assert result["data_bytes"] <= result["bytes_moved_to_place"] <= 3 * result["data_bytes"]
+    assert result["bytes_moved_by_fits"] < 100 * 200  # a score each, far less than a copy of the rows for each
+    assert sum(result["fits_by_worker"].values()) == 100
+    assert len(result["fits_by_worker"]) == 2
+
+
+def test_results_do_not_depend_on_partitions(run_job: RunJob, data: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    datasets.write(tmp_path / "one", kinds.Regression(features=5, noise=3.0), rows=600, partitions=1)
+    tables = [pd.read_parquet(run_job(search, "--data", folder, "--folds", "3")[1] / "candidates.parquet")
+              for folder in (data, tmp_path / "one")]  # fmt: skip
+    pd.testing.assert_frame_equal(*(table.drop(columns="fit_seconds") for table in tables))
+
+
+def test_lost_workers_cost_a_copy_not_the_search() -> None:
+    x = np.random.default_rng(1).normal(size=(200, 3))
+    y, fold = x @ [1.0, 2.0, 3.0], trials.folds(200, 3, 0)
+    tried, model = [{"alpha": alpha} for alpha in (0.1, 1.0, 10.0)], sklearn.linear_model.Ridge()
+    with LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0") as cluster:
+        with Client(cluster) as client, trials.placed(
+            client, da.from_array(x, chunks=50), da.from_array(y, chunks=50), fold
+        ) as rows:  # fmt: skip
+            assert {len(held) for held in client.who_has([rows]).values()} == {2}
+            first = trials.run(client, rows, model, tried, 3)
+            cluster.sync(cluster.workers[0].close)  # a copy is left
+            second = trials.run(client, rows, model, tried, 3)
+            cluster.scale(3)
+            client.wait_for_workers(2, timeout=30)
+            cluster.sync(cluster.workers[1].close)  # and now none: it is made again from its inputs
+            third = trials.run(client, rows, model, tried, 3)
+        assert cluster.scheduler.extensions["amm"].running
+    scores = [[trial.score for trial in found] for found in (first, second, third)]
+    assert scores[0] == scores[1] == scores[2]
+
+
+def test_refusals(
+    refused: Refused, data: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frame = pd.DataFrame({"a": np.arange(8.0), "y": np.arange(8.0), "same": 1.0, "name": "x"})
+    frame.to_parquet(tmp_path / "few.parquet")
+    few = ["--data", tmp_path / "few.parquet", "--columns", "a"]
+    assert "5 folds need 10 rows, 8 are usable. Lower --folds." in refused(search, *few)
+    assert "same has one value" in refused(search, *few, "--target", "same", "--folds", "2")
+    assert "no column price" in refused(search, "--data", data, "--target", "price")
+    assert "name is not numeric" in refused(search, *few, "--target", "name")
+    monkeypatch.setattr(trials, "_memory", lambda: 10_000)
+    assert "on every worker" in refused(search, "--data", data)
+
+
+@pytest.mark.parametrize("arguments", [["--tries", "3"], ["--folds", "1"], ["--features", "3", "--data", "x"]])
+def test_refusals_of_options(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        search.main(arguments)
+    assert caught.value.code == 2
+    assert arguments[0] in capsys.readouterr().err
