@@ -25,7 +25,7 @@ import numpy as np
 from dask.utils import parse_bytes
 from distributed import get_task_stream
 
-from gallery import backend, memory, partitions, picture
+from gallery import backend, memory, partitions, picture, spill
 from gallery import job as jobs
 from gallery.job import Job, RefusedError
 
@@ -62,10 +62,10 @@ def chunk_bytes(job: Job, asked: int | None) -> int:
     has = memory.capacity(job.client)
     held = COPIES * asked * job.threads
     if has.memory and held > has.usable and not job.options.any_size:
-        most = memory.size(has.usable / (COPIES * job.threads))
+        most = spill.size(has.usable / (COPIES * job.threads))
         raise RefusedError(
-            f"{job.threads} threads with chunks of {memory.size(asked)} hold {memory.size(held)}, the workers "
-            f"{memory.size(has.usable)}. Lower --chunk to {most}, or try it with --any-size."
+            f"{job.threads} threads with chunks of {spill.size(asked)} hold {spill.size(held)}, the workers "
+            f"{spill.size(has.usable)}. Lower --chunk to {most}, or try it with --any-size."
         )
     return asked
 
@@ -107,7 +107,7 @@ def work(job: Job) -> None:
     with job.phase("write", last=True):
         known["peak_memory"] = max(job.client.run(peak).values())
         draw(job, stream.data)
-    known["gigabytes_per_second"] = round(x.nbytes / 1e9 / known["seconds"]["sum"], 4)
+    known["gigabytes_per_second"] = round(x.nbytes / 1e9 / known["seconds"]["sum"], 9)
     if off := [name for name in ("sum_sigmas", "variance_sigmas") if abs(known[name]) > SIGMAS]:
         job.note(
             f"{' and '.join(off)}: farther from theory than {SIGMAS:g} sigma. Do not trust this machine's numbers."
@@ -143,7 +143,7 @@ def draw(job: Job, tasks: list[dict[str, Any]]) -> None:
     computed = picture.spans(tasks)
     known["threads_used"] = len({thread for thread, *_ in computed})
     seconds = known["seconds"]["sum"]
-    title = f"{memory.size(known['bytes'])} in {seconds:.4g} s, {known['bytes'] / 1e9 / seconds:.4g} GB/s"
+    title = f"{spill.size(known['bytes'])} in {seconds:.4g} s, {known['bytes'] / 1e9 / seconds:.4g} GB/s"
     drawn, (times, flow) = picture.figure(title, panels=2, height=4)
     picture.timeline(times, tasks)
     edges = np.linspace(0, max((stop for *_, stop in computed), default=1.0), BINS + 1)

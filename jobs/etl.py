@@ -191,7 +191,7 @@ def work(job: Job) -> None:
         draw(job, means, groups, shapes, together)
     seconds = known["seconds"]
     rates = {"aggregate": bytes_read(source, [by, value]), "read": source.bytes}
-    known["gigabytes_per_second"] = {name: round(size / 1e9 / seconds[name], 4) for name, size in rates.items()}
+    known["gigabytes_per_second"] = {name: round(size / 1e9 / seconds[name], 9) for name, size in rates.items()}
 
 
 def draw(job: Job, means: Any, groups: Any, shapes: dict[str, Any], together: pd.DataFrame) -> None:

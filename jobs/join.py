@@ -26,7 +26,7 @@ import numpy as np
 import pandas as pd
 from distributed import get_task_stream, wait
 
-from gallery import backend, memory, partitions, picture
+from gallery import backend, memory, partitions, picture, spill
 from gallery import job as jobs
 from gallery.job import Job, RefusedError
 
@@ -121,7 +121,7 @@ def work(job: Job) -> None:
         crowded = out_rows * (ROW + 8) / left.npartitions
         if crowded > 4 * partitions.wanted(job.client):
             job.note(
-                f"A partition becomes {memory.size(crowded)} by the join: {out_rows:,.0f} rows come out. "
+                f"A partition becomes {spill.size(crowded)} by the join: {out_rows:,.0f} rows come out. "
                 "More --keys would make fewer."
             )
     before = sum(job.client.run(sent).values())
@@ -144,8 +144,8 @@ def work(job: Job) -> None:
         else:
             job.note(f"{options.keys:,} keys are too many for the driver: the result was not checked.")
     seconds = known["seconds"]["join"]
-    known["gigabytes_per_second"] = round(known["bytes"] / 1e9 / seconds, 4)
-    known["gigabytes_moved_per_second"] = round(known["bytes_moved"] / 1e9 / seconds, 4)
+    known["gigabytes_per_second"] = round(known["bytes"] / 1e9 / seconds, 9)
+    known["gigabytes_moved_per_second"] = round(known["bytes_moved"] / 1e9 / seconds, 9)
     known["rows_per_second"] = {"left": round(rows[LEFT] / seconds), "joined": round(known["rows_joined"] / seconds)}
     with job.phase("write", last=True):
         draw(job, stream.data, sums["rows"])
@@ -159,7 +159,7 @@ def draw(job: Job, tasks: list[dict[str, Any]], parts: Any) -> None:
     drawn, (times, sizes) = picture.figure(title, panels=2, height=4)
     picture.timeline(times, tasks)
     sizes.bar(np.arange(len(parts)), parts.to_numpy(), width=1, edgecolor="white")
-    sizes.set(xlabel="partition of the result", title=f"rows joined; {memory.size(known['bytes_moved'])} moved")
+    sizes.set(xlabel="partition of the result", title=f"rows joined; {spill.size(known['bytes_moved'])} moved")
     picture.save(job, "join.png", drawn)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from gallery import backend, memory
+from gallery import backend, memory, spill
 from gallery.inputs import Source
 from gallery.job import Job
 
@@ -56,13 +56,13 @@ def block(job: Job, source: Source, columns: list[str]) -> int:
     job.result["partition_bytes"] = size
     if (largest := int(source.group_bytes * growth)) > 1.5 * want:
         job.note(
-            f"{source.where}: a row group of {memory.size(largest)} is larger than the partition of "
-            f"{memory.size(want)} that suits these workers, and cannot be divided. Write smaller row groups."
+            f"{source.where}: a row group of {spill.size(largest)} is larger than the partition of "
+            f"{spill.size(want)} that suits these workers, and cannot be divided. Write smaller row groups."
         )
     files, each = len(source.files), total // len(source.files)
     if files > 4 * job.threads and each * TINY < want:
-        job.note(f"{files:,} files of about {memory.size(each)} each: several make a partition. Fewer, larger files "
-                 f"of about {memory.size(want)} read faster.")  # fmt: skip
+        job.note(f"{files:,} files of about {spill.size(each)} each: several make a partition. Fewer, larger files "
+                 f"of about {spill.size(want)} read faster.")  # fmt: skip
     return max(int(size / growth / _fused(source, columns)), 1)
 
 

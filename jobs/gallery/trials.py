@@ -20,9 +20,8 @@ import sklearn.base
 import sklearn.model_selection
 from distributed import Future, get_worker, wait
 
-from gallery import backend, models
-from gallery.job import Job, RefusedError
-from gallery.memory import FULL, size
+from gallery import memory, models
+from gallery.job import Job
 
 Parameters = dict[str, Any]
 Rows = tuple[Any, Any, Any]  # features, target, and the fold in which each row is tested: a worker's copy
@@ -68,23 +67,8 @@ def admit_whole(job: Job, need: int, what: str) -> None:
         Says how much a worker has; unless ``--any-size`` says to try.
     """
     threads = max(job.client.nthreads().values())
-    memory = min(job.client.run(_memory).values())
-    total = need * (1 + FIT * threads)
-    job.result |= {"memory_needed_each": total, "memory_each": memory}
-    if memory and total > FULL * memory and not job.options.any_size:
-        raise RefusedError(
-            f"{what} needs {size(total)} on every worker ({size(need)} of rows, {threads} fits at a time), of "
-            f"{size(memory)}. Use fewer rows, fewer threads a worker or larger workers, or try it with --any-size."
-        )
-
-
-def _memory(dask_worker: Any) -> int:
-    """Return the bytes of this worker's GPU, or its limit (0: none)."""
-    if backend.on_gpu():
-        import cupy
-
-        return int(cupy.cuda.runtime.memGetInfo()[1])
-    return int(dask_worker.memory_manager.memory_limit or 0)
+    advice = f"Use fewer rows, fewer threads a worker ({threads} fit at a time) or larger workers"
+    memory.admit_one(job, need * (1 + FIT * threads), what, advice)
 
 
 def assemble(x: Any, y: Any, fold: npt.NDArray[np.uint8]) -> Rows:

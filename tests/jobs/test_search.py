@@ -14,7 +14,7 @@ import sklearn.model_selection
 from distributed import Client, LocalCluster
 
 import search
-from gallery import datasets, kinds, models, trials
+from gallery import datasets, kinds, memory, models, trials
 from tests.jobs.job_tests import Refused, RunJob
 
 
@@ -109,8 +109,8 @@ def test_refusals(
     assert "same has one value" in refused(search, *few, "--target", "same", "--folds", "2")
     assert "no column price" in refused(search, "--data", data, "--target", "price")
     assert "name is not numeric" in refused(search, *few, "--target", "name")
-    monkeypatch.setattr(trials, "_memory", lambda: 10_000)
-    assert "on every worker" in refused(search, "--data", data)
+    monkeypatch.setattr(memory, "capacity", lambda _: memory.Capacity(2, 2, 20_000, 20_000, 0))
+    assert "on one worker" in refused(search, "--data", data)
 
 
 @pytest.mark.parametrize("arguments", [["--tries", "3"], ["--folds", "1"], ["--features", "3", "--data", "x"]])
