@@ -2,13 +2,13 @@
 
 Reads the model's folder (manifest.json and model.skops or model.json), checks that the data has the columns and types
 that the model takes, and writes into --out: predictions/ (Parquet: the features, the target if it is there, and
-`prediction`, in the input's order) and result.json, with metrics where the target is there.
+`prediction`, in the input's order), score.png, and result.json, with metrics where the target is there.
 
     python jobs/score.py --model out/model --data 'new/*.parquet'       a laptop
     hpcml submit --nodes 4 jobs/score.py --model /work/ada/model --data /work/ada/new
 
 A row with a missing or infinite value gets no prediction, unless the model takes such values. What transforms instead
-of predicting (encoders, PCA) writes its columns in place of `prediction`.
+of predicting (encoders, PCA) writes its columns in place of `prediction`, and draws no picture.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ import pyarrow as pa
 import sklearn.base
 import sklearn.utils
 
-from gallery import backend, inputs, job, memory, models, scores, tables
+from gallery import backend, charts, inputs, job, memory, models, picture, scores, tables
 from gallery.inputs import Source
 from gallery.job import Job, RefusedError
 
+DRAWN = 20_000  # rows, about, that the picture shows
 COPIES = 3  # of the columns that live at once, per thread: as read, as an array, as written
 
 
@@ -72,7 +73,21 @@ def takes_missing(model: Any) -> bool:
 
 
 def answer(model: Any, frame: pd.DataFrame) -> Any:
-    """Return the model's answer for usable rows: (rows,), or (rows, columns) of a transformer."""
+    """Return the model's answer for usable rows: (rows,), or (rows, columns) of a transformer.
+
+    Raises
+    ------
+    RefusedError
+        The model does not take them: a category that it has not met, for example.
+    """
+    try:
+        return answer_of(model, frame)
+    except ValueError as error:
+        said = inputs.first_line(error)
+        raise RefusedError(f"The model does not take these rows: {said}. Repair them, or leave them out.") from error
+
+
+def answer_of(model: Any, frame: pd.DataFrame) -> Any:
     if goal := objective(model):
         import xgboost
 
@@ -100,7 +115,10 @@ def score_part(part: Any, model: Any, features: dict[str, str]) -> pd.DataFrame:
     whole = backend.to_numpy(part).reset_index(drop=True)
     numbers = [name for name, wanted in features.items() if np.dtype(wanted).kind in "iufb"]
     values = whole[numbers].to_numpy(dtype="float64", na_value=np.nan)
-    usable = np.full(len(whole), True) if takes_missing(model) else np.isfinite(values).all(axis=1)
+    usable = np.isfinite(values).all(axis=1)
+    if takes_missing(model):
+        usable[:] = True
+        values = np.where(np.isfinite(values), values, np.nan)
     frame = whole[list(features)].assign(**{name: values[:, place] for place, name in enumerate(numbers)})[usable]
     if usable.all() and np.isfinite(values).all():  # whole numbers have no missing value
         frame = frame.astype({name: features[name] for name in numbers})
@@ -125,6 +143,31 @@ def measure(scored: Any, target: str, kind: str) -> dict[str, float]:
         return {"accuracy": float(right.mean().compute())}
     numbers = both.astype("float64").to_dask_array(lengths=True)
     return scores.regression(numbers[:, 0], numbers[:, 1])
+
+
+def thin(part: pd.DataFrame, step: int) -> pd.DataFrame:
+    return part.iloc[::step]
+
+
+def draw(job: Job, rows: pd.DataFrame, target: str, kind: str) -> None:
+    """Write score.png: how often which prediction is, and, where the target is there, how it fits."""
+    drawn, axes = picture.figure(f"{job.result['rows']:,} rows scored by {job.result['estimator'].rpartition('.')[2]}",
+                                 panels=2 if target in rows else 1, height=5.2)  # fmt: skip
+    told = rows["prediction"]
+    if kind == "number":
+        axes[0].hist(told.to_numpy("float64"), bins=80)
+        axes[0].set(xlabel="prediction", ylabel="rows of the sample")
+    else:
+        sizes = told.value_counts()
+        charts.bars(axes[0], [str(name) for name in sizes.index], sizes.to_numpy("float64"), "rows of the sample")
+    if target in rows and kind == "number":
+        charts.predicted(axes[1], rows[target].to_numpy("float64"), told.to_numpy("float64"))
+    elif target in rows:
+        table = pd.crosstab(rows[target], told)
+        labels = sorted({*table.index, *table.columns})
+        whole = table.reindex(index=labels, columns=labels, fill_value=0)
+        charts.confusion(axes[1], whole.to_numpy("int64"), [str(label) for label in labels])
+    picture.save(job, "score.png", drawn)
 
 
 def work(job: Job) -> None:
@@ -154,6 +197,9 @@ def work(job: Job) -> None:
             if without:
                 job.note(f"{without:,} of {known['rows']:,} rows miss a value or hold an infinite one: no prediction.")
             known["metrics"] = measure(scored, target, kind) if target in columns else {}
+            shown = scored[[name for name in ("prediction", target) if name in scored]]
+            sample = shown.map_partitions(thin, -(-known["rows"] // DRAWN), meta=shown._meta).compute()  # noqa: SLF001
+            draw(job, sample.dropna(), target, kind)
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:

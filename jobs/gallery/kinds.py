@@ -237,6 +237,69 @@ class Keys(Kind):
         return {"distinct": self.distinct}
 
 
+class Counts(Kind):
+    """Documents: how often each word w0, w1 … is in one, frequent words first; y is the topic, 0 … classes-1."""
+
+    name = "counts"
+
+    def __init__(self, *, seed: int = 0, words: int = 200, classes: int = 6) -> None:
+        super().__init__(seed=seed)
+        rng = np.random.default_rng(seed)
+        self.words, self.classes = words, classes
+        chances = np.exp(0.6 * rng.standard_normal((classes, words))) / (np.arange(words) + 3)  # Zipf's law, by topic
+        self.chances = chances / chances.sum(axis=1, keepdims=True)
+        self.shares = rng.dirichlet(np.full(classes, 8.0))  # topics are not equally frequent
+
+    def schema(self) -> pa.Schema:
+        return pa.schema([*((f"w{number}", pa.int16()) for number in range(self.words)), ("y", pa.int32())])
+
+    def draw(self, rng: np.random.Generator, rows: int) -> dict[str, Any]:
+        label = rng.choice(self.classes, size=rows, p=self.shares)
+        length = rng.integers(5, 60, size=rows)[:, None]
+        counts = np.zeros((rows, self.words), "int16")
+        for topic, chances in enumerate(self.chances):
+            chosen = label == topic
+            counts[chosen] = rng.poisson(length[chosen] * chances)
+        return {**{f"w{number}": counts[:, number] for number in range(self.words)}, "y": label.astype("int32")}
+
+    def truth(self) -> dict[str, Any]:
+        return {
+            "target": "y",
+            "classes": self.classes,
+            "shares": self.shares.tolist(),
+            "chances": self.chances.tolist(),
+        }
+
+
+class Table(Kind):
+    """A table as people keep it: numbers and text with gaps, cities of which some are rare, and a label in words."""
+
+    name = "table"
+    COLOURS, LABELS = ("red", "green", "blue", "black", "white"), ("low", "middle", "high")
+
+    def __init__(self, *, seed: int = 0, cities: int = 30) -> None:
+        super().__init__(seed=seed)
+        self.cities = [f"city {number:03}" for number in range(cities)]
+        shares = 1 / (np.arange(cities) + 1.0) ** 2  # the last ones are rare
+        self.shares = shares / shares.sum()
+
+    def schema(self) -> pa.Schema:
+        numbers = [("amount", pa.float64()), ("age", pa.int64())]
+        return pa.schema([*numbers, ("city", pa.string()), ("colour", pa.string()), ("label", pa.string())])
+
+    def draw(self, rng: np.random.Generator, rows: int) -> dict[str, Any]:
+        amount, age = rng.lognormal(3, 1, rows), rng.integers(18, 90, rows).astype("float64")
+        city = np.array(self.cities, dtype=object)[rng.choice(len(self.cities), rows, p=self.shares)]
+        label = np.array(self.LABELS, dtype=object)[np.digitize(amount * rng.uniform(0.8, 1.25, rows), (12, 40))]
+        colour = np.array(self.COLOURS, dtype=object)[rng.integers(len(self.COLOURS), size=rows)]
+        amount[rng.random(rows) < 0.03], age[rng.random(rows) < 0.02] = np.nan, np.nan
+        city[rng.random(rows) < 0.01] = None
+        return {"amount": amount, "age": age, "city": city, "colour": colour, "label": label}
+
+    def truth(self) -> dict[str, Any]:
+        return {"target": "label", "cities": self.cities, "shares": self.shares.tolist()}
+
+
 KINDS: dict[str, Any] = {
     kind.name: kind
     for kind in (
@@ -246,5 +309,7 @@ KINDS: dict[str, Any] = {
         Moons,
         Taxi,
         Keys,
+        Counts,
+        Table,
     )
 }
