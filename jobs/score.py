@@ -186,20 +186,30 @@ def work(job: Job) -> None:
         columns = [*features, *([target] if target in source.types and target not in features else [])]
         widest = max(source.group_bytes, source.bytes // len(source.files)) * job.threads
         memory.admit(job, COPIES * widest, "what is worked on at once")
-    with job.phase("predict", last=True), tables.reading(source):
+    with job.phase("predict"), tables.reading(source):
         frame = tables.read(source, columns)
         blank = score_part(frame._meta, model, features)  # noqa: SLF001 - an empty frame of its types
         scored = frame.map_partitions(score_part, model, features, meta=blank).persist()
-        tables.write_parquet(job, scored, "predictions")
         known |= {"files": len(source.files), "rows": len(scored), "partitions": scored.npartitions}
+    if not known["rows"]:
+        raise RefusedError(f"{source.where} holds no row. Give --data with rows in it.")
+    with job.phase("write", last=True):
+        tables.write_parquet(job, scored, "predictions")
         if kind != "columns":
-            known["rows_without_prediction"] = without = int(scored["prediction"].isna().sum().compute())
-            if without:
-                job.note(f"{without:,} of {known['rows']:,} rows miss a value or hold an infinite one: no prediction.")
-            known["metrics"] = measure(scored, target, kind) if target in columns else {}
-            shown = scored[[name for name in ("prediction", target) if name in scored]]
-            sample = shown.map_partitions(thin, -(-known["rows"] // DRAWN), meta=shown._meta).compute()  # noqa: SLF001
-            draw(job, sample.dropna(), target, kind)
+            judge(job, scored, target, kind)
+
+
+def judge(job: Job, scored: Any, target: str, kind: str) -> None:
+    """Count what could not be predicted, measure the rest if the target is there, and draw a sample of it."""
+    known, given = job.result, target in scored
+    known["rows_without_prediction"] = without = int(scored["prediction"].isna().sum().compute())
+    if without:
+        job.note(f"{without:,} of {known['rows']:,} rows miss a value or hold an infinite one: no prediction.")
+    known["metrics"] = measure(scored, target, kind) if given else {}
+    shown = scored[["prediction", target] if given else ["prediction"]]
+    step = -(-known["rows"] // DRAWN)
+    sample = shown.map_partitions(thin, step, meta=shown._meta).compute()  # noqa: SLF001
+    draw(job, sample.dropna().reset_index(drop=True), target, kind)
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:

@@ -113,6 +113,8 @@ def test_data_of_another_shape_is_refused(refused: Refused, data: pathlib.Path, 
         score, "--model", folder, "--data", tmp_path / "text.parquet"
     )
     assert "holds no model that can be read" in refused(score, "--model", tmp_path, "--data", data)
+    FRAME.head(0).to_parquet(tmp_path / "none.parquet")
+    assert "holds no row" in refused(score, "--model", folder, "--data", tmp_path / "none.parquet")
 
 
 def test_a_damaged_or_exchanged_model_is_refused(refused: Refused, data: pathlib.Path, tmp_path: pathlib.Path) -> None:
