@@ -1,0 +1,220 @@
+"""Gradient-boosted trees on a Dask cluster with XGBoost: trained over all workers, stopped early, exported as JSON.
+
+Divides rows into training, validation and test by global row number, trains with xgboost.dask (histograms; on GPUs
+there), stops when the validation no longer gets better, and writes into --out: result.json, history.parquet (a row per
+round), predictions/ (Parquet: the test's rows, the target and `prediction`), importance.csv, xgboost_train.png and
+model/ (XGBoost's JSON and a manifest).
+
+    python jobs/xgboost_train.py                                            a laptop: made data, regression
+    python jobs/xgboost_train.py --task classification --data 'flights/*.parquet' --target late
+    hpcml submit --nodes 4 jobs/xgboost_train.py --rows 50_000_000          a cluster: the same script
+
+While it trains, XGBoost opens TCP ports of its own that ask nobody who they are: docs/gallery/xgboost_train.md says
+which, and what a stranger could do. Cuts of the histograms are approximate and depend on how rows lie on the workers,
+so metrics agree between cluster sizes to a few per mille, not to the last digit.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pandas as pd
+
+from gallery import backend, datasets, inputs, job, memory, models, picture, split, tables
+from gallery.job import Job, RefusedError
+
+COPIES = 4  # of the rows that live at once: as read, divided, a part's copy, and the quantised matrix
+TEST, VALIDATION = 0.2, 0.2  # of all rows, and of those left
+MOST_CLASSES = 100
+SHOWN = 15  # features in the picture; importance.csv has them all
+CHECKED = 10_000  # rows of the test that the exported model is asked for on the driver
+
+
+def loopback_or(address: str) -> str:
+    """Return the host that the tracker binds: the scheduler's own address; for one in this process, loopback."""
+    from distributed.comm import get_address_host
+
+    return "127.0.0.1" if address.startswith("inproc") else get_address_host(address)
+
+
+def labels_of(job: Job, source: inputs.Source, y: Any) -> tuple[Any, list[float]]:
+    """Return the target as 0 … k-1, and the values that these stand for."""
+    classes = [float(value) for value in backend.to_numpy(da.unique(y).compute())]
+    if not 2 <= len(classes) <= MOST_CLASSES:
+        few = f"{len(classes)} value{'s' * (len(classes) > 1)}"
+        raise RefusedError(f"{source.where}: {job.options.target} has {few}; classification takes 2 to {MOST_CLASSES}.")
+    return y.map_blocks(_number, classes, dtype=y.dtype).persist(), classes
+
+
+def _number(block: Any, classes: list[float]) -> Any:
+    return np.searchsorted(np.asarray(classes, dtype=block.dtype, like=block), block).astype(block.dtype)
+
+
+def parameters(options: argparse.Namespace, classes: list[float]) -> dict[str, Any]:
+    """Return XGBoost's parameters: its own names, so that its documentation applies."""
+    shared = {"tree_method": "hist", "device": "cuda" if backend.on_gpu() else "cpu", "max_depth": options.depth}
+    shared |= {"learning_rate": options.rate, "seed": options.seed}
+    if options.task == "regression":
+        return {**shared, "objective": "reg:squarederror", "eval_metric": "rmse"}
+    return {**shared, "objective": "multi:softprob", "num_class": len(classes), "eval_metric": "mlogloss"}
+
+
+def train(job: Job, parts: dict[str, tuple[Any, Any]], names: list[str], classes: list[float]) -> tuple[Any, Any]:
+    """Train over all workers; return the booster, cut at its best round, and the history."""
+    import xgboost.collective
+    import xgboost.dask
+
+    options, client = job.options, job.client
+    host = loopback_or(client.scheduler.address)
+    job.result["tracker_host"] = host
+    fitted = xgboost.dask.DaskQuantileDMatrix(client, *parts["train"], feature_names=names)
+    checked = xgboost.dask.DaskQuantileDMatrix(client, *parts["validation"], feature_names=names, ref=fitted)
+    found = xgboost.dask.train(
+        client, parameters(options, classes), fitted, num_boost_round=options.rounds,
+        evals=[(fitted, "train"), (checked, "validation")], early_stopping_rounds=options.patience, verbose_eval=False,
+        coll_cfg=xgboost.collective.Config(tracker_host_ip=host),
+    )  # fmt: skip
+    booster = found["booster"]
+    return booster[: booster.best_iteration + 1], found["history"]
+
+
+def work(job: Job) -> None:
+    options, known = job.options, job.result
+    if options.data is None:
+        with job.phase("generate"):
+            options.data = datasets.made(job, options.task, features=options.features or 12)
+    with job.phase("read"):
+        source = inputs.survey(job.client, options.data, [*options.columns, options.target] if options.columns else [])
+        kind = source.types.get(options.target)
+        if kind is None or not inputs.is_numeric(kind):
+            raise RefusedError(f"{source.where} has no numeric column {options.target}. Give --target another.")
+        names, _ = inputs.numeric(source, options.columns, leave=(options.target,))
+        dtype = inputs.float_type(source, [*names, options.target])
+        if source.rows is not None:
+            memory.admit(job, COPIES * source.rows * (len(names) + 1) * np.dtype(dtype).itemsize, source.where)
+        x, y = tables.arrays(job, source, names, dtype, options.target)
+        classes: list[float] = []
+        if options.task == "classification":
+            y, classes = labels_of(job, source, y)
+            known["classes"] = classes
+        x_rest, x_test, y_rest, y_test = split.split(x, y, options.seed, TEST)
+        x_train, x_valid, y_train, y_valid = split.split(x_rest, y_rest, options.seed + 1, VALIDATION)
+        known |= {"rows_train": len(x_train), "rows_validation": len(x_valid), "rows_test": len(x_test)}
+    with job.phase("train"):
+        backend.import_everywhere(job.client, "xgboost")
+        parts = {"train": (x_train, y_train), "validation": (x_valid, y_valid)}
+        booster, history = train(job, parts, names, classes)
+        rounds = len(next(iter(history["train"].values())))
+        known |= {"rounds": rounds, "rounds_kept": booster.num_boosted_rounds()}
+        known["stopped_early"] = rounds < options.rounds
+    with job.phase("test"):
+        import xgboost.dask
+
+        matrix = xgboost.dask.DaskDMatrix(job.client, x_test, feature_names=names)
+        found = xgboost.dask.predict(job.client, booster, matrix)
+        found._chunks = (x_test.chunks[0], *found.chunks[1:])  # noqa: SLF001 - XGBoost doesn't tell the lengths
+        found = found.persist()
+        known["metrics"] = metrics(y_train, y_test, found, classes)
+    with job.phase("export"):
+        given = {"features": dict.fromkeys(names, dtype), "target": options.target, "metrics": known["metrics"]}
+        folder = models.export(job, booster, **given)
+        known["export_difference"] = difference(folder, x_test, found)
+    with job.phase("write", last=True):
+        values = found
+        if classes:
+            values = found.map_blocks(_value, classes, drop_axis=1, dtype="float64")
+            y_test = y_test.map_blocks(_value, classes, dtype="float64")
+        columns = {name: x_test[:, number] for number, name in enumerate(names)}
+        columns |= {options.target: y_test, "prediction": values}
+        tables.write_parquet(job, tables.frame_of(columns), "predictions")
+        curves = {f"{part}_{metric}": curve for part, by in history.items() for metric, curve in by.items()}
+        with job.file("history.parquet") as path:
+            pd.DataFrame(curves).rename_axis("round").reset_index().to_parquet(path)
+        gain = booster.get_score(importance_type="total_gain")
+        shares = pd.Series({name: gain.get(name, 0.0) for name in names}).sort_values(ascending=False)
+        shares /= max(shares.sum(), 1e-300)
+        job.write_text("importance.csv", shares.rename_axis("feature").rename("share_of_gain").to_csv())
+        draw(job, curves, shares)
+    known["rows_per_second"] = {"train": round(len(x_train) * rounds / known["seconds"]["train"])}
+
+
+def metrics(y_train: Any, y: Any, found: Any, classes: list[float]) -> dict[str, float]:
+    """Return what the model reaches on the test, beside the baseline: the mean, or the most frequent class."""
+    if classes:
+        counts = da.bincount(y_train.astype("int64"), minlength=len(classes)).compute()
+        common, chosen = int(backend.to_numpy(counts).argmax()), found.argmax(axis=1)
+        sure = found.map_blocks(_of_truth, y[:, None], drop_axis=1, dtype=found.dtype)
+        known = {"accuracy": (chosen == y).mean(), "logloss": -da.log(da.maximum(sure, 1e-15)).mean()}
+        known["baseline_accuracy"] = (y == common).mean()
+    else:
+        residual, middle = ((found - y) ** 2).mean(), y_train.mean()
+        known = {"rmse": da.sqrt(residual), "mae": abs(found - y).mean(), "r2": 1 - residual / y.var()}
+        known["baseline_rmse"] = da.sqrt(((y - middle) ** 2).mean())
+    return {name: float(value.compute()) for name, value in known.items()}
+
+
+def _of_truth(found: Any, y: Any) -> Any:
+    return np.take_along_axis(found, y.astype("int64"), axis=1)[:, 0]
+
+
+def _value(block: Any, classes: list[float]) -> Any:
+    chosen = block.argmax(axis=1) if block.ndim == 2 else block.astype("int64")
+    return np.asarray(classes, like=block)[chosen]
+
+
+def difference(folder: Any, x: Any, found: Any) -> float:
+    """Return how far the exported model, loaded here on the CPU, is from the run's predictions: the largest."""
+    import xgboost
+
+    model, _ = models.load(folder)
+    model.set_param({"device": "cpu"})
+    rows = backend.to_numpy(x[:CHECKED].compute())
+    again = model.predict(xgboost.DMatrix(rows, feature_names=model.feature_names))
+    return float(np.abs(again - backend.to_numpy(found[:CHECKED].compute())).max())
+
+
+def draw(job: Job, curves: dict[str, list[float]], shares: pd.Series) -> None:
+    """Write the picture: both histories, and the share of the gain by feature."""
+    known = job.result
+    named = "  ".join(f"{name} {value:.4g}" for name, value in known["metrics"].items())
+    drawn, (left, right) = picture.figure(f"XGBoost, {known['rows_train']:,} rows; test: {named}", panels=2, height=4.6)
+    for name, curve in curves.items():
+        left.plot(range(1, len(curve) + 1), curve, label=name.replace("_", ", "))
+    left.axvline(known["rounds_kept"], color="#888888", linestyle="--", linewidth=1, label="kept")
+    left.set(xlabel="round", ylabel="error (lower is better)", yscale="log")
+    left.legend(frameon=False)
+    few = shares.head(SHOWN)[::-1]
+    right.barh(range(len(few)), few)
+    right.set_yticks(range(len(few)), few.index)
+    right.set(xlabel="share of the gain", ylabel="feature")
+    picture.save(job, "xgboost_train.png", drawn)
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = job.parser("xgboost_train", __doc__, rows=50_000)
+    add = parser.add_argument
+    add("--columns", type=job.names, default=[], help="features: a,b,c (default: all but the target, if numeric)")
+    add("--target", default="y", help="column to predict, numeric (default y)")
+    add("--features", type=job.count, help="features of made data (default 12)")
+    add("--task", choices=("regression", "classification"), default="regression", help="default regression")
+    add("--rounds", type=job.count, default=300, help="most rounds (default 300)")
+    add("--patience", type=job.count, default=10, help="rounds without a better validation to stop after (default 10)")
+    add("--depth", type=job.count, default=6, help="greatest depth of a tree (default 6)")
+    add("--rate", type=float, default=0.2, help="learning rate (default 0.2)")
+    options = parser.parse_args(arguments)
+    if options.data and options.features:
+        parser.error("--features describes made data. Leave it out, or leave out --data.")
+    if not 0 < options.rate <= 1:
+        parser.error("--rate must be above 0 and at most 1.")
+    return options
+
+
+def main(arguments: list[str] | None = None) -> int:
+    return job.run("xgboost_train", parse(arguments), work)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
