@@ -139,9 +139,7 @@ def read(job: Job) -> tuple[inputs.Source, list[str], Any, Any | None]:
     if "cluster" in names:
         raise RefusedError(f"{source.where}: a feature 'cluster' would collide with the result. Use --columns.")
     say_where(job)
-    if source.rows is not None:
-        need = COPIES * source.rows * len(names) * np.dtype(dtype).itemsize
-        memory.admit_one(job, need, source.where, "Give fewer rows or --columns")
+    memory.admit_one(job, COPIES * memory.table(source, names, dtype), source.where, "Give fewer rows or --columns")
     x, true = tables.arrays(job, source, names, dtype, label or None)
     if len(x) < least:
         raise RefusedError(f"{source.where}: {len(x)} usable rows are fewer than --min-samples {least}. Lower it.")

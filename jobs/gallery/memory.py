@@ -13,16 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from gallery import backend
+from gallery import backend, spill
 from gallery.inputs import Source
 from gallery.job import Job, RefusedError
-from gallery.spill import size
 
 MOST = (
     4.0  # times the memory that spilling is tried for, if there is room to spill to: beyond, each pass rereads it all
 )
 FULL = 0.6  # of a worker's memory: where distributed begins to spill (distributed.worker.memory.target's default)
 LOOKED_AT, GLANCE = 8, 1 << 18  # text files from which bytes per row are told, and bytes read of each
+size = spill.size
 
 
 @dataclass(frozen=True)
@@ -33,17 +33,22 @@ class Capacity:
     ----------
     memory
         Where the data lies while it is worked on: the GPUs', or the workers' limits.
-    usable
-        The memory that data can fill before the workers begin to spill it.
     room
         Where it can be spilled to: the hosts' memory for GPUs, the nodes' disk for CPUs; 0 if workers do not spill.
+    fill
+        The memory that data can fill before the workers begin to spill it, as they say; 0 if they do not.
     """
 
     nodes: int
     workers: int
     memory: int
-    usable: int
     room: int
+    fill: int = 0
+
+    @property
+    def usable(self) -> int:
+        """The memory that data can fill before it is spilled."""
+        return self.fill or int(self.memory * FULL)
 
 
 def _of_worker(dask_worker: Any) -> tuple[str, int, int, int, int]:
@@ -68,7 +73,7 @@ def capacity(client: Any) -> Capacity:
     known = list(client.run(_of_worker).values())
     disks = {host: free for host, *_, free in known}  # the workers of a node share its disk
     room = sum(above for *_, above, _ in known) + sum(disks.values())
-    return Capacity(len(disks), len(known), sum(one[1] for one in known), sum(one[2] for one in known), room)
+    return Capacity(len(disks), len(known), sum(one[1] for one in known), room, sum(one[2] for one in known))
 
 
 def rows(source: Source) -> int:

@@ -36,8 +36,16 @@ class Listed(NamedTuple):
 
 JOBS = {
     "kmeans": Listed("--rows 4000 --k 4", ("rows", "inertia", "silhouette"), "blobs features=2", "--k 4", ("nan", "few")),
+    "dbscan": Listed("--rows 2000", ("rows", "clusters", "noise"), "moons", "", ("nan",)),
+    "linear": Listed("--rows 4000", ("rows", "metrics.r2"), "regression features=4", "", ("nan",)),
+    "forest": Listed("--rows 2000 --trees 10", ("rows", "metrics.accuracy"), "classification features=4", "--trees 10",
+                     ("nan", "one class"), gpu_tolerance=0.05),
+    "etl": Listed("--rows 20000", ("rows_read", "rows", "means"), "taxi"),
+    "join": Listed("--rows 40000", ("rows_joined", "sums")),
+    "arrays": Listed("--rows 1000 --columns 2000", ("bytes",)),
+    "search": Listed("--rows 2000", ("candidates", "best_score"), "regression features=4", "", ("nan",)),
 }  # fmt: skip
-TOOLS = ("fabric", "make_data")  # files of jobs/ that are no jobs of the gallery
+TOOLS = ("fabric", "make_data", "score")  # files of jobs/ that are no jobs of the gallery
 
 
 def shape(kind: str) -> tuple[str, dict[str, int]]:

@@ -1,0 +1,38 @@
+"""Every file of jobs/ is known to the tests that go across all jobs, explains itself and has its page."""
+
+from __future__ import annotations
+
+import importlib
+import pathlib
+
+import pytest
+
+import kmeans
+from tests.jobs.job_list import JOBS, TOOLS
+
+FOLDER = pathlib.Path(kmeans.__file__).parent
+PAGES = FOLDER.parent / "docs/gallery"
+
+
+def test_the_list_holds_every_job() -> None:
+    files = sorted(path.stem for path in FOLDER.glob("*.py"))
+    assert files == sorted([*JOBS, *TOOLS]), "give each job its line in tests/jobs/job_list.py"
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_help_shows_what_all_jobs_have(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        importlib.import_module(name).main(["--help"])
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    options = ("--out", "--seed", "--any-size", *(("--data",) if JOBS[name].kind else ()))
+    assert not [option for option in options if option not in said]
+    assert f"jobs/{name}.py" in said  # how to run it
+    assert "Exit status: 0 done; 2 " in said
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_each_has_its_page(name: str) -> None:
+    page = (PAGES / f"{name}.md").read_text()
+    assert f"jobs/{name}.py" in page
+    assert "GPU" in page  # whether it ran on some
