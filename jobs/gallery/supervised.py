@@ -57,14 +57,17 @@ def read(job: Job, *, labelled: bool, dtype: str | None = None, copies: int = 4)
         A column is missing or no number, the target is no class or all one, too few rows, or too large.
     """
     options = job.options
-    source = inputs.survey(job.client, options.data, [*options.columns, options.target])
+    needed = [*options.columns, options.target] if options.columns else []  # of none named, every file must have all
+    source = inputs.survey(job.client, options.data, needed)
+    if options.target not in source.types:
+        known = ", ".join(list(source.types)[: inputs.SHOWN])
+        raise RefusedError(f"{source.where} has no column {options.target}. It has: {known}. Give --target one of them.")
     names, found = inputs.numeric(source, options.columns, leave=(options.target,))
     dtype = dtype or found
     kind = source.types[options.target]
     if not inputs.is_numeric(kind):
         raise RefusedError(f"{source.where}: target {options.target} is {kind}, no number. Number its classes first.")
-    if source.rows is not None:
-        memory.admit(job, copies * source.rows * np.dtype(dtype).itemsize * (len(names) + 1), source.where)
+    memory.admit(job, copies * memory.table(source, [*names, options.target], dtype), source.where)
     x, y = tables.arrays(job, source, names, dtype, options.target)
     labels = scores.classes(y, source.where) if labelled else None
     divided = Divided(source, names, dtype, labels, *split.split(x, y, options.seed, TEST))

@@ -68,9 +68,10 @@ def cases(world: World) -> list[Case]:
     """Return a case for each headline."""
     shared: dict[str, float] = {}
     quick = 30.0 if world.cpu_only else 0.0
-    found = [Case(name, quick or line.about, partial(_headline, world, name, "tcp" if world.cpu_only else "ucx", shared))
+    wire = "tcp" if world.cpu_only else "ucx"
+    found = [Case(name, quick or line.about, partial(_headline, world, name, name, wire, shared))
              for name, line in HEADLINES.items()]  # fmt: skip
-    found.append(Case("join over TCP", quick or 150, partial(_headline, world, "join", "tcp", shared)))
+    found.append(Case("join over TCP", quick or 150, partial(_headline, world, "join over TCP", "join", "tcp", shared)))
     found.append(Case("search", quick or 60, partial(_search, world)))
     found.append(Case("kmeans, 1 to N", quick or 150, partial(_weak_scaling, world)))
     return found
@@ -101,9 +102,8 @@ def write_csv(folder: Path, size: int, file: int = CSV_FILE) -> None:
         shutil.copyfile(first, folder / f"part-{number:05d}.csv")
 
 
-def _headline(world: World, name: str, protocol: str, shared: dict[str, float]) -> list[Result]:
+def _headline(world: World, title: str, name: str, protocol: str, shared: dict[str, float]) -> list[Result]:
     line, sizes = HEADLINES[name], scaled(world, name)
-    title = name if protocol == "ucx" or name != "join" else "join over TCP"
     written = None
     if name == "csv":
         written = world.folder("csv") / "data"
