@@ -76,14 +76,14 @@ def test_refusals(refused: Refused, moons: pathlib.Path, tmp_path: pathlib.Path,
     assert "2 usable rows are fewer than --min-samples 10" in refused(dbscan, "--data", tmp_path / "few.parquet")
     assert "'cluster' would collide" in refused(dbscan, "--data", tmp_path / "named.parquet")
     assert "no column z of true clusters" in refused(dbscan, "--data", moons, "--label", "z")
-    small = memory.Capacity(2, 2, 2 * 200_000, 2 * 200_000, 0)
+    small = memory.Capacity(2, 2, 2 * 200_000, 0)
     monkeypatch.setattr(memory, "capacity", lambda _: small)
     assert "with eps 5 needs" in (sentence := refused(dbscan, "--data", moons, "--eps", "5"))
     assert "on one worker" in sentence
     assert "more nodes do not help. Lower --eps" in sentence
-    monkeypatch.setattr(memory, "capacity", lambda _: memory.Capacity(2, 2, 2 * 150_000, 2 * 150_000, 10**9))
+    monkeypatch.setattr(memory, "capacity", lambda _: memory.Capacity(2, 2, 2 * 150_000, 10**9))
     assert "Lower --eps or give fewer rows" in refused(dbscan, "--data", moons)  # and no picture of the curve is left
-    monkeypatch.setattr(memory, "capacity", lambda _: memory.Capacity(2, 2, 2 * 10_000, 2 * 10_000, 10**9))
+    monkeypatch.setattr(memory, "capacity", lambda _: memory.Capacity(2, 2, 2 * 10_000, 10**9))
     assert "needs 141 KiB on one worker, 14.4 times its memory (9.77 KiB)" in refused(dbscan, "--data", moons)
 
 

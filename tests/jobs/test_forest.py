@@ -66,7 +66,7 @@ def test_refusals(refused: Refused, made: dict[str, pathlib.Path], tmp_path: pat
     pd.DataFrame({"x": np.arange(30.0), "y": 1}).to_parquet(tmp_path / "one.parquet")
     assert "the target is 1 in all rows" in refused(forest, "--data", tmp_path / "one.parquet")
     assert "no class labels" in refused(forest, "--data", made["regression"])
-    small = memory.Capacity(nodes=4, workers=4, memory=80_000, usable=80_000, room=10**9)
+    small = memory.Capacity(nodes=4, workers=4, memory=80_000, room=10**9)
     monkeypatch.setattr(memory, "capacity", lambda _: small)
     said = refused(forest, "--data", made["classification"])
     assert "A forest's training data needs 28.1 KiB on one worker, 1.4 times its memory (19.5 KiB)" in said

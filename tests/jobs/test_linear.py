@@ -112,7 +112,7 @@ def wide(folder: pathlib.Path) -> pathlib.Path:
 def test_too_much_for_one_worker_is_refused(
     refused: Refused, made: dict[str, pathlib.Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small = memory.Capacity(nodes=4, workers=4, memory=400_000, usable=400_000, room=10**9)
+    small = memory.Capacity(nodes=4, workers=4, memory=400_000, room=10**9)
     monkeypatch.setattr(memory, "capacity", lambda _: small)
     said = refused(linear, "--what", "logistic", "--data", made["classification"], "--columns", "x0,x1")
     assert "on one worker" in said

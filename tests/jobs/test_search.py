@@ -109,7 +109,7 @@ def test_refusals(
     assert "same has one value" in refused(search, *few, "--target", "same", "--folds", "2")
     assert "no column price" in refused(search, "--data", data, "--target", "price")
     assert "name is not numeric" in refused(search, *few, "--target", "name")
-    monkeypatch.setattr(memory, "capacity", lambda _: memory.Capacity(2, 2, 20_000, 20_000, 0))
+    monkeypatch.setattr(memory, "capacity", lambda _: memory.Capacity(2, 2, 20_000, 0))
     assert "on one worker" in refused(search, "--data", data)
 
 
