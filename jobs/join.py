@@ -17,7 +17,6 @@ tables by the seconds of the join.
 from __future__ import annotations
 
 import argparse
-import itertools
 from typing import Any
 
 import dask
@@ -28,6 +27,7 @@ from distributed import get_task_stream, wait
 
 from gallery import backend, memory, partitions, picture, spill
 from gallery import job as jobs
+from gallery.inputs import chunks_of
 from gallery.job import Job, RefusedError
 
 ROW = 16  # bytes: key and payload, int64 each
@@ -58,12 +58,21 @@ def part(span: tuple[int, int], side: str, keys: int, seed: int) -> Any:
     return backend.tables().DataFrame({name: values.astype("int64") for name, values in columns.items()})
 
 
-def table(job: Job, side: str, rows: int) -> Any:
-    """Return a table as a lazy Dask frame of partitions that suit the workers."""
+def parts_of(job: Job, rows: dict[str, int]) -> dict[str, int]:
+    """Return how many partitions each table has: of a size that suits the workers, and two at least for each thread.
+
+    A right table of one partition is sent to all as it is, whatever is asked of Dask; so a shuffle has it divided as
+    the left one, and a broadcast has as few partitions as can be.
+    """
     size = partitions.wanted(job.client)
-    parts = min(rows, max(partitions.TASKS * job.threads if rows >= 100_000 else 1, -(-rows * ROW // size)))
-    edges = [rows * number // parts for number in range(parts + 1)]
-    spans = list(itertools.pairwise(edges))
+    full = {side: -(-count * ROW // size) for side, count in rows.items()}
+    left = min(rows[LEFT], max(partitions.TASKS * job.threads, full[LEFT]))
+    return {LEFT: left, RIGHT: full[RIGHT] if job.options.how == "broadcast" else min(left, rows[RIGHT])}
+
+
+def table(job: Job, side: str, rows: int, parts: int) -> Any:
+    """Return a table as a lazy Dask frame of so many partitions."""
+    spans = list(chunks_of(rows, parts))
     keys, seed = job.options.keys, job.options.seed
     return dd.from_map(part, spans, side=side, keys=keys, seed=seed, meta=part((0, 0), side, keys, seed))
 
@@ -115,9 +124,10 @@ def work(job: Job) -> None:
         everywhere = known["workers"] * bytes_of[RIGHT] if options.how == "broadcast" else 0
         memory.admit(job, COPIES * known["bytes"] + everywhere, f"The join of {rows[LEFT]:,} with {rows[RIGHT]:,} rows")
         backend.import_everywhere(job.client, backend.tables().__name__, backend.arrays().__name__)
-        left, right = (table(job, side, count).persist() for side, count in rows.items())
+        parts = parts_of(job, rows)
+        left, right = (table(job, side, count, parts[side]).persist() for side, count in rows.items())
         wait([left, right])
-        known["partitions"] = left.npartitions
+        known["partitions"] = parts
         crowded = out_rows * (ROW + 8) / left.npartitions
         if crowded > 4 * partitions.wanted(job.client):
             job.note(

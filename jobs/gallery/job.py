@@ -305,7 +305,7 @@ def show(result: dict[str, Any], out: pathlib.Path) -> None:
             text = f"{value:,}" if isinstance(value, int | np.integer) else f"{value:,.6g}"
         elif name == "spilled":
             text = "  ".join(f"{part} {spill.size(figure)}" for part, figure in value.items() if figure) or "nothing"
-        elif name in ("seconds", "rows_per_second", "metrics"):
+        elif name in ("seconds", "rows_per_second", "gigabytes_per_second", "metrics") and isinstance(value, dict):
             text = "  ".join(f"{part} {_short(figure)}" for part, figure in value.items())
         elif isinstance(value, str):
             text = value

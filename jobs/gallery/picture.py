@@ -9,6 +9,7 @@ import matplotlib.colors
 import numpy as np
 import numpy.typing as npt
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from gallery.job import Job
 
@@ -84,6 +85,7 @@ def timeline(axes: Any, tasks: list[dict[str, Any]]) -> None:
     colour = [OKABE_ITO[int(lane) % len(OKABE_ITO)] for lane in lanes]
     axes.barh(lanes, np.subtract(stops, starts), left=starts, height=0.8, color=colour or None, linewidth=0)
     many = f"{LANES} of {len(threads)}" if len(threads) > LANES else f"{len(threads)}"
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set(xlabel="seconds", ylabel="thread", title=f"tasks of {many} threads")
 
 

@@ -26,12 +26,14 @@ def test_the_result_is_pandas(run_job: RunJob, way: list[str], monkeypatch: pyte
     monkeypatch.setattr(partitions, "LEAST", 30_000)
     monkeypatch.setattr(partitions, "CPU", 30_000)
     result, _ = run_job(join, *OPTIONS, *way)
-    assert result["partitions"] > 5
+    assert result["partitions"]["left"] > 5
+    assert result["partitions"]["right"] == (1 if "broadcast" in way else result["partitions"]["left"])
     assert result["sums"] == join.summary(merged()).iloc[0].to_dict()
     assert result["rows_joined"] == len(merged())
     assert result["right_result"] is True
     assert result["bytes"] == 16 * (ROWS + OTHER)
-    assert result["bytes_moved"] > 0
+    if "broadcast" not in way:  # of two workers' rows half are the other's
+        assert result["bytes_moved"] > 0.4 * result["bytes"]
 
 
 def test_sums_tell_a_wrong_pairing() -> None:
