@@ -258,9 +258,16 @@ def _ended_without_word(found: Status, run: runs.Run, code: int, words: str, oth
 def _driver_exit(run: runs.Run) -> tuple[str, int] | None:
     """Return the node and the exit status that step.sh recorded for the newest attempt's driver, if it did."""
     with runs.storage(run.paths.directory):
-        files = sorted(run.paths.directory.glob("attempts/*/exit/driver@*"), key=lambda path: int(path.parts[-3]))
-        text = files[-1].read_text().strip() if files else ""
-    return (files[-1].name.partition("@")[2], int(text)) if text.isdigit() else None
+        path = _driver_record(run)
+        text = path.read_text().strip() if path else ""
+    return (path.name.partition("@")[2], int(text)) if path and text.isdigit() else None
+
+
+def _driver_record(run: runs.Run) -> Path | None:
+    """Return the file in which step.sh recorded the end of the newest attempt's driver, if it did."""
+    attempt = max(run.paths.directory.glob("attempts/[0-9]*"), key=lambda path: int(path.name), default=None)
+    files = attempt.glob("exit/driver@*") if attempt else ()
+    return next((path for path in files if not path.name.endswith(".new")), None)
 
 
 def _step_ended(found: Status, run: runs.Run, node: str, said: int) -> None:
@@ -304,7 +311,8 @@ def follow(
     """Yield the run's status whenever it has changed, until it has ended.
 
     Its own files are looked at often, Slurm seldom: after 1 s at first, then at growing distances up to 15 s while it
-    waits; from 7 s up to 30 s while it runs.
+    waits; from 7 s up to 30 s while it runs. When the driver's step has ended and the run's files do not say how, Slurm
+    is asked at once and then as at first: the job is about to end.
 
     Parameters
     ----------
@@ -318,9 +326,10 @@ def follow(
     heard = time.monotonic()
     last: Status | None = None
     seen: object = None
+    over: Path | None = None
     while True:
         now = time.monotonic()
-        began = run.paths.events.exists()
+        began = run.paths.events.exists() and over is None
         if began and distance < FIRST_ASK_AFTER_START:  # its own diary speaks now
             distance = FIRST_ASK_AFTER_START
             ask_at = now + distance
@@ -345,6 +354,8 @@ def follow(
             if current.state in ("ended", "refused"):
                 each()
                 return
+            if run.job and (record := _driver_record(run)) != over:
+                over, distance, ask_at = record, 1.0, 0.0
         time.sleep(LOOK)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -192,6 +193,24 @@ def test_every_state_of_a_job_has_words(world: World, state: str) -> None:
     facts = json.loads(done.stdout)
     assert facts["state"] in ("queued", "starting", "running", "ended")
     assert facts["words"]
+
+
+def test_slurm_is_asked_at_once_when_the_driver_s_step_is_over_without_a_word(world: World) -> None:
+    """While a run's own diary speaks, Slurm is first asked after 7 s; not when nobody is left who could write it."""
+    directory = world.submit()
+    (directory / "events.jsonl").write_text(
+        json.dumps(
+            {"time": time.time(), "attempt": 0, "event": "allocated", "nodes": ["n1"], "job": "101", "node": "n1"}
+        )
+        + "\n"
+    )
+    (directory / "attempts/0/exit").mkdir(parents=True)
+    (directory / "attempts/0/exit/driver@n1").write_text("137\n")
+    world.set_job("101", state="FAILED")
+    began = time.monotonic()
+    assert world.run("logs", "-f", "last").returncode == 0
+    assert time.monotonic() - began < 5
+    assert len(world.calls("squeue")) == 1
 
 
 def test_a_list_is_shown_though_slurm_does_not_answer(world: World) -> None:

@@ -53,5 +53,8 @@ own="$attempt/exit/driver@${SLURMD_NODENAME:-local}"
 [ -e "$HPCML_RUN_DIR/events.jsonl" ] || status=84   # not even the supervisor started: see logs/driver.log
 
 # Scheduler and workers have ended by now, told by the supervisor; what has not is killed.
+# srun that is told to end kills its tasks: without a supervisor they would hold their nodes for Slurm's own KillWait.
+kill -TERM "$scheduler" "$worker" 2>/dev/null
+for _ in {1..30}; do kill -0 "$scheduler" 2>/dev/null || kill -0 "$worker" 2>/dev/null || break; sleep 0.1; done
 kill -KILL -- "-$scheduler" "-$worker" 2>/dev/null
 exit "$status"
