@@ -70,6 +70,19 @@ def directory_of(done: subprocess.CompletedProcess[str]) -> Path:
     return Path(line[line.index(" /") + 1 :])
 
 
+def left_of_containers(cluster: Cluster) -> list[str]:
+    """Return processes of containers and mounts of images that are still there."""
+    marks = ("Apptainer runtime parent", "squashfuse_ll")
+    processes = [line for _, line in cluster.lab.processes("alice") if any(mark in line for mark in marks)]
+    mounts = [
+        f"{node}: {line}"
+        for node in ALL_NODES
+        for line in cluster.run("cat", "/proc/mounts", node=node).stdout.splitlines()
+        if "squashfuse" in line or "/var/lib/apptainer/mnt" in line
+    ]
+    return processes + mounts
+
+
 class Cluster:
     """What the tests do on the lab, as alice on the login node unless they say otherwise."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ALL_NODES, Cluster
+from conftest import Cluster, left_of_containers
 from lab_state import wait_for
 from test_exit_status import (  # noqa: F401 - pytest runs what is imported here
     test_a_worker_is_killed_and_the_work_goes_on,
@@ -17,7 +17,6 @@ from test_exit_status import (  # noqa: F401 - pytest runs what is imported here
     test_the_script_raises,
     test_the_script_runs_out_of_memory,
     test_the_supervisor_is_killed,
-    test_the_time_limit,
     test_workers_that_die_for_good_end_the_run_where_the_policy_says_so,
 )
 
@@ -35,19 +34,6 @@ class Inside(Cluster):
         return super().command(text, *options, "--image", str(self.image), arguments=arguments, name=name)
 
 
-def _left(cluster: Cluster) -> list[str]:
-    """Return processes of containers and mounts of images that are still there."""
-    marks = ("Apptainer runtime parent", "squashfuse_ll")
-    processes = [line for _, line in cluster.lab.processes("alice") if any(mark in line for mark in marks)]
-    mounts = [
-        f"{node}: {line}"
-        for node in ALL_NODES
-        for line in cluster.run("cat", "/proc/mounts", node=node).stdout.splitlines()
-        if "squashfuse" in line or "/var/lib/apptainer/mnt" in line
-    ]
-    return processes + mounts
-
-
 @pytest.fixture(scope="module")
 def cluster(cluster: Cluster, image: Path) -> Cluster:
     """Return the cluster of this file."""
@@ -59,7 +45,7 @@ def _nothing_stays(cluster: Cluster) -> Iterator[None]:
     """After each test nothing of a container is left."""
     yield
     cluster.wait_idle(60)
-    assert wait_for(lambda: not _left(cluster), 10), _left(cluster)
+    assert wait_for(lambda: not left_of_containers(cluster), 10), left_of_containers(cluster)
 
 
 def test_it_is_inside(cluster: Cluster) -> None:
