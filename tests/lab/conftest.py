@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 ALL_NODES = ("n1", "n2", "n3", "n4")
 
+KMEANS = ("--k", "8", "--rows", "60000", "--seed", "5")
+
 BUSY = """
 import time
 import hpcml
@@ -68,6 +70,24 @@ def directory_of(done: subprocess.CompletedProcess[str]) -> Path:
     line = next((line for line in done.stderr.splitlines() if line.startswith("  run ")), None)
     assert line is not None, done.stderr
     return Path(line[line.index(" /") + 1 :])
+
+
+@dataclass
+class Clustered:
+    """What jobs/kmeans.py gave in a run, and how soon after it all nodes were idle."""
+
+    directory: Path
+    idle_after: float
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.directory / "out/result.json").read_text())
+        return found
+
+    @property
+    def centres(self) -> list[list[float]]:
+        lines = (self.directory / "out/centres.csv").read_text().splitlines()[1:]
+        return [[float(word) for word in line.split(",")] for line in lines]
 
 
 def left_of_containers(cluster: Cluster) -> list[str]:
@@ -193,6 +213,28 @@ def cluster(lab: Lab) -> Cluster:
     if lab.exec(["hpcml", "--version"]).returncode != 0:
         pytest.skip("hpcml is not installed in the lab: make lab")
     return Cluster(lab)
+
+
+def kmeans(cluster: Cluster, *options: str) -> Clustered:
+    """Run jobs/kmeans.py, as it comes with the lab's hpcml; with the same numbers each time."""
+    folder = cluster.run("python", "-c", "from hpcml import assets; print(assets.folder('jobs'))").stdout.strip()
+    done = cluster.run("hpcml", "submit", *options, "--wait", f"{folder}/kmeans.py", *KMEANS, timeout=300)
+    ended = time.time()
+    assert done.returncode == 0, done.stderr + done.stdout
+    cluster.wait_idle(30)
+    return Clustered(directory_of(done), time.time() - ended)
+
+
+@pytest.fixture(scope="session")
+def kmeans_on_nodes(cluster: Cluster) -> Clustered:
+    """K-means on the lab's four nodes: once for all tests that compare theirs with it."""
+    return kmeans(cluster, "--nodes", "4")
+
+
+@pytest.fixture(scope="session")
+def kmeans_here(cluster: Cluster) -> Clustered:
+    """K-means on the local site: once for all tests that compare theirs with it."""
+    return kmeans(cluster, "--site", "local")
 
 
 @pytest.fixture(scope="session")

@@ -186,8 +186,9 @@ class Outside:
         for path in self.home.glob(".hpcml/ssh/*"):
             if path.is_file():
                 path.unlink()
-            else:  # keys of a tunnel that was killed
-                shutil.rmtree(path)
+            else:  # keys of a tunnel that was killed; one that ends takes its own away at the same time
+                with contextlib.suppress(FileNotFoundError):
+                    shutil.rmtree(path)
 
     @property
     def home(self) -> Path:

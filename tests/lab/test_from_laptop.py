@@ -14,12 +14,11 @@ from pathlib import Path
 import pytest
 
 import lab_ssh
-from conftest import directory_of
+from conftest import KMEANS, Clustered, directory_of
 from hpcml import assets, errors
 from laptop import Outside, until
 
 pytestmark = pytest.mark.lab
-KMEANS = ("--k", "8", "--rows", "60000", "--seed", "5")
 HOSTILE = (
     "$(touch pwned)",
     "`id`",
@@ -81,7 +80,9 @@ def start(outside: Outside, project: Path, *words: str) -> subprocess.Popen[str]
     return outside.lab.popen(["hpcml", "--host", "lab", *words], node=lab_ssh.LAPTOP, cwd=project)
 
 
-def test_kmeans_on_four_nodes_gives_the_laptop_s_result(outside: Outside, project: Path) -> None:
+def test_kmeans_on_four_nodes_gives_the_laptop_s_result(
+    outside: Outside, project: Path, kmeans_here: Clustered
+) -> None:
     """Submitted, watched and fetched from the laptop with one login; the same script on this machine agrees."""
     outside.forget()
     logins = outside.logins("login") + outside.logins("login2")
@@ -106,12 +107,8 @@ def test_kmeans_on_four_nodes_gives_the_laptop_s_result(outside: Outside, projec
     assert {str(path.relative_to(here)) for path in here.rglob("*") if path.is_file()} == names
     assert all((here / name).read_bytes() == (there / name).read_bytes() for name in names)
 
-    local = outside.lab.exec(["hpcml", "submit", "--site", "local", "--wait",
-                              str(outside.lab.places.venv / "lib/python3.11/site-packages/hpcml/_assets/jobs/kmeans.py"), *KMEANS],
-                             timeout=240)  # fmt: skip
-    assert local.returncode == 0, local.stderr
-    mine, theirs = (json.loads((folder / "result.json").read_text()) for folder in (here, directory_of(local) / "out"))
-    assert mine["inertia"] == pytest.approx(theirs["inertia"], rel=1e-6)
+    mine = json.loads((here / "result.json").read_text())
+    assert mine["inertia"] == pytest.approx(kmeans_here.metrics["inertia"], rel=1e-6)
 
 
 @pytest.mark.parametrize("status", [3, 255, 0])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ALL_NODES, Cluster
+from conftest import ALL_NODES, Cluster, Clustered, kmeans
 from hpcml import errors
 
 pytestmark = pytest.mark.lab
@@ -28,19 +28,12 @@ with hpcml.connect() as client:
 """
 
 
-def test_kmeans_gives_the_same_result_inside(cluster: Cluster, image: Path) -> None:
-    folder = cluster.run("python", "-c", "from hpcml import assets; print(assets.folder('jobs'))").stdout.strip()
-    results = []
-    for options in ((), ("--image", str(image))):
-        done = cluster.run("hpcml", "submit", "--nodes", "4", *options, "--wait", f"{folder}/kmeans.py", "--k", "8", "--rows",
-                           "60000", "--seed", "5", timeout=300)  # fmt: skip
-        assert done.returncode == 0, done.stderr + done.stdout
-        directory = Path(next(line for line in done.stderr.splitlines() if line.startswith("  run ")).split()[-1])
-        results.append(json.loads((directory / "out/result.json").read_text()))
-        assert (directory / "out/kmeans.png").stat().st_size > 1000
-    outside, inside = results
-    assert inside["inertia"] == pytest.approx(outside["inertia"], rel=1e-9)
-    assert inside["sizes"] == outside["sizes"]
+def test_kmeans_gives_the_same_result_inside(cluster: Cluster, image: Path, kmeans_on_nodes: Clustered) -> None:
+    inside = kmeans(cluster, "--nodes", "4", "--image", str(image))
+    for found in (kmeans_on_nodes, inside):
+        assert (found.directory / "out/kmeans.png").stat().st_size > 1000
+    assert inside.metrics["inertia"] == pytest.approx(kmeans_on_nodes.metrics["inertia"], rel=1e-9)
+    assert inside.metrics["sizes"] == kmeans_on_nodes.metrics["sizes"]
 
 
 def test_every_role_is_inside_and_nothing_of_the_host(cluster: Cluster, image: Path) -> None:

@@ -13,36 +13,21 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ALL_NODES, Cluster, directory_of
+from conftest import ALL_NODES, Cluster, Clustered, directory_of
 from hpcml import errors
 
 pytestmark = pytest.mark.lab
 
-KMEANS = ("--k", "8", "--rows", "60000", "--seed", "5")
 
-
-def test_kmeans_gives_the_laptop_s_result(cluster: Cluster) -> None:
+def test_kmeans_gives_the_laptop_s_result(kmeans_on_nodes: Clustered, kmeans_here: Clustered) -> None:
     """`hpcml submit --nodes 4 --wait jobs/kmeans.py --k 8` on four nodes, and the same script on the local site."""
-    found = cluster.run("python", "-c", "from hpcml import assets; print(assets.folder('jobs'))").stdout.strip()
-    results = []
-    for options in (["--nodes", "4"], ["--site", "local"]):
-        done = cluster.run("hpcml", "submit", *options, "--wait", f"{found}/kmeans.py", *KMEANS, timeout=240)
-        assert done.returncode == 0, done.stderr + done.stdout
-        if options[0] == "--nodes":
-            ended = time.time()
-            cluster.wait_idle(30)
-            assert time.time() - ended <= 5
-        directory = directory_of(done)
-        metrics = json.loads((directory / "out/result.json").read_text())
-        centres = [[float(word) for word in line.split(",")]
-                   for line in (directory / "out/centres.csv").read_text().splitlines()[1:]]  # fmt: skip
-        assert (directory / "out/kmeans.png").stat().st_size > 10_000
-        assert list((directory / "out/assignments").glob("*.parquet"))
-        results.append((metrics, centres))
-    (slurm, slurm_centres), (local, local_centres) = results
-    assert len(slurm_centres) == 8
-    assert slurm["inertia"] == pytest.approx(local["inertia"], rel=1e-6)
-    for left, right in zip(slurm_centres, local_centres, strict=True):
+    assert kmeans_on_nodes.idle_after <= 5
+    for found in (kmeans_on_nodes, kmeans_here):
+        assert (found.directory / "out/kmeans.png").stat().st_size > 10_000
+        assert list((found.directory / "out/assignments").glob("*.parquet"))
+    assert len(kmeans_on_nodes.centres) == 8
+    assert kmeans_on_nodes.metrics["inertia"] == pytest.approx(kmeans_here.metrics["inertia"], rel=1e-6)
+    for left, right in zip(kmeans_on_nodes.centres, kmeans_here.centres, strict=True):
         assert left == pytest.approx(right, rel=1e-6, abs=1e-9)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 import lab_ssh
 from conftest import ALL_NODES, BUSY
 from hpcml import errors
-from laptop import SERVICE, Outside, until
+from laptop import SERVICE, Outside, Tunnel, until
 
 LOGINS = ("login", "login2")
 
@@ -100,6 +101,31 @@ def test_a_run_that_starts_again_is_followed_to_its_new_node(outside: Outside) -
     assert second["port"] == first["port"]
 
 
+@pytest.fixture(scope="module")
+def dying(outside: Outside, dashboard: tuple[str, Path]) -> Iterator[tuple[str, Path, Tunnel]]:
+    """A run whose service loses its socket under an open tunnel, which takes 45 s to be sure: other tests run meanwhile."""
+    run, directory = outside.start_run("web", SERVICE)
+    service = outside.service(directory, "web")
+    tunnel = Tunnel(outside.lab, run, "--service", "web", "--route", "direct")
+    try:
+        tunnel.up()
+        outside.on(service["node"], "rm", service["socket"])
+        yield run, directory, tunnel
+    finally:
+        tunnel.stop()
+        outside.on("login", "hpcml", "cancel", run)
+
+
+def test_a_socket_that_is_missing(outside: Outside, dying: tuple[str, Path, Tunnel]) -> None:
+    run, directory, _ = dying
+    for route in ("direct", "twohop", "srun"):
+        missing = outside.tunnel(run, "--service", "web", "--route", route)
+        assert missing.ended() == errors.SERVICE_GONE, missing.said
+        assert outside.service(directory, "web")["socket"] in missing.said
+    nothing = outside.tunnel(run, "--service", "nosuch")
+    nothing.heard("is running")
+
+
 def test_a_pending_run_is_waited_for_without_a_login(outside: Outside, dashboard: tuple[str, Path]) -> None:
     holder, directory = outside.cluster.detach(BUSY, "--nodes", "4", "--name", "pends", "--time", "10")
     tunnel = outside.tunnel(directory.name)
@@ -117,6 +143,12 @@ def test_a_pending_run_is_waited_for_without_a_login(outside: Outside, dashboard
     assert held.ended(40) == errors.NEVER_STARTS
     assert "held by the user" in held.said
     outside.on("login", "scancel", holder)
+
+
+def test_a_service_that_dies_under_an_open_tunnel(outside: Outside, dying: tuple[str, Path, Tunnel]) -> None:
+    _, _, tunnel = dying
+    assert tunnel.ended(90) == errors.SERVICE_GONE  # it finds out by looking
+    assert "the run goes on" in tunnel.said
 
 
 def test_a_certificate_that_ends_keeps_the_tunnel_and_stops_the_next_login(
@@ -242,23 +274,6 @@ def test_forwarding_forbidden_by_the_login_node_names_it(
             assert "lab forbids forwarding" in tunnel.said
             assert outside.tunnel(dashboard[0]).up()["route"] == "srun"
     outside.close_connection()
-
-
-def test_a_socket_that_is_missing_and_a_service_that_dies(outside: Outside) -> None:
-    run, directory = outside.start_run("web", SERVICE)
-    service = outside.service(directory, "web")
-    tunnel = outside.tunnel(run, "--service", "web", "--route", "direct")
-    tunnel.up()
-    outside.on(service["node"], "rm", service["socket"])
-    for route in ("direct", "twohop", "srun"):
-        missing = outside.tunnel(run, "--service", "web", "--route", route)
-        assert missing.ended() == errors.SERVICE_GONE, missing.said
-        assert service["socket"] in missing.said
-    nothing = outside.tunnel(run, "--service", "nosuch")
-    nothing.heard("is running")
-    assert tunnel.ended(90) == errors.SERVICE_GONE  # the open one finds out by looking
-    assert "the run goes on" in tunnel.said
-    outside.on("login", "hpcml", "cancel", run)
 
 
 def test_a_stranger_s_server_is_never_shown_nor_told_the_token(outside: Outside) -> None:
