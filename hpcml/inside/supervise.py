@@ -29,6 +29,7 @@ NOTES_TICK = 0.25  # seconds between looks at the notes that the batch script le
 SLOW_TICK = 0.5  # seconds between looks at files that other nodes write
 CERTIFICATE_WITHOUT_LIMIT = 8 * 86400.0  # seconds; a job without a time limit of its own
 ORDERLY = 2.0  # seconds that scheduler and workers have to close by themselves, a quarter if they never were all up
+LAST_WORDS = 1.0  # seconds from the end of the scheduler's line to its exit status: its log is whole only then
 SETTLE = 0.3  # seconds for Slurm's own signal to arrive beside the batch script's note
 
 
@@ -53,6 +54,7 @@ class Supervisor:
     variables: dict[str, str] = field(default_factory=dict)
     notes: set[str] = field(default_factory=set)
     notes_read: float = 0.0
+    closed_at: float = 0.0
 
     # -- phases ---------------------------------------------------------------------------------------------------
 
@@ -281,7 +283,10 @@ class Supervisor:
             raise RunEndedError(self._outcome(errors.WORKERS_LOST, reason, "", final[0].quote))
 
     def _scheduler_missing(self, late: bool, seconds: float) -> None:
-        if ended := blame.of_the_scheduler(self.context, self.channel.closed, seconds if late else 0.0):
+        if self.channel.closed and not self.closed_at:
+            self.closed_at = time.monotonic()
+        silent = self.channel.closed and time.monotonic() - self.closed_at > LAST_WORDS
+        if ended := blame.of_the_scheduler(self.context, silent, seconds if late else 0.0):
             raise RunEndedError(ended)
 
     def _workers_missing(self, late: bool, seconds: float) -> None:
