@@ -40,7 +40,7 @@ def idle_after(cluster: Cluster, ended: Ended) -> float:
 @pytest.mark.parametrize("status", [0, 3])
 def test_the_script_s_own_status(cluster: Cluster, status: int) -> None:
     ended = cluster.submit(
-        CONNECT + f"print(client.submit(lambda: 6 * 7).result())\nsys.exit({status})", "--nodes", "4"
+        CONNECT + f"print(client.submit(lambda: 6 * 7).result())\nsys.exit({status})", "--nodes", "2" if status else "4"
     )
     assert ended.code == status, ended.err
     assert "42" in ended.out
@@ -79,7 +79,7 @@ def test_the_job_is_cancelled(cluster: Cluster, handles: bool) -> None:
     """The driver gets SIGTERM while scheduler and workers still serve it, so that it can save what it has."""
     saving = ("def save(*_):\n    print('saved', client.submit(lambda: 'with the cluster').result(), flush=True)\n"
               "    os._exit(0)\nsignal.signal(signal.SIGTERM, save)\n") if handles else ""  # fmt: skip
-    job, directory = cluster.detach(CONNECT + saving + WAIT, "--nodes", "4", "--name", "tocancel")
+    job, directory = cluster.detach(CONNECT + saving + WAIT, "--nodes", "2", "--name", "tocancel")
     cluster.wait_event(directory, "driver-started")
     deadline = time.monotonic() + 20
     while "waiting" not in (directory / "logs/driver.log").read_text():
@@ -101,17 +101,17 @@ def test_the_job_is_cancelled(cluster: Cluster, handles: bool) -> None:
 def test_a_worker_is_killed_and_the_work_goes_on(cluster: Cluster) -> None:
     script = CONNECT + (
         "futures = client.map(lambda i: (time.sleep(0.3), i)[1], range(40))\n"
-        "murder = client.submit(lambda: os.kill(os.getpid(), signal.SIGKILL), workers=['n3'])\n"
+        "murder = client.submit(lambda: os.kill(os.getpid(), signal.SIGKILL), workers=['n2'])\n"
         "print('sum', sum(client.gather(futures)))\n"
         "deadline = time.time() + 20\n"
-        "while len(client.scheduler_info(n_workers=-1)['workers']) < 4 and time.time() < deadline: time.sleep(0.1)\n"
+        "while len(client.scheduler_info(n_workers=-1)['workers']) < 2 and time.time() < deadline: time.sleep(0.1)\n"
         "print('workers', len(client.scheduler_info(n_workers=-1)['workers']))\n")  # fmt: skip
-    ended = cluster.submit(script, "--nodes", "4")
-    assert ended.code == 0, ended.err + ended.log("worker-n3.log")
+    ended = cluster.submit(script, "--nodes", "2")
+    assert ended.code == 0, ended.err + ended.log("worker-n2.log")
     assert f"sum {sum(range(40))}" in ended.out
-    assert "workers 4" in ended.out
-    assert "killed by SIGKILL" in ended.log("worker-n3.log")
-    assert [event["worker"] for event in ended.events if event["event"] == "worker-removed"][:1] == ["n3"]
+    assert "workers 2" in ended.out
+    assert "killed by SIGKILL" in ended.log("worker-n2.log")
+    assert [event["worker"] for event in ended.events if event["event"] == "worker-removed"][:1] == ["n2"]
 
 
 def test_workers_that_die_for_good_end_the_run_where_the_policy_says_so(cluster: Cluster) -> None:
@@ -138,7 +138,7 @@ def test_a_job_that_is_suspended_goes_on(cluster: Cluster) -> None:
 
 
 def test_the_scheduler_is_killed(cluster: Cluster) -> None:
-    _, directory = cluster.detach(CONNECT + WAIT, "--nodes", "4")
+    _, directory = cluster.detach(CONNECT + WAIT, "--nodes", "2")
     pid = cluster.wait_event(directory, "scheduler-up")["pid"]
     cluster.wait_event(directory, "driver-started")
     os.kill(pid, signal.SIGKILL)

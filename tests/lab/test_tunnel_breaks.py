@@ -131,7 +131,7 @@ def test_a_pending_run_is_waited_for_without_a_login(outside: Outside, dashboard
     tunnel = outside.tunnel(directory.name)
     tunnel.heard("is queued")
     before = all_logins(outside)
-    time.sleep(25)  # two beats of the line; a poll would show by now
+    time.sleep(21)  # two beats of the line; a poll would show by now
     assert tunnel.process.poll() is None
     assert all_logins(outside) == before
     assert "waiting for free nodes" in tunnel.said or "other jobs go first" in tunnel.said
