@@ -1,6 +1,8 @@
 """Run every tier of tests that this machine can run, say why not for the others, and fail a tier that ran no test.
 
-``make test`` calls it. The lab tier needs root and installs what it lacks on Debian and Ubuntu (tests/lab/lab.py).
+``make test`` calls it. The lab tier needs root and installs what it lacks on Debian and Ubuntu (tests/lab/lab.py). Its
+tests look at the clock, so it runs alone; the others run beside each other (``LANES``) while the lab is made ready, and
+each tier's output is shown whole when the tier ends.
 """
 
 from __future__ import annotations
@@ -9,14 +11,21 @@ import argparse
 import os
 import subprocess
 import sys
+import tempfile
+import threading
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 from xml.etree import ElementTree as ET
 
 ROOT = Path(__file__).resolve().parent.parent
 MOST_FAILURES = 10
 LAB = [sys.executable, str(ROOT / "tests/lab/lab.py")]
+LANES = (("unit", "cli"), ("local",))  # what runs one after the other; the first two use one core, the other more
+SHOWING = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -59,13 +68,10 @@ def main() -> int:
     options = parser.parse_args()
     if unknown := [name for name in (*options.tiers, *options.must_run) if name not in names]:
         parser.error(f"no such tier: {', '.join(unknown)}")
-    results = []
+    asked = [tier for tier in TIERS if not options.tiers or tier.name in options.tiers]
     if os.geteuid() == 0 and (not options.tiers or "lab" in options.tiers):
         _lab("install", "--accounting")  # before all: the unit tier uses shellcheck, which comes with it
-    for tier in TIERS:
-        if not options.tiers or tier.name in options.tiers:
-            print(f"\n== {tier.name}: {tier.proves}", flush=True)
-            results.append(_run(tier))
+    results = _run_all(asked)
     print(f"\n{'tier':<8} {'passed':>7} {'failed':>7} {'skipped':>8} {'time':>7}")
     for result in results:
         note = f"  not run: {result.why_not}" if result.why_not else ""
@@ -80,18 +86,49 @@ def main() -> int:
     return 1 if bad else 0
 
 
-def _run(tier: Tier) -> Result:
+def _run_all(asked: Sequence[Tier]) -> list[Result]:
+    """Run the lanes and make the lab ready beside each other, then the lab tier; return results in the tiers' order."""
+    lanes = [lane for names in LANES if (lane := [tier for tier in asked if tier.name in names])]
+    lab = next((tier for tier in asked if tier.name == "lab"), None)
+    beside = len(lanes) + bool(lab) > 1
+    if beside:
+        lines = [", then ".join(tier.name for tier in lane) for lane in lanes] + ["making the lab ready"] * bool(lab)
+        print(f"beside each other: {'; '.join(lines)}", flush=True)
+    with ThreadPoolExecutor(max_workers=len(lanes) + 1) as pool:
+        ready = pool.submit(_prepare_lab) if lab else None
+        running = [pool.submit(lambda lane: [_run(tier, aside=beside) for tier in lane], lane) for lane in lanes]
+        results = [result for lane in running for result in lane.result()]
+        reason = ready.result() if ready else ""
+    if lab and reason:
+        print(f"\n== lab: {lab.proves}\nnot run: {reason}", flush=True)
+        results.append(Result("lab", why_not=reason))
+    elif lab:
+        results.append(_run(lab))
+        subprocess.run([*LAB, "down"], check=False)
+    return results
+
+
+def _run(tier: Tier, *, aside: bool = False) -> Result:
+    """Run a tier; ``aside`` keeps its output until it has ended, because others run meanwhile."""
+    if not aside:
+        print(f"\n== {tier.name}: {tier.proves}", flush=True)
+        return _pytest(tier, None)
+    with tempfile.TemporaryFile("w+") as output:
+        result = _pytest(tier, output)
+        output.seek(0)
+        with SHOWING:
+            print(f"\n== {tier.name}: {tier.proves}\n{output.read()}", flush=True)
+    return result
+
+
+def _pytest(tier: Tier, output: IO[str] | None) -> Result:
     start = time.monotonic()
     result = Result(tier.name)
-    if tier.name == "lab" and (reason := _prepare_lab()):
-        result.why_not = reason
-        print(f"not run: {reason}")
-        return result
     report = ROOT / f".pytest_cache/{tier.name}.xml"
     report.unlink(missing_ok=True)
     enough = f"--maxfail={MOST_FAILURES}"  # a broken lab fails every test, each only after its deadline
     command = [sys.executable, "-m", "pytest", "-q", enough, f"--junitxml={report}", *tier.paths]
-    code = subprocess.run(command, cwd=ROOT, check=False).returncode
+    code = subprocess.run(command, cwd=ROOT, stdout=output, stderr=output and subprocess.STDOUT, check=False).returncode
     if report.exists():
         suite = next(iter(ET.parse(report).getroot().iter("testsuite")))  # noqa: S314 - pytest's own report
         number = {key: int(suite.get(key, "0")) for key in ("tests", "failures", "errors", "skipped")}
@@ -100,10 +137,8 @@ def _run(tier: Tier) -> Result:
         result.failed = number["failures"] + number["errors"]
     result.broken = code != 0 or result.ran == 0
     if result.ran == 0:
-        print(f"the {tier.name} tier ran no test")
+        print(f"the {tier.name} tier ran no test", file=output)
     result.seconds = time.monotonic() - start
-    if tier.name == "lab":
-        subprocess.run([*LAB, "down"], check=False)
     return result
 
 

@@ -15,7 +15,9 @@ from lab_paths import LabError, Places
 
 PYTHON = "/usr/bin/python3"
 EXTRAS = "local,test,ucx,jupyter"
-IGNORED_NAMES = (".git", ".venv", "venv", "__pycache__", "build", "dist", "*.egg-info", ".*_cache", "node_modules")
+IGNORED_NAMES = (
+    ".git", ".venv", "venv", "__pycache__", "build", "dist", "*.egg-info", ".*_cache", ".hypothesis", "node_modules",
+)  # fmt: skip
 
 
 def build(places: Places, source: Path, extras: str = EXTRAS) -> tuple[Path, bool]:
