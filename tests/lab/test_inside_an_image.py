@@ -29,7 +29,7 @@ with hpcml.connect() as client:
 
 
 def test_kmeans_gives_the_same_result_inside(cluster: Cluster, image: Path, kmeans_on_nodes: Clustered) -> None:
-    inside = kmeans(cluster, "--nodes", "4", "--image", str(image))
+    inside = kmeans(cluster, "--nodes", "2", "--image", str(image))
     for found in (kmeans_on_nodes, inside):
         assert (found.directory / "out/kmeans.png").stat().st_size > 1000
     assert inside.metrics["inertia"] == pytest.approx(kmeans_on_nodes.metrics["inertia"], rel=1e-9)

@@ -235,7 +235,8 @@ def test_a_lost_answer(cluster: Cluster, sent: bool) -> None:
     cluster.run("chmod", "755", str(fake))
     cluster.run("rm", "-f", f"{cluster.work}/calls")
     path = f"{fake.parent}:{cluster.run('printenv', 'PATH').stdout.strip()}"
-    command = cluster.command("print('ran once')\n", "--nodes", "1", "--wait", name=f"lost{sent}")
+    looks = ("--set", "slurm.timeout=5s")  # for so long the job is looked for
+    command = cluster.command("print('ran once')\n", "--nodes", "1", "--wait", *looks, name=f"lost{sent}")
     done = cluster.run(*command, env={"PATH": path}, timeout=120)
     assert (cluster.work / "calls").read_text() == "x\n"
     jobs = cluster.run("squeue", "--me", "--noheader", "--states=all", "--format=%k").stdout
