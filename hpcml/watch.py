@@ -265,9 +265,10 @@ def _driver_exit(run: runs.Run) -> tuple[str, int] | None:
 
 def _driver_record(run: runs.Run) -> Path | None:
     """Return the file in which step.sh recorded the end of the newest attempt's driver, if it did."""
-    attempt = max(run.paths.directory.glob("attempts/[0-9]*"), key=lambda path: int(path.name), default=None)
-    files = attempt.glob("exit/driver@*") if attempt else ()
-    return next((path for path in files if not path.name.endswith(".new")), None)
+    with runs.storage(run.paths.directory):
+        attempt = max(run.paths.directory.glob("attempts/[0-9]*"), key=lambda path: int(path.name), default=None)
+        files = attempt.glob("exit/driver@*") if attempt else ()
+        return next((path for path in files if not path.name.endswith(".new")), None)
 
 
 def _step_ended(found: Status, run: runs.Run, node: str, said: int) -> None:
