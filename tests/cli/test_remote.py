@@ -197,7 +197,7 @@ def processes(home: str) -> list[str]:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if f"HOME={home}\0".encode() in (folder / "environ").read_bytes():
-                found.append((folder / "cmdline").read_text().replace("\0", " "))
+                found.append((folder / "cmdline").read_text(errors="replace").replace("\0", " "))
         except OSError:
             continue
     return found

@@ -77,7 +77,7 @@ class Session:
         for path in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 if str(self.directory) in (path / "environ").read_text(errors="replace"):
-                    found[int(path.name)] = (path / "cmdline").read_text().replace("\0", " ")
+                    found[int(path.name)] = (path / "cmdline").read_text(errors="replace").replace("\0", " ")
         return found
 
 

@@ -67,7 +67,7 @@ class Here:
         for path in Path("/proc").glob("[0-9]*"):
             try:
                 if str(self.folder) in (path / "environ").read_text(errors="replace"):
-                    found.append((path / "cmdline").read_text().replace("\0", " "))
+                    found.append((path / "cmdline").read_text(errors="replace").replace("\0", " "))
             except OSError:
                 continue  # it ended while we looked, or is not ours to read
         return [line for line in found if "hpcml.inside" in line or "/code/" in line or "job.sh" in line]
@@ -154,7 +154,7 @@ def test_a_part_of_hpcml_is_killed(here: Here, role: str) -> None:
     )
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            line = (path / "cmdline").read_text().replace("\0", " ").strip()
+            line = (path / "cmdline").read_text(errors="replace").replace("\0", " ").strip()
             mine = str(directory) in (path / "environ").read_text(errors="replace") or str(directory) in line
         except OSError:
             continue
