@@ -1,0 +1,117 @@
+"""jobs/neighbors.py: real runs on small data, neighbours and predictions checked against scikit-learn."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pandas as pd
+import pytest
+import sklearn.metrics
+import sklearn.neighbors
+
+import neighbors
+from gallery import blocks, datasets, kinds, models, tables
+from tests.jobs.job_tests import Refused, RunJob
+
+MAKERS = {"classify": kinds.Classification(features=3), "regress": kinds.Regression(features=3)}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("data")
+    for what, kind in MAKERS.items():
+        datasets.write(folder / what, kind, rows=3_000, partitions=5)
+    return folder
+
+
+def table(folder: pathlib.Path) -> pd.DataFrame:
+    return pd.concat([pd.read_parquet(path) for path in sorted(folder.glob("*.parquet"))], ignore_index=True)
+
+
+def halves(folder: pathlib.Path, held: Any) -> tuple[pd.DataFrame, pd.DataFrame]:
+    rows = table(folder)
+    return rows.drop(index=held), rows.loc[held]
+
+
+@pytest.mark.parametrize("what", ["classify", "regress"])
+def test_predictions_are_scikit_learns(run_job: RunJob, data: pathlib.Path, what: str) -> None:
+    result, out = run_job(neighbors, "--what", what, "--data", data / what, "--k", "7")
+    predictions = pd.read_parquet(out / "predictions")
+    held = predictions["row"]
+    np.testing.assert_array_equal(held, tables.sample_rows(3_000, 600, 0))
+    index, asked = halves(data / what, held)
+    features = ["x0", "x1", "x2"]
+    model = getattr(sklearn.neighbors, neighbors.CLASSES[what])(7).fit(index[features].to_numpy(), index["y"])
+    expected = model.predict(asked[features].to_numpy())
+    np.testing.assert_allclose(predictions["predicted"], expected, rtol=1e-9)
+    np.testing.assert_allclose(predictions["y"], asked["y"])
+    measure = sklearn.metrics.accuracy_score if what == "classify" else sklearn.metrics.r2_score
+    name = "accuracy" if what == "classify" else "r2"
+    assert result[name] == pytest.approx(measure(asked["y"], expected), rel=1e-9)
+    assert 0.7 < result[name] < 1
+    assert result["recall"] == 1.0
+    assert result["by_k"]["rows"] == 600
+    by_five = getattr(sklearn.neighbors, neighbors.CLASSES[what])(5).fit(index[features].to_numpy(), index["y"])
+    place = result["by_k"]["k"].index(5)
+    expected_by_five = measure(asked["y"], by_five.predict(asked[features].to_numpy()))
+    assert result["by_k"]["score"][place] == pytest.approx(expected_by_five, rel=1e-9)
+    exported, manifest = models.load(out / "model")
+    np.testing.assert_allclose(exported.predict(asked[list(manifest["features"])]), expected, rtol=1e-9)
+    assert (out / "neighbors.png").exists()
+
+
+def test_neighbours_are_scikit_learns(run_job: RunJob, data: pathlib.Path) -> None:
+    search = ("--what", "search", "--data", data / "regress", "--k", "4", "--queries", "100")
+    result, out = run_job(neighbors, *search)
+    found = pd.read_parquet(out / "neighbors")
+    index, asked = halves(data / "regress", found["row"])
+    features = ["x0", "x1", "x2"]
+    distances, places = (
+        sklearn.neighbors.NearestNeighbors(n_neighbors=4).fit(index[features]).kneighbors(asked[features])
+    )
+    rows = found[[f"neighbor_{place}" for place in (1, 2, 3, 4)]].to_numpy()
+    np.testing.assert_array_equal(rows, index.index.to_numpy()[places])
+    np.testing.assert_allclose(found[[f"distance_{place}" for place in (1, 2, 3, 4)]], distances, rtol=1e-9)
+    assert result["features"] == features
+    assert (result["recall"], result["searched"], result["index_rows"]) == (1.0, 100, 2_900)
+
+
+def test_a_wrong_neighbour_lowers_recall() -> None:
+    rows = np.random.default_rng(0).normal(size=(60, 2))
+    index, queries = da.from_array(rows, chunks=(25, 2)), rows[:5] + 0.01
+    found = sklearn.neighbors.NearestNeighbors(n_neighbors=3).fit(rows).kneighbors(queries)[1]
+    assert neighbors.recall(index, queries, found, "float64") == 1.0
+    farthest = int(((rows - queries[0]) ** 2).sum(axis=1).argmax())
+    found[0, 2] = farthest
+    assert neighbors.recall(index, queries, found, "float64") == pytest.approx(14 / 15)
+
+
+def test_blocks_and_ties_do_not_matter() -> None:
+    rows = np.repeat(np.arange(10.0), 3)[:, None]
+    queries = da.from_array(np.array([[0.2], [4.9]]), chunks=1)
+    for size in (1, 2, 7, 30):
+        model = blocks.NearestNeighbors(4).fit(da.from_array(rows, chunks=(size, 1)))
+        distances, places = (part.compute() for part in model.kneighbors(queries))
+        if size < 30:  # within a block scikit-learn chooses among equals
+            assert set(places[0][:3]) == {0, 1, 2}
+        np.testing.assert_allclose(distances, [[0.2, 0.2, 0.2, 0.8], [0.1, 0.1, 0.1, 0.9]])
+
+
+def test_refusals(refused: Refused, data: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    pd.DataFrame({"a": [1.0, 2.0, 3.0], "y": [1, 1, 1]}).to_parquet(tmp_path / "one.parquet")
+    assert "y holds one class" in refused(neighbors, "--data", tmp_path / "one.parquet", "--target", "y")
+    assert "does not say what to predict" in refused(neighbors, "--data", tmp_path / "one.parquet")
+    assert "has no column z" in refused(neighbors, "--data", data / "classify", "--target", "z")
+    assert "y holds fractions" in refused(neighbors, "--data", data / "regress")
+    few = ("--what", "regress", "--data", tmp_path / "one.parquet", "--target", "y", "--k", "3", "--queries", "1")
+    assert "3 usable rows less 1 held out are not 3 neighbours. Lower --k." in refused(neighbors, *few)
+
+
+def test_refusals_of_options(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        neighbors.main(["--data", "x", "--features", "3"])
+    assert caught.value.code == 2
+    assert "--features describes made data" in capsys.readouterr().err
