@@ -81,7 +81,7 @@ def work(job: Job) -> None:
     if options.data is None:
         with job.phase("generate"):
             kind = "classification" if classifier else "regression"
-            options.data = datasets.made(job, kind, features=options.features or (3 if classifier else 8))
+            options.data = datasets.made(job, kind, features=options.features or (2 if classifier else 8))
     with job.phase("read"):
         data = supervised.read(job, labelled=classifier, dtype="float32")
         target_type = "int32" if classifier else "float32"
@@ -137,7 +137,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--what", choices=("classifier", "regressor"), default="classifier", help="default classifier")
     add("--target", default="y", help="the column to predict (default y); classifier: whole numbers, one per class")
     add("--columns", type=job.names, default=[], help="features: a,b,c (default: all others, if numeric)")
-    add("--features", type=job.count, help="features of made data (default 3; regressor: 8)")
+    add("--features", type=job.count, help="features of made data (default 2; regressor: 8)")
     add("--trees", type=job.count, default=100, help="default 100")
     add("--depth", type=job.count, help="most levels of a tree (default: until its leaves are pure)")
     add("--leaf", type=job.count, default=1, help="fewest rows of a leaf (default 1)")

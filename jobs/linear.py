@@ -42,6 +42,8 @@ def estimator(options: argparse.Namespace) -> Any:
     shape: dict[str, Any] = {} if options.what in ("ols", "logistic") else {"alpha": options.alpha}
     if options.what == "elasticnet":
         shape["l1_ratio"] = options.l1_ratio
+    if options.what == "lasso" and backend.on_gpu():
+        shape["l1_ratio"] = 1.0  # cuML's Dask Lasso doesn't set it, and its solver's default is 0.15
     if options.what == "logistic":
         shape["C"] = options.c
     if options.what in ("lasso", "elasticnet", "logistic"):

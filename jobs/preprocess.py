@@ -100,7 +100,7 @@ def learn(frame: Any, source: Source, numbers: list[str], texts: list[str], opti
     """Return what all workers find, in two passes: sums, extremes and counts, then squares about the means."""
     plan, target = Plan(options.scale, options.rare), [options.target] if options.target else []
     sums = {name: (frame[name].mean(), frame[name].min(), frame[name].max()) for name in numbers}
-    counts = {name: (frame[name].value_counts(), frame[name].isnull().sum()) for name in (*texts, *target)}
+    counts = {name: (frame[name].value_counts(split_out=1), frame[name].isnull().sum()) for name in (*texts, *target)}
     sums, counts = dask.compute(sums, counts)
     plan.fill = {name: float(mean) for name, (mean, _, _) in sums.items()}
     if empty := [name for name, mean in plan.fill.items() if not np.isfinite(mean)]:
@@ -236,7 +236,7 @@ def draw(job: Job, plan: Plan, here: pd.DataFrame) -> None:
         left.tick_params(axis="y", labelsize=7)
         left.legend(frameon=False, fontsize=9, loc="lower right")
     for number in plan.fill:
-        right.hist(here[number], bins=80, histtype="step", linewidth=1.6, label=number)
+        right.hist(here[number], bins=30, histtype="step", linewidth=1.6, label=number)
     right.set(xlabel=f"prepared value (--scale {plan.scale})", ylabel="rows of the sample", yscale="log")
     right.legend(frameon=False, fontsize=9)
     picture.save(job, "preprocess.png", drawn)

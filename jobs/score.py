@@ -189,7 +189,8 @@ def work(job: Job) -> None:
     with job.phase("predict"), tables.reading(source):
         frame = tables.read(source, columns)
         blank = score_part(frame._meta, model, features)  # noqa: SLF001 - an empty frame of its types
-        scored = frame.map_partitions(score_part, model, features, meta=blank).persist()
+        sent = job.client.scatter(model, hash=False)  # a forest is too large for a graph
+        scored = frame.map_partitions(score_part, sent, features, meta=blank).persist()
         known |= {"files": len(source.files), "rows": len(scored), "partitions": scored.npartitions}
     if not known["rows"]:
         raise RefusedError(f"{source.where} holds no row. Give --data with rows in it.")

@@ -15,6 +15,7 @@ import zipfile
 from typing import Any
 
 import dask.array as da
+import distributed
 import numpy as np
 
 from gallery import backend
@@ -119,7 +120,8 @@ def predict(model: Any, x: Any, method: str = "predict") -> Any:
     blank = getattr(model, method)(np.zeros((1, x.shape[1]), x.dtype))
     chunks = (x.chunks[0], *((size,) for size in blank.shape[1:]))
     drop = [1] if blank.ndim == 1 else []
-    return da.map_blocks(_predict, x, model, method, chunks=chunks, drop_axis=drop, meta=blank[:0])
+    sent = distributed.default_client().scatter(model, hash=False)  # a forest is too large for a graph
+    return da.map_blocks(_predict, x, sent, method, chunks=chunks, drop_axis=drop, meta=blank[:0])
 
 
 def _predict(block: Any, model: Any, method: str) -> Any:
