@@ -18,6 +18,7 @@ import pyarrow.csv
 import pyarrow.orc
 import pyarrow.parquet
 
+import gallery.kinds_trips  # noqa: F401 - enters its kind in KINDS
 from gallery.inputs import chunks_of
 from gallery.job import Job, whole_folder
 from gallery.kinds import KINDS, Kind

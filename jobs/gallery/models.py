@@ -31,6 +31,7 @@ TRUSTED = {
     "sklearn.model_selection._split.KFold", "sklearn.neighbors._ball_tree.BallTree",
     "sklearn.neighbors._kd_tree.KDTree", "sklearn.tree._tree.Tree",
     "sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor",
+    "scipy.interpolate._bsplines.BSpline", "scipy._lib.array_api_compat.numpy._aliases.asarray",  # SplineTransformer's
 }  # fmt: skip
 # cuML's classes without as_sklearn: scikit-learn's class and its fitted attributes, one as wide as the features first.
 BY_ATTRIBUTES = {

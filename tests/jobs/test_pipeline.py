@@ -1,0 +1,65 @@
+"""jobs/pipeline.py: a whole pass, its report, and the exported pipeline on columns as they are."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import pipeline
+from gallery import datasets, kinds, models, split
+from tests.jobs.job_tests import Refused, RunJob
+
+
+@pytest.fixture(scope="module")
+def trips(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("pipeline") / "trips"
+    datasets.write(folder, kinds.KINDS["trips"](), rows=900, partitions=3)
+    return folder
+
+
+def test_a_whole_pass(run_job: RunJob, trips: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "TUNED", {"ridge": {"alpha": [1.0, 10.0]}, "forest": {"max_depth": [4]}})
+    result, out = run_job(pipeline, "--data", trips, "--trees", "3")
+    table = pd.concat([pd.read_parquet(path) for path in sorted(trips.glob("*.parquet"))], ignore_index=True)
+    assert result["missing"] == table.isna().sum().to_dict()
+    assert result["missing"]["tolls"] > 50
+    assert result["metrics"]["rmse"] < result["baseline"]["rmse"] / 2
+    test = split.is_test(0, 900, 900, 0, pipeline.TEST)
+    assert result["rows_test"] == test.sum()
+    baseline = np.sqrt(((table["fare"][test] - table["fare"][~test].mean()) ** 2).mean())
+    assert result["baseline"]["rmse"] == pytest.approx(baseline, rel=1e-9)
+    assert result["export_difference"] < 1e-9
+    model, manifest = models.load(out / "model")
+    rows = table.assign(pickup=(table["pickup"] - pd.Timestamp(0)).dt.total_seconds())[list(manifest["features"])]
+    predictions = pd.read_parquet(out / "predictions")
+    np.testing.assert_allclose(model.predict(rows), predictions["prediction"], rtol=1e-9)
+    rmse = np.sqrt(((predictions["prediction"] - table["fare"])[test] ** 2).mean())
+    assert result["metrics"]["rmse"] == pytest.approx(rmse, rel=1e-9)
+    other = rows.head(2).assign(borough="Hoboken", payment=np.array([np.nan, "cash"], dtype=object), passengers=np.nan)
+    assert np.isfinite(model.predict(other)).all()  # a new category and gaps are taken
+    page = (out / "report.html").read_text()
+    assert page.count("<img") == 2
+    assert not re.findall(r"(?:src|href)=\"(?!data:|#)", page)  # it fetches nothing
+    for phase in ("Understand", "Prepare", "Model", "Tune", "Evaluate", "Export and score"):
+        assert f">{phase}</h2>" in page
+
+
+def test_times_repeat_daily(trips: pathlib.Path) -> None:
+    frame = pd.DataFrame({"t": [1.0e9, 1.2e9, 1.7e9]})
+    steps = pipeline.preparation({"number": [], "category": [], "time": ["t"]}).fit(frame)
+    first, week_later = (steps.transform(frame + shift) for shift in (0, pipeline.WEEK))
+    np.testing.assert_allclose(first, week_later, atol=1e-6)
+    assert abs(first - steps.transform(frame + 6 * 3_600)).max() > 0.1
+
+
+def test_refusals(refused: Refused, trips: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    pd.DataFrame({"a": [1.0, 2.0], "fare": [1.0, None]}).to_parquet(tmp_path / "few.parquet")
+    pd.DataFrame({"a": [[1.0]] * 40, "fare": 1.0}).to_parquet(tmp_path / "lists.parquet")
+    assert "1 rows have a fare; 30 are needed" in refused(pipeline, "--data", tmp_path / "few.parquet")
+    assert "not a number, text or a time" in refused(pipeline, "--data", tmp_path / "lists.parquet")
+    assert "borough is not numeric" in refused(pipeline, "--data", trips, "--target", "borough")
+    assert "no column price" in refused(pipeline, "--data", trips, "--target", "price")
