@@ -61,8 +61,9 @@ def read(job: Job, *, labelled: bool, dtype: str | None = None, copies: int = 4)
     source = inputs.survey(job.client, options.data, needed)
     if options.target not in source.types:
         known = ", ".join(list(source.types)[: inputs.SHOWN])
-        lacks = f"{source.where} has no column {options.target}"
-        raise RefusedError(f"{lacks}. It has: {known}. Give --target one of them.")
+        raise RefusedError(
+            f"{source.where} has no column {options.target}. It has: {known}. Give --target one of them."
+        )
     names, found = inputs.numeric(source, options.columns, leave=(options.target,))
     dtype = dtype or found
     kind = source.types[options.target]

@@ -43,6 +43,10 @@ JOBS = {
     "etl": Listed("--rows 20000", ("rows_read", "rows", "means"), "taxi"),
     "join": Listed("--rows 40000", ("rows_joined", "sums")),
     "arrays": Listed("--rows 1000 --columns 2000", ("bytes",)),
+    "naive_bayes": Listed("--rows 2000 --words 20", ("rows", "metrics.accuracy"), "counts words=20", "", ("one class",)),
+    "pca_svd": Listed("--rows 2500 --columns 60 --k 4", ("rows", "singular_values"), "blobs features=8", "--k 2"),
+    "preprocess": Listed("--rows 2000", ("rows", "rows_read"), "table"),
+    "xgboost_train": Listed("--rows 2000 --rounds 20", ("rows_train", "rows_test"), "regression features=4", "--rounds 20", ("nan",)),
     "search": Listed("--rows 2000", ("candidates", "best_score"), "regression features=4", "", ("nan",)),
 }  # fmt: skip
 TOOLS = ("fabric", "make_data", "score")  # files of jobs/ that are no jobs of the gallery
