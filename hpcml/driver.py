@@ -71,8 +71,8 @@ def connect(**options: Any) -> Client:
 
     In a run it is connected to the run's cluster, all of whose workers are there already. Elsewhere a cluster of
     this machine's CPUs is started (for this process's lifetime), closed to other users of the machine by mutual TLS;
-    it has no dashboard. In an allocation made by hand (``salloc``) that is the node where the script runs: ``hpcml
-    submit`` uses them all.
+    it has no dashboard and opens no HTTP port. In an allocation made by hand (``salloc``) that is the node where the
+    script runs: ``hpcml submit`` uses them all.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ def connect(**options: Any) -> Client:
     """
     try:
         import dask.config
-        from distributed import Client, LocalCluster
+        from distributed import Client
     except ImportError as error:
         raise RuntimeError(
             "hpcml.connect() needs distributed: install hpcml with its extra 'node' or 'local'"
@@ -97,8 +97,9 @@ def connect(**options: Any) -> Client:
         _authenticate_ucx()
     if dask.config.get("scheduler-address", None):  # the batch script's variable, or a worker's own setting in a task
         return Client(**options)
-    closed = {"security": True, "host": "127.0.0.1", "dashboard_address": None}
-    return Client(LocalCluster(**{**closed, **options}))
+    from hpcml.inside.alone import ClosedCluster
+
+    return Client(ClosedCluster(**options))
 
 
 def _authenticate_ucx() -> None:

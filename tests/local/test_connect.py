@@ -1,0 +1,72 @@
+"""hpcml.connect() outside a run: a cluster of this machine that talks to nobody else of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import ssl
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.local
+
+SCRIPT = """
+import hpcml, json, psutil, sys
+
+def main():
+    client = hpcml.connect(n_workers=2, threads_per_worker=1)
+    me = psutil.Process()
+    own = {me.pid, *(child.pid for child in me.children(recursive=True))}
+    doors = [one.laddr for one in psutil.net_connections("tcp") if one.status == "LISTEN" and one.pid in own]
+    found = {"doors": doors, "sum": client.submit(sum, [1, 2]).result(), "workers": len(client.nthreads()), "shown": client._repr_html_()[:4],
+             "link": client.cluster.dashboard_link}
+    print(json.dumps(found), flush=True)
+    sys.stdin.read()
+    client.cluster.close()
+    client.close()
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def answers(port: int, *, tls: bool) -> bytes:
+    """Return what a stranger on this machine gets for a page: over plain TCP, or TLS without a certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    plain = socket.create_connection(("127.0.0.1", port), timeout=20)
+    wire: socket.socket | ssl.SSLSocket = plain
+    try:
+        wire = context.wrap_socket(plain) if tls else plain
+        wire.sendall(b"GET /status HTTP/1.0\r\n\r\n")
+        return wire.recv(1000)
+    except (ssl.SSLError, ConnectionError):
+        return b""
+    finally:
+        wire.close()
+        plain.close()
+
+
+def test_nobody_else_on_the_machine_is_answered(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, str(tmp_path / "script.py")]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("HPCML_", "DASK_"))}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                env=environment, cwd=tmp_path) as process:  # fmt: skip
+        assert process.stdout is not None
+        found = json.loads(process.stdout.readline())
+        assert {host for host, _ in found["doors"]} == {"127.0.0.1"}
+        ports = [port for _, port in found["doors"]]
+        assert len(ports) == 5  # a scheduler, two workers, their Nannies
+        assert 8787 not in ports
+        for port in ports:
+            assert answers(port, tls=False) == b""
+            assert answers(port, tls=True) == b""
+        _, errors = process.communicate("", timeout=60)
+    assert process.returncode == 0
+    assert "8787" not in errors
+    assert (found["sum"], found["workers"], found["shown"].strip()[:1], found["link"]) == (3, 2, "<", "")
