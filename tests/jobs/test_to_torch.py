@@ -1,0 +1,84 @@
+"""jobs/to_torch.py: memory that is shared, a network that learns, and what is said where torch is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+import pathlib
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import to_torch
+from gallery import datasets, kinds
+from tests.jobs.job_tests import Refused, RunJob
+
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed here")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("torch") / "classes"
+    datasets.write(folder, kinds.Classification(features=4), rows=1_500, partitions=3)
+    return folder
+
+
+def test_without_torch_it_says_so_and_how_to_get_it(
+    refused: Refused, data: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else real(name))
+    sentence = refused(to_torch, "--data", data)
+    assert "torch is not installed here" in sentence
+    assert "2 of 2 workers" in sentence
+    assert "pip install torch" in sentence
+
+
+@needs_torch
+def test_a_tensor_is_the_arrays_own_memory() -> None:
+    array = np.arange(12.0, dtype="float32").reshape(4, 3)
+    assert to_torch.same_memory(array)
+    tensor = to_torch.tensor(array)
+    assert tensor.data_ptr() == array.ctypes.data
+    tensor[2, 1] = -5
+    assert array[2, 1] == -5
+    array.flags.writeable = False
+    copied = to_torch.ready(array)
+    assert copied is not array
+    assert copied.flags.writeable
+    assert to_torch.ready(copied) is copied
+
+
+@needs_torch
+def test_it_learns_and_its_network_predicts_the_same_in_numpy(run_job: RunJob, data: pathlib.Path) -> None:
+    result, out = run_job(to_torch, "--data", data, "--rounds", "6")
+    assert result["without_copy"] == result["handed_over"] == 18  # within one process nothing is copied
+    assert result["blocks"] == 3
+    assert result["rows_test"] == 300
+    assert result["loss_last"] < result["loss_first"] / 2
+    assert result["metrics"]["accuracy"] > 0.9 > 2 * result["metrics"]["baseline_accuracy"]
+    assert pd.read_parquet(out / "history.parquet")["loss"].to_list()[-1] == result["loss_last"]
+    table, kept = pd.read_parquet(out / "predictions"), np.load(out / "network.npz")
+    rows = (table[list(kept["features"])].to_numpy() - kept["middle"]) / kept["spread"]
+    scores = np.maximum(rows @ kept["w1"] + kept["b1"], 0) @ kept["w2"] + kept["b2"]
+    assert (kept["labels"][scores.argmax(axis=1)] == table["prediction"]).mean() > 0.995  # float32 there, float64 here
+    assert (table["prediction"] == table["y"]).mean() == pytest.approx(result["metrics"]["accuracy"])
+    again, _ = run_job(to_torch, "--data", data, "--rounds", "6")
+    assert again["loss_last"] == pytest.approx(result["loss_last"], rel=1e-4)
+
+
+@needs_torch
+def test_refusals_of_data(refused: Refused, data: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    pd.DataFrame({"a": np.arange(30.0), "y": 1, "half": np.arange(30) / 2}).to_parquet(tmp_path / "one.parquet")
+    one = ["--data", tmp_path / "one.parquet", "--columns", "a"]
+    assert "two classes are needed" in refused(to_torch, *one)
+    assert "no class labels" in refused(to_torch, *one, "--target", "half")
+    assert "no numeric column late" in refused(to_torch, "--data", data, "--target", "late")
+
+
+@pytest.mark.parametrize("arguments", [["--rate", "0"], ["--features", "3", "--data", "x"]])
+def test_refusals_of_options(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        to_torch.main(arguments)
+    assert caught.value.code == 2
+    assert arguments[0] in capsys.readouterr().err
