@@ -247,12 +247,6 @@ def run(
     except (RefusedError, FileExistsError, NotADirectoryError, PermissionError) as error:
         print(f"{name}: {error}", file=sys.stderr)
         return REFUSED
-    except OSError as error:
-        if error.errno not in NO_ROOM:
-            raise
-        print(f"{name}: the results do not go into {options.out}: {os.strerror(error.errno)}. Make room there, or give "
-              "--out another folder.", file=sys.stderr)  # fmt: skip
-        return REFUSED
     except StopSoonError as stop:
         print(f"{name}: told to stop soon; ended after phase '{stop}'. Submit again for the rest.", file=sys.stderr)
         status = STOPPED
@@ -260,9 +254,26 @@ def run(
         print(f"{name}: {error.last_worker.address} and those before it died of task {error.task}, most often for want "
               "of memory. See the workers' logs; ask for more nodes or fewer rows.", file=sys.stderr)  # fmt: skip
         status = LOST
+    except Exception as error:
+        if not (why := no_room(error)):
+            raise
+        print(f"{name}: what is written does not go to disk: {why}. Make room in {options.out} and the workers' "
+              "scratch, or give --out another folder.", file=sys.stderr)  # fmt: skip
+        return REFUSED
     if job is not None and status != DONE:
         job.finish()
     return status
+
+
+def no_room(error: BaseException | None) -> str:
+    """Return why a disk took no more, if that is what an error, or one that it comes from, says; else nothing."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
+            return os.strerror(error.errno)
+        if "FileStream.Write incomplete" in str(error):  # XGBoost's
+            return os.strerror(errno.ENOSPC)
+        error = error.__cause__ or error.__context__
+    return ""
 
 
 def check_options(options: argparse.Namespace) -> None:
