@@ -34,7 +34,7 @@ SAMPLE = 50_000  # rows brought to the driver, to start from
 SCORED, DRAWN = 4_000, 20_000  # of these, how many the silhouette looks at, and how many picture and elbow do
 SHOWN = 8  # clusters and features in the printed table; centres.csv has them all
 SCALABLE = "k-means||"  # both libraries' name for it
-COPIES = 1.5  # of the features that live at once: one, labels, and a few chunks' working space
+COPIES = 2  # of the features that live at once: 1.84 were measured (docs/gallery/memory.md)
 Floats = npt.NDArray[np.floating[Any]]
 
 

@@ -17,7 +17,7 @@ from gallery.inputs import Source
 from gallery.job import Job
 
 GPU, GPU_SHARE = 1_000_000_000, 32  # RAPIDS' advice; less where that is more than a 32nd of the GPU's memory
-CPU, CPU_SHARE = 256_000_000, 16  # most for a thread, whose work holds several copies: a 16th of its share of memory
+CPU, CPU_SHARE = 256_000_000, 40  # most for a thread, and the part of its memory: larger ones could not be spilled
 LEAST = 8_000_000  # below this a task costs more than it does
 TASKS = 2  # for each thread, where the data is less than partitions of full size for all
 TINY = 8  # times smaller than a partition: such files are many for what they hold

@@ -40,7 +40,7 @@ def test_a_worker_of_much_memory_gets_the_most_and_one_of_little_a_share(job: Jo
         little = {"memory_limit": 4 * 10**9, "nthreads": 4}
 
     scheduler = Scheduler()
-    assert partitions.wanted(scheduler) == 10**9 // 16
+    assert partitions.wanted(scheduler) == 10**9 // partitions.CPU_SHARE
     scheduler.little = {"memory_limit": 0, "nthreads": 4}  # no limit
     assert partitions.wanted(scheduler) == partitions.CPU
     scheduler.little = {"memory_limit": 10**8, "nthreads": 4}
