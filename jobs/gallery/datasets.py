@@ -19,6 +19,7 @@ import pyarrow.orc
 import pyarrow.parquet
 
 import gallery.kinds_trips  # noqa: F401 - enters its kind in KINDS
+from gallery import partitions as parts
 from gallery.inputs import chunks_of
 from gallery.job import Job, whole_folder
 from gallery.kinds import KINDS, Kind
@@ -27,6 +28,7 @@ BLOCK = 65_536  # part of the format: another number gives other data for the sa
 FORMATS = ("parquet", "csv", "json", "orc")
 PARTITION = 1_000_000_000  # bytes in memory: the size that RAPIDS advises for a GPU
 GROUP = 128_000_000  # bytes in memory of a Parquet row group: large reads, and small enough to be a worker's share
+FILE = 64_000_000  # most bytes in memory of a file of data that a job makes for itself
 ENOUGH = 4  # partitions at least, so that four threads have work
 
 
@@ -120,8 +122,9 @@ def made(job: Job, kind: str, *, name: str = "", rows: int = 0, form: str = "par
     drawn = KINDS[kind](seed=job.options.seed, **shape)
     total = rows or job.rows
     row_bytes = max(sum(drawn.row_bytes().values()), 1)
-    partitions = min(total, max(ENOUGH, job.threads, -(-total * row_bytes // 64_000_000)))
-    write(folder, drawn, rows=total, partitions=partitions, form=form, seed=job.options.seed, client=job.client)
+    most = min(FILE, parts.wanted(job.client))
+    files = min(total, max(ENOUGH, job.threads, -(-total * row_bytes // most)))
+    write(folder, drawn, rows=total, partitions=files, form=form, seed=job.options.seed, client=job.client)
     return str(folder)
 
 

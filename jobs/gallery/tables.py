@@ -12,7 +12,7 @@ import numpy as np
 from distributed.comm.core import CommClosedError
 
 from gallery import backend, partitions
-from gallery.inputs import DAMAGED, Source, first_line, is_numeric
+from gallery.inputs import DAMAGED, Source, chunks_of, first_line, is_numeric
 from gallery.job import Job, RefusedError, whole_folder
 
 FOOTERS = 64  # files whose Parquet footers a task reads
@@ -109,12 +109,20 @@ def arrays(
         both = da.concatenate(blocks)
     if both.numblocks[0] < job.threads and len(both) >= 1_000 * job.threads:  # fewer would leave threads idle
         both = both.rechunk({0: -(-len(both) // job.threads)})
+    both = both.rechunk({0: _divided(both, partitions.wanted(job.client))})
     if both is not found:  # another name for each chunk would spill it twice
         both = both.persist()
     del found
     job.result |= {"files": len(source.files), "input_bytes": source.bytes, "rows_read": rows, "rows_dropped": dropped}
     job.result |= {"rows": len(both), "features": features, "dtype": dtype, "partitions": both.numblocks[0]}
     return (both[:, : len(features)], both[:, len(features)]) if target else (both, None)
+
+
+def _divided(x: Any, most: int) -> tuple[int, ...]:
+    """Return the chunks' rows with those halved, in thirds … that are more than twice as large as they should be."""
+    row = max(x.nbytes // max(len(x), 1), 1)
+    parts = [(rows, -(-rows * row // most) if rows * row > 2 * most else 1) for rows in x.chunks[0]]
+    return tuple(stop - start for rows, count in parts for start, stop in chunks_of(rows, count))
 
 
 def by_rows(block: Any) -> Any:

@@ -3,7 +3,7 @@
 
     .venv/bin/python tests/bench/memory.py --workers 2 --limit 1GiB kmeans --rows 20_000_000 --features 8
 
-The workers are processes of this machine with distributed's usual thresholds (spill at 60 % of the limit, restart at
+Files, and what is spilled, go to TMPDIR. The workers are processes of this machine with distributed's usual thresholds (spill at 60 % of the limit, restart at
 95 %). Peaks are those of distributed's MemorySampler, all workers together: `process` is what the system sees,
 libraries included; `managed` is Dask's own results. docs/gallery/memory.md shows what came out.
 """
@@ -44,7 +44,7 @@ def main() -> int:
     options, arguments = parser.parse_known_args()
     sampler = MemorySampler()
     with contextlib.ExitStack() as open_things:
-        out = Path(open_things.enter_context(tempfile.TemporaryDirectory(dir=Path.cwd())))
+        out = Path(open_things.enter_context(tempfile.TemporaryDirectory()))
         cluster = open_things.enter_context(
             LocalCluster(n_workers=options.workers, threads_per_worker=1, memory_limit=options.limit,
                          local_directory=out / "scratch", dashboard_address="127.0.0.1:0")
