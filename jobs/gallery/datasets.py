@@ -19,6 +19,7 @@ import pyarrow.orc
 import pyarrow.parquet
 
 import gallery.kinds_trips  # noqa: F401 - enters its kind in KINDS
+from gallery import memory
 from gallery import partitions as parts
 from gallery.inputs import chunks_of
 from gallery.job import Job, whole_folder
@@ -29,6 +30,7 @@ FORMATS = ("parquet", "csv", "json", "orc")
 PARTITION = 1_000_000_000  # bytes in memory: the size that RAPIDS advises for a GPU
 GROUP = 128_000_000  # bytes in memory of a Parquet row group: large reads, and small enough to be a worker's share
 FILE = 64_000_000  # most bytes in memory of a file of data that a job makes for itself
+COPIES = 2  # of the rows that live at once in any job, at least; the job looks again with a number of its own
 ENOUGH = 4  # partitions at least, so that four threads have work
 
 
@@ -122,6 +124,7 @@ def made(job: Job, kind: str, *, name: str = "", rows: int = 0, form: str = "par
     drawn = KINDS[kind](seed=job.options.seed, **shape)
     total = rows or job.rows
     row_bytes = max(sum(drawn.row_bytes().values()), 1)
+    memory.admit(job, COPIES * total * row_bytes, f"Made data of {total:,} rows", quietly=True)
     most = min(FILE, parts.wanted(job.client))
     files = min(total, max(ENOUGH, job.threads, -(-total * row_bytes // most)))
     write(folder, drawn, rows=total, partitions=files, form=form, seed=job.options.seed, client=job.client)

@@ -97,7 +97,7 @@ def table(source: Source, columns: list[str], dtype: str) -> int:
     return rows(source) * len(columns) * np.dtype(dtype).itemsize
 
 
-def admit(job: Job, need: int, what: str) -> None:
+def admit(job: Job, need: int, what: str, *, quietly: bool = False) -> None:
     """Let a job go on, say that it will spill, or refuse it with the number of nodes that it would need.
 
     Parameters
@@ -106,6 +106,8 @@ def admit(job: Job, need: int, what: str) -> None:
         Bytes that live at the same time, working copies included: an honest estimate of the job.
     what
         The data, as a message calls it.
+    quietly
+        Whether to say nothing of spilling: where a first look is followed by another, of all copies.
 
     Raises
     ------
@@ -119,7 +121,10 @@ def admit(job: Job, need: int, what: str) -> None:
     kind = "of the GPUs" if backend.on_gpu() else "of the workers"
     ratio = need / has.memory
     if need <= min(has.usable + has.room, MOST * has.memory) or job.options.any_size:
-        job.note(f"{what} needs {size(need)}, {ratio:.1f} times the memory {kind} ({size(has.memory)}): it will spill.")
+        if not quietly:
+            job.note(
+                f"{what} needs {size(need)}, {ratio:.1f} times the memory {kind} ({size(has.memory)}): it will spill."
+            )
         return
     wanted = -(-need * has.nodes // has.usable)
     raise RefusedError(
