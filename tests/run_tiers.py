@@ -24,7 +24,7 @@ from xml.etree import ElementTree as ET
 ROOT = Path(__file__).resolve().parent.parent
 MOST_FAILURES = 10
 LAB = [sys.executable, str(ROOT / "tests/lab/lab.py")]
-LANES = (("unit", "cli"), ("local",))  # what runs one after the other; the first two use one core, the other more
+LANES = (("unit", "cli", "jobs"), ("local",))  # what runs one after the other; the first use one core, the other more
 SHOWING = threading.Lock()
 
 
@@ -41,7 +41,8 @@ TIERS = (
     Tier("unit", "decisions, parsers, architecture, packaging", (
         "tests/unit", "tests/golden", "tests/test_architecture.py", "tests/test_wheel.py", "tests/test_docs.py")),
     Tier("cli", "exit statuses and messages of the installed command", ("tests/cli",)),
-    Tier("local", "real Dask under bash on this machine", ("tests/local", "tests/jobs")),
+    Tier("jobs", "every job of the gallery against scikit-learn, pandas and NumPy", ("tests/jobs",)),
+    Tier("local", "real Dask under bash on this machine", ("tests/local",)),
     Tier("lab", "a real Slurm of four nodes", ("tests/lab",)),
 )  # fmt: skip
 

@@ -47,8 +47,8 @@ JOBS = {
     "pca_svd": Listed("--rows 2500 --columns 60 --k 4", ("rows", "singular_values"), "blobs features=8", "--k 2"),
     "preprocess": Listed("--rows 2000", ("rows", "rows_read"), "table"),
     "xgboost_train": Listed("--rows 2000 --rounds 20", ("rows_train", "rows_test"), "regression features=4", "--rounds 20", ("nan",)),
-    "neighbors": Listed("--rows 2000", ("rows", "metrics.accuracy"), "classification features=4", "", ("nan",)),
-    "pipeline": Listed("--rows 3000", ("rows",), "trips"),
+    "neighbors": Listed("--rows 2000", ("rows", "accuracy"), "classification features=4", "", ("nan",)),
+    "pipeline": Listed("--rows 3000", ("rows", "metrics.r2"), "trips"),
     "search": Listed("--rows 2000", ("candidates", "best_score"), "regression features=4", "", ("nan",)),
 }  # fmt: skip
 TOOLS = ("fabric", "make_data", "score", "to_torch")  # no jobs of the gallery, or, to_torch, needs what is not here
