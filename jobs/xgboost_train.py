@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 
 from gallery import backend, datasets, inputs, job, memory, models, picture, split, tables
-from gallery.job import Job, RefusedError
+from gallery.job import BrokenOffError, Job, RefusedError
 
 COPIES = 4  # of the rows that live at once: as read, divided, a part's copy, and the quantised matrix
 TEST, VALIDATION = 0.2, 0.2  # of all rows, and of those left
@@ -70,13 +70,20 @@ def train(job: Job, parts: dict[str, tuple[Any, Any]], names: list[str], classes
     options, client = job.options, job.client
     host = loopback_or(client.scheduler.address)
     job.result["tracker_host"] = host
+    job.note("While it trains, XGBoost listens on ports that ask nobody who connects: docs/gallery/xgboost_train.md.")
     fitted = xgboost.dask.DaskQuantileDMatrix(client, *parts["train"], feature_names=names)
     checked = xgboost.dask.DaskQuantileDMatrix(client, *parts["validation"], feature_names=names, ref=fitted)
-    found = xgboost.dask.train(
-        client, parameters(options, classes), fitted, num_boost_round=options.rounds,
-        evals=[(fitted, "train"), (checked, "validation")], early_stopping_rounds=options.patience, verbose_eval=False,
-        coll_cfg=xgboost.collective.Config(tracker_host_ip=host),
-    )  # fmt: skip
+    try:
+        found = xgboost.dask.train(
+            client, parameters(options, classes), fitted, num_boost_round=options.rounds,
+            evals=[(fitted, "train"), (checked, "validation")], early_stopping_rounds=options.patience,
+            verbose_eval=False, coll_cfg=xgboost.collective.Config(tracker_host_ip=host),
+        )  # fmt: skip
+    except xgboost.core.XGBoostError as error:
+        raise BrokenOffError(
+            f"XGBoost ended the training: {inputs.first_line(error)}. A worker was lost, or somebody else reached its "
+            "ports; see the workers' logs, and submit again."
+        ) from error
     booster = found["booster"]
     return booster[: booster.best_iteration + 1], found["history"]
 

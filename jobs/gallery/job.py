@@ -27,11 +27,15 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 VERSIONED = ("dask", "distributed", "numpy", "pandas", "pyarrow", "scikit-learn", "dask-ml", "cuml-cu12", "cuml-cu13",
              "cudf-cu12", "cudf-cu13", "cuml", "cudf", "xgboost", "xgboost-cpu", "skops", "zarr", "torch")  # fmt: skip
 STATUSES = """Exit status: 0 done; 2 the input or an option is wrong, or it cannot fit; 3 told to stop soon, result.json
-then says "complete": false; 4 a worker was lost over and over, most often for want of memory."""
+then says "complete": false; 4 the work was broken off, most often because workers were lost for want of memory."""
 
 
 class RefusedError(Exception):
     """The input cannot be used; the message is a sentence with the place and a next step."""
+
+
+class BrokenOffError(Exception):
+    """The work ended before its end through no fault of the input; the message says why, with a next step."""
 
 
 class StopSoonError(Exception):
@@ -255,11 +259,14 @@ def run(
               "of memory. See the workers' logs; ask for more nodes or fewer rows.", file=sys.stderr)  # fmt: skip
         status = LOST
     except Exception as error:
-        if not (why := no_room(error)):
+        if why := no_room(error):
+            print(f"{name}: what is written does not go to disk: {why}. Make room in {options.out} and the workers' "
+                  "scratch, or give --out another folder.", file=sys.stderr)  # fmt: skip
+            return REFUSED
+        if not isinstance(error, BrokenOffError):
             raise
-        print(f"{name}: what is written does not go to disk: {why}. Make room in {options.out} and the workers' "
-              "scratch, or give --out another folder.", file=sys.stderr)  # fmt: skip
-        return REFUSED
+        print(f"{name}: {error}", file=sys.stderr)
+        status = LOST
     if job is not None and status != DONE:
         job.finish()
     return status

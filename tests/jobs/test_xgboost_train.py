@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 import threading
 from typing import Any
@@ -102,3 +103,17 @@ def test_refusals(refused: Refused, tmp_path: pathlib.Path) -> None:
     assert "no numeric column name" in refused(xgboost_train, *data, "--target", "name")
     assert "rows leave none" in refused(xgboost_train, "--data", tmp_path / "few.parquet", "--columns", "a")
     assert "Nothing is at" in refused(xgboost_train, "--data", tmp_path / "absent")
+
+
+def test_a_training_that_xgboost_ends_is_said_in_a_sentence(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train(*_: Any, **__: Any) -> Any:
+        raise xgboost.core.XGBoostError("[23:10:01] comm.cc:12: Failed to connect to the error socket.\nStack trace: …")
+
+    monkeypatch.setattr(xgboost.dask, "train", train)
+    assert xgboost_train.main(["--rows", "500", "--out", str(tmp_path)]) == 4
+    said = capsys.readouterr().err
+    assert "Failed to connect to the error socket. A worker was lost, or somebody else reached its ports" in said
+    assert said.count("\n") == 1
+    assert json.loads((tmp_path / "result.json").read_text())["complete"] is False
