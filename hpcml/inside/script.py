@@ -39,7 +39,7 @@ class Script:
             process_group=0,
             preexec_fn=_die_with_parent,  # noqa: PLW1509 - safe here: the supervisor has one thread
         )
-        self.told = False
+        self.told = self.killed = False
 
     def poll(self) -> int | None:
         """Return the exit status as a shell gives it (128 + signal), or None while it runs."""
@@ -54,6 +54,7 @@ class Script:
 
     def kill(self) -> None:
         """Send SIGKILL to everything that is left of the script's process group, and reap it."""
+        self.killed = self.killed or self.process.poll() is None
         self._signal(signal.SIGKILL)
         self.process.wait()
 
@@ -63,6 +64,10 @@ class Script:
         except ProcessLookupError:
             return  # it ended by itself in between
 
+    def out_of_memory(self, status: int) -> bool:
+        """Whether the kernel killed the script, or a process beside it that counted with it, for want of memory."""
+        return status == 128 + signal.SIGKILL and not self.killed and _oom_kills() > self.oom_before
+
     def describe_end(self, status: int) -> str:
         """Return how the script ended, in words."""
         if self.context.settings.service and status in (0, DRIVER_NOT_STARTED):
@@ -70,7 +75,7 @@ class Script:
             return f"JupyterLab ended: {ended}" if status == 0 else "JupyterLab could not be started"
         if status == 0:
             return "the script ended with exit status 0"
-        if status == 128 + signal.SIGKILL and _oom_kills() > self.oom_before:
+        if self.out_of_memory(status):
             return "the script was killed because the node's memory limit was reached (out of memory)"
         if status > 128 and status - 128 in signal.valid_signals():
             return f"the script was killed by {signal.Signals(status - 128).name}"

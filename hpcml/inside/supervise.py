@@ -151,6 +151,11 @@ class Supervisor:
         self.diary.write("driver-ended", status=status)
         if verdict is None or (status == 0 and verdict.status in (errors.TIME_LIMIT, errors.CANCELLED)):
             return self._own_end(script, status)
+        lost = verdict.status in (errors.SCHEDULER_LOST, errors.WORKERS_LOST)
+        if lost and script.out_of_memory(
+            status
+        ):  # the kernel can take a role in the same moment: the cause is the script's
+            return self._own_end(script, status)
         return verdict
 
     def _own_end(self, script: Script, status: int) -> Outcome:
