@@ -7,8 +7,9 @@ import os
 import selectors
 import signal
 import subprocess
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,16 +73,17 @@ def stream(
     CommandMissingError
         If the program cannot be started.
     """
-    try:
-        process = subprocess.Popen(
-            command, env=dict(environment), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )  # fmt: skip
-    except OSError as error:
-        raise CommandMissingError(f"{command[0]}: {error.strerror}") from error
-    assert process.stdout is not None
     end, kept, code = time.monotonic() + timeout, b"", None
+    process: subprocess.Popen[bytes] | None = None
     try:
+        with _signals_held() as came:
+            process = subprocess.Popen(
+                command, env=dict(environment), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+        for number in came:
+            signal.raise_signal(number)
+        assert process.stdout is not None
         with process.stdout as out, selectors.DefaultSelector() as selector:
             selector.register(out, selectors.EVENT_READ)
             while (left := end - time.monotonic()) > 0:
@@ -93,10 +95,34 @@ def stream(
                     kept = (kept + piece)[-_KEPT:]
         with contextlib.suppress(subprocess.TimeoutExpired):  # then code stays None, which says so
             code = process.wait(max(0.0, end - time.monotonic()))
+    except OSError as error:
+        if process is not None:
+            raise
+        raise CommandMissingError(f"{command[0]}: {error.strerror}") from error
     finally:
-        if process.returncode is None:
-            _end_group(process)
+        if process is not None and process.stdout is not None:
+            if process.returncode is None:
+                _end_group(process)
+            process.stdout.close()
     return Answer(code, _text(kept), "")
+
+
+@contextlib.contextmanager
+def _signals_held() -> Iterator[list[int]]:
+    """Keep signals whose handlers may raise for later, so that none comes while a process starts that nobody could end.
+
+    Gives the list of those that came. Ignored and default ones stay as they are: the new process inherits them.
+    """
+    came: list[int] = []
+    held = [number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if callable(signal.getsignal(number))]
+    if threading.current_thread() is not threading.main_thread():  # handlers run in, and are set by, the main one
+        held = []
+    before = {number: signal.signal(number, lambda caught, _: came.append(caught)) for number in held}
+    try:
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _end_group(

@@ -6,8 +6,11 @@ import contextlib
 import json
 import os
 import pwd
+import signal
+import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -204,3 +207,27 @@ def test_a_stream_that_is_late_is_ended_with_all_that_it_started(tmp_path: Path,
     while living(group) and time.monotonic() < end:  # killed, and not gone yet
         time.sleep(0.02)
     assert living(group) == []
+
+
+def test_a_signal_that_comes_while_the_command_starts_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The handler raises: were it called before the process has a name here, nobody would end the process."""
+    started, real = [], subprocess.Popen
+
+    def popen(*arguments: Any, **options: Any) -> Any:
+        started.append(real(*arguments, **options))
+        signal.raise_signal(signal.SIGTERM)
+        return started[0]
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    before = signal.signal(signal.SIGTERM, interrupted)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            shell.stream(["sleep", "60"], {"PATH": os.environ["PATH"]}, 30, lambda _: None)
+        assert signal.getsignal(signal.SIGTERM) is interrupted
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert started[0].poll() == -signal.SIGINT
+    assert living(started[0].pid) == []
