@@ -151,10 +151,8 @@ class Supervisor:
         self.diary.write("driver-ended", status=status)
         if verdict is None or (status == 0 and verdict.status in (errors.TIME_LIMIT, errors.CANCELLED)):
             return self._own_end(script, status)
-        lost = verdict.status in (errors.SCHEDULER_LOST, errors.WORKERS_LOST)
-        if lost and script.out_of_memory(
-            status
-        ):  # the kernel can take a role in the same moment: the cause is the script's
+        # The kernel can take a role in the same moment as the script: then memory is the cause, and not the loss.
+        if verdict.status in (errors.SCHEDULER_LOST, errors.WORKERS_LOST) and script.out_of_memory(status):
             return self._own_end(script, status)
         return verdict
 

@@ -13,16 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from gallery import backend, spill
+from gallery import backend
 from gallery.inputs import Source
 from gallery.job import Job, RefusedError
+from gallery.spill import size
 
-MOST = (
-    4.0  # times the memory that spilling is tried for, if there is room to spill to: beyond, each pass rereads it all
-)
+MOST = 4.0  # times the memory that spilling is tried for, where there is room: beyond, each pass rereads it all
 FULL = 0.6  # of a worker's memory: where distributed begins to spill (distributed.worker.memory.target's default)
 LOOKED_AT, GLANCE = 8, 1 << 18  # text files from which bytes per row are told, and bytes read of each
-size = spill.size
 
 
 @dataclass(frozen=True)
