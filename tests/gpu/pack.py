@@ -258,7 +258,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--architecture", type=int, default=90, help="GPU architecture to keep (default 90: H100, H200)"
     )
-    parser.add_argument("--part-mib", type=int, default=61, help="size of a part (default 61)")
+    parser.add_argument("--part-mib", type=int, default=56, help="size of a part (default 56)")
     parser.add_argument("--preset", default="6", help="xz's preset (default 6; 1 is quick, 9e is small)")
     parser.add_argument("--no-slurm", dest="slurm", action="store_false", help="leave Slurm's programs out")
     try:

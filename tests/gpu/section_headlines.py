@@ -142,7 +142,8 @@ def judged(
     ours, theirs = found["hpcml"], found["local"]
     ratio = theirs["seconds"] / ours["seconds"]
     figures = {"size": f"{ours['gib']:,.3g} GiB", "hpcml_s": ours["seconds"], "local_s": theirs["seconds"],
-               "gib_s": ours["gib"] / ours["seconds"], "old": line.old, "scaled": f"{world.gpus}/{EIGHT}"}  # fmt: skip
+               "first_s": ours["first"], "gib_s": ours["gib"] / ours["seconds"], "old": line.old,
+               "scaled": f"{world.gpus}/{EIGHT}", "profile": ours["profile"], "local_profile": theirs["profile"]}  # fmt: skip
     wrong = []
     if abs(ours["answer"] - theirs["answer"]) > 1e-3 * max(abs(theirs["answer"]), 1e-9):
         wrong.append(f"the answer is {ours['answer']}, on the cluster by hand {theirs['answer']}")
@@ -202,7 +203,7 @@ def _weak_scaling(world: World) -> list[Result]:
         ours, theirs = found[count]["hpcml"], found[count]["local"]
         efficiency = found[1]["hpcml"]["seconds"] / ours["seconds"]
         figures = {"size": f"{ours['gib']:,.3g} GiB", "hpcml_s": ours["seconds"], "local_s": theirs["seconds"],
-                   "efficiency": efficiency, "old": "-", "scaled": f"{count} × {sizes['rows']:,} rows"}  # fmt: skip
+                   "profile": ours["profile"], "efficiency": efficiency, "old": "-", "scaled": f"{count} × {sizes['rows']:,} rows"}  # fmt: skip
         wrong = "" if world.cpu_only or efficiency >= EFFICIENT else f"{efficiency:.0%} of one GPU's speed on each"
         results.append(result(f"kmeans, {count}", ok=not wrong, figures=figures, error=wrong,
                               ratio=round(theirs["seconds"] / ours["seconds"], 3)))  # fmt: skip

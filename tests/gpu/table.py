@@ -70,7 +70,7 @@ COLUMNS: dict[str, list[tuple[str, str, Format]]] = {
                 ("figures apart", "apart", small)],
     "headlines": [("data", "size", str), ("of the published size", "scaled", str), ("published", "old", str),
                   ("hpcml", "hpcml_s", number(2, " s")), ("LocalCUDACluster", "local_s", number(2, " s")),
-                  ("the job", "job_s", number(2, " s")), ("scikit-learn", "sklearn_s", number(2, " s")), ("hpcml", "gib_s", number(1, " GiB/s")),
+                  ("hpcml, the first time", "first_s", number(2, " s")), ("the job", "job_s", number(2, " s")), ("scikit-learn", "sklearn_s", number(2, " s")), ("hpcml", "gib_s", number(1, " GiB/s")),
                   ("NVLink over TCP", "gain", number(1, "×")), ("1 GPU / N GPUs", "efficiency", number(2))],
 }  # fmt: skip
 RATIO = {"kmeans": "CPU fit / fit", "auth": "authenticated / plain", "bringup": "usable / by hand",
