@@ -196,8 +196,7 @@ def write(job: Job, x: Any, names: list[str], numbered: npt.NDArray[np.int32]) -
     import dask.array as da
 
     clusters = da.from_array(numbered, chunks=x.chunks[:1]).to_backend()
-    columns = {name: x[:, place] for place, name in enumerate(names)}
-    tables.write_parquet(job, tables.frame_of({**columns, "cluster": clusters}), "assignments")
+    tables.write_parquet(job, tables.frame_of({tuple(names): x, "cluster": clusters}), "assignments")
     few = tables.sample_rows(len(x), DRAWN, job.options.seed)
     rows = x[few].to_backend("numpy").compute()
     known = job.result

@@ -112,7 +112,8 @@ def work(job: Job) -> None:
         names, dtype = inputs.numeric(source, options.columns)
         if "cluster" in names:
             raise RefusedError(f"{source.where}: a feature 'cluster' would collide with the result. Use --columns.")
-        memory.admit(job, int(COPIES * memory.table(source, names, dtype)), source.where)
+        whole = memory.table(source, names, dtype)
+        memory.admit(job, COPIES * whole, source.where, at_once=whole)
         x, _ = tables.arrays(job, source, names, dtype)
         if len(x) < k:
             raise RefusedError(f"{source.where}: {k} clusters need {k} rows, {len(x)} are usable. Lower --k.")
@@ -160,8 +161,7 @@ def work(job: Job) -> None:
         if true.shape == centres.shape:
             known["truth_distance"] = float(sklearn.metrics.pairwise_distances(true, centres).min(axis=1).max())
     with job.phase("write", last=True):
-        columns = {name: x[:, number] for number, name in enumerate(names)}
-        tables.write_parquet(job, tables.frame_of({**columns, "cluster": labels}), "assignments")
+        tables.write_parquet(job, tables.frame_of({tuple(names): x, "cluster": labels}), "assignments")
         few = slice(None, None, -(-len(sample) // DRAWN))
         title = f"k-means: {k} cluster{'s' * (k > 1)}, {len(x):,} rows, inertia {inertia:,.6g}"
         picture.clusters(job, "kmeans.png", sample[few], nearest[few], centres, names, title)

@@ -73,7 +73,7 @@ def admit(job: Job, matrix: Matrix) -> None:
     chunk = max(matrix.stored.chunks[0]) * columns
     need = matrix.stored.nbytes + job.threads * chunk * (2 * floats + 1)
     need += rows * columns * floats * 2 if what != "compressed" else 3 * rows * (k + OVERSAMPLES) * floats
-    memory.admit(job, need, name)
+    memory.admit(job, need, name, at_once=0 if what == "compressed" else rows * columns * floats)
 
 
 def decompose(job: Job, matrix: Matrix, means: Floats) -> tuple[Any, Floats, Floats, Floats]:
@@ -188,8 +188,8 @@ def work(job: Job) -> None:
         known["explained_variance_ratio"] = (explained / max(of_all, 1e-300)).tolist()
         known["explained_by_all"] = float(sum(known["explained_variance_ratio"]))
     with job.phase("write", last=True):
-        parts = {f"pc{number + 1}": scores[:, number] for number in range(options.k)}
-        tables.write_parquet(job, tables.frame_of(parts), "scores")
+        parts = tuple(f"pc{number + 1}" for number in range(options.k))
+        tables.write_parquet(job, tables.frame_of({parts: scores}), "scores")
         table = pd.DataFrame(components.T, columns=list(parts)).assign(column=names)
         with job.file("components.parquet") as path:
             table.to_parquet(path, index=False)

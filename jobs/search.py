@@ -1,7 +1,7 @@
 """Grid and random search by cross-validation on a Dask cluster: data is moved once, not for every fit.
 
-Lays a copy of all rows, with each row's fold, on every worker (on GPUs: in their memory). Then a task carries
-parameters and a fold's number, fits with scikit-learn on a CPU or cuML on a GPU, and returns a score. Writes into
+Lays a copy of all rows, with each row's fold, on every worker (on GPUs: in their memory). Then a task carries some
+candidates and a fold's number, fits them with scikit-learn on a CPU or cuML on a GPU, and returns scores. Writes into
 --out: result.json, candidates.parquet (parameters, mean, deviation and rank, scores by fold), search.png, and model/,
 the best candidate fitted on all rows.
 

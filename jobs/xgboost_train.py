@@ -101,7 +101,8 @@ def work(job: Job) -> None:
         names, _ = inputs.numeric(source, options.columns, leave=(options.target,))
         dtype = inputs.float_type(source, [*names, options.target])
         if source.rows is not None:
-            memory.admit(job, COPIES * source.rows * (len(names) + 1) * np.dtype(dtype).itemsize, source.where)
+            whole = source.rows * (len(names) + 1) * np.dtype(dtype).itemsize
+            memory.admit(job, COPIES * whole, source.where, at_once=whole)
         x, y = tables.arrays(job, source, names, dtype, options.target)
         classes: list[float] = []
         if options.task == "classification":

@@ -95,7 +95,7 @@ def table(source: Source, columns: list[str], dtype: str) -> int:
     return rows(source) * len(columns) * np.dtype(dtype).itemsize
 
 
-def admit(job: Job, need: int, what: str, *, quietly: bool = False) -> None:
+def admit(job: Job, need: int, what: str, *, at_once: int = 0, quietly: bool = False) -> None:
     """Let a job go on, say that it will spill, or refuse it with the number of nodes that it would need.
 
     Parameters
@@ -104,6 +104,9 @@ def admit(job: Job, need: int, what: str, *, quietly: bool = False) -> None:
         Bytes that live at the same time, working copies included: an honest estimate of the job.
     what
         The data, as a message calls it.
+    at_once
+        Bytes of it that a library takes all at once on GPUs, where nothing of them can be spilled: cuML's estimators and
+        XGBoost are given all of a worker's rows in one call.
     quietly
         Whether to say nothing of spilling: where a first look is followed by another, of all copies.
 
@@ -118,6 +121,12 @@ def admit(job: Job, need: int, what: str, *, quietly: bool = False) -> None:
         return
     kind = "of the GPUs" if backend.on_gpu() else "of the workers"
     ratio = need / has.memory
+    if backend.on_gpu() and at_once > has.memory and not job.options.any_size:
+        raise RefusedError(
+            f"{what} takes {size(at_once)} {kind} at once, {at_once / has.memory:.1f} times their memory "
+            f"({size(has.memory)} on {nodes(has)}): the library is given all rows of a GPU in one call, and they cannot be "
+            f"spilled. Ask for --nodes {-(-need * has.nodes // has.usable)}, or try it with --any-size."
+        )
     if need <= min(has.usable + has.room, MOST * has.memory) or job.options.any_size:
         if not quietly:
             job.note(
@@ -127,8 +136,13 @@ def admit(job: Job, need: int, what: str, *, quietly: bool = False) -> None:
     wanted = -(-need * has.nodes // has.usable)
     raise RefusedError(
         f"{what} needs {size(need)}, {ratio:.1f} times the memory {kind} ({size(has.memory)} on "
-        f"{has.nodes} node{'s' * (has.nodes > 1)}). Ask for --nodes {wanted}, or try it with --any-size."
+        f"{nodes(has)}). Ask for --nodes {wanted}, or try it with --any-size."
     )
+
+
+def nodes(has: Capacity) -> str:
+    """Return how many nodes there are, in words."""
+    return f"{has.nodes} node{'s' * (has.nodes > 1)}"
 
 
 def admit_one(job: Job, need: int, what: str, advice: str) -> None:

@@ -69,7 +69,8 @@ def read(job: Job, *, labelled: bool, dtype: str | None = None, copies: int = 4)
     kind = source.types[options.target]
     if not inputs.is_numeric(kind):
         raise RefusedError(f"{source.where}: target {options.target} is {kind}, no number. Number its classes first.")
-    memory.admit(job, copies * memory.table(source, [*names, options.target], dtype), source.where)
+    whole = memory.table(source, [*names, options.target], dtype)
+    memory.admit(job, copies * whole, source.where, at_once=whole)
     x, y = tables.arrays(job, source, names, dtype, options.target)
     labels = scores.classes(y, source.where) if labelled else None
     divided = Divided(source, names, dtype, labels, *split.split(x, y, options.seed, TEST))

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import dask
 import dask.array as da
 import dask.dataframe as dd
 import numpy as np
@@ -145,8 +146,25 @@ def _part(number: int) -> str:
     return f"part-{number:05d}.parquet"
 
 
-def frame_of(columns: dict[str, Any]) -> Any:
-    """Return Dask arrays that are chunked alike, (rows,) each, as the columns of a Dask frame."""
-    meta = backend.tables().DataFrame()
-    parts = [dd.from_dask_array(array, columns=name, meta=meta) for name, array in columns.items()]
-    return dd.concat(parts, axis=1)
+def frame_of(columns: dict[str | tuple[str, ...], Any]) -> Any:
+    """Return Dask arrays that are chunked alike by rows as the columns of a Dask frame, a task for each chunk.
+
+    Parameters
+    ----------
+    columns
+        By name arrays of (rows,); by a tuple of names arrays of (rows, names), each in one chunk of columns.
+    """
+    named = {key: (key,) if isinstance(key, str) else key for key in columns}
+    kinds = {name: array.dtype for key, array in columns.items() for name in named[key]}
+    frame = backend.tables().DataFrame
+    meta = frame({name: np.empty(0, dtype=kind) for name, kind in kinds.items()})
+    chunks = zip(*(array.to_delayed().ravel() for array in columns.values()), strict=True)
+    parts = [dask.delayed(_frame)(frame, list(named.values()), *blocks) for blocks in chunks]
+    return dd.from_delayed(parts, meta=meta, verify_meta=False)
+
+
+def _frame(frame: Any, names: list[tuple[str, ...]], *blocks: Any) -> Any:
+    """Return blocks as the columns of one frame; this runs on the worker."""
+    pairs = zip(names, blocks, strict=True)
+    found = {name: block.reshape(len(block), -1)[:, place] for some, block in pairs for place, name in enumerate(some)}
+    return frame(found)

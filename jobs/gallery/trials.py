@@ -1,8 +1,9 @@
 """Try an estimator's parameters by cross-validation on all workers, without moving data for any fit.
 
-A copy of the rows is laid on every worker once, with each row's fold. From then on a task carries parameters and the
-number of a fold, and returns a score. The copies are futures: a worker that joins late, or in place of one that was
-lost, fetches its copy from another worker; if all copies are lost, Dask makes them again from the files.
+A copy of the rows is laid on every worker once, with each row's fold. From then on a task carries some candidates'
+parameters and the number of a fold, and returns their scores. The copies are futures: a worker that joins late, or in
+place of one that was lost, fetches its copy from another worker; if all copies are lost, Dask makes them again from the
+files.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ import sklearn.base
 import sklearn.model_selection
 from distributed import Future, get_worker, wait
 
-from gallery import memory, models
+from gallery import memory, models, tables
 from gallery.job import Job
 
 Parameters = dict[str, Any]
 Rows = tuple[Any, Any, Any]  # features, target, and the fold in which each row is tested: a worker's copy
+TASKS = 8  # for each thread, where there are so many candidates: tasks differ in length
 FIT = 3  # copies of the rows that a fit needs beside the resident one: its folds' rows, and a library's working copy
 
 
@@ -73,7 +75,7 @@ def admit_whole(job: Job, need: int, what: str) -> None:
 
 def assemble(x: Any, y: Any, fold: npt.NDArray[np.uint8]) -> Rows:
     """Lay rows out for fits: contiguous, of the array library that the blocks are of."""
-    return np.ascontiguousarray(x), np.ascontiguousarray(y), np.asarray(fold, like=x)
+    return tables.by_rows(x), tables.by_rows(y), np.asarray(fold, like=x)
 
 
 @contextlib.contextmanager
@@ -99,33 +101,49 @@ def placed(client: Any, x: Any, y: Any, fold: npt.NDArray[np.uint8]) -> Iterator
             client.amm.start()
 
 
-def fit(rows: Rows, estimator: Any, parameters: Parameters, fold: int | None = None) -> Any:
-    """Return a copy of the estimator fitted on all rows, or on those outside a fold; it runs where the rows lie."""
-    x, y, folds = rows
-    model = sklearn.base.clone(estimator).set_params(**parameters)
-    return model.fit(x, y) if fold is None else model.fit(x[folds != fold], y[folds != fold])
+def fit(estimator: Any, parameters: Parameters, x: Any, y: Any) -> Any:
+    """Return a copy of the estimator with these parameters, fitted; it runs where the rows lie."""
+    return sklearn.base.clone(estimator).set_params(**parameters).fit(x, y)
 
 
 def refit(rows: Rows, estimator: Any, parameters: Parameters) -> Any:
     """Return the estimator fitted on all rows, in a form that leaves the worker: scikit-learn's."""
-    return models.to_portable(fit(rows, estimator, parameters))
+    return models.to_portable(fit(estimator, parameters, *rows[:2]))
 
 
-def score(rows: Rows, estimator: Any, parameters: Parameters, candidate: int, fold: int) -> Trial:
-    """Fit outside a fold and score on it, as scikit-learn's ``GridSearchCV`` does: a task of the search."""
-    start = time.perf_counter()
-    model = fit(rows, estimator, parameters, fold)
+def score(rows: Rows, estimator: Any, candidates: dict[int, Parameters], fold: int) -> list[Trial]:
+    """Fit candidates, by their numbers, outside a fold and score them on it, as scikit-learn's ``GridSearchCV`` does.
+
+    A task of the search. The fold's rows are taken out once for all its candidates.
+    """
     x, y, folds = rows
-    reached = float(model.score(x[folds == fold], y[folds == fold]))
-    return Trial(candidate, fold, reached, time.perf_counter() - start, get_worker().address)
+    known, new = folds != fold, folds == fold
+    given, asked = (x[known], y[known]), (x[new], y[new])
+    found, worker = [], get_worker().address
+    for number, parameters in candidates.items():
+        start = time.perf_counter()
+        reached = float(fit(estimator, parameters, *given).score(*asked))
+        found.append(Trial(number, fold, reached, time.perf_counter() - start, worker))
+    return found
+
+
+def groups(candidates: Sequence[Parameters], k: int, threads: int) -> list[dict[int, Parameters]]:
+    """Divide candidates, with their numbers, into as few groups as keep all threads busy to the end.
+
+    Neighbours in a grid take about as long, so they go to different groups.
+    """
+    count = min(len(candidates), -(-TASKS * threads // k))
+    numbered = list(enumerate(candidates))
+    return [dict(numbered[first::count]) for first in range(count)]
 
 
 def run(client: Any, rows: Future, estimator: Any, candidates: Sequence[Parameters], k: int) -> list[Trial]:
-    """Score all candidates on all folds, a task each, wherever a thread is free; return them in that order."""
-    tasks = [client.submit(score, rows, estimator, parameters, number, fold, pure=False)
-             for number, parameters in enumerate(candidates) for fold in range(k)]  # fmt: skip
-    found: list[Trial] = client.gather(tasks)
-    return found
+    """Score all candidates on all folds wherever a thread is free; return the trials by candidate, then by fold."""
+    threads = sum(client.nthreads().values())
+    tasks = [client.submit(score, rows, estimator, group, fold, pure=False)
+             for group in groups(candidates, k, threads) for fold in range(k)]  # fmt: skip
+    found = [trial for some in client.gather(tasks) for trial in some]
+    return sorted(found, key=lambda trial: (trial.candidate, trial.fold))
 
 
 def table(candidates: Sequence[Parameters], trials: Sequence[Trial], k: int) -> dict[str, Any]:

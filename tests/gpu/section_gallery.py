@@ -1,6 +1,7 @@
 """Every job of the gallery on GPUs against the same job on CPUs: the same data must give the same figures.
 
-Each side runs all jobs one after the other (tests/jobs/all_jobs.py), so that what takes long, to start, is paid once.
+Each side runs all jobs one after the other on one cluster (tests/jobs/all_jobs.py), twice: seconds are of the second time,
+since the first one loads libraries and compiles kernels. 200,000 rows are few for a GPU; how fast one is, headlines tell.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from tests.jobs.job_list import JOBS, Listed, figure, shape
 ROWS = 200_000
 FEW_ROWS = 4_000  # when CPUs stand in for GPUs
 EACH = 90  # seconds of one job, after which it is broken off
-ON_CPUS, ON_GPUS = 240, 300  # seconds of all jobs
+TIMES = 2  # all jobs: the first time libraries are loaded and kernels compiled
+ON_CPUS, ON_GPUS = 300, 300  # seconds of all jobs
 WITHOUT_GPUS = {"CUDA_VISIBLE_DEVICES": "", "DASK_ARRAY__BACKEND": "numpy", "DASK_DATAFRAME__BACKEND": "pandas"}
 
 
@@ -30,31 +32,29 @@ def cases(world: World) -> list[Case]:
     """Return a case for the CPUs, which has what goes wrong there, and one for the GPUs with a result for each job."""
     shared: dict[str, Any] = {}
     return [
-        Case("cpu", ON_CPUS if not world.cpu_only else 30, lambda: [_on_cpus(world, shared)]),
+        Case("cpu", 90 if not world.cpu_only else 30, lambda: [_on_cpus(world, shared)]),
         Case("gpu", 60 if not world.cpu_only else 30, lambda: _on_gpus(world, shared)),
     ]
 
 
-def options(world: World, data: Path) -> dict[str, str]:
+def options(data: Path) -> dict[str, str]:
     """Return each job's options: on made files, where it reads any, else on small data of its own making."""
     return {name: f"--data {data}/{_set_name(listed)} {listed.reads}" if listed.kind else listed.small
             for name, listed in JOBS.items()}  # fmt: skip
 
 
-def _set_name(listed: Listed) -> str:
-    return listed.kind.replace(" ", "-").replace("=", "-")
-
-
-def _make(world: World, data: Path) -> None:
+def makers(rows: int) -> dict[str, str]:
+    """Return the options of make_data.py for each set that the jobs read."""
+    found = {}
     for listed in {listed.kind: listed for listed in JOBS.values() if listed.kind}.values():
         kind, how = shape(listed.kind)
-        words = [word for name, value in how.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-        rows = FEW_ROWS if world.cpu_only else ROWS
-        made = world.command(
-            [world.python, "jobs/make_data.py", kind, "--rows", str(rows), "--partitions", "8", *words,
-             "--out", str(data / _set_name(listed))], timeout=EACH, environment=WITHOUT_GPUS, cwd=ROOT)  # fmt: skip
-        if made.status:
-            raise HarnessError(f"make_data.py {kind}: exit status {made.status}:\n{last_lines(made.output)}")
+        words = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in how.items())
+        found[f"make_data/{_set_name(listed)}"] = f"{kind} --rows {rows} --partitions 8 {words}"
+    return found
+
+
+def _set_name(listed: Listed) -> str:
+    return listed.kind.replace(" ", "-").replace("=", "-")
 
 
 def _on_cpus(world: World, shared: dict[str, Any]) -> Result:
@@ -62,18 +62,16 @@ def _on_cpus(world: World, shared: dict[str, Any]) -> Result:
     scripts = folder / "jobs"
     shutil.copytree(ROOT / "jobs", scripts, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "tests/jobs/all_jobs.py", scripts)
-    _make(world, folder / "data")
-    words = json.dumps(options(world, folder / "data"))
-    done = world.command([world.python, str(scripts / "all_jobs.py"), words, str(EACH)], timeout=ON_CPUS,
-                         environment=WITHOUT_GPUS, cwd=folder)  # fmt: skip
+    words = options(folder / "out/make_data")
+    made = makers(FEW_ROWS if world.cpu_only else ROWS)
+    done = world.command([world.python, str(scripts / "all_jobs.py"), json.dumps(made | words), str(EACH), str(TIMES)],
+                         timeout=ON_CPUS, environment=WITHOUT_GPUS, cwd=folder)  # fmt: skip
     statuses = read_json(folder / "out/statuses.json")
-    shared |= {"scripts": scripts, "options": words, "out": folder / "out", "statuses": statuses}
-    wrong = [f"{name}: {status}" for name, status in statuses.items() if status != 0]
+    shared |= {"scripts": scripts, "options": json.dumps(words), "out": folder / "out", "statuses": statuses}
+    wrong = [f"{name}: {statuses.get(name, 'did not run')}" for name in made | words if statuses.get(name) != 0]
     if done.status not in (0, 1):
         wrong.append(f"exit status {done.status}:\n{last_lines(done.output)}")
-    return result(
-        "cpu", ok=not wrong, figures={"jobs": len(statuses), "run_seconds": done.seconds}, error="; ".join(wrong)
-    )
+    return result("cpu", ok=not wrong, figures={"jobs": len(words), "run_seconds": done.seconds}, error="; ".join(wrong))
 
 
 def _on_gpus(world: World, shared: dict[str, Any]) -> list[Result]:
@@ -81,8 +79,8 @@ def _on_gpus(world: World, shared: dict[str, Any]) -> list[Result]:
         raise HarnessError("the run on CPUs left nothing to compare with")
     nodes, gpus = world.shapes()[0]
     world.shape(nodes, gpus)
-    run = world.submit(shared["scripts"] / "all_jobs.py", [shared["options"], str(EACH)], nodes=nodes, gpus=gpus,
-                       timeout=ON_GPUS)  # fmt: skip
+    run = world.submit(shared["scripts"] / "all_jobs.py", [shared["options"], str(EACH), str(TIMES)], nodes=nodes,
+                       gpus=gpus, timeout=ON_GPUS)  # fmt: skip
     statuses = run.table("out/statuses.json")
     if run.directory is None or not statuses:
         raise HarnessError(run.why())
@@ -100,15 +98,13 @@ def _compare(world: World, name: str, shared: dict[str, Any], out: Path, status:
              for dotted, value in apart.items() if not value <= tolerance]  # fmt: skip
     wanted = "numpy" if world.cpu_only else "cupy"
     wrong += [f"the backend is {gpu['backend']}"] if gpu["backend"] != wanted else []
-    seconds = [sum(one["seconds"].values()) for one in (cpu, gpu)]
-    figures = {
-        "apart": max(apart.values(), default=0.0),
-        "cpu_s": seconds[0],
-        "gpu_s": seconds[1],
-        "notes": gpu["notes"],
-    }
-    return result(name, ok=not wrong, figures=figures, ratio=round(seconds[0] / max(seconds[1], 1e-9), 3),
-                  error="; ".join(wrong))  # fmt: skip
+    figures = {"apart": max(apart.values(), default=0.0), "gpu_first_s": sum(gpu["seconds"].values()), "notes": gpu["notes"]}
+    ratio = None
+    again = [folder / "again1" / name / "result.json" for folder in (shared["out"], out)]
+    if all(path.exists() for path in again):
+        figures["cpu_s"], figures["gpu_s"] = (sum(read_json(path)["seconds"].values()) for path in again)
+        ratio = round(figures["cpu_s"] / max(figures["gpu_s"], 1e-9), 3)
+    return result(name, ok=not wrong, figures=figures, ratio=ratio, error="; ".join(wrong))
 
 
 def difference(one: Any, other: Any) -> float:

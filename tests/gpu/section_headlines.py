@@ -110,7 +110,7 @@ def _headline(world: World, title: str, name: str, protocol: str, shared: dict[s
         write_csv(written, sizes["bytes"])
         sizes["folder"] = str(written)
     try:
-        found = both(world, name, sizes, world.gpus, protocol, rounds=2 if protocol == "ucx" else 1)
+        found = both(world, name, sizes, world.gpus, protocol, rounds=world.rounds if protocol == "ucx" else 1)
         judgement = judged(world, title, line, found, shared)
         if title in JOBS:
             _add_job(world, title, sizes, judgement)
