@@ -105,7 +105,7 @@ def admit(job: Job, need: int, what: str, *, at_once: int = 0, quietly: bool = F
     what
         The data, as a message calls it.
     at_once
-        Bytes of it that a library takes all at once on GPUs, where nothing of them can be spilled: cuML's estimators and
+        Bytes of it that a library takes all at once on GPUs, so that they cannot be spilled: cuML's estimators and
         XGBoost are given all of a worker's rows in one call.
     quietly
         Whether to say nothing of spilling: where a first look is followed by another, of all copies.
@@ -124,8 +124,8 @@ def admit(job: Job, need: int, what: str, *, at_once: int = 0, quietly: bool = F
     if backend.on_gpu() and at_once > has.memory and not job.options.any_size:
         raise RefusedError(
             f"{what} takes {size(at_once)} {kind} at once, {at_once / has.memory:.1f} times their memory "
-            f"({size(has.memory)} on {nodes(has)}): the library is given all rows of a GPU in one call, and they cannot be "
-            f"spilled. Ask for --nodes {-(-need * has.nodes // has.usable)}, or try it with --any-size."
+            f"({size(has.memory)} on {nodes(has)}): the library is given all rows of a GPU in one call, and they "
+            f"cannot be spilled. Ask for --nodes {-(-need * has.nodes // has.usable)}, or try it with --any-size."
         )
     if need <= min(has.usable + has.room, MOST * has.memory) or job.options.any_size:
         if not quietly:

@@ -50,6 +50,7 @@ LIMITS = {  # seconds
     "image": 420,
     "gallery": 540,
     "headlines": 900,
+    "memory": 540,
 }
 HOST_MEMORY = "16G"  # for each worker: the machine's own figure grows as it is used
 

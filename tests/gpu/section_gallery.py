@@ -71,7 +71,9 @@ def _on_cpus(world: World, shared: dict[str, Any]) -> Result:
     wrong = [f"{name}: {statuses.get(name, 'did not run')}" for name in made | words if statuses.get(name) != 0]
     if done.status not in (0, 1):
         wrong.append(f"exit status {done.status}:\n{last_lines(done.output)}")
-    return result("cpu", ok=not wrong, figures={"jobs": len(words), "run_seconds": done.seconds}, error="; ".join(wrong))
+    return result(
+        "cpu", ok=not wrong, figures={"jobs": len(words), "run_seconds": done.seconds}, error="; ".join(wrong)
+    )
 
 
 def _on_gpus(world: World, shared: dict[str, Any]) -> list[Result]:
@@ -98,7 +100,11 @@ def _compare(world: World, name: str, shared: dict[str, Any], out: Path, status:
              for dotted, value in apart.items() if not value <= tolerance]  # fmt: skip
     wanted = "numpy" if world.cpu_only else "cupy"
     wrong += [f"the backend is {gpu['backend']}"] if gpu["backend"] != wanted else []
-    figures = {"apart": max(apart.values(), default=0.0), "gpu_first_s": sum(gpu["seconds"].values()), "notes": gpu["notes"]}
+    figures = {
+        "apart": max(apart.values(), default=0.0),
+        "gpu_first_s": sum(gpu["seconds"].values()),
+        "notes": gpu["notes"],
+    }
     ratio = None
     again = [folder / "again1" / name / "result.json" for folder in (shared["out"], out)]
     if all(path.exists() for path in again):

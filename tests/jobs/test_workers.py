@@ -81,6 +81,22 @@ def test_ten_times_the_memory_is_refused_before_it_is_read(refused: Refused, tin
     assert not any(spill.counts(tiny)[worker]["disk"] for worker in spill.counts(tiny))
 
 
+def test_what_a_library_takes_at_once_on_gpus_is_refused_though_there_is_room_to_spill(
+    refused: Refused, run_job: RunJob, blobs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = ROWS * 64
+    gpus = memory.Capacity(nodes=2, workers=4, memory=data // 2, room=100 * data, fill=data * 4 // 10)
+    monkeypatch.setattr(memory, "capacity", lambda _: gpus)
+    run_job(kmeans, "--data", blobs, "--k", "4")  # on CPUs it would spill
+    monkeypatch.setattr(memory.backend, "on_gpu", lambda: True)
+    sentence = refused(kmeans, "--data", blobs, "--k", "4")
+    assert "of the GPUs at once, 2.0 times their memory" in sentence
+    assert (
+        "on 2 nodes): the library is given all rows of a GPU in one call, and they cannot be spilled. Ask for --nodes 10,"
+        in sentence
+    )
+
+
 def test_any_size_tries_it_all_the_same(run_job: RunJob, tiny: Client, blobs: pathlib.Path) -> None:
     result, _ = run_job(kmeans, "--data", blobs / "part-0000[0-9].parquet", "--k", "4", "--any-size")
     assert result["memory_needed"] > memory.MOST * result["memory"]

@@ -1,0 +1,69 @@
+"""Data larger than the GPUs' memory: half as much again is spilled and said to be, ten times is refused with the nodes it needs.
+
+jobs/pca_svd.py keeps the matrix as it is stored and passes over it three times, so that all of it comes back from the
+hosts' memory in each pass. With CPU workers in place of GPUs it is spilled to disk.
+"""
+
+from __future__ import annotations
+
+import re
+
+from harness import ROOT, Case, World
+from results import Result, result
+
+COLUMNS = 20_000
+MORE, MUCH_MORE = 1.5, 10
+HOST = "100G"  # for each worker's spilled data: the hosts that lend GPUs here have 128 GiB for one
+SMALL = 1500  # MiB of a CPU worker's memory
+ABOUT, SOON = 240, 60  # seconds
+REFUSED = 2  # the jobs' exit status for data that cannot fit
+
+
+def cases(world: World) -> list[Case]:
+    """Return a case for what is spilled, and one for what is refused."""
+    return [
+        Case("10 times", SOON if not world.cpu_only else 20, lambda: [_refused(world)]),
+        Case("1.5 times", ABOUT if not world.cpu_only else 60, lambda: [_spilled(world)]),
+    ]
+
+
+def words(world: World, times: float) -> list[str]:
+    """Return the options of a matrix of so many times the memory of all GPUs."""
+    rows = int(times * world.gpus * (SMALL if world.cpu_only else world.memory_mib) * 2**20 / COLUMNS)
+    return ["--rows", str(rows), "--columns", str(COLUMNS), "--raw", "--power-iterations", "0"]
+
+
+def options(world: World) -> list[str]:
+    """Return what a submission needs so that data can be spilled."""
+    if world.cpu_only:
+        return ["--set", f"workers.memory_limit={SMALL}MiB", "--set", f"workers.per_node={world.gpus}"]
+    return ["--set", f"workers.memory_limit={HOST}"]
+
+
+def _spilled(world: World) -> Result:
+    world.shape(1, world.gpus)
+    run = world.submit(ROOT / "jobs/pca_svd.py", words(world, MORE), nodes=1, gpus=world.gpus, timeout=2 * ABOUT,
+                       settings=["fabric.require=none"], options=options(world))  # fmt: skip
+    run.must_be(0)
+    found = run.table("out/result.json")
+    place, said = "disk" if world.cpu_only else "host", " ".join(found["notes"])
+    wrong = [words for words in ("it will spill", "Memory was short") if words not in said]
+    figures = {"data_gib": found["stored_bytes"] / 2**30, "memory_gib": found["memory"] / 2**30,
+               "times": found["stored_bytes"] / found["memory"], "spilled_gib": found["spilled"][place] / 2**30,
+               "run_s": sum(found["seconds"].values()), "phases": found["seconds"], "notes": found["notes"]}  # fmt: skip
+    if not figures["spilled_gib"]:
+        wrong.append("nothing was spilled")
+    return result("1.5 times", ok=not wrong, figures=figures, error="; ".join(wrong))
+
+
+def _refused(world: World) -> Result:
+    world.shape(1, world.gpus)
+    run = world.submit(ROOT / "jobs/pca_svd.py", words(world, MUCH_MORE), nodes=1, gpus=world.gpus, timeout=2 * SOON,
+                       settings=["fabric.require=none"], options=options(world))  # fmt: skip
+    log = (run.directory / "logs/driver.log").read_text() if run.directory else ""
+    sentence = next((line for line in log.splitlines() if "Ask for --nodes" in line), "")
+    wrong = [] if run.status == REFUSED else [f"exit status {run.status}: {run.why()}"]
+    if not (asked := re.search(r"--nodes (\d+)", sentence)):
+        wrong.append("the number of nodes was not said")
+    figures = {"nodes_asked": int(asked.group(1)) if asked else None, "line": sentence, "run_s": run.seconds}
+    return result("10 times", ok=not wrong, figures=figures, error="; ".join(wrong))
