@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import dask
@@ -146,7 +146,7 @@ def _part(number: int) -> str:
     return f"part-{number:05d}.parquet"
 
 
-def frame_of(columns: dict[str | tuple[str, ...], Any]) -> Any:
+def frame_of(columns: Mapping[Any, Any]) -> Any:
     """Return Dask arrays that are chunked alike by rows as the columns of a Dask frame, a task for each chunk.
 
     Parameters

@@ -17,7 +17,7 @@ from distributed import Client, LocalCluster
 
 import hpcml
 import kmeans
-from gallery import datasets, inputs, kinds, memory, spill
+from gallery import backend, datasets, inputs, kinds, memory, spill
 from gallery.job import Job
 from tests.jobs.job_tests import Refused, RunJob
 
@@ -88,7 +88,7 @@ def test_what_a_library_takes_at_once_on_gpus_is_refused_though_there_is_room_to
     gpus = memory.Capacity(nodes=2, workers=4, memory=data // 2, room=100 * data, fill=data * 4 // 10)
     monkeypatch.setattr(memory, "capacity", lambda _: gpus)
     run_job(kmeans, "--data", blobs, "--k", "4")  # on CPUs it would spill
-    monkeypatch.setattr(memory.backend, "on_gpu", lambda: True)
+    monkeypatch.setattr(backend, "on_gpu", lambda: True)
     sentence = refused(kmeans, "--data", blobs, "--k", "4")
     assert "of the GPUs at once, 2.0 times their memory" in sentence
     assert (
