@@ -23,12 +23,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import dask
-import dask.array as da
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from gallery import backend, datasets, inputs, job, memory, partitions, picture, tables
+from gallery import backend, datasets, inputs, job, memory, moments, partitions, picture, tables
 from gallery.inputs import Source
 from gallery.job import Job, RefusedError
 
@@ -75,13 +74,11 @@ def read_all(job: Job, source: Source) -> Any:
 
 def describe(frame: Any, numeric: list[str]) -> pd.DataFrame:
     """Return a line per column: rows that have a value, and of numbers their moments and (approximate) quantiles."""
-    numbers = frame[numeric]
-    parts = dask.compute(frame.count(), numbers.mean(), numbers.std(), numbers.min(), numbers.max(),
-                         numbers.quantile([0.25, 0.5, 0.75]))  # fmt: skip
-    count, mean, std, low, high, quantiles = map(backend.to_numpy, parts)
-    about = {"count": count, "mean": mean, "std": std, "min": low}
-    about |= {f"{share:.0%}": quantiles.loc[share] for share in quantiles.index}
-    return pd.DataFrame({**about, "max": high}).loc[list(frame.columns)].rename_axis("column")
+    missing = dask.compute({name: frame[name].isnull().sum() for name in frame.columns})[0]
+    count = {name: len(frame) - int(rows) for name, rows in missing.items()}
+    table = moments.described(frame, moments.of(frame, numeric)).drop(columns="count").reindex(list(count))
+    table.insert(0, "count", pd.Series(count))
+    return table.rename_axis("column")
 
 
 def clean(frame: Any) -> tuple[Any, dict[str, int]]:
@@ -99,19 +96,10 @@ def _missing(name: str, frame: Any) -> Any:
     return frame[name].isnull()
 
 
-def correlation(frame: Any, numeric: list[str]) -> pd.DataFrame:
-    """Return Pearson's correlations of columns without missing values."""
-    x = frame[numeric].astype("float64").to_dask_array(lengths=True)
-    spread = x.std(axis=0)
-    z = (x - x.mean(axis=0)) / da.where(spread > 0, spread, np.nan)  # a constant column correlates with nothing
-    found = backend.to_numpy((z.T @ z / len(x)).compute())
-    return pd.DataFrame(found, numeric, numeric).rename_axis("column")
-
-
 def count(frame: Any, by: str, texts: list[str]) -> dict[str, dict[str, int]]:
     """Return the most frequent values with their rows, of texts one more than would be encoded."""
-    lazy = {by: frame[by].value_counts(split_out=1).nlargest(TOP)}
-    lazy |= {name: frame[name].value_counts().nlargest(CATEGORIES + 1) for name in texts}
+    most = {by: TOP} | dict.fromkeys(texts, CATEGORIES + 1)
+    lazy = {name: frame[name].value_counts(split_out=1).nlargest(rows) for name, rows in most.items()}
     found = dict(zip(lazy, dask.compute(*lazy.values()), strict=True))
     return {name: {str(key): int(rows) for key, rows in backend.to_numpy(some).items()} for name, some in found.items()}
 
@@ -170,7 +158,7 @@ def work(job: Job) -> None:
         counted = count(frame, by, texts)
         known["counts"] = {name: dict(list(found.items())[:TOP]) for name, found in counted.items()}
     with job.phase("correlate"):
-        together = correlation(frame, numeric)
+        together = moments.of(frame, numeric).correlation().rename_axis("column")
         job.write_text("correlation.csv", together.to_csv())
     with job.phase("encode"):
         known["categories"] = {name: sorted(counted[name]) for name in texts if len(counted[name]) <= CATEGORIES}

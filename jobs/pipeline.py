@@ -36,7 +36,7 @@ import sklearn.preprocessing
 from distributed import wait
 
 import search
-from gallery import backend, datasets, inputs, job, models, pages, picture, scores, split, tables, trials
+from gallery import backend, datasets, inputs, job, models, moments, pages, picture, scores, split, tables, trials
 from gallery.job import Job, RefusedError
 
 SAMPLE, DRAWN = 200_000, 5_000
@@ -204,17 +204,19 @@ def work(job: Job) -> None:
 
 
 def understand(job: Job, page: pages.Page, frame: Any, kinds: dict[str, list[str]], total: int) -> None:
-    """Describe columns, gaps, correlations and categories, in one pass over the partitions."""
+    """Describe columns, gaps, correlations and categories."""
     numbers = [*kinds["number"], job.options.target]
-    counts = [frame[name].value_counts(split_out=1) for name in kinds["category"]]
-    described, gaps, related, *counts = dask.compute(
-        frame[numbers].describe(), frame.isnull().sum(), frame[numbers].corr(), *counts
+    found = moments.of(frame, numbers)
+    described, related = moments.described(frame, found), found.correlation()
+    counts, gaps = dask.compute(
+        [frame[name].value_counts(split_out=1) for name in kinds["category"]],
+        {name: frame[name].isnull().sum() for name in frame.columns},
     )
-    described, gaps, related = (backend.to_numpy(part) for part in (described, gaps, related))
-    job.result["missing"] = {name: int(value) for name, value in gaps.items()}
+    gaps = pd.Series({name: int(rows) for name, rows in gaps.items()})
+    job.result["missing"] = gaps.to_dict()
     page.heading("Understand")
     page.words(f"{total:,} rows with a {job.options.target}, {len(gaps)} columns.")
-    page.table(described.T, "numbers")
+    page.table(described, "numbers")
     page.table(pd.DataFrame({"missing": gaps, "share": gaps / total}), "gaps")
     for name, found in zip(kinds["category"], counts, strict=True):
         few = backend.to_numpy(found).sort_values(ascending=False).head(8).rename("rows")
