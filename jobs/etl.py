@@ -104,22 +104,36 @@ def count(frame: Any, by: str, texts: list[str]) -> dict[str, dict[str, int]]:
     return {name: {str(key): int(rows) for key, rows in backend.to_numpy(some).items()} for name, some in found.items()}
 
 
-def encode(frame: Any, categories: dict[str, list[str]]) -> Any:
-    """Return the frame with texts as codes, in the texts' order, and with what models want to know of moments."""
-    for name, values in categories.items():
-        codes = {value: code for code, value in enumerate(values)}
-        frame[name] = frame[name].map(codes, meta=(name, "int64")).astype("int32")
-    if set(TIMES) <= set(frame.columns):
-        start, stop = (frame[name] for name in TIMES)
-        frame["hour"], frame["weekday"] = start.dt.hour.astype("int32"), start.dt.weekday.astype("int32")
-        frame["minutes"] = (stop - start).dt.total_seconds() / 60
-    return frame
+def encode(part: Any, categories: dict[str, list[str]], library: Any) -> Any:
+    """Return a partition with texts as codes, in the texts' order, and with what models want to know of moments.
+
+    By pandas or cuDF, whose calls are the same. This runs on a worker.
+    """
+    made = {
+        name: part[name].astype(library.CategoricalDtype(values)).cat.codes.astype("int32")
+        for name, values in categories.items()
+    }
+    if set(TIMES) <= set(part.columns):
+        start, stop = (part[name] for name in TIMES)
+        made |= {"hour": start.dt.hour.astype("int32"), "weekday": start.dt.weekday.astype("int32")}
+        made["minutes"] = (stop - start).astype("timedelta64[us]").astype("int64") / 60e6
+    return part.assign(**made)
 
 
-def histogram(series: Any, low: float, high: float) -> Any:
-    """Return a lazy count of rows by bin; what is above goes into the last."""
-    place = (series.clip(low, high) - low) * ((BINS - 1) / max(high - low, 1e-300))
-    return place.astype("int32").value_counts(split_out=1)
+def histograms(frame: Any, ends: pd.DataFrame) -> Any:
+    """Return rows by bin of each column, between its ends; what is above goes into the last."""
+    names, low, high = list(ends.columns), *ends.to_numpy()
+    parts = [dask.delayed(_binned)(part, names, low, high) for part in frame[names].to_delayed()]
+    return sum(dask.compute(*parts))
+
+
+def _binned(part: Any, names: list[str], low: Any, high: Any) -> Any:
+    found = np.zeros((len(names), BINS), dtype="int64")
+    for column, name in enumerate(names if len(part) else []):
+        values, (least, most) = part[name].astype("float64").values, (float(low[column]), float(high[column]))
+        place = (values.clip(least, most) - least) * ((BINS - 1) / max(most - least, 1e-300))
+        found[column] = backend.to_numpy(np.bincount(place.astype("int64"), minlength=BINS))
+    return found
 
 
 def work(job: Job) -> None:
@@ -162,20 +176,19 @@ def work(job: Job) -> None:
         job.write_text("correlation.csv", together.to_csv())
     with job.phase("encode"):
         known["categories"] = {name: sorted(counted[name]) for name in texts if len(counted[name]) <= CATEGORIES}
-        frame = encode(frame, known["categories"])
+        blank = encode(frame._meta, known["categories"], backend.tables())  # noqa: SLF001 - an empty frame of its types
+        frame = frame.map_partitions(encode, known["categories"], backend.tables(), meta=blank)
         key = "hour" if "hour" in frame.columns else by
         whole = [name for name in numeric if pa.types.is_integer(source.types[name])]  # numbers of things, most often
         drawn = list(dict.fromkeys([value, *(name for name in numeric if name not in (*whole, by)), *numeric]))[:DRAWN]
-        ends = frame[drawn].quantile([0.0, 0.99])
-        groups, ends = dask.compute(frame.groupby(key)[value].agg(["count", "mean", "min", "max"]), ends)
-        groups, ends = backend.to_numpy(groups).sort_index(), backend.to_numpy(ends)
+        grouped = frame.groupby(key)[value].agg(["count", "mean", "min", "max"]).compute()
+        groups = backend.to_numpy(grouped).sort_index()
         job.write_text("groups.csv", groups.to_csv())
-        bins = dask.compute(*(histogram(frame[name], *ends[name]) for name in drawn))
+        ends = moments.quantiles(frame, drawn, (0.0, 0.99))
+        bins = histograms(frame, ends)
     with job.phase("write", last=True):
         tables.write_parquet(job, frame, "clean")
-        shapes = {
-            name: (ends[name].to_numpy(), backend.to_numpy(found)) for name, found in zip(drawn, bins, strict=True)
-        }
+        shapes = {name: (ends[name].to_numpy(), found) for name, found in zip(drawn, bins, strict=True)}
         draw(job, means, groups, shapes, together)
     seconds = known["seconds"]
     rates = {"aggregate": bytes_read(source, [by, value]), "read": source.bytes}
@@ -192,7 +205,7 @@ def draw(job: Job, means: Any, groups: Any, shapes: dict[str, Any], together: pd
     for axes, (name, (ends, found)) in zip(panels[1:4], shapes.items(), strict=False):
         low, high = ends
         place = low + (np.arange(BINS) + 0.5) * (high - low) / BINS
-        axes.bar(place, found.reindex(range(BINS), fill_value=0), width=(high - low) / BINS)
+        axes.bar(place, found, width=(high - low) / BINS)
         axes.set(title=f"{name} (last bar: all above)")
     panels[4].plot(groups.index, groups["count"], marker="o")
     panels[4].set(title=f"rows by {groups.index.name}", ylim=(0, None), xlabel=groups.index.name)

@@ -85,18 +85,21 @@ def of(frame: Any, names: list[str]) -> Moments:
     return Moments(names, count, total, low, high, *crossed)
 
 
+def quantiles(frame: Any, names: list[str], shares: tuple[float, ...]) -> pd.DataFrame:
+    """Return quantiles of a Dask frame's columns, a row per share; Dask's, approximate over several partitions."""
+    found = dask.compute([frame[name].astype("float64").quantile(list(shares)) for name in names])[0]
+    return pd.DataFrame({name: backend.to_numpy(one) for name, one in zip(names, found, strict=True)})
+
+
 def described(frame: Any, found: Moments) -> pd.DataFrame:
-    """Return the table of a frame's moments with quantiles, Dask's approximate ones, before the maximum."""
-    lazy = {name: frame[name].astype("float64").quantile(list(QUANTILES)) for name in found.names}
-    (quantiles,) = dask.compute(lazy)
+    """Return the table of a frame's moments with quantiles before the maximum."""
     table = found.table()
-    for place, share in enumerate(QUANTILES):
-        values = [backend.to_numpy(quantiles[name]).to_numpy()[place] for name in found.names]
+    for share, values in quantiles(frame, found.names, QUANTILES).iterrows():
         table.insert(len(table.columns) - 1, f"{share:.0%}", values)
     return table
 
 
-def _columns(part: Any, names: list[str]) -> Any:
+def columns(part: Any, names: list[str]) -> Any:
     """Return a partition's columns side by side, gaps as NaN, as an array of the library that it lies in."""
     return np.stack([part[name].astype("float64").values for name in names], axis=1)
 
@@ -106,7 +109,7 @@ def _first(part: Any, names: list[str]) -> Numbers:
     if not len(part):
         nothing, infinite = np.zeros(len(names)), np.full(len(names), np.inf)
         return np.stack([nothing, nothing, infinite, -infinite])
-    x = _columns(part, names)
+    x = columns(part, names)
     gap = np.isnan(x)
     found = [(~gap).sum(axis=0).astype("float64"), np.where(gap, 0.0, x).sum(axis=0)]
     found += [np.where(gap, np.inf, x).min(axis=0), np.where(gap, -np.inf, x).max(axis=0)]
@@ -118,7 +121,7 @@ def _second(part: Any, names: list[str], shift: Numbers) -> Numbers:
     """Return pairs, sums, squares and products about the shifts, on the host; this runs on a worker."""
     if not len(part):
         return np.zeros((4, len(names), len(names)))
-    x = _columns(part, names)
+    x = columns(part, names)
     usable = np.isfinite(x)
     z, have = np.where(usable, x - np.asarray(shift, like=x), 0.0), usable.astype("float64")
     found = (have.T @ have, z.T @ have, (z * z).T @ have, z.T @ z)

@@ -10,6 +10,7 @@ import dask
 import dask.array as da
 import dask.dataframe as dd
 import numpy as np
+import pandas as pd
 from distributed.comm.core import CommClosedError
 
 from gallery import backend, partitions
@@ -138,8 +139,9 @@ def sample_rows(total: int, most: int, seed: int) -> Any:
 
 def write_parquet(job: Job, frame: Any, name: str) -> None:
     """Write a Dask frame as a folder of the results, a file per partition, by the workers; it appears when whole."""
+    on_host = isinstance(frame._meta, pd.DataFrame)  # noqa: SLF001 - where GPUs are, Dask would take cuDF's engine
     with whole_folder(job.out / name) as unfinished:
-        frame.to_parquet(str(unfinished), write_index=False, name_function=_part)
+        frame.to_parquet(str(unfinished), write_index=False, name_function=_part, engine="pyarrow" if on_host else None)
 
 
 def _part(number: int) -> str:
