@@ -122,7 +122,7 @@ def encode(part: Any, categories: dict[str, list[str]], library: Any) -> Any:
 
 def histograms(frame: Any, ends: pd.DataFrame) -> Any:
     """Return rows by bin of each column, between its ends; what is above goes into the last."""
-    names, low, high = list(ends.columns), *ends.to_numpy()
+    names, (low, high) = list(ends.columns), ends.to_numpy()
     parts = [dask.delayed(_binned)(part, names, low, high) for part in frame[names].to_delayed()]
     return sum(dask.compute(*parts))
 
