@@ -167,7 +167,7 @@ def work(job: Job) -> None:
         predicted = models.predict(fitted, x_test.to_backend("numpy")).persist()
         y_host = y_test.to_backend("numpy")
         known["metrics"] = scores.regression(y_host, predicted)
-        naive = y_host.map_blocks(np.full_like, float(y.mean().compute()))  # da.full_like asks for the GPUs' arrays
+        naive = y_host.map_blocks(np.full_like, float(y.mean().compute()))  # on the host, as y_host is
         known["baseline"] = scores.regression(y_host, naive)
         known["better_than_baseline"] = known["metrics"]["rmse"] < known["baseline"]["rmse"]
         if not known["better_than_baseline"]:
