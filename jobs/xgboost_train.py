@@ -124,7 +124,7 @@ def work(job: Job) -> None:
         matrix = xgboost.dask.DaskDMatrix(job.client, x_test, feature_names=names)
         found = xgboost.dask.predict(job.client, booster, matrix)
         found._chunks = (x_test.chunks[0], *found.chunks[1:])  # noqa: SLF001 - XGBoost doesn't tell the lengths
-        found = found.persist()
+        found = found.to_backend().persist()  # XGBoost predicts into NumPy's blocks, on GPUs too
         known["metrics"] = metrics(y_train, y_test, found, classes)
     with job.phase("export"):
         given = {"features": dict.fromkeys(names, dtype), "target": options.target, "metrics": known["metrics"]}
@@ -133,8 +133,10 @@ def work(job: Job) -> None:
     with job.phase("write", last=True):
         values = found
         if classes:
-            values = found.map_blocks(_value, classes, drop_axis=1, dtype="float64")
-            y_test = y_test.map_blocks(_value, classes, dtype="float64")
+            values, y_test = (
+                numbers.map_blocks(_value, classes, meta=numbers._meta.astype("float64"))  # noqa: SLF001
+                for numbers in (likeliest(found), y_test)
+            )
         columns = {name: x_test[:, number] for number, name in enumerate(names)}
         columns |= {options.target: y_test, "prediction": values}
         tables.write_parquet(job, tables.frame_of(columns), "predictions")
@@ -153,8 +155,8 @@ def metrics(y_train: Any, y: Any, found: Any, classes: list[float]) -> dict[str,
     """Return what the model reaches on the test, beside the baseline: the mean, or the most frequent class."""
     if classes:
         counts = da.bincount(y_train.astype("int64"), minlength=len(classes)).compute()
-        common, chosen = int(backend.to_numpy(counts).argmax()), found.argmax(axis=1)
-        sure = found.map_blocks(_of_truth, y[:, None], drop_axis=1, dtype=found.dtype)
+        common, chosen = int(backend.to_numpy(counts).argmax()), likeliest(found)
+        sure = found.map_blocks(_of_truth, y[:, None], drop_axis=1, meta=y._meta.astype(found.dtype))  # noqa: SLF001
         known = {"accuracy": (chosen == y).mean(), "logloss": -da.log(da.maximum(sure, 1e-15)).mean()}
         known["baseline_accuracy"] = (y == common).mean()
     else:
@@ -168,9 +170,18 @@ def _of_truth(found: Any, y: Any) -> Any:
     return np.take_along_axis(found, y.astype("int64"), axis=1)[:, 0]
 
 
+def likeliest(found: Any) -> Any:
+    """Return the number of each row's likeliest class; the meta is given, as an empty block has no such number."""
+    meta = np.empty_like(found._meta, shape=(0,), dtype="int64")  # noqa: SLF001 - NumPy's or CuPy's
+    return found.map_blocks(_likeliest, drop_axis=1, meta=meta)
+
+
+def _likeliest(block: Any) -> Any:
+    return block.argmax(axis=1)
+
+
 def _value(block: Any, classes: list[float]) -> Any:
-    chosen = block.argmax(axis=1) if block.ndim == 2 else block.astype("int64")
-    return np.asarray(classes, like=block)[chosen]
+    return np.asarray(classes, like=block)[block.astype("int64")]
 
 
 def difference(folder: Any, x: Any, found: Any) -> float:
