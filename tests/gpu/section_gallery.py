@@ -2,6 +2,7 @@
 
 Each side runs all jobs one after the other on one cluster (tests/jobs/all_jobs.py), twice: seconds are of the second time,
 since the first one loads libraries and compiles kernels. 200,000 rows are few for a GPU; how fast one is, headlines tell.
+to_torch runs on GPUs alone, after the others: PyTorch is on the machine that has them.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from tests.jobs.job_list import JOBS, Listed, figure, shape
 ROWS = 200_000
 FEW_ROWS = 4_000  # when CPUs stand in for GPUs
 EACH = 90  # seconds of one job, after which it is broken off
+TORCH = "to_torch"
+FROM_FOREST = 0.05  # of accuracy, by which to_torch may fall short of the forest on the same data
 TIMES = 2  # all jobs: the first time libraries are loaded and kernels compiled
 ON_CPUS, ON_GPUS = 300, 300  # seconds of all jobs
 WITHOUT_GPUS = {"CUDA_VISIBLE_DEVICES": "", "DASK_ARRAY__BACKEND": "numpy", "DASK_DATAFRAME__BACKEND": "pandas"}
@@ -67,7 +70,7 @@ def _on_cpus(world: World, shared: dict[str, Any]) -> Result:
     done = world.command([world.python, str(scripts / "all_jobs.py"), json.dumps(made | words), str(EACH), str(TIMES)],
                          timeout=ON_CPUS, environment=WITHOUT_GPUS, cwd=folder)  # fmt: skip
     statuses = read_json(folder / "out/statuses.json")
-    shared |= {"scripts": scripts, "options": json.dumps(words), "out": folder / "out", "statuses": statuses}
+    shared |= {"scripts": scripts, "options": words, "out": folder / "out", "statuses": statuses}
     wrong = [f"{name}: {statuses.get(name, 'did not run')}" for name in made | words if statuses.get(name) != 0]
     if done.status not in (0, 1):
         wrong.append(f"exit status {done.status}:\n{last_lines(done.output)}")
@@ -81,12 +84,16 @@ def _on_gpus(world: World, shared: dict[str, Any]) -> list[Result]:
         raise HarnessError("the run on CPUs left nothing to compare with")
     nodes, gpus = world.shapes()[0]
     world.shape(nodes, gpus)
-    run = world.submit(shared["scripts"] / "all_jobs.py", [shared["options"], str(EACH), str(TIMES)], nodes=nodes,
-                       gpus=gpus, timeout=ON_GPUS)  # fmt: skip
+    classes = shared["out"] / "make_data" / _set_name(JOBS["forest"])
+    alone = {} if world.cpu_only else {TORCH: f"--data {classes} --rounds 5 --batch 1024"}
+    words = [json.dumps(shared["options"] | alone), str(EACH), str(TIMES)]
+    run = world.submit(shared["scripts"] / "all_jobs.py", words, nodes=nodes, gpus=gpus, timeout=ON_GPUS)
     statuses = run.table("out/statuses.json")
     if run.directory is None or not statuses:
         raise HarnessError(run.why())
-    return [_compare(world, name, shared, run.directory / "out", statuses.get(name, run.why())) for name in JOBS]
+    out = run.directory / "out"
+    found = [_compare(world, name, shared, out, statuses.get(name, run.why())) for name in shared["options"]]
+    return [*found, *(_torch(shared, out, statuses.get(name, run.why())) for name in alone)]
 
 
 def _compare(world: World, name: str, shared: dict[str, Any], out: Path, status: int | str) -> Result:
@@ -111,6 +118,23 @@ def _compare(world: World, name: str, shared: dict[str, Any], out: Path, status:
         figures["cpu_s"], figures["gpu_s"] = (sum(read_json(path)["seconds"].values()) for path in again)
         ratio = round(figures["cpu_s"] / max(figures["gpu_s"], 1e-9), 3)
     return result(name, ok=not wrong, figures=figures, ratio=ratio, error="; ".join(wrong))
+
+
+def _torch(shared: dict[str, Any], out: Path, status: int | str) -> Result:
+    """Return whether all partitions were handed over without a copy, and the network is about as good as the forest."""
+    if status != 0:
+        return failure(TORCH, f"on GPUs: {status}")
+    found, forest = (read_json(folder / "result.json") for folder in (out / TORCH, shared["out"] / "forest"))
+    reached, wanted = (one["metrics"]["accuracy"] for one in (found, forest))
+    wrong = [f"the backend is {found['backend']}"] if found["backend"] != "cupy" else []
+    if found["without_copy"] != found["handed_over"]:
+        wrong.append(f"{found['without_copy']} of {found['handed_over']} partitions were handed over without a copy")
+    if not reached >= wanted - FROM_FOREST:
+        wrong.append(f"accuracy {reached}, the forest's on CPUs is {wanted}")
+    figures = {"accuracy": reached, "loss_first": found["loss_first"], "loss_last": found["loss_last"],
+               "handed_over": found["handed_over"], "torch": found["torch"], "gpu_s": sum(found["seconds"].values()),
+               "notes": found["notes"]}  # fmt: skip
+    return result(TORCH, ok=not wrong, figures=figures, error="; ".join(wrong))
 
 
 def difference(one: Any, other: Any) -> float:
