@@ -93,7 +93,8 @@ def to_portable(model: Any) -> Any:
     """
     if not type(model).__module__.startswith("cuml"):
         return model
-    model = getattr(model, "solver", model)  # cuML's Lasso and ElasticNet over several GPUs hold theirs there
+    held = vars(model).get("solver")  # cuML's Lasso and ElasticNet over several GPUs; of others it is a word or none
+    model = held if hasattr(held, "get_combined_model") else model
     if hasattr(model, "get_combined_model"):
         model = model.get_combined_model()
     if hasattr(model, "as_sklearn"):
