@@ -174,6 +174,17 @@ def test_what_cuml_cannot_convert_goes_by_its_attributes() -> None:
         models.to_portable(type("UMAP", (), {"__module__": "cuml.manifold"})())
 
 
+def test_a_solver_that_is_a_word_is_not_taken_for_the_model() -> None:
+    """cuML's Ridge and logistic regression over several GPUs answer for their fitted model, which says "eig" or "qn"."""
+    ridge = Lasso().fit([[0.0], [1.0]], [0.0, 1.0])
+    fitted = type(
+        "RidgeMG", (), {"__module__": "cuml.linear_model.ridge_mg", "solver": "eig", "as_sklearn": lambda _: ridge}
+    )
+    held = {"__module__": "cuml.dask.linear_model.ridge", "get_combined_model": lambda _: fitted(),
+            "__getattr__": lambda _, name: getattr(fitted(), name)}  # fmt: skip
+    assert models.to_portable(type("Ridge", (), held)()) is ridge
+
+
 def test_trees_that_came_through_treelite_are_kept(tmp_path: pathlib.Path) -> None:
     """As cuML's as_sklearn makes them: its forest is a treelite model first."""
     treelite = pytest.importorskip("treelite.sklearn", reason="treelite comes with cuML")
