@@ -19,7 +19,9 @@ from results import Result, failure, result
 
 sys.path.insert(0, str(ROOT))
 
-from tests.jobs.job_list import JOBS, Listed, figure, shape
+from tests.jobs.job_list import JOBS, VARIANTS, Listed, figure, shape
+
+ALL = JOBS | VARIANTS
 
 ROWS = 200_000
 FEW_ROWS = 4_000  # when CPUs stand in for GPUs
@@ -43,13 +45,13 @@ def cases(world: World) -> list[Case]:
 def options(data: Path) -> dict[str, str]:
     """Return each job's options: on made files, where it reads any, else on small data of its own making."""
     return {name: f"--data {data}/{_set_name(listed)} {listed.reads}" if listed.kind else listed.small
-            for name, listed in JOBS.items()}  # fmt: skip
+            for name, listed in ALL.items()}  # fmt: skip
 
 
 def makers(rows: int) -> dict[str, str]:
     """Return the options of make_data.py for each set that the jobs read."""
     found = {}
-    for listed in {listed.kind: listed for listed in JOBS.values() if listed.kind}.values():
+    for listed in {listed.kind: listed for listed in ALL.values() if listed.kind}.values():
         kind, how = shape(listed.kind)
         words = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in how.items())
         found[f"make_data/{_set_name(listed)}"] = f"{kind} --rows {rows} --partitions 8 {words}"
@@ -99,7 +101,7 @@ def _on_gpus(world: World, shared: dict[str, Any]) -> list[Result]:
 def _compare(world: World, name: str, shared: dict[str, Any], out: Path, status: int | str) -> Result:
     if shared["statuses"].get(name) != 0 or status != 0:
         return failure(name, f"on CPUs: {shared['statuses'].get(name)}; on GPUs: {status}")
-    listed = JOBS[name]
+    listed = ALL[name]
     cpu, gpu = (read_json(folder / name / "result.json") for folder in (shared["out"], out))
     tolerance = listed.tolerance if world.cpu_only else listed.gpu_tolerance
     apart = {dotted: difference(figure(gpu, dotted), figure(cpu, dotted)) for dotted in listed.same}

@@ -51,6 +51,27 @@ JOBS = {
     "pipeline": Listed("--rows 3000", ("rows", "metrics.r2"), "trips"),
     "search": Listed("--rows 2000", ("candidates", "best_score"), "regression features=4", "", ("nan",)),
 }  # fmt: skip
+# More of what the jobs can do, compared on GPUs and CPUs only (tests/gpu); what comes after the bar is a name.
+VARIANTS = {
+    "linear/ridge": Listed("", ("metrics.r2",), "regression features=4", "--what ridge --alpha 10"),
+    "linear/lasso": Listed("", ("metrics.r2",), "regression features=4", "--what lasso --alpha 0.1"),
+    "linear/elasticnet": Listed("", ("metrics.r2",), "regression features=4", "--what elasticnet --alpha 0.1"),
+    "linear/logistic": Listed("", ("metrics.accuracy",), "classification features=4", "--what logistic", gpu_tolerance=2e-3),
+    "forest/regressor": Listed("", ("metrics.r2",), "regression features=4", "--what regressor --trees 10", gpu_tolerance=0.03),
+    "neighbors/search": Listed("", ("rows",), "blobs features=8", "--what search"),
+    "neighbors/regress": Listed("", ("r2",), "regression features=4", "--what regress"),
+    "pca_svd/pca": Listed("", ("singular_values",), "blobs features=8", "--what pca --k 2"),
+    "pca_svd/truncated": Listed("", ("singular_values",), "blobs features=8", "--what truncated --k 2"),
+    "pca_svd/zarr": Listed("--storage zarr --rows 20000 --columns 400 --k 4", ("missing_elements", "total_variance")),
+    "pca_svd/packed": Listed("--storage packed --rows 20000 --columns 400 --k 4", ("stored_bytes", "explained_by_all"),
+                             gpu_tolerance=0.05),
+    "kmeans/elbow": Listed("", ("elbow.suggested_k",), "blobs features=2", "--k 4 --elbow 2-6"),
+    "xgboost_train/classification": Listed("", ("metrics.accuracy",), "classification features=4",
+                                           "--task classification --rounds 20", gpu_tolerance=0.01),
+    "preprocess/drop": Listed("", ("rows",), "table", "--nulls drop --scale minmax"),
+    "join/broadcast": Listed("--rows 40000 --how broadcast", ("rows_joined", "sums")),
+    "etl/csv": Listed("--rows 20000 --form csv", ("rows_read", "rows", "means")),
+}  # fmt: skip
 TOOLS = ("fabric", "make_data", "score", "to_torch")  # no jobs of the gallery, or, to_torch, needs what is not here
 
 
