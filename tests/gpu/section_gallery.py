@@ -1,7 +1,8 @@
 """Every job of the gallery on GPUs against the same job on CPUs: the same data must give the same figures.
 
-Each side runs all jobs one after the other on one cluster (tests/jobs/all_jobs.py), twice: seconds are of the second time,
-since the first one loads libraries and compiles kernels. 200,000 rows are few for a GPU; how fast one is, headlines tell.
+Each side runs all jobs one after the other on one cluster (tests/jobs/all_jobs.py), both at the same time, and with --rounds
+of two or more twice: seconds are then of the second time, since the first one loads libraries and compiles kernels.
+200,000 rows are few for a GPU; how fast one is, headlines tell.
 to_torch runs on GPUs alone, after the others: PyTorch is on the machine that has them.
 """
 
@@ -25,7 +26,7 @@ ALL = JOBS | VARIANTS
 
 ROWS = 200_000
 FEW_ROWS = 4_000  # when CPUs stand in for GPUs
-EACH = 90  # seconds of one job, after which it is broken off
+EACH = 60  # seconds of one job, after which it is broken off
 TORCH = "to_torch"
 FROM_FOREST = 0.05  # of accuracy, by which to_torch may fall short of the forest on the same data
 TIMES = 2  # all jobs: the first time libraries are loaded and kernels compiled
@@ -34,12 +35,8 @@ WITHOUT_GPUS = {"CUDA_VISIBLE_DEVICES": "", "DASK_ARRAY__BACKEND": "numpy", "DAS
 
 
 def cases(world: World) -> list[Case]:
-    """Return a case for the CPUs, which has what goes wrong there, and one for the GPUs with a result for each job."""
-    shared: dict[str, Any] = {}
-    return [
-        Case("cpu", 90 if not world.cpu_only else 30, lambda: [_on_cpus(world, shared)]),
-        Case("gpu", 60 if not world.cpu_only else 30, lambda: _on_gpus(world, shared)),
-    ]
+    """Return one case, with a result for the CPUs, which has what goes wrong there, and one for each job on GPUs."""
+    return [Case("jobs", 130 if not world.cpu_only else 30, lambda: _both(world))]
 
 
 def options(data: Path) -> dict[str, str]:
@@ -62,40 +59,42 @@ def _set_name(listed: Listed) -> str:
     return listed.kind.replace(" ", "-").replace("=", "-")
 
 
-def _on_cpus(world: World, shared: dict[str, Any]) -> Result:
-    folder = world.folder("gallery-cpu")
-    scripts = folder / "jobs"
-    shutil.copytree(ROOT / "jobs", scripts, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "tests/jobs/all_jobs.py", scripts)
-    words = options(folder / "out/make_data")
-    made = makers(FEW_ROWS if world.cpu_only else ROWS)
-    done = world.command([world.python, str(scripts / "all_jobs.py"), json.dumps(made | words), str(EACH), str(TIMES)],
-                         timeout=ON_CPUS, environment=WITHOUT_GPUS, cwd=folder)  # fmt: skip
-    statuses = read_json(folder / "out/statuses.json")
-    shared |= {"scripts": scripts, "options": words, "out": folder / "out", "statuses": statuses}
-    wrong = [f"{name}: {statuses.get(name, 'did not run')}" for name in made | words if statuses.get(name) != 0]
-    if done.status not in (0, 1):
-        wrong.append(f"exit status {done.status}:\n{last_lines(done.output)}")
-    return result(
-        "cpu", ok=not wrong, figures={"jobs": len(words), "run_seconds": done.seconds}, error="; ".join(wrong)
-    )
-
-
-def _on_gpus(world: World, shared: dict[str, Any]) -> list[Result]:
-    if not shared:
-        raise HarnessError("the run on CPUs left nothing to compare with")
+def _both(world: World) -> list[Result]:
+    """Make the data, run the jobs on CPUs and on GPUs at the same time, and compare."""
     nodes, gpus = world.shapes()[0]
     world.shape(nodes, gpus)
-    classes = shared["out"] / "make_data" / _set_name(JOBS["forest"])
-    alone = {} if world.cpu_only else {TORCH: f"--data {classes} --rounds 5 --batch 1024"}
-    words = [json.dumps(shared["options"] | alone), str(EACH), str(TIMES)]
-    run = world.submit(shared["scripts"] / "all_jobs.py", words, nodes=nodes, gpus=gpus, timeout=ON_GPUS)
-    statuses = run.table("out/statuses.json")
-    if run.directory is None or not statuses:
-        raise HarnessError(run.why())
-    out = run.directory / "out"
-    found = [_compare(world, name, shared, out, statuses.get(name, run.why())) for name in shared["options"]]
-    return [*found, *(_torch(shared, out, statuses.get(name, run.why())) for name in alone)]
+    folder = world.folder("gallery-cpu")
+    scripts, out = folder / "jobs", folder / "out"
+    shutil.copytree(ROOT / "jobs", scripts, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "tests/jobs/all_jobs.py", scripts)
+    program, how = str(scripts / "all_jobs.py"), [str(EACH), str(min(world.rounds, TIMES))]
+    made = json.dumps(makers(FEW_ROWS if world.cpu_only else ROWS))
+    done = world.command([world.python, program, made], timeout=EACH, environment=WITHOUT_GPUS, cwd=folder)
+    if done.status:
+        raise HarnessError(f"the data was not made: exit status {done.status}\n{last_lines(done.output)}")
+    words = options(out / "make_data")
+    alone = (
+        {}
+        if world.cpu_only
+        else {TORCH: f"--data {out / 'make_data' / _set_name(JOBS['forest'])} --rounds 5 --batch 1024"}
+    )
+    with world.started([world.python, program, json.dumps(words), *how], environment=WITHOUT_GPUS, cwd=folder) as cpus:
+        run = world.submit(
+            scripts / "all_jobs.py", [json.dumps(words | alone), *how], nodes=nodes, gpus=gpus, timeout=ON_GPUS
+        )
+        done = cpus.wait(min(ON_CPUS, max(world.left(), 5)))
+    on_cpus, on_gpus = read_json(out / "statuses.json"), run.table("out/statuses.json")
+    wrong = [f"{name}: {on_cpus.get(name, 'did not run')}" for name in words if on_cpus.get(name) != 0]
+    if done.status not in (0, 1):
+        wrong.append(f"exit status {done.status}:\n{last_lines(done.output)}")
+    found = [
+        result("cpu", ok=not wrong, figures={"jobs": len(words), "run_seconds": done.seconds}, error="; ".join(wrong))
+    ]
+    if run.directory is None or not on_gpus:
+        return [*found, failure("gpu", run.why())]
+    shared = {"out": out, "statuses": on_cpus}
+    found += [_compare(world, name, shared, run.directory / "out", on_gpus.get(name, run.why())) for name in words]
+    return [*found, *(_torch(shared, run.directory / "out", on_gpus.get(name, run.why())) for name in alone)]
 
 
 def _compare(world: World, name: str, shared: dict[str, Any], out: Path, status: int | str) -> Result:
