@@ -31,10 +31,14 @@ TRUSTED = {
     "sklearn.model_selection._split.KFold", "sklearn.neighbors._ball_tree.BallTree",
     "sklearn.neighbors._kd_tree.KDTree", "sklearn.tree._tree.Tree",
     "sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor",
-    "scipy.interpolate._bsplines.BSpline", "scipy._lib.array_api_compat.numpy._aliases.asarray",  # SplineTransformer's
+    # SplineTransformer's, in scipy up to 1.17 and since
+    "scipy.interpolate._bsplines.BSpline", "scipy.interpolate._bsplines._BSpline",
+    "scipy._lib.array_api_compat.numpy._aliases.asarray",
 }  # fmt: skip
-# cuML's classes without as_sklearn: scikit-learn's class and its fitted attributes, one as wide as the features first.
+# cuML's classes without as_sklearn, or where it fails (RidgeMG's asks for an n_iter_ that it has not): scikit-learn's
+# class and its fitted attributes, one as wide as the features first.
 BY_ATTRIBUTES = {
+    "RidgeMG": ("sklearn.linear_model.Ridge", ("coef_", "intercept_")),
     "CDMG": ("sklearn.linear_model.ElasticNet", ("coef_", "intercept_", "n_iter_")),
     "MultinomialNB": ("sklearn.naive_bayes.MultinomialNB",
                       ("feature_log_prob_", "class_log_prior_", "feature_count_", "class_count_", "classes_")),
@@ -97,10 +101,11 @@ def to_portable(model: Any) -> Any:
     model = held if hasattr(held, "get_combined_model") else model
     if hasattr(model, "get_combined_model"):
         model = model.get_combined_model()
-    if hasattr(model, "as_sklearn"):
+    name = type(model).__name__
+    if name not in BY_ATTRIBUTES:
+        if not hasattr(model, "as_sklearn"):
+            raise TypeError(f"{type(model).__module__}.{name} has no form without a GPU")
         return model.as_sklearn()
-    if (name := type(model).__name__) not in BY_ATTRIBUTES:
-        raise TypeError(f"{type(model).__module__}.{name} has no form without a GPU")
     dotted, attributes = BY_ATTRIBUTES[name]
     module, _, wanted = dotted.rpartition(".")
     portable = getattr(importlib.import_module(module), wanted)()

@@ -11,10 +11,11 @@ import numpy.typing as npt
 
 from gallery import inputs, memory, scores, split, tables
 from gallery.inputs import Source
-from gallery.job import Job, RefusedError
+from gallery.job import BrokenOffError, Job, RefusedError
 
 TEST = 0.2  # the share of rows that a model is tested on
 SAMPLE = 20_000  # test rows brought to the driver: for ROC AUC, the picture and the exported model's agreement
+AGREE = 0.95  # of these, at least: a forest's thresholds are rounded, so that a row on one may fall to its other side
 
 
 @dataclass(frozen=True)
@@ -86,9 +87,21 @@ def sampled(job: Job, *arrays: Any) -> list[Any]:
 
 
 def agreement(portable: Any, rows: Any, said: Any) -> float:
-    """Return the share of sampled rows that the exported model answers as the run did, to 0.001 of the spread."""
+    """Return the share of sampled rows that the exported model answers as the run did, to 0.001 of the spread.
+
+    Raises
+    ------
+    BrokenOffError
+        They are fewer than 95 %: one of the two models is wrong.
+    """
     again, said = np.asarray(portable.predict(rows), dtype="float64"), said.astype("float64")
-    return float(np.isclose(again, said, rtol=1e-3, atol=1e-3 * float(said.std())).mean())
+    share = float(np.isclose(again, said, rtol=1e-3, atol=1e-3 * float(said.std())).mean())
+    if share < AGREE:
+        raise BrokenOffError(
+            f"the model that would be exported, {type(portable).__name__}, answers {share:.1%} of the rows as the "
+            "run's model does: one of the two is wrong. Do not use either; report it with result.json."
+        )
+    return share
 
 
 def roc_auc(portable: Any, labels: Any, rows: Any, true: Any) -> dict[str, float]:

@@ -139,9 +139,11 @@ def _torch(shared: dict[str, Any], out: Path, status: int | str) -> Result:
 
 
 def difference(one: Any, other: Any) -> float:
-    """Return how far two figures are apart, relative to the other; of lists the most, of words 0 or infinity."""
+    """Return how far two figures are apart, relative to the other; of lists and tables the most, of words 0 or infinity."""
     if isinstance(one, int | float) and isinstance(other, int | float):
         return abs(one - other) / max(abs(other), 1e-12) if one != other else 0.0
     if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
         return max((difference(*pair) for pair in zip(one, other, strict=True)), default=0.0)
+    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        return max((difference(one[key], other[key]) for key in one), default=0.0)
     return 0.0 if one == other else math.inf

@@ -51,7 +51,7 @@ HEADLINES = {
                     ("bytes",), "5 s on 8 V100", 1.5),
     "array": Headline(60, {"rows": 500_000, "columns": 500_000, "chunk": 10_000},
                       {"rows": 2_000, "columns": 4_000, "chunk": 500}, ("columns",), "19 s on 8 V100", 5),
-    "join": Headline(70, {"left": 1_000_000_000, "right": 10_000_000, "parts": 64},
+    "join": Headline(70, {"left": 1_000_000_000, "right": 10_000_000, "parts": 16},
                      {"left": 400_000, "right": 4_000, "parts": 4}, ("left", "right", "parts"), "1 GB/s over TCP on 8 V100", 60),
 }  # fmt: skip
 # The job of the gallery that does the same, its options, and the phase that is the work.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 from typing import Any
 
+import dask.array as da
 import numpy as np
 import pandas as pd
 import pytest
@@ -13,6 +14,7 @@ import sklearn.metrics
 
 import linear
 from gallery import datasets, kinds, memory, models, split
+from gallery.job import LOST
 from tests.jobs.job_tests import Refused, RunJob
 
 ROWS = 3_000
@@ -125,3 +127,22 @@ def test_refusals_of_options(arguments: list[str], capsys: pytest.CaptureFixture
         linear.main(arguments)
     assert caught.value.code == 2
     assert arguments[0] in capsys.readouterr().err
+
+
+def test_predictions_by_coefficients_are_the_model_s(made: dict[str, pathlib.Path]) -> None:
+    x_train, x_test, y_train, _ = rows_of(made["regression"])
+    model = sklearn.linear_model.Lasso(0.3).fit(x_train, y_train)
+    told = linear.by_coefficients(da.from_array(x_test, chunks=(100, -1)), model.coef_, float(model.intercept_))
+    assert told.chunks == ((100,) * 6,)
+    np.testing.assert_allclose(told.compute(), model.predict(x_test), rtol=1e-12)
+
+
+def test_a_model_that_answers_otherwise_than_its_exported_form_ends_the_job(
+    made: dict[str, pathlib.Path], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    predict = models.predict
+    monkeypatch.setattr(models, "predict", lambda model, x: predict(model, x[:, ::-1]))
+    assert linear.main(["--data", str(made["regression"]), "--out", str(tmp_path)]) == LOST
+    assert "LinearRegression, answers " in capsys.readouterr().err
+    assert not (tmp_path / "model").exists()

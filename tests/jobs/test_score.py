@@ -174,15 +174,25 @@ def test_what_cuml_cannot_convert_goes_by_its_attributes() -> None:
         models.to_portable(type("UMAP", (), {"__module__": "cuml.manifold"})())
 
 
-def test_a_solver_that_is_a_word_is_not_taken_for_the_model() -> None:
-    """cuML's Ridge and logistic regression over several GPUs answer for their fitted model, which says "eig" or "qn"."""
-    ridge = Lasso().fit([[0.0], [1.0]], [0.0, 1.0])
-    fitted = type(
-        "RidgeMG", (), {"__module__": "cuml.linear_model.ridge_mg", "solver": "eig", "as_sklearn": lambda _: ridge}
-    )
-    held = {"__module__": "cuml.dask.linear_model.ridge", "get_combined_model": lambda _: fitted(),
+def over_several_gpus(fitted: type) -> Any:
+    """Return what a class of cuml.dask looks like when it is fitted: it answers for the model that it holds."""
+    held = {"__module__": "cuml.dask.linear_model", "get_combined_model": lambda _: fitted(),
             "__getattr__": lambda _, name: getattr(fitted(), name)}  # fmt: skip
-    assert models.to_portable(type("Ridge", (), held)()) is ridge
+    return type("Held", (), held)()
+
+
+def test_a_solver_that_is_a_word_is_not_taken_for_the_model() -> None:
+    """cuML's logistic regression over several GPUs answers for its fitted model, which says "qn"."""
+    model = Lasso().fit([[0.0], [1.0]], [0.0, 1.0])
+    known = {"__module__": "cuml.linear_model", "solver": "qn", "as_sklearn": lambda _: model}
+    assert models.to_portable(over_several_gpus(type("LogisticRegressionMG", (), known))) is model
+
+
+def test_ridge_leaves_the_gpus_by_its_coefficients() -> None:
+    """cuML's as_sklearn of a Ridge over several GPUs asks for an n_iter_ that it has not (26.10.0)."""
+    known = {"__module__": "cuml.linear_model", "solver": "eig", "coef_": np.array([2.0, 3.0]), "intercept_": 1.0}
+    portable = models.to_portable(over_several_gpus(type("RidgeMG", (), known | {"as_sklearn": lambda _: 1 / 0})))
+    assert portable.predict([[1.0, 1.0]]) == [6.0]
 
 
 def test_trees_that_came_through_treelite_are_kept(tmp_path: pathlib.Path) -> None:
