@@ -173,12 +173,11 @@ def work(job: Job) -> None:
         matrix = matrices.read(str(job.out / "matrix.zarr"), job.threads)
     (rows, columns), size = matrix.shape, int(matrix.stored.nbytes)
     with job.phase("load"):
-        matrix = matrix.persist()
-        dask.compute(matrix.stored.map_blocks(_nothing, dtype="uint8", chunks=(1, 1)).sum())
+        matrix, sums = matrices.load(matrix)
         known |= {"rows": rows, "columns": columns, "stored_bytes": size, "chunks": matrix.stored.numblocks[0]}
         known["packed"] = matrix.packed
     with job.phase("means"):
-        means, known["total_variance"], known["missing_elements"] = matrices.moments(matrix)
+        means, known["total_variance"], known["missing_elements"] = matrices.moments(matrix, sums)
     with job.phase("svd"):
         scores, components, singular, explained = decompose(job, matrix, means)
         known["centred"] = options.what == "pca" or (options.what == "compressed" and not options.raw)
@@ -200,10 +199,6 @@ def work(job: Job) -> None:
             features = dict.fromkeys(names, matrix.dtype)
             models.export(job, model, features=features, target=None, metrics=scores_of)
     rates(known, options)
-
-
-def _nothing(block: Any) -> Any:
-    return np.zeros_like(block, shape=(1, 1), dtype="uint8")
 
 
 def rates(known: dict[str, Any], options: argparse.Namespace) -> None:

@@ -22,6 +22,7 @@ from distributed import KilledWorker
 import hpcml
 from gallery import spill
 
+LONG = 20  # seconds of a phase after which it is told at its end, so that a run cut short tells how far it came
 DONE, REFUSED, STOPPED, LOST = 0, 2, 3, 4
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 VERSIONED = ("dask", "distributed", "numpy", "pandas", "pyarrow", "scikit-learn", "dask-ml", "cuml-cu12", "cuml-cu13",
@@ -139,7 +140,7 @@ class Job:
 
     @contextlib.contextmanager
     def phase(self, name: str, *, last: bool = False) -> Iterator[None]:
-        """Time a phase; after any but the last, stop if the run is about to be stopped.
+        """Time a phase, and say so if it was long; after any but the last, stop if the run is about to be stopped.
 
         Raises
         ------
@@ -148,7 +149,9 @@ class Job:
         """
         start = time.perf_counter()
         yield
-        self.result["seconds"][name] = round(time.perf_counter() - start, 4)
+        self.result["seconds"][name] = took = round(time.perf_counter() - start, 4)
+        if took > LONG:
+            print(f"{name}: {took:,.0f} s", flush=True)
         if not last and hpcml.run.should_stop():
             raise StopSoonError(name)
 

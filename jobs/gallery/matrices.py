@@ -12,7 +12,9 @@ import pathlib
 from dataclasses import dataclass, replace
 from typing import Any
 
+import dask
 import dask.array as da
+import distributed
 import numpy as np
 
 from gallery import backend, genotypes
@@ -52,9 +54,6 @@ class Matrix:
         """The type that is calculated with: 32 bits for what they hold exactly."""
         kind = self.stored.dtype
         return "float32" if kind.itemsize <= 2 or kind == "float32" else "float64"
-
-    def persist(self) -> Matrix:
-        return replace(self, stored=self.stored.persist())
 
 
 def rows_per_chunk(rows: int, width: int, itemsize: int, threads: int) -> int:
@@ -166,7 +165,21 @@ def _sums(block: Any, matrix: Matrix) -> Any:
     return np.concatenate([*sums, (values * values).sum(axis=0, dtype="float64")])[None, :]
 
 
-def moments(matrix: Matrix) -> tuple[Any, float, int]:
+def load(matrix: Matrix) -> tuple[Matrix, Any]:
+    """Load or make a matrix, kept by the workers, and return it with its columns' sums, when both are there.
+
+    The sums are taken of each chunk while it is at hand: where memory is short, their own pass would bring it back.
+    """
+    width = 3 * matrix.columns
+    empty = matrix.stored._meta  # noqa: SLF001 - NumPy's or CuPy's
+    meta, plain = np.empty_like(empty, shape=(0, 0), dtype="float64"), replace(matrix, stored=empty)
+    sums = da.map_blocks(_sums, matrix.stored, plain, chunks=(1, width), meta=meta).sum(axis=0)
+    stored, sums = dask.persist(matrix.stored, sums)
+    distributed.wait([stored, sums])
+    return replace(matrix, stored=stored), sums
+
+
+def moments(matrix: Matrix, sums: Any) -> tuple[Any, float, int]:
     """Return the columns' means (NumPy), the variance of all columns together, and how many elements are missing.
 
     A missing element counts as its column's mean.
@@ -177,10 +190,7 @@ def moments(matrix: Matrix) -> tuple[Any, float, int]:
         An element is NaN or infinite, or a column is missing altogether.
     """
     rows, columns = matrix.shape
-    meta = np.empty_like(matrix.stored._meta, shape=(0, 0), dtype="float64")  # noqa: SLF001 - NumPy's or CuPy's
-    plain = replace(matrix, stored=matrix.stored._meta)  # noqa: SLF001 - an empty array
-    sums = da.map_blocks(_sums, matrix.stored, plain, chunks=(1, 3 * columns), meta=meta)
-    there, total, squares = sums.sum(axis=0).to_backend("numpy").compute().reshape(3, columns)
+    there, total, squares = sums.to_backend("numpy").compute().reshape(3, columns)
     if not np.isfinite(squares).all():
         place = int(np.flatnonzero(~np.isfinite(squares))[0])
         raise RefusedError(f"Column {place} has a NaN or infinite value. Repair the matrix, or give --data another.")

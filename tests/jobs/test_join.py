@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import pathlib
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 
 import join
 from gallery import backend, partitions
+from gallery.job import LOST
 from tests.jobs.job_tests import Refused, RunJob
 
 ROWS, OTHER, KEYS, SEED = 20_000, 400, 300, 5
@@ -44,11 +47,14 @@ def test_sums_tell_a_wrong_pairing() -> None:
     assert sums[0] == sums[1]
 
 
-def test_a_wrong_join_is_said(run_job: RunJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_join_ends_the_job(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(join, "expected", lambda *_: dict.fromkeys(join.SUMS, 0))
-    result, _ = run_job(join, *OPTIONS)
-    assert result["right_result"] is False
-    assert "The join is wrong" in result["notes"][0]
+    assert join.main([*OPTIONS, "--out", str(tmp_path)]) == LOST
+    assert "join: the join is wrong: " in capsys.readouterr().err
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["right_result"], result["complete"]) == (False, False)
 
 
 def test_rows_are_a_function_of_their_numbers() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ import pandas as pd
 import pytest
 import sklearn.decomposition
 import zarr
+from dask.utils import key_split
+from distributed import Client, LocalCluster, get_task_stream
 
 import make_data
 import pca_svd
@@ -35,6 +38,20 @@ def frame(path: pathlib.Path) -> pd.DataFrame:
 
 def signed(components: np.ndarray) -> np.ndarray:
     return components * pca_svd.signs_of(components)[:, None]
+
+
+def test_each_chunk_is_made_once_and_its_sums_are_taken_as_it_comes() -> None:
+    with LocalCluster(n_workers=1, processes=False, dashboard_address=None) as cluster, Client(cluster) as client:
+        matrix = matrices.made(8_000, 4_000, seed=0, dtype="uint8", missing=0.01, packed=False, threads=8)
+        with get_task_stream(client) as stream:
+            loaded, sums = matrices.load(matrix)
+        done = Counter(key_split(task["key"]) for task in stream.data)
+        assert (done["tiles"], done["sum"]) == (8, 8)
+        rows = loaded.stored.compute().astype("float64")
+        rows[rows == genotypes.MISSING] = np.nan
+        means, _, missing = matrices.moments(loaded, sums)
+        np.testing.assert_allclose(means, np.nanmean(rows, axis=0), rtol=1e-12)
+        assert missing == np.isnan(rows).sum()
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float64"])
