@@ -120,6 +120,34 @@ def section_table(name: str, documents: list[Document]) -> list[str]:
     return lines
 
 
+def profile_table(documents: list[Document]) -> list[str]:
+    """Return what the workers' threads did in the watched time of each result that tells it; nothing if none does.
+
+    Transfers are added up: they go on beside each other and beside the computing.
+    """
+    lines = []
+    for document in documents:
+        for result in document["results"]:
+            if not (told := result["figures"].get("profile")):
+                continue
+            did = told["actions"]
+            longest = ", ".join(f"{name} {seconds:.2f}" for name, seconds in told["compute"].items())
+            cells = [str(document["gpus"]), cell(result["name"], str), f"{told['seconds']:.2f} s", f"{told['tasks']:,}"]
+            cells += [f"{did.get(name, 0.0):.2f} s" for name in ("compute", "transfer", "nothing")]
+            lines.append("| " + " | ".join([*cells, cell(longest, str)]) + " |")
+    head = [
+        "GPUs",
+        "what",
+        "watched",
+        "tasks",
+        "computing",
+        "transfers",
+        "not computing",
+        "of the computing, the longest",
+    ]
+    return ["| " + " | ".join(head) + " |", "|---" * len(head) + "|", *lines, ""] if lines else []
+
+
 def origin(document: Document) -> str:
     """Return where figures come from: date, machine, versions, command."""
     gpus = document["machine"].get("gpus") or []
@@ -142,7 +170,7 @@ def render(documents: list[Document]) -> str:
         chosen = [document for document in documents if document["section"] == name]
         if not chosen:
             continue
-        lines += [f"### {name}", "", *section_table(name, chosen), ""]
+        lines += [f"### {name}", "", *section_table(name, chosen), "", *profile_table(chosen)]
         lines += [*(f"* {origin(document)}" for document in chosen), ""]
     return "\n".join(lines).strip() or NOTHING
 
