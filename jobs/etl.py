@@ -72,10 +72,10 @@ def read_all(job: Job, source: Source) -> Any:
     return frame.persist()
 
 
-def describe(frame: Any, numeric: list[str]) -> pd.DataFrame:
+def describe(frame: Any, rows: int, numeric: list[str]) -> pd.DataFrame:
     """Return a line per column: rows that have a value, and of numbers their moments and (approximate) quantiles."""
     missing = dask.compute({name: frame[name].isnull().sum() for name in frame.columns})[0]
-    count = {name: len(frame) - int(rows) for name, rows in missing.items()}
+    count = {name: rows - int(gaps) for name, gaps in missing.items()}
     table = moments.described(frame, moments.of(frame, numeric)).drop(columns="count").reindex(list(count))
     table.insert(0, "count", pd.Series(count))
     return table.rename_axis("column")
@@ -160,7 +160,7 @@ def work(job: Job) -> None:
         frame = read_all(job, source)
         known |= {"files": len(source.files), "input_bytes": source.bytes, "rows_read": len(frame)}
     with job.phase("describe"):
-        about = describe(frame, numeric)
+        about = describe(frame, known["rows_read"], numeric)
     with job.phase("clean"):
         frame, known["broken"] = clean(frame)
         known |= {"rows": len(frame), "rows_dropped": known["rows_read"] - len(frame)}

@@ -165,7 +165,7 @@ def read(job: Job) -> tuple[inputs.Source, list[str], str | None, Any, Any | Non
         raise RefusedError(f"{source.where} does not say what to predict. Give --target a column.")
     names, dtype = inputs.numeric(source, options.columns, leave=(target,) if target else ())
     if source.rows is not None:
-        whole = source.rows * len(names) * np.dtype(dtype).itemsize
+        whole = memory.table(source, names, dtype)
         memory.admit(job, COPIES * whole, source.where, at_once=whole)
     x, y = tables.arrays(job, source, names, dtype, None if search else target)
     if options.what == "classify":

@@ -47,7 +47,7 @@ def find(job: Job) -> tuple[Matrix, list[str]]:
         target = str(datasets.truth(source.files[0]).get("target", ""))
         names, dtype = inputs.numeric(source, options.names, leave=(target,) if target else ())
         if source.rows is not None:
-            memory.admit(job, 3 * source.rows * len(names) * np.dtype(dtype).itemsize, source.where)
+            memory.admit(job, 3 * memory.table(source, names, dtype), source.where)
         return Matrix(tables.arrays(job, source, names, dtype)[0], len(names)), names
     if options.data:
         matrix = matrices.read(options.data, job.threads)

@@ -163,7 +163,7 @@ def work(job: Job) -> None:
         names, _ = inputs.numeric(source, options.columns, leave=(options.target,))
         dtype = inputs.float_type(source, [*names, options.target])
         if source.rows is not None:
-            memory.admit(job, COPIES * source.rows * (len(names) + 1) * np.dtype(dtype).itemsize, source.where)
+            memory.admit(job, COPIES * memory.table(source, [*names, options.target], dtype), source.where)
         y: Any
         x, y = tables.arrays(job, source, names, dtype, options.target)
         labels = scores.classes(y, source.where)
@@ -210,10 +210,8 @@ def work(job: Job) -> None:
             "baseline_accuracy": float(sizes.max() / sizes.sum()),
         }
     with job.phase("write", last=True):
-        columns = {name: x_test[:, place] for place, name in enumerate(names)}
-        tables.write_parquet(
-            job, tables.frame_of({**columns, options.target: y_test, "prediction": found}), "predictions"
-        )
+        columns = {tuple(names): x_test, options.target: y_test, "prediction": found}
+        tables.write_parquet(job, tables.frame_of(columns), "predictions")
         with job.file("history.parquet") as path:
             pd.DataFrame({"round": range(1, len(history) + 1), "loss": history}).to_parquet(path)
         with job.file("network.npz") as path:

@@ -101,7 +101,7 @@ def work(job: Job) -> None:
         names, _ = inputs.numeric(source, options.columns, leave=(options.target,))
         dtype = inputs.float_type(source, [*names, options.target])
         if source.rows is not None:
-            whole = source.rows * (len(names) + 1) * np.dtype(dtype).itemsize
+            whole = memory.table(source, [*names, options.target], dtype)
             memory.admit(job, COPIES * whole, source.where, at_once=whole)
         x, y = tables.arrays(job, source, names, dtype, options.target)
         classes: list[float] = []
@@ -137,8 +137,7 @@ def work(job: Job) -> None:
                 numbers.map_blocks(_value, classes, meta=numbers._meta.astype("float64"))  # noqa: SLF001
                 for numbers in (likeliest(found), y_test)
             )
-        columns = {name: x_test[:, number] for number, name in enumerate(names)}
-        columns |= {options.target: y_test, "prediction": values}
+        columns = {tuple(names): x_test, options.target: y_test, "prediction": values}
         tables.write_parquet(job, tables.frame_of(columns), "predictions")
         curves = {f"{part}_{metric}": curve for part, by in history.items() for metric, curve in by.items()}
         with job.file("history.parquet") as path:

@@ -120,12 +120,12 @@ def admit(job: Job, need: int, what: str, *, at_once: int = 0, quietly: bool = F
     if not has.memory or need <= has.usable:  # workers without a limit tell nothing
         return
     kind = "of the GPUs" if backend.on_gpu() else "of the workers"
-    ratio = need / has.memory
+    ratio, wanted = need / has.memory, -(-need * has.nodes // has.usable)
     if backend.on_gpu() and at_once > has.memory and not job.options.any_size:
         raise RefusedError(
             f"{what} takes {size(at_once)} {kind} at once, {at_once / has.memory:.1f} times their memory "
             f"({size(has.memory)} on {nodes(has)}): the library is given all rows of a GPU in one call, and they "
-            f"cannot be spilled. Ask for --nodes {-(-need * has.nodes // has.usable)}, or try it with --any-size."
+            f"cannot be spilled. Ask for --nodes {wanted}, or try it with --any-size."
         )
     if need <= min(has.usable + has.room, MOST * has.memory) or job.options.any_size:
         if not quietly:
@@ -133,7 +133,6 @@ def admit(job: Job, need: int, what: str, *, at_once: int = 0, quietly: bool = F
                 f"{what} needs {size(need)}, {ratio:.1f} times the memory {kind} ({size(has.memory)}): it will spill."
             )
         return
-    wanted = -(-need * has.nodes // has.usable)
     raise RefusedError(
         f"{what} needs {size(need)}, {ratio:.1f} times the memory {kind} ({size(has.memory)} on "
         f"{nodes(has)}). Ask for --nodes {wanted}, or try it with --any-size."

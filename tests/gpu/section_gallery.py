@@ -92,16 +92,21 @@ def _both(world: World) -> list[Result]:
     ]
     if run.directory is None or not on_gpus:
         return [*found, failure("gpu", run.why())]
-    shared = {"out": out, "statuses": on_cpus}
-    found += [_compare(world, name, shared, run.directory / "out", on_gpus.get(name, run.why())) for name in words]
-    return [*found, *(_torch(shared, run.directory / "out", on_gpus.get(name, run.why())) for name in alone)]
+    outs = (out, run.directory / "out")
+    for name in words:
+        statuses = (on_cpus.get(name), on_gpus.get(name, run.why()))
+        failed = f"on CPUs: {statuses[0]}; on GPUs: {statuses[1]}"
+        found.append(_compare(world, name, outs) if statuses == (0, 0) else failure(name, failed))
+    for name in alone:
+        status = on_gpus.get(name, run.why())
+        found.append(_torch(outs) if status == 0 else failure(name, f"on GPUs: {status}"))
+    return found
 
 
-def _compare(world: World, name: str, shared: dict[str, Any], out: Path, status: int | str) -> Result:
-    if shared["statuses"].get(name) != 0 or status != 0:
-        return failure(name, f"on CPUs: {shared['statuses'].get(name)}; on GPUs: {status}")
+def _compare(world: World, name: str, outs: tuple[Path, Path]) -> Result:
+    """Return whether a job's figures on GPUs are those on CPUs; ``outs`` are both runs' folders, the CPUs' first."""
     listed = ALL[name]
-    cpu, gpu = (read_json(folder / name / "result.json") for folder in (shared["out"], out))
+    cpu, gpu = (read_json(folder / name / "result.json") for folder in outs)
     tolerance = listed.tolerance if world.cpu_only else listed.gpu_tolerance
     apart = {dotted: difference(figure(gpu, dotted), figure(cpu, dotted)) for dotted in listed.same}
     wrong = [f"{dotted}: {figure(gpu, dotted)} on GPUs, {figure(cpu, dotted)} on CPUs"
@@ -114,18 +119,16 @@ def _compare(world: World, name: str, shared: dict[str, Any], out: Path, status:
         "notes": gpu["notes"],
     }
     ratio = None
-    again = [folder / "again1" / name / "result.json" for folder in (shared["out"], out)]
+    again = [folder / "again1" / name / "result.json" for folder in outs]
     if all(path.exists() for path in again):
         figures["cpu_s"], figures["gpu_s"] = (sum(read_json(path)["seconds"].values()) for path in again)
         ratio = round(figures["cpu_s"] / max(figures["gpu_s"], 1e-9), 3)
     return result(name, ok=not wrong, figures=figures, ratio=ratio, error="; ".join(wrong))
 
 
-def _torch(shared: dict[str, Any], out: Path, status: int | str) -> Result:
+def _torch(outs: tuple[Path, Path]) -> Result:
     """Return whether all partitions were handed over without a copy, and the network is about as good as the forest."""
-    if status != 0:
-        return failure(TORCH, f"on GPUs: {status}")
-    found, forest = (read_json(folder / "result.json") for folder in (out / TORCH, shared["out"] / "forest"))
+    found, forest = (read_json(folder / "result.json") for folder in (outs[1] / TORCH, outs[0] / "forest"))
     reached, wanted = (one["metrics"]["accuracy"] for one in (found, forest))
     wrong = [f"the backend is {found['backend']}"] if found["backend"] != "cupy" else []
     if found["without_copy"] != found["handed_over"]:

@@ -1,6 +1,6 @@
 """Data larger than the GPUs' memory: half as much again is spilled and said to be, ten times is refused with the nodes it needs.
 
-jobs/pca_svd.py keeps the matrix as it is stored and passes over it three times, so that all of it comes back from the
+jobs/pca_svd.py keeps the matrix as it is stored and passes over it twice, so that all of it comes back from the
 hosts' memory in each pass. With CPU workers in place of GPUs it is spilled to disk.
 """
 
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 
-from harness import ROOT, Case, World
+from harness import ROOT, Case, Run, World
 from results import Result, result
 
 COLUMNS = 20_000
 MORE, MUCH_MORE = 1.5, 10
-HOST = "100G"  # for each worker's spilled data: the hosts that lend GPUs here have 128 GiB for one
+HOST = "100G"  # for each worker's spilled data: for hosts of 128 GiB for each GPU
 SMALL = 1500  # MiB of a CPU worker's memory
 ABOUT, SOON = 240, 60  # seconds
 REFUSED = 2  # the jobs' exit status for data that cannot fit
@@ -40,14 +40,18 @@ def options(world: World) -> list[str]:
     return ["--set", f"workers.memory_limit={HOST}"]
 
 
-def _spilled(world: World) -> Result:
+def _run(world: World, times: float, about: float) -> Run:
     world.shape(1, world.gpus)
-    run = world.submit(ROOT / "jobs/pca_svd.py", words(world, MORE), nodes=1, gpus=world.gpus, timeout=2 * ABOUT,
-                       settings=["fabric.require=none"], options=options(world))  # fmt: skip
+    return world.submit(ROOT / "jobs/pca_svd.py", words(world, times), nodes=1, gpus=world.gpus, timeout=2 * about,
+                        settings=["fabric.require=none"], options=options(world))  # fmt: skip
+
+
+def _spilled(world: World) -> Result:
+    run = _run(world, MORE, ABOUT)
     run.must_be(0)
     found = run.table("out/result.json")
     place, said = "disk" if world.cpu_only else "host", " ".join(found["notes"])
-    wrong = [words for words in ("it will spill", "Memory was short") if words not in said]
+    wrong = [f"it does not say: {part}" for part in ("it will spill", "Memory was short") if part not in said]
     figures = {"data_gib": found["stored_bytes"] / 2**30, "memory_gib": found["memory"] / 2**30,
                "times": found["stored_bytes"] / found["memory"], "spilled_gib": found["spilled"][place] / 2**30,
                "run_s": sum(found["seconds"].values()), "phases": found["seconds"], "notes": found["notes"]}  # fmt: skip
@@ -57,9 +61,7 @@ def _spilled(world: World) -> Result:
 
 
 def _refused(world: World) -> Result:
-    world.shape(1, world.gpus)
-    run = world.submit(ROOT / "jobs/pca_svd.py", words(world, MUCH_MORE), nodes=1, gpus=world.gpus, timeout=2 * SOON,
-                       settings=["fabric.require=none"], options=options(world))  # fmt: skip
+    run = _run(world, MUCH_MORE, SOON)
     log = (run.directory / "logs/driver.log").read_text() if run.directory else ""
     sentence = next((line for line in log.splitlines() if "Ask for --nodes" in line), "")
     wrong = [] if run.status == REFUSED else [f"exit status {run.status}: {run.why()}"]

@@ -85,6 +85,11 @@ def cell(value: Any, form: Format) -> str:
     return "" if value is None else re.sub(r"\s+", " ", form(value)).replace("|", "\\|")
 
 
+def row(cells: list[str]) -> str:
+    """Return cells as a line of a table."""
+    return "| " + " | ".join(cells) + " |"
+
+
 def state(result: Result) -> str:
     """Return a result's verdict."""
     if result.get("skipped"):
@@ -104,7 +109,7 @@ def section_table(name: str, documents: list[Document]) -> list[str]:
         *([RATIO.get(name, "ratio")] if has_ratio else []),
         "as expected",
     ]
-    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    lines = [row(head), "|---" * len(head) + "|"]
     for document, result in rows:
         figures = result["figures"]
         cells = [
@@ -113,7 +118,7 @@ def section_table(name: str, documents: list[Document]) -> list[str]:
             *(cell(figures.get(key), form) for _, key, form in used),
         ]
         cells += [cell(result["ratio"], number(2))] if has_ratio else []
-        lines.append("| " + " | ".join([*cells, state(result)]) + " |")
+        lines.append(row([*cells, state(result)]))
     for document in documents:
         if document["error"]:
             lines += ["", f"{document['gpus']} GPUs: {cell(document['error'][:LONGEST], str)}"]
@@ -134,7 +139,7 @@ def profile_table(documents: list[Document]) -> list[str]:
             longest = ", ".join(f"{name} {seconds:.2f}" for name, seconds in told["compute"].items())
             cells = [str(document["gpus"]), cell(result["name"], str), f"{told['seconds']:.2f} s", f"{told['tasks']:,}"]
             cells += [f"{did.get(name, 0.0):.2f} s" for name in ("compute", "transfer", "nothing")]
-            lines.append("| " + " | ".join([*cells, cell(longest, str)]) + " |")
+            lines.append(row([*cells, cell(longest, str)]))
     head = [
         "GPUs",
         "what",
@@ -145,7 +150,7 @@ def profile_table(documents: list[Document]) -> list[str]:
         "not computing",
         "of the computing, the longest",
     ]
-    return ["| " + " | ".join(head) + " |", "|---" * len(head) + "|", *lines, ""] if lines else []
+    return [row(head), "|---" * len(head) + "|", *lines, ""] if lines else []
 
 
 def origin(document: Document) -> str:

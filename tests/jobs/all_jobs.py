@@ -9,12 +9,12 @@ once.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib
 import json
 import pathlib
 import signal
-import sys
 import traceback
 from typing import Any
 
@@ -46,12 +46,15 @@ def main(options: dict[str, str], seconds: int, out: pathlib.Path) -> dict[str, 
 
 
 if __name__ == "__main__":
-    wanted: dict[str, str] = json.loads(sys.argv[1])
-    most, times = (int(sys.argv[place]) if len(sys.argv) > place else value for place, value in ((2, 300), (3, 1)))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("options", type=json.loads)
+    parser.add_argument("seconds", type=int, nargs="?", default=300)
+    parser.add_argument("times", type=int, nargs="?", default=1)
+    given = parser.parse_args()
     with hpcml.connect() as client:  # one cluster for all: each job's own would be started anew on the local site
         hpcml.connect = lambda **_: contextlib.nullcontext(client)
-        found = main(wanted, most, hpcml.run.out)
-        good = {name: words for name, words in wanted.items() if found[name] == 0 and "/" not in name}
-        for number in range(1, times):
-            main(good, most, hpcml.run.out / f"again{number}")
+        found = main(given.options, given.seconds, hpcml.run.out)
+        good = {name: words for name, words in given.options.items() if found[name] == 0 and "/" not in name}
+        for number in range(1, given.times):
+            main(good, given.seconds, hpcml.run.out / f"again{number}")
     raise SystemExit(int(any(found.values())))
