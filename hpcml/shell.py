@@ -15,6 +15,7 @@ from pathlib import Path
 
 _KEPT = 65536  # bytes of a streamed command's output that its answer holds
 _GRACE = 15.0  # seconds that a command which is asked to end has, before the next and harder signal
+_ORPHANS = 2.0  # seconds that what it started has, once it has ended itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +136,22 @@ def _end_group(
     The first signal is Ctrl-C's: programs that clean up do it for that one.
     """
     for number in numbers:
-        with contextlib.suppress(ProcessLookupError):  # it went by itself
-            os.killpg(process.pid, number)
+        if not _signal_group(process.pid, number):
+            break
         with contextlib.suppress(subprocess.TimeoutExpired):  # the next signal is for that
             process.wait(grace)
+            deadline = time.monotonic() + _ORPHANS
+            while _signal_group(process.pid, 0) and time.monotonic() < deadline:  # what it started cleans up too
+                time.sleep(0.02)
+
+
+def _signal_group(group: int, number: int) -> bool:
+    """Send a signal to a process group, 0 for none; return whether there was any process left in it."""
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _text(data: bytes | str | None) -> str:

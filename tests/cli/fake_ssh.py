@@ -51,9 +51,10 @@ def command(text: str, mode: str, control: Path) -> int:
     if mode not in ("payload", "go", "answer", "stall"):
         os.chdir(far["HOME"])
         os.execvpe("/bin/sh", ["sh", "-c", text], far)
-    child = subprocess.Popen(
-        ["/bin/sh", "-c", text], env=far, cwd=far["HOME"], stdin=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    child = subprocess.Popen(  # in a session of its own, as sshd's: what ends the client reaches it as the input's end
+        ["/bin/sh", "-c", text], env=far, cwd=far["HOME"], stdin=subprocess.PIPE, stderr=subprocess.PIPE,
+        start_new_session=True,
+    )  # fmt: skip
     assert child.stdin
     assert child.stderr
     if mode in ("payload", "stall"):

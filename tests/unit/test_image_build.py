@@ -8,6 +8,7 @@ import os
 import pwd
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -207,6 +208,21 @@ def test_a_stream_that_is_late_is_ended_with_all_that_it_started(tmp_path: Path,
     while living(group) and time.monotonic() < end:  # killed, and not gone yet
         time.sleep(0.02)
     assert living(group) == []
+
+
+@pytest.mark.parametrize("leader", ["exec sleep 60", "trap 'exit 0' INT; while :; do sleep 0.05; done"])
+def test_what_a_command_started_may_clean_up_after_the_command_has_ended(tmp_path: Path, leader: str) -> None:
+    """The command goes at the first signal; its child needs a little longer, and is not killed within that."""
+    child = (
+        "import pathlib, signal, sys, time\nsignal.signal(signal.SIGINT, lambda *_: (time.sleep(0.5), sys.exit()))\n"
+    )
+    child += "try:\n  pathlib.Path('begun').touch()\n  time.sleep(60)\nfinally:\n  pathlib.Path('clean').touch()\n"
+    (tmp_path / "child.py").write_text(child)
+    command = ["bash", "-c", f"cd {tmp_path}; {sys.executable} child.py & {leader}"]
+    environment = {"PATH": os.environ["PATH"]}
+    assert shell.stream(command, environment, 3, lambda _: None).code is None
+    assert (tmp_path / "begun").exists()
+    assert (tmp_path / "clean").exists()
 
 
 def test_a_signal_that_comes_while_the_command_starts_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
