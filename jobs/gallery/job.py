@@ -318,10 +318,12 @@ def plain(value: Any) -> Any:
 
 
 def show(result: dict[str, Any], out: pathlib.Path) -> None:
-    """Print what is worth reading: figures and words, and times in one line; tables stay in result.json."""
+    """Print what is worth reading: words, figures, bytes in a unit, times in one line; tables stay in result.json."""
     for name, value in {**result, "results": str(out)}.items():
         if isinstance(value, bool):
             text = "yes" if value else "no"
+        elif isinstance(value, int) and not {"bytes", "memory"}.isdisjoint(name.split("_")):
+            text = spill.size(value)
         elif isinstance(value, int | float | np.number):
             text = f"{value:,}" if isinstance(value, int | np.integer) else f"{value:,.6g}"
         elif name == "spilled":

@@ -8,6 +8,7 @@ import pathlib
 import pytest
 
 import kmeans
+from gallery import job
 from tests.jobs.job_list import JOBS, TOOLS
 
 FOLDER = pathlib.Path(kmeans.__file__).parent
@@ -36,3 +37,18 @@ def test_each_has_its_page(name: str) -> None:
     page = (PAGES / f"{name}.md").read_text()
     assert f"jobs/{name}.py" in page
     assert "GPU" in page  # whether it ran on some
+
+
+def test_what_is_printed_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    result = {"input_bytes": 26_548_942, "memory_needed": 3 << 30, "times_the_memory": 1.5, "rows": 1_000_000}
+    job.show({**result, "complete": True, "spilled": {"memory": 0, "disk": 0}, "table": [1, 2]}, pathlib.Path("there"))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
+        "  input bytes      25.3 MiB",
+        "  memory needed    3 GiB",
+        "  times the memory 1.5",
+        "  rows             1,000,000",
+        "  complete         yes",
+        "  spilled          nothing",
+        "  results          there",
+    ]
