@@ -1,15 +1,17 @@
 """Data larger than the GPUs' memory: half as much again is spilled and said to be, ten times is refused with the nodes it needs.
 
 jobs/pca_svd.py keeps the matrix as it is stored and passes over it twice, so that all of it comes back from the
-hosts' memory in each pass. With CPU workers in place of GPUs it is spilled to disk.
+hosts' memory in each pass. With CPU workers in place of GPUs it is spilled to disk. What such copies cost on this
+machine is measured by themselves.
 """
 
 from __future__ import annotations
 
+import json
 import re
 
-from harness import ROOT, Case, Run, World
-from results import Result, result
+from harness import ROOT, SCRIPTS, Case, Run, World, last_lines
+from results import Result, failure, result
 
 COLUMNS = 20_000
 MORE, MUCH_MORE = 1.5, 10
@@ -20,8 +22,9 @@ REFUSED = 2  # the jobs' exit status for data that cannot fit
 
 
 def cases(world: World) -> list[Case]:
-    """Return a case for what is spilled, and one for what is refused."""
+    """Return cases for what copies cost, for what is refused, and for what is spilled."""
     return [
+        Case("copies", 20, lambda: [_copies(world)]),
         Case("10 times", SOON if not world.cpu_only else 20, lambda: [_refused(world)]),
         Case("1.5 times", ABOUT if not world.cpu_only else 60, lambda: [_spilled(world)]),
     ]
@@ -44,6 +47,14 @@ def _run(world: World, times: float, about: float) -> Run:
     world.shape(1, world.gpus)
     return world.submit(ROOT / "jobs/pca_svd.py", words(world, times), nodes=1, gpus=world.gpus, timeout=2 * about,
                         settings=["fabric.require=none"], options=options(world))  # fmt: skip
+
+
+def _copies(world: World) -> Result:
+    words = [world.python, str(SCRIPTS / "host_copies.py"), *(["--cpu"] if world.cpu_only else [])]
+    done = world.command(words, timeout=SOON)
+    if done.status:
+        return failure("copies", f"exit status {done.status}:\n{last_lines(done.output)}")
+    return result("copies", ok=True, figures=json.loads(done.output.strip().splitlines()[-1]))
 
 
 def _spilled(world: World) -> Result:

@@ -73,7 +73,9 @@ COLUMNS: dict[str, list[tuple[str, str, Format]]] = {
                   ("hpcml, the first time", "first_s", number(2, " s")), ("the job", "job_s", number(2, " s")), ("scikit-learn", "sklearn_s", number(2, " s")), ("hpcml", "gib_s", number(1, " GiB/s")),
                   ("NVLink over TCP", "gain", number(1, "×")), ("1 GPU / N GPUs", "efficiency", number(2))],
     "memory": [("data", "data_gib", number(0, " GiB")), ("the GPUs' memory", "memory_gib", number(0, " GiB")),
-               ("spilled", "spilled_gib", number(0, " GiB")), ("nodes it asks for", "nodes_asked", str), ("took", "run_s", number(0, " s"))],
+               ("spilled", "spilled_gib", number(0, " GiB")), ("nodes it asks for", "nodes_asked", str), ("took", "run_s", number(0, " s")),
+               ("to the host", "spill_gib_s", number(1, " GiB/s")), ("back", "unspill_gib_s", number(1, " GiB/s")),
+               ("to pinned memory", "pinned_to_gib_s", number(1, " GiB/s"))],
 }  # fmt: skip
 RATIO = {"kmeans": "CPU fit / fit", "auth": "authenticated / plain", "bringup": "usable / by hand",
          "merge": "hpcml / Local", "image": "to workers, inside / outside", "gallery": "CPU / GPU",
