@@ -177,7 +177,7 @@ def work(job: Job) -> None:
         known |= {"rows": rows, "columns": columns, "stored_bytes": size, "chunks": matrix.stored.numblocks[0]}
         known["packed"] = matrix.packed
     with job.phase("means"):
-        means, known["total_variance"], known["missing_elements"] = matrices.moments(matrix, sums)
+        means, known["total_variance"], known["missing_elements"] = matrices.statistics(matrix, sums)
     with job.phase("svd"):
         scores, components, singular, explained = decompose(job, matrix, means)
         known["centred"] = options.what == "pca" or (options.what == "compressed" and not options.raw)

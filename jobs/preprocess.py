@@ -73,7 +73,7 @@ def choose(source: Source, options: argparse.Namespace) -> tuple[list[str], list
     """Return the columns of numbers and those of categories."""
     wanted = [name for name in options.columns or source.types if name != options.target]
     numbers = [name for name in wanted if inputs.is_numeric(source.types[name]) and name not in options.categories]
-    texts = [name for name in wanted if name in options.categories or is_text(source.types[name])]
+    texts = [name for name in wanted if name in options.categories or is_category(source.types[name])]
     if other := [name for name in wanted if name not in (*numbers, *texts)]:
         kinds = ", ".join(f"{name} ({source.types[name]})" for name in other)
         raise RefusedError(f"{source.where}: neither numbers nor text: {kinds}. Leave them out by --columns.")
@@ -82,8 +82,8 @@ def choose(source: Source, options: argparse.Namespace) -> tuple[list[str], list
     return numbers, texts
 
 
-def is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_dictionary(kind))
+def is_category(kind: pa.DataType) -> bool:
+    return inputs.is_text(kind) or bool(pa.types.is_dictionary(kind))
 
 
 def clean(frame: Any, numbers: list[str], texts: list[str], target: str | None) -> Any:

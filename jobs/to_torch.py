@@ -26,11 +26,10 @@ import numpy as np
 import pandas as pd
 from distributed import wait
 
-from gallery import backend, datasets, inputs, job, memory, picture, scores, split, tables
+from gallery import backend, charts, datasets, job, picture, scores, supervised, tables
 from gallery.job import Job, RefusedError
 
 COPIES = 3  # of the rows that live at once: as read, divided, and scaled
-TEST = 0.2
 Network = dict[str, Any]  # parameters by name, NumPy's
 
 
@@ -138,7 +137,7 @@ def predict(x: Any, parameters: Network) -> Any:
     with torch.no_grad():
         given = {name: torch.tensor(value, device=rows.device) for name, value in parameters.items()}
         chosen = logits(rows, given).argmax(dim=1)
-    return importlib.import_module(type(x).__module__.partition(".")[0]).from_dlpack(chosen)
+    return importlib.import_module(backend.library(x)).from_dlpack(chosen)
 
 
 def average(parts: list[tuple[Network, float, int, bool]]) -> tuple[Network, float]:
@@ -156,18 +155,9 @@ def work(job: Job) -> None:
         with job.phase("generate"):
             options.data = datasets.made(job, "classification", features=options.features or 8)
     with job.phase("read"):
-        source = inputs.survey(client, options.data, [*options.columns, options.target] if options.columns else [])
-        kind = source.types.get(options.target)
-        if kind is None or not inputs.is_numeric(kind):
-            raise RefusedError(f"{source.where} has no numeric column {options.target}. Give --target another.")
-        names, _ = inputs.numeric(source, options.columns, leave=(options.target,))
-        dtype = inputs.float_type(source, [*names, options.target])
-        if source.rows is not None:
-            memory.admit(job, COPIES * memory.table(source, [*names, options.target], dtype), source.where)
-        y: Any
-        x, y = tables.arrays(job, source, names, dtype, options.target)
-        labels = scores.classes(y, source.where)
-        x, x_test, y, y_test = split.split(x, y, options.seed, TEST)
+        data = supervised.read(job, labelled=True, copies=COPIES, by_partition=True)
+        names, x, x_test, y, y_test = data.names, data.x_train, data.x_test, data.y_train, data.y_test
+        labels = np.asarray(data.labels)
         known |= {"classes": labels.tolist(), "rows_train": len(x), "rows_test": len(x_test)}
     with job.phase("scale"):
         backend.import_everywhere(client, "torch")
@@ -241,16 +231,7 @@ def draw(job: Job, history: list[float], confusion: Any, labels: Any) -> None:
     drawn, (left, right) = picture.figure(title, panels=2, height=4.4)
     left.plot(range(1, len(history) + 1), history, marker="o", markersize=3)
     left.set(xlabel="round", ylabel="mean loss while training", ylim=(0, None))
-    image = right.imshow(confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1), vmin=0, vmax=1, cmap="Blues")
-    right.set_xticks(range(len(labels)), labels)
-    right.set_yticks(range(len(labels)), labels)
-    right.set(xlabel="predicted class", ylabel="true class")
-    right.grid(visible=False)
-    if len(labels) <= 10:
-        for (row, column), rows in np.ndenumerate(confusion):
-            light = rows > confusion[row].sum() / 2
-            right.annotate(f"{rows:,}", (column, row), ha="center", va="center", color="white" if light else "black")
-    drawn.colorbar(image, label="share of the true class")
+    charts.confusion(right, confusion, [str(label) for label in labels])
     picture.save(job, "to_torch.png", drawn)
 
 

@@ -23,11 +23,11 @@ import dask.array as da
 import numpy as np
 import pandas as pd
 
-from gallery import backend, datasets, inputs, job, memory, models, picture, split, tables
+from gallery import backend, datasets, inputs, job, models, picture, split, supervised, tables
 from gallery.job import BrokenOffError, Job, RefusedError
 
 COPIES = 4  # of the rows that live at once: as read, divided, a part's copy, and the quantised matrix
-TEST, VALIDATION = 0.2, 0.2  # of all rows, and of those left
+VALIDATION = 0.2  # of the rows that are not for the test
 MOST_CLASSES = 100
 SHOWN = 15  # features in the picture; importance.csv has them all
 CHECKED = 10_000  # rows of the test that the exported model is asked for on the driver
@@ -40,20 +40,25 @@ def loopback_or(address: str) -> str:
     return "127.0.0.1" if address.startswith("inproc") else get_address_host(address)
 
 
-def labels_of(job: Job, source: inputs.Source, y: Any) -> tuple[Any, list[float]]:
-    """Return the target as 0 … k-1, and the values that these stand for."""
-    classes = [float(value) for value in backend.to_numpy(da.unique(y).compute())]
-    if not 2 <= len(classes) <= MOST_CLASSES:
-        few = f"{len(classes)} value{'s' * (len(classes) > 1)}"
-        raise RefusedError(f"{source.where}: {job.options.target} has {few}; classification takes 2 to {MOST_CLASSES}.")
-    return y.map_blocks(_number, classes, dtype=y.dtype).persist(), classes
+def classes_of(job: Job, data: supervised.Divided) -> list[int]:
+    """Return the classes, none where the target is a number; each is a tree in every round, so they may not be many."""
+    classes = [] if data.labels is None else data.labels.tolist()
+    if len(classes) > MOST_CLASSES:
+        many = f"{job.options.target} has {len(classes):,} classes; this takes {MOST_CLASSES} at most"
+        raise RefusedError(f"{data.source.where}: {many}. Give --target another column.")
+    return classes
 
 
-def _number(block: Any, classes: list[float]) -> Any:
+def numbered(y: Any, classes: list[int]) -> Any:
+    """Return a target as XGBoost wants it: classes as 0 … k-1."""
+    return y.map_blocks(_number, classes, dtype=y.dtype).persist() if classes else y
+
+
+def _number(block: Any, classes: list[int]) -> Any:
     return np.searchsorted(np.asarray(classes, dtype=block.dtype, like=block), block).astype(block.dtype)
 
 
-def parameters(options: argparse.Namespace, classes: list[float]) -> dict[str, Any]:
+def parameters(options: argparse.Namespace, classes: list[int]) -> dict[str, Any]:
     """Return XGBoost's parameters: its own names, so that its documentation applies."""
     shared = {"tree_method": "hist", "device": "cuda" if backend.on_gpu() else "cpu", "max_depth": options.depth}
     shared |= {"learning_rate": options.rate, "seed": options.seed}
@@ -62,7 +67,7 @@ def parameters(options: argparse.Namespace, classes: list[float]) -> dict[str, A
     return {**shared, "objective": "multi:softprob", "num_class": len(classes), "eval_metric": "mlogloss"}
 
 
-def train(job: Job, parts: dict[str, tuple[Any, Any]], names: list[str], classes: list[float]) -> tuple[Any, Any]:
+def train(job: Job, parts: dict[str, tuple[Any, Any]], names: list[str], classes: list[int]) -> tuple[Any, Any]:
     """Train over all workers; return the booster, cut at its best round, and the history."""
     import xgboost.collective
     import xgboost.dask
@@ -94,22 +99,12 @@ def work(job: Job) -> None:
         with job.phase("generate"):
             options.data = datasets.made(job, options.task, features=options.features or 12)
     with job.phase("read"):
-        source = inputs.survey(job.client, options.data, [*options.columns, options.target] if options.columns else [])
-        kind = source.types.get(options.target)
-        if kind is None or not inputs.is_numeric(kind):
-            raise RefusedError(f"{source.where} has no numeric column {options.target}. Give --target another.")
-        names, _ = inputs.numeric(source, options.columns, leave=(options.target,))
-        dtype = inputs.float_type(source, [*names, options.target])
-        if source.rows is not None:
-            whole = memory.table(source, [*names, options.target], dtype)
-            memory.admit(job, COPIES * whole, source.where, at_once=whole)
-        x, y = tables.arrays(job, source, names, dtype, options.target)
-        classes: list[float] = []
-        if options.task == "classification":
-            y, classes = labels_of(job, source, y)
+        data = supervised.read(job, labelled=options.task == "classification", copies=COPIES)
+        names, x_test, classes = data.names, data.x_test, classes_of(job, data)
+        if classes:
             known["classes"] = classes
-        x_rest, x_test, y_rest, y_test = split.split(x, y, options.seed, TEST)
-        x_train, x_valid, y_train, y_valid = split.split(x_rest, y_rest, options.seed + 1, VALIDATION)
+        y_rest, y_test = (numbered(y, classes) for y in (data.y_train, data.y_test))
+        x_train, x_valid, y_train, y_valid = split.split(data.x_train, y_rest, options.seed + 1, VALIDATION)
         known |= {"rows_train": len(x_train), "rows_validation": len(x_valid), "rows_test": len(x_test)}
     with job.phase("train"):
         backend.import_everywhere(job.client, "xgboost")
@@ -127,14 +122,14 @@ def work(job: Job) -> None:
         found = found.to_backend().persist()  # XGBoost predicts into NumPy's blocks, on GPUs too
         known["metrics"] = metrics(y_train, y_test, found, classes)
     with job.phase("export"):
-        given = {"features": dict.fromkeys(names, dtype), "target": options.target, "metrics": known["metrics"]}
+        given = {"features": dict.fromkeys(names, data.dtype), "target": options.target, "metrics": known["metrics"]}
         folder = models.export(job, booster, **given)
         known["export_difference"] = difference(folder, x_test, found)
     with job.phase("write", last=True):
         values = found
         if classes:
             values, y_test = (
-                numbers.map_blocks(_value, classes, meta=numbers._meta.astype("float64"))  # noqa: SLF001
+                numbers.map_blocks(_value, classes, meta=numbers._meta.astype("int64"))  # noqa: SLF001
                 for numbers in (likeliest(found), y_test)
             )
         columns = {tuple(names): x_test, options.target: y_test, "prediction": values}
@@ -150,7 +145,7 @@ def work(job: Job) -> None:
     known["rows_per_second"] = {"train": round(len(x_train) * rounds / known["seconds"]["train"])}
 
 
-def metrics(y_train: Any, y: Any, found: Any, classes: list[float]) -> dict[str, float]:
+def metrics(y_train: Any, y: Any, found: Any, classes: list[int]) -> dict[str, float]:
     """Return what the model reaches on the test, beside the baseline: the mean, or the most frequent class."""
     if classes:
         counts = da.bincount(y_train.astype("int64"), minlength=len(classes)).compute()
@@ -179,7 +174,7 @@ def _likeliest(block: Any) -> Any:
     return block.argmax(axis=1)
 
 
-def _value(block: Any, classes: list[float]) -> Any:
+def _value(block: Any, classes: list[int]) -> Any:
     return np.asarray(classes, like=block)[block.astype("int64")]
 
 

@@ -32,10 +32,14 @@ def pick(cpu: str, gpu: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
+def library(value: Any) -> str:
+    """Return the name of the library that an array, a series or a frame is of: numpy, cupy, pandas or cudf."""
+    return type(value).__module__.partition(".")[0]
+
+
 def to_numpy(value: Any) -> Any:
     """Return an array, a series or a frame in the host's memory (NumPy, pandas), wherever it lies."""
-    library = type(value).__module__.partition(".")[0]
-    return value.to_pandas() if library == "cudf" else value.get() if library == "cupy" else value
+    return value.to_pandas() if library(value) == "cudf" else value.get() if library(value) == "cupy" else value
 
 
 def import_everywhere(client: Any, *modules: str) -> None:

@@ -179,7 +179,7 @@ def load(matrix: Matrix) -> tuple[Matrix, Any]:
     return replace(matrix, stored=stored), sums
 
 
-def moments(matrix: Matrix, sums: Any) -> tuple[Any, float, int]:
+def statistics(matrix: Matrix, sums: Any) -> tuple[Any, float, int]:
     """Return the columns' means (NumPy), the variance of all columns together, and how many elements are missing.
 
     A missing element counts as its column's mean.

@@ -40,7 +40,7 @@ class Divided:
     y_test: Any
 
 
-def read(job: Job, *, labelled: bool, dtype: str | None = None, copies: int = 4) -> Divided:
+def read(job: Job, *, labelled: bool, dtype: str | None = None, copies: int = 4, by_partition: bool = False) -> Divided:
     """Read ``--columns`` and ``--target`` of ``--data``, and divide the rows by ``--seed``.
 
     Parameters
@@ -51,6 +51,8 @@ def read(job: Job, *, labelled: bool, dtype: str | None = None, copies: int = 4)
         What the estimator wants features to be; by default what holds them all.
     copies
         Of the features that live at once.
+    by_partition
+        Whether the estimator takes a partition at a time, so that the others may be spilled.
 
     Raises
     ------
@@ -71,7 +73,7 @@ def read(job: Job, *, labelled: bool, dtype: str | None = None, copies: int = 4)
     if not inputs.is_numeric(kind):
         raise RefusedError(f"{source.where}: target {options.target} is {kind}, no number. Number its classes first.")
     whole = memory.table(source, [*names, options.target], dtype)
-    memory.admit(job, copies * whole, source.where, at_once=whole)
+    memory.admit(job, copies * whole, source.where, at_once=0 if by_partition else whole)
     x, y = tables.arrays(job, source, names, dtype, options.target)
     labels = scores.classes(y, source.where) if labelled else None
     divided = Divided(source, names, dtype, labels, *split.split(x, y, options.seed, TEST))

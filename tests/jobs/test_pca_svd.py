@@ -49,7 +49,7 @@ def test_each_chunk_is_made_once_and_its_sums_are_taken_as_it_comes() -> None:
         assert (done["tiles"], done["sum"]) == (8, 8)
         rows = loaded.stored.compute().astype("float64")
         rows[rows == genotypes.MISSING] = np.nan
-        means, _, missing = matrices.moments(loaded, sums)
+        means, _, missing = matrices.statistics(loaded, sums)
         np.testing.assert_allclose(means, np.nanmean(rows, axis=0), rtol=1e-12)
         assert missing == np.isnan(rows).sum()
 

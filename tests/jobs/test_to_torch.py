@@ -73,7 +73,7 @@ def test_refusals_of_data(refused: Refused, data: pathlib.Path, tmp_path: pathli
     one = ["--data", tmp_path / "one.parquet", "--columns", "a"]
     assert "two classes are needed" in refused(to_torch, *one)
     assert "no class labels" in refused(to_torch, *one, "--target", "half")
-    assert "no numeric column late" in refused(to_torch, "--data", data, "--target", "late")
+    assert "no column late" in refused(to_torch, "--data", data, "--target", "late")
 
 
 @pytest.mark.parametrize("arguments", [["--rate", "0"], ["--features", "3", "--data", "x"]])

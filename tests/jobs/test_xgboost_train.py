@@ -15,7 +15,7 @@ import xgboost
 import xgboost.dask
 
 import xgboost_train
-from gallery import datasets, kinds, models, split
+from gallery import datasets, kinds, models, split, supervised
 from tests.jobs.job_tests import Refused, RunJob
 
 
@@ -25,7 +25,7 @@ def test_metrics_are_those_of_one_machine(run_job: RunJob, tmp_path: pathlib.Pat
     result, out = run_job(xgboost_train, "--data", tmp_path / task, "--task", task, "--rounds", "40", "--depth", "4")
     frame = pd.concat([pd.read_parquet(path) for path in sorted((tmp_path / task).glob("*.parquet"))])
     names = list(result["features"])
-    chosen = split.is_test(0, 2_000, 2_000, 0, xgboost_train.TEST)
+    chosen = split.is_test(0, 2_000, 2_000, 0, supervised.TEST)
     rest, test = frame[~chosen], frame[chosen]
     valid = split.is_test(0, len(rest), len(rest), 1, xgboost_train.VALIDATION)
     fitted = xgboost.QuantileDMatrix(rest[~valid][names], rest[~valid]["y"])
@@ -98,9 +98,14 @@ def test_refusals(refused: Refused, tmp_path: pathlib.Path) -> None:
     frame = pd.DataFrame({"a": np.arange(30.0), "y": 1.0, "name": "x"})
     frame.to_parquet(tmp_path / "flat.parquet")
     frame.head(2).to_parquet(tmp_path / "few.parquet")
+    pd.DataFrame({"a": np.arange(400.0), "y": np.arange(400) % 101}).to_parquet(tmp_path / "many.parquet")
     data = ["--data", tmp_path / "flat.parquet", "--columns", "a"]
-    assert "y has 1 value; classification takes 2 to 100" in refused(xgboost_train, *data, "--task", "classification")
-    assert "no numeric column name" in refused(xgboost_train, *data, "--target", "name")
+    assert "the target is 1 in all rows; two classes are needed" in refused(
+        xgboost_train, *data, "--task", "classification"
+    )
+    assert "string, no number" in refused(xgboost_train, *data, "--target", "name")
+    many = refused(xgboost_train, "--data", tmp_path / "many.parquet", "--task", "classification")
+    assert "y has 101 classes; this takes 100 at most" in many
     assert "rows leave none" in refused(xgboost_train, "--data", tmp_path / "few.parquet", "--columns", "a")
     assert "Nothing is at" in refused(xgboost_train, "--data", tmp_path / "absent")
 
