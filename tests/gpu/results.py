@@ -8,8 +8,8 @@ from typing import Any
 
 SCHEMA = 1
 # In the order in which they run.
-SECTIONS = ("smoke", "topology", "verdict", "kmeans", "auth", "bringup", "merge", "image", "gallery", "headlines",
-            "memory")  # fmt: skip
+SECTIONS = ("smoke", "kernels", "topology", "verdict", "kmeans", "auth", "bringup", "merge", "image", "gallery",
+            "headlines", "memory")  # fmt: skip
 
 Result = dict[str, Any]
 Document = dict[str, Any]

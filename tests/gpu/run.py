@@ -41,6 +41,7 @@ BUDGET = 540.0  # seconds for all sections
 RESERVE = 15.0  # seconds kept for the table and for ending Slurm
 LIMITS = {  # seconds
     "smoke": 180,
+    "kernels": 240,
     "topology": 90,
     "verdict": 240,
     "kmeans": 420,

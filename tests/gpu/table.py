@@ -72,6 +72,8 @@ COLUMNS: dict[str, list[tuple[str, str, Format]]] = {
                   ("hpcml", "hpcml_s", number(2, " s")), ("LocalCUDACluster", "local_s", number(2, " s")),
                   ("hpcml, the first time", "first_s", number(2, " s")), ("the job", "job_s", number(2, " s")), ("scikit-learn", "sklearn_s", number(2, " s")), ("hpcml", "gib_s", number(1, " GiB/s")),
                   ("NVLink over TCP", "gain", number(1, "×")), ("1 GPU / N GPUs", "efficiency", number(2))],
+    "kernels": [("imports", "imports_s", number(1, " s")), ("context", "context_s", number(1, " s")),
+                ("first calls", "first_calls_s", number(1, " s")), ("calls", "calls", str), ("slowest, s", "slowest", str)],
     "memory": [("data", "data_gib", number(0, " GiB")), ("the GPUs' memory", "memory_gib", number(0, " GiB")),
                ("spilled", "spilled_gib", number(0, " GiB")), ("nodes it asks for", "nodes_asked", str), ("took", "run_s", number(0, " s")),
                ("to the host", "spill_gib_s", number(1, " GiB/s")), ("back", "unspill_gib_s", number(1, " GiB/s")),
