@@ -58,7 +58,7 @@ def kinds_of(source: inputs.Source, columns: list[str]) -> dict[str, list[str]]:
         A column is of no kind that is known here.
     """
     tests = {"number": lambda kind: inputs.is_numeric(kind) or pa.types.is_boolean(kind), "time": pa.types.is_timestamp,
-             "category": lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind)}  # fmt: skip
+             "category": inputs.is_text}  # fmt: skip
     found: dict[str, list[str]] = {name: [] for name in tests}
     for column in columns:
         kind = next((name for name, fits in tests.items() if fits(source.types[column])), None)
