@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 import pipeline
+import score
 from gallery import datasets, kinds, models, split
 from tests.jobs.job_tests import Refused, RunJob
 
@@ -41,6 +42,11 @@ def test_a_whole_pass(run_job: RunJob, trips: pathlib.Path, monkeypatch: pytest.
     assert result["metrics"]["rmse"] == pytest.approx(rmse, rel=1e-9)
     other = rows.head(2).assign(borough="Hoboken", payment=np.array([np.nan, "cash"], dtype=object), passengers=np.nan)
     assert np.isfinite(model.predict(other)).all()  # a new category and gaps are taken
+    scored, there = run_job(score, "--model", out / "model", "--data", trips)  # elsewhere, from the files as they are
+    again = pd.concat([pd.read_parquet(path) for path in sorted((there / "predictions").glob("*.parquet"))])
+    np.testing.assert_allclose(again["prediction"].astype("float64"), predictions["prediction"], rtol=1e-9)
+    assert scored["rows_without_prediction"] == 0
+    pd.testing.assert_series_equal(again["pickup"].reset_index(drop=True), table["pickup"], check_dtype=False)
     page = (out / "report.html").read_text()
     assert page.count("<img") == 2
     assert not re.findall(r"(?:src|href)=\"(?!data:|#)", page)  # it fetches nothing

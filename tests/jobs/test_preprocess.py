@@ -55,6 +55,9 @@ def test_new_rows_are_prepared_elsewhere(
     table = rows_of(made).drop(columns="label").head(40).reset_index(drop=True)
     table.loc[3, "city"] = "a new one"
     table.to_parquet(tmp_path / "new.parquet")
+    gaps = table.drop(3).assign(city=[None, *table["city"].drop([0, 3])])
+    gaps.to_csv(tmp_path / "new.csv", index=False)
+    gaps.to_parquet(tmp_path / "gaps.parquet")
     _, out = run_job(preprocess, "--data", made, "--columns", "amount,age,city,colour")
     _, scored = run_job(score, "--model", out / "model", "--data", tmp_path / "new.parquet")
     again, before = pd.read_parquet(scored / "predictions"), pd.read_parquet(out / "prepared").head(40)
@@ -63,6 +66,11 @@ def test_new_rows_are_prepared_elsewhere(
     assert (again[cities].sum(axis=1).drop(3) == 1).all()
     known = again.index != 3
     np.testing.assert_allclose(again.loc[known, list(before)], before[known], rtol=1e-9, atol=1e-12)
+    for file in ("new.csv", "gaps.parquet"):  # a gap in a text, as every format tells it
+        _, scored = run_job(score, "--model", out / "model", "--data", tmp_path / file)
+        told = pd.read_parquet(scored / "predictions")
+        assert told.loc[0, cities].sum() == told.loc[0, "city_(missing)"] == 1
+        np.testing.assert_allclose(told.loc[1:, list(before)], before[known][1:], rtol=1e-9, atol=1e-12)
     _, strict = run_job(preprocess, "--data", made, "--columns", "amount,city", "--unknown", "error")
     assert "unknown categories ['a new one']" in refused(
         score, "--model", strict / "model", "--data", tmp_path / "new.parquet"
