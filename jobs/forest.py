@@ -78,6 +78,8 @@ def importances(model: Any, portable: Any) -> Floats:
 def work(job: Job) -> None:
     options, known = job.options, job.result
     classifier = options.what == "classifier"
+    if not backend.on_gpu():
+        job.leave_out("bins")
     if options.data is None:
         with job.phase("generate"):
             kind = "classification" if classifier else "regression"

@@ -17,6 +17,7 @@ tables by the seconds of the join.
 from __future__ import annotations
 
 import argparse
+import logging
 from typing import Any
 
 import dask
@@ -24,6 +25,7 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 from distributed import get_task_stream, wait
+from matplotlib.ticker import MaxNLocator
 
 from gallery import backend, memory, partitions, picture, spill
 from gallery import job as jobs
@@ -120,6 +122,10 @@ def work(job: Job) -> None:
     bytes_of = {side: count * ROW for side, count in rows.items()}
     out_rows = rows[LEFT] * rows[RIGHT] / options.keys
     known |= {"rows_left": rows[LEFT], "rows_right": rows[RIGHT], "bytes": sum(bytes_of.values()), "shuffle": method}
+    if options.how == "broadcast":
+        job.leave_out("shuffle")
+    # It warns of the start and the end of every shuffle: noise where the scheduler is in this process.
+    logging.getLogger("distributed.shuffle._scheduler_plugin").setLevel(logging.ERROR)
     with job.phase("make"):
         everywhere = known["workers"] * bytes_of[RIGHT] if options.how == "broadcast" else 0
         memory.admit(job, COPIES * known["bytes"] + everywhere, f"The join of {rows[LEFT]:,} with {rows[RIGHT]:,} rows")
@@ -173,6 +179,7 @@ def draw(job: Job, tasks: list[dict[str, Any]], parts: Any) -> None:
     picture.timeline(times, tasks)
     sizes.bar(np.arange(len(parts)), parts.to_numpy(), width=1, edgecolor="white")
     sizes.set(xlabel="partition of the result", title=f"rows joined; {spill.size(known['bytes_moved'])} moved")
+    sizes.xaxis.set_major_locator(MaxNLocator(integer=True))
     picture.save(job, "join.png", drawn)
 
 

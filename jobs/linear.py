@@ -32,6 +32,8 @@ COPIES = 4  # of the rows that live at once: as read, divided, and centred
 COPIES_ON_ONE = 3  # of the training rows on the worker that fits: its partitions, the whole, scikit-learn's own
 NAMES = {"ols": "LinearRegression", "ridge": "Ridge", "lasso": "Lasso", "elasticnet": "ElasticNet",
          "logistic": "LogisticRegression"}  # fmt: skip
+USES = {"ols": set(), "ridge": {"alpha"}, "lasso": {"alpha", "max_iter", "tol"},
+        "elasticnet": {"alpha", "l1_ratio", "max_iter", "tol"}, "logistic": {"c", "max_iter", "tol"}}  # fmt: skip
 Floats = npt.NDArray[np.floating[Any]]
 
 
@@ -101,6 +103,7 @@ def _fit_whole(model: Any, x: list[Any], y: list[Any]) -> Any:
 def work(job: Job) -> None:
     options, known = job.options, job.result
     logistic = options.what == "logistic"
+    job.leave_out(*set().union(*USES.values()) - USES[options.what])
     if options.data is None:
         with job.phase("generate"):
             kind, features = ("classification", 2) if logistic else ("regression", 8)

@@ -22,7 +22,7 @@ import pathlib
 import sys
 from typing import Any
 
-from gallery import datasets, matrices
+from gallery import datasets, matrices, spill
 from gallery.job import count, seed
 from gallery.kinds import KINDS
 
@@ -71,7 +71,7 @@ def write_genotypes(options: argparse.Namespace, folder: pathlib.Path) -> None:
     )  # fmt: skip
     matrices.write(folder, matrix, options.seed)
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    print(f"{options.rows:,} × {options.columns:,} genotypes, {size / 1e6:,.1f} MB on disk: {folder}")
+    print(f"{options.rows:,} × {options.columns:,} genotypes, {spill.size(size)} on disk: {folder}")
 
 
 def shape_of(kind: type) -> dict[str, int | float | str]:
@@ -108,7 +108,7 @@ def main(arguments: list[str] | None = None) -> int:
     )  # fmt: skip
     if client is not None:
         client.close()
-    print(f"{options.rows:,} rows of {options.kind}, {size / 1e6:,.1f} MB on disk: {folder}")
+    print(f"{options.rows:,} rows of {options.kind}, {spill.size(size)} on disk: {folder}")
     return 0
 
 

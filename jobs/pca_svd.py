@@ -165,6 +165,10 @@ def draw(job: Job, scores: Any, made: bool) -> None:
 
 def work(job: Job) -> None:
     options, known = job.options, job.result
+    if options.what != "compressed":
+        job.leave_out("power_iterations", "iterator", "raw")
+    if options.data:
+        job.leave_out("storage", "missing")
     matrix, names = find(job)
     admit(job, matrix)
     if options.storage == "zarr" and not options.data:

@@ -85,6 +85,8 @@ def compare(job: Job, rows: trials.Rows, tried: list[trials.Parameters], found: 
 
 def work(job: Job) -> None:
     options, known = job.options, job.result
+    if options.model != "forest":
+        job.leave_out("trees")
     if options.data is None:
         with job.phase("generate"):
             options.data = datasets.made(job, "regression", features=options.features or 20, noise=8.0)

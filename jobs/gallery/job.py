@@ -27,6 +27,7 @@ DONE, REFUSED, STOPPED, LOST = 0, 2, 3, 4
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 VERSIONED = ("dask", "distributed", "numpy", "pandas", "pyarrow", "scikit-learn", "dask-ml", "cuml-cu12", "cuml-cu13",
              "cudf-cu12", "cudf-cu13", "cuml", "cudf", "xgboost", "xgboost-cpu", "skops", "zarr", "torch")  # fmt: skip
+IN_BYTES = ("size", "largest_result")  # besides all names with the word bytes or memory
 STATUSES = """Exit status: 0 done; 2 the input or an option is wrong, or it cannot fit; 3 told to stop soon, result.json
 then says "complete": false; 4 the work was broken off, most often because workers were lost for want of memory."""
 
@@ -99,7 +100,11 @@ def parser(name: str, description: str | None, *, rows: int | None, data: bool =
     if rows is not None:
         made.add_argument("--rows", type=count, help=f"rows of made data (default {rows:,})")
     made.add_argument("--seed", type=seed, default=0, help="for made data and all that is drawn (default 0)")
-    made.add_argument("--out", type=pathlib.Path, help="folder for the results (default: the run's output directory)")
+    made.add_argument(
+        "--out",
+        type=pathlib.Path,
+        help="folder for the results (default: the run's output directory; outside a run: out)",
+    )
     made.add_argument("--any-size", action="store_true", help="start even where the data seems not to fit")
     made.set_defaults(default_rows=rows, data=None, **({} if rows else {"rows": None}))
     return made
@@ -159,6 +164,11 @@ class Job:
         """Say something that the reader of the result must know, on the terminal and in result.json."""
         print(sentence, flush=True)
         self.result["notes"].append(sentence)
+
+    def leave_out(self, *unused: str) -> None:
+        """Take options that this run does not use out of the result, which would read as if they had counted."""
+        for name in unused:
+            self.result.pop(name, None)
 
     def write_text(self, name: str, text: str) -> None:
         """Write a file of the results, whole or not at all."""
@@ -322,7 +332,7 @@ def show(result: dict[str, Any], out: pathlib.Path) -> None:
     for name, value in {**result, "results": str(out)}.items():
         if isinstance(value, bool):
             text = "yes" if value else "no"
-        elif isinstance(value, int) and not {"bytes", "memory"}.isdisjoint(name.split("_")):
+        elif isinstance(value, int) and (name in IN_BYTES or not {"bytes", "memory"}.isdisjoint(name.split("_"))):
             text = spill.size(value)
         elif isinstance(value, int | float | np.number):
             text = f"{value:,}" if isinstance(value, int | np.integer) else f"{value:,.6g}"

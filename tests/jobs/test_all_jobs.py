@@ -41,6 +41,7 @@ def test_each_has_its_page(name: str) -> None:
 
 def test_what_is_printed_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     result = {"input_bytes": 26_548_942, "memory_needed": 3 << 30, "times_the_memory": 1.5, "rows": 1_000_000}
+    result |= {"size": 2 << 30, "largest_result": 32}
     job.show({**result, "complete": True, "spilled": {"memory": 0, "disk": 0}, "table": [1, 2]}, pathlib.Path("there"))
     lines = capsys.readouterr().out.splitlines()
     assert lines == [
@@ -48,6 +49,8 @@ def test_what_is_printed_is_for_people(capsys: pytest.CaptureFixture[str]) -> No
         "  memory needed    3 GiB",
         "  times the memory 1.5",
         "  rows             1,000,000",
+        "  size             2 GiB",
+        "  largest result   32 B",
         "  complete         yes",
         "  spilled          nothing",
         "  results          there",

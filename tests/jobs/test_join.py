@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
+import logging.handlers
 import pathlib
+import queue
 from typing import Any
 
 import numpy as np
@@ -35,8 +38,21 @@ def test_the_result_is_pandas(run_job: RunJob, way: list[str], monkeypatch: pyte
     assert result["rows_joined"] == len(merged())
     assert result["right_result"] is True
     assert result["bytes"] == 16 * (ROWS + OTHER)
+    assert ("shuffle" in result) == ("broadcast" not in way)
     if "broadcast" not in way:  # of two workers' rows half are the other's
         assert result["bytes_moved"] > 0.4 * result["bytes"]
+
+
+def test_a_right_shuffle_warns_of_nothing(run_job: RunJob) -> None:
+    warned: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
+    listener = logging.handlers.QueueHandler(warned)
+    shuffles = logging.getLogger("distributed.shuffle._scheduler_plugin")
+    shuffles.addHandler(listener)
+    try:
+        run_job(join, *OPTIONS, "--shuffle", "p2p")
+    finally:
+        shuffles.removeHandler(listener)
+    assert warned.empty()
 
 
 def test_sums_tell_a_wrong_pairing() -> None:

@@ -53,6 +53,9 @@ def test_regressions_are_scikit_learns(
     result, out = run_job(linear, "--what", what, "--data", made["regression"], *options)
     x_train, x_test, y_train, y_test = rows_of(made["regression"])
     reference.fit(x_train, y_train)
+    known = {"alpha", "l1_ratio", "c", "max_iter", "tol"} & result.keys()
+    assert known <= reference.get_params().keys()  # no option is told that the model does not have
+    assert {name.lstrip("-").replace("-", "_") for name in options[::2]} <= known
     np.testing.assert_allclose(result["coefficients"][0], reference.coef_, rtol=1e-9, atol=1e-9)
     assert result["intercept"][0] == pytest.approx(reference.intercept_, rel=1e-9)
     assert result["metrics"]["r2"] == pytest.approx(reference.score(x_test, y_test), rel=1e-9)

@@ -41,7 +41,10 @@ def signed(components: np.ndarray) -> np.ndarray:
 
 
 def test_each_chunk_is_made_once_and_its_sums_are_taken_as_it_comes() -> None:
-    with LocalCluster(n_workers=1, processes=False, dashboard_address=None) as cluster, Client(cluster) as client:
+    with (
+        LocalCluster(n_workers=1, processes=False, dashboard_address="127.0.0.1:0") as cluster,
+        Client(cluster) as client,
+    ):
         matrix = matrices.made(8_000, 4_000, seed=0, dtype="uint8", missing=0.01, packed=False, threads=8)
         with get_task_stream(client) as stream:
             loaded, sums = matrices.load(matrix)
