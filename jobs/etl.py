@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import functools
 import operator
+import textwrap
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -139,7 +140,9 @@ def _binned(part: Any, names: list[str], low: Any, high: Any) -> Any:
 def work(job: Job) -> None:
     options, known = job.options, job.result
     by, value = options.by, options.value
-    if options.data is None:
+    if options.data:
+        job.leave_out("form")
+    else:
         with job.phase("generate"):
             options.data = datasets.made(job, "taxi", form=options.form)
     with job.phase("look"):
@@ -163,7 +166,8 @@ def work(job: Job) -> None:
         about = describe(frame, known["rows_read"], numeric)
     with job.phase("clean"):
         frame, known["broken"] = clean(frame)
-        known |= {"rows": len(frame), "rows_dropped": known["rows_read"] - len(frame)}
+        job.leave_out("rows")  # those asked for; in their place come those that are left, behind those read
+        known |= {"rows_dropped": known["rows_read"] - len(frame), "rows": len(frame)}
         if not known["rows"]:
             raise RefusedError(f"{source.where}: no row of {known['rows_read']:,} breaks no rule. Give --data others.")
         job.write_text("describe.csv", about.to_csv())
@@ -199,22 +203,25 @@ def draw(job: Job, means: Any, groups: Any, shapes: dict[str, Any], together: pd
     """Write the data at a glance: small multiples of the aggregate, columns, counts, faults and correlations."""
     known, (by, value) = job.result, (job.options.by, job.options.value)
     rows, dropped = known["rows_read"], known["rows_dropped"]
-    figure, panels = picture.figure(f"{rows:,} rows, {dropped / rows:.1%} left out", panels=4, rows=2, height=3.4)
-    panels[0].bar([str(name) for name in known["means"]][:TOP], means.to_numpy()[:TOP])
-    panels[0].set(title=f"mean {value}, as read", xlabel=by)
-    for axes, (name, (ends, found)) in zip(panels[1:4], shapes.items(), strict=False):
+    figure, panels = picture.figure(f"{rows:,} rows, {dropped / rows:.1%} left out", panels=2, rows=4, height=2.8)
+    means_of, by_hour, frequent, rules = panels[::2]  # the left column; the right one: three columns, and correlations
+    means_of.bar([str(name) for name in known["means"]][:TOP], means.to_numpy()[:TOP])
+    means_of.set(title=f"mean {value}, as read", xlabel=by)
+    by_hour.plot(groups.index, groups["count"], marker="o")
+    by_hour.set(title=f"rows by {groups.index.name}", ylim=(0, None), xlabel=groups.index.name)
+    last = list(known["counts"].items())[-1]
+    frequent.bar(list(last[1]), list(last[1].values()))
+    frequent.set(title=f"most frequent {last[0]}")
+    faults = dict(sorted(known["broken"].items(), key=operator.itemgetter(1))[-TOP:])
+    short = [textwrap.fill(name.replace("_", "_ "), 16).replace("_ ", "_") for name in faults]
+    rules.barh(short, [100 * count / rows for count in faults.values()], color=picture.OKABE_ITO[5])
+    rules.tick_params(axis="y", labelsize=8)
+    rules.set(title="rules broken, % of rows")
+    for axes, (name, (ends, found)) in zip(panels[1:6:2], shapes.items(), strict=False):
         low, high = ends
         place = low + (np.arange(BINS) + 0.5) * (high - low) / BINS
         axes.bar(place, found, width=(high - low) / BINS)
         axes.set(title=f"{name} (last bar: all above)")
-    panels[4].plot(groups.index, groups["count"], marker="o")
-    panels[4].set(title=f"rows by {groups.index.name}", ylim=(0, None), xlabel=groups.index.name)
-    last = list(known["counts"].items())[-1]
-    panels[5].bar(list(last[1]), list(last[1].values()))
-    panels[5].set(title=f"most frequent {last[0]}")
-    faults = dict(sorted(known["broken"].items(), key=operator.itemgetter(1))[-TOP:])
-    panels[6].barh(list(faults), [100 * count / rows for count in faults.values()], color=picture.OKABE_ITO[5])
-    panels[6].set(title="rules broken, % of rows")
     picture.matrix(figure, panels[7], together, "correlation")
     picture.save(job, "etl.png", figure)
 

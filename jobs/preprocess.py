@@ -190,6 +190,7 @@ def work(job: Job) -> None:
                 frame = frame.dropna(subset=gaps)
             frame = frame.persist()
             rows = len(frame)
+        job.leave_out("rows")  # those asked for; in their place come those that are left, behind those read
         known |= {"files": len(source.files), "rows_read": total, "rows_dropped": total - rows, "rows": rows}
         if not rows:
             raise RefusedError(f"{source.where}: no row without gaps, {total:,} read. Use --nulls mean.")
@@ -236,7 +237,8 @@ def draw(job: Job, plan: Plan, here: pd.DataFrame) -> None:
         left.tick_params(axis="y", labelsize=7)
         left.legend(frameon=False, fontsize=9, loc="lower right")
     for number in plan.fill:
-        right.hist(here[number], bins=30, histtype="step", linewidth=1.6, label=number)
+        ends = np.histogram_bin_edges(here[list(plan.fill)], bins=40).tolist()  # of one width for all
+        right.hist(here[number], bins=ends, histtype="step", linewidth=1.6, label=number)
     right.set(xlabel=f"prepared value (--scale {plan.scale})", ylabel="rows of the sample", yscale="log")
     right.legend(frameon=False, fontsize=9)
     picture.save(job, "preprocess.png", drawn)

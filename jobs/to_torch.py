@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from distributed import wait
+from matplotlib.ticker import MaxNLocator
 
 from gallery import backend, charts, datasets, job, picture, scores, supervised, tables
 from gallery.job import Job, RefusedError
@@ -230,7 +231,8 @@ def draw(job: Job, history: list[float], confusion: Any, labels: Any) -> None:
     title = f"torch on {job.result['blocks']} partitions: {reached}"
     drawn, (left, right) = picture.figure(title, panels=2, height=4.4)
     left.plot(range(1, len(history) + 1), history, marker="o", markersize=3)
-    left.set(xlabel="round", ylabel="mean loss while training", ylim=(0, None))
+    left.set(xlabel="round", ylabel="mean loss while training", yscale="log")
+    left.xaxis.set_major_locator(MaxNLocator(integer=True))
     charts.confusion(right, confusion, [str(label) for label in labels])
     picture.save(job, "to_torch.png", drawn)
 

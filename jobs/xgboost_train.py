@@ -22,6 +22,7 @@ from typing import Any
 import dask.array as da
 import numpy as np
 import pandas as pd
+from matplotlib.ticker import LogFormatter
 
 from gallery import backend, datasets, inputs, job, models, picture, split, supervised, tables
 from gallery.job import BrokenOffError, Job, RefusedError
@@ -198,6 +199,8 @@ def draw(job: Job, curves: dict[str, list[float]], shares: pd.Series) -> None:
         left.plot(range(1, len(curve) + 1), curve, label=name.replace("_", ", "))
     left.axvline(known["rounds_kept"], color="#888888", linestyle="--", linewidth=1, label="kept")
     left.set(xlabel="round", ylabel="error (lower is better)", yscale="log")
+    for formatted in (left.yaxis.set_major_formatter, left.yaxis.set_minor_formatter):
+        formatted(LogFormatter())  # 2 and not 2 × 10⁰
     left.legend(frameon=False)
     few = shares.head(SHOWN)[::-1]
     right.barh(range(len(few)), few)
