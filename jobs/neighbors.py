@@ -5,7 +5,7 @@ Reads Parquet, CSV, JSON lines or ORC (or makes data) and writes into --out: res
 predictions/ (`row`, the target and `predicted`); for a classifier or regressor of at most 100,000 rows also model/.
 
     python jobs/neighbors.py                                                    a laptop: classes of made data
-    python jobs/neighbors.py --what regress --data 'flats/*.parquet' --target y a laptop: your data
+    python jobs/neighbors.py --what regress --data 'flats/*.parquet' --target price  a laptop: your data
     hpcml submit --nodes 4 jobs/neighbors.py --what search --rows 100_000_000   a cluster: the same script
 
 The index is spread over the workers. On CPUs scikit-learn searches each block of it and the answers are merged, which
