@@ -1,0 +1,51 @@
+"""Every command that a page or a job's own first lines tell to type is one that hpcml and the job take."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pathlib
+import re
+import shlex
+
+import pytest
+
+import kmeans
+from hpcml import cli
+from tests.jobs.job_list import JOBS, TOOLS
+
+ROOT = pathlib.Path(kmeans.__file__).parent.parent
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "jobs").glob("*.md")]
+TYPED = re.compile(r"^ *(?:\$ )?((?:python|hpcml submit) .*?jobs/\w+\.py.*?)(?:\s+#.*|\s+an? (?:laptop|cluster): .*)?$")
+SAID = re.compile(r"  +\S.*")  # behind a command of a docstring or a table of the README
+OWN_OPTIONS = sorted({*JOBS, "make_data"})
+
+
+def commands() -> list[tuple[str, str]]:
+    """Return all commands with the file that tells them."""
+    texts = {page.relative_to(ROOT): re.sub(r"\\\n\s*", "", page.read_text()) for page in PAGES}
+    for path in (ROOT / "jobs").glob("*.py"):
+        texts[path.relative_to(ROOT)] = ast.get_docstring(ast.parse(path.read_text())) or ""
+    found = [
+        (str(place), SAID.sub("", typed[1].strip()))
+        for place, text in texts.items()
+        for line in text.splitlines()
+        if (typed := TYPED.match(line))
+    ]
+    assert len(found) > 100
+    return found
+
+
+@pytest.mark.parametrize(("place", "command"), commands())
+def test_a_command_can_be_typed(place: str, command: str) -> None:
+    words = shlex.split(command)
+    if words[0] == "hpcml":
+        own, script = cli.split_script(words[2:])
+        cli.build_parser("submit").parse_args(own)
+    else:
+        script = words[1:]
+    name = pathlib.Path(script[0]).stem
+    assert name in (*JOBS, *TOOLS), place
+    assert (ROOT / script[0]).is_file()
+    if name in OWN_OPTIONS and "--help" not in script:
+        importlib.import_module(name).parse(script[1:])  # SystemExit is an option that is not there, or wrong
