@@ -90,7 +90,8 @@ class Kernel:
 
     def __init__(self, server: Jupyter, number: str) -> None:
         self.server, self.id, self.session = server, number, uuid.uuid4().hex
-        self.socket = server.connect(f"/api/kernels/{number}/channels?session_id={self.session}")
+        self.channels = f"/api/kernels/{number}/channels?session_id={self.session}"
+        self.socket = server.connect(self.channels)
 
     def run(self, code: str, seconds: float = 60) -> str:
         """Run a cell; return all that it printed, and its error if it raised."""
@@ -123,8 +124,10 @@ class Kernel:
         raise TimeoutError(f"the cell did not end within {seconds} s: {text}")
 
     def restart(self) -> None:
-        """Restart it, as the button in the toolbar does."""
+        """Restart it, as the button in the toolbar does: with a new connection, which waits until outputs come through."""
         self.server.table("POST", f"/api/kernels/{self.id}/restart")
+        self.socket.close()
+        self.socket = self.server.connect(self.channels)
 
 
 if __name__ == "__main__":
