@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import sys
@@ -55,13 +56,22 @@ class PrivateWorker(Worker):  # type: ignore[misc]
     """Dask's worker without an HTTP port; it remembers why it was closed and takes part in the fabric check."""
 
     closed_because = ""
+    _beat: asyncio.Task[None] | None = None
 
     def start_http_server(self, *_: Any, **__: Any) -> None:
         """Open no port: nothing but Dask's TLS comms listens on a node."""
 
+    async def heartbeat(self) -> None:
+        """Beat as Dask does; :meth:`close` breaks it off, where Dask would log a traceback about its own end."""
+        self._beat = asyncio.ensure_future(super().heartbeat())
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._beat
+
     async def close(self, *arguments: Any, reason: str = "worker-close", **options: Any) -> Any:
         """Close as Dask does, keeping the first reason."""
         self.closed_because = self.closed_because or reason
+        if self._beat is not None and self._beat is not asyncio.current_task():  # a heartbeat may close the worker too
+            self._beat.cancel()
         return await super().close(*arguments, reason=reason, **options)
 
 

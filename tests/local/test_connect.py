@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
+import logging.handlers
 import os
+import queue
 import socket
 import ssl
 import subprocess
@@ -11,6 +15,9 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from hpcml.inside.alone import ClosedScheduler
+from hpcml.inside.dask_worker import PrivateWorker
 
 pytestmark = pytest.mark.local
 
@@ -70,3 +77,32 @@ def test_nobody_else_on_the_machine_is_answered(tmp_path: Path) -> None:
     assert process.returncode == 0
     assert "8787" not in errors
     assert (found["sum"], found["workers"], found["shown"].strip()[:1], found["link"]) == (3, 2, "<", "")
+
+
+def test_a_heartbeat_on_its_way_when_a_worker_closes_is_no_error() -> None:
+    """Dask logs a traceback for it, which a script that ends well would show now and then."""
+
+    async def close_while_it_beats() -> None:
+        arrived = asyncio.Event()
+
+        async def say_nothing(**_: object) -> None:
+            arrived.set()
+            await asyncio.sleep(60)
+
+        async with ClosedScheduler(host="127.0.0.1", port=0, dashboard=False) as scheduler:
+            worker = await PrivateWorker(scheduler.address, nthreads=1, host="127.0.0.1")
+            scheduler.handlers["heartbeat_worker"] = say_nothing
+            beat = asyncio.ensure_future(worker.heartbeat())
+            await asyncio.wait_for(arrived.wait(), 20)
+            await worker.close()
+            await asyncio.wait_for(beat, 20)
+
+    said: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
+    listener = logging.handlers.QueueHandler(said)
+    listener.setLevel(logging.WARNING)
+    logging.getLogger("distributed.worker").addHandler(listener)
+    try:
+        asyncio.run(close_while_it_beats())
+    finally:
+        logging.getLogger("distributed.worker").removeHandler(listener)
+    assert said.empty(), said.get().getMessage()
