@@ -146,10 +146,10 @@ def _end_group(
 
 
 def _signal_group(group: int, number: int) -> bool:
-    """Send a signal to a process group, 0 for none; return whether there was any process left in it."""
+    """Send a signal to a process group, 0 for none; return whether any process is left in it that we may signal."""
     try:
         os.killpg(group, number)
-    except ProcessLookupError:
+    except (ProcessLookupError, PermissionError):
         return False
     return True
 
