@@ -214,14 +214,17 @@ def test_a_stream_that_is_late_is_ended_with_all_that_it_started(tmp_path: Path,
 def test_what_a_command_started_may_clean_up_after_the_command_has_ended(tmp_path: Path, leader: str) -> None:
     """The command goes at the first signal; its child needs a little longer, and is not killed within that."""
     child = (
-        "import pathlib, signal, sys, time\nsignal.signal(signal.SIGINT, lambda *_: (time.sleep(0.5), sys.exit()))\n"
+        "import pathlib, signal, sys, time\nsignal.signal(signal.SIGINT, lambda *_: (time.sleep(0.3), sys.exit()))\n"
     )
-    child += "try:\n  pathlib.Path('begun').touch()\n  time.sleep(60)\nfinally:\n  pathlib.Path('clean').touch()\n"
+    child += "try:\n  print('begun', flush=True)\n  time.sleep(60)\nfinally:\n  pathlib.Path('clean').touch()\n"
     (tmp_path / "child.py").write_text(child)
     command = ["bash", "-c", f"cd {tmp_path}; {sys.executable} child.py & {leader}"]
-    environment = {"PATH": os.environ["PATH"]}
-    assert shell.stream(command, environment, 3, lambda _: None).code is None
-    assert (tmp_path / "begun").exists()
+
+    def interrupt(_: bytes) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        shell.stream(command, {"PATH": os.environ["PATH"]}, 60, interrupt)
     assert (tmp_path / "clean").exists()
 
 
