@@ -73,7 +73,7 @@ def raw(part: Any, kinds: dict[str, list[str]]) -> pd.DataFrame:
     """Return a partition as the model takes it, in pandas: times as seconds since 1970, gaps as NaN everywhere."""
     frame = backend.to_numpy(part).copy()
     for name in kinds["time"]:
-        frame[name] = (frame[name] - pd.Timestamp(0)) / pd.Timedelta(seconds=1)
+        frame[name] = models.seconds(frame[name])
     for name in kinds["category"]:
         frame[name] = frame[name].astype(object).where(frame[name].notna(), np.nan)
     return frame.astype(dict.fromkeys(kinds["number"], "float64"))
@@ -183,7 +183,8 @@ def work(job: Job) -> None:
     with job.phase("export"):
         whole = sklearn.pipeline.Pipeline([("prepare", steps), ("model", fitted)])
         types = {name: str(sample[name].dtype) if name not in kinds["category"] else "object" for name in features}
-        folder = models.export(job, whole, features=types, target=options.target, metrics=known["metrics"])
+        given = {"features": types, "target": options.target, "metrics": known["metrics"], "times": kinds["time"]}
+        folder = models.export(job, whole, **given)
     with job.phase("score", last=True):
         batches = client.map(score_batch, raws, folder=str(folder), features=features, pure=False)
         meta = {**{name: sample[name].dtype for name in features}, "prediction": "float64"}

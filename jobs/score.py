@@ -33,14 +33,14 @@ DRAWN = 20_000  # rows, about, that the picture shows
 COPIES = 3  # of the columns that live at once, per thread: as read, as an array, as written
 
 
-def check_types(source: Source, features: dict[str, str], *, times: bool) -> None:
+def check_types(source: Source, features: dict[str, str], times: list[str]) -> None:
     """Refuse a column that cannot be what the model takes: text for a number, or a number for text.
 
-    ``times`` says that the model was trained on times as seconds since 1970, as those of pipeline.py are.
+    Of ``times`` the model takes the seconds since 1970, which may be given as such or as times.
     """
     for name, wanted in features.items():
         kind = source.types[name]
-        number = inputs.is_numeric(kind) or pa.types.is_boolean(kind) or (times and pa.types.is_timestamp(kind))
+        number = inputs.is_numeric(kind) or pa.types.is_boolean(kind) or (name in times and pa.types.is_timestamp(kind))
         if number != (np.dtype(wanted).kind in "iufb"):
             raise RefusedError(f"{source.where}: column {name} is {kind}, the model takes {wanted}. Give it as such.")
 
@@ -113,18 +113,12 @@ def answer_type(model: Any) -> str:
     return {"i": "Int64", "u": "Int64", "f": "Float64", "b": "boolean"}.get(letter, "string")
 
 
-def seconds(column: Any) -> Any:
-    """Return a column of times as seconds since 1970, another as it is."""
-    if not pd.api.types.is_datetime64_any_dtype(column):
-        return column
-    return (column - pd.Timestamp(0, tz=column.dt.tz)) / pd.Timedelta(seconds=1)
-
-
 def score_part(part: Any, model: Any, features: dict[str, str]) -> pd.DataFrame:
     """Return a partition with its predictions; runs on a worker."""
     whole = backend.to_numpy(part).reset_index(drop=True)
     numbers = [name for name, wanted in features.items() if np.dtype(wanted).kind in "iufb"]
-    given = whole[numbers].assign(**{name: seconds(whole[name]) for name in numbers})
+    times = [name for name in numbers if pd.api.types.is_datetime64_any_dtype(whole[name])]
+    given = whole[numbers].assign(**{name: models.seconds(whole[name]) for name in times})
     values = given.to_numpy(dtype="float64", na_value=np.nan)
     usable = np.isfinite(values).all(axis=1)
     if takes_missing(model):
@@ -194,7 +188,7 @@ def work(job: Job) -> None:
             job.note(sentence)
     with job.phase("survey"):
         source = inputs.survey(job.client, options.data, list(features))
-        check_types(source, features, times=manifest["job"] == "pipeline")
+        check_types(source, features, manifest.get("times", []))
         if "prediction" in (*features, target):
             raise RefusedError(f"{source.where}: a column 'prediction' would collide with the result. Rename it.")
         columns = [*features, *([target] if target in source.types and target not in features else [])]

@@ -12,11 +12,13 @@ import importlib
 import json
 import pathlib
 import zipfile
+from collections.abc import Sequence
 from typing import Any
 
 import dask.array as da
 import distributed
 import numpy as np
+import pandas as pd
 
 from gallery import backend
 from gallery import job as jobs
@@ -53,6 +55,7 @@ def export(
     features: dict[str, str],
     target: str | None,
     metrics: dict[str, float],
+    times: Sequence[str] = (),
     name: str = "model",
 ) -> pathlib.Path:
     """Write a fitted model and its manifest as a folder of the results, and return it.
@@ -65,6 +68,8 @@ def export(
         Name and NumPy type of each column, in the order in which ``predict`` takes them.
     metrics
         What it reached, and on what: ``{"r2_test": 0.93}``.
+    times
+        Those of the features that are times, which the model is given as :func:`seconds` makes them.
     """
     portable = to_portable(model)
     with job.folder(name) as folder:
@@ -81,10 +86,15 @@ def export(
             "format": 1, "job": job.name, "estimator": f"{type(portable).__module__}.{type(portable).__qualname__}",
             "fitted_by": f"{type(model).__module__}.{type(model).__qualname__}", "file": kept.name,
             "sha256": hashlib.sha256(kept.read_bytes()).hexdigest(), "features": features, "target": target,
-            "metrics": metrics, "seed": job.options.seed, "versions": jobs.versions(),
+            "times": list(times), "metrics": metrics, "seed": job.options.seed, "versions": jobs.versions(),
         }  # fmt: skip
         (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, default=jobs.plain) + "\n")
     return job.out / name
+
+
+def seconds(times: Any) -> Any:
+    """Return a pandas series of times, in any zone, as models are given it: seconds since 1970, NaN for a gap."""
+    return (times - pd.Timestamp(0, tz=times.dt.tz)) / pd.Timedelta(seconds=1)
 
 
 def to_portable(model: Any) -> Any:

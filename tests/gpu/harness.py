@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from results import Result
+from results import Result, failure, result
 from slurm import Lab, start_time, wait_for
 from slurm_text import Shape
 
@@ -183,6 +183,17 @@ class World:
         """
         with self.started(words, environment=environment, cwd=cwd, node=node) as running:
             return running.wait(min(timeout, max(self.left(), 5.0)))
+
+    def measured(
+        self, name: str, script: str, *, timeout: float, environment: Mapping[str, str] | None = None
+    ) -> Result:
+        """Run one of scripts/, which measures something and prints its figures last, as a line of JSON."""
+        words = [self.python, str(SCRIPTS / script), *(["--cpu"] if self.cpu_only else [])]
+        done = self.command(words, timeout=timeout, environment=environment)
+        if done.status:
+            return failure(name, f"exit status {done.status}:\n{last_lines(done.output)}")
+        figures = json.loads(done.output.strip().splitlines()[-1])
+        return {**result(name, ok=True, figures=figures), "seconds": round(done.seconds, 3)}
 
     @contextlib.contextmanager
     def started(

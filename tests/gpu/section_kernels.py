@@ -6,10 +6,8 @@ Every run inside an image begins with an empty one. CuPy sums by CUB's headers, 
 
 from __future__ import annotations
 
-import json
-
-from harness import SCRIPTS, Case, World, last_lines
-from results import Result, failure, result
+from harness import Case, World
+from results import Result
 
 DEADLINE = 120
 
@@ -26,12 +24,5 @@ def _all(world: World) -> list[Result]:
         "filled cache": {"CUPY_CACHE_DIR": str(kept)},
         "empty cache, no CUB": {"CUPY_CACHE_DIR": str(other), "CUPY_ACCELERATORS": ""},
     }
-    return [_one(world, name, environment) for name, environment in settings.items()]
-
-
-def _one(world: World, name: str, environment: dict[str, str]) -> Result:
-    words = [world.python, str(SCRIPTS / "first_use.py"), *(["--cpu"] if world.cpu_only else [])]
-    done = world.command(words, timeout=DEADLINE, environment=environment)
-    if done.status:
-        return failure(name, f"exit status {done.status}:\n{last_lines(done.output)}")
-    return {**result(name, ok=True, figures=json.loads(done.output.strip().splitlines()[-1])), "seconds": done.seconds}
+    return [world.measured(name, "first_use.py", timeout=DEADLINE, environment=variables)
+            for name, variables in settings.items()]  # fmt: skip

@@ -7,11 +7,10 @@ machine is measured by themselves.
 
 from __future__ import annotations
 
-import json
 import re
 
-from harness import ROOT, SCRIPTS, Case, Run, World, last_lines
-from results import Result, failure, result
+from harness import ROOT, Case, Run, World
+from results import Result, result
 
 COLUMNS = 20_000
 MORE, MUCH_MORE = 1.5, 10
@@ -24,7 +23,7 @@ REFUSED = 2  # the jobs' exit status for data that cannot fit
 def cases(world: World) -> list[Case]:
     """Return cases for what copies cost, for what is refused, and for what is spilled."""
     return [
-        Case("copies", 20, lambda: [_copies(world)]),
+        Case("copies", 20, lambda: [world.measured("copies", "host_copies.py", timeout=SOON)]),
         Case("10 times", SOON if not world.cpu_only else 20, lambda: [_refused(world)]),
         Case("1.5 times", ABOUT if not world.cpu_only else 60, lambda: [_spilled(world)]),
     ]
@@ -47,14 +46,6 @@ def _run(world: World, times: float, about: float) -> Run:
     world.shape(1, world.gpus)
     return world.submit(ROOT / "jobs/pca_svd.py", words(world, times), nodes=1, gpus=world.gpus, timeout=2 * about,
                         settings=["fabric.require=none"], options=options(world))  # fmt: skip
-
-
-def _copies(world: World) -> Result:
-    words = [world.python, str(SCRIPTS / "host_copies.py"), *(["--cpu"] if world.cpu_only else [])]
-    done = world.command(words, timeout=SOON)
-    if done.status:
-        return failure("copies", f"exit status {done.status}:\n{last_lines(done.output)}")
-    return result("copies", ok=True, figures=json.loads(done.output.strip().splitlines()[-1]))
 
 
 def _spilled(world: World) -> Result:

@@ -62,6 +62,12 @@ def test_times_repeat_daily(trips: pathlib.Path) -> None:
     assert abs(first - steps.transform(frame + 6 * 3_600)).max() > 0.1
 
 
+def test_a_time_is_the_same_second_in_every_zone() -> None:
+    times = pd.Series(pd.to_datetime(["1970-01-01 00:01:30", None]))
+    for zoned in (times, times.dt.tz_localize("UTC").dt.tz_convert("Europe/Rome")):
+        np.testing.assert_array_equal(models.seconds(zoned), [90.0, np.nan])
+
+
 def test_refusals(refused: Refused, trips: pathlib.Path, tmp_path: pathlib.Path) -> None:
     pd.DataFrame({"a": [1.0, 2.0], "fare": [1.0, None]}).to_parquet(tmp_path / "few.parquet")
     pd.DataFrame({"a": [[1.0]] * 40, "fare": 1.0}).to_parquet(tmp_path / "lists.parquet")

@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -124,6 +124,22 @@ class Cluster:
             cwd: Path | None = None, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:  # fmt: skip
         where = str(cwd or self.work) if user == "alice" else "/"
         return self.lab.exec(list(argv), node=node, user=user, timeout=timeout, cwd=where, env=env)
+
+    def run_together(self, commands: Sequence[Sequence[str]], timeout: float) -> list[subprocess.CompletedProcess[str]]:
+        """Run commands beside each other, started at the same moment, and wait for the end of each."""
+        started: list[subprocess.Popen[str]] = []
+        done = []
+        try:
+            started.extend(self.lab.popen(list(command), cwd=self.work) for command in commands)
+            for process in started:
+                out, err = process.communicate(timeout=timeout)
+                done.append(subprocess.CompletedProcess(process.args, process.returncode, out, err))
+        finally:
+            for process in started:
+                if process.poll() is None:
+                    process.kill()
+                    process.communicate()
+        return done
 
     def command(self, text: str, *options: str, arguments: tuple[str, ...] = (), name: str = "") -> list[str]:
         """Return the submit command of a script with this text."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,21 +30,12 @@ def both(cluster: Cluster) -> Both:
     cluster.run("cp", "-r", jobs, str(cluster.work / "gallery"))  # so that workers find the jobs' functions by name
     script = cluster.write("gallery/all_jobs.py", ALL_JOBS.read_text())
     options = json.dumps({name: listed.small for name, listed in JOBS.items()})
-    found, started = [], []
-    try:
-        for where in (["--nodes", "4"], ["--site", "local"]):  # beside each other: neither looks at the clock
-            command = ["hpcml", "submit", *where, "--wait", str(script), options]
-            started.append(cluster.lab.popen(command, cwd=cluster.work))
-        for process in started:
-            out, err = process.communicate(timeout=900)
-            assert process.returncode in (0, 1), err + out[-4000:]  # 1: a job failed, and its test says which
-            done = subprocess.CompletedProcess(process.args, process.returncode, out, err)
-            found.append(directory_of(done) / "out")
-    finally:
-        for process in started:
-            if process.poll() is None:
-                process.kill()
-                process.communicate()
+    places = (["--nodes", "4"], ["--site", "local"])
+    commands = [["hpcml", "submit", *where, "--wait", str(script), options] for where in places]
+    found = []
+    for done in cluster.run_together(commands, timeout=900):
+        assert done.returncode in (0, 1), done.stderr + done.stdout[-4000:]  # 1: a job failed, and its test says which
+        found.append(directory_of(done) / "out")
     return Both(*found)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 
 import pytest
@@ -33,20 +32,11 @@ def ended(cluster: Cluster) -> dict[str, Ended]:
     if not lab_image.reason_against(cluster.lab.places):
         image = lab_image.image(cluster.lab.places)
         asked["stays inside"] = (STAYS, "--set", "slurm.signal_lead=30s", "--image", str(image))
-    began, started, found = time.monotonic(), {}, {}
-    try:
-        for name, (text, *options) in asked.items():
-            started[name] = cluster.lab.popen(cluster.command(text, *ASKED, *options), cwd=cluster.work)
-        for name, process in started.items():
-            out, err = process.communicate(timeout=200)
-            directory = directory_of(subprocess.CompletedProcess(process.args, process.returncode, out, err))
-            found[name] = Ended(process.returncode, out, err, directory, time.monotonic() - began)
-    finally:
-        for process in started.values():
-            if process.poll() is None:
-                process.kill()
-                process.communicate()
-    return found
+    commands = [cluster.command(text, *ASKED, *options) for text, *options in asked.values()]
+    began = time.monotonic()
+    together = zip(asked, cluster.run_together(commands, timeout=200), strict=True)
+    took = time.monotonic() - began
+    return {name: Ended(done.returncode, done.stdout, done.stderr, directory_of(done), took) for name, done in together}
 
 
 @pytest.mark.parametrize("where", ["", " inside"])
