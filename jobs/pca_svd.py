@@ -191,6 +191,7 @@ def work(job: Job) -> None:
         known["explained_variance_ratio"] = (explained / max(of_all, 1e-300)).tolist()
         known["explained_by_all"] = float(sum(known["explained_variance_ratio"]))
     with job.phase("write", last=True):
+        scores = tables.gathered(job, scores).persist()
         parts = tuple(f"pc{number + 1}" for number in range(options.k))
         tables.write_parquet(job, tables.frame_of({parts: scores}), "scores")
         table = pd.DataFrame(components.T, columns=list(parts)).assign(column=names)

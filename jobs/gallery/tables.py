@@ -148,6 +148,18 @@ def _part(number: int) -> str:
     return f"part-{number:05d}.parquet"
 
 
+def gathered(job: Job, x: Any) -> Any:
+    """Return an array's rows, in order, in chunks at least as large as partitions are (:mod:`gallery.partitions`).
+
+    What is left of many chunks can be little for each: a file would be written for every one.
+    """
+    most = max(x.nbytes // partitions.LEAST, 1)  # less is not worth a file, though threads be idle
+    count = max(-(-x.nbytes // partitions.wanted(job.client)), min(job.threads, most))
+    if count >= x.numblocks[0]:
+        return x
+    return x.rechunk({0: -(-len(x) // count)})
+
+
 def frame_of(columns: Mapping[Any, Any]) -> Any:
     """Return Dask arrays that are chunked alike by rows as the columns of a Dask frame, a task for each chunk.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import pathlib
 
+import dask.array as da
 import numpy as np
 import pandas as pd
 import pytest
@@ -122,3 +123,22 @@ def test_joined_keys_are_distinct_as_asked(tmp_path: pathlib.Path) -> None:
     assert sorted(pd.concat(map(pd.read_parquet, (tmp_path / "keys").glob("*.parquet")))["key"].unique()) == list(
         range(50)
     )
+
+
+def test_many_small_chunks_become_files_of_the_size_and_keep_their_rows(
+    job: Job, small: int, tmp_path: pathlib.Path
+) -> None:
+    rows = np.arange(120_000.0).reshape(-1, 2)  # 960 kB
+    x = tables.gathered(job, da.from_array(rows, chunks=(500, 2)))
+    assert max(np.prod(chunk) for chunk in zip(x.chunks[0], [2 * 8] * x.numblocks[0], strict=True)) <= small
+    assert -(-rows.nbytes // small) <= x.numblocks[0] <= job.threads + rows.nbytes // small
+    tables.write_parquet(job, tables.frame_of({("a", "b"): x}), "rows")
+    files = sorted((tmp_path / "rows").glob("*.parquet"))
+    assert len(files) == x.numblocks[0] < 120
+    np.testing.assert_array_equal(np.concatenate([pd.read_parquet(file).to_numpy() for file in files]), rows)
+
+
+def test_little_data_is_one_chunk_and_few_chunks_stay(job: Job, small: int) -> None:
+    assert tables.gathered(job, da.ones((900, 1), chunks=(10, 1))).numblocks == (1, 1)  # 7 kB: less than the least
+    few = da.ones((90_000, 2), chunks=(80_000, 2))
+    assert tables.gathered(job, few) is few
