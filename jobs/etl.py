@@ -55,9 +55,12 @@ RULES = (
 
 
 def aggregate(job: Job, source: Source, by: str, value: str) -> Any:
-    """Return the mean of a column by the values of another, straight from the files; nothing is kept."""
+    """Return the mean of a column by the values of another, straight from the files; nothing is kept.
+
+    The driver takes the groups whole, so they are brought together as a tree, without a shuffle.
+    """
     frame = tables.read(source, list(dict.fromkeys([by, value])), job=job)
-    return backend.to_numpy(frame.groupby(by, dropna=True)[value].mean().compute()).sort_index()
+    return backend.to_numpy(frame.groupby(by, dropna=True)[value].mean(split_out=1).compute()).sort_index()
 
 
 def bytes_read(source: Source, columns: list[str]) -> int:
@@ -185,7 +188,7 @@ def work(job: Job) -> None:
         key = "hour" if "hour" in frame.columns else by
         whole = [name for name in numeric if pa.types.is_integer(source.types[name])]  # numbers of things, most often
         drawn = list(dict.fromkeys([value, *(name for name in numeric if name not in (*whole, by)), *numeric]))[:DRAWN]
-        grouped = frame.groupby(key)[value].agg(["count", "mean", "min", "max"]).compute()
+        grouped = frame.groupby(key)[value].agg(["count", "mean", "min", "max"], split_out=1).compute()
         groups = backend.to_numpy(grouped).sort_index()
         job.write_text("groups.csv", groups.to_csv())
         ends = moments.quantiles(frame, drawn, (0.0, 0.99))

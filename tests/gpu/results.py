@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,10 @@ def problems(document: Document) -> list[str]:
 
 
 def file_name(document: Document) -> str:
-    """Return the name of a document's file: one for each section and size of machine."""
-    return f"{'cpu' if document['cpu_only'] else 'gpu'}-{document['gpus']}-{document['section']}.json"
+    """Return the name of a document's file: one for each section, choice of cases and size of machine."""
+    words = re.findall(r"\w+", document.get("case", ""))
+    kind = "cpu" if document["cpu_only"] else "gpu"
+    return f"{'-'.join([kind, str(document['gpus']), document['section'], *words])}.json"
 
 
 def write(folder: Path, document: Document) -> Path:
@@ -75,7 +78,7 @@ def write(folder: Path, document: Document) -> Path:
 
 
 def read(folder: Path) -> list[Document]:
-    """Return the documents of a folder, by size of machine and section.
+    """Return the documents of a folder, by section, size of machine and date.
 
     Raises
     ------
@@ -88,7 +91,7 @@ def read(folder: Path) -> list[Document]:
         if wrong := problems(document):
             raise ValueError(f"{path}: {'; '.join(wrong)}")
         found.append(document)
-    return sorted(found, key=lambda document: (SECTIONS.index(document["section"]), document["gpus"]))
+    return sorted(found, key=lambda document: (SECTIONS.index(document["section"]), document["gpus"], document["date"]))
 
 
 def passed(results: list[Result]) -> bool:

@@ -65,7 +65,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--gpus", type=int, default=0, help="how many GPUs to use (default: all)")
     parser.add_argument("--only", default="", metavar="SECTIONS", help=f"some of {','.join(SECTIONS)}")
     parser.add_argument(
-        "--case", default="", metavar="TEXT", help="in each section, only cases that have it in their name"
+        "--case",
+        default="",
+        metavar="TEXT",
+        help="in each section, only cases that have it in their name; a,b: one of them",
     )
     parser.add_argument(
         "--budget", type=float, default=BUDGET, metavar="SECONDS", help=f"for all sections (default {BUDGET:g})"
@@ -172,7 +175,7 @@ def run_all(world: World, options: argparse.Namespace, out: Path) -> list[Docume
     """Run the sections in order; write and return a document for each."""
     logs = world.top / "logs"
     logs.mkdir(exist_ok=True)
-    common = {"schema": SCHEMA, "gpus": world.gpus, "cpu_only": world.cpu_only, "command": options.command,
+    common = {"schema": SCHEMA, "gpus": world.gpus, "cpu_only": world.cpu_only, "case": options.case, "command": options.command,
               "versions": machine.versions(world.python, world.environment), "machine": machine.facts()}  # fmt: skip
     documents: list[Document] = []
     broken = ""
