@@ -7,6 +7,7 @@ directory.
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import PurePosixPath
 
 from hpcml.config import user_path
@@ -63,6 +64,14 @@ def entry(site: Site, spec: JobSpec, paths: RunPaths, image: str, gpus: int) -> 
         "--no-mount", "cwd", "--home", str(paths.home), "--pwd", str(paths.directory),
         *(word for bind in binds for word in ("--bind", bind)), *site.runtime.options, image,
     )  # fmt: skip
+
+
+def kernels(image: str) -> str:
+    """Return the name of the folder beside the runs that keeps an image's compiled GPU kernels (``image.sh`` makes it).
+
+    One for each image: what one leaves behind is no other's to load.
+    """
+    return hashlib.sha256(image.encode(errors="surrogatepass")).hexdigest()[:16]
 
 
 def _own_binds(site: Site, spec: JobSpec, paths: RunPaths) -> list[tuple[str, str]]:

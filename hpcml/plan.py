@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcml import units
-from hpcml.container import entry, image_of, interpreter
+from hpcml.container import entry, image_of, interpreter, kernels
 from hpcml.errors import ConfigError, SiteError, UsageError
 from hpcml.inside.settings import Settings
 from hpcml.jobs import JobSpec, job_name
@@ -203,6 +203,8 @@ def _environment(site: Site, gpus: int, asked: str, image: str) -> tuple[tuple[s
             hint = "Use letters, digits and '_', no digit first."
             raise ConfigError(f"'{name}' is not a variable's name", place=f"site {site.name}: environment", hint=hint)
     inner = (("HPCML_PASS", " ".join(site.environment)),) if image else ()  # what image.sh lets in beside the run's own
+    if image and gpus and "CUPY_CACHE_DIR" not in site.environment:
+        inner = (*inner, ("HPCML_KERNELS", kernels(image)))
     shared = [(name, value) for name, value in shared_environment(site, gpus, asked) if name not in site.environment]
     return (*shared, *site.environment.items(), *inner)
 

@@ -19,6 +19,16 @@ export "${prefix}PYTHONPATH=$HPCML_RUN_DIR/lib" "${prefix}PYTHONNOUSERSITE=1"
 # Without --no-eval a shell inside reads every value again, and runs what stands between backquotes. Old programs lack it.
 case $help in *--no-eval*) set -- --no-eval "$@" ;; esac
 mkdir -p "$HPCML_RUN_DIR/home"
+if [ -n "${HPCML_KERNELS:-}" ]; then   # CuPy's compiled kernels outlive the run: this home is empty at each start
+  kernels=${HPCML_RUN_DIR%/*}/.kernels-$(id -u)
+  (umask 077 && mkdir -p "$kernels/$HPCML_KERNELS")
+  if [ ! -L "$kernels" ] && [ -O "$kernels" ] && [ -O "$kernels/$HPCML_KERNELS" ]; then
+    export "${prefix}CUPY_CACHE_DIR=$kernels/$HPCML_KERNELS"
+    set -- --bind "$kernels/$HPCML_KERNELS:$kernels/$HPCML_KERNELS" "$@"
+  else
+    echo "hpcml: compiled GPU kernels are not kept on $node: $kernels is not a folder of your own, or cannot be made." >&2
+  fi
+fi
 case ${TMPDIR:-} in
   *[,:\\]* | *[[:space:]]) echo "hpcml: TMPDIR cannot be bound into an image because of its ',', ':', '\\' or last blank: $TMPDIR" >&2; exit 88 ;;
 esac

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from conftest import ALL_NODES, Cluster, Clustered, kmeans
-from hpcml import errors
+from hpcml import assets, errors
 
 pytestmark = pytest.mark.lab
 
@@ -85,3 +85,28 @@ def test_folders_with_spaces(cluster: Cluster, image: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert (script.parent / "made here").exists()
+
+
+def test_compiled_kernels_are_found_again_by_the_next_run(cluster: Cluster, image: Path) -> None:
+    """Two entries as the roles of two runs with GPUs make them; the lab's nodes have no GPU whose kernels CuPy compiles."""
+    text = (
+        "import os, pathlib; f = pathlib.Path(os.environ['CUPY_CACHE_DIR']) / 'k.cubin'; print(f.exists()); f.touch()"
+    )
+    for number, expected in enumerate(["False", "True"]):
+        run = cluster.work / f"kept/run-{number}"
+        words = [
+            "sh",
+            str(run / "image.sh"),
+            "apptainer",
+            "exec",
+            "--cleanenv",
+            "--home",
+            str(run / "home"),
+            str(image),
+        ]
+        script = cluster.write(
+            str(run.relative_to(cluster.work) / "image.sh"), (assets.folder("templates") / "image.sh").read_text()
+        )
+        done = cluster.run(*words, "python3", "-c", text, node="n1",
+                           env={"HPCML_RUN_DIR": str(script.parent), "HPCML_PASS": "", "HPCML_KERNELS": "ab12"})  # fmt: skip
+        assert done.stdout.strip() == expected, done.stderr

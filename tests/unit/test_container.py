@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import stat
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hpcml import config, container, schema
+from hpcml import assets, config, container, schema
 from hpcml.errors import ConfigError
 from hpcml.jobs import JobSpec
 from hpcml.layout import RunPaths
@@ -94,3 +97,56 @@ def test_scratch_is_bound_where_its_path_is_known_beforehand() -> None:
     assert binds("$TMPDIR/x") == binds("")
     with pytest.raises(ConfigError, match=r"cannot be bound.*paths\.scratch"):
         binds("/local,disk")
+
+
+FAKE = """#!/bin/sh
+[ "$2" = --help ] && { echo "apptainer exec --no-eval"; exit 0; }
+printf '%s\\n' "$@"; env | grep '^APPTAINERENV_CUPY_CACHE_DIR='; exit 0
+"""
+
+
+def enter(tmp_path: Path, kernels: str) -> subprocess.CompletedProcess[str]:
+    """Run image.sh as a run in tmp_path/runs would, with a program that says how it was called."""
+    (tmp_path / "bin").mkdir(exist_ok=True)
+    program = tmp_path / "bin/apptainer"
+    program.write_text(FAKE)
+    program.chmod(0o755)
+    run = tmp_path / "runs/a-1"
+    run.mkdir(parents=True, exist_ok=True)
+    environment = {"PATH": f"{program.parent}:{os.environ['PATH']}", "HPCML_RUN_DIR": str(run), "HPCML_PASS": ""}
+    script = assets.folder("templates") / "image.sh"
+    return subprocess.run(["/bin/sh", str(script), "apptainer", "exec", "--nv", "/i/a.sif", "true"], text=True, check=False,
+                          env=environment | {"HPCML_KERNELS": kernels}, capture_output=True, timeout=30)  # fmt: skip
+
+
+def test_compiled_kernels_outlive_the_run_in_a_folder_of_the_user_s_own(tmp_path: Path) -> None:
+    folder = tmp_path / f"runs/.kernels-{os.getuid()}"
+    for _ in range(2):
+        done = enter(tmp_path, "ab12")
+        assert done.returncode == 0, done.stderr
+        assert f"--bind\n{folder}/ab12:{folder}/ab12\n" in done.stdout
+        assert done.stdout.splitlines()[-1] == f"APPTAINERENV_CUPY_CACHE_DIR={folder}/ab12"
+        assert not done.stderr
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (folder, folder / "ab12")] == [0o700, 0o700]
+    assert "CUPY" not in enter(tmp_path, "").stdout
+
+
+@pytest.mark.parametrize("how", ["a link", "another user's", "a file"])
+def test_kernels_are_not_loaded_from_what_somebody_else_laid_there(tmp_path: Path, how: str) -> None:
+    folder = tmp_path / f"runs/.kernels-{os.getuid()}"
+    folder.parent.mkdir()
+    if how == "a link":
+        (tmp_path / "mine").mkdir()
+        folder.symlink_to(tmp_path / "mine")
+    elif how == "a file":
+        folder.touch()
+    elif os.getuid():
+        pytest.skip("only root can give a folder to another user")
+    else:
+        (folder / "ab12").mkdir(parents=True)
+        os.chown(folder, 65534, 65534)
+    done = enter(tmp_path, "ab12")
+    assert done.returncode == 0, "the run goes on without"
+    assert "CUPY" not in done.stdout
+    assert str(folder) not in done.stdout
+    assert f"{folder} is not a folder of your own" in done.stderr

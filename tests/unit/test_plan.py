@@ -183,3 +183,18 @@ def test_a_usage_error_names_the_profile_when_that_is_wrong() -> None:
 def test_an_interpreter_that_is_no_absolute_path_is_refused() -> None:
     with pytest.raises(HpcmlError, match="not an absolute path"):
         plan.plan(site({"runtime": {"python": "~/venv/bin/python"}}), spec(), PLACE)
+
+
+def test_each_image_keeps_its_compiled_kernels_where_gpus_are_asked_for() -> None:
+    def named(table: dict[str, Any], **values: Any) -> str | None:
+        return dict(plan.plan(site(table), spec(**values), PLACE).environment).get("HPCML_KERNELS")
+
+    first, second = (named(TWO, gpus_per_node=1, image=f"/images/{name}.sif") for name in "ab")
+    assert first
+    assert second
+    assert first != second
+    assert named(TWO, image="/images/a.sif") is None
+    assert named(TWO, gpus_per_node=1) is None
+    own = {**TWO, "environment": {"CUPY_CACHE_DIR": "/work/kernels"}}
+    assert named(own, gpus_per_node=1, image="/images/a.sif") is None
+    assert named(TWO, gpus_per_node=1, image="/images/\udcff.sif"), "the script's own check refuses it, in words"

@@ -27,6 +27,7 @@ mkdir -p "$attempt/nodes" "$attempt/versions" "$attempt/exit" "$attempt/secret" 
 export RAPIDS_NO_INITIALIZE=1
 export UCX_WARN_UNUSED_ENV_VARS=n
 export HPCML_PASS=''
+export HPCML_KERNELS=cb5612e811542b24
 
 cpus="${SLURM_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}"
 entry=(/bin/sh /scratch/alice/runs/gpu-image-20261121-074500-1a2b/image.sh singularity exec --cleanenv --nv --no-mount cwd --home /scratch/alice/runs/gpu-image-20261121-074500-1a2b/home --pwd /scratch/alice/runs/gpu-image-20261121-074500-1a2b --bind /scratch/alice/runs/gpu-image-20261121-074500-1a2b:/scratch/alice/runs/gpu-image-20261121-074500-1a2b --bind /scratch/alice/runs/gpu-image-20261121-074500-1a2b/lib:/scratch/alice/runs/gpu-image-20261121-074500-1a2b/lib:ro --bind /home/alice/project:/home/alice/project /images/rapids.sif)   # into the image
