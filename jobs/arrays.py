@@ -31,6 +31,7 @@ from gallery.job import Job, RefusedError
 
 ITEM = 8  # bytes of a float64
 SIGMAS = 5.0  # a right sum is farther off once in two million runs
+SHARE = 8  # chunks, at least, for each thread, where they are larger than partitions
 COPIES = 3  # of a chunk that a thread holds at once: drawn, with 1 added, and working space of the generator
 CHECKED = 64  # chunks, at most, whose spread is looked at
 BINS = 60  # of the throughput over time
@@ -48,18 +49,26 @@ def shape_of(options: argparse.Namespace) -> tuple[int, int]:
     return side, side
 
 
-def chunk_bytes(job: Job, asked: int | None) -> int:
+def chunk_bytes(job: Job, asked: int | None, total: int) -> int:
     """Return the size of a chunk that suits the workers, or the one asked for if it fits.
+
+    Chunks are forgotten at once, so on GPUs they may be larger than partitions are, where there are enough of them: one
+    scheduler serves all GPUs, and takes as long for a small task as for a large one.
+
+    Parameters
+    ----------
+    total
+        The bytes of the whole array.
 
     Raises
     ------
     RefusedError
         So many chunks as a worker has threads do not fit into its memory.
     """
-    fitting = partitions.wanted(job.client)
-    if asked is None:
-        return fitting
     has = memory.capacity(job.client)
+    if asked is None:
+        fitting = has.memory // max(has.workers, 1) // partitions.GPU_SHARE if backend.on_gpu() else 0
+        return max(partitions.wanted(job.client), min(fitting, total // (SHARE * max(job.threads, 1))))
     held = COPIES * asked * job.threads
     if has.memory and held > has.usable and not job.options.any_size:
         most = spill.size(has.usable / (COPIES * job.threads))
@@ -85,7 +94,7 @@ def work(job: Job) -> None:
     options, known = job.options, job.result
     shape = shape_of(options)
     with job.phase("plan"):
-        size = chunk_bytes(job, options.chunk)
+        size = chunk_bytes(job, options.chunk, math.prod(shape) * ITEM)
         x = da.random.default_rng(options.seed).standard_normal(shape, chunks=chunks_of(shape, size))
         y = (x + 1)[::2, ::2]
         known |= {

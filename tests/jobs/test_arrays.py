@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import math
+from typing import cast
 
 import dask.array as da
 import numpy as np
 import pytest
 
 import arrays
+from gallery import backend, memory, partitions
+from gallery.job import Job
 from tests.jobs.job_tests import Refused, RunJob
 
 
@@ -56,6 +59,23 @@ def test_sizes_and_shapes_of_options() -> None:
 
 def test_a_chunk_that_does_not_fit_is_refused(refused: Refused) -> None:
     assert "Lower --chunk to" in refused(arrays, "--size", "1TB", "--chunk", "200GB")
+
+
+@pytest.mark.parametrize(
+    ("total", "expected"),
+    [(2 * 10**9, 10**9), (10**12, 141 * 10**9 // 32), (10**11, 10**11 // 32)],
+    ids=["a small array", "a large one", "in between: eight for each of four GPUs"],
+)
+def test_chunks_on_gpus_are_larger_where_there_are_enough_for_all(
+    monkeypatch: pytest.MonkeyPatch, total: int, expected: int
+) -> None:
+    has = memory.Capacity(nodes=1, workers=4, memory=4 * 141 * 10**9, room=0)
+    monkeypatch.setattr(memory, "capacity", lambda _client: has)
+    monkeypatch.setattr(partitions, "wanted", lambda _client: 10**9)
+    job = cast("Job", argparse.Namespace(client=None, threads=4))
+    assert arrays.chunk_bytes(job, None, total) == 10**9, "CPUs"
+    monkeypatch.setattr(backend, "on_gpu", lambda: True)
+    assert arrays.chunk_bytes(job, None, total) == expected
 
 
 def test_the_same_seed_gives_the_same_sum(run_job: RunJob) -> None:
