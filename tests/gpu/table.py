@@ -102,8 +102,14 @@ def state(result: Result) -> str:
 
 
 def section_table(name: str, documents: list[Document]) -> list[str]:
-    """Return the lines of one section's table: all machines, all results; columns without any figure are left out."""
+    """Return the lines of one section's table; columns without any figure are left out.
+
+    All machines, all results, but what one run skipped and another one measured.
+    """
     rows = [(document, result) for document in documents for result in document["results"]]
+    known = {(document["gpus"], result["name"]) for document, result in rows if not result.get("skipped")}
+    rows = [(document, result) for document, result in rows
+            if not result.get("skipped") or (document["gpus"], result["name"]) not in known]  # fmt: skip
     used = [column for column in COLUMNS[name] if any(column[1] in result["figures"] for _, result in rows)]
     has_ratio = any(result["ratio"] is not None for _, result in rows)
     head = [
