@@ -86,13 +86,18 @@ def is_category(kind: pa.DataType) -> bool:
     return inputs.is_text(kind) or bool(pa.types.is_dictionary(kind))
 
 
+def is_number(values: Any) -> bool:
+    return isinstance(values.dtype, np.dtype) and values.dtype.kind in "iuf"
+
+
 def clean(frame: Any, numbers: list[str], texts: list[str], target: str | None) -> Any:
     """Return the frame with numbers as float64, an infinite one as a gap, and categories as text."""
     for name in numbers:
         values = frame[name].astype("float64")
         frame[name] = values.where(values.abs() < np.inf)
     for name in (*texts, *([target] if target else [])):
-        frame[name] = frame[name].astype("str").where(frame[name].notnull())
+        text = models.as_text(frame[name]) if is_number(frame[name]) else frame[name].astype("str")
+        frame[name] = text.where(frame[name].notnull())
     return frame
 
 
@@ -215,10 +220,12 @@ def work(job: Job) -> None:
         here = prepare(sample, plan, options.target, pd)[list(model.get_feature_names_out())]
         known["portable_agrees"] = float(np.isclose(model.transform(sample[names]), here, atol=1e-9).all(axis=1).mean())
         features = {**dict.fromkeys(numbers, "float64"), **dict.fromkeys(texts, "str")}
-        models.export(job, model, features=features, target=options.target, metrics={})
+        numbered = [name for name in (*texts, *target) if inputs.is_numeric(source.types[name])]
+        models.export(job, model, features=features, target=options.target, metrics={}, numbered=numbered)
         if options.target:
             labels = LabelEncoder().fit(np.array(plan.labels, dtype=object))
-            models.export(job, labels, features={options.target: "str"}, target=None, metrics={}, name="labels")
+            models.export(job, labels, features={options.target: "str"}, target=None, metrics={}, numbered=numbered,
+                          name="labels")  # fmt: skip
         draw(job, plan, here)
 
 

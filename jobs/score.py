@@ -33,15 +33,16 @@ DRAWN = 20_000  # rows, about, that the picture shows
 COPIES = 3  # of the columns that live at once, per thread: as read, as an array, as written
 
 
-def check_types(source: Source, features: dict[str, str], times: list[str]) -> None:
+def check_types(source: Source, features: dict[str, str], times: list[str], numbered: list[str]) -> None:
     """Refuse a column that cannot be what the model takes: text for a number, or a number for text.
 
-    Of ``times`` the model takes the seconds since 1970, which may be given as such or as times.
+    Of ``times`` the model takes the seconds since 1970, which may be given as such or as times. Categories that are
+    ``numbered`` may be given as the numbers that they were, or as text.
     """
     for name, wanted in features.items():
         kind = source.types[name]
         number = inputs.is_numeric(kind) or pa.types.is_boolean(kind) or (name in times and pa.types.is_timestamp(kind))
-        if number != (np.dtype(wanted).kind in "iufb"):
+        if number != (np.dtype(wanted).kind in "iufb") and not (number and name in numbered):
             raise RefusedError(f"{source.where}: column {name} is {kind}, the model takes {wanted}. Give it as such.")
 
 
@@ -113,7 +114,7 @@ def answer_type(model: Any) -> str:
     return {"i": "Int64", "u": "Int64", "f": "Float64", "b": "boolean"}.get(letter, "string")
 
 
-def score_part(part: Any, model: Any, features: dict[str, str]) -> pd.DataFrame:
+def score_part(part: Any, model: Any, features: dict[str, str], numbered: list[str]) -> pd.DataFrame:
     """Return a partition with its predictions; runs on a worker."""
     whole = backend.to_numpy(part).reset_index(drop=True)
     numbers = [name for name, wanted in features.items() if np.dtype(wanted).kind in "iufb"]
@@ -127,7 +128,8 @@ def score_part(part: Any, model: Any, features: dict[str, str]) -> pd.DataFrame:
     frame = whole[list(features)].assign(**{name: values[:, place] for place, name in enumerate(numbers)})[usable]
     texts = [name for name in features if name not in numbers]
     # As preprocess.py has them: scikit-learn compares with NaN, and takes no pd.NA, which Arrow's texts have.
-    frame = frame.assign(**{name: frame[name].astype("str").where(frame[name].notna()) for name in texts})
+    texts_of = {name: models.as_text(frame[name]) if name in numbered else frame[name].astype("str") for name in texts}
+    frame = frame.assign(**{name: text.where(frame[name].notna()) for name, text in texts_of.items()})
     if usable.all() and np.isfinite(values).all():  # whole numbers have no missing value
         frame = frame.astype({name: features[name] for name in numbers})
     if kind_of(model) == "columns":
@@ -183,12 +185,13 @@ def work(job: Job) -> None:
     with job.phase("load"), warnings.catch_warnings(record=True):  # scikit-learn's words on versions; ours are below
         model, manifest = models.load(options.model)
         features, target, kind = manifest["features"], manifest["target"], kind_of(model)
+        numbered = manifest.get("numbered", [])
         known |= {"estimator": manifest["estimator"], "metrics_then": manifest["metrics"]}
         for sentence in models.differences(manifest):
             job.note(sentence)
     with job.phase("survey"):
         source = inputs.survey(job.client, options.data, list(features))
-        check_types(source, features, manifest.get("times", []))
+        check_types(source, features, manifest.get("times", []), numbered)
         if "prediction" in (*features, target):
             raise RefusedError(f"{source.where}: a column 'prediction' would collide with the result. Rename it.")
         columns = [*features, *([target] if target in source.types and target not in features else [])]
@@ -196,9 +199,9 @@ def work(job: Job) -> None:
         memory.admit(job, COPIES * widest, "what is worked on at once")
     with job.phase("predict"), tables.reading(source):
         frame = tables.read(source, columns)
-        blank = score_part(frame._meta, model, features)  # noqa: SLF001 - an empty frame of its types
+        blank = score_part(frame._meta, model, features, numbered)  # noqa: SLF001 - an empty frame of its types
         sent = job.client.scatter(model, hash=False)  # a forest is too large for a graph
-        scored = frame.map_partitions(score_part, sent, features, meta=blank).persist()
+        scored = frame.map_partitions(score_part, sent, features, numbered, meta=blank).persist()
         known |= {"files": len(source.files), "rows": len(scored), "partitions": scored.npartitions}
     if not known["rows"]:
         raise RefusedError(f"{source.where} holds no row. Give --data with rows in it.")

@@ -56,6 +56,7 @@ def export(
     target: str | None,
     metrics: dict[str, float],
     times: Sequence[str] = (),
+    numbered: Sequence[str] = (),
     name: str = "model",
 ) -> pathlib.Path:
     """Write a fitted model and its manifest as a folder of the results, and return it.
@@ -70,6 +71,8 @@ def export(
         What it reached, and on what: ``{"r2_test": 0.93}``.
     times
         Those of the features that are times, which the model is given as :func:`seconds` makes them.
+    numbered
+        Those that are numbers in the data and texts to the model: categories, as :func:`as_text` makes them.
     """
     portable = to_portable(model)
     with job.folder(name) as folder:
@@ -86,7 +89,8 @@ def export(
             "format": 1, "job": job.name, "estimator": f"{type(portable).__module__}.{type(portable).__qualname__}",
             "fitted_by": f"{type(model).__module__}.{type(model).__qualname__}", "file": kept.name,
             "sha256": hashlib.sha256(kept.read_bytes()).hexdigest(), "features": features, "target": target,
-            "times": list(times), "metrics": metrics, "seed": job.options.seed, "versions": jobs.versions(),
+            "times": list(times), "numbered": list(numbered), "metrics": metrics, "seed": job.options.seed,
+            "versions": jobs.versions(),
         }  # fmt: skip
         (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, default=jobs.plain) + "\n")
     return job.out / name
@@ -95,6 +99,11 @@ def export(
 def seconds(times: Any) -> Any:
     """Return a pandas series of times, in any zone, as models are given it: seconds since 1970, NaN for a gap."""
     return (times - pd.Timestamp(0, tz=times.dt.tz)) / pd.Timedelta(seconds=1)
+
+
+def as_text(numbers: Any) -> Any:
+    """Return numbers (a series of pandas or cuDF) as texts: whole ones without a point, as if they were integers."""
+    return numbers.astype("str").str.replace(r"\.0$", "", regex=True)
 
 
 def to_portable(model: Any) -> Any:

@@ -102,3 +102,33 @@ def test_refusals(refused: Refused, tmp_path: pathlib.Path) -> None:
     assert "no row without gaps, 3 read" in refused(preprocess, *data, "a,c", "--nulls", "drop")
     assert "no category of c is in 2 rows. Lower --rare" in refused(preprocess, *data, "c", "--rare", "2")
     assert "has no column z" in refused(preprocess, *data, "z")
+
+
+def test_numbers_as_categories_are_the_same_with_gaps_and_in_new_data(
+    run_job: RunJob, refused: Refused, tmp_path: pathlib.Path
+) -> None:
+    (tmp_path / "in").mkdir()
+    whole = pd.DataFrame({"zip": [7, 8, 9, 7], "label": [1, 2, 1, 2], "a": 1.0})
+    whole.to_parquet(tmp_path / "in/0.parquet")
+    gaps = whole.assign(zip=pd.array([7, None, 8, 8], dtype="Int64"), label=pd.array([None, 2, 1, 1], dtype="Int64"))
+    gaps.to_parquet(tmp_path / "in/1.parquet")
+    result, out = run_job(preprocess, "--data", tmp_path / "in", "--categories", "zip", "--target", "label")
+    assert result["columns"] == ["a", "zip_(missing)", "zip_7", "zip_8", "zip_9", "label"]
+    assert result["labels"] == ["1", "2"]
+    assert result["portable_agrees"] == 1
+    before = pd.read_parquet(out / "prepared")
+    columns = [name for name in before if name.startswith("zip")]
+    new = {
+        "ints": whole,
+        "floats": whole.assign(zip=whole["zip"].astype("float64")),
+        "texts": whole.astype({"zip": "str"}),
+    }
+    for name, frame in new.items():
+        frame.to_parquet(tmp_path / f"{name}.parquet")
+        _, scored = run_job(score, "--model", out / "model", "--data", tmp_path / f"{name}.parquet")
+        told = pd.read_parquet(scored / "predictions")
+        np.testing.assert_array_equal(told[columns], before[columns][:4])
+    _, scored = run_job(score, "--model", out / "model", "--data", tmp_path / "in/1.parquet")
+    assert pd.read_parquet(scored / "predictions")["zip_(missing)"].tolist() == [0, 1, 0, 0]
+    whole.astype({"a": "str"}).to_parquet(tmp_path / "wrong.parquet")
+    assert "column a is" in refused(score, "--model", out / "model", "--data", tmp_path / "wrong.parquet")
