@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -62,6 +63,7 @@ class Result:
 
 def main() -> int:
     """Run the tiers named on the command line (default: all) and print a table."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a script's `make test &`
     parser = argparse.ArgumentParser(description=__doc__)
     names = [tier.name for tier in TIERS]
     parser.add_argument("tiers", nargs="*", metavar="TIER", help=f"of {', '.join(names)} (default: all)")
