@@ -63,9 +63,11 @@ def kind_of(model: Any) -> str:
         return "number"
     if hasattr(model, "predict"):
         return "cluster"
-    if hasattr(model, "transform"):
+    if hasattr(model, "transform") and hasattr(
+        model, "get_feature_names_out"
+    ):  # not so: what numbers a target's labels
         return "columns"
-    raise RefusedError(f"{type(model).__name__} neither predicts nor transforms: it cannot score rows.")
+    raise RefusedError(f"{type(model).__name__} neither predicts nor makes columns of features: it cannot score rows.")
 
 
 def takes_missing(model: Any) -> bool:

@@ -130,5 +130,8 @@ def test_numbers_as_categories_are_the_same_with_gaps_and_in_new_data(
         np.testing.assert_array_equal(told[columns], before[columns][:4])
     _, scored = run_job(score, "--model", out / "model", "--data", tmp_path / "in/1.parquet")
     assert pd.read_parquet(scored / "predictions")["zip_(missing)"].tolist() == [0, 1, 0, 0]
+    assert "LabelEncoder neither predicts nor makes columns" in refused(
+        score, "--model", out / "labels", "--data", tmp_path / "ints.parquet"
+    )
     whole.astype({"a": "str"}).to_parquet(tmp_path / "wrong.parquet")
     assert "column a is" in refused(score, "--model", out / "model", "--data", tmp_path / "wrong.parquet")
