@@ -31,7 +31,7 @@ from gallery.job import Job, RefusedError
 
 ITEM = 8  # bytes of a float64
 SIGMAS = 5.0  # a right sum is farther off once in two million runs
-SHARE = 8  # chunks, at least, for each thread, where they are larger than partitions
+FEWEST = 8  # chunks for each thread, where they are larger than partitions
 COPIES = 3  # of a chunk that a thread holds at once: drawn, with 1 added, and working space of the generator
 CHECKED = 64  # chunks, at most, whose spread is looked at
 BINS = 60  # of the throughput over time
@@ -65,10 +65,10 @@ def chunk_bytes(job: Job, asked: int | None, total: int) -> int:
     RefusedError
         So many chunks as a worker has threads do not fit into its memory.
     """
-    has = memory.capacity(job.client)
     if asked is None:
-        fitting = has.memory // max(has.workers, 1) // partitions.GPU_SHARE if backend.on_gpu() else 0
-        return max(partitions.wanted(job.client), min(fitting, total // (SHARE * max(job.threads, 1))))
+        wanted, enough = partitions.wanted(job.client), total // (FEWEST * max(job.threads, 1))
+        return max(wanted, min(partitions.share_of_gpu(job.client), enough)) if backend.on_gpu() else wanted
+    has = memory.capacity(job.client)
     held = COPIES * asked * job.threads
     if has.memory and held > has.usable and not job.options.any_size:
         most = spill.size(has.usable / (COPIES * job.threads))

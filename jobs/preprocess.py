@@ -86,18 +86,16 @@ def is_category(kind: pa.DataType) -> bool:
     return inputs.is_text(kind) or bool(pa.types.is_dictionary(kind))
 
 
-def is_number(values: Any) -> bool:
-    return isinstance(values.dtype, np.dtype) and values.dtype.kind in "iuf"
+def clean(frame: Any, numbers: list[str], numbered: dict[str, bool]) -> Any:
+    """Return the frame with numbers as float64, an infinite one as a gap, and categories as text.
 
-
-def clean(frame: Any, numbers: list[str], texts: list[str], target: str | None) -> Any:
-    """Return the frame with numbers as float64, an infinite one as a gap, and categories as text."""
+    ``numbered`` has every category and the label, and whether the data holds numbers for it.
+    """
     for name in numbers:
         values = frame[name].astype("float64")
         frame[name] = values.where(values.abs() < np.inf)
-    for name in (*texts, *([target] if target else [])):
-        text = models.as_text(frame[name]) if is_number(frame[name]) else frame[name].astype("str")
-        frame[name] = text.where(frame[name].notnull())
+    for name, number in numbered.items():
+        frame[name] = models.as_category(frame[name], numbered=number)
     return frame
 
 
@@ -186,10 +184,11 @@ def work(job: Job) -> None:
         source = inputs.survey(job.client, options.data, [*options.columns, *options.categories, *target])
         numbers, texts = choose(source, options)
         names = [*numbers, *texts]
+        numbered = {name: inputs.is_numeric(source.types[name]) for name in (*texts, *target)}
         if source.rows is not None:
             memory.admit(job, COPIES * (source.rows * (8 * len(numbers) + 24 * len(texts))), source.where)
         with tables.reading(source):
-            frame = tables.read(source, [*names, *target]).map_partitions(clean, numbers, texts, options.target)
+            frame = tables.read(source, [*names, *target]).map_partitions(clean, numbers, numbered)
             total = len(frame)
             if gaps := [*(names if options.nulls == "drop" else []), *target]:
                 frame = frame.dropna(subset=gaps)
@@ -220,12 +219,12 @@ def work(job: Job) -> None:
         here = prepare(sample, plan, options.target, pd)[list(model.get_feature_names_out())]
         known["portable_agrees"] = float(np.isclose(model.transform(sample[names]), here, atol=1e-9).all(axis=1).mean())
         features = {**dict.fromkeys(numbers, "float64"), **dict.fromkeys(texts, "str")}
-        numbered = [name for name in (*texts, *target) if inputs.is_numeric(source.types[name])]
-        models.export(job, model, features=features, target=options.target, metrics={}, numbered=numbered)
+        models.export(job, model, features=features, target=options.target, metrics={},
+                      numbered=[name for name in texts if numbered[name]])  # fmt: skip
         if options.target:
             labels = LabelEncoder().fit(np.array(plan.labels, dtype=object))
-            models.export(job, labels, features={options.target: "str"}, target=None, metrics={}, numbered=numbered,
-                          name="labels")  # fmt: skip
+            models.export(job, labels, features={options.target: "str"}, target=None, metrics={}, name="labels",
+                          numbered=[name for name in target if numbered[name]])  # fmt: skip
         draw(job, plan, here)
 
 

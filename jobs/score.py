@@ -63,9 +63,7 @@ def kind_of(model: Any) -> str:
         return "number"
     if hasattr(model, "predict"):
         return "cluster"
-    if hasattr(model, "transform") and hasattr(
-        model, "get_feature_names_out"
-    ):  # not so: what numbers a target's labels
+    if hasattr(model, "get_feature_names_out"):  # a transformer of features; what numbers a target's labels has none
         return "columns"
     raise RefusedError(f"{type(model).__name__} neither predicts nor makes columns of features: it cannot score rows.")
 
@@ -130,8 +128,7 @@ def score_part(part: Any, model: Any, features: dict[str, str], numbered: list[s
     frame = whole[list(features)].assign(**{name: values[:, place] for place, name in enumerate(numbers)})[usable]
     texts = [name for name in features if name not in numbers]
     # As preprocess.py has them: scikit-learn compares with NaN, and takes no pd.NA, which Arrow's texts have.
-    texts_of = {name: models.as_text(frame[name]) if name in numbered else frame[name].astype("str") for name in texts}
-    frame = frame.assign(**{name: text.where(frame[name].notna()) for name, text in texts_of.items()})
+    frame = frame.assign(**{name: models.as_category(frame[name], numbered=name in numbered) for name in texts})
     if usable.all() and np.isfinite(values).all():  # whole numbers have no missing value
         frame = frame.astype({name: features[name] for name in numbers})
     if kind_of(model) == "columns":

@@ -21,10 +21,11 @@ case $help in *--no-eval*) set -- --no-eval "$@" ;; esac
 mkdir -p "$HPCML_RUN_DIR/home"
 if [ -n "${HPCML_KERNELS:-}" ]; then   # CuPy's compiled kernels outlive the run: this home is empty at each start
   kernels=${HPCML_RUN_DIR%/*}/.kernels-$(id -u)
-  (umask 077 && mkdir -p "$kernels/$HPCML_KERNELS")
-  if [ ! -L "$kernels" ] && [ -O "$kernels" ] && [ -O "$kernels/$HPCML_KERNELS" ]; then
-    export "${prefix}CUPY_CACHE_DIR=$kernels/$HPCML_KERNELS"
-    set -- --bind "$kernels/$HPCML_KERNELS:$kernels/$HPCML_KERNELS" "$@"
+  own=$kernels/$HPCML_KERNELS
+  (umask 077 && mkdir -p "$own")
+  if [ ! -L "$kernels" ] && [ -O "$kernels" ] && [ -O "$own" ]; then
+    export "${prefix}CUPY_CACHE_DIR=$own"
+    set -- --bind "$own:$own" "$@"
   else
     echo "hpcml: compiled GPU kernels are not kept on $node: $kernels is not a folder of your own, or cannot be made." >&2
   fi

@@ -72,7 +72,7 @@ def export(
     times
         Those of the features that are times, which the model is given as :func:`seconds` makes them.
     numbered
-        Those that are numbers in the data and texts to the model: categories, as :func:`as_text` makes them.
+        Those that are numbers in the data and texts to the model: categories, as :func:`as_category` makes them.
     """
     portable = to_portable(model)
     with job.folder(name) as folder:
@@ -101,9 +101,12 @@ def seconds(times: Any) -> Any:
     return (times - pd.Timestamp(0, tz=times.dt.tz)) / pd.Timedelta(seconds=1)
 
 
-def as_text(numbers: Any) -> Any:
-    """Return numbers (a series of pandas or cuDF) as texts: whole ones without a point, as if they were integers."""
-    return numbers.astype("str").str.replace(r"\.0$", "", regex=True)
+def as_category(values: Any, *, numbered: bool) -> Any:
+    """Return a series of pandas or cuDF as texts, with its gaps; of ``numbered`` ones whole numbers without a point."""
+    text = values.astype("str")
+    if numbered:  # floats too, which gaps make of integers
+        text = text.str.replace(r"\.0$", "", regex=True)
+    return text.where(values.notnull())
 
 
 def to_portable(model: Any) -> Any:

@@ -26,11 +26,21 @@ TINY = 8  # times smaller than a partition: such files are many for what they ho
 def wanted(client: Any) -> int:
     """Return the bytes in memory that a partition should have on these workers, however much data there is."""
     if backend.on_gpu():
-        has = memory.capacity(client)
-        return min(GPU, has.memory // max(has.workers, 1) // GPU_SHARE)
+        return min(GPU, share_of_gpu(client))
     workers = client.scheduler_info(n_workers=-1)["workers"].values()
     shares = [worker["memory_limit"] // worker["nthreads"] for worker in workers if worker["memory_limit"]]
     return max(min([CPU, *(int(share) // CPU_SHARE for share in shares)]), LEAST)
+
+
+def share_of_gpu(client: Any) -> int:
+    """Return the bytes of a GPU's memory that one piece of data may take, however many there are."""
+    has = memory.capacity(client)
+    return has.memory // max(has.workers, 1) // GPU_SHARE
+
+
+def size_of(job: Job, want: int, total: int) -> int:
+    """Return the bytes of a partition, at most those wanted, of so many in all: enough for all threads, none tiny."""
+    return max(min(want, total // (TASKS * max(job.threads, 1))), LEAST)
 
 
 def in_memory(source: Source, columns: list[str]) -> int:
@@ -51,7 +61,7 @@ def block(job: Job, source: Source, columns: list[str]) -> int:
     Says in the result what it is, and why it cannot be kept where row groups are larger or files are tiny.
     """
     want, total = wanted(job.client), max(in_memory(source, list(source.types)), 1)
-    size = max(min(want, total // (TASKS * max(job.threads, 1))), LEAST)
+    size = size_of(job, want, total)
     growth = total / max(sum(source.columns_bytes.values()), 1) if source.kind == "parquet" else 1.0
     job.result["partition_bytes"] = size
     if (largest := int(source.group_bytes * growth)) > 1.5 * want:

@@ -153,11 +153,8 @@ def gathered(job: Job, x: Any) -> Any:
 
     What is left of many chunks can be little for each: a file would be written for every one.
     """
-    most = max(x.nbytes // partitions.LEAST, 1)  # less is not worth a file, though threads be idle
-    count = max(-(-x.nbytes // partitions.wanted(job.client)), min(job.threads, most))
-    if count >= x.numblocks[0]:
-        return x
-    return x.rechunk({0: -(-len(x) // count)})
+    count = -(-x.nbytes // partitions.size_of(job, partitions.wanted(job.client), x.nbytes))
+    return x if count >= x.numblocks[0] else x.rechunk({0: -(-len(x) // count)})
 
 
 def frame_of(columns: Mapping[Any, Any]) -> Any:

@@ -1,6 +1,6 @@
 """What the first use of an operation costs in a new process: with CuPy's cache of compiled kernels empty, and filled.
 
-Every run inside an image begins with an empty one. CuPy sums by CUB's headers, which are long to compile, unless
+A first run begins with an empty one. CuPy sums by CUB's headers, which are long to compile, unless
 ``CUPY_ACCELERATORS`` is empty.
 """
 
