@@ -16,6 +16,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import attacks
 import lab_image
 import lab_ssh
 from labs import Lab
@@ -211,6 +212,19 @@ class Cluster:
 
     def wait_idle(self, seconds: float = 30) -> float:
         return self.lab.wait_idle(seconds)
+
+
+@pytest.fixture(scope="module")
+def attempts(request: pytest.FixtureRequest) -> attacks.Attempts:
+    """The count of what this module's mallory tried, and of what was refused."""
+    return attacks.begin(Path(str(request.node.path)).stem)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many attacks were tried and refused."""
+    for one in attacks.ALL:
+        for line in one.summary():
+            terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session")
