@@ -182,9 +182,11 @@ def logs(options: Namespace) -> int:
     if options.follow:
         for _ in watch.follow(run, environment, copy):
             pass
-        return 0
-    copy()
-    if not tails:
+    else:
+        copy()
+    if role == "driver" and (ended := runs.read_json(run.paths.status)) and ended.get("by") not in ("script", None):
+        print(f"hpcml: {ended.get('reason', '')}.", file=sys.stderr)  # the log itself is the script's alone
+    if not tails and not options.follow:
         state = watch.status(run, environment)
         raise NotFoundError(f"The run has no {role} log yet", place=run.id, hint=f"It is {state.state}: {state.words}.")
     return 0

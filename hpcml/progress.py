@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import time
-from collections.abc import Mapping
+import unicodedata
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TextIO
 
@@ -13,11 +16,67 @@ from hpcml.watch import Status
 _MARKS = {"ok": ("✓", "32"), "bad": ("✗", "31"), "wait": ("·", "33")}
 
 
-class Progress:
-    """Print what happens to a stream; ``live`` keeps the present phase on one changing line."""
+class Tail:
+    """Pass on a growing file byte for byte as it comes.
 
-    def __init__(self, stream: TextIO, environment: Mapping[str, str]) -> None:
+    Parameters
+    ----------
+    before
+        Words that stand before the first of it.
+    clear
+        Called before each piece, to clear away what stands on the terminal's line.
+    """
+
+    def __init__(self, path: Path, stream: TextIO, before: str = "", clear: Callable[[], None] = lambda: None) -> None:
+        self.path, self.stream, self.before, self.clear = path, stream, before, clear
+        self.position = self.seen = 0
+        self.line_is_open = False
+
+    def mark(self) -> None:
+        """Remember how much there is: what :meth:`copy_marked` may pass on."""
+        try:
+            self.seen = self.path.stat().st_size
+        except FileNotFoundError:
+            self.seen = 0
+
+    def copy_marked(self) -> None:
+        """Write what was there at the last :meth:`mark`."""
+        while self.position < self.seen and self.copy(self.seen - self.position):
+            pass
+
+    def copy(self, most: int = 1 << 20) -> bool:
+        """Write what is new, so many bytes at most; return whether there was something."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.position)
+                data = file.read(min(most, 1 << 20))
+        except FileNotFoundError:
+            return False
+        if not data:
+            return False
+        self.position += len(data)
+        self.clear()
+        self.stream.write(self.before)
+        self.stream.flush()
+        self.before = ""
+        self.stream.buffer.write(data)
+        self.stream.flush()
+        self.line_is_open = not data.endswith(b"\n")
+        return True
+
+
+class Progress:
+    """Print what happens to a stream; ``live`` keeps the present phase on one changing line.
+
+    The script's output may go to the same place: ``output`` is its tail, whose unfinished line is ended before a line
+    of this kind, and which clears the changing line before it writes.
+    """
+
+    def __init__(self, stream: TextIO, environment: Mapping[str, str], output: Tail | None = None) -> None:
         self.stream = stream
+        self.output = output if output and _may_meet(output.stream, stream) else None
+        if output:
+            output.clear = self.clear
         self.live = stream.isatty() and environment.get("TERM", "dumb") != "dumb"
         self.colour = self.live and not environment.get("NO_COLOR")
         self.shown: set[str] = set()
@@ -26,16 +85,19 @@ class Progress:
 
     def show(self, status: Status) -> None:
         """Show a new status: the phases that are over as lines of their own, the present one live."""
-        self._show_past(status)
+        self.show_past(status)
         present = self._present(status)
         if status.state == "ended":
             self._end(status)
+        elif present and status.state == "running":  # the script writes now: no line may stay open beside its own
+            self._once(f"now {present}", "wait", *present, None)
         elif present:
             self._now(*present)
         elif status.hint and status.state == "running":
             self._once("hint", "wait", "driver", status.hint, None)
 
-    def _show_past(self, status: Status) -> None:
+    def show_past(self, status: Status) -> None:
+        """Show the phases that are over; a run's own end is not among them."""
         times = status.times
         begin = times.get("allocated")
         if "image-staged" in times:
@@ -73,7 +135,7 @@ class Progress:
     def _present(status: Status) -> tuple[str, str] | None:
         """Return the role and the words of the phase that is going on, if there is something to say."""
         if status.state == "queued":
-            estimate = f", Slurm expects a start at {status.estimate}" if status.estimate else ""
+            estimate = f", expected at {status.estimate}" if status.estimate else ""
             return "queued", f"job {status.job}: {status.words}{estimate}"
         if status.state == "starting" and "workers-ready" in status.times:
             return None if "fabric-checked" in status.times else ("fabric", status.words)
@@ -93,14 +155,14 @@ class Progress:
 
     def say(self, role: str, words: str) -> None:
         """Print a line that is not a phase."""
-        self._clear()
+        self.clear()
         print(f"{'':2}{role:<10} {words}", file=self.stream, flush=True)
 
     def _once(self, key: str, mark: str, role: str, words: str, seconds: float | None) -> None:
         if key in self.shown:
             return
         self.shown.add(key)
-        self._clear()
+        self.clear()
         sign, colour = _MARKS[mark]
         if self.colour:
             sign = f"\x1b[{colour}m{sign}\x1b[0m"
@@ -111,22 +173,52 @@ class Progress:
         text = f"{_MARKS['wait'][0]} {role:<10} {words}"
         if text == self.line:
             return
+        self.clear()
         if self.live:
-            self.stream.write(f"\r\x1b[K{text}")
+            self.stream.write(_fitted(text, _columns(self.stream)))
             self.stream.flush()
         else:
             print(text, file=self.stream, flush=True)
         self.line = text
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
+        """Take the changing line away, and end the line that the script's output has left open."""
         if self.live and self.line:
             self.stream.write("\r\x1b[K")
+        elif self.output and self.output.line_is_open:
+            self.stream.write("\n")
+            self.output.line_is_open = False
+        self.stream.flush()
         self.line = ""
 
-    def close(self) -> None:
-        """Leave the terminal with a clean line."""
-        self._clear()
-        self.stream.flush()
+
+def _may_meet(out: TextIO, err: TextIO) -> bool:
+    """Whether two streams may end up on one screen or in one file, as far as can be told."""
+    try:
+        one, other = os.fstat(out.fileno()), os.fstat(err.fileno())
+    except (OSError, ValueError):
+        return False
+    if (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino):
+        return True
+    kinds = {(stream.isatty(), stat.S_IFMT(facts.st_mode)) for stream, facts in ((out, one), (err, other))}
+    return len(kinds) == 1 and not stat.S_ISREG(one.st_mode)  # two terminals, or two pipes to the same reader
+
+
+def _columns(stream: TextIO) -> int:
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80
+
+
+def _fitted(text: str, columns: int) -> str:
+    """Return a text cut to less than a line, so that the terminal does not break it and all of it can be cleared."""
+    left = columns - 2
+    for position, character in enumerate(text):
+        left -= 2 if unicodedata.east_asian_width(character) in "WF" else 1
+        if left < 0:
+            return f"{text[:position]}…"
+    return text
 
 
 def _short(nodes: list[str]) -> list[str]:
@@ -150,29 +242,3 @@ def phases(found: Status) -> list[tuple[str, str]]:
         for name, begin, end in names
         if begin in times and end in times
     ]
-
-
-class Tail:
-    """Pass on a growing file's text as it comes."""
-
-    def __init__(self, path: Path, stream: TextIO, before: str = "") -> None:
-        self.path, self.stream, self.before = path, stream, before
-        self.position = 0
-
-    def copy(self) -> bool:
-        """Write what is new; return whether there was something."""
-        try:
-            with self.path.open("rb") as file:
-                file.seek(self.position)
-                data = file.read(1 << 20)
-        except FileNotFoundError:
-            return False
-        if not data:
-            return False
-        self.position += len(data)
-        if self.before:
-            self.stream.write(self.before)
-            self.before = ""
-        self.stream.write(data.decode(errors="replace"))
-        self.stream.flush()
-        return True

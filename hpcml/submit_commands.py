@@ -126,20 +126,19 @@ def _wait(run: runs.Run, environment: dict[str, str], *, as_json: bool) -> int:
     from hpcml import watch
     from hpcml.progress import Progress, Tail
 
-    progress = Progress(sys.stderr, environment)
     output = Tail(run.paths.driver_log, sys.stdout)
-
-    def pass_on() -> None:
-        if not as_json:
-            while output.copy():
-                pass
-
+    progress = Progress(sys.stderr, environment, output)
+    pass_on, mark = (_nothing, _nothing) if as_json else (output.copy_marked, output.mark)
     try:
         last = None
-        for last in watch.follow(run, environment, pass_on):
+        for last in watch.follow(run, environment, pass_on, before=mark):
+            if last.state == "ended" and not as_json:  # all that the script wrote stands before its end
+                progress.show_past(last)
+                while output.copy():
+                    pass
             progress.show(last)
     except KeyboardInterrupt:
-        progress.close()
+        progress.clear()
         print(f"\nDetached; the run goes on. Back to it: hpcml logs -f {run.id}; end it: hpcml cancel {run.id}.",
               file=sys.stderr)  # fmt: skip
         return 130
@@ -149,6 +148,10 @@ def _wait(run: runs.Run, environment: dict[str, str], *, as_json: bool) -> int:
     if as_json:
         commands.print_json(last.as_json())
     return INTERNAL if last.exit_status is None else last.exit_status
+
+
+def _nothing() -> None:
+    """Do what --json wants of the script's output."""
 
 
 def _explain(last: watch.Status) -> None:

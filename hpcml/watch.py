@@ -307,7 +307,11 @@ def tail(path: Path, lines: int = 12) -> list[str]:
 
 
 def follow(
-    run: runs.Run, environment: Mapping[str, str], each: Callable[[], None], patience: float = 300.0
+    run: runs.Run,
+    environment: Mapping[str, str],
+    each: Callable[[], None],
+    patience: float = 300.0,
+    before: Callable[[], None] = lambda: None,
 ) -> Iterator[Status]:
     """Yield the run's status whenever it has changed, until it has ended.
 
@@ -318,9 +322,12 @@ def follow(
     Parameters
     ----------
     each
-        Called at every look (to pass on the script's output).
+        Called at every look, after its status if that is new (to pass on the script's output).
     patience
         How long Slurm may be silent, in seconds, before the error is passed on.
+    before
+        Called at every look before the run's files are read: what the script wrote until then is not older than what
+        the status tells.
     """
     ask_at, distance, look_at = 0.0, 1.0, 0.0
     state: slurm.JobState | None = None
@@ -344,7 +351,7 @@ def follow(
             distance = min(distance * 1.5, 30.0 if began else 15.0)
             ask_at = time.monotonic() + distance
             look_at = 0.0
-        each()
+        before()
         files = [_stamp(run.paths.events), _stamp(run.paths.status)]
         if files != seen or now >= look_at:  # reading the record is what costs; looking whether it changed does not
             seen, look_at = files, now + 1.0
@@ -357,6 +364,7 @@ def follow(
                 return
             if run.job and (record := _driver_record(run)) != over:
                 over, distance, ask_at = record, 1.0, 0.0
+        each()
         time.sleep(LOOK)
 
 

@@ -38,10 +38,9 @@ class Outcome:
         }
         write_or_say(context.run.status, facts)
 
-    def report(self) -> None:
-        """Say in the driver's log why hpcml ended the run; status.json has the lines that show it."""
-        error = errors.HpcmlError(self.reason, place=self.phase, hint=self.hint)
-        print(f"hpcml: {error}", file=sys.stderr)
+    def report(self, context: Context) -> None:
+        """Say in the job's log why hpcml ended the run; status.json has the lines that show it."""
+        say(context, str(errors.HpcmlError(self.reason, place=self.phase, hint=self.hint)))
 
 
 class RunEndedError(Exception):
@@ -50,6 +49,15 @@ class RunEndedError(Exception):
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(outcome.reason)
         self.outcome = outcome
+
+
+def say(context: Context, words: str) -> None:
+    """Write hpcml's own words into the job's log: the driver's log is the script's, and may be any bytes."""
+    try:
+        with context.run.job_log.open("a") as log:
+            log.write(f"hpcml: {words}\n")
+    except OSError as error:
+        print(f"hpcml: {words} ({context.run.job_log} cannot be written: {error.strerror})", file=sys.stderr)
 
 
 def write_or_say(path: Path, facts: object) -> None:

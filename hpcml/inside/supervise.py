@@ -19,7 +19,7 @@ from hpcml.inside import blame, files, gpus, secure
 from hpcml.inside.control import Channel
 from hpcml.inside.events import Diary
 from hpcml.inside.network import ucx_environment
-from hpcml.inside.outcome import Outcome, RunEndedError, write_or_say
+from hpcml.inside.outcome import Outcome, RunEndedError, say, write_or_say
 from hpcml.inside.script import Script
 from hpcml.inside.settings import Context, load
 from hpcml.inside.versions import Comparison
@@ -95,12 +95,12 @@ class Supervisor:
             self._check_scheduler()
         found = self.fabric or {"problem": f"the fabric check did not end within {settings.fabric_deadline:g} s"}
         if found.get("line"):
-            print(f"hpcml: fabric: {found['line']}", flush=True)
+            say(self.context, f"fabric: {found['line']}")
         for difference in found.get("differences", ()):
-            print(f"hpcml: nodes differ: {difference}", flush=True)
+            say(self.context, f"nodes differ: {difference}")
         if not found["problem"]:
             return
-        print(f"hpcml: fabric: {found['problem']}", flush=True)
+        say(self.context, f"fabric: {found['problem']}")
         if settings.fabric == "rdma":
             hint = str(
                 found.get("remedy") or "See fabric.json in the run's directory; fabric.require = 'warn' goes on."
@@ -335,7 +335,7 @@ def main() -> int:
     finally:
         shutil.rmtree(folder, ignore_errors=True)  # two sockets, node-local
     if outcome.by != "script":
-        outcome.report()
+        outcome.report(context)
     return outcome.status
 
 

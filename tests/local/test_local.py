@@ -202,3 +202,23 @@ def test_a_nanny_plugin_is_refused_in_words(here: Here) -> None:
     done = here.submit(text)
     assert done.returncode == 1
     assert "have no Nanny" in done.stdout
+
+
+def test_output_passes_byte_for_byte(here: Here) -> None:
+    """Bytes that are no text, long lines, progress bars, no line break at the end; hpcml's lines are elsewhere."""
+    text = "import sys\nsys.stdout.buffer.write(bytes(range(256)) * 4000 + b'\\xff\\0\\r 50%\\r 99%')\n"
+    command = [HPCML, "submit", "--wait", here.script(text)]
+    done = subprocess.run(command, cwd=here.folder, env=here.environment, capture_output=True, timeout=90, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == bytes(range(256)) * 4000 + b"\xff\0\r 50%\r 99%"
+
+
+def test_the_reason_of_an_end_is_not_in_the_script_s_output(here: Here) -> None:
+    done = here.submit("print('never')", "--set", "deadlines.scheduler=0.01s")
+    assert done.returncode != 0
+    assert done.stdout == ""
+    assert "was not up within" in done.stderr
+    said = here.run("logs")
+    assert said.stdout == ""
+    assert "was not up within" in said.stderr
+    assert "hpcml: the Dask scheduler" in here.run("logs", "last", "job").stdout

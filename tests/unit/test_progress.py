@@ -1,0 +1,141 @@
+"""What a waiting user sees: the script's bytes as they are, and hpcml's lines beside them, never among them."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import pty
+import re
+import struct
+import termios
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TextIO
+
+import pytest
+
+from hpcml.progress import Progress, Tail
+from hpcml.watch import Status
+
+QUEUED = "waiting for free nodes, and for a reservation whose name is as long as a name can be, or longer still"
+STARTED = {"allocated": 1.0, "scheduler-up": 2.0}
+
+
+def screen(data: bytes, columns: int) -> list[str]:
+    """Return the lines that a terminal of this width shows after this output."""
+    lines, row, column = [[" "] * columns], 0, 0
+    for word in re.findall(r"\x1b\[K|\x1b\[[0-9;]*m|.", data.decode(), re.DOTALL):
+        if word == "\x1b[K":
+            lines[row][column:] = [" "] * (columns - column)
+        elif word == "\r":
+            column = 0
+        elif word == "\n":
+            row += 1
+        elif not word.startswith("\x1b"):
+            if column == columns:
+                row, column = row + 1, 0
+            while len(lines) <= row:
+                lines.append([" "] * columns)
+            lines[row][column] = word
+            column += 1
+        while len(lines) <= row:
+            lines.append([" "] * columns)
+    return ["".join(line).rstrip() for line in lines]
+
+
+def on_a_terminal(columns: int, act: Callable[[TextIO], None]) -> list[str]:
+    """Return what a terminal shows of what is written to it; ``act`` gets the stream."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    read: list[bytes] = []
+
+    def drain() -> None:
+        try:
+            while data := os.read(master, 65536):
+                read.append(data)
+        except OSError:  # the other end is closed: Linux's way of saying end of file
+            return
+
+    reader = threading.Thread(target=drain)
+    reader.start()
+    with os.fdopen(slave, "w", encoding="utf-8") as stream:
+        act(stream)
+    reader.join(20)
+    os.close(master)
+    return screen(b"".join(read), columns)
+
+
+def say(status: Status, **facts: object) -> Status:
+    for name, value in facts.items():
+        setattr(status, name, value)
+    return status
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_a_long_wait_stays_one_line(columns: int, tmp_path: Path) -> None:
+    def act(stream: TextIO) -> None:
+        progress = Progress(stream, {"TERM": "xterm"}, Tail(tmp_path / "log", stream))
+        for number in range(5):
+            progress.show(Status("r", "lab", "queued", f"{number}: {QUEUED}", job="12"))
+        progress.show(Status("r", "lab", "starting", "the scheduler starts", nodes=["n1"], times={"allocated": 1.0}))
+
+    shown = on_a_terminal(columns, act)
+    assert [line.partition("  ")[0] for line in shown if line] == ["✓ nodes", "· scheduler"]
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+@pytest.mark.parametrize("output", ["step 0\n", "step 0", "10%\r20%\r30%", "x" * 200, "a\nb"])
+def test_the_script_s_lines_are_its_own(output: str, columns: int, tmp_path: Path) -> None:
+    """The first output comes while a changing line stands there; then workers are lost, and then the run ends."""
+    log = tmp_path / "log"
+    log.write_bytes(b"")
+
+    def act(stream: TextIO) -> None:
+        tail = Tail(log, stream)
+        progress = Progress(stream, {"TERM": "xterm"}, tail)
+        status = Status("r", "lab", "starting", nodes=["n1", "n2"], times=dict(STARTED), workers=1, expected=2)
+        progress.show(status)
+        log.write_text(output)
+        times = {**STARTED, "workers-ready": 3.0, "fabric-checked": 3.0, "driver-started": 4.0}
+        progress.show(say(status, state="running", workers=2, times=times))
+        tail.copy()
+        progress.show(say(status, words="the script runs, with 1 of 2 workers", workers=1))
+        progress.show(say(status, state="ended", words="the script ended", exit_status=0))
+
+    shown = [line for line in on_a_terminal(columns, act) if line]
+    start = next(index for index, line in enumerate(shown) if line.startswith("✓ driver")) + 1
+    expected = [line for line in screen(output.encode().replace(b"\n", b"\r\n"), columns) if line]
+    assert shown[start : start + len(expected)] == expected
+    assert [line[:8] for line in shown[start + len(expected) :]] == ["· driver", "✓ ended "]
+
+
+BYTES = bytes(range(256)) + b"\xff\xfe\0" * 1000 + "ä".encode()[:1] + b"\x1b[31m" + b"long" * 700_000 + b"\r50%\r60%"
+
+
+def test_bytes_pass_unchanged(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(BYTES[:1001])
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    tail = Tail(log, out)
+    tail.mark()
+    log.write_bytes(BYTES)
+    tail.copy_marked()
+    assert isinstance(out.buffer, io.BytesIO)
+    assert out.buffer.getvalue() == BYTES[:1001]
+    while tail.copy():
+        pass
+    assert out.buffer.getvalue() == BYTES
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_a_line_is_ended_only_where_both_go_to_one_place(apart: bool, tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("no line break")
+    with (tmp_path / "out").open("w") as out, (tmp_path / ("err" if apart else "out")).open("a") as err:
+        tail = Tail(tmp_path / "log", out)
+        progress = Progress(err, {}, tail)
+        tail.copy()
+        progress.show(Status("r", "lab", "ended", "the script ended", exit_status=0))
+    shown = "no line break" if apart else "no line break\n✓ ended      the script ended (status 0)\n"
+    assert (tmp_path / "out").read_text() == shown
