@@ -138,7 +138,8 @@ class Progress:
             estimate = f", expected at {status.estimate}" if status.estimate else ""
             return "queued", f"job {status.job}: {status.words}{estimate}"
         if status.state == "starting" and "workers-ready" in status.times:
-            return None if "fabric-checked" in status.times else ("fabric", status.words)
+            checking = "fabric-checking" in status.times and "fabric-checked" not in status.times
+            return ("fabric", status.words) if checking else None
         if status.state == "starting" and "scheduler-up" in status.times:
             return "workers", f"{status.workers}/{status.expected}"
         if status.state == "starting":

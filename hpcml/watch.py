@@ -176,8 +176,8 @@ def _read_event(found: Status, event: dict[str, Any]) -> None:
     elif name == "driver-started":
         found.state = "running"
     elif name == "time-limit-near":
-        told = "open pages save what they hold" if found.service else "the script was told"
-        found.hint = f"The time limit is near; {told}."
+        told = "open pages are told to save" if found.service else "hpcml.run.should_stop() is true now"
+        found.hint = f"The time limit is near: {told}."
 
 
 def _driver(found: Status) -> str:
@@ -193,10 +193,9 @@ def _jupyter(run: runs.Run) -> str:
 
 def _starting(found: Status) -> str:
     """Return what a run waits for before its script starts."""
-    if "fabric-checked" in found.times:
-        return f"{_driver(found)} starts"
     if "workers-ready" in found.times:
-        return "the wire between the workers is checked"
+        checking = "fabric-checking" in found.times and "fabric-checked" not in found.times
+        return "the wire between the workers is checked" if checking else f"{_driver(found)} starts"
     if "scheduler-up" in found.times:
         return f"{found.workers} of {found.expected} workers are there"
     if "image-staging" in found.times and "image-staged" not in found.times:

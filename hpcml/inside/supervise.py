@@ -87,13 +87,18 @@ class Supervisor:
         """Have the scheduler try the wire between the workers; the policy decides what its answer means."""
         self.phase = "fabric"
         settings = self.context.settings
+        self.diary.write("fabric-checking")
         self.channel.send(do="check-fabric")
         deadline = time.monotonic() + settings.fabric_deadline
         while self.fabric is None and time.monotonic() < deadline:
             self._step()
             self._check_orders()
             self._check_scheduler()
-        found = self.fabric or {"problem": f"the fabric check did not end within {settings.fabric_deadline:g} s"}
+        found = self.fabric
+        if found is None:
+            problem = f"the fabric check did not end within {settings.fabric_deadline:g} s"
+            found = {"line": "", "ok": False, "problem": problem}
+            self.diary.write("fabric-checked", **found)
         if found.get("line"):
             say(self.context, f"fabric: {found['line']}")
         for difference in found.get("differences", ()):

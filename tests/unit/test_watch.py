@@ -1,0 +1,61 @@
+"""What is told of a run, from its own files and from what Slurm says of its job: no more than is known."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcml import runs, watch
+from hpcml.progress import Progress
+
+UP = ("allocated", "scheduler-up", "environment-ready", "worker-added")
+FACTS: dict[str, dict[str, Any]] = {
+    "allocated": {"nodes": ["n1"]},
+    "scheduler-up": {"protocol": "tls", "because": "CPU workers", "security": "mutual TLS"},
+    "environment-ready": {"words": "3 roles"},
+    "worker-added": {"count": 1},
+    "fabric-checked": {"line": "TCP on eth0", "ok": True, "problem": ""},
+}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> runs.Run:
+    directory = tmp_path / "a-20261121-074500-1a2b"
+    directory.mkdir(mode=0o700)
+    runs.write_json(directory / "plan.json", {"site": "lab", "inside": {"nodes": 1, "workers_per_node": 1}})
+    runs.write_json(directory / "submission.json", {"site": "lab", "job": "12"})
+    (directory / "attempts/0/exit").mkdir(parents=True)
+    (directory / "logs").mkdir()
+    return runs.load(directory)
+
+
+def diary(run: runs.Run, *names: str) -> None:
+    with run.paths.events.open("a") as file:
+        for name in names:
+            file.write(json.dumps({"event": name, "time": 100.0, "attempt": 0, **FACTS.get(name, {})}) + "\n")
+
+
+def shown(status: watch.Status) -> str:
+    out = io.StringIO()
+    Progress(out, {}).show(status)
+    return out.getvalue()
+
+
+def test_a_check_of_the_wire_is_told_only_where_there_is_one(run: runs.Run) -> None:
+    """Runs of CPU workers over TLS check nothing."""
+    diary(run, *UP, "workers-ready")
+    status = watch.status(run, {}, ask=False)
+    assert status.words == "the script starts"
+    assert "fabric" not in shown(status)
+    diary(run, "fabric-checking")
+    status = watch.status(run, {}, ask=False)
+    assert status.words == "the wire between the workers is checked"
+    assert "· fabric     the wire between the workers is checked" in shown(status)
+    diary(run, "fabric-checked")
+    status = watch.status(run, {}, ask=False)
+    assert (status.words, status.fabric) == ("the script starts", "TCP on eth0")
+    assert "is checked" not in shown(status)
