@@ -140,6 +140,7 @@ def status(options: Namespace) -> int:
         if (value := getattr(found, key))
     ]
     lines += [("differ", difference) for difference in found.differences]
+    lines += [("warning", warning) for warning in found.warnings]
     lines += phases(found)
     if found.exit_status is not None:
         meaning = MEANING.get(found.exit_status, "") if found.by != "script" else "the script's own"

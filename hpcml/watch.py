@@ -58,6 +58,7 @@ class Status:
     fabric: str = ""
     fabric_ok: bool = True
     differences: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     service: str = ""
     jupyter: str = ""
     times: dict[str, float] = field(default_factory=dict)
@@ -161,7 +162,7 @@ def _read_event(found: Status, event: dict[str, Any]) -> None:
     name = event["event"]
     found.times[name] = event["time"]
     if name == "allocated":
-        found.state, found.nodes, found.workers = "starting", event["nodes"], 0
+        found.state, found.nodes, found.workers, found.warnings = "starting", event["nodes"], 0, ()
     elif name in ("worker-added", "worker-removed"):
         found.workers = event["count"]
     elif name == "scheduler-up":
@@ -173,6 +174,8 @@ def _read_event(found: Status, event: dict[str, Any]) -> None:
         found.versions, found.differences = str(event["words"]), tuple(event.get("differences", ()))
     elif name == "fabric-checked":
         _read_verdict(found, event)
+    elif name == "warning":
+        found.warnings += (str(event["sentence"]),)
     elif name == "driver-started":
         found.state = "running"
     elif name == "time-limit-near":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +24,7 @@ class Outcome:
     hint: str = ""
     quote: tuple[str, ...] = ()
 
-    def write(self, context: Context, state: str) -> None:
+    def write(self, context: Context, state: str, warnings: Sequence[str] = ()) -> None:
         """Write status.json, the first source of how a run ended; ``state`` is ending or ended."""
         facts = {
             "state": state,
@@ -35,6 +36,7 @@ class Outcome:
             "reason": self.reason,
             "hint": self.hint,
             "quote": list(self.quote),
+            "warnings": list(warnings),
         }
         write_or_say(context.run.status, facts)
 

@@ -52,6 +52,7 @@ class Supervisor:
     fabric: dict[str, Any] | None = None
     versions: Comparison | None = None
     variables: dict[str, str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
     notes: set[str] = field(default_factory=set)
     notes_read: float = 0.0
     closed_at: float = 0.0
@@ -180,7 +181,7 @@ class Supervisor:
         """Tell the scheduler to close itself and its workers, and wait for both steps within the deadline."""
         start = time.monotonic()
         write_or_say(self.context.attempt.ended, {"status": outcome.status})
-        outcome.write(self.context, "ending")
+        outcome.write(self.context, "ending", self.warnings)
         self.channel.send(do="close")
         steps = [int(word) for word in os.environ.get("HPCML_STEPS", "").split()]
         orderly = start + (ORDERLY if outcome.phase == "driver" else ORDERLY / 4)
@@ -192,7 +193,14 @@ class Supervisor:
             self.channel.receive(TICK)
         secure.remove_secrets(self.context.attempt)
         self.diary.write("torn-down", seconds=round(time.monotonic() - start, 3), killed=len(left))
-        outcome.write(self.context, "ended")
+        outcome.write(self.context, "ended", self.warnings)
+
+    def warn(self, sentence: str) -> None:
+        """Say once, in the run's output, its events and its end, what the user has to know although the run goes on."""
+        if sentence not in self.warnings:
+            self.warnings.append(sentence)
+            print(f"hpcml: warning: {sentence}", flush=True)
+            self.diary.write("warning", sentence=sentence)
 
     # -- waiting --------------------------------------------------------------------------------------------------
 
