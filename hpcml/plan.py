@@ -335,7 +335,8 @@ def _steps(site: Site, paths: RunPaths, ask: Ask, slurm: bool, python: str) -> t
     logs = {"scheduler": paths.scheduler_log, "driver": paths.driver_log, "worker": paths.worker_log("local")}
     steps = []
     for role in ROLES:
-        command = ("/bin/sh", str(paths.step), role, python, "-m", "hpcml.inside", role)
+        inside = ("-P", "-m", "hpcml.inside", role)  # -P: no module of the folder that the user submits from
+        command = ("/bin/sh", str(paths.step), role, python, *inside)
         launcher = _launcher(site, paths, role, ask) if slurm else ()
         steps.append(Step(role, launcher, command, str(logs[role])))
     return tuple(steps)

@@ -15,7 +15,11 @@ for name in $(env | sed -n 's/^\([A-Za-z_][A-Za-z0-9_]*\)=.*/\1/p'); do
   esac
   [ -z "$passed" ] || eval "[ -z \"\${$name+set}\" ] || export $prefix$name=\"\$$name\""
 done
-export "${prefix}PYTHONPATH=$HPCML_RUN_DIR/lib" "${prefix}PYTHONNOUSERSITE=1"
+case " $HPCML_PASS " in   # the host's PYTHONPATH is of no use inside; the profile's own is meant
+  *" PYTHONPATH "*) ;;
+  *) export "${prefix}PYTHONPATH=$HPCML_RUN_DIR/lib" "${prefix}HPCML_PYTHONPATH=" ;;
+esac
+export "${prefix}PYTHONNOUSERSITE=1"
 # Without --no-eval a shell inside reads every value again, and runs what stands between backquotes. Old programs lack it.
 case $help in *--no-eval*) set -- --no-eval "$@" ;; esac
 mkdir -p "$HPCML_RUN_DIR/home"

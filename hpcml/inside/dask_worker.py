@@ -16,7 +16,7 @@ import dask.config
 from distributed import Worker
 from distributed.system import MEMORY_LIMIT
 
-from hpcml.inside import files, gpus, secure, topology, transfer, wire
+from hpcml.inside import files, gpus, secure, surroundings, topology, transfer, wire
 from hpcml.inside.network import NoProtocolError, choose_address, choose_protocol, ucx_environment
 from hpcml.inside.settings import Context
 
@@ -95,7 +95,7 @@ def run(context: Context, slot: int, scratch: Path, share: Share) -> int:
     os.environ.update(transfer.log_environment(folder))
     device = gpus.take(settings.gpu, slot) if settings.gpu else ""
     dask.config.set(gpus.dask_backends(settings.gpu))
-    sys.path.append(str(context.modules))  # functions of the script's own modules travel by name
+    surroundings.take_up(context, say=slot == 0)  # functions of the script's own modules travel by name
     options: dict[str, Any] = {}
     if device:
         head = slot == 0 and context.node == context.nodes[0]

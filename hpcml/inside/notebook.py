@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcml.errors import DRIVER_NOT_STARTED
-from hpcml.inside import files, notebook_config, notebook_page, secure
+from hpcml.inside import files, notebook_config, notebook_page, secure, surroundings
 from hpcml.inside.notebook_session import Session, add_handlers, ask
 from hpcml.inside.settings import Context, load
 
@@ -43,6 +43,7 @@ def main() -> int:
     except notebook_config.UnsafeError as error:
         print(f"hpcml: JupyterLab was not started: {error}.", file=sys.stderr)
         return DRIVER_NOT_STARTED
+    surroundings.restore(os.environ)  # for kernels and terminals
     session = Session(context, server, folder / "dashboard.sock")
     add_handlers(server, session)
     signal.signal(signal.SIGTERM, lambda *_: server.io_loop.add_callback_from_signal(session.told_to_end))

@@ -20,7 +20,7 @@ from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_unix_socket
 
 from hpcml.errors import SCHEDULER_NEVER_CAME
-from hpcml.inside import blame, dashboard, fabric, files, gpus, secure, wire
+from hpcml.inside import blame, dashboard, fabric, files, gpus, secure, surroundings, wire
 from hpcml.inside.network import NoAddressError, NoProtocolError, choose_address, choose_protocol, ucx_environment
 from hpcml.inside.settings import Context, load
 
@@ -76,7 +76,7 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     context = load()
-    sys.path.append(str(context.modules))  # the scheduler unpickles task graphs too
+    surroundings.take_up(context)  # the scheduler unpickles task graphs too
     deadline = time.monotonic() + context.settings.scheduler_deadline
     if not files.wait_for(context.attempt.control, deadline, 0.01):
         print("hpcml: the supervisor in the driver's step never said where it listens.", file=sys.stderr)

@@ -10,10 +10,12 @@ import sys
 from pathlib import Path
 
 from hpcml.errors import DRIVER_NOT_STARTED
-from hpcml.inside import files
+from hpcml.inside import files, surroundings
 from hpcml.inside.settings import Context
 
 _SERVICES = {"jupyter": ("-P", "-m", "hpcml.inside.notebook")}  # -P: not with the user's folder as modules
+
+_SUPERVISOR = ("HPCML_BATCH", "HPCML_STEPS")  # what the batch script tells the supervisor alone
 
 
 class Script:
@@ -31,6 +33,9 @@ class Script:
         self.context = context
         what = _SERVICES[settings.service] if settings.service else (settings.script,)
         command = [sys.executable, "-u", *what, *settings.arguments]
+        environment = {name: value for name, value in environment.items() if name not in _SUPERVISOR}
+        if not settings.service:  # which restores it itself, when it has imported what it needs
+            surroundings.restore(environment)
         self.oom_before = _oom_kills()
         self.process = subprocess.Popen(
             command,

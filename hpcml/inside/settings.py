@@ -106,11 +106,6 @@ class Context:
         """How long the folder may be in which the run's folder for sockets is made; kernels' names are long."""
         return 38 if self.settings.service else 70
 
-    @property
-    def modules(self) -> Path:
-        """The folder whose modules tasks may import: the copy of the script's, or where a service's user works."""
-        return Path(self.settings.cwd) if self.settings.service else self.run.code
-
     def worker_names(self, node: str) -> tuple[str, ...]:
         """Return the names of a node's workers: ``n3``, or ``n3-0``, ``n3-1`` … when there are several."""
         count = self.settings.workers_per_node * (self.settings.nodes if self.settings.local else 1)

@@ -62,6 +62,10 @@ class Supervisor:
     def bring_up(self) -> None:
         """Make the keys, then wait for the scheduler and for every worker, each within its deadline."""
         settings = self.context.settings
+        if not os.access(settings.cwd, os.X_OK):
+            hint = "The folder that the run was submitted from must exist on the compute nodes."
+            reason = f"the folder that the script runs in cannot be entered: {settings.cwd}"
+            raise RunEndedError(self._outcome(errors.DRIVER_NOT_STARTED, reason, hint, ()))
         self.versions = Comparison(self.context)
         self.phase = "keys"
         lifetime = (settings.time_limit or CERTIFICATE_WITHOUT_LIMIT) + 3600.0

@@ -70,6 +70,8 @@ def main() -> int:
     os.environ["HPCML_NODES"] = str(context.settings.nodes)  # for hpcml.run in tasks
     node = Node(context)
     node.mark("starting")
+    if not os.access(context.settings.cwd, os.X_OK):
+        return _refuse(node, f"the folder that the script runs in cannot be entered: {context.settings.cwd}")
     inspection = Inspection(context)  # a child of its own, beside the imports
     with long_import():  # after the sign of life; before the fork, for all workers
         from distributed.versions import get_versions
@@ -84,10 +86,7 @@ def main() -> int:
             finally:
                 inspection.end()  # what it finds wrong with the node goes before what the environment lacks
         except (gpus.NoGpuError, UnfitError) as error:
-            node.refused = str(error)
-            node.mark("refused")
-            print(f"hpcml: {error}.", file=sys.stderr)
-            return WORKERS_NEVER_CAME
+            return _refuse(node, str(error))
 
     names = context.worker_names(context.node)
     node.slots = [Slot(name) for name in names]
@@ -104,6 +103,13 @@ def main() -> int:
         for slot in node.slots:
             _end(slot)
         shutil.rmtree(scratch, ignore_errors=True)  # Dask's spill files; node-local, so nothing is lost by leaving some
+
+
+def _refuse(node: Node, why: str) -> int:
+    node.refused = why
+    node.mark("refused")
+    print(f"hpcml: {why}.", file=sys.stderr)
+    return WORKERS_NEVER_CAME
 
 
 class Address:

@@ -16,7 +16,7 @@ import pytest
 
 from hpcml import config, jobs, jupyter_commands, plan, schema
 from hpcml.errors import NotFoundError, UsageError
-from hpcml.inside import notebook_config, notebook_page, notebook_session
+from hpcml.inside import notebook_config, notebook_page, notebook_session, surroundings
 from hpcml.inside.settings import Context, Settings
 from hpcml.layout import RunPaths
 
@@ -53,7 +53,7 @@ def test_sockets_of_kernels_fit_below_the_longest_folder(tmp_path: Path) -> None
     name = "kernel-01234567-89ab-cdef-0123-456789abcdef-ipc-5"
     longest = "/" + "x" * (there.socket_room - 1) + "/hpcml-12345678/k/" + name
     assert len(longest) <= 107
-    assert there.modules == Path("/home/me/notes")
+    assert surroundings.folder(there) == "/home/me/notes"
 
 
 @pytest.mark.parametrize(

@@ -19,26 +19,28 @@ set -u
 umask 077
 export HPCML_RUN_DIR=/scratch/alice/runs/image-20261121-074500-1a2b
 export HPCML_ATTEMPT="${SLURM_RESTART_COUNT:-0}"
-export PYTHONPATH="$HPCML_RUN_DIR/lib${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 attempt="$HPCML_RUN_DIR/attempts/$HPCML_ATTEMPT"
 mkdir -p "$attempt/nodes" "$attempt/versions" "$attempt/exit" "$attempt/secret" || exit 71
 
 export GREETING='a b'
 export HPCML_PASS=GREETING
+# What the script is given back, which step.sh keeps from hpcml's own processes in part.
+export HPCML_PYTHONPATH="${PYTHONPATH-}" PYTHONUNBUFFERED=1
+export PYTHONPATH="$HPCML_RUN_DIR/lib${PYTHONPATH:+:$PYTHONPATH}"
 
 cpus="${SLURM_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}"
 entry=(/bin/sh /scratch/alice/runs/image-20261121-074500-1a2b/image.sh apptainer exec --cleanenv --no-mount cwd --home /scratch/alice/runs/image-20261121-074500-1a2b/home --pwd /scratch/alice/runs/image-20261121-074500-1a2b --bind /scratch/alice/runs/image-20261121-074500-1a2b:/scratch/alice/runs/image-20261121-074500-1a2b --bind /scratch/alice/runs/image-20261121-074500-1a2b/lib:/scratch/alice/runs/image-20261121-074500-1a2b/lib:ro --bind /home/alice/project:/home/alice/project --bind /scratch_local:/scratch_local --bind /data --bind /work/x:/data/x:ro --writable-tmpfs /images/cpu.sif)   # into the image
 set -m   # each step is a process group of its own, and can be ended whole
 srun --cpus-per-task="$cpus" --overlap --kill-on-bad-exit=1 --wait=0 --cpu-bind=none --export=ALL \
   --nodes=1 --ntasks=1 --relative=0 --job-name=scheduler --output=/scratch/alice/runs/image-20261121-074500-1a2b/logs/scheduler.log --open-mode=append \
-  /bin/sh /scratch/alice/runs/image-20261121-074500-1a2b/step.sh scheduler "${entry[@]}" python3 -m hpcml.inside scheduler </dev/null & scheduler=$!
+  /bin/sh /scratch/alice/runs/image-20261121-074500-1a2b/step.sh scheduler "${entry[@]}" python3 -P -m hpcml.inside scheduler </dev/null & scheduler=$!
 srun --cpus-per-task="$cpus" --overlap --kill-on-bad-exit=0 --wait=0 --cpu-bind=none --export=ALL \
   --nodes=2 --ntasks=2 --ntasks-per-node=1 --job-name=worker --output=/scratch/alice/runs/image-20261121-074500-1a2b/logs/worker-%N.log --open-mode=append \
-  /bin/sh /scratch/alice/runs/image-20261121-074500-1a2b/step.sh worker "${entry[@]}" python3 -m hpcml.inside worker </dev/null & worker=$!
+  /bin/sh /scratch/alice/runs/image-20261121-074500-1a2b/step.sh worker "${entry[@]}" python3 -P -m hpcml.inside worker </dev/null & worker=$!
 export HPCML_BATCH=$$ HPCML_STEPS="$scheduler $worker"   # the supervisor waits for the steps' end
 srun --cpus-per-task="$cpus" --overlap --kill-on-bad-exit=1 --wait=0 --cpu-bind=none --export=ALL \
   --nodes=1 --ntasks=1 --relative=0 --job-name=driver --output=/scratch/alice/runs/image-20261121-074500-1a2b/logs/driver.log --open-mode=append \
-  /bin/sh /scratch/alice/runs/image-20261121-074500-1a2b/step.sh driver "${entry[@]}" python3 -m hpcml.inside driver </dev/null & driver=$!
+  /bin/sh /scratch/alice/runs/image-20261121-074500-1a2b/step.sh driver "${entry[@]}" python3 -P -m hpcml.inside driver </dev/null & driver=$!
 set +m   # or `wait` would return when the job is suspended
 
 # The supervisor in the driver's step looks for these files; a trapped signal also interrupts `wait`, hence the loop.

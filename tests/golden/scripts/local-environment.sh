@@ -6,7 +6,6 @@ set -u
 umask 077
 export HPCML_RUN_DIR=/scratch/alice/runs/environment-20261121-074500-1a2b
 export HPCML_ATTEMPT="${SLURM_RESTART_COUNT:-0}"
-export PYTHONPATH="$HPCML_RUN_DIR/lib${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 attempt="$HPCML_RUN_DIR/attempts/$HPCML_ATTEMPT"
 mkdir -p "$attempt/nodes" "$attempt/versions" "$attempt/exit" "$attempt/secret" || exit 71
 
@@ -16,12 +15,15 @@ module load python/3.11 || { echo "hpcml: cannot be loaded: module" python/3.11 
 module load 'it'"'"'s odd' || { echo "hpcml: cannot be loaded: module" 'it'"'"'s odd' >&2; exit 84; }
 export OMP_NUM_THREADS=1
 export GREETING='it'"'"'s "here" $HOME `id` \ %j'
+# What the script is given back, which step.sh keeps from hpcml's own processes in part.
+export HPCML_PYTHONPATH="${PYTHONPATH-}" PYTHONUNBUFFERED=1
+export PYTHONPATH="$HPCML_RUN_DIR/lib${PYTHONPATH:+:$PYTHONPATH}"
 
 set -m   # each step is a process group of its own, and can be ended whole
-/bin/sh /scratch/alice/runs/environment-20261121-074500-1a2b/step.sh scheduler /opt/hpcml/bin/python -m hpcml.inside scheduler </dev/null >>/scratch/alice/runs/environment-20261121-074500-1a2b/logs/scheduler.log 2>&1 & scheduler=$!
-/bin/sh /scratch/alice/runs/environment-20261121-074500-1a2b/step.sh worker /opt/hpcml/bin/python -m hpcml.inside worker </dev/null >>/scratch/alice/runs/environment-20261121-074500-1a2b/logs/worker-local.log 2>&1 & worker=$!
+/bin/sh /scratch/alice/runs/environment-20261121-074500-1a2b/step.sh scheduler /opt/hpcml/bin/python -P -m hpcml.inside scheduler </dev/null >>/scratch/alice/runs/environment-20261121-074500-1a2b/logs/scheduler.log 2>&1 & scheduler=$!
+/bin/sh /scratch/alice/runs/environment-20261121-074500-1a2b/step.sh worker /opt/hpcml/bin/python -P -m hpcml.inside worker </dev/null >>/scratch/alice/runs/environment-20261121-074500-1a2b/logs/worker-local.log 2>&1 & worker=$!
 export HPCML_BATCH=$$ HPCML_STEPS="$scheduler $worker"   # the supervisor waits for the steps' end
-/bin/sh /scratch/alice/runs/environment-20261121-074500-1a2b/step.sh driver /opt/hpcml/bin/python -m hpcml.inside driver </dev/null >>/scratch/alice/runs/environment-20261121-074500-1a2b/logs/driver.log 2>&1 & driver=$!
+/bin/sh /scratch/alice/runs/environment-20261121-074500-1a2b/step.sh driver /opt/hpcml/bin/python -P -m hpcml.inside driver </dev/null >>/scratch/alice/runs/environment-20261121-074500-1a2b/logs/driver.log 2>&1 & driver=$!
 set +m   # or `wait` would return when the job is suspended
 
 # The supervisor in the driver's step looks for these files; a trapped signal also interrupts `wait`, hence the loop.

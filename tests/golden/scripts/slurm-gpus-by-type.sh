@@ -17,25 +17,27 @@ set -u
 umask 077
 export HPCML_RUN_DIR=/scratch/alice/runs/gpus-by-type-20261121-074500-1a2b
 export HPCML_ATTEMPT="${SLURM_RESTART_COUNT:-0}"
-export PYTHONPATH="$HPCML_RUN_DIR/lib${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 attempt="$HPCML_RUN_DIR/attempts/$HPCML_ATTEMPT"
 mkdir -p "$attempt/nodes" "$attempt/versions" "$attempt/exit" "$attempt/secret" || exit 71
 
 export RAPIDS_NO_INITIALIZE=1
 export UCX_WARN_UNUSED_ENV_VARS=n
+# What the script is given back, which step.sh keeps from hpcml's own processes in part.
+export HPCML_PYTHONPATH="${PYTHONPATH-}" PYTHONUNBUFFERED=1
+export PYTHONPATH="$HPCML_RUN_DIR/lib${PYTHONPATH:+:$PYTHONPATH}"
 
 cpus="${SLURM_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}"
 set -m   # each step is a process group of its own, and can be ended whole
 srun --cpus-per-task="$cpus" --overlap --kill-on-bad-exit=1 --wait=0 --cpu-bind=none --export=ALL \
   --gpu-bind=none --nodes=1 --ntasks=1 --relative=0 --job-name=scheduler --output=/scratch/alice/runs/gpus-by-type-20261121-074500-1a2b/logs/scheduler.log --open-mode=append \
-  /bin/sh /scratch/alice/runs/gpus-by-type-20261121-074500-1a2b/step.sh scheduler /opt/hpcml/bin/python -m hpcml.inside scheduler </dev/null & scheduler=$!
+  /bin/sh /scratch/alice/runs/gpus-by-type-20261121-074500-1a2b/step.sh scheduler /opt/hpcml/bin/python -P -m hpcml.inside scheduler </dev/null & scheduler=$!
 srun --cpus-per-task="$cpus" --overlap --kill-on-bad-exit=0 --wait=0 --cpu-bind=none --export=ALL \
   --gpu-bind=none --nodes=1 --ntasks=1 --ntasks-per-node=1 --job-name=worker --output=/scratch/alice/runs/gpus-by-type-20261121-074500-1a2b/logs/worker-%N.log --open-mode=append \
-  /bin/sh /scratch/alice/runs/gpus-by-type-20261121-074500-1a2b/step.sh worker /opt/hpcml/bin/python -m hpcml.inside worker </dev/null & worker=$!
+  /bin/sh /scratch/alice/runs/gpus-by-type-20261121-074500-1a2b/step.sh worker /opt/hpcml/bin/python -P -m hpcml.inside worker </dev/null & worker=$!
 export HPCML_BATCH=$$ HPCML_STEPS="$scheduler $worker"   # the supervisor waits for the steps' end
 srun --cpus-per-task="$cpus" --overlap --kill-on-bad-exit=1 --wait=0 --cpu-bind=none --export=ALL \
   --gpu-bind=none --nodes=1 --ntasks=1 --relative=0 --job-name=driver --output=/scratch/alice/runs/gpus-by-type-20261121-074500-1a2b/logs/driver.log --open-mode=append \
-  /bin/sh /scratch/alice/runs/gpus-by-type-20261121-074500-1a2b/step.sh driver /opt/hpcml/bin/python -m hpcml.inside driver </dev/null & driver=$!
+  /bin/sh /scratch/alice/runs/gpus-by-type-20261121-074500-1a2b/step.sh driver /opt/hpcml/bin/python -P -m hpcml.inside driver </dev/null & driver=$!
 set +m   # or `wait` would return when the job is suspended
 
 # The supervisor in the driver's step looks for these files; a trapped signal also interrupts `wait`, hence the loop.

@@ -1,0 +1,68 @@
+"""What the user's code finds in a role, as the script finds it: the path of modules, the folder, PYTHONPATH.
+
+A role starts without the working directory on its path (``-P``, and step.sh takes it out of PYTHONPATH) and imports
+what it needs itself; then :func:`take_up` gives it what the script has. So the script, its tasks and the scheduler
+import the same files in the same order, and a file named ``queue.py`` beside the script ends no role.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import MutableMapping
+from pathlib import Path
+
+from hpcml.inside import files
+from hpcml.inside.settings import Context
+
+_OWN = "HPCML_PYTHONPATH"  # PYTHONPATH as the user has it
+
+
+def take_up(context: Context, *, say: bool = True) -> None:
+    """Give this process, which has imported what it needs, the surroundings of the script.
+
+    Parameters
+    ----------
+    say
+        Whether to name the user's modules that tasks cannot import, because others of their names are loaded.
+
+    Raises
+    ------
+    OSError
+        If the folder that the script runs in is not there.
+    """
+    os.chdir(context.settings.cwd)
+    first = [] if os.environ.get("PYTHONSAFEPATH") and not context.settings.service else [folder(context)]
+    own = os.environ.get(_OWN, "")
+    entries = [os.path.abspath(entry) for entry in own.split(":") if own]  # noqa: PTH100 - as Python's site has them
+    wanted = [*first, str(context.run.library), *entries]
+    for place in _hidden(first[0]) if first and say else ():
+        print(f"hpcml: tasks do not import {place}: another module of that name is loaded.", file=sys.stderr)
+    sys.path[:] = dict.fromkeys([*wanted, *sys.path])
+    restore(os.environ)
+    main = sys.modules["__main__"]
+    main.__spec__ = None  # or processes that a task starts (multiprocessing's spawn) would import the role
+    vars(main).pop("__file__", None)
+
+
+def folder(context: Context) -> str:
+    """Return the folder that comes first on the script's path: its own, as Python resolves it."""
+    settings = context.settings
+    return settings.cwd if settings.service else str(Path(settings.script).resolve().parent)
+
+
+def restore(environment: MutableMapping[str, str]) -> None:
+    """Put the user's PYTHONPATH behind the run's library, as processes of the user's find it."""
+    own = environment.pop(_OWN, "")
+    library = f"{environment['HPCML_RUN_DIR']}/lib"
+    environment["PYTHONPATH"] = f"{library}:{own}" if own else library
+
+
+def _hidden(place: str) -> list[str]:
+    """Return the modules in a folder whose names this process has loaded from elsewhere."""
+    found = []
+    for name in sorted(files.listed(Path(place))):
+        module = name.removesuffix(".py")
+        if module in sys.modules and (module != name or Path(place, name, "__init__.py").is_file()):
+            found.append(f"{place}/{name}")
+    return found

@@ -1,0 +1,151 @@
+"""The run's copy of the code is the code: script, tasks and scheduler import the same files, as plain Python would."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from test_local import Here, here
+
+pytestmark = pytest.mark.local
+__all__ = ["here"]
+
+# Each was seen to end a run when it lay in the working directory.
+NAMES = ("random", "select", "array", "queue", "logging", "dask", "numpy", "socket", "hpcml", "distributed", "calendar")
+FOREIGN = "raise SystemExit(f'{__name__} of the working directory was imported: {__file__}')\n"
+
+
+def put(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+def submit(here: Here, folder: Path, script: str, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Submit a script from a folder, which is the run's working directory."""
+    folder.mkdir(parents=True, exist_ok=True)
+    words = [str(Path(sys.executable).with_name("hpcml")), "submit", "--wait", *options, script]
+    return subprocess.run(words, cwd=folder, env={**here.environment, **variables}, capture_output=True, text=True,
+                          timeout=120, check=False)  # fmt: skip
+
+
+def said(done: subprocess.CompletedProcess[str]) -> Any:
+    assert done.returncode == 0, done.stderr + done.stdout
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+WHOSE = """
+import json
+from distributed import Client
+import utils
+import pack.part
+
+if __name__ == "__main__":
+    client = Client()
+    tasks = client.run(utils.whose) | {"scheduler": client.run_on_scheduler(utils.whose)}
+    sums = client.gather(client.map(pack.part.h, [1, 2, 3]))
+    print(json.dumps([utils.whose(), *tasks.values(), sum(map(pack.part.h, [1, 2, 3])), sum(sums)]))
+"""
+
+
+def test_workers_and_scheduler_import_the_copy_and_not_the_working_directory(here: Here) -> None:
+    """Another `utils/` where the run was submitted gave driver 20 and worker 3000, with status 0."""
+    put(here.folder / "sib", {"main.py": WHOSE, "utils.py": "def whose(): return 'own'\n", "pack/__init__.py": "",
+                              "pack/part.py": "def h(x): return 10 * x\n"})  # fmt: skip
+    foreign = {"utils.py": "def whose(): return 'foreign'\n", "pack/__init__.py": "",
+               "pack/part.py": "def h(x): return 1000 * x\n"}  # fmt: skip
+    put(here.folder / "other", foreign | {f"{name}.py": FOREIGN for name in NAMES})
+    done = submit(here, here.folder / "other", "../sib/main.py", "--nodes", "2")
+    assert said(done) == ["own"] * 4 + [60, 60]
+
+
+@pytest.mark.parametrize("variable", [":", ".", "{cwd}", "{cwd}/../other/"])
+def test_roles_import_nothing_of_the_working_directory_where_pythonpath_names_it(here: Here, variable: str) -> None:
+    """An empty part, `.` or $PWD in PYTHONPATH is for the script and its tasks; it goes after the copy, as in Python."""
+    put(here.folder / "sib", {"main.py": WHOSE, "utils.py": "import beside\ndef whose(): return beside.NAME\n",
+                              "pack/__init__.py": "", "pack/part.py": "def h(x): return x\n"})  # fmt: skip
+    other = here.folder / "other"
+    put(other, {"beside.py": "NAME = 'beside'\n", "utils.py": FOREIGN})
+    done = submit(here, other, "../sib/main.py", PYTHONPATH=variable.format(cwd=other))
+    assert said(done) == ["beside"] * 3 + [6, 6]
+
+
+PLAIN = """
+import json, os, sys
+print(json.dumps([[hasattr(__import__(name), "MINE") for name in {names}], os.path.dirname(__file__) == sys.path[0], os.getcwd(),
+                  __name__, sys.flags.safe_path, sys.argv[1:]]))
+"""
+
+
+def test_names_of_modules_that_lie_beside_the_script(here: Here) -> None:
+    """The script gets its own, as under plain Python; scheduler and workers start and end as if they were not there."""
+    files = {f"{name}.py": "MINE = True\n" for name in NAMES}
+    put(here.folder / "sib", {"main.py": PLAIN.format(names=NAMES), **files})
+    plain = subprocess.run([sys.executable, "main.py"], cwd=here.folder / "sib", capture_output=True, text=True,
+                           env=here.environment, check=True)  # fmt: skip
+    done = submit(here, here.folder / "sib", "main.py")
+    assert said(done) == json.loads(plain.stdout)
+
+
+@pytest.mark.parametrize("name", ["array", "random", "hpcml"])
+def test_a_script_with_the_name_of_a_module(here: Here, name: str) -> None:
+    put(here.folder, {f"{name}.py": "print(6 * 7)\n"})
+    assert said(submit(here, here.folder, f"{name}.py")) == 42
+
+
+def test_a_checkout_as_the_working_directory(here: Here) -> None:
+    """Its package `hpcml` is not what the roles are, whatever it holds."""
+    put(here.folder / "sib", {"main.py": WHOSE, "utils.py": "def whose(): return 'own'\n", "pack/__init__.py": "",
+                              "pack/part.py": "def h(x): return x\n"})  # fmt: skip
+    put(here.folder / "checkout", {"hpcml/__init__.py": FOREIGN, "hpcml/inside/__init__.py": FOREIGN})
+    assert said(submit(here, here.folder / "checkout", "../sib/main.py")) == ["own"] * 3 + [6, 6]
+
+
+CHILDREN = """
+import json, os, subprocess, sys
+
+def children(folder):
+    import multiprocessing, beside
+    with open(folder + "/task.py", "w") as file:
+        file.write("import sys; print(sys.path[0], sys.flags.safe_path)")
+    lines = [subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd=folder).stdout.split()
+             for words in (["task.py"], ["-m", "task"], ["-c", "import sys; print(repr(sys.path[0]), sys.flags.safe_path)"])]
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        lines.append(pool.map(beside.NAME.__add__, ["!"]) + pool.map(beside.double, [21]))
+    path = [entry for entry in os.environ.get("PYTHONPATH", "").split(":") if not entry.endswith("/lib")]
+    return lines, path, os.getcwd()
+
+if __name__ == "__main__":
+    os.makedirs("made", exist_ok=True)
+    found = [children(os.path.abspath("made"))]
+    if len(sys.argv) > 1:
+        from distributed import Client
+        client = Client()
+        found += client.run(children, os.path.abspath("made")).values()
+        with open("sent.py", "w") as file:
+            file.write("def word(): return 'sent'")
+        client.upload_file("sent.py")
+        found.append(client.submit(lambda: __import__("sent").word()).result())
+    print(json.dumps(found))
+"""
+
+
+def test_processes_that_script_and_tasks_start_find_what_plain_python_gives_them(here: Here) -> None:
+    put(here.folder / "sib", {"main.py": CHILDREN, "beside.py": "NAME = 'beside'\ndef double(x): return 2 * x\n"})
+    put(here.folder / "other/mine", {"mine.py": ""})
+    other = here.folder / "other"
+    variables = {**here.environment, "PYTHONPATH": f"mine::{other}/mine"}
+    plain = subprocess.run([sys.executable, "../sib/main.py"], cwd=other, capture_output=True, text=True,
+                           env=variables, check=True)  # fmt: skip
+    words = [str(Path(sys.executable).with_name("hpcml")), "submit", "--wait", "../sib/main.py", "run"]
+    done = subprocess.run(words, cwd=other, env=variables, capture_output=True, text=True, timeout=120, check=False)
+    (expected,) = json.loads(plain.stdout)
+    assert expected[0][3] == ["beside!", 42]
+    assert said(done) == [expected, expected, "sent"]
