@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from hpcml import errors
+from hpcml.terminal import say, say_lines
 
 if TYPE_CHECKING:
     import argparse
@@ -271,7 +272,7 @@ def main(argv: Sequence[str] | None = None, caller: Caller | None = None) -> int
     except errors.HpcmlError as error:
         return _fail(error, as_json)
     except KeyboardInterrupt:
-        print("\nInterrupted.", file=sys.stderr)
+        say_lines("\nInterrupted.", sys.stderr)
         return 130
     except BrokenPipeError:
         # The reader of our output has gone (hpcml ls | head). Python would complain once more at exit: let it write
@@ -285,12 +286,12 @@ def main(argv: Sequence[str] | None = None, caller: Caller | None = None) -> int
 
 def _dispatch(command: str, own: list[str], script: list[str], host: str | None, caller: Caller | None) -> int:
     if command in ("", "-h", "--help", "help"):
-        print(overview())
+        say_lines(overview())
         return 0 if command else errors.USAGE
     if command == "--version":
         from hpcml import __version__
 
-        print(f"hpcml {__version__}")
+        say(f"hpcml {__version__}")
         return 0
     if command == "--serve-laptop" and caller is None:
         from hpcml import config, remote_serve
@@ -369,6 +370,6 @@ def _fail(error: errors.HpcmlError, as_json: bool) -> int:
     if as_json:
         import json
 
-        print(json.dumps(error.as_json()), flush=True)
-    print(f"hpcml: {error}", file=sys.stderr)
+        say(json.dumps(error.as_json()))
+    say_lines(f"hpcml: {error}", sys.stderr)
     return error.status

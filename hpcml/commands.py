@@ -16,6 +16,7 @@ from hpcml.errors import (
     StorageError,
     UsageError,
 )
+from hpcml.terminal import say, say_lines, shown
 
 if TYPE_CHECKING:  # each command imports what it needs: `submit` is to be fast
     from argparse import Namespace
@@ -28,7 +29,7 @@ _ROLES = {"driver": "driver", "scheduler": "scheduler", "worker": "worker", "wor
 
 def print_json(facts: object) -> None:
     """Print facts for a program to read."""
-    print(json.dumps(facts, indent=1, default=str))
+    say_lines(json.dumps(facts, indent=1, default=str))
 
 
 def here() -> Path:
@@ -64,19 +65,20 @@ def ls(options: Namespace) -> int:
     folder, environment = _folder(options)
     most = whole(options.last, "--last")
     known = runs.ids(folder)
-    shown = known if options.all else known[max(0, len(known) - most) :]
-    rows = _rows([folder / name for name in shown], environment)
+    wanted = runs.newest(folder, known, None if options.all else most)
+    rows = _rows([folder / name for name in wanted], environment)
     if options.json:
         print_json([row.as_json() for row in rows])
         return 0
     width = max([len(row.run) for row in rows], default=3)
     if rows:
-        print(f"{'RUN':<{width}}  {'SITE':<10} {'JOB':>8}  {'STATE':<9} {'STATUS':>6}  WHAT")
+        say(f"{'RUN':<{width}}  {'SITE':<10} {'JOB':>8}  {'STATE':<9} {'STATUS':>6}  WHAT")
     for row in rows:
         code = "" if row.exit_status is None else str(row.exit_status)
-        print(f"{row.run:<{width}}  {row.site:<10} {row.job:>8}  {row.state:<9} {code:>6}  {row.words[:60]}")
-    if len(shown) < len(known):
-        print(f"{len(known) - len(shown)} older runs are not shown (hpcml ls --all).", file=sys.stderr)
+        site, job, state = shown(row.site), shown(row.job), shown(row.state)
+        say(f"{row.run:<{width}}  {site:<10} {job:>8}  {state:<9} {code:>6}  {row.words[:60]}")
+    if len(wanted) == most and (older := known.index(wanted[0]) if wanted else len(known)):
+        say(f"{older} older runs are not shown (hpcml ls --all).", sys.stderr)
     return 0
 
 
@@ -96,7 +98,7 @@ def _rows(directories: list[Path], environment: dict[str, str]) -> list[watch.St
     try:
         known = slurm.states(open_jobs, environment)
     except SlurmUnreachableError as error:
-        print(f"hpcml: {error}", file=sys.stderr)
+        say_lines(f"hpcml: {error}", sys.stderr)
         silent = error.message
     rows = []
     for run in found:
@@ -147,11 +149,11 @@ def status(options: Namespace) -> int:
         lines.append(("status", f"{found.exit_status} ({meaning})" if meaning else str(found.exit_status)))
     lines.append(("directory", found.directory))
     for key, value in lines:
-        print(f"{key:<10} {value}")
+        say(f"{key:<10} {value}")
     for line in found.quote:
-        print(f"  | {line}")
+        say(f"  | {line}")
     if found.hint:
-        print(found.hint)
+        say(found.hint)
     return 0
 
 
@@ -174,7 +176,7 @@ def logs(options: Namespace) -> int:
 
     def copy() -> None:
         for path in sorted(run.paths.logs.glob("worker-*.log" if role == "worker" else f"{role}.log")):
-            header = f"==> {path.name} <==\n" if role == "worker" else ""
+            header = f"==> {shown(path.name)} <==\n" if role == "worker" else ""
             tail = tails.setdefault(path, Tail(path, sys.stdout, header))
             with runs.storage(path):
                 while tail.copy():
@@ -186,7 +188,7 @@ def logs(options: Namespace) -> int:
     else:
         copy()
     if role == "driver" and (ended := runs.read_json(run.paths.status)) and ended.get("by") not in ("script", None):
-        print(f"hpcml: {ended.get('reason', '')}.", file=sys.stderr)  # the log itself is the script's alone
+        say(f"hpcml: {ended.get('reason', '')}.", sys.stderr)  # the log itself is the script's alone
     if not tails and not options.follow:
         state = watch.status(run, environment)
         raise NotFoundError(f"The run has no {role} log yet", place=run.id, hint=f"It is {state.state}: {state.words}.")
@@ -217,7 +219,7 @@ def cancel(options: Namespace) -> int:
     if options.json:
         print_json({"run": run.id, "cancelled": did, "words": words})
     else:
-        print(words)
+        say(words)
     return 0
 
 
@@ -232,10 +234,10 @@ def site(options: Namespace) -> int:
         origins = {key.replace("\0", "."): value.origin for key, value in loaded.layers.values.items()}
         print_json({"site": table, "chosen_because": loaded.chosen_because, "origins": origins})
         return 0
-    print(f"# {loaded.site.name}: {loaded.chosen_because}")
+    say(f"# {loaded.site.name}: {loaded.chosen_because}")
     for key, value in _flat(table):
         origin = f"  # {loaded.layers.origin(key)}" if options.origin else ""
-        print(f"{key} = {json.dumps(value)}{origin}")
+        say(f"{key} = {json.dumps(value)}{origin}")
     return 0
 
 
@@ -254,7 +256,7 @@ def _site_ls(options: Namespace, environment: dict[str, str]) -> int:
     try:
         found = sites.load("", environment, here(), options.set or ()).site.name
     except ConfigError as error:
-        print(f"hpcml: {error}", file=sys.stderr)
+        say_lines(f"hpcml: {error}", sys.stderr)
         found = ""
     for name, paths in sorted(sites.profile_files(environment).items()):
         description = config.read_toml(paths[-1]).get("description", "")
@@ -265,5 +267,5 @@ def _site_ls(options: Namespace, environment: dict[str, str]) -> int:
         print_json(rows)
         return 0
     for row in rows:
-        print(f"{'*' if row['here'] else ' '} {row['site']:<12} {row['description']}")
+        say(f"{'*' if row['here'] else ' '} {row['site']:<12} {row['description']}")
     return 0

@@ -6,6 +6,8 @@ status when hpcml, not the script, ended the run). docs/exit-status.md is this t
 
 from __future__ import annotations
 
+from hpcml.terminal import shown
+
 # The command line's own failures.
 USAGE = 64
 CONFIG = 65
@@ -98,11 +100,11 @@ class HpcmlError(Exception):
             self.status = status
 
     def __str__(self) -> str:
-        sentence = self.message.rstrip(".")
-        where = f" ({self.place})" if self.place else ""
-        lines = [f"{sentence}{where}.", *(f"  | {line}" for line in self.quote)]
+        sentence = shown(self.message.rstrip("."))
+        where = f" ({shown(self.place)})" if self.place else ""
+        lines = [f"{sentence}{where}.", *(f"  | {shown(line)}" for line in self.quote)]
         if self.hint:
-            lines.append(self.hint)
+            lines.append(shown(self.hint))
         return "\n".join(lines)
 
     def as_json(self) -> dict[str, object]:

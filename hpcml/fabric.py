@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpcml import assets, commands, runs, submit_commands
-from hpcml.errors import NotFoundError, UsageError
+from hpcml.errors import NotFoundError, StorageError, UsageError
+from hpcml.terminal import say
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -40,14 +39,23 @@ def _show(options: Namespace) -> int:
         raise NotFoundError("The run has measured no wire", place=run.id, hint=hint)
     facts = runs.read_json(attempts[-1]) or {}
     if options.json:
-        print(json.dumps(facts, indent=1))
+        commands.print_json(facts)
         return 0
+    try:
+        _tell(facts)
+    except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
+        hint = "It was changed or cut short; measure anew with hpcml fabric --nodes N."
+        words = f"What was measured is not complete ({type(error).__name__}: {error})"
+        raise StorageError(words, place=str(attempts[-1]), hint=hint) from error
+    return 0
+
+
+def _tell(facts: dict[str, Any]) -> None:
     found = facts["verdict"]
-    print(found["line"])
+    say(found["line"])
     for words in (*found["problems"], found["remedy"]):
         if words:
-            print(f"  {words}", file=sys.stdout)
+            say(f"  {words}")
     for pair in facts["measurement"]["pairs"]:
         rate = pair["bytes"] / 1024**3 / pair["seconds"] if pair["seconds"] else 0.0
-        print(f"  {pair['scope']:<7} {pair['source']} → {pair['target']}  {pair['error'] or f'{rate:.2f} GiB/s'}")
-    return 0
+        say(f"  {pair['scope']:<7} {pair['source']} → {pair['target']}  {pair['error'] or f'{rate:.2f} GiB/s'}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 import sys
@@ -11,8 +10,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from hpcml import commands, config, image_build, image_check, images, runs, sites, units
+from hpcml import commands, config, image_build, image_check, images, runs, sites, terminal, units
 from hpcml.errors import IMAGE, ConfigError, HpcmlError, ImageError, NotFoundError, StorageError, UsageError
+from hpcml.terminal import say, shown
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -53,22 +53,18 @@ def _build(options: Namespace) -> int:
         definition, out, program, environment, fakeroot=options.fakeroot, given=given, force=options.force
     )
     for note in order.notes:
-        print(f"hpcml: note: {note}.", file=sys.stderr)
-    print(f"hpcml: {program} builds {definition.path.name} into {out}.", file=sys.stderr, flush=True)
-
-    def pass_on(piece: bytes) -> None:
-        sys.stderr.buffer.write(piece)
-        sys.stderr.buffer.flush()
+        terminal.note(note)
+    say(f"hpcml: {program} builds {definition.path.name} into {out}.", sys.stderr)
 
     for number in (signal.SIGTERM, signal.SIGHUP):  # the build is a session of its own: nobody else would end it
         signal.signal(number, _interrupted)
     begin = time.monotonic()
-    record = image_build.build(order, environment, pass_on)
+    record = image_build.build(order, environment, terminal.Raw(sys.stderr).write)
     if options.json:
-        print(json.dumps({"image": str(out), **record}, indent=1))
+        commands.print_json({"image": str(out), **record})
     else:
         size = units.format_bytes(out.stat().st_size)
-        print(f"{out}  {size}  {units.format_seconds(time.monotonic() - begin)}  {record['digest']}")
+        say(f"{out}  {size}  {units.format_seconds(time.monotonic() - begin)}  {record['digest']}")
     return 0
 
 
@@ -98,7 +94,7 @@ def _show(options: Namespace) -> int:
     if options.json:
         table = {"image": str(facts.path), "digest": digest, "kind": facts.kind, "cuda": facts.cuda,
                  "versions": facts.versions, **facts._asdict(), "path": str(facts.path)}  # fmt: skip
-        print(json.dumps(table, indent=1))
+        commands.print_json(table)
         return 0
     others = [(name, value) for name, value in sorted(facts.labels.items()) if not name.startswith(images.PREFIX)]
     rows = [
@@ -115,10 +111,11 @@ def _show(options: Namespace) -> int:
     ]
     for key, value in rows:
         if value:
-            print(f"{key:<10} {value}")
+            say(f"{key:<10} {value}")
     if facts.definition:
-        print("definition")
-        print(textwrap.indent(facts.definition, "  | ", lambda _: True))
+        say("definition")
+        for line in facts.definition.splitlines():
+            say(f"  | {line}")
     return 0
 
 
@@ -161,21 +158,22 @@ def _ls(options: Namespace) -> int:
                 rows.append({"image": str(found.path), "kind": found.kind, "cuda": found.cuda, "size": found.size,
                              "versions": found.versions, "modified": _date(found.modified)})  # fmt: skip
     if options.json:
-        print(json.dumps(rows, indent=1))
+        commands.print_json(rows)
         return 0
     if not rows:
-        print(f"No images in {', '.join(map(str, folders))}.", file=sys.stderr)
-    width = max((len(str(row["image"])) for row in rows), default=0)
-    for row in rows:
+        say(f"No images in {', '.join(map(str, folders))}.", sys.stderr)
+    names = [shown(row["image"]) for row in rows]
+    width = max(map(len, names), default=0)
+    for name, row in zip(names, rows, strict=True):
         if "error" in row:
-            print(f"{row['image']:<{width}}  {row['error']}")
+            say(f"{name:<{width}}  {row['error']}")
             continue
         versions = row["versions"]
         assert isinstance(versions, dict)
-        words = ", ".join(f"{name} {versions[name]}" for name in ("rapids", "dask") if name in versions)
+        words = ", ".join(f"{known} {versions[known]}" for known in ("rapids", "dask") if known in versions)
         kind = f"{row['kind'] or '-'}{f' cuda {cuda}' if (cuda := row['cuda']) else ''}"
         assert isinstance(row["size"], int)
-        print(f"{row['image']:<{width}}  {kind:<15} {units.format_bytes(row['size']):>8}  {row['modified']}  {words}")
+        say(f"{name:<{width}}  {kind:<15} {units.format_bytes(row['size']):>8}  {row['modified']}  {words}")
     return 0
 
 
@@ -194,17 +192,17 @@ def _check(options: Namespace) -> int:
     bad = [finding for finding in found if finding.state == image_check.BAD]
     if options.json:
         table = {"image": str(facts.path), "good": not bad, "findings": [row._asdict() for row in found]}
-        print(json.dumps(table, indent=1))
+        commands.print_json(table)
     else:
         columns = max(60, shutil.get_terminal_size((120, 24)).columns)
         for finding in found:
-            lines = textwrap.wrap(finding.words, columns - 18) or [""]
-            print(f"{finding.subject:<11} {finding.state:<5} {lines[0]}")
+            lines = textwrap.wrap(shown(finding.words), columns - 18) or [""]
+            say(f"{finding.subject:<11} {finding.state:<5} {lines[0]}")
             for line in lines[1:]:
-                print(f"{'':<18}{line}")
+                say(f"{'':<18}{line}")
             if finding.hint:
-                print(f"{'':<18}→ {finding.hint}")
+                say(f"{'':<18}→ {finding.hint}")
     if bad:
         count = "one thing is" if len(bad) == 1 else f"{len(bad)} things are"
-        print(f"hpcml: the image cannot be used as it is: {count} bad.", file=sys.stderr)
+        say(f"hpcml: the image cannot be used as it is: {count} bad.", sys.stderr)
     return IMAGE if bad else 0

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from hpcml import config, submit_commands, units
 from hpcml.errors import NotFoundError, UsageError
+from hpcml.terminal import say
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -22,7 +23,7 @@ def jupyter(options: Namespace) -> int:
     spec = spec._replace(service="jupyter", idle=idle, cwd=notebook_folder(spec.cwd, options.notebook_dir))
     status = submit_commands.submit(options, [], only_plan=False, spec=spec)
     if status == 0 and options.detach and not options.json:
-        print("  next       when it is up (hpcml status): hpcml tunnel --service jupyter last", file=sys.stderr)
+        say("  next       when it is up (hpcml status): hpcml tunnel --service jupyter last", sys.stderr)
     return status
 
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TextIO
 
+from hpcml import files
+from hpcml.terminal import Raw, say, shown
 from hpcml.units import format_seconds
 from hpcml.watch import Status
 
@@ -17,7 +19,7 @@ _MARKS = {"ok": ("✓", "32"), "bad": ("✗", "31"), "wait": ("·", "33")}
 
 
 class Tail:
-    """Pass on a growing file byte for byte as it comes.
+    """Pass on a growing file as it comes, byte for byte but for a terminal (:class:`hpcml.terminal.Raw`).
 
     Parameters
     ----------
@@ -29,6 +31,7 @@ class Tail:
 
     def __init__(self, path: Path, stream: TextIO, before: str = "", clear: Callable[[], None] = lambda: None) -> None:
         self.path, self.stream, self.before, self.clear = path, stream, before, clear
+        self.raw = Raw(stream)
         self.position = self.seen = 0
         self.line_is_open = False
 
@@ -47,7 +50,7 @@ class Tail:
     def copy(self, most: int = 1 << 20) -> bool:
         """Write what is new, so many bytes at most; return whether there was something."""
         try:
-            with self.path.open("rb") as file:
+            with open(files.open_regular(self.path), "rb") as file:
                 file.seek(self.position)
                 data = file.read(min(most, 1 << 20))
         except FileNotFoundError:
@@ -57,10 +60,8 @@ class Tail:
         self.position += len(data)
         self.clear()
         self.stream.write(self.before)
-        self.stream.flush()
         self.before = ""
-        self.stream.buffer.write(data)
-        self.stream.flush()
+        self.raw.write(data)
         self.line_is_open = not data.endswith(b"\n")
         return True
 
@@ -157,7 +158,7 @@ class Progress:
     def say(self, role: str, words: str) -> None:
         """Print a line that is not a phase."""
         self.clear()
-        print(f"{'':2}{role:<10} {words}", file=self.stream, flush=True)
+        say(f"{'':2}{role:<10} {words}", self.stream)
 
     def _once(self, key: str, mark: str, role: str, words: str, seconds: float | None) -> None:
         if key in self.shown:
@@ -165,13 +166,12 @@ class Progress:
         self.shown.add(key)
         self.clear()
         sign, colour = _MARKS[mark]
-        if self.colour:
-            sign = f"\x1b[{colour}m{sign}\x1b[0m"
+        self.stream.write(f"\x1b[{colour}m{sign}\x1b[0m" if self.colour else sign)
         took = f"  {format_seconds(max(0.0, seconds))}" if seconds is not None else ""
-        print(f"{sign} {role:<10} {words}{took}", file=self.stream, flush=True)
+        say(f" {role:<10} {words}{took}", self.stream)
 
     def _now(self, role: str, words: str) -> None:
-        text = f"{_MARKS['wait'][0]} {role:<10} {words}"
+        text = shown(f"{_MARKS['wait'][0]} {role:<10} {words}")
         if text == self.line:
             return
         self.clear()
@@ -179,7 +179,7 @@ class Progress:
             self.stream.write(_fitted(text, _columns(self.stream)))
             self.stream.flush()
         else:
-            print(text, file=self.stream, flush=True)
+            say(text, self.stream)
         self.line = text
 
     def clear(self) -> None:

@@ -25,6 +25,7 @@ from hpcml.remote_protocol import (
     send,
 )
 from hpcml.ssh import Connection
+from hpcml.terminal import note, say
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -88,14 +89,15 @@ def _pass_on(connection: Connection, words: list[str], parcel: remote.Parcel | N
             raise
         run = call.facts.get("run")
         hint = f"to find out: hpcml --host {connection.host} status {run}" if run else "nothing was submitted"
-        print(f"\nInterrupted; {hint}.", file=sys.stderr)
+        say("", sys.stderr)
+        say(f"Interrupted; {hint}.", sys.stderr)
         return 130
     finally:
         call.close()
     if status == 130 and "submitted" in call.facts:
-        print(f"From here: hpcml --host {connection.host} logs -f {call.facts['run']}", file=sys.stderr)
+        say(f"From here: hpcml --host {connection.host} logs -f {call.facts['run']}", sys.stderr)
     elif status == 130 and parcel:
-        print("Nothing was submitted.", file=sys.stderr)
+        say("Nothing was submitted.", sys.stderr)
     return status
 
 
@@ -111,14 +113,14 @@ def _submit(
     with tempfile.TemporaryDirectory(prefix="hpcml-parcel-") as folder:  # 0700
         parcel = remote.Parcel(path, Path(folder), code)
         if parcel.left_out:
-            print(f"hpcml: note: not sent: {parcel.left_out}.", file=sys.stderr)
+            note(f"not sent: {parcel.left_out}")
         if missing := remote.unsent(script[1:], here, parcel.entries):
             words = "names a file of this laptop that is" if len(missing) == 1 else "name files of this laptop that are"
             listed = ", ".join(repr(word) for word in missing)
-            print(f"hpcml: note: {listed} {words} not sent; paths are the cluster's.", file=sys.stderr)
+            note(f"{listed} {words} not sent; paths are the cluster's")
         connection = _connect(login, environment)
         many = f"{len(parcel.entries)} file{'s' if len(parcel.entries) != 1 else ''}"
-        print(f"  sending    {many}, {amount(parcel.size)} to {connection.host}", file=sys.stderr, flush=True)
+        say(f"  sending    {many}, {amount(parcel.size)} to {connection.host}", sys.stderr)
         asked = [command, *_waiting(command, options, own), "--", parcel.script, *script[1:]]
         return _pass_on(connection, asked, parcel)
 
@@ -172,7 +174,7 @@ def _fetch(login: Any, environment: Mapping[str, str], options: Namespace) -> in
     finally:
         call.close()
     if status == 0 and facts is not None and options.json:
-        print(json.dumps(facts, indent=1))
+        commands.print_json(facts)
     return status
 
 
@@ -203,9 +205,9 @@ def _take(call: remote.Call, offer: dict[str, Any], options: Namespace) -> dict[
     also = (f"; {here} here already" if here else "") + (
         f"; {offer['others']} links or special files are not sent" if offer.get("others") else ""
     )
-    print(f"{offer['run']}: {len(wanted)} files, {amount(size)} to {folder}{also}.", file=sys.stderr, flush=True)
+    say(f"{offer['run']}: {len(wanted)} files, {amount(size)} to {folder}{also}.", sys.stderr)
     if not offer.get("ended"):
-        print("hpcml: note: the run has not ended; fetch again for what comes later.", file=sys.stderr)
+        note("the run has not ended; fetch again for what comes later")
     if not remote.room_for(folder, size):
         hint = "Free some, or name another folder: hpcml --host HOST fetch RUN DEST."
         raise StorageError(f"There is no room for {amount(size)}", place=str(folder), hint=hint)
@@ -239,8 +241,12 @@ class _Meter:
         self.done += count
         if self.live and (self.done - self.shown) * 200 >= self.size:
             self.shown = self.done
-            print(f"\r  {amount(self.done)} of {amount(self.size)}   ", end="", file=sys.stderr, flush=True)
+            self._show("")
 
     def close(self) -> None:
         if self.live and self.shown:
-            print(f"\r  {amount(self.done)} of {amount(self.size)}   ", file=sys.stderr, flush=True)
+            self._show("\n")
+
+    def _show(self, end: str) -> None:
+        sys.stderr.write("\r")
+        say(f"  {amount(self.done)} of {amount(self.size)}   ", sys.stderr, end=end)

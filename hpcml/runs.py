@@ -7,18 +7,19 @@ import errno
 import json
 import os
 import re
+import secrets
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcml import assets, config
+from hpcml import assets, config, files
 from hpcml.errors import NotFoundError, StorageError
 from hpcml.layout import RunPaths
 
-_ID = re.compile(r"(?P<name>.+)-(?P<time>\d{8}-\d{6}-[0-9a-f]{4})")
+_ID = re.compile(r"(?P<name>[A-Za-z0-9._-]+)-(?P<time>\d{8}-\d{6}-[0-9a-f]{4})")
 
 
 class Run(NamedTuple):
@@ -111,12 +112,13 @@ def creating(directory: Path) -> Iterator[RunPaths]:
     StorageError
         If it cannot be written.
     """
-    new = directory.with_name(f".{directory.name}.new")
+    new = directory.with_name(f".{directory.name}.{secrets.token_hex(8)}.new")
     paths = RunPaths(new)
     with storage(directory):
         directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         new.mkdir(mode=0o700)
         try:
+            _check_owner(new)
             for folder in (paths.logs, paths.out, paths.library, paths.code):
                 folder.mkdir(mode=0o700)
             _copy_library(paths.library)
@@ -125,6 +127,13 @@ def creating(directory: Path) -> Iterator[RunPaths]:
         except BaseException:
             shutil.rmtree(new, ignore_errors=True)
             raise
+
+
+def _check_owner(new: Path) -> None:
+    """Refuse a file system on which a new folder is another's: its runs would be passed over as foreign."""
+    if not files.is_own_folder(new):
+        hint = "Keep runs on a file system that keeps owners (--set paths.runs=…)."
+        raise StorageError("What you make there is not yours", place=str(new.parent), hint=hint)
 
 
 _TAG = sys.implementation.cache_tag
@@ -164,11 +173,7 @@ def _copy_library(target: Path) -> None:
 
 def write(path: Path, text: str) -> None:
     """Write a file of the run in one rename, for the user alone."""
-    new = path.with_name(f".{path.name}.new")
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-    new.rename(path)
+    files.write(path, text)
 
 
 def write_json(path: Path, facts: object) -> None:
@@ -182,8 +187,11 @@ def load(directory: Path) -> Run:
     Raises
     ------
     StorageError
-        If its record cannot be read.
+        If its record cannot be read, or the folder is not this user's.
     """
+    if not files.is_own_folder(directory):
+        hint = "Runs of others are not looked at: what their files say would be done in your name."
+        raise StorageError("The folder is not yours, or is none", place=str(directory), hint=hint)
     paths = RunPaths(directory)
     return Run(directory.name, paths, read_json(paths.submission) or {})
 
@@ -199,7 +207,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     hint = "It was changed or cut short; the other files of the run may tell more."
     with storage(path):
         try:
-            facts = json.loads(path.read_text(encoding="utf-8"))
+            facts = files.read_json(path)
         except FileNotFoundError:
             return None
         except ValueError as error:
@@ -210,14 +218,33 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def ids(folder: Path) -> list[str]:
-    """Return the ids of all runs, oldest first, from one look at the folder."""
+    """Return the ids of all runs, oldest first.
+
+    Whose they are is asked for each where others may write to the folder; elsewhere one look at it is enough, and
+    :func:`newest` asks for those that are wanted.
+    """
     with storage(folder):
         try:
             names = os.listdir(folder)
+            facts = folder.stat()
         except FileNotFoundError:
             return []
     found = [(match["time"], name) for name in names if not name.startswith(".") and (match := _ID.fullmatch(name))]
-    return [name for _, name in sorted(found)]
+    known = [name for _, name in sorted(found)]
+    if files.is_ours(facts) and not files.written_by_others(facts):
+        return known
+    return [name for name in known if files.is_own_folder(f"{folder}/{name}")]
+
+
+def newest(folder: Path, known: Sequence[str], most: int | None = None) -> list[str]:
+    """Return the newest of some ids that are this user's runs, oldest first; all of them if no number is given."""
+    found: list[str] = []
+    for name in reversed(known):
+        if len(found) == most:
+            break
+        if files.is_own_folder(f"{folder}/{name}"):
+            found.append(name)
+    return found[::-1]
 
 
 def find(folder: Path, word: str) -> Run:
@@ -232,14 +259,16 @@ def find(folder: Path, word: str) -> Run:
     if not known:
         raise NotFoundError("There are no runs", place=str(folder), hint="Submit one: hpcml submit SCRIPT.")
     if word == "last":
-        return load(folder / known[-1])
+        if last := newest(folder, known, 1):
+            return load(folder / last[0])
+        raise NotFoundError("There are no runs of yours", place=str(folder), hint="Submit one: hpcml submit SCRIPT.")
     if word in known:
         return load(folder / word)
     if word.isdecimal() and (run := _with_job(folder, known, word)):
         return run
-    if named := [name for name in known if _name_of(name) == word]:
-        return load(folder / named[-1])
-    begun = [name for name in known if word and name.startswith(word)]
+    if named := newest(folder, [name for name in known if _name_of(name) == word], 1):
+        return load(folder / named[0])
+    begun = newest(folder, [name for name in known if word and name.startswith(word)])
     if len(begun) > 1:
         names = ", ".join(begun[-4:])
         raise NotFoundError(f"Several runs begin with '{word}'", place=str(folder), hint=f"One of: {names}.")

@@ -14,6 +14,7 @@ from hpcml.errors import (
     UsageError,
 )
 from hpcml.jobs import JobSpec
+from hpcml.terminal import Raw, note, say, say_lines
 
 if TYPE_CHECKING:  # each command imports what it needs: `submit` is to be fast
     from argparse import Namespace
@@ -43,11 +44,11 @@ def submit(options: Namespace, script: list[str], *, only_plan: bool, spec: JobS
         return 0
     if prepared.plan.slurm and (ignored := slurm.ignored_defaults(environment)):
         words = "give the option, or write [defaults] into the site's settings"
-        print(f"hpcml: note: {', '.join(ignored)} do not count here: {words}.", file=sys.stderr)
+        note(f"{', '.join(ignored)} do not count here: {words}")
     for notice in prepared.plan.notices:
-        print(f"hpcml: note: {notice}.", file=sys.stderr)
+        note(notice)
     if options.dry_run:
-        print(prepared.script, end="", flush=True)
+        Raw(sys.stdout).write(prepared.script.encode(), last=True)
         _look_at_image(submission.check_image(prepared.plan, loaded))
         return 0
     if options.check:
@@ -63,12 +64,10 @@ def submit(options: Namespace, script: list[str], *, only_plan: bool, spec: JobS
 def _look_at_image(known: dict[str, object]) -> None:
     """Say what is to be noted of an image that is not refused, and what only the nodes can tell."""
     notes = known.get("notes")
-    for note in notes if isinstance(notes, list) else ():
-        print(f"hpcml: note: the image: {note}.", file=sys.stderr)
+    for one in notes if isinstance(notes, list) else ():
+        note(f"the image: {one}")
     if known:
-        print(
-            "hpcml: note: the image's file was read and nothing started; hpcml image check starts it.", file=sys.stderr
-        )
+        note("the image's file was read and nothing started; hpcml image check starts it")
 
 
 def _check_modes(options: Namespace) -> None:
@@ -103,9 +102,9 @@ def _check(prepared: submission.Prepared, options: Namespace, environment: dict[
     if options.json:
         commands.print_json({"accepted": True, "answer": answer, "reasons": list(prepared.plan.reasons)})
     else:
-        print(f"Slurm would take it: {answer}.")
+        say(f"Slurm would take it: {answer}.")
         for reason in prepared.plan.reasons:
-            print(f"  {reason}")
+            say(f"  {reason}")
     return 0
 
 
@@ -114,11 +113,11 @@ def _announce(run: runs.Run, *, as_json: bool) -> None:
         commands.print_json({"run": run.id, "directory": str(run.paths.directory), **run.submission})
         return
     job = f" job {run.job}" if run.job else ""
-    print(f"  run        {run.id}{job}  {run.paths.directory}", file=sys.stderr, flush=True)
+    say(f"  run        {run.id}{job}  {run.paths.directory}", sys.stderr)
     if run.submission.get("found_again"):
-        print("  submission Slurm's answer was lost; the job was found again by its comment", file=sys.stderr)
+        say("  submission Slurm's answer was lost; the job was found again by its comment", sys.stderr)
     if left_out := run.submission.get("left_out"):
-        print(f"hpcml: note: not copied into the run: {left_out}.", file=sys.stderr)
+        note(f"not copied into the run: {left_out}")
 
 
 def _wait(run: runs.Run, environment: dict[str, str], *, as_json: bool) -> int:
@@ -139,8 +138,9 @@ def _wait(run: runs.Run, environment: dict[str, str], *, as_json: bool) -> int:
             progress.show(last)
     except KeyboardInterrupt:
         progress.clear()
-        print(f"\nDetached; the run goes on. Back to it: hpcml logs -f {run.id}; end it: hpcml cancel {run.id}.",
-              file=sys.stderr)  # fmt: skip
+        say("", sys.stderr)
+        say(f"Detached; the run goes on. Back to it: hpcml logs -f {run.id}; end it: hpcml cancel {run.id}.",
+            sys.stderr)  # fmt: skip
         return 130
     assert last is not None
     if last.by != "script":
@@ -160,4 +160,4 @@ def _explain(last: watch.Status) -> None:
     meaning = MEANING.get(status, "")
     error = HpcmlError(last.words[:1].upper() + last.words[1:], place=f"status {status}: {meaning}" if meaning else "",
                        hint=last.hint, quote=tuple(last.quote))  # fmt: skip
-    print(f"hpcml: {error}", file=sys.stderr)
+    say_lines(f"hpcml: {error}", sys.stderr)

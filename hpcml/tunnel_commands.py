@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hpcml import commands, config, remote, sites, units
 from hpcml.errors import NotFoundError, UsageError
 from hpcml.schema import Login
+from hpcml.terminal import say, say_lines
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -61,7 +62,8 @@ def _bridge(options: Namespace, run: runs.Run) -> int:
     try:
         tunnel_local.keep(run, options.service, port, environment, _say, shown.show)
     except KeyboardInterrupt:
-        _say(f"\nThe way is closed; the run goes on. Again: hpcml tunnel {run.id}.")
+        _say("")
+        _say(f"The way is closed; the run goes on. Again: hpcml tunnel {run.id}.")
         return 130
     finally:
         shown.remove()
@@ -122,7 +124,8 @@ def _keep(options: Namespace, login: Login) -> int:
         kept.run()
     except KeyboardInterrupt:
         name = kept.facts.get("run", options.run)
-        _say(f"\nThe tunnel is closed; the run goes on. Again: hpcml tunnel --host {login.host} {name}.")
+        _say("")
+        _say(f"The tunnel is closed; the run goes on. Again: hpcml tunnel --host {login.host} {name}.")
         return 130
     finally:
         kept.close()
@@ -143,13 +146,13 @@ def _port(text: str) -> int:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    say(text, sys.stderr)
 
 
 def _ask(why: str) -> bool:
     """Tell the user why a login is needed and wait for Enter; it is ssh that asks for anything secret."""
-    _say(why)
-    print("Press Enter to log in again, Ctrl-C to stop: ", end="", file=sys.stderr, flush=True)
+    say_lines(why, sys.stderr)
+    say("Press Enter to log in again, Ctrl-C to stop: ", sys.stderr, end="")
     return sys.stdin.readline() != ""
 
 
@@ -172,12 +175,12 @@ class _Shown:
         if self.options.json:
             facts = {"url": plain, "port": port, "route": route, "node": service["node"], "pid": os.getpid(),
                      "token_file": service.get("token_file")}  # fmt: skip
-            print(json.dumps(facts), flush=True)
+            say(json.dumps(facts))
         elif self.last != (port, token):
             _say(
                 f"{self.options.service} on {service['node']}: {IN_WORDS[route]}. Ctrl-C ends the tunnel, not the run."
             )
-            print(secret if sys.stdout.isatty() else plain, flush=True)
+            say(secret if sys.stdout.isatty() else plain)
             if token and not sys.stdout.isatty():
                 _say(f"The token is in {service['token_file']}{'' if route == 'local' else ' (on the cluster)'}.")
             if warning := self.tunnel_facts():
@@ -237,14 +240,17 @@ def _print_commands(options: Namespace) -> int:
     user = environment.get("USER", "")
     told = tunnel_remote.lines(service, login, user, port)
     if options.json:
-        print(json.dumps({"run": run.id, "service": service, "commands": [words for _, words in told]}, indent=1))
+        commands.print_json({"run": run.id, "service": service, "commands": [words for _, words in told]})
         return 0
-    print(f"On your laptop, with hpcml:\n  hpcml tunnel --host {user}@{login} {run.id}\n\nWithout hpcml:")
+    for line in ("On your laptop, with hpcml:", f"  hpcml tunnel --host {user}@{login} {run.id}", "", "Without hpcml:"):
+        say(line)
     for when, words in told:
-        print(f"  # {when}\n  {words}" if when else f"  {words}")
-    print(f"\nThen open http://127.0.0.1:{port}{service['path']}")
+        for line in (*((f"  # {when}",) if when else ()), f"  {words}"):
+            say(line)
+    say()
+    say(f"Then open http://127.0.0.1:{port}{service['path']}")
     if service.get("token_file"):
-        print(f"and paste the token from: ssh {user}@{login} cat {service['token_file']}")
+        say(f"and paste the token from: ssh {user}@{login} cat {service['token_file']}")
     return 0
 
 
@@ -272,7 +278,7 @@ def _serve(options: Namespace) -> int:
 
 
 def _line(facts: Mapping[str, Any]) -> None:
-    print(json.dumps(facts, default=str), flush=True)
+    say(json.dumps(facts, default=str))
 
 
 def _gone(seconds: float) -> bool:

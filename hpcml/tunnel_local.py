@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpcml import runs, tunnel_probe, tunnel_remote
+from hpcml import files, runs, tunnel_probe, tunnel_remote
 from hpcml.errors import TUNNEL_REFUSED, HpcmlError, ServiceGoneError
 from hpcml.tunnel import tell_end
 
@@ -143,7 +143,7 @@ def _open(run: runs.Run, name: str, port: int, service: dict[str, Any]) -> tuple
     token = ""
     if service.get("token_file"):
         with runs.storage(Path(service["token_file"])):
-            token = Path(service["token_file"]).read_text()
+            token = files.read(Path(service["token_file"]), 4096).decode(errors="replace").strip()
     for number in _ports(run, name, port):
         try:
             bridge = Bridge(number, service["socket"])

@@ -38,7 +38,13 @@ def newest_attempt(run: runs.Run) -> int | None:
 
 
 def services(run: runs.Run) -> tuple[int | None, dict[str, dict[str, Any]]]:
-    """Return the newest attempt and its web services by name; an attempt that has ended has none."""
+    """Return the newest attempt and its web services by name; an attempt that has ended has none.
+
+    Raises
+    ------
+    StorageError
+        If a service's record cannot be read, or names a token that is not one of this attempt's secrets.
+    """
     number = newest_attempt(run)
     if number is None:
         return None, {}
@@ -49,6 +55,11 @@ def services(run: runs.Run) -> tuple[int | None, dict[str, dict[str, Any]]]:
     with runs.storage(folder):
         names = sorted(path.stem for path in folder.glob("[!.]*.json"))
     read = {name: runs.read_json(attempt.service_of(name)) for name in names}
+    for name, found in read.items():
+        token = (found or {}).get("token_file")
+        if token and Path(str(token)).resolve().parent != attempt.secret.resolve():
+            hint = "The record was changed: a service's token lies in attempts/N/secret of its run."
+            raise StorageError("This is no token of the run", place=f"{attempt.service_of(name)}: {token}", hint=hint)
     return number, {name: facts for name, facts in read.items() if facts}
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpcml import entering, runs, shell, slurm
+from hpcml import entering, files, runs, shell, slurm
 from hpcml.errors import (
     ALLOCATION_LOST,
     ANSWER_LOST,
@@ -77,10 +78,10 @@ def events(run: runs.Run) -> list[dict[str, Any]]:
     """Return the run's events in order; a line that is still being written is left for the next look."""
     with runs.storage(run.paths.events):
         try:
-            text = run.paths.events.read_text()
+            text = files.read(run.paths.events).decode()
         except FileNotFoundError:
             return []
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    return [files.parsed(json.loads, line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 def status(
@@ -105,11 +106,32 @@ def status(
         If only Slurm could tell and it does not answer.
     """
     try:
-        return _status(run, environment, known, ask=ask)
+        return _of_its_kinds(_status(run, environment, known, ask=ask))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         hint = "It was changed or cut short; the logs of the run may tell more."
         words = f"The run's record is not complete ({type(error).__name__}: {error})"
         raise StorageError(words, place=str(run.paths.directory), hint=hint) from error
+
+
+def _of_its_kinds(found: Status) -> Status:
+    """Return a status whose facts are texts, numbers and lists where they ought to be: they come from files.
+
+    Raises
+    ------
+    TypeError
+        If one is of another kind.
+    """
+    for name, value in asdict(found).items():
+        default = getattr(Status("", ""), name)
+        if name == "times":
+            right = all(isinstance(moment, (int, float)) for moment in value.values())
+        elif isinstance(default, (list, tuple)):
+            right = isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value)
+        else:
+            right = isinstance(value, int if name == "exit_status" else type(default)) or value is default
+        if not right:
+            raise TypeError(f"{name} is of another kind")
+    return found
 
 
 def _status(run: runs.Run, environment: Mapping[str, str], known: slurm.JobState | None, *, ask: bool) -> Status:
@@ -261,7 +283,7 @@ def _driver_exit(run: runs.Run) -> tuple[str, int] | None:
     """Return the node and the exit status that step.sh recorded for the newest attempt's driver, if it did."""
     with runs.storage(run.paths.directory):
         path = _driver_record(run)
-        text = path.read_text().strip() if path else ""
+        text = files.read(path, 100).decode(errors="replace").strip() if path else ""
     return (path.name.partition("@")[2], int(text)) if path and text.isdigit() else None
 
 
@@ -269,8 +291,8 @@ def _driver_record(run: runs.Run) -> Path | None:
     """Return the file in which step.sh recorded the end of the newest attempt's driver, if it did."""
     with runs.storage(run.paths.directory):
         attempt = max(run.paths.directory.glob("attempts/[0-9]*"), key=lambda path: int(path.name), default=None)
-        files = attempt.glob("exit/driver@*") if attempt else ()
-        return next((path for path in files if not path.name.endswith(".new")), None)
+        records = attempt.glob("exit/driver@*") if attempt else ()
+        return next((path for path in records if not path.name.endswith(".new")), None)
 
 
 def _step_ended(found: Status, run: runs.Run, node: str, said: int) -> None:
@@ -301,8 +323,8 @@ def _lost(found: Status, run: runs.Run, words: str, code: int = ALLOCATION_LOST)
 def tail(path: Path, lines: int = 12) -> list[str]:
     """Return the last lines of a log; nothing if it is not there."""
     try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - 16384))
+        with open(files.open_regular(path), "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 16384))
             return [line for line in file.read().decode(errors="replace").splitlines() if line.strip()][-lines:]
     except OSError:
         return []

@@ -100,3 +100,15 @@ def test_printed_commands_are_whole_words_to_a_shell() -> None:
             assert inner[-2].endswith(f":{odd['socket']}")
         elif "PATH" not in command:
             assert f"127.0.0.1:20001:{odd['socket']}" in words
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "{run}/submission.json", "{secret}/../control.json", "{secret}/../../../../x", "{secret}/link",
+                                  "{secret}/below/token", "token", "{secret}"])  # fmt: skip
+def test_a_token_is_a_secret_of_its_attempt(run: runs.Run, path: str) -> None:
+    secret = run.paths.attempt(0).secret
+    secret.mkdir(parents=True)
+    (secret / "link").symlink_to("/etc/passwd")
+    named = path.format(run=run.paths.directory, secret=secret)
+    attempt(run, 0, jupyter=SERVICE | {"token_file": named})
+    with pytest.raises(StorageError, match="no token of the run"):
+        tunnel_remote.services(run)

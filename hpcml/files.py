@@ -1,0 +1,310 @@
+"""Read files that somebody else could have written, and write files into whose way nobody can put a link.
+
+A run's record, a setting or an image may lie where another account can write. So a file is opened without waiting
+(a pipe) and, but for settings and images, without following a link; it must be a regular file of an owner who may
+decide, and not larger than its kind ever is. What is wrong is an ``OSError`` that says so, like any other file's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import secrets
+import stat
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+RECORD = 64 << 20  # bytes; a run's record, its events: some kilobytes, of very long runs some megabytes
+SETTINGS = 1 << 20  # bytes of a file of settings or a template
+_LINKS = 40  # links on one path, as the kernel has it
+
+
+class ForeignError(OSError):
+    """A file is not one that may be used; ``why`` and ``strerror`` say why."""
+
+    def __init__(self, why: str, path: Path) -> None:
+        self.why = why
+        super().__init__(errno.EPERM, why, str(path))
+
+
+# -- whose it is -----------------------------------------------------------------------------------------------------
+
+
+def account(uid: int) -> str:
+    """Return the name of an account, or its number."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"
+
+
+def group(gid: int) -> str:
+    """Return the name of a group, or its number."""
+    import grp
+
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return f"gid {gid}"
+
+
+def is_ours(facts: os.stat_result) -> bool:
+    """Whether a file belongs to this user or to root."""
+    return facts.st_uid in (os.geteuid(), 0)
+
+
+def _group_is_ours(gid: int) -> bool:
+    """Whether a group is this user alone: many systems give each user one of the same name, and a umask of 002."""
+    import grp
+    import pwd
+
+    try:
+        me, them = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
+    except KeyError:
+        return False
+    return me.pw_gid == gid and them.gr_name == me.pw_name and set(them.gr_mem) <= {me.pw_name}
+
+
+def written_by_others(facts: os.stat_result) -> str:
+    """Return who else may write to a file or folder by its mode: everybody, a group, or nobody (empty)."""
+    if facts.st_mode & stat.S_IWOTH:
+        return "everybody"
+    if facts.st_mode & stat.S_IWGRP and not _group_is_ours(facts.st_gid):
+        return f"group {group(facts.st_gid)}"
+    return ""
+
+
+def _why_foreign(facts: os.stat_result, *, closed: bool) -> str:
+    """Return why a file or folder is not this user's alone, or nothing."""
+    if not is_ours(facts):
+        return f"it belongs to {account(facts.st_uid)}"
+    if closed and (who := written_by_others(facts)):
+        return f"{who} may write to it"
+    return ""
+
+
+def is_own_folder(path: str | Path) -> bool:
+    """Whether this is a folder of this user's (no link to one)."""
+    try:
+        facts = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid()
+
+
+# -- reading ---------------------------------------------------------------------------------------------------------
+
+
+def open_regular(path: Path, *, ours: bool = True, closed: bool = False, follow: bool = False) -> int:
+    """Open a regular file for reading, without waiting for anybody, and return its descriptor.
+
+    Parameters
+    ----------
+    ours
+        Whether it must be this user's or root's.
+    closed
+        Whether nobody else may be able to write to it.
+    follow
+        Whether the path may be a link.
+
+    Raises
+    ------
+    ForeignError
+        If it is not such a file; OSError if it cannot be opened.
+    """
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+    try:
+        descriptor = os.open(path, flags)
+    except OSError as error:
+        if error.errno == errno.ELOOP and not follow:
+            raise ForeignError("it is a link", path) from error
+        if error.errno == errno.ENXIO:  # a socket, or a pipe's like
+            raise ForeignError("it is no regular file", path) from error
+        raise
+    facts = os.fstat(descriptor)
+    why = "" if stat.S_ISREG(facts.st_mode) else "it is no regular file"
+    if not why and ours:
+        why = _why_foreign(facts, closed=closed)
+    if why:
+        os.close(descriptor)
+        raise ForeignError(why, path)
+    return descriptor
+
+
+def read(path: Path, limit: int = RECORD, *, ours: bool = True, closed: bool = False, follow: bool = False) -> bytes:
+    """Return what a file holds; see :func:`open_regular`.
+
+    Raises
+    ------
+    ForeignError
+        If it is not such a file, or larger than ``limit`` bytes; OSError if it cannot be read.
+    """
+    with open(open_regular(path, ours=ours, closed=closed, follow=follow), "rb") as file:
+        if os.fstat(file.fileno()).st_size > limit:  # before any of it is read: it may be a hole of terabytes
+            raise ForeignError(f"it is larger than {limit} bytes", path)
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise ForeignError(f"it is larger than {limit} bytes", path)
+    return data
+
+
+def parsed(parse: Callable[[str], T], text: str) -> T:
+    """Return what a parser makes of a text; one that is nested without end is a ValueError like other nonsense."""
+    try:
+        return parse(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except MemoryError:
+        raise ValueError("it takes more memory than there is") from None
+
+
+def read_json(path: Path, limit: int = RECORD, *, ours: bool = True, follow: bool = False) -> Any:
+    """Return what a JSON file holds.
+
+    Raises
+    ------
+    ValueError
+        If it is no JSON; OSError as :func:`read`.
+    """
+    return parsed(json.loads, read(path, limit, ours=ours, follow=follow).decode())
+
+
+def read_setting(path: Path) -> str:
+    """Return a file that is obeyed: settings, a profile, a template.
+
+    It, and where it is a link that link, must be this user's or root's, and nobody else may write to it. The same holds
+    for the folder in which it lies, unless only owners may replace what is in it (``/tmp``). Folders above need not be
+    looked at: who can replace one of them cannot put a file of this user's into it.
+
+    Raises
+    ------
+    ForeignError
+        If it is not such a file; OSError if it cannot be read; UnicodeDecodeError if it is no text.
+    """
+    real = Path(os.path.realpath(path))
+    for place in {path, real}:
+        link = os.lstat(place)
+        if stat.S_ISLNK(link.st_mode) and not is_ours(link):
+            raise ForeignError(f"it is a link of {account(link.st_uid)}", path)
+        above = place.parent.stat()
+        if not is_ours(above):
+            raise ForeignError(f"its folder belongs to {account(above.st_uid)}", path)
+        if not above.st_mode & stat.S_ISVTX and (who := written_by_others(above)):
+            raise ForeignError(f"{who} may write to its folder", path)
+    try:
+        return read(real, SETTINGS, closed=True).decode()
+    except ForeignError as error:
+        raise ForeignError(error.why, path) from error
+
+
+# -- writing ---------------------------------------------------------------------------------------------------------
+
+
+def create(path: Path, mode: int = 0o600) -> int:
+    """Make a new file and return its descriptor; what is there already, a link included, is an error."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+
+
+def beside(path: Path) -> Path:
+    """Return a hidden name beside a file that nobody can foresee, for what is to take its place."""
+    return path.with_name(f".{path.name[:200]}.{secrets.token_hex(8)}.new")
+
+
+def write(path: Path, data: str | bytes, mode: int = 0o600) -> None:
+    """Put a file in place by writing another and renaming it: whole or not at all, and through no link."""
+    new = beside(path)
+    descriptor = create(new, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+        new.rename(path)
+    except BaseException:
+        with contextlib.suppress(OSError):  # the first error is the one to tell
+            new.unlink()
+        raise
+
+
+# -- the folders above -----------------------------------------------------------------------------------------------
+
+
+class Above(NamedTuple):
+    """A folder or link through which a path leads."""
+
+    path: Path
+    facts: os.stat_result
+
+
+def leading_to(path: Path) -> Iterator[Above]:
+    """Yield every folder and every link that a path leads through, from the root on, as far as they are there.
+
+    Raises
+    ------
+    OSError
+        If the path holds a ring of links.
+    """
+    waiting, here, links = list(reversed(path.parts[1:])), Path("/"), 0
+    yield Above(here, os.lstat(here))
+    while waiting:
+        part = waiting.pop()
+        if part == "..":
+            here = here.parent
+            continue
+        step = here / part
+        try:
+            facts = os.lstat(step)
+        except FileNotFoundError:
+            return
+        yield Above(step, facts)
+        if not stat.S_ISLNK(facts.st_mode):
+            here = step
+            continue
+        links += 1
+        if links > _LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+        target = step.readlink()
+        if target.is_absolute():
+            here = Path("/")
+        waiting += reversed([word for word in target.parts if word != "/"])
+
+
+class Replaceable(NamedTuple):
+    """A folder on a path whose entries others may replace: who, and whether the site may have meant it so."""
+
+    path: Path
+    who: str
+    meant: bool
+
+
+def replaceable(path: Path, trusted: Collection[str] = ()) -> list[Replaceable]:
+    """Return where others could put something else in the place of a path, the worst first.
+
+    Who owns a folder may replace what is in it, and so may who may write to it, unless it is sticky: then only who owns
+    what is replaced. A folder that a group may write to is how projects share their space, and may be meant; one of
+    another account, or that everybody may write to, is not.
+
+    Parameters
+    ----------
+    trusted
+        Accounts, and groups as ``@NAME``, that may.
+
+    Raises
+    ------
+    OSError
+        If a folder on the way cannot be looked at.
+    """
+    found = []
+    for place, facts in leading_to(path):
+        if not is_ours(facts) and (who := account(facts.st_uid)) not in trusted:
+            found.append(Replaceable(place, who, meant=False))
+        elif not stat.S_ISDIR(facts.st_mode) or facts.st_mode & stat.S_ISVTX:
+            continue
+        elif (who := written_by_others(facts)) and f"@{who.removeprefix('group ')}" not in trusted:
+            found.append(Replaceable(place, who, meant=who != "everybody"))
+    return sorted(found, key=lambda one: one.meant)

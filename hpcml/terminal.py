@@ -1,0 +1,71 @@
+r"""The one way of text to the terminal, which shows all that somebody else could have written, and obeys none of it.
+
+A log, a label, a file's name or another program's answer may hold escape sequences that repaint the screen, line breaks
+that add rows to a table, and marks that turn the direction of writing. All of them are shown as Python writes them in a
+text (``\x1b``, ``\n``, ``\u202e``).
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+import sys
+from typing import TextIO
+
+# DEL and the controls of C1; marks without a shape that hide or turn text (Unicode's Cf); line and paragraph
+# separators; halves of characters.
+_INVISIBLE = (
+    "\x7f-\x9f\xad\u061c\u06dd\u070f\u115f\u1160\u17b4\u17b5\u180b-\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164"
+    "\ud800-\udfff\ufe00-\ufe0e\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+)
+_IN_A_LINE = re.compile(f"[\x00-\x1f{_INVISIBLE}]")
+# Tabs, line breaks and a progress bar's carriage return stay.
+_IN_A_LOG = re.compile(f"[\x00-\x08\x0b\x0c\x0e-\x1f{_INVISIBLE}]")
+
+
+def shown(text: object) -> str:
+    """Return a text as one line of which nothing is obeyed: line breaks are shown too."""
+    return _IN_A_LINE.sub(_escape, str(text))
+
+
+def _escape(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape", "backslashreplace").decode("ascii")
+
+
+def say(line: object = "", file: TextIO | None = None, *, end: str = "\n") -> None:
+    """Print one line at once, to standard output unless said otherwise; a line break in it is shown, not made."""
+    print(shown(line), file=file or sys.stdout, end=end, flush=True)
+
+
+def say_lines(text: str, file: TextIO | None = None) -> None:
+    """Print a text of several lines; foreign parts of it have passed :func:`shown` before."""
+    for line in text.split("\n"):
+        say(line, file)
+
+
+def note(words: object) -> None:
+    """Print a note of hpcml's to standard error."""
+    say(f"hpcml: note: {words}.", sys.stderr)
+
+
+class Raw:
+    """Pass bytes on that somebody's program wrote: a log, a batch script, what another machine says.
+
+    To a terminal they go with all that it would obey made visible, but for tabs, line breaks and the carriage return of
+    a progress bar, which can hide nothing but a line of the same text. Elsewhere (a file, a pipe) they go byte for
+    byte: what the program behind a pipe does with them is its own matter, as with ``cat``.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+        self.guarded = stream.isatty()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+
+    def write(self, data: bytes, *, last: bool = False) -> None:
+        """Pass on some bytes; a character that is not whole waits for the rest, unless these are the last."""
+        self.stream.flush()
+        if self.guarded:
+            self.stream.write(_IN_A_LOG.sub(_escape, self._decoder.decode(data, last)))
+        else:
+            self.stream.buffer.write(data)
+        self.stream.flush()

@@ -1,0 +1,137 @@
+"""Runs that another account planted, and records with hostile files: passed over or named, never obeyed, never waited for."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import planted
+from hpcml import errors, shell
+from world import World
+
+FILES = ("submission.json", "plan.json", "status.json", "events.jsonl")
+
+
+def plant(world: World, name: str, **submission: object) -> Path:
+    """Put a run of another account into the folder for runs, with the files of a real one."""
+    source = world.runs / next(one for one in world.left() if one.startswith("job-"))
+    target = world.runs / name
+    shutil.copytree(source, target, symlinks=True)
+    facts = json.loads((target / "submission.json").read_text()) | submission
+    (target / "submission.json").write_text(json.dumps(facts))
+    planted.give(target)
+    return target
+
+
+def test_a_run_of_another_account_is_nobody_s(world: World) -> None:
+    planted.need_another_account()
+    own = world.submit()
+    planted.open_to_all(world.runs)
+    sleeper = subprocess.Popen(["sleep", "600"])
+    try:
+        pid = {"slurm": False, "job": "", "pid": sleeper.pid, "started": shell.start_time(sleeper.pid)}
+        plant(world, "evil-20990101-000000-0000", **pid)
+        plant(world, "zed-20990101-000000-0001", job="1")
+        (world.runs / "zed-20990101-000000-0001" / ".submission.json.new").symlink_to(world.script)
+        link = world.runs / "link-20990101-000000-0002"
+        link.symlink_to(world.runs / "evil-20990101-000000-0000")
+        os.chown(link, planted.STRANGER, planted.STRANGER, follow_symlinks=False)
+        (world.runs / f"x{planted.ESCAPES.strip()}-20990101-000000-0003".replace("/", "")).mkdir()
+        rows = json.loads(world.run("ls", "--json").stdout)
+        assert [row["run"] for row in rows] == [own.name]
+        assert world.run("ls").stdout.count("2099") == 0
+        assert own.name in world.run("status", "last").stdout
+        for word in ("evil", "zed", "link", "evil-20990101-000000-0000", "zed-2", "link-20990101-000000-0002"):
+            for command in ("status", "logs", "cancel", "tunnel", "fabric"):
+                done = world.run(command, word)
+                assert done.returncode in (errors.NOT_FOUND, errors.USAGE), (command, word, done.stdout, done.stderr)
+                assert planted.is_plain(done.stdout + done.stderr)
+        done = world.run("cancel", "last")
+        assert own.name in done.stdout, done.stderr
+        assert sleeper.poll() is None, "nobody's word ends a process of the user's"
+        assert world.script.read_text() == "print('hello')\n"
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+
+
+def test_a_planted_run_in_a_folder_that_was_closed_since(world: World) -> None:
+    """What is left there is passed over too, though nobody can plant more."""
+    planted.need_another_account()
+    own = world.submit()
+    plant(world, "evil-20990101-000000-0000")
+    assert [row["run"] for row in json.loads(world.run("ls", "--json").stdout)] == [own.name]
+    assert own.name in world.run("status").stdout
+    assert world.run("status", "evil").returncode == errors.NOT_FOUND
+    assert world.run("cancel", "evil-20990101-000000-0000").returncode == errors.STORAGE
+
+
+def test_hostile_files_of_a_run_keep_no_other_from_being_shown(world: World) -> None:
+    good = world.submit()
+    damaged: list[tuple[Path, str, str]] = []
+    for name in FILES:
+        for make in planted.HOSTILE:
+            copy = world.runs / f"bad-20261121-0000{len(damaged):02d}-0000"
+            shutil.copytree(good, copy)
+            planted.put(copy / name, make)
+            damaged.append((copy, name, make.__name__))
+    last = world.submit()
+    done = world.run("ls", "--all", "--json")
+    assert done.returncode == 0, done.stderr
+    rows = {row["run"]: row for row in json.loads(done.stdout)}
+    assert rows[good.name]["state"] == rows[last.name]["state"] == "queued"
+    assert len(rows) == len(damaged) + 2
+    done = world.run("ls", "--all")
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == len(rows) + 1, "no row more than there are runs"
+    assert planted.is_plain(done.stdout)
+    for copy, name, kind in damaged[: 2 * len(planted.HOSTILE)] + damaged[3 * len(planted.HOSTILE) :: 3]:
+        done = world.run("status", copy.name)
+        assert done.returncode in (0, errors.STORAGE), (name, kind, done.stderr)
+        assert planted.is_plain(done.stdout + done.stderr), (name, kind)
+        if kind != "escapes" and (name, kind) != ("plan.json", "kinds"):
+            assert done.returncode == errors.STORAGE, (name, kind, done.stdout)
+            assert str(copy) in done.stderr
+
+
+@pytest.mark.parametrize("make", [planted.pipe, planted.endless, planted.folder, planted.ring])
+def test_a_log_that_is_no_file(world: World, make: object) -> None:
+    directory = world.submit()
+    planted.put(directory / "logs" / "driver.log", make)
+    done = world.run("logs", "last")
+    assert done.returncode in (errors.STORAGE, errors.NOT_FOUND), done.stdout
+    assert "driver" in done.stderr
+
+
+def test_a_record_is_not_written_through_a_link(world: World) -> None:
+    """Where a record is written anew, nobody can have put a link at the name that is written first."""
+    directory = world.submit()
+    name = json.loads((directory / "submission.json").read_text())["job"]
+    (directory / "submission.json").unlink()
+    victim = world.top / "victim"
+    victim.write_text("mine\n")
+    for guess in (".submission.json.new", f".submission.json.{os.getpid()}", ".submission.json.new.new"):
+        (directory / guess).symlink_to(victim)
+    assert world.run("status", "last").returncode == 0
+    assert json.loads((directory / "submission.json").read_text())["job"] == name, "found again by its comment"
+    assert victim.read_text() == "mine\n"
+
+
+def test_a_log_drives_no_terminal(world: World) -> None:
+    directory = world.submit()
+    text = f"hello {planted.ESCAPES} bye\n".encode() + b"\xff\x9b5n\n"
+    (directory / "logs" / "driver.log").write_bytes(text)
+    words = f"TERM=xterm {world.command} logs last"
+    shown = subprocess.run(["script", "-qec", words.replace("'", "'\\''"), "/dev/null"], cwd=world.project, check=True, capture_output=True,
+                           env={**world.environment, "PATH": os.environ["PATH"], "SHELL": "/bin/sh"})  # fmt: skip
+    assert b"hello \\x1b[2J\\x1b]0;owned\\x07" in shown.stdout
+    assert b"\x1b" not in shown.stdout
+    assert "\u202e".encode() not in shown.stdout
+    plain = subprocess.run([str(world.command), "logs", "last"], env=world.environment, cwd=world.project, check=True,
+                           capture_output=True)  # fmt: skip
+    assert plain.stdout == text, "a pipe gets every byte"

@@ -1,0 +1,70 @@
+"""What somebody else could have written is seen on the terminal, and obeyed by nothing."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import sys
+import unicodedata
+
+import pytest
+
+from hpcml import terminal
+from hpcml.errors import HpcmlError
+
+EVIL = (
+    "\x1b[2J\x1b[H", "\x1b]0;owned\x07", "\x1b]52;c;cm0gLXJm\x07", "\x9b31m", "\x1bP+q544e\x1b\\", "a\rb", "a\nfake row", "a\x0bb",
+    "a\x0cb", "\x08\x08\x08", "\x7f", "\x00", "\u202edcba", "\u2066x\u2069", "\u200b", "\u2028row", "\u2029row", "\ufeff", "\u00ad",
+    "\U000e0041", "\ud83d", "\x85row", "\u180e", "\u061c", "\u2060",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", EVIL, ids=ascii)
+def test_nothing_in_a_line_is_obeyed(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.say(f"before {text} after")
+    said = capsys.readouterr().out
+    assert said.count("\n") == 1
+    assert said.endswith(" after\n")
+    assert said[:-1].isprintable()
+    assert "\\" in said, "what was there is seen"
+    terminal.say_lines(str(HpcmlError(f"x{text}y", place=text, hint=text, quote=(text, text))))
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4, lines
+    assert all(line.isprintable() for line in lines)
+
+
+def test_every_control_and_format_character_is_shown() -> None:
+    bad = [chr(code) for code in range(sys.maxunicode + 1)
+           if unicodedata.category(chr(code)) in ("Cc", "Cf", "Zl", "Zp", "Cs")]  # fmt: skip
+    obeyed = [character for character in bad if terminal.shown(character) == character]
+    # signs that have a shape of their own: numbers and verses of Arabic and Syriac, Kaithi's and hieroglyphs' joiners
+    assert {unicodedata.name(character).split()[0] for character in obeyed} <= {
+        "ARABIC",
+        "SYRIAC",
+        "KAITHI",
+        "EGYPTIAN",
+    }
+    assert not [character for character in obeyed if ord(character) < 0x600]
+
+
+def test_what_people_write_stays() -> None:
+    for text in ("grüße, 世界 ✓ · …", "C:\\path\\n", "Ωμέγα עברית العربية", "e\u0301", "👍🏽", "non\u00a0breaking"):
+        assert terminal.shown(text) == text
+
+
+def test_a_terminal_is_not_driven_by_a_log_and_a_pipe_gets_every_byte() -> None:
+    log = b"50%\r100%\n\tgr\xc3\xbc\xc3\x9fe \x1b[2J\x9b5n \xe2\x80\xae\xff end"
+    leader, follower = pty.openpty()
+    with os.fdopen(follower, "w", encoding="utf-8") as screen:
+        raw = terminal.Raw(screen)
+        for position in range(len(log)):  # characters come in pieces
+            raw.write(log[position : position + 1])
+        raw.write(b"\xc3", last=True)
+        seen = os.read(leader, 4096).decode()
+    os.close(leader)
+    assert seen == "50%\r100%\r\n\tgrüße \\x1b[2J\\x9b5n \\u202e\\xff end\\xc3"
+    kept = io.BytesIO()
+    raw = terminal.Raw(io.TextIOWrapper(kept))
+    raw.write(log)
+    assert kept.getvalue() == log
