@@ -15,7 +15,16 @@ done
 export PYTHONPATH
 node=${SLURMD_NODENAME:-local}
 trap : HUP INT TERM USR1 USR2   # the role answers signals; this shell only has to outlive it
+exits=$HPCML_RUN_DIR/attempts/$HPCML_ATTEMPT/exit
+file=$exits/$role@$node
+killed=0
 "$@"; status=$?
-file=$HPCML_RUN_DIR/attempts/$HPCML_ATTEMPT/exit/$role@$node
+# A worker task that a signal ended takes its workers with it: it is started again, and the supervisor told.
+while [ "$role" = worker ] && [ "$status" -gt 128 ] && [ "$status" -lt 193 ] && [ "$killed" -lt "${HPCML_RESTARTS:-0}" ] &&
+  [ ! -e "${exits%/exit}/ended" ]; do
+  killed=$((killed + 1))
+  printf '%s\n' "$status" >"$exits/.killed@$node" && mv "$exits/.killed@$node" "$exits/killed@$node@$killed"
+  "$@"; status=$?
+done
 printf '%s\n' "$status" >"$file.new" && mv "$file.new" "$file"
 exit "$status"

@@ -12,6 +12,7 @@ from hpcml.inside.settings import Context
 
 _WHOLE = (200, 4096)  # lines and characters of each: Apptainer's hold paths, and all its options behind a wrong one
 _QUOTE = (12, 300)
+_STEP_GONE = "the step of the worker tasks is gone (was its srun killed?)"
 _NOT_ENTERED = (str(errors.IMAGE), str(entering.FATAL))  # image.sh's own, and Apptainer's
 
 
@@ -41,8 +42,16 @@ def root_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def missing_nodes(context: Context, present: set[str]) -> list[Missing]:
-    """Return the nodes that lack workers, with what is known of each from its files."""
+def missing_nodes(context: Context, present: set[str], *, step_gone: bool = False) -> list[Missing]:
+    """Return the nodes that lack workers, with what is known of each from its files.
+
+    Parameters
+    ----------
+    present
+        The names of the workers that are there.
+    step_gone
+        Whether the step of the worker tasks has ended, so that none can come back.
+    """
     exits = files.listed(context.attempt.exits)
     marks = files.listed(context.attempt.nodes)
     found = []
@@ -51,6 +60,8 @@ def missing_nodes(context: Context, present: set[str]) -> list[Missing]:
         if absent:
             quote = quote_of(context, node)
             why, final, remedy = _reason(context, node, exits, marks)
+            if step_gone and not final:
+                why, final = f"{_STEP_GONE} ({why})" if f"worker@{node}" in exits else _STEP_GONE, True
             found.append(Missing(node, absent, why, final, quote, remedy))
     return found
 
@@ -83,7 +94,7 @@ def not_entered(context: Context, status: str) -> bool:
     return bool(context.settings.image) and status in _NOT_ENTERED
 
 
-def of_the_scheduler(context: Context, closed: bool, late: float) -> Outcome | None:
+def of_the_scheduler(context: Context, closed: bool, late: float, *, step_gone: bool = False) -> Outcome | None:
     """Return how the run ends for want of a scheduler, None if it may still come.
 
     Parameters
@@ -92,6 +103,8 @@ def of_the_scheduler(context: Context, closed: bool, late: float) -> Outcome | N
         Whether it was there and has gone.
     late
         The seconds that have passed if its deadline has, else 0.
+    step_gone
+        Whether its step has ended, so that it cannot come any more.
     """
     exit_file = context.attempt.exit_of("scheduler", context.node)
     hint = f"The whole log: hpcml logs {context.run.directory.name} scheduler."
@@ -108,6 +121,8 @@ def of_the_scheduler(context: Context, closed: bool, late: float) -> Outcome | N
             hint = "Is distributed installed in the run's environment (runtime.python)?"
     elif closed:
         reason = f"the Dask scheduler on {context.node} ended at its start"
+    elif step_gone:
+        reason = f"the step of the Dask scheduler on {context.node} is gone (was its srun killed?)"
     elif late:
         reason = f"the Dask scheduler on {context.node} was not up within {late:g} s"
     else:
@@ -115,9 +130,9 @@ def of_the_scheduler(context: Context, closed: bool, late: float) -> Outcome | N
     return Outcome(code, "scheduler", "hpcml", reason, hint, quote)
 
 
-def of_the_workers(context: Context, present: set[str], late: float) -> Outcome | None:
-    """Return how the run ends for want of workers, None if they may still come; ``late`` as of the scheduler."""
-    lost = missing_nodes(context, present)
+def of_the_workers(context: Context, present: set[str], late: float, *, step_gone: bool = False) -> Outcome | None:
+    """Return how the run ends for want of workers, None if they may still come; the rest as of the scheduler."""
+    lost = missing_nodes(context, present, step_gone=step_gone)
     final = [missing for missing in lost if missing.final]
     if not late and not final:
         return None

@@ -10,6 +10,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+TOPIC = "hpcml"  # of Dask's events: what workers and clients tell the supervisor by way of the scheduler
+TOLD = {"worker-task-stopped": ("node",)}  # what may be told so, and the words that belong to it
+
 
 class Channel:
     """Accept one scheduler, read its lines and send it orders; its death is seen as the end of the stream."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import sys
 import time
 from dataclasses import dataclass
@@ -16,13 +17,16 @@ import dask.config
 from distributed import Worker
 from distributed.system import MEMORY_LIMIT
 
-from hpcml.inside import files, gpus, secure, surroundings, topology, transfer, wire
+from hpcml.inside import files, gpus, processes, secure, surroundings, topology, transfer, wire
+from hpcml.inside.control import TOPIC
 from hpcml.inside.network import NoProtocolError, choose_address, choose_protocol, ucx_environment
 from hpcml.inside.settings import Context
 
 ADDRESS = "scheduler-address"  # the file by which a node's worker task tells its workers where the scheduler is
 UCX_AT_ONCE = 32  # workers that may connect in one moment over UCX
 UCX_CONNECT_EVERY = 0.01  # seconds between the starts of more than that
+PARENT_LOOK = 1.0  # seconds between looks at the worker task
+PARENT_STOPPED = 5  # looks that must find it stopped: a whole job that is suspended stops in no order
 _FOR_GOOD = ("scheduler-close", "scheduler-close-worker")
 
 
@@ -187,5 +191,24 @@ async def _serve(
     )
     transfer.Transfers(worker, folder, device)
     await worker
+    watching = asyncio.create_task(_keep_parent_going(worker, context.node))
     await worker.finished()
+    watching.cancel()
     return worker.closed_because
+
+
+async def _keep_parent_going(worker: Worker, node: str) -> None:
+    """Have the worker task go on if somebody stopped it alone: meanwhile it replaces, watches and ends no worker.
+
+    If it dies, this process is killed with it (:func:`hpcml.inside.processes.end_with`).
+    """
+    parent = processes.Process.named(os.getppid())
+    stopped = 0
+    while True:
+        await asyncio.sleep(PARENT_LOOK)
+        stopped = stopped + 1 if parent.state == "T" else 0
+        if stopped == PARENT_STOPPED:
+            os.kill(parent.pid, signal.SIGCONT)
+            print(f"hpcml: the worker task on {node} was stopped (SIGSTOP); it goes on.", file=sys.stderr, flush=True)
+            worker.log_event(TOPIC, {"event": "worker-task-stopped", "node": node})
+            stopped = 0

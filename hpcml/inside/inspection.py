@@ -8,7 +8,7 @@ import signal
 import sys
 import traceback
 
-from hpcml.inside import files
+from hpcml.inside import files, processes
 from hpcml.inside.settings import Context
 
 DEADLINE = 20.0  # seconds; a driver that hangs must not keep the node
@@ -33,12 +33,14 @@ class Inspection:
         path = context.attempt.probe_of(context.node)
         path.parent.mkdir(mode=0o700, exist_ok=True)
         self.done, writer = os.pipe()
+        parent = os.getpid()
         self.pid = os.fork()  # safe: this process has one Python thread
         if self.pid:
             os.close(writer)
             return
         status = 1
         try:
+            processes.end_with(parent)
             from hpcml.inside import probe
 
             files.write_json(path, probe.probe())

@@ -21,6 +21,7 @@ from tornado.netutil import bind_unix_socket
 
 from hpcml.errors import SCHEDULER_NEVER_CAME
 from hpcml.inside import blame, dashboard, fabric, files, gpus, secure, surroundings, wire
+from hpcml.inside.control import TOLD, TOPIC
 from hpcml.inside.network import NoAddressError, NoProtocolError, choose_address, choose_protocol, ucx_environment
 from hpcml.inside.settings import Context, load
 
@@ -67,6 +68,11 @@ class Reporter(SchedulerPlugin):  # type: ignore[misc]
     def remove_worker(self, scheduler: Scheduler, worker: str, **_: Any) -> None:  # noqa: ARG002 - Dask's signature
         """Dask's hook: a worker has gone."""
         self.send(event="worker-removed", worker=self.names.pop(worker, worker), address=worker)
+
+    def log_event(self, topic: str, msg: Any) -> None:
+        """Dask's hook: a worker or a client has said something; what is meant for the supervisor is passed on."""
+        if topic == TOPIC and isinstance(msg, dict) and msg.get("event") in TOLD:
+            self.send(event=msg["event"], **{word: str(msg.get(word, ""))[:200] for word in TOLD[msg["event"]]})
 
 
 def main() -> int:

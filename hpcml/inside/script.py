@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
+import functools
 import os
 import signal
 import subprocess
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from hpcml.errors import DRIVER_NOT_STARTED
-from hpcml.inside import files, surroundings
+from hpcml.inside import files, processes, surroundings
 from hpcml.inside.settings import Context
 
 _SERVICES = {"jupyter": ("-P", "-m", "hpcml.inside.notebook")}  # -P: not with the user's folder as modules
@@ -42,7 +42,7 @@ class Script:
             cwd=settings.cwd,
             env=environment,
             process_group=0,
-            preexec_fn=_die_with_parent,  # noqa: PLW1509 - safe here: the supervisor has one thread
+            preexec_fn=functools.partial(processes.end_with, os.getpid()),  # noqa: PLW1509 - the supervisor has one thread
         )
         self.told = self.killed = False
 
@@ -85,12 +85,6 @@ class Script:
         if status > 128 and status - 128 in signal.valid_signals():
             return f"the script was killed by {signal.Signals(status - 128).name}"
         return f"the script ended with exit status {status}"
-
-
-def _die_with_parent() -> None:
-    """Ask Linux to kill the script when the supervisor dies (prctl(2), PR_SET_PDEATHSIG)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def _oom_kills() -> int:

@@ -106,6 +106,11 @@ class Context:
         """How long the folder may be in which the run's folder for sockets is made; kernels' names are long."""
         return 38 if self.settings.service else 70
 
+    @property
+    def worker_count(self) -> int:
+        """How many workers the run has when all are there."""
+        return sum(len(self.worker_names(node)) for node in self.nodes)
+
     def worker_names(self, node: str) -> tuple[str, ...]:
         """Return the names of a node's workers: ``n3``, or ``n3-0``, ``n3-1`` … when there are several."""
         count = self.settings.workers_per_node * (self.settings.nodes if self.settings.local else 1)

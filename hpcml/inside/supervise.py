@@ -18,8 +18,10 @@ from hpcml import errors
 from hpcml.inside import blame, files, gpus, secure
 from hpcml.inside.control import Channel
 from hpcml.inside.events import Diary
+from hpcml.inside.losses import LAST_WORDS, Losses, Steps
 from hpcml.inside.network import ucx_environment
 from hpcml.inside.outcome import Outcome, RunEndedError, say, write_or_say
+from hpcml.inside.own_time import OwnTime
 from hpcml.inside.script import Script
 from hpcml.inside.settings import Context, load
 from hpcml.inside.versions import Comparison
@@ -29,7 +31,6 @@ NOTES_TICK = 0.25  # seconds between looks at the notes that the batch script le
 SLOW_TICK = 0.5  # seconds between looks at files that other nodes write
 CERTIFICATE_WITHOUT_LIMIT = 8 * 86400.0  # seconds; a job without a time limit of its own
 ORDERLY = 2.0  # seconds that scheduler and workers have to close by themselves, a quarter if they never were all up
-LAST_WORDS = 1.0  # seconds from the end of the scheduler's line to its exit status: its log is whole only then
 SETTLE = 0.3  # seconds for Slurm's own signal to arrive beside the batch script's note
 
 
@@ -56,6 +57,14 @@ class Supervisor:
     notes: set[str] = field(default_factory=set)
     notes_read: float = 0.0
     closed_at: float = 0.0
+    clock: OwnTime = field(default_factory=OwnTime)
+    steps: Steps = field(init=False)
+    losses: Losses = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Take in the steps that the batch script started, and begin to count what is lost."""
+        self.steps = Steps(self.clock)
+        self.losses = Losses(self.context, self.diary, self.clock, self.warn)
 
     # -- phases ---------------------------------------------------------------------------------------------------
 
@@ -187,13 +196,12 @@ class Supervisor:
         write_or_say(self.context.attempt.ended, {"status": outcome.status})
         outcome.write(self.context, "ending", self.warnings)
         self.channel.send(do="close")
-        steps = [int(word) for word in os.environ.get("HPCML_STEPS", "").split()]
         orderly = start + (ORDERLY if outcome.phase == "driver" else ORDERLY / 4)
-        while (left := [pid for pid in steps if _alive(pid)]) and time.monotonic() < orderly:
+        while (left := self.steps.alive()) and time.monotonic() < orderly:
             self.channel.receive(TICK)
         _force(left, local=self.context.settings.local)
         deadline = start + self.context.settings.teardown_deadline
-        while any(_alive(pid) for pid in left) and time.monotonic() < deadline:
+        while self.steps.alive() and time.monotonic() < deadline:
             self.channel.receive(TICK)
         secure.remove_secrets(self.context.attempt)
         self.diary.write("torn-down", seconds=round(time.monotonic() - start, 3), killed=len(left))
@@ -238,6 +246,7 @@ class Supervisor:
 
     def _step(self) -> None:
         """Take in what the scheduler says, for at most one tick."""
+        self.clock.tick()
         for message in self.channel.receive(TICK):
             event = message.pop("event", "")
             if event == "scheduler-up":
@@ -252,6 +261,9 @@ class Supervisor:
                 self.released = True
             elif event == "fabric-checked":
                 self.fabric = message
+            elif event == "worker-task-stopped":
+                self.losses.tell_stopped(message["node"])
+                continue
             self.diary.write(event, **message)
 
     def _time_to_look(self) -> bool:
@@ -296,21 +308,27 @@ class Supervisor:
         """While the script runs: end it if no worker is left that could come back, or if the policy says so."""
         if self.released or not self._time_to_look():
             return
-        lost = blame.missing_nodes(self.context, self.present)
-        final = [missing for missing in lost if missing.final]
-        if final and (self.context.settings.on_loss == "fail" or not self.present):
-            reason = f"workers were lost: {'; '.join(missing.sentence() for missing in final)}"
+        missing = self.losses.look(self.present, step_gone=self.steps.gone("worker"))
+        final = [node for node in missing if node.final]
+        none_left = not self.present and len(final) == len(missing)
+        self.losses.tell(missing, len(self.present))
+        if final and (self.context.settings.on_loss == "fail" or none_left):
+            reason = f"workers were lost: {'; '.join(node.sentence() for node in final)}"
             raise RunEndedError(self._outcome(errors.WORKERS_LOST, reason, "", final[0].quote))
 
     def _scheduler_missing(self, late: bool, seconds: float) -> None:
         if self.channel.closed and not self.closed_at:
             self.closed_at = time.monotonic()
         silent = self.channel.closed and time.monotonic() - self.closed_at > LAST_WORDS
-        if ended := blame.of_the_scheduler(self.context, silent, seconds if late else 0.0):
+        if ended := blame.of_the_scheduler(
+            self.context, silent, seconds if late else 0.0, step_gone=self.steps.gone("scheduler")
+        ):
             raise RunEndedError(ended)
 
     def _workers_missing(self, late: bool, seconds: float) -> None:
-        if ended := blame.of_the_workers(self.context, self.present, seconds if late else 0.0):
+        if ended := blame.of_the_workers(
+            self.context, self.present, seconds if late else 0.0, step_gone=self.steps.gone("worker")
+        ):
             raise RunEndedError(ended)
 
     def _outcome(self, status: int, reason: str, hint: str, quote: tuple[str, ...]) -> Outcome:

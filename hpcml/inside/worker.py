@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpcml.errors import WORKERS_NEVER_CAME
-from hpcml.inside import files
+from hpcml.inside import files, processes
 from hpcml.inside.imports import long_import
 from hpcml.inside.inspection import Inspection, UnfitError
 from hpcml.inside.settings import Context, load
@@ -165,7 +165,9 @@ def _keep(node: Node, serve: Callable[[Slot], int], memory_limit: int, address: 
         _check_memory(node.slots, memory_limit)
         _stop_if_ended(node)
         if os.getppid() != parent:
-            print("hpcml: the step that started this task is gone.", file=sys.stderr)
+            node.refused = "the step that started the worker task is gone"
+            node.mark("refused")
+            print(f"hpcml: {node.refused}.", file=sys.stderr)
             return WORKERS_NEVER_CAME
     failed = any(slot.failed for slot in node.slots)
     node.mark("failed" if failed else "ended")
@@ -195,11 +197,13 @@ def _start(slot: Slot, serve: Callable[[Slot], int]) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     slot.started = time.monotonic()
+    parent = os.getpid()
     slot.pid = os.fork()  # safe: this process has one Python thread and never starts an event loop
     if slot.pid:
         return
     status = 1
     try:
+        processes.end_with(parent)  # without it nobody would replace, watch or end this worker
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

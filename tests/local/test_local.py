@@ -147,7 +147,13 @@ def test_the_scheduler_is_killed(here: Here) -> None:
 def test_a_part_of_hpcml_is_killed(here: Here, role: str) -> None:
     """Whichever process dies, nothing of the run survives it for long, and the run is not left open."""
     _, directory = here.detach(
-        CONNECT + "time.sleep(60)\n", "--set", "workers.on_loss=fail", "--set", "deadlines.driver_grace=1s"
+        CONNECT + "time.sleep(60)\n",
+        "--set",
+        "workers.on_loss=fail",
+        "--set",
+        "workers.restarts=0",
+        "--set",
+        "deadlines.driver_grace=1s",
     )
     here.until(
         lambda: (directory / "events.jsonl").exists() and "driver-started" in (directory / "events.jsonl").read_text()

@@ -1,0 +1,162 @@
+"""What is lost while the script runs: said once, for good only when nothing can come back, and never for a suspension."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from hpcml.inside import files, processes
+from hpcml.inside.events import Diary
+from hpcml.inside.losses import LAST_WORDS, Losses, Steps
+from hpcml.inside.own_time import MOST, OwnTime
+from hpcml.inside.settings import Context
+from hpcml.layout import RunPaths
+
+
+class Clock(OwnTime):
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds = 0.0
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Context:
+    run = RunPaths(tmp_path)
+    for folder in (run.attempt(0).nodes, run.attempt(0).exits, run.logs):
+        folder.mkdir(parents=True)
+    settings = SimpleNamespace(workers_deadline=30.0, workers_per_node=2, local=False, nodes=2, image="")
+    return Context(run, run.attempt(0), 0, settings, "n1", ("n1", "n2"))  # type: ignore[arg-type]
+
+
+def losses(context: Context) -> Losses:
+    return Losses(context, Diary(context.run.events, 0), Clock(), print)
+
+
+def told(context: Context) -> list[dict[str, object]]:
+    return [json.loads(line) for line in context.run.events.read_text().splitlines()]
+
+
+def mark(context: Context, node: str, state: str) -> None:
+    facts = {"refused": "", "failed": [], "deaths": {}, "state": state}
+    files.write_json(context.attempt.mark_of(node), facts)
+
+
+def test_a_node_whose_task_has_ended_is_told_once(context: Context, capsys: pytest.CaptureFixture[str]) -> None:
+    mark(context, "n2", "workers")
+    (context.attempt.exits / "worker@n2").write_text("137\n")
+    found = losses(context)
+    for _ in range(3):
+        missing = found.look({"n1-0", "n1-1"}, step_gone=False)
+        found.tell(missing, 2)
+    assert [node.final for node in missing] == [True]
+    words = "n2 lost 2 workers for good: the worker task ended with exit status 137; 2 of 4 workers are left."
+    assert capsys.readouterr().out == f"{words}\n"
+    assert [(event["event"], event["workers"]) for event in told(context)] == [("workers-lost", ["n2-0", "n2-1"])]
+
+
+def test_a_task_that_is_started_again_is_told_and_not_lost(
+    context: Context, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mark(context, "n2", "starting")
+    (context.attempt.exits / "killed@n2@1").write_text("137\n")
+    found = losses(context)
+    for _ in range(2):
+        found.tell(found.look({"n1-0", "n1-1"}, step_gone=False), 2)
+    assert capsys.readouterr().out.count("n2: the worker task was killed (exit status 137); it is started again") == 1
+    assert [event["event"] for event in told(context)] == ["worker-task-killed"]
+
+
+def test_workers_that_stay_away_are_lost_after_the_deadline(context: Context) -> None:
+    """As those of a node that lost its network: nothing says that they ended."""
+    mark(context, "n2", "workers")
+    found = losses(context)
+    assert not found.look({"n1-0", "n1-1"}, step_gone=False)[0].final
+    found.clock.seconds = 29.0
+    assert not found.look({"n1-0", "n1-1"}, step_gone=False)[0].final
+    found.clock.seconds = 31.0
+    assert found.look({"n1-0", "n1-1"}, step_gone=False)[0].final
+    assert found.look({"n1-0", "n1-1", "n2-0", "n2-1"}, step_gone=False) == []
+    assert not found.look({"n1-0", "n1-1"}, step_gone=False)[0].final  # they were back: counted anew
+
+
+def test_a_step_that_is_gone_makes_every_node_final(context: Context) -> None:
+    mark(context, "n1", "workers")
+    mark(context, "n2", "workers")
+    missing = losses(context).look(set(), step_gone=True)
+    assert [(node.final, "the step of the worker tasks is gone" in node.why) for node in missing] == [(True, True)] * 2
+
+
+def test_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    step = subprocess.Popen(["sleep", "100"])
+    monkeypatch.setenv("HPCML_STEPS", f"{os.getpid()} {step.pid}")
+    steps = Steps(clock)
+    assert (steps.gone("worker"), steps.alive()) == (False, [os.getpid(), step.pid])
+    step.kill()
+    step.wait()
+    assert (steps.gone("worker"), steps.alive()) == (False, [os.getpid()])  # its tasks' last words are awaited
+    clock.seconds += LAST_WORDS + 0.1
+    assert (steps.gone("worker"), steps.gone("scheduler")) == (True, False)
+
+
+def test_without_steps_nothing_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HPCML_STEPS", raising=False)
+    assert not Steps(Clock()).gone("worker")
+
+
+def test_a_zombie_and_a_pid_given_out_again_have_ended() -> None:
+    child = subprocess.Popen(["true"])
+    process = processes.Process.named(child.pid)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert not process.alive
+    child.wait()
+    assert not processes.Process(os.getpid(), "1").alive
+    assert processes.Process.named(os.getpid()).alive
+
+
+def test_a_suspension_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([100.0, 100.5, 4000.0, 4001.0])
+    monkeypatch.setattr(time, "monotonic", lambda: next(times))
+    clock = OwnTime()
+    assert [clock.tick(), clock.tick(), clock.tick()] == [0.5, 0.5 + MOST, 1.5 + MOST]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="prctl is Linux's")
+def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
+    """Also one whose parent was gone before it could ask."""
+    text = f"""
+import os, sys, time
+sys.path.insert(0, {str(Path(__file__).resolve().parents[2])!r})
+from hpcml.inside import processes
+parent = os.getpid()
+for late in (False, True):
+    if not os.fork():
+        if late:
+            while os.getppid() == parent:
+                time.sleep(0.01)
+        processes.end_with(parent)
+        open(f"{tmp_path}/{{late}}", "w").write(str(os.getpid()))
+        time.sleep(100)
+        os._exit(0)
+while not os.path.exists("{tmp_path}/False"):
+    time.sleep(0.01)
+os.kill(parent, {int(signal.SIGKILL)})
+"""
+    subprocess.run([sys.executable, "-c", text], check=False)
+    left = int((tmp_path / "False").read_text())
+    deadline = time.monotonic() + 20
+    while processes.Process.named(left).state:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    time.sleep(0.2)
+    assert not (tmp_path / "True").exists()
