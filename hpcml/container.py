@@ -75,16 +75,17 @@ def kernels(image: str) -> str:
 
 
 def _own_binds(site: Site, spec: JobSpec, paths: RunPaths) -> list[tuple[str, str]]:
-    """Return the run's directory, hpcml's modules in it for reading only, the folder of the submission, and scratch."""
+    """Return the run's directory, hpcml's modules in it for reading only, the user's folders, and scratch."""
     scratch = site.paths.scratch if site.paths.scratch.startswith("/") and "$" not in site.paths.scratch else ""
+    sources = [str(folder) for folder in spec.sources if folder != spec.cwd]
     own = ((str(paths.directory), "paths.runs"), (str(spec.cwd), "the folder that you submit from"),
-           (scratch, "paths.scratch"))  # fmt: skip
+           *((folder, "the script's folder") for folder in sources), (scratch, "paths.scratch"))  # fmt: skip
     for path, place in own:
         if any(divider in path for divider in _DIVIDERS) or path != path.rstrip():
             hint = "Choose a path without ':', ',' and '\\', and without a blank at its end."
             raise ConfigError("This path cannot be bound into an image", place=f"{place}: {path}", hint=hint)
-    binds = [(str(paths.directory), ""), (str(paths.library), ":ro"), (str(spec.cwd), "")]
-    return [*binds, (scratch, "")] if scratch else binds
+    users = [str(spec.cwd), *sources, *([scratch] if scratch else [])]
+    return [(str(paths.directory), ""), (str(paths.library), ":ro"), *((folder, "") for folder in users)]
 
 
 def _bind(words: str, place: str) -> str:

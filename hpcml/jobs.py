@@ -19,7 +19,7 @@ class JobSpec(NamedTuple):
     ``cwd`` is where the script runs: the folder that the user submitted from, so that relative data paths hold.
     ``service`` is a web service in the place of a script (``jupyter``; ``script`` is then only its name), which ends
     after ``idle`` seconds without use (0: never). ``staged``: script and ``cwd`` are there for the submission only, and
-    the script runs in the run's own copy of them.
+    the script runs in the run's own copy of them. ``sources`` are the folders that the copy of the code may link to.
     """
 
     script: Path
@@ -40,6 +40,7 @@ class JobSpec(NamedTuple):
     service: str = ""
     idle: float = 0.0
     staged: bool = False
+    sources: tuple[Path, ...] = ()
 
 
 def check_script(script: Path) -> None:

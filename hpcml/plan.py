@@ -361,6 +361,7 @@ def _launcher(site: Site, paths: RunPaths, role: str, ask: Ask) -> tuple[str, ..
 
 
 def _inside(site: Site, spec: JobSpec, paths: RunPaths, ask: Ask, lead: int, slurm: bool, image: str) -> Settings:
+    in_place = site.code.snapshot == "none" and not spec.staged
     return Settings(
         local=not slurm,
         nodes=ask.nodes,
@@ -384,7 +385,7 @@ def _inside(site: Site, spec: JobSpec, paths: RunPaths, ask: Ask, lead: int, slu
         fabric_deadline=units.parse_seconds(site.deadlines.fabric),
         driver_grace=units.parse_seconds(site.deadlines.driver_grace),
         teardown_deadline=units.parse_seconds(site.deadlines.teardown),
-        script="" if spec.service else str(paths.code / spec.script.name),
+        script="" if spec.service else str(spec.script if in_place else paths.code / spec.script.name),
         arguments=spec.arguments,
         cwd=str(spec.cwd),
         image=image,

@@ -88,7 +88,7 @@ class Parcel:
 
     def __init__(self, script: Path, folder: Path, code: Code) -> None:
         self.script, self.folder = script.name, folder
-        self.left_out = take(script, folder, code)
+        self.taken = take(script, folder, code, linked=False)
         self.entries: list[Entry] = listing(folder)[0]
         self.size = sum(entry.size for entry in self.entries)
 

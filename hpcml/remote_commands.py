@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcml import commands, config, jobs, remote, sites
+from hpcml import commands, config, jobs, remote, sites, snapshot
 from hpcml.errors import StorageError, UsageError
 from hpcml.remote_protocol import (
     LONGEST_LINE,
@@ -110,10 +110,12 @@ def _submit(
     # The limits of the copy are this end's; the login node's count once more when the run takes its own.
     limits = [word for word in options.set or () if word.startswith("code.")]
     code = sites.load("", environment, here, limits).site.code
+    if code.snapshot == "none":
+        hint = "Leave it out, or copy the code there and submit it there."
+        raise UsageError("A script of this laptop cannot run where it lies", place="code.snapshot = 'none'", hint=hint)
     with tempfile.TemporaryDirectory(prefix="hpcml-parcel-") as folder:  # 0700
         parcel = remote.Parcel(path, Path(folder), code)
-        if parcel.left_out:
-            note(f"not sent: {parcel.left_out}")
+        _look_at(parcel)
         if missing := remote.unsent(script[1:], here, parcel.entries):
             words = "names a file of this laptop that is" if len(missing) == 1 else "name files of this laptop that are"
             listed = ", ".join(repr(word) for word in missing)
@@ -123,6 +125,24 @@ def _submit(
         say(f"  sending    {many}, {amount(parcel.size)} to {connection.host}", sys.stderr)
         asked = [command, *_waiting(command, options, own), "--", parcel.script, *script[1:]]
         return _pass_on(connection, asked, parcel)
+
+
+def _look_at(parcel: remote.Parcel) -> None:
+    """Say what is not sent, and refuse to send code without the modules that it imports.
+
+    Raises
+    ------
+    UsageError
+        If a module is missing that would not be found on the cluster either.
+    """
+    if needed := snapshot.needed(parcel.taken, parcel.folder):
+        hint = "Raise that limit (--set code.…=…), or put the script into a folder with less beside it."
+        raise UsageError("The code needs what would not be sent", place=snapshot.listed(needed), hint=hint)
+    if parcel.taken.missing:
+        note(f"not sent: {snapshot.listed(parcel.taken.missing)}")
+    if above := parcel.taken.above:
+        words = "leads above the script's folder, where nothing is sent"
+        note(f"{', '.join(above[:3])} {words}")
 
 
 def amount(size: float) -> str:

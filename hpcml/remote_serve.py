@@ -95,7 +95,7 @@ class Caller:
 
     def spec(self, spec: JobSpec) -> JobSpec:
         """Return the request of a staged script: its folder is the staging folder, until the run has its own copy."""
-        return spec if self.staging is None else spec._replace(cwd=self.staging, staged=True)
+        return spec if self.staging is None else spec._replace(cwd=self.staging, staged=True, sources=())
 
     @contextlib.contextmanager
     def handing_over(self, run_id: str) -> Iterator[None]:

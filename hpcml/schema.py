@@ -189,7 +189,7 @@ class Login(NamedTuple):
 
 
 class Code(NamedTuple):
-    """The snapshot of the script's folder: ``folder`` or ``script``, the largest file and the largest sum copied."""
+    """The copy of the script's folder: ``folder``, ``script`` or ``none``, the largest file, sum and number copied."""
 
     snapshot: str = "folder"
     max_file: str = "1M"
@@ -234,7 +234,7 @@ CHOICES = {
     "network.nic_affinity": ("auto", "pcie", "off"),
     "fabric.require": ("none", "warn", "rdma"),
     "login.route": ("auto", "direct", "twohop", "srun"),
-    "code.snapshot": ("folder", "script"),
+    "code.snapshot": ("folder", "script", "none"),
 }
 
 UNITS = {

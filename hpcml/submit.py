@@ -81,11 +81,11 @@ def submit(prepared: Prepared, loaded: LoadedSite, spec: jobs.JobSpec, environme
     """
     made = prepared.plan
     image = check_image(made, loaded)
-    left_out = _write(prepared, loaded, spec, image)
+    notes = _write(prepared, loaded, spec, image)
     paths = RunPaths(Path(made.directory))
     record: dict[str, object] = {"site": made.site, "time": round(time.time(), 3), "slurm": made.slurm}
-    if left_out:
-        record["left_out"] = left_out
+    if notes:
+        record["notes"] = notes
     try:
         record |= _hand_over(made, paths, environment, units.parse_seconds(loaded.site.slurm.timeout))
     except HpcmlError as error:
@@ -116,8 +116,8 @@ def check_image(made: Plan, loaded: LoadedSite) -> dict[str, object]:
     return {**known, "digest": images.known_digest(facts), "notes": [problem.what for problem in found]}
 
 
-def _write(prepared: Prepared, loaded: LoadedSite, spec: jobs.JobSpec, image: dict[str, object]) -> str:
-    """Write the run's directory; return what was left out of the snapshot."""
+def _write(prepared: Prepared, loaded: LoadedSite, spec: jobs.JobSpec, image: dict[str, object]) -> list[str]:
+    """Write the run's directory; return what the user should know of its copy of the code."""
     made = prepared.plan
     origins = {key.replace("\0", "."): config.as_table(value) for key, value in loaded.layers.values.items()}
     request = {"version": made.version, "spec": config.as_table(spec), "site": origins}
@@ -130,7 +130,10 @@ def _write(prepared: Prepared, loaded: LoadedSite, spec: jobs.JobSpec, image: di
         own = [paths.image] if made.inside.image else []
         for script in (paths.step, *own, *((paths.stage, paths.keep) if made.stage else ())):
             runs.write(script, (assets.folder("templates") / script.name).read_text(encoding="utf-8"))
-        return "" if spec.service else snapshot.take(spec.script, paths.code, loaded.site.code)
+        if spec.service:
+            return []
+        lasting = not spec.staged  # what a laptop sent is copied whole: where it lies now, it is removed
+        return snapshot.take(spec.script, paths.code, loaded.site.code, linked=lasting, limited=lasting).notes()
 
 
 def _hand_over(made: Plan, paths: RunPaths, environment: Mapping[str, str], timeout: float) -> dict[str, object]:
@@ -188,6 +191,6 @@ def adopt(run: runs.Run, environment: Mapping[str, str]) -> runs.Run:
     found = slurm.find_by_comment(f"hpcml:{run.id}", environment)
     if found is None:
         return run
-    kept = {key: value for key, value in run.submission.items() if key in ("site", "time", "left_out")}
+    kept = {key: value for key, value in run.submission.items() if key in ("site", "time", "notes")}
     runs.write_json(run.paths.submission, {**kept, "slurm": True, "job": found, "cluster": "", "found_again": True})
     return runs.load(run.paths.directory)

@@ -90,7 +90,9 @@ def make_spec(options: Namespace, script: list[str]) -> JobSpec:
         elif not value.strip():
             raise UsageError(f"{option} is empty", place="hpcml submit", hint="Leave it out, or give it a value.")
     here = commands.here()
-    return JobSpec(script=here / script[0], arguments=tuple(script[1:]), cwd=here, **said)
+    path = here / script[0]
+    sources = tuple(dict.fromkeys((path.parent.resolve(), path.resolve().parent)))
+    return JobSpec(script=path, arguments=tuple(script[1:]), cwd=here, sources=sources, **said)
 
 
 def _check(prepared: submission.Prepared, options: Namespace, environment: dict[str, str]) -> int:
@@ -116,8 +118,8 @@ def _announce(run: runs.Run, *, as_json: bool) -> None:
     say(f"  run        {run.id}{job}  {run.paths.directory}", sys.stderr)
     if run.submission.get("found_again"):
         say("  submission Slurm's answer was lost; the job was found again by its comment", sys.stderr)
-    if left_out := run.submission.get("left_out"):
-        note(f"not copied into the run: {left_out}")
+    for found in run.submission.get("notes", ()):
+        note(str(found))
 
 
 def _wait(run: runs.Run, environment: dict[str, str], *, as_json: bool) -> int:

@@ -237,7 +237,19 @@ def test_arguments_that_name_files_of_the_laptop(laptop: Laptop) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "note: 'data.bin', '--in=../project/job.py' name files of this laptop that are not sent" in done.stderr
-    assert "note: not sent: 1 files larger than code.max_file" in done.stderr
+    assert "note: not sent: data.bin (larger than code.max_file = 1M)." in done.stderr
+
+
+def test_code_whose_modules_would_not_be_sent_is_refused(laptop: Laptop) -> None:
+    (laptop.world.project / "job.py").write_text("import tables\n")
+    (laptop.world.project / "tables.py").write_text("#" * 2_000_000)
+    done = laptop.run("submit", "job.py")
+    assert done.returncode == errors.USAGE, done.stderr
+    assert "The code needs what would not be sent (tables.py (larger than code.max_file = 1M))" in done.stderr
+    assert not laptop.runs()
+    assert laptop.run("submit", "--set", "code.max_file=3M", "job.py").returncode == 0
+    (run,) = laptop.runs()
+    assert (laptop.far / ".hpcml/runs" / run / "code/tables.py").stat().st_size == 2_000_000
 
 
 def test_a_quota_that_is_used_up_there(laptop: Laptop) -> None:

@@ -149,3 +149,47 @@ def test_processes_that_script_and_tasks_start_find_what_plain_python_gives_them
     (expected,) = json.loads(plain.stdout)
     assert expected[0][3] == ["beside!", 42]
     assert said(done) == [expected, expected, "sent"]
+
+
+KINDS = """
+import json, sys
+from pathlib import Path
+from distributed import Client
+import big.part, extension
+
+def kinds():
+    import big.part, extension
+    here = Path(extension.__file__).parent
+    return [big.part.word(), extension.WORD, (here / "table.csv").stat().st_size, (here / ".settings").read_text(),
+            (here / "large/9.txt").exists(), extension.ROOT]
+
+if __name__ == "__main__":
+    print(json.dumps([kinds(), *(Client().run(kinds).values() if len(sys.argv) > 1 else ())]))
+"""
+
+
+@pytest.mark.parametrize("snapshot", ["folder", "script", "none"])
+def test_what_the_copy_leaves_out_is_found_by_script_and_tasks(here: Here, snapshot: str) -> None:
+    sib = put(here.folder / "sib", {
+        "main.py": KINDS, ".settings": "mine", "table.csv": "x" * 3000, "big/__init__.py": "",
+        "big/part.py": "import big.huge as huge\nword = huge.word\n",
+        "big/huge.py": "#" * 3000 + "\ndef word(): return 'whole'\n",
+        "extension.py": "from pathlib import Path\nWORD = 'near'\n"
+                        "ROOT = (Path(__file__).parent.parent / 'beside.txt').exists()\n"})  # fmt: skip
+    put(here.folder, {"beside.txt": ""})
+    put(sib, {f"large/{number}.txt": "" for number in range(30)})
+    (sib / "loop").symlink_to("loop")
+    plain = subprocess.run([sys.executable, str(sib / "main.py")], cwd=here.folder, capture_output=True, text=True,
+                           env=here.environment, check=True)  # fmt: skip
+    (expected,) = json.loads(plain.stdout)
+    options = ["--set", f"code.snapshot={snapshot}", "--set", "code.max_file=2K", "--set", "code.max_files=10"]
+    words = [str(Path(sys.executable).with_name("hpcml")), "submit", "--wait", *options, "sib/main.py", "run"]
+    done = subprocess.run(words, cwd=here.folder, env=here.environment, capture_output=True, text=True, timeout=120,
+                          check=False)  # fmt: skip
+    if snapshot != "none":
+        expected[-1] = False  # above the copy is the run's directory, and the note says so
+    if snapshot == "folder":
+        assert "table.csv (larger than code.max_file = 2K), big/huge.py (larger than code.max_file = 2K)" in done.stderr
+        assert "large/ (more than code.max_files = 10)" in done.stderr
+        assert "extension.py:3 leads above the script's folder" in done.stderr
+    assert said(done) == [expected, expected]

@@ -6,6 +6,7 @@ import os
 import stat
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -107,11 +108,16 @@ def put(folder: Path, name: str, size: int = 1) -> Path:
     return path
 
 
-def taken(folder: Path, **code: object) -> tuple[set[str], str]:
+def taken(folder: Path, *, linked: bool = True, **code: Any) -> tuple[set[str], snapshot.Taken]:
+    """Return what was copied as files, and what became of the rest."""
     target = folder.parent / "target"
     target.mkdir()
-    left_out = snapshot.take(folder / "job.py", target, Code(**code))  # type: ignore[arg-type]
-    return {str(path.relative_to(target)) for path in target.rglob("*") if path.is_file()}, left_out
+    found = snapshot.take(folder / "job.py", target, Code(**code), linked=linked)
+    return {str(path.relative_to(target)) for path in target.rglob("*") if path.is_file() and not _linked(path)}, found
+
+
+def _linked(path: Path) -> bool:
+    return any(place.is_symlink() for place in (path, *path.parents))
 
 
 @pytest.fixture
@@ -122,7 +128,7 @@ def project(tmp_path: Path) -> Path:
 
 def test_the_snapshot_has_the_code_and_what_lies_beside_it(project: Path) -> None:
     for name in ("lib/a.py", "lib/deep/b.json", "data.csv", ".git/config", ".hidden", "__pycache__/x.pyc", "venv/pyvenv.cfg",
-                 "venv/bin/python", "lib/.x/y"):  # fmt: skip
+                 "venv/bin/python", "lib/.x/y", "lib/__pycache__/z.pyc"):  # fmt: skip
         put(project, name)
     (project / "empty").mkdir()
     os.mkfifo(project / "pipe")
@@ -130,14 +136,36 @@ def test_the_snapshot_has_the_code_and_what_lies_beside_it(project: Path) -> Non
     (project / "dangling").symlink_to("nowhere")
     (project / "around").symlink_to(".")
     put(project, "big.bin", 2000)
-    files, left_out = taken(project, max_file="1K")
+    files, found = taken(project, max_file="1K")
     assert files == {"job.py", "lib/a.py", "lib/deep/b.json", "data.csv", "link.py"}
-    assert left_out == "1 files that are links to folders; 1 files larger than code.max_file"
+    left_out = {one.name: one.why for one in found.left_out}
+    assert left_out == {"around/": "a link to a folder", "big.bin": "larger than code.max_file = 1K"}
+    assert not found.missing
+    target = project.parent / "target"
+    for name in (".git/config", ".hidden", "venv/bin/python", "lib/.x/y", "big.bin", "around/job.py"):
+        assert (target / name).samefile(project / name), name
+    assert not (target / "__pycache__").exists()
+    assert not (target / "lib/__pycache__").exists()
+
+
+def test_links_in_a_circle_are_no_reason_to_refuse(project: Path) -> None:
+    put(project, "pack/a.py")
+    for name in ("loop", "pack/loop"):
+        (project / name).symlink_to("loop")
+    files, found = taken(project)
+    assert files == {"job.py", "pack/a.py"}
+    assert found == snapshot.Taken()
 
 
 def test_the_script_alone(project: Path) -> None:
     put(project, "other.py")
-    assert taken(project, snapshot="script") == ({"job.py"}, "")
+    files, found = taken(project, snapshot="script")
+    assert (files, found) == ({"job.py"}, snapshot.Taken())
+    assert (project.parent / "target/other.py").is_symlink()
+
+
+def test_no_copy(project: Path) -> None:
+    assert taken(project, snapshot="none") == (set(), snapshot.Taken())
 
 
 def test_a_script_larger_than_the_limit_is_copied_nevertheless(project: Path) -> None:
@@ -145,26 +173,67 @@ def test_a_script_larger_than_the_limit_is_copied_nevertheless(project: Path) ->
     assert taken(project, max_file="1K")[0] == {"job.py"}
 
 
-@pytest.mark.parametrize("limit", [{"max_files": 3}, {"max_total": "2K"}])
-def test_of_a_large_folder_the_python_files(project: Path, limit: dict[str, object]) -> None:
+@pytest.mark.parametrize("limit", [{"max_files": 4}, {"max_total": "4K"}])
+def test_of_a_large_folder_single_files_and_packages_first(project: Path, limit: dict[str, Any]) -> None:
+    """Each folder is copied whole or linked whole, so that no package is half in one place and half in another."""
     for number in range(6):
         put(project, f"data/{number}.txt", 900)
+    put(project, "pack/__init__.py", 400)
+    put(project, "pack/part.py")
     put(project, "helper.py")
-    files, left_out = taken(project, **limit)
-    assert files == {"job.py", "helper.py"}
-    assert "all of " in left_out
+    files, found = taken(project, **limit)
+    assert files == {"job.py", "helper.py", "pack/__init__.py", "pack/part.py"}
+    key, value = next(iter(limit.items()))
+    assert found.left_out == (snapshot.LeftOut("data/", f"more than code.{key} = {value}"),)
+    assert (project.parent / "target/data").readlink() == project / "data"
 
 
-def test_a_script_that_is_a_link_is_copied_as_a_file(project: Path, tmp_path: Path) -> None:
-    put(tmp_path, "real.py", 7)
+def test_a_repository_of_20000_files(project: Path) -> None:
+    for number in range(200):
+        put(project, f"assets/{number}/a")
+        for more in range(99):
+            (project / f"assets/{number}/{more}").touch()
+    put(project, "pack/__init__.py")
+    files, found = taken(project)
+    assert files == {"job.py", "pack/__init__.py"}
+    assert [one.name for one in found.left_out] == ["assets/"]
+
+
+def test_more_files_than_links_are_made(project: Path) -> None:
+    for number in range(9):
+        put(project, f"{number}.dat")
+    files, found = taken(project, max_files=3)
+    assert files == {"job.py", "0.dat", "1.dat"}
+    assert [one.name for one in found.left_out] == ["2.dat", "3.dat", "4.dat"]
+    assert [one.name for one in found.missing] == ["5.dat", "6.dat", "7.dat", "8.dat"]
+    assert "5.dat (more than code.max_files = 3), 6.dat" in found.notes()[1]
+    assert "and 1 more; code.snapshot = 'none' runs" in found.notes()[1]
+
+
+def test_runs_that_are_kept_below_the_script(project: Path) -> None:
+    target = project / "runs/one/code"
+    target.mkdir(parents=True)
+    snapshot.take(project / "job.py", target, Code())
+    assert sorted(os.listdir(target)) == ["job.py", "runs"]
+    assert (target / "runs").is_symlink()
+
+
+def test_a_script_that_is_a_link_has_the_modules_of_the_real_one(project: Path, tmp_path: Path) -> None:
+    """Python imports from the folder of the file that it leads to; what lies beside the link is found too."""
+    put(tmp_path / "real", "real.py", 7)
+    put(tmp_path / "real", "helper.py", 9)
+    put(project, "helper.py")
+    put(project, "data.csv")
     (project / "job.py").unlink()
-    (project / "job.py").symlink_to("../real.py")
+    (project / "job.py").symlink_to("../real/real.py")
     files, _ = taken(project)
-    assert files == {"job.py"}
+    assert files == {"job.py", "real.py", "helper.py"}
     assert (tmp_path / "target" / "job.py").stat().st_size == 7
+    assert (tmp_path / "target" / "helper.py").stat().st_size == 9
+    assert (tmp_path / "target" / "data.csv").samefile(project / "data.csv")
 
 
-def test_what_cannot_be_read_is_left_out(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_read_is_linked(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Root reads everything, so a folder that refuses is made by hand."""
     put(project, "closed/a.py")
     real = os.scandir
@@ -175,7 +244,45 @@ def test_what_cannot_be_read_is_left_out(project: Path, monkeypatch: pytest.Monk
         return real(place)
 
     monkeypatch.setattr(os, "scandir", scandir)
-    assert taken(project) == ({"job.py"}, "1 files or folders that cannot be read")
+    files, found = taken(project)
+    assert files == {"job.py"}
+    assert found.left_out == (snapshot.LeftOut("closed/", "not all of it can be read"),)
+
+
+@pytest.mark.parametrize(
+    ("line", "leads"),
+    [
+        ("HERE = Path(__file__).parent / 'data'", False),
+        ("ROOT = Path(__file__).resolve().parent.parent", True),
+        ("ROOT = Path(__file__).parents[1]", True),
+        ("ROOT = Path(__file__).parents[0]", False),
+        ("sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'src'))", True),
+        ("root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))", True),
+    ],
+)
+def test_lines_that_lead_above_the_folder_are_named(project: Path, line: str, *, leads: bool) -> None:
+    (project / "job.py").write_text(f"import os\n{line}\n")
+    (project / "pack").mkdir()
+    (project / "pack/deep.py").write_text(f"{line}\n")  # one level more is the script's folder
+    found = taken(project)[1]
+    assert found.above == (("job.py:2",) if leads else ())
+    assert any("job.py:2 leads above the script's folder" in note for note in found.notes()) == leads
+
+
+def test_what_the_code_imports_is_not_left_behind_when_it_is_sent(project: Path) -> None:
+    (project / "job.py").write_text("import models\nimport numpy\nfrom pack import part\n")
+    for name in ("pack/__init__.py", "pack/part.py"):
+        put(project, name)
+    for number in range(9):
+        put(project, f"models/{number}.py")
+        put(project, f"pictures/{number}.png")
+    put(project, "pack/words.txt", 2000)
+    put(project, "pack/tables.py", 2000)
+    _, found = taken(project, linked=False, max_file="1K", max_files=8)
+    missing = {one.name for one in found.missing}
+    assert missing == {"models/", "pictures/", "pack/words.txt", "pack/tables.py"}
+    assert {one.name for one in snapshot.needed(found, project.parent / "target")} == {"models/", "pack/tables.py"}
+    assert not list((project.parent / "target").rglob("models"))
 
 
 def test_a_script_that_vanished_is_an_error(project: Path) -> None:
