@@ -14,6 +14,8 @@ from hpcml.layout import AttemptPaths
 if TYPE_CHECKING:
     from distributed import Security
 
+EARLY = 86400.0  # seconds for which the certificate is valid before it was made: clocks of nodes differ
+LATE = 3600.0  # seconds for which it is valid beyond the longest time that the run may take
 _CONFIG_ROLES = ("scheduler", "worker", "client")
 _PRELOAD = "hpcml.inside.preload"
 
@@ -53,7 +55,7 @@ def make_certificate(paths: AttemptPaths, lifetime: float) -> None:
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - dt.timedelta(minutes=5))  # clocks of nodes differ a little
+        .not_valid_before(now - dt.timedelta(seconds=EARLY))
         .not_valid_after(now + dt.timedelta(seconds=lifetime))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)

@@ -16,6 +16,7 @@ from typing import Any
 
 from hpcml import errors
 from hpcml.inside import blame, files, gpus, secure
+from hpcml.inside.clocks import Clocks
 from hpcml.inside.control import Channel
 from hpcml.inside.events import Diary
 from hpcml.inside.losses import LAST_WORDS, Losses, Steps
@@ -77,7 +78,7 @@ class Supervisor:
             raise RunEndedError(self._outcome(errors.DRIVER_NOT_STARTED, reason, hint, ()))
         self.versions = Comparison(self.context)
         self.phase = "keys"
-        lifetime = (settings.time_limit or CERTIFICATE_WITHOUT_LIMIT) + 3600.0
+        lifetime = (settings.time_limit or CERTIFICATE_WITHOUT_LIMIT) + secure.LATE
         try:
             secure.make_certificate(self.context.attempt, lifetime)
             secure.make_ucx_key(self.context.attempt)
@@ -231,9 +232,13 @@ class Supervisor:
     def _compare_versions(self) -> None:
         """End the run if a role has other versions than the driver; write down when all have told theirs."""
         compared = self.versions
-        if compared is None or compared.complete:
+        if compared is None:
             return
+        told = compared.complete
         compared.look()
+        self._check_clocks(compared.clocks)
+        if told:
+            return
         if compared.ends:
             what = "image" if self.context.settings.image else "environment"
             where = "The image" if self.context.settings.image else "The environment of runtime.python"
@@ -243,6 +248,17 @@ class Supervisor:
             took = round(time.monotonic() - self.started, 3)
             self.diary.write("environment-ready", seconds=took, words=compared.words, versions=compared.own,
                              differences=compared.notes)  # fmt: skip
+            if compared.clocks.note:
+                self.warn(f"{compared.clocks.note}. Tell the site's support: logs and files have wrong times.")
+
+    def _check_clocks(self, clocks: Clocks) -> None:
+        """End the run if a node's clock is so wrong that the run's certificate is not valid there; UCX has none."""
+        settings = self.context.settings
+        maybe_ucx = settings.gpu is not None or settings.protocol == "ucx"
+        tls = self.address.startswith("tls:") if self.address else not maybe_ucx
+        if tls and clocks.fatal:
+            hint = "The run's certificate is not valid there. Leave the node out, and tell the site's support."
+            raise RunEndedError(self._outcome(errors.WORKERS_NEVER_CAME, clocks.fatal, hint, ()))
 
     def _step(self) -> None:
         """Take in what the scheduler says, for at most one tick."""

@@ -1,8 +1,8 @@
 """Whether all roles have the same versions: each tells its own when it starts, before it imports anything long.
 
 Python objects travel between the roles as pickles, so what one role packs another must be able to unpack. A role's
-versions are a small file whose *name* ends in their digest: where all are alike, one listing of a folder shows it, and
-no file is read.
+versions are a small file whose *name* holds their digest, and the role's time (:mod:`hpcml.inside.clocks`): where all
+are alike, one listing of a folder shows it, and no file is read.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import json
 import os
 import re
 import sys
+import time
 import zlib
 from collections.abc import Mapping
 
-from hpcml.inside import files
+from hpcml.inside import files, secure
+from hpcml.inside.clocks import Clocks
 from hpcml.inside.settings import Context
 
 # What must be equal, and how many numbers of the version: Dask speaks its protocol with itself only; pickles hold names
@@ -58,9 +60,9 @@ def _digest(versions: Mapping[str, str]) -> str:
 
 
 def tell(context: Context, role: str) -> None:
-    """Say on the shared file system which versions this role has."""
+    """Say on the shared file system which versions this role has, and what time it is here."""
     own = here()
-    files.write_json(context.attempt.versions / f"{role}@{context.node}@{_digest(own)}", own)
+    files.write_json(context.attempt.versions / f"{role}@{context.node}@{_digest(own)}@{time.time():.1f}", own)
 
 
 class Comparison:
@@ -76,6 +78,7 @@ class Comparison:
         self.digest = _digest(self.own)
         self.waiting = {f"scheduler@{context.nodes[0]}", *(f"worker@{node}" for node in context.nodes)}
         self.roles = len(self.waiting) + 1
+        self.clocks = Clocks(context.node, behind=secure.EARLY, ahead=secure.LATE)
         self.fatal: dict[str, dict[str, list[str]]] = {}
         self.harmless: dict[str, dict[str, list[str]]] = {}
 
@@ -89,9 +92,10 @@ class Comparison:
         if self.complete:
             return
         for name in sorted(files.listed(self.context.attempt.versions)):
-            who, _, digest = name.rpartition("@")
-            if who in self.waiting:
+            role, node, digest, told = name.split("@")
+            if (who := f"{role}@{node}") in self.waiting:
                 self.waiting.remove(who)
+                self.clocks.take(node, float(told))
                 if digest != self.digest:
                     self._compare(who, files.read_json(self.context.attempt.versions / name) or {})
 

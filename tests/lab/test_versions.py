@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -52,7 +54,9 @@ def test_all_roles_tell_their_versions(cluster: Cluster, image: Path) -> None:
         assert ready["words"].startswith("6 roles, python 3.")
         assert ready["seconds"] < 10
         assert ended.times()["environment-ready"] <= ended.times()["driver-started"]
-        told = sorted(path.name.rpartition("@")[0] for path in ended.directory.glob("attempts/0/versions/*"))
+        told = sorted(
+            path.name.rpartition("@")[0].rpartition("@")[0] for path in ended.directory.glob("attempts/0/versions/*")
+        )
         assert told == ["scheduler@n1", *(f"worker@{node}" for node in ALL_NODES)]
         label = "image" if options else "python"
         assert f"✓ {label:<10} 6 roles, python 3." in ended.err
@@ -125,3 +129,49 @@ def test_what_an_image_that_is_not_refused_is_looked_at_for(cluster: Cluster, im
         assert done.returncode == 0, done.stderr
         assert "note: the image: it has no labels of hpcml" in done.stderr
         assert "nothing started" in done.stderr
+
+
+FAKETIME = "LD_PRELOAD=$(echo /usr/lib/*/faketime/libfaketime.so.1) FAKETIME_DONT_FAKE_MONOTONIC=1"
+
+
+@pytest.fixture
+def other_clock(cluster: Cluster) -> Iterator[Callable[[str], str]]:
+    """An interpreter for which n2's clock is wrong by what the test says, and no other node's."""
+    path = "/tmp/hpcml-test-clock"
+
+    def make(offset: str) -> str:
+        for node in ("n1", "n2"):
+            faked = f"{FAKETIME} FAKETIME={offset} " if node == "n2" else ""
+            text = f'#!/bin/sh\nexec env {faked}"$(command -v python)" "$@"\n'
+            cluster.lab.exec(["tee", path], node=node, input=text)
+            cluster.run("chmod", "755", path, node=node)
+        return path
+
+    yield make
+    for node in ("n1", "n2"):
+        cluster.run("rm", "-f", path, node=node)
+
+
+def test_a_clock_that_is_a_quarter_of_an_hour_behind(cluster: Cluster, other_clock: Callable[[str], str]) -> None:
+    """The run works, and says it."""
+    script = "import hpcml\nprint(hpcml.connect().submit(sum, [1, 2]).result())\n"
+    ended = cluster.submit(script, "--nodes", "2", "--set", f"runtime.python={other_clock('-900s')}")
+    assert ended.code == 0, ended.err
+    (warning,) = ended.status["warnings"]
+    found = re.fullmatch(r"clocks differ: that of n2 is (\d+) s or more behind n1's\. Tell .*", warning)
+    assert found is not None, warning
+    assert 870 < int(found[1]) <= 900
+    assert warning in ended.out
+
+
+@pytest.mark.parametrize(("offset", "words"), [("-2d", "behind"), ("+2h", "ahead of")])
+def test_a_clock_with_which_no_connection_comes_about(
+    cluster: Cluster, other_clock: Callable[[str], str], offset: str, words: str
+) -> None:
+    """At once and by name, not after the deadline with a log full of certificates."""
+    options = ("--nodes", "2", "--set", f"runtime.python={other_clock(offset)}", "--set", "deadlines.workers=300s")
+    ended = cluster.submit("print('the script ran')\n", *options)
+    assert ended.code == errors.WORKERS_NEVER_CAME, ended.err
+    assert "the script ran" not in ended.out
+    assert re.match(rf"clocks differ: that of n2 is \d+ s or more {words} n1's", ended.status["reason"])
+    cluster.wait_idle(30)

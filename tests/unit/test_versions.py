@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ def own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tell(context: Context, who: str, found: dict[str, str]) -> None:
-    files.write_json(context.attempt.versions / f"{who}@{versions._digest(found)}", found)
+    files.write_json(context.attempt.versions / f"{who}@{versions._digest(found)}@{time.time():.1f}", found)
 
 
 def tell_all(context: Context, **others: dict[str, str]) -> versions.Comparison:

@@ -16,6 +16,7 @@ set -u
 umask 077
 export HPCML_RUN_DIR=/scratch/alice/runs/environment-20261121-074500-1a2b
 export HPCML_ATTEMPT="${SLURM_RESTART_COUNT:-0}" HPCML_RESTARTS=3
+HPCML_BEGAN=$(date +%s); export HPCML_BEGAN   # no role can have begun before
 attempt="$HPCML_RUN_DIR/attempts/$HPCML_ATTEMPT"
 mkdir -p "$attempt/nodes" "$attempt/versions" "$attempt/exit" "$attempt/secret" || exit 71
 
