@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from hpcml import config, runs, sites
 from hpcml.errors import (
     MEANING,
+    SLURM_UNREACHABLE,
     ConfigError,
     NotFoundError,
     SlurmUnreachableError,
@@ -94,7 +95,11 @@ def _rows(directories: list[Path], environment: dict[str, str]) -> list[watch.St
             found.append(watch.Status(directory.name, "", words=error.message, directory=str(directory)))
     silent = ""
     known: dict[str, slurm.JobState] = {}
-    open_jobs = [run.job for run in found if isinstance(run, runs.Run) and run.job and not run.paths.status.exists()]
+    open_jobs = [
+        run.job
+        for run in found
+        if isinstance(run, runs.Run) and run.job and (run.may_start_again or not run.paths.status.exists())
+    ]
     try:
         known = slurm.states(open_jobs, environment)
     except SlurmUnreachableError as error:
@@ -104,14 +109,15 @@ def _rows(directories: list[Path], environment: dict[str, str]) -> list[watch.St
     for run in found:
         if isinstance(run, watch.Status):
             rows.append(run)
-        elif silent and run.job in open_jobs:
-            site = str(run.submission.get("site", ""))
-            rows.append(watch.Status(run.id, site, words=silent, job=run.job, directory=str(run.paths.directory)))
-        else:
-            try:
-                rows.append(watch.status(run, environment, known.get(run.job, slurm.UNKNOWN)))
-            except StorageError as error:
-                rows.append(watch.Status(run.id, "", words=error.message, directory=str(run.paths.directory)))
+            continue
+        said = known.get(run.job) if run.job in open_jobs else slurm.UNKNOWN  # an end that is written needs no question
+        try:
+            rows.append(watch.status(run, environment, said, ask=not run.job))
+        except StorageError as error:
+            rows.append(watch.Status(run.id, "", words=error.message, directory=str(run.paths.directory)))
+        if silent and run.job in open_jobs:  # what its own files tell is still true
+            rows[-1].silent = silent
+            rows[-1].words = rows[-1].words or silent
     return rows
 
 
@@ -119,17 +125,37 @@ def status(options: Namespace) -> int:
     """``hpcml status RUN``."""
     from hpcml import submit as submission
     from hpcml import watch
-    from hpcml.progress import phases
 
     folder, environment = _folder(options)
-    run = submission.adopt(runs.find(folder, options.run), environment)
+    run, silent = runs.find(folder, options.run), ""
+    try:
+        run = submission.adopt(run, environment)
+    except SlurmUnreachableError as error:
+        silent = error.message
     found = watch.status(run, environment)
+    found.silent = found.silent or silent
+    code = SLURM_UNREACHABLE if found.silent and found.state == "unknown" else 0
     if options.json:
         print_json(found.as_json())
-        return 0
+        return code
+    for key, value in _lines(found):
+        say(f"{key:<10} {value}")
+    for line in found.quote:
+        say(f"  | {line}")
+    if found.hint:
+        say(found.hint)
+    return code
+
+
+def _lines(found: watch.Status) -> list[tuple[str, str]]:
+    """Return what is known of a run, each fact under its key."""
+    from hpcml.progress import phases
+
     lines = [("run", found.run), ("site", found.site), ("state", f"{found.state}: {found.words}")]
     if found.job:
         lines.append(("job", f"{found.job} {found.slurm_state}".strip()))
+    if found.silent:
+        lines.append(("slurm", f"{found.silent} (all this is from the run's own files)"))
     if found.estimate:
         lines.append(("estimate", f"Slurm expects a start at {found.estimate}"))
     if found.nodes:
@@ -147,14 +173,7 @@ def status(options: Namespace) -> int:
     if found.exit_status is not None:
         meaning = MEANING.get(found.exit_status, "") if found.by != "script" else "the script's own"
         lines.append(("status", f"{found.exit_status} ({meaning})" if meaning else str(found.exit_status)))
-    lines.append(("directory", found.directory))
-    for key, value in lines:
-        say(f"{key:<10} {value}")
-    for line in found.quote:
-        say(f"  | {line}")
-    if found.hint:
-        say(found.hint)
-    return 0
+    return [*lines, ("directory", found.directory)]
 
 
 def logs(options: Namespace) -> int:

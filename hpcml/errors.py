@@ -40,6 +40,7 @@ ALLOCATION_LOST = 87
 IMAGE = 88
 FABRIC = 89
 VERSIONS = 90
+PREEMPTED = 91
 
 MEANING = {
     USAGE: "the command line is wrong",
@@ -67,6 +68,7 @@ MEANING = {
     CANCELLED: "the run was cancelled",
     IMAGE: "the image cannot be used, or was not built",
     FABRIC: "the wire between the workers is not the one that fabric.require asks for",
+    PREEMPTED: "the job was preempted: Slurm gave its nodes to another",
     VERSIONS: "the roles of the run have different versions",
     ALLOCATION_LOST: "the allocation ended without a word (a node failed, or the job was killed)",
 }

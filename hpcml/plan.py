@@ -17,7 +17,8 @@ from hpcml.staging import Stage, stage
 from hpcml.workers import gpu_settings, protocol, shared_environment, worker_resources
 
 # Directives that a profile cannot have: by its comment a job is found again, and an array would run in one directory.
-_RESERVED = ("--comment", "--array")
+# The cluster of another controller would have to be named in every question.
+_RESERVED = ("--comment", "--array", "--clusters", "--cluster")
 _DIRECTIVE = re.compile(r"--[a-z][a-z0-9-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MOST_SIGNAL_LEAD = 65535  # seconds, sbatch(1) --signal
@@ -295,8 +296,9 @@ def _directives(
         ("--signal", f"B:USR1@{lead}"),
         ("--export", site.slurm.export),
     )
-    flags = ("--no-requeue", "--exclusive") if site.resources.exclusive else ("--no-requeue",)
     extra = [_extra_directive(site, line) for line in site.slurm.extra]
+    flags = [] if ("--requeue", "") in extra else ["--no-requeue"]
+    flags += ["--exclusive"] if site.resources.exclusive else []
     left_out = {*(_known_directive(site, option) for option in site.slurm.remove), *(option for option, _ in extra)}
     own = [(option, value) for option, value in valued if value] + [(flag, "") for flag in flags]
     return (*((option, value) for option, value in own if option not in left_out), *extra)

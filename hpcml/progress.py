@@ -81,6 +81,7 @@ class Progress:
         self.live = stream.isatty() and environment.get("TERM", "dumb") != "dumb"
         self.colour = self.live and not environment.get("NO_COLOR")
         self.shown: set[str] = set()
+        self.attempt = 0
         self.line = ""
         self.since = time.time()
 
@@ -101,6 +102,9 @@ class Progress:
         """Show the phases that are over; a run's own end is not among them."""
         times = status.times
         begin = times.get("allocated")
+        if status.attempt != self.attempt:  # Slurm has started the job again: its phases come anew
+            self.attempt, self.since = status.attempt, time.time()
+            self.shown.clear()
         if "image-staged" in times:
             took = times["image-staged"] - times["image-staging"]
             self._once("staged", "ok", "image", f"copied to the nodes by {status.staging}", took)
@@ -111,6 +115,8 @@ class Progress:
             self._once("fabric", "ok" if status.fabric_ok else "bad", "fabric", status.fabric, took)
         for difference in status.differences:
             self._once(difference, "bad", "differ", difference, None)
+        for warning in status.warnings:
+            self._once(warning, "bad", "warning", warning, None)
         if "driver-started" in times:
             self._once("driver", "ok", "driver", "JupyterLab starts" if status.service else "the script runs", None)
         if status.jupyter:

@@ -39,6 +39,11 @@ class Run(NamedTuple):
         """Slurm's job id, empty on the local site and before the submission."""
         return str(self.submission.get("job", ""))
 
+    @property
+    def may_start_again(self) -> bool:
+        """Whether Slurm may put its job back into the queue: the profile asks for ``--requeue``."""
+        return bool(self.job and self.submission.get("requeue"))
+
 
 def _name_of(run_id: str) -> str:
     return run_id.rsplit("-", 3)[0]

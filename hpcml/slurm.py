@@ -12,8 +12,20 @@ from hpcml.shell import Answer, CommandMissingError, run
 
 TIMEOUT = 60.0  # seconds for one question; slurmctld's own MessageTimeout is 10 to 100
 
-_KEPT = {"SLURM_CONF", "SLURM_JWT", "SLURM_TIME_FORMAT"}
-_SCRUBBED = ("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "SACCT_", "SCANCEL_", "SINFO_", "PMI", "HPCML_")
+_KEPT = {"SLURM_CONF", "SLURM_JWT"}
+_SCRUBBED = (
+    "SLURM_",
+    "SBATCH_",
+    "SALLOC_",
+    "SRUN_",
+    "SQUEUE_",
+    "SACCT_",
+    "SCANCEL_",
+    "SCONTROL_",
+    "SINFO_",
+    "PMI",
+    "HPCML_",
+)
 
 # sbatch's own words, and what they mean to the user.
 _REFUSALS = (
@@ -26,7 +38,7 @@ _REFUSALS = (
     (r"Node count specification invalid", "The partition does not give that many nodes", "Ask for fewer with --nodes."),
     (r"Requested node configuration is not available", "No node of the partition has what is asked for",
      "Ask for fewer CPUs, GPUs or less memory per node, or another --partition."),
-    (r"[Ii]nvalid generic resource|gres|Invalid GRES", "Slurm does not know the GPUs that are asked for",
+    (r"generic resource|\bgres\b", "Slurm does not know the GPUs that are asked for",
      "Check slurm.gpu_request and slurm.gpu_type in the profile (sinfo -o '%P %G')."),
     (r"Memory specification can not be satisfied", "No node of the partition has that much memory",
      "Ask for less with --memory-per-node."),
@@ -36,12 +48,12 @@ _REFUSALS = (
      "Ask for fewer nodes or less time, or another --qos."),
     (r"dependency problem", "The dependency is not one that Slurm accepts", "Check --dependency (afterok:JOBID)."),
     (r"Invalid feature", "No node has the feature that is asked for", "Check slurm.extra in the profile."),
-    (r"Access/permission denied|not permitted to use", "You may not use this partition or account",
-     "Ask the site's support."),
+    (r"Access/permission denied|not permitted to use", "Slurm does not permit this submission",
+     "Check --partition and --account, and from which machine you submit; or ask the site's support."),
     (r"unrecognized option|invalid option", "This Slurm does not know one of the options",
      "Leave it out with slurm.remove in the profile."),
     (r"I/O error writing script|[Dd]isk quota|No space left", "Slurm could not store the job script",
-     "Slurm's own spool is full: tell the site's support."),
+     "Slurm's own spool may be full: tell the site's support."),
 )  # fmt: skip
 _NOT_CONFIGURED = r"(?i)Could not establish a configuration source|Unable to process configuration"
 _UNREACHABLE = (
@@ -79,12 +91,19 @@ REASONS = {
     "Licenses": "waiting for a licence",
     "None": "Slurm has not looked at it yet",
 }
-PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"}
+PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
 ACTIVE = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}
+ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "DEADLINE", "OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL",
+         "LAUNCH_FAILED", "RECONFIG_FAIL", "PREEMPTED", "REVOKED", "UNKNOWN"}  # fmt: skip
+_ASKED_ALONE = 16  # jobs that are asked for once more, each alone, where an answer for many left them out
 
 
 class JobState(NamedTuple):
-    """A job as Slurm sees it. ``state`` is Slurm's word, or UNKNOWN; ``exit`` its ``status:signal`` if it said one."""
+    """A job as Slurm sees it.
+
+    ``state`` is Slurm's word; UNKNOWN if Slurm says that it knows no such job, and UNREADABLE if its answer told
+    neither (``reason`` is then that answer). ``exit`` is its ``status:signal`` if it said one.
+    """
 
     state: str
     reason: str = ""
@@ -103,6 +122,11 @@ class JobState(NamedTuple):
         """Whether the job has nodes."""
         return self.state in ACTIVE
 
+    @property
+    def ended(self) -> bool:
+        """Whether the job is over. A word that is not known here is no end."""
+        return self.state in ENDED
+
     def reason_in_words(self) -> str:
         """Return the pending reason as a person reads it."""
         key = self.reason.strip("()").partition("(")[0].replace(" ", "_")
@@ -110,13 +134,14 @@ class JobState(NamedTuple):
 
 
 UNKNOWN = JobState("UNKNOWN")
+UNREADABLE = "UNREADABLE"
 
 
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment without what an outer job, or the user's shell, set for Slurm's commands.
 
-    A submission from inside a job would otherwise inherit that job's sizes and bindings, and SQUEUE_FORMAT would
-    change answers; SLURM_CONF says which cluster is meant and stays.
+    A submission from inside a job would otherwise inherit that job's sizes and bindings, and SQUEUE_FORMAT or
+    SLURM_TIME_FORMAT would change answers; SLURM_CONF says which cluster is meant and stays.
     """
     return {key: value for key, value in environment.items() if key in _KEPT or not key.startswith(_SCRUBBED)}
 
@@ -128,7 +153,9 @@ def ignored_defaults(environment: Mapping[str, str]) -> list[str]:
     """
     if "SLURM_JOB_ID" in environment:
         return []
-    return sorted(name for name in environment if name.startswith("SBATCH_") or name == "SLURM_ACCOUNT")
+    return sorted(
+        name for name in environment if name.startswith("SBATCH_") or name in ("SLURM_ACCOUNT", "SLURM_CLUSTERS")
+    )
 
 
 def _ask(command: list[str], environment: Mapping[str, str], timeout: float = TIMEOUT) -> Answer:
@@ -160,10 +187,11 @@ def submit(script: str, environment: Mapping[str, str], timeout: float = TIMEOUT
         raise AnswerLostError("The answer of sbatch did not arrive", quote=_quote(answer))
     if answer.code != 0:
         raise refusal(answer)
-    for line in reversed(answer.out.splitlines()):  # a site's wrapper may print a banner before or after it
-        if match := re.fullmatch(r"(\d+)(?:;(\S+))?", line.strip()):
-            return match[1], match[2] or ""
-    raise AnswerLostError("The answer of sbatch is not a job id", quote=_quote(answer))
+    matches = (re.fullmatch(r"(\d+)(?:;(\S+))?", line.strip()) for line in answer.out.splitlines())
+    found = [match for match in matches if match]  # a site's wrapper may print a banner before or after it
+    if len(found) != 1:
+        raise AnswerLostError("The answer of sbatch is not a job id", quote=_quote(answer))
+    return found[0][1], found[0][2] or ""
 
 
 def refusal(answer: Answer, program: str = "sbatch") -> HpcmlError:
@@ -174,14 +202,20 @@ def refusal(answer: Answer, program: str = "sbatch") -> HpcmlError:
             "Slurm's commands are here, but no cluster is configured", place=program, hint=hint
         )
     if re.search(_UNREACHABLE, answer.text):
-        hint = "Slurm is down or restarting: try again in some minutes; nothing was submitted."
+        hint = "Try again in some minutes; " + _MEANWHILE.get(program, "a run that goes on needs no controller.")
         words = f"Slurm's controller does not answer: {_last(answer)}"
         return SlurmUnreachableError(words, transient=True, place=program, hint=hint)
-    for pattern, words, hint in _REFUSALS:
+    for pattern, words, hint in _REFUSALS if program == "sbatch" else ():
         if re.search(pattern, answer.text, re.IGNORECASE):
             return SlurmRefusedError(words, place=program, hint=hint, quote=_quote(answer))
     hint = "Slurm's own words are above; the site's documentation may explain them."
     return SlurmRefusedError("Slurm refused", place=program, hint=hint, quote=_quote(answer))
+
+
+_MEANWHILE = {
+    "sbatch": "nothing was submitted.",
+    "scancel": "nothing was cancelled: the run goes on.",
+}
 
 
 def _quote(answer: Answer) -> tuple[str, ...]:
@@ -189,7 +223,7 @@ def _quote(answer: Answer) -> tuple[str, ...]:
 
 
 def _last(answer: Answer) -> str:
-    return (_quote(answer) or ("no answer",))[-1].removeprefix("sbatch: error: ").removeprefix("sbatch: ")
+    return re.sub(r"^s[a-z]+: (error: )?", "", (_quote(answer) or ("no answer",))[-1])
 
 
 def test_only(script: str, environment: Mapping[str, str]) -> str:
@@ -241,7 +275,7 @@ def _silent(answer: Answer) -> SlurmUnreachableError:
     error = refusal(answer, "squeue")
     if isinstance(error, SlurmUnreachableError):
         return error
-    hint = "Try again in some minutes; the run goes on meanwhile."
+    hint = "Try again in some minutes; a run that goes on needs no controller."
     return SlurmUnreachableError(f"squeue does not answer: {_last(answer)}", transient=True, place="squeue", hint=hint)
 
 
@@ -249,12 +283,42 @@ def _with_comment(text: str, comment: str) -> str | None:
     for line in text.splitlines():
         job, _, said = line.strip().partition("|")
         if said == comment:
-            return job
+            return _base(job)
     return None
 
 
+def state(job: str, environment: Mapping[str, str]) -> JobState:
+    """Return the state of one job.
+
+    Raises
+    ------
+    SlurmUnreachableError
+        If squeue does not answer, or what it answers cannot be read.
+    """
+    return told(states([job], environment)[job])
+
+
+def told(found: JobState) -> JobState:
+    """Return a job's state if Slurm's answer told one.
+
+    Raises
+    ------
+    SlurmUnreachableError
+        If that answer could not be read.
+    """
+    if found.state == UNREADABLE:
+        hint = "What does squeue --jobs say? A run that goes on does so whatever it answers."
+        words = f"The answer of squeue cannot be read: {found.reason or 'it is empty'}"
+        raise SlurmUnreachableError(words, transient=True, place="squeue", hint=hint)
+    return found
+
+
 def states(jobs: list[str], environment: Mapping[str, str]) -> dict[str, JobState]:
-    """Return the states of jobs in one question; a job that Slurm no longer knows is UNKNOWN.
+    """Return the states of jobs in one question.
+
+    A job that Slurm says it does not know is UNKNOWN; one of which its answer says nothing that can be read is
+    UNREADABLE, which is not an end. squeue says so outright only where it is asked for one job, so those that an answer
+    for many leaves out are asked for again.
 
     Raises
     ------
@@ -263,20 +327,40 @@ def states(jobs: list[str], environment: Mapping[str, str]) -> dict[str, JobStat
     """
     if not jobs:
         return {}
-    found = dict.fromkeys(jobs, UNKNOWN)
-    formats = "--format=%i|%T|%r|%S|%N"
-    answer = _ask(["squeue", "--noheader", "--states=all", f"--jobs={','.join(jobs)}", formats], environment)
+    found = _queued(jobs, environment)
+    left_out = [job for job in jobs if found[job].state == UNREADABLE] if len(jobs) > 1 else []
+    for job in left_out[:_ASKED_ALONE]:
+        found |= _queued([job], environment)
+    gone = [job for job in jobs if found[job].state in (UNREADABLE, UNKNOWN.state)]
+    if gone:
+        accounted = _accounted(gone, environment)
+        # Accounting lags behind the controller: that a job runs, of which the controller knows nothing, is old.
+        found |= {job: said for job, said in accounted.items() if said.ended or found[job].state == UNREADABLE}
+    return found
+
+
+def _queued(jobs: list[str], environment: Mapping[str, str]) -> dict[str, JobState]:
+    """Return what squeue says of jobs; what cannot be read of it is UNREADABLE."""
+    command = ["squeue", "--all", "--noheader", "--states=all", f"--jobs={','.join(jobs)}", "--format=%i|%T|%r|%S|%N"]
+    answer = _ask(command, environment)
     if answer.code != 0 and "Invalid job id" not in answer.text:
         raise _silent(answer)
+    if answer.code != 0 and len(jobs) == 1:
+        return {jobs[0]: UNKNOWN}
+    found = dict.fromkeys(jobs, JobState(UNREADABLE, (_quote(answer) or ("",))[-1]))
     for line in answer.out.splitlines():
-        fields = line.strip().split("|")
-        if len(fields) == 5 and fields[0] in found:
-            start = "" if fields[3] in ("N/A", "") else fields[3]
-            found[fields[0]] = JobState(fields[1], fields[2], start, fields[4])
-    missing = [job for job, state in found.items() if state is UNKNOWN]
-    if missing:
-        found.update(_accounted(missing, environment))
+        job, *fields = line.strip().split("|")
+        if (job := _base(job)) in found and fields and re.fullmatch(r"[A-Z_]+", fields[0]):
+            reason, start, nodes = (*fields[1:4], "", "", "")[:3]
+            said = JobState(fields[0], reason, "" if start == "N/A" else start, nodes)
+            if found[job].state == UNREADABLE or found[job].ended:  # of an array's tasks, one that has not ended counts
+                found[job] = said
     return found
+
+
+def _base(job: str) -> str:
+    """Return the number of a job, also of an array's task (``12_3``, ``12_[0-3]``) or of a part of one (``12+1``)."""
+    return re.split(r"[_+]", job, maxsplit=1)[0]
 
 
 def _accounted(jobs: list[str], environment: Mapping[str, str]) -> dict[str, JobState]:
@@ -290,9 +374,10 @@ def _accounted(jobs: list[str], environment: Mapping[str, str]) -> dict[str, Job
     found = {}
     for line in answer.out.splitlines() if answer.code == 0 else []:
         fields = line.split("|")
-        if len(fields) == 5:
-            state = (fields[1].split() or [UNKNOWN.state])[0]  # CANCELLED by 1000
-            found[fields[0]] = JobState(state, exit=fields[2], start=fields[3], nodes=fields[4])
+        if len(fields) == 5 and (job := _base(fields[0])) in jobs:
+            word = (fields[1].split() or [""])[0].rstrip("+")  # CANCELLED by 1000
+            if word in PENDING | ACTIVE | ENDED:
+                found[job] = JobState(word, exit=fields[2], start=fields[3], nodes=fields[4])
     return found
 
 

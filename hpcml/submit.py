@@ -84,6 +84,8 @@ def submit(prepared: Prepared, loaded: LoadedSite, spec: jobs.JobSpec, environme
     notes = _write(prepared, loaded, spec, image)
     paths = RunPaths(Path(made.directory))
     record: dict[str, object] = {"site": made.site, "time": round(time.time(), 3), "slurm": made.slurm}
+    if ("--requeue", "") in made.directives:
+        record["requeue"] = True
     if notes:
         record["notes"] = notes
     try:
@@ -191,6 +193,6 @@ def adopt(run: runs.Run, environment: Mapping[str, str]) -> runs.Run:
     found = slurm.find_by_comment(f"hpcml:{run.id}", environment)
     if found is None:
         return run
-    kept = {key: value for key, value in run.submission.items() if key in ("site", "time", "notes")}
+    kept = {key: value for key, value in run.submission.items() if key in ("site", "time", "notes", "requeue")}
     runs.write_json(run.paths.submission, {**kept, "slurm": True, "job": found, "cluster": "", "found_again": True})
     return runs.load(run.paths.directory)

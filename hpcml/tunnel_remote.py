@@ -115,7 +115,7 @@ def _starts_again(run: runs.Run, status: watch.Status, environment: Mapping[str,
     began = len(watch.events(run))
     until = time.monotonic() + COMPLETING
     while run.job and status.state == "ended":
-        state = slurm.states([run.job], environment)[run.job]
+        state = slurm.state(run.job, environment)
         if not state.pending and not (state.active and (again or time.monotonic() < until)):
             return False
         if state.pending:

@@ -17,6 +17,7 @@ from hpcml.errors import (
     CANCELLED,
     DRIVER_NOT_STARTED,
     IMAGE,
+    PREEMPTED,
     TIME_LIMIT,
     SlurmUnreachableError,
     StorageError,
@@ -29,23 +30,27 @@ _SLURM_ENDS = {
     "TIMEOUT": (TIME_LIMIT, "the time limit was reached"),
     "DEADLINE": (TIME_LIMIT, "the job's deadline was reached"),
     "CANCELLED": (CANCELLED, "the job was cancelled"),
-    "OUT_OF_MEMORY": (137, "a process of the job was killed because the memory limit was reached (out of memory)"),
+    "OUT_OF_MEMORY": (137, "Slurm says that a process of the job was killed for want of memory (OUT_OF_MEMORY)"),
     "NODE_FAIL": (ALLOCATION_LOST, "a node of the allocation failed"),
     "BOOT_FAIL": (ALLOCATION_LOST, "a node did not boot"),
-    "PREEMPTED": (ALLOCATION_LOST, "the job was preempted"),
+    "PREEMPTED": (PREEMPTED, "the job was preempted: Slurm gave its nodes to another (PREEMPTED)"),
     "REVOKED": (ALLOCATION_LOST, "the job was revoked"),
 }
 
 
 @dataclass(slots=True)
 class Status:
-    """A run at one moment. ``state``: refused, unknown, queued, starting, running, ending or ended."""
+    """A run at one moment. ``state``: refused, unknown, queued, starting, running, ending or ended.
+
+    ``silent`` is why Slurm could not be asked; all else is then from the run's own files.
+    """
 
     run: str
     site: str
     state: str = "unknown"
     words: str = ""
     job: str = ""
+    attempt: int = 0
     slurm_state: str = ""
     estimate: str = ""
     nodes: list[str] = field(default_factory=list)
@@ -68,6 +73,7 @@ class Status:
     hint: str = ""
     quote: list[str] = field(default_factory=list)
     directory: str = ""
+    silent: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """Return the status as a JSON-ready mapping."""
@@ -102,8 +108,6 @@ def status(
     ------
     StorageError
         If the run's record lacks something, or cannot be read.
-    SlurmUnreachableError
-        If only Slurm could tell and it does not answer.
     """
     try:
         return _of_its_kinds(_status(run, environment, known, ask=ask))
@@ -150,19 +154,21 @@ def _status(run: runs.Run, environment: Mapping[str, str], known: slurm.JobState
     happened = events(run)
     _read_events(found, happened)
     final = runs.read_json(run.paths.status)
-    if final is not None and not _began_again(happened):
+    if final is not None and not _began_again(happened, int(final.get("attempt", 0))):
         found.state, found.exit_status = final["state"], final["status"]
         found.words, found.by = final["reason"], final["by"]
         found.hint, found.quote = final["hint"], final["quote"]
     if found.service and found.state == "running":
         found.jupyter = _jupyter(run)
-    if found.state != "ended" and (ask or known is not None):
+    if (found.state != "ended" or run.may_start_again) and (ask or known is not None):
         _ask_owner(found, run, environment, known)
     return found
 
 
-def _began_again(happened: list[dict[str, Any]]) -> bool:
+def _began_again(happened: list[dict[str, Any]], ended: int) -> bool:
     """Whether Slurm has started the job again since an attempt ended: what is written of that end is then old."""
+    if any(int(event.get("attempt", 0)) > ended for event in happened):
+        return True
     names = [event["event"] for event in happened]
     last = {name: position for position, name in enumerate(names)}
     ends = [last[name] for name in ("ending", "driver-ended", "torn-down") if name in last]
@@ -171,6 +177,9 @@ def _began_again(happened: list[dict[str, Any]]) -> bool:
 
 def _read_events(found: Status, happened: list[dict[str, Any]]) -> None:
     for event in happened:
+        if int(event.get("attempt", 0)) != found.attempt:  # Slurm has started the job again
+            found.attempt, found.state, found.times = int(event["attempt"]), "starting", {}
+            found.versions, found.fabric, found.fabric_ok, found.differences = "", "", True, ()
         _read_event(found, event)
     if found.state == "starting":
         found.words = _starting(found)
@@ -245,24 +254,51 @@ def _ask_owner(found: Status, run: runs.Run, environment: Mapping[str, str], kno
         found.hint = f"If it was accepted, its comment is hpcml:{run.id} (squeue --me -o '%i %k')."
         return
     if "pid" in submission:
-        alive = shell.start_time(int(submission["pid"])) == submission["started"] != ""
-        found.slurm_state = "RUNNING" if alive else ""
-        if alive and found.state == "unknown":
-            found.state, found.words = "starting", "the batch script starts"
-        elif not alive:
-            gone = "the run's processes are gone and left no word (killed, or the machine went down)"
-            _ended_without_word(found, run, ALLOCATION_LOST, "", gone)
+        _ask_process_table(found, run)
         return
-    state = known if known is not None else slurm.states([run.job], environment)[run.job]
+    try:
+        state = slurm.told(known) if known is not None else slurm.state(run.job, environment)
+    except SlurmUnreachableError as error:
+        found.silent = error.message
+        if found.state == "unknown":
+            found.words, found.hint = "the run has written nothing yet, and Slurm cannot be asked", error.hint
+        return
+    _heed_slurm(found, run, state)
+
+
+def _heed_slurm(found: Status, run: runs.Run, state: slurm.JobState) -> None:
+    """Take in what Slurm says of the job; the run's own events are newer than Slurm's word."""
     found.slurm_state, found.estimate = state.state, state.start if state.pending else ""
-    if state.pending:
-        if found.state == "unknown":  # the run's own events are newer than Slurm's word
-            found.state, found.words = "queued", state.reason_in_words()
-    elif not state.active:
+    if found.state == "ended":
+        _perhaps_again(found, state)
+    elif state.ended:
         code, words = _SLURM_ENDS.get(state.state, (ALLOCATION_LOST, ""))
-        _ended_without_word(found, run, code, words, f"the job ended without a word (Slurm: {state.state})")
+        forgotten = "Slurm knows no such job any more" if state == slurm.UNKNOWN else f"Slurm: {state.state}"
+        _ended_without_word(found, run, code, words, f"the job ended without a word ({forgotten})")
+    elif found.state == "unknown" and state.pending:
+        found.state, found.words = "queued", state.reason_in_words()
     elif found.state == "unknown":
+        begun = "the batch script starts" if state.active else f"Slurm says {state.state}"
+        found.state, found.words = "starting", begun
+
+
+def _ask_process_table(found: Status, run: runs.Run) -> None:
+    alive = shell.start_time(int(run.submission["pid"])) == run.submission["started"] != ""
+    found.slurm_state = "RUNNING" if alive else ""
+    if alive and found.state == "unknown":
         found.state, found.words = "starting", "the batch script starts"
+    elif not alive:
+        gone = "the run's processes are gone and left no word (killed, or the machine went down)"
+        _ended_without_word(found, run, ALLOCATION_LOST, "", gone)
+
+
+def _perhaps_again(found: Status, state: slurm.JobState) -> None:
+    """An attempt of a job that may be put back into the queue has ended: the run has not if the job is there still."""
+    if state.ended:
+        return
+    found.state, found.exit_status, found.by, found.hint, found.quote = "ending", None, "", "", []
+    if state.pending:
+        found.state, found.words = "queued", f"put back into the queue: {state.reason_in_words()}"
 
 
 def _ended_without_word(found: Status, run: runs.Run, code: int, words: str, otherwise: str) -> None:
@@ -367,7 +403,7 @@ def follow(
             ask_at = now + distance
         if run.job and now >= ask_at:
             try:
-                state = slurm.states([run.job], environment)[run.job]
+                state = slurm.state(run.job, environment)
                 heard = now
             except SlurmUnreachableError:
                 if now - heard > patience:
@@ -380,10 +416,12 @@ def follow(
         if files != seen or now >= look_at:  # reading the record is what costs; looking whether it changed does not
             seen, look_at = files, now + 1.0
             current = status(run, environment, state, ask=not run.job)
-            if current != last:
+            asked = state is not None or not run.may_start_again  # files alone cannot say that no attempt follows
+            over_now = current.state in ("ended", "refused")
+            if current != last and (asked or not over_now):
                 yield current
                 last = current
-            if current.state in ("ended", "refused"):
+            if over_now and asked:
                 each()
                 return
             if run.job and (record := _driver_record(run)) != over:

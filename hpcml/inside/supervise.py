@@ -209,10 +209,10 @@ class Supervisor:
         outcome.write(self.context, "ended", self.warnings)
 
     def warn(self, sentence: str) -> None:
-        """Say once, in the run's output, its events and its end, what the user has to know although the run goes on."""
+        """Say once, in the job's log, the events and the run's end, what the user has to know although it goes on."""
         if sentence not in self.warnings:
             self.warnings.append(sentence)
-            print(f"hpcml: warning: {sentence}", flush=True)
+            say(self.context, f"warning: {sentence}")  # the driver's log is the script's alone
             self.diary.write("warning", sentence=sentence)
 
     # -- waiting --------------------------------------------------------------------------------------------------

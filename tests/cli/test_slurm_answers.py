@@ -222,6 +222,95 @@ def test_a_list_is_shown_though_slurm_does_not_answer(world: World) -> None:
     assert "does not answer" in done.stderr
 
 
+DOWN_NOW = {"err": "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n", "code": 1}
+
+
+def running(world: World, state: str = "RUNNING") -> Path:
+    directory = world.submit()
+    world.set_job("101", state=state)
+    with (directory / "events.jsonl").open("w") as file:
+        for name in ("allocated", "driver-started"):
+            facts = {"time": time.time(), "attempt": 0, "event": name, "nodes": ["n7"], "job": "101"}
+            file.write(json.dumps(facts) + "\n")
+    return directory
+
+
+def test_a_running_run_is_shown_though_slurm_does_not_answer(world: World) -> None:
+    running(world)
+    world.answer("squeue", **DOWN_NOW)
+    done = world.run("status", "last")
+    assert done.returncode == 0, done.stderr
+    assert "state      running: the script runs" in done.stdout
+    assert "nodes      n7" in done.stdout
+    assert done.stdout.count("does not answer") == 1
+    facts = json.loads(world.run("status", "last", "--json").stdout)
+    assert (facts["state"], facts["nodes"]) == ("running", ["n7"])
+    assert "does not answer" in facts["silent"]
+    listed = world.run("ls", "--json")
+    assert [row["state"] for row in json.loads(listed.stdout)] == ["running"]
+    assert "does not answer" in listed.stderr
+    assert (
+        world.run("logs", "last").returncode == errors.NOT_FOUND
+    )  # it has printed nothing yet, and that is what is said
+    world.answer("scancel", err=DOWN_NOW["err"], code=1)
+    cancelled = world.run("cancel", "last")
+    assert cancelled.returncode == errors.SLURM_UNREACHABLE
+    assert "nothing was cancelled" in cancelled.stderr
+
+
+def test_a_run_of_which_nothing_is_known_is_an_error(world: World) -> None:
+    world.submit()
+    world.answer("squeue", **DOWN_NOW)
+    done = world.run("status", "last")
+    assert done.returncode == errors.SLURM_UNREACHABLE
+    assert "job        101" in done.stdout
+    assert "does not answer" in done.stdout
+
+
+@pytest.mark.parametrize("said", ["", "noise\n", "101\n", "101||\n", "101|pend\n"])
+def test_an_answer_that_cannot_be_read_is_no_end(world: World, said: str) -> None:
+    world.submit()
+    world.answer("squeue", out=said)
+    done = world.run("status", "last", "--json")
+    assert done.returncode == errors.SLURM_UNREACHABLE
+    facts = json.loads(done.stdout)
+    assert (facts["state"], facts["exit_status"]) == ("unknown", None)
+    assert "cannot be read" in facts["silent"]
+    assert [row["state"] for row in json.loads(world.run("ls", "--json").stdout)] == ["unknown"]
+
+
+def test_what_the_user_s_shell_says_of_squeue_s_answers_does_not_count(world: World) -> None:
+    shell = {"SLURM_TIME_FORMAT": "%Q%n%%", "SQUEUE_FORMAT": "%i", "SLURM_CLUSTERS": "other", "SQUEUE_PARTITION": "x"}
+    world.submit()
+    assert json.loads(world.run("status", "last", "--json", env=shell).stdout)["state"] == "queued"
+    (call,) = world.calls("squeue")
+    assert not set(shell) & call["environment"].keys()
+
+
+def test_a_run_that_is_put_back_into_the_queue_has_not_ended(world: World) -> None:
+    """Preempted with the user's own --requeue: its first attempt wrote an end, and its job waits again."""
+    directory = running(world)
+    record = json.loads((directory / "submission.json").read_text())
+    (directory / "submission.json").write_text(json.dumps({**record, "requeue": True}))
+    end = {"state": "ended", "status": errors.PREEMPTED, "reason": "the job was preempted", "by": "slurm", "hint": "",
+           "quote": [], "attempt": 0}  # fmt: skip
+    (directory / "status.json").write_text(json.dumps(end))
+    for state, seen in (("COMPLETING", "ending"), ("PENDING", "queued"), ("PREEMPTED", "ended")):
+        world.set_job("101", state=state, reason="BeginTime")
+        facts = json.loads(world.run("status", "last", "--json").stdout)
+        assert facts["state"] == seen
+        assert facts["exit_status"] == (errors.PREEMPTED if seen == "ended" else None)
+        assert [row["state"] for row in json.loads(world.run("ls", "--json").stdout)] == [seen]
+
+
+def test_the_user_s_requeue_replaces_hpcml_s_own(world: World) -> None:
+    directory = world.submit("--set", 'slurm.extra=["--requeue"]')
+    script = (directory / "job.sh").read_text()
+    assert "#SBATCH --requeue\n" in script
+    assert "--no-requeue" not in script
+    assert json.loads((directory / "submission.json").read_text())["requeue"] is True
+
+
 def test_many_runs_are_asked_for_in_one_question(world: World) -> None:
     for _ in range(3):
         world.submit()
@@ -247,6 +336,7 @@ def test_cancel_that_slurm_refuses(world: World) -> None:
     done = world.run("cancel", "last")
     assert done.returncode == errors.REFUSED_BY_SLURM
     assert "scancel" in done.stderr
+    assert "partition" not in done.stderr  # which is what the same words mean of a submission
 
 
 def test_the_run_is_written_before_it_is_sent(world: World) -> None:

@@ -46,7 +46,7 @@ def test_states_of_several_jobs(answers: dict[str, str]) -> None:
         "13": slurm.JobState("RUNNING", "None", "2026-11-21T08:00:00", "n[1-2]"),
         "14": slurm.JobState("CANCELLED", start="2026-11-21T07:00:00", nodes="n3", exit="0:0"),
         "15": slurm.JobState("FAILED", start="Unknown", nodes="n4", exit="3:0"),
-        "16": slurm.UNKNOWN,
+        "16": slurm.JobState("UNREADABLE", "noise"),
     }
     assert found["12"].pending
     assert found["13"].active
@@ -70,9 +70,63 @@ def test_without_accounting_installed(answers: dict[str, str]) -> None:
     (Path(answers["PATH"].partition(":")[0]) / "sacct").unlink()
     answers["PATH"] = answers["PATH"].partition(":")[0]
     Path(answers["PATH"], "cat").symlink_to("/bin/cat")
-    say(answers, "squeue", "")
+    say(answers, "squeue", err=INVALID, code=1)
     assert slurm.states(["14"], answers) == {"14": slurm.UNKNOWN}
+    say(answers, "squeue", "")
     assert slurm.find_by_comment("hpcml:x", answers) is None
+
+
+@pytest.mark.parametrize(
+    "said", ["", "12\n", "12|\n", "12|what|\n", "2026-11-22T10:00:00\n", "Queue is being rebuilt\n"]
+)
+def test_an_answer_that_cannot_be_read_is_no_end(answers: dict[str, str], said: str) -> None:
+    say(answers, "squeue", said)
+    say(answers, "sacct", err="Slurm accounting storage is disabled\n", code=1)
+    found = slurm.states(["12"], answers)["12"]
+    assert (found.state, found.ended) == ("UNREADABLE", False)
+    with pytest.raises(SlurmUnreachableError, match="cannot be read"):
+        slurm.state("12", answers)
+    say(answers, "sacct", "12|FAILED|3:0|Unknown|n4\n")
+    assert slurm.state("12", answers).state == "FAILED"
+
+
+def test_what_follows_the_state_may_be_anything(answers: dict[str, str]) -> None:
+    """The state counts whatever a site's Slurm puts behind it."""
+    say(answers, "squeue", "12|PENDING|(Priority)|1795\n|\n13|RUNNING\n14|RUNNING|None|a|b|c\n")
+    found = slurm.states(["12", "13", "14"], answers)
+    assert [found[job].state for job in ("12", "13", "14")] == ["PENDING", "RUNNING", "RUNNING"]
+
+
+def test_the_tasks_of_an_array_and_the_parts_of_a_job(answers: dict[str, str]) -> None:
+    say(
+        answers,
+        "squeue",
+        "12_1|COMPLETED|None|N/A|n1\n12_[2-9]|PENDING|Priority|N/A|\n13+0|RUNNING|None|N/A|n1\n13+1|COMPLETED|None|N/A|n2\n",
+    )
+    found = slurm.states(["12", "13"], answers)
+    assert (found["12"].state, found["13"].state) == ("PENDING", "RUNNING")
+
+
+def test_accounting_that_lags_behind_is_not_believed(answers: dict[str, str]) -> None:
+    say(answers, "squeue", err=INVALID, code=1)
+    say(answers, "sacct", "12|RUNNING|0:0|2026-11-22T08:00:00|n1\n")
+    assert slurm.state("12", answers) == slurm.UNKNOWN
+
+
+@pytest.mark.parametrize("said", ["", "7\n8\n", "Submitted\n", "12 13\n"])
+def test_sbatch_s_answer_is_one_job_id_or_lost(answers: dict[str, str], said: str) -> None:
+    say(answers, "sbatch", said)
+    with pytest.raises(slurm.AnswerLostError):
+        slurm.submit("job.sh", answers)
+    say(answers, "sbatch", f"Welcome to the cluster\n{said if said == 'Submitted' else ''}42;lab\n")
+    assert slurm.submit("job.sh", answers) == ("42", "lab")
+
+
+@pytest.mark.parametrize(("program", "words"), [("sbatch", "nothing was submitted"), ("scancel", "nothing was cancelled"),
+                                                ("squeue", "needs no controller")])  # fmt: skip
+def test_what_a_silent_controller_means_depends_on_the_question(program: str, words: str) -> None:
+    answer = Answer(1, "", f"{program}: error: Unable to contact slurm controller (connect failure)\n")
+    assert words in slurm.refusal(answer, program).hint
 
 
 def test_no_jobs_no_question(tmp_path: Path) -> None:
@@ -115,7 +169,7 @@ def test_an_unknown_state_is_neither_waiting_nor_running(text: str) -> None:
 
 def test_the_environment_is_scrubbed_but_for_the_cluster() -> None:
     given_ = dict.fromkeys(["SLURM_CONF", "SLURM_JWT", "SLURM_JOB_ID", "SBATCH_QOS", "SQUEUE_FORMAT", "SRUN_DEBUG", "PMIX_RANK", "HPCML_X",
-                            "SLURMX", "PATH", "HOME"], "1")  # fmt: skip
+                            "SLURM_TIME_FORMAT", "SLURM_CLUSTERS", "SACCT_FORMAT", "SCONTROL_ALL", "SLURMX", "PATH", "HOME"], "1")  # fmt: skip
     assert set(slurm.clean_environment(given_)) == {"SLURM_CONF", "SLURM_JWT", "SLURMX", "PATH", "HOME"}
 
 

@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
-
 from hpcml import runs, watch
 from hpcml.inside.events import Diary
 from hpcml.inside.outcome import Outcome
@@ -15,15 +13,16 @@ from hpcml.inside.supervise import Supervisor
 from hpcml.layout import RunPaths
 
 
-def test_a_warning_is_said_once_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_warning_is_said_once_and_kept(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
+    paths.logs.mkdir()
     diary = Diary(paths.events, 0)
     diary.write("allocated", nodes=["n1"], job="7", node="n1")
     context = SimpleNamespace(run=paths, number=0)
     supervisor = Supervisor(context, diary, SimpleNamespace())  # type: ignore[arg-type]
     for _ in range(2):
         supervisor.warn("n2 works with less memory")
-    assert capsys.readouterr().out == "hpcml: warning: n2 works with less memory\n"
+    assert paths.job_log.read_text() == "hpcml: warning: n2 works with less memory\n"
     Outcome(0, "driver", "script", "the script ended").write(context, "ended", supervisor.warnings)  # type: ignore[arg-type]
     assert json.loads(paths.status.read_text())["warnings"] == ["n2 works with less memory"]
     found = watch.status(runs.Run("a", paths, {}), {}, ask=False)
