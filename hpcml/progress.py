@@ -27,11 +27,21 @@ class Tail:
         Words that stand before the first of it.
     clear
         Called before each piece, to clear away what stands on the terminal's line.
+    own
+        Whether it is what the user's own script writes, which passes unchanged on a terminal too.
     """
 
-    def __init__(self, path: Path, stream: TextIO, before: str = "", clear: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        stream: TextIO,
+        before: str = "",
+        clear: Callable[[], None] = lambda: None,
+        *,
+        own: bool = False,
+    ) -> None:
         self.path, self.stream, self.before, self.clear = path, stream, before, clear
-        self.raw = Raw(stream)
+        self.raw = Raw(stream, own=own)
         self.position = self.seen = 0
         self.line_is_open = False
 

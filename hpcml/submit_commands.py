@@ -127,7 +127,7 @@ def _wait(run: runs.Run, environment: dict[str, str], *, as_json: bool) -> int:
     from hpcml import watch
     from hpcml.progress import Progress, Tail
 
-    output = Tail(run.paths.driver_log, sys.stdout)
+    output = Tail(run.paths.driver_log, sys.stdout, own=True)
     progress = Progress(sys.stderr, environment, output)
     pass_on, mark = (_nothing, _nothing) if as_json else (output.copy_marked, output.mark)
     try:

@@ -54,11 +54,13 @@ class Raw:
     To a terminal they go with all that it would obey made visible, but for tabs, line breaks and the carriage return of
     a progress bar, which can hide nothing but a line of the same text. Elsewhere (a file, a pipe) they go byte for
     byte: what the program behind a pipe does with them is its own matter, as with ``cat``.
+
+    ``own``: the program is the user's, who has just started it and watches it; colours and bars pass as it wrote them.
     """
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, *, own: bool = False) -> None:
         self.stream = stream
-        self.guarded = stream.isatty()
+        self.guarded = stream.isatty() and not own
         self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
 
     def write(self, data: bytes, *, last: bool = False) -> None:

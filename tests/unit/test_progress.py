@@ -129,6 +129,18 @@ def test_bytes_pass_unchanged(tmp_path: Path) -> None:
     assert out.buffer.getvalue() == BYTES
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_colours_pass_to_the_terminal_only_from_the_user_s_own_script(own: bool, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"\x1b[31mred\x1b[0m\n")
+
+    def act(stream: TextIO) -> None:
+        Tail(log, stream, own=own).copy()
+
+    shown = on_a_terminal(80, act)
+    assert shown[0] == ("red" if own else r"\x1b[31mred\x1b[0m")
+
+
 @pytest.mark.parametrize("apart", [True, False])
 def test_a_line_is_ended_only_where_both_go_to_one_place(apart: bool, tmp_path: Path) -> None:
     (tmp_path / "log").write_text("no line break")
