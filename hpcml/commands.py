@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +19,7 @@ from hpcml.errors import (
     StorageError,
     UsageError,
 )
-from hpcml.terminal import say, say_lines, shown
+from hpcml.terminal import note, say, say_lines, shown
 
 if TYPE_CHECKING:  # each command imports what it needs: `submit` is to be fast
     from argparse import Namespace
@@ -48,10 +50,25 @@ def whole(text: str, option: str) -> int:
     return int(text)
 
 
+def load_site(
+    name: str, environment: Mapping[str, str], cwd: Path | None, assignments: Sequence[str] = ()
+) -> sites.LoadedSite:
+    """Return a site as :func:`hpcml.sites.load` does, and say which files of settings do not count."""
+    loaded = sites.load(name, environment, cwd, assignments)
+    for words in loaded.ignored:
+        _note_once(words)
+    return loaded
+
+
+@functools.cache
+def _note_once(words: str) -> None:
+    note(words)
+
+
 def _folder(options: Namespace) -> tuple[Path, dict[str, str]]:
     """Return the folder for runs and the environment; no site is needed to look at runs, but it may say where."""
     environment = config.process_environment()
-    loaded = sites.load(options.site or "", environment, here(), options.set or ())
+    loaded = load_site(options.site or "", environment, here(), options.set or ())
     return runs.runs_folder(loaded.site.paths.runs, environment), environment
 
 
@@ -247,7 +264,7 @@ def site(options: Namespace) -> int:
     environment = config.process_environment()
     if options.what == "ls":
         return _site_ls(options, environment)
-    loaded = sites.load(options.name, environment, here(), options.set or ())
+    loaded = load_site(options.name, environment, here(), options.set or ())
     table = config.as_table(loaded.site)
     if options.json:
         origins = {key.replace("\0", "."): value.origin for key, value in loaded.layers.values.items()}
@@ -273,12 +290,12 @@ def _flat(table: dict[str, object], prefix: str = "") -> list[tuple[str, object]
 def _site_ls(options: Namespace, environment: dict[str, str]) -> int:
     rows = []
     try:
-        found = sites.load("", environment, here(), options.set or ()).site.name
+        found = load_site("", environment, here(), options.set or ()).site.name
     except ConfigError as error:
         say_lines(f"hpcml: {error}", sys.stderr)
         found = ""
     for name, paths in sorted(sites.profile_files(environment).items()):
-        description = config.read_toml(paths[-1]).get("description", "")
+        description = sites.read_profile(paths[-1]).get("description", "")
         rows.append(
             {"site": name, "here": name == found, "description": description, "files": [str(path) for path in paths]}
         )

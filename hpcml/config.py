@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin
 
+from hpcml import files
 from hpcml.errors import ConfigError
 
 T = TypeVar("T")
@@ -72,8 +73,13 @@ def _split(key: str) -> list[str]:
     return [part.replace("\0", ".") for part in key.split(".")]
 
 
-def read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path, *, obeyed: bool = False) -> dict[str, Any]:
     """Return a TOML file as a table.
+
+    Parameters
+    ----------
+    obeyed
+        Whether what it says is done, so that nobody else may have written it (:func:`hpcml.files.read_setting`).
 
     Raises
     ------
@@ -83,12 +89,12 @@ def read_toml(path: Path) -> dict[str, Any]:
     import tomllib
 
     try:
-        with path.open("rb") as file:
-            return tomllib.load(file)
+        text = files.read_setting(path) if obeyed else files.read(path, ours=False, follow=True).decode()
+        return files.parsed(tomllib.loads, text)
     except OSError as error:
         hint = "Let yourself read it, or move it away."
         raise ConfigError(f"The file cannot be read: {error.strerror}", place=str(path), hint=hint) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # TOMLDecodeError and UnicodeDecodeError are of its kind
         raise ConfigError(f"The file is not valid TOML: {error}", place=str(path), hint="Mend that line.") from error
 
 
@@ -125,8 +131,8 @@ def _toml_value(text: str) -> object:
     import tomllib
 
     try:
-        table = tomllib.loads(f"v = {text}")
-    except tomllib.TOMLDecodeError:
+        table = files.parsed(tomllib.loads, f"v = {text}")
+    except ValueError:
         return text
     value = table["v"]
     plain = len(table) == 1 and isinstance(value, (str, int, float, bool, list, dict))

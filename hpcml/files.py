@@ -307,4 +307,4 @@ def replaceable(path: Path, trusted: Collection[str] = ()) -> list[Replaceable]:
             continue
         elif (who := written_by_others(facts)) and f"@{who.removeprefix('group ')}" not in trusted:
             found.append(Replaceable(place, who, meant=who != "everybody"))
-    return sorted(found, key=lambda one: one.meant)
+    return sorted(dict.fromkeys(found), key=lambda one: one.meant)

@@ -39,8 +39,14 @@ def image(options: Namespace) -> int:
 
 
 def _site(options: Namespace) -> tuple[sites.LoadedSite, dict[str, str]]:
+    """Return the site; a project's file does not say which program is started here, on the login node."""
     environment = config.process_environment()
-    return sites.load(options.site or "", environment, commands.here(), options.set or ()), environment
+    loaded = commands.load_site(options.site or "", environment, commands.here(), options.set or ())
+    if loaded.is_from_project("runtime.container"):
+        terminal.note(f"runtime.container of {loaded.project} counts in jobs, not for this command (--program does)")
+        runtime = loaded.site.runtime._replace(container="")
+        loaded = loaded._replace(site=loaded.site._replace(runtime=runtime))
+    return loaded, environment
 
 
 def _build(options: Namespace) -> int:

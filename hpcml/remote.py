@@ -54,9 +54,12 @@ def check_host(host: str, place: str = "--host") -> str:
 
 
 def login_of(
-    host: str, environment: Mapping[str, str], place: str = "--host", assignments: Sequence[str] = ()
-) -> Login:
+    host: str, environment: Mapping[str, str], place: str = "--host", assignments: Sequence[str] = (),
+    load: Callable[..., sites.LoadedSite] = sites.load,
+) -> Login:  # fmt: skip
     """Return how a cluster is reached, by a site's name or by what ssh is called with; ``--set login.…`` counts here.
+
+    No project's file counts, which may have come with somebody else's code.
 
     Raises
     ------
@@ -66,10 +69,10 @@ def login_of(
     check_host(host, place)
     here = [word for word in assignments if word.startswith("login.")]
     if host in sites.profile_files(environment):
-        login = sites.load(host, environment, Path.home(), here).site.login
+        login = load(host, environment, None, here).site.login
         if login.host:
             return login._replace(host=check_host(login.host, "login.host"))
-    return sites.load("", environment, Path.home(), here).site.login._replace(host=host)
+    return load("", environment, None, here).site.login._replace(host=host)
 
 
 class Parcel:

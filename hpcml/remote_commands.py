@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcml import commands, config, jobs, remote, sites, snapshot
+from hpcml import commands, config, jobs, remote, snapshot
 from hpcml.errors import StorageError, UsageError
 from hpcml.remote_protocol import (
     LONGEST_LINE,
@@ -50,7 +50,8 @@ def run(host: str, named_by: str, command: str, options: Namespace, own: list[st
     environment = config.process_environment()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
-    login = remote.login_of(host, environment, named_by, getattr(options, "set", None) or ())
+    assignments = getattr(options, "set", None) or ()
+    login = remote.login_of(host, environment, named_by, assignments, commands.load_site)
     if command in ("submit", "plan"):
         return _submit(login, environment, command, options, own, script)
     if command == "fetch":
@@ -109,7 +110,7 @@ def _submit(
     jobs.check_script(path)
     # The limits of the copy are this end's; the login node's count once more when the run takes its own.
     limits = [word for word in options.set or () if word.startswith("code.")]
-    code = sites.load("", environment, here, limits).site.code
+    code = commands.load_site("", environment, here, limits).site.code
     if code.snapshot == "none":
         hint = "Leave it out, or copy the code there and submit it there."
         raise UsageError("A script of this laptop cannot run where it lies", place="code.snapshot = 'none'", hint=hint)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 import jinja2
+import jinja2.loaders
+import jinja2.sandbox
 
-from hpcml import assets
-from hpcml.errors import ConfigError, UsageError
+from hpcml import assets, files
+from hpcml.errors import ConfigError, HpcmlError, UsageError
 from hpcml.plan import Plan
 
 TEMPLATE = "batch.sh.j2"
@@ -42,7 +45,7 @@ def render(plan: Plan, folders: Sequence[Path] = ()) -> str:
         raise _template_error(error, None) from error
     try:
         return template.render(plan=plan)
-    except (UsageError, MemoryError):
+    except (HpcmlError, MemoryError):
         raise
     except Exception as error:  # an expression in a template can fail in any way
         raise _template_error(error, template.filename) from error
@@ -62,17 +65,30 @@ def _template_error(error: Exception, file: str | None) -> ConfigError:
 
 def _environment(folders: Sequence[Path]) -> jinja2.Environment:
     builtin = jinja2.FileSystemLoader(str(assets.folder("templates")))
-    own = [jinja2.FileSystemLoader(str(folder)) for folder in folders]
-    environment = jinja2.Environment(
+    own = [jinja2.FunctionLoader(functools.partial(_own, folder)) for folder in folders]
+    # In the sandbox a template reaches the plan and Jinja2's own words, and nothing of Python behind them.
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         loader=jinja2.ChoiceLoader([*own, builtin, jinja2.PrefixLoader({"hpcml": builtin})]),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        autoescape=False,  # noqa: S701 - the output is bash, and every value passes one of the filters below
+        autoescape=False,
     )
     environment.filters |= {"sh": quote, "argv": join, "directive": directive, "comment": comment}
     return environment
+
+
+def _own(folder: Path, name: str) -> tuple[str, str, None] | None:
+    """Return a template of the user's own and its file, None if there is none of that name."""
+    path = folder.joinpath(*jinja2.loaders.split_template_path(name))
+    try:
+        return files.read_setting(path), str(path), None
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except files.ForeignError as error:
+        hint = "Copy it, if you want what it says: then it is yours."
+        raise ConfigError(f"The template does not count: {error.why}", place=str(path), hint=hint) from error
 
 
 def quote(value: object) -> str:

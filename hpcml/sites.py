@@ -8,17 +8,27 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcml import assets, config
+from hpcml import assets, config, files
 from hpcml.errors import ConfigError
 from hpcml.schema import CHOICES, NEVER_EMPTY, UNITS, Identify, Site
 
 
 class LoadedSite(NamedTuple):
-    """A site with the layers that made it, so that each value's origin can be shown."""
+    """A site with the layers that made it, so that each value's origin can be shown.
+
+    ``project`` is the ``hpcml.toml`` that counts, if one does; ``ignored`` says of each file of settings that does not
+    count why not.
+    """
 
     site: Site
     layers: config.Layers
     chosen_because: str
+    project: str = ""
+    ignored: tuple[str, ...] = ()
+
+    def is_from_project(self, key: str) -> bool:
+        """Whether a value comes from the project's file, which may have come with somebody else's code."""
+        return bool(self.project) and self.layers.origin(key).startswith(self.project)
 
 
 def config_folders(environment: Mapping[str, str]) -> list[Path]:
@@ -29,10 +39,25 @@ def config_folders(environment: Mapping[str, str]) -> list[Path]:
     return [*folders, Path(user) / "hpcml"] if user else folders
 
 
-def profile_files(environment: Mapping[str, str]) -> dict[str, list[Path]]:
-    """Return each profile's files by name, most general first (a later one is laid over an earlier one)."""
+def why_ignored(path: Path) -> str:
+    """Return why a file of settings does not count, in words: others could have written it; nothing if it counts."""
+    try:
+        files.read_setting(path)
+    except files.ForeignError as error:
+        return f"{path} does not count: {error.why}"
+    except (OSError, UnicodeDecodeError):
+        return ""  # told by who reads it
+    return ""
+
+
+def profile_files(environment: Mapping[str, str], ignored: list[str] | None = None) -> dict[str, list[Path]]:
+    """Return each profile's files by name, most general first (a later one is laid over an earlier one).
+
+    Files that others could have written are left out, and said in ``ignored``.
+    """
     found: dict[str, list[Path]] = {}
-    folders = [assets.folder("profiles"), *(place / "profiles" for place in config_folders(environment))]
+    shipped = assets.folder("profiles")
+    folders = [shipped, *(place / "profiles" for place in config_folders(environment))]
     for folder in folders:
         try:
             paths = sorted(folder.glob("*.toml"))
@@ -41,12 +66,21 @@ def profile_files(environment: Mapping[str, str]) -> dict[str, list[Path]]:
             raise ConfigError(f"The profiles cannot be listed: {error.strerror}", place=place,
                               hint="Let yourself read the folder, or move it away.") from error  # fmt: skip
         for path in paths:
-            found.setdefault(path.stem, []).append(path)
+            if folder == shipped or not (why := why_ignored(path)):
+                found.setdefault(path.stem, []).append(path)
+            elif ignored is not None:
+                ignored.append(why)
     return found
 
 
-def load(name: str, environment: Mapping[str, str], cwd: Path, assignments: Sequence[str] = ()) -> LoadedSite:
+def load(name: str, environment: Mapping[str, str], cwd: Path | None, assignments: Sequence[str] = ()) -> LoadedSite:
     """Return a site by name, or the one this machine is recognised as when the name is empty.
+
+    Parameters
+    ----------
+    cwd
+        The folder at or above which a project's file counts; None where none does: what is said there holds for jobs,
+        not for this machine.
 
     Raises
     ------
@@ -61,9 +95,16 @@ def load(name: str, environment: Mapping[str, str], cwd: Path, assignments: Sequ
     if not name:
         name, reason = _recognise(profiles, environment)
     layers = profiles.layers(name, named_by)
-    for path in [place / "config.toml" for place in config_folders(environment)] + _project_files(cwd):
+    ignored = profiles.ignored
+    for path in [place / "config.toml" for place in config_folders(environment)]:
         if path.is_file():
-            _add_settings(layers, path, name, profiles)
+            if why := why_ignored(path):
+                ignored.append(why)
+            else:
+                _add_settings(layers, path, name, profiles)
+    project = _project_file(cwd, ignored)
+    if project:
+        _add_settings(layers, project, name, profiles, of_project=True)
     for table, variable in config.from_environment(environment):
         layers.add(table, variable)
     layers.add(config.from_assignments(assignments), "--set")
@@ -71,20 +112,21 @@ def load(name: str, environment: Mapping[str, str], cwd: Path, assignments: Sequ
     site = config.build(Site, layers)
     _check_choices(layers)
     _check_units(layers)
-    return LoadedSite(site, layers, reason)
+    return LoadedSite(site, layers, reason, str(project or ""), tuple(ignored))
 
 
 class _Profiles:
     """The profiles that this machine and user have; each file is read once, when it is first needed."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        self.files = profile_files(environment)
+        self.ignored: list[str] = []
+        self.files = profile_files(environment, self.ignored)
         self._tables: dict[str, list[tuple[dict[str, Any], str]]] = {}
 
     def tables(self, name: str) -> list[tuple[dict[str, Any], str]]:
         """Return a profile's own tables and where each was read, most general first."""
         if name not in self._tables:
-            self._tables[name] = [(config.read_toml(path), _origin(path)) for path in self.files[name]]
+            self._tables[name] = [(read_profile(path), _origin(path)) for path in self.files[name]]
         return self._tables[name]
 
     def layers(self, name: str, named_by: str, below: tuple[str, ...] = ()) -> config.Layers:
@@ -108,6 +150,17 @@ class _Profiles:
         for table, origin in self.tables(name):
             layers.add(table, origin)
         return layers
+
+
+def read_profile(path: Path) -> dict[str, Any]:
+    """Return a profile's file as a table.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be read, is not TOML, or others could have written it.
+    """
+    return config.read_toml(path, obeyed=path.parent != assets.folder("profiles"))
 
 
 def _origin(path: Path) -> str:
@@ -155,14 +208,23 @@ def _matches(rule: Identify, host: str, environment: Mapping[str, str]) -> str:
     return " and ".join(reasons) or "nothing else matches"
 
 
-def _project_files(cwd: Path) -> list[Path]:
-    """Return the nearest ``hpcml.toml`` at or above the working directory, as git looks for its folder."""
-    return next(([place / "hpcml.toml"] for place in (cwd, *cwd.parents) if (place / "hpcml.toml").is_file()), [])
+def _project_file(cwd: Path | None, ignored: list[str]) -> Path | None:
+    """Return the nearest ``hpcml.toml`` at or above the working directory that nobody else could have written."""
+    for place in (cwd, *cwd.parents) if cwd else ():
+        path = place / "hpcml.toml"
+        if not path.is_file():
+            continue
+        if not (why := why_ignored(path)):
+            return path
+        ignored.append(why)
+    return None
 
 
-def _add_settings(layers: config.Layers, path: Path, site: str, profiles: _Profiles) -> None:
+def _add_settings(
+    layers: config.Layers, path: Path, site: str, profiles: _Profiles, *, of_project: bool = False
+) -> None:
     """Lay a settings file over the layers: its own keys first, then those of its ``[site.NAME]`` table."""
-    table = config.read_toml(path)
+    table = config.read_toml(path, obeyed=True)
     by_site = table.pop("site", {})
     if not isinstance(by_site, dict) or not all(isinstance(value, dict) for value in by_site.values()):
         raise ConfigError("'site' should hold a table per site", place=f"{path}: site", hint="Write [site.leonardo].")
@@ -171,6 +233,9 @@ def _add_settings(layers: config.Layers, path: Path, site: str, profiles: _Profi
             near = config.nearest(name, list(profiles.files))
             hint = f"Did you mean {near}?" if near else f"Known sites: {', '.join(sorted(profiles.files))}."
             raise ConfigError(f"There is no site '{name}'", place=f"{path}: site.{name}", hint=hint)
+    if of_project and any("login" in part for part in (table, *by_site.values())):
+        hint = "Write it into ~/.config/hpcml/config.toml: how you log in is yours to say, not a project's."
+        raise ConfigError("A project's file may not hold 'login'", place=f"{path}: login", hint=hint)
     layers.add(table, str(path))
     layers.add(by_site.get(site, {}), f"{path} [site.{site}]")
 

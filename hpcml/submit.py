@@ -12,16 +12,21 @@ from hpcml import __version__, assets, config, jobs, runs, shell, slurm, snapsho
 from hpcml.errors import ANSWER_LOST, NOT_FOUND, HpcmlError, ImageError, SlurmUnreachableError
 from hpcml.layout import RunPaths
 from hpcml.plan import Place, Plan, plan
-from hpcml.sites import LoadedSite, config_folders
+from hpcml.sites import LoadedSite, config_folders, why_ignored
 
 _LOOK_AGAIN = 20.0  # seconds for which a job whose submission was not answered is looked for
 
 
 class Prepared(NamedTuple):
-    """A plan and its script, with nothing written yet."""
+    """A plan and its script, with nothing written yet; ``notes`` are what its user should know of the files behind it.
+
+    ``template`` is the file of a template other than hpcml's own.
+    """
 
     plan: Plan
     script: str
+    template: str = ""
+    notes: tuple[str, ...] = ()
 
 
 def prepare(loaded: LoadedSite, spec: jobs.JobSpec, environment: Mapping[str, str]) -> Prepared:
@@ -38,17 +43,32 @@ def prepare(loaded: LoadedSite, spec: jobs.JobSpec, environment: Mapping[str, st
         jobs.check_script(spec.script)
     run_id = runs.new_id(jobs.job_name(spec))
     directory = runs.runs_folder(loaded.site.paths.runs, environment) / run_id
-    own_templates = template_folders(environment, spec.cwd)
+    own_templates, notes = template_folders(environment, spec.cwd)
+    template = next((str(path) for folder in own_templates if (path := folder / render.TEMPLATE).is_file()), "")
+    if loaded.project:
+        notes.append(f"the settings of {loaded.project} count")
+    if template:
+        notes.append(f"the batch script is made by {template}")
     if spec.staged:
         spec = spec._replace(cwd=RunPaths(directory).code)
     made = plan(loaded.site, spec, Place(run_id, directory, sys.executable, __version__))
-    return Prepared(made, render.render(made, own_templates))
+    return Prepared(made, render.render(made, own_templates), template, tuple(notes))
 
 
-def template_folders(environment: Mapping[str, str], cwd: Path) -> list[Path]:
-    """Return where a site or user may keep a template of their own, most special first."""
+def template_folders(environment: Mapping[str, str], cwd: Path) -> tuple[list[Path], list[str]]:
+    """Return where a site or user keeps a template of their own, most special first, and which do not count."""
+    from hpcml.render import TEMPLATE
+
     folders = [cwd / "templates" / "hpcml", *(place / "templates" for place in reversed(config_folders(environment)))]
-    return [folder for folder in folders if folder.is_dir()]
+    found, ignored = [], []
+    for folder in folders:
+        if not folder.is_dir():
+            continue
+        if (path := folder / TEMPLATE).is_file() and (why := why_ignored(path)):
+            ignored.append(why)
+        else:
+            found.append(folder)
+    return found, ignored
 
 
 def check(prepared: Prepared, environment: Mapping[str, str]) -> str:
@@ -122,7 +142,8 @@ def _write(prepared: Prepared, loaded: LoadedSite, spec: jobs.JobSpec, image: di
     """Write the run's directory; return what the user should know of its copy of the code."""
     made = prepared.plan
     origins = {key.replace("\0", "."): config.as_table(value) for key, value in loaded.layers.values.items()}
-    request = {"version": made.version, "spec": config.as_table(spec), "site": origins}
+    request = {"version": made.version, "spec": config.as_table(spec), "site": origins, "project": loaded.project}
+    request["template"] = prepared.template
     if image:
         request["image"] = image
     with runs.creating(Path(made.directory)) as paths:

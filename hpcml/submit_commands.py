@@ -6,7 +6,7 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING
 
-from hpcml import commands, config, runs, sites
+from hpcml import commands, config, runs
 from hpcml.errors import (
     INTERNAL,
     MEANING,
@@ -37,8 +37,10 @@ def submit(options: Namespace, script: list[str], *, only_plan: bool, spec: JobS
     caller: Caller | None = getattr(options, "caller", None)
     spec = spec or make_spec(options, script)
     spec = caller.spec(spec) if caller else spec
-    loaded = sites.load(options.site or "", environment, spec.cwd, options.set or ())
+    loaded = commands.load_site(options.site or "", environment, spec.cwd, options.set or ())
     prepared = submission.prepare(loaded, spec, environment)
+    for words in prepared.notes:
+        note(words)
     if only_plan:
         commands.print_json(config.as_table(prepared.plan))
         return 0

@@ -82,10 +82,10 @@ def _login(options: Namespace) -> Login | None:
     if host:
         remote.check_host(host)
     if host and host in sites.profile_files(environment):
-        login = sites.load(host, environment, Path.cwd(), assignments).site.login
+        login = commands.load_site(host, environment, None, assignments).site.login
         if login.host:
             return login
-    site = sites.load(name, environment, Path.cwd(), assignments).site
+    site = commands.load_site(name, environment, None, assignments).site
     if host:
         return site.login._replace(host=host)
     if site.scheduler == "slurm":
@@ -234,7 +234,7 @@ def _print_commands(options: Namespace) -> int:
         hint = f"{error.hint} On a laptop, name the cluster: hpcml tunnel --host HOST {options.run}."
         raise NotFoundError(error.message, place=error.place, hint=hint) from error
     service = tunnel_remote.service(run, options.service)
-    site = sites.load(options.site or "", environment, Path.cwd(), options.set or ()).site
+    site = commands.load_site(options.site or "", environment, None, options.set or ()).site
     login = site.login.host or socket.getfqdn()
     port = _port(options.port) or tunnel_probe.port_of(login, run.id, options.service)
     user = environment.get("USER", "")
