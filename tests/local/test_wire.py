@@ -283,6 +283,43 @@ def test_a_peer_cannot_read_memory(cluster: Cluster, plain: Cluster) -> None:
     cluster.serves("worker")
 
 
+SHARED_MEMORY = """
+import asyncio, os, re, sys
+from pathlib import Path
+from hpcml.inside import network, wire
+os.umask(0)
+os.environ.update(network.ucx_environment(alone=True))
+wire.install(Path(sys.argv[1]))
+from distributed import Scheduler
+
+def modes():
+    for entry in Path("/proc/self/fd").iterdir():
+        if "/ucx_shm_" in str(entry.readlink() if entry.is_symlink() else ""):
+            yield "posix", oct(entry.stat().st_mode & 0o777)
+    mapped = set(re.findall(r" (\\d+) +/SYSV", Path("/proc/self/maps").read_text()))
+    for line in Path("/proc/sysvipc/shm").read_text().splitlines()[1:]:
+        if line.split()[1] in mapped:
+            yield "sysv", "0o" + line.split()[2][-3:]
+
+async def main():
+    async with Scheduler(host="127.0.0.1", protocol="ucx", dashboard=False):
+        print(wire.group_memory(), *sorted({" ".join(one) for one in modes()}), sep=",")
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(("chosen", "found"), [
+    (None, "False,posix 0o600"), ("all", "True,posix 0o600,sysv 0o660"), ("tcp,self,sm", "True,posix 0o600,sysv 0o660"),
+    ("tcp,self,posix", "False,posix 0o600"), ("^tcp,sysv", "False,posix 0o600"), ("^posix", "True,sysv 0o660")])  # fmt: skip
+def test_shared_memory_is_the_users_alone(paths: AttemptPaths, chosen: str | None, found: str) -> None:
+    """Unless the user has chosen transports with System V's; then it is known, and told."""
+    more = {"UCX_TLS": chosen} if chosen else {}
+    done = subprocess.run([sys.executable, "-c", SHARED_MEMORY, str(paths.ucx_key)], capture_output=True, text=True,
+                          timeout=120, check=False, env=environment(paths.directory, **more))  # fmt: skip
+    assert done.stdout.splitlines()[-1] == found, done.stderr
+
+
 @pytest.mark.xfail(reason="UCX's TCP transport writes where its peer says (docs/security.md)")
 def test_a_peer_cannot_write_memory(paths: AttemptPaths) -> None:
     """If this passes, UCX has closed that hole: docs/security.md and wire.OPEN_TCP are to be changed."""

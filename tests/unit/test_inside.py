@@ -79,6 +79,7 @@ def test_the_end_of_a_log(tmp_path: Path) -> None:
 def test_ucx_is_told_to_stay_on_loopback_in_a_run_of_one_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("UCX_NET_DEVICES", raising=False)
     monkeypatch.setenv("UCXPY_PROGRESS_MODE", "polling")
+    monkeypatch.setenv("UCX_TLS", "^posix")
     assert network.ucx_environment(alone=True) == {"UCX_NET_DEVICES": "lo"}
     assert network.ucx_environment(alone=False) == {}
     monkeypatch.setenv("UCX_NET_DEVICES", "mlx5_0:1")
@@ -87,7 +88,16 @@ def test_ucx_is_told_to_stay_on_loopback_in_a_run_of_one_node(monkeypatch: pytes
 
 def test_ucx_makes_progress_without_waiting_for_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("UCXPY_PROGRESS_MODE", raising=False)
+    monkeypatch.setenv("UCX_TLS", "^posix")
     assert network.ucx_environment(alone=False) == {"UCXPY_PROGRESS_MODE": "thread"}
+
+
+def test_ucx_shares_no_memory_with_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCXPY_PROGRESS_MODE", "polling")
+    monkeypatch.delenv("UCX_TLS", raising=False)
+    assert network.ucx_environment(alone=False) == {"UCX_TLS": "^sysv"}
+    said = secure.in_words("ucx", {"lo"}, gpus=False, group_memory=True)
+    assert said.endswith("; open to whoever reaches it: UCX's System V shared memory, for your group (UCX_TLS)")
 
 
 @pytest.mark.parametrize(("protocol", "devices", "gpus", "words"), [
