@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import tempfile
+import threading
+import weakref
 from typing import Any
 
 from distributed import LocalCluster, Nanny, Scheduler
 from distributed.http.routing import RoutingApplication
 from tornado.httpserver import HTTPServer
 
+from hpcml.inside import scratch, strangers
 from hpcml.inside.dask_worker import PrivateWorker
 
 
@@ -16,6 +20,10 @@ class ClosedScheduler(Scheduler):  # type: ignore[misc]
 
     ``LocalCluster(dashboard_address=None)`` does not close it: Dask then listens on port 8787 (distributed 2026.7).
     """
+
+    def __init__(self, **options: Any) -> None:
+        strangers.guard()
+        super().__init__(**options)
 
     def start_http_server(self, routes: Any, *_: Any, **__: Any) -> None:
         """Open no port: have a server that listens nowhere, for Dask gives it more routes and stops it."""
@@ -28,18 +36,42 @@ class ClosedNanny(Nanny):  # type: ignore[misc]
     """A Nanny whose worker has no HTTP port."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
+        strangers.guard()
         super().__init__(*arguments, worker_class=PrivateWorker, **options)
 
 
 class ClosedCluster(LocalCluster):  # type: ignore[misc]
-    """Dask's LocalCluster with mutual TLS on loopback and nothing else that listens."""
+    """Dask's LocalCluster with mutual TLS on loopback, nothing else that listens, and a folder of its own.
+
+    Dask's folder in ``/tmp`` has a fixed name, may be anybody's, and comes first on ``sys.path``. This one is made anew
+    in ``local_directory``, else in Dask's ``temporary-directory``, else in TMPDIR or ``/tmp``, gone with the cluster.
+
+    Raises
+    ------
+    scratch.UnsafePlaceError
+        If somebody else could replace what lies in that place.
+    """
 
     def __init__(self, **options: Any) -> None:
+        place = options.pop("local_directory", None) or scratch.for_dask(tempfile.gettempdir())
+        folder = scratch.Folder(place)
+        threading.Thread(target=scratch.sweep, args=(place,), name="hpcml-sweep", daemon=True).start()
+        weakref.finalize(self, folder.remove)  # at the interpreter's exit too
+        self._folder = folder
         processes = options.get("processes", True)
         closed = {"security": True, "host": "127.0.0.1", "worker_class": ClosedNanny if processes else PrivateWorker}
-        super().__init__(**{**closed, **options})
+        options["scheduler_kwargs"] = {**(options.get("scheduler_kwargs") or {}), "local_directory": str(folder.path)}
+        try:
+            super().__init__(**{**closed, **options, "local_directory": str(folder.path)})
+        except BaseException:
+            folder.remove()
+            raise
 
     async def _start(self) -> Any:
         self.scheduler_spec["cls"] = ClosedScheduler  # LocalCluster's constructor takes no class for it
         self.scheduler_spec["options"]["dashboard"] = False
         return await super()._start()
+
+    async def _close(self) -> None:
+        await super()._close()
+        self._folder.remove()

@@ -17,7 +17,7 @@ import dask.config
 from distributed import Worker
 from distributed.system import MEMORY_LIMIT
 
-from hpcml.inside import files, gpus, processes, secure, surroundings, topology, transfer, wire
+from hpcml.inside import files, gpus, processes, secure, strangers, surroundings, topology, transfer, wire
 from hpcml.inside.control import TOPIC
 from hpcml.inside.network import NoProtocolError, choose_address, choose_protocol, ucx_environment
 from hpcml.inside.settings import Context
@@ -62,6 +62,10 @@ class PrivateWorker(Worker):  # type: ignore[misc]
     closed_because = ""
     _beat: asyncio.Task[None] | None = None
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        strangers.guard()
+        super().__init__(*arguments, **options)
+
     def start_http_server(self, *_: Any, **__: Any) -> None:
         """Open no port: nothing but Dask's TLS comms listens on a node."""
 
@@ -99,6 +103,7 @@ def run(context: Context, slot: int, scratch: Path, share: Share) -> int:
     os.environ.update(transfer.log_environment(folder))
     device = gpus.take(settings.gpu, slot) if settings.gpu else ""
     dask.config.set(gpus.dask_backends(settings.gpu))
+    dask.config.set({"temporary-directory": str(folder)})  # for what tasks have Dask start: nothing of others' is there
     surroundings.take_up(context, say=slot == 0)  # functions of the script's own modules travel by name
     options: dict[str, Any] = {}
     if device:

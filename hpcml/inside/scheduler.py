@@ -20,7 +20,7 @@ from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_unix_socket
 
 from hpcml.errors import SCHEDULER_NEVER_CAME
-from hpcml.inside import blame, dashboard, fabric, files, gpus, secure, surroundings, wire
+from hpcml.inside import blame, dashboard, fabric, files, gpus, scratch, secure, strangers, surroundings, wire
 from hpcml.inside.control import TOLD, TOPIC
 from hpcml.inside.network import NoAddressError, NoProtocolError, choose_address, choose_protocol, ucx_environment
 from hpcml.inside.settings import Context, load
@@ -33,6 +33,10 @@ class PrivateScheduler(Scheduler):  # type: ignore[misc]
     """
 
     socket_path: Path
+
+    def __init__(self, **options: Any) -> None:
+        strangers.guard()
+        super().__init__(**options)
 
     def start_http_server(self, routes: Any, *_: Any, **__: Any) -> None:
         """Serve the routes on ``socket_path`` instead of a TCP port."""
@@ -113,7 +117,13 @@ async def _serve(context: Context) -> int:
         options["security"] = secure.security(context.attempt)
     dashboard.configure()
     PrivateScheduler.socket_path = Path(control["socket"]).with_name("dashboard.sock")
-    scheduler = PrivateScheduler(protocol=protocol, host=host, port=0, dashboard=False, **options)
+    # Dask puts this folder first on sys.path; by default it is /tmp/dask-scratch-space, which anybody can make.
+    folder = PrivateScheduler.socket_path.parent
+    scratch.live_in(folder)
+    dask.config.set({"temporary-directory": str(folder)})
+    scheduler = PrivateScheduler(
+        protocol=protocol, host=host, port=0, dashboard=False, local_directory=str(folder), **options
+    )
     try:
         await scheduler
     except Exception as error:  # noqa: BLE001 - whatever Dask or UCX raised, its cause is the last word in the log
@@ -125,7 +135,8 @@ async def _serve(context: Context) -> int:
     facts = {"address": scheduler.address, "node": context.node, "pid": os.getpid(), "interface": why,
              "protocol": protocol, "because": because,
              "security": secure.in_words(protocol, wire.tcp_devices() if protocol == "ucx" else set(),
-                                         gpus=settings.gpu is not None)}  # fmt: skip
+                                         gpus=settings.gpu is not None,
+                                         group_memory=protocol == "ucx" and wire.group_memory())}  # fmt: skip
     files.write_json(context.attempt.scheduler, facts)
     context.attempt.service_of("dashboard").parent.mkdir(mode=0o700, exist_ok=True)
     files.write_json(context.attempt.service_of("dashboard"), {

@@ -152,7 +152,7 @@ def dask_settings(paths: AttemptPaths, address: str) -> dict[str, Any]:
 OPEN = "open to whoever reaches it"  # what the progress tells at once, not only on asking
 
 
-def in_words(protocol: str, tcp_devices: set[str], *, gpus: bool) -> str:
+def in_words(protocol: str, tcp_devices: set[str], *, gpus: bool, group_memory: bool = False) -> str:
     """Return who may talk to the run's processes, and what stays open, in one line (docs/security.md).
 
     Parameters
@@ -161,11 +161,14 @@ def in_words(protocol: str, tcp_devices: set[str], *, gpus: bool) -> str:
         The network devices on which UCX's own TCP transport listens.
     gpus
         Whether NCCL, and raft-dask for some of cuML's estimators, open listeners of their own.
+    group_memory
+        Whether UCX uses shared memory that the user's group may open.
     """
     if protocol == "ucx":
         said = "both ends of a UCX connection prove the run's key; not encrypted"
         reached = sorted(tcp_devices - {"lo"})
         ways = [f"UCX's own TCP on {' and '.join(reached)}"] if reached else []
+        ways += ["UCX's System V shared memory, for your group (UCX_TLS)"] if group_memory else []
     else:
         said, ways = "mutual TLS", []
     ways += ["NCCL", "raft-dask"] if gpus else []

@@ -93,12 +93,12 @@ class Context:
     node: str
     nodes: tuple[str, ...]
 
-    def scratch(self, *, longest: int = 4096) -> str | None:
-        """Return the folder for node-local files, None for the system's own choice (TMPDIR, /tmp).
+    def scratch(self, *, longest: int = 4096) -> str:
+        """Return the folder for node-local files: the profile's, else the system's own choice (TMPDIR, /tmp).
 
         ``longest`` is for unix sockets, whose path may have 108 bytes in all: a longer folder gives way to /tmp.
         """
-        folder = os.path.expandvars(self.settings.scratch) or tempfile.gettempdir()
+        folder = os.path.realpath(os.path.expandvars(self.settings.scratch) or tempfile.gettempdir())
         return folder if len(folder.encode()) <= longest else "/tmp"
 
     @property

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
-import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -15,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcml import errors
-from hpcml.inside import blame, files, gpus, secure
+from hpcml.inside import blame, files, gpus, scratch, secure
 from hpcml.inside.clocks import Clocks
 from hpcml.inside.control import Channel
 from hpcml.inside.events import Diary
@@ -32,6 +30,7 @@ NOTES_TICK = 0.25  # seconds between looks at the notes that the batch script le
 SLOW_TICK = 0.5  # seconds between looks at files that other nodes write
 CERTIFICATE_WITHOUT_LIMIT = 8 * 86400.0  # seconds; a job without a time limit of its own
 ORDERLY = 2.0  # seconds that scheduler and workers have to close by themselves, a quarter if they never were all up
+_PLACE = "Set paths.scratch in the profile, or TMPDIR, to a folder of your own, or to a sticky one of root's."
 SETTLE = 0.3  # seconds for Slurm's own signal to arrive beside the batch script's note
 
 
@@ -58,6 +57,7 @@ class Supervisor:
     notes: set[str] = field(default_factory=set)
     notes_read: float = 0.0
     closed_at: float = 0.0
+    folders: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     clock: OwnTime = field(default_factory=OwnTime)
     steps: Steps = field(init=False)
     losses: Losses = field(init=False)
@@ -153,8 +153,17 @@ class Supervisor:
                 alone=settings.alone
             )
         own = secure.client_environment(self.context.attempt, self.address)
+        own |= secure.as_variables({"temporary-directory": self._dask_folder()})
         nodes = {"HPCML_NODES": str(settings.nodes)}
         return {**backends, **ucx, **os.environ, **own, **nodes}  # a backend that the user chose stays
+
+    def _dask_folder(self) -> str:
+        """Make the folder for what the script has Dask start: in Dask's own place in /tmp anybody may put modules."""
+        place = scratch.place_for_dask(self.context)
+        sockets = self.channel.path.parent
+        if Path(place) == sockets.parent:
+            return str(sockets)
+        return str(self.folders.enter_context(scratch.Folder(place)).path)
 
     def _follow(self, script: Script) -> Outcome:
         verdict: Outcome | None = None
@@ -374,19 +383,29 @@ def main() -> int:
     context = load()
     diary = Diary(context.run.events, context.number)
     diary.write("allocated", nodes=list(context.nodes), job=os.environ.get("SLURM_JOB_ID", ""), node=context.node)
-    folder = Path(tempfile.mkdtemp(prefix="hpcml-", dir=context.scratch(longest=context.socket_room)))
     try:
-        with Channel(folder / "control.sock") as channel:
-            supervisor = Supervisor(context, diary, channel)
+        folder = scratch.Folder(context.scratch(longest=context.socket_room))
+    except scratch.UnsafePlaceError as error:
+        return _refuse(context, error)
+    with folder, Channel(folder.path / "control.sock") as channel:
+        supervisor = Supervisor(context, diary, channel)
+        with supervisor.folders:
             signal.signal(signal.SIGTERM, lambda *_: setattr(supervisor, "signalled", True))
             for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
                 signal.signal(number, lambda *_: None)
             outcome = _run(supervisor)
             supervisor.tear_down(outcome)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)  # two sockets, node-local
     if outcome.by != "script":
         outcome.report(context)
+    return outcome.status
+
+
+def _refuse(context: Context, error: scratch.UnsafePlaceError) -> int:
+    """End a run whose supervisor has no place for its sockets."""
+    outcome = Outcome(errors.DRIVER_NOT_STARTED, "allocated", "hpcml", str(error), _PLACE)
+    write_or_say(context.attempt.ended, {"status": outcome.status})
+    outcome.write(context, "ended")
+    outcome.report(context)
     return outcome.status
 
 
@@ -397,6 +416,8 @@ def _run(supervisor: Supervisor) -> Outcome:
         return supervisor.run_script()
     except RunEndedError as ended:
         return ended.outcome
+    except scratch.UnsafePlaceError as error:
+        return Outcome(errors.DRIVER_NOT_STARTED, supervisor.phase, "hpcml", str(error), _PLACE)
     except Exception as error:  # noqa: BLE001 - the nodes must be freed whatever happens
         traceback.print_exc()  # into the driver's log: a defect of hpcml, to be reported
         reason = f"hpcml's supervisor failed: {type(error).__name__}: {error}"

@@ -20,7 +20,6 @@ import logging
 import re
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from distributed.comm.core import CommClosedError, FatalCommClosedError
 from distributed.utils import ensure_ip
 
 from hpcml.inside.handshake import HalfOpen, RefusedError, Talk, WireError, pack, read_key
+from hpcml.inside.strangers import Ration
 
 logger = logging.getLogger("hpcml.wire")
 
@@ -40,7 +40,7 @@ MOST_HALF_OPEN = 256  # handshakes under way at one listener
 LINES_A_MINUTE = 20  # of refusals in the log, so that nobody can fill the disk by knocking
 OPEN_TCP = (
     "its tcp lets whoever can connect write this process's memory, and no key helps (docs/security.md). "
-    "Use tls, or UCX_TLS=^tcp where InfiniBand joins the nodes, or UCX_NET_DEVICES=lo on a single node"
+    "Use tls, or UCX_TLS=^tcp,sysv where InfiniBand joins the nodes, or UCX_NET_DEVICES=lo on a single node"
 )
 FEATURES = ("TAG", "STREAM", "WAKEUP")  # messages, the exchange of their tags, and sleep while nothing comes
 
@@ -211,22 +211,13 @@ class _Refusals(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._minute = 0.0
-        self._lines = 0
-        self._untold = 0
+        self._ration = Ration()
 
     def log(self, reason: str) -> None:
         """Log why a peer was refused."""
-        now = time.monotonic()
-        if now - self._minute > 60:
-            self._minute, self._lines = now, 0
-        if self._lines >= LINES_A_MINUTE:
-            self._untold += 1
-            return
-        self._lines += 1
-        more = f" (and {self._untold} more before)" if self._untold else ""
-        self._untold = 0
-        logger.warning("hpcml.wire: refused a UCX peer: %s%s", reason, more)
+        more = self._ration.take(LINES_A_MINUTE)
+        if more is not None:
+            logger.warning("hpcml.wire: refused a UCX peer: %s%s", reason, more)
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Say whether UCXX shall log this itself."""
@@ -282,6 +273,11 @@ def _features() -> tuple[Any, ...]:
 def tcp_devices() -> set[str]:
     """Return the network devices on which UCX's TCP transport listens: one data port each, beside Dask's."""
     return set(re.findall(r"\btcp/(\S+)", _context().ucp_context_info))
+
+
+def group_memory() -> bool:
+    """Whether UCX uses System V shared memory, which it makes for the user's group too (mode 660)."""
+    return re.search(r"\bsysv/", _context().ucp_context_info) is not None
 
 
 def _context() -> Any:

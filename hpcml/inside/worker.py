@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import select
-import shutil
 import signal
 import sys
 import tempfile
@@ -14,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpcml.errors import WORKERS_NEVER_CAME
-from hpcml.inside import files, processes
+from hpcml.inside import files, processes, scratch
 from hpcml.inside.imports import long_import
 from hpcml.inside.inspection import Inspection, UnfitError
 from hpcml.inside.settings import Context, load
@@ -72,6 +71,7 @@ def main() -> int:
     node.mark("starting")
     if not os.access(context.settings.cwd, os.X_OK):
         return _refuse(node, f"the folder that the script runs in cannot be entered: {context.settings.cwd}")
+    _sweep(context)
     inspection = Inspection(context)  # a child of its own, beside the imports
     with long_import():  # after the sign of life; before the fork, for all workers
         from distributed.versions import get_versions
@@ -85,24 +85,41 @@ def main() -> int:
                     gpus.load(context.settings.gpu)
             finally:
                 inspection.end()  # what it finds wrong with the node goes before what the environment lacks
+            folder = scratch.Folder(scratch.place_for_dask(context))
+        except scratch.UnsafePlaceError as error:
+            return _refuse(node, f"{error} (profile: paths.scratch, or TMPDIR)")
         except (gpus.NoGpuError, UnfitError) as error:
             return _refuse(node, str(error))
 
     names = context.worker_names(context.node)
     node.slots = [Slot(name) for name in names]
-    scratch = Path(tempfile.mkdtemp(prefix="hpcml-", dir=context.scratch()))
     share = dask_worker.Share.of_node(context, len(names))
     try:
         return _keep(
             node,
-            lambda slot: dask_worker.run(context, names.index(slot.name), scratch, share),
+            lambda slot: dask_worker.run(context, names.index(slot.name), folder.path, share),
             share.memory_limit,
-            Address(context, scratch / dask_worker.ADDRESS),
+            Address(context, folder.path / dask_worker.ADDRESS),
         )
     finally:
         for slot in node.slots:
             _end(slot)
-        shutil.rmtree(scratch, ignore_errors=True)  # Dask's spill files; node-local, so nothing is lost by leaving some
+        folder.remove()
+
+
+def _sweep(context: Context) -> None:
+    """Remove what killed roles of earlier runs left on this node, in a child process: it may take long."""
+    if os.fork():  # safe: this process has one Python thread; _reap() takes the child's end
+        return
+    try:
+        for place in {context.scratch(), context.scratch(longest=context.socket_room), tempfile.gettempdir()}:
+            if swept := scratch.sweep(place):
+                print(f"hpcml: removed {len(swept)} folders that roles of earlier runs left in {place}.", flush=True)
+    except BaseException:  # noqa: BLE001 - the child must never return into the parent's code
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def _refuse(node: Node, why: str) -> int:

@@ -79,6 +79,55 @@ def test_nobody_else_on_the_machine_is_answered(tmp_path: Path) -> None:
     assert (found["sum"], found["workers"], found["shown"].strip()[:1], found["link"]) == (3, 2, "<", "")
 
 
+FOLDERS = """
+import glob, hpcml, json, os, sys
+
+def seen():
+    import sys
+    return [entry for entry in sys.path if os.environ["TMPDIR"] in entry]
+
+def main():
+    client = hpcml.connect(n_workers=2, threads_per_worker=1)
+    found = {"scheduler": client.run_on_scheduler(seen), "workers": sum(client.run(seen).values(), [])}
+    found["modes"] = {oct(os.stat(path).st_mode & 0o777) for path in glob.glob(os.environ["WANTED"] + "/hpcml-*")}
+    found["modes"] = sorted(found["modes"])
+    client.cluster.close()
+    client.close()
+    found["afterwards"], found["left"] = seen(), glob.glob(os.environ["WANTED"] + "/hpcml-*")
+    print(json.dumps(found))
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.parametrize("asked", ["", "nowhere", "mine"])
+def test_dasks_folder_is_not_one_that_others_can_plant(tmp_path: Path, asked: str) -> None:
+    """Dask's own is $TMPDIR/dask-scratch-space, whoever it belongs to; code in it would be imported first."""
+    (tmp_path / "script.py").write_text(FOLDERS)
+    common, mine = tmp_path / "tmp", tmp_path / "tmp/mine"
+    common.mkdir()
+    common.chmod(0o1777)
+    mine.mkdir(mode=0o700)
+    planted = common / "dask-scratch-space"
+    planted.mkdir()
+    planted.chmod(0o777)
+    wanted = mine if asked == "mine" else common
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HPCML_", "DASK_"))}
+    told = {"DASK_TEMPORARY_DIRECTORY": str(common / asked)} if asked else {}
+    done = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, timeout=120, check=False,
+                          env={**kept, "TMPDIR": str(common), "WANTED": str(wanted), **told}, cwd=tmp_path)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert len(found["workers"]) >= 2
+    assert found["scheduler"]
+    assert not [path for path in found["scheduler"] + found["workers"] if not path.startswith(f"{wanted}/hpcml-")]
+    assert found["modes"] == ["0o700"]
+    assert (found["afterwards"], found["left"]) == ([], [])
+    assert list(planted.iterdir()) == []
+    assert ("DASK_TEMPORARY_DIRECTORY) is not used" in done.stderr) == (asked == "nowhere")
+
+
 def test_a_heartbeat_on_its_way_when_a_worker_closes_is_no_error() -> None:
     """Dask logs a traceback for it, which a script that ends well would show now and then."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -97,6 +98,84 @@ def test_a_script_that_shuts_its_cluster_down(here: Here) -> None:
     done = here.submit(CONNECT + "client.shutdown()\ntime.sleep(1.5)\nprint('afterwards')\nsys.exit(4)")
     assert done.returncode == 4, done.stderr
     assert done.stdout.endswith("afterwards\n")
+
+
+FOLDERS = (
+    CONNECT
+    + """
+import dask, json
+from distributed import LocalCluster, Scheduler
+seen = lambda: [entry for entry in __import__("sys").path if __import__("os").environ["TMPDIR"] in entry]
+with LocalCluster(n_workers=1, processes=False, dashboard_address=None) as mine:
+    own = [mine.scheduler.local_directory, mine.workers[0].local_directory]
+in_task = lambda: __import__("dask").config.get("temporary-directory")
+first = client.run_on_scheduler(lambda: __import__("sys").path[0])
+print(json.dumps([first, *sum(client.run(seen).values(), []), *client.run(in_task).values(), *own]))
+"""
+)
+
+
+@pytest.mark.parametrize("asked", ["", "nowhere", "mine"])
+def test_no_folder_that_others_can_plant_is_used(here: Here, asked: str) -> None:
+    """Dask's own is $TMPDIR/dask-scratch-space, whoever it belongs to; code in it would be imported first."""
+    common = here.folder / "tmp"
+    common.mkdir()
+    common.chmod(0o1777)
+    (common / "mine").mkdir(mode=0o700)
+    planted = common / "dask-scratch-space"
+    planted.mkdir()
+    planted.chmod(0o777)
+    here.environment["TMPDIR"] = str(common)
+    if asked:
+        here.environment["DASK_TEMPORARY_DIRECTORY"] = str(common / asked)
+    done = here.submit(FOLDERS, "--nodes", "2")
+    assert done.returncode == 0, done.stderr
+    scheduler, *others = json.loads(done.stdout.splitlines()[-1])
+    assert scheduler.startswith("/tmp/hpcml-")  # a socket lies beside it, and the test's path is too long for one
+    place = common / asked if asked == "mine" else common
+    assert len(others) == 6
+    assert not [path for path in others if not path.startswith(f"{place}/hpcml-")]
+    assert list(planted.iterdir()) == []
+    assert list(common.glob("**/hpcml-*")) == []
+
+
+def test_a_place_that_others_may_change_is_refused(here: Here) -> None:
+    common = here.folder / "tmp"
+    common.mkdir()
+    common.chmod(0o777)
+    here.environment["TMPDIR"] = str(common)
+    done = here.submit(CONNECT)
+    assert done.returncode == errors.DRIVER_NOT_STARTED, done.stderr
+    assert "others may replace what lies in" in done.stderr
+    assert "Set paths.scratch in the profile, or TMPDIR" in done.stderr
+
+
+def test_what_killed_roles_left_is_swept(here: Here) -> None:
+    """By the user's next run; the folders of a run that goes on stay."""
+    common = here.folder / "tmp"
+    common.mkdir()
+    common.chmod(0o1777)
+    here.environment["TMPDIR"] = str(common)
+    pid, _ = here.detach(CONNECT + "time.sleep(600)")
+    here.until(lambda: here.status()["words"].startswith("the script runs"))
+    left = set(common.glob("hpcml-*"))
+    assert len(left) == 2
+    os.killpg(pid, signal.SIGKILL)
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if str(common) in (path / "environ").read_text(errors="replace"):
+                os.kill(int(path.name), signal.SIGKILL)
+    here.until(lambda: not here.left())
+    assert set(common.glob("hpcml-*")) == left
+    _, living = here.detach(CONNECT + "time.sleep(600)")
+    here.until(lambda: not left & set(common.glob("hpcml-*")))
+    here.until(lambda: here.status()["words"].startswith("the script runs"))
+    alive = set(common.glob("hpcml-*"))
+    assert len(alive) == 2
+    assert here.submit(CONNECT + "print(client.submit(abs, -1).result())").stdout == "1\n"
+    assert set(common.glob("hpcml-*")) == alive
+    assert here.run("cancel", living.name).returncode == 0
+    here.until(lambda: not list(common.glob("hpcml-*")))
 
 
 def test_four_nodes_on_one_machine(here: Here) -> None:

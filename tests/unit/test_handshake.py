@@ -151,7 +151,7 @@ def test_nobody_fills_the_log(caplog: pytest.LogCaptureFixture) -> None:
             refusals.log("no answer in time")
             assert not refusals.filter(logging.LogRecord("ucx", logging.ERROR, "", 1, traceback, (), None))
         assert len(caplog.records) == wire.LINES_A_MINUTE
-        refusals._minute -= 61
+        refusals._ration._minute -= 61
         refusals.log("no answer in time")
     assert caplog.messages[-1].endswith(f"(and {2000 - wire.LINES_A_MINUTE} more before)")
     assert refusals.filter(logging.LogRecord("ucx", logging.ERROR, "", 1, "something else", (), None))

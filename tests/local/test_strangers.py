@@ -1,0 +1,192 @@
+"""Who has no key and knocks at the TLS port: the owner gets in meanwhile, and log and files stay small."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from hpcml.inside import secure
+from hpcml.layout import AttemptPaths
+
+pytestmark = pytest.mark.local
+
+FILES = 1024  # the usual soft limit
+MOST = FILES // 4
+
+ROLE = """
+import asyncio, sys
+from pathlib import Path
+from hpcml.inside import alone, dask_worker, scheduler, secure, strangers
+from hpcml.layout import AttemptPaths
+role, paths, address = sys.argv[1], AttemptPaths(Path(sys.argv[2])), sys.argv[3]
+strangers.DEADLINE = 4.0
+common = {"security": secure.security(paths), "host": "127.0.0.1", "local_directory": sys.argv[2]}
+
+async def main():
+    if role == "worker":
+        server = dask_worker.PrivateWorker(address, nthreads=1, **common)
+    elif role == "alone":
+        server = alone.ClosedScheduler(dashboard=False, **common)
+    else:
+        scheduler.PrivateScheduler.socket_path = paths.directory / "dashboard.sock"
+        server = scheduler.PrivateScheduler(dashboard=False, **common)
+    await server
+    print("AT", server.address, flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+CLIENT = """
+import asyncio, sys
+from pathlib import Path
+from distributed.core import rpc
+from hpcml.inside import secure
+from hpcml.layout import AttemptPaths
+
+async def main():
+    security = secure.security(AttemptPaths(Path(sys.argv[1])))
+    async with rpc(sys.argv[2], connection_args=security.get_connection_args("client"), timeout=60) as server:
+        print((await server.identity())["type"])
+
+asyncio.run(main())
+"""
+
+
+@dataclass
+class Role:
+    """A process that listens, with few files."""
+
+    name: str
+    paths: AttemptPaths
+    process: subprocess.Popen[bytes]
+    log: Path
+    address: str = ""
+
+    @property
+    def port(self) -> int:
+        return int(self.address.rsplit(":", 1)[1])
+
+    def files(self) -> int:
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+    def serves(self) -> None:
+        """A client with the key gets in."""
+        done = subprocess.run([sys.executable, "-c", CLIENT, str(self.paths.directory), self.address],
+                              capture_output=True, text=True, timeout=120, check=False)  # fmt: skip
+        assert done.stdout.strip().endswith("Worker" if self.name == "worker" else "Scheduler"), done.stderr
+
+    def knock(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=60)
+
+
+def until(condition: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def started(name: str, paths: AttemptPaths, address: str = "") -> Role:
+    log = paths.directory / f"{name}.log"
+    limited = ["bash", "-c", f'ulimit -Sn {FILES}; ulimit -Hn {FILES}; exec "$@"', "-"]
+    with log.open("wb") as file:
+        process = subprocess.Popen([*limited, sys.executable, "-c", ROLE, name, str(paths.directory), address],
+                                   stdout=file, stderr=file)  # fmt: skip
+    role = Role(name, paths, process, log)
+    until(lambda: b"AT tls://" in log.read_bytes() or process.poll() is not None)
+    assert process.poll() is None, log.read_text()
+    role.address = log.read_text().partition("AT ")[2].split()[0]
+    return role
+
+
+@pytest.fixture(scope="module")
+def roles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Role]]:
+    """A run's scheduler and worker, and the scheduler of hpcml.connect() outside a run."""
+    paths = AttemptPaths(tmp_path_factory.mktemp("attempt"))
+    secure.make_certificate(paths, 3600)
+    found: dict[str, Role] = {}
+    try:
+        found["scheduler"] = started("scheduler", paths)
+        found["worker"] = started("worker", paths, found["scheduler"].address)
+        found["alone"] = started("alone", paths)
+        yield found
+    finally:
+        for role in found.values():
+            role.process.kill()
+            role.process.wait()
+
+
+@pytest.fixture(params=["scheduler", "worker", "alone"])
+def role(request: pytest.FixtureRequest, roles: dict[str, Role]) -> Role:
+    return roles[request.param]
+
+
+def hello() -> bytes:
+    """Return the first message of a TLS client, which makes the other end answer and wait."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    wire = context.wrap_bio(incoming, outgoing)
+    with pytest.raises(ssl.SSLWantReadError):
+        wire.do_handshake()
+    return outgoing.read()
+
+
+@pytest.mark.parametrize("first", [b"", hello()], ids=["idle", "half-open"])
+def test_a_flood_of_connections(role: Role, first: bytes) -> None:
+    """More than the process may have files. All are dropped, the oldest at once; a client with the key gets in."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 4096:
+        pytest.skip("the test itself may not open enough files")
+    before, size = role.files(), role.log.stat().st_size
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    flood: list[socket.socket] = []
+    try:
+        for _ in range(FILES + 100):
+            flood.append(role.knock())
+            flood[-1].sendall(first)
+        until(lambda: role.files() <= before + MOST + 10)
+        role.serves()
+        until(lambda: role.files() <= before + 10)  # by the deadline for each
+        role.serves()
+    finally:
+        for one in flood:
+            one.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    said = role.log.read_bytes()[size:].decode()
+    assert len(said) < 20_000
+    assert "Too many open files" not in said
+
+
+def test_knocking_fills_no_log(role: Role) -> None:
+    """Plain HTTP, garbage, an early end and TLS without a certificate: each was a line or two."""
+    size = role.log.stat().st_size
+    stranger = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    stranger.check_hostname, stranger.verify_mode = False, ssl.CERT_NONE
+    for number in range(300):
+        plain = role.knock()
+        try:
+            if number % 4 == 3:
+                with stranger.wrap_socket(plain) as wire:
+                    assert wire.recv(100) == b""
+            else:
+                plain.sendall((b"GET / HTTP/1.0\r\n\r\n", os.urandom(300), b"\x16")[number % 4])
+                plain.shutdown(socket.SHUT_WR)
+                while plain.recv(1000):  # an alert of TLS, then the end
+                    pass
+        except OSError:
+            pass
+        finally:
+            plain.close()
+    role.serves()
+    assert role.log.stat().st_size - size < 20_000
