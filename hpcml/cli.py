@@ -260,7 +260,9 @@ def split_host(words: list[str]) -> tuple[str | None, list[str]]:
 
 def main(argv: Sequence[str] | None = None, caller: Caller | None = None) -> int:
     """Run the command line and return its exit status; ``caller`` is the laptop that sent it, if one did."""
-    os.umask(os.umask(0o077) | 0o022)  # whatever the umask: others may not write to what hpcml makes
+    from hpcml.config import narrow_umask
+
+    narrow_umask()
     host, words = split_host(list(sys.argv[1:] if argv is None else argv))
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr] # paths may hold anything

@@ -242,3 +242,21 @@ def as_table(record: Any) -> Any:
 def user_path(text: str) -> Path:
     """Return a path in which ``~`` or ``~NAME`` is a user's home; as in a shell, the name of nobody stays as it is."""
     return Path(os.path.expanduser(text))  # noqa: PTH111 - Path.expanduser raises for the name of nobody
+
+
+_umask: list[int] = []  # the user's own, once it was narrowed
+
+
+def narrow_umask() -> None:
+    """Let others write to nothing that hpcml makes, whatever the umask; the script keeps the user's."""
+    found = os.umask(0o077)
+    os.umask((found | 0o022) & 0o077)
+    _umask[:] = _umask or [found]
+
+
+def user_umask() -> int:
+    """Return the umask that this process was started with; one that would shut the user out does not."""
+    found = _umask[0] if _umask else os.umask(0o077)
+    if not _umask:
+        os.umask(found)
+    return found & 0o077

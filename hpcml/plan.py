@@ -25,12 +25,13 @@ _MOST_SIGNAL_LEAD = 65535  # seconds, sbatch(1) --signal
 
 
 class Place(NamedTuple):
-    """Where the run will live: its id, its directory, and the interpreter that runs hpcml itself."""
+    """Where the run will live: its id, its directory, the interpreter that runs hpcml itself, and the user's umask."""
 
     run_id: str
     directory: Path
     python: str
     version: str
+    umask: int = 0o077
 
 
 class Step(NamedTuple):
@@ -137,7 +138,7 @@ def plan(site: Site, spec: JobSpec, place: Place) -> Plan:
         entry=entry(site, spec, paths, image, ask.gpus) if image else (),
         stage=staged,
         steps=_steps(site, paths, ask, slurm, python),
-        inside=_inside(site, spec, paths, ask, lead, slurm, image),
+        inside=_inside(site, spec, place, ask, lead, slurm, image),
         reasons=tuple(reasons),
         notices=(*notices, *_notices(site)),
     )
@@ -362,7 +363,8 @@ def _launcher(site: Site, paths: RunPaths, role: str, ask: Ask) -> tuple[str, ..
     return ("srun", *fixed, *bind, *where, *named, *site.slurm.srun_extra)
 
 
-def _inside(site: Site, spec: JobSpec, paths: RunPaths, ask: Ask, lead: int, slurm: bool, image: str) -> Settings:
+def _inside(site: Site, spec: JobSpec, place: Place, ask: Ask, lead: int, slurm: bool, image: str) -> Settings:
+    code = RunPaths(place.directory).code
     in_place = site.code.snapshot == "none" and not spec.staged
     return Settings(
         local=not slurm,
@@ -387,9 +389,10 @@ def _inside(site: Site, spec: JobSpec, paths: RunPaths, ask: Ask, lead: int, slu
         fabric_deadline=units.parse_seconds(site.deadlines.fabric),
         driver_grace=units.parse_seconds(site.deadlines.driver_grace),
         teardown_deadline=units.parse_seconds(site.deadlines.teardown),
-        script="" if spec.service else str(spec.script if in_place else paths.code / spec.script.name),
+        script="" if spec.service else str(spec.script if in_place else code / spec.script.name),
         arguments=spec.arguments,
         cwd=str(spec.cwd),
+        umask=place.umask,
         image=image,
         service=spec.service,
         idle=spec.idle,

@@ -166,7 +166,7 @@ def start_in_background(command: Sequence[str], environment: Mapping[str, str], 
     CommandMissingError
         If the program cannot be started.
     """
-    with log.open("ab") as out:
+    with open(log, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
         try:
             process = subprocess.Popen(
                 command, env=dict(environment), stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True

@@ -51,7 +51,7 @@ def prepare(loaded: LoadedSite, spec: jobs.JobSpec, environment: Mapping[str, st
         notes.append(f"the batch script is made by {template}")
     if spec.staged:
         spec = spec._replace(cwd=RunPaths(directory).code)
-    made = plan(loaded.site, spec, Place(run_id, directory, sys.executable, __version__))
+    made = plan(loaded.site, spec, Place(run_id, directory, sys.executable, __version__, config.user_umask()))
     return Prepared(made, render.render(made, own_templates), template, tuple(notes))
 
 
@@ -150,6 +150,7 @@ def _write(prepared: Prepared, loaded: LoadedSite, spec: jobs.JobSpec, image: di
         runs.write_json(paths.request, request)
         runs.write_json(paths.plan, config.as_table(made))
         runs.write(paths.script, prepared.script)
+        paths.out.chmod(0o777 & ~made.inside.umask)
         own = [paths.image] if made.inside.image else []
         for script in (paths.step, *own, *((paths.stage, paths.keep) if made.stage else ())):
             runs.write(script, (assets.folder("templates") / script.name).read_text(encoding="utf-8"))

@@ -42,6 +42,7 @@ class Script:
             cwd=settings.cwd,
             env=environment,
             process_group=0,
+            umask=settings.umask,
             preexec_fn=functools.partial(processes.end_with, os.getpid()),  # noqa: PLW1509 - the supervisor has one thread
         )
         self.told = self.killed = False

@@ -42,7 +42,8 @@ class Settings:
     """Decisions of the plan; durations in seconds, sizes in bytes, 0 or empty means "decide on the node".
 
     ``service`` is the web service that runs in the place of a script (``jupyter``), empty for a script; it ends after
-    ``idle`` seconds without use, 0 for never. ``gpu`` is None for CPU workers. ``protocol`` is auto, tls or ucx;
+    ``idle`` seconds without use, 0 for never. ``gpu`` is None for CPU workers. ``umask`` is
+    the user's, for the script and its tasks. ``protocol`` is auto, tls or ucx;
     ``fabric`` is what the wire must prove: none (not asked), warn or rdma. ``image`` is what the roles run in, empty
     without one.
     """
@@ -72,6 +73,7 @@ class Settings:
     script: str
     arguments: tuple[str, ...]
     cwd: str
+    umask: int = 0o077
     image: str = ""
     service: str = ""
     idle: float = 0.0

@@ -193,3 +193,44 @@ def test_what_the_copy_leaves_out_is_found_by_script_and_tasks(here: Here, snaps
         assert "large/ (more than code.max_files = 10)" in done.stderr
         assert "extension.py:3 leads above the script's folder" in done.stderr
     assert said(done) == [expected, expected]
+
+
+UMASK = """
+import os, subprocess, sys
+from distributed import Client
+import hpcml
+
+def write(name):
+    with open(name, "w") as file:
+        file.write("x")
+    os.mkdir(name + ".folder")
+    subprocess.run(["touch", name + ".child"], check=True)
+
+if __name__ == "__main__":
+    client = Client()
+    write("script")
+    client.submit(write, os.path.abspath("task")).result()
+    client.run_on_scheduler(write, os.path.abspath("scheduler"))
+    write(str(hpcml.run.out / "result"))
+"""
+
+
+@pytest.mark.parametrize("umask", [0o002, 0o027, 0o777])
+def test_the_user_s_umask_is_for_script_tasks_and_results(here: Here, umask: int) -> None:
+    """And hpcml's own files are the user's alone, whatever it is."""
+    put(here.folder, {"main.py": UMASK})
+    words = [str(Path(sys.executable).with_name("hpcml")), "submit", "--wait", "main.py"]
+    done = subprocess.run(words, cwd=here.folder, env=here.environment, capture_output=True, text=True, timeout=120,
+                          check=False, umask=umask)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    run = next((here.folder / ".hpcml/runs").glob("main-*"))
+    own = umask & 0o077  # a umask that shuts its owner out is not kept so far
+    places = [here.folder / "script", here.folder / "task", here.folder / "scheduler", run / "out/result"]
+    for place in places:
+        for path in (place, place.with_name(f"{place.name}.child")):
+            assert oct(path.stat().st_mode & 0o777) == oct(0o666 & ~own), path
+        assert oct(place.with_name(f"{place.name}.folder").stat().st_mode & 0o777) == oct(0o777 & ~own)
+    assert oct((run / "out").stat().st_mode & 0o777) == oct(0o777 & ~own)
+    assert oct(run.stat().st_mode & 0o777) == "0o700"
+    theirs = [path for path in run.rglob("*") if path.relative_to(run).parts[0] not in ("out", "code", "lib")]
+    assert not [path for path in theirs if path.stat().st_mode & 0o077]
