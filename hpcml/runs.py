@@ -80,6 +80,31 @@ def runs_folder(setting: str, environment: Mapping[str, str]) -> Path:
     return Path(text)
 
 
+def check_folder(folder: Path, trusted: Sequence[str]) -> list[str]:
+    """Return who of a group may replace the runs in a folder, in words.
+
+    Raises
+    ------
+    StorageError
+        If another account or everybody may: what is put there in the place of a waiting run would run as this user.
+    """
+    with storage(folder):
+        found = files.replaceable(folder, trusted)
+    for place, who, meant in found:
+        if not meant:
+            hint = "Choose a folder of yours with --set paths.runs=…."
+            if who == "everybody":
+                words = f"Everybody may replace what is in {place}"
+            else:
+                words = f"{place} belongs to {who}, who may replace what is in it"
+                hint = f"{hint[:-1]}, or say that you trust that account: --set 'paths.trust=[\"{who}\"]'."
+            raise StorageError(f"Runs are not safe in this folder: {words}", place=f"paths.runs: {folder}", hint=hint)
+    return [
+        f"{who} may replace runs in {folder}, because it may write to {place} (paths.trust says that you know)"
+        for place, who, _ in found
+    ]
+
+
 def new_id(name: str) -> str:
     """Return a new run id: name, UTC date and time, and the fraction of the second as four hexadecimal digits.
 

@@ -165,10 +165,14 @@ class Deadlines(NamedTuple):
 
 
 class Paths(NamedTuple):
-    """Where runs are kept (shared by all nodes) and where scratch lies (local to each; empty: TMPDIR or /tmp)."""
+    """Where runs are kept (shared by all nodes) and where scratch lies (local to each; empty: TMPDIR or /tmp).
+
+    ``trust`` are accounts, and groups as ``@NAME``, that may replace what lies in the folders above the runs.
+    """
 
     runs: str = "~/.hpcml/runs"
     scratch: str = ""
+    trust: tuple[str, ...] = ()
 
 
 class Login(NamedTuple):

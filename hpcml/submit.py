@@ -42,8 +42,10 @@ def prepare(loaded: LoadedSite, spec: jobs.JobSpec, environment: Mapping[str, st
     if not spec.service:
         jobs.check_script(spec.script)
     run_id = runs.new_id(jobs.job_name(spec))
-    directory = runs.runs_folder(loaded.site.paths.runs, environment) / run_id
+    folder = runs.runs_folder(loaded.site.paths.runs, environment)
+    directory = folder / run_id
     own_templates, notes = template_folders(environment, spec.cwd)
+    notes += runs.check_folder(folder, loaded.site.paths.trust)
     template = next((str(path) for folder in own_templates if (path := folder / render.TEMPLATE).is_file()), "")
     if loaded.project:
         notes.append(f"the settings of {loaded.project} count")

@@ -309,8 +309,8 @@ def test_python_blocks_compile(block: Block) -> None:
 @pytest.mark.parametrize("block", of("toml"))
 @pytest.mark.parametrize("site", ["local", "slurm", "leonardo", "lab"])
 def test_settings_load(block: Block, site: str, tmp_path: Path) -> None:
-    (tmp_path / "hpcml.toml").write_text(block.text)
-    sites.load(site, {"HPCML_SYSTEM_CONFIG": "/nowhere"}, tmp_path)
+    (tmp_path / "config.toml").write_text(block.text)
+    sites.load(site, {"HPCML_SYSTEM_CONFIG": str(tmp_path)}, None)
 
 
 @pytest.mark.parametrize("block", of("toml", kind="profile"))

@@ -135,3 +135,71 @@ def test_a_log_drives_no_terminal(world: World) -> None:
     plain = subprocess.run([str(world.command), "logs", "last"], env=world.environment, cwd=world.project, check=True,
                            capture_output=True)  # fmt: skip
     assert plain.stdout == text, "a pipe gets every byte"
+
+
+def test_a_folder_for_runs_that_others_could_replace(world: World) -> None:
+    planted.need_another_account()
+    above = world.top / "shared"
+    for mode, uid, gid, status, says in (
+        (0o755, planted.STRANGER, 0, errors.STORAGE, f"belongs to uid {planted.STRANGER}"),
+        (0o1777, planted.STRANGER, 0, errors.STORAGE, f"belongs to uid {planted.STRANGER}"),
+        (0o777, 0, 0, errors.STORAGE, "Everybody may replace"),
+        (0o2770, 0, planted.STRANGER, 0, f"note: group gid {planted.STRANGER} may replace runs"),
+        (0o1777, 0, 0, 0, ""),
+        (0o755, 0, planted.STRANGER, 0, ""),
+    ):
+        for place in (above / "runs", above / "not" / "yet", above):
+            runs = str(place).replace("$", "$$")
+            above.mkdir()
+            os.chown(above, uid, gid)
+            above.chmod(mode)
+            for command in (("submit",), ("plan",), ("submit", "--dry-run")):
+                done = world.run(*command, "--site", "slurm", "--set", f"paths.runs={runs}", "job.py")
+                assert done.returncode == status, (mode, uid, done.stderr)
+                assert says in done.stderr
+                assert says or "may replace" not in done.stderr
+            if status:
+                assert list(above.iterdir()) == []
+            shutil.rmtree(above)
+    assert len(world.calls("sbatch")) == 9, "three folders that are not refused, each at three places"
+    above.mkdir()
+    os.chown(above, planted.STRANGER, 0)
+    trust = f'paths.trust=["uid {planted.STRANGER}"]'
+    done = world.run(
+        "submit",
+        "--site",
+        "slurm",
+        "--set",
+        "paths.runs=" + str(above / "runs").replace("$", "$$"),
+        "--set",
+        trust,
+        "job.py",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "may replace" not in done.stderr
+
+
+def test_a_run_that_was_replaced_while_it_waited(world: World) -> None:
+    planted.need_another_account()
+    directory = world.submit()
+    script = world.top / "slurm-s-own-copy"
+    shutil.copy(directory / "job.sh", script)
+    aside = directory.with_name("aside")
+    directory.rename(aside)
+    owned = world.top / "owned"
+    for make in ("folder", "link", "stranger-s-link", "nothing"):
+        if make == "folder":
+            directory.mkdir()
+            (directory / "step.sh").write_text(f"touch '{owned}'\n")
+            planted.give(directory)
+        elif make != "nothing":
+            directory.symlink_to(aside)
+            os.chown(directory, planted.STRANGER if make == "stranger-s-link" else 0, 0, follow_symlinks=False)
+        done = subprocess.run(["bash", script], env=world.environment, check=False, capture_output=True, text=True)
+        assert done.returncode == errors.STORAGE, (make, done.stderr)
+        assert "not there, or not yours" in done.stderr
+        assert not owned.exists()
+        if directory.is_symlink():
+            directory.unlink()
+        elif directory.exists():
+            shutil.rmtree(directory)
