@@ -17,7 +17,7 @@ import dask.config
 from distributed import Worker
 from distributed.system import MEMORY_LIMIT
 
-from hpcml.inside import files, gpus, processes, secure, strangers, surroundings, topology, transfer, wire
+from hpcml.inside import files, gpus, peer_memory, processes, secure, strangers, surroundings, topology, transfer, wire
 from hpcml.inside.control import TOPIC
 from hpcml.inside.network import NoProtocolError, choose_address, choose_protocol, ucx_environment
 from hpcml.inside.settings import Context
@@ -83,7 +83,7 @@ class PrivateWorker(Worker):  # type: ignore[misc]
         return await super().close(*arguments, reason=reason, **options)
 
 
-def run(context: Context, slot: int, scratch: Path, share: Share) -> int:
+def run(context: Context, slot: int, scratch: Path, share: Share, *, replaces: bool = False) -> int:
     """Run the node's worker number ``slot`` until it is closed; return 0 if for good, 3 if it is expected back.
 
     What takes long (CUDA's context, UCX) is made while the scheduler still starts; then its address is waited for.
@@ -92,6 +92,8 @@ def run(context: Context, slot: int, scratch: Path, share: Share) -> int:
     ----------
     scratch
         The node-local folder of all its workers, where the file :data:`ADDRESS` will appear.
+    replaces
+        Whether another worker was here before, whose GPU memory may just be becoming free.
     """
     from hpcml.inside.worker import COME_BACK
 
@@ -106,9 +108,11 @@ def run(context: Context, slot: int, scratch: Path, share: Share) -> int:
     dask.config.set({"temporary-directory": str(folder)})  # for what tasks have Dask start: nothing of others' is there
     surroundings.take_up(context, say=slot == 0)  # functions of the script's own modules travel by name
     options: dict[str, Any] = {}
+    pool: gpus.Pool | None = None
     if device:
         head = slot == 0 and context.node == context.nodes[0]
-        options = gpus.worker_options(context, device, head=head, memory_limit=share.memory_limit)
+        pool = gpus.pool(context, device, head=head, wait=replaces)
+        options = gpus.worker_options(context, device, pool, memory_limit=share.memory_limit)
     if _expected_protocol(context) == "ucx":
         prepare_ucx(context, device)
     address = _address(context, scratch / ADDRESS)
@@ -118,7 +122,7 @@ def run(context: Context, slot: int, scratch: Path, share: Share) -> int:
         time.sleep(stagger(context, slot))
     else:
         options["security"] = secure.security(context.attempt)
-    reason = asyncio.run(_serve(context, address, name, folder, share, device, options))
+    reason = asyncio.run(_serve(context, address, name, folder, share, device, pool, options))
     return 0 if reason in _FOR_GOOD else COME_BACK
 
 
@@ -179,8 +183,9 @@ def _bind_to_adapters(context: Context, device: str) -> None:
 
 
 async def _serve(
-    context: Context, address: str, name: str, folder: Path, share: Share, device: str, options: dict[str, Any]
-) -> str:
+    context: Context, address: str, name: str, folder: Path, share: Share, device: str, pool: gpus.Pool | None,
+    options: dict[str, Any],
+) -> str:  # fmt: skip
     host, _ = choose_address(context.settings.interface, alone=context.settings.alone)
     worker = PrivateWorker(
         address,
@@ -195,7 +200,10 @@ async def _serve(
         **options,
     )
     transfer.Transfers(worker, folder, device)
+    holder = peer_memory.Holder(worker, pool) if pool else None
     await worker
+    if holder is not None:
+        holder.tell()
     watching = asyncio.create_task(_keep_parent_going(worker, context.node))
     await worker.finished()
     watching.cancel()

@@ -11,7 +11,8 @@ import ctypes
 import importlib
 import importlib.util
 import os
-from typing import Any
+import time
+from typing import Any, NamedTuple
 
 from hpcml.inside.settings import Context, Gpu
 
@@ -20,6 +21,8 @@ RESERVE = 3 * GIB  # least left beside the pool: a CUDA context (0.5 GiB), NCCL'
 RESERVE_SHARE = 0.08
 HEAD_RESERVE = 4 * GIB  # more on the GPU that scheduler and driver share with a worker: their contexts and arrays
 HEAD_RESERVE_SHARE = 0.05
+LEAST = 1 * GIB  # a smaller pool is of no use
+FREED = 5.0  # seconds that a worker waits for the memory of the one before it to become free
 ALIGNMENT = 256  # bytes; RMM's pool wants its sizes so
 # Hopper's largest page. On H200s a neighbour opened pools of 70 GiB at once and those of 129.2 GiB in two seconds; that
 # pages explain it is a guess, and whole pages cost nothing.
@@ -74,15 +77,24 @@ def take(gpu: Gpu, index: int) -> str:
     return devices[index]
 
 
-def pool_size(total: int, free: int, *, head: bool) -> int:
-    """Return the size of the memory pool of one worker, in bytes.
+class Pool(NamedTuple):
+    """The memory pool of a GPU worker: its size, and what it would have been had enough been free; 0 is no pool."""
+
+    size: int = 0
+    wanted: int = 0
+    total: int = 0
+    free: int = 0
+
+
+def pool_size(total: int, *, head: bool) -> int:
+    """Return the size of the memory pool of one worker on a GPU that is free, in bytes.
 
     A pool of nearly the whole GPU is what keeps cuda_ipc fast: UCX opens each pool once. What is left is for the CUDA
-    context, NCCL and libraries that allocate by themselves, more on the ``head`` GPU, and never more than is free.
+    context, NCCL and libraries that allocate by themselves, more on the ``head`` GPU.
 
     Parameters
     ----------
-    total, free
+    total
         Bytes of the GPU's memory.
     head
         Whether scheduler and driver use this GPU too.
@@ -90,18 +102,76 @@ def pool_size(total: int, free: int, *, head: bool) -> int:
     reserve = max(RESERVE, int(RESERVE_SHARE * total))
     if head:
         reserve += max(HEAD_RESERVE, int(HEAD_RESERVE_SHARE * total))
-    size = min(total - reserve, free - RESERVE // 3)
+    return _whole_pages(max(total - reserve, total // 4), total)
+
+
+def fitting(wanted: int, total: int, free: int) -> int:
+    """Return the size of a pool of which ``wanted`` bytes are wanted: no more than is free.
+
+    Raises
+    ------
+    NoGpuError
+        If too little is free to work with.
+    """
+    size = _whole_pages(min(wanted, free - RESERVE // 3), total)
+    if size < min(wanted, LEAST):
+        raise NoGpuError(
+            f"{free / GIB:.1f} of the GPU's {total / GIB:.1f} GiB are free, a worker needs {LEAST / GIB:g} GiB: "
+            "another process holds the rest (nvidia-smi shows which)"
+        )
+    return size
+
+
+def in_gib(size: int) -> str:
+    """Return an amount of memory in words."""
+    return f"{size / GIB:.1f} GiB"
+
+
+def _whole_pages(size: int, total: int) -> int:
     page = HUGE_PAGE if total > 64 * HUGE_PAGE else ALIGNMENT
-    return max(size, total // 4) // page * page
+    return max(0, size) // page * page
 
 
-def worker_options(context: Context, device: str, *, head: bool, memory_limit: int) -> dict[str, Any]:
+def pool(context: Context, device: str, *, head: bool, wait: bool) -> Pool:
+    """Return the memory pool that a worker takes on its GPU.
+
+    Parameters
+    ----------
+    device
+        The GPU by index or UUID, as NVML knows it.
+    wait
+        Whether memory is expected to become free: a dead worker's, of which its neighbours let go.
+
+    Raises
+    ------
+    NoGpuError
+        If too little is free.
+    """
+    from dask_cuda.utils import nvml_device_index
+
+    gpu = context.settings.gpu
+    assert gpu is not None
+    number = nvml_device_index(0, device)
+    total, free = _memory(number)
+    if gpu.rmm_pool_size is None or gpu.rmm_async or gpu.rmm_managed_memory:
+        return Pool(_bytes(gpu.rmm_pool_size, total) or 0, 0, total, free)  # what grows, or moves out, by itself
+    wanted = pool_size(total, head=head) if gpu.rmm_pool_size == -1 else _bytes(gpu.rmm_pool_size, total) or 0
+    deadline = time.monotonic() + (FREED if wait else 0.0)
+    while free - RESERVE // 3 < wanted and time.monotonic() < deadline:
+        time.sleep(0.05)
+        _, free = _memory(number)
+    return Pool(fitting(wanted, total, free), wanted, total, free)
+
+
+def worker_options(context: Context, device: str, pool: Pool, *, memory_limit: int) -> dict[str, Any]:
     """Return dask-cuda's share of ``distributed.Worker``'s options: plugins and data.
 
     Parameters
     ----------
     device
         The GPU by index or UUID, as NVML knows it.
+    pool
+        Its memory pool.
     memory_limit
         Bytes of host memory from which data is spilled to disk.
     """
@@ -111,12 +181,12 @@ def worker_options(context: Context, device: str, *, head: bool, memory_limit: i
     gpu = context.settings.gpu
     assert gpu is not None
     number = nvml_device_index(0, device)
-    total, free = _memory(number)
-    pool = pool_size(total, free, head=head) if gpu.rmm_pool_size == -1 else _bytes(gpu.rmm_pool_size, total)
+    total = pool.total
+    most = _bytes(gpu.rmm_maximum_pool_size, total)
     plugins = worker_plugins(
         device_index=number,
-        rmm_initial_pool_size=pool,
-        rmm_maximum_pool_size=_bytes(gpu.rmm_maximum_pool_size, total),
+        rmm_initial_pool_size=pool.size or None,
+        rmm_maximum_pool_size=max(most, pool.size) if most else None,
         rmm_managed_memory=gpu.rmm_managed_memory,
         rmm_async_alloc=gpu.rmm_async,
         rmm_release_threshold=_bytes(gpu.rmm_release_threshold, total),
@@ -133,8 +203,8 @@ def worker_options(context: Context, device: str, *, head: bool, memory_limit: i
         enable_cudf_spill=gpu.cudf_spill,
     )
     print(
-        f"hpcml: GPU {device}: {total / GIB:.1f} GiB, {free / GIB:.1f} GiB free,"
-        f" RMM pool {f'{pool / GIB:.1f} GiB' if pool else 'none'}.",
+        f"hpcml: GPU {device}: {total / GIB:.1f} GiB, {pool.free / GIB:.1f} GiB free,"
+        f" RMM pool {f'{pool.size / GIB:.1f} GiB' if pool.size else 'none'}.",
         flush=True,
     )
     return {"plugins": tuple(plugins), "data": data(number)}

@@ -14,13 +14,25 @@ from pathlib import Path
 from typing import Any
 
 import dask.config
-from distributed import Scheduler
+from distributed import Scheduler, Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_unix_socket
 
 from hpcml.errors import SCHEDULER_NEVER_CAME
-from hpcml.inside import blame, dashboard, fabric, files, gpus, scratch, secure, strangers, surroundings, wire
+from hpcml.inside import (
+    blame,
+    dashboard,
+    fabric,
+    files,
+    gpus,
+    peer_memory,
+    scratch,
+    secure,
+    strangers,
+    surroundings,
+    wire,
+)
 from hpcml.inside.control import TOLD, TOPIC
 from hpcml.inside.network import NoAddressError, NoProtocolError, choose_address, choose_protocol, ucx_environment
 from hpcml.inside.settings import Context, load
@@ -59,6 +71,8 @@ class Reporter(SchedulerPlugin):  # type: ignore[misc]
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self.writer = writer
         self.names: dict[str, str] = {}
+        self.memories: dict[str, dict[str, Any]] = {}
+        self.tasks: set[asyncio.Task[None]] = set()
 
     def send(self, **facts: object) -> None:
         """Send one line."""
@@ -69,14 +83,26 @@ class Reporter(SchedulerPlugin):  # type: ignore[misc]
         self.names[worker] = str(scheduler.workers[worker].name)
         self.send(event="worker-added", worker=self.names[worker], address=worker)
 
-    def remove_worker(self, scheduler: Scheduler, worker: str, **_: Any) -> None:  # noqa: ARG002 - Dask's signature
+    def remove_worker(self, scheduler: Scheduler, worker: str, **_: Any) -> None:
         """Dask's hook: a worker has gone."""
         self.send(event="worker-removed", worker=self.names.pop(worker, worker), address=worker)
+        memory = self.memories.pop(worker, None)
+        if memory and scheduler.status == Status.running:  # at the run's end all memory becomes free
+            for other in scheduler.workers:
+                scheduler.worker_send(other, {"op": peer_memory.ASK, **memory})
+            task = asyncio.get_running_loop().create_task(peer_memory.let_go(memory))
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
 
     def log_event(self, topic: str, msg: Any) -> None:
         """Dask's hook: a worker or a client has said something; what is meant for the supervisor is passed on."""
         if topic == TOPIC and isinstance(msg, dict) and msg.get("event") in TOLD:
             self.send(event=msg["event"], **{word: str(msg.get(word, ""))[:200] for word in TOLD[msg["event"]]})
+        if topic == peer_memory.TOPIC and isinstance(msg, dict):
+            if msg.get("text"):
+                self.memories[msg["address"]] = msg
+            if msg["pool"] < msg["wanted"]:
+                self.send(event="memory-reduced", worker=msg["worker"], pool=msg["pool"], wanted=msg["wanted"])
 
 
 def main() -> int:

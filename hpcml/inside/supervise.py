@@ -282,6 +282,9 @@ class Supervisor:
             elif event == "worker-removed":
                 self.present.discard(str(message["worker"]))
                 message["count"] = len(self.present)
+            elif event == "memory-reduced":
+                pool, wanted = (gpus.in_gib(int(message[key])) for key in ("pool", "wanted"))
+                self.warn(f"GPU worker {message['worker']} works with {pool} of memory, not {wanted}: no more was free")
             elif event == "scheduler-closed":
                 self.released = True
             elif event == "fabric-checked":

@@ -37,6 +37,7 @@ class Slot:
     last_words: str = ""
     done: bool = False
     failed: bool = False
+    replaces: bool = False  # whether another process was here before
 
 
 @dataclass(slots=True)
@@ -48,6 +49,7 @@ class Node:
     refused: str = ""
     ending: bool = False
     watch_end_until: float = 0.0
+    used_pids: set[int] = field(default_factory=set)
 
     def mark(self, state: str) -> None:
         """Say on the shared file system what this node's task is doing."""
@@ -97,7 +99,7 @@ def main() -> int:
     try:
         return _keep(
             node,
-            lambda slot: dask_worker.run(context, names.index(slot.name), folder.path, share),
+            lambda slot: dask_worker.run(context, names.index(slot.name), folder.path, share, replaces=slot.replaces),
             share.memory_limit,
             Address(context, folder.path / dask_worker.ADDRESS),
         )
@@ -172,7 +174,7 @@ def _keep(node: Node, serve: Callable[[Slot], int], memory_limit: int, address: 
         now = time.monotonic()
         for slot in node.slots:
             if not slot.done and not slot.pid and now >= slot.start_at:
-                _start(slot, serve)
+                _start(node, slot, serve)
         select.select([wake], [], [], TICK if address.known else address.interval)
         _drain(wake)
         if not address.look():
@@ -210,7 +212,7 @@ def _drain(descriptor: int) -> None:
         return
 
 
-def _start(slot: Slot, serve: Callable[[Slot], int]) -> None:
+def _start(node: Node, slot: Slot, serve: Callable[[Slot], int]) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     slot.started = time.monotonic()
@@ -225,7 +227,8 @@ def _start(slot: Slot, serve: Callable[[Slot], int]) -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)  # the scheduler closes workers, not a signal: the driver goes first
-        status = serve(slot)
+        # With a dead worker's number, UCX's neighbours would take their mappings of that one's memory for this one's.
+        status = COME_BACK if os.getpid() in node.used_pids else serve(slot)
     except BaseException:  # noqa: BLE001 - the child must never return into the parent's code
         sys.excepthook(*sys.exc_info())
     finally:
@@ -245,6 +248,8 @@ def _reap(node: Node) -> None:
         slot = next((slot for slot in node.slots if slot.pid == pid), None)
         if slot is not None:
             slot.pid = 0
+            slot.replaces = True
+            node.used_pids.add(pid)
             _judge(node, slot, os.waitstatus_to_exitcode(code))
 
 

@@ -52,6 +52,8 @@ LIMITS = {  # seconds
     "gallery": 540,
     "headlines": 900,
     "memory": 540,
+    "killed": 420,
+    "tasks": 420,
 }
 HOST_MEMORY = "16G"  # for each worker: the machine's own figure grows as it is used
 

@@ -78,10 +78,17 @@ COLUMNS: dict[str, list[tuple[str, str, Format]]] = {
                ("spilled", "spilled_gib", number(0, " GiB")), ("nodes it asks for", "nodes_asked", str), ("took", "run_s", number(0, " s")),
                ("to the host", "spill_gib_s", number(1, " GiB/s")), ("back", "unspill_gib_s", number(1, " GiB/s")),
                ("to pinned memory", "pinned_to_gib_s", number(1, " GiB/s"))],
+    "killed": [("killed", "worker", str), ("workers", "workers", str), ("back after", "back_s", number(1, " s")),
+               ("smallest pool", "least_pool_gib", number(0, " GiB")), ("figures right", "right", truth),
+               ("answer after", "answer_s", number(1, " s"))],
+    "tasks": [("runs", "runs", str), ("300 tasks", "many_ms", number(0, " ms")), ("least", "least_ms", number(0, " ms")),
+              ("most", "most_ms", number(0, " ms")), ("one task", "one_ms", number(1, " ms")),
+              ("script's CPU, idle", "idle_cpu", number(2)), ("import", "import_s", number(2, " s")),
+              ("connect", "connect_s", number(2, " s")), ("scheduler up", "scheduler_up_s", number(2, " s"))],
 }  # fmt: skip
 RATIO = {"kmeans": "CPU fit / fit", "auth": "authenticated / plain", "bringup": "usable / by hand",
          "merge": "hpcml / Local", "image": "to workers, inside / outside", "gallery": "CPU / GPU",
-         "headlines": "by hand / hpcml"}  # fmt: skip
+         "headlines": "by hand / hpcml", "tasks": "300 tasks / Local"}  # fmt: skip
 
 
 def cell(value: Any, form: Format) -> str:

@@ -128,12 +128,21 @@ def test_protocols(wanted: str, gpus: int, nodes: int, protocol: str, monkeypatc
 @pytest.mark.parametrize("head", [True, False])
 def test_pools_leave_room(head: bool) -> None:
     total = 141 * gpus.GIB
-    size = gpus.pool_size(total, total - gpus.GIB, head=head)
+    size = gpus.pool_size(total, head=head)
     assert size % gpus.HUGE_PAGE == 0
     assert (total - size > 18 * gpus.GIB) if head else (11 * gpus.GIB < total - size < 13 * gpus.GIB)
-    assert gpus.pool_size(total, 60 * gpus.GIB, head=head) < 60 * gpus.GIB
     small = 16 * gpus.GIB
-    assert 8 * gpus.GIB < gpus.pool_size(small, small, head=head) <= 13 * gpus.GIB
+    assert 8 * gpus.GIB < gpus.pool_size(small, head=head) <= 13 * gpus.GIB
+
+
+def test_a_pool_is_never_larger_than_what_is_free() -> None:
+    total = 141 * gpus.GIB
+    wanted = gpus.pool_size(total, head=False)
+    assert gpus.fitting(wanted, total, total - gpus.GIB) == wanted
+    assert 9 * gpus.GIB < gpus.fitting(wanted, total, int(10.8 * gpus.GIB)) <= 10 * gpus.GIB
+    with pytest.raises(gpus.NoGpuError, match=r"1\.5 of the GPU's 141\.0 GiB are free, a worker needs 1 GiB"):
+        gpus.fitting(wanted, total, int(1.5 * gpus.GIB))
+    assert gpus.fitting(gpus.GIB // 2, total, 2 * gpus.GIB) == gpus.GIB // 2  # as asked for
 
 
 def test_many_workers_connect_one_after_the_other() -> None:

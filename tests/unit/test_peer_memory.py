@@ -1,0 +1,93 @@
+"""Mapped memory of a worker that has died is found by its marker, and nothing else is let go of."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hpcml.inside import peer_memory
+from hpcml.inside.peer_memory import PAGE, Marker, MarkError
+
+LOW, HIGH = 0x7FA100000000, 0x7FA140000000
+MARKER = Marker("ab" * 32, 512)
+
+
+class Driver:
+    """CUDA's driver of a process that has memory of its own and mapped a neighbour's: (start, size, own, marker)."""
+
+    CUpointer_attribute = SimpleNamespace(
+        CU_POINTER_ATTRIBUTE_RANGE_START_ADDR="start",
+        CU_POINTER_ATTRIBUTE_RANGE_SIZE="size",
+        CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE="own",
+    )
+
+    def __init__(self, ranges: list[tuple[int, int, bool, str]], close_status: int = 0) -> None:
+        self.ranges, self.close_status = ranges, close_status
+        self.calls: list[tuple[str, int]] = []
+
+    def cuPointerGetAttribute(self, name: str, address: int) -> tuple[int, Any]:  # noqa: N802
+        for start, size, own, _ in self.ranges:
+            if start <= address < start + size:
+                return 0, {"start": start, "size": size, "own": own}[name]
+        return 1, None
+
+    def cuMemcpyDtoH(self, into: bytearray, address: int, count: int) -> tuple[int]:  # noqa: N802
+        marker = next(marker for start, size, _, marker in self.ranges if start <= address < start + size)
+        into[:] = bytes.fromhex(marker) if marker else os.urandom(count)
+        return (0,)
+
+    def cuCtxSynchronize(self) -> tuple[int]:  # noqa: N802
+        self.calls.append(("synchronize", 0))
+        return (0,)
+
+    def cuIpcCloseMemHandle(self, address: int) -> tuple[Any]:  # noqa: N802
+        self.calls.append(("close", address))
+        return (Status(self.close_status),)
+
+
+class Status(int):
+    name = "CUDA_ERROR_INVALID_VALUE"
+
+
+def released(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(peer_memory, "_driver", lambda: driver)
+    monkeypatch.setattr(peer_memory, "_reserved", lambda _: iter([(LOW, HIGH)]))
+    return peer_memory.release(MARKER)
+
+
+def test_only_the_marked_mapping_is_closed_after_the_gpu_has_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver([
+        (LOW, 64 * PAGE, True, MARKER.text),  # this process's own: no handle was opened for it
+        (LOW + 64 * PAGE, 128 * PAGE, False, "cd" * 32),  # a living neighbour's
+        (LOW + 200 * PAGE, 32 * PAGE, False, MARKER.text),
+        (LOW + 300 * PAGE, 1, False, ""),  # too small for a marker
+    ])  # fmt: skip
+    assert released(driver, monkeypatch) == 32 * PAGE
+    assert driver.calls == [("synchronize", 0), ("close", LOW + 200 * PAGE)]
+
+
+def test_nothing_mapped_is_nothing_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver([(LOW, 64 * PAGE, True, MARKER.text)])
+    assert released(driver, monkeypatch) == 0
+    assert driver.calls == []
+
+
+def test_what_cuda_refuses_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver([(LOW, 64 * PAGE, False, MARKER.text)], close_status=1)
+    with pytest.raises(MarkError, match="CUDA says CUDA_ERROR_INVALID_VALUE"):
+        released(driver, monkeypatch)
+
+
+def test_reserved_ranges_are_private_without_a_file_and_without_rights() -> None:
+    text = (
+        "204c00000-400200000 ---p 00000000 00:00 0 \n"
+        "7fa1a0000000-7fc220000000 ---p 00000000 00:00 0 \n"
+        "7fc49de00000-7fc4dde00000 rw-p 00000000 00:00 0 \n"
+        "7fc500000000-7fc500001000 ---p 00000000 08:01 17                         /usr/lib/libcuda.so.1\n"
+    )
+    assert list(peer_memory._reserved(text)) == [(0x204C00000, 0x400200000), (0x7FA1A0000000, 0x7FC220000000)]
+    assert list(peer_memory._reserved(Path("/proc/self/maps").read_text()))
