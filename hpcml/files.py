@@ -129,7 +129,8 @@ def open_regular(path: Path, *, ours: bool = True, closed: bool = False, follow:
             raise ForeignError("it is no regular file", path) from error
         raise
     facts = os.fstat(descriptor)
-    why = "" if stat.S_ISREG(facts.st_mode) else "it is no regular file"
+    why = "it is a folder" if stat.S_ISDIR(facts.st_mode) else "it is no regular file"
+    why = "" if stat.S_ISREG(facts.st_mode) else why
     if not why and ours:
         why = _why_foreign(facts, closed=closed)
     if why:

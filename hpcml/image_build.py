@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import __version__, build_failures, config, images, shell, units
+from hpcml import __version__, build_failures, config, files, images, shell, units
 from hpcml.errors import HpcmlError, ImageError, NotFoundError, StorageError, UsageError
 
 DEADLINE = 6 * 3600.0  # seconds for a whole build: RAPIDS is downloaded and unpacked
@@ -244,10 +244,29 @@ def build(order: Order, environment: Mapping[str, str], sink: Callable[[bytes], 
     StorageError
         If the disk or a quota is full, or the image cannot be put in place.
     """
-    new = order.out.with_name(f".{order.out.name}.{os.getpid()}.new")
-    with _room(order, environment) as room:
+    with _room(order, environment) as room, _beside(order.out) as folder:
         variables = {**environment, **order.variables, f"{_variable(order.program)}_TMPDIR": str(room)}
-        return _build(order, new, variables, sink)
+        return _build(order, folder / order.out.name, variables, sink)
+
+
+@contextlib.contextmanager
+def _beside(out: Path) -> Iterator[Path]:
+    """Give a folder of the user's alone beside an image to be: what is built there nobody can replace meanwhile.
+
+    Raises
+    ------
+    StorageError
+        If it cannot be made.
+    """
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=f".{out.name[:200]}.", dir=out.parent))
+    except OSError as error:
+        raise StorageError(f"The image cannot be put in place: {error.strerror}", place=str(out.parent),
+                           hint="Check the folder's permissions and your quota.") from error  # fmt: skip
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -277,23 +296,19 @@ def _room(order: Order, environment: Mapping[str, str]) -> Iterator[Path]:
 
 def _build(order: Order, new: Path, variables: Mapping[str, str], sink: Callable[[bytes], None]) -> dict[str, object]:
     try:
-        try:
-            answer = shell.stream(order.command(new), variables, DEADLINE, sink)
-        except shell.CommandMissingError as error:
-            raise ImageError(f"The program for images cannot be started: {error}", place=order.program.path,
-                             hint="Try it yourself, or name another with --program.") from error  # fmt: skip
-        if answer.code != 0:
-            raise failure(answer, order)
-        if not new.exists():
-            words = f"{order.program} reported success and wrote no image"
-            raise ImageError(words, place=str(order.definition.path), hint="Build it by hand, and look at its words.",
-                             quote=images.last_lines(answer.text))  # fmt: skip
-        facts = images.inspect(new, order.program, variables)
-        record = _record(order, facts)
-        return _put(order.out, new, record)
-    finally:
-        with contextlib.suppress(OSError):  # nothing more can be done about a file that does not go
-            new.unlink(missing_ok=True)
+        answer = shell.stream(order.command(new), variables, DEADLINE, sink)
+    except shell.CommandMissingError as error:
+        raise ImageError(f"The program for images cannot be started: {error}", place=order.program.path,
+                         hint="Try it yourself, or name another with --program.") from error  # fmt: skip
+    if answer.code != 0:
+        raise failure(answer, order)
+    if not new.exists():
+        words = f"{order.program} reported success and wrote no image"
+        raise ImageError(words, place=str(order.definition.path), hint="Build it by hand, and look at its words.",
+                         quote=images.last_lines(answer.text))  # fmt: skip
+    facts = images.inspect(new, order.program, variables)
+    record = _record(order, facts)
+    return _put(order.out, new, record)
 
 
 def failure(answer: shell.Answer, order: Order) -> HpcmlError:
@@ -309,7 +324,7 @@ def digest(path: Path) -> str:
     OSError
         If it cannot be read.
     """
-    with path.open("rb") as file:
+    with open(files.open_regular(path, ours=False, follow=True), "rb") as file:
         return _SHA + hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -339,13 +354,12 @@ def _put(out: Path, new: Path, record: dict[str, object]) -> dict[str, object]:
     words = new.with_name(f"{new.name}.json")
     try:
         record["digest"] = digest(new)
-        words.write_text(json.dumps(record, indent=1) + "\n")
+        files.write(words, json.dumps(record, indent=1) + "\n", 0o666)
         beside.unlink(missing_ok=True)
         new.chmod(new.stat().st_mode | 0o111)
         new.rename(out)
         words.rename(beside)
     except OSError as error:
-        words.unlink(missing_ok=True)
         raise StorageError(f"The image cannot be put in place: {error.strerror}", place=str(out),
                            hint="Check the folder's permissions and your quota.") from error  # fmt: skip
     return record

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from hpcml import assets, entering, images, shell, units
+from hpcml import assets, entering, files, images, shell, units
 from hpcml.errors import ImageError
 
 GOOD, NOTE, BAD = "good", "note", "bad"
@@ -192,10 +192,24 @@ def _facts(answer: shell.Answer) -> dict[str, Any] | None:
     if answer.code != 0 or not lines:
         return None
     try:
-        found = json.loads(lines[-1])
+        found = files.parsed(json.loads, lines[-1])
     except ValueError:
         return None  # told by the caller, with the words that came instead
-    return found if isinstance(found, dict) else None
+    return found if isinstance(found, dict) and _is_probe(found) else None
+
+
+def _is_probe(found: dict[str, Any]) -> bool:
+    """Whether what the image's Python printed is what the probe prints: the image may have one of its own."""
+    texts, tables, lists = ("python", "driver", "compute", "verbs"), ("failed", "versions"), (
+        "absent", "outside", "library_path", "ucx_modules")  # fmt: skip
+    return (
+        all(isinstance(found.get(name), str) for name in texts)
+        and all(isinstance(found.get(name), dict) for name in tables)
+        and all(isinstance(found.get(name), list) for name in lists)
+        and all(isinstance(item, str) for name in lists for item in found[name])
+        and all(isinstance(item, str) for name in tables for item in found[name].values())
+        and re.fullmatch(r"(\d{1,6}(\.\d+)*)?", found["driver"]) is not None
+    )
 
 
 def _no_start(answer: shell.Answer, program: images.Program) -> Finding:

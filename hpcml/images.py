@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import re
 import shutil
@@ -10,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import assets, config, shell, sif
+from hpcml import assets, config, files, shell, sif
 from hpcml.config import user_path
 from hpcml.errors import ImageError, NotFoundError
 
@@ -183,7 +184,7 @@ def find_definition(word: str, folder: Path) -> Definition:
     known = definitions()
     path = known[word] if word in known else folder / user_path(word)
     try:
-        return Definition(path.stem, path, path.read_text())
+        return Definition(path.stem, path, files.read(path, files.SETTINGS, ours=False, follow=True).decode())
     except OSError as error:
         near = config.nearest(word, list(known))
         hint = f"Did you mean {near}?" if near else f"Name a .def file, or one of: {', '.join(known)}."
@@ -249,9 +250,9 @@ def inspect(image: Path, program: Program | None = None, environment: Mapping[st
         if image.is_dir():
             hint = f"Make an image of a sandbox: apptainer build {image.name}.sif {image.name}."
             raise ImageError("This is a folder, not an image file", place=str(image), hint=hint)
-        if not image.is_file():
-            raise ImageError("This is not a regular file", place=str(image), hint="Name a .sif file.")
         found = sif.read(image)
+    except files.ForeignError as error:
+        raise ImageError("This is not a regular file", place=str(image), hint="Name a .sif file.") from error
     except OSError as error:
         hint = "Check the spelling and the permissions; hpcml image ls lists images."
         raise NotFoundError(f"The image cannot be read: {error.strerror}", place=str(image), hint=hint) from error
@@ -268,28 +269,33 @@ def inspect(image: Path, program: Program | None = None, environment: Mapping[st
 def _ask_for_labels(image: Path, program: Program, environment: Mapping[str, str]) -> dict[str, str]:
     answer = ask([program.path, "inspect", "--json", "--labels", str(image)], environment, TIMEOUT)
     try:
-        facts = json.loads(answer.out) if answer.code == 0 else None
+        facts = files.parsed(json.loads, answer.out) if answer.code == 0 else None
     except ValueError:
         facts = None  # told below, with what it said instead
     if not isinstance(facts, dict):
         raise ImageError(f"{program} cannot read the image", place=str(image), hint="Build it anew with this program.",
                          quote=last_lines(answer.text))  # fmt: skip
-    labels = sif.attributes(facts).get("labels") or {}
-    return {str(key): str(value) for key, value in labels.items()}
+    try:
+        return sif.texts(sif.attributes(facts).get("labels") or {})
+    except sif.SifError as error:
+        raise ImageError(f"The file is {error}", place=str(image), hint="Build it with hpcml image build.") from error
 
 
 def known_digest(facts: ImageFacts) -> str:
     """Return the digest that ``hpcml image build`` has written beside an image, empty if there is none of this file.
 
-    Reading many gigabytes for it at every submission would cost more than it says.
+    Reading many gigabytes for it at every submission would cost more than it says. A record that is neither yours nor
+    of the image's owner says nothing of it.
     """
     record = facts.path.with_name(f"{facts.path.name}.json")
     try:
-        found = json.loads(record.read_text())
-        younger = record.stat().st_mtime >= facts.modified - 1
+        found = files.read_json(record, files.SETTINGS, ours=False)
+        about = record.lstat()
+        whose = (os.geteuid(), 0, facts.path.stat().st_uid)
     except (OSError, ValueError):
         return ""
-    return str(found.get("digest", "")) if younger and found.get("size") == facts.size else ""
+    right = isinstance(found, dict) and found.get("size") == facts.size and about.st_uid in whose
+    return str(found.get("digest", "")) if right and about.st_mtime >= facts.modified - 1 else ""
 
 
 def problems(

@@ -7,6 +7,8 @@ import struct
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from hpcml import files
+
 # The layout is that of SIF 1 (github.com/sylabs/sif, pkg/sif): little-endian, without padding.
 _HEADER = struct.Struct("<32s10s3s3s16sqqqqqqqq")
 _DESCRIPTOR = struct.Struct("<i?IIIqqqqqqq128s384s")
@@ -61,7 +63,7 @@ def read(path: Path) -> Sif:
     OSError
         If the file cannot be read.
     """
-    with path.open("rb") as file:
+    with open(files.open_regular(path, ours=False, follow=True), "rb") as file:
         size = file.seek(0, 2)
         file.seek(0)
         return _read(file, size)
@@ -88,7 +90,7 @@ def _read(file: BinaryIO, size: int) -> Sif:
     code = (primary[2] if primary else arch).rstrip(b"\0").decode("ascii", "replace")
     return Sif(
         architecture=_ARCHITECTURES.get(code, ""),
-        labels=None if labels is None else {str(key): str(value) for key, value in labels.items()},
+        labels=None if labels is None else texts(labels),
         definition=definition or str(metadata.get("deffile") or ""),
         help=str(metadata.get("helpfile") or ""),
         encrypted=any(fields[0] == _ENCRYPTED for fields in partitions),
@@ -122,12 +124,25 @@ def _table(file: BinaryIO, part: _Part | None) -> dict[str, Any] | None:
     if part is None:
         return None
     try:
-        facts = json.loads(_text(file, part))
+        facts = files.parsed(json.loads, _text(file, part))
     except ValueError as error:
         raise SifError(f"damaged: its metadata is not JSON ({error})") from error
     if not isinstance(facts, dict):
         raise SifError("damaged: its metadata is no table")
     return facts
+
+
+def texts(labels: dict[str, Any]) -> dict[str, str]:
+    """Return labels as texts.
+
+    Raises
+    ------
+    SifError
+        If one is a list or a table, which no program writes.
+    """
+    if wrong := [key for key, value in labels.items() if isinstance(value, (dict, list))]:
+        raise SifError(f"damaged: its label {wrong[0][:100]!a} is no text")
+    return {key: str(value) for key, value in labels.items()}
 
 
 def _metadata(file: BinaryIO, parts: list[_Part]) -> dict[str, Any]:

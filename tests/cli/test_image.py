@@ -148,7 +148,7 @@ BEFOREHAND = {
     "unknown-argument": refused("--build-arg", "SIZ=1", "own.def", status=errors.USAGE, says=("no build argument SIZ", "Did you mean SIZE?")),
     "no-argument": refused("--build-arg", "SIZE", "own.def", status=errors.USAGE, says=("'SIZE' is not KEY=VALUE",)),
     "no-definition": refused("cpuu", status=errors.NOT_FOUND, says=("cannot be read: No such file", "Did you mean cpu?")),
-    "folder": refused(".", status=errors.NOT_FOUND, says=("cannot be read: Is a directory",)),
+    "folder": refused(".", status=errors.NOT_FOUND, says=("cannot be read: it is a folder",)),
     "nowhere": refused("own.def", "no/where/a.sif", status=errors.NOT_FOUND, says=("folder for the image is not there", "no/where")),
     "no-space": refused("big.def", status=errors.STORAGE, says=("Too little space", "the build takes about", "APPTAINER_TMPDIR")),
     "no-value": refused("needs.def", status=errors.USAGE, says=("build argument THIS has no value", "--build-arg THIS=VALUE")),

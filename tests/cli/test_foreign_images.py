@@ -1,0 +1,92 @@
+"""Images of others: what they say is shown and not obeyed, and nothing of them is waited for."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+import planted
+from hpcml import errors, images
+from tests.fixtures.images import sif_file
+from world import World
+
+NAMES = ("\x1b[2J.sif", "a\nfake  row.sif", "\u202efis.sif", "\x9b31m.sif")
+NESTED = b'{"data":{"attributes":{"labels":' + b"[" * 100_000
+
+
+def hostile(folder: Path) -> dict[str, Path]:
+    """Write an image of every kind that somebody could leave in a folder."""
+    folder.mkdir()
+    found = {name: sif_file.make(folder / name) for name in NAMES}
+    text = planted.ESCAPES
+    found["labels"] = sif_file.make(
+        folder / "labels.sif", {**sif_file.SAID, "org.hpcml.kind": text, f"x{text}": text, "org.hpcml.dask": text}
+    )
+    found["texts"] = sif_file.make(folder / "texts.sif", definition=f"{sif_file.DEFINITION}\n# {text}\n", text=text)
+    found["deep"] = sif_file.make(folder / "deep.sif", None, more=((0x4006, "inspect-metadata.json", NESTED),))
+    found["deep old"] = sif_file.make(folder / "old.sif", None, more=((0x4003, "", b"[" * 100_000),))
+    labels = json.dumps({"a": {"b": [1, {"c": 2}]}}).encode()
+    found["no text"] = sif_file.make(folder / "table.sif", None, more=((0x4003, "", labels),))
+    for make in (planted.hole, planted.endless, planted.pipe, planted.ring, planted.folder):
+        found[make.__name__] = folder / f"{make.__name__}.sif"
+        make(found[make.__name__])
+    return found
+
+
+def test_hostile_images_are_listed_and_named(world: World) -> None:
+    found = hostile(world.project / "images")
+    done = world.run("image", "ls", "images")
+    assert done.returncode == 0, done.stderr
+    assert planted.is_plain(done.stdout + done.stderr)
+    assert len(done.stdout.splitlines()) == len(found), "no row more than there are images"
+    assert len(json.loads(world.run("image", "ls", "--json", "images").stdout)) == len(found)
+    for kind, path in found.items():
+        for command in (
+            ("image", "show", str(path)),
+            ("submit", "--site", "slurm", "--dry-run", "--image", str(path), "job.py"),
+        ):
+            done = world.run(*command)
+            good = kind in NAMES or kind in ("labels", "texts")
+            assert done.returncode in (
+                (0, errors.USAGE, errors.CONFIG, errors.IMAGE) if good else (errors.IMAGE, errors.NOT_FOUND)
+            ), (kind, done.stderr)
+            script = command[0] == "submit"  # goes into a pipe byte for byte
+            assert planted.is_plain(done.stderr + ("" if script else done.stdout)), (kind, done.stdout)
+
+
+@pytest.mark.parametrize(
+    "make", [planted.pipe, planted.endless, planted.hole, planted.deep, planted.folder, planted.kinds, planted.ring]
+)
+def test_a_hostile_record_beside_an_image(world: World, make: object) -> None:
+    path = sif_file.make(world.project / "a.sif")
+    planted.put(world.project / "a.sif.json", make)
+    assert images.known_digest(images.inspect(path)) == ""
+    done = world.run("submit", "--site", "slurm", "--dry-run", "--image", str(path), "job.py")
+    assert done.returncode == 0, done.stderr
+    assert world.run("image", "show", str(path)).returncode == 0
+
+
+def test_a_digest_is_said_by_the_image_s_owner_or_nobody(tmp_path: Path) -> None:
+    planted.need_another_account()
+    path = sif_file.make(tmp_path / "a.sif")
+    record = tmp_path / "a.sif.json"
+    record.write_text(json.dumps({"size": path.stat().st_size, "digest": "sha256:x"}))
+    assert images.known_digest(images.inspect(path)) == "sha256:x"
+    planted.give(record)
+    assert images.known_digest(images.inspect(path)) == "", "a stranger's word"
+    planted.give(path)
+    assert images.known_digest(images.inspect(path)) == "sha256:x", "the image's owner's"
+    os.utime(record, (time.time() - 999,) * 2)
+    assert images.known_digest(images.inspect(path)) == "", "older than the image"
+
+
+@pytest.mark.parametrize("make", [planted.pipe, planted.endless, planted.hole, planted.folder, planted.ring])
+def test_a_definition_that_is_no_file(world: World, make: object) -> None:
+    planted.put(world.project / "a.def", make)
+    done = world.run("image", "build", "a.def", "out.sif")
+    assert done.returncode == errors.NOT_FOUND, done.stderr
+    assert "a.def" in done.stderr
