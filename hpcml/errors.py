@@ -1,7 +1,7 @@
 """Every way hpcml can fail: a sentence, a place, a next step and an exit status of its own.
 
 The statuses from 64 to 79 are the command line's, those from 80 to 95 are the batch job's (they become the job's exit
-status when hpcml, not the script, ended the run). docs/exit-status.md is this table in prose.
+status when hpcml, not the script, ended the run); STORAGE is of both kinds. docs/exit-status.md is this table in prose.
 """
 
 from __future__ import annotations

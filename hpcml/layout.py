@@ -6,6 +6,9 @@ from pathlib import Path
 
 ROLES = ("scheduler", "worker", "driver")  # in the order in which the batch script starts them
 
+RESERVE_COUNT = 4  # files for the end of a run when there is no room: two states, two notes
+RESERVE_SIZE = 16384  # bytes of each
+
 
 class RunPaths:
     """The files of one run below its directory (mode 0700, on a file system that all nodes share).
@@ -27,6 +30,7 @@ class RunPaths:
         self.submission = directory / "submission.json"
         self.events = directory / "events.jsonl"
         self.status = directory / "status.json"
+        self.reserve = directory / "reserve"
         self.code = directory / "code"
         self.library = directory / "lib"
         self.logs = directory / "logs"

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from hpcml import assets, config, files
 from hpcml.errors import NotFoundError, StorageError
-from hpcml.layout import RunPaths
+from hpcml.layout import RESERVE_COUNT, RESERVE_SIZE, RunPaths
 
 _ID = re.compile(r"(?P<name>[A-Za-z0-9._-]+)-(?P<time>\d{8}-\d{6}-[0-9a-f]{4})")
 
@@ -122,6 +122,22 @@ _STORAGE_HINTS = {
 }
 
 
+_LITTLE = 65536  # bytes; with less a file system is full
+
+
+def full(folder: Path) -> str:
+    """Return that the file system of a folder says that it is full, in words; empty if it does not (as for quotas)."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return ""  # whoever reads the run's files says what is wrong with them
+    if found.f_bavail * found.f_frsize < _LITTLE:
+        return f"the file system of the run is full ({folder})"
+    if found.f_files and not found.f_favail:
+        return f"the file system of the run can hold no more files, no inodes are left ({folder})"
+    return ""
+
+
 @contextlib.contextmanager
 def storage(path: Path) -> Iterator[None]:
     """Turn what can go wrong with files below a path into a StorageError that names it."""
@@ -149,8 +165,10 @@ def creating(directory: Path) -> Iterator[RunPaths]:
         new.mkdir(mode=0o700)
         try:
             _check_owner(new)
-            for folder in (paths.logs, paths.out, paths.library, paths.code):
+            for folder in (paths.logs, paths.out, paths.library, paths.code, paths.reserve):
                 folder.mkdir(mode=0o700)
+            for number in range(RESERVE_COUNT):
+                write(paths.reserve / str(number), " " * RESERVE_SIZE)
             _copy_library(paths.library)
             yield paths
             new.rename(directory)

@@ -110,6 +110,8 @@ def submit(prepared: Prepared, loaded: LoadedSite, spec: jobs.JobSpec, environme
         record["requeue"] = True
     if notes:
         record["notes"] = notes
+    if environment.get("BASH_ENV"):
+        record["bash_env"] = environment["BASH_ENV"]  # bash reads it before the batch script, and it may end bash
     try:
         record |= _hand_over(made, paths, environment, units.parse_seconds(loaded.site.slurm.timeout))
     except HpcmlError as error:

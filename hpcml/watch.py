@@ -162,6 +162,8 @@ def _status(run: runs.Run, environment: Mapping[str, str], known: slurm.JobState
         found.jupyter = _jupyter(run)
     if (found.state != "ended" or run.may_start_again) and (ask or known is not None):
         _ask_owner(found, run, environment, known)
+    if found.state in ("starting", "running", "ending") and (room := runs.full(run.paths.directory)):
+        found.hint = f"{room[0].upper()}{room[1:]}: what the script and the logs write now is lost."
     return found
 
 
@@ -352,7 +354,15 @@ def _lost(found: Status, run: runs.Run, words: str, code: int = ALLOCATION_LOST)
     found.state, found.words, found.exit_status, found.by = "ended", words, code, "slurm"
     found.quote = tail(run.paths.job_log)
     found.hint = f"The job's own log: {run.paths.job_log}."
-    if not found.times and not found.quote:
+    if room := runs.full(run.paths.directory):
+        found.words += f"; {room}"
+        found.hint = "Free some space, or keep runs elsewhere (--set paths.runs=…); then submit again."
+    elif not found.times and not found.quote and (startup := run.submission.get("bash_env")):
+        found.hint = (
+            f"BASH_ENV was set: bash reads {startup} before the batch script. Does it call exit, or fail? "
+            "Otherwise: is paths.runs on a file system that all nodes share? The job left nothing there."
+        )
+    elif not found.times and not found.quote:
         found.hint = "Is paths.runs on a file system that all nodes share? The job left nothing there."
 
 

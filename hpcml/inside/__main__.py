@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-from hpcml.inside import versions
+from hpcml.inside import storage, versions
 from hpcml.inside.imports import long_import
 from hpcml.inside.settings import load
 from hpcml.layout import ROLES
@@ -16,6 +16,7 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 1 or arguments[0] not in ROLES:
         print(f"hpcml.inside takes one role of {', '.join(ROLES)}; the batch script starts it.", file=sys.stderr)
         return 64
+    sys.stdout, sys.stderr = storage.patient(1), storage.patient(2)
     if arguments[0] != "driver":
         versions.tell(load(), arguments[0])  # the driver compares them with its own
     module = "supervise" if arguments[0] == "driver" else arguments[0]

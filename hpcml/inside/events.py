@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -19,7 +20,11 @@ class Diary:
     def write(self, event: str, **facts: object) -> None:
         """Write one event with its time (seconds since 1970) and the attempt it belongs to."""
         line = json.dumps({"time": round(time.time(), 3), "attempt": self.attempt, "event": event, **facts})
+        whole = line.encode() + b"\n"
         try:
-            os.write(self.descriptor, line.encode() + b"\n")
+            before = os.fstat(self.descriptor).st_size
+            if os.write(self.descriptor, whole) < len(whole):
+                os.ftruncate(self.descriptor, before)  # a part of a line would spoil the next
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # noqa: TRY301 - as the next write would
         except OSError as error:  # a full disk must not end the run
             print(f"hpcml: the diary cannot be written ({error.strerror}): {line}", file=sys.stderr)

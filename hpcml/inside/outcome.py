@@ -6,10 +6,9 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from hpcml import errors
-from hpcml.inside import files
+from hpcml.inside import storage
 from hpcml.inside.settings import Context
 
 
@@ -38,7 +37,7 @@ class Outcome:
             "quote": list(self.quote),
             "warnings": list(warnings),
         }
-        write_or_say(context.run.status, facts)
+        storage.write_end(context.run, context.run.status, facts)
 
     def report(self, context: Context) -> None:
         """Say in the job's log why hpcml ended the run; status.json has the lines that show it."""
@@ -60,11 +59,3 @@ def say(context: Context, words: str) -> None:
             log.write(f"hpcml: {words}\n")
     except OSError as error:
         print(f"hpcml: {words} ({context.run.job_log} cannot be written: {error.strerror})", file=sys.stderr)
-
-
-def write_or_say(path: Path, facts: object) -> None:
-    """Write a file of the run's end; a full disk must not keep the nodes, so it is said in the log instead."""
-    try:
-        files.write_json(path, facts)
-    except OSError as error:
-        print(f"hpcml: {path} cannot be written ({error.strerror}): {facts}", file=sys.stderr)

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from hpcml import errors
-from hpcml.inside import blame, files, gpus, scratch, secure
+from hpcml.inside import blame, files, gpus, scratch, secure, storage
 from hpcml.inside.clocks import Clocks
 from hpcml.inside.control import Channel
 from hpcml.inside.events import Diary
 from hpcml.inside.losses import LAST_WORDS, Losses, Steps
 from hpcml.inside.network import ucx_environment
-from hpcml.inside.outcome import Outcome, RunEndedError, say, write_or_say
+from hpcml.inside.outcome import Outcome, RunEndedError, say
 from hpcml.inside.own_time import OwnTime
 from hpcml.inside.script import Script
 from hpcml.inside.settings import Context, load
@@ -27,6 +27,7 @@ from hpcml.inside.versions import Comparison
 
 TICK = 0.05  # seconds between looks at this node's processes
 NOTES_TICK = 0.25  # seconds between looks at the notes that the batch script leaves
+ROOM_TICK = 5.0  # seconds between questions to the run's file system whether it is full
 SLOW_TICK = 0.5  # seconds between looks at files that other nodes write
 CERTIFICATE_WITHOUT_LIMIT = 8 * 86400.0  # seconds; a job without a time limit of its own
 ORDERLY = 2.0  # seconds that scheduler and workers have to close by themselves, a quarter if they never were all up
@@ -58,6 +59,7 @@ class Supervisor:
     notes_read: float = 0.0
     closed_at: float = 0.0
     folders: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    room_looked: float = 0.0
     clock: OwnTime = field(default_factory=OwnTime)
     steps: Steps = field(init=False)
     losses: Losses = field(init=False)
@@ -170,6 +172,7 @@ class Supervisor:
         kill_at = float("inf")
         while (status := script.poll()) is None:
             self._step()
+            self._look_for_room()
             if verdict is None and (verdict := self._must_end()):
                 self.diary.write("ending", reason=verdict.reason)
                 kill_at = time.monotonic() + self.context.settings.driver_grace
@@ -184,6 +187,14 @@ class Supervisor:
         if verdict.status in (errors.SCHEDULER_LOST, errors.WORKERS_LOST) and script.out_of_memory(status):
             return self._own_end(script, status)
         return verdict
+
+    def _look_for_room(self) -> None:
+        """Warn once when the run's file system is full: the script may not need it, and somebody may make room."""
+        if self.clock.seconds - self.room_looked < ROOM_TICK:
+            return
+        self.room_looked = self.clock.seconds
+        if found := storage.scarce(self.context.run.directory):
+            self.warn(f"{found}: what the script and the logs write from now on is lost.")
 
     def _own_end(self, script: Script, status: int) -> Outcome:
         quote = () if status == 0 else tuple(files.tail(self.context.run.driver_log))
@@ -203,7 +214,7 @@ class Supervisor:
     def tear_down(self, outcome: Outcome) -> None:
         """Tell the scheduler to close itself and its workers, and wait for both steps within the deadline."""
         start = time.monotonic()
-        write_or_say(self.context.attempt.ended, {"status": outcome.status})
+        storage.write_end(self.context.run, self.context.attempt.ended, {"status": outcome.status})
         outcome.write(self.context, "ending", self.warnings)
         self.channel.send(do="close")
         orderly = start + (ORDERLY if outcome.phase == "driver" else ORDERLY / 4)
@@ -216,6 +227,7 @@ class Supervisor:
         secure.remove_secrets(self.context.attempt)
         self.diary.write("torn-down", seconds=round(time.monotonic() - start, 3), killed=len(left))
         outcome.write(self.context, "ended", self.warnings)
+        storage.release(self.context.run)
 
     def warn(self, sentence: str) -> None:
         """Say once, in the job's log, the events and the run's end, what the user has to know although it goes on."""
@@ -312,7 +324,8 @@ class Supervisor:
         near = settings.local and settings.time_limit and age > settings.time_limit - settings.signal_lead
         if not self.told_time and (self.context.attempt.time_limit.name in self.notes or near):
             self.told_time = True
-            files.write(self.context.attempt.time_limit, "")
+            if self.context.attempt.time_limit.name not in self.notes:
+                storage.write_end(self.context.run, self.context.attempt.time_limit, {})
             self.diary.write("time-limit-near", seconds=settings.signal_lead)
         if settings.local and not _alive(int(os.environ.get("HPCML_BATCH", "0"))):
             reason = "the batch script was killed"
@@ -384,6 +397,17 @@ def _alive(pid: int) -> bool:
 def main() -> int:
     """Supervise the run and return its exit status."""
     context = load()
+    try:
+        return _supervise(context)
+    except OSError as error:  # before the first phase, or in the teardown: there is no supervisor that could say it
+        what = storage.in_words(error, context.run.directory) if storage.is_full(error) else str(error)
+        outcome = Outcome(errors.STORAGE, "allocated", "hpcml", f"the supervisor could not work: {what}", storage.HINT)
+        outcome.write(context, "ended")
+        outcome.report(context)
+        return outcome.status
+
+
+def _supervise(context: Context) -> int:
     diary = Diary(context.run.events, context.number)
     diary.write("allocated", nodes=list(context.nodes), job=os.environ.get("SLURM_JOB_ID", ""), node=context.node)
     try:
@@ -396,7 +420,8 @@ def main() -> int:
             signal.signal(signal.SIGTERM, lambda *_: setattr(supervisor, "signalled", True))
             for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
                 signal.signal(number, lambda *_: None)
-            outcome = _run(supervisor)
+            storage.renew(context.run)
+            outcome = storage.judged(_run(supervisor), context)
             supervisor.tear_down(outcome)
     if outcome.by != "script":
         outcome.report(context)
@@ -406,7 +431,7 @@ def main() -> int:
 def _refuse(context: Context, error: scratch.UnsafePlaceError) -> int:
     """End a run whose supervisor has no place for its sockets."""
     outcome = Outcome(errors.DRIVER_NOT_STARTED, "allocated", "hpcml", str(error), _PLACE)
-    write_or_say(context.attempt.ended, {"status": outcome.status})
+    storage.write_end(context.run, context.attempt.ended, {"status": outcome.status})
     outcome.write(context, "ended")
     outcome.report(context)
     return outcome.status
@@ -421,8 +446,17 @@ def _run(supervisor: Supervisor) -> Outcome:
         return ended.outcome
     except scratch.UnsafePlaceError as error:
         return Outcome(errors.DRIVER_NOT_STARTED, supervisor.phase, "hpcml", str(error), _PLACE)
+    except OSError as error:
+        if not storage.is_full(error):
+            return _defect(supervisor, error)
+        reason = storage.in_words(error, supervisor.context.run.directory)
+        return Outcome(errors.STORAGE, supervisor.phase, "hpcml", reason, storage.HINT)
     except Exception as error:  # noqa: BLE001 - the nodes must be freed whatever happens
-        traceback.print_exc()  # into the driver's log: a defect of hpcml, to be reported
-        reason = f"hpcml's supervisor failed: {type(error).__name__}: {error}"
-        hint = "This is a defect in hpcml: please report it with the driver's log."
-        return Outcome(errors.INTERNAL, supervisor.phase, "hpcml", reason, hint)
+        return _defect(supervisor, error)
+
+
+def _defect(supervisor: Supervisor, error: Exception) -> Outcome:
+    traceback.print_exc()  # into the driver's log: a defect of hpcml, to be reported
+    reason = f"hpcml's supervisor failed: {type(error).__name__}: {error}"
+    hint = "This is a defect in hpcml: please report it with the driver's log."
+    return Outcome(errors.INTERNAL, supervisor.phase, "hpcml", reason, hint)

@@ -62,7 +62,10 @@ class Node:
             "failed": failed,
             "deaths": {slot.name: slot.deaths for slot in self.slots if slot.deaths},
         }
-        files.write_json(self.context.attempt.mark_of(self.context.node), facts)
+        try:
+            files.write_json(self.context.attempt.mark_of(self.context.node), facts)
+        except OSError as error:  # the workers are worth more than the mark; the supervisor sees that the disk is full
+            print(f"hpcml: the mark of {self.context.node} cannot be written: {error}", file=sys.stderr)
 
 
 def main() -> int:

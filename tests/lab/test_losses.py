@@ -63,7 +63,8 @@ def state(pid: int) -> str:
 
 
 def output(directory: Path) -> str:
-    return (directory / "logs/driver.log").read_text()
+    """Return what the script printed, then what hpcml said beside it."""
+    return "".join((directory / "logs" / name).read_text() for name in ("driver.log", "job.log"))
 
 
 def start(cluster: Cluster, text: str, *options: str) -> Path:

@@ -161,7 +161,7 @@ def test_a_clock_that_is_a_quarter_of_an_hour_behind(cluster: Cluster, other_clo
     found = re.fullmatch(r"clocks differ: that of n2 is (\d+) s or more behind n1's\. Tell .*", warning)
     assert found is not None, warning
     assert 870 < int(found[1]) <= 900
-    assert warning in ended.out
+    assert warning in ended.err + ended.out
 
 
 @pytest.mark.parametrize(("offset", "words"), [("-2d", "behind"), ("+2h", "ahead of")])

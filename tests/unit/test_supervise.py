@@ -32,6 +32,9 @@ def end_of(script: Any, verdict: Outcome, status: int, tmp_path: Any) -> Outcome
         def _step(self) -> None:
             pass
 
+        def _look_for_room(self) -> None:
+            pass
+
         def _must_end(self) -> Outcome | None:
             return verdict
 
