@@ -34,7 +34,7 @@ class Attempts:
         """Return the line for the end of the test run, and one for each try that succeeded."""
         refused = self.tried - len(self.got_in)
         first = f"attacks: {self.tried} tried, {refused} refused ({self.module})"
-        return [first, *(f"  succeeded: {label}" for label in self.got_in)]
+        return [first, *(f"  succeeded: {label}" for label in self.got_in[:20])]
 
 
 def begin(module: str) -> Attempts:

