@@ -11,7 +11,7 @@ for name in $(env | sed -n 's/^\([A-Za-z_][A-Za-z0-9_]*\)=.*/\1/p'); do
   case $name in
     APPTAINERENV_* | SINGULARITYENV_* | APPTAINER_BIND* | SINGULARITY_BIND*) unset "$name" ;;   # they get in uncalled
     HPCML_* | SLURM* | CUDA_VISIBLE_DEVICES | UCX_* | UCXPY_* | NCCL_* | DASK_* | RAPIDS_* | CUDF_* | *_NUM_THREADS | \
-    MALLOC_TRIM_THRESHOLD_ | PYTHONUNBUFFERED | PYTHONFAULTHANDLER | TMPDIR | TZ | LANG | LC_*) passed=yes ;;
+    MALLOC_TRIM_THRESHOLD_ | PYTHONUNBUFFERED | PYTHONFAULTHANDLER | PYTHONHASHSEED | TMPDIR | TZ | LANG | LC_*) passed=yes ;;
   esac
   [ -z "$passed" ] || eval "[ -z \"\${$name+set}\" ] || export $prefix$name=\"\$$name\""
 done

@@ -5,6 +5,7 @@ role=$1; shift
 if [ "$role" != driver ]; then   # what Dask's Nanny sets: a task is one thread, and freed memory goes back early
   export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" MKL_NUM_THREADS="${MKL_NUM_THREADS:-1}" \
     OPENBLAS_NUM_THREADS="${OPENBLAS_NUM_THREADS:-1}" MALLOC_TRIM_THRESHOLD_="${MALLOC_TRIM_THRESHOLD_:-65536}"
+  case ${PYTHONHASHSEED:-0} in 0) export PYTHONHASHSEED=6640 ;; esac   # Dask's number: hash("a") is the same on all nodes
 fi
 # The role imports nothing of the working directory, whatever PYTHONPATH says: the script and its tasks do (HPCML_PYTHONPATH).
 left=$PYTHONPATH: PYTHONPATH=

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import sys
 import time
 import traceback
@@ -109,8 +108,7 @@ def main() -> int:
     """Serve until the supervisor says close, or is gone."""
     # Slurm signals every process at once when a job is cancelled or out of time: the driver answers, and the
     # scheduler stays until the supervisor tells it to close.
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
+    surroundings.answer_no_signals()
     context = load()
     surroundings.take_up(context)  # the scheduler unpickles task graphs too
     deadline = time.monotonic() + context.settings.scheduler_deadline

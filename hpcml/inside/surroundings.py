@@ -8,6 +8,7 @@ import the same files in the same order, and a file named ``queue.py`` beside th
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import MutableMapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 from hpcml.inside import files
 from hpcml.inside.settings import Context
 
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _OWN = "HPCML_PYTHONPATH"  # PYTHONPATH as the user has it
 
 
@@ -41,9 +43,36 @@ def take_up(context: Context, *, say: bool = True) -> None:
         print(f"hpcml: tasks do not import {place}: another module of that name is loaded.", file=sys.stderr)
     sys.path[:] = dict.fromkeys([*wanted, *sys.path])
     restore(os.environ)
+    os.environ["HPCML_NODES"] = str(context.settings.nodes)  # for hpcml.run
+    _draw_anew()
     main = sys.modules["__main__"]
     main.__spec__ = None  # or processes that a task starts (multiprocessing's spawn) would import the role
     vars(main).pop("__file__", None)
+
+
+def answer_no_signals() -> None:
+    """Let the signals pass that Slurm sends to every process when a job is cancelled or out of time.
+
+    The driver answers them, and closes scheduler and workers. They are caught, not ignored: what is ignored is so in
+    every process that a task starts too, which then cannot be terminated (``Popen.terminate``, ``Pool.terminate``).
+    """
+    for number in _SIGNALS:
+        signal.signal(number, lambda *_: None)
+    os.register_at_fork(after_in_child=_answer_again)
+
+
+def _answer_again() -> None:
+    for number in _SIGNALS:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+def _draw_anew() -> None:
+    """Give this process random numbers of its own: a fork copies NumPy's global state to all of a node's workers.
+
+    Python's own ``random`` and OpenSSL see to it themselves; NumPy's generators (``default_rng``) are made anew anyway.
+    """
+    if random := sys.modules.get("numpy.random"):
+        random.seed()
 
 
 def folder(context: Context) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpcml.errors import WORKERS_NEVER_CAME
-from hpcml.inside import files, processes, scratch
+from hpcml.inside import files, processes, scratch, surroundings
 from hpcml.inside.imports import long_import
 from hpcml.inside.inspection import Inspection, UnfitError
 from hpcml.inside.settings import Context, load
@@ -71,7 +71,6 @@ class Node:
 def main() -> int:
     """Keep the node's workers running until the scheduler closes them."""
     context = load()
-    os.environ["HPCML_NODES"] = str(context.settings.nodes)  # for hpcml.run in tasks
     node = Node(context)
     node.mark("starting")
     if not os.access(context.settings.cwd, os.X_OK):
@@ -228,8 +227,7 @@ def _start(node: Node, slot: Slot, serve: Callable[[Slot], int]) -> None:
         processes.end_with(parent)  # without it nobody would replace, watch or end this worker
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)  # the scheduler closes workers, not a signal: the driver goes first
+        surroundings.answer_no_signals()  # the scheduler closes workers, not a signal: the driver goes first
         # With a dead worker's number, UCX's neighbours would take their mappings of that one's memory for this one's.
         status = COME_BACK if os.getpid() in node.used_pids else serve(slot)
     except BaseException:  # noqa: BLE001 - the child must never return into the parent's code

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+import alike
 from test_local import Here, here
 
 pytestmark = pytest.mark.local
+SURROUNDINGS = Path(alike.__file__).with_name("surroundings.py")
 __all__ = ["here"]
 
 # Each was seen to end a run when it lay in the working directory.
@@ -234,3 +236,41 @@ def test_the_user_s_umask_is_for_script_tasks_and_results(here: Here, umask: int
     assert oct(run.stat().st_mode & 0o777) == "0o700"
     theirs = [path for path in run.rglob("*") if path.relative_to(run).parts[0] not in ("out", "code", "lib")]
     assert not [path for path in theirs if path.stat().st_mode & 0o077]
+
+
+def test_script_tasks_and_scheduler_find_the_same_around_them(here: Here) -> None:
+    """What may differ is in tests/alike.py and docs/surroundings.md."""
+    put(here.folder, {"around.py": SURROUNDINGS.read_text()})
+    plain = subprocess.run([sys.executable, "around.py"], cwd=here.folder, capture_output=True, text=True, check=True,
+                           env={**here.environment, "PWD": str(here.folder)}, stdin=subprocess.DEVNULL)  # fmt: skip
+    words = [str(Path(sys.executable).with_name("hpcml")), "submit", "--wait", "--nodes", "2", "around.py", "run"]
+    done = subprocess.run(words, cwd=here.folder, env=here.environment, capture_output=True, text=True, timeout=120,
+                          check=False)  # fmt: skip
+    found = json.loads(plain.stdout) | said(done)
+    assert len(found) == 5
+    assert not alike.differences(found)
+
+
+ENDS = """
+import json
+from distributed import Client
+
+def ends():
+    import multiprocessing, subprocess
+    child = subprocess.Popen(["sleep", "600"])
+    child.terminate()
+    pool = multiprocessing.get_context("fork").Pool(1)
+    pool.terminate()
+    pool.join()
+    return child.wait(60)
+
+if __name__ == "__main__":
+    client = Client()
+    print(json.dumps([*client.run(ends).values(), client.run_on_scheduler(ends)]))
+"""
+
+
+def test_what_a_task_starts_can_be_terminated(here: Here) -> None:
+    """Workers ignored SIGTERM, and so did all that their tasks started: terminate() did nothing, and join() hung."""
+    put(here.folder, {"ends.py": ENDS})
+    assert said(submit(here, here.folder, "ends.py")) == [-15, -15]
