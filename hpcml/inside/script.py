@@ -88,6 +88,17 @@ class Script:
         return f"the script ended with exit status {status}"
 
 
+def answer(command: list[str], seconds: float) -> str:
+    """Return what a command of the node says, nothing if it is not there, fails or is too late."""
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False, errors="replace"
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
 def _oom_kills() -> int:
     """Return how many processes of this control group the kernel has killed for memory (cgroup v1 and v2)."""
     for folder, name in _memory_groups():

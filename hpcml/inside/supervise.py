@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcml import errors
-from hpcml.inside import blame, files, gpus, scratch, secure, storage
+from hpcml.inside import blame, files, gpus, orders, scratch, secure, storage
 from hpcml.inside.clocks import Clocks
 from hpcml.inside.control import Channel
 from hpcml.inside.events import Diary
@@ -408,6 +408,7 @@ def main() -> int:
 
 
 def _supervise(context: Context) -> int:
+    began = orders.log_size(context)
     diary = Diary(context.run.events, context.number)
     diary.write("allocated", nodes=list(context.nodes), job=os.environ.get("SLURM_JOB_ID", ""), node=context.node)
     try:
@@ -421,7 +422,7 @@ def _supervise(context: Context) -> int:
             for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
                 signal.signal(number, lambda *_: None)
             storage.renew(context.run)
-            outcome = storage.judged(_run(supervisor), context)
+            outcome = storage.judged(orders.named(context, _run(supervisor), began), context)
             supervisor.tear_down(outcome)
     if outcome.by != "script":
         outcome.report(context)
