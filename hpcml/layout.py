@@ -26,6 +26,7 @@ class RunPaths:
         self.image = directory / "image.sh"
         self.stage = directory / "stage.sh"
         self.keep = directory / "keep.sh"
+        self.sweep = directory / "sweep.sh"
         self.home = directory / "home"
         self.submission = directory / "submission.json"
         self.events = directory / "events.jsonl"

@@ -155,7 +155,7 @@ def _write(prepared: Prepared, loaded: LoadedSite, spec: jobs.JobSpec, image: di
         runs.write_json(paths.plan, config.as_table(made))
         runs.write(paths.script, prepared.script)
         paths.out.chmod(0o777 & ~made.inside.umask)
-        own = [paths.image] if made.inside.image else []
+        own = [*([paths.image] if made.inside.image else []), *([] if made.slurm else [paths.sweep])]
         for script in (paths.step, *own, *((paths.stage, paths.keep) if made.stage else ())):
             runs.write(script, (assets.folder("templates") / script.name).read_text(encoding="utf-8"))
         if spec.service:

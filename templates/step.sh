@@ -28,4 +28,5 @@ while [ "$role" = worker ] && [ "$status" -gt 128 ] && [ "$status" -lt 193 ] && 
   "$@"; status=$?
 done
 printf '%s\n' "$status" >"$file.new" && mv "$file.new" "$file"
+[ "$role" = driver ] && [ -e "$HPCML_RUN_DIR/sweep.sh" ] && bash "$HPCML_RUN_DIR/sweep.sh"   # a run without Slurm
 exit "$status"

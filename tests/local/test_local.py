@@ -307,3 +307,36 @@ def test_the_reason_of_an_end_is_not_in_the_script_s_output(here: Here) -> None:
     assert said.stdout == ""
     assert "was not up within" in said.stderr
     assert "hpcml: the Dask scheduler" in here.run("logs", "last", "job").stdout
+
+
+DAEMON = """
+import os, subprocess, sys
+def daemon(deaf):
+    trap = "trap '' TERM; " if deaf else ""
+    return subprocess.Popen(["setsid", "-f", "sh", "-c", f"{trap}echo $$ >>{sys.argv[1]!r}; while :; do sleep 1; done"])
+daemon(False).wait(), daemon(True).wait()
+while not os.path.exists(sys.argv[1]) or len(open(sys.argv[1]).read().split()) < 2: pass
+"""
+
+
+@pytest.mark.parametrize("ends", ["by itself", "supervisor killed"])
+def test_nothing_that_the_script_leaves_behind_outlives_the_run(here: Here, tmp_path: Path, ends: str) -> None:
+    """Daemons in sessions of their own, one of them deaf to SIGTERM; another run's are left alone."""
+    pids = tmp_path / "pids"
+    other = subprocess.Popen(["sleep", "300"], env={**here.environment, "HPCML_RUN_DIR": "/another/run"})
+    try:
+        wait = "" if ends == "by itself" else "import time\ntime.sleep(300)\n"
+        done = here.run("submit", "--json", here.script(DAEMON + wait), str(pids))
+        directory = Path(json.loads(done.stdout)["directory"])
+        here.until(lambda: pids.exists() and len(pids.read_text().split()) == 2, 60)
+        if wait:
+            events = [json.loads(line) for line in (directory / "events.jsonl").read_text().splitlines()]
+            script = next(event["pid"] for event in events if event["event"] == "driver-started")
+            os.kill(int(Path(f"/proc/{script}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGKILL)
+        here.until(lambda: here.status()["state"] == "ended", 30)
+        here.until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids.read_text().split()), 30)
+        assert other.poll() is None
+        assert "was left behind and is ended" in (directory / "logs/job.log").read_text()
+    finally:
+        other.kill()
+        other.wait()

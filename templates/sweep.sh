@@ -1,0 +1,31 @@
+#!/bin/bash
+# sweep.sh: ends what a run without Slurm has left behind, as a daemon that its script started: all processes of the user's
+# that carry the run's mark, HPCML_RUN_DIR, in their environment. With Slurm the job's end does it. step.sh calls it when
+# the supervisor has ended, in whatever way.
+marked() {
+  local file pid word
+  for file in /proc/[0-9]*/environ; do
+    pid=${file#/proc/} pid=${pid%/environ}
+    { [ "$pid" != "$$" ] && [ "$pid" != "$PPID" ] && [ "$pid" != "$BASHPID" ] && [ -O "$file" ]; } || continue
+    while IFS= read -r -d '' word; do
+      [ "$word" != "HPCML_RUN_DIR=$HPCML_RUN_DIR" ] || { printf '%s\n' "$pid"; break; }
+    done <"$file"
+  done 2>/dev/null
+}
+mapfile -t left < <(marked)
+[ "${#left[@]}" -gt 0 ] || exit 0
+for pid in "${left[@]}"; do
+  echo "hpcml: process $pid ($(tr '\0' ' ' 2>/dev/null <"/proc/$pid/cmdline" | cut -c1-100)) was left behind and is ended."
+done >>"$HPCML_RUN_DIR/logs/job.log"
+kill -TERM "${left[@]}" 2>/dev/null
+for _ in {1..20}; do
+  mapfile -t left < <(marked)
+  [ "${#left[@]}" -gt 0 ] || exit 0
+  sleep 0.1
+done
+for _ in {1..20}; do   # what is being started while this looks is found by the next look
+  kill -KILL "${left[@]}" 2>/dev/null
+  mapfile -t left < <(marked)
+  [ "${#left[@]}" -gt 0 ] || exit 0
+  sleep 0.1
+done
