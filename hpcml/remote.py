@@ -9,11 +9,12 @@ import os
 import secrets
 import shutil
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcml import __version__, shell, sites
+from hpcml import __version__, answers, shell, sites
 from hpcml.errors import (
     ANSWER_LOST,
     ConfigError,
@@ -28,6 +29,8 @@ from hpcml.snapshot import take
 from hpcml.ssh import Connection
 
 INTERRUPTED = 10.0  # seconds that the other side has to end after Ctrl-C
+GREETING = 300.0  # seconds for the other side's hpcml to begin: its Python may come from a slow file system
+_MOST_BEFORE = 1 << 20  # bytes that a shell may say before that
 _LAST_WORDS = 5.0  # seconds for what is still to be read when ssh has ended
 
 # Constant, so there is nothing to quote. Where hpcml is not on the PATH of a command by ssh, that of a login shell is
@@ -118,6 +121,7 @@ class Call:
         self.connection, self.words, self.show, self.parcel = connection, list(words), show, parcel
         self.nonce = secrets.token_hex(8)
         self.facts: dict[str, Any] = {}
+        self.wrong: ConfigError | None = None
         self.held: bytes | None = b""  # what was said before the greeting, which may be no hpcml's
         command = connection.login.hpcml
         remote = _FIND if command == "hpcml" else f"{command} {SERVE}"
@@ -134,19 +138,31 @@ class Call:
 
     def _listen(self) -> None:
         assert self.process.stderr is not None
-        divider = Divider(self.nonce)
+        divider = Divider(self.nonce, self.connection.host)
         descriptor = self.process.stderr.fileno()
         while True:
             data = os.read(descriptor, PIECE)
-            plain, facts = divider.feed(data, last=not data)
+            try:
+                plain, facts = divider.feed(data, last=not data)
+            except ConfigError as error:
+                self._refuse(error)
+                return
             for fact in facts:
                 self._learn(fact)
             if self.held is not None:
                 self.held += plain
+                if len(self.held) > _MOST_BEFORE:
+                    self._refuse(answers.wrong(self.connection.host, "it talks without an end before it begins"))
+                    return
             elif plain:
                 self.show(plain)
             if not data:
                 return
+
+    def _refuse(self, error: ConfigError) -> None:
+        """Listen no more to a machine that does not keep to the form; :meth:`end` raises why."""
+        self.wrong = error
+        shell.end(self.process)
 
     def _learn(self, fact: dict[str, Any]) -> None:
         self.facts |= fact
@@ -196,10 +212,10 @@ class Call:
         KeyboardInterrupt
             If it did not end after Ctrl-C.
         """
-        interrupted = False
+        interrupted, began = False, time.monotonic()
         while True:
             try:
-                code = shell.ended(self.process, INTERRUPTED if interrupted else None)
+                code = self._wait(began) if not interrupted else shell.ended(self.process, INTERRUPTED)
                 break
             except KeyboardInterrupt:
                 if interrupted:
@@ -207,11 +223,22 @@ class Call:
                 interrupted = True
                 self.hang_up()
         self._listener.join(_LAST_WORDS)
+        if self.wrong is not None:
+            raise self.wrong
         if "status" in self.facts:
             return int(self.facts["status"])
         if interrupted or code is None:
             raise KeyboardInterrupt
         raise self._why(code)
+
+    def _wait(self, began: float) -> int | None:
+        """Wait for its end, however long, but not for its beginning; None if that never came."""
+        while (code := shell.ended(self.process, 1.0)) is None:
+            if self.held is not None and time.monotonic() - began > GREETING:
+                host = self.connection.host
+                words = f"The hpcml on {host} did not begin within {GREETING:g} s"
+                raise LinkError(words, place=host, hint=f"Is its file system well? Try: ssh {host} hpcml --version")
+        return code
 
     def hang_up(self) -> None:
         """Let the other side see the end of its input, as after Ctrl-C."""

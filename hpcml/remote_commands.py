@@ -2,36 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TextIO
 
-from hpcml import commands, config, jobs, remote, snapshot
+from hpcml import answers, commands, config, jobs, remote, snapshot
 from hpcml.errors import StorageError, UsageError
 from hpcml.remote_protocol import (
     LONGEST_LINE,
+    PIECE,
     CutShortError,
     Entry,
     entries_of,
     files,
     listing,
-    parts_of,
     receive,
     send,
 )
 from hpcml.ssh import Connection
-from hpcml.terminal import note, say
+from hpcml.terminal import Raw, note, say
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
     from hpcml.remote_serve import Caller
 
+_LONGEST_GREETING = 1 << 20  # bytes that a shell may say before what a run has
 _CHOICES = ("wait", "detach", "json", "dry_run", "check")  # who gives one of these has said whether to wait
 
 
@@ -65,11 +68,24 @@ def _connect(login: Any, environment: Mapping[str, str]) -> Connection:
     return connection
 
 
-def _show(data: bytes) -> None:
-    # Not through sys.stderr, whose lock a thread may not hold while the interpreter ends.
-    sys.stderr.flush()
-    while data:
-        data = data[os.write(2, data) :]
+class _Guard:
+    """Passes on what the other machine says: to a terminal with what that would obey made visible."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream, self.raw = stream, Raw(stream)
+
+    def __call__(self, data: bytes) -> None:
+        # Not through the stream itself, whose lock a thread may not hold while the interpreter ends.
+        data = self.raw.visible(data)
+        self.stream.flush()
+        while data:
+            data = data[os.write(self.stream.fileno(), data) :]
+
+    def copy(self, source: IO[bytes]) -> None:
+        """Pass on all that comes; a reader of ours that has gone gets no more."""
+        with contextlib.suppress(OSError, ValueError):
+            while data := os.read(source.fileno(), PIECE):
+                self(data)
 
 
 def _waiting(command: str, options: Namespace, own: list[str]) -> list[str]:
@@ -81,10 +97,18 @@ def _waiting(command: str, options: Namespace, own: list[str]) -> list[str]:
 
 
 def _pass_on(connection: Connection, words: list[str], parcel: remote.Parcel | None = None) -> int:
-    call = remote.Call(connection, words, _show, parcel=parcel)
+    guarded = sys.stdout.isatty()  # elsewhere its output goes where ours goes, and not through our hands
+    call = remote.Call(connection, words, _Guard(sys.stderr), parcel=parcel, capture=guarded)
+    reader = None
+    if guarded:
+        assert call.process.stdout is not None
+        reader = threading.Thread(target=_Guard(sys.stdout).copy, args=(call.process.stdout,), daemon=True)
+        reader.start()
     try:
         call.begin()
         status = call.end()
+        if reader:
+            reader.join()
     except KeyboardInterrupt:
         if not parcel:
             raise
@@ -182,7 +206,7 @@ def _fetch(login: Any, environment: Mapping[str, str], options: Namespace) -> in
     words = ["fetch", *([f"--site={options.site}"] if options.site else [])]
     words += [f"--set={value}" for value in options.set or ()]
     # `--` so that no name is taken for an option
-    call = remote.Call(_connect(login, environment), [*words, "--", options.run], _show, capture=True)
+    call = remote.Call(_connect(login, environment), [*words, "--", options.run], _Guard(sys.stderr), capture=True)
     try:
         call.begin()
         offer = _offer(call)
@@ -202,14 +226,14 @@ def _fetch(login: Any, environment: Mapping[str, str], options: Namespace) -> in
 def _offer(call: remote.Call) -> dict[str, Any] | None:
     """Return what the run has, None if the other side ended without an offer; a shell's greeting is skipped."""
     assert call.out is not None
-    start = call.nonce.encode() + b" "
+    start, before = call.nonce.encode() + b" ", 0
     while line := call.out.readline(LONGEST_LINE):
         if line.startswith(start):
-            offer = json.loads(line[len(start) :])
-            run = str(offer["run"])
-            if len(parts_of(run)) != 1 or run.startswith((".", "-")) or not run.isprintable():
-                raise StorageError("What was sent is no run", place=repr(run))
-            return {**offer, "files": entries_of(offer["files"], run)}
+            offer = answers.of_offer(line[len(start) :], call.connection.host)
+            return {**offer, "files": entries_of(offer["files"], str(offer["run"]))}
+        before += len(line)
+        if before > _LONGEST_GREETING:
+            raise answers.wrong(call.connection.host, "it talks without an end before it begins")
     return None
 
 

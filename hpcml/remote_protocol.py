@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hpcml import answers
 from hpcml.errors import StorageError
 
 PROTOCOL = 1
@@ -22,6 +24,7 @@ SERVE = "--serve-laptop"  # what the login node's hpcml is called with
 LONGEST_LINE = 64 << 20  # bytes of a line of words or of a listing
 GO = b"go\n"  # the laptop knows the run's id: hand it over now
 PIECE = 1 << 18  # bytes
+_LARGEST = 1 << 62  # bytes of a file, and nanoseconds to its time: what a system call takes
 
 
 class CutShortError(StorageError):
@@ -36,12 +39,19 @@ def mark(nonce: str, **facts: Any) -> bytes:
 class Divider:
     """Divides what comes on standard error into the user's part and the facts."""
 
-    def __init__(self, nonce: str) -> None:
+    def __init__(self, nonce: str, host: str = "the other machine") -> None:
         self.start = b"\x1e" + nonce.encode() + b" "
         self.rest = b""
+        self.host = host
 
     def feed(self, data: bytes, *, last: bool = False) -> tuple[bytes, list[dict[str, Any]]]:
-        """Return what is for the user and the facts that are whole; a marked line's beginning waits for its end."""
+        """Return what is for the user and the facts that are whole; a marked line's beginning waits for its end.
+
+        Raises
+        ------
+        ConfigError
+            If a fact is none.
+        """
         data, facts, plain = self.rest + data, [], b""
         self.rest = b""
         while (begin := data.find(b"\x1e")) >= 0:
@@ -51,10 +61,12 @@ class Divider:
                 continue
             end = data.find(b"\n", begin)
             if end < 0:
+                if len(data) - begin > answers.LONGEST:
+                    raise answers.wrong(self.host, "a fact without an end")
                 if not last:
                     plain, self.rest, data = plain + data[:begin], data[begin:], b""
                 break
-            facts.append(json.loads(data[begin + len(self.start) : end]))
+            facts.append(answers.of_call(data[begin + len(self.start) : end], self.host))
             plain, data = plain + data[:begin], data[end + 1 :]
         return plain + data, facts
 
@@ -104,12 +116,14 @@ def entries_of(rows: Any, place: str) -> list[Entry]:
     """
     try:
         found = [Entry(str(name), int(size), int(changed), int(mode) & 0o777) for name, size, changed, mode in rows]
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise StorageError(f"What was sent is no listing of files: {error}", place=place) from error
     for entry in found:
         parts_of(entry.name)
-        if entry.size < 0:
-            raise StorageError("A file of negative size was announced; nothing was written", place=repr(entry.name))
+        if not 0 <= entry.size < _LARGEST or abs(entry.changed) >= _LARGEST:
+            raise StorageError(
+                "A file of an impossible size or time was announced; nothing was written", place=repr(entry.name)
+            )
     if len({entry.name for entry in found}) != len(found):
         raise StorageError("A file was announced twice; nothing was written", place=place)
     return found
@@ -124,7 +138,12 @@ def parts_of(name: str) -> list[str]:
         If it could lead out of the folder.
     """
     parts = name.split("/")
-    if "\0" in name or any(part in ("", ".", "..") for part in parts):
+    try:
+        os.fsencode(name)
+        bad = "\0" in name
+    except UnicodeEncodeError:
+        bad = True  # half a character, which no file system holds
+    if bad or any(part in ("", ".", "..") for part in parts):
         hint = "Nothing was written for it. Was the folder, or hpcml there, tampered with?"
         raise StorageError("A file name that leads out of the folder is refused", place=repr(name), hint=hint)
     return parts
@@ -142,7 +161,7 @@ def files(path: Path) -> Iterator[None]:
 
 def _shown(name: str) -> str:
     """Return a name as it can be printed: the other side chose it, and the terminal obeys control characters."""
-    return name if name.isprintable() else repr(name)
+    return name if name.isprintable() else ascii(name)
 
 
 def receive(
@@ -175,7 +194,7 @@ def receive(
                 deeper = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=inside)
                 os.close(inside)
                 inside = deeper
-            new = f".hpcml-part-{os.getpid()}"
+            new = f".hpcml-part-{secrets.token_hex(8)}"
             try:
                 _write(inside, new, entry, read, told)
                 os.rename(new, last, src_dir_fd=inside, dst_dir_fd=inside)
@@ -189,7 +208,7 @@ def receive(
 
 def _write(inside: int, name: str, entry: Entry, read: Callable[[int], bytes], told: Callable[[int], None]) -> None:
     # The umask counts, and no program of another user's is made: neither set-user-id nor writing for others.
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     descriptor = os.open(name, flags, (entry.mode | stat.S_IWUSR | stat.S_IRUSR) & 0o755, dir_fd=inside)
     try:
         left = entry.size

@@ -18,6 +18,7 @@ from typing import Any
 
 from hpcml import __version__
 from hpcml.errors import ConfigError, LinkError, StorageError, UsageError
+from hpcml.files import parsed
 from hpcml.jobs import JobSpec
 from hpcml.remote_protocol import LONGEST_LINE, PIECE, PROTOCOL, Entry, entries_of, files, mark, receive
 
@@ -149,7 +150,7 @@ def serve(call: Callable[[list[str], Caller], int], environment: Mapping[str, st
     os.dup2(nothing, 0)
     os.close(nothing)
     try:
-        header = json.loads(_line(source))
+        header = parsed(json.loads, _line(source).decode())
         caller = Caller(header, source, environment)
         caller.say(hello=PROTOCOL, version=__version__)
         protocol = header["protocol"]
@@ -212,6 +213,6 @@ def read_wish(caller: Caller, entries: list[Entry]) -> list[Entry]:
     text = caller.line()
     caller.watch()
     try:
-        return [entries[index] for index in json.loads(text or b"[]") if index >= 0]
+        return [entries[index] for index in parsed(json.loads, text.decode() or "[]") if index >= 0]
     except (ValueError, TypeError, IndexError) as error:
         raise UsageError("The laptop wants files that it was not offered", place="hpcml fetch") from error

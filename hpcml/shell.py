@@ -13,6 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+_MOST = 64 << 20  # bytes that a command may answer
+_LONGEST_LINE = 4 << 20  # bytes of a line of a command that speaks in lines
+_AT_ONCE = 1 << 20  # bytes that are read before what they say is looked at
 _KEPT = 65536  # bytes of a streamed command's output that its answer holds
 _GRACE = 15.0  # seconds that a command which is asked to end has, before the next and harder signal
 _ORPHANS = 2.0  # seconds that what it started has, once it has ended itself
@@ -39,20 +42,66 @@ class CommandMissingError(Exception):
 def run(command: Sequence[str], environment: Mapping[str, str], timeout: float, *, data: bytes = b"") -> Answer:
     """Run a command with ``data`` as its input and return its answer.
 
+    One that does not end in time, or answers more than any command here does, is killed.
+
     Raises
     ------
     CommandMissingError
         If the program cannot be started.
     """
+    end = time.monotonic() + timeout
     try:
-        done = subprocess.run(
-            command, env=dict(environment), input=data, capture_output=True, timeout=timeout, check=False
+        process = subprocess.Popen(
+            command, env=dict(environment), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
-    except subprocess.TimeoutExpired as late:
-        return Answer(None, _text(late.stdout), _text(late.stderr))
     except OSError as error:
         raise CommandMissingError(f"{command[0]}: {error.strerror}") from error
-    return Answer(done.returncode, _text(done.stdout), _text(done.stderr))
+    with process:
+        try:
+            said, whole = _exchange(process, data, end)
+            if whole:
+                with contextlib.suppress(subprocess.TimeoutExpired):  # then it is killed below, and has no status
+                    process.wait(max(0.0, end - time.monotonic()))
+        finally:
+            code = process.returncode
+            if code is None:
+                process.kill()
+    return Answer(code, _text(said[0]), _text(said[1]))
+
+
+def _exchange(process: subprocess.Popen[bytes], data: bytes, end: float) -> tuple[tuple[bytes, bytes], bool]:
+    """Write a command's input and read its output and errors; return them, and whether they ended in time."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    pieces: dict[int, list[bytes]] = {process.stdout.fileno(): [], process.stderr.fileno(): []}
+    rest, room = memoryview(data), _MOST
+    os.set_blocking(process.stdin.fileno(), False)
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdin, selectors.EVENT_WRITE)
+        for stream in pieces:
+            selector.register(stream, selectors.EVENT_READ)
+        while selector.get_map() and room > 0 and (left := end - time.monotonic()) > 0:
+            for key, _ in selector.select(left):
+                if key.fileobj is process.stdin:
+                    try:
+                        rest = rest[os.write(process.stdin.fileno(), rest) if rest else 0 :]
+                    except BlockingIOError:
+                        continue
+                    except OSError:  # it does not read its input
+                        rest = rest[:0]
+                    if not rest:
+                        selector.unregister(process.stdin)
+                        with contextlib.suppress(OSError):
+                            process.stdin.close()
+                elif piece := os.read(key.fd, 65536):
+                    pieces[key.fd].append(piece)
+                    room -= len(piece)
+                else:
+                    selector.unregister(key.fd)
+        whole = not selector.get_map()
+    out, err = (b"".join(parts) for parts in pieces.values())
+    return (out, err), whole
 
 
 def stream(
@@ -303,11 +352,14 @@ class Child:
         data = self._drain(self.process.stdout.fileno())
         self.out = (self.out + _text(data))[-_KEPT:]
         *whole, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > _LONGEST_LINE:
+            self._rest, self.errors = b"", f"{self.errors}\na line of more than {_LONGEST_LINE} bytes"
+            self.process.kill()
         return [_text(line) for line in whole]
 
     def _drain(self, stream: int) -> bytes:
-        pieces = []
-        while stream in self.streams:
+        pieces: list[bytes] = []
+        while stream in self.streams and sum(map(len, pieces)) < _AT_ONCE:
             try:
                 piece = os.read(stream, 65536)
             except BlockingIOError:

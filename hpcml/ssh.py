@@ -24,6 +24,25 @@ CHECK = 10.0  # seconds for a question to the local end of the connection
 OPEN = 60.0  # seconds for a login that asks nobody
 
 
+def literal(word: str) -> str:
+    """Return a word in which ssh finds nothing to replace."""
+    return word.replace("%", "%%")
+
+
+def proxy(words: Sequence[str], *, destination: bool = False) -> str:
+    """Return a command for ``ProxyCommand``, which ssh hands to a shell: each word quoted, and none of it replaced.
+
+    Parameters
+    ----------
+    destination
+        Whether ``-W`` and the host and port that ssh wants to reach belong to it.
+    """
+    said = [shlex.quote(literal(word)) for word in words]
+    if destination:
+        said[-1:-1] = ["-W", "'[%h]:%p'"]
+    return " ".join(said)
+
+
 class Connection:
     """The connection to a cluster's login node; it is opened once and shared by all of the user's hpcml commands.
 
@@ -120,7 +139,7 @@ class Connection:
         """Start ssh in the background; return what it said and how the start ended."""
         with contextlib.suppress(FileNotFoundError):
             self.log.unlink()
-        words = ["ssh", "-F", str(self.file), "-S", str(self.control), "-E", str(self.log), "-fNT",
+        words = ["ssh", "-F", str(self.file), "-S", literal(str(self.control)), "-E", str(self.log), "-fNT",
                  "-o", "ControlMaster=yes", "-o", f"ControlPersist={PERSIST}", "-o", "ClearAllForwardings=yes",
                  "-o", f"BatchMode={'no' if ask else 'yes'}", "--", self.host]  # fmt: skip
         if ask:
@@ -233,5 +252,5 @@ class Connection:
     def _over(control: Path) -> list[str]:
         # No configuration file: it could ask for forwards of its own. ProxyCommand=false: without the connection ssh
         # would log in by itself.
-        return ["ssh", "-F", "none", "-S", str(control), "-o", "ControlMaster=no", "-o", "ProxyCommand=false",
+        return ["ssh", "-F", "none", "-S", literal(str(control)), "-o", "ControlMaster=no", "-o", "ProxyCommand=false",
                 "-o", "BatchMode=yes"]  # fmt: skip

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import shell
+from hpcml import files, shell
 from hpcml.errors import ConfigError, StorageError
 
 ASK = 20.0  # seconds for `ssh -G`, which opens no connection (but may run the user's own Match exec)
@@ -73,7 +73,7 @@ def private_folder(path: Path) -> None:
         raise StorageError(f"The folder cannot be made: {error.strerror}", place=str(path), hint=hint) from error
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
         raise StorageError("The folder is not yours alone", place=str(path), hint=hint)
-    if above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX:
+    if not files.is_ours(above) or (above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX):
         raise StorageError("Others may rename the folder", place=str(path.parent), hint=f"chmod go-w {path.parent}")
     if found.st_mode & 0o077:
         path.chmod(0o700)
@@ -149,9 +149,5 @@ def write(folder: Path, host: str, environment: Mapping[str, str], known: Mappin
     lines = [f"# Written by hpcml for {host}, anew each time.", "Host *", *(f"  {line}" for line in insisted)]
     lines += [f'Include "{path}"' for path in included] + ["Host *", *(f"  {line}" for line in PREFERRED)]
     path = folder / f"{key(host)}.conf"
-    new = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write("\n".join(lines) + "\n")
-    new.rename(path)
+    files.write(path, "\n".join(lines) + "\n")
     return path

@@ -65,7 +65,7 @@ class Budget:
             text = file.read()
             try:
                 times = [float(moment) for moment in json.loads(text or "[]")]
-            except (ValueError, TypeError):
+            except (ValueError, TypeError, RecursionError):
                 times = []  # not ours to mend, and the next line writes it anew
             before = list(times)
             yield times

@@ -66,8 +66,11 @@ class Raw:
     def write(self, data: bytes, *, last: bool = False) -> None:
         """Pass on some bytes; a character that is not whole waits for the rest, unless these are the last."""
         self.stream.flush()
-        if self.guarded:
-            self.stream.write(_IN_A_LOG.sub(_escape, self._decoder.decode(data, last)))
-        else:
-            self.stream.buffer.write(data)
+        self.stream.buffer.write(self.visible(data, last=last))
         self.stream.flush()
+
+    def visible(self, data: bytes, *, last: bool = False) -> bytes:
+        """Return the bytes that :meth:`write` would pass on."""
+        if not self.guarded:
+            return data
+        return _IN_A_LOG.sub(_escape, self._decoder.decode(data, last)).encode()

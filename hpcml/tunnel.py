@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from hpcml import shell, ssh_login, tunnel_probe, tunnel_routes
+from hpcml import answers, shell, ssh_login, tunnel_probe, tunnel_routes
 from hpcml.errors import (
+    CONFIG,
+    MEANING,
     NEVER_STARTS,
     RUN_FAILED,
     HpcmlError,
@@ -23,6 +24,7 @@ from hpcml.ssh import Connection
 
 TICK = 1.0  # seconds between looks at the clock
 PROBE = 15.0  # seconds between looks through the open tunnel
+SILENT = 180.0  # seconds without a word of a login node that speaks every ten, and first when its Python is up
 MISSES = 3  # looks in a row without the right answer after which a service counts as gone
 SETTLE, RETRY = 90.0, 10.0  # seconds that an open tunnel's node may be silent, and between attempts meanwhile
 FIRST_DELAY, LONGEST_DELAY = 2.0, 120.0  # seconds between attempts to reach the cluster again
@@ -102,12 +104,17 @@ class Tunnel:
 
     def _follow(self, feed: shell.Child) -> bool:
         """Act on what the login node says until the run has ended (True) or the line is lost (False)."""
+        heard = time.monotonic()
         while True:
+            if time.monotonic() - heard > SILENT:
+                self.say(f"{self.connection.host} has said nothing for {SILENT:g} s; asking it anew.")
+                return False
             shell.wait([feed, *([self.way.child] if self.way else [])], TICK)
             code = feed.code  # asked before its last lines are read, so that none is missed
             for line in feed.lines():
                 if line.startswith("{"):
-                    self.facts = json.loads(line)
+                    heard = time.monotonic()
+                    self.facts = answers.of_run(line, self.connection.host)
                     if self.facts["state"] in ("ended", "refused"):
                         self._drop()
                         tell_end(self.facts, self.say)
@@ -253,7 +260,7 @@ class Tunnel:
         answer = self.connection.run(["cat", "--", str(file)])
         if answer.code != 0:
             raise ServiceGoneError("The service's token cannot be read", place=str(file), hint=answer.text[-200:])
-        return answer.out.strip()
+        return answers.of_token(answer.out, self.connection.host)
 
     def _refused(self, errors: list[HpcmlError]) -> None:
         quote = tuple(f"{error.place}: {error.message}" for error in errors)
@@ -328,7 +335,8 @@ def _remote_failure(feed: shell.Child, connection: Connection) -> HpcmlError:
         return HpcmlError(f"There is no hpcml on {connection.host}", place=connection.login.hpcml, hint=hint,
                           status=NotFoundError.status)  # fmt: skip
     words = said[0].removeprefix("hpcml: ") if said else f"hpcml on {connection.host} ended with status {feed.code}"
-    return HpcmlError(words, place=connection.host, hint=" ".join(said[1:]), status=feed.code or 70)
+    status = feed.code if feed.code in MEANING else CONFIG  # killed here, or no hpcml
+    return HpcmlError(words, place=connection.host, hint=" ".join(said[1:]), status=status)
 
 
 def tell_end(facts: dict[str, Any], say: Callable[[str], None]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shlex
@@ -14,9 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hpcml import shell, ssh_config, ssh_login
+from hpcml import answers, files, shell, ssh_config, ssh_login
 from hpcml.errors import HostKeyError, HpcmlError, LinkError, ServiceGoneError, TunnelError
-from hpcml.ssh import Connection
+from hpcml.ssh import Connection, literal, proxy
 
 ROUTES = ("direct", "twohop", "srun")
 IN_WORDS = {
@@ -99,8 +98,8 @@ def _control(connection: Connection) -> Path:
 def _direct(connection: Connection, _: Mapping[str, Any], service: Mapping[str, Any], __: str) -> Way:
     """The laptop is let in by the node itself; the login node only passes bytes on."""
     node, control = str(service["node"]), _control(connection)
-    jump = " ".join([*connection.over(), "-W", "[%h]:%p", connection.host])
-    words = ["ssh", "-F", str(connection.file), "-S", str(control), "-NT", "-o", "ControlMaster=yes",
+    jump = proxy([*connection.over(), connection.host], destination=True)
+    words = ["ssh", "-F", str(connection.file), "-S", literal(str(control)), "-NT", "-o", "ControlMaster=yes",
              "-o", "ControlPersist=no", "-o", "ClearAllForwardings=yes", "-o", "BatchMode=yes",
              "-o", f"ProxyCommand={jump}", *_as_on_login(connection, node), "--", node]  # fmt: skip
     return _wait(Way("direct", connection.start(words), control, str(service["socket"])), connection)
@@ -127,8 +126,8 @@ def _twohop(connection: Connection, facts: Mapping[str, Any], _: Mapping[str, An
         while child.code is None and time.monotonic() < deadline:
             shell.wait([child], 0.2)
             for line in child.lines():
-                with contextlib.suppress(ValueError, KeyError, TypeError):
-                    way.target = json.loads(line)["socket"]
+                if line.startswith("{"):
+                    way.target = answers.of_hop(line, connection.host)
                     return way
         _fail(way, connection)
     except BaseException:
@@ -145,24 +144,20 @@ def _srun(connection: Connection, facts: Mapping[str, Any], service: Mapping[str
         key, public = _session_key(folder, connection)
         words = connection.hpcml("tunnel", "--serve", "prepare", "--service", service_name, facts["run"])
         answer = connection.answer(words, 30.0, public)
-        try:
-            told = json.loads(answer.out.strip().splitlines()[-1])
-            host_key, remote = str(told["host_key"]), str(told["folder"])
-        except (ValueError, KeyError, IndexError) as error:
-            raise TunnelError(f"The login node prepared nothing: {_last(answer.text)}", place="srun") from error
+        remote, host_key = _prepared(answer, connection)
         name = f"hpcml-job-{facts['job']}"
-        (folder / "known_hosts").write_text(f"{name} {host_key}\n")
-        proxy = " ".join([*connection.over(), "-T", connection.host, f"{connection.login.hpcml}", "tunnel", "--serve",
-                          "relay", "--relay", Path(remote).name, "--service", service_name, facts["run"]])  # fmt: skip
+        files.write(folder / "known_hosts", f"{name} {host_key}\n")
+        relay = ["tunnel", "--serve", "relay", "--relay", Path(remote).name, "--service", service_name, facts["run"]]
+        jump = proxy(connection.hpcml(*relay))
         control = _control(connection)
         options = {
             "ControlMaster": "yes", "ControlPersist": "no", "BatchMode": "yes", "IdentitiesOnly": "yes",
             "IdentityFile": str(key), "IdentityAgent": "none", "PreferredAuthentications": "publickey",
             "UserKnownHostsFile": str(folder / "known_hosts"), "GlobalKnownHostsFile": str(folder / "known_hosts"),
             "StrictHostKeyChecking": "yes", "HostKeyAlias": name, "ServerAliveInterval": "15", "ForwardAgent": "no",
-            "ProxyCommand": proxy, "User": connection.user,
+            "ProxyCommand": jump, "User": connection.user,
         }  # fmt: skip
-        words = ["ssh", "-F", "none", "-S", str(control), "-NT"]
+        words = ["ssh", "-F", "none", "-S", literal(str(control)), "-NT"]
         words += [word for option, value in options.items() for word in ("-o", f"{option}={value}")]
         way = Way("srun", connection.start([*words, "--", name]), control, str(service["socket"]), folder)
         way.cleanup = connection.words(["rm", "-rf", "--", remote])
@@ -172,9 +167,16 @@ def _srun(connection: Connection, facts: Mapping[str, Any], service: Mapping[str
     return _wait(way, connection)
 
 
-def _sweep(files: Path) -> None:
+def _prepared(answer: shell.Answer, connection: Connection) -> tuple[str, str]:
+    """Return the folder and the host key of the sshd that the login node prepared."""
+    if not (told := _last(answer.out)).startswith("{"):
+        raise TunnelError(f"The login node prepared nothing: {_last(answer.text)}", place="srun")
+    return answers.of_relay(told, connection.host)
+
+
+def _sweep(notes: Path) -> None:
     """Remove the keys of tunnels that were killed."""
-    for folder in files.glob("session-*-*"):
+    for folder in notes.glob("session-*-*"):
         pid = folder.name.split("-")[1]
         if pid.isdecimal() and not shell.start_time(int(pid)):
             shutil.rmtree(folder, ignore_errors=True)
@@ -240,7 +242,7 @@ def remembered(connection: Connection) -> str:
 
 def remember(connection: Connection, name: str) -> None:
     """Note the route that works on this cluster."""
-    (connection.places.files / f"{connection.name}.route").write_text(f"{name}\n")
+    files.write(connection.places.files / f"{connection.name}.route", f"{name}\n")
 
 
 def in_order(connection: Connection, wanted: str) -> list[str]:

@@ -21,6 +21,7 @@ PACKAGE = ROOT / "hpcml"
 LEVELS = (
     {"terminal"},
     {"errors", "units", "layout", "entering", "files"},
+    {"answers"},
     {"remote_protocol", "config", "shell", "assets", "sif"},
     {"schema", "images"},
     {"build_failures"},

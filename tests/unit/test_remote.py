@@ -16,7 +16,10 @@ from hpcml.remote_protocol import Divider, Entry, entries_of, listing, mark, par
 
 NONCE = "0123456789abcdef"
 PIECES = st.lists(
-    st.one_of(st.binary(max_size=20), st.sampled_from([b"\x1e", b"\x1e0123", b"\n", mark(NONCE, run="a\nb")]))
+    st.one_of(
+        st.binary(max_size=20),
+        st.sampled_from([b"\x1e", b"\x1e0123", b"\n", mark(NONCE, run="a-20260101-000000-0000")]),
+    )
 )
 
 
@@ -30,7 +33,7 @@ def test_facts_are_found_in_any_bytes_however_they_are_cut(pieces: list[bytes], 
         plain, facts = plain + more, facts + found
     more, found = divider.feed(b"", last=True)
     plain, facts = plain + more, facts + found
-    whole = mark(NONCE, run="a\nb")
+    whole = mark(NONCE, run="a-20260101-000000-0000")
     assert len(facts) == data.count(whole)
     assert plain == data.replace(whole, b"")
 

@@ -1,0 +1,149 @@
+"""A login node in somebody else's hands, or broken: what it says is refused in words, bounded, and shown, never obeyed."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import planted
+from hpcml import errors, shell
+from remote_world import Laptop
+
+HELLO = '{"hello": 1, "version": "0"}'
+# What stands in the place of hpcml there says; MARK is put before each line of `facts` by it.
+FACTS = {
+    "nested": ["[" * 100_000],
+    "nested table": ['{"a":' * 100_000],
+    "no table": ["[]"],
+    "no JSON": ["\x1b[2Jx"],
+    "no version": ['{"hello": 1}'],
+    "no number": ['{"hello": "x", "version": "1"}'],
+    "version": ['{"hello": 1, "version": "1\\u001b[2J"}'],
+    "version of 100 kB": ['{"hello": 1, "version": "' + "1" * 100_000 + '"}'],
+    "run": [HELLO, '{"run": "x; touch /owned"}'],
+    "run escapes": [HELLO, '{"run": "\\u001b]0;owned\\u0007-20260101-000000-0000"}'],
+    "run is a table": [HELLO, '{"run": {"a": []}}'],
+    "submitted": [HELLO, '{"submitted": 3}'],
+    "status text": [HELLO, '{"status": "0; id"}'],
+    "status of 999": [HELLO, '{"status": 999}'],
+    "status below 0": [HELLO, '{"status": -1}'],
+    "status is true": [HELLO, '{"status": true}'],
+    "status is a fraction": [HELLO, '{"status": 0.5}'],
+    "no end": [HELLO, '{"status": "' + "x" * (3 << 20)],
+}  # fmt: skip
+EVIL = """import json, os, sys, time
+header = json.loads(sys.stdin.readline())
+mark = "\\x1e" + header["nonce"] + " "
+"""
+
+
+def stand_in(laptop: Laptop, text: str) -> dict[str, str]:
+    """Put a program in the place of hpcml on the login node."""
+    path = laptop.world.top / "evil.py"
+    path.write_text(EVIL + text)
+    return {"HPCML_LOGIN__HPCML": f"{shlex.quote(sys.executable)} {shlex.quote(str(path))}"}
+
+
+def test_facts_that_are_none_are_refused(laptop: Laptop) -> None:
+    for name, lines in FACTS.items():
+        end = "" if name == "no end" else "\n"
+        env = stand_in(
+            laptop,
+            f"for line in {lines!r}:\n    sys.stderr.write(mark + line + {end!r})\nsys.stderr.flush()\nsys.stdin.read()\n",
+        )
+        for command in (("ls",), ("fetch", "last")):
+            done = laptop.run(*command, env=env)
+            assert done.returncode == errors.CONFIG, (name, command, done.stderr[-2000:])
+            assert "What the hpcml on cluster says cannot be used" in done.stderr, name
+            assert planted.is_plain(done.stderr + done.stdout), name
+            assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ["ls", "fetch"])
+def test_talk_without_an_end_is_cut_off(laptop: Laptop, command: str) -> None:
+    """Before a greeting, in lines or without; and instead of a run's files."""
+    for text in ("while True: sys.stderr.write('x' * 65536)", "while True: sys.stderr.write('welcome\\n' * 9999)"):
+        done = laptop.run(command, *(["last"] if command == "fetch" else []), env=stand_in(laptop, text))
+        assert done.returncode == errors.CONFIG, done.stderr[-2000:]
+        assert "without an end" in done.stderr
+    if command == "fetch":
+        text = f"sys.stderr.write(mark + {HELLO!r} + '\\n'); sys.stderr.flush()\nwhile True: print('welcome' * 1000)"
+        done = laptop.run(command, "last", env=stand_in(laptop, text))
+        assert done.returncode == errors.CONFIG, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("offer", [
+    '{"run": "../x", "files": []}', '{"run": "r-20260101-000000-0000"}', '{"run": "r-20260101-000000-0000", "files": 5}', "[]", "[" * 100_000,
+    '{"run": "r-20260101-000000-0000", "files": [["a", 1e999, 0, 0]]}', '{"run": "r-20260101-000000-0000", "files": [["a", 99999999999999999999, 0, 0]]}',
+    '{"run": "r-20260101-000000-0000", "files": [["a", 1, 99999999999999999999, 0]]}', '{"run": "r-20260101-000000-0000", "files": [["\\ud800", 1, 0, 0]]}',
+    '{"run": "r-20260101-000000-0000", "files": [[{"a": 1}, 1, 0, 0], [[], 1, 0]]}', '{"run": "r-20260101-000000-0000", "files": [], "others": "x"}',
+    '{"run": "\\u001b[2J-20260101-000000-0000", "files": []}', '{"run": "r-20260101-000000-0000", "files": [["a", 4611686018427387903, 0, 0]]}',
+])  # fmt: skip
+def test_an_offer_that_is_none_is_refused(laptop: Laptop, offer: str) -> None:
+    text = (f"sys.stderr.write(mark + {HELLO!r} + '\\n'); sys.stderr.flush()\nprint(header['nonce'], {offer!r}, flush=True)\n"
+            "sys.stdin.readline()\n")  # fmt: skip
+    done = laptop.run("fetch", "last", "results", env=stand_in(laptop, text))
+    assert done.returncode in (errors.CONFIG, errors.STORAGE), done.stderr
+    assert "Traceback" not in done.stderr
+    assert planted.is_plain(done.stderr)
+    results = laptop.world.project / "results"
+    assert not results.exists() or not list(results.iterdir())
+
+
+def test_what_it_prints_drives_no_terminal(laptop: Laptop) -> None:
+    text = (f"sys.stderr.write(mark + {HELLO!r} + '\\n' + 'err \\x1b[2J\\x9b \\u202e\\n'); sys.stderr.flush()\n"
+            "sys.stdout.buffer.write(b'out \\x1b]0;owned\\x07 \\xc2\\x9b2J\\n'); sys.stdout.flush()\n"
+            "sys.stderr.write(mark + '{\"status\": 3}\\n')\n")  # fmt: skip
+    env = {**laptop.world.environment, **stand_in(laptop, text)}
+    words = shlex.join([str(laptop.world.command), "--host", "cluster", "ls"])
+    shown = subprocess.run(["script", "-qec", words, "/dev/null"], env=env | {"PATH": f"{env['PATH']}:{os.environ['PATH']}", "SHELL": "/bin/sh"},
+                           cwd=laptop.world.project, capture_output=True, check=False, timeout=60)  # fmt: skip
+    assert shown.returncode == 3, shown.stdout
+    assert b"\x1b" not in shown.stdout
+    assert b"out \\x1b]0;owned\\x07 \\x9b2J" in shown.stdout
+    assert b"err \\x1b[2J" in shown.stdout
+    piped = subprocess.run(
+        shlex.split(words), env=env, cwd=laptop.world.project, capture_output=True, check=False, timeout=60
+    )
+    assert piped.stdout == b"out \x1b]0;owned\x07 \xc2\x9b2J\n", "a pipe gets every byte"
+
+
+@pytest.mark.parametrize("lines", [
+    "print('[' * 10)", "print('{' * 100000)", "print('{\"a\":' * 100000)", "print('{}')", "print('{\"run\": \"x\"}')", "print('{' + 'x' * (5 << 20), end='')",
+    "while True: print('{\"state\": 1}')", "sys.stderr.write('\\x1b[2J evil\\n'); sys.exit(3)",
+])  # fmt: skip
+def test_a_tunnel_s_facts_that_are_none_are_refused(laptop: Laptop, lines: str) -> None:
+    path = laptop.world.top / "feed.py"
+    path.write_text(f"import sys, time\n{lines}\nsys.stdout.flush()\nsys.exit(3)\n")
+    env = {"HPCML_LOGIN__HPCML": f"{shlex.quote(sys.executable)} {shlex.quote(str(path))}"}
+    done = laptop.world.run("tunnel", "--host", "cluster", "last", env=env)
+    assert done.returncode == errors.CONFIG, done.stderr[-2000:]
+    assert planted.is_plain(done.stderr + done.stdout)
+    assert "Traceback" not in done.stderr
+
+
+def test_an_answer_without_an_end_is_cut_off(tmp_path: Path) -> None:
+    begin = time.monotonic()
+    answer = shell.run([sys.executable, "-c", "while True: print('x' * 65536)"], os.environ, 600)
+    assert answer.code is None
+    assert len(answer.out) < 100 << 20
+    assert time.monotonic() - begin < 500
+    child = shell.Child([sys.executable, "-c", "while True: print('x' * 65536, end='')"], os.environ)
+    try:
+        while child.code is None:
+            shell.wait([child], 1.0)
+            assert child.lines() == []
+            assert time.monotonic() - begin < 500
+        assert "a line of more than" in child.errors
+    finally:
+        child.end()
+    echo = shell.run(["cat"], os.environ, 60, data=b"y" * (5 << 20))
+    assert (echo.code, len(echo.out)) == (0, 5 << 20)
+    assert shell.run(["true"], os.environ, 60, data=b"y" * (5 << 20)).code == 0, "one that does not read its input"
+    assert shell.run(["sleep", "60"], os.environ, 0.2).code is None

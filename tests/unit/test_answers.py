@@ -1,0 +1,122 @@
+"""What another machine's hpcml says is checked before anything is done with it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from hpcml import answers, errors, ssh
+
+RUN = "job-20260101-000000-0a1b"
+SERVICE = {"node": "n1", "socket": "/tmp/hpcml-x/dashboard.sock", "path": "/status", "identity": "Scheduler-1", "probe": "/p.json",
+           "token_file": f"/home/me/.hpcml/runs/{RUN}/attempts/0/secret/jupyter.token"}  # fmt: skip
+FACTS: dict[str, Any] = {
+    "run": RUN, "job": "12", "state": "running", "words": "the script runs", "estimate": "", "attempt": 0,
+    "services": {"dashboard": SERVICE}, "ends": 1.5e9, "exit_status": None, "by": "", "hint": "", "quote": ["a"], "host": "login",
+}  # fmt: skip
+NOTHINGS: tuple[Any, ...] = (None, 5, 1.5, True, [], {}, ["x"], {"a": 1}, "")
+WORDS = (
+    "x\ny", "\x1b[2J", "$(touch x)", "-oProxyCommand=x", "a b", "../..", "a;b", "`x`", "\x00", "a" * 5000, "@evil.example", "\u202ex", "%h",
+)  # fmt: skip
+
+
+def of_run(**changes: Any) -> dict[str, Any]:
+    return answers.of_run(json.dumps(FACTS | changes), "login.example.org")
+
+
+def of_service(**changes: Any) -> dict[str, Any]:
+    return of_run(services={"dashboard": SERVICE | changes})
+
+
+def test_what_is_right_is_taken_and_the_rest_left_out() -> None:
+    assert of_run(more={"a": 1}) == FACTS
+    assert of_run(job="", attempt=None, ends=None, services={}, exit_status=3)["exit_status"] == 3
+    assert of_service(token_file=None)["services"]["dashboard"].keys() == SERVICE.keys() - {"token_file"}
+
+
+@pytest.mark.parametrize(
+    "name", ["run", "job", "state", "attempt", "services", "ends", "exit_status", "words", "quote"]
+)
+def test_facts_of_another_form_are_refused(name: str) -> None:
+    tried = 0
+    for value in (*NOTHINGS, *WORDS, float("nan"), float("inf"), 10**30, -1):
+        right = {"job": value == "", "attempt": value is None or value == 5, "services": value == {}, "words": isinstance(value, str),
+                 "ends": (isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e11) or value is None,
+                 "exit_status": value in (None, 5, -1) and not isinstance(value, bool), "quote": value in ([], ["x"])}.get(name, False)  # fmt: skip
+        if right:
+            of_run(**{name: value})
+            continue
+        tried += 1
+        with pytest.raises(errors.ConfigError, match=name) as caught:
+            of_run(**{name: value})
+        assert caught.value.status == errors.CONFIG
+        assert str(caught.value).isascii()
+    assert tried > 10
+    with pytest.raises(errors.ConfigError, match=name):
+        answers.of_run(json.dumps({key: value for key, value in FACTS.items() if key != name}), "x")
+
+
+@pytest.mark.parametrize("name", ["node", "socket", "path", "probe", "token_file"])
+def test_a_service_becomes_no_other_command_path_or_address(name: str) -> None:
+    evil = [f"{prefix}{word}" for word in WORDS for prefix in ("", "/", "/a/attempts/0/secret/", "n1")]
+    evil += [
+        "/tmp/a:/b",
+        "host:22",
+        "-x",
+        "relative",
+        "/etc/passwd\n",
+        "//evil:80",
+        "/a/attempts/x/secret/t",
+        "/a/attempts/0/secret/../t",
+    ]
+    allowed = {"/$(touch x)", "/a;b", "/`x`", "/@evil.example", "/%h", "//evil:80"}  # a path, or a page of 127.0.0.1
+    for word in evil:
+        try:
+            found = of_service(**{name: word})["services"]["dashboard"][name]
+        except (errors.ConfigError, KeyError):
+            continue
+        if name == "node":
+            assert all(letter.isalnum() or letter in "._-" for letter in word), word
+        elif name == "token_file":
+            assert "/attempts/0/secret/" in word
+            assert "/.." not in word
+        else:
+            assert found.startswith("/"), word
+            assert "\n" not in found
+            assert name == "socket" or found.isprintable() or found in allowed
+            assert name != "socket" or ":" not in found
+
+
+@pytest.mark.parametrize(
+    "line", ["", "{", "[]", "null", "5", '"x"', "[" * 100_000, '{"a":' * 100_000, "\x1b[2J", "{}", "x" * (2 << 20)]
+)
+def test_what_is_no_table_is_refused(line: str) -> None:
+    for read in (answers.of_run, answers.of_hop, answers.of_relay):
+        with pytest.raises(errors.ConfigError):
+            read(line, "login.example.org")
+    with pytest.raises(errors.ConfigError):
+        answers.of_offer(line.encode(), "login.example.org")
+
+
+def test_what_a_login_node_prepares() -> None:
+    good = {
+        "folder": f"/home/me/.hpcml/runs/{RUN}/attempts/0/secret/relay-ab_1",
+        "host_key": "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAA me",
+    }
+    assert answers.of_relay(json.dumps(good), "x") == (good["folder"], good["host_key"])
+    for name, evil in (("folder", "/"), ("folder", "/home/me"), ("folder", good["folder"] + "/.."), ("folder", good["folder"] + "\n"),
+                       ("host_key", good["host_key"] + "\n* ssh-ed25519 AAAA"), ("host_key", "x"), ("host_key", None)):  # fmt: skip
+        with pytest.raises(errors.ConfigError, match=name):
+            answers.of_relay(json.dumps(good | {name: evil}), "x")
+    for token in ("", "short", "a b c d e f", "x\r\nHost: evil", "\x1b[2J" * 4, "x" * 600):
+        with pytest.raises(errors.ConfigError):
+            answers.of_token(token, "x")
+    assert answers.of_token("0123456789abcdef\n", "x") == "0123456789abcdef"
+
+
+def test_no_shell_reads_a_word_of_a_proxy_command() -> None:
+    said = ssh.proxy(["ssh", "-S", "/tmp/h2c$(touch /x)/%h", "a b", "login"], destination=True)
+    assert said == "ssh -S '/tmp/h2c$(touch /x)/%%h' 'a b' -W '[%h]:%p' login"
+    assert ssh.proxy(["ssh", "login", "touch /owned; hpcml tunnel"]) == "ssh login 'touch /owned; hpcml tunnel'"
