@@ -107,6 +107,7 @@ def run(context: Context, slot: int, scratch: Path, share: Share, *, replaces: b
     dask.config.set(gpus.dask_backends(settings.gpu))
     dask.config.set({"temporary-directory": str(folder)})  # for what tasks have Dask start: nothing of others' is there
     surroundings.take_up(context, say=slot == 0)  # functions of the script's own modules travel by name
+    os.umask(settings.umask)  # for tasks; what Dask spills lies in folders of mode 0700
     options: dict[str, Any] = {}
     pool: gpus.Pool | None = None
     if device:

@@ -44,6 +44,7 @@ def main() -> int:
         print(f"hpcml: JupyterLab was not started: {error}.", file=sys.stderr)
         return DRIVER_NOT_STARTED
     surroundings.restore(os.environ)  # for kernels and terminals
+    server.io_loop.add_callback(os.umask, context.settings.umask)  # for notebooks too, once the server's files are made
     session = Session(context, server, folder / "dashboard.sock")
     add_handlers(server, session)
     signal.signal(signal.SIGTERM, lambda *_: server.io_loop.add_callback_from_signal(session.told_to_end))

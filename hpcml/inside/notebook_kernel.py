@@ -50,7 +50,11 @@ def main() -> None:
         os.environ.pop(name, None)
     sys.path.insert(0, "")  # modules beside the notebook, which -P kept away while the kernel itself was imported
     kernelapp.IOPubThread = PrivateIOPubThread
-    kernelapp.launch_new_instance()
+    umask = os.umask(0o077)  # for its sockets
+    kernel = kernelapp.IPKernelApp.instance()
+    kernel.initialize()
+    os.umask(umask)
+    kernel.start()
 
 
 if __name__ == "__main__":

@@ -167,6 +167,7 @@ async def _serve(context: Context) -> int:
         "node": context.node, "socket": str(PrivateScheduler.socket_path), "pid": os.getpid(), "started": time.time(),
         "identity": scheduler.id, "path": "/status", "probe": dashboard.IDENTITY, "token_file": None,
     })  # fmt: skip
+    os.umask(settings.umask)  # for functions that the script runs here
     reporter.send(event="scheduler-up", **facts)
     ended = asyncio.create_task(scheduler.finished())
     told = asyncio.create_task(_heed(reader, reporter, lambda: fabric.check(scheduler, context, protocol)))

@@ -34,7 +34,7 @@ class Script:
         what = _SERVICES[settings.service] if settings.service else (settings.script,)
         command = [sys.executable, "-u", *what, *settings.arguments]
         environment = {name: value for name, value in environment.items() if name not in _SUPERVISOR}
-        if not settings.service:  # which restores it itself, when it has imported what it needs
+        if not settings.service:  # which takes up both itself, when its own files are made
             surroundings.restore(environment)
         self.oom_before = _oom_kills()
         self.process = subprocess.Popen(
@@ -42,7 +42,7 @@ class Script:
             cwd=settings.cwd,
             env=environment,
             process_group=0,
-            umask=settings.umask,
+            umask=0o077 if settings.service else settings.umask,
             preexec_fn=functools.partial(processes.end_with, os.getpid()),  # noqa: PLW1509 - the supervisor has one thread
         )
         self.told = self.killed = False

@@ -34,7 +34,6 @@ def take_up(context: Context, *, say: bool = True) -> None:
         If the folder that the script runs in is not there.
     """
     os.chdir(context.settings.cwd)
-    os.umask(context.settings.umask)  # what hpcml writes has its mode said, or lies in a folder of mode 0700
     first = [] if os.environ.get("PYTHONSAFEPATH") and not context.settings.service else [folder(context)]
     own = os.environ.get(_OWN, "")
     entries = [os.path.abspath(entry) for entry in own.split(":") if own]  # noqa: PTH100 - as Python's site has them

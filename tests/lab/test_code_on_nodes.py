@@ -69,8 +69,7 @@ def _plain(cluster: Cluster, name: str) -> Any:
 
 
 # The lab's plain Python is started without a shell of the user's and without Slurm, which sets these.
-OF_THE_LAB = ("SHLVL", "OLDPWD", "PWD", "TMPDIR", "HOSTNAME", "ENVIRONMENT", "GPU_DEVICE_ORDINAL", "SRUN_*", "RLIMIT_*",
-              "oom_score_adj", "PMI*", "TERM")  # fmt: skip
+OF_THE_LAB = ("SHLVL", "OLDPWD", "PWD", "TMPDIR", "HOSTNAME", "ENVIRONMENT", "TERM")
 
 
 def _around(cluster: Cluster, *options: str) -> tuple[Ended, dict[str, Any]]:
