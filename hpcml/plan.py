@@ -21,6 +21,9 @@ from hpcml.workers import gpu_settings, protocol, shared_environment, worker_res
 _RESERVED = ("--comment", "--array", "--clusters", "--cluster")
 _DIRECTIVE = re.compile(r"--[a-z][a-z0-9-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# A CPU worker has 67 MiB when it has registered (Python 3.11, Dask 2026.7), and Dask gives it no task above 80 % of its
+# limit. Others need more; their nodes measure it.
+_LEAST_FOR_A_WORKER = 80 * 1024**2
 _MOST_SIGNAL_LEAD = 65535  # seconds, sbatch(1) --signal
 
 
@@ -111,11 +114,14 @@ def plan(site: Site, spec: JobSpec, place: Place) -> Plan:
     directives: tuple[tuple[str, str], ...] = ()
     if slurm:
         chosen = _partition(site, spec, ask, reasons, notices)
+        _check_workers(site, ask, ask.memory or _memory(site.partitions.get(chosen, Partition()).memory_per_node))
         directives = _directives(site, spec, place, name, ask, chosen, lead, reasons)
-    elif ask.nodes > 1 and ask.gpus:
+    else:
+        _check_workers(site, ask, 0)
+    if not slurm and ask.nodes > 1 and ask.gpus:
         hint = "Ask for one node; --gpus-per-node says how many GPUs."
         raise SiteError("The local site has one machine, and so one node with GPUs", place="--nodes", hint=hint)
-    elif ask.nodes > 1:
+    if not slurm and ask.nodes > 1:
         reasons.append(f"the local site has one machine: the workers of {ask.nodes} nodes all run on it")
     python = interpreter(site) if image else site.runtime.python or place.python
     if image:
@@ -162,6 +168,20 @@ def _time_limit(spec: JobSpec, site: Site) -> int:
     except ValueError as error:
         place = "--time" if spec.time else "defaults.time"
         raise UsageError(str(error), place=place, hint="See sbatch(1), --time.") from error
+
+
+def _check_workers(site: Site, ask: Ask, memory: int) -> None:
+    """Refuse workers whose share of the node's memory is less than any needs to start; 0 bytes are not known here."""
+    limit = units.parse_memory(site.workers.memory_limit) if site.workers.memory_limit else 0
+    count = ask.gpus or site.workers.per_node
+    least = units.in_mib(_LEAST_FOR_A_WORKER)
+    if 0 < limit < _LEAST_FOR_A_WORKER:
+        words = f"workers.memory_limit is {units.in_mib(limit)}, and a worker needs more than {least} to start"
+        raise SiteError(words, place="workers.memory_limit", hint="Raise it, or leave it out for an equal share.")
+    if not limit and memory and count > 0 and memory // count < _LEAST_FOR_A_WORKER:
+        each = f"{count} workers share {units.in_mib(memory)} of a node: {units.in_mib(memory // count)} each"
+        hint = "Ask for fewer workers (--set workers.per_node=…) or for more memory (--memory-per-node)."
+        raise SiteError(f"{each}, and a worker needs more than {least} to start", place="workers.per_node", hint=hint)
 
 
 def _memory(text: str) -> int:

@@ -98,6 +98,11 @@ def parse_memory(text: str) -> int:
     return int(float(match[1]) * 1024 ** _MEMORY_EXPONENT[match[2].upper()])
 
 
+def in_mib(size: int) -> str:
+    """Return bytes as people compare them: ``27 MiB``, and a tenth of one where that would be nothing."""
+    return f"{size / 1024**2:.0f} MiB" if size >= 1024**2 else f"{size / 1024**2:.1f} MiB"
+
+
 def format_memory_for_slurm(size: int) -> str:
     """Return a size in bytes as Slurm's ``--mem`` takes it, in whole MiB."""
     return f"{size // 1024**2}M"

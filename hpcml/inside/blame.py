@@ -82,8 +82,8 @@ def _reason(context: Context, node: str, exits: set[str], marks: set[str]) -> tu
     if mark is None:
         return "the worker task gave no sign of life", False, ""
     if deaths := mark["deaths"]:
-        name, count = next(iter(deaths.items()))
-        return f"worker {name} has ended {count} times so far", False, ""
+        name, _ = next(iter(deaths.items()))
+        return f"worker {name} has ended so far: {mark['last_words'][name]}", False, ""
     if mark["state"] == "starting":
         return "the worker task started but is still importing Dask", False, ""
     return "its workers were started but have not registered", False, ""

@@ -21,6 +21,7 @@ from hpcml.inside import files, gpus, peer_memory, processes, secure, strangers,
 from hpcml.inside.control import TOPIC
 from hpcml.inside.network import NoProtocolError, choose_address, choose_protocol, ucx_environment
 from hpcml.inside.settings import Context
+from hpcml.units import in_mib
 
 ADDRESS = "scheduler-address"  # the file by which a node's worker task tells its workers where the scheduler is
 UCX_AT_ONCE = 32  # workers that may connect in one moment over UCX
@@ -43,6 +44,24 @@ class Share:
         cpus = int(os.environ.get("SLURM_CPUS_PER_TASK") or _usable_cpus())
         threads = context.settings.threads or max(1, cpus // workers)
         return cls(threads, context.settings.memory_limit or _usable_memory(cpus) // workers)
+
+
+def too_little_memory(context: Context, share: Share, workers: int, resident: int) -> str:
+    """Return why the workers' share of memory is too small to start with, empty if it is not.
+
+    Parameters
+    ----------
+    resident
+        The bytes of the process that has imported all that a worker needs: the least that a worker has.
+    """
+    pause = dask.config.get("distributed.worker.memory.pause", 0.8) or 1.0
+    need = int(resident / float(pause))
+    if not share.memory_limit or share.memory_limit >= need:
+        return ""
+    said = context.settings.memory_limit
+    whose = "workers.memory_limit is" if said else f"the memory of this node gives each of its {workers} workers"
+    remedy = "" if said else " (more: --memory-per-node; fewer workers: workers.per_node)"
+    return f"{whose} {in_mib(share.memory_limit)}, and a worker needs {in_mib(need)} to start{remedy}"
 
 
 def _usable_cpus() -> int:

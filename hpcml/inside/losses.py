@@ -51,6 +51,7 @@ class Losses:
         self.away: dict[str, float] = {}
         self.killed: set[str] = set()
         self.told: set[str] = set()
+        self.starved: set[str] = set()
         self.stopped: dict[str, float] = {}
 
     def look(self, present: set[str], *, step_gone: bool) -> list[Missing]:
@@ -71,6 +72,7 @@ class Losses:
         if missing:
             self._tell_killed()
         for node in missing:
+            self._tell_memory(node.node)
             if not node.final or node.node in self.told:
                 continue
             count = len(node.workers)
@@ -87,6 +89,14 @@ class Losses:
         self.stopped[node] = self.clock.seconds
         self.diary.write("worker-task-stopped", node=node)
         self.warn(f"{node}: the worker task was stopped (SIGSTOP) and watched no worker; it goes on.")
+
+    def _tell_memory(self, node: str) -> None:
+        """Tell once that workers of a node are ended for want of memory: they come back, and the script gets slow."""
+        if node not in self.starved and (
+            why := (files.read_json(self.context.attempt.mark_of(node)) or {}).get("memory")
+        ):
+            self.starved.add(node)
+            self.warn(f"{node}: {why}; more of these are in its log.")
 
     def _tell_killed(self) -> None:
         """Tell of worker tasks that step.sh has started again."""

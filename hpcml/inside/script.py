@@ -36,7 +36,7 @@ class Script:
         environment = {name: value for name, value in environment.items() if name not in _SUPERVISOR}
         if not settings.service:  # which takes up both itself, when its own files are made
             surroundings.restore(environment)
-        self.oom_before = _oom_kills()
+        self.oom_before = oom_kills()
         self.process = subprocess.Popen(
             command,
             cwd=settings.cwd,
@@ -72,7 +72,7 @@ class Script:
 
     def out_of_memory(self, status: int) -> bool:
         """Whether the kernel killed the script, or a process beside it that counted with it, for want of memory."""
-        return status == 128 + signal.SIGKILL and not self.killed and _oom_kills() > self.oom_before
+        return status == 128 + signal.SIGKILL and not self.killed and oom_kills() > self.oom_before
 
     def describe_end(self, status: int) -> str:
         """Return how the script ended, in words."""
@@ -99,7 +99,7 @@ def answer(command: list[str], seconds: float) -> str:
     return done.stdout if done.returncode == 0 else ""
 
 
-def _oom_kills() -> int:
+def oom_kills() -> int:
     """Return how many processes of this control group the kernel has killed for memory (cgroup v1 and v2)."""
     for folder, name in _memory_groups():
         try:

@@ -16,7 +16,9 @@ from hpcml.errors import WORKERS_NEVER_CAME
 from hpcml.inside import files, processes, scratch, surroundings
 from hpcml.inside.imports import long_import
 from hpcml.inside.inspection import Inspection, UnfitError
+from hpcml.inside.script import oom_kills
 from hpcml.inside.settings import Context, load
+from hpcml.units import in_mib
 
 TICK = 0.2  # seconds between looks at memory and at the parent
 LIVED = 10.0  # seconds after which a worker that dies did not die at its start
@@ -34,6 +36,7 @@ class Slot:
     started: float = 0.0
     start_at: float = 0.0
     deaths: int = 0
+    cause: str = ""
     last_words: str = ""
     done: bool = False
     failed: bool = False
@@ -49,6 +52,8 @@ class Node:
     refused: str = ""
     ending: bool = False
     watch_end_until: float = 0.0
+    memory: str = ""
+    oom_kills: int = field(default_factory=oom_kills)
     used_pids: set[int] = field(default_factory=set)
 
     def mark(self, state: str) -> None:
@@ -61,6 +66,8 @@ class Node:
             "refused": self.refused,
             "failed": failed,
             "deaths": {slot.name: slot.deaths for slot in self.slots if slot.deaths},
+            "last_words": {slot.name: slot.last_words for slot in self.slots if slot.deaths},
+            "memory": self.memory,
         }
         try:
             files.write_json(self.context.attempt.mark_of(self.context.node), facts)
@@ -98,6 +105,8 @@ def main() -> int:
     names = context.worker_names(context.node)
     node.slots = [Slot(name) for name in names]
     share = dask_worker.Share.of_node(context, len(names))
+    if too_little := dask_worker.too_little_memory(context, share, len(names), _resident(os.getpid())):
+        return _refuse(node, too_little)
     try:
         return _keep(
             node,
@@ -183,7 +192,7 @@ def _keep(node: Node, serve: Callable[[Slot], int], memory_limit: int, address: 
             print("hpcml: the scheduler's address never appeared.", file=sys.stderr)
             return WORKERS_NEVER_CAME
         _reap(node)
-        _check_memory(node.slots, memory_limit)
+        _check_memory(node, memory_limit)
         _stop_if_ended(node)
         if os.getppid() != parent:
             node.refused = "the step that started the worker task is gone"
@@ -263,10 +272,16 @@ def _judge(node: Node, slot: Slot, code: int) -> None:
     if code == COME_BACK:
         slot.start_at = 0.0
         return
-    how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+    how = (
+        slot.cause
+        or _starved(node, code)
+        or (f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}")
+    )
+    slot.cause = ""
     age = time.monotonic() - slot.started
     slot.deaths += 1
-    slot.last_words = f"{how} {'after' if age > LIVED else 'only'} {age:.1f} s, {slot.deaths} times in all"
+    times = "once" if slot.deaths == 1 else f"{slot.deaths} times in all"
+    slot.last_words = f"{how} {'after' if age > LIVED else 'only'} {age:.1f} s, {times}"
     print(f"hpcml: worker {slot.name} ended: {slot.last_words}.", file=sys.stderr)
     if slot.deaths > node.context.settings.restarts:
         slot.done = slot.failed = True
@@ -274,16 +289,26 @@ def _judge(node: Node, slot: Slot, code: int) -> None:
     node.mark("workers")
 
 
-def _check_memory(slots: list[Slot], limit: int) -> None:
+def _check_memory(node: Node, limit: int) -> None:
     """End a worker that is about to take the whole node down, as Dask's Nanny does at the same fraction."""
     if not limit:
         return
-    for slot in slots:
-        if slot.pid and _resident(slot.pid) > MEMORY_TERMINATE * limit:
-            print(
-                f"hpcml: worker {slot.name} is over {MEMORY_TERMINATE:.0%} of its memory limit: ended.", file=sys.stderr
-            )
+    for slot in node.slots:
+        if slot.pid and not slot.cause and (resident := _resident(slot.pid)) > MEMORY_TERMINATE * limit:
+            slot.cause = f"over its memory limit: {in_mib(resident)} of {in_mib(limit)}"
+            node.memory = node.memory or f"worker {slot.name} was ended, {slot.cause}"
+            print(f"hpcml: worker {slot.name} is {slot.cause}: ended.", file=sys.stderr)
             _end(slot, wait=False)
+
+
+def _starved(node: Node, code: int) -> str:
+    """Return that the kernel killed a worker for want of memory, if a worker was killed and the kernel says so."""
+    before, node.oom_kills = node.oom_kills, oom_kills()
+    if code != -signal.SIGKILL or node.oom_kills <= before:
+        return ""
+    why = "killed because the node's memory limit was reached (out of memory)"
+    node.memory = node.memory or f"a worker was {why}"
+    return why
 
 
 def _resident(pid: int) -> int:

@@ -124,3 +124,17 @@ def test_a_node_that_dies_unnoticed_before_the_start(cluster: Cluster) -> None:
         assert "n3" in ended.status["reason"]
     finally:
         cluster.lab.node_up("n3")
+
+
+def test_a_share_of_memory_that_is_too_small_is_named_before_a_worker_dies_of_it(cluster: Cluster) -> None:
+    """The profile does not know what Slurm gives a job that asks for no memory; the node does."""
+    options = ("--site", "slurm", "--nodes", "2", "--set", "workers.per_node=64", "--set", "deadlines.workers=60s")
+    ended = cluster.submit(SCRIPT, *options)
+    assert ended.code == errors.WORKERS_NEVER_CAME, ended.err
+    reason = ended.status["reason"]
+    assert "128 of 128 workers did not come" in reason
+    each = "the memory of this node gives each of its 64 workers 8 MiB, and a worker needs"
+    assert f"n1: {each}" in reason or f"n2: {each}" in reason
+    assert "workers.per_node" in reason
+    assert "ended" not in reason.partition("did not come")[2]
+    assert ended.times()["torn-down"] - ended.times()["scheduler-up"] < 30

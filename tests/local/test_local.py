@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -340,3 +341,49 @@ def test_nothing_that_the_script_leaves_behind_outlives_the_run(here: Here, tmp_
     finally:
         other.kill()
         other.wait()
+
+
+def test_workers_whose_share_is_too_small_are_refused_before(here: Here) -> None:
+    done = here.submit("print('never')", "--set", "workers.memory_limit=27MiB")
+    assert done.returncode == errors.REFUSED_BY_SITE
+    assert "workers.memory_limit is 27 MiB, and a worker needs more than 80 MiB to start" in done.stderr
+
+
+def test_a_share_that_turns_out_too_small_on_the_node_ends_the_run_at_once(here: Here) -> None:
+    """What a worker needs is measured there: Dask gives it no task above a fraction of its limit, here 1 %."""
+    here.environment["DASK_DISTRIBUTED__WORKER__MEMORY__PAUSE"] = "0.01"
+    done = here.submit("print('never')", "--set", "workers.memory_limit=1GiB")
+    assert done.returncode == errors.WORKERS_NEVER_CAME, done.stderr
+    assert "workers.memory_limit is 1024 MiB, and a worker needs" in done.stderr
+    assert "times" not in done.stderr  # no worker was started to die of it
+
+
+GREEDY = (
+    CONNECT
+    + """
+def greedy():
+    kept = bytearray(b"x") * (300 * 1024**2)
+    time.sleep(60)
+    return len(kept)
+try:
+    client.submit(greedy).result()
+except Exception as error:
+    print(type(error).__name__)
+"""
+)
+
+
+def test_a_worker_that_is_ended_for_its_memory_is_named_with_the_figures(here: Here) -> None:
+    done = here.submit(GREEDY, "--set", "workers.memory_limit=200MiB", "--set", "workers.restarts=9")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "KilledWorker\n"
+    (warning,) = here.status()["warnings"]
+    assert re.search(r"local: worker local was ended, over its memory limit: \d+ MiB of 200 MiB", warning)
+    assert warning in done.stderr
+    assert "killed by SIGKILL" not in here.run("logs", "last", "worker").stdout
+
+
+def test_the_cause_is_in_the_result_where_no_worker_is_left(here: Here) -> None:
+    done = here.submit(GREEDY, "--set", "workers.memory_limit=200MiB", "--set", "workers.restarts=1")
+    assert done.returncode == errors.WORKERS_LOST, done.stderr
+    assert re.search(r"over its memory limit: \d+ MiB of 200 MiB", here.status()["words"])

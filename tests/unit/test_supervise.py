@@ -21,7 +21,7 @@ def ended(killed: bool, monkeypatch: pytest.MonkeyPatch, *, starved: bool) -> Sc
     script = Script.__new__(Script)
     script.oom_before, script.killed = 3, killed
     script.context = SimpleNamespace(settings=SimpleNamespace(service=""))  # type: ignore[assignment]
-    monkeypatch.setattr(scripts, "_oom_kills", lambda: 4 if starved else 3)
+    monkeypatch.setattr(scripts, "oom_kills", lambda: 4 if starved else 3)
     return script
 
 
