@@ -23,7 +23,16 @@ def folder(kind: str) -> Path:
 def node_side() -> list[str]:
     """Return the modules that run on the nodes, relative to the folder that holds the package."""
     inside = sorted(name for name in os.listdir(_PACKAGE / "inside") if name.endswith(".py"))
-    own = ("__init__.py", "driver.py", "entering.py", "errors.py", "layout.py", "terminal.py", "units.py")
+    own = (
+        "__init__.py",
+        "driver.py",
+        "entering.py",
+        "errors.py",
+        "last_words.py",
+        "layout.py",
+        "terminal.py",
+        "units.py",
+    )
     return [*(f"hpcml/{name}" for name in own), *(f"hpcml/inside/{name}" for name in inside)]
 
 

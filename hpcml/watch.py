@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpcml import entering, files, runs, shell, slurm
+from hpcml import entering, files, last_words, runs, shell, slurm
 from hpcml.errors import (
     ALLOCATION_LOST,
     ANSWER_LOST,
@@ -313,6 +313,10 @@ def _ended_without_word(found: Status, run: runs.Run, code: int, words: str, oth
         found.state = "ended"  # the end was written, the teardown was cut short
     elif not words and (said := _driver_exit(run)) is not None:
         _step_ended(found, run, *said)
+    elif not words and not found.times and (log := tail(run.paths.job_log)) and log[-1].startswith("hpcml: "):
+        _lost(
+            found, run, log[-1].removeprefix("hpcml: ").rstrip("."), DRIVER_NOT_STARTED
+        )  # the batch script's own word
     else:
         _lost(found, run, words or otherwise, code)
 
@@ -335,8 +339,8 @@ def _driver_record(run: runs.Run) -> Path | None:
 
 def _step_ended(found: Status, run: runs.Run, node: str, said: int) -> None:
     """The driver's step has ended without the supervisor's word: it never started, or it was killed."""
-    if "allocated" in found.times:
-        _lost(found, run, f"the driver's step ended with exit status {said} and left no word (was it killed?)", said)
+    if "allocated" in found.times:  # what its log says is the script's
+        _lost(found, run, f"the driver's step {last_words.of(said, ()).how} and left no word", said)
         return
     image = (runs.read_json(run.paths.plan) or {}).get("inside", {}).get("image", "")
     if image:
@@ -345,8 +349,9 @@ def _step_ended(found: Status, run: runs.Run, node: str, said: int) -> None:
         _lost(found, run, f"{node}: {why.what}", IMAGE)
         found.hint = why.hint.replace("IMAGE", image)
     else:
-        _lost(found, run, f"the driver's step could not start (exit status {said})", DRIVER_NOT_STARTED)
-        found.hint = "Does the interpreter exist on the compute nodes (runtime.python)?"
+        ended = last_words.of(said, tail(run.paths.driver_log))
+        _lost(found, run, f"the driver's step could not start: it {ended.how}", DRIVER_NOT_STARTED)
+        found.hint = ended.hint or found.hint
     found.quote = tail(run.paths.driver_log) or found.quote
 
 

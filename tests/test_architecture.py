@@ -20,7 +20,7 @@ PACKAGE = ROOT / "hpcml"
 # A module may import those of earlier levels, and of its own level only what is named in SIDEWAYS.
 LEVELS = (
     {"terminal"},
-    {"errors", "units", "layout", "entering", "files"},
+    {"errors", "units", "layout", "entering", "files", "last_words"},
     {"answers"},
     {"remote_protocol", "config", "shell", "assets", "sif"},
     {"schema", "images"},
@@ -41,7 +41,7 @@ LEVELS = (
     {"cli"},
     {"__main__"},
 )
-NODE_SIDE = {"errors", "units", "layout", "entering", "terminal"}
+NODE_SIDE = {"errors", "units", "layout", "entering", "last_words", "terminal"}
 NODE_PACKAGES = {"dask", "distributed", "tornado", "psutil", "cryptography"}
 GPU_PACKAGES = {
     "distributed_ucxx",

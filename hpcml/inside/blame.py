@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcml import entering, errors
+from hpcml import entering, errors, last_words
 from hpcml.inside import files
 from hpcml.inside.outcome import Outcome
 from hpcml.inside.settings import Context
@@ -78,7 +78,8 @@ def _reason(context: Context, node: str, exits: set[str], marks: set[str]) -> tu
         if not_entered(context, status):
             why = entering.in_words("\n".join(quote_of(context, node, _WHOLE)), status)
             return why.what, True, why.hint
-        return f"the worker task ended with exit status {status}", status != "0", ""  # 0: its workers were retired
+        ended = last_words.of(int(status), quote_of(context, node))
+        return f"the worker task {ended.how}", status != "0", ""  # 0: its workers were retired
     if mark is None:
         return "the worker task gave no sign of life", False, ""
     if deaths := mark["deaths"]:
@@ -111,14 +112,14 @@ def of_the_scheduler(context: Context, closed: bool, late: float, *, step_gone: 
     code, quote = errors.SCHEDULER_NEVER_CAME, scheduler_log(context)
     if exit_file.name in files.listed(context.attempt.exits):
         status = exit_file.read_text().strip()
-        reason = f"the Dask scheduler on {context.node} ended with exit status {status}"
+        ended = last_words.of(int(status), quote)
+        reason = f"the Dask scheduler on {context.node} {ended.how}"
         if not_entered(context, status):
             why = entering.in_words("\n".join(scheduler_log(context, _WHOLE)), status)
             return Outcome(errors.IMAGE, "image", "hpcml", f"{context.node}: {why.what}", why.hint, quote)
         if status == str(code) and quote and quote[-1].startswith("hpcml: "):
             reason = f"{context.node}: {quote[-1].removeprefix('hpcml: ').rstrip('.')}"
-        elif status == "1":
-            hint = "Is distributed installed in the run's environment (runtime.python)?"
+        hint = ended.hint or hint
     elif closed:
         reason = f"the Dask scheduler on {context.node} ended at its start"
     elif step_gone:

@@ -387,3 +387,25 @@ def test_the_cause_is_in_the_result_where_no_worker_is_left(here: Here) -> None:
     done = here.submit(GREEDY, "--set", "workers.memory_limit=200MiB", "--set", "workers.restarts=1")
     assert done.returncode == errors.WORKERS_LOST, done.stderr
     assert re.search(r"over its memory limit: \d+ MiB of 200 MiB", here.status()["words"])
+
+
+def test_an_import_that_fails_is_told_by_its_own_words(here: Here) -> None:
+    """Not by a question for the interpreter, which is there."""
+    broken = here.folder / "broken"
+    broken.mkdir()
+    (broken / "sitecustomize.py").write_text("")
+    (broken / "cryptography.py").write_text("")
+    (broken / "importlib_metadata.py").write_text("")
+    (broken / "tempfile.py").write_text("raise ImportError('tempfile is broken here')\n")
+    here.environment["PYTHONPATH"] = str(broken)
+    done = here.run("submit", "--wait", "--set", f"environment.PYTHONPATH={broken}", here.script("print(1)"))
+    assert done.returncode != 0
+    assert "tempfile is broken here" in done.stderr
+    assert "Does the interpreter exist" not in done.stderr
+
+
+def test_a_module_that_cannot_be_loaded_is_told(here: Here) -> None:
+    done = here.submit("print(1)", "--set", 'runtime.modules=["nope/1"]')
+    assert done.returncode == errors.DRIVER_NOT_STARTED, done.stderr
+    assert "Cannot be loaded: module nope/1" in done.stderr
+    assert "left no word" not in done.stderr
