@@ -28,6 +28,7 @@ def node_side() -> list[str]:
         "driver.py",
         "entering.py",
         "errors.py",
+        "files.py",
         "last_words.py",
         "layout.py",
         "terminal.py",

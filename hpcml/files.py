@@ -11,7 +11,6 @@ import contextlib
 import errno
 import json
 import os
-import secrets
 import stat
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ T = TypeVar("T")
 
 RECORD = 64 << 20  # bytes; a run's record, its events: some kilobytes, of very long runs some megabytes
 SETTINGS = 1 << 20  # bytes of a file of settings or a template
+_PIECE = 1 << 22  # bytes
 _LINKS = 40  # links on one path, as the kernel has it
 
 
@@ -150,10 +150,13 @@ def read(path: Path, limit: int = RECORD, *, ours: bool = True, closed: bool = F
     with open(open_regular(path, ours=ours, closed=closed, follow=follow), "rb") as file:
         if os.fstat(file.fileno()).st_size > limit:  # before any of it is read: it may be a hole of terabytes
             raise ForeignError(f"it is larger than {limit} bytes", path)
-        data = file.read(limit + 1)
-    if len(data) > limit:
-        raise ForeignError(f"it is larger than {limit} bytes", path)
-    return data
+        pieces, size = [], 0
+        while piece := file.read(_PIECE):
+            size += len(piece)
+            if size > limit:  # it grows, or the system does not tell the size
+                raise ForeignError(f"it is larger than {limit} bytes", path)
+            pieces.append(piece)
+    return b"".join(pieces)
 
 
 def parsed(parse: Callable[[str], T], text: str) -> T:
@@ -215,7 +218,7 @@ def create(path: Path, mode: int = 0o600) -> int:
 
 def beside(path: Path) -> Path:
     """Return a hidden name beside a file that nobody can foresee, for what is to take its place."""
-    return path.with_name(f".{path.name[:200]}.{secrets.token_hex(8)}.new")
+    return path.with_name(f".{path.name[:200]}.{os.urandom(8).hex()}.new")
 
 
 def write(path: Path, data: str | bytes, mode: int = 0o600) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import hpcml
 from hpcml.inside import fabric, matrix, verdict
 from hpcml.inside.measurement import Measurement
+from hpcml.terminal import say, say_lines
 
 
 async def measure(dask_scheduler: Any) -> dict[str, Any]:
@@ -25,7 +26,7 @@ async def measure(dask_scheduler: Any) -> dict[str, Any]:
 
 def main() -> int:
     if hpcml.run.directory is None:
-        print("fabric: this measures the nodes of a run. Start it by: hpcml fabric --nodes 2", file=sys.stderr)
+        say("fabric: this measures the nodes of a run. Start it by: hpcml fabric --nodes 2", sys.stderr)
         return 2
     with hpcml.connect() as client:
         found = client.run_on_scheduler(measure)
@@ -35,12 +36,14 @@ def main() -> int:
     facts = {"verdict": decided.to_json(), "measurement": found}
     (out / "fabric.json").write_text(json.dumps(facts, indent=1) + "\n")
     (out / "fabric.svg").write_text(matrix.matrix_svg(measurement.pairs, f"{decided.line}"))
-    print(matrix.matrix_text(measurement.pairs))
-    print(f"\n{decided.line}")
+    say_lines(matrix.matrix_text(measurement.pairs))
+    say()
+    say(decided.line)
     for words in (*decided.problems, decided.remedy):
         if words:
-            print(f"  {words}")
-    print(f"\nThe picture: {out / 'fabric.svg'}")
+            say(f"  {words}")
+    say()
+    say(f"The picture: {out / 'fabric.svg'}")
     return 1 if any(pair.error for pair in measurement.pairs) else 0
 
 

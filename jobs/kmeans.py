@@ -29,6 +29,7 @@ import sklearn.metrics
 
 from gallery import backend, datasets, inputs, job, knee, memory, models, picture, tables
 from gallery.job import Job, RefusedError
+from hpcml.terminal import say
 
 SAMPLE = 50_000  # rows brought to the driver, to start from
 SCORED, DRAWN = 4_000, 20_000  # of these, how many the silhouette looks at, and how many picture and elbow do
@@ -175,11 +176,11 @@ def work(job: Job) -> None:
 def show(known: dict[str, Any]) -> None:
     """Print the clusters with their sizes and centres, as far as they fit a terminal."""
     names = known["features"][:SHOWN]
-    print("".join([f"  {'cluster':>7} {'rows':>12}", *(f" {name[:12]:>12}" for name in names)]))
+    say("".join([f"  {'cluster':>7} {'rows':>12}", *(f" {name[:12]:>12}" for name in names)]))
     for number, (size, centre) in enumerate(zip(known["sizes"], known["centres"], strict=True)):
         if number < SHOWN:
-            print("".join([f"  {number:>7} {size:>12,}", *(f" {value:>12.5g}" for value in centre[:SHOWN])]))
-    print()
+            say("".join([f"  {number:>7} {size:>12,}", *(f" {value:>12.5g}" for value in centre[:SHOWN])]))
+    say()
 
 
 def several(text: str) -> list[int]:

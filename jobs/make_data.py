@@ -25,6 +25,7 @@ from typing import Any
 from gallery import datasets, matrices, spill
 from gallery.job import count, seed
 from gallery.kinds import KINDS
+from hpcml.terminal import say
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -71,7 +72,7 @@ def write_genotypes(options: argparse.Namespace, folder: pathlib.Path) -> None:
     )  # fmt: skip
     matrices.write(folder, matrix, options.seed)
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    print(f"{options.rows:,} × {options.columns:,} genotypes, {spill.size(size)} on disk: {folder}")
+    say(f"{options.rows:,} × {options.columns:,} genotypes, {spill.size(size)} on disk: {folder}")
 
 
 def shape_of(kind: type) -> dict[str, int | float | str]:
@@ -88,7 +89,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.kind == "genotypes":
         folder = options.out or hpcml.run.out / "genotypes.zarr"
         if folder.exists() and not matrices.is_made(str(folder)):
-            print(f"make_data: {folder} exists and was not made by this program. Give --out another.", file=sys.stderr)
+            say(f"make_data: {folder} exists and was not made by this program. Give --out another.", sys.stderr)
             return 2
         with (
             contextlib.closing(hpcml.connect()) if "DASK_SCHEDULER_ADDRESS" in os.environ else contextlib.nullcontext()
@@ -99,7 +100,7 @@ def main(arguments: list[str] | None = None) -> int:
     drawn = kind(seed=options.seed, **{name: getattr(options, name) for name in shape_of(kind)})
     folder = options.out or hpcml.run.out / options.kind
     if folder.exists() and not (folder / "truth.json").exists():
-        print(f"make_data: {folder} exists and was not made by this program. Give --out another.", file=sys.stderr)
+        say(f"make_data: {folder} exists and was not made by this program. Give --out another.", sys.stderr)
         return 2
     client = hpcml.connect() if "DASK_SCHEDULER_ADDRESS" in os.environ else None
     size = datasets.write(
@@ -108,7 +109,7 @@ def main(arguments: list[str] | None = None) -> int:
     )  # fmt: skip
     if client is not None:
         client.close()
-    print(f"{options.rows:,} rows of {options.kind}, {spill.size(size)} on disk: {folder}")
+    say(f"{options.rows:,} rows of {options.kind}, {spill.size(size)} on disk: {folder}")
     return 0
 
 

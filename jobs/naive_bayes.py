@@ -25,6 +25,7 @@ import sklearn.naive_bayes
 
 from gallery import backend, charts, datasets, job, models, picture, scores, supervised
 from gallery.job import Job, RefusedError
+from hpcml.terminal import say
 
 TELLING = 8  # words that tell a class from the others best: in result.json and the picture
 Floats = npt.NDArray[np.floating[Any]]
@@ -92,8 +93,8 @@ def work(job: Job) -> None:
         models.export(job, portable, features=dict.fromkeys(data.names, "float64"), target=options.target,
                       metrics=supervised.tested(known["metrics"]))  # fmt: skip
     for name, words in list(known["telling"].items())[:8]:
-        print(f"  class {name:<10} {', '.join(words)}")
-    print()
+        say(f"  class {name:<10} {', '.join(words)}")
+    say()
 
 
 def draw(job: Job, labels: list[str], chances: pd.DataFrame, table: npt.NDArray[np.int64]) -> None:

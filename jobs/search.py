@@ -31,6 +31,7 @@ import sklearn.model_selection
 
 from gallery import backend, datasets, inputs, job, models, picture, tables, trials
 from gallery.job import Job, RefusedError
+from hpcml.terminal import say
 
 CPU = {"ridge": "sklearn.linear_model.Ridge", "forest": "sklearn.ensemble.RandomForestRegressor"}
 GPU = {"ridge": "cuml.linear_model.Ridge", "forest": "cuml.ensemble.RandomForestRegressor"}
@@ -202,17 +203,16 @@ def draw(job: Job, table: pd.DataFrame, best: int) -> None:
 
 def show(job: Job, table: pd.DataFrame, parameters: list[str]) -> None:
     """Print the best candidates, and the comparison where one was asked for."""
-    print("".join(f"  {name[:14]:>14}" for name in (*parameters, "mean_score", "std_score")))
+    say("".join(f"  {name[:14]:>14}" for name in (*parameters, "mean_score", "std_score")))
     for _, row in table.sort_values("rank").head(SHOWN).iterrows():
-        print("".join(f"  {row[name]:>14.6g}" for name in (*parameters, "mean_score", "std_score")))
+        say("".join(f"  {row[name]:>14.6g}" for name in (*parameters, "mean_score", "std_score")))
     if theirs := job.result.get("scikit_learn"):
-        print(
-            f"\n  scikit-learn's GridSearchCV on {theirs['threads']} threads of this host: {theirs['seconds']:.2f} s,"
-        )
-        print(
+        say()
+        say(f"  scikit-learn's GridSearchCV on {theirs['threads']} threads of this host: {theirs['seconds']:.2f} s,")
+        say(
             f"  {theirs['ratio']:.2f} times this search's; scores differ by {theirs['largest_difference']:.1g} at most."
         )
-    print()
+    say()
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:

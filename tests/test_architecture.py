@@ -41,7 +41,7 @@ LEVELS = (
     {"cli"},
     {"__main__"},
 )
-NODE_SIDE = {"errors", "units", "layout", "entering", "last_words", "terminal"}
+NODE_SIDE = {"errors", "units", "layout", "entering", "last_words", "terminal", "files"}
 NODE_PACKAGES = {"dask", "distributed", "tornado", "psutil", "cryptography"}
 GPU_PACKAGES = {
     "distributed_ucxx",

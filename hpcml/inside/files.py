@@ -8,18 +8,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from hpcml import files
+
 
 def write(path: Path, text: str, mode: int = 0o600) -> None:
     """Put a file in place by writing another and renaming it, so that nobody reads half of it."""
-    new = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode)
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
-        new.rename(path)
-    except OSError:
-        new.unlink(missing_ok=True)  # a part of it would only take room
-        raise
+    files.write(path, text, mode)
 
 
 def write_json(path: Path, facts: object) -> None:

@@ -25,7 +25,9 @@ DAMAGED = (
     OSError,
     ValueError,
     KeyError,
-)  # pyarrow's and pandas' errors are kinds of these
+    RecursionError,
+    pa.ArrowException,
+)  # what pyarrow and pandas raise at data that is not theirs
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ def _footer(kind: str, path: str) -> Footer:
             orc = pyarrow.orc.ORCFile(path)
             return Footer(path, size, orc.nrows, {field.name: field.type for field in orc.schema})
         return Footer(path, size, None, _text_types(kind, path))
-    except DAMAGED as error:
+    except (*DAMAGED, TypeError, IndexError, AttributeError) as error:
         return Footer(path, problem=f"cannot be read: {first_line(error)}")
 
 

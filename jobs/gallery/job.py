@@ -21,6 +21,7 @@ from distributed import KilledWorker
 
 import hpcml
 from gallery import spill
+from hpcml.terminal import say
 
 LONG = 20  # seconds of a phase after which it is told at its end, so that a run cut short tells how far it came
 DONE, REFUSED, STOPPED, LOST = 0, 2, 3, 4
@@ -156,13 +157,13 @@ class Job:
         yield
         self.result["seconds"][name] = took = round(time.perf_counter() - start, 4)
         if took > LONG:
-            print(f"{name}: {took:,.0f} s", flush=True)
+            say(f"{name}: {took:,.0f} s")
         if not last and hpcml.run.should_stop():
             raise StopSoonError(name)
 
     def note(self, sentence: str) -> None:
         """Say something that the reader of the result must know, on the terminal and in result.json."""
-        print(sentence, flush=True)
+        say(sentence)
         self.result["notes"].append(sentence)
 
     def leave_out(self, *unused: str) -> None:
@@ -262,23 +263,23 @@ def run(
         job.result["complete"] = True
         job.finish()
     except (RefusedError, FileExistsError, NotADirectoryError, PermissionError) as error:
-        print(f"{name}: {error}", file=sys.stderr)
+        say(f"{name}: {error}", sys.stderr)
         return REFUSED
     except StopSoonError as stop:
-        print(f"{name}: told to stop soon; ended after phase '{stop}'. Submit again for the rest.", file=sys.stderr)
+        say(f"{name}: told to stop soon; ended after phase '{stop}'. Submit again for the rest.", sys.stderr)
         status = STOPPED
     except KilledWorker as error:
-        print(f"{name}: {error.last_worker.address} and those before it died of task {error.task}, most often for want "
-              "of memory. See the workers' logs; ask for more nodes or fewer rows.", file=sys.stderr)  # fmt: skip
+        say(f"{name}: {error.last_worker.address} and those before it died of task {error.task}, most often for want "
+              "of memory. See the workers' logs; ask for more nodes or fewer rows.", sys.stderr)  # fmt: skip
         status = LOST
     except Exception as error:
         if why := no_room(error):
-            print(f"{name}: what is written does not go to disk: {why}. Make room in {options.out} and the workers' "
-                  "scratch, or give --out another folder.", file=sys.stderr)  # fmt: skip
+            say(f"{name}: what is written does not go to disk: {why}. Make room in {options.out} and the workers' "
+                  "scratch, or give --out another folder.", sys.stderr)  # fmt: skip
             return REFUSED
         if not isinstance(error, BrokenOffError):
             raise
-        print(f"{name}: {error}", file=sys.stderr)
+        say(f"{name}: {error}", sys.stderr)
         status = LOST
     if job is not None and status != DONE:
         job.finish()
@@ -344,7 +345,7 @@ def show(result: dict[str, Any], out: pathlib.Path) -> None:
             text = value
         else:
             continue
-        print(f"  {name.replace('_', ' '):<16} {text}")
+        say(f"  {name.replace('_', ' '):<16} {text}")
 
 
 def _short(figure: Any) -> str:

@@ -12,6 +12,7 @@ import importlib
 import json
 import pathlib
 import zipfile
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,9 +24,14 @@ import pandas as pd
 from gallery import backend
 from gallery import job as jobs
 from gallery.job import Job, RefusedError
+from hpcml import files
 
 MANIFEST, SKLEARN, XGBOOST = "manifest.json", "model.skops", "model.json"
-DAMAGED = (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, ImportError, zipfile.BadZipFile)
+DAMAGED = (
+    OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, ImportError, RecursionError, MemoryError,
+    NotImplementedError, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
+LARGEST = 1 << 40  # bytes of a model
 # What skops does not trust of itself though the jobs' estimators hold it. Names in full: a module of functions that
 # write files or start processes is of numpy or scikit-learn too.
 TRUSTED = {
@@ -166,11 +172,11 @@ def load(folder: pathlib.Path) -> tuple[Any, dict[str, Any]]:
         It is no such folder, the model is not the file that the manifest speaks of, or holds types of its own.
     """
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
+        manifest = files.read_json(folder / MANIFEST, ours=False, follow=True)
         path = folder / {SKLEARN: SKLEARN, XGBOOST: XGBOOST}[manifest["file"]]
-        kept = path.read_bytes()
+        kept = files.read(path, LARGEST, ours=False, follow=True)
         same = hashlib.sha256(kept).hexdigest() == manifest["sha256"]
-        dict(manifest["features"]), dict(manifest["versions"])  # tables, or an error
+        _check(manifest)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RefusedError(
             f"{folder} holds no model that can be read ({error}). Give the folder that a job wrote."
@@ -190,14 +196,35 @@ def load(folder: pathlib.Path) -> tuple[Any, dict[str, Any]]:
         raise RefusedError(f"{path} is damaged ({_words(error)}). Export it again.") from error
 
 
+def _check(manifest: dict[str, Any]) -> None:
+    """Raise TypeError or KeyError for a manifest whose facts are of another kind than :func:`export` writes."""
+    tables = (manifest["features"], manifest["versions"])
+    lists = (manifest.get("times", []), manifest.get("numbered", []))
+    right = (
+        all(isinstance(table, dict) and all(isinstance(value, str) for value in table.values()) for table in tables)
+        and all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in lists)
+        and isinstance(manifest["estimator"], str)
+        and isinstance(manifest.get("target"), str | None)
+    )
+    if not right:
+        raise TypeError("its facts are of another kind")
+
+
 def _words(error: BaseException) -> str:
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}".rstrip(".: ")
 
 
 def _xgboost(estimator: str, kept: bytes) -> Any:
-    """Return the booster, or the class with scikit-learn's methods that was exported."""
+    """Return the booster, or the class with scikit-learn's methods that was exported.
+
+    Python reads the file first: at some that are none (an empty one) XGBoost ends the process.
+    """
     import xgboost
 
+    read = files.parsed(json.loads, kept.decode())
+    if not isinstance(read, dict) or not isinstance(read.get("learner"), dict) or "version" not in read:
+        raise ValueError("it is no model of XGBoost")
+    del read  # of a large forest it takes as much memory as the model
     name = estimator.rpartition(".")[2].removeprefix("Dask")
     model = getattr(xgboost, name if name in ("XGBClassifier", "XGBRegressor", "XGBRanker") else "Booster")()
     model.load_model(bytearray(kept))

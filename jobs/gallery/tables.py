@@ -34,7 +34,7 @@ def reading(source: Source) -> Iterator[None]:
     except (CommClosedError, TimeoutError):  # OSErrors too, but of the cluster, not of the data
         raise
     except (*DAMAGED, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "CUDF failure" not in str(error):
+        if not isinstance(error, DAMAGED) and "CUDF failure" not in str(error):
             raise
         raise RefusedError(
             f"{source.where} could not be read: {first_line(error)}. Repair the files or give other ones."

@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from gallery import datasets
+from gallery import datasets, inputs, tables
+from gallery.job import RefusedError
 from gallery.kinds import KINDS
 from tests.jobs.job_list import JOBS, Listed, shape
 from tests.jobs.job_tests import Refused
@@ -201,3 +202,42 @@ def test_no_room_for_the_results(
     left = [path.name for path in out.rglob("*") if "unfinished" in path.name]
     assert not left
     assert not (out / "result.json").exists()
+
+
+EVIL = "\x1b[2J\x1b]0;owned\x07\x9b\u202e\nfake  row"
+
+
+def test_names_of_columns_are_shown_and_not_obeyed(tmp_path: pathlib.Path, refused: Refused) -> None:
+    """Whoever made a table chose its columns' names; messages quote them."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    pd.DataFrame({EVIL: ["a", "b"], "x": [1.0, 2.0]}).to_parquet(folder / "a.parquet")
+    said = refused(importlib.import_module("kmeans"), "--data", str(folder))
+    assert "\\x1b[2J" in said
+    assert said.strip().isprintable()
+
+
+@pytest.mark.parametrize(
+    "metadata", ["[" * 100_000, '{"index_columns": 5}', "[]", '{"index_columns": [{"a": []}]}', "5", "\x00"]
+)
+def test_a_table_s_own_words_about_itself(tmp_path: pathlib.Path, metadata: str) -> None:
+    """Parquet carries JSON of pandas, which anybody can write."""
+    path = tmp_path / "a.parquet"
+    table = pa.table({"x": [1.0, 2.0]}).replace_schema_metadata({b"pandas": metadata.encode()})
+    pyarrow.parquet.write_table(table, path)
+    (footer,) = inputs.read_footers("parquet", [str(path)])
+    assert footer.problem.startswith("cannot be read") or footer.types == {"x": pa.float64()}
+
+
+def test_what_arrow_raises_is_one_sentence(tmp_path: pathlib.Path) -> None:
+    source = inputs.Source("parquet", (str(tmp_path / "a.parquet"),), {}, 0, 0, 0, {})
+    for error in (
+        pa.ArrowTypeError,
+        pa.ArrowInvalid,
+        pa.ArrowNotImplementedError,
+        pa.ArrowKeyError,
+        RecursionError,
+        pa.ArrowIndexError,
+    ):
+        with pytest.raises(RefusedError, match="could not be read"), tables.reading(source):
+            raise error("a\nb")

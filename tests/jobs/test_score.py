@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import shutil
+import zipfile
 from types import SimpleNamespace
 from typing import Any
 
@@ -206,3 +207,64 @@ def test_trees_that_came_through_treelite_are_kept(tmp_path: pathlib.Path) -> No
 def test_neither_predicts_nor_transforms() -> None:
     with pytest.raises(RefusedError, match="cannot score rows"):
         score.kind_of(NearestNeighbors())
+
+
+DEEP = "[" * 100_000
+NO_MANIFESTS = {
+    "deep": DEEP, "deep table": '{"a":' * 100_000, "list": "[]", "number": "5", "nothing": "", "null": "null", "text": '"x"',
+}  # fmt: skip
+OTHER_KINDS: dict[str, Any] = {
+    "file": {"a": 1}, "features": [["a", "float64"]], "versions": {"numpy": {"a": []}}, "times": {"a": 1}, "numbered": "abc", "target": ["y"],
+    "estimator": 5, "sha256": None,
+}  # fmt: skip
+
+
+def test_a_model_of_somebody_else_s_making_is_one_sentence(tmp_path: pathlib.Path) -> None:
+    folder = exported(tmp_path, LinearRegression().fit(FRAME[["a", "b", "c"]], Y))
+    manifest, kept = folder / "manifest.json", folder / "model.skops"
+    good, model = manifest.read_text(), kept.read_bytes()
+    for text in NO_MANIFESTS.values():
+        manifest.write_text(text)
+        with pytest.raises(RefusedError, match="holds no model"):
+            models.load(folder)
+    for name, value in OTHER_KINDS.items():
+        manifest.write_text(good)
+        doctor(folder, **{name: value})
+        with pytest.raises(RefusedError):
+            models.load(folder)
+    manifest.write_text(good)
+    for path in (manifest, kept):
+        for make in (os.mkfifo, lambda place: place.symlink_to("/dev/zero"), lambda place: place.mkdir()):
+            before = path.read_bytes()
+            path.unlink()
+            make(path)
+            with pytest.raises(RefusedError, match="holds no model"):
+                models.load(folder)
+            path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+            path.write_bytes(before)
+    with zipfile.ZipFile(kept) as archive:
+        schema = json.loads(archive.read("schema.json"))
+    for text in (
+        DEEP,
+        json.dumps({**schema, "content": DEEP}),
+        json.dumps({**schema, "__loader__": 5}),
+        '{"content":' * 20_000,
+        "[]",
+    ):
+        with zipfile.ZipFile(kept, "w") as archive:
+            archive.writestr("schema.json", text)
+        doctor(folder, sha256=hashlib.sha256(kept.read_bytes()).hexdigest())
+        with pytest.raises(RefusedError):
+            models.load(folder)
+    kept.write_bytes(model)
+    manifest.write_text(good)
+    assert models.load(folder)[1]["job"] == "a_test"
+
+
+def test_nested_json_of_xgboost_is_one_sentence(tmp_path: pathlib.Path) -> None:
+    folder = exported(tmp_path, xgboost.XGBRegressor(n_estimators=2).fit(FRAME[["a", "b", "c"]], Y))
+    for text in ("[" * 1000, '{"a":' * 1000, "[]", "{}", ""):
+        (folder / "model.json").write_text(text)
+        doctor(folder, sha256=hashlib.sha256(text.encode()).hexdigest())
+        with pytest.raises(RefusedError):
+            models.load(folder)
