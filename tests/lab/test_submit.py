@@ -266,3 +266,45 @@ def test_a_controller_that_falls_silent(cluster: Cluster) -> None:
     assert jobs.count("hpcml:silent") == 1
     assert process.returncode == 0, err
     assert "ran once" in out
+
+
+def test_a_time_format_of_the_shell_does_not_end_a_queued_run(cluster: Cluster) -> None:
+    """Such a format makes squeue's line one that cannot be read, which is no end."""
+    hold = "import time\ntime.sleep(600)\n"
+    cluster.detach(hold, "--nodes", "4", "--time", "10")
+    command = cluster.command("print('my turn')\n", "--nodes", "4", "--time", "10", "--wait", "--name", "patient")
+    strange = {"SLURM_TIME_FORMAT": "%Q%n%%", "SQUEUE_FORMAT": "%i", "SQUEUE_STATES": "RUNNING"}
+    process = cluster.lab.popen(
+        command, cwd=str(cluster.work), env=strange, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    deadline = time.monotonic() + 30
+    while "queued" not in (said := cluster.run("hpcml", "status", "patient", env=strange).stdout):
+        assert time.monotonic() < deadline, said
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.3)
+    assert "waiting for free nodes" in said or "other jobs go first" in said or "not looked at it" in said
+    cluster.run("scancel", "--me", "--state=RUNNING")
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert out == "my turn\n"
+
+
+def test_a_running_run_is_shown_without_the_controller(cluster: Cluster) -> None:
+    _, directory = cluster.detach("import time\ntime.sleep(600)\n", "--nodes", "2", "--name", "alone")
+    cluster.wait_event(directory, "driver-started")
+    pid = cluster.lab.state().daemons["slurmctld"].pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        done = cluster.run("hpcml", "status", "alone", timeout=200)
+        assert done.returncode == 0, done.stderr
+        assert "state      running: the script runs" in done.stdout
+        assert "nodes      n1, n2" in done.stdout
+        assert "(all this is from the run's own files)" in done.stdout
+        listed = cluster.run("hpcml", "ls", "--json", "--last", "1", timeout=200)
+        (row,) = json.loads(listed.stdout)
+        assert (row["run"], row["state"]) == (directory.name, "running")
+        assert row["silent"]
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    done = cluster.run("hpcml", "status", "alone")
+    assert "own files" not in done.stdout
