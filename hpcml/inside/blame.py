@@ -131,6 +131,14 @@ def of_the_scheduler(context: Context, closed: bool, late: float, *, step_gone: 
     return Outcome(code, "scheduler", "hpcml", reason, hint, quote)
 
 
+def scheduler_end(context: Context) -> str:
+    """Return how the scheduler's role ended, to stand behind a sentence; nothing while its step has not recorded it."""
+    exit_file = context.attempt.exit_of("scheduler", context.node)
+    if exit_file.name not in files.listed(context.attempt.exits):
+        return ""
+    return f": it {last_words.of(int(exit_file.read_text()), scheduler_log(context)).how}"
+
+
 def of_the_workers(context: Context, present: set[str], late: float, *, step_gone: bool = False) -> Outcome | None:
     """Return how the run ends for want of workers, None if they may still come; the rest as of the scheduler."""
     lost = missing_nodes(context, present, step_gone=step_gone)

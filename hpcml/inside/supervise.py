@@ -137,7 +137,8 @@ class Supervisor:
             script = Script(self.context, self.variables)
         except OSError as error:
             reason = f"the script could not be started: {error.strerror}: {error.filename}"
-            hint = "The folder that the run was submitted from must exist on the compute nodes."
+            at_home = error.filename == self.context.settings.cwd  # otherwise it is the interpreter, or a limit
+            hint = "The folder that the run was submitted from must exist on the compute nodes." if at_home else ""
             return Outcome(errors.DRIVER_NOT_STARTED, self.phase, "hpcml", reason, hint)
         self.diary.write("driver-started", pid=script.process.pid)
         try:
@@ -342,7 +343,7 @@ class Supervisor:
 
     def _check_scheduler(self) -> None:
         if self.channel.closed and not self.released:
-            reason = f"the Dask scheduler on {self.context.node} was lost"
+            reason = f"the Dask scheduler on {self.context.node} was lost{blame.scheduler_end(self.context)}"
             raise RunEndedError(self._outcome(errors.SCHEDULER_LOST, reason, "", blame.scheduler_log(self.context)))
 
     def _check_workers(self) -> None:
