@@ -87,7 +87,7 @@ class Progress:
         self.stream = stream
         self.output = output if output and _may_meet(output.stream, stream) else None
         if output:
-            output.clear = self.clear
+            output.clear = self._clear_changing
         self.live = stream.isatty() and environment.get("TERM", "dumb") != "dumb"
         self.colour = self.live and not environment.get("NO_COLOR")
         self.shown: set[str] = set()
@@ -200,11 +200,15 @@ class Progress:
 
     def clear(self) -> None:
         """Take the changing line away, and end the line that the script's output has left open."""
+        self._clear_changing()
+        if self.output and self.output.line_is_open:
+            self.stream.write("\n")
+            self.stream.flush()
+            self.output.line_is_open = False
+
+    def _clear_changing(self) -> None:
         if self.live and self.line:
             self.stream.write("\r\x1b[K")
-        elif self.output and self.output.line_is_open:
-            self.stream.write("\n")
-            self.output.line_is_open = False
         self.stream.flush()
         self.line = ""
 

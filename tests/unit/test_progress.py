@@ -97,10 +97,12 @@ def test_the_script_s_lines_are_its_own(output: str, columns: int, tmp_path: Pat
         progress = Progress(stream, {"TERM": "xterm"}, tail)
         status = Status("r", "lab", "starting", nodes=["n1", "n2"], times=dict(STARTED), workers=1, expected=2)
         progress.show(status)
-        log.write_text(output)
         times = {**STARTED, "workers-ready": 3.0, "fabric-checked": 3.0, "driver-started": 4.0}
         progress.show(say(status, state="running", workers=2, times=times))
-        tail.copy()
+        for character in output:  # it comes in pieces, as the script writes it
+            with log.open("a") as file:
+                file.write(character)
+            tail.copy()
         progress.show(say(status, words="the script runs, with 1 of 2 workers", workers=1))
         progress.show(say(status, state="ended", words="the script ended", exit_status=0))
 
