@@ -194,13 +194,13 @@ def _read_events(found: Status, happened: list[dict[str, Any]]) -> None:
 def _read_event(found: Status, event: dict[str, Any]) -> None:
     name = event["event"]
     found.times[name] = event["time"]
+    found.security = event.get("security", found.security)
     if name == "allocated":
         found.state, found.nodes, found.workers, found.warnings = "starting", event["nodes"], 0, ()
     elif name in ("worker-added", "worker-removed"):
         found.workers = event["count"]
     elif name == "scheduler-up":
         found.protocol = f"{event['protocol']} ({event['because']})"
-        found.security = event.get("security", "")
     elif name == "image-staging":
         found.state, found.staging = "starting", str(event["mode"])
     elif name == "environment-ready":

@@ -135,13 +135,12 @@ def run(context: Context, slot: int, scratch: Path, share: Share, *, replaces: b
         options = gpus.worker_options(context, device, pool, memory_limit=share.memory_limit)
     if _expected_protocol(context) == "ucx":
         prepare_ucx(context, device)
-    address = _address(context, scratch / ADDRESS)
-    dask.config.set(secure.dask_settings(context.attempt, address))
-    if address.startswith("ucx://"):
+    address, protocol = _address(context, scratch / ADDRESS)
+    dask.config.set(secure.dask_settings(context.attempt, address, protocol))
+    options |= {"security": secure.security(context.attempt), "protocol": protocol}
+    if protocol == "ucx":
         prepare_ucx(context, device)
         time.sleep(stagger(context, slot))
-    else:
-        options["security"] = secure.security(context.attempt)
     reason = asyncio.run(_serve(context, address, name, folder, share, device, pool, options))
     return 0 if reason in _FOR_GOOD else COME_BACK
 
@@ -157,12 +156,13 @@ def _expected_protocol(context: Context) -> str:
     return protocol
 
 
-def _address(context: Context, path: Path) -> str:
-    """Wait for the scheduler's address, which this node's worker task passes on or else ends this process."""
+def _address(context: Context, path: Path) -> tuple[str, str]:
+    """Wait for the scheduler's address and the protocol of data, which this node's worker task passes on."""
     patience = context.settings.scheduler_deadline + context.settings.workers_deadline
     if not files.wait_for(path, time.monotonic() + patience, 0.01):
         raise TimeoutError("the scheduler's address never appeared")
-    return path.read_text()
+    address, protocol = path.read_text().split()
+    return address, protocol
 
 
 def stagger(context: Context, slot: int) -> float:
@@ -212,7 +212,6 @@ async def _serve(
         nthreads=share.threads,
         name=name,
         host=host,
-        protocol=address.partition("://")[0],
         memory_limit=share.memory_limit,
         resources=dict(context.settings.resources) or None,
         local_directory=str(folder),

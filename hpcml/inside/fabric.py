@@ -68,7 +68,7 @@ async def measure_all(scheduler: Scheduler) -> dict[str, Any]:
     """Measure every node against every other, for ``hpcml fabric``; return ``Measurement.to_json``."""
     context = load()
     workers = by_node(scheduler, context)
-    protocol = str(scheduler.address).partition("://")[0]
+    protocol = next((str(address).partition("://")[0] for address in scheduler.workers), "tls")
     measured = await measure(scheduler, context, protocol, workers, distances=range(1, len(workers)))
     return measured.to_json()
 

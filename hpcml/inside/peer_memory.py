@@ -6,9 +6,9 @@ ends). A mapping keeps the memory allocated after the process that owned it is g
 100 GiB stayed for as long as a neighbour lived, and was free 0.1 s after ``cuIpcCloseMemHandle`` there.
 
 Each GPU worker therefore writes a marker, 32 random bytes, into its pool (:func:`mark`), and tells it to the scheduler.
-When the worker is gone, the scheduler and, asked by it, the other workers look for the marker in the memory that they
-have mapped and close that mapping, no other (:func:`release`). UCX's record of the mapping stays; it is found again by
-a process of the same number only, so a node's worker task never gives a dead worker's number to another one.
+When the worker is gone, the scheduler asks the other workers, which look for the marker in the memory that they have
+mapped and close that mapping, no other (:func:`release`). UCX's record of the mapping stays; it is found again by a
+process of the same number only, so a node's worker task never gives a dead worker's number to another one.
 """
 
 from __future__ import annotations

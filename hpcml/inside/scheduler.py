@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import os
 import sys
@@ -24,7 +25,6 @@ from hpcml.inside import (
     dashboard,
     fabric,
     files,
-    gpus,
     peer_memory,
     scratch,
     secure,
@@ -35,6 +35,8 @@ from hpcml.inside import (
 from hpcml.inside.control import TOLD, TOPIC
 from hpcml.inside.network import NoAddressError, NoProtocolError, choose_address, choose_protocol, ucx_environment
 from hpcml.inside.settings import Context, load
+
+_IN_HOST_MEMORY = ["dask", "pickle", "error"]  # Dask's families of serializers, without "cuda"
 
 
 class PrivateScheduler(Scheduler):  # type: ignore[misc]
@@ -62,6 +64,18 @@ class PrivateScheduler(Scheduler):  # type: ignore[misc]
         raise RuntimeError("the workers of an hpcml run have no Nanny; use a WorkerPlugin, or [environment] settings")
 
 
+class HostScheduler(PrivateScheduler):
+    """A scheduler that has workers answer in the host's memory: what it passes on, TLS cannot take from a GPU."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.rpc.serializers = self.rpc.deserializers = _IN_HOST_MEMORY
+
+    async def broadcast(self, *, serializers: Any = None, **options: Any) -> Any:
+        """Ask workers as Dask does, for answers in the host's memory."""
+        return await super().broadcast(serializers=serializers or _IN_HOST_MEMORY, **options)
+
+
 class Reporter(SchedulerPlugin):  # type: ignore[misc]
     """Tell the supervisor which workers come and go."""
 
@@ -71,7 +85,6 @@ class Reporter(SchedulerPlugin):  # type: ignore[misc]
         self.writer = writer
         self.names: dict[str, str] = {}
         self.memories: dict[str, dict[str, Any]] = {}
-        self.tasks: set[asyncio.Task[None]] = set()
 
     def send(self, **facts: object) -> None:
         """Send one line."""
@@ -89,9 +102,6 @@ class Reporter(SchedulerPlugin):  # type: ignore[misc]
         if memory and scheduler.status == Status.running:  # at the run's end all memory becomes free
             for other in scheduler.workers:
                 scheduler.worker_send(other, {"op": peer_memory.ASK, **memory})
-            task = asyncio.get_running_loop().create_task(peer_memory.let_go(memory))
-            self.tasks.add(task)
-            task.add_done_callback(self.tasks.discard)
 
     def log_event(self, topic: str, msg: Any) -> None:
         """Dask's hook: a worker or a client has said something; what is meant for the supervisor is passed on."""
@@ -132,22 +142,21 @@ async def _serve(context: Context) -> int:
     host, why = choose_address(settings.interface, alone=settings.alone)
     protocol, because = choose_protocol(settings.protocol, gpus=settings.gpu.count if settings.gpu else 0,
                                         nodes=settings.nodes)  # fmt: skip
-    options: dict[str, Any] = {}
     if protocol == "ucx":
         wire.install(context.attempt.ucx_key)
-        dask.config.set(gpus.ucx_settings(settings.gpu, worker=False))
         os.environ.update(ucx_environment(alone=settings.alone))
-    else:
-        options["security"] = secure.security(context.attempt)
     dashboard.configure()
     PrivateScheduler.socket_path = Path(control["socket"]).with_name("dashboard.sock")
     # Dask puts this folder first on sys.path; by default it is /tmp/dask-scratch-space, which anybody can make.
     folder = PrivateScheduler.socket_path.parent
     scratch.live_in(folder)
     dask.config.set({"temporary-directory": str(folder)})
-    scheduler = PrivateScheduler(
-        protocol=protocol, host=host, port=0, dashboard=False, local_directory=str(folder), **options
-    )
+    # Messages go over TLS also where data goes over UCX: Dask waits for UCX by asking again and again, which keeps a
+    # core busy here and in the script, and UCX takes seconds to start.
+    scheduler = (HostScheduler if protocol == "ucx" else PrivateScheduler)(
+        protocol="tls", host=host, port=0, dashboard=False, local_directory=str(folder),
+        security=secure.security(context.attempt),
+    )  # fmt: skip
     try:
         await scheduler
     except Exception as error:  # noqa: BLE001 - whatever Dask or UCX raised, its cause is the last word in the log
@@ -156,11 +165,10 @@ async def _serve(context: Context) -> int:
         return SCHEDULER_NEVER_CAME
     reporter = Reporter(writer)
     scheduler.add_plugin(reporter)
+    security = "" if protocol == "ucx" else secure.in_words("tls", set(), gpus=settings.gpu is not None)
     facts = {"address": scheduler.address, "node": context.node, "pid": os.getpid(), "interface": why,
              "protocol": protocol, "because": because,
-             "security": secure.in_words(protocol, wire.tcp_devices() if protocol == "ucx" else set(),
-                                         gpus=settings.gpu is not None,
-                                         group_memory=protocol == "ucx" and wire.group_memory())}  # fmt: skip
+             "security": security}  # fmt: skip
     files.write_json(context.attempt.scheduler, facts)
     context.attempt.service_of("dashboard").parent.mkdir(mode=0o700, exist_ok=True)
     files.write_json(context.attempt.service_of("dashboard"), {
@@ -169,15 +177,32 @@ async def _serve(context: Context) -> int:
     })  # fmt: skip
     os.umask(settings.umask)  # for functions that the script runs here
     reporter.send(event="scheduler-up", **facts)
+    opening = asyncio.create_task(_open_ucx(context, reporter)) if protocol == "ucx" else None
     ended = asyncio.create_task(scheduler.finished())
     told = asyncio.create_task(_heed(reader, reporter, lambda: fabric.check(scheduler, context, protocol)))
     await asyncio.wait({ended, told}, return_when=asyncio.FIRST_COMPLETED)
     told.cancel()
+    if opening:
+        opening.cancel()
     if ended.done():  # the script closed the cluster itself (client.shutdown()): its right, and no loss
         reporter.send(event="scheduler-closed")
     await scheduler.close(reason="the run has ended")
     writer.close()
     return 0
+
+
+async def _open_ucx(context: Context, reporter: Reporter) -> None:
+    """Start UCX while the workers do the same: for what the scheduler asks of workers, whose addresses are UCX's."""
+    gpu = context.settings.gpu is not None
+    try:
+        await asyncio.to_thread(importlib.import_module, "ucxx")  # half of the time, and the event loop goes on
+        wire.start_ucx()
+    except Exception as error:  # noqa: BLE001 - whatever UCX raised, the first question to a worker will say it again
+        traceback.print_exc()
+        reporter.send(event="ucx-failed", problem=blame.root_of(error))
+        return
+    security = secure.in_words("ucx", wire.tcp_devices(), gpus=gpu, group_memory=wire.group_memory())
+    reporter.send(event="ucx-up", security=security)
 
 
 async def _heed(

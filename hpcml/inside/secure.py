@@ -126,11 +126,12 @@ def security(paths: AttemptPaths) -> Security:
     return Security(require_encryption=True, tls_ca_file=certificate, **pairs)
 
 
-def dask_settings(paths: AttemptPaths, address: str) -> dict[str, Any]:
+def dask_settings(paths: AttemptPaths, address: str, protocol: str) -> dict[str, Any]:
     """Return Dask's settings that let a client into the cluster, also one made inside a task.
 
-    Those of TLS do nothing for ``ucx://`` but say that every other connection must be encrypted; there Dask is told to
-    import what authenticates UCX first, before modules that the user has it import.
+    ``address`` is the scheduler's, ``protocol`` what the workers move data by. Settings of TLS do nothing for
+    ``ucx://`` but say that every other connection must be encrypted; there Dask is told to import what authenticates
+    UCX first, before modules that the user has it import.
     """
     settings: dict[str, Any] = {
         "scheduler-address": address,
@@ -140,7 +141,7 @@ def dask_settings(paths: AttemptPaths, address: str) -> dict[str, Any]:
     for role in _CONFIG_ROLES:
         settings[f"distributed.comm.tls.{role}.cert"] = str(paths.certificate)
         settings[f"distributed.comm.tls.{role}.key"] = str(paths.key)
-    if _is_ucx(address):
+    if protocol == "ucx":
         import dask.config
 
         chosen = dask.config.get("distributed.client.preload", []) or []
@@ -165,7 +166,7 @@ def in_words(protocol: str, tcp_devices: set[str], *, gpus: bool, group_memory: 
         Whether UCX uses shared memory that the user's group may open.
     """
     if protocol == "ucx":
-        said = "both ends of a UCX connection prove the run's key; not encrypted"
+        said = "mutual TLS to the scheduler; both ends of a UCX connection prove the run's key, not encrypted"
         reached = sorted(tcp_devices - {"lo"})
         ways = [f"UCX's own TCP on {' and '.join(reached)}"] if reached else []
         ways += ["UCX's System V shared memory, for your group (UCX_TLS)"] if group_memory else []
@@ -175,20 +176,16 @@ def in_words(protocol: str, tcp_devices: set[str], *, gpus: bool, group_memory: 
     return f"{said}; {OPEN}: {', '.join(ways)}" if ways else said
 
 
-def client_environment(paths: AttemptPaths, address: str) -> dict[str, str]:
+def client_environment(paths: AttemptPaths, address: str, protocol: str) -> dict[str, str]:
     """Return the variables with which a plain ``distributed.Client()`` finds and is let into the cluster.
 
     The dashboard has no address that a link could hold, so the client's link is the command that leads there.
     """
     link = {"distributed.dashboard.link": f"hpcml tunnel {paths.directory.parents[1].name}"}
-    ucx = {"HPCML_UCX_KEY": str(paths.ucx_key)} if _is_ucx(address) else {}
-    return as_variables(dask_settings(paths, address) | link) | ucx
+    ucx = {"HPCML_UCX_KEY": str(paths.ucx_key)} if protocol == "ucx" else {}
+    return as_variables(dask_settings(paths, address, protocol) | link) | ucx
 
 
 def as_variables(settings: dict[str, Any]) -> dict[str, str]:
     """Return settings of Dask's as the variables from which it reads them (dask.config.collect_env)."""
     return {f"DASK_{key.upper().replace('.', '__').replace('-', '_')}": str(value) for key, value in settings.items()}
-
-
-def _is_ucx(address: str) -> bool:
-    return address.startswith(("ucx://", "ucxx://"))

@@ -45,6 +45,7 @@ class Supervisor:
     started: float = field(default_factory=time.monotonic)
     phase: str = "allocated"
     address: str = ""
+    protocol: str = ""
     present: set[str] = field(default_factory=set)
     signalled: bool = False
     told_time: bool = False
@@ -97,7 +98,7 @@ class Supervisor:
         self._until(lambda: expected <= self.present, settings.workers_deadline, self._workers_missing)
         self._compare_versions()
         self.diary.write("workers-ready", count=len(expected), seconds=round(time.monotonic() - self.started, 3))
-        if settings.fabric != "none" and (settings.gpu or settings.fabric == "rdma" or self.address.startswith("ucx:")):
+        if settings.fabric != "none" and (settings.gpu or settings.fabric == "rdma" or self.protocol == "ucx"):
             self._check_fabric()
 
     def _check_fabric(self) -> None:
@@ -151,11 +152,11 @@ class Supervisor:
         settings = self.context.settings
         backends = secure.as_variables(gpus.dask_backends(settings.gpu))
         ucx: dict[str, str] = {}
-        if self.address.startswith("ucx:"):
+        if self.protocol == "ucx":
             ucx = secure.as_variables(gpus.ucx_settings(settings.gpu, worker=False)) | ucx_environment(
                 alone=settings.alone
             )
-        own = secure.client_environment(self.context.attempt, self.address)
+        own = secure.client_environment(self.context.attempt, self.address, self.protocol)
         own |= secure.as_variables({"temporary-directory": self._dask_folder()})
         nodes = {"HPCML_NODES": str(settings.nodes)}
         return {**backends, **ucx, **os.environ, **own, **nodes}  # a backend that the user chose stays
@@ -274,11 +275,8 @@ class Supervisor:
                 self.warn(f"{compared.clocks.note}. Tell the site's support: logs and files have wrong times.")
 
     def _check_clocks(self, clocks: Clocks) -> None:
-        """End the run if a node's clock is so wrong that the run's certificate is not valid there; UCX has none."""
-        settings = self.context.settings
-        maybe_ucx = settings.gpu is not None or settings.protocol == "ucx"
-        tls = self.address.startswith("tls:") if self.address else not maybe_ucx
-        if tls and clocks.fatal:
+        """End the run if a node's clock is so wrong that the run's certificate is not valid there."""
+        if clocks.fatal:
             hint = "The run's certificate is not valid there. Leave the node out, and tell the site's support."
             raise RunEndedError(self._outcome(errors.WORKERS_NEVER_CAME, clocks.fatal, hint, ()))
 
@@ -288,7 +286,7 @@ class Supervisor:
         for message in self.channel.receive(TICK):
             event = message.pop("event", "")
             if event == "scheduler-up":
-                self.address = str(message["address"])
+                self.address, self.protocol = str(message["address"]), str(message["protocol"])
             elif event == "worker-added":
                 self.present.add(str(message["worker"]))
                 message["count"] = len(self.present)

@@ -163,7 +163,8 @@ class Address:
             return True
         there = files.listed(self.context.attempt.directory)
         if self.context.attempt.scheduler.name in there:
-            files.write(self.local, str((files.read_json(self.context.attempt.scheduler) or {}).get("address", "")))
+            facts = files.read_json(self.context.attempt.scheduler) or {}
+            files.write(self.local, f"{facts['address']} {facts['protocol']}")
             self.known = True
         return self.known or (self.context.attempt.ended.name not in there and time.monotonic() < self.deadline)
 

@@ -68,10 +68,7 @@ def _try_all(world: World, folder: Path, running: Running) -> list[Result]:
     home = _home_of_intruder(world, key.read_bytes())
     mode = f"{key.stat().st_mode & 0o777:o} in {key.parent.stat().st_mode & 0o777:o}"
     addresses = read_json(ready)
-    targets = {
-        "scheduler": addresses["scheduler"],
-        **{f"worker {n}": to for n, to in enumerate(addresses["workers"][:2])},
-    }
+    targets = {f"worker {n}": to for n, to in enumerate(addresses["workers"][:2])}  # the scheduler's doors are TLS
     results = []
     for who, words, refused in (("no key", [], True), ("a wrong key", ["--key", "wrong.key"], True),
                                 ("the right key", ["--key", "right.key"], False)):  # fmt: skip

@@ -66,7 +66,7 @@ def test_a_plain_client_with_the_scripts_environment(paths: AttemptPaths) -> Non
         print(client.submit(inside, workers="two").result(timeout=60))"""
     without = "import sys; sys.modules['distributed_ucxx'] = None; from distributed import Client; Client()"
     for cluster in running(paths.directory, str(paths.ucx_key), "scheduler", "one", "two"):
-        own = secure.client_environment(paths, cluster.addresses["scheduler"])
+        own = secure.client_environment(paths, cluster.addresses["scheduler"], "ucx")
         done = cluster.against("scheduler", code, **own)
         assert done.stdout.split() == ["50000000", cluster.addresses["scheduler"]], done.stderr
         done = cluster.against("scheduler", without, **own)

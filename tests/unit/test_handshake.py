@@ -184,9 +184,9 @@ def test_the_keys_of_an_attempt(tmp_path: Path) -> None:
 
 def test_the_environment_of_the_script(tmp_path: Path) -> None:
     paths = AttemptPaths(tmp_path)
-    tls = secure.client_environment(paths, "tls://127.0.0.1:1")
+    tls = secure.client_environment(paths, "tls://127.0.0.1:1", "tls")
     assert not any("UCX" in name or "PRELOAD" in name for name in tls)
-    ucx = secure.client_environment(paths, "ucx://127.0.0.1:1")
+    ucx = secure.client_environment(paths, "tls://127.0.0.1:1", "ucx")
     added = {name: ucx[name] for name in ucx.keys() - tls.keys()}
     preload = "DASK_DISTRIBUTED__CLIENT__PRELOAD"
     assert added == {"HPCML_UCX_KEY": str(paths.ucx_key), preload: "['hpcml.inside.preload']"}

@@ -17,11 +17,32 @@ from typing import Any
 
 import hpcml
 
+SLOW = 12.0  # seconds after which an answer is late
 DEADLINE = 60.0  # seconds for a worker to come back
 GIB = 1024**3
 CPU = "--cpu" in sys.argv
 ELEMENTS = 100_000 if CPU else 64 * 1024**2
-ROWS = 20_000 if CPU else 20_000_000  # of a partition
+ROWS = 20_000 if CPU else 3_000_000  # of a partition
+
+
+def wait(future: Any, seconds: float) -> bool:
+    """Wait for a future; return whether it is there."""
+    try:
+        future.result(timeout=seconds)
+    except TimeoutError:
+        return False
+    return True
+
+
+async def waiting() -> str:
+    """Return what a worker's coroutines wait for, which says why an answer is late."""
+    import asyncio
+    import io
+
+    text = io.StringIO()
+    for task in asyncio.all_tasks():
+        task.print_stack(limit=4, file=text)
+    return text.getvalue()
 
 
 def array_module() -> Any:
@@ -123,6 +144,9 @@ class Killer:
         event: dict[str, Any] = {"when": when, "worker": name, "workers": len(self.workers()), "back_s": round(back, 2)}
         try:
             if future is not None:
+                if not wait(future, SLOW):
+                    stacks = self.client.run(waiting, on_error="return")
+                    print("\n".join(f"{at}: {text}" for at, text in stacks.items()), flush=True)
                 event["right"] = figures(future.result(timeout=120)) == expected
                 event["answer_s"] = round(time.monotonic() - began, 2)
             self.exchange()

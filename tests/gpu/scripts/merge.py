@@ -28,6 +28,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--devices", required=True)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--pool", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=0, help="wait for so many")
     parser.add_argument("--cpu", action="store_true")
     return parser.parse_args()
 
@@ -63,6 +64,8 @@ def client_of(options: argparse.Namespace, arguments: argparse.Namespace) -> Ite
 
     if options.where == "run":
         with Client() as client:
+            if options.workers:
+                client.wait_for_workers(options.workers, timeout=120)
             yield client
         return
     from dask_cuda.benchmarks.utils import get_cluster_options
