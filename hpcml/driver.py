@@ -82,7 +82,8 @@ def connect(**options: Any) -> Client:
     Raises
     ------
     RuntimeError
-        If Dask's ``distributed`` is not installed in this environment.
+        If Dask's ``distributed`` is not installed in this environment, or if, outside a run, others could replace
+        what lies in the folder for temporary files.
     OSError
         If the run's scheduler does not answer (``distributed``'s own time-out).
     """

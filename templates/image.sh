@@ -37,5 +37,12 @@ fi
 case ${TMPDIR:-} in
   *[,:\\]* | *[[:space:]]) echo "hpcml: TMPDIR cannot be bound into an image because of its ',', ':', '\\' or last blank: $TMPDIR" >&2; exit 88 ;;
 esac
+# The inside cannot tell another user's folder from root's (hpcml/inside/scratch.py), so it is looked at from here.
+at=$(cd "${TMPDIR:-/tmp}" 2>/dev/null && pwd -P)
+while [ -n "$at" ]; do
+  [ -z "$(find "$at" -maxdepth 0 \( ! -user 0 ! -user "$(id -u)" -o \( -perm -0020 -o -perm -0002 \) ! -perm -1000 \))" ] ||
+    { echo "hpcml: others may replace what lies in $at on $node: set TMPDIR to a folder of your own, or to a sticky one of root's." >&2; exit 88; }
+  at=${at%/*}
+done
 if [ -n "${TMPDIR:-}" ] && [ -d "$TMPDIR" ]; then set -- --bind "$TMPDIR:$TMPDIR" "$@"; fi
 exec "$program" --quiet exec "$@"

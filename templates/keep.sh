@@ -1,6 +1,7 @@
 #!/bin/sh
 # keep.sh sbcast|copy IMAGE COPY: makes the folder of one node's copy of the image, copies it or checks what sbcast has
 # copied, and removes the folder when its input ends or a signal comes. It says `made`, `ready` or `failed` with its node.
+# It holds a lock in the folder (hpcml/inside/scratch.py): a folder that it leaves because it was killed goes at the next run.
 mode=$1 image=$2 copy=$3 folder=${3%/*} node=${SLURMD_NODENAME:-local}
 place=${folder%/*}
 umask 077
@@ -8,16 +9,35 @@ fail() { rm -rf "$folder"; echo "failed $node: $1|$2"; exit 1; }
 trap 'rm -rf "$folder"; exit 143' HUP INT TERM
 trap '' USR1 USR2
 size=$(stat -Lc %s "$image" 2>/dev/null) || fail "the image is not there: $image" "Put it on a file system that all nodes see."
+# loose PATH: which folder at or above PATH, or link on the way, somebody else could put another in the place of.
+loose() {
+  at=$1
+  while [ -n "$at" ] && [ "$at" != / ]; do
+    find "$at" -maxdepth 0 \( ! -user 0 ! -user "$(id -u)" -o ! -type l \( -perm -0020 -o -perm -0002 \) ! -perm -1000 \)
+    at=${at%/*}
+  done
+}
 mkdir "$folder" 2>/dev/null || {
   folder=/dev/null/none   # not ours
   fail "no folder can be made in $place" "Set runtime.stage_to to a folder on the nodes' own disks that you may write to."
 }
-[ -z "$(find "$place/" -maxdepth 0 -perm -0002 ! -perm -1000)" ] ||
-  fail "anyone may replace what lies in $place" "Set runtime.stage_to to a folder that others cannot write to, or with the sticky bit."
+open=$(loose "$place"; loose "$(cd "$place" && pwd -P)")
+[ -z "$open" ] || fail "others may replace what lies in $(echo "$open" | head -n 1)" \
+  "Set runtime.stage_to to a folder that is yours or root's and that others cannot write to, or with the sticky bit; so for all above it."
 free=$(df -Pk "$folder" | awk 'NR == 2 { print $4 }')
 [ "$free" -gt $((size / 1024)) ] ||
   fail "$((free / 1024)) MiB are free in $place, and the image has $((size / 1048576))" \
     "Set runtime.stage_to to a folder with more space, or runtime.stage = 'none'."
+if command -v flock >/dev/null; then
+  : >"$folder/.lives"
+  exec 9>>"$folder/.lives"
+  flock -s 9
+  uname -n >&9
+  for old in "$place"/hpcml-[0-9]*-????????????????; do
+    if [ -d "$old" ] && [ ! -L "$old" ] && [ -O "$old" ] && [ ! -L "$old/.lives" ] && [ -O "$old/.lives" ] &&
+      [ "$(cat "$old/.lives")" = "$(uname -n)" ]; then flock -n "$old/.lives" rm -rf "$old"; fi
+  done
+fi
 if [ "$mode" = copy ]; then
   cp -- "$image" "$copy" 2>"$folder/words" &
   wait $! || fail "the image cannot be copied to $place: $(sed -n 's/.*: //;$p' "$folder/words")" \

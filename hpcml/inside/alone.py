@@ -48,13 +48,16 @@ class ClosedCluster(LocalCluster):  # type: ignore[misc]
 
     Raises
     ------
-    scratch.UnsafePlaceError
+    RuntimeError
         If somebody else could replace what lies in that place.
     """
 
     def __init__(self, **options: Any) -> None:
         place = options.pop("local_directory", None) or scratch.for_dask(tempfile.gettempdir())
-        folder = scratch.Folder(place)
+        try:
+            folder = scratch.Folder(place)
+        except scratch.UnsafePlaceError as error:
+            raise RuntimeError(f"{error}; set TMPDIR to a folder of your own, or to a sticky one of root's") from error
         threading.Thread(target=scratch.sweep, args=(place,), name="hpcml-sweep", daemon=True).start()
         weakref.finalize(self, folder.remove)  # at the interpreter's exit too
         self._folder = folder

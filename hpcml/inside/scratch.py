@@ -32,7 +32,6 @@ PREFIX = "hpcml-"
 LIVES = ".lives"  # its text is the node's name: on a shared file system the locks of other nodes may not be seen
 SWEEP_FOR = 20.0  # seconds after which a sweep leaves the rest to the next
 _OURS = re.compile(r"hpcml-(?:[a-z0-9_]{8}|[0-9]+-[0-9a-f]{16})")  # of tempfile.mkdtemp, and of templates/stage.sh
-_TRIES = 10
 _ALL_USERS = "4294967295"  # how many users a process outside a user namespace can tell from each other
 
 
@@ -149,32 +148,22 @@ def place_for_dask(context: Context) -> str:
 
 
 def _made(place: str) -> tuple[Path, int]:
-    """Make a folder and take its lock; once more if a sweep took the folder in the moment between."""
-    for _ in range(_TRIES):
-        path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
-        descriptor = -1
-        try:
-            descriptor = os.open(path / LIVES, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-            os.write(descriptor, socket.gethostname().encode())
-            _lock(descriptor)
-            if os.fstat(descriptor).st_nlink:
-                return path, descriptor
-        except (FileNotFoundError, BlockingIOError):
-            pass
-        except OSError:
-            shutil.rmtree(path, ignore_errors=True)
-            raise
-        if descriptor >= 0:
-            os.close(descriptor)
-    raise OSError(errno.EAGAIN, "a sweep took each folder away", place)
+    """Make a folder, take its lock, and say whose it is: a sweep passes over what does not say it yet."""
+    path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
+    try:
+        descriptor = os.open(path / LIVES, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        _lock(descriptor)
+        os.write(descriptor, socket.gethostname().encode())
+    except OSError:
+        shutil.rmtree(path, ignore_errors=True)
+        raise
+    return path, descriptor
 
 
 def _lock(descriptor: int) -> None:
-    """Take the lock; a file system without locks has none, and nothing on it is ever swept."""
+    """Take the shared lock; a file system without locks has none, and nothing on it is ever swept."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise
+        fcntl.flock(descriptor, fcntl.LOCK_SH)  # a sweep holds its own for a look at the file only
     except OSError as error:
         if error.errno not in {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}:
             raise

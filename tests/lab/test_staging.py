@@ -133,7 +133,7 @@ def test_a_folder_in_which_anyone_may_replace_the_copy(cluster: Cluster, image: 
     assert cluster.run("ls", "-A", "/tmp/open", node="n1").stdout == ""
     cluster.run("rmdir", "/tmp/open", node="n1", user="root")
     assert ended.code == errors.IMAGE, ended.err
-    assert "anyone may replace what lies in /tmp/open" in ended.err
+    assert "others may replace what lies in /tmp/open" in ended.err
     assert "the script ran" not in ended.out
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcml.inside.alone import ClosedScheduler
+from hpcml.inside.alone import ClosedCluster, ClosedScheduler
 from hpcml.inside.dask_worker import PrivateWorker
 
 pytestmark = pytest.mark.local
@@ -126,6 +126,15 @@ def test_dasks_folder_is_not_one_that_others_can_plant(tmp_path: Path, asked: st
     assert (found["afterwards"], found["left"]) == ([], [])
     assert list(planted.iterdir()) == []
     assert ("DASK_TEMPORARY_DIRECTORY) is not used" in done.stderr) == (asked == "nowhere")
+
+
+def test_a_place_that_others_may_change_is_refused(tmp_path: Path) -> None:
+    place = tmp_path / "open"
+    place.mkdir()
+    place.chmod(0o777)
+    with pytest.raises(RuntimeError, match=r"others may replace what lies in .*/open .*; set TMPDIR"):
+        ClosedCluster(local_directory=str(place), n_workers=0)
+    assert list(place.iterdir()) == []
 
 
 def test_a_heartbeat_on_its_way_when_a_worker_closes_is_no_error() -> None:

@@ -105,7 +105,7 @@ printf '%s\\n' "$@"; env | grep '^APPTAINERENV_CUPY_CACHE_DIR='; exit 0
 """
 
 
-def enter(tmp_path: Path, kernels: str) -> subprocess.CompletedProcess[str]:
+def enter(tmp_path: Path, kernels: str, **more: str) -> subprocess.CompletedProcess[str]:
     """Run image.sh as a run in tmp_path/runs would, with a program that says how it was called."""
     (tmp_path / "bin").mkdir(exist_ok=True)
     program = tmp_path / "bin/apptainer"
@@ -116,7 +116,7 @@ def enter(tmp_path: Path, kernels: str) -> subprocess.CompletedProcess[str]:
     environment = {"PATH": f"{program.parent}:{os.environ['PATH']}", "HPCML_RUN_DIR": str(run), "HPCML_PASS": ""}
     script = assets.folder("templates") / "image.sh"
     return subprocess.run(["/bin/sh", str(script), "apptainer", "exec", "--nv", "/i/a.sif", "true"], text=True, check=False,
-                          env=environment | {"HPCML_KERNELS": kernels}, capture_output=True, timeout=30)  # fmt: skip
+                          env=environment | {"HPCML_KERNELS": kernels} | more, capture_output=True, timeout=30)  # fmt: skip
 
 
 def test_compiled_kernels_outlive_the_run_in_a_folder_of_the_user_s_own(tmp_path: Path) -> None:
@@ -150,3 +150,23 @@ def test_kernels_are_not_loaded_from_what_somebody_else_laid_there(tmp_path: Pat
     assert "CUPY" not in done.stdout
     assert str(folder) not in done.stdout
     assert f"{folder} is not a folder of your own" in done.stderr
+
+
+@pytest.mark.parametrize("how", ["open", "above", "another user's", "sticky"])
+def test_no_scratch_where_somebody_else_could_put_another(tmp_path: Path, how: str) -> None:
+    """From inside, in a user namespace, another user's folder looks like root's: image.sh looks before."""
+    place = tmp_path / "above/place"
+    place.mkdir(parents=True)
+    if how == "another user's":
+        if os.getuid():
+            pytest.skip("only root can give a folder to another user")
+        os.chown(place, 65534, 65534)
+    else:
+        (place.parent if how == "above" else place).chmod(0o1777 if how == "sticky" else 0o777)
+    done = enter(tmp_path, "", TMPDIR=str(place))
+    if how == "sticky":
+        assert (done.returncode, done.stderr) == (0, "")
+    else:
+        assert done.returncode == 88
+        assert f"hpcml: others may replace what lies in {place.parent if how == 'above' else place} on" in done.stderr
+        assert not done.stdout

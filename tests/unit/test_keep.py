@@ -1,0 +1,97 @@
+"""keep.sh: the copy of an image lies where nobody else can put another in its place, and goes when its keeper is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from hpcml import assets
+from hpcml.inside import scratch
+
+KEEP = str(assets.folder("templates") / "keep.sh")
+NAME = "hpcml-7-0123456789abcdef"
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    path = tmp_path / "a.sif"
+    path.write_bytes(b"x" * 5000)
+    return path
+
+
+def place_of(tmp_path: Path, mode: int = 0o1777) -> Path:
+    place = tmp_path / "disk"
+    place.mkdir()
+    place.chmod(mode)
+    return place
+
+
+def keeper(image: Path, place: Path, name: str = NAME) -> subprocess.Popen[str]:
+    return subprocess.Popen(["/bin/sh", KEEP, "copy", str(image), f"{place}/{name}/a.sif"], stdin=subprocess.PIPE,
+                            stdout=subprocess.PIPE, text=True)  # fmt: skip
+
+
+def test_the_copy_goes_with_its_keeper(tmp_path: Path, image: Path) -> None:
+    place = place_of(tmp_path)
+    with keeper(image, place) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready local\n"
+        assert (place / NAME).stat().st_mode & 0o7777 == 0o700
+        assert scratch.sweep(place) == []
+        process.communicate("", timeout=30)
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.parametrize("by", ["role", "keeper"])
+def test_what_a_killed_keeper_leaves_is_swept(tmp_path: Path, image: Path, by: str) -> None:
+    """By the next run's roles, and by its keeper; what lives stays, and what is not ours."""
+    place = place_of(tmp_path)
+    treasure = tmp_path / "treasure"
+    treasure.mkdir()
+    (place / "hpcml-8-0123456789abcdef").symlink_to(treasure)
+    (place / "hpcml-9-0123456789abcdef").mkdir(mode=0o700)
+    others = {path.name for path in place.iterdir()}
+    with keeper(image, place) as killed, keeper(image, place, "hpcml-6-0123456789abcdef") as living:
+        for process in (killed, living):
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready local\n"
+        os.kill(killed.pid, signal.SIGKILL)
+        killed.wait()
+        deadline = time.monotonic() + 30
+        while (place / NAME).exists():
+            assert time.monotonic() < deadline
+            if by == "role":
+                scratch.sweep(place)
+            else:
+                with keeper(image, place, "hpcml-5-0123456789abcdef") as sweeper:
+                    sweeper.communicate("", timeout=30)
+        assert {path.name for path in place.iterdir()} == {*others, "hpcml-6-0123456789abcdef"}
+        living.communicate("", timeout=30)
+    assert treasure.exists()
+
+
+@pytest.mark.parametrize("kind", ["open", "group", "above", "link", "theirs"])
+def test_a_place_that_others_may_change_is_refused(tmp_path: Path, image: Path, kind: str) -> None:
+    place = place_of(tmp_path, {"open": 0o777, "group": 0o775}.get(kind, 0o755))
+    wanted = place
+    if kind == "above":
+        wanted = place / "deep"
+        wanted.mkdir()
+        place.chmod(0o777)
+    elif kind in ("link", "theirs"):
+        if os.geteuid() != 0:
+            pytest.skip("needs root: another user's folder or link")
+        if kind == "link":
+            wanted = tmp_path / "link"
+            wanted.symlink_to(place)
+        os.chown(wanted, 65533, 65533, follow_symlinks=False)
+    with keeper(image, wanted) as process:
+        out, _ = process.communicate("", timeout=30)
+    culprit = place if kind == "above" else wanted
+    assert out.startswith(f"failed local: others may replace what lies in {culprit}|Set runtime.stage_to"), out
+    assert [path for path in place.rglob("*") if path != wanted] == []
