@@ -1,0 +1,59 @@
+"""Of what a worker died: its own limit, the kernel's, or a signal that nobody explains."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from hpcml.inside import blame, worker
+from hpcml.inside.settings import Context
+from hpcml.layout import RunPaths
+
+MIB = 1024**2
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> worker.Node:
+    run = RunPaths(tmp_path)
+    for folder in (run.attempt(0).nodes, run.attempt(0).exits, run.logs):
+        folder.mkdir(parents=True)
+    settings = SimpleNamespace(workers_per_node=1, local=False, nodes=1, image="", restarts=1)
+    context = Context(run, run.attempt(0), 0, settings, "n1", ("n1",))  # type: ignore[arg-type]
+    monkeypatch.setattr(worker, "oom_kills", lambda: 3)
+    return worker.Node(context, [worker.Slot("n1", pid=7)], oom_kills=3)
+
+
+def die(node: worker.Node, code: int = -signal.SIGKILL) -> str:
+    """Let the node's worker end so, and return what is then said of the node."""
+    worker._judge(node, node.slots[0], code)
+    (missing,) = blame.missing_nodes(node.context, set())
+    return missing.why
+
+
+def test_its_own_limit(node: worker.Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "_resident", lambda _: 130 * MIB)
+    monkeypatch.setattr(worker, "_end", lambda *_, **__: None)
+    worker._check_memory(node, 128 * MIB)
+    said = die(node)
+    assert "over its memory limit: 130 MiB of 128 MiB" in said
+    assert "once" in said
+    assert "SIGKILL" not in said
+    facts = json.loads(node.context.attempt.mark_of("n1").read_text())
+    assert facts["memory"] == "worker n1 was ended, over its memory limit: 130 MiB of 128 MiB"
+    assert "killed by SIGKILL" in die(node)  # the next death has a cause of its own
+
+
+def test_the_kernel(node: worker.Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "oom_kills", lambda: 4)
+    assert "the node's memory limit was reached (out of memory)" in die(node)
+    assert "killed by SIGKILL" in die(node)  # the count has not grown since
+
+
+def test_neither(node: worker.Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "killed by SIGKILL" in die(node)
+    monkeypatch.setattr(worker, "oom_kills", lambda: 4)
+    assert "exit status 1" in die(node, 1)  # the kernel took something else
