@@ -41,6 +41,8 @@ IMAGE = 88
 FABRIC = 89
 VERSIONS = 90
 PREEMPTED = 91
+HUNG = 92
+IDLE = 93
 
 MEANING = {
     USAGE: "the command line is wrong",
@@ -70,6 +72,8 @@ MEANING = {
     FABRIC: "the wire between the workers is not the one that fabric.require asks for",
     PREEMPTED: "the job was preempted: Slurm gave its nodes to another",
     VERSIONS: "the roles of the run have different versions",
+    HUNG: "the run's supervisor did not answer any more",
+    IDLE: "nothing used the cluster for as long as deadlines.idle allows",
     ALLOCATION_LOST: "the allocation ended without a word (a node failed, or the job was killed)",
 }
 

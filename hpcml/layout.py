@@ -67,6 +67,7 @@ class AttemptPaths:
         self.terminate = directory / "terminate"
         self.time_limit = directory / "time-limit"
         self.ended = directory / "ended"
+        self.lost = directory / "lost"
         self.fabric = directory / "fabric.json"
 
     def exit_of(self, role: str, node: str) -> Path:

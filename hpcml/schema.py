@@ -154,7 +154,12 @@ class Fabric(NamedTuple):
 
 
 class Deadlines(NamedTuple):
-    """How long each phase may take, from the moment the one before it ended."""
+    """How long each phase may take, from the moment the one before it ended.
+
+    While the script runs: ``answer`` is how long scheduler and supervisor may not answer each other; ``connect_notice``
+    and ``idle_notice`` are when it is said that the script has not connected, and that nothing uses the cluster;
+    ``idle`` is when that ends the run. For these three 0 is never.
+    """
 
     stage: str = "300s"
     scheduler: str = "60s"
@@ -162,6 +167,10 @@ class Deadlines(NamedTuple):
     fabric: str = "30s"
     driver_grace: str = "20s"
     teardown: str = "10s"
+    answer: str = "10m"
+    connect_notice: str = "60s"
+    idle_notice: str = "10m"
+    idle: str = "0s"
 
 
 class Paths(NamedTuple):

@@ -14,6 +14,11 @@ TOPIC = "hpcml"  # of Dask's events: what workers and clients tell the superviso
 TOLD = {"worker-task-stopped": ("node",)}  # what may be told so, and the words that belong to it
 
 
+def warn_after(deadline: float) -> float:
+    """Return after how many seconds supervisor or scheduler say that the other does not answer (deadlines.answer)."""
+    return max(deadline / 10, 5.0)  # a job that Slurm suspends stops step by step
+
+
 class Channel:
     """Accept one scheduler, read its lines and send it orders; its death is seen as the end of the stream."""
 

@@ -32,6 +32,7 @@ from hpcml.inside import (
     surroundings,
     wire,
 )
+from hpcml.inside.activity import Activity, peer_of
 from hpcml.inside.control import TOLD, TOPIC
 from hpcml.inside.network import NoAddressError, NoProtocolError, choose_address, choose_protocol, ucx_environment
 from hpcml.inside.settings import Context, load
@@ -46,10 +47,16 @@ class PrivateScheduler(Scheduler):  # type: ignore[misc]
     """
 
     socket_path: Path
+    polls = 0
 
     def __init__(self, **options: Any) -> None:
         strangers.guard()
         super().__init__(**options)
+
+    def identity(self, *arguments: Any, **options: Any) -> Any:
+        """Answer as Dask does, counting who asks for all workers: Client.wait_for_workers does, again and again."""
+        self.polls += options.get("n_workers") == -1
+        return super().identity(*arguments, **options)
 
     def start_http_server(self, routes: Any, *_: Any, **__: Any) -> None:
         """Serve the routes on ``socket_path`` instead of a TCP port."""
@@ -179,9 +186,12 @@ async def _serve(context: Context) -> int:
     reporter.send(event="scheduler-up", **facts)
     opening = asyncio.create_task(_open_ucx(context, reporter)) if protocol == "ucx" else None
     ended = asyncio.create_task(scheduler.finished())
-    told = asyncio.create_task(_heed(reader, reporter, lambda: fabric.check(scheduler, context, protocol)))
+    activity = Activity(context, scheduler, reporter.send, peer_of(writer.get_extra_info("socket")))
+    watching = asyncio.create_task(activity.watch())
+    told = asyncio.create_task(_heed(reader, reporter, activity, lambda: fabric.check(scheduler, context, protocol)))
     await asyncio.wait({ended, told}, return_when=asyncio.FIRST_COMPLETED)
     told.cancel()
+    watching.cancel()
     if opening:
         opening.cancel()
     if ended.done():  # the script closed the cluster itself (client.shutdown()): its right, and no loss
@@ -206,7 +216,10 @@ async def _open_ucx(context: Context, reporter: Reporter) -> None:
 
 
 async def _heed(
-    reader: asyncio.StreamReader, reporter: Reporter, check: Callable[[], Awaitable[dict[str, Any]]]
+    reader: asyncio.StreamReader,
+    reporter: Reporter,
+    activity: Activity,
+    check: Callable[[], Awaitable[dict[str, Any]]],
 ) -> None:
     """Do what the supervisor says, until it says close, or its end of the socket is gone."""
     checking: asyncio.Task[None] | None = None
@@ -223,6 +236,8 @@ async def _heed(
         order = json.loads(line).get("do")
         if order == "close":
             break
+        if order == "alive":
+            activity.answered()
         if order == "check-fabric":
             checking = asyncio.create_task(answer())
     if checking is not None:

@@ -70,6 +70,10 @@ class Settings:
     fabric_deadline: float
     driver_grace: float
     teardown_deadline: float
+    answer_deadline: float
+    connect_notice: float
+    idle_notice: float
+    idle_end: float
     script: str
     arguments: tuple[str, ...]
     cwd: str

@@ -17,6 +17,7 @@ from hpcml.inside import blame, files, gpus, orders, scratch, secure, storage
 from hpcml.inside.clocks import Clocks
 from hpcml.inside.control import Channel
 from hpcml.inside.events import Diary
+from hpcml.inside.hangs import Hangs
 from hpcml.inside.losses import LAST_WORDS, Losses, Steps
 from hpcml.inside.network import ucx_environment
 from hpcml.inside.outcome import Outcome, RunEndedError, say
@@ -64,11 +65,13 @@ class Supervisor:
     clock: OwnTime = field(default_factory=OwnTime)
     steps: Steps = field(init=False)
     losses: Losses = field(init=False)
+    hangs: Hangs = field(init=False)
 
     def __post_init__(self) -> None:
         """Take in the steps that the batch script started, and begin to count what is lost."""
         self.steps = Steps(self.clock)
         self.losses = Losses(self.context, self.diary, self.clock, self.warn)
+        self.hangs = Hangs(self.context, self.clock, self.warn)
 
     # -- phases ---------------------------------------------------------------------------------------------------
 
@@ -142,6 +145,7 @@ class Supervisor:
             hint = "The folder that the run was submitted from must exist on the compute nodes." if at_home else ""
             return Outcome(errors.DRIVER_NOT_STARTED, self.phase, "hpcml", reason, hint)
         self.diary.write("driver-started", pid=script.process.pid)
+        self.hangs.begin()
         try:
             return self._follow(script)
         finally:
@@ -300,6 +304,10 @@ class Supervisor:
                 self.released = True
             elif event == "fabric-checked":
                 self.fabric = message
+            elif event == "alive":
+                self.hangs.take(message)
+                self.channel.send(do="alive")
+                continue
             elif event == "worker-task-stopped":
                 self.losses.tell_stopped(message["node"])
                 continue
@@ -352,6 +360,8 @@ class Supervisor:
         final = [node for node in missing if node.final]
         none_left = not self.present and len(final) == len(missing)
         self.losses.tell(missing, len(self.present))
+        absent = sum(len(node.workers) for node in missing)
+        self.hangs.look(absent, final=len(final) == len(missing))
         if final and (self.context.settings.on_loss == "fail" or none_left):
             reason = f"workers were lost: {'; '.join(node.sentence() for node in final)}"
             raise RunEndedError(self._outcome(errors.WORKERS_LOST, reason, "", final[0].quote))

@@ -1,0 +1,128 @@
+"""What waits for something that cannot come: when it is said, what is said, and when it ends the run."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hpcml import errors
+from hpcml.inside.hangs import Hangs
+from hpcml.inside.outcome import RunEndedError
+from hpcml.inside.own_time import OwnTime
+
+NAMES = {"service": "", "answer_deadline": 600.0, "connect_notice": 60.0, "idle_notice": 600.0, "idle_end": 0.0,
+         "workers_deadline": 120.0, "nodes": 2}  # fmt: skip
+
+
+class Run:
+    """A script that runs, its clock set by the test."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.clock = OwnTime()
+        self.said: list[str] = []
+        context: Any = SimpleNamespace(settings=SimpleNamespace(**{**NAMES, **settings}), node="n1", worker_count=4)
+        self.hangs = Hangs(context, self.clock, lambda words: None if words in self.said else self.said.append(words))
+        self.hangs.begin()
+
+    def at(self, seconds: float, missing: int = 0, *, final: bool = True, **told: Any) -> None:
+        self.clock.seconds = seconds
+        if told:
+            self.hangs.take({"connected": True, "idle": 0.0, "waited": 0.0, "stuck": 0, **told})
+        self.hangs.look(missing, final=final)
+
+
+def test_a_run_that_is_used_is_left_alone() -> None:
+    run = Run(idle_end=60.0)
+    for seconds in range(0, 4000, 10):
+        run.at(seconds, idle=min(seconds, 50.0))
+    assert run.said == []
+
+
+def test_a_script_that_never_connects_is_told_and_goes_on() -> None:
+    run = Run()
+    run.at(59, connected=False, idle=59)
+    assert run.said == []
+    run.at(61, connected=False, idle=61)
+    run.at(90, connected=False, idle=90)
+    assert len(run.said) == 1
+    assert "has run for 60 s without connecting" in run.said[0]
+    assert "Client(scheduler_file=…)" in run.said[0]
+
+
+def test_the_time_before_the_script_does_not_count() -> None:
+    run = Run()
+    run.clock.seconds = 1000.0
+    run.hangs.begin()
+    run.at(1050, connected=False, idle=1050)
+    assert run.said == []
+
+
+def test_a_cluster_that_nobody_uses() -> None:
+    run = Run()
+    run.at(1000, idle=599)
+    assert run.said == []
+    run.at(1010, idle=609)
+    assert run.said == ["Nothing has used the cluster for 10 min, and 2 nodes are held."]
+
+
+def test_an_end_for_idleness_only_where_it_is_asked_for() -> None:
+    Run().at(1e6, idle=1e6)
+    with pytest.raises(RunEndedError) as ended:
+        Run(idle_end=300.0).at(1000, idle=301)
+    assert ended.value.outcome.status == errors.IDLE
+
+
+def test_notices_can_be_switched_off() -> None:
+    run = Run(connect_notice=0.0, idle_notice=0.0)
+    run.at(1e6, connected=False, idle=1e6)
+    assert run.said == []
+
+
+def test_a_script_that_waits_for_more_workers_than_there_are() -> None:
+    run = Run()
+    run.at(100, waited=9)
+    assert run.said == []
+    run.at(102, waited=11)
+    assert run.said[0].startswith("the script waits for more workers than the 4 that the run has (wait_for_workers)")
+    with pytest.raises(RunEndedError) as ended:
+        run.at(212, waited=121)
+    assert ended.value.outcome.status == errors.WORKERS_NEVER_CAME
+
+
+def test_a_script_that_waits_for_workers_that_come_back_waits() -> None:
+    run = Run()
+    run.at(1000, 1, final=False, waited=500)
+    assert run.said == []
+    with pytest.raises(RunEndedError) as ended:
+        run.at(1001, 1, final=True, waited=501)
+    assert "than the 3 that the run has" in ended.value.outcome.reason
+
+
+def test_tasks_that_no_worker_may_run() -> None:
+    run = Run()
+    run.at(100, stuck=2, idle=29)
+    run.at(102, stuck=2, idle=31)
+    assert run.said == [
+        "2 tasks wait for a worker with resources, or of a name, that no worker has (resources=, workers=)."
+    ]
+
+
+def test_a_scheduler_that_does_not_answer() -> None:
+    run = Run()
+    run.at(10, idle=0)
+    run.at(69)
+    assert run.said == []
+    run.at(71)
+    assert run.said == ["the Dask scheduler on n1 has not answered for 60 s; the run ends if it does not within 600 s."]
+    with pytest.raises(RunEndedError) as ended:
+        run.at(611)
+    assert ended.value.outcome.status == errors.SCHEDULER_LOST
+
+
+def test_a_service_ends_for_idleness_by_itself() -> None:
+    run = Run(service="jupyter", idle_end=10.0)
+    run.at(1e6, connected=False, idle=1e6)
+    run.at(1e6 + 1, connected=False, idle=1e6)
+    assert run.said == []
