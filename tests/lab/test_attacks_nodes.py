@@ -380,21 +380,31 @@ def test_no_secret_in_what_is_public(cluster: Cluster, target: Target, attempts:
                 attempts.judge(f"{' '.join(words)} on {node}", refused=not found)
 
 
-def test_shared_memory_of_a_ucx_run(cluster: Cluster, target: Target, attempts: Attempts) -> None:
-    """With alice's own group, as where all users of a project share one."""
+@pytest.mark.parametrize("chosen", ["", "all"])
+def test_shared_memory_of_a_ucx_run(cluster: Cluster, target: Target, attempts: Attempts, chosen: str) -> None:
+    """With alice's own group, as where all users of a project share one. If she opens it herself, it works, and is told."""
     if cluster.run("python", "-c", "import distributed_ucxx").returncode != 0:
         pytest.skip("the lab's environment has no distributed-ucxx")
     uid, gid = pwd.getpwnam(ALICE).pw_uid, pwd.getpwnam(ALICE).pw_gid
-    options = ("--nodes", "1", "--set", "workers.per_node=2", "--protocol", "ucx", "--memory-per-node", "1500M")
+    options = ["--nodes", "1", "--set", "workers.per_node=2", "--protocol", "ucx", "--memory-per-node", "1500M"]
+    options += ["--set", f"environment.UCX_TLS={chosen}"] if chosen else []
     job, directory = cluster.detach("import hpcml, time\nclient = hpcml.connect()\ntime.sleep(600)\n", *options)
-    cluster.wait_event(directory, "driver-started")
+    cluster.wait_event(directory, "driver-started", 60)
     try:
         node = json.loads((directory / "attempts/0/scheduler.json").read_text())["node"]
         words = ["setpriv", f"--reuid={pwd.getpwnam('hpcml-mallory').pw_uid}", f"--regid={gid}", "--clear-groups", "python3",
                  "-c", mallory.SHARED, str(uid), *pids(cluster)]  # fmt: skip
         done = cluster.lab.exec(words, node=node, user="root", timeout=120)
         assert done.returncode == 0, done.stderr
-        count(attempts, "shared memory", told(done.stdout))
+        found = told(done.stdout)
+        told_open = (
+            "UCX's System V shared memory, for your group" in cluster.run("hpcml", "status", directory.name).stdout
+        )
+        assert told_open == bool(chosen)
+        if chosen:
+            assert any("read and write segment" in won for won in found["won"])
+        else:
+            count(attempts, "shared memory", found)
     finally:
         cluster.run("scancel", job)
         cluster.wait_status(directory)

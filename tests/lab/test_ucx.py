@@ -16,7 +16,7 @@ pytestmark = pytest.mark.lab
 # What mallory runs: UCX as it comes, then UCX with hpcml's handshake and a key of her own. "IN" if code of hers ran.
 ATTACK = """
 import os, pathlib, secrets, sys, tempfile
-from distributed import Client
+from distributed import Client, Security
 address, kind = sys.argv[1:]
 if kind == "wrong key":
     sys.path.insert(0, sys.argv[0] or ".")
@@ -26,7 +26,8 @@ if kind == "wrong key":
     key.write_bytes(secrets.token_bytes(32))
     wire.install(key)
 try:
-    print("IN", Client(address, timeout=6).run_on_scheduler(os.getuid))
+    own = {"security": Security.temporary()} if address.startswith("tls:") else {}
+    print("IN", Client(address, timeout=6, **own).run_on_scheduler(os.getuid))
 except BaseException as error:
     print("refused", type(error).__name__)
 """
