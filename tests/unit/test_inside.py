@@ -103,8 +103,8 @@ def test_ucx_shares_no_memory_with_the_group(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(("protocol", "devices", "gpus", "words"), [
     ("tls", set(), False, "mutual TLS"),
     ("tls", set(), True, "mutual TLS; open to whoever reaches it: NCCL, raft-dask"),
-    ("ucx", {"lo"}, False, "both ends of a UCX connection prove the run's key; not encrypted"),
-    ("ucx", {"lo", "ib0"}, True, "both ends of a UCX connection prove the run's key; not encrypted; open to whoever reaches it:"
+    ("ucx", {"lo"}, False, "mutual TLS to the scheduler; both ends of a UCX connection prove the run's key, not encrypted"),
+    ("ucx", {"lo", "ib0"}, True, "mutual TLS to the scheduler; both ends of a UCX connection prove the run's key, not encrypted; open to whoever reaches it:"
      " UCX's own TCP on ib0, NCCL, raft-dask"),
 ])  # fmt: skip
 def test_security_in_words(protocol: str, devices: set[str], gpus: bool, words: str) -> None:
