@@ -361,7 +361,8 @@ def _defect(error: Exception) -> errors.HpcmlError:
     from hpcml.config import process_environment
 
     if process_environment().get("HPCML_TRACEBACK"):
-        traceback.print_exception(error)
+        for part in traceback.format_exception(error):
+            say_lines(part.rstrip("\n"), sys.stderr)
     last = traceback.extract_tb(error.__traceback__)[-1]
     place = f"{os.path.basename(last.filename)}:{last.lineno}"
     hint = "Please report it, with what HPCML_TRACEBACK=1 shows."

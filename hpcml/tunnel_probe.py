@@ -9,6 +9,8 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
+from hpcml import files
+
 FIRST, SPAN, TRIES = 20000, 10000, 20
 TIMEOUT = 5.0  # seconds for an answer through the tunnel
 
@@ -53,7 +55,7 @@ def look(port: int, service: Mapping[str, Any], token: str = "") -> str:
     if answer.status != 200:
         return f"it answers with status {answer.status}"
     try:
-        said = json.loads(body)
+        said = files.parsed(json.loads, body.decode())
     except ValueError:
         return "something else answers"
     if not isinstance(said, dict) or service["identity"] not in said.values():
