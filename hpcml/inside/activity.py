@@ -7,11 +7,13 @@ import os
 import signal
 import socket
 import struct
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any
 
 from distributed import Scheduler
+from distributed.scheduler import heartbeat_interval
 
 from hpcml import errors
 from hpcml.inside import files, storage
@@ -24,6 +26,7 @@ from hpcml.inside.settings import Context
 
 LOOK = 1.0  # seconds between looks
 BUSY = 25.0  # per cent of a CPU: a worker that uses more is at work, also without a task (client.run)
+LATE = 6  # intervals between a worker's heartbeats; a worker that is dead is closed by Dask after 300 s
 POLLS = 4  # questions a second for all workers that are a wait_for_workers(), which asks ten times
 
 
@@ -75,7 +78,7 @@ class Activity:
         return (
             moved
             or bool(scheduler.queued)
-            or any(state.processing or _load(state) > BUSY for state in scheduler.workers.values())
+            or any(state.processing or _load(state) > BUSY or _late(state) for state in scheduler.workers.values())
         )
 
     def _supervisor_is_gone(self, silent: float) -> bool:
@@ -121,6 +124,12 @@ _STATES = {
 def _load(state: Any) -> float:
     """Return a worker's CPU use in per cent, as its last heartbeat told."""
     return float(state.metrics.get("cpu", 0.0) or 0.0)
+
+
+def _late(state: Any) -> bool:
+    """Whether a worker has not told anything for longer than it should: a function of ``client.run`` holds its loop."""
+    late = time.time() - float(state.last_seen)
+    return late > LATE * float(heartbeat_interval(1))
 
 
 def peer_of(connection: socket.socket) -> int:
