@@ -90,11 +90,12 @@ def write(world: World, place: str, text: str) -> Path:
 @pytest.mark.parametrize("place", PLACES)
 def test_what_others_could_have_written_does_not_count(world: World, place: str) -> None:
     planted.need_another_account()
+    runs = f"paths.runs={world.top.parent}/runs"  # beside the folders that are given away
     for make in FOREIGN:
         path = write(world, place, PLACES[place])
         folder = path.parent.stat()
         make(path)
-        done = world.run("submit", "--site", "slurm", "--dry-run", "job.py")
+        done = world.run("submit", "--site", "slurm", "--dry-run", "--set", runs, "job.py")
         assert done.returncode == 0, (make, done.stderr)
         assert OWNED not in done.stdout, make
         assert f"note: {path} does not count: " in done.stderr, (make, done.stderr)
