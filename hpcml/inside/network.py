@@ -73,7 +73,7 @@ def ucx_environment(*, alone: bool) -> dict[str, str]:
     is a port that other nodes could reach.
 
     Shared memory is POSIX's, which UCX makes for the user alone, and not System V's, which it makes for the group too
-    (mode 660, UCX 1.21); both are as fast.
+    (mode 660, UCX 1.21).
     """
     wanted = {"UCXPY_PROGRESS_MODE": "thread", "UCX_TLS": "^sysv", **({"UCX_NET_DEVICES": "lo"} if alone else {})}
     return {name: value for name, value in wanted.items() if name not in os.environ}

@@ -297,6 +297,8 @@ class Supervisor:
             elif event == "worker-removed":
                 self.present.discard(str(message["worker"]))
                 message["count"] = len(self.present)
+            elif event == "ucx-failed":
+                self.warn(f"UCX does not start in the scheduler, so it cannot ask workers: {message['problem']}")
             elif event == "memory-reduced":
                 pool, wanted = (gpus.in_gib(int(message[key])) for key in ("pool", "wanted"))
                 self.warn(f"GPU worker {message['worker']} works with {pool} of memory, not {wanted}: no more was free")
