@@ -22,7 +22,7 @@ killed=0
 "$@"; status=$?
 # A worker task that a signal ended takes its workers with it: it is started again, and the supervisor told.
 while [ "$role" = worker ] && [ "$status" -gt 128 ] && [ "$status" -lt 193 ] && [ "$killed" -lt "${HPCML_RESTARTS:-0}" ] &&
-  [ ! -e "${exits%/exit}/ended" ]; do
+  [ ! -e "${exits%/exit}/ended" ] && [ ! -e "${exits%/exit}/terminate" ]; do
   killed=$((killed + 1))
   printf '%s\n' "$status" >"$exits/.killed@$node" && mv "$exits/.killed@$node" "$exits/killed@$node@$killed"
   "$@"; status=$?

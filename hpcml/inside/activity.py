@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -12,11 +13,11 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from distributed import Scheduler
+from distributed import Scheduler, Status
 from distributed.scheduler import heartbeat_interval
 
 from hpcml import errors
-from hpcml.inside import files, storage
+from hpcml.inside import files
 from hpcml.inside.control import warn_after
 from hpcml.inside.events import Diary
 from hpcml.inside.outcome import Outcome, say
@@ -26,7 +27,7 @@ from hpcml.inside.settings import Context
 
 LOOK = 1.0  # seconds between looks
 BUSY = 25.0  # per cent of a CPU: a worker that uses more is at work, also without a task (client.run)
-LATE = 6  # intervals between a worker's heartbeats; a worker that is dead is closed by Dask after 300 s
+LATE, LATE_AT_LEAST = 3, 3.0  # intervals between a worker's heartbeats, and seconds; Dask closes a dead one after 300 s
 POLLS = 4  # questions a second for all workers that are a wait_for_workers(), which asks ten times
 
 
@@ -42,6 +43,7 @@ class Activity:
         self.connected = False
         self.stuck = 0
         self.warned = False
+        self.telling: asyncio.Task[None] | None = None
 
     async def watch(self) -> None:
         """Look, tell and listen, until cancelled or until a supervisor that does not answer was ended."""
@@ -55,16 +57,21 @@ class Activity:
                 self.used = now
             self.send(event="alive", connected=self.connected, idle=round(now - self.used, 1),
                       waited=round(self.waited, 1), stuck=self.stuck)  # fmt: skip
-            if self._supervisor_is_gone(now - self.heard):
+            if await self._supervisor_is_gone(now - self.heard):
                 return
 
     def _look(self, now: float, passed: float) -> None:
         scheduler = self.scheduler
         self.connected = self.connected or any(name != "fire-and-forget" for name in scheduler.clients)
-        if self._in_use():
+        in_use = self._in_use()
+        if in_use:
             self.used = now
         polls, scheduler.polls = scheduler.polls, 0
-        self.waited = self.waited + passed if polls >= POLLS * passed else 0.0
+        ready = all(
+            state.status == Status.running for state in scheduler.workers.values()
+        )  # none paused for its memory
+        waits = polls >= POLLS * passed and ready and not in_use
+        self.waited = self.waited + passed if waits else 0.0
         self.stuck = len(scheduler.unrunnable) if now - self.used > LOOK else 0
 
     def answered(self) -> None:
@@ -75,16 +82,20 @@ class Activity:
         scheduler = self.scheduler
         moved = scheduler.transition_counter != self.transitions
         self.transitions = scheduler.transition_counter
+        late = max(LATE_AT_LEAST, LATE * float(heartbeat_interval(len(scheduler.workers))))
         return (
             moved
             or bool(scheduler.queued)
-            or any(state.processing or _load(state) > BUSY or _late(state) for state in scheduler.workers.values())
+            or any(
+                state.processing or _load(state) > BUSY or _late(state, late) for state in scheduler.workers.values()
+            )
         )
 
-    def _supervisor_is_gone(self, silent: float) -> bool:
+    async def _supervisor_is_gone(self, silent: float) -> bool:
         """Say that the supervisor does not answer, and end it after its deadline: then the batch script ends the rest.
 
-        One that waits for a file system (state D) is not ended: it will answer when that does.
+        Only one that is stopped is ended: what waits for a file system (in whatever state, by the file system's client)
+        will answer when that does. What is written here, to the same file system, is written by a thread.
         """
         deadline = self.context.settings.answer_deadline
         if silent <= warn_after(deadline):
@@ -95,24 +106,34 @@ class Activity:
         if not self.warned:
             self.warned = True
             words = f"the supervisor on {self.context.node} has not answered for {silent:.0f} s{what}"
-            ends = "" if state == "D" else f"; the run ends if it does not within {deadline:g} s"
-            say(self.context, f"warning: {words}{ends}")
-            Diary(self.context.run.events, self.context.number).write("warning", sentence=f"{words}{ends}.")
-        if silent <= deadline or state in ("", "D") or self.supervisor is None:
+            ends = f"; the run ends if it does not within {deadline:g} s" if state in _STOPPED else ""
+            self.telling = asyncio.create_task(asyncio.to_thread(self._tell, f"{words}{ends}"))
+        if silent <= deadline or state not in _STOPPED or self.supervisor is None:
             return False
         reason = f"the run's supervisor on {self.context.node} did not answer for {silent:.0f} s{what}"
-        outcome = Outcome(errors.HUNG, "driver", "hpcml", reason, "Was it stopped by hand? Submit again.")
-        outcome.write(self.context, "ending")
-        outcome.report(self.context)
-        try:
-            files.write(self.context.attempt.lost, f"{errors.HUNG}\n")
-        except OSError as error:
-            if not storage.is_full(error):
-                raise
-        os.kill(self.supervisor.pid, signal.SIGKILL)
+        await asyncio.to_thread(self._end_supervisor, self.supervisor.pid, reason)
         return True
 
+    def _tell(self, words: str) -> None:
+        try:
+            say(self.context, f"warning: {words}")
+            Diary(self.context.run.events, self.context.number).write("warning", sentence=f"{words}.")
+        except OSError:  # into the scheduler's own log, and the watch goes on
+            traceback.print_exc()
 
+    def _end_supervisor(self, pid: int, reason: str) -> None:
+        outcome = Outcome(errors.HUNG, "driver", "hpcml", reason, "Was it stopped by hand? Submit again.")
+        try:
+            outcome.write(self.context, "ending")
+            outcome.report(self.context)
+            files.write(self.context.attempt.lost, f"{errors.HUNG}\n")
+        except OSError:  # the end itself is worth more than its record
+            traceback.print_exc()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+_STOPPED = ("T", "t")
 _STATES = {
     "T": " (it is stopped: SIGSTOP)",
     "t": " (a debugger holds it)",
@@ -126,10 +147,9 @@ def _load(state: Any) -> float:
     return float(state.metrics.get("cpu", 0.0) or 0.0)
 
 
-def _late(state: Any) -> bool:
+def _late(state: Any, limit: float) -> bool:
     """Whether a worker has not told anything for longer than it should: a function of ``client.run`` holds its loop."""
-    late = time.time() - float(state.last_seen)
-    return late > LATE * float(heartbeat_interval(1))
+    return time.time() - float(state.last_seen) > limit
 
 
 def peer_of(connection: socket.socket) -> int:

@@ -57,6 +57,9 @@ def missing_nodes(context: Context, present: set[str], *, step_gone: bool = Fals
     found = []
     for node in context.nodes:
         absent = tuple(name for name in context.worker_names(node) if name not in present)
+        if absent and f"{node}.json" in marks:
+            retired = (files.read_json(context.attempt.mark_of(node)) or {}).get("retired", ())
+            absent = tuple(name for name in absent if name not in retired)
         if absent:
             quote = quote_of(context, node)
             why, final, remedy = _reason(context, node, exits, marks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import logging
 import os
 import signal
@@ -125,6 +126,10 @@ def run(context: Context, slot: int, scratch: Path, share: Share, *, replaces: b
     device = gpus.take(settings.gpu, slot) if settings.gpu else ""
     dask.config.set(gpus.dask_backends(settings.gpu))
     dask.config.set({"temporary-directory": str(folder)})  # for what tasks have Dask start: nothing of others' is there
+    expected = _expected_protocol(context)
+    if expected == "ucx":
+        importlib.import_module("distributed_ucxx")  # before the user's own modules can be found
+        importlib.import_module("ucxx")
     surroundings.take_up(context, say=slot == 0)  # functions of the script's own modules travel by name
     os.umask(settings.umask)  # for tasks; what Dask spills lies in folders of mode 0700
     options: dict[str, Any] = {}
@@ -133,7 +138,7 @@ def run(context: Context, slot: int, scratch: Path, share: Share, *, replaces: b
         head = slot == 0 and context.node == context.nodes[0]
         pool = gpus.pool(context, device, head=head, wait=replaces)
         options = gpus.worker_options(context, device, pool, memory_limit=share.memory_limit)
-    if _expected_protocol(context) == "ucx":
+    if expected == "ucx":
         prepare_ucx(context, device)
     address, protocol = _address(context, scratch / ADDRESS)
     dask.config.set(secure.dask_settings(context.attempt, address, protocol))

@@ -53,7 +53,7 @@ class Hangs:
         ran = self.clock.seconds - self.began
         idle = min(float(self.told["idle"]), ran)
         self._look_at_use(ran, idle)
-        if self.told["stuck"] and idle > STUCK:
+        if self.told["stuck"] and idle > STUCK and not missing:
             count = f"{self.told['stuck']} tasks wait" if self.told["stuck"] > 1 else "A task waits"
             self.warn(f"{count} for a worker with resources, or of a name, that no worker has (resources=, workers=).")
         if not missing or final:

@@ -55,12 +55,14 @@ def _cause(context: Context, since: int) -> str | None:
     job = re.escape(os.environ.get("SLURM_JOB_ID", ""))
     try:
         with context.run.job_log.open("rb") as file:
-            file.seek(since)
+            file.seek(max(since, os.fstat(file.fileno()).st_size - (1 << 20)))
             text = file.read(1 << 20).decode(errors="replace")
     except OSError:
         return None
-    found = re.findall(rf"\*\*\* JOB {job} ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+))? \*\*\*", text)
-    return str(found[-1]) if found else None
+    found = re.findall(rf"\*\*\* JOB {job} ON \S+ CANCELLED AT \S+(?: DUE (?:TO|to) ([^*\n]+?))? \*\*\*", text)
+    if not found:
+        return None
+    return "" if found[-1].startswith("SIGNAL") else str(found[-1])  # what newer Slurms say of a plain scancel
 
 
 def _unsaid(outcome: Outcome) -> Outcome:

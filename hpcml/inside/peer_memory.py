@@ -29,6 +29,7 @@ MARKER_BYTES = 32
 PAGE = 2 * 1024**2  # bytes; CUDA maps memory of other processes in steps of this
 ASK = "hpcml-let-go"  # what the scheduler sends to workers
 TOPIC = "hpcml-gpu-memory"  # Dask's event topic by which a worker tells its marker to the scheduler
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # of the machine, also where Slurm divides it into several nodes
 _LONGEST_LOOK = 3.0  # seconds
 
 
@@ -166,7 +167,8 @@ class Holder:
 
     def tell(self) -> None:
         """Mark the pool, which the worker has once it is up, and say to the scheduler how."""
-        facts = {"worker": self._worker.name, "pool": self._pool.size, "wanted": self._pool.wanted, "text": ""}
+        facts = {"worker": self._worker.name, "pool": self._pool.size, "wanted": self._pool.wanted, "text": "",
+                 "machine": BOOT_ID.read_text().strip()}  # fmt: skip
         if self._pool.wanted:
             try:
                 marker, self._buffer = mark()

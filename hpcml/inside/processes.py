@@ -60,7 +60,7 @@ def _fields(pid: int) -> tuple[str, str]:
         return _without_proc(pid)
     try:
         words = (
-            Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
         )  # the name may hold blanks and brackets
     except (FileNotFoundError, ProcessLookupError):
         return "", ""

@@ -16,6 +16,7 @@ from typing import Any
 import dask.config
 from distributed import Scheduler, Status
 from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed.scheduler import heartbeat_interval
 from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_unix_socket
 
@@ -58,6 +59,11 @@ class PrivateScheduler(Scheduler):  # type: ignore[misc]
         self.polls += options.get("n_workers") == -1
         return super().identity(*arguments, **options)
 
+    async def check_worker_ttl(self) -> None:
+        """Look for silent workers as Dask does, but let those that were suspended with this process beat first."""
+        await asyncio.sleep(max(15.0, 3 * float(heartbeat_interval(len(self.workers)))))
+        await super().check_worker_ttl()
+
     def start_http_server(self, routes: Any, *_: Any, **__: Any) -> None:
         """Serve the routes on ``socket_path`` instead of a TCP port."""
         self.http_application = dashboard.Application(routes, self)
@@ -92,6 +98,7 @@ class Reporter(SchedulerPlugin):  # type: ignore[misc]
         self.writer = writer
         self.names: dict[str, str] = {}
         self.memories: dict[str, dict[str, Any]] = {}
+        self.machines: dict[str, str] = {}
 
     def send(self, **facts: object) -> None:
         """Send one line."""
@@ -106,15 +113,18 @@ class Reporter(SchedulerPlugin):  # type: ignore[misc]
         """Dask's hook: a worker has gone."""
         self.send(event="worker-removed", worker=self.names.pop(worker, worker), address=worker)
         memory = self.memories.pop(worker, None)
+        self.machines.pop(worker, None)
         if memory and scheduler.status == Status.running:  # at the run's end all memory becomes free
             for other in scheduler.workers:
-                scheduler.worker_send(other, {"op": peer_memory.ASK, **memory})
+                if self.machines.get(other) == memory["machine"]:
+                    scheduler.worker_send(other, {"op": peer_memory.ASK, **memory})
 
     def log_event(self, topic: str, msg: Any) -> None:
         """Dask's hook: a worker or a client has said something; what is meant for the supervisor is passed on."""
         if topic == TOPIC and isinstance(msg, dict) and msg.get("event") in TOLD:
             self.send(event=msg["event"], **{word: str(msg.get(word, ""))[:200] for word in TOLD[msg["event"]]})
         if topic == peer_memory.TOPIC and isinstance(msg, dict):
+            self.machines[msg["address"]] = msg["machine"]
             if msg.get("text"):
                 self.memories[msg["address"]] = msg
             if msg["pool"] < msg["wanted"]:
@@ -127,7 +137,6 @@ def main() -> int:
     # scheduler stays until the supervisor tells it to close.
     surroundings.answer_no_signals()
     context = load()
-    surroundings.take_up(context)  # the scheduler unpickles task graphs too
     deadline = time.monotonic() + context.settings.scheduler_deadline
     if not files.wait_for(context.attempt.control, deadline, 0.01):
         print("hpcml: the supervisor in the driver's step never said where it listens.", file=sys.stderr)
@@ -152,6 +161,8 @@ async def _serve(context: Context) -> int:
     if protocol == "ucx":
         wire.install(context.attempt.ucx_key)
         os.environ.update(ucx_environment(alone=settings.alone))
+    else:
+        surroundings.take_up(context)  # the scheduler unpickles task graphs too
     dashboard.configure()
     PrivateScheduler.socket_path = Path(control["socket"]).with_name("dashboard.sock")
     # Dask puts this folder first on sys.path; by default it is /tmp/dask-scratch-space, which anybody can make.
@@ -205,7 +216,10 @@ async def _open_ucx(context: Context, reporter: Reporter) -> None:
     """Start UCX while the workers do the same: for what the scheduler asks of workers, whose addresses are UCX's."""
     gpu = context.settings.gpu is not None
     try:
-        await asyncio.to_thread(importlib.import_module, "ucxx")  # half of the time, and the event loop goes on
+        try:
+            await asyncio.to_thread(importlib.import_module, "ucxx")  # half of the time, and the event loop goes on
+        finally:
+            surroundings.take_up(context)  # after the last import of its own, and before there is a script
         wire.start_ucx()
     except Exception as error:  # noqa: BLE001 - whatever UCX raised, the first question to a worker will say it again
         traceback.print_exc()

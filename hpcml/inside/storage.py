@@ -71,7 +71,7 @@ def scarce(folder: Path) -> str:
         found = os.statvfs(folder)
     except OSError:
         return ""
-    if found.f_bavail * found.f_frsize < LITTLE:
+    if found.f_blocks and found.f_bavail * found.f_frsize < LITTLE:  # some FUSE file systems tell nothing
         return in_words(OSError(errno.ENOSPC, ""), folder)
     return in_words(OSError(errno.ENOSPC, ""), folder) if found.f_files and not found.f_favail else ""
 

@@ -230,7 +230,10 @@ class Supervisor:
         deadline = start + self.context.settings.teardown_deadline
         while self.steps.alive() and time.monotonic() < deadline:
             self.channel.receive(TICK)
-        secure.remove_secrets(self.context.attempt)
+        try:
+            secure.remove_secrets(self.context.attempt)
+        except OSError as error:  # they open nothing any more, and the script's status stays
+            say(self.context, f"the keys could not be removed: {error}")
         self.diary.write("torn-down", seconds=round(time.monotonic() - start, 3), killed=len(left))
         outcome.write(self.context, "ended", self.warnings)
         storage.release(self.context.run)
@@ -245,13 +248,13 @@ class Supervisor:
     # -- waiting --------------------------------------------------------------------------------------------------
 
     def _until(self, done: Callable[[], bool], seconds: float, missing: Callable[[bool, float], None]) -> None:
-        deadline = time.monotonic() + seconds
+        deadline = self.clock.seconds + seconds  # a suspended job's deadlines wait too
         while not done():
             self._step()
             self._check_orders()
             if self.phase == "workers":
                 self._check_scheduler()
-            late = time.monotonic() > deadline
+            late = self.clock.seconds > deadline
             if late or self._time_to_look():
                 self._compare_versions()
                 missing(late, seconds)
@@ -297,11 +300,6 @@ class Supervisor:
             elif event == "worker-removed":
                 self.present.discard(str(message["worker"]))
                 message["count"] = len(self.present)
-            elif event == "ucx-failed":
-                self.warn(f"UCX does not start in the scheduler, so it cannot ask workers: {message['problem']}")
-            elif event == "memory-reduced":
-                pool, wanted = (gpus.in_gib(int(message[key])) for key in ("pool", "wanted"))
-                self.warn(f"GPU worker {message['worker']} works with {pool} of memory, not {wanted}: no more was free")
             elif event == "scheduler-closed":
                 self.released = True
             elif event == "fabric-checked":
@@ -313,7 +311,15 @@ class Supervisor:
             elif event == "worker-task-stopped":
                 self.losses.tell_stopped(message["node"])
                 continue
+            self._warn_of(event, message)
             self.diary.write(event, **message)
+
+    def _warn_of(self, event: str, message: dict[str, Any]) -> None:
+        if event == "ucx-failed":
+            self.warn(f"UCX does not start in the scheduler, so it cannot ask workers: {message['problem']}")
+        elif event == "memory-reduced":
+            pool, wanted = (gpus.in_gib(int(message[key])) for key in ("pool", "wanted"))
+            self.warn(f"GPU worker {message['worker']} works with {pool} of memory, not {wanted}: no more was free")
 
     def _time_to_look(self) -> bool:
         if time.monotonic() - self.looked < SLOW_TICK:

@@ -40,6 +40,7 @@ class Slot:
     last_words: str = ""
     done: bool = False
     failed: bool = False
+    retired: bool = False
     replaces: bool = False  # whether another process was here before
 
 
@@ -65,6 +66,7 @@ class Node:
             "state": state,
             "refused": self.refused,
             "failed": failed,
+            "retired": [slot.name for slot in self.slots if slot.retired],
             "deaths": {slot.name: slot.deaths for slot in self.slots if slot.deaths},
             "last_words": {slot.name: slot.last_words for slot in self.slots if slot.deaths},
             "memory": self.memory,
@@ -269,6 +271,9 @@ def _judge(node: Node, slot: Slot, code: int) -> None:
     node.watch_end_until = time.monotonic() + WATCH_END
     if code == 0 or node.ending or _run_has_ended(node.context):
         slot.done = True
+        slot.retired = code == 0 and not node.ending and not _run_has_ended(node.context)
+        if slot.retired:  # by the script: that is no loss
+            node.mark("workers")
         return
     if code == COME_BACK:
         slot.start_at = 0.0

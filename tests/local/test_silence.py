@@ -88,6 +88,29 @@ def test_a_cluster_that_computes_is_used(here: Here) -> None:  # noqa: F811
     assert (done.returncode, done.stdout) == (0, "5 6\n"), done.stderr
 
 
+def test_workers_that_the_script_retires_are_no_loss(here: Here) -> None:  # noqa: F811
+    text = CONNECT + (
+        "names = list(client.scheduler_info(n_workers=-1)['workers'])\n"
+        "client.retire_workers(names[:1])\ntime.sleep(22)\n"
+        "print(client.submit(sum, [1, 2]).result(), flush=True)\n"
+        "client.retire_workers(names[1:])\ntime.sleep(5)\nprint('alone')\n"
+    )
+    done = here.submit(text, "--set", "workers.per_node=2", "--set", "workers.on_loss=fail",
+                       "--set", "deadlines.workers=20s")  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "3\nalone\n"), done.stderr
+    assert "lost" not in done.stderr
+
+
+def test_a_script_that_looks_at_the_cluster_while_it_computes(here: Here) -> None:  # noqa: F811
+    text = CONNECT + (
+        "future = client.submit(time.sleep, 26)\n"
+        "while not future.done():\n    client.scheduler_info(n_workers=-1)\n    time.sleep(0.1)\nprint('computed')\n"
+    )
+    done = here.submit(text, "--set", "deadlines.workers=20s")
+    assert (done.returncode, done.stdout) == (0, "computed\n"), done.stderr
+    assert "waits for more workers" not in done.stderr
+
+
 @pytest.mark.parametrize("role", ["supervisor", "scheduler"])
 def test_a_role_that_is_stopped(here: Here, role: str) -> None:  # noqa: F811
     directory = started(
