@@ -18,6 +18,7 @@ from hpcml.errors import (
     DRIVER_NOT_STARTED,
     IMAGE,
     PREEMPTED,
+    STORAGE,
     TIME_LIMIT,
     SlurmUnreachableError,
     StorageError,
@@ -25,6 +26,8 @@ from hpcml.errors import (
 
 LOOK = 0.15  # seconds between looks at a run's files
 FIRST_ASK_AFTER_START = 7.0  # seconds that a run's own diary is trusted at first, before Slurm is asked again
+
+_REPLACED = "not there, or not yours: "  # how the batch script begins to say that the run's folder is another now
 
 _SLURM_ENDS = {
     "TIMEOUT": (TIME_LIMIT, "the time limit was reached"),
@@ -314,9 +317,8 @@ def _ended_without_word(found: Status, run: runs.Run, code: int, words: str, oth
     elif not words and (said := _driver_exit(run)) is not None:
         _step_ended(found, run, *said)
     elif not words and not found.times and (log := tail(run.paths.job_log)) and log[-1].startswith("hpcml: "):
-        _lost(
-            found, run, log[-1].removeprefix("hpcml: ").rstrip("."), DRIVER_NOT_STARTED
-        )  # the batch script's own word
+        said_last = log[-1].removeprefix("hpcml: ").rstrip(".")  # the batch script's own word
+        _lost(found, run, said_last, STORAGE if said_last.startswith(_REPLACED) else DRIVER_NOT_STARTED)
     else:
         _lost(found, run, words or otherwise, code)
 

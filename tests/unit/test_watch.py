@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hpcml import runs, watch
+from hpcml import errors, runs, slurm, watch
 from hpcml.progress import Progress
 
 UP = ("allocated", "scheduler-up", "environment-ready", "worker-added")
@@ -59,3 +59,12 @@ def test_a_check_of_the_wire_is_told_only_where_there_is_one(run: runs.Run) -> N
     status = watch.status(run, {}, ask=False)
     assert (status.words, status.fabric) == ("the script starts", "TCP on eth0")
     assert "is checked" not in shown(status)
+
+
+@pytest.mark.parametrize(("word", "status"), [
+    ("not there, or not yours: /work/me/runs/a", errors.STORAGE), ("cannot be loaded: module cuda", errors.DRIVER_NOT_STARTED),
+])  # fmt: skip
+def test_the_batch_script_s_own_end_is_told_with_its_status(run: runs.Run, word: str, status: int) -> None:
+    run.paths.job_log.write_text(f"hpcml: {word}\n")
+    found = watch.status(run, {}, slurm.JobState("FAILED"))
+    assert (found.state, found.exit_status, found.words) == ("ended", status, word)
