@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from hpcml import errors
-from hpcml.terminal import say, say_lines
+from hpcml.terminal import json_text, say, say_lines
 
 if TYPE_CHECKING:
     import argparse
@@ -371,8 +371,6 @@ def _defect(error: Exception) -> errors.HpcmlError:
 
 def _fail(error: errors.HpcmlError, as_json: bool) -> int:
     if as_json:
-        import json
-
-        say(json.dumps(error.as_json()))
+        say(json_text(error.as_json()))
     say_lines(f"hpcml: {error}", sys.stderr)
     return error.status

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from hpcml.errors import (
     StorageError,
     UsageError,
 )
-from hpcml.terminal import note, say, say_lines, shown
+from hpcml.terminal import json_text, note, say, say_lines, shown
 
 if TYPE_CHECKING:  # each command imports what it needs: `submit` is to be fast
     from argparse import Namespace
@@ -32,7 +31,7 @@ _ROLES = {"driver": "driver", "scheduler": "scheduler", "worker": "worker", "wor
 
 def print_json(facts: object) -> None:
     """Print facts for a program to read."""
-    say_lines(json.dumps(facts, indent=1, default=str))
+    say_lines(json_text(facts, indent=1))
 
 
 def here() -> Path:
@@ -214,9 +213,8 @@ def logs(options: Namespace) -> int:
         for path in sorted(run.paths.logs.glob("worker-*.log" if role == "worker" else f"{role}.log")):
             header = f"==> {shown(path.name)} <==\n" if role == "worker" else ""
             tail = tails.setdefault(path, Tail(path, sys.stdout, header))
-            with runs.storage(path):
-                while tail.copy():
-                    pass
+            while tail.copy():
+                pass
 
     if options.follow:
         for _ in watch.follow(run, environment, copy):
@@ -273,7 +271,7 @@ def site(options: Namespace) -> int:
     say(f"# {loaded.site.name}: {loaded.chosen_because}")
     for key, value in _flat(table):
         origin = f"  # {loaded.layers.origin(key)}" if options.origin else ""
-        say(f"{key} = {json.dumps(value)}{origin}")
+        say(f"{key} = {json_text(value)}{origin}")
     return 0
 
 

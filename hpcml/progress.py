@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TextIO
 
-from hpcml import files
+from hpcml import files, runs
 from hpcml.terminal import Raw, say, shown
 from hpcml.units import format_seconds
 from hpcml.watch import Status
@@ -47,10 +47,11 @@ class Tail:
 
     def mark(self) -> None:
         """Remember how much there is: what :meth:`copy_marked` may pass on."""
-        try:
-            self.seen = self.path.stat().st_size
-        except FileNotFoundError:
-            self.seen = 0
+        with runs.storage(self.path):
+            try:
+                self.seen = self.path.stat().st_size
+            except FileNotFoundError:
+                self.seen = 0
 
     def copy_marked(self) -> None:
         """Write what was there at the last :meth:`mark`."""
@@ -58,13 +59,20 @@ class Tail:
             pass
 
     def copy(self, most: int = 1 << 20) -> bool:
-        """Write what is new, so many bytes at most; return whether there was something."""
-        try:
-            with open(files.open_regular(self.path), "rb") as file:
-                file.seek(self.position)
-                data = file.read(min(most, 1 << 20))
-        except FileNotFoundError:
-            return False
+        """Write what is new, so many bytes at most; return whether there was something.
+
+        Raises
+        ------
+        StorageError
+            If the file cannot be read.
+        """
+        with runs.storage(self.path):  # but not what follows: that the reader of this output has gone is no fault of it
+            try:
+                with open(files.open_regular(self.path), "rb") as file:
+                    file.seek(self.position)
+                    data = file.read(min(most, 1 << 20))
+            except FileNotFoundError:
+                return False
         if not data:
             return False
         self.position += len(data)

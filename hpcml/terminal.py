@@ -37,6 +37,13 @@ def say(line: object = "", file: TextIO | None = None, *, end: str = "\n") -> No
     print(shown(line), file=file or sys.stdout, end=end, flush=True)
 
 
+def json_text(facts: object, indent: int | None = None) -> str:
+    """Return facts as JSON that :func:`say` leaves as it is: DEL is the one character that JSON does not escape."""
+    import json
+
+    return json.dumps(facts, indent=indent, default=str).replace("\x7f", "\\u007f")
+
+
 def say_lines(text: str, file: TextIO | None = None) -> None:
     """Print a text of several lines; foreign parts of it have passed :func:`shown` before."""
     for line in text.split("\n"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import html
-import json
 import os
 import select
 import signal
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hpcml import commands, config, remote, sites, units
 from hpcml.errors import NotFoundError, UsageError
 from hpcml.schema import Login
-from hpcml.terminal import say, say_lines
+from hpcml.terminal import json_text, say, say_lines
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -175,7 +174,7 @@ class _Shown:
         if self.options.json:
             facts = {"url": plain, "port": port, "route": route, "node": service["node"], "pid": os.getpid(),
                      "token_file": service.get("token_file")}  # fmt: skip
-            say(json.dumps(facts))
+            say(json_text(facts))
         elif self.last != (port, token):
             _say(
                 f"{self.options.service} on {service['node']}: {IN_WORDS[route]}. Ctrl-C ends the tunnel, not the run."
@@ -278,7 +277,7 @@ def _serve(options: Namespace) -> int:
 
 
 def _line(facts: Mapping[str, Any]) -> None:
-    say(json.dumps(facts, default=str))
+    say(json_text(facts))
 
 
 def _gone(seconds: float) -> bool:

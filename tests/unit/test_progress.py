@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import io
 import os
@@ -16,6 +17,7 @@ from typing import TextIO
 
 import pytest
 
+from hpcml.errors import StorageError
 from hpcml.progress import Progress, Tail
 from hpcml.watch import Status
 
@@ -153,3 +155,21 @@ def test_a_line_is_ended_only_where_both_go_to_one_place(apart: bool, tmp_path: 
         progress.show(Status("r", "lab", "ended", "the script ended", exit_status=0))
     shown = "no line break" if apart else "no line break\n✓ ended      the script ended (status 0)\n"
     assert (tmp_path / "out").read_text() == shown
+
+
+def test_a_log_that_is_no_file_of_ours_is_an_error_of_storage(tmp_path: Path) -> None:
+    """And that nobody reads what is passed on is none: the command ends as all do whose reader has gone."""
+    (tmp_path / "link").symlink_to("elsewhere")
+    with pytest.raises(StorageError, match="it is a link"):
+        Tail(tmp_path / "link", io.StringIO()).copy()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="Not a directory"):
+        Tail(tmp_path / "file" / "log", io.StringIO()).mark()
+    (tmp_path / "log").write_text("x")
+    reader, writer = os.pipe()
+    os.close(reader)
+    stream = os.fdopen(writer, "w")
+    with pytest.raises(BrokenPipeError):
+        Tail(tmp_path / "log", stream).copy()
+    with contextlib.suppress(BrokenPipeError):
+        stream.close()

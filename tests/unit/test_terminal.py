@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import pty
 import sys
@@ -72,3 +73,11 @@ def test_a_terminal_is_not_driven_by_a_log_and_a_pipe_gets_every_byte() -> None:
     raw = terminal.Raw(io.TextIOWrapper(kept))
     raw.write(log)
     assert kept.getvalue() == log
+
+
+@pytest.mark.parametrize("text", EVIL, ids=ascii)
+def test_json_on_the_terminal_is_still_json(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.say_lines(terminal.json_text({"x": text}, indent=1))
+    said = capsys.readouterr().out
+    assert json.loads(said) == {"x": text}
+    assert said.replace("\n", "").isprintable()
