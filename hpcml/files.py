@@ -11,7 +11,9 @@ import contextlib
 import errno
 import json
 import os
+import shlex
 import stat
+import sys
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -21,14 +23,15 @@ T = TypeVar("T")
 RECORD = 64 << 20  # bytes; a run's record, its events: some kilobytes, of very long runs some megabytes
 SETTINGS = 1 << 20  # bytes of a file of settings or a template
 _PIECE = 1 << 22  # bytes
+_ALL_USERS = "4294967295"  # how many users a process outside a user namespace can tell from each other
 _LINKS = 40  # links on one path, as the kernel has it
 
 
 class ForeignError(OSError):
-    """A file is not one that may be used; ``why`` and ``strerror`` say why."""
+    """A file is not one that may be used; ``why`` and ``strerror`` say why, ``hint`` what its owner can do."""
 
-    def __init__(self, why: str, path: Path) -> None:
-        self.why = why
+    def __init__(self, why: str, path: Path, hint: str = "") -> None:
+        self.why, self.hint = why, hint
         super().__init__(errno.EPERM, why, str(path))
 
 
@@ -60,6 +63,40 @@ def is_ours(facts: os.stat_result) -> bool:
     return facts.st_uid in (os.geteuid(), 0)
 
 
+def overflow_user() -> int:
+    """Return the user (nobody) that stands for all whom a user namespace or an id-mapped file system does not know."""
+    try:
+        return int(Path("/proc/sys/kernel/overflowuid").read_text())
+    except (OSError, ValueError):
+        return 65534
+
+
+def unknown_users() -> set[int]:
+    """Return the user that stands for all whom this process cannot tell apart, if it is in a user namespace."""
+    try:
+        if Path("/proc/self/uid_map").read_text().split()[2] == _ALL_USERS:
+            return set()
+    except (OSError, IndexError):
+        return set()
+    return {overflow_user()}
+
+
+def folder_is_ours(facts: os.stat_result) -> bool:
+    """Whether a folder on the way to a file belongs to this user, to root, or to one who may be root for all it shows.
+
+    In a user namespace the users of the host look like one user: only the modes can be judged there.
+    """
+    return is_ours(facts) or facts.st_uid in unknown_users()
+
+
+def is_obeyed(facts: os.stat_result) -> bool:
+    """Whether settings of this owner are obeyed: the user's, root's, and those of the account that installed hpcml.
+
+    Who owns the code that runs here as the user decides what the user does anyway.
+    """
+    return is_ours(facts) or facts.st_uid in {Path(__file__).stat().st_uid} - {overflow_user()}
+
+
 def _group_is_ours(gid: int) -> bool:
     """Whether a group is this user alone: many systems give each user one of the same name, and a umask of 002."""
     import grp
@@ -72,22 +109,36 @@ def _group_is_ours(gid: int) -> bool:
     return me.pw_gid == gid and them.gr_name == me.pw_name and set(them.gr_mem) <= {me.pw_name}
 
 
-def written_by_others(facts: os.stat_result) -> str:
-    """Return who else may write to a file or folder by its mode: everybody, a group, or nobody (empty)."""
+def _has_acl(place: Path | int) -> bool:
+    """Whether a file or folder (no link) has a POSIX ACL: its group's bits are then the most that any entry gives."""
+    if sys.platform != "linux":
+        return False
+    try:
+        os.getxattr(place, "system.posix_acl_access")
+    except OSError as error:
+        if error.errno in (errno.ENODATA, errno.ENOTSUP):
+            return False
+        raise
+    return True
+
+
+def written_by_others(facts: os.stat_result, path: Path, descriptor: int | None = None) -> str:
+    """Return who else may write to a file or folder: everybody, a group, others by an ACL, or nobody (empty).
+
+    ``descriptor`` is the open file that ``facts`` are of, where it is open; the path may lead to another by now.
+    """
     if facts.st_mode & stat.S_IWOTH:
         return "everybody"
-    if facts.st_mode & stat.S_IWGRP and not _group_is_ours(facts.st_gid):
-        return f"group {group(facts.st_gid)}"
-    return ""
+    if not facts.st_mode & stat.S_IWGRP:
+        return ""
+    if _has_acl(path if descriptor is None else descriptor):
+        return f"others, by an ACL (getfacl {shlex.quote(str(path))}),"
+    return "" if _group_is_ours(facts.st_gid) else f"group {group(facts.st_gid)}"
 
 
-def _why_foreign(facts: os.stat_result, *, closed: bool) -> str:
-    """Return why a file or folder is not this user's alone, or nothing."""
-    if not is_ours(facts):
-        return f"it belongs to {account(facts.st_uid)}"
-    if closed and (who := written_by_others(facts)):
-        return f"{who} may write to it"
-    return ""
+def _closing(facts: os.stat_result, path: Path) -> str:
+    """Return how one closes a file or folder of one's own to others; it ends what an ACL gives, too."""
+    return f"chmod go-w {shlex.quote(str(path))}" if facts.st_uid == os.geteuid() else ""
 
 
 def is_own_folder(path: str | Path) -> bool:
@@ -102,13 +153,22 @@ def is_own_folder(path: str | Path) -> bool:
 # -- reading ---------------------------------------------------------------------------------------------------------
 
 
-def open_regular(path: Path, *, ours: bool = True, closed: bool = False, follow: bool = False) -> int:
+def open_regular(
+    path: Path,
+    *,
+    ours: bool = True,
+    closed: bool = False,
+    follow: bool = False,
+    owned: Callable[[os.stat_result], bool] = is_ours,
+) -> int:
     """Open a regular file for reading, without waiting for anybody, and return its descriptor.
 
     Parameters
     ----------
     ours
-        Whether it must be this user's or root's.
+        Whether its owner must be one who may decide.
+    owned
+        Who may decide: this user and root unless said otherwise.
     closed
         Whether nobody else may be able to write to it.
     follow
@@ -131,15 +191,29 @@ def open_regular(path: Path, *, ours: bool = True, closed: bool = False, follow:
     facts = os.fstat(descriptor)
     why = "it is a folder" if stat.S_ISDIR(facts.st_mode) else "it is no regular file"
     why = "" if stat.S_ISREG(facts.st_mode) else why
-    if not why and ours:
-        why = _why_foreign(facts, closed=closed)
-    if why:
+    hint = ""
+    try:
+        if not why and ours and not owned(facts):
+            why = f"it belongs to {account(facts.st_uid)}"
+        elif not why and ours and closed and (who := written_by_others(facts, path, descriptor)):
+            why, hint = f"{who} may write to it", _closing(facts, path)
+        if why:
+            raise ForeignError(why, path, hint)
+    except OSError:
         os.close(descriptor)
-        raise ForeignError(why, path)
+        raise
     return descriptor
 
 
-def read(path: Path, limit: int = RECORD, *, ours: bool = True, closed: bool = False, follow: bool = False) -> bytes:
+def read(
+    path: Path,
+    limit: int = RECORD,
+    *,
+    ours: bool = True,
+    closed: bool = False,
+    follow: bool = False,
+    owned: Callable[[os.stat_result], bool] = is_ours,
+) -> bytes:
     """Return what a file holds; see :func:`open_regular`.
 
     Raises
@@ -147,7 +221,7 @@ def read(path: Path, limit: int = RECORD, *, ours: bool = True, closed: bool = F
     ForeignError
         If it is not such a file, or larger than ``limit`` bytes; OSError if it cannot be read.
     """
-    with open(open_regular(path, ours=ours, closed=closed, follow=follow), "rb") as file:
+    with open(open_regular(path, ours=ours, closed=closed, follow=follow, owned=owned), "rb") as file:
         if os.fstat(file.fileno()).st_size > limit:  # before any of it is read: it may be a hole of terabytes
             raise ForeignError(f"it is larger than {limit} bytes", path)
         pieces, size = [], 0
@@ -183,9 +257,9 @@ def read_json(path: Path, limit: int = RECORD, *, ours: bool = True, follow: boo
 def read_setting(path: Path) -> str:
     """Return a file that is obeyed: settings, a profile, a template.
 
-    It, and where it is a link that link, must be this user's or root's, and nobody else may write to it. The same holds
-    for the folder in which it lies, unless only owners may replace what is in it (``/tmp``). Folders above need not be
-    looked at: who can replace one of them cannot put a file of this user's into it.
+    It, and where it is a link that link, must be of an owner who is obeyed (:func:`is_obeyed`), and nobody else may
+    write to it. The same holds for the folder in which it lies, unless only owners may replace what is in it
+    (``/tmp``). Folders above need not be looked at: who can replace one of them cannot put a file of this user's there.
 
     Raises
     ------
@@ -195,17 +269,17 @@ def read_setting(path: Path) -> str:
     real = Path(os.path.realpath(path))
     for place in {path, real}:
         link = os.lstat(place)
-        if stat.S_ISLNK(link.st_mode) and not is_ours(link):
+        if stat.S_ISLNK(link.st_mode) and not is_obeyed(link):
             raise ForeignError(f"it is a link of {account(link.st_uid)}", path)
         above = place.parent.stat()
-        if not is_ours(above):
+        if not (is_obeyed(above) or folder_is_ours(above)):
             raise ForeignError(f"its folder belongs to {account(above.st_uid)}", path)
-        if not above.st_mode & stat.S_ISVTX and (who := written_by_others(above)):
-            raise ForeignError(f"{who} may write to its folder", path)
+        if not above.st_mode & stat.S_ISVTX and (who := written_by_others(above, place.parent)):
+            raise ForeignError(f"{who} may write to its folder", path, _closing(above, place.parent))
     try:
-        return read(real, SETTINGS, closed=True).decode()
+        return read(real, SETTINGS, closed=True, owned=is_obeyed).decode()
     except ForeignError as error:
-        raise ForeignError(error.why, path) from error
+        raise ForeignError(error.why, path, error.hint) from error
 
 
 # -- writing ---------------------------------------------------------------------------------------------------------
@@ -218,7 +292,8 @@ def create(path: Path, mode: int = 0o600) -> int:
 
 def beside(path: Path) -> Path:
     """Return a hidden name beside a file that nobody can foresee, for what is to take its place."""
-    return path.with_name(f".{path.name[:200]}.{os.urandom(8).hex()}.new")
+    name = os.fsencode(path.name)[:200].decode(errors="ignore")  # file systems count bytes
+    return path.with_name(f".{name}.{os.urandom(8).hex()}.new")
 
 
 def write(path: Path, data: str | bytes, mode: int = 0o600) -> None:
@@ -279,11 +354,15 @@ def leading_to(path: Path) -> Iterator[Above]:
 
 
 class Replaceable(NamedTuple):
-    """A folder on a path whose entries others may replace: who, and whether the site may have meant it so."""
+    """A folder on a path whose entries others may replace: who, and whether the site may have meant it so.
+
+    ``unknown``: its owner is one whom this machine cannot tell from others.
+    """
 
     path: Path
     who: str
     meant: bool
+    unknown: bool = False
 
 
 def replaceable(path: Path, trusted: Collection[str] = ()) -> list[Replaceable]:
@@ -305,10 +384,10 @@ def replaceable(path: Path, trusted: Collection[str] = ()) -> list[Replaceable]:
     """
     found = []
     for place, facts in leading_to(path):
-        if not is_ours(facts) and (who := account(facts.st_uid)) not in trusted:
-            found.append(Replaceable(place, who, meant=False))
+        if not folder_is_ours(facts) and (who := account(facts.st_uid)) not in trusted:
+            found.append(Replaceable(place, who, meant=False, unknown=facts.st_uid == overflow_user()))
         elif not stat.S_ISDIR(facts.st_mode) or facts.st_mode & stat.S_ISVTX:
             continue
-        elif (who := written_by_others(facts)) and f"@{who.removeprefix('group ')}" not in trusted:
+        elif (who := written_by_others(facts, place)) and f"@{who.removeprefix('group ')}" not in trusted:
             found.append(Replaceable(place, who, meant=who != "everybody"))
     return sorted(dict.fromkeys(found), key=lambda one: one.meant)

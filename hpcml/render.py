@@ -87,7 +87,8 @@ def _own(folder: Path, name: str) -> tuple[str, str, None] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except files.ForeignError as error:
-        hint = "Copy it, if you want what it says: then it is yours."
+        copy = "Copy what you want of it into ~/.config/hpcml/templates: then it is yours."
+        hint = f"Close it to them: {error.hint}" if error.hint else copy
         raise ConfigError(f"The template does not count: {error.why}", place=str(path), hint=hint) from error
 
 

@@ -90,18 +90,22 @@ def check_folder(folder: Path, trusted: Sequence[str]) -> list[str]:
     """
     with storage(folder):
         found = files.replaceable(folder, trusted)
-    for place, who, meant in found:
+    for place, who, meant, unknown in found:
         if not meant:
             hint = "Choose a folder of yours with --set paths.runs=…."
             if who == "everybody":
                 words = f"Everybody may replace what is in {place}"
+            elif unknown:  # to trust it would be to trust everybody whom this machine does not know
+                words = f"{place} belongs to {who}: this machine cannot tell whose it is"
             else:
                 words = f"{place} belongs to {who}, who may replace what is in it"
                 hint = f"{hint[:-1]}, or say that you trust that account: --set 'paths.trust=[\"{who}\"]'."
             raise StorageError(f"Runs are not safe in this folder: {words}", place=f"paths.runs: {folder}", hint=hint)
     return [
         f"{who} may replace runs in {folder}, because it may write to {place} (paths.trust says that you know)"
-        for place, who, _ in found
+        if who.startswith("group ")
+        else f"{who} may replace runs in {folder}: they may write to {place}"
+        for place, who, *_ in found
     ]
 
 
@@ -150,18 +154,19 @@ def storage(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def creating(directory: Path) -> Iterator[RunPaths]:
+def creating(directory: Path, trusted: Sequence[str] = ()) -> Iterator[RunPaths]:
     """Make a run's directory (0700): filled under another name and renamed, or, on any failure, not there at all.
 
     Raises
     ------
     StorageError
-        If it cannot be written.
+        If it cannot be written, or not safely (:func:`check_folder`, with those who are ``trusted``).
     """
     new = directory.with_name(f".{directory.name}.{secrets.token_hex(8)}.new")
     paths = RunPaths(new)
     with storage(directory):
         directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_folder(directory.parent, trusted)  # since it was looked at, somebody else may have made what was missing
         new.mkdir(mode=0o700)
         try:
             _check_owner(new)
@@ -238,6 +243,9 @@ def load(directory: Path) -> Run:
         If its record cannot be read, or the folder is not this user's.
     """
     if not files.is_own_folder(directory):
+        if directory.is_symlink():
+            hint = "Give the folder that it leads to its place; links are not followed, because others can set them."
+            raise StorageError("The run's folder is a link", place=str(directory), hint=hint)
         hint = "Runs of others are not looked at: what their files say would be done in your name."
         raise StorageError("The folder is not yours, or is none", place=str(directory), hint=hint)
     paths = RunPaths(directory)
@@ -279,7 +287,7 @@ def ids(folder: Path) -> list[str]:
             return []
     found = [(match["time"], name) for name in names if not name.startswith(".") and (match := _ID.fullmatch(name))]
     known = [name for _, name in sorted(found)]
-    if files.is_ours(facts) and not files.written_by_others(facts):
+    if files.is_ours(facts) and not files.written_by_others(facts, folder):
         return known
     return [name for name in known if files.is_own_folder(f"{folder}/{name}")]
 

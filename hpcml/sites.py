@@ -40,11 +40,12 @@ def config_folders(environment: Mapping[str, str]) -> list[Path]:
 
 
 def why_ignored(path: Path) -> str:
-    """Return why a file of settings does not count, in words: others could have written it; nothing if it counts."""
+    """Return why a file of settings does not count, in words, and what to do; nothing if it counts."""
     try:
         files.read_setting(path)
     except files.ForeignError as error:
-        return f"{path} does not count: {error.why}"
+        next_step = error.hint or "copy what you want of it into ~/.config/hpcml"
+        return f"{path} does not count: {error.why} ({next_step})"
     except (OSError, UnicodeDecodeError):
         return ""  # told by who reads it
     return ""

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import shlex
 import stat
 import sys
 from collections.abc import Iterator, Mapping
@@ -73,8 +74,10 @@ def private_folder(path: Path) -> None:
         raise StorageError(f"The folder cannot be made: {error.strerror}", place=str(path), hint=hint) from error
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
         raise StorageError("The folder is not yours alone", place=str(path), hint=hint)
-    if not files.is_ours(above) or (above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX):
-        raise StorageError("Others may rename the folder", place=str(path.parent), hint=f"chmod go-w {path.parent}")
+    if not files.folder_is_ours(above) or (above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX):
+        if above.st_uid == os.getuid():
+            hint = f"Close it to them: chmod go-w {shlex.quote(str(path.parent))}"
+        raise StorageError("Others may rename the folder", place=str(path.parent), hint=hint)
     if found.st_mode & 0o077:
         path.chmod(0o700)
 

@@ -150,7 +150,7 @@ def _write(prepared: Prepared, loaded: LoadedSite, spec: jobs.JobSpec, image: di
     request["template"] = prepared.template
     if image:
         request["image"] = image
-    with runs.creating(Path(made.directory)) as paths:
+    with runs.creating(Path(made.directory), loaded.site.paths.trust) as paths:
         runs.write_json(paths.request, request)
         runs.write_json(paths.plan, config.as_table(made))
         runs.write(paths.script, prepared.script)

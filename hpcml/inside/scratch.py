@@ -25,6 +25,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from hpcml import files
+
 if TYPE_CHECKING:
     from hpcml.inside.settings import Context
 
@@ -32,7 +34,6 @@ PREFIX = "hpcml-"
 LIVES = ".lives"  # its text is the node's name: on a shared file system the locks of other nodes may not be seen
 SWEEP_FOR = 20.0  # seconds after which a sweep leaves the rest to the next
 _OURS = re.compile(r"hpcml-(?:[a-z0-9_]{8}|[0-9]+-[0-9a-f]{16})")  # of tempfile.mkdtemp, and of templates/stage.sh
-_ALL_USERS = "4294967295"  # how many users a process outside a user namespace can tell from each other
 
 
 class UnsafePlaceError(Exception):
@@ -99,7 +100,7 @@ def why_not(folder: str) -> str:
 
     In a user namespace, as an image's, the users of the host look like one user: only the modes can be judged there.
     """
-    trusted = {0, os.geteuid()} | _unknown_users()
+    trusted = {0, os.geteuid()} | files.unknown_users()
     real = Path(os.path.realpath(folder))
     if not real.is_dir():
         return f"{folder} is not a folder on this node"
@@ -110,16 +111,6 @@ def why_not(folder: str) -> str:
         if facts.st_mode & 0o022 and not facts.st_mode & stat.S_ISVTX:
             return f"others may replace what lies in {path} (mode {stat.S_IMODE(facts.st_mode):04o}, not sticky)"
     return ""
-
-
-def _unknown_users() -> set[int]:
-    """Return the user that stands for all whom this process cannot tell apart, if it is in a user namespace."""
-    try:
-        if Path("/proc/self/uid_map").read_text().split()[2] == _ALL_USERS:
-            return set()
-        return {int(Path("/proc/sys/kernel/overflowuid").read_text())}
-    except (OSError, IndexError):
-        return set()
 
 
 def for_dask(otherwise: str) -> str:

@@ -5,15 +5,33 @@ from __future__ import annotations
 import grp
 import os
 import pwd
+import shutil
 import stat
+import struct
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from hpcml import files
+from hpcml import files, runs
+from hpcml.errors import StorageError
 
 STRANGER = 12345
+PACKAGE = Path(files.__file__).parent
+
+
+def give_by_acl(path: Path) -> None:
+    """Let STRANGER write to it by a POSIX ACL; the mode shows the mask as the bits of the group."""
+    nobody = 0xFFFFFFFF
+    entries = ((0x01, 7, nobody), (0x02, 7, STRANGER), (0x04, 5, nobody), (0x10, 7, nobody), (0x20, 5, nobody))
+    value = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+    try:
+        os.setxattr(path, "system.posix_acl_access", value)
+    except OSError as error:
+        pytest.skip(f"this file system keeps no ACL: {error.strerror}")
+    assert path.stat().st_mode & 0o070 == 0o070
 
 
 @pytest.fixture
@@ -103,3 +121,103 @@ def test_links_on_the_way_count_with_what_they_lead_to(tmp_path: Path, root: Non
     (tmp_path / "ring").symlink_to("ring")
     with pytest.raises(OSError, match="Too many levels"):
         replaceable(tmp_path / "ring" / "x")
+
+
+def test_an_acl_is_no_group_of_one_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where each user has a group of the same name, g+w alone lets nobody else in; the mask of an ACL looks the same."""
+    me, gid = pwd.getpwuid(os.geteuid()).pw_name, os.getegid()
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: SimpleNamespace(pw_name=me, pw_gid=gid))
+    monkeypatch.setattr(grp, "getgrgid", lambda _: SimpleNamespace(gr_name=me, gr_mem=[]))
+    folder = tmp_path / "a b"
+    folder.mkdir()
+    path = folder / "hpcml.toml"
+    path.write_text("x")
+    path.chmod(0o664)
+    folder.chmod(0o775)
+    assert files.read_setting(path) == "x"
+    assert replaceable(folder / "runs") == []
+
+    give_by_acl(path)
+    with pytest.raises(
+        files.ForeignError, match=r"others, by an ACL \(getfacl .*a b/hpcml.toml'\), may write to it"
+    ) as told:
+        files.read_setting(path)
+    assert told.value.hint == f"chmod go-w '{path}'"
+    subprocess.run(["chmod", "go-w", path], check=True)
+    assert files.read_setting(path) == "x"
+
+    give_by_acl(folder)
+    with pytest.raises(files.ForeignError, match=r"others, by an ACL .*, may write to its folder") as told:
+        files.read_setting(path)
+    assert told.value.hint == f"chmod go-w '{folder}'"
+    assert replaceable(folder / "runs") == [("a b", f"others, by an ACL (getfacl '{folder}'),", True)]
+    (note,) = runs.check_folder(folder / "runs", [f"@{me}"])
+    assert (
+        note
+        == f"others, by an ACL (getfacl '{folder}'), may replace runs in {folder / 'runs'}: they may write to {folder}"
+    )
+
+
+def test_settings_of_the_account_that_installed_hpcml(tmp_path: Path, root: None) -> None:
+    installed, site, path = tmp_path / "software", tmp_path / "site", tmp_path / "site" / "config.toml"
+    shutil.copytree(PACKAGE, installed / "hpcml", ignore=shutil.ignore_patterns("__pycache__"))
+    site.mkdir()
+    path.write_text("x")
+    code = "import sys; from pathlib import Path; from hpcml import files; print(files.__file__, files.read_setting(Path(sys.argv[1])))"
+
+    def read() -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", code, str(path)]
+        environment = {**os.environ, "PYTHONPATH": str(installed), "PYTHONDONTWRITEBYTECODE": "1"}
+        return subprocess.run(command, env=environment, cwd=tmp_path, check=False, capture_output=True, text=True)
+
+    for place in (site, path):
+        os.chown(place, STRANGER, -1)
+    assert f"its folder belongs to uid {STRANGER}" in read().stderr
+    for place in (installed, *installed.rglob("*")):
+        os.chown(place, STRANGER, -1)
+    assert read().stdout == f"{installed}/hpcml/files.py x\n"
+    os.chown(path, STRANGER + 1, -1)
+    assert f"it belongs to uid {STRANGER + 1}" in read().stderr
+    os.chown(path, STRANGER, -1)
+    path.chmod(0o666)
+    assert "everybody may write to it" in read().stderr
+
+
+def test_folders_of_whom_a_user_namespace_does_not_know(tmp_path: Path, root: None) -> None:
+    """There root's folders look like nobody's: only the modes can be judged."""
+    folder = tmp_path / "open"
+    folder.mkdir()
+    os.chown(folder, STRANGER, -1)
+    code = (
+        "import sys; from pathlib import Path; from hpcml import files\n"
+        "found = files.replaceable(Path(sys.argv[1]) / 'runs')\nprint([one.who for one in found])"
+    )
+    command = ["unshare", "--user", "--map-root-user", sys.executable, "-c", code, str(folder)]
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
+    try:
+        subprocess.run([*command[:3], "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("no user namespace can be made here")
+    assert [one.who for one in files.replaceable(folder)] == [f"uid {STRANGER}"]
+    assert subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout == "[]\n"
+    folder.chmod(0o777)
+    assert "everybody" in subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+
+
+def test_nobody_is_never_to_be_trusted(tmp_path: Path, root: None) -> None:
+    os.chown(tmp_path, files.overflow_user(), -1)
+    with pytest.raises(StorageError, match="this machine cannot tell whose it is") as told:
+        runs.check_folder(tmp_path / "runs", [])
+    assert "paths.trust" not in told.value.hint
+    os.chown(tmp_path, STRANGER, -1)
+    with pytest.raises(StorageError) as told:
+        runs.check_folder(tmp_path / "runs", [])
+    assert "paths.trust" in told.value.hint
+
+
+def test_a_long_name_is_cut_by_its_bytes(tmp_path: Path) -> None:
+    path = tmp_path / ("世" * 80)  # 240 bytes
+    files.write(path, "x")
+    assert path.read_text() == "x"
+    files.beside(tmp_path / ("世" * 200)).name.encode()  # no half of a character
+    assert len(os.fsencode(files.beside(tmp_path / ("世" * 200)).name)) <= 255

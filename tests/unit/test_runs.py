@@ -60,6 +60,24 @@ def test_a_directory_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
 
 
+def test_a_folder_that_somebody_made_meanwhile_is_looked_at(tmp_path: Path) -> None:
+    """Between the first look, when it was not there, and the run's own folder."""
+    place = tmp_path / "runs"
+    assert runs.check_folder(place, []) == []
+    place.mkdir()
+    place.chmod(0o777)
+    with pytest.raises(StorageError, match="not safe in this folder: Everybody"), runs.creating(place / "a"):
+        pytest.fail("nothing may be written there")
+    assert list(place.iterdir()) == []
+
+
+def test_a_run_that_is_a_link_is_named_as_that(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    with pytest.raises(StorageError, match="The run's folder is a link"):
+        runs.load(tmp_path / "link")
+
+
 def test_the_library_is_what_runs_on_the_nodes_with_its_times(tmp_path: Path) -> None:
     with runs.creating(tmp_path / "a") as paths:
         pass

@@ -115,8 +115,15 @@ def test_a_folder_for_control_sockets_is_the_user_s_alone(tmp_path: Path) -> Non
         with pytest.raises(StorageError, match="not yours alone"):
             ssh_config.private_folder(tmp_path / name)
     (tmp_path / "new").chmod(0o777)
-    with pytest.raises(StorageError, match="rename"):
+    with pytest.raises(StorageError, match="rename") as told:
         ssh_config.private_folder(tmp_path / "new" / "cm")
+    assert f"chmod go-w {tmp_path}/new" in told.value.hint
+    if os.geteuid() == 0:
+        os.chown(tmp_path / "new", 12345, -1)
+        with pytest.raises(StorageError, match="rename") as told:
+            ssh_config.private_folder(tmp_path / "new" / "cm")
+        assert "login.control" in told.value.hint, "the folder is not one's own to close"
+        assert "chmod" not in told.value.hint
 
 
 def test_a_control_socket_s_path_has_room_for_ssh_s_own_suffix(tmp_path: Path) -> None:
