@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcml import __version__, assets, config, jobs, runs, shell, slurm, snapshot, units
-from hpcml.errors import ANSWER_LOST, NOT_FOUND, HpcmlError, ImageError, SlurmUnreachableError
+from hpcml.errors import ANSWER_LOST, NOT_FOUND, HpcmlError, ImageError, SlurmUnreachableError, UsageError
 from hpcml.layout import RunPaths
 from hpcml.plan import Place, Plan, plan
 from hpcml.sites import LoadedSite, config_folders, why_ignored
@@ -94,8 +94,9 @@ def submit(prepared: Prepared, loaded: LoadedSite, spec: jobs.JobSpec, environme
 
     Raises
     ------
-    StorageError
-        If the directory cannot be written; nothing is left and nothing was submitted.
+    StorageError, UsageError
+        If the directory cannot be written, or the copy of the code would lack a module; nothing is left and nothing was
+        submitted.
     SlurmRefusedError, SlurmUnreachableError
         If Slurm did not take it; the directory is kept, with the answer in submission.json.
     HpcmlError
@@ -161,7 +162,11 @@ def _write(prepared: Prepared, loaded: LoadedSite, spec: jobs.JobSpec, image: di
         if spec.service:
             return []
         lasting = not spec.staged  # what a laptop sent is copied whole: where it lies now, it is removed
-        return snapshot.take(spec.script, paths.code, loaded.site.code, linked=lasting, limited=lasting).notes()
+        taken = snapshot.take(spec.script, paths.code, loaded.site.code, linked=lasting, limited=lasting)
+        if needed := snapshot.needed(taken, paths.code):
+            hint = "Raise that limit (--set code.…=…), or run the script where it lies (--set code.snapshot=none)."
+            raise UsageError("The code needs what its copy would not have", place=snapshot.listed(needed), hint=hint)
+        return taken.notes()
 
 
 def _hand_over(made: Plan, paths: RunPaths, environment: Mapping[str, str], timeout: float) -> dict[str, object]:

@@ -43,6 +43,22 @@ def test_a_limit_on_files(world: World) -> None:
     assert world.left() == []
 
 
+def test_code_whose_modules_would_not_be_in_its_copy_is_refused(world: World) -> None:
+    world.script.write_text("import b\n")
+    for name in ("a", "b"):
+        (world.project / f"{name}.py").write_text("")
+    words = ["submit", "--site", "slurm", "--set", "code.snapshot=script", "--set", "code.max_files=1", "job.py"]
+    done = world.run(*words)
+    assert done.returncode == errors.USAGE, done.stderr
+    assert "The code needs what its copy would not have (b.py (more than code.max_files = 1))" in done.stderr
+    assert not world.left()
+    assert not world.calls("sbatch")
+    world.script.write_text("import a\n")
+    done = world.run(*words)
+    assert done.returncode == 0, done.stderr
+    assert "not in the run's copy of the code: b.py (more than code.max_files = 1)" in done.stderr
+
+
 def test_the_folder_for_runs_is_a_file(world: World) -> None:
     world.runs.parent.mkdir()
     world.runs.write_text("")

@@ -191,7 +191,7 @@ def test_what_the_copy_leaves_out_is_found_by_script_and_tasks(here: Here, snaps
     if snapshot != "none":
         expected[-1] = False  # above the copy is the run's directory, and the note says so
     if snapshot == "folder":
-        assert "table.csv (larger than code.max_file = 2K), big/huge.py (larger than code.max_file = 2K)" in done.stderr
+        assert "big/huge.py (larger than code.max_file = 2K), table.csv (larger than code.max_file = 2K)" in done.stderr
         assert "large/ (more than code.max_files = 10)" in done.stderr
         assert "extension.py:3 leads above the script's folder" in done.stderr
     assert said(done) == [expected, expected]

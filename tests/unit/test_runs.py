@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import time
 from pathlib import Path
@@ -172,13 +173,13 @@ def test_links_in_a_circle_are_no_reason_to_refuse(project: Path) -> None:
         (project / name).symlink_to("loop")
     files, found = taken(project)
     assert files == {"job.py", "pack/a.py"}
-    assert found == snapshot.Taken()
+    assert not found.notes()
 
 
 def test_the_script_alone(project: Path) -> None:
     put(project, "other.py")
     files, found = taken(project, snapshot="script")
-    assert (files, found) == ({"job.py"}, snapshot.Taken())
+    assert (files, found.notes()) == ({"job.py"}, [])
     assert (project.parent / "target/other.py").is_symlink()
 
 
@@ -299,8 +300,133 @@ def test_what_the_code_imports_is_not_left_behind_when_it_is_sent(project: Path)
     _, found = taken(project, linked=False, max_file="1K", max_files=8)
     missing = {one.name for one in found.missing}
     assert missing == {"models/", "pictures/", "pack/words.txt", "pack/tables.py"}
-    assert {one.name for one in snapshot.needed(found, project.parent / "target")} == {"models/", "pack/tables.py"}
+    assert {one.name for one in snapshot.needed(found, project.parent / "target")} == {"pack/tables.py"}
     assert not list((project.parent / "target").rglob("models"))
+
+
+def test_what_is_imported_is_read_as_python_reads_it(project: Path) -> None:
+    text = '"""\nimport words\n"""\nimport data, \\\n    far\nif True: from near import x\n'
+    (project / "job.py").write_text(text)
+    for name in ("data/a.csv", "far.py", "near.py", "words.py"):
+        put(project, name, 2000)
+    _, found = taken(project, linked=False, max_file="1K", max_total="1K")
+    assert {one.name for one in found.missing} == {"data/", "far.py", "near.py", "words.py"} - {"data/"} | {
+        "data/a.csv"
+    }
+    assert [one.name for one in snapshot.needed(found, project.parent / "target")] == ["far.py", "near.py"]
+
+
+@pytest.mark.parametrize("kind", ["folder", "script"])
+def test_modules_before_all_else_in_what_is_copied_linked_and_named(project: Path, kind: str) -> None:
+    for number in range(9):
+        put(project, f"{number}.dat")
+    put(project, "wide/a.txt")
+    put(project, "pack/__init__.py")
+    put(project, "zz.py")
+    files, found = taken(project, snapshot=kind, max_files=3)
+    target = project.parent / "target"
+    assert files == ({"job.py", "zz.py", "pack/__init__.py"} if kind == "folder" else {"job.py"})
+    assert (target / "zz.py").exists()
+    assert (target / "pack/__init__.py").exists()
+    here = {path.name for path in target.iterdir()}
+    named = {one.name.rstrip("/") for one in found.missing}
+    assert here | named == {path.name for path in project.iterdir()}, "what is cut is named"
+    assert not here & named
+
+
+def test_thousands_of_files_beside_the_modules(project: Path) -> None:
+    for number in range(50):
+        put(project, f"{number}.dat")
+    put(project, "zz.py")
+    put(project, "zz/__init__.py")
+    assert taken(project, max_files=4)[0] >= {"job.py", "zz.py", "zz/__init__.py"}
+
+
+def test_modules_that_are_not_even_linked(project: Path) -> None:
+    (project / "job.py").write_text("import c, d\n")
+    for name in "abcd":
+        put(project, f"{name}.py")
+    put(project, "0.dat")
+    _, found = taken(project, snapshot="script", max_files=2)
+    why = "more than code.max_files = 2"
+    assert found.missing == (*(snapshot.LeftOut(f"{name}.py", why, module=True) for name in "cd"),
+                             snapshot.LeftOut("0.dat", why))  # fmt: skip
+    assert "not in the run's copy of the code: c.py (" in found.notes()[0]
+    assert [one.name for one in snapshot.needed(found, project.parent / "target")] == ["c.py", "d.py"]
+
+
+def test_the_script_alone_is_sent(project: Path) -> None:
+    (project / "job.py").write_text("import other\n")
+    put(project, "other.py")
+    files, found = taken(project, linked=False, snapshot="script")
+    assert files == {"job.py"}
+    assert [one.name for one in snapshot.needed(found, project.parent / "target")] == ["other.py"]
+
+
+def test_empty_folders_are_made(project: Path) -> None:
+    (project / "results/deep").mkdir(parents=True)
+    taken(project)
+    assert (project.parent / "target/results/deep").is_dir()
+    assert not _linked(project.parent / "target/results/deep")
+
+
+def test_a_folder_that_is_a_link_is_not_walked_and_the_note_says_so(project: Path) -> None:
+    for number in range(9):
+        put(project, f"data/{number}.txt")
+    _, found = taken(project, max_files=4)
+    assert "data/ (more than code.max_files = 4); os.walk and rglob do not enter" in found.notes()[0]
+
+
+@pytest.mark.parametrize("linked", [True, False])
+def test_a_script_in_the_home_folder(project: Path, monkeypatch: pytest.MonkeyPatch, *, linked: bool) -> None:
+    monkeypatch.setenv("HOME", str(project))
+    for name in (".hpcml/runs/a", ".ssh/id", "helper.py", "pack/__init__.py", "pack/x.txt", "private.txt", "mail/a"):
+        put(project, name)
+    files, found = taken(project, linked=linked)
+    assert files == {"job.py", "helper.py", "pack/__init__.py", "pack/x.txt"}
+    target = project.parent / "target"
+    assert not os.path.lexists(target / ".hpcml")
+    assert sorted(path.name for path in target.iterdir() if path.is_symlink()) == (
+        [".ssh", "mail", "private.txt"] if linked else []
+    )
+    assert [one.name for one in found.left_out or found.missing] == ["private.txt", "mail/"]
+
+
+def test_the_script_alone_in_the_home_folder(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(project))
+    put(project, ".hpcml/runs/a")
+    taken(project, snapshot="script")
+    assert os.listdir(project.parent / "target") == ["job.py"]
+
+
+def test_links_out_of_the_folder_are_not_sent(project: Path, tmp_path: Path) -> None:
+    """Code of others may hold links to any file of the user's."""
+    put(tmp_path, ".ssh/id")
+    put(project, "inner.py")
+    (project / "data").mkdir()
+    for name in ("key.txt", "data/key"):
+        (project / name).symlink_to(tmp_path / ".ssh/id")
+    (project / "same.py").symlink_to("inner.py")
+    files, found = taken(project, linked=False)
+    assert files == {"job.py", "inner.py", "same.py"}
+    why = "a link that leads out of the folder"
+    assert found.missing == (snapshot.LeftOut("key.txt", why), snapshot.LeftOut("data/key", why))
+    shutil.rmtree(tmp_path / "target")
+    assert taken(project)[0] == {"job.py", "inner.py", "same.py", "key.txt", "data/key"}
+
+
+def test_a_folder_that_vanishes_meanwhile_is_passed_over(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(project, "pack/a.py")
+    put(project, "pack/gone/b.py")
+    real = os.scandir
+
+    def scandir(place: Path) -> object:
+        if str(place).endswith("gone"):
+            shutil.rmtree(place)
+        return real(place)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert taken(project)[0] == {"job.py", "pack/a.py"}
 
 
 def test_a_script_that_vanished_is_an_error(project: Path) -> None:
