@@ -1,8 +1,8 @@
 """The words that run a role inside an image, by Apptainer or SingularityCE; decided before the job runs.
 
 What the inside gets is said here and in ``templates/image.sh``, which adds what only the node knows: the run's
-variables and the node-local scratch. All else of the host stays out: its variables, its Python's packages, the home
-directory.
+variables, the node-local scratch, and the folders that the copy of the code has links to, where the node has them. All
+else of the host stays out: its variables, its Python's packages, the home directory.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def kernels(image: str) -> str:
 
 
 def _own_binds(site: Site, spec: JobSpec, paths: RunPaths) -> list[tuple[str, str]]:
-    """Return the run's directory, hpcml's modules in it for reading only, the user's folders, and scratch."""
+    """Return the run's directory, hpcml's modules in it for reading only, the user's folder, and scratch."""
     scratch = site.paths.scratch if site.paths.scratch.startswith("/") and "$" not in site.paths.scratch else ""
     sources = [str(folder) for folder in spec.sources if folder != spec.cwd]
     own = ((str(paths.directory), "paths.runs"), (str(spec.cwd), "the folder that you submit from"),
@@ -84,7 +84,7 @@ def _own_binds(site: Site, spec: JobSpec, paths: RunPaths) -> list[tuple[str, st
         if any(divider in path for divider in _DIVIDERS) or path != path.rstrip():
             hint = "Choose a path without ':', ',' and '\\', and without a blank at its end."
             raise ConfigError("This path cannot be bound into an image", place=f"{place}: {path}", hint=hint)
-    users = [str(spec.cwd), *sources, *([scratch] if scratch else [])]
+    users = [str(spec.cwd), *([scratch] if scratch else [])]
     return [(str(paths.directory), ""), (str(paths.library), ":ro"), *((folder, "") for folder in users)]
 
 

@@ -24,6 +24,7 @@ class RunPaths:
         self.script = directory / "job.sh"
         self.step = directory / "step.sh"
         self.image = directory / "image.sh"
+        self.sources = directory / "sources"
         self.stage = directory / "stage.sh"
         self.keep = directory / "keep.sh"
         self.sweep = directory / "sweep.sh"

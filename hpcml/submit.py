@@ -166,6 +166,9 @@ def _write(prepared: Prepared, loaded: LoadedSite, spec: jobs.JobSpec, image: di
         if needed := snapshot.needed(taken, paths.code):
             hint = "Raise that limit (--set code.…=…), or run the script where it lies (--set code.snapshot=none)."
             raise UsageError("The code needs what its copy would not have", place=snapshot.listed(needed), hint=hint)
+        if made.inside.image:
+            linked = taken.places if loaded.site.code.snapshot != "none" else spec.sources
+            runs.write(paths.sources, "".join(f"{folder}\n" for folder in linked if folder != spec.cwd))
         return taken.notes()
 
 

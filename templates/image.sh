@@ -44,5 +44,11 @@ while [ -n "$at" ]; do
     { echo "hpcml: others may replace what lies in $at on $node: set TMPDIR to a folder of your own, or to a sticky one of root's." >&2; exit 88; }
   at=${at%/*}
 done
+# What the copy of the code has links to. A folder that this node lacks is no reason to end: plain Python would not find it either.
+if [ -e "$HPCML_RUN_DIR/sources" ]; then
+  while IFS= read -r folder; do
+    if [ -d "$folder" ]; then set -- --bind "$folder:$folder" "$@"; fi
+  done <"$HPCML_RUN_DIR/sources"
+fi
 if [ -n "${TMPDIR:-}" ] && [ -d "$TMPDIR" ]; then set -- --bind "$TMPDIR:$TMPDIR" "$@"; fi
 exec "$program" --quiet exec "$@"

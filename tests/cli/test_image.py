@@ -264,3 +264,18 @@ def test_ls(world: World) -> None:
     assert len(image(world, "ls", *chosen, status=0).stdout.splitlines()) == 2
     says = ("not absolute", "runtime.image: images/a.sif")
     image(world, "ls", "--set", "runtime.image=images/a.sif", status=errors.CONFIG, says=says)
+
+
+def test_an_image_gets_the_script_s_folder_only_where_the_run_needs_it(world: World) -> None:
+    path = sif_file.make(world.project / "a.sif")
+    elsewhere = world.top / "elsewhere"
+    elsewhere.mkdir()
+    world.script = elsewhere / "job.py"
+    world.script.write_text("print('hello')\n")
+    words = ["--image", str(path)]
+    assert (world.submit(*words) / "sources").read_text() == ""
+    assert (world.submit("--set", "code.snapshot=none", *words) / "sources").read_text() == f"{elsewhere}\n"
+    (elsewhere / ".settings").write_text("")
+    run = world.submit(*words)
+    assert (run / "sources").read_text() == f"{elsewhere}\n"
+    assert str(elsewhere) not in (run / "job.sh").read_text()

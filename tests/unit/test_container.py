@@ -119,6 +119,22 @@ def enter(tmp_path: Path, kernels: str, **more: str) -> subprocess.CompletedProc
                           env=environment | {"HPCML_KERNELS": kernels} | more, capture_output=True, timeout=30)  # fmt: skip
 
 
+def test_folders_that_the_code_has_links_to_are_bound_where_the_node_has_them(tmp_path: Path) -> None:
+    here, gone = tmp_path / "a here ", tmp_path / "gone"
+    here.mkdir()
+    (tmp_path / "runs/a-1").mkdir(parents=True)
+    (tmp_path / "runs/a-1/sources").write_text(f"{gone}\n{here}\n")
+    done = enter(tmp_path, "")
+    assert done.returncode == 0, done.stderr
+    assert f"--bind\n{here}:{here}\n" in done.stdout
+    assert str(gone) not in done.stdout
+
+
+def test_the_script_s_folder_is_bound_by_the_node_alone() -> None:
+    made = words(site(), spec(image="/i/a.sif", sources=(Path("/elsewhere"),)))
+    assert not [word for word in made if "/elsewhere" in word]
+
+
 def test_compiled_kernels_outlive_the_run_in_a_folder_of_the_user_s_own(tmp_path: Path) -> None:
     folder = tmp_path / f"runs/.kernels-{os.getuid()}"
     for _ in range(2):
