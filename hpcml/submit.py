@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 import sys
 import time
 from collections.abc import Mapping
@@ -155,7 +156,8 @@ def _write(prepared: Prepared, loaded: LoadedSite, spec: jobs.JobSpec, image: di
         runs.write_json(paths.request, request)
         runs.write_json(paths.plan, config.as_table(made))
         runs.write(paths.script, prepared.script)
-        paths.out.chmod(0o777 & ~made.inside.umask)
+        group = stat.S_IMODE(paths.out.stat().st_mode) & 0o7000  # set-group-id of the folder for runs
+        paths.out.chmod(group | 0o777 & ~made.inside.umask)
         own = [*([paths.image] if made.inside.image else []), *([] if made.slurm else [paths.sweep])]
         for script in (paths.step, *own, *((paths.stage, paths.keep) if made.stage else ())):
             runs.write(script, (assets.folder("templates") / script.name).read_text(encoding="utf-8"))

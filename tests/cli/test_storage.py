@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import stat
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,6 +42,15 @@ def test_a_limit_on_files(world: World) -> None:
     assert done.returncode == errors.STORAGE, done.stderr
     assert "File too large" in done.stderr
     assert world.left() == []
+
+
+@pytest.mark.parametrize("set_group", [False, True])
+def test_results_keep_the_group_of_the_folder_for_runs(world: World, *, set_group: bool) -> None:
+    world.runs.mkdir(parents=True)
+    world.runs.chmod(0o2700 if set_group else 0o700)
+    run = world.submit()
+    assert bool((run / "out").stat().st_mode & stat.S_ISGID) == set_group
+    assert bool(run.stat().st_mode & stat.S_ISGID) == set_group
 
 
 def test_code_whose_modules_would_not_be_in_its_copy_is_refused(world: World) -> None:
