@@ -66,6 +66,9 @@ def test_a_run_of_one_node_listens_on_loopback(cluster: Cluster, protocol: str) 
     ended = cluster.submit(script, "--nodes", "1", "--set", "workers.per_node=2", "--protocol", protocol)
     assert ended.code == 0, ended.err
     up = next(event for event in ended.events if event["event"] == "scheduler-up")
-    assert {address.rpartition(":")[0] for address in (up["address"], *ended.out.split()) if "://" in address} == {
+    assert up["address"].rpartition(":")[0] == "tls://127.0.0.1"
+    assert {address.rpartition(":")[0] for address in ended.out.split() if "://" in address} == {
         f"{protocol}://127.0.0.1"}  # fmt: skip
-    assert "open to whoever" not in up["security"]
+    said = next(one for one in ended.events if one["event"] == ("ucx-up" if protocol == "ucx" else "scheduler-up"))
+    assert "mutual TLS" in said["security"]
+    assert "open to whoever" not in said["security"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -240,6 +241,7 @@ def test_the_user_s_umask_is_for_script_tasks_and_results(here: Here, umask: int
 
 def test_script_tasks_and_scheduler_find_the_same_around_them(here: Here) -> None:
     """What may differ is in tests/alike.py and docs/surroundings.md."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup, plain Python would ignore it, and a run's script not
     put(here.folder, {"around.py": SURROUNDINGS.read_text()})
     plain = subprocess.run([sys.executable, "around.py"], cwd=here.folder, capture_output=True, text=True, check=True,
                            env={**here.environment, "PWD": str(here.folder)}, stdin=subprocess.DEVNULL)  # fmt: skip
