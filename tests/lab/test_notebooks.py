@@ -185,7 +185,7 @@ def test_its_ends(session: Lab) -> None:
     cluster.run("scancel", "--batch", "--signal=USR1", other.job)  # as Slurm does slurm.signal_lead before the limit
     cluster.wait_event(other.directory, "time-limit-near")
     cluster.run("scancel", other.job)
-    assert cluster.wait_status(other.directory)["status"] == 85
+    assert cluster.wait_status(other.directory)["status"] == 86  # cancelled, also when the limit was near
     code = ("import sys; sys.path.insert(0, sys.argv[1]); from notebook_api import Jupyter\n"
             "print(Jupyter(sys.argv[2], open(sys.argv[3]).read()).request('POST', '/api/shutdown')[0])")  # fmt: skip
     done = cluster.run("python", "-c", code, str(cluster.work), session.facts["socket"], session.facts["token_file"],
