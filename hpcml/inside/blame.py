@@ -56,7 +56,8 @@ def missing_nodes(context: Context, present: set[str], *, step_gone: bool = Fals
     marks = files.listed(context.attempt.nodes)
     found = []
     for node in context.nodes:
-        absent = tuple(name for name in context.worker_names(node) if name not in present)
+        ended = f"worker@{node}" in exits  # and all its workers with it, though the scheduler may not know yet
+        absent = tuple(name for name in context.worker_names(node) if ended or name not in present)
         if absent and f"{node}.json" in marks:
             retired = (files.read_json(context.attempt.mark_of(node)) or {}).get("retired", ())
             absent = tuple(name for name in absent if name not in retired)

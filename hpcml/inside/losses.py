@@ -67,8 +67,9 @@ class Losses:
             found.append(node)
         return found
 
-    def tell(self, missing: Sequence[Missing], present: int) -> None:
+    def tell(self, missing: Sequence[Missing]) -> None:
         """Write down and say once what is new: a worker task that was killed, and workers that are lost for good."""
+        total, away = self.context.worker_count, sum(len(node.workers) for node in missing)
         if missing:
             self._tell_killed()
         for node in missing:
@@ -79,7 +80,7 @@ class Losses:
             self.told.add(node.node)
             self.diary.write("workers-lost", node=node.node, workers=list(node.workers))
             lost = "a worker" if count == 1 else f"{count} workers"
-            left = f"{present} of {self.context.worker_count} workers are left"
+            left = f"{total - away} of {total} workers are left"
             self.warn(f"{node.node} lost {lost} for good: {node.why}; {left}.")
 
     def tell_stopped(self, node: str) -> None:

@@ -367,7 +367,7 @@ class Supervisor:
         missing = self.losses.look(self.present, step_gone=self.steps.gone("worker"))
         final = [node for node in missing if node.final]
         none_left = not self.present and len(final) == len(missing)
-        self.losses.tell(missing, len(self.present))
+        self.losses.tell(missing)
         absent = sum(len(node.workers) for node in missing)
         self.hangs.look(absent, final=len(final) == len(missing))
         if final and (self.context.settings.on_loss == "fail" or none_left):

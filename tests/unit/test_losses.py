@@ -57,7 +57,7 @@ def test_a_node_whose_task_has_ended_is_told_once(context: Context, capsys: pyte
     found = losses(context)
     for _ in range(3):
         missing = found.look({"n1-0", "n1-1"}, step_gone=False)
-        found.tell(missing, 2)
+        found.tell(missing)
     assert [node.final for node in missing] == [True]
     words = "n2 lost 2 workers for good: the worker task ended with exit status 137 (killed by SIGKILL); 2 of 4 workers are left."
     assert capsys.readouterr().out == f"{words}\n"
@@ -71,7 +71,7 @@ def test_a_task_that_is_started_again_is_told_and_not_lost(
     (context.attempt.exits / "killed@n2@1").write_text("137\n")
     found = losses(context)
     for _ in range(2):
-        found.tell(found.look({"n1-0", "n1-1"}, step_gone=False), 2)
+        found.tell(found.look({"n1-0", "n1-1"}, step_gone=False))
     assert capsys.readouterr().out.count("n2: the worker task was killed (exit status 137); it is started again") == 1
     assert [event["event"] for event in told(context)] == ["worker-task-killed"]
 
