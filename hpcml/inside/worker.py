@@ -269,9 +269,10 @@ def _reap(node: Node) -> None:
 def _judge(node: Node, slot: Slot, code: int) -> None:
     """Decide what a worker's end means: done, come back, or failed for good after too many deaths."""
     node.watch_end_until = time.monotonic() + WATCH_END
-    if code == 0 or node.ending or _run_has_ended(node.context):
+    over = node.ending or _run_has_ended(node.context)
+    if code == 0 or over:
         slot.done = True
-        slot.retired = code == 0 and not node.ending and not _run_has_ended(node.context)
+        slot.retired = not over
         if slot.retired:  # by the script: that is no loss
             node.mark("workers")
         return
