@@ -20,7 +20,7 @@ demo: $(ENVIRONMENT)  ## run k-means on this machine and show where the picture 
 test: $(ENVIRONMENT)  ## run every tier that this machine can run, and say why not for the others
 	@$(BIN)/python tests/run_tiers.py $(MUST_RUN)
 
-check: $(ENVIRONMENT)  ## ruff, mypy and the architecture test
+check: $(ENVIRONMENT)  ## ruff, mypy and the import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

@@ -2,6 +2,6 @@
 
 import sys
 
-from hpcml.cli import main
+from hpcml.cli.main import main
 
 sys.exit(main())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -15,26 +14,26 @@ def folder(kind: str) -> Path:
     force-include there), so the checkout around the package serves.
     """
     if kind == "profiles":
-        return _PACKAGE / "profiles"
+        return _PACKAGE / "sites/profiles"
     shipped = _PACKAGE / "_assets" / kind
     return shipped if shipped.is_dir() else _PACKAGE.parent / kind
 
 
 def node_side() -> list[str]:
     """Return the modules that run on the nodes, relative to the folder that holds the package."""
-    inside = sorted(name for name in os.listdir(_PACKAGE / "inside") if name.endswith(".py"))
+    node = sorted(path.relative_to(_PACKAGE).as_posix() for path in (_PACKAGE / "node").rglob("*.py"))
     own = (
         "__init__.py",
         "driver.py",
-        "entering.py",
+        "container_errors.py",
+        "endings.py",
         "errors.py",
         "files.py",
-        "last_words.py",
-        "layout.py",
+        "paths.py",
         "terminal.py",
         "units.py",
     )
-    return [*(f"hpcml/{name}" for name in own), *(f"hpcml/inside/{name}" for name in inside)]
+    return [f"hpcml/{name}" for name in (*own, *node)]
 
 
 def package_root() -> Path:

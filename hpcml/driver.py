@@ -98,7 +98,7 @@ def connect(**options: Any) -> Client:
         _authenticate_ucx()
     if dask.config.get("scheduler-address", None):  # the batch script's variable, or a worker's own setting in a task
         return Client(**options)
-    from hpcml.inside.alone import ClosedCluster
+    from hpcml.node.roles.local_cluster import ClosedCluster
 
     return Client(ClosedCluster(**options))
 
@@ -107,7 +107,7 @@ def _authenticate_ucx() -> None:
     """Put the run's key before UCX here, so that Dask need not import the module that does it, and say so."""
     import dask.config
 
-    from hpcml.inside import preload
+    from hpcml.node.security import preload
 
     chosen = dask.config.get("distributed.client.preload", [])
     dask.config.set({"distributed.client.preload": [name for name in chosen if name != preload.__name__]})

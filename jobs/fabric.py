@@ -15,13 +15,13 @@ import sys
 from typing import Any
 
 import hpcml
-from hpcml.inside import fabric, matrix, verdict
-from hpcml.inside.measurement import Measurement
+from hpcml.node.fabric import picture, report, rounds
+from hpcml.node.fabric.measurement import Measurement
 from hpcml.terminal import say, say_lines
 
 
 async def measure(dask_scheduler: Any) -> dict[str, Any]:
-    return await fabric.measure_all(dask_scheduler)
+    return await rounds.measure_all(dask_scheduler)
 
 
 def main() -> int:
@@ -31,12 +31,12 @@ def main() -> int:
     with hpcml.connect() as client:
         found = client.run_on_scheduler(measure)
     measurement = Measurement.from_json(found)
-    decided = verdict.decide(measurement)
+    decided = report.decide(measurement)
     out = hpcml.run.out
     facts = {"verdict": decided.to_json(), "measurement": found}
     (out / "fabric.json").write_text(json.dumps(facts, indent=1) + "\n")
-    (out / "fabric.svg").write_text(matrix.matrix_svg(measurement.pairs, f"{decided.line}"))
-    say_lines(matrix.matrix_text(measurement.pairs))
+    (out / "fabric.svg").write_text(picture.matrix_svg(measurement.pairs, f"{decided.line}"))
+    say_lines(picture.matrix_text(measurement.pairs))
     say()
     say(decided.line)
     for words in (*decided.problems, decided.remedy):

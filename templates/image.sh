@@ -37,7 +37,7 @@ fi
 case ${TMPDIR:-} in
   *[,:\\]* | *[[:space:]]) echo "hpcml: TMPDIR cannot be bound into an image because of its ',', ':', '\\' or last blank: $TMPDIR" >&2; exit 88 ;;
 esac
-# The inside cannot tell another user's folder from root's (hpcml/inside/scratch.py), so it is looked at from here.
+# The inside cannot tell another user's folder from root's (hpcml/node/scratch.py), so it is looked at from here.
 at=$(cd "${TMPDIR:-/tmp}" 2>/dev/null && pwd -P)
 while [ -n "$at" ]; do
   [ -z "$(find "$at" -maxdepth 0 \( ! -user 0 ! -user "$(id -u)" -o \( -perm -0020 -o -perm -0002 \) ! -perm -1000 \))" ] ||

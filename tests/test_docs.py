@@ -18,8 +18,11 @@ from typing import Any, get_args, get_origin
 
 import pytest
 
-from hpcml import cli, config, driver, errors, jobs, plan, render, schema, sites
-from hpcml.layout import AttemptPaths, RunPaths
+from hpcml import driver, errors
+from hpcml.cli import main
+from hpcml.paths import AttemptPaths, RunPaths
+from hpcml.plan import batch_script, plan, request
+from hpcml.sites import layers, lookup, schema
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -164,16 +167,16 @@ def simple_commands(line: str) -> Iterator[list[str]]:
 
 def parse(words: list[str]) -> None:
     """Parse one command line of hpcml as cli.main does, without running it."""
-    _, words = cli.split_host(words)
+    _, words = main.split_host(words)
     if words[0] in ("--help", "--version"):
         return
     submits = words[0] in ("submit", "plan")
-    own, script = cli.split_script(words[1:]) if submits else (words[1:], [])
-    options = cli.build_parser(words[0]).parse_args(own)
+    own, script = main.split_script(words[1:]) if submits else (words[1:], [])
+    options = main.build_parser(words[0]).parse_args(own)
     assert script or not submits, "SCRIPT is missing"
     known = {"HOME": "/nowhere", "HPCML_SYSTEM_CONFIG": "/nowhere"}
     name = (options.name if words[0] == "site" else options.site) or "local"
-    sites.load(name if name in sites.profile_files(known) else "local", known, Path("/"), options.set or ())
+    lookup.load(name if name in lookup.profile_files(known) else "local", known, Path("/"), options.set or ())
 
 
 @pytest.mark.parametrize("block", [pytest.param(block, id=block.place) for block in SHELL])
@@ -182,7 +185,7 @@ def test_command_lines_parse(block: Block) -> None:
         for words in simple_commands(line):
             set_here = [word for word in words if re.match(r"HPCML_\w+=", word)]
             for name, value in (word.split("=", 1) for word in set_here):
-                sites.load("local", {"HPCML_SYSTEM_CONFIG": "/nowhere", name: value}, Path("/"))
+                lookup.load("local", {"HPCML_SYSTEM_CONFIG": "/nowhere", name: value}, Path("/"))
             rest = [word for word in words if word not in (*set_here, "export")]
             if rest[:1] == ["hpcml"] and WRONG not in line:
                 parse(rest[1:])
@@ -192,27 +195,27 @@ def test_command_lines_parse(block: Block) -> None:
 def test_commands_named_in_the_text_exist(page: Path) -> None:
     for code in codes(split(page)[1]):
         words = code.replace("\\|", "|").split(" | ")[0].split()
-        words = [*words[:1], *cli.split_host(words[1:])[1]]
+        words = [*words[:1], *main.split_host(words[1:])[1]]
         if words[0] != "hpcml" or len(words) == 1 or words[1] in ("COMMAND", "--help", "--version"):
             continue
-        assert words[1] in cli.COMMANDS, code
-        own, script = cli.split_script(words[2:])
-        known = cli.build_parser(words[1])._option_string_actions
+        assert words[1] in main.COMMANDS, code
+        own, script = main.split_script(words[2:])
+        known = main.build_parser(words[1])._option_string_actions
         used = own if script and words[1] in ("submit", "plan") else words[2:]
         assert {word for word in used if OPTION.fullmatch(word)} <= known.keys(), code
 
 
-@pytest.mark.parametrize("command", cli.COMMANDS)
+@pytest.mark.parametrize("command", main.COMMANDS)
 def test_options_are_documented_and_no_others(command: str) -> None:
     sections = re.split(r"^## hpcml ", prose("commands.md").split("## Variables")[0], flags=re.MULTILINE)[1:]
     section = next(text for text in sections if text.startswith(f"{command}\n"))
     expected = set()
-    for action in cli.build_parser(command)._actions:
+    for action in main.build_parser(command)._actions:
         if action.help != argparse.SUPPRESS:
             value = "" if action.nargs == 0 else f" {action.metavar}"
             expected |= {f"{option}{value}" for option in action.option_strings}
     assert {code for cells in rows(section) for code in codes(cells[0])} == expected
-    assert [text.split("\n")[0] for text in sections] == list(cli.COMMANDS)
+    assert [text.split("\n")[0] for text in sections] == list(main.COMMANDS)
 
 
 # -- tables that equal the code -----------------------------------------------------------------------------------
@@ -238,7 +241,7 @@ def keys_of(record: Any, prefix: str = "") -> Iterator[tuple[str, object]]:
         if hasattr(inner, "_fields"):
             yield from keys_of(inner, f"{prefix}{name}.{'NAME.' if inner is not kind else ''}")
         else:
-            yield f"{prefix}{name}", config.as_table(record._field_defaults[name])
+            yield f"{prefix}{name}", layers.as_table(record._field_defaults[name])
 
 
 def documented_keys() -> dict[str, list[str]]:
@@ -261,7 +264,7 @@ def test_choices_of_a_key(key: str) -> None:
 
 def test_shipped_profiles() -> None:
     told = {codes(cells[0])[0] for cells in rows(prose("sites.md").split("## The profiles")[1]) if codes(cells[0])}
-    assert told == set(sites.profile_files({"HPCML_SYSTEM_CONFIG": "/nowhere"}))
+    assert told == set(lookup.profile_files({"HPCML_SYSTEM_CONFIG": "/nowhere"}))
 
 
 def test_files_and_events_of_a_run() -> None:
@@ -269,20 +272,25 @@ def test_files_and_events_of_a_run() -> None:
     paths = [path for path in vars(RunPaths(Path("run"))).values() if path != Path("run")]
     paths += [path for path in vars(AttemptPaths(Path("attempts/N"))).values() if path.parent == Path("attempts/N")]
     assert not [path.name for path in paths if path.name not in text]
-    source = "".join(path.read_text() for path in (ROOT / "hpcml/inside").glob("*.py"))
-    events = set(re.findall(r"""(?:diary\.write\(|event=)"([a-z-]+)\"""", source))
+    source = "".join(path.read_text() for path in (ROOT / "hpcml/node").rglob("*.py"))
+    events = set(re.findall(r"""(?:diary\.write\(\s*|event=)"([a-z-]+)\"""", source))
     events |= set(re.findall(r"note_event ([a-z-]+)", (ROOT / "templates/stage.sh").read_text()))
     told = next(cells[2] for cells in rows(text) if cells[0] == "`events.jsonl`")
     assert events - {"alive"} == set(codes(told))  # that one passes between the roles only
 
 
-def test_modules() -> None:
-    found = {
-        ".".join(path.relative_to(ROOT / "hpcml").with_suffix("").parts) for path in (ROOT / "hpcml").rglob("*.py")
-    }
-    told = {code for cells in rows(prose("architecture.md").split("## Rules")[0]) for code in codes("".join(cells[:2]))}
-    told -= {"hpcml.connect()", "hpcml.run"}
-    assert told == found - {"__init__", "__main__", "inside.__init__"}
+def test_folders_and_modules() -> None:
+    """The table has each folder, and each module that lies beside folders; modules named elsewhere are there."""
+    package = ROOT / "hpcml"
+    folders = {path.parent.relative_to(package).as_posix() for path in package.rglob("__init__.py")} - {"."}
+    within = {f"{name}" for name in folders if name.count("/") and name.startswith("remote/")}  # named in their row
+    beside = {path.stem for path in package.glob("*.py")} - {"__init__", "__main__"}
+    text = prose("architecture.md")
+    told = {code for cells in rows(text.split("## One run")[0]) for code in codes(cells[0])}
+    assert told == (folders - within) | beside
+    assert all(f"`{name}`" in text for name in within)
+    for path in re.findall(r"`([a-z]+/[a-z_/]+\.py)`", text):
+        assert (package / path).is_file(), path
 
 
 def test_names_of_the_script_s_side() -> None:
@@ -310,7 +318,7 @@ def test_python_blocks_compile(block: Block) -> None:
 @pytest.mark.parametrize("site", ["local", "slurm", "leonardo", "lab"])
 def test_settings_load(block: Block, site: str, tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(block.text)
-    sites.load(site, {"HPCML_SYSTEM_CONFIG": str(tmp_path)}, None)
+    lookup.load(site, {"HPCML_SYSTEM_CONFIG": str(tmp_path)}, None)
 
 
 @pytest.mark.parametrize("block", of("toml", kind="profile"))
@@ -318,12 +326,12 @@ def test_profiles_load(block: Block, tmp_path: Path) -> None:
     name = "mycluster" if "extends" in block.text else "leonardo"
     (tmp_path / "profiles").mkdir()
     (tmp_path / "profiles" / f"{name}.toml").write_text(block.text)
-    loaded = sites.load(name, {"HPCML_SYSTEM_CONFIG": str(tmp_path)}, tmp_path)
+    loaded = lookup.load(name, {"HPCML_SYSTEM_CONFIG": str(tmp_path)}, tmp_path)
     assert make(loaded.site, "--account").directives
 
 
 def make(site: schema.Site, account: str = "") -> plan.Plan:
-    spec = jobs.JobSpec(Path("/home/ada/first.py"), (), Path("/home/ada"), account=account.strip("-"))
+    spec = request.JobSpec(Path("/home/ada/first.py"), (), Path("/home/ada"), account=account.strip("-"))
     return plan.plan(
         site, spec, plan.Place("first-20261121-083633-0865", Path("/home/ada/runs/first"), "/opt/python", "0")
     )
@@ -332,9 +340,9 @@ def make(site: schema.Site, account: str = "") -> plan.Plan:
 @pytest.mark.parametrize("block", of("jinja"))
 def test_templates_render(block: Block, tmp_path: Path) -> None:
     (tmp_path / "batch.sh.j2").write_text(block.text)
-    made = make(sites.load("slurm", {"HPCML_SYSTEM_CONFIG": "/nowhere"}, tmp_path).site)
-    text = render.render(made, [tmp_path])
-    assert text != render.render(made)
+    made = make(lookup.load("slurm", {"HPCML_SYSTEM_CONFIG": "/nowhere"}, tmp_path).site)
+    text = batch_script.render(made, [tmp_path])
+    assert text != batch_script.render(made)
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
 
 

@@ -54,7 +54,7 @@ def test_it_renders_the_same_script_as_the_checkout(wheel: Path, tmp_path: Path)
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
     (tmp_path / "job.py").write_text("1\n")
-    code = "import sys; sys.path.insert(0, sys.argv[1]); from hpcml import cli; sys.exit(cli.main(sys.argv[2:]))"
+    code = "import sys; sys.path.insert(0, sys.argv[1]); from hpcml.cli.main import main; sys.exit(main(sys.argv[2:]))"
     outputs = []
     for place in (tmp_path / "site", ROOT):
         command = [

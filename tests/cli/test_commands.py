@@ -9,7 +9,7 @@ import pytest
 
 import hpcml
 from hpcml import errors
-from hpcml.cli import COMMANDS, SUBMIT_FLAGS, SUBMIT_VALUES
+from hpcml.cli.main import COMMANDS, SUBMIT_FLAGS, SUBMIT_VALUES
 from world import World
 
 
@@ -166,7 +166,7 @@ def test_logs_of_each_role(world: World) -> None:
 
 
 def test_a_defect_is_one_sentence_with_a_status_of_its_own(world: World) -> None:
-    broken = "import sys; from hpcml import cli, commands; commands.ls = lambda options: 1 / 0; sys.exit(cli.main(['ls', '--json']))"
+    broken = "import sys; from hpcml.cli import main, runs; runs.ls = lambda options: 1 / 0; sys.exit(main.main(['ls', '--json']))"
     done = subprocess.run([str(world.command.with_name("python")), "-c", broken], env=world.environment, capture_output=True,
                           text=True, check=False)  # fmt: skip
     assert done.returncode == errors.INTERNAL

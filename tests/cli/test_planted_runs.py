@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import planted
-from hpcml import errors, shell
+from hpcml import errors, subprocesses
 from world import World
 
 FILES = ("submission.json", "plan.json", "status.json", "events.jsonl")
@@ -34,7 +34,7 @@ def test_a_run_of_another_account_is_nobody_s(world: World) -> None:
     planted.open_to_all(world.runs)
     sleeper = subprocess.Popen(["sleep", "600"])
     try:
-        pid = {"slurm": False, "job": "", "pid": sleeper.pid, "started": shell.start_time(sleeper.pid)}
+        pid = {"slurm": False, "job": "", "pid": sleeper.pid, "started": subprocesses.start_time(sleeper.pid)}
         plant(world, "evil-20990101-000000-0000", **pid)
         plant(world, "zed-20990101-000000-0001", job="1")
         (world.runs / "zed-20990101-000000-0001" / ".submission.json.new").symlink_to(world.script)

@@ -136,7 +136,9 @@ def test_something_else_is_there(laptop: Laptop, script: str, status: int) -> No
 
 def test_another_version_is_noted(laptop: Laptop) -> None:
     other = laptop.world.top / "other.py"
-    other.write_text("import sys, hpcml\nhpcml.__version__ = '9.9'\nfrom hpcml.cli import main\nsys.exit(main())\n")
+    other.write_text(
+        "import sys, hpcml\nhpcml.__version__ = '9.9'\nfrom hpcml.cli.main import main\nsys.exit(main())\n"
+    )
     words = f"{shlex.quote(sys.executable)} {shlex.quote(str(other))}"
     done = laptop.world.run("--host", "cluster", "ls", env={"HPCML_LOGIN__HPCML": words})
     assert done.returncode == 0, done.stderr

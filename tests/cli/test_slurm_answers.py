@@ -347,7 +347,7 @@ def test_the_run_is_written_before_it_is_sent(world: World) -> None:
     assert directory.stat().st_mode & 0o777 == 0o700
     for name in ("request.json", "plan.json", "job.sh", "step.sh", "submission.json"):
         assert (directory / name).stat().st_mode & 0o777 == 0o600
-    assert (directory / "lib/hpcml/inside/__main__.py").is_file()
+    assert (directory / "lib/hpcml/node/__main__.py").is_file()
     assert list((directory / "lib/hpcml/__pycache__").iterdir())
     assert (directory / "code/job.py").read_text() == world.script.read_text()
     assert os.listdir(directory / "out") == []

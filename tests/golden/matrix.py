@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcml import config, plan, render, schema, sites
-from hpcml.jobs import JobSpec
+from hpcml.plan import batch_script, plan
+from hpcml.plan.request import JobSpec
+from hpcml.sites import layers, lookup, schema
 
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
 PYTHON = "/opt/hpcml/bin/python"
@@ -80,7 +81,7 @@ def make(
 ) -> plan.Plan:
     """Return the plan of a case, with more settings and another request laid over it if given."""
     environment = {"HOME": "/nonexistent", "HPCML_SYSTEM_CONFIG": "/nonexistent"}
-    loaded = sites.load(site, environment, Path("/"))
+    loaded = lookup.load(site, environment, Path("/"))
     for table in (case.settings, settings or {}):
         loaded.layers.add(table, "test")
     if site == "leonardo" and "account" not in case.settings.get("defaults", {}):
@@ -90,12 +91,12 @@ def make(
     arguments = request.pop("arguments", ())
     job = JobSpec(Path(case.script), arguments, Path(case.script).parent, **request)
     place = plan.Place(name, Path(case.folder) / name, PYTHON, "0.0.0")
-    return plan.plan(config.build(schema.Site, loaded.layers), job, place)
+    return plan.plan(layers.build(schema.Site, loaded.layers), job, place)
 
 
 def text(site: str, case: Case) -> str:
     """Return a case's script."""
-    return render.render(make(site, case))
+    return batch_script.render(make(site, case))
 
 
 def missing(program: str) -> str:

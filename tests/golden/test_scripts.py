@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from hpcml import render
 from hpcml.errors import ConfigError, UsageError
+from hpcml.plan import batch_script
 from matrix import CASES, IDS, PAIRS, SCRIPTS, Case, make, missing, text
 
 
@@ -49,7 +49,7 @@ CONTROL = ["a\nb", "a\rb", "a\0b", "a\tb", "a\x1bb", "a\x7fb", "a\udcffb"]
 @pytest.mark.parametrize("where", ["account", "partition", "qos", "dependency"])
 def test_a_control_character_in_a_directive_is_refused_in_words(where: str, bad: str) -> None:
     with pytest.raises(UsageError, match="line break or a control character"):
-        render.render(make("slurm", CASES[0], spec={where: bad}))
+        batch_script.render(make("slurm", CASES[0], spec={where: bad}))
 
 
 @pytest.mark.parametrize("bad", CONTROL, ids=repr)
@@ -68,7 +68,7 @@ def test_a_control_character_in_a_directive_is_refused_in_words(where: str, bad:
 def test_a_control_character_in_a_profile_is_refused_in_words(settings: object, bad: str) -> None:
     assert callable(settings)
     with pytest.raises(UsageError, match="line break or a control character"):
-        render.render(make("slurm", CASES[0], settings(bad)))
+        batch_script.render(make("slurm", CASES[0], settings(bad)))
 
 
 @pytest.mark.parametrize("bad", ["\n", "\r", "\x1b"], ids=repr)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcml import render
 from hpcml.errors import ConfigError, UsageError
+from hpcml.plan import batch_script
 from matrix import CASES, make
 
 
@@ -15,8 +15,8 @@ def test_a_template_of_ones_own_extends_the_built_in_one(tmp_path: Path) -> None
     own = '{% extends "hpcml/batch.sh.j2" %}\n{% block environment %}\n{{ super() }}ulimit -c 0\n{% endblock %}\n'
     (tmp_path / "batch.sh.j2").write_text(own)
     made = make("slurm", CASES[0])
-    assert [line for line in render.render(made, [tmp_path]).splitlines() if line] == [
-        *(lines := [line for line in render.render(made).splitlines() if line])[: (at := lines.index("  exit 71") + 2)], "ulimit -c 0", *lines[at:],
+    assert [line for line in batch_script.render(made, [tmp_path]).splitlines() if line] == [
+        *(lines := [line for line in batch_script.render(made).splitlines() if line])[: (at := lines.index("  exit 71") + 2)], "ulimit -c 0", *lines[at:],
     ]  # fmt: skip
 
 
@@ -28,17 +28,17 @@ def test_a_template_of_ones_own_extends_the_built_in_one(tmp_path: Path) -> None
 def test_what_is_wrong_in_a_template_is_told_with_its_place(tmp_path: Path, source: str) -> None:
     (tmp_path / "batch.sh.j2").write_text(f"#!/bin/bash\n{source}\n")
     with pytest.raises(ConfigError) as error:
-        render.render(make("slurm", CASES[0]), [tmp_path])
+        batch_script.render(make("slurm", CASES[0]), [tmp_path])
     assert "batch.sh.j2:2" in error.value.place or "nowhere" in str(error.value)
 
 
 def test_a_template_that_is_no_text_is_told(tmp_path: Path) -> None:
     (tmp_path / "batch.sh.j2").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError):
-        render.render(make("slurm", CASES[0]), [tmp_path])
+        batch_script.render(make("slurm", CASES[0]), [tmp_path])
 
 
 @pytest.mark.parametrize("value", ["a\nb", "a\x00"])
 def test_a_comment_filter_is_no_way_around(value: str) -> None:
     with pytest.raises(UsageError):
-        render.comment(value)
+        batch_script.comment(value)

@@ -15,7 +15,7 @@ def cases(world: World) -> list[Case]:
 
 
 def _probe(world: World) -> Result:
-    done = world.command([world.python, "-m", "hpcml.inside.probe"], timeout=DEADLINE)
+    done = world.command([world.python, "-m", "hpcml.node.hardware.probe"], timeout=DEADLINE)
     if done.status:
         return failure("probe", f"exit status {done.status}:\n{last_lines(done.output)}")
     probe = json.loads(done.output[done.output.index("{") :])

@@ -11,7 +11,7 @@ import shlex
 import pytest
 
 import kmeans
-from hpcml import cli
+from hpcml.cli import main
 from tests.jobs.job_list import JOBS, TOOLS
 
 ROOT = pathlib.Path(kmeans.__file__).parent.parent
@@ -40,8 +40,8 @@ def commands() -> list[tuple[str, str]]:
 def test_a_command_can_be_typed(place: str, command: str) -> None:
     words = shlex.split(command)
     if words[0] == "hpcml":
-        own, script = cli.split_script(words[2:])
-        cli.build_parser("submit").parse_args(own)
+        own, script = main.split_script(words[2:])
+        main.build_parser("submit").parse_args(own)
     else:
         script = words[1:]
     name = pathlib.Path(script[0]).stem

@@ -372,7 +372,7 @@ def test_a_waiting_run_that_mallory_swaps_runs_nothing_of_hers(
             place.plant(
                 [
                     (directory / name, "text", evil)
-                    for name in ("step.sh", "image.sh", "stage.sh", "lib/hpcml/inside/__main__.py")
+                    for name in ("step.sh", "image.sh", "stage.sh", "lib/hpcml/node/__main__.py")
                 ]
             )
             place.plant([(directory / "logs" / "x", "text", "")])

@@ -245,7 +245,7 @@ def where(target: Target, victim: str) -> tuple[str, str]:
 
 
 def pids(cluster: Cluster) -> list[str]:
-    return [str(pid) for pid, line in cluster.lab.processes("alice") if "hpcml.inside" in line]
+    return [str(pid) for pid, line in cluster.lab.processes("alice") if "hpcml.node" in line]
 
 
 @pytest.mark.parametrize("place", ["n1", "n2", "login"])

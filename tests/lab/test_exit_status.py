@@ -165,7 +165,7 @@ def test_the_supervisor_is_killed(cluster: Cluster) -> None:
     """Nobody is left to write the end: Slurm's word is taken, and the nodes are free all the same."""
     job, directory = cluster.detach(CONNECT + WAIT, "--nodes", "2")
     cluster.wait_event(directory, "driver-started")
-    pids = [pid for pid, line in cluster.processes() if line.endswith("hpcml.inside driver") and "step.sh" not in line]
+    pids = [pid for pid, line in cluster.processes() if line.endswith("hpcml.node driver") and "step.sh" not in line]
     assert len(pids) == 1
     os.kill(pids[0], signal.SIGKILL)
     cluster.wait_idle(30)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcml import plan, render
+from hpcml.plan import batch_script, plan
 from labs import Lab
 from matrix import IDS, SCRIPTS
 
@@ -55,7 +55,7 @@ def test_sbatch_reads_a_directives_value_as_it_was_meant(lab: Lab) -> None:
     jobs = {}
     for value in HOSTILE:
         options = (("--comment", value), ("--job-name", value), ("--begin", "now+1hour"), ("--output", "/dev/null"))
-        lines = "\n".join(f"#SBATCH {render.directive(option)}" for option in options)
+        lines = "\n".join(f"#SBATCH {batch_script.directive(option)}" for option in options)
         done = lab.exec(["sbatch", "--parsable"], input=f"#!/bin/bash\n{lines}\n:\n", cwd=home)
         assert done.returncode == 0, (value, done.stderr)
         jobs[done.stdout.strip()] = value
@@ -72,8 +72,8 @@ def test_output_goes_where_the_pattern_says(lab: Lab) -> None:
     folder = home / "golden" / "a b'c\"$HOME#%j 100%%"
     lab.exec(["mkdir", "-p", str(folder)], cwd=home)
     log = folder / "job.log"
-    step = render.quote(f"--output={plan.filename_pattern(folder)}/step-%N.log")
-    output = render.directive(("--output", plan.filename_pattern(log)))
+    step = batch_script.quote(f"--output={plan.filename_pattern(folder)}/step-%N.log")
+    output = batch_script.directive(("--output", plan.filename_pattern(log)))
     text = f"#!/bin/bash\n#SBATCH {output}\n#SBATCH --mem=50M --time=1\necho job\nsrun {step} echo step\n"
     done = lab.exec(["sbatch", "--parsable", "--wait"], input=text, cwd=home, timeout=60)
     assert done.returncode == 0, done.stderr

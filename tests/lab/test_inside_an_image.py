@@ -72,7 +72,7 @@ def test_exit_statuses_and_signals_come_out(cluster: Cluster, image: Path) -> No
     assert cluster.wait_status(directory)["status"] == errors.CANCELLED
     assert cluster.wait_idle(30) < 30
     deadline = time.monotonic() + 15
-    runs = ("squashfuse", "hpcml.inside", "/code/", "image.sh")
+    runs = ("squashfuse", "hpcml.node", "/code/", "image.sh")
     while left := [line for _, line in cluster.lab.processes("alice") if any(part in line for part in runs)]:
         assert time.monotonic() < deadline, left
         time.sleep(0.2)

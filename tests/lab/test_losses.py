@@ -45,9 +45,7 @@ def environment(pid: int) -> dict[str, str]:
 
 def roles(cluster: Cluster, role: str, node: str) -> list[int]:
     """Return the pids of a role on a node; of the worker role these are the task, first, and its workers."""
-    found = [
-        pid for pid, line in cluster.processes() if line.endswith(f"hpcml.inside {role}") and "step.sh" not in line
-    ]
+    found = [pid for pid, line in cluster.processes() if line.endswith(f"hpcml.node {role}") and "step.sh" not in line]
     return sorted(pid for pid in found if environment(pid).get("SLURMD_NODENAME") == node)
 
 

@@ -133,7 +133,7 @@ def test_no_port_speaks(session: Lab) -> None:
     owners = {line.split('(("')[1].split('"')[0] for line in ours}
     pids = {line.split("pid=")[1].split(",")[0] for line in ours if '"python' in line}
     roles = {Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip().rpartition("-m ")[2] for pid in pids}
-    assert roles == {"hpcml.inside scheduler", "hpcml.inside worker"}
+    assert roles == {"hpcml.node scheduler", "hpcml.node worker"}
     assert owners <= {"python", "python3", "srun"}
     address = session.cluster.run("hostname", "-I", node="n1").stdout.split()
     found = session.mallory("n1", SCAN, *address)
@@ -195,7 +195,7 @@ def test_its_ends(session: Lab) -> None:
     assert (found["status"], found["reason"]) == (0, "JupyterLab ended: it was shut down")
     cluster.wait_idle(60)
     assert cluster.job(session.job)["JobState"] == "COMPLETED"
-    left = [(pid, line) for pid, line in cluster.lab.processes("alice") if "hpcml.inside" in line]
+    left = [(pid, line) for pid, line in cluster.lab.processes("alice") if "hpcml.node" in line]
     assert left == []
     for made in (session, other):
         assert list(made.directory.glob("attempts/*/secret/*")) == []

@@ -290,9 +290,10 @@ def test_no_agent_is_forwarded_and_files_travel_over_the_connection(
     config.write_text("Host *\n  ForwardAgent yes\n" + kept)
     script = """
 import os, pathlib, sys
-from hpcml import config, ssh
-from hpcml.schema import Login
-connection = ssh.Connection(Login(host="lab"), config.process_environment())
+from hpcml.remote.ssh import connection as ssh
+from hpcml.sites import layers
+from hpcml.sites.schema import Login
+connection = ssh.Connection(Login(host="lab"), layers.process_environment())
 assert connection.open(ask=False) and not connection.open(ask=False)
 print("agent", repr(connection.run(["sh", "-c", "echo $SSH_AUTH_SOCK"]).out.strip()))
 here = pathlib.Path("tree"); (here / "a b").mkdir(parents=True)

@@ -20,11 +20,11 @@ from distributed import Client, Security
 address, kind = sys.argv[1:]
 if kind == "wrong key":
     sys.path.insert(0, sys.argv[0] or ".")
-    from hpcml.inside import wire
+    from hpcml.node.security import ucx_auth
     key = pathlib.Path(tempfile.mkdtemp()) / "key"
     key.touch(mode=0o600)
     key.write_bytes(secrets.token_bytes(32))
-    wire.install(key)
+    ucx_auth.install(key)
 try:
     own = {"security": Security.temporary()} if address.startswith("tls:") else {}
     print("IN", Client(address, timeout=6, **own).run_on_scheduler(os.getuid))

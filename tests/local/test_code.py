@@ -107,7 +107,7 @@ def test_a_checkout_as_the_working_directory(here: Here) -> None:
     """Its package `hpcml` is not what the roles are, whatever it holds."""
     put(here.folder / "sib", {"main.py": WHOSE, "utils.py": "def whose(): return 'own'\n", "pack/__init__.py": "",
                               "pack/part.py": "def h(x): return x\n"})  # fmt: skip
-    put(here.folder / "checkout", {"hpcml/__init__.py": FOREIGN, "hpcml/inside/__init__.py": FOREIGN})
+    put(here.folder / "checkout", {"hpcml/__init__.py": FOREIGN, "hpcml/node/__init__.py": FOREIGN})
     assert said(submit(here, here.folder / "checkout", "../sib/main.py")) == ["own"] * 3 + [6, 6]
 
 

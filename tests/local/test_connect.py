@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcml.inside.alone import ClosedCluster, ClosedScheduler
-from hpcml.inside.dask_worker import PrivateWorker
+from hpcml.node.roles.dask_worker import PrivateWorker
+from hpcml.node.roles.local_cluster import ClosedCluster, ClosedScheduler
 
 pytestmark = pytest.mark.local
 

@@ -72,7 +72,7 @@ class Here:
                     found.append((path / "cmdline").read_text(errors="replace").replace("\0", " "))
             except OSError:
                 continue  # it ended while we looked, or is not ours to read
-        return [line for line in found if "hpcml.inside" in line or "/code/" in line or "job.sh" in line]
+        return [line for line in found if "hpcml.node" in line or "/code/" in line or "job.sh" in line]
 
 
 @pytest.fixture
@@ -223,7 +223,7 @@ def test_the_scheduler_is_killed(here: Here) -> None:
     assert here.status()["exit_status"] == errors.SCHEDULER_LOST
 
 
-@pytest.mark.parametrize("role", ["job.sh", "hpcml.inside driver", "hpcml.inside worker"])
+@pytest.mark.parametrize("role", ["job.sh", "hpcml.node driver", "hpcml.node worker"])
 def test_a_part_of_hpcml_is_killed(here: Here, role: str) -> None:
     """Whichever process dies, nothing of the run survives it for long, and the run is not left open."""
     _, directory = here.detach(

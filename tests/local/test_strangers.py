@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcml.inside import secure
-from hpcml.layout import AttemptPaths
+from hpcml.node.security import tls
+from hpcml.paths import AttemptPaths
 
 pytestmark = pytest.mark.local
 
@@ -26,17 +26,18 @@ MOST = FILES // 4
 ROLE = """
 import asyncio, sys
 from pathlib import Path
-from hpcml.inside import alone, dask_worker, scheduler, secure, strangers
-from hpcml.layout import AttemptPaths
+from hpcml.node.roles import dask_worker, local_cluster, scheduler
+from hpcml.node.security import connection_limits, tls
+from hpcml.paths import AttemptPaths
 role, paths, address = sys.argv[1], AttemptPaths(Path(sys.argv[2])), sys.argv[3]
-strangers.DEADLINE = 4.0
-common = {"security": secure.security(paths), "host": "127.0.0.1", "local_directory": sys.argv[2]}
+connection_limits.DEADLINE = 4.0
+common = {"security": tls.security(paths), "host": "127.0.0.1", "local_directory": sys.argv[2]}
 
 async def main():
     if role == "worker":
         server = dask_worker.PrivateWorker(address, nthreads=1, **common)
     elif role == "alone":
-        server = alone.ClosedScheduler(dashboard=False, **common)
+        server = local_cluster.ClosedScheduler(dashboard=False, **common)
     else:
         scheduler.PrivateScheduler.socket_path = paths.directory / "dashboard.sock"
         server = scheduler.PrivateScheduler(dashboard=False, **common)
@@ -50,11 +51,11 @@ CLIENT = """
 import asyncio, sys
 from pathlib import Path
 from distributed.core import rpc
-from hpcml.inside import secure
-from hpcml.layout import AttemptPaths
+from hpcml.node.security import tls
+from hpcml.paths import AttemptPaths
 
 async def main():
-    security = secure.security(AttemptPaths(Path(sys.argv[1])))
+    security = tls.security(AttemptPaths(Path(sys.argv[1])))
     async with rpc(sys.argv[2], connection_args=security.get_connection_args("client"), timeout=60) as server:
         print((await server.identity())["type"])
 
@@ -113,7 +114,7 @@ def started(name: str, paths: AttemptPaths, address: str = "") -> Role:
 def roles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Role]]:
     """A run's scheduler and worker, and the scheduler of hpcml.connect() outside a run."""
     paths = AttemptPaths(tmp_path_factory.mktemp("attempt"))
-    secure.make_certificate(paths, 3600)
+    tls.make_certificate(paths, 3600)
     found: dict[str, Role] = {}
     try:
         found["scheduler"] = started("scheduler", paths)

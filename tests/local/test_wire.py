@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcml.inside import secure
-from hpcml.layout import AttemptPaths
+from hpcml.node.security import tls
+from hpcml.paths import AttemptPaths
 from wire_roles import MEMORY, PEER, Cluster, environment, identity, running
 
 pytest.importorskip("distributed_ucxx", reason="distributed-ucxx is not installed (hpcml's extra ucx)")
@@ -23,8 +23,8 @@ pytestmark = pytest.mark.local
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> AttemptPaths:
     made = AttemptPaths(tmp_path_factory.mktemp("attempt"))
-    secure.make_certificate(made, 3600)
-    secure.make_ucx_key(made)
+    tls.make_certificate(made, 3600)
+    tls.make_ucx_key(made)
     return made
 
 
@@ -66,7 +66,7 @@ def test_a_plain_client_with_the_scripts_environment(paths: AttemptPaths) -> Non
         print(client.submit(inside, workers="two").result(timeout=60))"""
     without = "import sys; sys.modules['distributed_ucxx'] = None; from distributed import Client; Client()"
     for cluster in running(paths.directory, str(paths.ucx_key), "scheduler", "one", "two"):
-        own = secure.client_environment(paths, cluster.addresses["scheduler"], "ucx")
+        own = tls.client_environment(paths, cluster.addresses["scheduler"], "ucx")
         done = cluster.against("scheduler", code, **own)
         assert done.stdout.split() == ["50000000", cluster.addresses["scheduler"]], done.stderr
         done = cluster.against("scheduler", without, **own)
@@ -154,7 +154,7 @@ def test_raw_peers_are_dropped(cluster: Cluster, role: str) -> None:
         + "".join(acts)
         + """
 import ucxx
-from hpcml.inside.handshake import pack
+from hpcml.node.security.handshake import pack
 async def main():
     for act in [value for name, value in globals().items() if name.startswith("act_")]:
         sys.stdin.readline()
@@ -184,8 +184,8 @@ def test_silent_peers_hold_up_nobody(cluster: Cluster, role: str) -> None:
         + """
 async def main():
     install()
-    from hpcml.inside import wire
-    wire.start_ucx()
+    from hpcml.node.security import ucx_auth
+    ucx_auth.start_ucx()
     import ucxx
     silent = [await ucxx.create_endpoint(host, port) for _ in range(5)]
     print(await identity(), sum(ep.alive for ep in silent))
@@ -205,7 +205,7 @@ def test_a_handshake_cannot_be_replayed(cluster: Cluster) -> None:
         PEER
         + """
 import struct, ucxx
-from hpcml.inside.handshake import Talk, pack, read_key
+from hpcml.node.security.handshake import Talk, pack, read_key
 class Recorder:
     def __init__(self, ep):
         self.ep, self.recv, self.sent = ep, ep.recv, []
@@ -252,8 +252,8 @@ def test_an_impostor_is_told_nothing(cluster: Cluster) -> None:
         + """
 async def main():
     install(deadline=2.0)
-    from hpcml.inside import wire
-    wire.start_ucx()
+    from hpcml.node.security import ucx_auth
+    ucx_auth.start_ucx()
     import ucxx
     from distributed.comm.registry import get_backend
     for act in [value for name, value in globals().items() if name.startswith("act_")]:
@@ -286,10 +286,11 @@ def test_a_peer_cannot_read_memory(cluster: Cluster, plain: Cluster) -> None:
 SHARED_MEMORY = """
 import asyncio, os, re, sys
 from pathlib import Path
-from hpcml.inside import network, wire
+from hpcml.node.hardware import network
+from hpcml.node.security import ucx_auth
 os.umask(0)
 os.environ.update(network.ucx_environment(alone=True))
-wire.install(Path(sys.argv[1]))
+ucx_auth.install(Path(sys.argv[1]))
 from distributed import Scheduler
 
 def modes():
@@ -303,7 +304,7 @@ def modes():
 
 async def main():
     async with Scheduler(host="127.0.0.1", protocol="ucx", dashboard=False):
-        print(wire.group_memory(), *sorted({" ".join(one) for one in modes()}), sep=",")
+        print(ucx_auth.group_memory(), *sorted({" ".join(one) for one in modes()}), sep=",")
 
 asyncio.run(main())
 """
@@ -332,10 +333,12 @@ def test_a_peer_cannot_write_memory(paths: AttemptPaths) -> None:
 
 @pytest.mark.parametrize(("code", "said"), [
     ("import ucxx; ucxx.get_active_transports(); install()", "UCX was used in this process before"),
-    ("install(); install(); wire.install(Path(os.environ['WRONG']))", "already uses the key of another run"),
-    ("import ucxx; install(); ucxx.get_active_transports(); wire.start_ucx()", "let its peers into the memory"),
-    ("Path(os.environ['WRONG']).chmod(0o644); wire.install(Path(os.environ['WRONG']))", "(mode 0644, not 0600)")])  # fmt: skip
+    ("install(); install(); ucx_auth.install(Path(os.environ['WRONG']))", "already uses the key of another run"),
+    ("import ucxx; install(); ucxx.get_active_transports(); ucx_auth.start_ucx()", "let its peers into the memory"),
+    ("Path(os.environ['WRONG']).chmod(0o644); ucx_auth.install(Path(os.environ['WRONG']))", "(mode 0644, not 0600)")])  # fmt: skip
 def test_a_process_that_cannot_be_made_safe(cluster: Cluster, wrong: str, code: str, said: str) -> None:
-    done = cluster.against("scheduler", PEER + "from hpcml.inside import wire\n" + code, cluster.key, WRONG=wrong)
+    done = cluster.against(
+        "scheduler", PEER + "from hpcml.node.security import ucx_auth\n" + code, cluster.key, WRONG=wrong
+    )
     assert "WireError" in done.stderr.splitlines()[-1], done.stderr
     assert said in done.stderr.splitlines()[-1]

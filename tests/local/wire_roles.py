@@ -16,9 +16,9 @@ import asyncio, ctypes, sys
 from pathlib import Path
 role, key, scheduler = sys.argv[1:]
 if key:
-    from hpcml.inside import wire
-    wire.DEADLINE, wire.LINES_A_MINUTE = 3.0, 1000
-    wire.install(Path(key))
+    from hpcml.node.security import ucx_auth
+    ucx_auth.DEADLINE, ucx_auth.LINES_A_MINUTE = 3.0, 1000
+    ucx_auth.install(Path(key))
 from distributed import Scheduler, Worker
 
 async def main():
@@ -45,9 +45,9 @@ location = parse_address(address)[1]
 host, port = parse_host_port(location)
 
 def install(deadline=10.0):
-    from hpcml.inside import wire
-    wire.DEADLINE = deadline
-    wire.install(Path(key))
+    from hpcml.node.security import ucx_auth
+    ucx_auth.DEADLINE = deadline
+    ucx_auth.install(Path(key))
 
 async def identity(patience=20):
     comm = await connect(address, timeout=patience)

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from hpcml import answers, errors, ssh
+from hpcml import errors
+from hpcml.remote import answers
+from hpcml.remote.ssh import connection
 
 RUN = "job-20260101-000000-0a1b"
 SERVICE = {"node": "n1", "socket": "/tmp/hpcml-x/dashboard.sock", "path": "/status", "identity": "Scheduler-1", "probe": "/p.json",
@@ -117,6 +119,6 @@ def test_what_a_login_node_prepares() -> None:
 
 
 def test_no_shell_reads_a_word_of_a_proxy_command() -> None:
-    said = ssh.proxy(["ssh", "-S", "/tmp/h2c$(touch /x)/%h", "a b", "login"], destination=True)
+    said = connection.proxy(["ssh", "-S", "/tmp/h2c$(touch /x)/%h", "a b", "login"], destination=True)
     assert said == "ssh -S '/tmp/h2c$(touch /x)/%%h' 'a b' -W '[%h]:%p' login"
-    assert ssh.proxy(["ssh", "login", "touch /owned; hpcml tunnel"]) == "ssh login 'touch /owned; hpcml tunnel'"
+    assert connection.proxy(["ssh", "login", "touch /owned; hpcml tunnel"]) == "ssh login 'touch /owned; hpcml tunnel'"

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcml import config, schema
 from hpcml.errors import ConfigError
+from hpcml.sites import layers as config
+from hpcml.sites import schema
 
 
 def layers(*tables: dict[str, Any]) -> config.Layers:

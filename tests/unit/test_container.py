@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
-from hpcml import assets, config, container, schema
+from hpcml import assets
 from hpcml.errors import ConfigError
-from hpcml.jobs import JobSpec
-from hpcml.layout import RunPaths
+from hpcml.paths import RunPaths
+from hpcml.plan import container
+from hpcml.plan.request import JobSpec
+from hpcml.sites import layers as config
+from hpcml.sites import schema
 
 PATHS = RunPaths(Path("/runs/a-1"))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hpcml.inside import fabric
+from hpcml.node.fabric import rounds
 
 WORKERS = {"n1": [("n1-0", "a"), ("n1-1", "b")], "n2": [("n2-0", "c"), ("n2-1", "d")]}
 ANSWERS: dict[str, Any] = {
@@ -53,7 +53,7 @@ def measure(answers: dict[tuple[str, str], Any] | None = None, *, gpus: bool = T
     settings = SimpleNamespace(gpu=object() if gpus else None, nccl=True, fabric_deadline=0.2)
     attempt = SimpleNamespace(probe_of=lambda _: Path("/nowhere/probe.json"))
     context = SimpleNamespace(settings=settings, attempt=attempt)
-    found = asyncio.run(fabric.measure(scheduler, context, "ucx", WORKERS))  # type: ignore[arg-type]
+    found = asyncio.run(rounds.measure(scheduler, context, "ucx", WORKERS))  # type: ignore[arg-type]
     return found, scheduler.diary
 
 

@@ -15,8 +15,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpcml import files, runs
+from hpcml import files
 from hpcml.errors import StorageError
+from hpcml.runs import directories
 
 STRANGER = 12345
 PACKAGE = Path(files.__file__).parent
@@ -151,7 +152,7 @@ def test_an_acl_is_no_group_of_one_s_own(tmp_path: Path, monkeypatch: pytest.Mon
         files.read_setting(path)
     assert told.value.hint == f"chmod go-w '{folder}'"
     assert replaceable(folder / "runs") == [("a b", f"others, by an ACL (getfacl '{folder}'),", True)]
-    (note,) = runs.check_folder(folder / "runs", [f"@{me}"])
+    (note,) = directories.check_folder(folder / "runs", [f"@{me}"])
     assert (
         note
         == f"others, by an ACL (getfacl '{folder}'), may replace runs in {folder / 'runs'}: they may write to {folder}"
@@ -207,11 +208,11 @@ def test_folders_of_whom_a_user_namespace_does_not_know(tmp_path: Path, root: No
 def test_nobody_is_never_to_be_trusted(tmp_path: Path, root: None) -> None:
     os.chown(tmp_path, files.overflow_user(), -1)
     with pytest.raises(StorageError, match="this machine cannot tell whose it is") as told:
-        runs.check_folder(tmp_path / "runs", [])
+        directories.check_folder(tmp_path / "runs", [])
     assert "paths.trust" not in told.value.hint
     os.chown(tmp_path, STRANGER, -1)
     with pytest.raises(StorageError) as told:
-        runs.check_folder(tmp_path / "runs", [])
+        directories.check_folder(tmp_path / "runs", [])
     assert "paths.trust" in told.value.hint
 
 

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from hpcml.inside import secure, wire
-from hpcml.inside.handshake import HalfOpen, RefusedError, Talk, WireError, pack, read_key
-from hpcml.layout import AttemptPaths
+from hpcml.node.security import tls as secure
+from hpcml.node.security import ucx_auth
+from hpcml.node.security.handshake import HalfOpen, RefusedError, Talk, WireError, pack, read_key
+from hpcml.paths import AttemptPaths
 
 KEY, OTHER = b"k" * 32, b"o" * 32
 HERE, THERE = pack("10.0.0.1", 4711), pack("10.0.0.2", 4711)
@@ -144,16 +145,16 @@ def test_too_many_half_open_handshakes() -> None:
 
 
 def test_nobody_fills_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    refusals = wire._Refusals()
+    refusals = ucx_auth._Refusals()
     traceback = "Unexpected error in listener handler coroutine\nTraceback …\nTimeoutError"
     with caplog.at_level(logging.WARNING, "hpcml.wire"):
         for _ in range(1000):
             refusals.log("no answer in time")
             assert not refusals.filter(logging.LogRecord("ucx", logging.ERROR, "", 1, traceback, (), None))
-        assert len(caplog.records) == wire.LINES_A_MINUTE
+        assert len(caplog.records) == ucx_auth.LINES_A_MINUTE
         refusals._ration._minute -= 61
         refusals.log("no answer in time")
-    assert caplog.messages[-1].endswith(f"(and {2000 - wire.LINES_A_MINUTE} more before)")
+    assert caplog.messages[-1].endswith(f"(and {2000 - ucx_auth.LINES_A_MINUTE} more before)")
     assert refusals.filter(logging.LogRecord("ucx", logging.ERROR, "", 1, "something else", (), None))
 
 
@@ -189,5 +190,5 @@ def test_the_environment_of_the_script(tmp_path: Path) -> None:
     ucx = secure.client_environment(paths, "tls://127.0.0.1:1", "ucx")
     added = {name: ucx[name] for name in ucx.keys() - tls.keys()}
     preload = "DASK_DISTRIBUTED__CLIENT__PRELOAD"
-    assert added == {"HPCML_UCX_KEY": str(paths.ucx_key), preload: "['hpcml.inside.preload']"}
+    assert added == {"HPCML_UCX_KEY": str(paths.ucx_key), preload: "['hpcml.node.security.preload']"}
     assert ucx["DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION"] == "True"

@@ -15,15 +15,16 @@ from typing import Any
 
 import pytest
 
-from hpcml import image_build, images, shell
+from hpcml import subprocesses
 from hpcml.errors import ImageError, StorageError
+from hpcml.images import build, program
 
-APPTAINER = images.Program("/opt/bin/apptainer", "apptainer", (1, 4, 5))
+APPTAINER = program.Program("/opt/bin/apptainer", "apptainer", (1, 4, 5))
 
 
-def order(tmp_path: Path, name: str = "cpu") -> image_build.Order:
-    definition = images.find_definition(name, Path())
-    return image_build.Order(definition, tmp_path / "a.sif", APPTAINER, fakeroot=True, arguments={"B": "2", "A": "1 x"},
+def order(tmp_path: Path, name: str = "cpu") -> build.Order:
+    definition = program.find_definition(name, Path())
+    return build.Order(definition, tmp_path / "a.sif", APPTAINER, fakeroot=True, arguments={"B": "2", "A": "1 x"},
                              binds=("/a:/b",))  # fmt: skip
 
 
@@ -49,7 +50,7 @@ def test_the_command(tmp_path: Path) -> None:
      ("FATAL: something new", "did not build the image (its exit status was 255)", ImageError)],
 )  # fmt: skip
 def test_a_failed_build_is_told_in_words(tmp_path: Path, said: str, words: str, kind: type[Exception]) -> None:
-    error = image_build.failure(shell.Answer(255, f"INFO: Starting build...\n{said}\n", ""), order(tmp_path))
+    error = build.failure(subprocesses.Answer(255, f"INFO: Starting build...\n{said}\n", ""), order(tmp_path))
     assert isinstance(error, kind)
     assert words in error.message
     assert error.quote[-1] == said.splitlines()[-1]
@@ -79,7 +80,7 @@ def test_which_place_is_full(
 ) -> None:
     """The words are Apptainer's (1.4), seen with folders that were too small."""
     text = said.format(out=tmp_path, why=why)
-    error = image_build.failure(shell.Answer(255, f"INFO: Starting build...\n{text}\n", ""), order(tmp_path))
+    error = build.failure(subprocesses.Answer(255, f"INFO: Starting build...\n{text}\n", ""), order(tmp_path))
     assert isinstance(error, StorageError)
     assert what in error.message
     assert words in error.message
@@ -88,7 +89,7 @@ def test_which_place_is_full(
 
 
 def test_a_build_that_never_ends(tmp_path: Path) -> None:
-    assert "did not end within 6:00:00" in image_build.failure(shell.Answer(None, "INFO", ""), order(tmp_path)).message
+    assert "did not end within 6:00:00" in build.failure(subprocesses.Answer(None, "INFO", ""), order(tmp_path)).message
 
 
 def test_ids_for_a_namespace(tmp_path: Path) -> None:
@@ -97,21 +98,21 @@ def test_ids_for_a_namespace(tmp_path: Path) -> None:
         if text is not None:
             table.write_text(text)
         with pytest.raises(ImageError, match="no ids"):
-            image_build.check_subordinate(table)
+            build.check_subordinate(table)
     for owner in (name, str(os.getuid())):
         table.write_text(f"other:1:1\n{owner}:100000:65536\n")
-        image_build.check_subordinate(table)
+        build.check_subordinate(table)
 
 
 def test_too_little_space(tmp_path: Path) -> None:
     text = "Bootstrap: docker\nFrom: a:1\n%labels\n    org.hpcml.space 900000T\n"
-    definition = images.Definition("a", tmp_path / "a.def", text)
+    definition = program.Definition("a", tmp_path / "a.def", text)
     with pytest.raises(StorageError, match="the build takes about") as caught:
-        image_build.check_space(definition, tmp_path / "a.sif", APPTAINER, {"APPTAINER_TMPDIR": str(tmp_path)})
+        build.check_space(definition, tmp_path / "a.sif", APPTAINER, {"APPTAINER_TMPDIR": str(tmp_path)})
     assert (caught.value.place, "APPTAINER_TMPDIR" in caught.value.message) == (str(tmp_path), True)
     with pytest.raises(StorageError, match="No such file"):
-        image_build.check_space(definition, tmp_path / "a.sif", APPTAINER, {"TMPDIR": str(tmp_path / "nope")})
-    image_build.check_space(definition._replace(text=text.replace("900000T", "1K")), tmp_path / "a.sif", APPTAINER, {})
+        build.check_space(definition, tmp_path / "a.sif", APPTAINER, {"TMPDIR": str(tmp_path / "nope")})
+    build.check_space(definition._replace(text=text.replace("900000T", "1K")), tmp_path / "a.sif", APPTAINER, {})
 
 
 LIST = """# deb http://commented.example.org/debian bookworm main
@@ -148,25 +149,25 @@ def test_the_mirror_is_apt_s(tmp_path: Path, files: dict[str, str], mirror: str)
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert image_build.debian_mirror(tmp_path, "bookworm") == mirror
+    assert build.debian_mirror(tmp_path, "bookworm") == mirror
 
 
 def test_pip_s_settings(tmp_path: Path) -> None:
     (tmp_path / "pip.conf").write_text("[global]\nindex-url = https://file.example.org/simple\ntimeout = 5\n"
                                        "[install]\nindex-url = https://install.example.org/simple\n")  # fmt: skip
     environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PIP_CONFIG_FILE": str(tmp_path / "pip.conf")}
-    found = image_build.pip_settings(environment)
+    found = build.pip_settings(environment)
     assert (found["index-url"], found["timeout"]) == ("https://install.example.org/simple", "5")
-    found = image_build.pip_settings({**environment, "PIP_INDEX_URL": "https://variable.example.org/simple"})
+    found = build.pip_settings({**environment, "PIP_INDEX_URL": "https://variable.example.org/simple"})
     assert found["index-url"] == "https://variable.example.org/simple"
 
 
 def test_a_password_in_pip_s_index_stays_out_of_the_image(tmp_path: Path) -> None:
     environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PIP_CONFIG_FILE": os.devnull}
-    definition = images.find_definition("cpu", tmp_path)
+    definition = program.find_definition("cpu", tmp_path)
 
-    def prepared(index: str) -> image_build.Order:
-        return image_build.prepare(definition, tmp_path / "a.sif", APPTAINER, {**environment, "PIP_INDEX_URL": index},
+    def prepared(index: str) -> build.Order:
+        return build.prepare(definition, tmp_path / "a.sif", APPTAINER, {**environment, "PIP_INDEX_URL": index},
                                    fakeroot=False, given={}, force=False)  # fmt: skip
 
     assert prepared("https://index.example.org/simple").arguments == {"PIP_INDEX": "https://index.example.org/simple"}
@@ -181,7 +182,7 @@ def test_a_password_in_pip_s_index_stays_out_of_the_image(tmp_path: Path) -> Non
 
 def test_a_stream_hands_on_what_comes_and_keeps_the_end() -> None:
     pieces: list[bytes] = []
-    answer = shell.stream(
+    answer = subprocesses.stream(
         ["sh", "-c", "echo one; echo two >&2; exit 3"], {"PATH": os.environ["PATH"]}, 20, pieces.append
     )
     assert (answer.code, answer.text) == (3, "one\ntwo")
@@ -202,7 +203,7 @@ def living(group: int) -> list[str]:
 @pytest.mark.parametrize("shape", ["sleep 60", "sleep 60 & wait", "exec >&- 2>&-; sleep 60"])
 def test_a_stream_that_is_late_is_ended_with_all_that_it_started(tmp_path: Path, shape: str) -> None:
     command = ["bash", "-c", f"echo $$ >{tmp_path}/pid; {shape}"]
-    answer = shell.stream(command, {"PATH": os.environ["PATH"]}, 0.5, lambda _: None)
+    answer = subprocesses.stream(command, {"PATH": os.environ["PATH"]}, 0.5, lambda _: None)
     assert answer.code is None
     group, end = int((tmp_path / "pid").read_text()), time.monotonic() + 10
     while living(group) and time.monotonic() < end:  # killed, and not gone yet
@@ -224,7 +225,7 @@ def test_what_a_command_started_may_clean_up_after_the_command_has_ended(tmp_pat
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        shell.stream(command, {"PATH": os.environ["PATH"]}, 60, interrupt)
+        subprocesses.stream(command, {"PATH": os.environ["PATH"]}, 60, interrupt)
     assert (tmp_path / "clean").exists()
 
 
@@ -244,7 +245,7 @@ def test_a_signal_that_comes_while_the_command_starts_ends_it(tmp_path: Path, mo
     before = signal.signal(signal.SIGTERM, interrupted)
     try:
         with pytest.raises(KeyboardInterrupt):
-            shell.stream(["sleep", "60"], {"PATH": os.environ["PATH"]}, 30, lambda _: None)
+            subprocesses.stream(["sleep", "60"], {"PATH": os.environ["PATH"]}, 30, lambda _: None)
         assert signal.getsignal(signal.SIGTERM) is interrupted
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcml import image_check, images, sif
 from hpcml.errors import ImageError, NotFoundError
+from hpcml.images import check, sif
+from hpcml.images import program as images
 from tests.fixtures.images import sif_file
 
 GPU = {
@@ -209,7 +210,7 @@ def test_the_fatal_come_first() -> None:
 
 
 def looked_at(text: str, **labels: str) -> list[tuple[str, str]]:
-    found = image_check.of_the_definition(facts(**labels)._replace(definition=text))
+    found = check.of_the_definition(facts(**labels)._replace(definition=text))
     return [(finding.state, finding.words) for finding in found]
 
 

@@ -11,17 +11,22 @@ from typing import Any
 
 import pytest
 
-from hpcml import config, jobs, plan, schema
-from hpcml.inside import blame, dask_worker, files, gpus, network, secure
-from hpcml.inside import settings as node_settings
+from hpcml.node import files
+from hpcml.node import settings as node_settings
+from hpcml.node.hardware import gpus, network
+from hpcml.node.health import diagnosis
+from hpcml.node.roles import dask_worker
+from hpcml.node.security import tls
+from hpcml.plan import plan, request
+from hpcml.sites import layers, schema
 
 
 @pytest.fixture
 def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> node_settings.Context:
-    site = config.build(schema.Site, config.Layers())
+    site = layers.build(schema.Site, layers.Layers())
     place = plan.Place("job-20261121-074500-1a2b", tmp_path, "/usr/bin/python3", "0")
-    spec = jobs.JobSpec(tmp_path / "job.py", ("a", ""), tmp_path, nodes=2)
-    table = config.as_table(plan.plan(site, spec, place))
+    spec = request.JobSpec(tmp_path / "job.py", ("a", ""), tmp_path, nodes=2)
+    table = layers.as_table(plan.plan(site, spec, place))
     (tmp_path / "plan.json").write_text(json.dumps(table))
     for name, value in (("HPCML_RUN_DIR", str(tmp_path)), ("SLURM_JOB_NODELIST", "n[1-2]"), ("SLURMD_NODENAME", "n1")):
         monkeypatch.setenv(name, value)
@@ -40,16 +45,16 @@ def test_the_plans_settings_arrive_on_the_node(context: node_settings.Context) -
 
 
 def test_who_is_missing(context: node_settings.Context) -> None:
-    assert blame.missing_nodes(context, {"n1", "n2"}) == []
-    silent = blame.missing_nodes(context, {"n1"})
+    assert diagnosis.missing_nodes(context, {"n1", "n2"}) == []
+    silent = diagnosis.missing_nodes(context, {"n1"})
     assert [(missing.node, missing.final) for missing in silent] == [("n2", False)]
     files.write(context.attempt.exit_of("worker", "n2"), "127\n")
     context.run.worker_log("n2").write_text("sh: python: not found\n")
-    (ended,) = blame.missing_nodes(context, {"n1"})
+    (ended,) = diagnosis.missing_nodes(context, {"n1"})
     assert ended.final
     assert "127" in ended.sentence()
     assert ended.quote == ("sh: python: not found",)
-    (unheard,) = blame.missing_nodes(context, {"n1", "n2"})  # the scheduler may not know yet of the task's end
+    (unheard,) = diagnosis.missing_nodes(context, {"n1", "n2"})  # the scheduler may not know yet of the task's end
     assert unheard.workers == ("n2",)
 
 
@@ -98,7 +103,7 @@ def test_ucx_shares_no_memory_with_the_group(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("UCXPY_PROGRESS_MODE", "polling")
     monkeypatch.delenv("UCX_TLS", raising=False)
     assert network.ucx_environment(alone=False) == {"UCX_TLS": "^sysv"}
-    said = secure.in_words("ucx", {"lo"}, gpus=False, group_memory=True)
+    said = tls.in_words("ucx", {"lo"}, gpus=False, group_memory=True)
     assert said.endswith("; open to whoever reaches it: UCX's System V shared memory, for your group (UCX_TLS)")
 
 
@@ -110,7 +115,7 @@ def test_ucx_shares_no_memory_with_the_group(monkeypatch: pytest.MonkeyPatch) ->
      " UCX's own TCP on ib0, NCCL, raft-dask"),
 ])  # fmt: skip
 def test_security_in_words(protocol: str, devices: set[str], gpus: bool, words: str) -> None:
-    assert secure.in_words(protocol, devices, gpus=gpus) == words
+    assert tls.in_words(protocol, devices, gpus=gpus) == words
 
 
 @pytest.mark.parametrize(("wanted", "gpus", "nodes", "protocol"), [

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from hpcml.inside import evidence, measurement, verdict
-from hpcml.inside.measurement import GIB, Measurement, NodeFacts, Pair, WorkerFacts
+from hpcml.node.fabric import counters, measurement, report
+from hpcml.node.fabric.measurement import GIB, Measurement, NodeFacts, Pair, WorkerFacts
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures/fabric"
 Table = dict[str, Any]
@@ -30,19 +30,19 @@ def made(protocol: str, memory: str, pairs: list[Pair], log: str = "", **changes
     sent = {scope: sum(one.bytes for one in pairs if one.scope == scope) for scope in ("within", "across")}
     moved = {"seconds": 1.0, "infiniband": {}, "nvlink": None, "nvlink_why": "",
              "interfaces": interfaces(eth0=sent["across"], lo=sent["within"], eth1=1000)}  # fmt: skip
-    workers = {name: WorkerFacts(name.partition("-")[0], log=evidence.parse_ucx_log(log)) for name in names}
+    workers = {name: WorkerFacts(name.partition("-")[0], log=counters.parse_ucx_log(log)) for name in names}
     nodes = {worker.node: NodeFacts(moved) for worker in workers.values()}
     return Measurement(protocol, memory, pairs, workers, nodes, **changes)
 
 
-def wire(scope: str, *, ok: bool, doubt: str = "", wanted: bool = True) -> verdict.Wire:
-    return verdict.Wire(scope, ("x",), (), "", ok, (), doubt, 1.0, 1.0, "a → b", wanted)
+def wire(scope: str, *, ok: bool, doubt: str = "", wanted: bool = True) -> report.Wire:
+    return report.Wire(scope, ("x",), (), "", ok, (), doubt, 1.0, 1.0, "a → b", wanted)
 
 
 def judged(policy: str, **changes: Any) -> str:
     facts: Table = {"line": "", "protocol": "ucx", "nodes": 2, "within": None, "across": wire("across", ok=True), "nccl": "",
                     "nccl_doubt": "", "worst": (), "failed": (), "problems": (), "remedy": ""}  # fmt: skip
-    return verdict.judge(policy, verdict.Verdict(**{**facts, **changes}))
+    return report.judge(policy, report.Verdict(**{**facts, **changes}))
 
 
 ACROSS = [pair("n1-0", "n2-0", "across", 0.9), pair("n2-0", "n1-0", "across", 0.9)]
@@ -82,55 +82,55 @@ def test_an_unknown_policy() -> None:
 
 
 def test_tls_is_said_plainly() -> None:
-    found = verdict.decide(made("tls", "host", ACROSS))
+    found = report.decide(made("tls", "host", ACROSS))
     assert found.line == "TLS over TCP on eth0: 0.9 GiB/s across nodes"
     assert not found.ok
-    assert verdict.judge("warn", found) == ""
-    assert verdict.judge("rdma", found) == "TLS over TCP carries the bytes across nodes"
+    assert report.judge("warn", found) == ""
+    assert report.judge("rdma", found) == "TLS over TCP carries the bytes across nodes"
     assert "--protocol ucx" in found.remedy
     assert found.across is not None
     assert found.across.proof == ("eth0 moved 4.0 GiB of 2.0 GiB",)
-    both = verdict.decide(made("tls", "host", ACROSS + WITHIN))
+    both = report.decide(made("tls", "host", ACROSS + WITHIN))
     assert both.line == "TLS over TCP on eth0: 0.9 GiB/s across nodes; on lo: 1.2 GiB/s within nodes"
 
 
 def test_tls_with_counters_that_nobody_read() -> None:
     facts = made("tls", "host", ACROSS)
-    found = verdict.decide(Measurement("tls", "host", ACROSS, facts.workers, {"n1": NodeFacts(), "n2": NodeFacts()}))
+    found = report.decide(Measurement("tls", "host", ACROSS, facts.workers, {"n1": NodeFacts(), "n2": NodeFacts()}))
     assert found.line == "TLS over TCP on an unknown interface: 0.9 GiB/s across nodes"
 
 
 def test_cpu_workers_of_one_node_need_no_fast_wire() -> None:
     log = (FIXTURES / "ucx-tcp-one-node.log").read_text()
-    found = verdict.decide(made("ucx", "host", WITHIN, log))
+    found = report.decide(made("ucx", "host", WITHIN, log))
     assert found.line == "UCX: tcp on lo within nodes 1.2 GiB/s"
     assert found.ok
-    assert (found.problems, verdict.judge("rdma", found)) == ((), "")
+    assert (found.problems, report.judge("rdma", found)) == ((), "")
 
 
 def test_cpu_workers_across_nodes_over_ucxs_tcp() -> None:
     log = (FIXTURES / "ucx-tcp-two-nodes.log").read_text()
-    found = verdict.decide(made("ucx", "host", ACROSS + WITHIN, log))
+    found = report.decide(made("ucx", "host", ACROSS + WITHIN, log))
     assert not found.ok
     assert found.line.startswith(
         "UCX fell back to tcp on eth0 across nodes (n1 and n2 have no InfiniBand device): 0.9 GiB/s; tcp on lo within"
         " nodes 1.2 GiB/s; remedy: ask for nodes"
     )
-    assert "n1 and n2 have no InfiniBand device" in verdict.judge("rdma", found)
+    assert "n1 and n2 have no InfiniBand device" in report.judge("rdma", found)
 
 
 def test_cpu_workers_over_shared_memory() -> None:
     facts = made("ucx", "host", WITHIN, "UCX  INFO  c intra-node cfg#4 tag(tcp/lo sysv/memory cma/memory)\n")
     moved = {**facts.nodes["n1"].moved, "interfaces": interfaces(lo=10)}
-    found = verdict.decide(Measurement("ucx", "host", WITHIN, facts.workers, {"n1": NodeFacts(moved)}))
+    found = report.decide(Measurement("ucx", "host", WITHIN, facts.workers, {"n1": NodeFacts(moved)}))
     assert found.line == "UCX: cma and sysv within nodes 1.2 GiB/s"
 
 
 def test_one_worker_alone() -> None:
     for protocol, line in (("ucx", "UCX: nothing was measured"), ("tls", "TLS over TCP: nothing was measured")):
-        found = verdict.decide(Measurement(protocol, "cuda", [], {"n1": WorkerFacts("n1")}, {"n1": NodeFacts()}))
+        found = report.decide(Measurement(protocol, "cuda", [], {"n1": WorkerFacts("n1")}, {"n1": NodeFacts()}))
         assert (found.line, found.ok) == (line, True)
-        assert verdict.judge("rdma", found) == ""
+        assert report.judge("rdma", found) == ""
 
 
 # Failed and slow.
@@ -142,16 +142,16 @@ def test_transfers_that_failed() -> None:
         pair("n1-0", "n3-0", "across", 1, "OSError: unreachable"),
         Pair("n2-0", "n3-0", "across", 0, 0.0, "x"),
     ]
-    found = verdict.decide(made("tls", "host", pairs))
+    found = report.decide(made("tls", "host", pairs))
     assert found.failed == (
         "the transfer n1-0 → n3-0 failed: OSError: unreachable",
         "the transfer n2-0 → n3-0 failed: x",
     )
     assert found.line.endswith("; the transfer n1-0 → n3-0 failed: OSError: unreachable")
-    assert verdict.judge("warn", found).startswith("the transfer n1-0 → n3-0 failed")
-    alone = verdict.decide(made("ucx", "host", pairs[2:]))
+    assert report.judge("warn", found).startswith("the transfer n1-0 → n3-0 failed")
+    alone = report.decide(made("ucx", "host", pairs[2:]))
     assert alone.line.startswith("UCX: nothing was measured; the transfer")
-    assert verdict.judge("rdma", alone)
+    assert report.judge("rdma", alone)
 
 
 def test_a_slow_node_of_three_is_named_though_it_has_most_of_the_pairs() -> None:
@@ -159,9 +159,9 @@ def test_a_slow_node_of_three_is_named_though_it_has_most_of_the_pairs() -> None
     pairs = [
         pair(one, two, "across", 5 if "n3-0" in (one, two) else 22) for one in names for two in names if one != two
     ]
-    found = verdict.decide(made("tls", "host", pairs))
+    found = report.decide(made("tls", "host", pairs))
     assert found.worst == ("n3",)
-    assert verdict.judge("warn", found) == "less than half of the others' bandwidth: n3"
+    assert report.judge("warn", found) == "less than half of the others' bandwidth: n3"
     assert found.across is not None
     assert found.across.slowest_pair.startswith(("n1-0 → n3-0", "n3-0 →"))
 
@@ -179,7 +179,7 @@ def test_a_slow_pair_of_nodes_that_are_well_otherwise() -> None:
         pair("n1-1", "n1-0", "within", 101),
         pair("n1-1", "n1-2", "within", 20),
     ]
-    found = verdict.decide(made("tls", "host", pairs))
+    found = report.decide(made("tls", "host", pairs))
     assert found.worst == ("n1-1 → n1-2", "n1-0 → n3-0")
     assert found.across is not None
     assert found.across.bandwidth == pytest.approx(22)
@@ -197,7 +197,7 @@ def test_exactly_half_is_not_slow() -> None:
 
 def test_many_slow_pairs_are_counted() -> None:
     pairs = [pair(f"n1-{k}", "n1-9", "within", 1 if k < 9 else 99) for k in range(30)]
-    text = verdict.judge("warn", verdict.decide(made("tls", "host", pairs)))
+    text = report.judge("warn", report.decide(made("tls", "host", pairs)))
     assert text.count("→") == 6
     assert text.endswith("and 3 more")
 
@@ -214,18 +214,18 @@ def test_many_slow_pairs_are_counted() -> None:
     ],
 )  # fmt: skip
 def test_nccls_ways(log: str, words: str, doubt: str) -> None:
-    said = evidence.parse_nccl_log((FIXTURES / f"{log}.log").read_text())
+    said = counters.parse_nccl_log((FIXTURES / f"{log}.log").read_text())
     nccl = {"seconds": 0.1, "bytes": GIB, "bandwidth": 180 * GIB, "log": said, "error": ""}
-    found = verdict.decide(made("tls", "host", ACROSS, nccl=nccl))
+    found = report.decide(made("tls", "host", ACROSS, nccl=nccl))
     assert (found.nccl, found.nccl_doubt) == (words, doubt)
     assert found.line.endswith(f"; NCCL: {words}")
     assert (doubt in found.problems) == bool(doubt)
 
 
 def test_nccl_that_failed() -> None:
-    found = verdict.decide(made("tls", "host", ACROSS, nccl={"error": "no all-reduce within 15 s"}))
+    found = report.decide(made("tls", "host", ACROSS, nccl={"error": "no all-reduce within 15 s"}))
     assert found.line.endswith("; NCCL failed: no all-reduce within 15 s")
-    assert verdict.judge("warn", found) == "NCCL failed: no all-reduce within 15 s"
+    assert report.judge("warn", found) == "NCCL failed: no all-reduce within 15 s"
 
 
 # JSON and words.
@@ -236,8 +236,8 @@ def test_a_measurement_survives_json() -> None:
     facts = made("ucx", "host", ACROSS + WITHIN, log, nccl={"error": "", "bandwidth": 1.0, "log": {}})
     again = Measurement.from_json(json.loads(json.dumps(facts.to_json())))
     assert again.to_json() == json.loads(json.dumps(facts.to_json()))
-    assert verdict.decide(again) == verdict.decide(facts)
-    table = verdict.decide(again).to_json()
+    assert report.decide(again) == report.decide(facts)
+    table = report.decide(again).to_json()
     assert json.loads(json.dumps(table))["across"]["transports"] == ["tcp"]
     assert table["ok"] is False
 
@@ -262,11 +262,11 @@ def test_a_table_that_is_no_measurement(missing: str) -> None:
     ],
 )
 def test_devices_in_few_words(devices: list[str], words: str) -> None:
-    assert verdict.short(devices) == words
+    assert report.short(devices) == words
 
 
 @pytest.mark.parametrize(
     ("speed", "words"), [(104.4, "104 GiB/s"), (9.96, "10 GiB/s"), (0.91, "0.9 GiB/s"), (0.02, "20 MiB/s")]
 )
 def test_rates(speed: float, words: str) -> None:
-    assert verdict.rate(speed) == words
+    assert report.rate(speed) == words

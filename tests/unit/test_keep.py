@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpcml import assets
-from hpcml.inside import scratch
+from hpcml.node import scratch
 
 KEEP = str(assets.folder("templates") / "keep.sh")
 NAME = "hpcml-7-0123456789abcdef"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcml import last_words
+from hpcml import endings
 
 TRACEBACK = ("Traceback (most recent call last):", '  File "x.py", line 1, in <module>')
 
@@ -25,11 +25,11 @@ TRACEBACK = ("Traceback (most recent call last):", '  File "x.py", line 1, in <m
     ],
 )  # fmt: skip
 def test_the_log_s_own_cause_is_told(status: int, last: str, how: str, hint: str) -> None:
-    found = last_words.of(status, (*TRACEBACK, last))
+    found = endings.of(status, (*TRACEBACK, last))
     assert how in found.how
     assert hint in found.hint
     assert bool(hint) == bool(found.hint)
 
 
 def test_without_a_log_only_the_status_is_told() -> None:
-    assert last_words.of(1, ()) == last_words.Ended("ended with exit status 1")
+    assert endings.of(1, ()) == endings.Ended("ended with exit status 1")

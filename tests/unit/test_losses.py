@@ -13,12 +13,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpcml.inside import files, processes
-from hpcml.inside.events import Diary
-from hpcml.inside.losses import LAST_WORDS, Losses, Steps
-from hpcml.inside.own_time import MOST, OwnTime
-from hpcml.inside.settings import Context
-from hpcml.layout import RunPaths
+from hpcml.node import files, processes
+from hpcml.node.events import Diary
+from hpcml.node.health.losses import LAST_WORDS, Losses, Steps
+from hpcml.node.own_time import MOST, OwnTime
+from hpcml.node.settings import Context
+from hpcml.paths import RunPaths
 
 
 class Clock(OwnTime):
@@ -137,7 +137,7 @@ def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
     text = f"""
 import os, sys, time
 sys.path.insert(0, {str(Path(__file__).resolve().parents[2])!r})
-from hpcml.inside import processes
+from hpcml.node import processes
 parent = os.getpid()
 for late in (False, True):
     if not os.fork():

@@ -8,8 +8,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from hpcml.inside.matrix import MOST_NAMES, _colour, _natural, _nodes, matrix_svg, matrix_text
-from hpcml.inside.measurement import GIB, Pair
+from hpcml.node.fabric.measurement import GIB, Pair
+from hpcml.node.fabric.picture import MOST_NAMES, _colour, _natural, _nodes, matrix_svg, matrix_text
 
 SVG = "{http://www.w3.org/2000/svg}"
 VERMILION = "#d55e00"

@@ -14,18 +14,23 @@ from typing import Any
 
 import pytest
 
-from hpcml import config, jobs, jupyter_commands, plan, schema
+from hpcml.cli import jupyter
 from hpcml.errors import NotFoundError, UsageError
-from hpcml.inside import notebook_config, notebook_page, notebook_session, surroundings
-from hpcml.inside.settings import Context, Settings
-from hpcml.layout import RunPaths
+from hpcml.node import surroundings
+from hpcml.node.jupyter import config as notebook_config
+from hpcml.node.jupyter import page
+from hpcml.node.jupyter import session as notebook_session
+from hpcml.node.settings import Context, Settings
+from hpcml.paths import RunPaths
+from hpcml.plan import plan, request
+from hpcml.sites import layers, schema
 
 PLACE = plan.Place("jupyter-20261121-074500-1a2b", Path("/runs/jupyter-20261121-074500-1a2b"), "/usr/bin/python3", "0")
 
 
 def settings(**values: Any) -> Settings:
-    spec = jobs.JobSpec(Path("/home/me/jupyter"), (), Path("/home/me/notes"), service="jupyter", **values)
-    return plan.plan(config.build(schema.Site, config.Layers()), spec, PLACE).inside
+    spec = request.JobSpec(Path("/home/me/jupyter"), (), Path("/home/me/notes"), service="jupyter", **values)
+    return plan.plan(layers.build(schema.Site, layers.Layers()), spec, PLACE).inside
 
 
 def context(run: Path, **values: Any) -> Context:
@@ -60,13 +65,13 @@ def test_sockets_of_kernels_fit_below_the_longest_folder(tmp_path: Path) -> None
     ("text", "seconds"), [("off", 0.0), ("OFF", 0.0), ("30m", 1800.0), ("1h30m", 5400.0), ("5", 5.0)]
 )
 def test_idle_times(text: str, seconds: float) -> None:
-    assert jupyter_commands.parse_idle(text) == seconds
+    assert jupyter.parse_idle(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "0", "4s", "never", "-5", "30 minutes"])
 def test_what_is_no_idle_time(text: str) -> None:
     with pytest.raises(UsageError) as error:
-        jupyter_commands.parse_idle(text)
+        jupyter.parse_idle(text)
     assert error.value.place == "--idle"
     assert "--idle off" in error.value.hint
 
@@ -74,11 +79,11 @@ def test_what_is_no_idle_time(text: str) -> None:
 def test_the_folder_for_notebooks(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "file").touch()
-    assert jupyter_commands.notebook_folder(tmp_path, "") == tmp_path
-    assert jupyter_commands.notebook_folder(tmp_path, "notes") == tmp_path / "notes"
+    assert jupyter.notebook_folder(tmp_path, "") == tmp_path
+    assert jupyter.notebook_folder(tmp_path, "notes") == tmp_path / "notes"
     for wrong, why in (("none", "does not exist"), ("file", "is not a folder")):
         with pytest.raises(NotFoundError, match=why):
-            jupyter_commands.notebook_folder(tmp_path, wrong)
+            jupyter.notebook_folder(tmp_path, wrong)
 
 
 def test_the_configuration_is_closed(folder: Path, tmp_path: Path) -> None:
@@ -121,12 +126,12 @@ def test_the_kernel_that_is_offered(folder: Path) -> None:
     notebook_config.write_kernel(folder / "data")
     said = json.loads((folder / "data/kernels/python3/kernel.json").read_text())
     assert said["display_name"] == "hpcml (this run)"
-    assert said["argv"][1:4] == ["-P", "-m", "hpcml.inside.notebook_kernel"]
+    assert said["argv"][1:4] == ["-P", "-m", "hpcml.node.jupyter.kernel"]
     assert not said["metadata"]["debugger"]
 
 
 def test_the_page_s_script_is_whole(folder: Path) -> None:
-    notebook_page.write(folder)
+    page.write(folder)
     said = json.loads((folder / "hpcml-session/package.json").read_text())
     script = folder / "hpcml-session" / said["jupyterlab"]["_build"]["load"]
     text = script.read_text()

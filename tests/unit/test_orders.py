@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpcml.inside import orders
+from hpcml.node.roles import orders
 
 LINE = "slurmstepd: error: *** JOB 45 ON n1 CANCELLED AT 2026-11-22T15:02:26{} ***\n"
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from hpcml.inside import peer_memory
-from hpcml.inside.peer_memory import PAGE, Marker, MarkError
+from hpcml.node.hardware import peer_memory
+from hpcml.node.hardware.peer_memory import PAGE, Marker, MarkError
 
 LOW, HIGH = 0x7FA100000000, 0x7FA140000000
 MARKER = Marker("ab" * 32, 512)

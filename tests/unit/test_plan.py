@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcml import config, jobs, plan, render, schema
 from hpcml.errors import HpcmlError, SiteError, UsageError
+from hpcml.plan import batch_script, plan, request
+from hpcml.sites import layers as config
+from hpcml.sites import schema
 
 PLACE = plan.Place("job-20261121-074500-1a2b", Path("/runs/job-20261121-074500-1a2b"), "/usr/bin/python3", "0")
 TWO = {
@@ -30,8 +32,8 @@ def site(table: dict[str, Any]) -> schema.Site:
     return config.build(schema.Site, layers)
 
 
-def spec(**values: Any) -> jobs.JobSpec:
-    return jobs.JobSpec(Path("/home/me/job.py"), (), Path("/home/me"), **values)
+def spec(**values: Any) -> request.JobSpec:
+    return request.JobSpec(Path("/home/me/job.py"), (), Path("/home/me"), **values)
 
 
 def directives(table: dict[str, Any], **values: Any) -> dict[str, str]:
@@ -123,7 +125,7 @@ def test_the_local_site_launches_nothing() -> None:
 @pytest.mark.parametrize(("name", "script", "expected"), [("", "a b$c.py", "a-b-c"), ("", "...py", "run"), ("", "é.py", "run"), ("x.y-1", "a.py", "x.y-1"),
                                                           ("", "a" * 99, "a" * 64)])  # fmt: skip
 def test_names(name: str, script: str, expected: str) -> None:
-    assert jobs.job_name(jobs.JobSpec(Path(script), (), Path("/"), name=name)) == expected
+    assert request.job_name(request.JobSpec(Path(script), (), Path("/"), name=name)) == expected
 
 
 TEXT = st.text(max_size=8) | st.sampled_from(["30", "2h", "1-0", "4G", "debug", "auto", "tcp", "ucx", "x.sif"])
@@ -151,10 +153,10 @@ PROFILES = st.fixed_dictionaries(
 
 @settings(max_examples=300, deadline=None)
 @given(PROFILES, SPECS)
-def test_any_request_plans_or_explains_itself(profile: dict[str, Any], request_: jobs.JobSpec) -> None:
+def test_any_request_plans_or_explains_itself(profile: dict[str, Any], request_: request.JobSpec) -> None:
     try:
         made = plan.plan(site(profile), request_, PLACE)
-        text = render.render(made)
+        text = batch_script.render(made)
     except HpcmlError as error:
         assert error.message
         assert error.place
@@ -167,7 +169,7 @@ def test_any_request_plans_or_explains_itself(profile: dict[str, Any], request_:
 
 @settings(max_examples=100, deadline=None)
 @given(SPECS)
-def test_a_plan_is_the_same_twice(request_: jobs.JobSpec) -> None:
+def test_a_plan_is_the_same_twice(request_: request.JobSpec) -> None:
     try:
         assert plan.plan(site(TWO), request_, PLACE) == plan.plan(site(TWO), request_, PLACE)
     except HpcmlError:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from hpcml.inside import probe
-from hpcml.inside.preflight import Trouble, differences, troubles
+from hpcml.node.hardware import probe
+from hpcml.node.hardware.preflight import Trouble, differences, troubles
 from tests.fixtures.nodes import tree
 
 Facts = dict[str, Any]

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcml.inside import probe, probe_gpus, probe_node
+from hpcml.node.hardware import nvml, probe, sysfs
 from tests.fixtures.nodes import tree
 
 LEONARDO = tree.raw("leonardo.nvml")
@@ -113,7 +113,7 @@ def test_a_card_whose_two_ports_share_a_pci_function(tmp_path: Path) -> None:
     other = device.resolve().parents[1] / "net/ib9"
     other.mkdir()
     (other / "dev_port").write_text("1\n")
-    ports = {port["name"]: port["netdevs"] for port in probe_node.rdma_ports(tmp_path)}
+    ports = {port["name"]: port["netdevs"] for port in sysfs.rdma_ports(tmp_path)}
     assert ports["mlx5_0:1"] == ["ib0"]
     assert ports["mlx5_0:2"] == ["ib9"]
 
@@ -124,7 +124,7 @@ def test_what_is_in_the_folder_of_interfaces_besides_them(tmp_path: Path) -> Non
     (net / "bonding_masters").write_text("\n")
     (net / "dummy0").mkdir()  # virtual: no device, and its files answer errors
     (net / "dummy0/speed").mkdir()
-    found = {entry["name"]: entry for entry in probe_node.interfaces(tmp_path)}
+    found = {entry["name"]: entry for entry in sysfs.interfaces(tmp_path)}
     assert found.keys() == {"eth0", "dummy0"}
     assert (found["dummy0"]["pci"], found["dummy0"]["megabits"], found["dummy0"]["up"]) == ({}, 0, False)
 
@@ -147,7 +147,7 @@ def test_control_groups(tmp_path: Path, groups: str, limit: int | None) -> None:
         (tmp_path / path).write_text(text)
     if ".." in groups:
         (tmp_path / "sys/fs/cgroup/memory.max").write_text("7\n")
-    assert probe_node.cgroup_memory_limit(tmp_path) == limit
+    assert sysfs.cgroup_memory_limit(tmp_path) == limit
 
 
 def test_ways_to_gpu_memory(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_a_gpu_that_answers_in_part(tmp_path: Path) -> None:
         "gpus": [{**LEONARDO["gpus"][0], **nothing}, LEONARDO["gpus"][1]],
         "errors": {"gpu2": "GPU is lost"},
     }
-    facts = probe_gpus.described(raw, tree.build("leonardo", tmp_path), None)
+    facts = nvml.described(raw, tree.build("leonardo", tmp_path), None)
     assert facts["gpu_error"] == "gpu2: GPU is lost"
     first = facts["gpus"][0]
     assert (first["memory"], first["pci"], first["cpus"], first["mig"]) == (None, {}, "", None)
@@ -197,13 +197,13 @@ def test_a_gpu_that_answers_in_part(tmp_path: Path) -> None:
 
 def test_links_to_a_switch_and_links_that_are_down() -> None:
     links: list[list[Any]] = [[0, 1, 6, 2, ""], [1, 1, 6, 2, ""], [2, 0, None, None, ""], [3, 1, 99, 255, ""]]
-    found = probe_gpus._nvlink(links)
+    found = nvml._nvlink(links)
     assert (found["links"], found["active"], found["peers"]) == (4, 3, {"nvswitch": 2, "unknown": 1})
     assert found["version"] == "4.0, enumeration 99"
 
 
 def test_a_gpu_whose_place_the_kernel_hides(tmp_path: Path) -> None:
-    facts = probe_gpus.described(LEONARDO, tmp_path, None)
+    facts = nvml.described(LEONARDO, tmp_path, None)
     assert facts["gpus"][0]["pci"] == {}
     assert "0000:10:00.0" in facts["gpus"][0]["errors"]["pci"]
 
@@ -226,20 +226,20 @@ def test_a_gpu_whose_place_the_kernel_hides(tmp_path: Path) -> None:
 def test_which_gpus_are_visible(visible: str | None, shown: set[int], count: int) -> None:
     gpus = [dict(gpu) for gpu in LEONARDO["gpus"]]
     gpus[1] = {**gpus[1], "mig": [1, 1], "mig_devices": ["MIG-a", "MIG-b"]}
-    assert probe_gpus.visible_gpus(visible, gpus) == (shown, count)
-    marked = probe_gpus.described({**LEONARDO, "gpus": gpus}, Path("/nowhere"), visible)
+    assert nvml.visible_gpus(visible, gpus) == (shown, count)
+    marked = nvml.described({**LEONARDO, "gpus": gpus}, Path("/nowhere"), visible)
     assert {gpu["index"] for gpu in marked["gpus"] if gpu["visible"]} == shown
     assert marked["visible_devices"] == visible
 
 
 @given(st.sets(st.integers(0, 300)))
 def test_ranges_of_cpus(numbers: set[int]) -> None:
-    assert probe_node.from_ranges(probe_node.to_ranges(numbers)) == numbers
+    assert sysfs.from_ranges(sysfs.to_ranges(numbers)) == numbers
 
 
 def test_ranges_are_written_as_the_kernel_does() -> None:
-    assert probe_node.to_ranges([3, 1, 2, 8, 10, 11]) == "1-3,8,10-11"
-    assert probe_node.from_ranges("") == set()
+    assert sysfs.to_ranges([3, 1, 2, 8, 10, 11]) == "1-3,8,10-11"
+    assert sysfs.from_ranges("") == set()
 
 
 def test_packages_and_the_cuda_that_they_are_built_for() -> None:
@@ -303,7 +303,7 @@ import os, resource, runpy, sys
 resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536))
 resource.setrlimit(resource.RLIMIT_NOFILE, (300, 400))
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-runpy.run_module("hpcml.inside.probe", run_name="__main__", alter_sys=True)
+runpy.run_module("hpcml.node.hardware.probe", run_name="__main__", alter_sys=True)
 """
     done = python(limited, UCX_NET_DEVICES="none0", UCX_LOG_LEVEL="info")
     facts = json.loads(done.stdout)  # UCX warns of none0, and must not do it in the midst of this
@@ -323,14 +323,14 @@ runpy.run_module("hpcml.inside.probe", run_name="__main__", alter_sys=True)
 
 
 def test_the_raw_answers_can_be_recorded() -> None:
-    raw = json.loads(python("", "-m", "hpcml.inside.probe", "--raw").stdout)
+    raw = json.loads(python("", "-m", "hpcml.node.hardware.probe", "--raw").stdout)
     assert raw.keys() == {"nvml", "ucx"}
     assert "error" in raw["nvml"]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ucxx") is None, reason="ucxx is not installed (extra 'ucx')")
 def test_a_ucx_that_may_use_nothing_says_so() -> None:
-    code = "import json; from hpcml.inside import probe; print(json.dumps(probe.probe()))"
+    code = "import json; from hpcml.node.hardware import probe; print(json.dumps(probe.probe()))"
     facts = json.loads(python(code, UCX_TLS="rc_mlx5_none").stdout)
     assert "no transport" in facts["ucx_error"]
     assert facts["ucx"]["version"]
@@ -339,7 +339,7 @@ def test_a_ucx_that_may_use_nothing_says_so() -> None:
 def test_the_caller_stays_as_it_was() -> None:
     code = """
 import json, os, sys
-from hpcml.inside import probe
+from hpcml.node.hardware import probe
 before = (dict(os.environ), len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")))
 facts = probe.probe()
 after = (dict(os.environ), len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")))
@@ -364,10 +364,10 @@ except ChildProcessError:
 def test_a_driver_that_hangs_or_crashes(ask: str, words: str, late: list[str]) -> None:
     code = f"""
 import json, os, signal, time
-from hpcml.inside import probe, probe_gpus
+from hpcml.node.hardware import nvml, probe
 def ask_nvml():
     {ask}
-probe_gpus.ask_nvml = ask_nvml
+nvml.ask_nvml = ask_nvml
 print(json.dumps(probe.probe(ucx={{}}, deadline=1.0)))
 """
     began = time.monotonic()
@@ -389,9 +389,9 @@ def test_no_process_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_every_function_of_nvml_that_is_called_by_name_exists() -> None:
     import pynvml
 
-    names = set(re.findall(r'"(nvml\w+)"', Path(probe_gpus.__file__).read_text()))
+    names = set(re.findall(r'"(nvml\w+)"', Path(nvml.__file__).read_text()))
     assert len(names) > 15
     assert {name for name in names if not hasattr(pynvml, name)} == set()
     versions = {value: name for name, value in vars(pynvml).items() if name.startswith("NVML_NVLINK_VERSION_")}
-    for number, text in probe_gpus._NVLINK_VERSIONS.items():
+    for number, text in nvml._NVLINK_VERSIONS.items():
         assert versions.get(number, "").endswith(text.replace(".", "_")), number

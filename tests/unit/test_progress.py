@@ -17,9 +17,9 @@ from typing import TextIO
 
 import pytest
 
+from hpcml.cli.progress import Progress, Tail
 from hpcml.errors import StorageError
-from hpcml.progress import Progress, Tail
-from hpcml.watch import Status
+from hpcml.runs.status import Status
 
 QUEUED = "waiting for free nodes, and for a reservation whose name is as long as a name can be, or longer still"
 STARTED = {"allocated": 1.0, "scheduler-up": 2.0}

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from hpcml import runs, snapshot
 from hpcml.errors import NotFoundError, StorageError
-from hpcml.schema import Code
+from hpcml.runs import directories, snapshot
+from hpcml.sites.schema import Code
 
 
 @pytest.mark.parametrize(
@@ -28,19 +28,19 @@ from hpcml.schema import Code
 )
 def test_the_folder_for_runs(setting: str, folder: str) -> None:
     environment = {"HOME": "/home/me", "WORK": "/work/me", "HOME_2": "2"}
-    assert runs.runs_folder(setting, environment) == Path(folder)
+    assert directories.runs_folder(setting, environment) == Path(folder)
 
 
 @pytest.mark.parametrize("setting", ["runs", "", "$NOPE/runs", "~me/runs", "./x", "${NOPE}"])
 def test_a_folder_for_runs_that_is_none(setting: str) -> None:
     with pytest.raises(StorageError):
-        runs.runs_folder(setting, {"HOME": "/home/me"})
+        directories.runs_folder(setting, {"HOME": "/home/me"})
 
 
 def test_ids_sort_by_time() -> None:
     made = []
     for _ in range(50):
-        made.append(runs.new_id("a"))
+        made.append(directories.new_id("a"))
         time.sleep(0.0001)
     assert sorted(made) == made
     assert len(set(made)) == 50
@@ -48,13 +48,13 @@ def test_ids_sort_by_time() -> None:
 
 def test_a_directory_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     directory = tmp_path / "runs" / "a-20261121-074500-1a2b"
-    with pytest.raises(KeyboardInterrupt), runs.creating(directory) as paths:
+    with pytest.raises(KeyboardInterrupt), directories.creating(directory) as paths:
         assert not directory.exists()
-        runs.write(paths.plan, "{}")
+        directories.write(paths.plan, "{}")
         raise KeyboardInterrupt
     assert list(directory.parent.iterdir()) == []
-    with runs.creating(directory) as paths:
-        runs.write(paths.plan, "{}")
+    with directories.creating(directory) as paths:
+        directories.write(paths.plan, "{}")
     assert [path.name for path in directory.parent.iterdir()] == [directory.name]
     for path in directory.rglob("*"):
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0 or path.is_dir(), path
@@ -64,10 +64,10 @@ def test_a_directory_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
 def test_a_folder_that_somebody_made_meanwhile_is_looked_at(tmp_path: Path) -> None:
     """Between the first look, when it was not there, and the run's own folder."""
     place = tmp_path / "runs"
-    assert runs.check_folder(place, []) == []
+    assert directories.check_folder(place, []) == []
     place.mkdir()
     place.chmod(0o777)
-    with pytest.raises(StorageError, match="not safe in this folder: Everybody"), runs.creating(place / "a"):
+    with pytest.raises(StorageError, match="not safe in this folder: Everybody"), directories.creating(place / "a"):
         pytest.fail("nothing may be written there")
     assert list(place.iterdir()) == []
 
@@ -76,16 +76,16 @@ def test_a_run_that_is_a_link_is_named_as_that(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     with pytest.raises(StorageError, match="The run's folder is a link"):
-        runs.load(tmp_path / "link")
+        directories.load(tmp_path / "link")
 
 
 def test_the_library_is_what_runs_on_the_nodes_with_its_times(tmp_path: Path) -> None:
-    with runs.creating(tmp_path / "a") as paths:
+    with directories.creating(tmp_path / "a") as paths:
         pass
-    root = Path(runs.__file__).parent.parent
+    root = Path(directories.__file__).parent.parent.parent
     copied = sorted(path.relative_to(tmp_path / "a" / "lib") for path in (tmp_path / "a" / "lib").rglob("*.py"))
-    assert Path("hpcml/inside/__main__.py") in copied
-    assert Path("hpcml/cli.py") not in copied
+    assert Path("hpcml/node/__main__.py") in copied
+    assert Path("hpcml/cli/main.py") not in copied
     for path in copied:
         source, copy = root / path, tmp_path / "a" / "lib" / path
         assert copy.read_bytes() == source.read_bytes()
@@ -98,10 +98,10 @@ def test_runs_are_found(tmp_path: Path) -> None:
     names = ["b-20261121-074500-1a2b", "a-x-20261121-074501-0000", "a-x-20261122-074501-0000"]
     for number, name in enumerate(names):
         (tmp_path / name).mkdir()
-        runs.write_json(tmp_path / name / "submission.json", {"job": str(100 + number)})
+        directories.write_json(tmp_path / name / "submission.json", {"job": str(100 + number)})
     (tmp_path / "notes").mkdir()
     (tmp_path / ".a-20261121-074500-1a2b.new").mkdir()
-    assert runs.ids(tmp_path) == names
+    assert directories.ids(tmp_path) == names
     for word, name in (
         ("last", names[2]),
         (names[0], names[0]),
@@ -110,14 +110,14 @@ def test_runs_are_found(tmp_path: Path) -> None:
         ("101", names[1]),
         ("a-x-20261121", names[1]),
     ):
-        assert runs.find(tmp_path, word).id == name
+        assert directories.find(tmp_path, word).id == name
     for word in ("a", "a-", "", "c", "999", "notes"):
         with pytest.raises(NotFoundError):
-            runs.find(tmp_path, word)
+            directories.find(tmp_path, word)
 
 
 def test_a_folder_that_is_not_there_has_no_runs(tmp_path: Path) -> None:
-    assert runs.ids(tmp_path / "none") == []
+    assert directories.ids(tmp_path / "none") == []
 
 
 def put(folder: Path, name: str, size: int = 1) -> Path:

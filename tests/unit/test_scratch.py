@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcml.inside import scratch
-from hpcml.inside.scratch import LIVES, Folder, UnsafePlaceError, sweep, why_not
+from hpcml.node import scratch
+from hpcml.node.scratch import LIVES, Folder, UnsafePlaceError, sweep, why_not
 
 OTHER = 65533  # a user who is not the one who runs the tests
 
@@ -96,7 +96,7 @@ def test_what_killed_roles_left_is_swept(place: Path) -> None:
 def test_a_role_that_is_killed_leaves_a_folder_that_is_swept(place: Path) -> None:
     """While it or a child that it forked lives, nobody sweeps it."""
     code = (
-        "import os, sys, time; from hpcml.inside.scratch import Folder; folder = Folder(sys.argv[1])\n"
+        "import os, sys, time; from hpcml.node.scratch import Folder; folder = Folder(sys.argv[1])\n"
         "child = os.fork()\nif child: print(child, flush=True)\ntime.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(place)], stdout=subprocess.PIPE, text=True) as role:
@@ -119,7 +119,7 @@ def test_a_role_that_is_killed_leaves_a_folder_that_is_swept(place: Path) -> Non
 def test_who_lives_in_anothers_folder_keeps_it(place: Path) -> None:
     """The scheduler, in that of the supervisor."""
     folder = left(place)
-    code = "import sys; from pathlib import Path; from hpcml.inside.scratch import live_in; live_in(Path(sys.argv[1])); print('in', flush=True); sys.stdin.read()"
+    code = "import sys; from pathlib import Path; from hpcml.node.scratch import live_in; live_in(Path(sys.argv[1])); print('in', flush=True); sys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", code, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as role:
@@ -172,7 +172,7 @@ def test_a_sweep_that_breaks_off_is_gone_on_with(place: Path, monkeypatch: pytes
     """The file of life goes last, or nobody would find the rest."""
     folder = left(place)
     with monkeypatch.context() as patch:
-        patch.setattr("hpcml.inside.scratch.shutil.rmtree", lambda _: (_ for _ in ()).throw(OSError("broken off")))
+        patch.setattr("hpcml.node.scratch.shutil.rmtree", lambda _: (_ for _ in ()).throw(OSError("broken off")))
         assert sweep(place) == []
         assert (folder / LIVES).exists()
     assert sweep(place) == [folder.name]
@@ -189,7 +189,7 @@ def test_a_folder_that_is_being_made_is_not_swept(place: Path, monkeypatch: pyte
             swept.append(sweep(place))
         real(descriptor, operation)
 
-    monkeypatch.setattr("hpcml.inside.scratch.fcntl.flock", sweeping)
+    monkeypatch.setattr("hpcml.node.scratch.fcntl.flock", sweeping)
     with Folder(place) as mine:
         assert swept == [[], []]
         assert mine.path.exists()

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcml import sites
 from hpcml.errors import ConfigError
+from hpcml.sites import lookup
 
 Write = Callable[[str, str], Path]
 
@@ -34,19 +34,19 @@ USER = "home/.config/hpcml"
 
 
 def test_a_machine_without_slurm_is_local(environment: dict[str, str], tmp_path: Path) -> None:
-    loaded = sites.load("", environment, tmp_path)
+    loaded = lookup.load("", environment, tmp_path)
     assert (loaded.site.name, loaded.chosen_because) == ("local", "nothing else matches")
 
 
 def test_a_machine_with_sbatch_is_some_slurm(environment: dict[str, str], tmp_path: Path, write: Write) -> None:
     write("bin/sbatch", "#!/bin/sh\n").chmod(0o755)
-    loaded = sites.load("", environment, tmp_path)
+    loaded = lookup.load("", environment, tmp_path)
     assert (loaded.site.name, loaded.chosen_because) == ("slurm", "sbatch is on PATH")
 
 
 def test_the_lab_comes_before_any_slurm(environment: dict[str, str], tmp_path: Path, write: Write) -> None:
     write("bin/sbatch", "#!/bin/sh\n").chmod(0o755)
-    loaded = sites.load("", {**environment, "SLURM_CONF": "/var/lib/hpcml-lab/etc/slurm.conf"}, tmp_path)
+    loaded = lookup.load("", {**environment, "SLURM_CONF": "/var/lib/hpcml-lab/etc/slurm.conf"}, tmp_path)
     assert loaded.site.name == "lab"
     assert loaded.site.scheduler == "slurm", "inherited"
     assert loaded.site.identify.command == "", "how to recognise a machine is not inherited"
@@ -58,10 +58,10 @@ def test_order_decides_and_every_line_must_match(environment: dict[str, str], tm
     write(f"{USER}/profiles/a.toml", f"[identify]\nhostname = ['nowhere', '{host}']\norder = 4\n")
     write(f"{USER}/profiles/c.toml", f"[identify]\nhostname = ['{host}']\norder = 1\nenvironment = {{ X = '1' }}\n")
     write(f"{USER}/profiles/d.toml", "[identify]\nnever = true\norder = 0\n")
-    assert sites.load("", environment, tmp_path).site.name == "b"
-    assert sites.load("", {**environment, "X": "1"}, tmp_path).site.name == "c"
-    assert sites.load("a", environment, tmp_path).chosen_because == "named by --site"
-    assert sites.load("", {**environment, "HPCML_SITE": "a"}, tmp_path).chosen_because == "named by HPCML_SITE"
+    assert lookup.load("", environment, tmp_path).site.name == "b"
+    assert lookup.load("", {**environment, "X": "1"}, tmp_path).site.name == "c"
+    assert lookup.load("a", environment, tmp_path).chosen_because == "named by --site"
+    assert lookup.load("", {**environment, "HPCML_SITE": "a"}, tmp_path).chosen_because == "named by HPCML_SITE"
 
 
 def test_layers_from_general_to_special(environment: dict[str, str], tmp_path: Path, write: Write) -> None:
@@ -72,10 +72,10 @@ def test_layers_from_general_to_special(environment: dict[str, str], tmp_path: P
         values = "".join(f"{key} = '{number}'\n" for key in keys[number:])
         write(name, ("extends = 'slurm'\n" if number == 0 else "") + f"[defaults]\n{values}")
     (tmp_path / "project" / "deep" / "er").mkdir(parents=True)
-    loaded = sites.load("mine", environment, tmp_path / "project" / "deep" / "er")
+    loaded = lookup.load("mine", environment, tmp_path / "project" / "deep" / "er")
     assert [getattr(loaded.site.defaults, key) for key in keys] == ["0", "1", "2", "3"]
     assert [loaded.layers.origin(f"defaults.{key}") for key in keys] == [str(tmp_path / name) for name in files]
-    loaded = sites.load("mine", {**environment, "HPCML_DEFAULTS__QOS": "e", "HPCML_DEFAULTS__TIME": "5"}, tmp_path / "project",
+    loaded = lookup.load("mine", {**environment, "HPCML_DEFAULTS__QOS": "e", "HPCML_DEFAULTS__TIME": "5"}, tmp_path / "project",
                         ("defaults.time=7",))  # fmt: skip
     assert (loaded.site.defaults.qos, loaded.site.defaults.time) == ("e", "7")
     assert loaded.layers.origin("defaults.time") == "--set"
@@ -83,15 +83,15 @@ def test_layers_from_general_to_special(environment: dict[str, str], tmp_path: P
 
 def test_a_site_table_holds_for_that_site_alone(environment: dict[str, str], tmp_path: Path, write: Write) -> None:
     write("hpcml.toml", "[workers]\nthreads = 1\n[site.lab.workers]\nthreads = 2\n")
-    assert sites.load("lab", environment, tmp_path).site.workers.threads == 2
-    assert sites.load("local", environment, tmp_path).site.workers.threads == 1
+    assert lookup.load("lab", environment, tmp_path).site.workers.threads == 2
+    assert lookup.load("local", environment, tmp_path).site.workers.threads == 1
 
 
 def test_a_profile_of_the_same_name_is_laid_over_the_built_in_one(
     environment: dict[str, str], tmp_path: Path, write: Write
 ) -> None:
     write("etc/profiles/lab.toml", "[partitions.boost]\nmax_nodes = 9\n")
-    boost = sites.load("lab", environment, tmp_path).site.partitions["boost"]
+    boost = lookup.load("lab", environment, tmp_path).site.partitions["boost"]
     assert (boost.max_nodes, boost.gpus_per_node) == (9, 4)
 
 
@@ -100,7 +100,7 @@ def test_a_profile_extends_another_over_several_steps(
 ) -> None:
     write(f"{USER}/profiles/one.toml", "extends = 'lab'\n[defaults]\nqos = 'q'\n")
     write(f"{USER}/profiles/two.toml", "extends = 'one'\ndescription = 'two'\n")
-    loaded = sites.load("two", environment, tmp_path)
+    loaded = lookup.load("two", environment, tmp_path)
     assert (loaded.site.defaults.qos, loaded.site.defaults.partition, loaded.site.slurm.gpu_request) == (
         "q",
         "boost",
@@ -114,17 +114,17 @@ def test_a_ring_is_told(environment: dict[str, str], tmp_path: Path, write: Writ
     for name, parent in texts.items():
         write(f"{USER}/profiles/{name}.toml", f"extends = '{parent}'\n")
     with pytest.raises(ConfigError, match="in a ring: a → "):
-        sites.load("a", environment, tmp_path)
+        lookup.load("a", environment, tmp_path)
 
 
 def test_without_a_home_the_rest_is_used(environment: dict[str, str], tmp_path: Path) -> None:
     del environment["HOME"]
-    assert sites.load("", environment, tmp_path).site.name == "local"
-    assert sites.config_folders(environment) == [tmp_path / "etc"]
+    assert lookup.load("", environment, tmp_path).site.name == "local"
+    assert lookup.config_folders(environment) == [tmp_path / "etc"]
 
 
 @pytest.mark.parametrize("name", ["lab", "leonardo", "local", "slurm"])
 def test_every_built_in_profile_is_whole(environment: dict[str, str], tmp_path: Path, name: str) -> None:
-    site = sites.load(name, environment, tmp_path).site
+    site = lookup.load(name, environment, tmp_path).site
     assert site.description
     assert not site.defaults.partition or site.defaults.partition in site.partitions

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcml import slurm
 from hpcml.errors import SlurmRefusedError, SlurmUnreachableError
-from hpcml.shell import Answer
+from hpcml.schedulers import slurm
+from hpcml.subprocesses import Answer
 
 
 @pytest.fixture

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from hpcml import config, plan, schema, staging
 from hpcml.errors import ConfigError
-from hpcml.jobs import JobSpec
+from hpcml.plan import plan, staging
+from hpcml.plan.request import JobSpec
+from hpcml.sites import layers as config
+from hpcml.sites import schema
 
 
 def site(scheduler: str = "slurm", scratch: str = "", **runtime: Any) -> schema.Site:

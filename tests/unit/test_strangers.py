@@ -11,20 +11,20 @@ import pytest
 
 pytest.importorskip("distributed", reason="Dask is not installed (hpcml's extra node)")
 
-from hpcml.inside import strangers
+from hpcml.node.security import connection_limits
 
 
 def test_a_loud_logger_has_a_ration(caplog: pytest.LogCaptureFixture) -> None:
     loud = logging.getLogger("hpcml.test.loud")
-    few = strangers.Few()
+    few = connection_limits.Few()
     loud.addFilter(few)
     with caplog.at_level(logging.INFO, "hpcml.test.loud"):
         for number in range(5000):
             loud.warning("refused %d", number)
-        assert len(caplog.records) == strangers.LINES_A_MINUTE
+        assert len(caplog.records) == connection_limits.LINES_A_MINUTE
         few._ration._minute -= 61
         loud.error("refused %s", "again")
-    untold = 5000 - strangers.LINES_A_MINUTE
+    untold = 5000 - connection_limits.LINES_A_MINUTE
     assert caplog.messages[-1] == f"refused again (and {untold} more before)"
 
 
@@ -32,8 +32,8 @@ def test_a_loud_logger_has_a_ration(caplog: pytest.LogCaptureFixture) -> None:
 def test_the_limit_of_files_is_raised(soft: int, hard: int, most: int) -> None:
     if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < hard:
         pytest.skip("the machine's hard limit is lower")
-    code = ("import resource\nfrom hpcml.inside import strangers\nfor _ in range(2): strangers.guard()\n"
-            "print(*resource.getrlimit(resource.RLIMIT_NOFILE), strangers.most_half_open())")  # fmt: skip
+    code = ("import resource\nfrom hpcml.node.security import connection_limits\nfor _ in range(2): connection_limits.guard()\n"
+            "print(*resource.getrlimit(resource.RLIMIT_NOFILE), connection_limits.most_half_open())")  # fmt: skip
     done = subprocess.run(["bash", "-c", f'ulimit -Sn {soft}; ulimit -Hn {hard}; exec "$@"', "-", sys.executable, "-c", code],
                           capture_output=True, text=True, timeout=120, check=False)  # fmt: skip
     assert done.stdout.split() == [str(hard), str(hard), str(most)], done.stderr

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from hpcml import errors
-from hpcml.inside import script as scripts
-from hpcml.inside.outcome import Outcome
-from hpcml.inside.script import Script
-from hpcml.inside.supervise import Supervisor
+from hpcml.node.outcome import Outcome
+from hpcml.node.roles import script as scripts
+from hpcml.node.roles.script import Script
+from hpcml.node.roles.supervisor import Supervisor
 
 KILLED = 128 + signal.SIGKILL
 

@@ -34,7 +34,7 @@ def test_a_difference_is_found() -> None:
 
 FORKS = """
 import json, os, numpy.random
-from hpcml.inside import surroundings
+from hpcml.node import surroundings
 
 def number():
     reader, writer = os.pipe()

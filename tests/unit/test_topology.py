@@ -19,8 +19,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcml.inside import probe, topology
-from hpcml.inside.topology import NoAffinityError, Position
+from hpcml.node.hardware import probe, topology
+from hpcml.node.hardware.topology import NoAffinityError, Position
 from tests.fixtures.nodes import tree
 
 

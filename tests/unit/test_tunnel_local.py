@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcml import tunnel_local
+from hpcml.remote.tunnel import local
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def free_port() -> int:
 
 
 def test_bytes_pass_both_ways(echo: str) -> None:
-    bridge = tunnel_local.Bridge(free_port(), echo)
+    bridge = local.Bridge(free_port(), echo)
     sent = bytes(range(256)) * 8192  # 2 MiB of every byte
     got = b""
     with socket.create_connection(("127.0.0.1", bridge.port), 10) as client:
@@ -67,15 +67,15 @@ def test_bytes_pass_both_ways(echo: str) -> None:
 
 
 def test_a_taken_port_is_an_error(echo: str) -> None:
-    first = tunnel_local.Bridge(free_port(), echo)
+    first = local.Bridge(free_port(), echo)
     with pytest.raises(OSError, match="in use"):
-        tunnel_local.Bridge(first.port, echo)
+        local.Bridge(first.port, echo)
     first.close()
 
 
 def test_whose_a_connection_is() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as client:
-        assert tunnel_local.owner(client.getsockname(), listener.getsockname()) == os.getuid()
+        assert local.owner(client.getsockname(), listener.getsockname()) == os.getuid()
 
 
 def test_connections_of_others_and_of_nobody_known(tmp_path: Path) -> None:
@@ -84,14 +84,14 @@ def test_connections_of_others_and_of_nobody_known(tmp_path: Path) -> None:
         "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
         "   0: 0100007F:C350 0100007F:4E20 01 00000000:00000000 00:00000000 00000000  1234        0 1 1 0\n"
     )
-    assert tunnel_local.owner(("127.0.0.1", 50000), ("127.0.0.1", 20000), table) == 1234
-    assert tunnel_local.owner(("127.0.0.1", 50001), ("127.0.0.1", 20000), table) == -1
-    assert tunnel_local.owner(("127.0.0.1", 50000), ("127.0.0.1", 20000), tmp_path / "none") is None
+    assert local.owner(("127.0.0.1", 50000), ("127.0.0.1", 20000), table) == 1234
+    assert local.owner(("127.0.0.1", 50001), ("127.0.0.1", 20000), table) == -1
+    assert local.owner(("127.0.0.1", 50000), ("127.0.0.1", 20000), tmp_path / "none") is None
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_user_s_program_is_not_let_in(echo: str) -> None:
-    bridge = tunnel_local.Bridge(free_port(), echo)
+    bridge = local.Bridge(free_port(), echo)
     child = os.fork()
     if child == 0:
         os.setuid(65534)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hpcml import tunnel_probe
+from hpcml.remote.tunnel import probe
 
 SERVICE = {"path": "/status", "identity": "Scheduler-1"}
 
@@ -49,6 +49,6 @@ def server() -> Iterator[http.server.ThreadingHTTPServer]:
 )
 def test_what_is_no_identity_is_another_service(server: http.server.ThreadingHTTPServer, said: bytes) -> None:
     server.said = said  # type: ignore[attr-defined]
-    assert tunnel_probe.look(server.server_address[1], SERVICE) in ("something else answers", "another service answers")
+    assert probe.look(server.server_address[1], SERVICE) in ("something else answers", "another service answers")
     server.said = b'{"id": "Scheduler-1"}'  # type: ignore[attr-defined]
-    assert tunnel_probe.look(server.server_address[1], SERVICE) == ""
+    assert probe.look(server.server_address[1], SERVICE) == ""

@@ -9,74 +9,75 @@ from typing import Any
 
 import pytest
 
-from hpcml import runs, tunnel_remote, watch
 from hpcml.errors import NotFoundError, StorageError, TunnelError
+from hpcml.remote.tunnel import server
+from hpcml.runs import directories, status
 
 SERVICE = {"node": "n1", "socket": "/tmp/hpcml-x/dashboard.sock", "identity": "me", "path": "/status"}
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> runs.Run:
+def run(tmp_path: Path) -> directories.Run:
     directory = tmp_path / "a-20260101-000000-0000"
     directory.mkdir()
     (directory / "plan.json").write_text(json.dumps({"site": "lab", "inside": {"nodes": 1, "time_limit": 600}}))
     (directory / "submission.json").write_text(json.dumps({"job": ""}))
-    return runs.load(directory)
+    return directories.load(directory)
 
 
-def attempt(run: runs.Run, number: int, **services: dict[str, Any]) -> None:
+def attempt(run: directories.Run, number: int, **services: dict[str, Any]) -> None:
     folder = run.paths.attempt(number).service_of("x").parent
     folder.mkdir(parents=True)
     for name, facts in services.items():
         (folder / f"{name}.json").write_text(json.dumps(facts))
 
 
-def diary(run: runs.Run, *names: str) -> None:
+def diary(run: directories.Run, *names: str) -> None:
     with run.paths.events.open("a") as file:
         for name in names:
             more = {"nodes": ["n1"]} if name == "allocated" else {}
             file.write(json.dumps({"time": 100.0, "event": name, **more}) + "\n")
 
 
-def test_services_are_the_newest_attempt_s_and_end_with_it(run: runs.Run) -> None:
-    assert tunnel_remote.services(run) == (None, {})
+def test_services_are_the_newest_attempt_s_and_end_with_it(run: directories.Run) -> None:
+    assert server.services(run) == (None, {})
     attempt(run, 9, dashboard=SERVICE | {"node": "old"})
     attempt(run, 10, dashboard=SERVICE, jupyter=SERVICE)
     (run.paths.attempt(10).service_of("x").parent / ".half.json").write_text("{")
-    number, found = tunnel_remote.services(run)
+    number, found = server.services(run)
     assert (number, sorted(found), found["dashboard"]["node"]) == (10, ["dashboard", "jupyter"], "n1")
-    assert tunnel_remote.service(run, "jupyter") == SERVICE
+    assert server.service(run, "jupyter") == SERVICE
     with pytest.raises(NotFoundError, match="no nosuch"):
-        tunnel_remote.service(run, "nosuch")
+        server.service(run, "nosuch")
     run.paths.attempt(10).ended.write_text("{}")
-    assert tunnel_remote.services(run) == (10, {})
+    assert server.services(run) == (10, {})
 
 
-def test_a_damaged_service_file_is_said(run: runs.Run) -> None:
+def test_a_damaged_service_file_is_said(run: directories.Run) -> None:
     attempt(run, 0)
     run.paths.attempt(0).service_of("dashboard").write_text("{")
     with pytest.raises(StorageError, match="not valid JSON"):
-        tunnel_remote.services(run)
+        server.services(run)
 
 
-def test_an_end_counts_until_the_job_is_started_again(run: runs.Run) -> None:
+def test_an_end_counts_until_the_job_is_started_again(run: directories.Run) -> None:
     diary(run, "allocated", "driver-started", "driver-ended", "torn-down")
     ended = {"state": "ended", "status": 86, "reason": "the run was cancelled", "by": "user", "hint": "", "quote": []}
     run.paths.status.write_text(json.dumps(ended))
-    assert watch.status(run, {}).state == "ended"
+    assert status.status(run, {}).state == "ended"
     diary(run, "allocated")
-    again = watch.status(run, {}, ask=False)
+    again = status.status(run, {}, ask=False)
     assert (again.state, again.exit_status) == ("starting", None)
     diary(run, "driver-started")
-    assert watch.status(run, {}, ask=False).state == "running"
+    assert status.status(run, {}, ask=False).state == "running"
     diary(run, "driver-ended")
-    assert watch.status(run, {}).state == "ended"
+    assert status.status(run, {}).state == "ended"
 
 
-def test_the_facts_say_when_the_time_limit_is(run: runs.Run) -> None:
+def test_the_facts_say_when_the_time_limit_is(run: directories.Run) -> None:
     diary(run, "allocated")
     attempt(run, 0, dashboard=SERVICE)
-    facts = tunnel_remote.facts(run, watch.status(run, {}, ask=False))
+    facts = server.facts(run, status.status(run, {}, ask=False))
     assert (facts["ends"], facts["state"], facts["services"]) == (700.0, "starting", {"dashboard": SERVICE})
     json.dumps(facts)
 
@@ -84,15 +85,15 @@ def test_the_facts_say_when_the_time_limit_is(run: runs.Run) -> None:
 @pytest.mark.parametrize(
     "sent", ["", "rm -rf /", "ssh-ed25519", "ssh-ed25519 AAAA\nssh-ed25519 BBBB", 'command="x" ssh-rsa A']
 )
-def test_only_one_public_key_is_taken(run: runs.Run, sent: str) -> None:
+def test_only_one_public_key_is_taken(run: directories.Run, sent: str) -> None:
     attempt(run, 0)
     with pytest.raises(TunnelError, match="no public key"):
-        tunnel_remote.prepare(run, sent, {})
+        server.prepare(run, sent, {})
 
 
 def test_printed_commands_are_whole_words_to_a_shell() -> None:
     odd = SERVICE | {"socket": "/scratch/my runs/it's/s"}
-    for _, command in tunnel_remote.lines(odd, "login", "me", 20001):
+    for _, command in server.lines(odd, "login", "me", 20001):
         words = shlex.split(command)
         assert words[0] == "ssh"
         if "mktemp" in command:
@@ -104,11 +105,11 @@ def test_printed_commands_are_whole_words_to_a_shell() -> None:
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "{run}/submission.json", "{secret}/../control.json", "{secret}/../../../../x", "{secret}/link",
                                   "{secret}/below/token", "token", "{secret}"])  # fmt: skip
-def test_a_token_is_a_secret_of_its_attempt(run: runs.Run, path: str) -> None:
+def test_a_token_is_a_secret_of_its_attempt(run: directories.Run, path: str) -> None:
     secret = run.paths.attempt(0).secret
     secret.mkdir(parents=True)
     (secret / "link").symlink_to("/etc/passwd")
     named = path.format(run=run.paths.directory, secret=secret)
     attempt(run, 0, jupyter=SERVICE | {"token_file": named})
     with pytest.raises(StorageError, match="no token of the run"):
-        tunnel_remote.services(run)
+        server.services(run)

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from hpcml.inside import files, versions
-from hpcml.inside.settings import Context
-from hpcml.layout import RunPaths
+from hpcml.node import files
+from hpcml.node.health import versions
+from hpcml.node.settings import Context
+from hpcml.paths import RunPaths
 
 OWN = {"python": "3.12.4", "dask": "2026.7.1", "distributed": "2026.7.1", "numpy": "2.4.6"}
 

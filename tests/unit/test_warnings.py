@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
-from hpcml import runs, watch
-from hpcml.inside.events import Diary
-from hpcml.inside.outcome import Outcome
-from hpcml.inside.supervise import Supervisor
-from hpcml.layout import RunPaths
+from hpcml.node.events import Diary
+from hpcml.node.outcome import Outcome
+from hpcml.node.roles.supervisor import Supervisor
+from hpcml.paths import RunPaths
+from hpcml.runs import directories, status
 
 
 def test_a_warning_is_said_once_and_kept(tmp_path: Path) -> None:
@@ -25,7 +25,7 @@ def test_a_warning_is_said_once_and_kept(tmp_path: Path) -> None:
     assert paths.job_log.read_text() == "hpcml: warning: n2 works with less memory\n"
     Outcome(0, "driver", "script", "the script ended").write(context, "ended", supervisor.warnings)  # type: ignore[arg-type]
     assert json.loads(paths.status.read_text())["warnings"] == ["n2 works with less memory"]
-    found = watch.status(runs.Run("a", paths, {}), {}, ask=False)
+    found = status.status(directories.Run("a", paths, {}), {}, ask=False)
     assert found.warnings == ("n2 works with less memory",)
     diary.write("allocated", nodes=["n1"], job="7", node="n1")  # Slurm has started the job again
-    assert watch.status(runs.Run("a", paths, {}), {}, ask=False).warnings == ()
+    assert status.status(directories.Run("a", paths, {}), {}, ask=False).warnings == ()

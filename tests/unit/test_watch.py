@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
-from hpcml import errors, runs, slurm, watch
-from hpcml.progress import Progress
+from hpcml import errors
+from hpcml.cli.progress import Progress
+from hpcml.runs import directories
+from hpcml.runs import status as watch
+from hpcml.schedulers import slurm
 
 UP = ("allocated", "scheduler-up", "environment-ready", "worker-added")
 FACTS: dict[str, dict[str, Any]] = {
@@ -23,17 +26,17 @@ FACTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> runs.Run:
+def run(tmp_path: Path) -> directories.Run:
     directory = tmp_path / "a-20261121-074500-1a2b"
     directory.mkdir(mode=0o700)
-    runs.write_json(directory / "plan.json", {"site": "lab", "inside": {"nodes": 1, "workers_per_node": 1}})
-    runs.write_json(directory / "submission.json", {"site": "lab", "job": "12"})
+    directories.write_json(directory / "plan.json", {"site": "lab", "inside": {"nodes": 1, "workers_per_node": 1}})
+    directories.write_json(directory / "submission.json", {"site": "lab", "job": "12"})
     (directory / "attempts/0/exit").mkdir(parents=True)
     (directory / "logs").mkdir()
-    return runs.load(directory)
+    return directories.load(directory)
 
 
-def diary(run: runs.Run, *names: str) -> None:
+def diary(run: directories.Run, *names: str) -> None:
     with run.paths.events.open("a") as file:
         for name in names:
             file.write(json.dumps({"event": name, "time": 100.0, "attempt": 0, **FACTS.get(name, {})}) + "\n")
@@ -45,7 +48,7 @@ def shown(status: watch.Status) -> str:
     return out.getvalue()
 
 
-def test_a_check_of_the_wire_is_told_only_where_there_is_one(run: runs.Run) -> None:
+def test_a_check_of_the_wire_is_told_only_where_there_is_one(run: directories.Run) -> None:
     """Runs of CPU workers over TLS check nothing."""
     diary(run, *UP, "workers-ready")
     status = watch.status(run, {}, ask=False)
@@ -64,7 +67,7 @@ def test_a_check_of_the_wire_is_told_only_where_there_is_one(run: runs.Run) -> N
 @pytest.mark.parametrize(("word", "status"), [
     ("not there, or not yours: /work/me/runs/a", errors.STORAGE), ("cannot be loaded: module cuda", errors.DRIVER_NOT_STARTED),
 ])  # fmt: skip
-def test_the_batch_script_s_own_end_is_told_with_its_status(run: runs.Run, word: str, status: int) -> None:
+def test_the_batch_script_s_own_end_is_told_with_its_status(run: directories.Run, word: str, status: int) -> None:
     run.paths.job_log.write_text(f"hpcml: {word}\n")
     found = watch.status(run, {}, slurm.JobState("FAILED"))
     assert (found.state, found.exit_status, found.words) == ("ended", status, word)

@@ -9,9 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpcml.inside import blame, worker
-from hpcml.inside.settings import Context
-from hpcml.layout import RunPaths
+from hpcml.node.health import diagnosis
+from hpcml.node.roles import worker
+from hpcml.node.settings import Context
+from hpcml.paths import RunPaths
 
 MIB = 1024**2
 
@@ -30,7 +31,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> worker.Node:
 def die(node: worker.Node, code: int = -signal.SIGKILL) -> str:
     """Let the node's worker end so, and return what is then said of the node."""
     worker._judge(node, node.slots[0], code)
-    (missing,) = blame.missing_nodes(node.context, set())
+    (missing,) = diagnosis.missing_nodes(node.context, set())
     return missing.why
 
 

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from hpcml import config, schema, workers
 from hpcml.errors import ConfigError, UsageError
-from hpcml.inside import topology
-from hpcml.jobs import JobSpec
+from hpcml.node.hardware import topology
+from hpcml.plan import workers
+from hpcml.plan.request import JobSpec
+from hpcml.sites import layers as config
+from hpcml.sites import schema
 
 
 def site(**table: Any) -> schema.Site:

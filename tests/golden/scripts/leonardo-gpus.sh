@@ -16,7 +16,7 @@
 #SBATCH --no-requeue
 # hpcml 0.0.0: run gpus-20261121-074500-1a2b on site leonardo.
 # Scheduler and driver share the first node with its workers; a worker task runs on every node. Phases, deadlines and
-# teardown are in `python -m hpcml.inside`; this script's exit status is the driver's.
+# teardown are in `python -m hpcml.node`; this script's exit status is the driver's.
 set -u
 umask 077
 export HPCML_RUN_DIR=/scratch/alice/runs/gpus-20261121-074500-1a2b
@@ -45,14 +45,14 @@ cpus="${SLURM_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}"
 set -m   # each step is a process group of its own, and can be ended whole
 srun --cpus-per-task="$cpus" --overlap --kill-on-bad-exit=1 --wait=0 --cpu-bind=none --export=ALL \
   --gpu-bind=none --nodes=1 --ntasks=1 --relative=0 --job-name=scheduler --output=/scratch/alice/runs/gpus-20261121-074500-1a2b/logs/scheduler.log --open-mode=append \
-  /bin/sh /scratch/alice/runs/gpus-20261121-074500-1a2b/step.sh scheduler /opt/hpcml/bin/python -P -m hpcml.inside scheduler </dev/null & scheduler=$!
+  /bin/sh /scratch/alice/runs/gpus-20261121-074500-1a2b/step.sh scheduler /opt/hpcml/bin/python -P -m hpcml.node scheduler </dev/null & scheduler=$!
 srun --cpus-per-task="$cpus" --overlap --kill-on-bad-exit=0 --wait=0 --cpu-bind=none --export=ALL \
   --gpu-bind=none --nodes=2 --ntasks=2 --ntasks-per-node=1 --job-name=worker --output=/scratch/alice/runs/gpus-20261121-074500-1a2b/logs/worker-%N.log --open-mode=append \
-  /bin/sh /scratch/alice/runs/gpus-20261121-074500-1a2b/step.sh worker /opt/hpcml/bin/python -P -m hpcml.inside worker </dev/null & worker=$!
+  /bin/sh /scratch/alice/runs/gpus-20261121-074500-1a2b/step.sh worker /opt/hpcml/bin/python -P -m hpcml.node worker </dev/null & worker=$!
 export HPCML_BATCH=$$ HPCML_STEPS="$scheduler $worker"   # the supervisor waits for the steps' end
 srun --cpus-per-task="$cpus" --overlap --kill-on-bad-exit=1 --wait=0 --cpu-bind=none --export=ALL \
   --gpu-bind=none --nodes=1 --ntasks=1 --relative=0 --job-name=driver --output=/scratch/alice/runs/gpus-20261121-074500-1a2b/logs/driver.log --open-mode=append \
-  /bin/sh /scratch/alice/runs/gpus-20261121-074500-1a2b/step.sh driver /opt/hpcml/bin/python -P -m hpcml.inside driver </dev/null & driver=$!
+  /bin/sh /scratch/alice/runs/gpus-20261121-074500-1a2b/step.sh driver /opt/hpcml/bin/python -P -m hpcml.node driver </dev/null & driver=$!
 set +m   # or `wait` would return when the job is suspended
 
 # The supervisor in the driver's step looks for these files; a trapped signal also interrupts `wait`, hence the loop.

@@ -1,7 +1,7 @@
 #!/bin/bash
 # hpcml 0.0.0: run copied-20261121-074500-1a2b on site local.
 # Scheduler and driver share the first node with its workers; a worker task runs on every node. Phases, deadlines and
-# teardown are in `python -m hpcml.inside`; this script's exit status is the driver's.
+# teardown are in `python -m hpcml.node`; this script's exit status is the driver's.
 set -u
 umask 077
 export HPCML_RUN_DIR=/scratch/alice/runs/copied-20261121-074500-1a2b
@@ -29,10 +29,10 @@ stage copy '' '/images/it'"'"'s a.sif' 300 \
 1 || { unstage; exit 88; }
 entry=(/bin/sh /scratch/alice/runs/copied-20261121-074500-1a2b/image.sh apptainer exec --cleanenv --no-mount cwd --home /scratch/alice/runs/copied-20261121-074500-1a2b/home --pwd /scratch/alice/runs/copied-20261121-074500-1a2b --bind /scratch/alice/runs/copied-20261121-074500-1a2b:/scratch/alice/runs/copied-20261121-074500-1a2b --bind /scratch/alice/runs/copied-20261121-074500-1a2b/lib:/scratch/alice/runs/copied-20261121-074500-1a2b/lib:ro --bind /home/alice/project:/home/alice/project "$staged")   # into it
 set -m   # each step is a process group of its own, and can be ended whole
-/bin/sh /scratch/alice/runs/copied-20261121-074500-1a2b/step.sh scheduler "${entry[@]}" python3 -P -m hpcml.inside scheduler </dev/null >>/scratch/alice/runs/copied-20261121-074500-1a2b/logs/scheduler.log 2>&1 & scheduler=$!
-/bin/sh /scratch/alice/runs/copied-20261121-074500-1a2b/step.sh worker "${entry[@]}" python3 -P -m hpcml.inside worker </dev/null >>/scratch/alice/runs/copied-20261121-074500-1a2b/logs/worker-local.log 2>&1 & worker=$!
+/bin/sh /scratch/alice/runs/copied-20261121-074500-1a2b/step.sh scheduler "${entry[@]}" python3 -P -m hpcml.node scheduler </dev/null >>/scratch/alice/runs/copied-20261121-074500-1a2b/logs/scheduler.log 2>&1 & scheduler=$!
+/bin/sh /scratch/alice/runs/copied-20261121-074500-1a2b/step.sh worker "${entry[@]}" python3 -P -m hpcml.node worker </dev/null >>/scratch/alice/runs/copied-20261121-074500-1a2b/logs/worker-local.log 2>&1 & worker=$!
 export HPCML_BATCH=$$ HPCML_STEPS="$scheduler $worker"   # the supervisor waits for the steps' end
-/bin/sh /scratch/alice/runs/copied-20261121-074500-1a2b/step.sh driver "${entry[@]}" python3 -P -m hpcml.inside driver </dev/null >>/scratch/alice/runs/copied-20261121-074500-1a2b/logs/driver.log 2>&1 & driver=$!
+/bin/sh /scratch/alice/runs/copied-20261121-074500-1a2b/step.sh driver "${entry[@]}" python3 -P -m hpcml.node driver </dev/null >>/scratch/alice/runs/copied-20261121-074500-1a2b/logs/driver.log 2>&1 & driver=$!
 set +m   # or `wait` would return when the job is suspended
 
 # The supervisor in the driver's step looks for these files; a trapped signal also interrupts `wait`, hence the loop.

@@ -37,9 +37,9 @@ def parse() -> argparse.Namespace:
 def prepare(options: argparse.Namespace) -> Any:
     """Put the key before UCX, make the memory pool, and return the array that travels."""
     if options.key:
-        from hpcml.inside import wire
+        from hpcml.node.security import ucx_auth
 
-        wire.install(options.key)
+        ucx_auth.install(options.key)
     size = options.mib << 20
     if options.cpu:
         import numpy

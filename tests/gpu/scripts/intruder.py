@@ -31,9 +31,9 @@ DEADLINE = 15.0  # seconds for connecting, and for an answer
 
 def install() -> None:
     if options.key:
-        from hpcml.inside import wire
+        from hpcml.node.security import ucx_auth
 
-        wire.install(Path(options.key).absolute())
+        ucx_auth.install(Path(options.key).absolute())
 
 
 async def ask(address: str) -> dict[str, Any]:

@@ -1,0 +1,64 @@
+"""``hpcml fabric``: measure the wire between the nodes of an allocation, or show what a run measured at its start."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hpcml import assets
+from hpcml.cli import runs as commands
+from hpcml.cli import submit
+from hpcml.errors import NotFoundError, StorageError, UsageError
+from hpcml.runs import directories
+from hpcml.terminal import say
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+
+def fabric(options: Namespace) -> int:
+    """Show RUN's measurement, or submit the job that measures every node against every other."""
+    if options.run:
+        return _show(options)
+    script = assets.folder("jobs") / "fabric.py"
+    if not (options.detach or options.dry_run or options.check):
+        options.wait = True
+    options.name = options.name or "fabric"
+    return submit.submit(options, [str(script)], only_plan=False)
+
+
+def _show(options: Namespace) -> int:
+    given = [
+        name for name in ("nodes", "gpus_per_node", "dry_run", "check", "wait", "detach") if getattr(options, name)
+    ]
+    if given:
+        option = f"--{given[0].replace('_', '-')}"
+        raise UsageError(
+            f"{option} is for measuring anew", place="hpcml fabric RUN", hint="Leave out RUN or the option."
+        )
+    run = commands.find_run(options)
+    attempts = sorted(run.paths.directory.glob("attempts/*/fabric.json"), key=lambda path: int(path.parent.name))
+    if not attempts:
+        hint = "CPU runs over TLS check nothing; hpcml fabric --nodes N measures."
+        raise NotFoundError("The run has measured no wire", place=run.id, hint=hint)
+    facts = directories.read_json(attempts[-1]) or {}
+    if options.json:
+        commands.print_json(facts)
+        return 0
+    try:
+        _tell(facts)
+    except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
+        hint = "It was changed or cut short; measure anew with hpcml fabric --nodes N."
+        words = f"What was measured is not complete ({type(error).__name__}: {error})"
+        raise StorageError(words, place=str(attempts[-1]), hint=hint) from error
+    return 0
+
+
+def _tell(facts: dict[str, Any]) -> None:
+    found = facts["verdict"]
+    say(found["line"])
+    for words in (*found["problems"], found["remedy"]):
+        if words:
+            say(f"  {words}")
+    for pair in facts["measurement"]["pairs"]:
+        rate = pair["bytes"] / 1024**3 / pair["seconds"] if pair["seconds"] else 0.0
+        say(f"  {pair['scope']:<7} {pair['source']} → {pair['target']}  {pair['error'] or f'{rate:.2f} GiB/s'}")

@@ -1,0 +1,291 @@
+"""``hpcml --host HOST …`` on a laptop, and ``hpcml fetch`` at both ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, TextIO
+
+from hpcml.cli import runs
+from hpcml.errors import StorageError, UsageError
+from hpcml.plan import request
+from hpcml.remote import answers, channel
+from hpcml.remote.protocol import LONGEST_LINE, PIECE, CutShortError, Entry, entries_of, files, listing, receive, send
+from hpcml.remote.ssh.connection import Connection
+from hpcml.runs import snapshot
+from hpcml.sites import layers
+from hpcml.terminal import Raw, note, say
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from hpcml.remote.server import Caller
+
+_LONGEST_GREETING = 1 << 20  # bytes that a shell may say before what a run has
+_CHOICES = ("wait", "detach", "json", "dry_run", "check")  # who gives one of these has said whether to wait
+
+
+def run(host: str, named_by: str, command: str, options: Namespace, own: list[str], script: list[str]) -> int:
+    """Run a command of the login node's hpcml as if it were typed there; its output and exit status are passed on.
+
+    Parameters
+    ----------
+    named_by
+        Where the host was named, for errors.
+    options
+        The command's own words, parsed.
+    own, script
+        The command's own words, and the script with its arguments.
+    """
+    environment = layers.process_environment()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    assignments = getattr(options, "set", None) or ()
+    login = channel.login_of(host, environment, named_by, assignments, runs.load_site)
+    if command in ("submit", "plan"):
+        return _submit(login, environment, command, options, own, script)
+    if command == "fetch":
+        return _fetch(login, environment, options)
+    return _pass_on(_connect(login, environment), [command, *_waiting(command, options, own)])
+
+
+def _connect(login: Any, environment: Mapping[str, str]) -> Connection:
+    connection = Connection(login, environment)
+    connection.open(ask=sys.stdin.isatty() and sys.stderr.isatty())
+    return connection
+
+
+class _Guard:
+    """Passes on what the other machine says: to a terminal with what that would obey made visible."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream, self.raw = stream, Raw(stream)
+
+    def __call__(self, data: bytes) -> None:
+        # Not through the stream itself, whose lock a thread may not hold while the interpreter ends.
+        data = self.raw.visible(data)
+        self.stream.flush()
+        while data:
+            data = data[os.write(self.stream.fileno(), data) :]
+
+    def copy(self, source: IO[bytes]) -> None:
+        """Pass on all that comes; a reader of ours that has gone gets no more."""
+        with contextlib.suppress(OSError, ValueError):
+            while data := os.read(source.fileno(), PIECE):
+                self(data)
+
+
+def _waiting(command: str, options: Namespace, own: list[str]) -> list[str]:
+    """Return a command's own words with --wait where this end's terminal decides: the other end has none."""
+    chosen = any(getattr(options, name, False) for name in _CHOICES)
+    if command not in ("submit", "jupyter") or chosen or not (sys.stderr.isatty() and sys.stdout.isatty()):
+        return own
+    return ["--wait", *own]
+
+
+def _pass_on(connection: Connection, words: list[str], parcel: channel.Parcel | None = None) -> int:
+    guarded = sys.stdout.isatty()  # elsewhere its output goes where ours goes, and not through our hands
+    call = channel.Call(connection, words, _Guard(sys.stderr), parcel=parcel, capture=guarded)
+    reader = None
+    if guarded:
+        assert call.process.stdout is not None
+        reader = threading.Thread(target=_Guard(sys.stdout).copy, args=(call.process.stdout,), daemon=True)
+        reader.start()
+    try:
+        call.begin()
+        status = call.end()
+        if reader:
+            reader.join()
+    except KeyboardInterrupt:
+        if not parcel:
+            raise
+        run = call.facts.get("run")
+        hint = f"to find out: hpcml --host {connection.host} status {run}" if run else "nothing was submitted"
+        say("", sys.stderr)
+        say(f"Interrupted; {hint}.", sys.stderr)
+        return 130
+    finally:
+        call.close()
+    if status == 130 and "submitted" in call.facts:
+        say(f"From here: hpcml --host {connection.host} logs -f {call.facts['run']}", sys.stderr)
+    elif status == 130 and parcel:
+        say("Nothing was submitted.", sys.stderr)
+    return status
+
+
+def _submit(
+    login: Any, environment: Mapping[str, str], command: str, options: Namespace, own: list[str], script: list[str]
+) -> int:
+    here = Path.cwd()
+    path = here / script[0]
+    request.check_script(path)
+    # The limits of the copy are this end's; the login node's count once more when the run takes its own.
+    limits = [word for word in options.set or () if word.startswith("code.")]
+    code = runs.load_site("", environment, here, limits).site.code
+    if code.snapshot == "none":
+        hint = "Leave it out, or copy the code there and submit it there."
+        raise UsageError("A script of this laptop cannot run where it lies", place="code.snapshot = 'none'", hint=hint)
+    with tempfile.TemporaryDirectory(prefix="hpcml-parcel-") as folder:  # 0700
+        parcel = channel.Parcel(path, Path(folder), code)
+        _look_at(parcel)
+        if missing := channel.unsent(script[1:], here, parcel.entries):
+            words = "names a file of this laptop that is" if len(missing) == 1 else "name files of this laptop that are"
+            listed = ", ".join(repr(word) for word in missing)
+            note(f"{listed} {words} not sent; paths are the cluster's")
+        connection = _connect(login, environment)
+        many = f"{len(parcel.entries)} file{'s' if len(parcel.entries) != 1 else ''}"
+        say(f"  sending    {many}, {amount(parcel.size)} to {connection.host}", sys.stderr)
+        asked = [command, *_waiting(command, options, own), "--", parcel.script, *script[1:]]
+        return _pass_on(connection, asked, parcel)
+
+
+def _look_at(parcel: channel.Parcel) -> None:
+    """Say what is not sent, and refuse to send code without the modules that it imports.
+
+    Raises
+    ------
+    UsageError
+        If a module is missing that would not be found on the cluster either.
+    """
+    if needed := snapshot.needed(parcel.taken, parcel.folder):
+        hint = "Raise that limit (--set code.…=…), or put the script into a folder with less beside it."
+        raise UsageError("The code needs what would not be sent", place=snapshot.listed(needed), hint=hint)
+    if parcel.taken.missing:
+        note(f"not sent: {snapshot.listed(parcel.taken.missing)}")
+    if above := parcel.taken.above:
+        words = "leads above the script's folder, where nothing is sent"
+        note(f"{', '.join(above[:3])} {words}")
+
+
+def amount(size: float) -> str:
+    """Return a number of bytes as a person reads it: ``512 B``, ``1.4 MB``."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    raise AssertionError
+
+
+# -- fetch -------------------------------------------------------------------------------------------------------------
+
+
+def fetch(options: Namespace) -> int:
+    """``hpcml fetch RUN``: on the login node, for the laptop that called; elsewhere there is nothing to fetch."""
+    caller: Caller | None = getattr(options, "caller", None)
+    run = runs.find_run(options)
+    if caller is None:
+        words = "The run's results are on this machine already"
+        raise UsageError(words, place=str(run.paths.out), hint="On a laptop: hpcml --host HOST fetch RUN.")
+    from hpcml.remote.server import read_wish
+
+    found, others = listing(run.paths.out)
+    ended = run.paths.status.exists()
+    offer = json.dumps({"run": run.id, "files": found, "others": others, "ended": ended}).encode()
+    out = sys.stdout.buffer
+    out.write(caller.header["nonce"].encode() + b" " + offer + b"\n")
+    out.flush()
+    send(run.paths.out, read_wish(caller, found), out.write)
+    out.flush()
+    return 0
+
+
+def _fetch(login: Any, environment: Mapping[str, str], options: Namespace) -> int:
+    words = ["fetch", *([f"--site={options.site}"] if options.site else [])]
+    words += [f"--set={value}" for value in options.set or ()]
+    # `--` so that no name is taken for an option
+    call = channel.Call(_connect(login, environment), [*words, "--", options.run], _Guard(sys.stderr), capture=True)
+    try:
+        call.begin()
+        offer = _offer(call)
+        facts = None if offer is None else _take(call, offer, options)
+        status = call.end()
+    except CutShortError:
+        if (status := call.end()) == 0:
+            raise
+        return status  # the other end has said why
+    finally:
+        call.close()
+    if status == 0 and facts is not None and options.json:
+        runs.print_json(facts)
+    return status
+
+
+def _offer(call: channel.Call) -> dict[str, Any] | None:
+    """Return what the run has, None if the other side ended without an offer; a shell's greeting is skipped."""
+    assert call.out is not None
+    start, before = call.nonce.encode() + b" ", 0
+    while line := call.out.readline(LONGEST_LINE):
+        if line.startswith(start):
+            offer = answers.of_offer(line[len(start) :], call.connection.host)
+            return {**offer, "files": entries_of(offer["files"], str(offer["run"]))}
+        before += len(line)
+        if before > _LONGEST_GREETING:
+            raise answers.wrong(call.connection.host, "it talks without an end before it begins")
+    return None
+
+
+def _take(call: channel.Call, offer: dict[str, Any], options: Namespace) -> dict[str, Any]:
+    """Bring the files that are not here yet; return what was done."""
+    assert call.out is not None
+    offered: list[Entry] = offer["files"]
+    folder = Path.cwd() / (options.dest or offer["run"])
+    with files(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    wanted = [index for index, entry in enumerate(offered) if not _here(folder, entry)]
+    size = sum(offered[index].size for index in wanted)
+    here = len(offered) - len(wanted)
+    also = (f"; {here} here already" if here else "") + (
+        f"; {offer['others']} links or special files are not sent" if offer.get("others") else ""
+    )
+    say(f"{offer['run']}: {len(wanted)} files, {amount(size)} to {folder}{also}.", sys.stderr)
+    if not offer.get("ended"):
+        note("the run has not ended; fetch again for what comes later")
+    if not channel.room_for(folder, size):
+        hint = "Free some, or name another folder: hpcml --host HOST fetch RUN DEST."
+        raise StorageError(f"There is no room for {amount(size)}", place=str(folder), hint=hint)
+    call.write(json.dumps(wanted).encode() + b"\n")
+    meter = _Meter(size)
+    try:
+        for index in wanted:
+            receive(folder, offered[index], call.out.read1, meter.add)
+    finally:
+        meter.close()
+    return {"run": offer["run"], "folder": str(folder), "fetched": len(wanted), "bytes": size, "here_already": here}
+
+
+def _here(folder: Path, entry: Entry) -> bool:
+    """Whether a file of that size and time is here; no link is followed for the file itself."""
+    try:
+        facts = (folder / entry.name).lstat()
+    except (OSError, ValueError):
+        return False
+    return (facts.st_size, facts.st_mtime_ns) == (entry.size, entry.changed)
+
+
+class _Meter:
+    """Shows on a terminal how far it is, a few times a second."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.done, self.shown = size, 0, 0
+        self.live = sys.stderr.isatty()
+
+    def add(self, count: int) -> None:
+        self.done += count
+        if self.live and (self.done - self.shown) * 200 >= self.size:
+            self.shown = self.done
+            self._show("")
+
+    def close(self) -> None:
+        if self.live and self.shown:
+            self._show("\n")
+
+    def _show(self, end: str) -> None:
+        sys.stderr.write("\r")
+        say(f"  {amount(self.done)} of {amount(self.size)}   ", sys.stderr, end=end)

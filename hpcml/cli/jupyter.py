@@ -1,0 +1,66 @@
+"""``hpcml jupyter``: a run whose script is JupyterLab, on the first node and with the run's own cluster."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcml import units
+from hpcml.cli import submit
+from hpcml.errors import NotFoundError, UsageError
+from hpcml.sites import layers
+from hpcml.terminal import say
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+SHORTEST_IDLE = 5.0  # seconds; less would end a session before anybody can open it
+
+
+def jupyter(options: Namespace) -> int:
+    """Submit the run, and wait for its end or not, as ``hpcml submit`` does."""
+    idle = parse_idle(options.idle)
+    spec = submit.make_spec(options, ["jupyter"])
+    spec = spec._replace(service="jupyter", idle=idle, cwd=notebook_folder(spec.cwd, options.notebook_dir))
+    status = submit.submit(options, [], only_plan=False, spec=spec)
+    if status == 0 and options.detach and not options.json:
+        say("  next       when it is up (hpcml status): hpcml tunnel --service jupyter last", sys.stderr)
+    return status
+
+
+def parse_idle(text: str) -> float:
+    """Return seconds without use after which a session ends; 0 for never.
+
+    Raises
+    ------
+    UsageError
+        If the text is no duration, or shorter than anybody needs to open a page.
+    """
+    if text.strip().lower() == "off":
+        return 0.0
+    hint = "Write --idle 30m, or --idle off for a session that only you or the time limit ends."
+    try:
+        seconds = units.parse_seconds(text)
+    except ValueError as error:
+        raise UsageError(str(error), place="--idle", hint=hint) from error
+    if seconds < SHORTEST_IDLE:
+        raise UsageError(f"'{text}' is less than {SHORTEST_IDLE:g} s", place="--idle", hint=hint)
+    return seconds
+
+
+def notebook_folder(here: Path, chosen: str) -> Path:
+    """Return the folder that JupyterLab opens: the chosen one, else the current.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such folder.
+    """
+    folder = here / layers.user_path(chosen)
+    if not folder.is_dir():
+        what = "is not a folder" if folder.exists() else "does not exist"
+        raise NotFoundError(
+            f"The folder for notebooks {what}", place=f"--notebook-dir: {folder}", hint="Make it first: mkdir."
+        )
+    return folder

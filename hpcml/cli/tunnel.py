@@ -1,0 +1,296 @@
+"""``hpcml tunnel``: on a laptop it keeps a tunnel; on a login node it prints commands, or serves the laptop's hpcml."""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import os
+import select
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcml import units
+from hpcml.cli import runs as commands
+from hpcml.errors import NotFoundError, UsageError
+from hpcml.remote import channel
+from hpcml.sites import layers, lookup
+from hpcml.sites.schema import Login
+from hpcml.terminal import json_text, say, say_lines
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from hpcml.runs import directories
+
+
+def tunnel(options: Namespace) -> int:
+    """``hpcml tunnel RUN``."""
+    if options.serve:
+        return _serve(options)
+    run = None if options.host else _local_run(options)
+    if run is not None and not run.paths.status.exists():
+        return _bridge(options, run)
+    try:
+        login = _login(options)
+    except UsageError:
+        if run is None:
+            raise
+        return _bridge(options, run)  # which says how it ended: no cluster is known that could be meant
+    return _print_commands(options) if login is None else _keep(options, login)
+
+
+def _local_run(options: Namespace) -> directories.Run | None:
+    """Return the run if it is one of this machine's local site, whose sockets can be reached without ssh."""
+    try:
+        run = commands.find_run(options)
+    except NotFoundError:
+        return None
+    return run if not run.job and run.submission else None
+
+
+def _bridge(options: Namespace, run: directories.Run) -> int:
+    from hpcml.remote.ssh import config as ssh_config
+    from hpcml.remote.tunnel import local
+
+    environment = layers.process_environment()
+    port = _port(options.port)
+    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGHUP, _interrupt)
+    shown = _Shown(options, ssh_config.places(environment).files)
+    try:
+        local.keep(run, options.service, port, environment, _say, shown.show)
+    except KeyboardInterrupt:
+        _say("")
+        _say(f"The way is closed; the run goes on. Again: hpcml tunnel {run.id}.")
+        return 130
+    finally:
+        shown.remove()
+    return 0
+
+
+def _login(options: Namespace) -> Login | None:
+    """Return how the cluster is reached, None on the cluster itself.
+
+    ``--host`` is a site's name or what ssh is called with; without it, ``login.host`` of this machine's settings
+    counts, unless Slurm is right here.
+    """
+    environment = layers.process_environment()
+    assignments = [*(options.set or ()), *([f"login.route={options.route}"] if options.route else [])]
+    name, host = options.site or "", options.host
+    if host:
+        channel.check_host(host)
+    if host and host in lookup.profile_files(environment):
+        login = commands.load_site(host, environment, None, assignments).site.login
+        if login.host:
+            return login
+    site = commands.load_site(name, environment, None, assignments).site
+    if host:
+        return site.login._replace(host=host)
+    if site.scheduler == "slurm":
+        return None
+    if site.login.host:
+        return site.login
+    hint = "Name its login node: hpcml tunnel --host user@login.example.org RUN; or write login.host into config.toml."
+    raise UsageError("Which cluster is meant is not known", place="hpcml tunnel", hint=hint)
+
+
+# -- on the laptop -----------------------------------------------------------------------------------------------------
+
+
+def _keep(options: Namespace, login: Login) -> int:
+    from hpcml.remote.ssh import login as ssh_login
+    from hpcml.remote.ssh.connection import Connection
+    from hpcml.remote.tunnel.client import Tunnel, Wish
+
+    environment = layers.process_environment()
+    port = _port(options.port)
+    try:
+        patience = units.parse_seconds(options.patience)
+    except ValueError as error:
+        raise UsageError(str(error), place="--patience", hint="Write --patience 10m.") from error
+    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGHUP, _interrupt)
+    connection = Connection(login, environment)
+    found = ssh_login.certificates(connection.known, environment)
+    if warning := ssh_login.warning(found, None, time.time(), login.renew):
+        _say(f"Note: {warning}.")
+    shown = _Shown(options, connection.places.files)
+    ask = _ask if sys.stdin.isatty() and sys.stderr.isatty() else None
+    kept = Tunnel(connection, Wish(options.run, options.service, login.route, port, patience), _say, shown.show, ask)
+    shown.tunnel_facts = lambda: ssh_login.warning(found, kept.facts.get("ends"), time.time(), login.renew)
+    try:
+        kept.run()
+    except KeyboardInterrupt:
+        name = kept.facts.get("run", options.run)
+        _say("")
+        _say(f"The tunnel is closed; the run goes on. Again: hpcml tunnel --host {login.host} {name}.")
+        return 130
+    finally:
+        kept.close()
+        shown.remove()
+    return 0
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _port(text: str) -> int:
+    if not text:
+        return 0
+    if not (text.isascii() and text.isdecimal() and 1024 <= int(text) <= 65535):
+        raise UsageError(f"'{text}' is no port", place="--port", hint="Give one from 1024 to 65535.")
+    return int(text)
+
+
+def _say(text: str) -> None:
+    say(text, sys.stderr)
+
+
+def _ask(why: str) -> bool:
+    """Tell the user why a login is needed and wait for Enter; it is ssh that asks for anything secret."""
+    say_lines(why, sys.stderr)
+    say("Press Enter to log in again, Ctrl-C to stop: ", sys.stderr, end="")
+    return sys.stdin.readline() != ""
+
+
+class _Shown:
+    """Tells the user where the service is now, and opens the browser once."""
+
+    def __init__(self, options: Namespace, folder: Path) -> None:
+        self.options, self.folder = options, folder
+        self.opened = False
+        self.pages: list[Path] = []
+        self.tunnel_facts: Any = lambda: ""
+        self.last: tuple[int, str] = (0, "")
+
+    def show(self, port: int, service: dict[str, Any], token: str, route: str) -> None:
+        """Print the address; with the token only where nobody but the user reads it: on a terminal."""
+        from hpcml.remote.tunnel.routes import IN_WORDS
+
+        plain = f"http://127.0.0.1:{port}{service['path']}"
+        secret = f"{plain}?token={token}" if token else plain
+        if self.options.json:
+            facts = {
+                "url": plain,
+                "port": port,
+                "route": route,
+                "node": service["node"],
+                "pid": os.getpid(),
+                "token_file": service.get("token_file"),
+            }
+            say(json_text(facts))
+        elif self.last != (port, token):
+            _say(
+                f"{self.options.service} on {service['node']}: {IN_WORDS[route]}. Ctrl-C ends the tunnel, not the run."
+            )
+            say(secret if sys.stdout.isatty() else plain)
+            if token and not sys.stdout.isatty():
+                _say(f"The token is in {service['token_file']}{'' if route == 'local' else ' (on the cluster)'}.")
+            if warning := self.tunnel_facts():
+                _say(f"Note: {warning}.")
+        else:
+            _say(f"Open again, on the same port: {IN_WORDS[route]}.")
+        self.last = (port, token)
+        if self.options.open and not self.opened:
+            self.opened = True
+            self._browse(secret if token else "", plain)
+
+    def _browse(self, secret: str, plain: str) -> None:
+        """Open the browser; an address with a token goes by a file of mode 0600, not by the browser's arguments."""
+        import webbrowser
+
+        address = plain
+        if secret:
+            descriptor, name = tempfile.mkstemp(prefix="open-", suffix=".html", dir=self.folder)  # 0600
+            self.pages.append(Path(name))
+            with os.fdopen(descriptor, "w") as file:
+                file.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={html.escape(secret)}">\n')
+            address = self.pages[-1].as_uri()
+        if not webbrowser.open(address):
+            _say("No browser could be started here; open the address yourself.")
+
+    def remove(self) -> None:
+        """Remove the pages with a token in them."""
+        for page in self.pages:
+            page.unlink(missing_ok=True)
+
+
+# -- on the login node -------------------------------------------------------------------------------------------------
+
+
+def _run_of(options: Namespace) -> tuple[directories.Run, dict[str, str]]:
+    from hpcml.runs import submit as submission
+
+    environment = layers.process_environment()
+    return submission.adopt(commands.find_run(options), environment), environment
+
+
+def _print_commands(options: Namespace) -> int:
+    """Print what to type on the laptop."""
+    import socket
+
+    from hpcml.remote.tunnel import probe, server
+
+    try:
+        run, environment = _run_of(options)
+    except NotFoundError as error:
+        hint = f"{error.hint} On a laptop, name the cluster: hpcml tunnel --host HOST {options.run}."
+        raise NotFoundError(error.message, place=error.place, hint=hint) from error
+    service = server.service(run, options.service)
+    site = commands.load_site(options.site or "", environment, None, options.set or ()).site
+    login = site.login.host or socket.getfqdn()
+    port = _port(options.port) or probe.port_of(login, run.id, options.service)
+    user = environment.get("USER", "")
+    told = server.lines(service, login, user, port)
+    if options.json:
+        commands.print_json({"run": run.id, "service": service, "commands": [words for _, words in told]})
+        return 0
+    for line in ("On your laptop, with hpcml:", f"  hpcml tunnel --host {user}@{login} {run.id}", "", "Without hpcml:"):
+        say(line)
+    for when, words in told:
+        for line in (*((f"  # {when}",) if when else ()), f"  {words}"):
+            say(line)
+    say()
+    say(f"Then open http://127.0.0.1:{port}{service['path']}")
+    if service.get("token_file"):
+        say(f"and paste the token from: ssh {user}@{login} cat {service['token_file']}")
+    return 0
+
+
+def _serve(options: Namespace) -> int:
+    """Do what the laptop's hpcml asks; each answer is one line of JSON."""
+    from hpcml.remote.tunnel import server
+
+    run, environment = _run_of(options)
+    if options.serve == "feed":
+        server.feed(run, environment, _line)
+        return 0
+    service = server.service(run, options.service)
+    if options.serve == "hop":
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, _interrupt)
+        with contextlib.suppress(KeyboardInterrupt):
+            server.hop(service, environment, _line, _gone)
+        return 0
+    if options.serve == "prepare":
+        _line(server.prepare(run, sys.stdin.readline(), environment))
+        return 0
+    if options.serve == "relay":
+        server.relay(run, service, options.relay, environment)
+    raise NotFoundError(f"There is no way to serve '{options.serve}'", place="--serve", hint="Is one hpcml older?")
+
+
+def _line(facts: Mapping[str, Any]) -> None:
+    say(json_text(facts))
+
+
+def _gone(seconds: float) -> bool:
+    """Wait for the end of our input, which is the end of the ssh connection; return whether it came."""
+    ready, _, _ = select.select([sys.stdin], [], [], seconds)
+    return bool(ready) and not os.read(sys.stdin.fileno(), 4096)

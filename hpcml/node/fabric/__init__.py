@@ -1,0 +1,1 @@
+"""Which wire carries the data, measured and proven."""

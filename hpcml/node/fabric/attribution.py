@@ -1,0 +1,307 @@
+"""UCX's lanes and the counters' movement weighed against each other, node by node.
+
+A lane that UCX has wired *may* carry data. It is believed if the wire's own counter moved by the bytes that were sent
+and the IP interfaces did not; where such a counter cannot be read, if the counters of all other lanes stood still. In
+doubt the answer is no. The InfiniBand side is untested on hardware.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from hpcml.node.fabric import advice
+from hpcml.node.fabric.measurement import Measurement, Pair
+from hpcml.units import format_bytes
+
+MOST = 0.8  # of the bytes sent: what a wire's own counter must show; the rest is for counters that lag
+STILL = 0.5  # of the bytes sent: below it a counter counts as still; NFS and Dask's own words move it too
+_IPOIB = 32  # ARPHRD_INFINIBAND in <net/if_arp.h>
+_NO_WIRE = {"self", "cuda_copy", "gdr_copy"}  # lanes that carry nothing from one process to another
+_SHARED_MEMORY = {"posix", "sysv", "cma", "xpmem", "knem"}
+WORDS = {"within": "within nodes", "across": "across nodes"}
+
+
+class Flow(NamedTuple):
+    """Bytes out and in."""
+
+    tx: float
+    rx: float
+
+    def least_of(self, expected: Flow) -> float:
+        """Return the smaller share of what was expected in either direction."""
+        return min(self._shares(expected), default=0.0)
+
+    def most_of(self, expected: Flow) -> float:
+        """Return the larger share of what was expected in either direction."""
+        return max(self._shares(expected), default=0.0)
+
+    def of(self, expected: Flow) -> str:
+        """Return the direction that shows the smaller share, in words."""
+        ways = [(part / whole, part, whole) for part, whole in zip(self, expected, strict=True) if whole]
+        return _of(*min(ways)[1:]) if ways else format_bytes(max(self))
+
+    def _shares(self, expected: Flow) -> list[float]:
+        return [part / whole for part, whole in zip(self, expected, strict=True) if whole]
+
+
+class Finding(NamedTuple):
+    """What carried the bytes, or may have if ``ok`` is False; the fields are those of ``verdict.Wire``.
+
+    ``bad`` are the nodes for which a fast wire is not proven.
+    """
+
+    transports: tuple[str, ...]
+    devices: tuple[str, ...] = ()
+    over: str = ""
+    ok: bool = False
+    proof: tuple[str, ...] = ()
+    doubt: str = ""
+    bad: frozenset[str] = frozenset()
+
+
+def by_ip(measurement: Measurement, scope: str, pairs: Iterable[Pair]) -> Finding:
+    """Return the IP interfaces that moved most, and by how much: loopback within nodes, the others across."""
+    expected = _expected(measurement, pairs)
+    moved: dict[str, float] = defaultdict(float)
+    for node in expected:
+        for name, facts in (measurement.nodes[node].moved.get("interfaces") or {}).items():
+            if (name == "lo") == (scope == "within") and not facts["lower"]:
+                moved[name] += facts["tx"] or 0
+    sent = sum(flow.tx for flow in expected.values())
+    names = sorted(name for name, size in moved.items() if size > 0.05 * sent)
+    figures = f"{', '.join(names) or 'the IP interfaces'} moved {_of(sum(moved.values()), sent)}"
+    return Finding(("tcp",), tuple(names), proof=(figures,), bad=frozenset(expected))
+
+
+def across(measurement: Measurement, pairs: Sequence[Pair]) -> Finding:
+    """Weigh InfiniBand's counters against those of IP, after NVLink's, which may join nodes too."""
+    expected = _expected(measurement, pairs)
+    if by_nvlink := _nvlink_across(measurement, pairs, expected):
+        return by_nvlink
+    lanes = _lanes(measurement, "inter", pairs)
+    fast = {lane for lane in _transports(lanes) if advice.RDMA.fullmatch(lane)}
+    proof, bad, went_by_ip = [], set(), set()
+    for node, flow in expected.items():
+        moved = measurement.nodes[node].moved
+        rdma, ip = _rdma(moved), _ip(moved, local=False)
+        if ip is not None and ip.most_of(flow) >= STILL:
+            went_by_ip.add(node)
+        if rdma is not None:
+            good, said = rdma.least_of(flow) >= MOST, f"InfiniBand ports moved {rdma.of(flow)}"
+        else:
+            good = ip is not None and _transports(lanes) <= fast | {"tcp"}
+            said = f"InfiniBand {'counters cannot be read' if moved.get('infiniband') else 'has no port here'}"
+        if not fast or not good or node in went_by_ip:
+            bad.add(node)
+        proof.append(f"{node}: {said}, IP interfaces {format_bytes(max(ip)) if ip else 'are not known'}")
+    finding = Finding(tuple(sorted(fast)), _ports(measurement, expected, lanes), proof=tuple(proof), bad=frozenset(bad))
+    if not bad:
+        return finding._replace(ok=True)
+    if went_by_ip == set(expected) or not fast:
+        slow = by_ip(measurement, "across", pairs)
+        slow = slow._replace(proof=(*proof, *slow.proof), bad=finding.bad)
+        if not lanes and not went_by_ip:
+            return slow._replace(transports=(), doubt="UCX has not said which lanes it wired across nodes")
+        return slow._replace(doubt="tcp carries the bytes across nodes")
+    doubt = f"the InfiniBand ports of {advice.listed(bad)} did not move by what was sent"
+    return _partly(finding, "across", went_by_ip, doubt)
+
+
+def within(measurement: Measurement, pairs: Sequence[Pair]) -> Finding:
+    """Weigh NVLink's counters against loopback's; between CPU workers, shared memory against loopback."""
+    expected = _expected(measurement, pairs)
+    lanes = _lanes(measurement, "intra", pairs)
+    fast = _transports(lanes) & ({"cuda_ipc"} if measurement.memory == "cuda" else _SHARED_MEMORY)
+    proof, bad, went_by_ip, overs, doubts = [], set(), set(), set(), []
+    for node, flow in expected.items():
+        lo = _ip(measurement.nodes[node].moved, local=True)
+        if lo is not None and lo.most_of(flow) >= STILL:
+            went_by_ip.add(node)
+        alone = lo is not None and _stood_still(measurement, node, flow, _transports(lanes) - fast - {"tcp"})
+        own = [pair for pair in pairs if measurement.workers[pair.source].node == node]
+        good, over, said = _weigh_node(measurement, node, own, flow.tx, alone=alone)
+        overs.add(over)
+        proof.append(f"{node}: {said}, loopback {format_bytes(lo.tx) if lo else 'is not known'}")
+        if not fast or not good or node in went_by_ip:
+            bad.add(node)
+            doubts.append(f"on {node} {said}")
+    finding = Finding(
+        tuple(sorted(fast)), over=" and ".join(sorted(overs - {""})), proof=tuple(proof), bad=frozenset(bad)
+    )
+    if not bad:
+        return finding._replace(ok=True)
+    if went_by_ip == set(expected) or (went_by_ip and not fast):
+        slow = by_ip(measurement, "within", pairs)
+        return slow._replace(proof=tuple(proof), doubt="tcp carries the bytes within nodes", bad=finding.bad)
+    finding = finding._replace(over="")
+    if not fast:
+        wish = "cuda_ipc" if measurement.memory == "cuda" else "shared memory"
+        return finding._replace(transports=tuple(sorted(_transports(lanes))), doubt=f"no {wish} is wired within nodes")
+    return _partly(finding, "within", went_by_ip, doubts[0])
+
+
+def _partly(finding: Finding, scope: str, went_by_ip: set[str], doubt: str) -> Finding:
+    """Return a finding that a fast lane is there but did not carry all, or not for certain."""
+    names = " and ".join(finding.transports)
+    if went_by_ip:
+        doubt = f"tcp carries the bytes of {advice.listed(went_by_ip)} {WORDS[scope]}"
+        transports = (*finding.transports, "tcp")
+        return finding._replace(transports=transports, devices=(), doubt=doubt, bad=frozenset(went_by_ip))
+    return finding._replace(doubt=f"{names} is wired {WORDS[scope]}, but {doubt}")
+
+
+def _weigh_node(
+    measurement: Measurement, node: str, pairs: Sequence[Pair], sent: float, *, alone: bool
+) -> tuple[bool, str, str]:
+    """Return whether a fast lane is proven on a node, over what, and the figures; ``alone``: the others stood still."""
+    if measurement.memory == "host":
+        return alone, "", "shared memory has no counter"
+    links = _nvlink(measurement, node, pairs)
+    if links is None or links.moved is None:
+        return alone, "", "NVLink's counters cannot be read"
+    if not links.expected:
+        return alone, "PCIe", "no NVLink joins the GPUs"
+    good, said = links.moved >= MOST * links.expected, f"NVLink moved {_of(links.moved, links.expected)}"
+    if sent - links.expected < 0.01 * sent:
+        return good, "NVLink", said
+    return good and alone, "NVLink and PCIe", said
+
+
+def _expected(measurement: Measurement, pairs: Iterable[Pair]) -> dict[str, Flow]:
+    """Return the bytes that each node should have sent and received by these pairs."""
+    sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for pair in pairs:
+        for way, worker in enumerate((pair.source, pair.target)):
+            sums[measurement.workers[worker].node][way] += pair.moved or pair.bytes
+    return {node: Flow(*flow) for node, flow in sorted(sums.items())}
+
+
+def _lanes(measurement: Measurement, scope: str, pairs: Iterable[Pair]) -> set[str]:
+    """Return the lanes wired by the workers of these pairs; without a log, what UCX may use."""
+    found: set[str] = set()
+    for name in {name for pair in pairs for name in (pair.source, pair.target)}:
+        worker = measurement.workers[name]
+        lanes = worker.log.get("lanes", {})
+        # UCX calls the workers of one node "inter-node" if they do not share the namespaces by which it tells nodes.
+        found |= {*(lanes.get(scope) or lanes.get("inter") or worker.transports)}
+    return found
+
+
+def _transports(lanes: Iterable[str]) -> set[str]:
+    return {lane.partition("/")[0] for lane in lanes} - _NO_WIRE
+
+
+def _sum(entries: Iterable[Mapping[str, Any]]) -> Flow | None:
+    """Return the sum of counters, None if there is none or one of them is not known."""
+    found = [(entry["tx"], entry["rx"]) for entry in entries]
+    if not found or any(part is None for flow in found for part in flow):
+        return None
+    return Flow(sum(tx for tx, _ in found), sum(rx for _, rx in found))
+
+
+def _ip(moved: Mapping[str, Any], *, local: bool) -> Flow | None:
+    """Return what the interfaces moved: loopback, or else all others, those made of others left out."""
+    interfaces = moved.get("interfaces") or {}
+    if local:
+        return _sum([interfaces["lo"]] if "lo" in interfaces else [])
+    return _sum(facts for name, facts in interfaces.items() if name != "lo" and not facts["lower"])
+
+
+def _rdma(moved: Mapping[str, Any]) -> Flow | None:
+    """Return what the InfiniBand ports moved beyond IP over InfiniBand, which they count too."""
+    ports = _sum((moved.get("infiniband") or {}).values())
+    interfaces = (moved.get("interfaces") or {}).values()
+    ipoib = _sum([facts for facts in interfaces if facts["type"] == _IPOIB]) or Flow(0, 0)
+    return None if ports is None else Flow(max(0, ports.tx - ipoib.tx), max(0, ports.rx - ipoib.rx))
+
+
+def _stood_still(measurement: Measurement, node: str, flow: Flow, others: set[str]) -> bool:
+    """Whether these lanes are known not to have carried a node's inner transfers; loopback is looked at elsewhere."""
+    if not all(advice.RDMA.fullmatch(lane) for lane in others):
+        return False  # shared memory has no counter
+    if not others:
+        return True
+    rdma = _rdma(measurement.nodes[node].moved)
+    outer = _expected(measurement, [pair for pair in measurement.pairs if pair.scope == "across"]).get(node, Flow(0, 0))
+    return rdma is not None and rdma.tx - outer.tx < STILL * flow.tx
+
+
+class _Links(NamedTuple):
+    """Bytes that should have gone over NVLink, and those that did (None if the counters cannot be read)."""
+
+    expected: float
+    moved: float | None
+
+
+def _nvlink(measurement: Measurement, node: str, pairs: Iterable[Pair]) -> _Links | None:
+    """Return what NVLink's counters say of a node's pairs, None if its GPUs cannot be told."""
+    gpus = measurement.nodes[node].moved.get("nvlink")
+    if gpus is None:
+        return None
+    expected, involved = 0.0, set()
+    for pair in pairs:
+        source, target = (_gpu(gpus, measurement.workers[name].gpu) for name in (pair.source, pair.target))
+        if not source or not target:
+            return None
+        peers = gpus[source]["peers"]
+        if gpus[source]["links"] and gpus[target]["links"] and (peers is None or target in peers):
+            expected += pair.moved or pair.bytes
+            involved |= {source, target}
+    moved = _sum(gpus[uuid] for uuid in involved)
+    if not involved:
+        return _Links(0, 0)
+    # Whether a read counts where it is asked for, where it is answered or at both ends is up to the GPU.
+    return _Links(expected, None if moved is None else max(moved))
+
+
+def _nvlink_across(measurement: Measurement, pairs: Sequence[Pair], expected: Mapping[str, Flow]) -> Finding | None:
+    """Return that NVLink carried the bytes from node to node, None if that is not proven.
+
+    It joins nodes in racks made for it (MNNVL), and nodes of Slurm's that are parts of one machine; to UCX the peer may
+    then be "intra-node". The counters of a node's GPUs must show these bytes beyond those that stayed within it.
+    """
+    names = {name for pair in pairs for name in (pair.source, pair.target)}
+    logs = [measurement.workers[name].log.get("lanes", {}) for name in names]
+    if not all("cuda_ipc" in _transports(lane for lanes in log.values() for lane in lanes) for log in logs):
+        return None
+    proof = []
+    for node, flow in expected.items():
+        beyond, sent = _nvlink_beyond(measurement, node), max(flow)
+        if beyond is None or beyond < MOST * sent:
+            return None
+        proof.append(f"{node}: NVLink moved {_of(beyond, sent)}")
+    return Finding(("cuda_ipc",), over="NVLink", ok=True, proof=tuple(proof))
+
+
+def _nvlink_beyond(measurement: Measurement, node: str) -> float | None:
+    """Return what NVLink moved beyond the transfers within a node, None if its counters cannot be read."""
+    gpus = measurement.nodes[node].moved.get("nvlink") or {}
+    own = {name for name, facts in measurement.workers.items() if facts.node == node}
+    used = {uuid for name in own if (uuid := _gpu(gpus, measurement.workers[name].gpu))}
+    moved = _sum(gpus[uuid] for uuid in used)
+    inner = sum(pair.moved or pair.bytes for pair in measurement.pairs if pair.scope == "within" and pair.source in own)
+    return None if moved is None else max(0.0, max(moved) - inner)
+
+
+def _gpu(gpus: Mapping[str, Any], name: str) -> str:
+    """Return the UUID of a GPU given by UUID or by NVML's index, "" if it is not there."""
+    if name in gpus:
+        return name
+    return next((uuid for uuid, facts in gpus.items() if str(facts["index"]) == name), "")
+
+
+def _ports(measurement: Measurement, expected: Mapping[str, Flow], lanes: Iterable[str]) -> tuple[str, ...]:
+    """Return the RDMA devices among the lanes, without those whose counters are known to have stood still."""
+    wired = {lane.partition("/")[2] for lane in lanes if advice.RDMA.fullmatch(lane.partition("/")[0])} - {""}
+    used = set()
+    for node, flow in expected.items():
+        for name, facts in (measurement.nodes[node].moved.get("infiniband") or {}).items():
+            if (facts["tx"] or 0) + (facts["rx"] or 0) > 0.01 * sum(flow):
+                used.add(name)
+    return tuple(sorted(wired & used or wired or used))
+
+
+def _of(part: float, whole: float) -> str:
+    return f"{format_bytes(part)} of {format_bytes(whole)}"

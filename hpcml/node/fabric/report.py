@@ -1,0 +1,311 @@
+"""Which wire carried the bytes, in one line for people and as a table for programs, and whether that will do."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from hpcml.node.fabric import advice, attribution
+from hpcml.node.fabric.measurement import GIB, Measurement, NodeFacts, Pair, WorkerFacts, slow
+
+__all__ = ["Measurement", "NodeFacts", "Pair", "Verdict", "Wire", "WorkerFacts", "decide", "judge"]
+
+IDLE = 0.2  # of what a node's ports carry: less than this is worth a word
+_MOST_NAMES = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """What is known of the transfers within nodes, or of those across nodes.
+
+    Parameters
+    ----------
+    scope
+        ``within`` or ``across``.
+    transports, devices
+        What carried the bytes (``rc_mlx5``; ``mlx5_0:1``), or what may have if ``ok`` is False.
+    over
+        NVLink or PCIe, for cuda_ipc; "" if not known or of no meaning.
+    ok
+        Whether a fast wire is proven to have carried the bytes.
+    proof
+        Sentences with the figures.
+    doubt
+        Why ``ok`` is False.
+    bandwidth, slowest
+        GiB per second of a pair: the median, and the least, which ``slowest_pair`` had.
+    wanted
+        Whether a fast wire belongs here; between CPU workers of one node it does not.
+    """
+
+    scope: str
+    transports: tuple[str, ...]
+    devices: tuple[str, ...]
+    over: str
+    ok: bool
+    proof: tuple[str, ...]
+    doubt: str
+    bandwidth: float
+    slowest: float
+    slowest_pair: str
+    wanted: bool
+
+    def __str__(self) -> str:
+        carrier = " and ".join(self.transports) or "an unknown lane"
+        if self.over:
+            return f"{carrier} over {self.over}"
+        return f"{carrier} on {short(self.devices)}" if self.devices else carrier
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The judgement.
+
+    Parameters
+    ----------
+    line
+        All of it in one line.
+    protocol
+        ``ucx`` or ``tls``.
+    nodes
+        How many took part.
+    within, across
+        The wires, None where nothing was measured.
+    nccl, nccl_doubt
+        NCCL's ways in words, and what is wrong with them.
+    worst
+        Pairs and nodes with less than half of the others' bandwidth.
+    failed
+        Transfers that failed, with their errors.
+    problems
+        All that is not as it should be, sentences without full stops.
+    remedy
+        What to do about it, "" if nothing is known to help.
+    """
+
+    line: str
+    protocol: str
+    nodes: int
+    within: Wire | None
+    across: Wire | None
+    nccl: str
+    nccl_doubt: str
+    worst: tuple[str, ...]
+    failed: tuple[str, ...]
+    problems: tuple[str, ...]
+    remedy: str
+
+    @property
+    def wires(self) -> tuple[Wire, ...]:
+        """What was measured."""
+        return tuple(wire for wire in (self.across, self.within) if wire is not None)
+
+    @property
+    def ok(self) -> bool:
+        """Whether fast wires are proven wherever they belong, and nothing failed."""
+        return not self.failed and not self.nccl_doubt and all(wire.ok for wire in self.wires if wire.wanted)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the same as plain tables and lists, with ``ok``."""
+        return {**asdict(self), "ok": self.ok}
+
+
+def judge(policy: str, verdict: Verdict) -> str:
+    """Return why a verdict does not meet ``fabric.require``, "" if it does.
+
+    ``none`` asks for nothing. ``warn`` asks that UCX use fast wires, that no transfer fail and that no pair or node be
+    slow; TLS, which cannot be fast, was chosen and passes. ``rdma`` asks for RDMA across nodes and cuda_ipc between the
+    GPUs of a node, both proven, and that NCCL use no sockets between nodes.
+
+    Raises
+    ------
+    ValueError
+        If there is no such policy.
+    """
+    if policy == "none":
+        return ""
+    if policy not in ("warn", "rdma"):
+        raise ValueError(f"there is no policy '{policy}': none, warn or rdma")
+    found = list(verdict.failed)
+    if verdict.protocol != "tls" or policy == "rdma":
+        found += [wire.doubt for wire in verdict.wires if wire.wanted and not wire.ok]
+    found += [verdict.nccl_doubt] if verdict.nccl_doubt else []
+    if policy == "rdma" and verdict.nodes > 1 and verdict.across is None and not found:
+        found.append("nothing was measured across nodes")
+    if policy == "warn" and verdict.worst:
+        found.append(_slow_words(verdict.worst))
+    return "; ".join(found)
+
+
+def decide(measurement: Measurement) -> Verdict:
+    """Return the judgement on a measurement."""
+    timed = [pair for pair in measurement.pairs if pair.bandwidth]
+    failed = tuple(f"the transfer {pair.name} failed: {pair.error}" for pair in measurement.pairs if not pair.bandwidth)
+    wires: dict[str, Wire] = {}
+    causes: dict[str, advice.Cause] = {}
+    for scope in ("across", "within"):
+        if pairs := [pair for pair in timed if pair.scope == scope]:
+            wires[scope], causes[scope] = _wire(measurement, scope, pairs)
+    bad = [scope for scope, wire in wires.items() if wire.wanted and not wire.ok]
+    worst = tuple(_worst(measurement, timed))
+    nccl, nccl_doubt = _nccl(measurement)
+    idle = _idle_ports(measurement, wires.get("across"), timed)
+    problems = [*failed, *(wires[scope].doubt for scope in bad), nccl_doubt, _slow_words(worst) if worst else "", *idle]
+    found = dict.fromkeys(causes[scope].remedy for scope in bad)
+    remedy = "; ".join(found) or (advice.GPUDIRECT if idle else "")
+    ways = f"NCCL: {nccl}" if nccl else nccl_doubt
+    line = "; ".join(filter(None, [_line(measurement, wires, causes, bad), ways, *failed[:1]]))
+    return Verdict(
+        line=f"{line}; remedy: {remedy}" if bad and measurement.protocol == "ucx" else line,
+        protocol=measurement.protocol,
+        nodes=len(measurement.nodes),
+        within=wires.get("within"),
+        across=wires.get("across"),
+        nccl=nccl,
+        nccl_doubt=nccl_doubt,
+        worst=worst,
+        failed=failed,
+        problems=tuple(filter(None, problems)),
+        remedy=remedy,
+    )
+
+
+def _wire(measurement: Measurement, scope: str, pairs: Sequence[Pair]) -> tuple[Wire, advice.Cause]:
+    cause = advice.Cause("", "")
+    wanted = scope == "across" or measurement.memory == "cuda"
+    if measurement.protocol == "tls":
+        cause = advice.TLS
+        finding = attribution.by_ip(measurement, scope, pairs)
+        finding = finding._replace(doubt=f"TLS over TCP carries the bytes {attribution.WORDS[scope]}")
+    else:
+        finding = (attribution.across if scope == "across" else attribution.within)(measurement, pairs)
+        if not finding.ok and wanted:
+            cause = (advice.across if scope == "across" else advice.within)(measurement, finding.bad)
+            finding = finding._replace(doubt=f"{finding.doubt} ({cause.reason})")
+    facts = finding._asdict()
+    del facts["bad"]
+    slowest = min(pairs, key=lambda pair: pair.bandwidth)
+    wire = Wire(
+        scope=scope,
+        bandwidth=median(pair.bandwidth for pair in pairs),
+        slowest=slowest.bandwidth,
+        slowest_pair=slowest.name,
+        wanted=wanted,
+        **facts,
+    )
+    return wire, cause
+
+
+def _worst(measurement: Measurement, pairs: Sequence[Pair]) -> list[str]:
+    """Return the nodes whose pairs across nodes are all slow, then the other slow pairs."""
+    found = slow(pairs)
+    of_node: dict[str, list[Pair]] = defaultdict(list)
+    for pair in pairs:
+        for worker in (pair.source, pair.target) if pair.scope == "across" else ():
+            of_node[measurement.workers[worker].node].append(pair)
+    nodes = sorted(node for node, own in of_node.items() if all(pair in found for pair in own))
+    named = [pair for node in nodes for pair in of_node[node]]
+    return [*nodes, *(pair.name for pair in found if pair not in named)]
+
+
+def _slow_words(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return f"less than half of the others' bandwidth: {', '.join(names[:_MOST_NAMES])}{more}"
+
+
+def _nccl(measurement: Measurement) -> tuple[str, str]:
+    """Return NCCL's ways in words, and what is wrong with them."""
+    facts = measurement.nccl
+    if facts is None:
+        return "", ""
+    if facts.get("error"):
+        return "", f"NCCL failed: {facts['error']}"
+    log, parts = facts.get("log", {}), []
+    across = log.get("across", {})
+    if across:
+        devices = short(log["devices"])
+        parts.append(f"{' and '.join(sorted(across))}{f' on {devices}' if devices else ''} across nodes")
+    if log.get("within"):
+        parts.append(f"{' and '.join(sorted(log['within']))} within nodes")
+    speed = float(facts.get("bandwidth", 0)) / GIB
+    doubt = "NCCL uses sockets across nodes" if "NET/Socket" in across else ""
+    return "; ".join([*parts, rate(speed)] if speed else parts), doubt
+
+
+def _ports_rate(measurement: Measurement, node: str) -> float:
+    """Return what the InfiniBand ports of a node that are up carry together, in GiB per second."""
+    ports = (measurement.nodes[node].moved.get("infiniband") or {}).values()
+    return sum(float(port["rate"]) for port in ports if port["state"] == "ACTIVE") / GIB
+
+
+def _idle_ports(measurement: Measurement, wire: Wire | None, pairs: Iterable[Pair]) -> list[str]:
+    """Return a sentence if RDMA works but leaves the ports idle, as where GPU memory goes by way of the host's."""
+    if wire is None or not wire.ok or measurement.memory != "cuda":
+        return []
+    sums: dict[str, float] = defaultdict(float)
+    for pair in pairs:
+        if pair.scope == "across":
+            sums[measurement.workers[pair.source].node] += pair.bandwidth
+    idle = [node for node, speed in sorted(sums.items()) if speed < IDLE * _ports_rate(measurement, node)]
+    if not idle:
+        return []
+    speed, most = sums[idle[0]], _ports_rate(measurement, idle[0])
+    return [f"{idle[0]} sends {rate(speed)} across nodes, of {rate(most)} that its InfiniBand ports carry"]
+
+
+def _line(
+    measurement: Measurement, wires: Mapping[str, Wire], causes: Mapping[str, advice.Cause], bad: Sequence[str]
+) -> str:
+    if not wires:
+        return f"{'TLS over TCP' if measurement.protocol == 'tls' else 'UCX'}: nothing was measured"
+    if measurement.protocol == "tls":
+        parts = [
+            f"on {short(wire.devices) or 'an unknown interface'}: {rate(wire.bandwidth)} {attribution.WORDS[scope]}"
+            for scope, wire in wires.items()
+        ]
+        return f"TLS over TCP {'; '.join(parts)}"
+    parts = []
+    for scope in bad:
+        wire = wires[scope]
+        said = f"UCX: {wire.doubt}"
+        if "tcp" in wire.transports:
+            said = f"UCX fell back to {wire} {attribution.WORDS[scope]} ({causes[scope].reason})"
+        could = min(_ports_rate(measurement, node) for node in measurement.nodes) if scope == "across" else 0
+        parts.append(f"{said}: {rate(wire.bandwidth)}{f' where the ports carry {rate(could)}' if could else ''}")
+    good = [
+        f"{wires[scope]} {attribution.WORDS[scope]} {rate(wires[scope].bandwidth)}"
+        for scope in ("within", "across")
+        if scope in wires and scope not in bad
+    ]
+    if good:
+        parts.append(f"UCX: {'; '.join(good)}")
+    return "; ".join([parts[0], *(part.removeprefix("UCX: ") for part in parts[1:])])
+
+
+def rate(speed: float) -> str:
+    """Return a bandwidth given in GiB per second as a person reads it: ``104 GiB/s``, ``0.9 GiB/s``, ``20 MiB/s``."""
+    if speed < 0.095:
+        return f"{speed * 1024:.0f} MiB/s"
+    return f"{speed:.0f} GiB/s" if speed >= 9.95 else f"{speed:.1f} GiB/s"
+
+
+def short(devices: Iterable[str]) -> str:
+    """Return device names in few words: ``mlx5_0..3`` for ``mlx5_0:1 mlx5_1:1 mlx5_2:1 mlx5_3:1``."""
+    names = sorted({device.removesuffix(":1") for device in devices}, key=_natural)
+    runs: list[list[str]] = []
+    for name in names:
+        stem, number = _natural(name)
+        if runs and number >= 0 and _natural(runs[-1][-1]) == (stem, number - 1):
+            runs[-1].append(name)
+        else:
+            runs.append([name])
+    return ", ".join(f"{run[0]}..{_natural(run[-1])[1]}" if len(run) > 2 else ", ".join(run) for run in runs)
+
+
+def _natural(name: str) -> tuple[str, int]:
+    match = re.fullmatch(r"(.*?)([0-9]+)", name)
+    return (match[1], int(match[2])) if match else (name, -1)

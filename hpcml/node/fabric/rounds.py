@@ -1,0 +1,231 @@
+"""The fabric check, on the scheduler's side: transfers between workers within and across nodes, then the verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from distributed import Scheduler
+
+from hpcml.node import files
+from hpcml.node.fabric import counters, report
+from hpcml.node.fabric.measurement import Measurement, NodeFacts, Pair, WorkerFacts
+from hpcml.node.hardware import preflight
+from hpcml.node.settings import Context, load
+
+BUDGET = 1.0  # seconds for the transfers of one round; the request of a slow one may take a little longer
+NCCL_SHARE = 0.5  # of the deadline: a communicator that does not come together must not take the rest with it
+
+Named = tuple[str, str]  # a worker's name and its address
+Workers = dict[str, list[Named]]  # by node, in the order of the names
+Round = list[tuple[Named, Named]]  # (target, source)
+
+
+async def check(scheduler: Scheduler, context: Context, protocol: str) -> dict[str, Any]:
+    """Make the transfers, judge them and write ``fabric.json``.
+
+    Returns
+    -------
+    dict
+        ``line`` (the verdict), ``ok``, ``problem`` (why ``fabric.require`` is not met, empty if it is), ``remedy``,
+        ``differences`` between nodes, ``seconds``.
+    """
+    began = time.monotonic()
+    workers = by_node(scheduler, context)
+    measurement = await measure(scheduler, context, protocol, workers)
+    found = report.decide(measurement)
+    probes = {node: facts.probe for node, facts in measurement.nodes.items() if facts.probe}
+    facts = {
+        "verdict": found.to_json(),
+        "differences": preflight.differences(probes),
+        "measurement": measurement.to_json(),
+        "seconds": round(time.monotonic() - began, 3),
+    }
+    files.write_json(context.attempt.fabric, facts)
+    return {
+        "line": found.line,
+        "ok": found.ok,
+        "problem": report.judge(context.settings.fabric, found),
+        "remedy": found.remedy,
+        "problems": list(found.problems),
+        "differences": facts["differences"],
+        "seconds": facts["seconds"],
+    }
+
+
+def by_node(scheduler: Scheduler, context: Context) -> Workers:
+    """Return the workers that are there, by node."""
+    addresses = {str(worker.name): address for address, worker in scheduler.workers.items()}
+    found: Workers = {}
+    for node in context.nodes:
+        present = [(name, addresses[name]) for name in context.worker_names(node) if name in addresses]
+        if present:
+            found[node] = present
+    return found
+
+
+async def measure_all(scheduler: Scheduler) -> dict[str, Any]:
+    """Measure every node against every other, for ``hpcml fabric``; return ``Measurement.to_json``."""
+    context = load()
+    workers = by_node(scheduler, context)
+    protocol = next((str(address).partition("://")[0] for address in scheduler.workers), "tls")
+    measured = await measure(scheduler, context, protocol, workers, distances=range(1, len(workers)))
+    return measured.to_json()
+
+
+async def measure(
+    scheduler: Scheduler, context: Context, protocol: str, workers: Workers, distances: range = range(1, 2)
+) -> Measurement:
+    """Make the transfers and collect what bears witness to their way.
+
+    Parameters
+    ----------
+    distances
+        Across nodes, which other node each one fetches from: 1 is the next, and all up to N-1 give every pair of N.
+    """
+    everyone = [pair for pairs in workers.values() for pair in pairs]
+    firsts = {node: pairs[0][1] for node, pairs in workers.items()}
+    gpus = context.settings.gpu is not None
+    before = await _ask(scheduler, firsts, lambda rpc: rpc.hpcml_counters())
+    rounds = [("within", within(workers)), *(("across", across(workers, distance)) for distance in distances)]
+    joining = asyncio.create_task(_join_nccl(scheduler, everyone, context))
+    opened = [await _open(scheduler, plan) for _, plan in rounds]
+    joined = await joining
+    pairs = [
+        pair
+        for (scope, plan), moved in zip(rounds, opened, strict=True)
+        for pair in await _time(scheduler, plan, moved, scope)
+    ]
+    after = await _ask(scheduler, firsts, lambda rpc: rpc.hpcml_counters())
+    facts = await _ask(scheduler, dict(everyone), lambda rpc: rpc.hpcml_facts())
+    await _ask(scheduler, dict(everyone), lambda rpc: rpc.hpcml_release())
+    nccl = await _nccl(scheduler, everyone, context, joined) if joined else None
+    nodes = {name: node for node, pairs in workers.items() for name, _ in pairs}
+    return Measurement(
+        protocol=protocol,
+        memory="cuda" if gpus else "host",
+        pairs=tuple(pairs),
+        workers={name: _worker_facts(nodes[name], answer) for name, answer in facts.items()},
+        nodes={node: _node_facts(context, node, before[node], after[node]) for node in workers},
+        nccl=nccl,
+    )
+
+
+def within(workers: Workers) -> Round:
+    """Return for each node: every worker fetches from the next one, all at once."""
+    return [pair for pairs in workers.values() if len(pairs) > 1 for pair in _shifted(pairs, 1)]
+
+
+def across(workers: Workers, distance: int = 1) -> Round:
+    """Return: every worker fetches from its like on the node so many further, so that all adapters work."""
+    nodes = list(workers.values())
+    if len(nodes) < 2:
+        return []
+    return [pair for one, other in _shifted(nodes, distance) for pair in zip(one, other, strict=False)]
+
+
+def _shifted(items: list[Any], distance: int) -> list[tuple[Any, Any]]:
+    return list(zip(items, [*items[distance:], *items[:distance]], strict=True))
+
+
+async def _open(scheduler: Scheduler, plan: Round) -> list[int | str]:
+    """Have all pairs connect and open each other's memory; return the bytes that each moved, or what went wrong."""
+
+    async def one(target: Named, source: Named) -> int | str:
+        try:
+            return int((await scheduler.rpc(target[1]).hpcml_warm(source=source[1]))["moved"])
+        except Exception as cause:  # noqa: BLE001 - a pair that cannot talk is a finding, with its reason
+            return f"{type(cause).__name__}: {cause}"
+
+    return list(await asyncio.gather(*(one(target, source) for target, source in plan)))
+
+
+async def _time(scheduler: Scheduler, plan: Round, opened: list[int | str], scope: str) -> list[Pair]:
+    """Have all pairs that could connect transfer at once against the clock."""
+
+    async def one(target: Named, source: Named, moved: int | str) -> Pair:
+        if isinstance(moved, str):
+            return Pair(source[0], target[0], scope, 0, 0.0, error=moved)
+        try:
+            answer = await scheduler.rpc(target[1]).hpcml_fetch(source=source[1], budget=BUDGET)
+        except Exception as cause:  # noqa: BLE001 - the same
+            return Pair(source[0], target[0], scope, 0, 0.0, error=f"{type(cause).__name__}: {cause}")
+        return Pair(source[0], target[0], scope, answer["bytes"], answer["seconds"], moved=moved + answer["moved"])
+
+    ways = zip(plan, opened, strict=True)
+    return list(await asyncio.gather(*(one(target, source, moved) for (target, source), moved in ways)))
+
+
+async def _ask(
+    scheduler: Scheduler, addresses: dict[str, str], question: Callable[[Any], Awaitable[Any]]
+) -> dict[str, Any]:
+    """Ask workers at once; one that fails answers with ``error``."""
+
+    async def one(address: str) -> Any:
+        try:
+            return await question(scheduler.rpc(address))
+        except Exception as error:  # noqa: BLE001 - it is passed on in words
+            return {"error": f"{type(error).__name__}: {error}"}
+
+    answers = await asyncio.gather(*(one(address) for address in addresses.values()))
+    return dict(zip(addresses, answers, strict=True))
+
+
+async def _join_nccl(scheduler: Scheduler, everyone: list[Named], context: Context) -> dict[str, Any]:
+    """Make a communicator over all workers, while they open each other's memory; {} if NCCL is not to be looked at."""
+    if context.settings.gpu is None or not context.settings.nccl or len(everyone) < 2:
+        return {}
+    unique_id = (await _ask(scheduler, dict(everyone[:1]), lambda rpc: rpc.hpcml_nccl_id()))[everyone[0][0]]
+    if isinstance(unique_id, dict):
+        return unique_id
+    joins = [
+        scheduler.rpc(address).hpcml_nccl_join(unique_id=unique_id, rank=rank, size=len(everyone))
+        for rank, (_, address) in enumerate(everyone)
+    ]
+    return await _slowest(everyone, joins, "start", context, "no communicator")
+
+
+async def _nccl(
+    scheduler: Scheduler, everyone: list[Named], context: Context, joined: dict[str, Any]
+) -> dict[str, Any]:
+    """All-reduce over all workers; the slowest rank's word counts."""
+    if "error" in joined:
+        return joined
+    count = len(everyone)
+    reduces = [scheduler.rpc(address).hpcml_nccl(rank=rank, size=count) for rank, (_, address) in enumerate(everyone)]
+    slowest = await _slowest(everyone, reduces, "seconds", context, "no all-reduce")
+    if "error" in slowest:
+        return slowest
+    bandwidth = 2 * (count - 1) / count * slowest["bytes"] / slowest["seconds"]  # nccl-tests' "bus bandwidth"
+    wrong = "" if slowest["right"] else "the all-reduce gave a wrong sum"
+    return {**slowest, "start": joined["start"], "bandwidth": bandwidth, "error": wrong}
+
+
+async def _slowest(
+    everyone: list[Named], answers: list[Awaitable[Any]], key: str, context: Context, missing: str
+) -> dict[str, Any]:
+    """Return the answer with the greatest ``key``, with the first rank's log and all ranks' ``right``, or an error."""
+    patience = context.settings.fabric_deadline * NCCL_SHARE
+    try:
+        async with asyncio.timeout(patience):
+            found: list[dict[str, Any]] = await asyncio.gather(*answers)
+    except TimeoutError:
+        return {"error": f"{missing} within {patience:g} s"}
+    log = {"log": found[0]["log"]} if "log" in found[0] else {}
+    errors = [
+        f"{name}: {answer['error']}" for (name, _), answer in zip(everyone, found, strict=True) if "error" in answer
+    ]
+    if errors:
+        return {"error": errors[0], **log}
+    return {**max(found, key=lambda answer: float(answer[key])), **log, "right": all(one.get("right") for one in found)}
+
+
+def _worker_facts(node: str, answer: dict[str, Any]) -> WorkerFacts:
+    return WorkerFacts(node, **answer)
+
+
+def _node_facts(context: Context, node: str, before: dict[str, Any], after: dict[str, Any]) -> NodeFacts:
+    moved = {} if "error" in {**before, **after} else counters.difference(before, after)
+    return NodeFacts(moved=moved, probe=files.read_json(context.attempt.probe_of(node)))

@@ -1,0 +1,1 @@
+"""What a node has, and what of it a run uses."""

@@ -1,0 +1,267 @@
+"""GPU workers: which GPU each has, how much of it, and dask-cuda's parts put together as ``dask cuda worker`` does.
+
+dask-cuda's command would put a Nanny, a second process with a port of its own, before every worker. Here the node's
+worker task has that place (hpcml.node.roles.worker), and the worker gets the same plugins and the same device-to-host
+memory from dask-cuda (``dask_cuda.worker_common``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import importlib.util
+import os
+import time
+from typing import Any, NamedTuple
+
+from hpcml.node.settings import Context, Gpu
+
+GIB = 1024**3
+RESERVE = 3 * GIB  # least left beside the pool: a CUDA context (0.5 GiB), NCCL's buffers, cuBLAS's work space
+RESERVE_SHARE = 0.08
+HEAD_RESERVE = 4 * GIB  # more on the GPU that scheduler and driver share with a worker: their contexts and arrays
+HEAD_RESERVE_SHARE = 0.05
+LEAST = 1 * GIB  # a smaller pool is of no use
+FREED = 5.0  # seconds that a worker waits for the memory of the one before it to become free
+ALIGNMENT = 256  # bytes; RMM's pool wants its sizes so
+# Hopper's largest page. On H200s a neighbour opened pools of 70 GiB at once and those of 129.2 GiB in two seconds; that
+# pages explain it is a guess, and whole pages cost nothing.
+HUGE_PAGE = 512 * 1024**2
+
+
+class NoGpuError(Exception):
+    """The node lacks a GPU, or what it needs to use one."""
+
+
+def load(gpu: Gpu) -> None:
+    """Import what all GPU workers of a node need, once, before they are forked; no CUDA context is made by it.
+
+    Raises
+    ------
+    NoGpuError
+        If dask-cuda is not installed.
+    """
+    os.environ["RAPIDS_NO_INITIALIZE"] = "1"
+    if importlib.util.find_spec("dask_cuda") is None:
+        raise NoGpuError("dask-cuda is not installed in the run's environment (hpcml's extra 'cuda12' or 'cuda13')")
+    for name in ("dask_cuda.worker_common", "rmm", "cudf", *gpu.rmm_allocator_libs):
+        if importlib.util.find_spec(name.partition(".")[0]) is not None:
+            importlib.import_module(name)
+    for name in gpu.pre_import:
+        importlib.import_module(name)
+
+
+def visible(gpu: Gpu) -> list[str]:
+    """Return the GPUs that Slurm gave this task, by index or UUID, the first ``count`` of them.
+
+    Raises
+    ------
+    NoGpuError
+        If there are fewer.
+    """
+    from dask_cuda.utils import cuda_visible_devices
+
+    try:
+        found = [name for name in cuda_visible_devices(0).split(",") if name]
+    except Exception as error:
+        raise NoGpuError(f"NVIDIA's driver does not answer: {error}") from error
+    if len(found) < gpu.count:
+        raise NoGpuError(f"{len(found)} GPUs are visible, {gpu.count} were asked for (CUDA_VISIBLE_DEVICES)")
+    return found[: gpu.count]
+
+
+def take(gpu: Gpu, index: int) -> str:
+    """Make the GPU with this index the first of this process, its neighbours behind it (for cuda_ipc); return it."""
+    devices = visible(gpu)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices[index:] + devices[:index])
+    return devices[index]
+
+
+class Pool(NamedTuple):
+    """The memory pool of a GPU worker: its size, and what it would have been had enough been free; 0 is no pool."""
+
+    size: int = 0
+    wanted: int = 0
+    total: int = 0
+    free: int = 0
+
+
+def pool_size(total: int, *, head: bool) -> int:
+    """Return the size of the memory pool of one worker on a GPU that is free, in bytes.
+
+    A pool of nearly the whole GPU is what keeps cuda_ipc fast: UCX opens each pool once. What is left is for the CUDA
+    context, NCCL and libraries that allocate by themselves, more on the ``head`` GPU.
+
+    Parameters
+    ----------
+    total
+        Bytes of the GPU's memory.
+    head
+        Whether scheduler and driver use this GPU too.
+    """
+    reserve = max(RESERVE, int(RESERVE_SHARE * total))
+    if head:
+        reserve += max(HEAD_RESERVE, int(HEAD_RESERVE_SHARE * total))
+    return _whole_pages(max(total - reserve, total // 4), total)
+
+
+def fitting(wanted: int, total: int, free: int) -> int:
+    """Return the size of a pool of which ``wanted`` bytes are wanted: no more than is free.
+
+    Raises
+    ------
+    NoGpuError
+        If too little is free to work with.
+    """
+    size = _whole_pages(min(wanted, free - RESERVE // 3), total)
+    if size < min(wanted, LEAST):
+        raise NoGpuError(
+            f"{free / GIB:.1f} of the GPU's {total / GIB:.1f} GiB are free, a worker needs {LEAST / GIB:g} GiB: "
+            "another process holds the rest (nvidia-smi shows which)"
+        )
+    return size
+
+
+def in_gib(size: int) -> str:
+    """Return an amount of memory in words."""
+    return f"{size / GIB:.1f} GiB"
+
+
+def _whole_pages(size: int, total: int) -> int:
+    page = HUGE_PAGE if total > 64 * HUGE_PAGE else ALIGNMENT
+    return max(0, size) // page * page
+
+
+def pool(context: Context, device: str, *, head: bool, wait: bool) -> Pool:
+    """Return the memory pool that a worker takes on its GPU.
+
+    Parameters
+    ----------
+    device
+        The GPU by index or UUID, as NVML knows it.
+    wait
+        Whether memory is expected to become free: a dead worker's, of which its neighbours let go.
+
+    Raises
+    ------
+    NoGpuError
+        If too little is free.
+    """
+    from dask_cuda.utils import nvml_device_index
+
+    gpu = context.settings.gpu
+    assert gpu is not None
+    number = nvml_device_index(0, device)
+    total, free = _memory(number)
+    if gpu.rmm_pool_size is None or gpu.rmm_async or gpu.rmm_managed_memory:
+        return Pool(_bytes(gpu.rmm_pool_size, total) or 0, 0, total, free)  # what grows, or moves out, by itself
+    wanted = pool_size(total, head=head) if gpu.rmm_pool_size == -1 else _bytes(gpu.rmm_pool_size, total) or 0
+    deadline = time.monotonic() + (FREED if wait else 0.0)
+    while free - RESERVE // 3 < wanted and time.monotonic() < deadline:
+        time.sleep(0.05)
+        _, free = _memory(number)
+    return Pool(fitting(wanted, total, free), wanted, total, free)
+
+
+def worker_options(context: Context, device: str, pool: Pool, *, memory_limit: int) -> dict[str, Any]:
+    """Return dask-cuda's share of ``distributed.Worker``'s options: plugins and data.
+
+    Parameters
+    ----------
+    device
+        The GPU by index or UUID, as NVML knows it.
+    pool
+        Its memory pool.
+    memory_limit
+        Bytes of host memory from which data is spilled to disk.
+    """
+    from dask_cuda.utils import nvml_device_index
+    from dask_cuda.worker_common import worker_data_function, worker_plugins
+
+    gpu = context.settings.gpu
+    assert gpu is not None
+    number = nvml_device_index(0, device)
+    total = pool.total
+    most = _bytes(gpu.rmm_maximum_pool_size, total)
+    plugins = worker_plugins(
+        device_index=number,
+        rmm_initial_pool_size=pool.size or None,
+        rmm_maximum_pool_size=max(most, pool.size) if most else None,
+        rmm_managed_memory=gpu.rmm_managed_memory,
+        rmm_async_alloc=gpu.rmm_async,
+        rmm_release_threshold=_bytes(gpu.rmm_release_threshold, total),
+        rmm_log_directory=os.path.expandvars(gpu.rmm_log_directory) or None,
+        rmm_track_allocations=gpu.rmm_track_allocations,
+        rmm_allocator_external_lib_list=_installed(gpu.rmm_allocator_libs),
+        pre_import=list(gpu.pre_import),
+        enable_cudf_spill=gpu.cudf_spill,
+        cudf_spill_stats=gpu.cudf_spill_stats,
+    )
+    data = worker_data_function(
+        device_memory_limit=_bytes(gpu.device_memory_limit, total),
+        memory_limit=memory_limit or None,
+        enable_cudf_spill=gpu.cudf_spill,
+    )
+    print(
+        f"hpcml: GPU {device}: {total / GIB:.1f} GiB, {pool.free / GIB:.1f} GiB free,"
+        f" RMM pool {f'{pool.size / GIB:.1f} GiB' if pool.size else 'none'}.",
+        flush=True,
+    )
+    return {"plugins": tuple(plugins), "data": data(number)}
+
+
+def _bytes(amount: float | None, total: int) -> int | None:
+    """Return an amount in bytes: fractions of ``total`` up to 1, bytes above."""
+    if amount is None:
+        return None
+    return int(amount * total if amount <= 1 else amount) // ALIGNMENT * ALIGNMENT
+
+
+def _installed(names: tuple[str, ...]) -> list[str]:
+    return [name for name in names if importlib.util.find_spec(name) is not None]
+
+
+def _memory(number: int | str) -> tuple[int, int]:
+    """Return a GPU's total and free memory in bytes, by NVML: no CUDA context is needed."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    if isinstance(number, int):
+        handle = pynvml.nvmlDeviceGetHandleByIndex(number)
+    else:
+        handle = pynvml.nvmlDeviceGetHandleByUUID(number.encode())
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    return int(memory.total), int(memory.free)
+
+
+def has_driver() -> bool:
+    """Whether NVIDIA's driver can be loaded in this process."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def ucx_settings(gpu: Gpu | None, *, worker: bool) -> dict[str, Any]:
+    """Return Dask's settings for UCX in a role.
+
+    With GPUs each process makes its CUDA context before UCX looks for devices, so that UCX picks the adapter nearest
+    to that GPU (docs.rapids.ai, dask-cuda, UCX integration); scheduler and driver get a small RMM pool as well, into
+    which they receive what passes through them. Without NVIDIA's driver there is no context to make, which is for the
+    preflight of the workers to say in words, not for a traceback of the scheduler.
+    """
+    if gpu is None or not has_driver():
+        return {}
+    settings: dict[str, Any] = {"distributed-ucxx.create-cuda-context": True}
+    if not worker:
+        settings["distributed-ucxx.rmm.pool-size"] = "1GiB"
+    return settings
+
+
+def dask_backends(gpu: Gpu | None) -> dict[str, Any]:
+    """Return the settings that make dask.array and dask.dataframe create CuPy and cuDF collections, where installed."""
+    if gpu is None:
+        return {}
+    wanted = {"array.backend": "cupy", "dataframe.backend": "cudf"}
+    return {key: value for key, value in wanted.items() if importlib.util.find_spec(value) is not None}

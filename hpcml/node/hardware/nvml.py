@@ -1,0 +1,237 @@
+"""What NVML says of this node's GPUs: the asking, and what is made of the answers.
+
+`ask_nvml` talks to the driver and returns its raw answers, which can be recorded as JSON; `described` turns such
+answers into facts and needs no GPU. NVML neither makes a CUDA context nor takes GPU memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hpcml.node.hardware.sysfs import pci_of, to_ranges
+from hpcml.node.hardware.topology import sysfs_bus_id
+
+# nvml.h. The version of a link is an enumeration, not a number (an A100 answers 5 for NVLink 3.1).
+_NVLINK_VERSIONS = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0", 8: "6.0"}
+_PEER_IS_SWITCH = 2  # NVML_NVLINK_DEVICE_TYPE_SWITCH
+_P2P_READ = 0  # NVML_P2P_CAPS_INDEX_READ; pynvml 13 holds the tuple (0,) under that name
+_P2P = {
+    0: "ok",
+    1: "the chipset cannot",
+    2: "the GPU cannot",
+    3: "the topology does not allow it",
+    4: "switched off in the driver",
+    5: "not supported",
+    6: "unknown",
+}
+_AFFINITY_WORDS = 32  # of 64 CPUs each; NVML takes a set that is larger than the node
+
+
+def ask_nvml() -> dict[str, Any]:
+    """Return NVML's raw answers, or ``{"error": sentence}`` if it cannot be asked.
+
+    What one GPU does not answer is None, with NVML's words in that GPU's ``errors``. Call it in a process that may be
+    ended: a GPU that has fallen off the bus can make NVML wait for ever.
+    """
+    try:
+        import pynvml
+    except ImportError:
+        return {"error": "nvidia-ml-py is not installed, so NVML cannot be asked for GPUs"}
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return {"error": f"NVML, the NVIDIA driver's library, does not work here: {error}"}
+    errors: dict[str, str] = {}
+    ask = _Asker(pynvml, errors)
+    count = ask("count", "nvmlDeviceGetCount") or 0
+    handles = {index: ask(f"gpu{index}", "nvmlDeviceGetHandleByIndex", index) for index in range(count)}
+    known = {index: handle for index, handle in handles.items() if handle is not None}
+    answers = {
+        "driver": _text(ask("driver", "nvmlSystemGetDriverVersion")),
+        "cuda": ask("cuda", "nvmlSystemGetCudaDriverVersion_v2"),
+        "gpus": [_ask_gpu(pynvml, index, handle, known) for index, handle in known.items()],
+    }
+    pynvml.nvmlShutdown()
+    return {**answers, "errors": errors, "error": ""}
+
+
+class _Asker:
+    """Calls NVML's functions by name; a refusal becomes words, so that it does not hide the other answers."""
+
+    def __init__(self, nvml: Any, errors: dict[str, str]) -> None:
+        self.nvml, self.errors = nvml, errors
+
+    def __call__(self, fact: str, function: str, *arguments: Any) -> Any:
+        try:
+            return getattr(self.nvml, function)(*arguments)
+        except (self.nvml.NVMLError, AttributeError, ValueError) as error:  # AttributeError: an older nvidia-ml-py
+            self.errors.setdefault(fact, str(error))
+            return None
+
+
+def _text(answer: str | bytes | None) -> str:
+    return answer.decode(errors="replace") if isinstance(answer, bytes) else answer or ""
+
+
+def _ask_gpu(nvml: Any, index: int, handle: Any, handles: Mapping[int, Any]) -> dict[str, Any]:
+    errors: dict[str, str] = {}
+    ask = _Asker(nvml, errors)
+    memory = ask("memory", "nvmlDeviceGetMemoryInfo", handle)
+    bar1 = ask("bar1", "nvmlDeviceGetBAR1MemoryInfo", handle)
+    pci = ask("pci", "nvmlDeviceGetPciInfo", handle)
+    capability = ask("capability", "nvmlDeviceGetCudaComputeCapability", handle)
+    affinity = ask("affinity", "nvmlDeviceGetCpuAffinity", handle, _AFFINITY_WORDS)
+    mig = ask("mig", "nvmlDeviceGetMigMode", handle)
+    p2p = {
+        str(other): ask("p2p", "nvmlDeviceGetP2PStatus", handle, peer, _P2P_READ)
+        for other, peer in handles.items()
+        if other != index
+    }
+    return {
+        "index": index,
+        "uuid": _text(ask("uuid", "nvmlDeviceGetUUID", handle)),
+        "name": _text(ask("name", "nvmlDeviceGetName", handle)),
+        "memory": memory and int(memory.total),
+        "bar1": bar1 and int(bar1.bar1Total),
+        "capability": capability and list(capability),
+        "bus_id": _text(pci and pci.busId),
+        "mig": mig and list(mig),
+        "mig_devices": _ask_mig(nvml, handle) if mig and mig[0] else [],
+        "affinity": affinity and [int(word) for word in affinity],
+        "nvlinks": _ask_nvlinks(nvml, handle),
+        "p2p": p2p,
+        "errors": errors,
+    }
+
+
+def _ask_mig(nvml: Any, handle: Any) -> list[str]:
+    ask = _Asker(nvml, {})  # an index without a MIG device answers "not found"
+    parts = [
+        ask("", "nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
+        for index in range(ask("", "nvmlDeviceGetMaxMigDeviceCount", handle) or 0)
+    ]
+    return [_text(ask("", "nvmlDeviceGetUUID", part)) for part in parts if part is not None]
+
+
+def _ask_nvlinks(nvml: Any, handle: Any) -> list[list[Any]]:
+    """Return ``[link, active, version, kind of peer, the peer's PCI address]`` for each link that the GPU has."""
+    ask = _Asker(nvml, {})  # a link number that the GPU does not have answers an error, as do all on a GPU without
+    links = []
+    for link in range(nvml.NVML_NVLINK_MAX_LINKS):
+        active = ask("", "nvmlDeviceGetNvLinkState", handle, link)
+        if active:
+            version = ask("", "nvmlDeviceGetNvLinkVersion", handle, link)
+            kind = ask("", "nvmlDeviceGetNvLinkRemoteDeviceType", handle, link)
+            peer = ask("", "nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
+            links.append([link, 1, version, kind, _text(peer and peer.busId)])
+        elif active is not None:
+            links.append([link, 0, None, None, ""])
+    return links
+
+
+def described(raw: Mapping[str, Any], root: Path, visible: str | None) -> dict[str, Any]:
+    """Return the facts in NVML's raw answers.
+
+    Parameters
+    ----------
+    raw
+        What `ask_nvml` returned, now or when it was recorded.
+    root
+        Where the PCI tree is looked up: ``/``, or the top of a recorded tree.
+    visible
+        ``CUDA_VISIBLE_DEVICES``, None if it is not set.
+
+    Returns
+    -------
+    dict
+        ``gpus``, ``gpu_error``, ``driver`` (535.274.02), ``cuda_driver`` (12.2), ``visible_devices`` as given and
+        ``visible_count``, the number of devices that a CUDA program sees.
+    """
+    answers = list(raw.get("gpus", []))
+    shown, count = visible_gpus(visible, answers)
+    buses = {str(gpu["index"]): _bus(gpu["bus_id"]) for gpu in answers}
+    words = "; ".join(f"{name}: {text}" for name, text in raw.get("errors", {}).items())
+    cuda = raw.get("cuda") or 0
+    return {
+        "gpus": [_gpu(gpu, root, buses, visible=gpu["index"] in shown) for gpu in answers],
+        "gpu_error": raw.get("error") or words,
+        "driver": raw.get("driver", ""),
+        "cuda_driver": f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else "",  # 12020 is 12.2
+        "visible_devices": visible,
+        "visible_count": count,
+    }
+
+
+def _bus(text: str) -> str:
+    return sysfs_bus_id(text) if text.count(":") == 2 else ""
+
+
+def _gpu(gpu: Mapping[str, Any], root: Path, buses: Mapping[str, str], *, visible: bool) -> dict[str, Any]:
+    bus, errors = _bus(gpu["bus_id"]), dict(gpu["errors"])
+    pci = pci_of(root / "sys/bus/pci/devices" / bus) if bus else {}
+    if bus and not pci:
+        errors["pci"] = f"the kernel shows no PCI device {bus} here"
+    masks = enumerate(gpu["affinity"] or [])
+    return {
+        "index": gpu["index"],
+        "uuid": gpu["uuid"],
+        "name": gpu["name"],
+        "memory": gpu["memory"],
+        "bar1": gpu["bar1"],
+        "capability": gpu["capability"],
+        "bus_id": bus,
+        "pci": pci,
+        "mig": bool(gpu["mig"][0]) if gpu["mig"] else None,
+        "mig_devices": list(gpu["mig_devices"]),
+        "cpus": to_ranges(64 * word + bit for word, mask in masks for bit in range(64) if mask >> bit & 1),
+        "nvlink": _nvlink(gpu["nvlinks"]),
+        "p2p": {
+            buses.get(other) or f"gpu{other}": _P2P.get(status, "no answer") for other, status in gpu["p2p"].items()
+        },
+        "visible": visible,
+        "errors": errors,
+    }
+
+
+def _nvlink(links: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    """Return the number of links, those that are active, their version, and how many lead to which peer."""
+    peers: dict[str, int] = {}
+    versions = set()
+    for _, active, version, kind, bus in links:
+        if active:
+            peer = "nvswitch" if kind == _PEER_IS_SWITCH else _bus(bus) or "unknown"
+            peers[peer] = peers.get(peer, 0) + 1
+            versions.add(_NVLINK_VERSIONS.get(version, f"enumeration {version}"))
+    active = sum(peers.values())
+    return {"links": len(links), "active": active, "version": ", ".join(sorted(versions)), "peers": peers}
+
+
+def visible_gpus(visible: str | None, gpus: Sequence[Mapping[str, Any]]) -> tuple[set[int], int]:
+    """Return the indices of the GPUs that a CUDA program sees, and the number of devices (a MIG part is one).
+
+    ``CUDA_VISIBLE_DEVICES`` holds indices, UUIDs or beginnings of UUIDs, or UUIDs of MIG parts; the first entry that
+    names nothing ends the list, and an empty list shows nothing (CUDA C++ Programming Guide, "CUDA environment
+    variables"). Indices are taken in the PCI order, which is also CUDA's for GPUs of one kind.
+    """
+    if visible is None:
+        return {gpu["index"] for gpu in gpus}, len(gpus)
+    shown: list[tuple[int, str]] = []
+    for entry in (part.strip() for part in visible.split(",")):
+        found = _named(entry, gpus)
+        if found is None or found in shown:
+            break
+        shown.append(found)
+    return {index for index, _ in shown}, len(shown)
+
+
+def _named(entry: str, gpus: Sequence[Mapping[str, Any]]) -> tuple[int, str] | None:
+    if entry.isdigit():
+        return next(((gpu["index"], "") for gpu in gpus if gpu["index"] == int(entry)), None)
+    if entry.startswith("GPU-"):
+        found = [(gpu["index"], "") for gpu in gpus if gpu["uuid"].startswith(entry)]
+        return found[0] if len(found) == 1 else None
+    if entry.startswith("MIG-"):
+        return next(((gpu["index"], entry) for gpu in gpus if entry in gpu["mig_devices"]), None)
+    return None

@@ -1,0 +1,143 @@
+"""What an image really holds: runs inside it as ``python3 -c``, without hpcml, and prints one line of JSON."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import pathlib
+import sys
+from typing import Any
+
+CPU = ("cryptography", "dask.array", "dask.dataframe", "distributed")
+GPU = ("cudf", "cuml", "cupy", "dask_cuda", "dask_cudf", "distributed_ucxx", "pynvml", "raft_dask", "rmm", "ucxx")
+NAMES = ("dask", "distributed", "dask-ml", "dask-cuda", "ucxx", "cudf")
+DRIVER = "/.singularity.d/libs"  # where --nv puts the driver's libraries
+KERNELS = {
+    "proc",
+    "sysfs",
+    "devtmpfs",
+    "devpts",
+    "mqueue",
+    "cgroup",
+    "cgroup2",
+    "squashfs",
+    "overlay",
+    "fuse.squashfuse",
+    "fuse.squashfuse_ll",
+    "fuse.fuse-overlayfs",
+}
+
+
+def version(name: str) -> str:
+    """Return the version of a distribution, also of a wheel whose name ends in CUDA's version; empty without it."""
+    for suffix in ("", "-cu12", "-cu13"):
+        try:
+            return importlib.metadata.version(name + suffix)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return ""
+
+
+def failures(modules: tuple[str, ...]) -> dict[str, str]:
+    """Import modules; return those that cannot be, with the reason."""
+    found = {}
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # noqa: BLE001 - whatever a package raises while it is imported is the answer
+            found[name] = f"{type(error).__name__}: {error}"[:300]
+    return found
+
+
+def mounted() -> list[str]:
+    """Return where folders and files of the host are mounted over the image."""
+    found = []
+    with open("/proc/self/mountinfo", encoding="utf-8") as file:
+        for line in file:
+            before, _, after = line.partition(" - ")
+            place, kind = before.split()[4], after.split()[0]
+            if place != "/" and kind not in KERNELS and not place.startswith((DRIVER, "/proc", "/sys", "/dev")):
+                found.append(place)
+    return found
+
+
+def outside(places: list[str]) -> list[str]:
+    """Return the libraries and modules in use that are the host's and not the image's."""
+    used = {module.__file__ for module in list(sys.modules.values()) if getattr(module, "__file__", None)}
+    with open("/proc/self/maps", encoding="utf-8") as file:
+        used |= {words[5].strip() for line in file if len(words := line.split(maxsplit=5)) == 6 and ".so" in words[5]}
+    hosts = [path for path in used if path and any(path == place or path.startswith(f"{place}/") for place in places)]
+    return sorted(hosts)[:8]
+
+
+def verbs() -> str:
+    """Return why InfiniBand's library cannot be loaded, or nothing."""
+    try:
+        ctypes.CDLL("libibverbs.so.1")
+    except OSError as error:
+        path = f"{sys.prefix}/lib/libibverbs.so.1"
+        if not os.path.exists(path):
+            return str(error)
+        try:
+            ctypes.CDLL(path)
+        except OSError as inner:
+            return str(inner)
+    return ""
+
+
+def driver() -> str:
+    """Return the version of NVIDIA's driver, or nothing."""
+    try:
+        nvml: Any = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+        said = nvml.nvmlSystemGetDriverVersion()
+    except Exception:  # noqa: BLE001 - no driver, no library, no package: all of them mean that it cannot be asked
+        return ""
+    return said.decode() if isinstance(said, bytes) else str(said)
+
+
+def compute() -> str:
+    """Return why one GPU cannot add three numbers, or nothing."""
+    try:
+        cudf: Any = importlib.import_module("cudf")
+        total = int(cudf.Series([1, 2, 3]).sum())
+    except Exception as error:  # noqa: BLE001 - the reason is the answer
+        return f"{type(error).__name__}: {error}"[:300]
+    return "" if total == 6 else f"1 + 2 + 3 gave {total}"
+
+
+def main(gpu: bool) -> None:
+    """Print the facts as one line of JSON."""
+    facts: dict[str, Any] = {
+        "python": f"{sys.version_info.major}.{sys.version_info.minor}",
+        "failed": failures((*CPU, *GPU) if gpu else CPU),
+        "absent": [name for name in GPU if importlib.util.find_spec(name) is None],
+        "versions": {name: found for name in NAMES if (found := version(name))},
+        "verbs": verbs(),
+        "ucx_modules": sorted(
+            {
+                path.name.removeprefix("libuct_").partition(".")[0]
+                for place in (f"{sys.prefix[1:]}/lib/ucx", "usr/lib/*/ucx", "usr/lib/ucx", "opt/ucx/lib/ucx")
+                for path in pathlib.Path("/").glob(f"{place}/libuct_*.so*")
+            }
+        ),
+        "compute": compute() if gpu else "",
+        "driver": driver() if gpu else "",
+        "library_path": [entry for entry in os.environ.get("LD_LIBRARY_PATH", "").split(":") if entry],
+    }
+    places = mounted()
+    facts["outside"] = outside(places)
+    facts["library_path"] = [
+        entry
+        for entry in facts["library_path"]
+        if any(entry == place or entry.startswith(f"{place}/") for place in places)
+    ]
+    print("\n" + json.dumps(facts), flush=True)
+
+
+if __name__ == "__main__":
+    main("gpu" in sys.argv[1:])

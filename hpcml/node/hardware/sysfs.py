@@ -1,0 +1,239 @@
+"""What the kernel of this node says of its network ports, limits, memory and modules, read from /sys and /proc.
+
+Functions that take ``root`` read below it, so that a recorded tree can stand for a node; the others ask about the
+process that calls them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from hpcml.node.hardware.topology import position_of
+
+# <net/if_arp.h>: what /sys/class/net/*/type holds.
+_KINDS = {1: "ethernet", 32: "infiniband", 772: "loopback"}
+_NO_LIMIT = 1 << 60  # cgroup v1 writes the largest multiple of the page size for "no limit" (Linux, memcg_test.txt)
+
+
+def to_ranges(numbers: Iterable[int]) -> str:
+    """Return numbers as the kernel lists CPUs: ``0-15,32``."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(f"{first}-{last}" if first != last else f"{first}" for first, last in runs)
+
+
+def from_ranges(text: str) -> set[int]:
+    """Return the numbers in a list such as ``0-15,32``.
+
+    Raises
+    ------
+    ValueError
+        If the text is no such list.
+    """
+    numbers: set[int] = set()
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        numbers.update(range(int(first), int(last or first) + 1))
+    return numbers
+
+
+def read(path: Path) -> str:
+    """Return a small file's text without the spaces around it, or nothing if it is not there or answers an error.
+
+    Files of /sys answer with errors of their own: the ``speed`` of an interface that is down is EINVAL.
+    """
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def pci_of(device: Path) -> dict[str, Any]:
+    """Return the ``pci`` table of a device's folder in /sys, empty if it is no PCI device (or cannot be seen)."""
+    try:
+        position = position_of(device)
+    except OSError:
+        return {}
+    return {"bus_id": position.path[-1], "path": list(position.path), "numa": position.numa}
+
+
+def rdma_ports(root: Path) -> list[dict[str, Any]]:
+    """Return the InfiniBand and RoCE ports (``/sys/class/infiniband``), one table a port, by name.
+
+    Raises
+    ------
+    OSError
+        If the folder is there and cannot be listed.
+    """
+    return [
+        _port(device, port)
+        for device in _listed(root / "sys/class/infiniband")
+        for port in sorted(_listed(device / "ports"), key=lambda path: int(path.name))
+    ]
+
+
+def _port(device: Path, port: Path) -> dict[str, Any]:
+    rate = read(port / "rate")  # "100 Gb/sec (2X HDR)"
+    amount = re.match(r"[0-9.]+", rate)
+    netdevs = {read(path) for path in _listed(port / "gid_attrs/ndevs")} - {""}
+    for netdev in _listed(device / "device/net"):  # both ports of a card that has one PCI function share this folder
+        if read(netdev / "dev_port") in ("", str(int(port.name) - 1)):
+            netdevs.add(netdev.name)
+    return {
+        "name": f"{device.name}:{port.name}",
+        "device": device.name,
+        "port": int(port.name),
+        "state": read(port / "state").partition(": ")[2],  # "4: ACTIVE"
+        "physical_state": read(port / "phys_state").partition(": ")[2],
+        "rate": rate,
+        "gigabits": float(amount[0]) if amount else 0.0,
+        "link_layer": read(port / "link_layer"),
+        "subnet": ":".join(read(port / "gids/0").split(":")[:4]),  # the upper half of a GID is the subnet's prefix
+        "netdevs": sorted(netdevs),
+        "firmware": read(device / "fw_ver"),
+        "board": read(device / "board_id"),
+        "pci": pci_of(device / "device"),
+    }
+
+
+def interfaces(root: Path) -> list[dict[str, Any]]:
+    """Return the network interfaces (``/sys/class/net``); IPv4 addresses only where ``root`` is this node's own ``/``.
+
+    Raises
+    ------
+    OSError
+        If the folder is there and cannot be listed.
+    """
+    addresses = _addresses() if root == Path("/") else {}
+    found = []
+    for path in _listed(root / "sys/class/net"):
+        if not path.is_dir():
+            continue  # /sys/class/net/bonding_masters is a file
+        number, flags, speed = (read(path / name) for name in ("type", "flags", "speed"))
+        kind = int(number or 0)
+        megabits = int(speed) if re.fullmatch("[0-9]+", speed) else 0  # -1 or an error: not known
+        found.append(
+            {
+                "name": path.name,
+                "kind": _KINDS.get(kind, f"type {kind}"),
+                "address": read(path / "address"),
+                "megabits": megabits,
+                "mtu": int(read(path / "mtu") or 0),
+                "up": bool(int(flags or "0", 16) & 1),  # IFF_UP
+                "state": read(path / "operstate"),
+                "ipv4": addresses.get(path.name, []),
+                "pci": pci_of(path / "device"),
+            }
+        )
+    return found
+
+
+def _addresses() -> dict[str, list[str]]:
+    import socket
+
+    import psutil
+
+    return {
+        name: [entry.address for entry in entries if entry.family == socket.AF_INET]
+        for name, entries in psutil.net_if_addrs().items()
+    }
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def limits() -> dict[str, Any]:
+    """Return this process's limits: locked memory in bytes and open files; None means unlimited."""
+    names = {"locked_memory": resource.RLIMIT_MEMLOCK, "open_files": resource.RLIMIT_NOFILE}
+    return {
+        name: {
+            side: None if value == resource.RLIM_INFINITY else value
+            for side, value in zip(("soft", "hard"), resource.getrlimit(which), strict=True)
+        }
+        for name, which in names.items()
+    }
+
+
+def cpus() -> dict[str, Any]:
+    """Return the CPUs that this process may use (its CPU set) and how many the node has online."""
+    allowed = os.sched_getaffinity(0)
+    return {"count": len(allowed), "list": to_ranges(allowed), "online": os.cpu_count() or 0}
+
+
+def memory(root: Path) -> dict[str, Any]:
+    """Return sizes in bytes: the node's memory, what the control groups leave this process (None: all), and /dev/shm.
+
+    Raises
+    ------
+    OSError, ValueError
+        If /proc/meminfo or /dev/shm cannot be read.
+    """
+    match = re.search(r"^MemTotal:\s*([0-9]+) kB", (root / "proc/meminfo").read_text(), re.MULTILINE)
+    if match is None:
+        raise ValueError("/proc/meminfo has no MemTotal")
+    shared = os.statvfs(root / "dev/shm")
+    size = shared.f_blocks * shared.f_frsize
+    return {"total": int(match[1]) * 1024, "cgroup_limit": cgroup_memory_limit(root), "shm": size}
+
+
+def cgroup_memory_limit(root: Path) -> int | None:
+    """Return the least memory limit of this process's control group and those above it, in bytes; None without one.
+
+    Version 2 and version 1 are read; Slurm's limit is on the step's or the job's group, above the task's own.
+    """
+    found: list[int] = []
+    for line in read(root / "proc/self/cgroup").splitlines():
+        _, controllers, group = line.split(":", 2)
+        if controllers == "":
+            top, name = root / "sys/fs/cgroup", "memory.max"
+        elif "memory" in controllers.split(","):
+            top, name = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes"
+        else:
+            continue
+        inner = Path(group.strip("/"))
+        groups = [] if ".." in inner.parts else [inner, *inner.parents]  # "..": outside what this container sees
+        texts = [read(top / part / name) for part in groups or [Path()]]
+        found += [int(text) for text in texts if text.isdigit() and int(text) < _NO_LIMIT]
+    return min(found, default=None)
+
+
+def modules(root: Path) -> dict[str, Any]:
+    """Return what the kernel has for GPU memory over the network, and the device files that this process can see.
+
+    ``gpudirect`` names the ways in which a network card can reach GPU memory: the modules ``nvidia_peermem`` or
+    ``nv_peer_mem``, or DMA-BUF, which needs Linux 5.12 and NVIDIA's open kernel modules (docs.nvidia.com, GPUDirect
+    RDMA, "Linux kernel DMA-BUF"). ``verbs`` are the files in /dev/infiniband without which no program can use a port
+    that /sys shows.
+    """
+    folder = root / "sys/module"
+    there = [name for name in ("nvidia_peermem", "nv_peer_mem") if (folder / name).is_dir()]
+    version = read(root / "proc/driver/nvidia/version")
+    opened = "Open Kernel Module" in version if version else None
+    if opened and _release(read(root / "proc/sys/kernel/osrelease")) >= (5, 12):
+        there.append("dmabuf")
+    return {
+        "nvidia": read(folder / "nvidia/version") if (folder / "nvidia").is_dir() else None,
+        "open_driver": opened,
+        "gdrcopy": (folder / "gdrdrv").is_dir(),
+        "gpudirect": there,
+        "verbs": [path.name for path in _listed(root / "dev/infiniband") if path.name.startswith("uverbs")],
+        "rdma_cm": (root / "dev/infiniband/rdma_cm").exists(),
+    }
+
+
+def _release(text: str) -> tuple[int, int]:
+    match = re.match(r"([0-9]+)\.([0-9]+)", text)
+    return (int(match[1]), int(match[2])) if match else (0, 0)

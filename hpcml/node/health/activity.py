@@ -1,0 +1,166 @@
+"""What the scheduler sees of its use, told to the supervisor every second; each is the other's sign of life."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import struct
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from distributed import Scheduler, Status
+from distributed.scheduler import heartbeat_interval
+
+from hpcml import errors
+from hpcml.node import files
+from hpcml.node.control import warn_after
+from hpcml.node.events import Diary
+from hpcml.node.outcome import Outcome, say
+from hpcml.node.own_time import OwnTime
+from hpcml.node.processes import Process
+from hpcml.node.settings import Context
+
+LOOK = 1.0  # seconds between looks
+BUSY = 25.0  # per cent of a CPU: a worker that uses more is at work, also without a task (client.run)
+LATE, LATE_AT_LEAST = 3, 3.0  # intervals between a worker's heartbeats, and seconds; Dask closes a dead one after 300 s
+POLLS = 4  # questions a second for all workers that are a wait_for_workers(), which asks ten times
+
+
+class Activity:
+    """Whether somebody uses the cluster, and whether the supervisor answers."""
+
+    def __init__(self, context: Context, scheduler: Scheduler, send: Callable[..., None], peer: int) -> None:
+        self.context, self.scheduler, self.send = context, scheduler, send
+        self.clock = OwnTime()
+        self.supervisor = Process.named(peer) if peer else None
+        self.transitions = scheduler.transition_counter
+        self.used = self.waited = self.heard = 0.0
+        self.connected = False
+        self.stuck = 0
+        self.warned = False
+        self.telling: asyncio.Task[None] | None = None
+
+    async def watch(self) -> None:
+        """Look, tell and listen, until cancelled or until a supervisor that does not answer was ended."""
+        while True:
+            await asyncio.sleep(LOOK)
+            before, now = self.clock.seconds, self.clock.tick()
+            try:
+                self._look(now, now - before)
+            except Exception:  # noqa: BLE001 - Dask's insides may change; then nothing is known, and the run goes on
+                traceback.print_exc()
+                self.used = now
+            self.send(
+                event="alive",
+                connected=self.connected,
+                idle=round(now - self.used, 1),
+                waited=round(self.waited, 1),
+                stuck=self.stuck,
+            )
+            if await self._supervisor_is_gone(now - self.heard):
+                return
+
+    def _look(self, now: float, passed: float) -> None:
+        scheduler = self.scheduler
+        self.connected = self.connected or any(name != "fire-and-forget" for name in scheduler.clients)
+        in_use = self._in_use()
+        if in_use:
+            self.used = now
+        polls, scheduler.polls = scheduler.polls, 0
+        ready = all(
+            state.status == Status.running for state in scheduler.workers.values()
+        )  # none paused for its memory
+        waits = polls >= POLLS * passed and ready and not in_use
+        self.waited = self.waited + passed if waits else 0.0
+        self.stuck = len(scheduler.unrunnable) if now - self.used > LOOK else 0
+
+    def answered(self) -> None:
+        """Take note that the supervisor answered."""
+        self.heard = self.clock.seconds
+
+    def _in_use(self) -> bool:
+        scheduler = self.scheduler
+        moved = scheduler.transition_counter != self.transitions
+        self.transitions = scheduler.transition_counter
+        late = max(LATE_AT_LEAST, LATE * float(heartbeat_interval(len(scheduler.workers))))
+        return (
+            moved
+            or bool(scheduler.queued)
+            or any(
+                state.processing or _load(state) > BUSY or _late(state, late) for state in scheduler.workers.values()
+            )
+        )
+
+    async def _supervisor_is_gone(self, silent: float) -> bool:
+        """Say that the supervisor does not answer, and end it after its deadline: then the batch script ends the rest.
+
+        Only one that is stopped is ended: what waits for a file system (in whatever state, by the file system's client)
+        will answer when that does. What is written here, to the same file system, is written by a thread.
+        """
+        deadline = self.context.settings.answer_deadline
+        if silent <= warn_after(deadline):
+            self.warned = False
+            return False
+        state = self.supervisor.state if self.supervisor else ""
+        what = _STATES.get(state, "")
+        if not self.warned:
+            self.warned = True
+            words = f"the supervisor on {self.context.node} has not answered for {silent:.0f} s{what}"
+            ends = f"; the run ends if it does not within {deadline:g} s" if state in _STOPPED else ""
+            self.telling = asyncio.create_task(asyncio.to_thread(self._tell, f"{words}{ends}"))
+        if silent <= deadline or state not in _STOPPED or self.supervisor is None:
+            return False
+        reason = f"the run's supervisor on {self.context.node} did not answer for {silent:.0f} s{what}"
+        await asyncio.to_thread(self._end_supervisor, self.supervisor.pid, reason)
+        return True
+
+    def _tell(self, words: str) -> None:
+        try:
+            say(self.context, f"warning: {words}")
+            Diary(self.context.run.events, self.context.number).write("warning", sentence=f"{words}.")
+        except OSError:  # into the scheduler's own log, and the watch goes on
+            traceback.print_exc()
+
+    def _end_supervisor(self, pid: int, reason: str) -> None:
+        outcome = Outcome(errors.HUNG, "driver", "hpcml", reason, "Was it stopped by hand? Submit again.")
+        try:
+            outcome.write(self.context, "ending")
+            outcome.report(self.context)
+            files.write(self.context.attempt.lost, f"{errors.HUNG}\n")
+        except OSError:  # the end itself is worth more than its record
+            traceback.print_exc()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+_STOPPED = ("T", "t")
+_STATES = {
+    "T": " (it is stopped: SIGSTOP)",
+    "t": " (a debugger holds it)",
+    "D": " (state D: it waits for a file system, or is frozen)",
+    "": " (it cannot be seen from here)",
+}
+
+
+def _load(state: Any) -> float:
+    """Return a worker's CPU use in per cent, as its last heartbeat told."""
+    return float(state.metrics.get("cpu", 0.0) or 0.0)
+
+
+def _late(state: Any, limit: float) -> bool:
+    """Whether a worker has not told anything for longer than it should: a function of ``client.run`` holds its loop."""
+    return time.time() - float(state.last_seen) > limit
+
+
+def peer_of(connection: socket.socket) -> int:
+    """Return the pid of the process at the other end of a unix socket, 0 if it cannot be seen from here (unix(7))."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return 0
+    size = struct.calcsize("3i")
+    pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    return int(pid)

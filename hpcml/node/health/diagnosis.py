@@ -1,0 +1,180 @@
+"""Who is missing, and what its log says: the words for a bring-up that failed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcml import container_errors, endings, errors
+from hpcml.node import files
+from hpcml.node.outcome import Outcome
+from hpcml.node.settings import Context
+
+_WHOLE = (200, 4096)  # lines and characters of each: Apptainer's hold paths, and all its options behind a wrong one
+_QUOTE = (12, 300)
+_STEP_GONE = "the step of the worker tasks is gone (was its srun killed?)"
+_NOT_ENTERED = (str(errors.IMAGE), str(container_errors.FATAL))  # image.sh's own, and Apptainer's
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A node whose workers are not all there.
+
+    ``final`` means that waiting longer would not help; ``remedy`` is what to do where an image was not entered.
+    """
+
+    node: str
+    workers: tuple[str, ...]
+    why: str
+    final: bool
+    quote: tuple[str, ...]
+    remedy: str = ""
+
+    def sentence(self) -> str:
+        """Return the node and the reason in one clause."""
+        return f"{self.node}: {self.why}"
+
+
+def root_of(error: BaseException) -> str:
+    """Return the error behind an error in one line; Dask says of every trouble that it "failed to start"."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {error}"
+
+
+def missing_nodes(context: Context, present: set[str], *, step_gone: bool = False) -> list[Missing]:
+    """Return the nodes that lack workers, with what is known of each from its files.
+
+    Parameters
+    ----------
+    present
+        The names of the workers that are there.
+    step_gone
+        Whether the step of the worker tasks has ended, so that none can come back.
+    """
+    exits = files.listed(context.attempt.exits)
+    marks = files.listed(context.attempt.nodes)
+    found = []
+    for node in context.nodes:
+        ended = f"worker@{node}" in exits  # and all its workers with it, though the scheduler may not know yet
+        absent = tuple(name for name in context.worker_names(node) if ended or name not in present)
+        if absent and f"{node}.json" in marks:
+            retired = (files.read_json(context.attempt.mark_of(node)) or {}).get("retired", ())
+            absent = tuple(name for name in absent if name not in retired)
+        if absent:
+            quote = quote_of(context, node)
+            why, final, remedy = _reason(context, node, exits, marks)
+            if step_gone and not final:
+                why, final = f"{_STEP_GONE} ({why})" if f"worker@{node}" in exits else _STEP_GONE, True
+            found.append(Missing(node, absent, why, final, quote, remedy))
+    return found
+
+
+def _reason(context: Context, node: str, exits: set[str], marks: set[str]) -> tuple[str, bool, str]:
+    mark = files.read_json(context.attempt.mark_of(node)) if f"{node}.json" in marks else None
+    if mark and mark["refused"]:
+        return str(mark["refused"]), True, ""
+    if mark and (failed := mark["failed"]):
+        return f"worker {failed[0]['worker']} ended again and again ({failed[0]['why']})", True, ""
+    exit_file = context.attempt.exit_of("worker", node)
+    if exit_file.name in exits:
+        status = exit_file.read_text().strip()
+        if not_entered(context, status):
+            why = container_errors.in_words("\n".join(quote_of(context, node, _WHOLE)), status)
+            return why.what, True, why.hint
+        ended = endings.of(int(status), quote_of(context, node))
+        return f"the worker task {ended.how}", status != "0", ""  # 0: its workers were retired
+    if mark is None:
+        return "the worker task gave no sign of life", False, ""
+    if deaths := mark["deaths"]:
+        name, _ = next(iter(deaths.items()))
+        return f"worker {name} has ended so far: {mark['last_words'][name]}", False, ""
+    if mark["state"] == "starting":
+        return "the worker task started but is still importing Dask", False, ""
+    return "its workers were started but have not registered", False, ""
+
+
+def not_entered(context: Context, status: str) -> bool:
+    """Whether an exit status says that a role could not enter the image."""
+    return bool(context.settings.image) and status in _NOT_ENTERED
+
+
+def of_the_scheduler(context: Context, closed: bool, late: float, *, step_gone: bool = False) -> Outcome | None:
+    """Return how the run ends for want of a scheduler, None if it may still come.
+
+    Parameters
+    ----------
+    closed
+        Whether it was there and has gone.
+    late
+        The seconds that have passed if its deadline has, else 0.
+    step_gone
+        Whether its step has ended, so that it cannot come any more.
+    """
+    exit_file = context.attempt.exit_of("scheduler", context.node)
+    hint = f"The whole log: hpcml logs {context.run.directory.name} scheduler."
+    code, quote = errors.SCHEDULER_NEVER_CAME, scheduler_log(context)
+    if exit_file.name in files.listed(context.attempt.exits):
+        status = exit_file.read_text().strip()
+        ended = endings.of(int(status), quote)
+        reason = f"the Dask scheduler on {context.node} {ended.how}"
+        if not_entered(context, status):
+            why = container_errors.in_words("\n".join(scheduler_log(context, _WHOLE)), status)
+            return Outcome(errors.IMAGE, "image", "hpcml", f"{context.node}: {why.what}", why.hint, quote)
+        if status == str(code) and quote and quote[-1].startswith("hpcml: "):
+            reason = f"{context.node}: {quote[-1].removeprefix('hpcml: ').rstrip('.')}"
+        hint = ended.hint or hint
+    elif closed:
+        reason = f"the Dask scheduler on {context.node} ended at its start"
+    elif step_gone:
+        reason = f"the step of the Dask scheduler on {context.node} is gone (was its srun killed?)"
+    elif late:
+        reason = f"the Dask scheduler on {context.node} was not up within {late:g} s"
+    else:
+        return None
+    return Outcome(code, "scheduler", "hpcml", reason, hint, quote)
+
+
+def scheduler_end(context: Context) -> str:
+    """Return how the scheduler's role ended, to stand behind a sentence; nothing while its step has not recorded it."""
+    exit_file = context.attempt.exit_of("scheduler", context.node)
+    if exit_file.name not in files.listed(context.attempt.exits):
+        return ""
+    return f": it {endings.of(int(exit_file.read_text()), scheduler_log(context)).how}"
+
+
+def of_the_workers(context: Context, present: set[str], late: float, *, step_gone: bool = False) -> Outcome | None:
+    """Return how the run ends for want of workers, None if they may still come; the rest as of the scheduler."""
+    lost = missing_nodes(context, present, step_gone=step_gone)
+    final = [missing for missing in lost if missing.final]
+    if not late and not final:
+        return None
+    outside = [missing for missing in final if missing.remedy]
+    named = outside or final or lost
+    words = "; ".join(missing.sentence() for missing in named[:4])
+    more = f"; and {len(named) - 4} more nodes" if len(named) > 4 else ""
+    quote = named[0].quote if named else ()
+    if outside:
+        return Outcome(errors.IMAGE, "image", "hpcml", words + more, outside[0].remedy, quote)
+    when = f" within {late:g} s" if late else ""
+    absent = sum(len(missing.workers) for missing in lost)
+    reason = f"{absent} of {absent + len(present)} workers did not come{when}: {words}{more}"
+    hint = f"The whole log: hpcml logs {context.run.directory.name} worker."
+    return Outcome(errors.WORKERS_NEVER_CAME, "workers", "hpcml", reason, hint, quote)
+
+
+def scheduler_log(context: Context, most: tuple[int, int] = _QUOTE) -> tuple[str, ...]:
+    """Return the last lines of the scheduler's log, or of the job's if there are none."""
+    return tuple(_tail(context.run.scheduler_log, most) or _tail(context.run.job_log, most))
+
+
+def quote_of(context: Context, node: str, most: tuple[int, int] = _QUOTE) -> tuple[str, ...]:
+    """Return the last lines of a node's worker log, or of the job's log (srun's own words) if there are none."""
+    lines = _tail(context.run.worker_log(node), most)
+    others = _tail(context.run.job_log, most) if not lines else []
+    return tuple(lines or [line for line in others if "srun" in line or node in line])
+
+
+def _tail(path: Path, most: tuple[int, int]) -> list[str]:
+    lines, width = most
+    return files.tail(path, lines, width=width)

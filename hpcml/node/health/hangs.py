@@ -1,0 +1,100 @@
+"""What waits for something that cannot come, while the script runs: said once, and ended where a deadline says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hpcml import errors
+from hpcml.node.control import warn_after
+from hpcml.node.outcome import Outcome, RunEndedError
+from hpcml.node.own_time import OwnTime
+from hpcml.node.settings import Context
+
+WAITED = 10.0  # seconds of asking for workers after which it is said
+STUCK = 30.0  # seconds without any activity after which tasks that no worker may run are said
+
+
+class Hangs:
+    """What the scheduler tells of its use, and what follows from it.
+
+    All durations are of time in which the supervisor itself, or the scheduler, ran: a suspended job does not hang.
+    """
+
+    def __init__(self, context: Context, clock: OwnTime, warn: Callable[[str], None]) -> None:
+        self.context, self.clock, self.warn = context, clock, warn
+        self.told: Mapping[str, Any] = {}
+        self.heard = self.began = clock.seconds
+
+    def begin(self) -> None:
+        """The script starts now."""
+        self.heard = self.began = self.clock.seconds
+
+    def take(self, told: Mapping[str, Any]) -> None:
+        """Take in what the scheduler tells every second."""
+        self.told, self.heard = told, self.clock.seconds
+
+    def look(self, missing: int, *, final: bool) -> None:
+        """Say what is noticed.
+
+        Parameters
+        ----------
+        missing, final
+            How many workers are not there, and whether none of them can come back.
+
+        Raises
+        ------
+        RunEndedError
+            If a deadline has passed.
+        """
+        self._look_at_scheduler()
+        if self.context.settings.service or not self.told:
+            return  # a service ends for idleness by itself
+        ran = self.clock.seconds - self.began
+        idle = min(float(self.told["idle"]), ran)
+        self._look_at_use(ran, idle)
+        if self.told["stuck"] and idle > STUCK and not missing:
+            count = f"{self.told['stuck']} tasks wait" if self.told["stuck"] > 1 else "A task waits"
+            self.warn(f"{count} for a worker with resources, or of a name, that no worker has (resources=, workers=).")
+        if not missing or final:
+            self._look_at_waiting(float(self.told["waited"]), missing)
+
+    def _look_at_scheduler(self) -> None:
+        silent, deadline = self.clock.seconds - self.heard, self.context.settings.answer_deadline
+        words = f"the Dask scheduler on {self.context.node} has not answered for"
+        if silent > deadline:
+            reason = f"{words} {deadline:g} s"
+            hint = "Was it stopped, or is it busy with a very large graph? deadlines.answer gives it longer."
+            raise RunEndedError(Outcome(errors.SCHEDULER_LOST, "driver", "hpcml", reason, hint))
+        if silent > warn_after(deadline):
+            self.warn(f"{words} {warn_after(deadline):g} s; the run ends if it does not within {deadline:g} s.")
+
+    def _look_at_use(self, ran: float, idle: float) -> None:
+        settings = self.context.settings
+        held = f"{settings.nodes} nodes are held" if settings.nodes > 1 else "its node is held"
+        if not self.told["connected"] and ran > settings.connect_notice > 0:
+            self.warn(
+                f"The script has run for {settings.connect_notice:g} s without connecting to its cluster. Client() and "
+                "hpcml.connect() find it; Client(scheduler_file=…), another address and LocalCluster() do not. "
+                "A script that needs no cluster goes on."
+            )
+        if idle > settings.idle_notice > 0:
+            self.warn(f"Nothing has used the cluster for {_said(settings.idle_notice)}, and {held}.")
+        if idle > settings.idle_end > 0:
+            reason = f"nothing used the cluster for {_said(settings.idle_end)}"
+            hint = "deadlines.idle ends such a run; 0s lets it go on."
+            raise RunEndedError(Outcome(errors.IDLE, "driver", "hpcml", reason, hint))
+
+    def _look_at_waiting(self, waited: float, missing: int) -> None:
+        if waited <= WAITED:
+            return
+        total, deadline = self.context.worker_count, self.context.settings.workers_deadline
+        words = f"the script waits for more workers than the {total - missing} that the run has (wait_for_workers)"
+        self.warn(f"{words}; the run ends if it still does after {deadline:g} s.")
+        if waited > deadline:
+            hint = "Wait for fewer, or ask for more: --nodes, or workers.per_node."
+            raise RunEndedError(Outcome(errors.WORKERS_NEVER_CAME, "driver", "hpcml", words, hint))
+
+
+def _said(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:g} s"

@@ -1,0 +1,112 @@
+"""What the run loses while its script runs: worker tasks that were killed, workers that come no more; told once."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Sequence
+
+from hpcml.node import files
+from hpcml.node.events import Diary
+from hpcml.node.health import diagnosis
+from hpcml.node.health.diagnosis import Missing
+from hpcml.node.own_time import OwnTime
+from hpcml.node.processes import Process
+from hpcml.node.settings import Context
+
+AGAIN = 3.0  # seconds in which the workers of a node tell of one and the same stop of their task
+LAST_WORDS = 1.0  # seconds from a step's end until what its tasks wrote last is there
+
+
+class Steps:
+    """The scheduler's and the workers' step as processes of the batch script: ``srun``, or ``step.sh`` without Slurm.
+
+    A step that is gone takes its role with it: nothing would start it again.
+    """
+
+    def __init__(self, clock: OwnTime) -> None:
+        words = os.environ.get("HPCML_STEPS", "").split()
+        self.processes = {
+            role: Process.named(int(pid)) for role, pid in zip(("scheduler", "worker"), words, strict=False)
+        }
+        self.clock = clock
+        self.ended: dict[str, float] = {}
+
+    def gone(self, role: str) -> bool:
+        """Whether a role's step has ended, long enough ago that its tasks' last words have arrived."""
+        process = self.processes.get(role)
+        if process is None or process.alive:
+            return False
+        return self.clock.seconds - self.ended.setdefault(role, self.clock.seconds) > LAST_WORDS
+
+    def alive(self) -> list[int]:
+        """Return the pids of the steps that have not ended."""
+        return [process.pid for process in self.processes.values() if process.alive]
+
+
+class Losses:
+    """The nodes whose workers are away, for how long, and what has been told of them."""
+
+    def __init__(self, context: Context, diary: Diary, clock: OwnTime, warn: Callable[[str], None]) -> None:
+        self.context, self.diary, self.clock, self.warn = context, diary, clock, warn
+        self.away: dict[str, float] = {}
+        self.killed: set[str] = set()
+        self.told: set[str] = set()
+        self.starved: set[str] = set()
+        self.stopped: dict[str, float] = {}
+
+    def look(self, present: set[str], *, step_gone: bool) -> list[Missing]:
+        """Return the nodes that lack workers; one whose workers have been away too long will not get them back."""
+        missing = diagnosis.missing_nodes(self.context, present, step_gone=step_gone)
+        self.away = {node.node: self.away.get(node.node, self.clock.seconds) for node in missing}
+        longest = self.context.settings.workers_deadline
+        found = []
+        for node in missing:
+            if not node.final and self.clock.seconds - self.away[node.node] > longest:
+                why = f"{node.why}, and its workers have been away for {longest:g} s"
+                node = dataclasses.replace(node, final=True, why=why)  # noqa: PLW2901 - the same node, judged
+            found.append(node)
+        return found
+
+    def tell(self, missing: Sequence[Missing]) -> None:
+        """Write down and say once what is new: a worker task that was killed, and workers that are lost for good."""
+        total, away = self.context.worker_count, sum(len(node.workers) for node in missing)
+        if missing:
+            self._tell_killed()
+        for node in missing:
+            self._tell_memory(node.node)
+            if not node.final or node.node in self.told:
+                continue
+            count = len(node.workers)
+            self.told.add(node.node)
+            self.diary.write("workers-lost", node=node.node, workers=list(node.workers))
+            lost = "a worker" if count == 1 else f"{count} workers"
+            left = f"{total - away} of {total} workers are left"
+            self.warn(f"{node.node} lost {lost} for good: {node.why}; {left}.")
+
+    def tell_stopped(self, node: str) -> None:
+        """Tell of a worker task that was stopped and goes on, as one of its workers said; each of them may say it."""
+        if self.clock.seconds - self.stopped.get(node, -AGAIN) < AGAIN:
+            return
+        self.stopped[node] = self.clock.seconds
+        self.diary.write("worker-task-stopped", node=node)
+        self.warn(f"{node}: the worker task was stopped (SIGSTOP) and watched no worker; it goes on.")
+
+    def _tell_memory(self, node: str) -> None:
+        """Tell once that workers of a node are ended for want of memory: they come back, and the script gets slow."""
+        if node not in self.starved and (
+            why := (files.read_json(self.context.attempt.mark_of(node)) or {}).get("memory")
+        ):
+            self.starved.add(node)
+            self.warn(f"{node}: {why}; more of these are in its log.")
+
+    def _tell_killed(self) -> None:
+        """Tell of worker tasks that step.sh has started again."""
+        names = {name for name in files.listed(self.context.attempt.exits) if name.startswith("killed@")}
+        for name in sorted(names - self.killed):
+            _, node, which = name.split("@")
+            status = (self.context.attempt.exits / name).read_text().strip()
+            self.diary.write("worker-task-killed", node=node, status=status)
+            again = "it is started again, with its workers"
+            self.warn(f"{node}: the worker task was killed (exit status {status}); {again} (time {which}).")
+        self.killed |= names

@@ -1,0 +1,171 @@
+"""Whether all roles have the same versions: each tells its own when it starts, before it imports anything long.
+
+Python objects travel between the roles as pickles, so what one role packs another must be able to unpack. A role's
+versions are a small file whose *name* holds their digest, and the role's time (:mod:`hpcml.node.clocks`): where all
+are alike, one listing of a folder shows it, and no file is read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import time
+import zlib
+from collections.abc import Mapping
+
+from hpcml.node import files
+from hpcml.node.clocks import Clocks
+from hpcml.node.security import tls
+from hpcml.node.settings import Context
+
+# What must be equal, and how many numbers of the version: Dask speaks its protocol with itself only; pickles hold names
+# of functions and classes, which packages move between the versions named here.
+AGREE = {
+    "python": 2,
+    "dask": 3,
+    "distributed": 3,
+    "cloudpickle": 2,
+    "msgpack": 1,
+    "toolz": 1,
+    "tornado": 1,
+    "lz4": 1,
+    "numpy": 1,
+    "pandas": 2,
+    "pyarrow": 1,
+    "scikit-learn": 2,
+    "dask-ml": 2,
+    "dask-cuda": 2,
+    "dask-cudf": 2,
+    "distributed-ucxx": 2,
+    "ucxx": 2,
+    "ucx": 2,
+    "cuda": 1,
+    "rmm": 2,
+    "cudf": 2,
+    "cuml": 2,
+    "cupy": 2,
+}
+_OTHER_NAMES = {"libucx": "ucx", "nvidia-cuda-runtime": "cuda", "cuda-cudart": "cuda"}
+_CUDA = re.compile(r"-cu(da)?1\d(x)?$")  # how wheels say for which CUDA they are
+_INSTALLED = re.compile(r"(.+?)-([^-]+)(-py\d[\d.]*)?\.(dist|egg)-info")
+_CONDA = re.compile(r"(ucx|cuda-cudart)-([^-]+)-[^-]+\.json")
+
+
+def here() -> dict[str, str]:
+    """Return the versions of this interpreter's packages, from the names of folders on its path: nothing is read."""
+    found = {"python": ".".join(map(str, sys.version_info[:3]))}
+    for place in sys.path:
+        for entry in _names(place):
+            if match := _INSTALLED.fullmatch(entry):
+                name = _CUDA.sub("", re.sub(r"[-_.]+", "-", match[1]).lower())
+                name = _OTHER_NAMES.get(name, name)
+                if name in AGREE:
+                    found.setdefault(name, match[2])  # the first on the path is the one that is imported
+    for entry in _names(f"{sys.prefix}/conda-meta"):
+        if match := _CONDA.fullmatch(entry):
+            found.setdefault(_OTHER_NAMES.get(match[1], match[1]), match[2])
+    return dict(sorted(found.items()))
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder or ".")
+    except OSError:
+        return []  # a path may name zip files and folders that are not there; Python passes over them too
+
+
+def _digest(versions: Mapping[str, str]) -> str:
+    return f"{zlib.crc32(json.dumps(versions, sort_keys=True).encode()):08x}"
+
+
+def tell(context: Context, role: str) -> None:
+    """Say on the shared file system which versions this role has, and what time it is here."""
+    own = here()
+    files.write_json(context.attempt.versions / f"{role}@{context.node}@{_digest(own)}@{time.time():.1f}", own)
+
+
+class Comparison:
+    """The driver's versions against those of all other roles, as they come.
+
+    ``complete`` once all have told; ``ends`` is why the run must end, empty if it need not; ``notes`` are differences
+    that do no harm.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.own = here()
+        self.digest = _digest(self.own)
+        self.waiting = {f"scheduler@{context.nodes[0]}", *(f"worker@{node}" for node in context.nodes)}
+        self.roles = len(self.waiting) + 1
+        self.clocks = Clocks(context.node, behind=tls.EARLY, ahead=tls.LATE)
+        self.fatal: dict[str, dict[str, list[str]]] = {}
+        self.harmless: dict[str, dict[str, list[str]]] = {}
+
+    @property
+    def complete(self) -> bool:
+        """Whether all roles have told."""
+        return not self.waiting
+
+    def look(self) -> None:
+        """Take in what has been told since the last look."""
+        if self.complete:
+            return
+        for name in sorted(files.listed(self.context.attempt.versions)):
+            role, node, digest, told = name.split("@")
+            if (who := f"{role}@{node}") in self.waiting:
+                self.waiting.remove(who)
+                self.clocks.take(node, float(told))
+                if digest != self.digest:
+                    self._compare(who, files.read_json(self.context.attempt.versions / name) or {})
+
+    def _compare(self, who: str, theirs: Mapping[str, str]) -> None:
+        role, _, node = who.partition("@")
+        for name, count in AGREE.items():
+            mine, other = self.own.get(name, ""), theirs.get(name, "")
+            if mine != other:
+                table = self.fatal if _numbers(mine, count) != _numbers(other, count) else self.harmless
+                table.setdefault(name, {}).setdefault(other, []).append(f"{_ROLES[role]} on {node}")
+
+    @property
+    def ends(self) -> str:
+        """Why the run must end: one package with its versions and roles, and how many others differ."""
+        if not self.fatal:
+            return ""
+        name, found = next(iter(self.fatal.items()))
+        others = list(self.fatal)[1:]
+        more = f"; so {'does' if len(others) == 1 else 'do'} {_listed(others)}" if others else ""
+        return f"the roles' versions differ: {self._sentence(name, found)}{more}"
+
+    @property
+    def notes(self) -> list[str]:
+        """The differences that do no harm."""
+        return [self._sentence(name, found) for name, found in self.harmless.items()]
+
+    def _sentence(self, name: str, found: Mapping[str, list[str]]) -> str:
+        parts = [f"{_said(self.own.get(name, ''))} in the driver on {self.context.node}"]
+        parts += [f"{_said(version)} in {_listed(who)}" for version, who in found.items()]
+        return f"{name} is {', '.join(parts)}"
+
+    @property
+    def words(self) -> str:
+        """What all have, for people."""
+        packages = [f"{name} {self.own[name]}" for name in ("python", "dask", "cudf", "ucx") if name in self.own]
+        return f"{self.roles} roles, {', '.join(packages)}"
+
+
+_ROLES = {"scheduler": "the scheduler", "worker": "the workers"}
+
+
+def _numbers(version: str, count: int) -> tuple[str, ...]:
+    """Return the first numbers of a version as text; none for a package that is not there."""
+    return tuple(re.split(r"[.+-]", version)[:count]) if version else ()
+
+
+def _said(version: str) -> str:
+    return version or "missing"
+
+
+def _listed(words: list[str]) -> str:
+    return ", ".join(words[:3]) + (f" and {len(words) - 3} more" if len(words) > 3 else "")

@@ -1,0 +1,1 @@
+"""JupyterLab in the place of a script."""

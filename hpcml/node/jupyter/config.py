@@ -1,0 +1,189 @@
+"""How JupyterLab is set up in a run: all of it here, nothing from the user's or the machine's Jupyter configuration.
+
+Honoured are: which server extensions the environment has switched on, kernels (``~/.local/share/jupyter/kernels``), and
+JupyterLab's own settings and workspaces (``~/.jupyter/lab``), which are about looks. What could open the server to
+others (``jupyter_server_config.py`` and its kin) is not read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hpcml.node.settings import Context
+
+if TYPE_CHECKING:
+    from jupyter_server.serverapp import ServerApp
+    from traitlets.config import Config
+
+DASHBOARD = "dashboard"  # the path below which the run's dashboard is passed on: /dashboard/status
+_ALWAYS = ("jupyterlab", "jupyter_server_terminals", "jupyter_server_proxy", "dask_labextension")
+_LONGEST_SOCKET = 107  # bytes of a unix socket's path, unix(7)
+
+
+class UnsafeError(Exception):
+    """Raised when the server is not as private as it was meant to be."""
+
+
+class Places(NamedTuple):
+    """The node-local files of the server, all in one folder of the user's own (0700)."""
+
+    socket: Path
+    runtime: Path
+    config: Path
+    data: Path
+    extensions: Path
+
+
+def make_places(folder: Path) -> Places:
+    """Make the server's folders. Kernels' sockets lie in ``k``: their path is as long as a socket's may be."""
+    places = Places(folder / "jupyter.sock", folder / "k", folder / "config", folder / "data", folder / "extensions")
+    for place in places[1:]:
+        place.mkdir(mode=0o700)
+    return places
+
+
+def options(context: Context, places: Places, token: str) -> Config:
+    """Return the server's configuration."""
+    from traitlets.config import Config
+
+    settings = context.settings
+    proxied = {
+        "command": [],
+        "unix_socket": str(places.socket.with_name("dashboard.sock")),
+        "launcher_entry": {"title": "Dask dashboard", "path_info": f"{DASHBOARD}/status"},
+    }
+    made: dict[str, dict[str, Any]] = {
+        "Application": {"log_level": "ERROR"},  # while it starts: an extension that fails is an error
+        "ServerApp": {
+            "sock": str(places.socket),
+            "sock_mode": "0600",
+            "allow_origin": "",
+            "allow_remote_access": False,
+            "disable_check_xsrf": False,
+            "allow_root": True,  # who runs hpcml as root runs all of it as root
+            "open_browser": False,
+            "root_dir": settings.cwd,
+            "jpserver_extensions": server_extensions(),
+        },
+        "IdentityProvider": {"token": token},
+        "PasswordIdentityProvider": {"hashed_password": "", "allow_password_change": False},
+        "KernelManager": {"transport": "ipc", "shutdown_wait_time": 2.0},
+        "MultiKernelManager": {"default_kernel_name": "python3"},
+        "LabApp": {
+            "extra_labextensions_path": [str(places.extensions)],
+            "extension_manager": "readonly",  # what the nodes' environment holds is not changed from a page
+            "news_url": None,
+            "check_for_updates_class": "jupyterlab.handlers.announcements.NeverCheckForUpdate",
+        },
+        "ServerProxy": {"servers": {DASHBOARD: proxied}},
+    }
+    return Config(made)
+
+
+def server_extensions() -> dict[str, bool]:
+    """Return the server extensions that the environment switches on; what else its files say is not read."""
+    from importlib.util import find_spec
+
+    chosen = {name: find_spec(name) is not None for name in _ALWAYS}
+    for path in sorted(Path(sys.prefix, "etc/jupyter/jupyter_server_config.d").glob("*.json")):
+        try:
+            said = json.loads(path.read_text()).get("ServerApp", {}).get("jpserver_extensions", {})
+            chosen |= {name: bool(on) for name, on in said.items() if isinstance(name, str)}
+        except (OSError, ValueError, AttributeError) as error:
+            print(f"hpcml: {path} is left out: {error}", file=sys.stderr)
+    return chosen
+
+
+def write_kernel(data: Path) -> None:
+    """Write the run's kernel. It bears Python's usual name, so notebooks open in it and open elsewhere too."""
+    folder = data / "kernels" / "python3"
+    folder.mkdir(parents=True, mode=0o700)
+    kernel = {
+        "argv": [sys.executable, "-P", "-m", "hpcml.node.jupyter.kernel", "-f", "{connection_file}"],
+        "display_name": "hpcml (this run)",
+        "language": "python",
+        "metadata": {"debugger": False},  # the debugger's server would listen on a port of loopback, open to all
+        "env": {"DASK_DISTRIBUTED__DASHBOARD__LINK": f"/{DASHBOARD}/status"},
+    }
+    (folder / "kernel.json").write_text(json.dumps(kernel))
+
+
+def write_overrides(config: Path) -> None:
+    """Write defaults of JupyterLab's settings, which the user's own settings still go before."""
+    folder = config / "labconfig"
+    folder.mkdir(mode=0o700)
+    overrides = {
+        "dask-labextension:plugin": {
+            "defaultURL": f"{DASHBOARD}/",
+            "hideClusterManager": True,
+            "browserDashboardCheck": True,
+        },
+        "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False},
+        "@jupyterlab/docmanager-extension:plugin": {"autosaveInterval": 30},
+    }
+    (folder / "default_setting_overrides.json").write_text(json.dumps(overrides))
+
+
+def close_dask_labextension() -> None:
+    """Keep dask-labextension from starting clusters: they would listen on loopback and let everybody in."""
+    import dask.config
+
+    refused = {"module": __name__, "class": "NoCluster", "args": [], "kwargs": {}}
+    dask.config.set({"labextension.factory": refused, "labextension.initial": []})
+
+
+class NoCluster:
+    """What dask-labextension makes when it is asked for a cluster: nothing, and it says why."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        raise RuntimeError("this session has its run's cluster: client = hpcml.connect()")
+
+
+def check(server: ServerApp, places: Places) -> None:
+    """Refuse a server that came out less private than it was meant to be, whatever made it so.
+
+    Raises
+    ------
+    UnsafeError
+        With the first thing that is wrong.
+    """
+    from jupyter_server.auth.identity import PasswordIdentityProvider
+
+    settings = server.web_app.settings
+    longest = len(os.fsencode(places.runtime)) + len("/kernel--ipc-5") + 36
+    wrong = {
+        "it does not listen on its socket alone": server.sock != str(places.socket),
+        "it has no token": not server.identity_provider.token,
+        "another part decides who may enter": type(server.identity_provider) is not PasswordIdentityProvider,
+        "it lets in other pages' scripts": bool(
+            server.allow_origin
+            or server.allow_origin_pat
+            or server.disable_check_xsrf
+            or settings.get("disable_check_xsrf")
+        ),
+        "it does not check the Host": bool(server.allow_remote_access),
+        "its kernels use ports": server.config.KernelManager.transport != "ipc",
+        f"its kernels' sockets need {longest} bytes": longest > _LONGEST_SOCKET,
+    }
+    for what, is_so in wrong.items():
+        if is_so:
+            raise UnsafeError(what)
+
+
+def check_socket(socket: Path) -> None:
+    """Refuse a socket, once it is there, that others could connect to.
+
+    Raises
+    ------
+    UnsafeError
+        If it is not of mode 0600 and the user's own, in a folder of mode 0700 that is the user's own.
+    """
+    for path, kind, mode in ((socket, stat.S_IFSOCK, 0o600), (socket.parent, stat.S_IFDIR, 0o700)):
+        found = path.lstat()
+        if found.st_mode != kind | mode or found.st_uid != os.getuid():
+            raise UnsafeError(f"{path} has mode {found.st_mode:o} and belongs to user {found.st_uid}")

@@ -1,0 +1,136 @@
+"""The script of a Jupyter run: JupyterLab on a unix socket, with kernels that are clients of this very run.
+
+``python -m hpcml.node.jupyter.server`` is started by the supervisor in the place of a user's script. It ends with 0
+when the user shut it down or nobody used it for long, with 143 when it was told to end, with 84 when it could not
+start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcml.errors import DRIVER_NOT_STARTED
+from hpcml.node import files, surroundings
+from hpcml.node.jupyter import config, page
+from hpcml.node.jupyter.session import Session, add_handlers, ask
+from hpcml.node.security import tls
+from hpcml.node.settings import Context, load
+
+if TYPE_CHECKING:
+    from jupyter_server.serverapp import ServerApp
+
+TOLD_TO_END = 128 + signal.SIGTERM
+ANSWER_WITHIN = 60.0  # seconds from the start until the server has to answer itself
+PROBE = "/api/status"  # what an authenticated GET is sent to; its `started` is the server's identity
+
+
+def main() -> int:
+    """Serve until the user, the idle time, the time limit or a cancellation ends it; return the exit status."""
+    context = load()
+    control = files.read_json(context.attempt.control) or {}
+    folder = Path(control["socket"]).parent  # node-local, 0700, removed by the supervisor whatever happens here
+    places = config.make_places(folder)
+    try:
+        server, token = _server(context, places)
+    except ImportError as error:
+        print(
+            f"hpcml: the run's environment lacks JupyterLab: {error}. Install hpcml with its extra 'jupyter' there.",
+            file=sys.stderr,
+        )
+        return DRIVER_NOT_STARTED
+    except config.UnsafeError as error:
+        print(f"hpcml: JupyterLab was not started: {error}.", file=sys.stderr)
+        return DRIVER_NOT_STARTED
+    surroundings.restore(os.environ)  # for kernels and terminals
+    server.io_loop.add_callback(os.umask, context.settings.umask)  # for notebooks too, once the server's files are made
+    session = Session(context, server, folder / "dashboard.sock")
+    add_handlers(server, session)
+    signal.signal(signal.SIGTERM, lambda *_: server.io_loop.add_callback_from_signal(session.told_to_end))
+    for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # Jupyter would ask on a terminal, or print; Slurm sends them to all
+    server.io_loop.add_callback(_announce, context, server, places.socket, token)
+    server.io_loop.add_callback(session.watch)
+    server.start()
+    return TOLD_TO_END if session.told else 0
+
+
+def _server(context: Context, places: config.Places) -> tuple[ServerApp, str]:
+    """Return the server, listening, and its token, which nobody learns but by the file in the attempt's ``secret``.
+
+    Raises
+    ------
+    ImportError
+        If JupyterLab is not installed here.
+    UnsafeError
+        If what came out is not as private as it was meant to be.
+    """
+    os.environ.update(JUPYTER_RUNTIME_DIR=str(places.runtime), JUPYTER_NO_CONFIG="1", JUPYTER_PATH=_path_with(places))
+    tempfile.tempdir = str(places.config)  # where JUPYTER_NO_CONFIG makes its empty folder
+    try:
+        from jupyter_core.paths import jupyter_config_dir
+
+        settings = Path(jupyter_config_dir())
+    finally:
+        tempfile.tempdir = None
+    from jupyterlab.labapp import LabApp
+
+    config.close_dask_labextension()
+    config.write_kernel(places.data)
+    config.write_overrides(settings)
+    page.write(places.extensions)
+    token = tls.make_token(context.attempt)
+    options = config.options(context, places, token)
+    server: Any = LabApp.initialize_server(argv=[], config=options)
+    server.log_level = "WARN"  # its words at the start are about Ctrl-C and an address that no browser takes
+    config.check(server, places)
+    return server, token
+
+
+def _path_with(places: config.Places) -> str:
+    return os.pathsep.join([str(places.data), *filter(None, [os.environ.get("JUPYTER_PATH", "")])])
+
+
+async def _announce(context: Context, server: ServerApp, socket: Path, token: str) -> None:
+    """Write where JupyterLab is once it answers; end it if it never does."""
+    deadline = time.monotonic() + ANSWER_WITHIN
+    while True:
+        try:
+            identity = await asyncio.wait_for(ask(socket, PROBE, token), 5.0)
+            config.check_socket(socket)
+            break
+        except config.UnsafeError as error:
+            print(f"hpcml: JupyterLab is ended: {error}.", file=sys.stderr)
+            server.stop()
+            return
+        except (OSError, ValueError, TimeoutError) as error:
+            if time.monotonic() > deadline:
+                print(f"hpcml: JupyterLab does not answer: {error}", file=sys.stderr)
+                server.stop()
+                return
+            await asyncio.sleep(0.2)
+    service = context.attempt.service_of("jupyter")
+    service.parent.mkdir(mode=0o700, exist_ok=True)
+    files.write_json(
+        service,
+        {
+            "node": context.node,
+            "socket": str(socket),
+            "pid": os.getpid(),
+            "started": time.time(),
+            "identity": identity["started"],
+            "probe": PROBE,
+            "path": "/lab",
+            "token_file": str(context.attempt.jupyter_token),
+        },
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,258 @@
+"""One Dask worker in a process of its own: its share of the node, its closed doors and what its end means."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import logging
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dask.config
+from distributed import Worker
+from distributed.system import MEMORY_LIMIT
+
+from hpcml.node import files, processes, surroundings
+from hpcml.node.control import TOPIC
+from hpcml.node.fabric import transfers
+from hpcml.node.hardware import gpus, peer_memory, topology
+from hpcml.node.hardware.network import NoProtocolError, choose_address, choose_protocol, ucx_environment
+from hpcml.node.security import connection_limits, tls, ucx_auth
+from hpcml.node.settings import Context
+from hpcml.units import in_mib
+
+ADDRESS = "scheduler-address"  # the file by which a node's worker task tells its workers where the scheduler is
+UCX_AT_ONCE = 32  # workers that may connect in one moment over UCX
+UCX_CONNECT_EVERY = 0.01  # seconds between the starts of more than that
+PARENT_LOOK = 1.0  # seconds between looks at the worker task
+PARENT_STOPPED = 5  # looks that must find it stopped: a whole job that is suspended stops in no order
+_FOR_GOOD = ("scheduler-close", "scheduler-close-worker")
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What each worker of a node gets; ``memory_limit`` in bytes."""
+
+    threads: int
+    memory_limit: int
+
+    @classmethod
+    def of_node(cls, context: Context, workers: int) -> Share:
+        """Divide what this task may use of the node (its CPU set, its memory limit) among its workers."""
+        cpus = int(os.environ.get("SLURM_CPUS_PER_TASK") or _usable_cpus())
+        threads = context.settings.threads or max(1, cpus // workers)
+        return cls(threads, context.settings.memory_limit or _usable_memory(cpus) // workers)
+
+
+def too_little_memory(context: Context, share: Share, workers: int, resident: int) -> str:
+    """Return why the workers' share of memory is too small to start with, empty if it is not.
+
+    Parameters
+    ----------
+    resident
+        The bytes of the process that has imported all that a worker needs: the least that a worker has.
+    """
+    pause = dask.config.get("distributed.worker.memory.pause", 0.8) or 1.0
+    need = int(resident / float(pause))
+    if not share.memory_limit or share.memory_limit >= need:
+        return ""
+    said = context.settings.memory_limit
+    whose = "workers.memory_limit is" if said else f"the memory of this node gives each of its {workers} workers"
+    remedy = "" if said else " (more: --memory-per-node; fewer workers: workers.per_node)"
+    return f"{whose} {in_mib(share.memory_limit)}, and a worker needs {in_mib(need)} to start{remedy}"
+
+
+def _usable_cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _usable_memory(cpus: int) -> int:
+    """Return the bytes that this task may use: what Slurm was asked for, and never more than the node or cgroup has."""
+    per_node, per_cpu = (os.environ.get(f"SLURM_MEM_PER_{unit}", "") for unit in ("NODE", "CPU"))
+    asked = int(per_node) if per_node.isdigit() else int(per_cpu) * cpus if per_cpu.isdigit() else 0
+    return min(asked * 1024**2 or int(MEMORY_LIMIT), int(MEMORY_LIMIT))
+
+
+class PrivateWorker(Worker):  # type: ignore[misc]
+    """Dask's worker without an HTTP port; it remembers why it was closed and takes part in the fabric check."""
+
+    closed_because = ""
+    _beat: asyncio.Task[None] | None = None
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        connection_limits.guard()
+        super().__init__(*arguments, **options)
+
+    def start_http_server(self, *_: Any, **__: Any) -> None:
+        """Open no port: nothing but Dask's TLS comms listens on a node."""
+
+    async def heartbeat(self) -> None:
+        """Beat as Dask does; :meth:`close` breaks it off, where Dask would log a traceback about its own end."""
+        self._beat = asyncio.ensure_future(super().heartbeat())
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._beat
+
+    async def close(self, *arguments: Any, reason: str = "worker-close", **options: Any) -> Any:
+        """Close as Dask does, keeping the first reason."""
+        self.closed_because = self.closed_because or reason
+        if self._beat is not None and self._beat is not asyncio.current_task():  # a heartbeat may close the worker too
+            self._beat.cancel()
+        return await super().close(*arguments, reason=reason, **options)
+
+
+def run(context: Context, slot: int, scratch: Path, share: Share, *, replaces: bool = False) -> int:
+    """Run the node's worker number ``slot`` until it is closed; return 0 if for good, 3 if it is expected back.
+
+    What takes long (CUDA's context, UCX) is made while the scheduler still starts; then its address is waited for.
+
+    Parameters
+    ----------
+    scratch
+        The node-local folder of all its workers, where the file :data:`ADDRESS` will appear.
+    replaces
+        Whether another worker was here before, whose GPU memory may just be becoming free.
+    """
+    logging.getLogger("distributed.batched").setLevel(logging.WARNING)  # it logs a traceback at every normal end
+    settings = context.settings
+    name = context.worker_names(context.node)[slot]
+    folder = scratch / name
+    folder.mkdir(mode=0o700, exist_ok=True)
+    os.environ.update(transfers.log_environment(folder))
+    device = gpus.take(settings.gpu, slot) if settings.gpu else ""
+    dask.config.set(gpus.dask_backends(settings.gpu))
+    dask.config.set({"temporary-directory": str(folder)})  # for what tasks have Dask start: nothing of others' is there
+    expected = _expected_protocol(context)
+    if expected == "ucx":
+        importlib.import_module("distributed_ucxx")  # before the user's own modules can be found
+        importlib.import_module("ucxx")
+    surroundings.take_up(context, say=slot == 0)  # functions of the script's own modules travel by name
+    os.umask(settings.umask)  # for tasks; what Dask spills lies in folders of mode 0700
+    options: dict[str, Any] = {}
+    pool: gpus.Pool | None = None
+    if device:
+        head = slot == 0 and context.node == context.nodes[0]
+        pool = gpus.pool(context, device, head=head, wait=replaces)
+        options = gpus.worker_options(context, device, pool, memory_limit=share.memory_limit)
+    if expected == "ucx":
+        prepare_ucx(context, device)
+    address, protocol = _address(context, scratch / ADDRESS)
+    dask.config.set(tls.dask_settings(context.attempt, address, protocol))
+    options |= {"security": tls.security(context.attempt), "protocol": protocol}
+    if protocol == "ucx":
+        prepare_ucx(context, device)
+        time.sleep(stagger(context, slot))
+    reason = asyncio.run(_serve(context, address, name, folder, share, device, pool, options))
+    return 0 if reason in _FOR_GOOD else processes.COME_BACK
+
+
+def _expected_protocol(context: Context) -> str:
+    """Return what the scheduler will most likely choose; the address tells what it did."""
+    settings = context.settings
+    count = settings.gpu.count if settings.gpu else 0
+    try:
+        protocol, _ = choose_protocol(settings.protocol, gpus=count, nodes=settings.nodes)
+    except NoProtocolError:  # the scheduler ends the run with these words
+        return ""
+    return protocol
+
+
+def _address(context: Context, path: Path) -> tuple[str, str]:
+    """Wait for the scheduler's address and the protocol of data, which this node's worker task passes on."""
+    patience = context.settings.scheduler_deadline + context.settings.workers_deadline
+    if not files.wait_for(path, time.monotonic() + patience, 0.01):
+        raise TimeoutError("the scheduler's address never appeared")
+    address, protocol = path.read_text().split()
+    return address, protocol
+
+
+def stagger(context: Context, slot: int) -> float:
+    """Return the seconds that a worker waits before it connects over UCX, so that many don't knock at one door at once.
+
+    UCXX gives a new endpoint 5 s for its exchange of names, whatever is configured (ucxx 0.52, create_endpoint).
+    """
+    each = context.settings.workers_per_node
+    place = context.nodes.index(context.node) * each + slot if context.node in context.nodes else slot
+    return place * UCX_CONNECT_EVERY if len(context.nodes) * each > UCX_AT_ONCE else 0.0
+
+
+def prepare_ucx(context: Context, device: str) -> None:
+    """Start UCX behind the run's key, on the adapters nearest to this worker's GPU if the profile asks for it."""
+    settings = context.settings
+    deadline = time.monotonic() + settings.scheduler_deadline
+    if not files.wait_for(context.attempt.ucx_key, deadline, 0.02):
+        raise TimeoutError("the key of the run's UCX connections never appeared")
+    ucx_auth.install(context.attempt.ucx_key)
+    dask.config.set(gpus.ucx_settings(settings.gpu, worker=True))
+    os.environ.update(ucx_environment(alone=settings.alone))
+    if device and settings.nic_affinity == "pcie" and "UCX_NET_DEVICES" not in os.environ:
+        _bind_to_adapters(context, device)
+    ucx_auth.start_ucx()
+
+
+def _bind_to_adapters(context: Context, device: str) -> None:
+    """Hold UCX to the adapters that the PCIe tree puts nearest to this worker's GPU, as the probe saw it."""
+    facts = files.read_json(context.attempt.probe_of(context.node)) or {}
+    host, _ = choose_address(context.settings.interface, alone=context.settings.alone)
+    try:
+        chosen = topology.ucx_environment(device, facts, host)
+    except topology.NoAffinityError as error:
+        print(f"hpcml: no adapter is tied to GPU {device}: {error}.", file=sys.stderr, flush=True)
+        return
+    os.environ.update(chosen)
+    print(f"hpcml: GPU {device}: {' '.join(f'{name}={value}' for name, value in chosen.items())}", flush=True)
+
+
+async def _serve(
+    context: Context,
+    address: str,
+    name: str,
+    folder: Path,
+    share: Share,
+    device: str,
+    pool: gpus.Pool | None,
+    options: dict[str, Any],
+) -> str:
+    host, _ = choose_address(context.settings.interface, alone=context.settings.alone)
+    worker = PrivateWorker(
+        address,
+        nthreads=share.threads,
+        name=name,
+        host=host,
+        memory_limit=share.memory_limit,
+        resources=dict(context.settings.resources) or None,
+        local_directory=str(folder),
+        death_timeout=context.settings.workers_deadline,
+        **options,
+    )
+    transfers.Transfers(worker, folder, device)
+    holder = peer_memory.Holder(worker, pool) if pool else None
+    await worker
+    if holder is not None:
+        holder.tell()
+    watching = asyncio.create_task(_keep_parent_going(worker, context.node))
+    await worker.finished()
+    watching.cancel()
+    return worker.closed_because
+
+
+async def _keep_parent_going(worker: Worker, node: str) -> None:
+    """Have the worker task go on if somebody stopped it alone: meanwhile it replaces, watches and ends no worker.
+
+    If it dies, this process is killed with it (:func:`hpcml.node.processes.end_with`).
+    """
+    parent = processes.Process.named(os.getppid())
+    stopped = 0
+    while True:
+        await asyncio.sleep(PARENT_LOOK)
+        stopped = stopped + 1 if parent.state == "T" else 0
+        if stopped == PARENT_STOPPED:
+            os.kill(parent.pid, signal.SIGCONT)
+            print(f"hpcml: the worker task on {node} was stopped (SIGSTOP); it goes on.", file=sys.stderr, flush=True)
+            worker.log_event(TOPIC, {"event": "worker-task-stopped", "node": node})
+            stopped = 0

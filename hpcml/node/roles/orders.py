@@ -1,0 +1,86 @@
+"""Who told the run to end: Slurm's own line in the job's log says why, and nothing is guessed where there is none."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from dataclasses import replace
+
+from hpcml import errors
+from hpcml.node.outcome import Outcome
+from hpcml.node.roles.script import answer
+from hpcml.node.settings import Context
+
+LINE = 1.0  # seconds that Slurm's line has, which another process writes beside its signal
+ASK = 3.0  # seconds that the controller has to answer
+
+
+def log_size(context: Context) -> int:
+    """Return how long the job's log is now: what stands before is another attempt's."""
+    try:
+        return context.run.job_log.stat().st_size
+    except OSError:
+        return 0
+
+
+def named(context: Context, outcome: Outcome, since: int) -> Outcome:
+    """Return an outcome of a run that was told to end with the cause that Slurm gives.
+
+    Parameters
+    ----------
+    since
+        The length of the job's log when this attempt began.
+    """
+    if context.settings.local or outcome.status not in (errors.CANCELLED, errors.TIME_LIMIT):
+        return outcome
+    deadline = time.monotonic() + LINE
+    while (cause := _cause(context, since)) is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if cause is None:
+        return _unsaid(outcome)
+    if cause == "PREEMPTION":
+        return _preempted(outcome)
+    if cause == "TIME LIMIT":
+        hint = "Ask for more with --time, or let the script save and stop."
+        return replace(outcome, status=errors.TIME_LIMIT, by="slurm", reason="the time limit was reached", hint=hint)
+    if cause:
+        status = errors.ALLOCATION_LOST if "NODE" in cause else errors.CANCELLED
+        return replace(outcome, status=status, by="slurm", reason=f"Slurm ended the job: {cause.lower()}", hint="")
+    return replace(outcome, status=errors.CANCELLED, by="user", reason="the run was cancelled", hint="")
+
+
+def _cause(context: Context, since: int) -> str | None:
+    """Return why Slurm ended the job, empty for a plain cancellation; None if it has not said so."""
+    job = re.escape(os.environ.get("SLURM_JOB_ID", ""))
+    try:
+        with context.run.job_log.open("rb") as file:
+            file.seek(max(since, os.fstat(file.fileno()).st_size - (1 << 20)))
+            text = file.read(1 << 20).decode(errors="replace")
+    except OSError:
+        return None
+    found = re.findall(rf"\*\*\* JOB {job} ON \S+ CANCELLED AT \S+(?: DUE (?:TO|to) ([^*\n]+?))? \*\*\*", text)
+    if not found:
+        return None
+    return "" if found[-1].startswith("SIGNAL") else str(found[-1])  # what newer Slurms say of a plain scancel
+
+
+def _unsaid(outcome: Outcome) -> Outcome:
+    """Only the steps were told: by ``scancel --signal``, or because a preempted job has a grace time.
+
+    Where Slurm's commands can be reached from the node, the controller says whether it was the latter.
+    """
+    if outcome.status != errors.CANCELLED:
+        return outcome
+    said = answer(["scontrol", "--oneliner", "show", "job", os.environ.get("SLURM_JOB_ID", "")], ASK)
+    if re.search(r"\bPreemptTime=\d", said):
+        return _preempted(outcome)
+    words = "the run was told to end (SIGTERM to its steps), and Slurm's log does not say why"
+    hint = "" if said else "Slurm's controller could not be asked from the node."
+    return replace(outcome, by="slurm", reason=words, hint=hint)
+
+
+def _preempted(outcome: Outcome) -> Outcome:
+    hint = "Submit it again, or ask for a partition or QoS that is not preempted."
+    words = "the job was preempted: Slurm gave its nodes to another"
+    return replace(outcome, status=errors.PREEMPTED, by="slurm", reason=words, hint=hint)

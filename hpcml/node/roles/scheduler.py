@@ -1,0 +1,278 @@
+"""The scheduler role: Dask's scheduler behind mutual TLS, its HTTP server on a unix socket, under a supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import dask.config
+from distributed import Scheduler, Status
+from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed.scheduler import heartbeat_interval
+from tornado.httpserver import HTTPServer
+from tornado.netutil import bind_unix_socket
+
+from hpcml.errors import SCHEDULER_NEVER_CAME
+from hpcml.node import files, scratch, surroundings
+from hpcml.node.control import TOLD, TOPIC
+from hpcml.node.fabric import rounds
+from hpcml.node.hardware import peer_memory
+from hpcml.node.hardware.network import (
+    NoAddressError,
+    NoProtocolError,
+    choose_address,
+    choose_protocol,
+    ucx_environment,
+)
+from hpcml.node.health import diagnosis
+from hpcml.node.health.activity import Activity, peer_of
+from hpcml.node.roles import dashboard
+from hpcml.node.security import connection_limits, tls, ucx_auth
+from hpcml.node.settings import Context, load
+
+_IN_HOST_MEMORY = ["dask", "pickle", "error"]  # Dask's families of serializers, without "cuda"
+
+
+class PrivateScheduler(Scheduler):  # type: ignore[misc]
+    """Dask's scheduler whose HTTP server (health, metrics, dashboard) listens on a unix socket of mode 0600 only.
+
+    Dask has no such option yet (dask/distributed#9363); ``start_http_server`` is the one place that opens the port.
+    """
+
+    socket_path: Path
+    polls = 0
+
+    def __init__(self, **options: Any) -> None:
+        connection_limits.guard()
+        super().__init__(**options)
+
+    def identity(self, *arguments: Any, **options: Any) -> Any:
+        """Answer as Dask does, counting who asks for all workers: Client.wait_for_workers does, again and again."""
+        self.polls += options.get("n_workers") == -1
+        return super().identity(*arguments, **options)
+
+    async def check_worker_ttl(self) -> None:
+        """Look for silent workers as Dask does, but let those that were suspended with this process beat first."""
+        await asyncio.sleep(max(15.0, 3 * float(heartbeat_interval(len(self.workers)))))
+        await super().check_worker_ttl()
+
+    def start_http_server(self, routes: Any, *_: Any, **__: Any) -> None:
+        """Serve the routes on ``socket_path`` instead of a TCP port."""
+        self.http_application = dashboard.Application(routes, self)
+        self.http_server = HTTPServer(self.http_application)
+        self.http_server.port = 0  # what the dashboard asks for to know its own origin
+        self.services["dashboard"] = self.http_server  # or a client's link to it would raise KeyError, in notebooks too
+        self.http_server.add_socket(bind_unix_socket(str(self.socket_path), mode=0o600))
+
+    async def register_nanny_plugin(self, *_: Any, **__: Any) -> Any:
+        """Refuse in words: hpcml's workers have no Nanny, and Dask would do nothing without a word."""
+        raise RuntimeError("the workers of an hpcml run have no Nanny; use a WorkerPlugin, or [environment] settings")
+
+
+class HostScheduler(PrivateScheduler):
+    """A scheduler that has workers answer in the host's memory: what it passes on, TLS cannot take from a GPU."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.rpc.serializers = self.rpc.deserializers = _IN_HOST_MEMORY
+
+    async def broadcast(self, *, serializers: Any = None, **options: Any) -> Any:
+        """Ask workers as Dask does, for answers in the host's memory."""
+        return await super().broadcast(serializers=serializers or _IN_HOST_MEMORY, **options)
+
+
+class Reporter(SchedulerPlugin):  # type: ignore[misc]
+    """Tell the supervisor which workers come and go."""
+
+    name = "hpcml-reporter"
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self.writer = writer
+        self.names: dict[str, str] = {}
+        self.memories: dict[str, dict[str, Any]] = {}
+        self.machines: dict[str, str] = {}
+
+    def send(self, **facts: object) -> None:
+        """Send one line."""
+        self.writer.write(json.dumps(facts).encode() + b"\n")
+
+    def add_worker(self, scheduler: Scheduler, worker: str) -> None:
+        """Dask's hook: a worker has registered."""
+        self.names[worker] = str(scheduler.workers[worker].name)
+        self.send(event="worker-added", worker=self.names[worker], address=worker)
+
+    def remove_worker(self, scheduler: Scheduler, worker: str, **_: Any) -> None:
+        """Dask's hook: a worker has gone."""
+        self.send(event="worker-removed", worker=self.names.pop(worker, worker), address=worker)
+        memory = self.memories.pop(worker, None)
+        self.machines.pop(worker, None)
+        if memory and scheduler.status == Status.running:  # at the run's end all memory becomes free
+            for other in scheduler.workers:
+                if self.machines.get(other) == memory["machine"]:
+                    scheduler.worker_send(other, {"op": peer_memory.ASK, **memory})
+
+    def log_event(self, topic: str, msg: Any) -> None:
+        """Dask's hook: a worker or a client has said something; what is meant for the supervisor is passed on."""
+        if topic == TOPIC and isinstance(msg, dict) and msg.get("event") in TOLD:
+            self.send(event=msg["event"], **{word: str(msg.get(word, ""))[:200] for word in TOLD[msg["event"]]})
+        if topic == peer_memory.TOPIC and isinstance(msg, dict):
+            self.machines[msg["address"]] = msg["machine"]
+            if msg.get("text"):
+                self.memories[msg["address"]] = msg
+            if msg["pool"] < msg["wanted"]:
+                self.send(event="memory-reduced", worker=msg["worker"], pool=msg["pool"], wanted=msg["wanted"])
+
+
+def main() -> int:
+    """Serve until the supervisor says close, or is gone."""
+    # Slurm signals every process at once when a job is cancelled or out of time: the driver answers, and the
+    # scheduler stays until the supervisor tells it to close.
+    surroundings.answer_no_signals()
+    context = load()
+    deadline = time.monotonic() + context.settings.scheduler_deadline
+    if not files.wait_for(context.attempt.control, deadline, 0.01):
+        print("hpcml: the supervisor in the driver's step never said where it listens.", file=sys.stderr)
+        return SCHEDULER_NEVER_CAME
+    try:
+        return asyncio.run(_serve(context))
+    except NoAddressError as error:
+        print(f"hpcml: {error} (profile: network.interface).", file=sys.stderr)
+        return SCHEDULER_NEVER_CAME
+    except NoProtocolError as error:
+        print(f"hpcml: {error} (--protocol, or profile: network.protocol).", file=sys.stderr)
+        return SCHEDULER_NEVER_CAME
+
+
+async def _serve(context: Context) -> int:
+    control = files.read_json(context.attempt.control) or {}
+    reader, writer = await asyncio.open_unix_connection(control["socket"])
+    settings = context.settings
+    host, why = choose_address(settings.interface, alone=settings.alone)
+    protocol, because = choose_protocol(
+        settings.protocol, gpus=settings.gpu.count if settings.gpu else 0, nodes=settings.nodes
+    )
+    if protocol == "ucx":
+        ucx_auth.install(context.attempt.ucx_key)
+        os.environ.update(ucx_environment(alone=settings.alone))
+    else:
+        surroundings.take_up(context)  # the scheduler unpickles task graphs too
+    dashboard.configure()
+    PrivateScheduler.socket_path = Path(control["socket"]).with_name("dashboard.sock")
+    # Dask puts this folder first on sys.path; by default it is /tmp/dask-scratch-space, which anybody can make.
+    folder = PrivateScheduler.socket_path.parent
+    scratch.live_in(folder)
+    dask.config.set({"temporary-directory": str(folder)})
+    # Messages go over TLS also where data goes over UCX: Dask waits for UCX by asking again and again, which keeps a
+    # core busy here and in the script, and UCX takes seconds to start.
+    scheduler = (HostScheduler if protocol == "ucx" else PrivateScheduler)(
+        protocol="tls",
+        host=host,
+        port=0,
+        dashboard=False,
+        local_directory=str(folder),
+        security=tls.security(context.attempt),
+    )
+    try:
+        await scheduler
+    except Exception as error:  # noqa: BLE001 - whatever Dask or UCX raised, its cause is the last word in the log
+        traceback.print_exc()
+        print(f"hpcml: the scheduler could not start: {diagnosis.root_of(error)}", file=sys.stderr, flush=True)
+        return SCHEDULER_NEVER_CAME
+    reporter = Reporter(writer)
+    scheduler.add_plugin(reporter)
+    security = "" if protocol == "ucx" else tls.in_words("tls", set(), gpus=settings.gpu is not None)
+    facts = {
+        "address": scheduler.address,
+        "node": context.node,
+        "pid": os.getpid(),
+        "interface": why,
+        "protocol": protocol,
+        "because": because,
+        "security": security,
+    }
+    files.write_json(context.attempt.scheduler, facts)
+    context.attempt.service_of("dashboard").parent.mkdir(mode=0o700, exist_ok=True)
+    files.write_json(
+        context.attempt.service_of("dashboard"),
+        {
+            "node": context.node,
+            "socket": str(PrivateScheduler.socket_path),
+            "pid": os.getpid(),
+            "started": time.time(),
+            "identity": scheduler.id,
+            "path": "/status",
+            "probe": dashboard.IDENTITY,
+            "token_file": None,
+        },
+    )
+    os.umask(settings.umask)  # for functions that the script runs here
+    reporter.send(event="scheduler-up", **facts)
+    opening = asyncio.create_task(_open_ucx(context, reporter)) if protocol == "ucx" else None
+    ended = asyncio.create_task(scheduler.finished())
+    activity = Activity(context, scheduler, reporter.send, peer_of(writer.get_extra_info("socket")))
+    watching = asyncio.create_task(activity.watch())
+    told = asyncio.create_task(_heed(reader, reporter, activity, lambda: rounds.check(scheduler, context, protocol)))
+    await asyncio.wait({ended, told}, return_when=asyncio.FIRST_COMPLETED)
+    told.cancel()
+    watching.cancel()
+    if opening:
+        opening.cancel()
+    if ended.done():  # the script closed the cluster itself (client.shutdown()): its right, and no loss
+        reporter.send(event="scheduler-closed")
+    await scheduler.close(reason="the run has ended")
+    writer.close()
+    return 0
+
+
+async def _open_ucx(context: Context, reporter: Reporter) -> None:
+    """Start UCX while the workers do the same: for what the scheduler asks of workers, whose addresses are UCX's."""
+    gpu = context.settings.gpu is not None
+    try:
+        try:
+            await asyncio.to_thread(importlib.import_module, "ucxx")  # half of the time, and the event loop goes on
+        finally:
+            surroundings.take_up(context)  # after the last import of its own, and before there is a script
+        ucx_auth.start_ucx()
+    except Exception as error:  # noqa: BLE001 - whatever UCX raised, the first question to a worker will say it again
+        traceback.print_exc()
+        reporter.send(event="ucx-failed", problem=diagnosis.root_of(error))
+        return
+    security = tls.in_words("ucx", ucx_auth.tcp_devices(), gpus=gpu, group_memory=ucx_auth.group_memory())
+    reporter.send(event="ucx-up", security=security)
+
+
+async def _heed(
+    reader: asyncio.StreamReader,
+    reporter: Reporter,
+    activity: Activity,
+    check: Callable[[], Awaitable[dict[str, Any]]],
+) -> None:
+    """Do what the supervisor says, until it says close, or its end of the socket is gone."""
+    checking: asyncio.Task[None] | None = None
+
+    async def answer() -> None:
+        try:
+            facts = await check()
+        except Exception as error:  # noqa: BLE001 - the run's policy decides what a failed check means
+            traceback.print_exc()
+            facts = {"line": "", "ok": False, "problem": f"the check failed: {type(error).__name__}: {error}"}
+        reporter.send(event="fabric-checked", **facts)
+
+    while line := await reader.readline():
+        order = json.loads(line).get("do")
+        if order == "close":
+            break
+        if order == "alive":
+            activity.answered()
+        if order == "check-fabric":
+            checking = asyncio.create_task(answer())
+    if checking is not None:
+        checking.cancel()

@@ -1,0 +1,336 @@
+"""The worker role: one process per node that imports Dask once and forks, watches and replaces the node's workers."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hpcml.errors import WORKERS_NEVER_CAME
+from hpcml.node import files, processes, scratch, surroundings
+from hpcml.node.hardware.inspection import Inspection, UnfitError
+from hpcml.node.imports import long_import
+from hpcml.node.roles.script import oom_kills
+from hpcml.node.settings import Context, load
+from hpcml.units import in_mib
+
+TICK = 0.2  # seconds between looks at memory and at the parent
+LIVED = 10.0  # seconds after which a worker that dies did not die at its start
+WATCH_END = 60.0  # seconds for which the end of a worker makes its node look for the end of the run
+MEMORY_TERMINATE = 0.95  # of the memory limit: Dask's own fraction, distributed.worker.memory.terminate
+
+
+@dataclass(slots=True)
+class Slot:
+    """One worker's place on the node, through all the processes that fill it."""
+
+    name: str
+    pid: int = 0
+    started: float = 0.0
+    start_at: float = 0.0
+    deaths: int = 0
+    cause: str = ""
+    last_words: str = ""
+    done: bool = False
+    failed: bool = False
+    retired: bool = False
+    replaces: bool = False  # whether another process was here before
+
+
+@dataclass(slots=True)
+class Node:
+    """The state of this node's worker task, kept in a file for the supervisor."""
+
+    context: Context
+    slots: list[Slot] = field(default_factory=list)
+    refused: str = ""
+    ending: bool = False
+    watch_end_until: float = 0.0
+    memory: str = ""
+    oom_kills: int = field(default_factory=oom_kills)
+    used_pids: set[int] = field(default_factory=set)
+
+    def mark(self, state: str) -> None:
+        """Say on the shared file system what this node's task is doing."""
+        failed = [{"worker": slot.name, "why": slot.last_words} for slot in self.slots if slot.failed]
+        facts = {
+            "node": self.context.node,
+            "pid": os.getpid(),
+            "state": state,
+            "refused": self.refused,
+            "failed": failed,
+            "retired": [slot.name for slot in self.slots if slot.retired],
+            "deaths": {slot.name: slot.deaths for slot in self.slots if slot.deaths},
+            "last_words": {slot.name: slot.last_words for slot in self.slots if slot.deaths},
+            "memory": self.memory,
+        }
+        try:
+            files.write_json(self.context.attempt.mark_of(self.context.node), facts)
+        except OSError as error:  # the workers are worth more than the mark; the supervisor sees that the disk is full
+            print(f"hpcml: the mark of {self.context.node} cannot be written: {error}", file=sys.stderr)
+
+
+def main() -> int:
+    """Keep the node's workers running until the scheduler closes them."""
+    context = load()
+    node = Node(context)
+    node.mark("starting")
+    if not os.access(context.settings.cwd, os.X_OK):
+        return _refuse(node, f"the folder that the script runs in cannot be entered: {context.settings.cwd}")
+    _sweep(context)
+    inspection = Inspection(context)  # a child of its own, beside the imports
+    with long_import():  # after the sign of life; before the fork, for all workers
+        from distributed.versions import get_versions
+
+        from hpcml.node.hardware import gpus
+        from hpcml.node.roles import dask_worker
+
+        get_versions()  # every worker tells the scheduler; Dask keeps the answer
+        try:
+            try:
+                if context.settings.gpu:
+                    gpus.load(context.settings.gpu)
+            finally:
+                inspection.end()  # what it finds wrong with the node goes before what the environment lacks
+            folder = scratch.Folder(scratch.place_for_dask(context))
+        except scratch.UnsafePlaceError as error:
+            return _refuse(node, f"{error} (profile: paths.scratch, or TMPDIR)")
+        except (gpus.NoGpuError, UnfitError) as error:
+            return _refuse(node, str(error))
+
+    names = context.worker_names(context.node)
+    node.slots = [Slot(name) for name in names]
+    share = dask_worker.Share.of_node(context, len(names))
+    if too_little := dask_worker.too_little_memory(context, share, len(names), _resident(os.getpid())):
+        return _refuse(node, too_little)
+    try:
+        return _keep(
+            node,
+            lambda slot: dask_worker.run(context, names.index(slot.name), folder.path, share, replaces=slot.replaces),
+            share.memory_limit,
+            Address(context, folder.path / dask_worker.ADDRESS),
+        )
+    finally:
+        for slot in node.slots:
+            _end(slot)
+        folder.remove()
+
+
+def _sweep(context: Context) -> None:
+    """Remove what killed roles of earlier runs left on this node, in a child process: it may take long."""
+    if os.fork():  # safe: this process has one Python thread; _reap() takes the child's end
+        return
+    try:
+        for place in {context.scratch(), context.scratch(longest=context.socket_room), tempfile.gettempdir()}:
+            if swept := scratch.sweep(place):
+                print(f"hpcml: removed {len(swept)} folders that roles of earlier runs left in {place}.", flush=True)
+    except BaseException:  # noqa: BLE001 - the child must never return into the parent's code
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def _refuse(node: Node, why: str) -> int:
+    node.refused = why
+    node.mark("refused")
+    print(f"hpcml: {why}.", file=sys.stderr)
+    return WORKERS_NEVER_CAME
+
+
+class Address:
+    """Where the scheduler is: looked up on the shared file system by one process of a node, for all its workers.
+
+    Parameters
+    ----------
+    local
+        The node-local file from which the workers read it. They are forked before it is known, and make ready for it.
+    """
+
+    def __init__(self, context: Context, local: Path) -> None:
+        self.context, self.local = context, local
+        self.interval = max(0.02, context.settings.nodes * 0.002)  # the more nodes look, the more seldom each does
+        self.deadline = time.monotonic() + context.settings.scheduler_deadline + context.settings.workers_deadline
+        self.known = False
+
+    def look(self) -> bool:
+        """Pass the address on once it is there; return False if it will never be."""
+        if self.known:
+            return True
+        there = files.listed(self.context.attempt.directory)
+        if self.context.attempt.scheduler.name in there:
+            facts = files.read_json(self.context.attempt.scheduler) or {}
+            files.write(self.local, f"{facts['address']} {facts['protocol']}")
+            self.known = True
+        return self.known or (self.context.attempt.ended.name not in there and time.monotonic() < self.deadline)
+
+
+def _keep(node: Node, serve: Callable[[Slot], int], memory_limit: int, address: Address) -> int:
+    """Fork the workers and replace those that die, until all are done or have failed for good."""
+    parent = os.getppid()
+    wake, waker = os.pipe()
+    os.set_blocking(wake, False)
+    os.set_blocking(waker, False)
+    signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: setattr(node, "ending", True))
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    node.mark("workers")
+    while not all(slot.done for slot in node.slots):
+        now = time.monotonic()
+        for slot in node.slots:
+            if not slot.done and not slot.pid and now >= slot.start_at:
+                _start(node, slot, serve)
+        select.select([wake], [], [], TICK if address.known else address.interval)
+        _drain(wake)
+        if not address.look():
+            print("hpcml: the scheduler's address never appeared.", file=sys.stderr)
+            return WORKERS_NEVER_CAME
+        _reap(node)
+        _check_memory(node, memory_limit)
+        _stop_if_ended(node)
+        if os.getppid() != parent:
+            node.refused = "the step that started the worker task is gone"
+            node.mark("refused")
+            print(f"hpcml: {node.refused}.", file=sys.stderr)
+            return WORKERS_NEVER_CAME
+    failed = any(slot.failed for slot in node.slots)
+    node.mark("failed" if failed else "ended")
+    return WORKERS_NEVER_CAME if failed else 0
+
+
+def _stop_if_ended(node: Node) -> None:
+    """After a worker's end, look whether the whole run has ended; not otherwise, to spare the shared file system."""
+    if time.monotonic() < node.watch_end_until and _run_has_ended(node.context):
+        for slot in node.slots:
+            _end(slot)
+            slot.done = True
+
+
+def _run_has_ended(context: Context) -> bool:
+    return context.attempt.ended.name in files.listed(context.attempt.directory)
+
+
+def _drain(descriptor: int) -> None:
+    try:
+        os.read(descriptor, 4096)
+    except BlockingIOError:
+        return
+
+
+def _start(node: Node, slot: Slot, serve: Callable[[Slot], int]) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    slot.started = time.monotonic()
+    parent = os.getpid()
+    slot.pid = os.fork()  # safe: this process has one Python thread and never starts an event loop
+    if slot.pid:
+        return
+    status = 1
+    try:
+        processes.end_with(parent)  # without it nobody would replace, watch or end this worker
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        surroundings.answer_no_signals()  # the scheduler closes workers, not a signal: the driver goes first
+        # With a dead worker's number, UCX's neighbours would take their mappings of that one's memory for this one's.
+        status = processes.COME_BACK if os.getpid() in node.used_pids else serve(slot)
+    except BaseException:  # noqa: BLE001 - the child must never return into the parent's code
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _reap(node: Node) -> None:
+    while True:
+        try:
+            pid, code = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if not pid:
+            return
+        slot = next((slot for slot in node.slots if slot.pid == pid), None)
+        if slot is not None:
+            slot.pid = 0
+            slot.replaces = True
+            node.used_pids.add(pid)
+            _judge(node, slot, os.waitstatus_to_exitcode(code))
+
+
+def _judge(node: Node, slot: Slot, code: int) -> None:
+    """Decide what a worker's end means: done, come back, or failed for good after too many deaths."""
+    node.watch_end_until = time.monotonic() + WATCH_END
+    over = node.ending or _run_has_ended(node.context)
+    if code == 0 or over:
+        slot.done = True
+        slot.retired = not over
+        if slot.retired:  # by the script: that is no loss
+            node.mark("workers")
+        return
+    if code == processes.COME_BACK:
+        slot.start_at = 0.0
+        return
+    how = (
+        slot.cause
+        or _starved(node, code)
+        or (f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}")
+    )
+    slot.cause = ""
+    age = time.monotonic() - slot.started
+    slot.deaths += 1
+    times = "once" if slot.deaths == 1 else f"{slot.deaths} times in all"
+    slot.last_words = f"{how} {'after' if age > LIVED else 'only'} {age:.1f} s, {times}"
+    print(f"hpcml: worker {slot.name} ended: {slot.last_words}.", file=sys.stderr)
+    if slot.deaths > node.context.settings.restarts:
+        slot.done = slot.failed = True
+    slot.start_at = time.monotonic() + min(0.25 * 2 ** (slot.deaths - 1), 8.0)
+    node.mark("workers")
+
+
+def _check_memory(node: Node, limit: int) -> None:
+    """End a worker that is about to take the whole node down, as Dask's Nanny does at the same fraction."""
+    if not limit:
+        return
+    for slot in node.slots:
+        if slot.pid and not slot.cause and (resident := _resident(slot.pid)) > MEMORY_TERMINATE * limit:
+            slot.cause = f"over its memory limit: {in_mib(resident)} of {in_mib(limit)}"
+            node.memory = node.memory or f"worker {slot.name} was ended, {slot.cause}"
+            print(f"hpcml: worker {slot.name} is {slot.cause}: ended.", file=sys.stderr)
+            _end(slot, wait=False)
+
+
+def _starved(node: Node, code: int) -> str:
+    """Return that the kernel killed a worker for want of memory, if a worker was killed and the kernel says so."""
+    before, node.oom_kills = node.oom_kills, oom_kills()
+    if code != -signal.SIGKILL or node.oom_kills <= before:
+        return ""
+    why = "killed because the node's memory limit was reached (out of memory)"
+    node.memory = node.memory or f"a worker was {why}"
+    return why
+
+
+def _resident(pid: int) -> int:
+    import psutil
+
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.NoSuchProcess:
+        return 0
+
+
+def _end(slot: Slot, *, wait: bool = True) -> None:
+    if not slot.pid:
+        return
+    os.kill(slot.pid, signal.SIGKILL)
+    if wait:
+        os.waitpid(slot.pid, 0)
+        slot.pid = 0

@@ -1,0 +1,199 @@
+"""The keys of one attempt, for TLS and for UCX, and what each role and the script need to use them."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import secrets
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcml.paths import AttemptPaths
+
+if TYPE_CHECKING:
+    from distributed import Security
+
+EARLY = 86400.0  # seconds for which the certificate is valid before it was made: clocks of nodes differ
+LATE = 3600.0  # seconds for which it is valid beyond the longest time that the run may take
+_CONFIG_ROLES = ("scheduler", "worker", "client")
+_PRELOAD = "hpcml.node.security.preload"
+
+
+def make_certificate(paths: AttemptPaths, lifetime: float) -> None:
+    """Write the attempt's key and certificate, readable by the user alone.
+
+    The authority has one member, itself: the certificate is self-signed, every role presents it and accepts nothing
+    else, so who holds the key is in and nobody else is. It is P-256, made on the node when the job starts, and ends
+    with the job.
+
+    Parameters
+    ----------
+    paths
+        The attempt's files; the ``secret`` folder is created 0700 if it is not there.
+    lifetime
+        Seconds until the certificate is no longer valid.
+
+    Raises
+    ------
+    OSError
+        If the files cannot be written, or exist already.
+    """
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "hpcml run")])
+    now = dt.datetime.now(dt.UTC)
+    usage = x509.KeyUsage(
+        digital_signature=True,
+        key_cert_sign=True,
+        crl_sign=False,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(seconds=EARLY))
+        .not_valid_after(now + dt.timedelta(seconds=lifetime))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    paths.secret.mkdir(mode=0o700, parents=True, exist_ok=True)
+    paths.secret.chmod(0o700)
+    encoding = serialization.Encoding.PEM
+    _write_secret(paths.certificate, certificate.public_bytes(encoding))
+    plain = serialization.NoEncryption()
+    _write_secret(paths.key, key.private_bytes(encoding, serialization.PrivateFormat.PKCS8, plain))
+
+
+def make_ucx_key(paths: AttemptPaths) -> None:
+    """Write the key with which both ends of a UCX connection prove themselves (:mod:`hpcml.node.security.ucx_auth`).
+
+    Parameters
+    ----------
+    paths
+        The attempt's files; the ``secret`` folder is created 0700 if it is not there.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written, or exists already.
+    """
+    paths.secret.mkdir(mode=0o700, parents=True, exist_ok=True)
+    paths.secret.chmod(0o700)
+    _write_secret(paths.ucx_key, secrets.token_bytes(32))
+
+
+def make_token(paths: AttemptPaths) -> str:
+    """Write the token that lets a browser into JupyterLab, and return it.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written, or exists already.
+    """
+    token = secrets.token_urlsafe(32)
+    _write_secret(paths.jupyter_token, token.encode())
+    return token
+
+
+def _write_secret(path: Path, content: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+
+
+def remove_secrets(paths: AttemptPaths) -> None:
+    """Remove the keys, the certificate, the token, and what tunnels left; they are of no use after the attempt."""
+    for path in (paths.key, paths.certificate, paths.ucx_key, paths.jupyter_token):
+        path.unlink(missing_ok=True)
+    for folder in paths.secret.glob("relay-*"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def security(paths: AttemptPaths) -> Security:
+    """Return Dask's security object for every role of this attempt."""
+    from distributed import Security
+
+    certificate, key = str(paths.certificate), str(paths.key)
+    pairs = {
+        f"tls_{role}_{part}": file for role in _CONFIG_ROLES for part, file in (("cert", certificate), ("key", key))
+    }
+    return Security(require_encryption=True, tls_ca_file=certificate, **pairs)
+
+
+def dask_settings(paths: AttemptPaths, address: str, protocol: str) -> dict[str, Any]:
+    """Return Dask's settings that let a client into the cluster, also one made inside a task.
+
+    ``address`` is the scheduler's, ``protocol`` what the workers move data by. Settings of TLS do nothing for
+    ``ucx://`` but say that every other connection must be encrypted; there Dask is told to import what authenticates
+    UCX first, before modules that the user has it import.
+    """
+    settings: dict[str, Any] = {
+        "scheduler-address": address,
+        "distributed.comm.require-encryption": True,
+        "distributed.comm.tls.ca-file": str(paths.certificate),
+    }
+    for role in _CONFIG_ROLES:
+        settings[f"distributed.comm.tls.{role}.cert"] = str(paths.certificate)
+        settings[f"distributed.comm.tls.{role}.key"] = str(paths.key)
+    if protocol == "ucx":
+        import dask.config
+
+        chosen = dask.config.get("distributed.client.preload", []) or []
+        others = [chosen] if isinstance(chosen, str) else chosen
+        settings["distributed.client.preload"] = [_PRELOAD, *(name for name in others if name != _PRELOAD)]
+    return settings
+
+
+OPEN = "open to whoever reaches it"  # what the progress tells at once, not only on asking
+
+
+def in_words(protocol: str, tcp_devices: set[str], *, gpus: bool, group_memory: bool = False) -> str:
+    """Return who may talk to the run's processes, and what stays open, in one line (docs/security.md).
+
+    Parameters
+    ----------
+    tcp_devices
+        The network devices on which UCX's own TCP transport listens.
+    gpus
+        Whether NCCL, and raft-dask for some of cuML's estimators, open listeners of their own.
+    group_memory
+        Whether UCX uses shared memory that the user's group may open.
+    """
+    if protocol == "ucx":
+        said = "mutual TLS to the scheduler; both ends of a UCX connection prove the run's key, not encrypted"
+        reached = sorted(tcp_devices - {"lo"})
+        ways = [f"UCX's own TCP on {' and '.join(reached)}"] if reached else []
+        ways += ["UCX's System V shared memory, for your group (UCX_TLS)"] if group_memory else []
+    else:
+        said, ways = "mutual TLS", []
+    ways += ["NCCL", "raft-dask"] if gpus else []
+    return f"{said}; {OPEN}: {', '.join(ways)}" if ways else said
+
+
+def client_environment(paths: AttemptPaths, address: str, protocol: str) -> dict[str, str]:
+    """Return the variables with which a plain ``distributed.Client()`` finds and is let into the cluster.
+
+    The dashboard has no address that a link could hold, so the client's link is the command that leads there.
+    """
+    link = {"distributed.dashboard.link": f"hpcml tunnel {paths.directory.parents[1].name}"}
+    ucx = {"HPCML_UCX_KEY": str(paths.ucx_key)} if protocol == "ucx" else {}
+    return as_variables(dask_settings(paths, address, protocol) | link) | ucx
+
+
+def as_variables(settings: dict[str, Any]) -> dict[str, str]:
+    """Return settings of Dask's as the variables from which it reads them (dask.config.collect_env)."""
+    return {f"DASK_{key.upper().replace('.', '__').replace('-', '_')}": str(value) for key, value in settings.items()}

@@ -1,0 +1,286 @@
+"""Let nobody without the run's key talk to Dask over UCX: both ends prove it before either reads a message of Dask's.
+
+Dask's TLS settings do nothing on ``ucx://``: its backend ignores them, and its listener answers everybody on every
+interface and unpickles what comes. :func:`install` puts another backend in its place, which runs
+:mod:`~hpcml.node.security.handshake` on each raw endpoint right after it is there. What comes after is as Dask's
+backend does it, and no slower: authenticated at its beginning, neither encrypted nor safe from who can change packets
+on their way.
+
+UCX itself trusts whoever reaches it, before any handshake. With the features that UCXX asks for, a peer may read and
+write any memory of the process (``ucp_get_req_handler``, ``ucp_put_handler``). So UCX is started here with those only
+that Dask uses (:data:`FEATURES`), and a peer cannot read. **UCX's TCP transport still writes where its peer says**
+(``uct_tcp_ep_handle_put_req`` in UCX 1.21; there is no setting for it): docs/security.md says what follows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+from distributed.comm import registry
+from distributed.comm.addressing import parse_host_port
+from distributed.comm.core import CommClosedError, FatalCommClosedError
+from distributed.utils import ensure_ip
+
+from hpcml.node.security.connection_limits import Ration
+from hpcml.node.security.handshake import HalfOpen, RefusedError, Talk, WireError, pack, read_key
+
+logger = logging.getLogger("hpcml.wire")
+
+DEADLINE = 10.0  # seconds for the three messages: a busy process on the other side may take some
+MOST_HALF_OPEN = 256  # handshakes under way at one listener
+LINES_A_MINUTE = 20  # of refusals in the log, so that nobody can fill the disk by knocking
+OPEN_TCP = (
+    "its tcp lets whoever can connect write this process's memory, and no key helps (docs/security.md). "
+    "Use tls, or UCX_TLS=^tcp,sysv where InfiniBand joins the nodes, or UCX_NET_DEVICES=lo on a single node"
+)
+FEATURES = ("TAG", "STREAM", "WAKEUP")  # messages, the exchange of their tags, and sleep while nothing comes
+
+_BACKENDS = {"ucx": "UCXXBackend", "ucxx": "UCXXBackendLegacyPrefix"}  # as distributed-ucxx registers them
+_EVERYWHERE = ("", "0.0.0.0", "::")  # noqa: S104 - recognized, not bound
+_LOCK = threading.RLock()
+
+
+def install(key_file: Path) -> None:
+    """Let Dask make and accept UCX connections in this process with the run's key only.
+
+    It must come before the first connection and the first listener; again with the same key it does nothing.
+
+    Parameters
+    ----------
+    key_file
+        32 random bytes in a file of mode 0600 (:func:`hpcml.node.security.tls.make_ucx_key`).
+
+    Raises
+    ------
+    ImportError
+        If distributed-ucxx is not installed.
+    WireError
+        If the key file is no good, if UCX was used in this process before, or if another key is installed.
+    OSError
+        If the key file cannot be read.
+    """
+    key = read_key(key_file)
+    try:
+        import distributed_ucxx
+    except ImportError as error:
+        sentence = "This run's Dask speaks UCX, and distributed-ucxx cannot be imported"
+        raise ImportError(f"{sentence}: {error} (hpcml's extras cuda12, cuda13 and ucx have it)") from error
+    with _LOCK:
+        current = registry.backends.get("ucx")
+        if isinstance(current, _Backend):
+            if not hmac.compare_digest(current.key, key):
+                raise WireError("This process already uses the key of another run for its UCX connections")
+            return
+        if distributed_ucxx.ucxx.ucxx is not None or _context() is not None:
+            raise WireError("UCX was used in this process before its connections could be authenticated")
+        for scheme, name in _BACKENDS.items():
+            registry.backends[scheme] = _authenticating(getattr(distributed_ucxx, name), key)
+
+
+def _authenticating(backend: Any, key: bytes) -> Any:
+    """Return a backend like Dask's, whose connectors and listeners authenticate."""
+    plain = backend()
+    connector = type(plain.get_connector())
+    listener = type(plain.get_listener("127.0.0.1", None, True))
+    members = {
+        "key": key,
+        "connector": type("Connector", (_Connector, connector), {"key": key}),
+        "listener": type("Listener", (_Listener, listener), {"key": key}),
+    }
+    return type("Backend", (_Backend, backend), members)()
+
+
+class _Backend:
+    """What is changed of Dask's backend; how it understands addresses stays."""
+
+    key: bytes
+    connector: Any
+    listener: Any
+
+    def get_connector(self) -> Any:
+        return self.connector()
+
+    def get_listener(self, address: str, handler: Any, deserialize: bool, **arguments: Any) -> Any:
+        return self.listener(address, handler, deserialize, **arguments)
+
+
+class _Connector:
+    """What is changed of Dask's connector: nothing is sent or read on a connection whose other end proved nothing."""
+
+    key: bytes
+
+    async def connect(self, address: str, deserialize: bool = True, **arguments: Any) -> Any:
+        """Connect and prove.
+
+        Raises
+        ------
+        CommClosedError
+            If nobody answers, or not in time: Dask tries again until ``distributed.comm.timeouts.connect``.
+        FatalCommClosedError
+            If who answers does not hold the key: Dask does not try again, as with TLS.
+        WireError
+            If UCX runs already, with features that let its peers into the memory.
+        """
+        start_ucx()
+        from ucxx.exceptions import UCXError, UCXMessageTruncatedError
+
+        try:
+            comm = await super().connect(address, deserialize=deserialize, **arguments)  # type: ignore[misc]
+        except (UCXError, TimeoutError) as error:  # ucxx gives the exchange of tags 5 s, and no setting reaches it
+            raise CommClosedError(f"no UCX connection to {address}: {_words(error)}") from error
+        host, port = parse_host_port(address)
+        talk = Talk(comm.ep)
+        try:
+            async with asyncio.timeout(DEADLINE):
+                await talk.prove_as_connector(self.key, pack(ensure_ip(host), port))
+        except (RefusedError, UCXMessageTruncatedError) as error:  # a message of another size is not of the handshake
+            comm.abort()
+            raise FatalCommClosedError(f"{address} refused: not this run's key ({_words(error)})") from error
+        except (UCXError, TimeoutError, OSError) as error:
+            comm.abort()
+            raise CommClosedError(f"{address} refused: not this run's key, or gone ({_words(error)})") from error
+        except BaseException:
+            comm.abort()
+            raise
+        return comm
+
+
+class _Listener:
+    """What is changed of Dask's listener: it reads nothing for Dask from who has not proved that it holds the key."""
+
+    key: bytes
+    ip: str
+    port: int
+    half_open: HalfOpen
+
+    async def start(self) -> None:
+        """Listen; WireError as in connect()."""
+        start_ucx()
+        if devices := ", ".join(sorted(tcp_devices() - {"lo"})):
+            logger.warning("hpcml.wire: UCX may use tcp on %s: %s", devices, OPEN_TCP)
+        self.half_open = HalfOpen(DEADLINE, MOST_HALF_OPEN)
+        await super().start()  # type: ignore[misc]
+
+    async def on_connection(self, comm: Any, handshake_overrides: Any = None) -> None:
+        """Have the peer prove itself, then do as Dask does: Dask calls this before it reads from a connection."""
+        from ucxx.exceptions import UCXError
+
+        talk = Talk(comm.ep)
+        try:
+            async with self.half_open.one():
+                await talk.prove_as_listener(self.key, self._own_addresses())
+        except (RefusedError, UCXError, TimeoutError, OSError) as error:
+            comm.abort()
+            _REFUSALS.log(_words(error))
+            raise CommClosedError("refused: not this run's key") from error
+        except BaseException:
+            comm.abort()
+            raise
+        await super().on_connection(comm, handshake_overrides)  # type: ignore[misc]
+
+    def _own_addresses(self) -> set[bytes]:
+        """Return the address that peers are told to dial, or all of this node's if none was chosen."""
+        if self.ip not in _EVERYWHERE:
+            return {pack(ensure_ip(self.ip), self.port)}
+        ip = {"AF_INET", "AF_INET6"}
+        entries = [entry for several in psutil.net_if_addrs().values() for entry in several if entry.family.name in ip]
+        return {pack(entry.address, self.port) for entry in entries}
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    return str(error) if isinstance(error, RefusedError) else f"it broke off: {error or type(error).__name__}"
+
+
+class _Refusals(logging.Filter):
+    """Log refusals, so many lines a minute, and count the rest.
+
+    As a filter of UCXX's logger it also takes the place of UCXX's own tracebacks about peers that break off earlier,
+    while the tags are exchanged: there is no limit to those.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ration = Ration()
+
+    def log(self, reason: str) -> None:
+        """Log why a peer was refused."""
+        more = self._ration.take(LINES_A_MINUTE)
+        if more is not None:
+            logger.warning("hpcml.wire: refused a UCX peer: %s%s", reason, more)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Say whether UCXX shall log this itself."""
+        text = record.getMessage().rstrip()
+        if text.startswith("Unexpected error in listener handler coroutine") or "calling listener callback" in text:
+            self.log(text.splitlines()[-1])
+            return False
+        return True
+
+
+_REFUSALS = _Refusals()
+
+
+def start_ucx() -> None:
+    """Start UCX in this process, unless it runs, with no features but :data:`FEATURES`.
+
+    Raises
+    ------
+    WireError
+        If UCX runs with others: then whoever can connect may read and write this process's memory.
+    """
+    from distributed_ucxx import ucxx as transport
+
+    with _LOCK:
+        if transport.ucxx is None and _context() is None:
+            with _few_features():
+                transport.init_once()
+            logging.getLogger("ucx").addFilter(_REFUSALS)
+        context = _context()
+        if context is None or context.context.feature_flags != sum(feature.value for feature in _features()):
+            raise WireError("UCX was started in this process with features that let its peers into the memory")
+
+
+@contextlib.contextmanager
+def _few_features() -> Iterator[None]:
+    """Let ucxx make its context with few features: ``ucxx.init()`` has no argument for them."""
+    import ucxx._lib.libucxx as library
+
+    whole = library.UCXContext
+    library.UCXContext = lambda options: whole(options, feature_flags=_features())
+    try:
+        yield
+    finally:
+        library.UCXContext = whole
+
+
+def _features() -> tuple[Any, ...]:
+    from ucxx._lib.libucxx import Feature
+
+    return tuple(Feature[name] for name in FEATURES)
+
+
+def tcp_devices() -> set[str]:
+    """Return the network devices on which UCX's TCP transport listens: one data port each, beside Dask's."""
+    return set(re.findall(r"\btcp/(\S+)", _context().ucp_context_info))
+
+
+def group_memory() -> bool:
+    """Whether UCX uses System V shared memory, which it makes for the user's group too (mode 660)."""
+    return re.search(r"\bsysv/", _context().ucp_context_info) is not None
+
+
+def _context() -> Any:
+    """Return the context in which ucxx runs in this process, None if it does not run."""
+    return getattr(sys.modules.get("ucxx.core"), "_ctx", None)

@@ -1,0 +1,151 @@
+"""What the roles need to know: written into plan.json by the submitting side, read here on the nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcml.paths import AttemptPaths, RunPaths
+from hpcml.units import expand_hosts
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """What dask-cuda is told for each GPU worker (the options of ``dask cuda worker``, by its names).
+
+    An amount of memory is a fraction of the GPU's memory up to 1, bytes above 1, and None for "none". ``pool`` of -1
+    is decided on the node (:func:`hpcml.node.hardware.gpus.pool_size`).
+    """
+
+    count: int
+    cuda: str
+    rmm_pool_size: float | None
+    rmm_maximum_pool_size: float | None
+    rmm_managed_memory: bool
+    rmm_async: bool
+    rmm_release_threshold: float | None
+    rmm_allocator_libs: tuple[str, ...]
+    rmm_log_directory: str
+    rmm_track_allocations: bool
+    device_memory_limit: float | None
+    cudf_spill: bool
+    cudf_spill_stats: int
+    pre_import: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Decisions of the plan; durations in seconds, sizes in bytes, 0 or empty means "decide on the node".
+
+    ``service`` is the web service that runs in the place of a script (``jupyter``), empty for a script; it ends after
+    ``idle`` seconds without use, 0 for never. ``gpu`` is None for CPU workers. ``umask`` is
+    the user's, for the script and its tasks. ``protocol`` is auto, tls or ucx;
+    ``fabric`` is what the wire must prove: none (not asked), warn or rdma. ``image`` is what the roles run in, empty
+    without one.
+    """
+
+    local: bool
+    nodes: int
+    workers_per_node: int
+    threads: int
+    memory_limit: int
+    restarts: int
+    on_loss: str
+    resources: tuple[tuple[str, float], ...]
+    gpu: Gpu | None
+    interface: str
+    protocol: str
+    nic_affinity: str
+    fabric: str
+    nccl: bool
+    scratch: str
+    time_limit: int
+    signal_lead: float
+    scheduler_deadline: float
+    workers_deadline: float
+    fabric_deadline: float
+    driver_grace: float
+    teardown_deadline: float
+    answer_deadline: float
+    connect_notice: float
+    idle_notice: float
+    idle_end: float
+    script: str
+    arguments: tuple[str, ...]
+    cwd: str
+    umask: int = 0o077
+    image: str = ""
+    service: str = ""
+    idle: float = 0.0
+
+    @property
+    def alone(self) -> bool:
+        """Whether the run has one node only, and so needs no network."""
+        return self.local or self.nodes == 1
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Where this process stands in the run."""
+
+    run: RunPaths
+    attempt: AttemptPaths
+    number: int
+    settings: Settings
+    node: str
+    nodes: tuple[str, ...]
+
+    def scratch(self, *, longest: int = 4096) -> str:
+        """Return the folder for node-local files: the profile's, else the system's own choice (TMPDIR, /tmp).
+
+        ``longest`` is for unix sockets, whose path may have 108 bytes in all: a longer folder gives way to /tmp.
+        """
+        folder = os.path.realpath(os.path.expandvars(self.settings.scratch) or tempfile.gettempdir())
+        return folder if len(folder.encode()) <= longest else "/tmp"
+
+    @property
+    def socket_room(self) -> int:
+        """How long the folder may be in which the run's folder for sockets is made; kernels' names are long."""
+        return 38 if self.settings.service else 70
+
+    @property
+    def worker_count(self) -> int:
+        """How many workers the run has when all are there."""
+        return sum(len(self.worker_names(node)) for node in self.nodes)
+
+    def worker_names(self, node: str) -> tuple[str, ...]:
+        """Return the names of a node's workers: ``n3``, or ``n3-0``, ``n3-1`` … when there are several."""
+        count = self.settings.workers_per_node * (self.settings.nodes if self.settings.local else 1)
+        return (node,) if count == 1 else tuple(f"{node}-{index}" for index in range(count))
+
+
+def load() -> Context:
+    """Return the context that the batch script's environment names.
+
+    Raises
+    ------
+    KeyError
+        If HPCML_RUN_DIR is not set (the role was not started by a batch script of hpcml).
+    OSError
+        If plan.json cannot be read on this node.
+    """
+    run = RunPaths(Path(os.environ["HPCML_RUN_DIR"]))
+    number = int(os.environ.get("HPCML_ATTEMPT", "0"))
+    facts = json.loads(run.plan.read_text())["inside"]
+    facts["arguments"] = tuple(facts["arguments"])
+    facts["resources"] = tuple((name, amount) for name, amount in facts["resources"])
+    if facts["gpu"]:
+        lists = {name: tuple(facts["gpu"][name]) for name in ("rmm_allocator_libs", "pre_import")}
+        facts["gpu"] = Gpu(**facts["gpu"] | lists)
+    settings = Settings(**facts)
+    if settings.local:
+        node = "local"
+        nodes: tuple[str, ...] = (node,)
+    else:
+        node = os.environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
+        nodes = expand_hosts(os.environ.get("SLURM_JOB_NODELIST", node))
+    return Context(run, run.attempt(number), number, settings, node, nodes)

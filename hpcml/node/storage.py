@@ -1,0 +1,137 @@
+"""The run's file system fills up, or the quota is used up: it is noticed, said, and the run's end still written.
+
+The end goes into files that were made and filled at submission (``reserve/``): they need neither block nor
+inode any more, only to be written over and renamed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any, TextIO
+
+from hpcml.node import files
+from hpcml.paths import RESERVE_COUNT, RESERVE_SIZE, RunPaths
+
+FULL = {errno.ENOSPC: "the file system is full", errno.EDQUOT: "the quota is used up"}
+LITTLE = 65536  # bytes that a file system must take to count as not full
+HINT = "Free some space, or keep runs elsewhere (--set paths.runs=…); then submit again."
+
+
+def is_full(error: OSError) -> bool:
+    """Whether an error says that there is no room, neither for bytes nor for files."""
+    return error.errno in FULL
+
+
+def in_words(error: OSError, folder: Path) -> str:
+    """Return that there is no room, and for what: bytes, files, or what the quota allows."""
+    what = FULL[error.errno or 0]
+    with contextlib.suppress(OSError):  # who cannot be asked has been heard already
+        found = os.statvfs(folder)
+        if found.f_files and not found.f_favail and found.f_bavail:
+            what = "the file system can hold no more files (no inodes are left)"
+    return f"{what} ({folder})"
+
+
+def trouble(folder: Path) -> str:
+    """Return why nothing more can be written below a folder, empty if it can: a little is written and taken away."""
+    path = folder / f".room.{os.getpid()}"
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        return in_words(error, folder) if is_full(error) else ""
+    try:
+        left = LITTLE
+        while left:
+            left -= os.write(descriptor, bytes(left))
+        os.fsync(descriptor)  # a network file system may say it only now
+    except OSError as error:
+        return in_words(error, folder) if is_full(error) else ""
+    finally:
+        with contextlib.suppress(OSError):  # said with the same words by close(2) of a network file system
+            os.close(descriptor)
+        path.unlink(missing_ok=True)
+    return ""
+
+
+def scarce(folder: Path) -> str:
+    """Return that a file system is full as far as it says so itself, without writing to it; quotas it mostly hides."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return ""
+    if found.f_blocks and found.f_bavail * found.f_frsize < LITTLE:  # some FUSE file systems tell nothing
+        return in_words(OSError(errno.ENOSPC, ""), folder)
+    return in_words(OSError(errno.ENOSPC, ""), folder) if found.f_files and not found.f_favail else ""
+
+
+def write_end(run: RunPaths, path: Path, facts: dict[str, Any]) -> None:
+    """Write a file of the run's end, into the reserve if there is no room; a full disk must not keep the nodes."""
+    try:
+        files.write_json(path, facts)
+        return
+    except OSError as error:
+        said = error
+    text = json.dumps(facts).encode()
+    if len(text) > RESERVE_SIZE:
+        text = json.dumps({**facts, "quote": []}).encode()[:RESERVE_SIZE]
+    for name in sorted(files.listed(run.reserve)):
+        try:
+            _write_over(run.reserve / name, text)
+            (run.reserve / name).rename(path)
+        except OSError as error:
+            said = error
+        else:
+            return
+    print(f"hpcml: {path} cannot be written ({said.strerror}): {facts}", file=sys.stderr)
+
+
+def _write_over(path: Path, text: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
+    try:
+        written = os.write(descriptor, text)
+        if written < len(text):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        os.ftruncate(descriptor, written)
+    finally:
+        os.close(descriptor)
+
+
+def renew(run: RunPaths) -> None:
+    """Make the reserve again that an earlier attempt of the run has used; without room there is none."""
+    try:
+        run.reserve.mkdir(mode=0o700, exist_ok=True)
+        for number in range(RESERVE_COUNT):
+            if not (run.reserve / str(number)).exists():
+                files.write(run.reserve / str(number), " " * RESERVE_SIZE)
+    except OSError as error:
+        print(f"hpcml: there is no room for the end of the run: {error}", file=sys.stderr)
+
+
+def release(run: RunPaths) -> None:
+    """Remove what is left of the reserve: the end is written."""
+    for name in files.listed(run.reserve):
+        (run.reserve / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # not there, or somebody keeps a file in it
+        run.reserve.rmdir()
+
+
+class _Patient(io.FileIO):
+    """A log that takes what it can; what it cannot is lost."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data) or 0
+        except OSError:  # there is nobody left to tell; see Outcome.or_a_full_disk()
+            return memoryview(data).nbytes
+
+
+def patient(descriptor: int) -> TextIO:
+    """Return a stream on one of a role's logs that never raises: a full disk must not end a scheduler or a worker."""
+    raw = _Patient(descriptor, "w", closefd=False)
+    return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True, write_through=True)

@@ -1,0 +1,97 @@
+"""What the user's code finds in a role, as the script finds it: the path of modules, the folder, PYTHONPATH.
+
+A role starts without the working directory on its path (``-P``, and step.sh takes it out of PYTHONPATH) and imports
+what it needs itself; then :func:`take_up` gives it what the script has. So the script, its tasks and the scheduler
+import the same files in the same order, and a file named ``queue.py`` beside the script ends no role.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import MutableMapping
+from pathlib import Path
+
+from hpcml.node import files
+from hpcml.node.settings import Context
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_OWN = "HPCML_PYTHONPATH"  # PYTHONPATH as the user has it
+
+
+def take_up(context: Context, *, say: bool = True) -> None:
+    """Give this process, which has imported what it needs, the surroundings of the script.
+
+    Parameters
+    ----------
+    say
+        Whether to name the user's modules that tasks cannot import, because others of their names are loaded.
+
+    Raises
+    ------
+    OSError
+        If the folder that the script runs in is not there.
+    """
+    os.chdir(context.settings.cwd)
+    first = [] if os.environ.get("PYTHONSAFEPATH") and not context.settings.service else [folder(context)]
+    own = os.environ.get(_OWN, "")
+    entries = [os.path.abspath(entry) for entry in own.split(":") if own]  # noqa: PTH100 - as Python's site has them
+    wanted = [*first, str(context.run.library), *entries]
+    for place in _hidden(first[0]) if first and say else ():
+        print(f"hpcml: tasks do not import {place}: another module of that name is loaded.", file=sys.stderr)
+    sys.path[:] = dict.fromkeys([*wanted, *sys.path])
+    restore(os.environ)
+    os.environ["HPCML_NODES"] = str(context.settings.nodes)  # for hpcml.run
+    _draw_anew()
+    main = sys.modules["__main__"]
+    main.__spec__ = None  # or processes that a task starts (multiprocessing's spawn) would import the role
+    vars(main).pop("__file__", None)
+
+
+def answer_no_signals() -> None:
+    """Let the signals pass that Slurm sends to every process when a job is cancelled or out of time.
+
+    The driver answers them, and closes scheduler and workers. They are caught, not ignored: what is ignored is so in
+    every process that a task starts too, which then cannot be terminated (``Popen.terminate``, ``Pool.terminate``).
+    """
+    for number in _SIGNALS:
+        signal.signal(number, lambda *_: None)
+    os.register_at_fork(after_in_child=_answer_again)
+
+
+def _answer_again() -> None:
+    for number in _SIGNALS:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+def _draw_anew() -> None:
+    """Give this process random numbers of its own: a fork copies NumPy's global state to all of a node's workers.
+
+    Python's own ``random`` and OpenSSL see to it themselves; NumPy's generators (``default_rng``) are made anew anyway.
+    """
+    if random := sys.modules.get("numpy.random"):
+        random.seed()
+
+
+def folder(context: Context) -> str:
+    """Return the folder that comes first on the script's path: its own, as Python resolves it."""
+    settings = context.settings
+    return settings.cwd if settings.service else str(Path(settings.script).resolve().parent)
+
+
+def restore(environment: MutableMapping[str, str]) -> None:
+    """Put the user's PYTHONPATH behind the run's library, as processes of the user's find it."""
+    own = environment.pop(_OWN, "")
+    library = f"{environment['HPCML_RUN_DIR']}/lib"
+    environment["PYTHONPATH"] = f"{library}:{own}" if own else library
+
+
+def _hidden(place: str) -> list[str]:
+    """Return the modules in a folder whose names this process has loaded from elsewhere."""
+    found = []
+    for name in sorted(files.listed(Path(place))):
+        module = name.removesuffix(".py")
+        if module in sys.modules and (module != name or Path(place, name, "__init__.py").is_file()):
+            found.append(f"{place}/{name}")
+    return found

@@ -1,0 +1,1 @@
+"""Pure decisions: a site and a request become a plan, and the plan a batch script."""

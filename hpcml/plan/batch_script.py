@@ -1,0 +1,138 @@
+"""Lay a plan out as a batch script: four filters are the only ways for a value into it."""
+
+from __future__ import annotations
+
+import functools
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+import jinja2
+import jinja2.loaders
+import jinja2.sandbox
+
+from hpcml import assets, files
+from hpcml.errors import ConfigError, HpcmlError, UsageError
+from hpcml.plan.plan import Plan
+
+TEMPLATE = "batch.sh.j2"
+_PLAIN = re.compile(r"[A-Za-z0-9_./:=,@%+\[\]-]+")
+
+
+def render(plan: Plan, folders: Sequence[Path] = ()) -> str:
+    """Return the text of the batch script.
+
+    Parameters
+    ----------
+    plan
+        What to lay out.
+    folders
+        Folders searched for ``batch.sh.j2`` before the built-in one, which stays reachable as
+        ``hpcml/batch.sh.j2`` (``{% extends "hpcml/batch.sh.j2" %}``).
+
+    Raises
+    ------
+    ConfigError
+        If a template is wrong, with its file and line.
+    UsageError
+        If a value cannot stand in a batch script.
+    """
+    environment = _environment(folders)
+    try:
+        template = environment.get_template(TEMPLATE)
+    except (jinja2.TemplateError, OSError, UnicodeDecodeError) as error:
+        raise _template_error(error, None) from error
+    try:
+        return template.render(plan=plan)
+    except (HpcmlError, MemoryError):
+        raise
+    except Exception as error:  # an expression in a template can fail in any way
+        raise _template_error(error, template.filename) from error
+
+
+def _template_error(error: Exception, file: str | None) -> ConfigError:
+    """Return what is wrong with a template, at its file and line; a run-time error has both in its traceback."""
+    file, line = getattr(error, "filename", None) or file, getattr(error, "lineno", None)
+    trace = error.__traceback__
+    while trace is not None:
+        if line is None and trace.tb_frame.f_code.co_filename == file:
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    place = ":".join(str(part) for part in (file or TEMPLATE, line) if part)
+    return ConfigError(f"The template is wrong: {error}", place=place, hint="Mend that line.")
+
+
+def _environment(folders: Sequence[Path]) -> jinja2.Environment:
+    builtin = jinja2.FileSystemLoader(str(assets.folder("templates")))
+    own = [jinja2.FunctionLoader(functools.partial(_own, folder)) for folder in folders]
+    # In the sandbox a template reaches the plan and Jinja2's own words, and nothing of Python behind them.
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        loader=jinja2.ChoiceLoader([*own, builtin, jinja2.PrefixLoader({"hpcml": builtin})]),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    environment.filters |= {"sh": quote, "argv": join, "directive": directive, "comment": comment}
+    return environment
+
+
+def _own(folder: Path, name: str) -> tuple[str, str, None] | None:
+    """Return a template of the user's own and its file, None if there is none of that name."""
+    path = folder.joinpath(*jinja2.loaders.split_template_path(name))
+    try:
+        return files.read_setting(path), str(path), None
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except files.ForeignError as error:
+        copy = "Copy what you want of it into ~/.config/hpcml/templates: then it is yours."
+        hint = f"Close it to them: {error.hint}" if error.hint else copy
+        raise ConfigError(f"The template does not count: {error.why}", place=str(path), hint=hint) from error
+
+
+def quote(value: object) -> str:
+    """Quote one word for bash."""
+    return shlex.quote(_printable(str(value)))
+
+
+def join(words: Sequence[str]) -> str:
+    """Quote a command for bash."""
+    return " ".join(quote(word) for word in words)
+
+
+def directive(option: tuple[str, str]) -> str:
+    """Return an option as a #SBATCH line takes it.
+
+    sbatch parses these lines itself, not through bash. Tried with 22.05, and tried again by
+    tests/lab/test_golden.py: within double quotes a backslash and a double quote want a
+    backslash before them, and nothing else is special there (``$``, ``#``, ``%`` and single quotes stand for
+    themselves); without quotes a blank ends the line's option and ``#`` begins a comment.
+    """
+    name, value = (_printable(part) for part in option)
+    if not value:
+        return name
+    if _PLAIN.fullmatch(value):
+        return f"{name}={value}"
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'{name}="{escaped}"'
+
+
+def comment(value: object) -> str:
+    """Return a text of one line, for a ``#`` comment or another place where it stands as it is."""
+    return _printable(str(value))
+
+
+def _printable(text: str) -> str:
+    """Refuse what cannot stand on a line of the script: one value would become two lines, or none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        bad = True  # half a character, from a file name that is not UTF-8
+    else:
+        bad = any(ord(character) < 32 or ord(character) == 127 for character in text)
+    if bad:
+        hint = "Rename it, or leave that character out."
+        raise UsageError(f"The value {text!a} holds a line break or a control character", place="job.sh", hint=hint)
+    return text

@@ -1,0 +1,116 @@
+"""The words that run a role inside an image, by Apptainer or SingularityCE; decided before the job runs.
+
+What the inside gets is said here and in ``templates/image.sh``, which adds what only the node knows: the run's
+variables, the node-local scratch, and the folders that the copy of the code has links to, where the node has them. All
+else of the host stays out: its variables, its Python's packages, the home directory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import PurePosixPath
+
+from hpcml.errors import ConfigError
+from hpcml.paths import RunPaths
+from hpcml.plan.request import JobSpec
+from hpcml.sites.layers import user_path
+from hpcml.sites.schema import Site
+
+PYTHON = "python3"  # found by the image's own PATH
+_DIVIDERS = (":", ",", "\\")  # those of --bind, which knows no quotes
+
+
+def image_of(site: Site, spec: JobSpec) -> str:
+    """Return the absolute path of the image that a request runs in, empty if it runs in a Python environment.
+
+    Raises
+    ------
+    ConfigError
+        If the profile wants an image and names none, or names one by a relative path.
+    """
+    if spec.image:
+        return str(spec.cwd / user_path(spec.image))
+    if site.runtime.kind != "image":
+        return ""
+    place = f"profile {site.name}: runtime.image"
+    if not site.runtime.image:
+        raise ConfigError("The profile runs in an image and names none", place=place, hint="Give --image, or set it.")
+    if not site.runtime.image.startswith("/"):
+        hint = "Write the path that it has on the compute nodes, from the root."
+        raise ConfigError(f"{site.runtime.image!a} is not an absolute path", place=place, hint=hint)
+    return site.runtime.image
+
+
+def interpreter(site: Site) -> str:
+    """Return the Python inside the image; ``runtime.python`` of a profile without one is the host's."""
+    return site.runtime.python if site.runtime.kind == "image" and site.runtime.python else PYTHON
+
+
+def entry(site: Site, spec: JobSpec, paths: RunPaths, image: str, gpus: int) -> tuple[str, ...]:
+    """Return the words before a role's interpreter: ``/bin/sh image.sh apptainer exec … IMAGE``.
+
+    ``--cleanenv`` keeps the host's variables out; no ``--contain``, ``--ipc`` or ``--pid``, because workers open each
+    other's memory (cuda_ipc, CMA) and find each other's processes, and because /dev and /sys show the adapters.
+
+    Raises
+    ------
+    ConfigError
+        If a path cannot be bound.
+    """
+    binds = [f"{path}:{path}{mode}" for path, mode in _own_binds(site, spec, paths)]
+    binds += [_bind(words, f"profile {site.name}: runtime.binds") for words in site.runtime.binds]
+    return (
+        "/bin/sh",
+        str(paths.image),
+        site.runtime.container,
+        "exec",
+        "--cleanenv",
+        *(("--nv",) if gpus else ()),
+        "--no-mount",
+        "cwd",
+        "--home",
+        str(paths.home),
+        "--pwd",
+        str(paths.directory),
+        *(word for bind in binds for word in ("--bind", bind)),
+        *site.runtime.options,
+        image,
+    )
+
+
+def kernels(image: str) -> str:
+    """Return the name of the folder beside the runs that keeps an image's compiled GPU kernels (``image.sh`` makes it).
+
+    One for each image: what one leaves behind is no other's to load.
+    """
+    return hashlib.sha256(image.encode(errors="surrogatepass")).hexdigest()[:16]
+
+
+def _own_binds(site: Site, spec: JobSpec, paths: RunPaths) -> list[tuple[str, str]]:
+    """Return the run's directory, hpcml's modules in it for reading only, the user's folder, and scratch."""
+    scratch = site.paths.scratch if site.paths.scratch.startswith("/") and "$" not in site.paths.scratch else ""
+    sources = [str(folder) for folder in spec.sources if folder != spec.cwd]
+    own = (
+        (str(paths.directory), "paths.runs"),
+        (str(spec.cwd), "the folder that you submit from"),
+        *((folder, "the script's folder") for folder in sources),
+        (scratch, "paths.scratch"),
+    )
+    for path, place in own:
+        if any(divider in path for divider in _DIVIDERS) or path != path.rstrip():
+            hint = "Choose a path without ':', ',' and '\\', and without a blank at its end."
+            raise ConfigError("This path cannot be bound into an image", place=f"{place}: {path}", hint=hint)
+    users = [str(spec.cwd), *([scratch] if scratch else [])]
+    return [(str(paths.directory), ""), (str(paths.library), ":ro"), *((folder, "") for folder in users)]
+
+
+def _bind(words: str, place: str) -> str:
+    """Return a bind of the profile (``SOURCE``, ``SOURCE:INSIDE``, ``SOURCE:INSIDE:ro``) as it stands, if it is one."""
+    source, *rest = words.split(":")
+    paths, mode = (source, *rest[:1]), rest[1] if len(rest) > 1 else "rw"
+    right = len(rest) < 3 and mode in ("ro", "rw") and all(PurePosixPath(path).is_absolute() for path in paths)
+    # Apptainer 1.4 cuts blanks off the end, and would bind another folder.
+    if not right or any(path != path.rstrip() or divider in path for path in paths for divider in _DIVIDERS[1:]):
+        hint = "Write /path, /path:/inside or /path:/inside:ro, without ',' and '\\', and without a blank at the end."
+        raise ConfigError(f"{words!a} is no bind", place=place, hint=hint)
+    return words

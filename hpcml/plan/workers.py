@@ -1,0 +1,130 @@
+"""What the workers are told: the profile's GPU options checked and put into numbers, the protocol, the resources."""
+
+from __future__ import annotations
+
+from hpcml import units
+from hpcml.errors import ConfigError, UsageError
+from hpcml.node.settings import Gpu
+from hpcml.plan.request import JobSpec
+from hpcml.sites.schema import Site
+
+_PROTOCOLS = {"": "", "auto": "auto", "ucx": "ucx", "tls": "tls", "tcp": "tls"}  # TCP is always with TLS
+# KvikIO's own names (docs.rapids.ai, kvikio, Runtime Settings); "auto" is KvikIO's default, so nothing is said.
+_GDS: dict[str, tuple[tuple[str, str], ...]] = {
+    "auto": (),
+    "on": (("KVIKIO_COMPAT_MODE", "OFF"), ("LIBCUDF_CUFILE_POLICY", "KVIKIO")),
+    "off": (("KVIKIO_COMPAT_MODE", "ON"),),
+}
+_LIBRARIES = ("cupy", "torch")  # those whose allocator dask-cuda can replace by RMM's
+
+
+def protocol(site: Site, spec: JobSpec) -> str:
+    """Return the protocol to use: auto, tls or ucx.
+
+    Raises
+    ------
+    UsageError
+        If the request names another.
+    """
+    if spec.protocol not in _PROTOCOLS:
+        raise UsageError(f"There is no protocol '{spec.protocol}'", place="--protocol", hint="One of: auto, ucx, tcp.")
+    return _PROTOCOLS[spec.protocol] or site.network.protocol
+
+
+def worker_resources(site: Site) -> tuple[tuple[str, float], ...]:
+    """Return Dask's worker resources: (name, amount).
+
+    Raises
+    ------
+    ConfigError
+        If one is not of the form NAME=NUMBER.
+    """
+    found = []
+    for word in site.workers.resources:
+        name, _, amount = word.partition("=")
+        try:
+            found.append((name.strip(), float(amount)))
+        except ValueError as error:
+            hint = "Write resources = ['GPU=1']."
+            raise ConfigError(f"'{word}' is not NAME=NUMBER", place="workers.resources", hint=hint) from error
+    return tuple(found)
+
+
+def gpu_settings(site: Site, count: int) -> Gpu | None:
+    """Return what the GPU workers of a node are told; None for CPU workers.
+
+    Raises
+    ------
+    ConfigError
+        If an amount cannot be read, or two options contradict each other (dask-cuda would say so only on the node).
+    """
+    if not count:
+        return None
+    gpu = site.gpu
+    if gpu.rmm_async and gpu.rmm_managed_memory:
+        raise _contradiction("rmm_async", "rmm_managed_memory", "Take one of them out.")
+    if gpu.rmm_release_threshold not in ("", "none") and not gpu.rmm_async:
+        raise _contradiction("rmm_release_threshold", "rmm_async = false", "Set gpu.rmm_async = true.")
+    if gpu.cudf_spill_stats and not gpu.cudf_spill:
+        raise _contradiction("cudf_spill_stats", "cudf_spill = false", "Set gpu.cudf_spill = true.")
+    if strange := [name for name in gpu.rmm_allocator_libs if name not in _LIBRARIES]:
+        hint = f"Known to RMM: {', '.join(_LIBRARIES)}."
+        raise ConfigError(f"RMM cannot allocate for '{strange[0]}'", place="gpu.rmm_allocator_libs", hint=hint)
+    pool = "none" if gpu.rmm_pool_size == "auto" and (gpu.rmm_async or gpu.rmm_managed_memory) else gpu.rmm_pool_size
+    return Gpu(
+        count=count,
+        cuda="" if gpu.cuda == "any" else gpu.cuda,
+        rmm_pool_size=-1.0 if pool == "auto" else _amount(pool, "rmm_pool_size"),
+        rmm_maximum_pool_size=_amount(gpu.rmm_maximum_pool_size, "rmm_maximum_pool_size"),
+        rmm_managed_memory=gpu.rmm_managed_memory,
+        rmm_async=gpu.rmm_async,
+        rmm_release_threshold=_amount(gpu.rmm_release_threshold, "rmm_release_threshold"),
+        rmm_allocator_libs=gpu.rmm_allocator_libs,
+        rmm_log_directory=gpu.rmm_log_directory,
+        rmm_track_allocations=gpu.rmm_track_allocations,
+        device_memory_limit=_amount(gpu.device_memory_limit, "device_memory_limit"),
+        cudf_spill=gpu.cudf_spill,
+        cudf_spill_stats=gpu.cudf_spill_stats,
+        pre_import=gpu.pre_import,
+    )
+
+
+def _contradiction(one: str, other: str, hint: str) -> ConfigError:
+    return ConfigError(f"gpu.{one} does not go with gpu.{other}", place=f"gpu.{one}", hint=hint)
+
+
+def _amount(text: str, name: str) -> float | None:
+    """Return a fraction (up to 1), bytes (above 1) or None."""
+    if text in ("", "none", "0"):
+        return None
+    try:
+        fraction = float(text)
+    except ValueError:
+        fraction = 2.0
+    if 0 < fraction <= 1:
+        return fraction
+    try:
+        size = units.parse_memory(text)
+    except ValueError as error:
+        hint = "Write a size (40G), a fraction of the GPU's memory (0.8) or none."
+        raise ConfigError(f"'{text}' is not an amount of GPU memory", place=f"gpu.{name}", hint=hint) from error
+    if size < 1024**2:
+        raise ConfigError(f"'{text}' is less than 1 MiB", place=f"gpu.{name}", hint="Write none for none.")
+    return float(size)
+
+
+def shared_environment(site: Site, gpus: int, asked: str) -> tuple[tuple[str, str], ...]:
+    """Return the variables that all roles of a GPU or UCX run share; the profile's own go before them.
+
+    ``RAPIDS_NO_INITIALIZE`` keeps cuDF from taking a GPU at its import, before a worker has been given its own
+    (dask-cuda sets it too). NCCL is held to the profile's interface, as Dask's comms are: a management interface that
+    does not lead to the other nodes is a hang.
+    """
+    quiet = (("UCX_WARN_UNUSED_ENV_VARS", "n"),)  # Dask sets one that UCX does not know any more
+    if not gpus:
+        return quiet if site.network.protocol == "ucx" or asked == "ucx" else ()
+    interface = (("NCCL_SOCKET_IFNAME", site.network.interface),) if site.network.interface else ()
+    spill = (("CUDF_SPILL", "on"), ("DASK_CUDF_SPILL_WARNING", "False")) if site.gpu.cudf_spill else ()
+    # The other half of what node.hardware.topology chooses: every connection is opened by the name of one interface.
+    opened = (("UCX_SOCKADDR_TLS_PRIORITY", "tcp"),) if site.network.nic_affinity == "pcie" else ()
+    return (("RAPIDS_NO_INITIALIZE", "1"), *quiet, *interface, *opened, *spill, *_GDS[site.gpu.gds])

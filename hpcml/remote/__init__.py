@@ -1,0 +1,1 @@
+"""Between a laptop and a login node."""

@@ -1,0 +1,253 @@
+"""What the laptop's hpcml and the login node's say to each other: words in, marked facts out, files as bytes.
+
+The words of a command travel by standard input, so that no shell sees them and no list of processes shows them. The
+facts travel on standard error, each on a line that begins with a mark that only these two know, because standard
+output belongs to the command. The rest of standard input is the laptop's sign of life.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hpcml.errors import StorageError
+from hpcml.remote import answers
+
+PROTOCOL = 1
+SERVE = "--serve-laptop"  # what the login node's hpcml is called with
+LONGEST_LINE = 64 << 20  # bytes of a line of words or of a listing
+GO = b"go\n"  # the laptop knows the run's id: hand it over now
+PIECE = 1 << 18  # bytes
+_LARGEST = 1 << 62  # bytes of a file, and nanoseconds to its time: what a system call takes
+
+
+class CutShortError(StorageError):
+    """The other side ended before a file was whole; it, or the link, knows why."""
+
+
+def mark(nonce: str, **facts: Any) -> bytes:
+    """Return facts as a marked line."""
+    return b"\x1e" + nonce.encode() + b" " + json.dumps(facts).encode() + b"\n"
+
+
+class Divider:
+    """Divides what comes on standard error into the user's part and the facts."""
+
+    def __init__(self, nonce: str, host: str = "the other machine") -> None:
+        self.start = b"\x1e" + nonce.encode() + b" "
+        self.rest = b""
+        self.host = host
+
+    def feed(self, data: bytes, *, last: bool = False) -> tuple[bytes, list[dict[str, Any]]]:
+        """Return what is for the user and the facts that are whole; a marked line's beginning waits for its end.
+
+        Raises
+        ------
+        ConfigError
+            If a fact is none.
+        """
+        data, facts, plain = self.rest + data, [], b""
+        self.rest = b""
+        while (begin := data.find(b"\x1e")) >= 0:
+            candidate = data[begin : begin + len(self.start)]
+            if not self.start.startswith(candidate):  # a record separator of somebody else's
+                plain, data = plain + data[: begin + 1], data[begin + 1 :]
+                continue
+            end = data.find(b"\n", begin)
+            if end < 0:
+                if len(data) - begin > answers.LONGEST:
+                    raise answers.wrong(self.host, "a fact without an end")
+                if not last:
+                    plain, self.rest, data = plain + data[:begin], data[begin:], b""
+                break
+            facts.append(answers.of_call(data[begin + len(self.start) : end], self.host))
+            plain, data = plain + data[:begin], data[end + 1 :]
+        return plain + data, facts
+
+
+class Entry(NamedTuple):
+    """A file that is sent: its name below the folder (``/`` between parts), size, time of change and permissions."""
+
+    name: str
+    size: int
+    changed: int
+    mode: int
+
+
+def listing(folder: Path) -> tuple[list[Entry], int]:
+    """Return the regular files below a folder, and how many links and special files there are, which are not sent.
+
+    Raises
+    ------
+    StorageError
+        If a folder cannot be read.
+    """
+    found, others, waiting = [], 0, [""]
+    while waiting:
+        below = waiting.pop()
+        with files(folder / below):
+            entries = sorted(os.scandir(folder / below), key=lambda entry: entry.name)
+        for entry in entries:
+            name = f"{below}{entry.name}"
+            if entry.is_dir(follow_symlinks=False):
+                waiting.append(f"{name}/")
+            elif entry.is_file(follow_symlinks=False):
+                with contextlib.suppress(FileNotFoundError):  # gone since
+                    facts = entry.stat(follow_symlinks=False)
+                    found.append(Entry(name, facts.st_size, facts.st_mtime_ns, facts.st_mode & 0o777))
+            else:
+                others += 1
+    return sorted(found), others
+
+
+def entries_of(rows: Any, place: str) -> list[Entry]:
+    """Return the listing that the other side sent, when it is one; no name in it leads out of a folder.
+
+    Raises
+    ------
+    StorageError
+        If it is none, or a name is absolute, holds ``..``, an empty part or a zero byte.
+    """
+    try:
+        found = [Entry(str(name), int(size), int(changed), int(mode) & 0o777) for name, size, changed, mode in rows]
+    except (TypeError, ValueError, OverflowError) as error:
+        raise StorageError(f"What was sent is no listing of files: {error}", place=place) from error
+    for entry in found:
+        parts_of(entry.name)
+        if not 0 <= entry.size < _LARGEST or abs(entry.changed) >= _LARGEST:
+            raise StorageError(
+                "A file of an impossible size or time was announced; nothing was written", place=repr(entry.name)
+            )
+    if len({entry.name for entry in found}) != len(found):
+        raise StorageError("A file was announced twice; nothing was written", place=place)
+    return found
+
+
+def parts_of(name: str) -> list[str]:
+    """Return the parts of a relative name.
+
+    Raises
+    ------
+    StorageError
+        If it could lead out of the folder.
+    """
+    parts = name.split("/")
+    try:
+        os.fsencode(name)
+        bad = "\0" in name
+    except UnicodeEncodeError:
+        bad = True  # half a character, which no file system holds
+    if bad or any(part in ("", ".", "..") for part in parts):
+        hint = "Nothing was written for it. Was the folder, or hpcml there, tampered with?"
+        raise StorageError("A file name that leads out of the folder is refused", place=repr(name), hint=hint)
+    return parts
+
+
+@contextlib.contextmanager
+def files(path: Path) -> Iterator[None]:
+    """Turn what can go wrong with files below a path into a StorageError that names it."""
+    try:
+        yield
+    except OSError as error:
+        hint = "Is there room (quota), and may you write there?"
+        raise StorageError(f"The file cannot be used: {error.strerror}", place=_shown(str(path)), hint=hint) from error
+
+
+def _shown(name: str) -> str:
+    """Return a name as it can be printed: the other side chose it, and the terminal obeys control characters."""
+    return name if name.isprintable() else ascii(name)
+
+
+def receive(
+    folder: Path, entry: Entry, read: Callable[[int], bytes], told: Callable[[int], None] = lambda _: None
+) -> None:
+    """Write one file below a folder, whole or not at all: under another name first, then renamed.
+
+    No link is followed below the folder, so nothing is written elsewhere; a file of that name is replaced.
+
+    Parameters
+    ----------
+    read
+        Returns at most so many bytes, none at the end of the stream.
+    told
+        Called with the number of bytes of each piece.
+
+    Raises
+    ------
+    StorageError
+        If it cannot be written, or the stream ends too early.
+    """
+    *above, last = parts_of(entry.name)
+    place = folder / entry.name
+    with files(place):
+        inside = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            for part in above:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(part, dir_fd=inside)
+                deeper = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=inside)
+                os.close(inside)
+                inside = deeper
+            new = f".hpcml-part-{secrets.token_hex(8)}"
+            try:
+                _write(inside, new, entry, read, told)
+                os.rename(new, last, src_dir_fd=inside, dst_dir_fd=inside)
+            except BaseException:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(new, dir_fd=inside)
+                raise
+        finally:
+            os.close(inside)
+
+
+def _write(inside: int, name: str, entry: Entry, read: Callable[[int], bytes], told: Callable[[int], None]) -> None:
+    # The umask counts, and no program of another user's is made: neither set-user-id nor writing for others.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    descriptor = os.open(name, flags, (entry.mode | stat.S_IWUSR | stat.S_IRUSR) & 0o755, dir_fd=inside)
+    try:
+        left = entry.size
+        while left:
+            piece = read(min(left, PIECE))
+            if not piece:
+                words = "The file did not come whole; what had come of it was removed"
+                hint = "Do it again: what is here already is not sent twice."
+                raise CutShortError(words, place=_shown(entry.name), hint=hint)
+            left -= len(piece)
+            told(len(piece))
+            while piece:  # a file system that fills up takes a part first and says so at the next write
+                piece = piece[os.write(descriptor, piece) :]
+        os.utime(descriptor, ns=(entry.changed, entry.changed))
+    finally:
+        os.close(descriptor)
+
+
+def send(folder: Path, entries: Sequence[Entry], write: Callable[[bytes], object]) -> None:
+    """Write the bytes of files, in order and without anything between them.
+
+    Raises
+    ------
+    StorageError
+        If a file has become shorter, or cannot be read; the other side then sees that it did not come whole.
+    """
+    for entry in entries:
+        path = folder / entry.name
+        with files(path):
+            source = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            left = entry.size
+            while left:
+                with files(path):
+                    piece = os.read(source, min(left, PIECE))
+                if not piece:
+                    hint = "Do it again: what has come is not sent twice."
+                    raise StorageError("The file became shorter while it was sent", place=str(path), hint=hint)
+                left -= len(piece)
+                write(piece)
+        finally:
+            os.close(source)

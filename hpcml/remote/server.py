@@ -1,0 +1,218 @@
+"""The login node's part: reads a laptop's words from standard input, runs them as if typed here, says how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import stat
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hpcml import __version__
+from hpcml.errors import ConfigError, LinkError, StorageError, UsageError
+from hpcml.files import parsed
+from hpcml.plan.request import JobSpec
+from hpcml.remote.protocol import LONGEST_LINE, PIECE, PROTOCOL, Entry, entries_of, files, mark, receive
+
+GO_DEADLINE = 60.0  # seconds for the laptop to say that it knows the run's id
+_OLD = 86400.0  # seconds after which a staging folder was left by one that was killed
+
+
+class Caller:
+    """A laptop that called: what it asked for, and the line to it.
+
+    Parameters
+    ----------
+    source
+        The raw standard input.
+    """
+
+    def __init__(self, header: Mapping[str, Any], source: int, environment: Mapping[str, str]) -> None:
+        self.header, self.source, self.environment = header, source, environment
+        self.words = [str(word) for word in header["words"]]
+        self.staging: Path | None = None
+        self._go = threading.Event()
+        self._quiet = threading.Lock()  # held while the laptop's end may not interrupt
+        self._over = False
+
+    def say(self, **facts: Any) -> None:
+        """Tell the laptop a fact; one that has gone does not hear it."""
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
+            os.write(2, mark(self.header["nonce"], **facts))
+
+    def read(self, most: int) -> bytes:
+        """Return some bytes of the input, none at its end."""
+        return os.read(self.source, min(most, PIECE))
+
+    def line(self) -> bytes:
+        """Return the next line of the input, without reading beyond it."""
+        return _line(self.source)
+
+    def watch(self) -> None:
+        """From now on, treat the end of the input (Ctrl-C on the laptop, or a lost link) as Ctrl-C here."""
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        while os.read(self.source, 64):
+            self._go.set()
+        with self._quiet:
+            if not self._over and (main := threading.main_thread().ident) is not None:
+                signal.pthread_kill(main, signal.SIGINT)
+
+    # -- a script ----------------------------------------------------------------------------------------------------
+
+    def stage(self, script: list[str]) -> list[str]:
+        """Receive the script and the files around it; return the script's words with its new path.
+
+        Raises
+        ------
+        StorageError
+            If they cannot be written or did not come whole; nothing of them is left.
+        UsageError
+            If no script was sent.
+        """
+        if not self.header.get("script"):
+            raise UsageError("No script was sent", place="hpcml submit", hint="Is one hpcml older?")
+        entries = entries_of(self.header.get("files"), "the laptop's files")
+        folder = _incoming(self.environment)
+        with files(folder):
+            self.staging = Path(tempfile.mkdtemp(prefix="from-laptop-", dir=folder))  # 0700
+        for entry in entries:
+            receive(self.staging, entry, self.read)
+        path = self.staging / str(self.header["script"])
+        if not path.is_file() or path.parent != self.staging:
+            raise UsageError("The script is not among what was sent", place=str(self.header["script"]))
+        self.watch()
+        return [str(path), *script[1:]]
+
+    def spec(self, spec: JobSpec) -> JobSpec:
+        """Return the request of a staged script: its folder is the staging folder, until the run has its own copy."""
+        return spec if self.staging is None else spec._replace(cwd=self.staging, staged=True, sources=())
+
+    @contextlib.contextmanager
+    def handing_over(self, run_id: str) -> Iterator[None]:
+        """Tell the laptop the run's id, and hand the run over only when it says that it knows it.
+
+        A laptop that never heard the id can so be sure that nothing was submitted; one that did can ask for that run.
+
+        Raises
+        ------
+        LinkError
+            If it does not say so in time; nothing was submitted.
+        """
+        self.say(run=run_id)
+        if not self._go.wait(GO_DEADLINE):
+            raise LinkError("The laptop does not answer; nothing was submitted", place="--host", hint="Try again.")
+        with self._quiet:
+            yield
+        self.say(submitted=run_id)
+        self.clean()
+
+    def clean(self) -> None:
+        """Remove the staging folder."""
+        if self.staging is not None:
+            shutil.rmtree(self.staging, ignore_errors=True)
+
+    def end(self, status: int) -> None:
+        """Say how the command ended; nothing interrupts any more."""
+        with self._quiet:
+            self._over = True
+        self.clean()
+        self.say(status=status)
+
+
+def serve(call: Callable[[list[str], Caller], int], environment: Mapping[str, str]) -> int:
+    """Run what a laptop asks for; return the exit status.
+
+    Parameters
+    ----------
+    call
+        Runs the words of a command line, and prints its errors.
+
+    Raises
+    ------
+    UsageError
+        If no laptop's hpcml is at the other end of standard input.
+    ConfigError
+        If it speaks another protocol.
+    """
+    source = os.dup(0)
+    nothing = os.open(os.devnull, os.O_RDONLY)  # what is started from here on does not read the laptop's line
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    try:
+        header = parsed(json.loads, _line(source).decode())
+        caller = Caller(header, source, environment)
+        caller.say(hello=PROTOCOL, version=__version__)
+        protocol = header["protocol"]
+    except (ValueError, TypeError, KeyError, OSError) as error:
+        hint = "Call it from a laptop: hpcml --host HOST COMMAND."
+        raise UsageError("This is for the laptop's hpcml", place="hpcml", hint=hint) from error
+    if protocol != PROTOCOL:
+        raise ConfigError("The laptop's hpcml speaks otherwise", place=f"protocol {protocol}", hint="Update the older.")
+    if caller.words[:1] not in (["submit"], ["plan"], ["fetch"]):
+        caller.watch()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    try:
+        with files(Path(environment.get("HOME", "~"))):
+            os.chdir(environment.get("HOME", "/"))
+        status = call(caller.words, caller)
+    except BaseException:
+        caller.clean()
+        raise
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    caller.end(status)
+    return status
+
+
+def _line(source: int) -> bytes:
+    """Return a line, byte by byte: what follows it is not ours yet."""
+    line = bytearray()
+    while not line.endswith(b"\n") and (byte := os.read(source, 1)):
+        line += byte
+        if len(line) > LONGEST_LINE:
+            raise ValueError("the line is too long")
+    return bytes(line)
+
+
+def _incoming(environment: Mapping[str, str]) -> Path:
+    """Return the folder for what laptops send, the user's alone, without what killed ones left there."""
+    folder = Path(environment.get("HOME", "/nowhere")) / ".hpcml" / "incoming"
+    with files(folder):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        facts = folder.lstat()
+        if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
+            raise StorageError("The folder is not yours alone", place=str(folder), hint="Move it away.")
+        folder.chmod(0o700)
+        for left in folder.glob("from-laptop-*"):
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - left.lstat().st_mtime > _OLD:
+                    shutil.rmtree(left, ignore_errors=True)
+    return folder
+
+
+def read_wish(caller: Caller, entries: list[Entry]) -> list[Entry]:
+    """Return which of the files the laptop wants; none if it has gone.
+
+    Raises
+    ------
+    UsageError
+        If it is no answer to the listing.
+    """
+    text = caller.line()
+    caller.watch()
+    try:
+        return [entries[index] for index in parsed(json.loads, text.decode() or "[]") if index >= 0]
+    except (ValueError, TypeError, IndexError) as error:
+        raise UsageError("The laptop wants files that it was not offered", place="hpcml fetch") from error

@@ -1,0 +1,1 @@
+"""The one connection to a cluster, by OpenSSH."""

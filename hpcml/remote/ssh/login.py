@@ -1,0 +1,162 @@
+"""New logins: how many are left this hour, what ssh's complaints mean, and when the user's certificate ends."""
+
+from __future__ import annotations
+
+import calendar
+import contextlib
+import fcntl
+import json
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from hpcml import subprocesses
+from hpcml.errors import ConfigError, HostKeyError, HpcmlError, LinkError, LoginNeededError
+
+HOUR = 3600.0
+ASK = 10.0  # seconds for a question to ssh-keygen or the agent
+
+# What ssh says, most telling first. A site that sees many logins may take them for an attack, so only what is surely
+# the network's fault is not counted as one.
+_HOST_KEY = r"HOST IDENTIFICATION HAS CHANGED|Host key verification failed|No .* host key is known|REVOKED HOST KEY"
+_AUTH = r"Permission denied|Too many authentication failures|authenticating user|no more authentication methods|OTP"
+_CONFIG = r"Bad configuration option|bad configuration options|Bad owner or permissions|keyword .* extra arguments"
+_NETWORK = (
+    r"Could not resolve|Connection refused|timed out|No route to host|Network is (?:unreachable|down)|"
+    r"Connection (?:closed|reset)|kex_exchange_identification|banner exchange|Broken pipe|not responding"
+)
+
+
+class Budget:
+    """How many new logins a cluster has seen in the last hour, by a file that all of this user's processes share."""
+
+    def __init__(self, path: Path, most: int) -> None:
+        self.path, self.most = path, most
+
+    def left(self, now: float) -> int:
+        """Return how many more are allowed now."""
+        with self._open() as times:
+            return max(0, self.most - len([moment for moment in times if abs(now - moment) < HOUR]))
+
+    def spend(self, now: float) -> None:
+        """Note a login."""
+        with self._open() as times:
+            times[:] = [*(moment for moment in times if abs(now - moment) < HOUR), now]
+
+    def refund(self, now: float) -> None:
+        """Take back the note of a login that did not get as far as the other side's question who we are."""
+        with self._open() as times, contextlib.suppress(ValueError):
+            times.remove(now)
+
+    def free_at(self, now: float) -> float:
+        """Return when the next login is allowed."""
+        with self._open() as times:
+            recent = sorted(moment for moment in times if abs(now - moment) < HOUR)
+        return now if len(recent) < self.most else recent[-self.most] + HOUR if self.most else now + HOUR
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[list[float]]:
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(descriptor, "r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            text = file.read()
+            try:
+                times = [float(moment) for moment in json.loads(text or "[]")]
+            except (ValueError, TypeError, RecursionError):
+                times = []  # not ours to mend, and the next line writes it anew
+            before = list(times)
+            yield times
+            if times != before:
+                file.seek(0)
+                file.truncate()
+                json.dump(times, file)
+
+
+def failure(said: str, host: str, renew: str = "") -> HpcmlError:
+    """Return what an ssh that did not get through meant by its last words."""
+    quote = tuple(line for line in said.splitlines() if line.strip())[-14:]
+    if re.search(_HOST_KEY, said):
+        words = f"The key of {host} or of a host on the way is not the known one"
+        hint = "If the site says that it has new keys, take the old one out (ssh-keygen -R); if not, tell the site."
+        return HostKeyError(words, place=host, hint=hint, quote=quote)
+    if re.search(_CONFIG, said):
+        return ConfigError("ssh does not take its configuration", place=host, hint=f"Try: ssh -G {host}", quote=quote)
+    if re.search(_AUTH, said):
+        words = f"{host} does not let you in"
+        hint = (
+            f"Get a new certificate: {renew}." if renew else f"Is your key or certificate still good? Try: ssh {host}"
+        )
+        return LoginNeededError(words, place=host, hint=hint, quote=quote)
+    hint = "Check the network (VPN?) and the name of the host; the run goes on meanwhile."
+    words = f"{host} cannot be reached" if re.search(_NETWORK, said) else f"ssh to {host} ended without a reason"
+    return LinkError(words, place=host, hint=hint, quote=quote[-3:])
+
+
+class Certificate(NamedTuple):
+    """A certificate of the user's: where it is, and when it ends (seconds since 1970; infinite: never)."""
+
+    place: str
+    ends: float
+
+
+def certificates(known: Mapping[str, Sequence[str]], environment: Mapping[str, str]) -> list[Certificate]:
+    """Return the user's certificates for a host, from its ``CertificateFile`` lines, beside its keys, and in the agent.
+
+    Parameters
+    ----------
+    known
+        The host's settings (:func:`hpcml.ssh_config.effective`).
+    """
+    home = environment.get("HOME", "")
+    named = [*known.get("certificatefile", []), *(f"{path}-cert.pub" for path in known.get("identityfile", []))]
+    paths = {Path(f"{home}/{name[2:]}" if name.startswith("~/") else name) for name in named if name != "none"}
+    found = []
+    for path in sorted(paths):
+        if path.is_file():
+            answer = subprocesses.run(["ssh-keygen", "-L", "-f", str(path)], environment, ASK)
+            found += [Certificate(str(path), ends) for ends in validity(answer.out)]
+    if environment.get("SSH_AUTH_SOCK"):
+        keys = subprocesses.run(["ssh-add", "-L"], environment, ASK)
+        if keys.code == 0 and "-cert-" in keys.out:
+            answer = subprocesses.run(["ssh-keygen", "-L", "-f", "-"], environment, ASK, data=keys.out.encode())
+            found += [Certificate("ssh-agent", ends) for ends in validity(answer.out)]
+    return found
+
+
+def validity(text: str) -> list[float]:
+    """Return when the certificates that ``ssh-keygen -L`` describes end, in its own local time."""
+    found = []
+    for line in text.splitlines():
+        if match := re.match(r"\s*Valid: (?:from \S+ to (\S+)|(forever))", line):
+            if match[2] or match[1] == "forever":
+                found.append(float("inf"))
+            else:
+                moment = match[1].removesuffix("Z")
+                zone = calendar.timegm if match[1].endswith("Z") else time.mktime
+                found.append(float(zone(time.strptime(moment, "%Y-%m-%dT%H:%M:%S"))))
+    return found
+
+
+def clock(moment: float, now: float) -> str:
+    """Return a moment as the user's clock shows it, with the day if it is not today's."""
+    same = time.strftime("%Y%j", time.localtime(moment)) == time.strftime("%Y%j", time.localtime(now))
+    return time.strftime("%H:%M" if same else "%Y-%m-%d %H:%M", time.localtime(moment))
+
+
+def warning(found: Sequence[Certificate], until: float | None, now: float, renew: str) -> str:
+    """Return what the user should know of the certificates' end before relying on the link until then, or nothing."""
+    if not found:
+        return ""
+    ends = max(certificate.ends for certificate in found)
+    again = f": {renew}" if renew else ""
+    if ends <= now:
+        return f"your certificate ended {clock(ends, now)}; a new login needs a new one{again}"
+    if until is not None and ends < until:
+        return (
+            f"your certificate ends {clock(ends, now)}, the run {clock(until, now)}: an open tunnel stays open, "
+            f"a new login needs a new certificate{again}"
+        )
+    return ""

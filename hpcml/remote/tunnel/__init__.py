@@ -1,0 +1,1 @@
+"""A local port that leads to a service of a run."""

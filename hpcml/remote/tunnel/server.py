@@ -1,0 +1,406 @@
+"""The login node's part of a tunnel, called over ssh: how the run stands, line by line, and the ways on to its node."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import shlex
+import shutil
+import socket
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hpcml import subprocesses
+from hpcml.errors import NotFoundError, ServiceGoneError, StorageError, TunnelError
+from hpcml.paths import AttemptPaths
+from hpcml.runs import directories
+from hpcml.runs import status as watch
+from hpcml.schedulers import slurm
+
+BEAT = 10.0  # seconds between lines when nothing changes: who reads them sees that we live, we that somebody reads
+LOOK, LOOK_AGAIN = 0.5, 3.0  # seconds between looks for services, before there is one and after
+COMPLETING = 20.0  # seconds that Slurm has to say whether an ended job is over or goes back into the queue
+REQUEUE_LOOK = 5.0  # seconds between questions about a job that is back in the queue
+HOP_DEADLINE = 20.0  # seconds for the login node's ssh to the compute node
+_HOP = "hpcml-hop."
+
+
+def newest_attempt(run: directories.Run) -> int | None:
+    """Return the number of the run's newest attempt, None before the first."""
+    with directories.storage(run.paths.directory):
+        try:
+            names = os.listdir(run.paths.directory / "attempts")
+        except FileNotFoundError:
+            return None
+    return max((int(name) for name in names if name.isdecimal()), default=None)
+
+
+def services(run: directories.Run) -> tuple[int | None, dict[str, dict[str, Any]]]:
+    """Return the newest attempt and its web services by name; an attempt that has ended has none.
+
+    Raises
+    ------
+    StorageError
+        If a service's record cannot be read, or names a token that is not one of this attempt's secrets.
+    """
+    number = newest_attempt(run)
+    if number is None:
+        return None, {}
+    attempt = run.paths.attempt(number)
+    if attempt.ended.exists():
+        return number, {}
+    folder = attempt.service_of("any").parent
+    with directories.storage(folder):
+        names = sorted(path.stem for path in folder.glob("[!.]*.json"))
+    read = {name: directories.read_json(attempt.service_of(name)) for name in names}
+    for name, found in read.items():
+        token = (found or {}).get("token_file")
+        if token and Path(str(token)).resolve().parent != attempt.secret.resolve():
+            hint = "The record was changed: a service's token lies in attempts/N/secret of its run."
+            raise StorageError("This is no token of the run", place=f"{attempt.service_of(name)}: {token}", hint=hint)
+    return number, {name: facts for name, facts in read.items() if facts}
+
+
+def facts(run: directories.Run, status: watch.Status) -> dict[str, Any]:
+    """Return all that the other end of a tunnel has to know of a run, ready for JSON."""
+    number, found = services(run)
+    inside = (directories.read_json(run.paths.plan) or {}).get("inside", {})
+    limit, began = inside.get("time_limit"), status.times.get("allocated")
+    state, words = status.state, status.words
+    if status.slurm_state in slurm.PENDING and state not in ("ended", "refused", "queued"):
+        state, words, found = "queued", "put back into the queue: it will start again", {}
+    return {
+        "run": run.id,
+        "job": run.job,
+        "state": state,
+        "words": words,
+        "estimate": status.estimate,
+        "attempt": number,
+        "services": found,
+        "ends": began + limit if limit and began else None,
+        "exit_status": status.exit_status,
+        "by": status.by,
+        "hint": status.hint,
+        "quote": status.quote,
+        "host": socket.gethostname(),
+    }
+
+
+def feed(run: directories.Run, environment: Mapping[str, str], say: Callable[[dict[str, Any]], None]) -> None:
+    """Say how the run stands whenever that changes, and at least every 10 s, until it has ended.
+
+    The run's own files are looked at often, Slurm as seldom as :func:`hpcml.watch.follow` does.
+    """
+    status: watch.Status | None = None
+    last: dict[str, Any] = {}
+    said = looked = -BEAT
+
+    def look() -> None:
+        nonlocal last, said, looked
+        now = time.monotonic()
+        if status is None or status.state == "ended" or now - looked < (LOOK_AGAIN if last.get("services") else LOOK):
+            return
+        looked, current = now, facts(run, status)
+        if current != last or now - said >= BEAT:
+            last, said = current, now
+            say(current)
+
+    while True:
+        for current in watch.follow(run, environment, look, patience=float("inf")):
+            status, looked = current, -BEAT
+            look()
+        if status is None or not _starts_again(run, status, environment, say):
+            break
+    if status is not None:
+        say(facts(run, status))
+
+
+def _starts_again(
+    run: directories.Run, status: watch.Status, environment: Mapping[str, str], say: Callable[[dict[str, Any]], None]
+) -> bool:
+    """Whether Slurm took the job back into its queue when the attempt ended; wait until the next attempt begins."""
+    again = False
+    began = len(watch.events(run))
+    until = time.monotonic() + COMPLETING
+    while run.job and status.state == "ended":
+        state = slurm.state(run.job, environment)
+        if not state.pending and not (state.active and (again or time.monotonic() < until)):
+            return False
+        if state.pending:
+            again = True
+            words = f"put back into the queue: {state.reason_in_words()}"
+            say(facts(run, status) | {"state": "queued", "words": words, "estimate": state.start, "services": {}})
+        if any(event["event"] == "allocated" for event in watch.events(run)[began:]):
+            return True
+        time.sleep(REQUEUE_LOOK if again else LOOK)
+    return False
+
+
+def service(run: directories.Run, name: str) -> dict[str, Any]:
+    """Return one of the run's services.
+
+    Raises
+    ------
+    NotFoundError
+        If the run has none of that name now.
+    """
+    found = services(run)[1]
+    if name not in found:
+        there = f"It has: {', '.join(found)}." if found else f"Look at it: hpcml status {run.id}."
+        raise NotFoundError(f"The run has no {name} now", place=run.id, hint=there)
+    return found[name]
+
+
+# -- two hops --------------------------------------------------------------------------------------------------------
+
+
+def hop(
+    facts: Mapping[str, Any],
+    environment: Mapping[str, str],
+    say: Callable[[dict[str, Any]], None],
+    gone: Callable[[float], bool],
+) -> None:
+    """Have a socket of mode 0600, in a new folder of mode 0700 on this node, lead to the service, until ``gone``.
+
+    Parameters
+    ----------
+    facts
+        The service.
+    say
+        Called once it works, with the socket's path and whether the service answers through it.
+    gone
+        Waits so many seconds; returns True when whoever asked has gone.
+
+    Raises
+    ------
+    TunnelError
+        If this node may not ssh to the service's node, or not forward there.
+    ServiceGoneError
+        If the service's socket is not there.
+    """
+    _sweep()
+    folder = Path(tempfile.mkdtemp(prefix=_HOP))
+    try:
+        (folder / "owner").write_text(f"{os.getpid()} {subprocesses.start_time(os.getpid())}")
+        here, node = folder / "s", str(facts["node"])
+        quiet = [
+            "ssh",
+            "-T",
+            "-o",
+            "BatchMode=yes",
+            "-o",
+            "ForwardAgent=no",
+            "-o",
+            "ControlMaster=no",
+            "-o",
+            "ControlPath=none",
+        ]
+        words = [
+            *quiet,
+            "-N",
+            "-o",
+            "ExitOnForwardFailure=yes",
+            "-o",
+            "StreamLocalBindUnlink=yes",
+            "-o",
+            "StreamLocalBindMask=0177",
+            "-o",
+            "ServerAliveInterval=15",
+            "-L",
+            f"{here}:{facts['socket']}",
+            "--",
+            node,
+        ]
+        child = subprocesses.Child(words, environment)
+        try:
+            deadline = time.monotonic() + HOP_DEADLINE
+            while not here.exists() and child.code is None and time.monotonic() < deadline:
+                subprocesses.wait([child], 0.02)
+                child.lines()
+            if not here.exists():
+                said = (child.errors.strip().splitlines() or ["no answer"])[-1]
+                raise TunnelError(f"ssh from {socket.gethostname()} to {node} is refused: {said}", place="two hops")
+            answers = _answers(here, str(facts.get("probe") or facts["path"]))
+            if not answers:
+                _why_silent([*quiet, "--", node], facts, environment)
+            say({"socket": str(here), "answers": answers})
+            while child.code is None and not gone(1.0):
+                child.lines()
+            if child.code is not None:
+                said = (child.errors.strip().splitlines() or ["no word"])[-1]
+                raise TunnelError(f"the ssh from {socket.gethostname()} to {node} ended: {said}", place="two hops")
+        finally:
+            child.end()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _why_silent(ssh: list[str], facts: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+    there = subprocesses.run([*ssh, shlex.join(["test", "-S", str(facts["socket"])])], environment, HOP_DEADLINE)
+    if there.code == 1:
+        raise ServiceGoneError(f"The socket is not on {facts['node']}", place=str(facts["socket"]))
+    raise TunnelError(f"sshd on {facts['node']} forbids forwarding", place="two hops")
+
+
+def _answers(path: Path, page: str) -> bool:
+    """Whether something speaks HTTP behind a socket."""
+    connection = http.client.HTTPConnection("localhost", timeout=5.0)
+    try:
+        connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.sock.settimeout(5.0)
+        connection.sock.connect(str(path))
+        connection.request("GET", page)
+        connection.getresponse().read()
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+    return True
+
+
+def _sweep() -> None:
+    """Remove folders of hops that were killed; only our own, and only those whose process is gone."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_HOP}*"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            found = folder.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+                continue
+            pid, started = (folder / "owner").read_text().split()
+            if subprocesses.start_time(int(pid)) != started:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+# -- a step of the job -----------------------------------------------------------------------------------------------
+
+# sshd speaks on its standard input and output, opens no port, knows one key of this session, gives no shell.
+_SSHD = """\
+HostKey {folder}/host
+AuthorizedKeysFile {folder}/authorized
+PidFile none
+UsePAM no
+StrictModes yes
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+PubkeyAuthentication yes
+PermitTTY no
+PermitUserRC no
+PermitUserEnvironment no
+ForceCommand /bin/false
+X11Forwarding no
+AllowAgentForwarding no
+# OpenSSH lets no socket through either where this is "no"
+AllowTcpForwarding local
+AllowStreamLocalForwarding local
+PermitTunnel no
+GatewayPorts no
+ClientAliveInterval 15
+LogLevel ERROR
+"""
+_STEP = """
+[ -S "$1" ] || { echo "hpcml: the socket is not on $(hostname)" >&2; exit 66; }
+for sshd in /usr/sbin/sshd /usr/lib/ssh/sshd /usr/local/sbin/sshd; do
+  [ -x "$sshd" ] && exec "$sshd" -i -e -f "$2"
+done
+echo "hpcml: there is no sshd on $(hostname)" >&2; exit 69
+"""
+
+
+def prepare(run: directories.Run, public: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Make the files of an sshd that one key may use, in the attempt's secret folder; return folder and host key.
+
+    Raises
+    ------
+    NotFoundError
+        If the run has no attempt.
+    TunnelError
+        If ``public`` is no public key, or no host key can be made.
+    StorageError
+        If the files cannot be written.
+    """
+    number = newest_attempt(run)
+    if number is None:
+        raise NotFoundError("The run has not started", place=run.id, hint="Wait for it.")
+    if len(public.split()) < 2 or "\n" in public.strip() or not public.startswith("ssh-"):
+        raise TunnelError("What was sent is no public key", place="srun")
+    attempt = run.paths.attempt(number)
+    with directories.storage(attempt.secret):
+        attempt.secret.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix="relay-", dir=attempt.secret))
+        make = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", run.id, "-f", str(folder / "host")]
+        answer = subprocesses.run(make, environment, 20.0)
+        if answer.code != 0:
+            raise TunnelError(f"No host key could be made: {answer.text}", place="ssh-keygen")
+        directories.write(folder / "authorized", public.strip() + "\n")
+        directories.write(folder / "config", _SSHD.format(folder=folder))
+        return {"folder": str(folder), "host_key": (folder / "host.pub").read_text().strip()}
+
+
+def relay(run: directories.Run, facts: Mapping[str, Any], folder: str, environment: Mapping[str, str]) -> None:
+    """Become a job step on the service's node whose standard input and output are an sshd's.
+
+    Raises
+    ------
+    StorageError
+        If the folder is not one of :func:`prepare`.
+    TunnelError
+        If srun is missing.
+    """
+    number = newest_attempt(run)
+    secret = AttemptPaths(run.paths.directory / "attempts" / str(number)).secret
+    config = secret / Path(folder).name / "config"
+    if not config.is_file():
+        raise StorageError("There is no such relay", place=folder, hint="Start the tunnel again.")
+    words = [
+        "srun",
+        f"--jobid={run.job}",
+        "--overlap",
+        "--nodes=1",
+        "--ntasks=1",
+        f"--nodelist={facts['node']}",
+        "--cpus-per-task=1",
+        "--mem=0",
+        "--gres=none",
+        "--mpi=none",
+        "--unbuffered",
+        "--quiet",
+        "--chdir=/",
+        "--job-name=hpcml-tunnel",
+        "--export=NONE",
+        "/bin/sh",
+        "-c",
+        _STEP,
+        "sh",
+        str(facts["socket"]),
+        str(config),
+    ]
+    try:
+        subprocesses.become(words, slurm.clean_environment(environment))
+    except subprocesses.CommandMissingError as error:
+        raise TunnelError(f"srun cannot be started: {error}", place="srun") from error
+
+
+def lines(facts: Mapping[str, Any], login: str, user: str, port: int) -> list[tuple[str, str]]:
+    """Return plain ssh commands for a laptop without hpcml, each with the words that say when; none holds a secret."""
+    who = f"{user}@" if user else ""
+    path, node = shlex.quote(str(facts["socket"])), facts["node"]
+    local = f"127.0.0.1:{port}"
+    inner = (
+        "umask 077; D=$(mktemp -d /tmp/hpcml.XXXXXXXX) && echo $D/s && exec ssh -N -T -o BatchMode=yes "
+        f"-o ExitOnForwardFailure=yes -o StreamLocalBindMask=0177 -L $D/s:{path} {node}"
+    )
+    return [
+        (
+            "if the compute nodes let your laptop in",
+            f"ssh -N -o ExitOnForwardFailure=yes -L {local}:{path} -J {who}{login} {who}{node}",
+        ),
+        (
+            "if only the login node may reach them: the first prints a path, the second takes it for PATH",
+            f"ssh -tt {who}{login} {shlex.quote(inner)}",
+        ),
+        ("", f"ssh -N -o ExitOnForwardFailure=yes -L {local}:PATH {who}{login}"),
+    ]

@@ -1,0 +1,346 @@
+"""Run records: make a run's directory whole or not at all, list the runs, find one by what the user calls it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import secrets
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hpcml import assets, files
+from hpcml.errors import NotFoundError, StorageError
+from hpcml.paths import RESERVE_COUNT, RESERVE_SIZE, RunPaths
+from hpcml.sites import layers
+
+_ID = re.compile(r"(?P<name>[A-Za-z0-9._-]+)-(?P<time>\d{8}-\d{6}-[0-9a-f]{4})")
+
+
+class Run(NamedTuple):
+    """A run on disk: its id, its files and what submission.json says of how it was handed over."""
+
+    id: str
+    paths: RunPaths
+    submission: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The run's name: its id without date, time and number."""
+        return _name_of(self.id)
+
+    @property
+    def job(self) -> str:
+        """Slurm's job id, empty on the local site and before the submission."""
+        return str(self.submission.get("job", ""))
+
+    @property
+    def may_start_again(self) -> bool:
+        """Whether Slurm may put its job back into the queue: the profile asks for ``--requeue``."""
+        return bool(self.job and self.submission.get("requeue"))
+
+
+def _name_of(run_id: str) -> str:
+    return run_id.rsplit("-", 3)[0]
+
+
+def runs_folder(setting: str, environment: Mapping[str, str]) -> Path:
+    """Return the folder that holds all runs, with ``~`` and ``$VARIABLES`` replaced (``$$`` is a dollar sign).
+
+    Raises
+    ------
+    StorageError
+        If a variable in it is not set, or the path is not absolute.
+    """
+    missing: list[str] = []
+
+    def value(match: re.Match[str]) -> str:
+        if match[0] == "$$":
+            return "$"
+        name = match[1] or match[2]
+        if not environment.get(name):
+            missing.append(name)
+        return environment.get(name, "")
+
+    text = f"$HOME/{setting[2:]}" if setting.startswith("~/") else setting
+    text = re.sub(r"\$(?:(\w+)|\{(\w+)\}|\$)", value, text)
+    if missing:
+        hint = f"Set {missing[0]}, or set paths.runs to a folder that all nodes share."
+        raise StorageError(
+            f"{missing[0]} is not set, and the folder for runs needs it", place=f"paths.runs: {setting}", hint=hint
+        )
+    if not text.startswith("/"):
+        hint = "Set it to an absolute path that all nodes share."
+        raise StorageError("The folder for runs is not an absolute path", place=f"paths.runs: {text}", hint=hint)
+    return Path(text)
+
+
+def check_folder(folder: Path, trusted: Sequence[str]) -> list[str]:
+    """Return who of a group may replace the runs in a folder, in words.
+
+    Raises
+    ------
+    StorageError
+        If another account or everybody may: what is put there in the place of a waiting run would run as this user.
+    """
+    with storage(folder):
+        found = files.replaceable(folder, trusted)
+    for place, who, meant, unknown in found:
+        if not meant:
+            hint = "Choose a folder of yours with --set paths.runs=…."
+            if who == "everybody":
+                words = f"Everybody may replace what is in {place}"
+            elif unknown:  # to trust it would be to trust everybody whom this machine does not know
+                words = f"{place} belongs to {who}: this machine cannot tell whose it is"
+            else:
+                words = f"{place} belongs to {who}, who may replace what is in it"
+                hint = f"{hint[:-1]}, or say that you trust that account: --set 'paths.trust=[\"{who}\"]'."
+            raise StorageError(f"Runs are not safe in this folder: {words}", place=f"paths.runs: {folder}", hint=hint)
+    return [
+        f"{who} may replace runs in {folder}, because it may write to {place} (paths.trust says that you know)"
+        if who.startswith("group ")
+        else f"{who} may replace runs in {folder}: they may write to {place}"
+        for place, who, *_ in found
+    ]
+
+
+def new_id(name: str) -> str:
+    """Return a new run id: name, UTC date and time, and the fraction of the second as four hexadecimal digits.
+
+    Ids sort by time so, and two runs of one user have the same one only if they begin within 15 µs.
+    """
+    seconds, nanoseconds = divmod(time.time_ns(), 10**9)
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(seconds))
+    return f"{name}-{stamp}-{nanoseconds * 65536 // 10**9:04x}"
+
+
+_STORAGE_HINTS = {
+    errno.ENOSPC: "The file system is full: free some space, or keep runs elsewhere (--set paths.runs=…).",
+    errno.EDQUOT: "Your quota is used up: free some space, or keep runs elsewhere (--set paths.runs=…).",
+    errno.EFBIG: "A file may not become that large here (ulimit -f).",
+}
+
+
+_LITTLE = 65536  # bytes; with less a file system is full
+
+
+def full(folder: Path) -> str:
+    """Return that the file system of a folder says that it is full, in words; empty if it does not (as for quotas)."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return ""  # whoever reads the run's files says what is wrong with them
+    if found.f_bavail * found.f_frsize < _LITTLE:
+        return f"the file system of the run is full ({folder})"
+    if found.f_files and not found.f_favail:
+        return f"the file system of the run can hold no more files, no inodes are left ({folder})"
+    return ""
+
+
+@contextlib.contextmanager
+def storage(path: Path) -> Iterator[None]:
+    """Turn what can go wrong with files below a path into a StorageError that names it."""
+    try:
+        yield
+    except OSError as error:
+        hint = _STORAGE_HINTS.get(error.errno or 0, "Choose another folder for runs with --set paths.runs=….")
+        place = str(error.filename or path)
+        raise StorageError(f"The run's files cannot be used: {error.strerror}", place=place, hint=hint) from error
+
+
+@contextlib.contextmanager
+def creating(directory: Path, trusted: Sequence[str] = ()) -> Iterator[RunPaths]:
+    """Make a run's directory (0700): filled under another name and renamed, or, on any failure, not there at all.
+
+    Raises
+    ------
+    StorageError
+        If it cannot be written, or not safely (:func:`check_folder`, with those who are ``trusted``).
+    """
+    new = directory.with_name(f".{directory.name}.{secrets.token_hex(8)}.new")
+    paths = RunPaths(new)
+    with storage(directory):
+        directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_folder(directory.parent, trusted)  # since it was looked at, somebody else may have made what was missing
+        new.mkdir(mode=0o700)
+        try:
+            _check_owner(new)
+            for folder in (paths.logs, paths.out, paths.library, paths.code, paths.reserve):
+                folder.mkdir(mode=0o700)
+            for number in range(RESERVE_COUNT):
+                write(paths.reserve / str(number), " " * RESERVE_SIZE)
+            _copy_library(paths.library)
+            yield paths
+            new.rename(directory)
+        except BaseException:
+            shutil.rmtree(new, ignore_errors=True)
+            raise
+
+
+def _check_owner(new: Path) -> None:
+    """Refuse a file system on which a new folder is another's: its runs would be passed over as foreign."""
+    if not files.is_own_folder(new):
+        hint = "Keep runs on a file system that keeps owners (--set paths.runs=…)."
+        raise StorageError("What you make there is not yours", place=str(new.parent), hint=hint)
+
+
+_TAG = sys.implementation.cache_tag
+
+
+def _copy(source: str, target: str) -> None:
+    """Copy a small file with its time, by which Python knows that a compiled file belongs to its source.
+
+    Not shutil.copy2, which asks for extended attributes too: 40 files take 3 ms this way and 8 ms that way.
+    """
+    with open(source, "rb", buffering=0) as file:
+        data, status = file.read(), os.fstat(file.fileno())
+    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        while data:  # a file system that fills up takes a part first and says so at the next write
+            data = data[os.write(descriptor, data) :]
+    finally:
+        os.close(descriptor)
+    os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def _copy_library(target: Path) -> None:
+    """Copy the modules that run on the nodes, with their compiled forms where this interpreter has them."""
+    root = str(assets.package_root())
+    made: set[str] = set()
+    for file in assets.node_side():
+        folder, name = os.path.split(file)
+        compiled = f"{folder}/__pycache__"
+        if folder not in made:
+            os.makedirs(f"{target}/{compiled}")
+            made.add(folder)
+        _copy(f"{root}/{file}", f"{target}/{file}")
+        cached = f"{compiled}/{name[:-3]}.{_TAG}.pyc"
+        with contextlib.suppress(FileNotFoundError):
+            _copy(f"{root}/{cached}", f"{target}/{cached}")
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file of the run in one rename, for the user alone."""
+    files.write(path, text)
+
+
+def write_json(path: Path, facts: object) -> None:
+    """Write a JSON file of the run."""
+    write(path, json.dumps(facts, indent=1, default=str) + "\n")
+
+
+def load(directory: Path) -> Run:
+    """Return the run in a directory.
+
+    Raises
+    ------
+    StorageError
+        If its record cannot be read, or the folder is not this user's.
+    """
+    if not files.is_own_folder(directory):
+        if directory.is_symlink():
+            hint = "Give the folder that it leads to its place; links are not followed, because others can set them."
+            raise StorageError("The run's folder is a link", place=str(directory), hint=hint)
+        hint = "Runs of others are not looked at: what their files say would be done in your name."
+        raise StorageError("The folder is not yours, or is none", place=str(directory), hint=hint)
+    paths = RunPaths(directory)
+    return Run(directory.name, paths, read_json(paths.submission) or {})
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return a JSON file of a run, None if it is not there.
+
+    Raises
+    ------
+    StorageError
+        If it cannot be read or is not a JSON table.
+    """
+    hint = "It was changed or cut short; the other files of the run may tell more."
+    with storage(path):
+        try:
+            facts = files.read_json(path)
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise StorageError(f"The file is not valid JSON: {error}", place=str(path), hint=hint) from error
+    if not isinstance(facts, dict):
+        raise StorageError("The file is not a JSON table", place=str(path), hint=hint)
+    return facts
+
+
+def ids(folder: Path) -> list[str]:
+    """Return the ids of all runs, oldest first.
+
+    Whose they are is asked for each where others may write to the folder; elsewhere one look at it is enough, and
+    :func:`newest` asks for those that are wanted.
+    """
+    with storage(folder):
+        try:
+            names = os.listdir(folder)
+            facts = folder.stat()
+        except FileNotFoundError:
+            return []
+    found = [(match["time"], name) for name in names if not name.startswith(".") and (match := _ID.fullmatch(name))]
+    known = [name for _, name in sorted(found)]
+    if files.is_ours(facts) and not files.written_by_others(facts, folder):
+        return known
+    return [name for name in known if files.is_own_folder(f"{folder}/{name}")]
+
+
+def newest(folder: Path, known: Sequence[str], most: int | None = None) -> list[str]:
+    """Return the newest of some ids that are this user's runs, oldest first; all of them if no number is given."""
+    found: list[str] = []
+    for name in reversed(known):
+        if len(found) == most:
+            break
+        if files.is_own_folder(f"{folder}/{name}"):
+            found.append(name)
+    return found[::-1]
+
+
+def find(folder: Path, word: str) -> Run:
+    """Return the run that the user means: a run id, its beginning, a name (the newest), a job id, or ``last``.
+
+    Raises
+    ------
+    NotFoundError
+        If there is none, or several begin so.
+    """
+    known = ids(folder)
+    if not known:
+        raise NotFoundError("There are no runs", place=str(folder), hint="Submit one: hpcml submit SCRIPT.")
+    if word == "last":
+        if last := newest(folder, known, 1):
+            return load(folder / last[0])
+        raise NotFoundError("There are no runs of yours", place=str(folder), hint="Submit one: hpcml submit SCRIPT.")
+    if word in known:
+        return load(folder / word)
+    if word.isdecimal() and (run := _with_job(folder, known, word)):
+        return run
+    if named := newest(folder, [name for name in known if _name_of(name) == word], 1):
+        return load(folder / named[0])
+    begun = newest(folder, [name for name in known if word and name.startswith(word)])
+    if len(begun) > 1:
+        names = ", ".join(begun[-4:])
+        raise NotFoundError(f"Several runs begin with '{word}'", place=str(folder), hint=f"One of: {names}.")
+    if not begun:
+        near = layers.nearest(word, [*known, *{_name_of(name) for name in known}])
+        hint = f"Did you mean {near}?" if near else "List them with: hpcml ls."
+        raise NotFoundError(f"There is no run '{word}'", place=str(folder), hint=hint)
+    return load(folder / begun[0])
+
+
+def _with_job(folder: Path, known: list[str], job: str) -> Run | None:
+    """Return the newest run of a job id; a record that cannot be read is not the one that is looked for."""
+    for name in reversed(known):
+        with contextlib.suppress(StorageError):
+            run = load(folder / name)
+            if run.job == job:
+                return run
+    return None

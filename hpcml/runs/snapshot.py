@@ -1,0 +1,386 @@
+"""Copy the script and the small files around it, so that an edit after the submission does not change the run.
+
+What is not copied is there too, as a link to where it lies: script and tasks find the same files, data beside the
+script included. Only what changes the run when it is changed is named.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import os
+import pwd
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+from hpcml import units
+from hpcml.runs.directories import storage
+from hpcml.sites.layers import user_path
+from hpcml.sites.schema import Code
+
+_NEVER = "__pycache__"
+_NO_CODE = "node_modules"  # and virtual environments
+_LOOKED_AT = 10  # times code.max_files: more entries than that are not looked at
+_NAMED = 3  # of what was left out, in a note
+_MODULE = (".py", ".so")
+_OF_HOME = ".hpcml"  # the runs and keys of hpcml itself
+_A_LINK = "a link to a folder"
+_ABOVE = re.compile(r"\.parent\b|dirname\(|\.\.|pardir")
+_IMPORTED = re.compile(r"^\s*(?:from|import)\s+(\w+)", re.MULTILINE)
+_PARENTS = re.compile(r"\.parents\[(\d+)\]")
+
+
+class LeftOut(NamedTuple):
+    """A file or folder (with a slash behind its name) that was not copied, and why, with the setting's value."""
+
+    name: str
+    why: str
+    module: bool = False  # or a package
+
+
+class Taken(NamedTuple):
+    """What became of the folder: what was left out, what is not there at all, and lines that lead above the folder.
+
+    ``places`` are the folders to which links lead.
+    """
+
+    left_out: tuple[LeftOut, ...] = ()
+    missing: tuple[LeftOut, ...] = ()
+    above: tuple[str, ...] = ()
+    places: tuple[Path, ...] = ()
+
+    def notes(self) -> list[str]:
+        """Return what the user should know, as sentences without capital and full stop."""
+        found = []
+        if self.left_out:
+            words = "not copied, but used where it lies, so that a change changes the run"
+            linked = any(one.name.endswith("/") and one.why != _A_LINK for one in self.left_out)
+            walks = "; os.walk and rglob do not enter a folder that is a link" if linked else ""
+            found.append(f"{words}: {listed(self.left_out)}{walks}")
+        if self.missing:
+            words = "code.snapshot = 'none' runs the script where it lies"
+            found.append(f"not in the run's copy of the code: {listed(self.missing)}; {words}")
+        if self.above:
+            words = "which is the run's own folder here; code.snapshot = 'none' runs the script where it lies"
+            found.append(f"{', '.join(self.above[:_NAMED])} leads above the script's folder, {words}")
+        return found
+
+
+def listed(left_out: Sequence[LeftOut]) -> str:
+    """Return the first names, modules before others, each with why it was left out, and how many more there are."""
+    left_out = sorted(left_out, key=lambda one: not one.module)
+    named = ", ".join(
+        f"{one.name!a} ({one.why})" if not one.name.isprintable() else f"{one.name} ({one.why})"
+        for one in left_out[:_NAMED]
+    )
+    return named + (f" and {len(left_out) - _NAMED} more" if len(left_out) > _NAMED else "")
+
+
+class _TooMuchError(Exception):
+    """A folder holds more than is left of a limit; its text says of which."""
+
+
+class _Choice:
+    """What of a folder is copied and what is linked; ``linked`` is false where nothing outside the folder may count."""
+
+    def __init__(self, folder: Path, target: Path, code: Code, script: str, *, linked: bool) -> None:
+        self.folder, self.code, self.script, self.linked = str(folder), code, script, linked
+        self.home = _is_home(folder)
+        self.avoid = f"{target.resolve()}/"  # runs may be kept below the script's folder
+        self.largest, self.room = units.parse_memory(code.max_file), units.parse_memory(code.max_total)
+        self.files, self.looks = code.max_files - 1, _LOOKED_AT * code.max_files  # the script is one
+        self.copies: list[str] = []
+        self.folders: list[str] = []
+        self.links: list[str] = []
+        self.left_out: list[LeftOut] = []
+
+    def make(self) -> None:
+        """Choose: modules first, then packages, other files and other folders, each whole or not at all."""
+        try:
+            entries = sorted(os.scandir(self.folder), key=lambda entry: entry.name)
+        except PermissionError:  # it may be entered and not be listed
+            self.left_out.append(LeftOut("./", "it cannot be read"))
+            return
+        looks = self.looks
+        walked = {entry.name for entry in entries if self._is_walked(entry)}
+        self.looks = looks  # data beside the script is no reason to leave its modules out
+        ranks = {entry.name: _rank(entry.path, folder=entry.name in walked) for entry in entries}
+        for entry in sorted(entries, key=lambda entry: ranks[entry.name]):
+            if entry.name == self.script or (self.home and entry.name == _OF_HOME):
+                continue
+            if self.home and ranks[entry.name] > 1:
+                self._pass_over(entry, "the home folder's modules and packages alone are copied")
+            elif entry.name in walked:
+                self._take_folder(entry)
+            else:
+                self._take(entry, "")
+
+    def make_none(self) -> None:
+        """Choose the script alone: all else is linked, or left out and named."""
+        for name in _names(Path(self.folder), self.script):
+            self.links.append(name)
+            if not self.linked and not name.startswith("."):
+                self.leave_out(name, "code.snapshot = 'script'", slash=Path(self.folder, name).is_dir())
+
+    def _pass_over(self, entry: os.DirEntry[str], why: str) -> None:
+        if entry.name == _NEVER:
+            return
+        self.links.append(entry.name)
+        if not entry.name.startswith("."):
+            self.leave_out(entry.name, why, slash=_is_folder(entry))
+
+    def leave_out(self, name: str, why: str, *, slash: bool = False) -> None:
+        module = _rank(f"{self.folder}/{name}", folder=slash) < 2
+        self.left_out.append(LeftOut(f"{name}/" if slash else name, why, module))
+
+    def _take_folder(self, entry: os.DirEntry[str]) -> None:
+        before = self.files, self.room
+        made: tuple[list[Any], ...] = (self.copies, self.folders, self.links, self.left_out)
+        sizes = [len(one) for one in made]
+        try:
+            self._walk(entry)
+        except (_TooMuchError, PermissionError) as error:
+            self.files, self.room = before
+            for one, size in zip(made, sizes, strict=True):
+                del one[size:]
+            self.links.append(entry.name)
+            why = str(error) if isinstance(error, _TooMuchError) else "not all of it can be read"
+            self.leave_out(entry.name, why, slash=True)
+
+    def _walk(self, top: os.DirEntry[str]) -> None:
+        waiting = [top.name]
+        while waiting:
+            if full := self._full(0):
+                raise _TooMuchError(full)
+            below = waiting.pop()
+            try:
+                entries = sorted(os.scandir(f"{self.folder}/{below}"), key=lambda entry: entry.name)
+            except FileNotFoundError:  # it has gone since
+                continue
+            self.folders.append(below)
+            for entry in entries:
+                if self._is_walked(entry):
+                    waiting.append(f"{below}/{entry.name}")
+                else:
+                    self._take(entry, f"{below}/", strict=True)
+
+    def _take(self, entry: os.DirEntry[str], below: str, *, strict: bool = False) -> None:
+        """Copy a file or link it; with ``strict``, more than the limits allow is an error."""
+        name = f"{below}{entry.name}"
+        if entry.name == _NEVER:
+            return
+        size = _size(entry)
+        if size is None or entry.name.startswith("."):
+            self.links.append(name)
+            if _is_folder(entry) and entry.is_symlink() and not entry.name.startswith("."):
+                self.leave_out(name, _A_LINK, slash=True)
+        elif not self.linked and entry.is_symlink() and not self._holds(entry.path):
+            self.leave_out(name, "a link that leads out of the folder")
+        elif size > self.largest:
+            self.links.append(name)
+            self.leave_out(name, f"larger than code.max_file = {self.code.max_file}")
+        elif full := self._full(size):
+            if strict:
+                raise _TooMuchError(full)
+            self.links.append(name)
+            self.leave_out(name, full)
+            return
+        else:
+            self.copies.append(name)
+            self.room -= size
+        self.files -= 1
+        if strict and self.files < 0:
+            raise _TooMuchError(self._full(0))
+
+    def _holds(self, path: str) -> bool:
+        """Whether a link leads to what lies in the folder: code of others may hold links to any file of the user's."""
+        return os.path.realpath(path).startswith(f"{os.path.realpath(self.folder)}/")
+
+    def _full(self, size: int) -> str:
+        """Return the limit that a file of a size would break; nothing if there is none."""
+        if self.files <= 0 or self.looks <= 0:
+            return f"more than code.max_files = {self.code.max_files}"
+        return f"more than code.max_total = {self.code.max_total}" if size > self.room else ""
+
+    def _is_walked(self, entry: os.DirEntry[str]) -> bool:
+        """Whether an entry is a folder of files that may be code."""
+        self.looks -= 1
+        return (
+            _is_folder(entry)
+            and not entry.is_symlink()
+            and not entry.name.startswith(".")
+            and entry.name not in (_NEVER, _NO_CODE)
+            and not os.path.exists(f"{entry.path}/pyvenv.cfg")
+            and not self.avoid.startswith(f"{entry.path}/")
+        )
+
+
+def _rank(path: str, *, folder: bool) -> int:
+    """Return 0 for a module, 1 for a package, 2 for another file and 3 for another folder."""
+    if folder:
+        return 1 if os.path.exists(f"{path}/__init__.py") else 3
+    return 0 if path.endswith(_MODULE) else 2
+
+
+def _is_home(folder: Path) -> bool:
+    """Whether a folder is the user's home, by HOME or by the account."""
+    homes = [user_path("~")]
+    with contextlib.suppress(KeyError):  # an account that this machine does not know
+        homes.append(Path(pwd.getpwuid(os.getuid()).pw_dir))
+    return any(home.exists() and folder.samefile(home) for home in homes)
+
+
+def _names(folder: Path, script: str) -> list[str]:
+    """Return what a folder holds beside the script that may be linked to."""
+    never = (_NEVER, script, *([_OF_HOME] if _is_home(folder) else []))
+    return [name for name in sorted(os.listdir(folder)) if name not in never]
+
+
+def _size(entry: os.DirEntry[str]) -> int | None:
+    """Return the size of what is a regular file, or leads to one; None for all else, broken and endless links too."""
+    try:
+        return entry.stat().st_size if entry.is_file() else None
+    except OSError:
+        return None
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
+def take(script: Path, target: Path, code: Code, *, linked: bool = True, limited: bool = True) -> Taken:
+    """Copy the script, and the small files around it, into the run's folder for code, and link what is not copied.
+
+    The folder is the one that Python imports from: that of the file to which a script that is a link leads.
+
+    Parameters
+    ----------
+    linked
+        Whether what is not copied is linked; else it is missing, and told as such.
+    limited
+        Whether the limits of ``code`` hold.
+
+    Raises
+    ------
+    StorageError
+        If the script cannot be read, or the run's directory not be written.
+    """
+    if not limited:
+        code = Code("folder", "1000000T", "1000000T", 1 << 60)
+    with storage(target):
+        if code.snapshot == "none":
+            return Taken()
+        shutil.copy2(script, target / script.name)
+        folder = script.resolve().parent
+        choice = _Choice(folder, target, code, script.name, linked=linked)
+        if code.snapshot == "folder":
+            choice.make()
+        else:
+            choice.make_none()
+        for name in choice.folders:
+            (target / name).mkdir(parents=True, exist_ok=True)
+        made = [name for name in choice.copies if _copy(folder, target, name, choice)]
+        above = tuple(_lines_above(target, [script.name, *(name for name in made if name.endswith(".py"))]))
+        if not linked:
+            return Taken(missing=tuple(choice.left_out), above=above)
+        return _link_rest(choice, script, target)._replace(above=above)
+
+
+def _link_rest(choice: _Choice, script: Path, target: Path) -> Taken:
+    """Link what was not copied, modules first, as many as there may be; name the rest."""
+    folder, beside = Path(choice.folder), script.parent.resolve()  # another one, if the script is a link
+    places = dict.fromkeys(_names(beside, script.name), beside) if beside != folder else {}
+    places |= dict.fromkeys(choice.links, folder)
+    names = [name for name in places if not os.path.lexists(target / name)]
+    if len(names) > (most := choice.code.max_files):
+        names.sort(key=lambda name: (_rank(str(places[name] / name), folder=(places[name] / name).is_dir()), name))
+    for name in names[:most]:
+        link = target / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(places[name] / name)
+    known = {one.name.rstrip("/"): one for one in choice.left_out}
+    missing = [known.pop(name) if name in known else _cut(places[name], name, choice.code) for name in names[most:]]
+    return Taken(tuple(known.values()), tuple(missing), (), tuple(dict.fromkeys(places[name] for name in names[:most])))
+
+
+def _cut(place: Path, name: str, code: Code) -> LeftOut:
+    folder = (place / name).is_dir()
+    module = _rank(str(place / name), folder=folder) < 2
+    return LeftOut(f"{name}/" if folder else name, f"more than code.max_files = {code.max_files}", module)
+
+
+def _copy(folder: Path, target: Path, name: str, choice: _Choice) -> bool:
+    """Copy a file; one that cannot be read is linked, one that has gone since is passed over."""
+    copy = target / name
+    if copy.exists():  # the script itself
+        return False
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        shutil.copy2(folder / name, copy)
+    except PermissionError:
+        copy.unlink(missing_ok=True)
+        choice.links.append(name)
+        choice.leave_out(name, "it cannot be read")
+        return False
+    except FileNotFoundError:
+        copy.unlink(missing_ok=True)
+        return False
+    return True
+
+
+def _lines_above(target: Path, names: Sequence[str]) -> Iterator[str]:
+    """Yield the lines that build a path above the script's folder from ``__file__``, as ``main.py:12``."""
+    for name in names:
+        text = (target / name).read_text(encoding="utf-8", errors="replace")
+        for number, line in enumerate(text.splitlines(), 1) if "__file__" in text else ():
+            if "__file__" in line:
+                up = len(_ABOVE.findall(line)) + sum(int(count) + 1 for count in _PARENTS.findall(line))
+                if up > name.count("/") + 1:
+                    yield f"{name}:{number}"
+
+
+def needed(taken: Taken, target: Path) -> list[LeftOut]:
+    """Return the modules and packages that are missing although the code in the copy imports them."""
+    modules = [one for one in taken.missing if one.module]
+    if not modules:
+        return []
+    imported: set[str] = set()
+    for path in sorted(target.rglob("*.py")):
+        if path.is_file():
+            with contextlib.suppress(PermissionError):  # what is linked may be unreadable here
+                imported |= _imports(path.read_text(encoding="utf-8", errors="replace"))
+    return [one for one in modules if _in_package(one.name, target) or _module_name(one.name) in imported]
+
+
+def _in_package(name: str, target: Path) -> bool:
+    """Whether a module belongs to a package in the copy, which may import it by any name."""
+    first, _, rest = name.partition("/")
+    return bool(rest) and not name.endswith("/") and (target / first / "__init__.py").exists()
+
+
+def _module_name(name: str) -> str:
+    """Return the last word of the name under which a file or folder is imported."""
+    path = PurePosixPath(name)
+    return path.parent.name if path.name == "__init__.py" else path.name.partition(".")[0]
+
+
+def _imports(text: str) -> set[str]:
+    """Return the words of all names that a module imports."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return set(_IMPORTED.findall(text))
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [one.name for one in node.names]
+            if isinstance(node, ast.ImportFrom):
+                names.append(node.module or "")
+            found.update(word for name in names for word in name.split("."))
+    return found - {""}

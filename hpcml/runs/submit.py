@@ -1,0 +1,249 @@
+"""plan → render → record → hand over → record: the one path from a request to a running job."""
+
+from __future__ import annotations
+
+import stat
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from hpcml import __version__, assets, subprocesses, units
+from hpcml.errors import ANSWER_LOST, NOT_FOUND, HpcmlError, ImageError, SlurmUnreachableError, UsageError
+from hpcml.paths import RunPaths
+from hpcml.plan import request as jobs
+from hpcml.plan.plan import Place, Plan, plan
+from hpcml.runs import directories, snapshot
+from hpcml.schedulers import slurm
+from hpcml.sites import layers
+from hpcml.sites.lookup import LoadedSite, config_folders, why_ignored
+
+_LOOK_AGAIN = 20.0  # seconds for which a job whose submission was not answered is looked for
+
+
+class Prepared(NamedTuple):
+    """A plan and its script, with nothing written yet; ``notes`` are what its user should know of the files behind it.
+
+    ``template`` is the file of a template other than hpcml's own.
+    """
+
+    plan: Plan
+    script: str
+    template: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def prepare(loaded: LoadedSite, spec: jobs.JobSpec, environment: Mapping[str, str]) -> Prepared:
+    """Plan and render a request without touching the disk.
+
+    Raises
+    ------
+    HpcmlError
+        Whatever is wrong with the request, the site or the template.
+    """
+    from hpcml.plan import batch_script  # Jinja2, the longest import of all: after all that is cheap to refuse
+
+    if not spec.service:
+        jobs.check_script(spec.script)
+    run_id = directories.new_id(jobs.job_name(spec))
+    folder = directories.runs_folder(loaded.site.paths.runs, environment)
+    directory = folder / run_id
+    own_templates, notes = template_folders(environment, spec.cwd)
+    notes += directories.check_folder(folder, loaded.site.paths.trust)
+    template = next((str(path) for folder in own_templates if (path := folder / batch_script.TEMPLATE).is_file()), "")
+    if loaded.project:
+        notes.append(f"the settings of {loaded.project} count")
+    if template:
+        notes.append(f"the batch script is made by {template}")
+    if spec.staged:
+        spec = spec._replace(cwd=RunPaths(directory).code)
+    made = plan(loaded.site, spec, Place(run_id, directory, sys.executable, __version__, layers.user_umask()))
+    return Prepared(made, batch_script.render(made, own_templates), template, tuple(notes))
+
+
+def template_folders(environment: Mapping[str, str], cwd: Path) -> tuple[list[Path], list[str]]:
+    """Return where a site or user keeps a template of their own, most special first, and which do not count."""
+    from hpcml.plan.batch_script import TEMPLATE
+
+    folders = [cwd / "templates" / "hpcml", *(place / "templates" for place in reversed(config_folders(environment)))]
+    found, ignored = [], []
+    for folder in folders:
+        if not folder.is_dir():
+            continue
+        if (path := folder / TEMPLATE).is_file() and (why := why_ignored(path)):
+            ignored.append(why)
+        else:
+            found.append(folder)
+    return found, ignored
+
+
+def check(prepared: Prepared, environment: Mapping[str, str]) -> str:
+    """Ask Slurm whether it would take the script, leaving nothing behind; return its estimate.
+
+    Raises
+    ------
+    SlurmRefusedError, SlurmUnreachableError
+        As Slurm answers.
+    """
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="hpcml-check-") as folder:
+        script = Path(folder) / "job.sh"
+        script.write_text(prepared.script)
+        return slurm.test_only(str(script), environment)
+
+
+def submit(
+    prepared: Prepared, loaded: LoadedSite, spec: jobs.JobSpec, environment: Mapping[str, str]
+) -> directories.Run:
+    """Write the run's directory, hand the script over and record the answer.
+
+    Raises
+    ------
+    StorageError, UsageError
+        If the directory cannot be written, or the copy of the code would lack a module; nothing is left and nothing was
+        submitted.
+    SlurmRefusedError, SlurmUnreachableError
+        If Slurm did not take it; the directory is kept, with the answer in submission.json.
+    HpcmlError
+        With status ``ANSWER_LOST`` if it is not known whether the job exists.
+    """
+    made = prepared.plan
+    image = check_image(made, loaded)
+    notes = _write(prepared, loaded, spec, image)
+    paths = RunPaths(Path(made.directory))
+    record: dict[str, object] = {"site": made.site, "time": round(time.time(), 3), "slurm": made.slurm}
+    if ("--requeue", "") in made.directives:
+        record["requeue"] = True
+    if notes:
+        record["notes"] = notes
+    if environment.get("BASH_ENV"):
+        record["bash_env"] = environment["BASH_ENV"]  # bash reads it before the batch script, and it may end bash
+    try:
+        record |= _hand_over(made, paths, environment, units.parse_seconds(loaded.site.slurm.timeout))
+    except HpcmlError as error:
+        directories.write_json(paths.submission, {**record, **error.as_json()})
+        raise
+    directories.write_json(paths.submission, record)
+    return directories.Run(made.run_id, paths, record)
+
+
+def check_image(made: Plan, loaded: LoadedSite) -> dict[str, object]:
+    """Refuse an image in which the run could not work, before nodes are asked for; return what is known of it.
+
+    Raises
+    ------
+    ImageError, NotFoundError
+        If it is missing, unreadable, no image, of another architecture, or does not fit the run.
+    """
+    if not made.inside.image:
+        return {}
+    from hpcml.images import program  # some milliseconds that only runs inside images need
+
+    facts = program.inspect(Path(made.inside.image))
+    gpus = made.inside.gpu.count if made.inside.gpu else 0
+    found = program.problems(
+        facts, cuda=loaded.site.gpu.cuda, gpus=gpus, machine=program.machine(), pinned=program.pins()
+    )
+    if fatal := [problem for problem in found if problem.fatal]:
+        raise ImageError(f"The image cannot be used: {fatal[0].what}", place=str(facts.path), hint=fatal[0].hint)
+    known = {"path": str(facts.path), "size": facts.size, "modified": facts.modified, "labels": facts.labels}
+    return {**known, "digest": program.known_digest(facts), "notes": [problem.what for problem in found]}
+
+
+def _write(prepared: Prepared, loaded: LoadedSite, spec: jobs.JobSpec, image: dict[str, object]) -> list[str]:
+    """Write the run's directory; return what the user should know of its copy of the code."""
+    made = prepared.plan
+    origins = {key.replace("\0", "."): layers.as_table(value) for key, value in loaded.layers.values.items()}
+    request = {"version": made.version, "spec": layers.as_table(spec), "site": origins, "project": loaded.project}
+    request["template"] = prepared.template
+    if image:
+        request["image"] = image
+    with directories.creating(Path(made.directory), loaded.site.paths.trust) as paths:
+        directories.write_json(paths.request, request)
+        directories.write_json(paths.plan, layers.as_table(made))
+        directories.write(paths.script, prepared.script)
+        group = stat.S_IMODE(paths.out.stat().st_mode) & 0o7000  # set-group-id of the folder for runs
+        paths.out.chmod(group | 0o777 & ~made.inside.umask)
+        own = [*([paths.image] if made.inside.image else []), *([] if made.slurm else [paths.sweep])]
+        for script in (paths.step, *own, *((paths.stage, paths.keep) if made.stage else ())):
+            directories.write(script, (assets.folder("templates") / script.name).read_text(encoding="utf-8"))
+        if spec.service:
+            return []
+        lasting = not spec.staged  # what a laptop sent is copied whole: where it lies now, it is removed
+        taken = snapshot.take(spec.script, paths.code, loaded.site.code, linked=lasting, limited=lasting)
+        if needed := snapshot.needed(taken, paths.code):
+            hint = "Raise that limit (--set code.…=…), or run the script where it lies (--set code.snapshot=none)."
+            raise UsageError("The code needs what its copy would not have", place=snapshot.listed(needed), hint=hint)
+        if made.inside.image:
+            linked = taken.places if loaded.site.code.snapshot != "none" else spec.sources
+            directories.write(paths.sources, "".join(f"{folder}\n" for folder in linked if folder != spec.cwd))
+        return taken.notes()
+
+
+def _hand_over(made: Plan, paths: RunPaths, environment: Mapping[str, str], timeout: float) -> dict[str, object]:
+    if not made.slurm:
+        clean = slurm.clean_environment(environment)
+        try:
+            pid = subprocesses.start_in_background(["bash", str(paths.script)], clean, paths.job_log)
+        except subprocesses.CommandMissingError as error:
+            hint = "Put bash on PATH."
+            raise HpcmlError(
+                f"The run cannot be started: {error}", place="PATH", hint=hint, status=NOT_FOUND
+            ) from error
+        return {"pid": pid, "started": subprocesses.start_time(pid)}
+    try:
+        job, cluster = slurm.submit(str(paths.script), environment, timeout)
+    except slurm.AnswerLostError as lost:
+        found = _find_again(made.run_id, environment, min(timeout, _LOOK_AGAIN))
+        if found is None:
+            hint = f"It was not sent twice. When Slurm answers again: hpcml status {made.run_id}."
+            raise HpcmlError(
+                "It is not known whether Slurm took the job",
+                place="sbatch",
+                hint=hint,
+                status=ANSWER_LOST,
+                quote=lost.quote,
+            ) from lost
+        return {"job": found, "cluster": "", "found_again": True}
+    return {"job": job, "cluster": cluster}
+
+
+def _find_again(run_id: str, environment: Mapping[str, str], seconds: float) -> str | None:
+    """Look for the job of a run by its comment, a few times within a deadline; None if it is not there.
+
+    A request whose answer was lost may still be on its way, so one look that finds nothing proves nothing.
+    """
+    deadline = time.monotonic() + seconds
+    pause = 0.5
+    while True:
+        try:
+            found = slurm.find_by_comment(f"hpcml:{run_id}", environment, max(1.0, deadline - time.monotonic()))
+        except SlurmUnreachableError:
+            found = None  # the controller does not answer: the deadline decides
+        if found or time.monotonic() + pause > deadline:
+            return found
+        time.sleep(pause)
+        pause = min(pause * 2, 5.0)
+
+
+def adopt(run: directories.Run, environment: Mapping[str, str]) -> directories.Run:
+    """Return the run with its job, if Slurm took one whose answer never came (or was never recorded).
+
+    Raises
+    ------
+    SlurmUnreachableError
+        If Slurm does not answer, so that nothing new is known.
+    """
+    lost = run.submission.get("status") == ANSWER_LOST
+    if not lost and (run.submission or not (directories.read_json(run.paths.plan) or {}).get("slurm")):
+        return run
+    found = slurm.find_by_comment(f"hpcml:{run.id}", environment)
+    if found is None:
+        return run
+    kept = {key: value for key, value in run.submission.items() if key in ("site", "time", "notes", "requeue")}
+    directories.write_json(
+        run.paths.submission, {**kept, "slurm": True, "job": found, "cluster": "", "found_again": True}
+    )
+    return directories.load(run.paths.directory)

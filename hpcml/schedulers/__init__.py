@@ -1,0 +1,1 @@
+"""Who starts a run: Slurm, or this machine itself."""

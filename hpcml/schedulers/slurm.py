@@ -1,0 +1,446 @@
+"""Talk to Slurm: submit, look, cancel. Answers are read by explicit formats; what Slurm invents is tolerated."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from hpcml.errors import HpcmlError, SlurmRefusedError, SlurmUnreachableError
+from hpcml.subprocesses import Answer, CommandMissingError, run
+
+TIMEOUT = 60.0  # seconds for one question; slurmctld's own MessageTimeout is 10 to 100
+
+_KEPT = {"SLURM_CONF", "SLURM_JWT"}
+_SCRUBBED = (
+    "SLURM_",
+    "SBATCH_",
+    "SALLOC_",
+    "SRUN_",
+    "SQUEUE_",
+    "SACCT_",
+    "SCANCEL_",
+    "SCONTROL_",
+    "SINFO_",
+    "PMI",
+    "HPCML_",
+)
+
+# sbatch's own words, and what they mean to the user.
+_REFUSALS = (
+    (
+        r"invalid account",
+        "Slurm does not know this account, or it may not use the partition",
+        "Check --account (sacctmgr show assoc user=$USER, or the site's budget command).",
+    ),
+    (r"invalid qos", "Slurm does not know this QoS, or the account may not use it", "Check --qos."),
+    (r"invalid partition specified", "There is no such partition", "List them with: sinfo -s."),
+    (
+        r"Requested time limit is invalid",
+        "The time limit is not allowed in this partition",
+        "Ask for less with --time, or another --partition or --qos.",
+    ),
+    (r"Node count specification invalid", "The partition does not give that many nodes", "Ask for fewer with --nodes."),
+    (
+        r"Requested node configuration is not available",
+        "No node of the partition has what is asked for",
+        "Ask for fewer CPUs, GPUs or less memory per node, or another --partition.",
+    ),
+    (
+        r"generic resource|\bgres\b",
+        "Slurm does not know the GPUs that are asked for",
+        "Check slurm.gpu_request and slurm.gpu_type in the profile (sinfo -o '%P %G').",
+    ),
+    (
+        r"Memory specification can not be satisfied",
+        "No node of the partition has that much memory",
+        "Ask for less with --memory-per-node.",
+    ),
+    (
+        r"More processors requested than permitted|CPU count",
+        "The partition has not that many CPUs",
+        "Ask for fewer with --nodes or --cpus-per-node.",
+    ),
+    (
+        r"accounting/QOS policy|QOS\w*Limit|AssocMax|AssocGrp",
+        "The request is beyond a limit of the account or QoS",
+        "Ask for fewer nodes or less time, or another --qos.",
+    ),
+    (r"dependency problem", "The dependency is not one that Slurm accepts", "Check --dependency (afterok:JOBID)."),
+    (r"Invalid feature", "No node has the feature that is asked for", "Check slurm.extra in the profile."),
+    (
+        r"Access/permission denied|not permitted to use",
+        "Slurm does not permit this submission",
+        "Check --partition and --account, and from which machine you submit; or ask the site's support.",
+    ),
+    (
+        r"unrecognized option|invalid option",
+        "This Slurm does not know one of the options",
+        "Leave it out with slurm.remove in the profile.",
+    ),
+    (
+        r"I/O error writing script|[Dd]isk quota|No space left",
+        "Slurm could not store the job script",
+        "Slurm's own spool may be full: tell the site's support.",
+    ),
+)
+_NOT_CONFIGURED = r"(?i)Could not establish a configuration source|Unable to process configuration"
+_UNREACHABLE = (
+    r"(?i)Unable to contact slurm controller|Connection refused|Socket timed out|Unable to establish control|"
+    r"Zero Bytes were transmitted|munge|Protocol authentication error"
+)
+_MAYBE_SENT = r"(?i)Socket timed out|Zero Bytes were transmitted|Connection reset"
+
+# squeue's reasons, in words. Others are shown as Slurm gives them.
+REASONS = {
+    "Resources": "waiting for free nodes",
+    "Priority": "other jobs go first",
+    "Dependency": "waiting for the jobs it depends on",
+    "DependencyNeverSatisfied": "the job it depends on ended otherwise: it will never start",
+    "BeginTime": "waiting for its begin time",
+    "JobHeldUser": "held by the user (scontrol release)",
+    "JobHeldAdmin": "held by the administrators",
+    "PartitionDown": "the partition is down",
+    "PartitionInactive": "the partition is inactive",
+    "PartitionNodeLimit": "more nodes than the partition allows: it will never start",
+    "PartitionTimeLimit": "more time than the partition allows: it will never start",
+    "ReqNodeNotAvail": "a node it needs is down, drained or reserved",
+    "Nodes_required_for_job_are_DOWN": "nodes it needs are down, drained or reserved",
+    "QOSMaxJobsPerUserLimit": "you have as many jobs as the QoS allows",
+    "QOSMaxNodePerUserLimit": "you have as many nodes as the QoS allows",
+    "QOSMaxNodePerJobLimit": "more nodes than the QoS allows: it will never start",
+    "QOSMaxWallDurationPerJobLimit": "more time than the QoS allows: it will never start",
+    "AssocGrpCPUMinutesLimit": "the account's budget is used up",
+    "AssocGrpBillingMinutes": "the account's budget is used up",
+    "AssocMaxJobsLimit": "you have as many jobs as the account allows",
+    "InvalidAccount": "the account is not valid: it will never start",
+    "InvalidQOS": "the QoS is not valid: it will never start",
+    "BadConstraints": "no node has what is asked for: it will never start",
+    "Reservation": "waiting for its reservation",
+    "Licenses": "waiting for a licence",
+    "None": "Slurm has not looked at it yet",
+}
+PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
+ACTIVE = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}
+ENDED = {
+    "COMPLETED",
+    "FAILED",
+    "CANCELLED",
+    "TIMEOUT",
+    "DEADLINE",
+    "OUT_OF_MEMORY",
+    "NODE_FAIL",
+    "BOOT_FAIL",
+    "LAUNCH_FAILED",
+    "RECONFIG_FAIL",
+    "PREEMPTED",
+    "REVOKED",
+    "UNKNOWN",
+}
+_ASKED_ALONE = 16  # jobs that are asked for once more, each alone, where an answer for many left them out
+
+
+class JobState(NamedTuple):
+    """A job as Slurm sees it.
+
+    ``state`` is Slurm's word; UNKNOWN if Slurm says that it knows no such job, and UNREADABLE if its answer told
+    neither (``reason`` is then that answer). ``exit`` is its ``status:signal`` if it said one.
+    """
+
+    state: str
+    reason: str = ""
+    start: str = ""
+    nodes: str = ""
+    exit: str = ""
+    comment: str = ""
+
+    @property
+    def pending(self) -> bool:
+        """Whether the job has not begun yet."""
+        return self.state in PENDING
+
+    @property
+    def active(self) -> bool:
+        """Whether the job has nodes."""
+        return self.state in ACTIVE
+
+    @property
+    def ended(self) -> bool:
+        """Whether the job is over. A word that is not known here is no end."""
+        return self.state in ENDED
+
+    def reason_in_words(self) -> str:
+        """Return the pending reason as a person reads it."""
+        key = self.reason.strip("()").partition("(")[0].replace(" ", "_")
+        return REASONS.get(key, REASONS.get(key.split(",")[0], self.reason))
+
+
+UNKNOWN = JobState("UNKNOWN")
+UNREADABLE = "UNREADABLE"
+
+
+def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment without what an outer job, or the user's shell, set for Slurm's commands.
+
+    A submission from inside a job would otherwise inherit that job's sizes and bindings, and SQUEUE_FORMAT or
+    SLURM_TIME_FORMAT would change answers; SLURM_CONF says which cluster is meant and stays.
+    """
+    return {key: value for key, value in environment.items() if key in _KEPT or not key.startswith(_SCRUBBED)}
+
+
+def ignored_defaults(environment: Mapping[str, str]) -> list[str]:
+    """Return the variables with which a user's shell gives sbatch defaults, none of which count here.
+
+    Inside a job they are the job's own and no wish of the user's.
+    """
+    if "SLURM_JOB_ID" in environment:
+        return []
+    return sorted(
+        name for name in environment if name.startswith("SBATCH_") or name in ("SLURM_ACCOUNT", "SLURM_CLUSTERS")
+    )
+
+
+def _ask(command: list[str], environment: Mapping[str, str], timeout: float = TIMEOUT) -> Answer:
+    try:
+        return run(command, clean_environment(environment), timeout)
+    except CommandMissingError as error:
+        hint = "Load the site's Slurm module, go to a login node, or use --site local."
+        raise SlurmUnreachableError(f"Slurm's command cannot be started: {error}", place="PATH", hint=hint) from error
+
+
+class AnswerLostError(HpcmlError):
+    """Whether the job was accepted is not known."""
+
+
+def submit(script: str, environment: Mapping[str, str], timeout: float = TIMEOUT) -> tuple[str, str]:
+    """Submit a job script and return the job id and the cluster's name (often empty).
+
+    Raises
+    ------
+    SlurmRefusedError
+        If sbatch says no, in words where its answer is known.
+    SlurmUnreachableError
+        If the controller cannot be reached and nothing was sent.
+    AnswerLostError
+        If the request may have arrived but the answer did not.
+    """
+    answer = _ask(["sbatch", "--parsable", script], environment, timeout)
+    if answer.code is None or (answer.code != 0 and re.search(_MAYBE_SENT, answer.text)):
+        raise AnswerLostError("The answer of sbatch did not arrive", quote=_quote(answer))
+    if answer.code != 0:
+        raise refusal(answer)
+    matches = (re.fullmatch(r"(\d+)(?:;(\S+))?", line.strip()) for line in answer.out.splitlines())
+    found = [match for match in matches if match]  # a site's wrapper may print a banner before or after it
+    if len(found) != 1:
+        raise AnswerLostError("The answer of sbatch is not a job id", quote=_quote(answer))
+    return found[0][1], found[0][2] or ""
+
+
+def refusal(answer: Answer, program: str = "sbatch") -> HpcmlError:
+    """Return the no of one of Slurm's commands as an error in words."""
+    if re.search(_NOT_CONFIGURED, answer.text):
+        hint = "Use --site local, go to a login node, or set SLURM_CONF."
+        return SlurmUnreachableError(
+            "Slurm's commands are here, but no cluster is configured", place=program, hint=hint
+        )
+    if re.search(_UNREACHABLE, answer.text):
+        hint = "Try again in some minutes; " + _MEANWHILE.get(program, "a run that goes on needs no controller.")
+        words = f"Slurm's controller does not answer: {_last(answer)}"
+        return SlurmUnreachableError(words, transient=True, place=program, hint=hint)
+    for pattern, words, hint in _REFUSALS if program == "sbatch" else ():
+        if re.search(pattern, answer.text, re.IGNORECASE):
+            return SlurmRefusedError(words, place=program, hint=hint, quote=_quote(answer))
+    hint = "Slurm's own words are above; the site's documentation may explain them."
+    return SlurmRefusedError("Slurm refused", place=program, hint=hint, quote=_quote(answer))
+
+
+_MEANWHILE = {
+    "sbatch": "nothing was submitted.",
+    "scancel": "nothing was cancelled: the run goes on.",
+}
+
+
+def _quote(answer: Answer) -> tuple[str, ...]:
+    return tuple(line for line in answer.text.splitlines() if line.strip())[-6:]
+
+
+def _last(answer: Answer) -> str:
+    return re.sub(r"^s[a-z]+: (error: )?", "", (_quote(answer) or ("no answer",))[-1])
+
+
+def test_only(script: str, environment: Mapping[str, str]) -> str:
+    """Ask the live controller whether it would take the script; return its estimate in its own words.
+
+    Raises
+    ------
+    SlurmRefusedError, SlurmUnreachableError
+        As :func:`submit`.
+    """
+    answer = _ask(["sbatch", "--test-only", script], environment)
+    if answer.code is None:
+        hint = "Slurm is busy or down: try again in some minutes."
+        raise SlurmUnreachableError(
+            "Slurm's controller does not answer", transient=True, place="sbatch --test-only", hint=hint
+        )
+    if answer.code != 0:
+        raise refusal(answer)
+    return _last(answer)
+
+
+def find_by_comment(comment: str, environment: Mapping[str, str], timeout: float = TIMEOUT) -> str | None:
+    """Return the id of the user's job that carries a comment, None if there is none.
+
+    squeue knows waiting, running and recently ended jobs; sacct is asked as well where there is accounting.
+
+    Raises
+    ------
+    SlurmUnreachableError
+        If squeue does not answer, so that nothing is known.
+    """
+    command = ["squeue", "--noheader", "--states=all", f"--user={os.getuid()}", "--format=%i|%k"]
+    answer = _ask(command, environment, timeout)
+    if answer.code != 0:
+        raise _silent(answer)
+    found = _with_comment(answer.out, comment)
+    if found:
+        return found
+    command = ["sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,Comment", "--starttime=now-2days"]
+    try:
+        answer = _ask(command, environment, timeout)
+    except SlurmUnreachableError:
+        return None  # squeue was there, sacct is not installed: accounting is absent, which is no error
+    return _with_comment(answer.out, comment) if answer.code == 0 else None
+
+
+def _silent(answer: Answer) -> SlurmUnreachableError:
+    """Return the error for a question that squeue did not answer."""
+    error = refusal(answer, "squeue")
+    if isinstance(error, SlurmUnreachableError):
+        return error
+    hint = "Try again in some minutes; a run that goes on needs no controller."
+    return SlurmUnreachableError(f"squeue does not answer: {_last(answer)}", transient=True, place="squeue", hint=hint)
+
+
+def _with_comment(text: str, comment: str) -> str | None:
+    for line in text.splitlines():
+        job, _, said = line.strip().partition("|")
+        if said == comment:
+            return _base(job)
+    return None
+
+
+def state(job: str, environment: Mapping[str, str]) -> JobState:
+    """Return the state of one job.
+
+    Raises
+    ------
+    SlurmUnreachableError
+        If squeue does not answer, or what it answers cannot be read.
+    """
+    return told(states([job], environment)[job])
+
+
+def told(found: JobState) -> JobState:
+    """Return a job's state if Slurm's answer told one.
+
+    Raises
+    ------
+    SlurmUnreachableError
+        If that answer could not be read.
+    """
+    if found.state == UNREADABLE:
+        hint = "What does squeue --jobs say? A run that goes on does so whatever it answers."
+        words = f"The answer of squeue cannot be read: {found.reason or 'it is empty'}"
+        raise SlurmUnreachableError(words, transient=True, place="squeue", hint=hint)
+    return found
+
+
+def states(jobs: list[str], environment: Mapping[str, str]) -> dict[str, JobState]:
+    """Return the states of jobs in one question.
+
+    A job that Slurm says it does not know is UNKNOWN; one of which its answer says nothing that can be read is
+    UNREADABLE, which is not an end. squeue says so outright only where it is asked for one job, so those that an answer
+    for many leaves out are asked for again.
+
+    Raises
+    ------
+    SlurmUnreachableError
+        If squeue does not answer.
+    """
+    if not jobs:
+        return {}
+    found = _queued(jobs, environment)
+    left_out = [job for job in jobs if found[job].state == UNREADABLE] if len(jobs) > 1 else []
+    for job in left_out[:_ASKED_ALONE]:
+        found |= _queued([job], environment)
+    gone = [job for job in jobs if found[job].state in (UNREADABLE, UNKNOWN.state)]
+    if gone:
+        accounted = _accounted(gone, environment)
+        # Accounting lags behind the controller: that a job runs, of which the controller knows nothing, is old.
+        found |= {job: said for job, said in accounted.items() if said.ended or found[job].state == UNREADABLE}
+    return found
+
+
+def _queued(jobs: list[str], environment: Mapping[str, str]) -> dict[str, JobState]:
+    """Return what squeue says of jobs; what cannot be read of it is UNREADABLE."""
+    command = ["squeue", "--all", "--noheader", "--states=all", f"--jobs={','.join(jobs)}", "--format=%i|%T|%r|%S|%N"]
+    answer = _ask(command, environment)
+    if answer.code != 0 and "Invalid job id" not in answer.text:
+        raise _silent(answer)
+    if answer.code != 0 and len(jobs) == 1:
+        return {jobs[0]: UNKNOWN}
+    found = dict.fromkeys(jobs, JobState(UNREADABLE, (_quote(answer) or ("",))[-1]))
+    for line in answer.out.splitlines():
+        job, *fields = line.strip().split("|")
+        if (job := _base(job)) in found and fields and re.fullmatch(r"[A-Z_]+", fields[0]):
+            reason, start, nodes = (*fields[1:4], "", "", "")[:3]
+            said = JobState(fields[0], reason, "" if start == "N/A" else start, nodes)
+            if found[job].state == UNREADABLE or found[job].ended:  # of an array's tasks, one that has not ended counts
+                found[job] = said
+    return found
+
+
+def _base(job: str) -> str:
+    """Return the number of a job, also of an array's task (``12_3``, ``12_[0-3]``) or of a part of one (``12+1``)."""
+    return re.split(r"[_+]", job, maxsplit=1)[0]
+
+
+def _accounted(jobs: list[str], environment: Mapping[str, str]) -> dict[str, JobState]:
+    """Return what accounting remembers of jobs; nothing where there is none."""
+    command = [
+        "sacct",
+        "--noheader",
+        "--parsable2",
+        "--allocations",
+        f"--jobs={','.join(jobs)}",
+        "--format=JobID,State,ExitCode,Start,NodeList",
+    ]
+    try:
+        answer = _ask(command, environment)
+    except SlurmUnreachableError:
+        return {}  # squeue was there, sacct is not installed: accounting is absent, which is no error
+    found = {}
+    for line in answer.out.splitlines() if answer.code == 0 else []:
+        fields = line.split("|")
+        if len(fields) == 5 and (job := _base(fields[0])) in jobs:
+            word = (fields[1].split() or [""])[0].rstrip("+")  # CANCELLED by 1000
+            if word in PENDING | ACTIVE | ENDED:
+                found[job] = JobState(word, exit=fields[2], start=fields[3], nodes=fields[4])
+    return found
+
+
+def cancel(job: str, environment: Mapping[str, str]) -> None:
+    """Cancel a job; one that has ended already is no error.
+
+    Raises
+    ------
+    SlurmUnreachableError
+        If the controller does not answer.
+    SlurmRefusedError
+        If Slurm says no.
+    """
+    answer = _ask(["scancel", job], environment)
+    if answer.code == 0 or "Invalid job id" in answer.text or "already completing or completed" in answer.text:
+        return
+    raise refusal(answer, "scancel")

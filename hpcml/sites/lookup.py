@@ -1,0 +1,268 @@
+"""Find the site profiles, choose one for this machine and lay the settings over it."""
+
+from __future__ import annotations
+
+import fnmatch
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hpcml import assets, files
+from hpcml.errors import ConfigError
+from hpcml.sites import layers as config
+from hpcml.sites.schema import CHOICES, NEVER_EMPTY, UNITS, Identify, Site
+
+
+class LoadedSite(NamedTuple):
+    """A site with the layers that made it, so that each value's origin can be shown.
+
+    ``project`` is the ``hpcml.toml`` that counts, if one does; ``ignored`` says of each file of settings that does not
+    count why not.
+    """
+
+    site: Site
+    layers: config.Layers
+    chosen_because: str
+    project: str = ""
+    ignored: tuple[str, ...] = ()
+
+    def is_from_project(self, key: str) -> bool:
+        """Whether a value comes from the project's file, which may have come with somebody else's code."""
+        return bool(self.project) and self.layers.origin(key).startswith(self.project)
+
+
+def config_folders(environment: Mapping[str, str]) -> list[Path]:
+    """Return the machine-wide and the user's configuration folder, most general first."""
+    home = environment.get("HOME", "")
+    user = environment.get("XDG_CONFIG_HOME") or (f"{home}/.config" if home else "")
+    folders = [Path(environment.get("HPCML_SYSTEM_CONFIG", "/etc/hpcml"))]
+    return [*folders, Path(user) / "hpcml"] if user else folders
+
+
+def why_ignored(path: Path) -> str:
+    """Return why a file of settings does not count, in words, and what to do; nothing if it counts."""
+    try:
+        files.read_setting(path)
+    except files.ForeignError as error:
+        next_step = error.hint or "copy what you want of it into ~/.config/hpcml"
+        return f"{path} does not count: {error.why} ({next_step})"
+    except (OSError, UnicodeDecodeError):
+        return ""  # told by who reads it
+    return ""
+
+
+def profile_files(environment: Mapping[str, str], ignored: list[str] | None = None) -> dict[str, list[Path]]:
+    """Return each profile's files by name, most general first (a later one is laid over an earlier one).
+
+    Files that others could have written are left out, and said in ``ignored``.
+    """
+    found: dict[str, list[Path]] = {}
+    shipped = assets.folder("profiles")
+    folders = [shipped, *(place / "profiles" for place in config_folders(environment))]
+    for folder in folders:
+        try:
+            paths = sorted(folder.glob("*.toml"))
+        except OSError as error:  # a folder that exists but cannot be listed
+            place = str(error.filename or folder)
+            raise ConfigError(
+                f"The profiles cannot be listed: {error.strerror}",
+                place=place,
+                hint="Let yourself read the folder, or move it away.",
+            ) from error
+        for path in paths:
+            if folder == shipped or not (why := why_ignored(path)):
+                found.setdefault(path.stem, []).append(path)
+            elif ignored is not None:
+                ignored.append(why)
+    return found
+
+
+def load(name: str, environment: Mapping[str, str], cwd: Path | None, assignments: Sequence[str] = ()) -> LoadedSite:
+    """Return a site by name, or the one this machine is recognised as when the name is empty.
+
+    Parameters
+    ----------
+    cwd
+        The folder at or above which a project's file counts; None where none does: what is said there holds for jobs,
+        not for this machine.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such profile, or a layer holds a key or value that the schema does not know.
+    """
+    profiles = _Profiles(environment)
+    named_by = "--site"
+    if not name and (name := environment.get("HPCML_SITE", "")):
+        named_by = "HPCML_SITE"
+    reason = f"named by {named_by}"
+    if not name:
+        name, reason = _recognise(profiles, environment)
+    layers = profiles.layers(name, named_by)
+    ignored = profiles.ignored
+    for path in [place / "config.toml" for place in config_folders(environment)]:
+        if path.is_file():
+            if why := why_ignored(path):
+                ignored.append(why)
+            else:
+                _add_settings(layers, path, name, profiles)
+    project = _project_file(cwd, ignored)
+    if project:
+        _add_settings(layers, project, name, profiles, of_project=True)
+    for table, variable in config.from_environment(environment):
+        layers.add(table, variable)
+    layers.add(config.from_assignments(assignments), "--set")
+    layers.add({"name": name}, "profile name")
+    site = config.build(Site, layers)
+    _check_choices(layers)
+    _check_units(layers)
+    return LoadedSite(site, layers, reason, str(project or ""), tuple(ignored))
+
+
+class _Profiles:
+    """The profiles that this machine and user have; each file is read once, when it is first needed."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self.ignored: list[str] = []
+        self.files = profile_files(environment, self.ignored)
+        self._tables: dict[str, list[tuple[dict[str, Any], str]]] = {}
+
+    def tables(self, name: str) -> list[tuple[dict[str, Any], str]]:
+        """Return a profile's own tables and where each was read, most general first."""
+        if name not in self._tables:
+            self._tables[name] = [(read_profile(path), _origin(path)) for path in self.files[name]]
+        return self._tables[name]
+
+    def layers(self, name: str, named_by: str, below: tuple[str, ...] = ()) -> config.Layers:
+        """Return a profile's settings over those of the profile that it extends."""
+        if name not in self.files:
+            near = config.nearest(name, list(self.files))
+            hint = f"Did you mean {near}?" if near else f"Known sites: {', '.join(sorted(self.files))}."
+            raise ConfigError(f"There is no site '{name}'", place=named_by, hint=hint)
+        if name in below:
+            ring = " → ".join([*below, name])
+            raise ConfigError(
+                f"The profiles extend each other in a ring: {ring}",
+                place=named_by,
+                hint="Take 'extends' out of one of them.",
+            )
+        layers = config.Layers()
+        parent, said_by = next(
+            ((t["extends"], by) for t, by in reversed(self.tables(name)) if t.get("extends")), ("", "")
+        )
+        if parent:
+            inherited = self.layers(str(parent), f"{said_by}: extends", (*below, name)).values
+            own = ("identify", "description", "extends", "unconfirmed", "name")
+            layers.values |= {key: value for key, value in inherited.items() if key.partition(".")[0] not in own}
+        for table, origin in self.tables(name):
+            layers.add(table, origin)
+        return layers
+
+
+def read_profile(path: Path) -> dict[str, Any]:
+    """Return a profile's file as a table.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be read, is not TOML, or others could have written it.
+    """
+    return config.read_toml(path, obeyed=path.parent != assets.folder("profiles"))
+
+
+def _origin(path: Path) -> str:
+    return f"profile {path.stem}" if path.parent == assets.folder("profiles") else str(path)
+
+
+def _recognise(profiles: _Profiles, environment: Mapping[str, str]) -> tuple[str, str]:
+    import socket
+
+    host = socket.gethostname()
+    candidates = []
+    for name in profiles.files:
+        own = config.Layers()  # what a profile extends says nothing about how this one is recognised
+        for table, origin in profiles.tables(name):
+            own.add({"identify": table.get("identify", {})}, origin)
+        rule = config.build(Site, own).identify
+        if why := _matches(rule, host, environment):
+            candidates.append((rule.order, name, why))
+    if not candidates:
+        names = ", ".join(sorted(profiles.files))
+        raise ConfigError(
+            "No profile recognises this machine", place="identify", hint=f"Choose one with --site: {names}."
+        )
+    _, name, why = min(candidates)
+    return name, why
+
+
+def _matches(rule: Identify, host: str, environment: Mapping[str, str]) -> str:
+    """Return why the rule matches this machine, or nothing."""
+    if rule.never:
+        return ""
+    reasons = []
+    if rule.hostname:
+        if not any(fnmatch.fnmatch(host, pattern) for pattern in rule.hostname):
+            return ""
+        reasons.append(f"the host is {host}")
+    for variable, pattern in rule.environment.items():
+        if not fnmatch.fnmatch(environment.get(variable, ""), pattern):
+            return ""
+        reasons.append(f"{variable} is {environment.get(variable, '')}")
+    if rule.command:
+        if shutil.which(rule.command, path=environment.get("PATH")) is None:
+            return ""
+        reasons.append(f"{rule.command} is on PATH")
+    return " and ".join(reasons) or "nothing else matches"
+
+
+def _project_file(cwd: Path | None, ignored: list[str]) -> Path | None:
+    """Return the nearest ``hpcml.toml`` at or above the working directory that nobody else could have written."""
+    for place in (cwd, *cwd.parents) if cwd else ():
+        path = place / "hpcml.toml"
+        if not path.is_file():
+            continue
+        if not (why := why_ignored(path)):
+            return path
+        ignored.append(why)
+    return None
+
+
+def _add_settings(
+    layers: config.Layers, path: Path, site: str, profiles: _Profiles, *, of_project: bool = False
+) -> None:
+    """Lay a settings file over the layers: its own keys first, then those of its ``[site.NAME]`` table."""
+    table = config.read_toml(path, obeyed=True)
+    by_site = table.pop("site", {})
+    if not isinstance(by_site, dict) or not all(isinstance(value, dict) for value in by_site.values()):
+        raise ConfigError("'site' should hold a table per site", place=f"{path}: site", hint="Write [site.leonardo].")
+    for name in by_site:
+        if name not in profiles.files:
+            near = config.nearest(name, list(profiles.files))
+            hint = f"Did you mean {near}?" if near else f"Known sites: {', '.join(sorted(profiles.files))}."
+            raise ConfigError(f"There is no site '{name}'", place=f"{path}: site.{name}", hint=hint)
+    if of_project and any("login" in part for part in (table, *by_site.values())):
+        hint = "Write it into ~/.config/hpcml/config.toml: how you log in is yours to say, not a project's."
+        raise ConfigError("A project's file may not hold 'login'", place=f"{path}: login", hint=hint)
+    layers.add(table, str(path))
+    layers.add(by_site.get(site, {}), f"{path} [site.{site}]")
+
+
+def _check_choices(layers: config.Layers) -> None:
+    for key, allowed in CHOICES.items():
+        value = layers.values.get(key)
+        if value is not None and value.value not in allowed:
+            near = config.nearest(str(value.value), allowed)
+            hint = f"Did you mean {near}?" if near else f"Allowed: {', '.join(allowed)}."
+            raise ConfigError(f"The value {value.value!r} is not allowed", place=f"{value.origin}: {key}", hint=hint)
+
+
+def _check_units(layers: config.Layers) -> None:
+    for key, value in layers.values.items():
+        parser = next((parser for pattern, parser in UNITS.items() if fnmatch.fnmatchcase(key, pattern)), None)
+        if parser is None or (value.value == "" and key not in NEVER_EMPTY and not key.startswith("deadlines.")):
+            continue
+        try:
+            parser(str(value.value))
+        except ValueError as error:
+            raise ConfigError(str(error), place=f"{value.origin}: {key}", hint="Mend that value.") from error
