@@ -7,7 +7,7 @@ command -v "$program" >/dev/null || { echo "hpcml: there is no $program on $node
 help=$("$program" exec --help 2>/dev/null)   # one question for all, since each costs a start of the program
 case $help in *apptainer*) prefix=APPTAINERENV_ ;; *) prefix=SINGULARITYENV_ ;; esac
 for name in $(env | sed -n 's/^\([A-Za-z_][A-Za-z0-9_]*\)=.*/\1/p'); do
-  case " $HPCML_PASS " in *" $name "*) passed=yes ;; *) passed= ;; esac
+  case " $HPCML_CONTAINER_ENV " in *" $name "*) passed=yes ;; *) passed= ;; esac
   case $name in
     APPTAINERENV_* | SINGULARITYENV_* | APPTAINER_BIND* | SINGULARITY_BIND*) unset "$name" ;;   # they get in uncalled
     HPCML_* | SLURM* | CUDA_VISIBLE_DEVICES | UCX_* | UCXPY_* | NCCL_* | DASK_* | RAPIDS_* | CUDF_* | *_NUM_THREADS | \
@@ -15,7 +15,7 @@ for name in $(env | sed -n 's/^\([A-Za-z_][A-Za-z0-9_]*\)=.*/\1/p'); do
   esac
   [ -z "$passed" ] || eval "[ -z \"\${$name+set}\" ] || export $prefix$name=\"\$$name\""
 done
-case " $HPCML_PASS " in   # the host's PYTHONPATH is of no use inside; the profile's own is meant
+case " $HPCML_CONTAINER_ENV " in   # the host's PYTHONPATH is of no use inside; the profile's own is meant
   *" PYTHONPATH "*) ;;
   *) export "${prefix}PYTHONPATH=$HPCML_RUN_DIR/lib" "${prefix}HPCML_PYTHONPATH=" ;;
 esac
@@ -23,9 +23,9 @@ export "${prefix}PYTHONNOUSERSITE=1"
 # Without --no-eval a shell inside reads every value again, and runs what stands between backquotes. Old programs lack it.
 case $help in *--no-eval*) set -- --no-eval "$@" ;; esac
 mkdir -p "$HPCML_RUN_DIR/home"
-if [ -n "${HPCML_KERNELS:-}" ]; then   # CuPy's compiled kernels outlive the run: this home is empty at each start
+if [ -n "${HPCML_CUPY_CACHE:-}" ]; then   # CuPy's compiled kernels outlive the run: this home is empty at each start
   kernels=${HPCML_RUN_DIR%/*}/.kernels-$(id -u)
-  own=$kernels/$HPCML_KERNELS
+  own=$kernels/$HPCML_CUPY_CACHE
   (umask 077 && mkdir -p "$own")
   if [ ! -L "$kernels" ] && [ -O "$kernels" ] && [ -O "$own" ]; then
     export "${prefix}CUPY_CACHE_DIR=$own"

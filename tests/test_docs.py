@@ -273,7 +273,7 @@ def test_files_and_events_of_a_run() -> None:
     paths += [path for path in vars(AttemptPaths(Path("attempts/N"))).values() if path.parent == Path("attempts/N")]
     assert not [path.name for path in paths if path.name not in text]
     source = "".join(path.read_text() for path in (ROOT / "hpcml/node").rglob("*.py"))
-    events = set(re.findall(r"""(?:diary\.write\(\s*|event=)"([a-z-]+)\"""", source))
+    events = set(re.findall(r"""(?:events\.write\(\s*|event=)"([a-z-]+)\"""", source))
     events |= set(re.findall(r"note_event ([a-z-]+)", (ROOT / "templates/stage.sh").read_text()))
     told = next(cells[2] for cells in rows(text) if cells[0] == "`events.jsonl`")
     assert events - {"alive"} == set(codes(told))  # that one passes between the roles only

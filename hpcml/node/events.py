@@ -1,4 +1,4 @@
-"""The run's diary: one JSON line per event, written by the supervisor, read by ``hpcml status``."""
+"""The run's log of events: one JSON line per event, written by the supervisor, read by ``hpcml status``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 
-class Diary:
+class EventLog:
     """Append events to a file; a line is written in one piece."""
 
     def __init__(self, path: Path, attempt: int) -> None:
@@ -27,4 +27,4 @@ class Diary:
                 os.ftruncate(self.descriptor, before)  # a part of a line would spoil the next
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # noqa: TRY301 - as the next write would
         except OSError as error:  # a full disk must not end the run
-            print(f"hpcml: the diary cannot be written ({error.strerror}): {line}", file=sys.stderr)
+            print(f"hpcml: the log of events cannot be written ({error.strerror}): {line}", file=sys.stderr)

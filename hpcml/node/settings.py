@@ -83,7 +83,7 @@ class Settings:
     idle: float = 0.0
 
     @property
-    def alone(self) -> bool:
+    def single_node(self) -> bool:
         """Whether the run has one node only, and so needs no network."""
         return self.local or self.nodes == 1
 

@@ -28,7 +28,7 @@ def is_full(error: OSError) -> bool:
     return error.errno in FULL
 
 
-def in_words(error: OSError, folder: Path) -> str:
+def explanation(error: OSError, folder: Path) -> str:
     """Return that there is no room, and for what: bytes, files, or what the quota allows."""
     what = FULL[error.errno or 0]
     with contextlib.suppress(OSError):  # who cannot be asked has been heard already
@@ -44,14 +44,14 @@ def trouble(folder: Path) -> str:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     except OSError as error:
-        return in_words(error, folder) if is_full(error) else ""
+        return explanation(error, folder) if is_full(error) else ""
     try:
         left = LITTLE
         while left:
             left -= os.write(descriptor, bytes(left))
         os.fsync(descriptor)  # a network file system may say it only now
     except OSError as error:
-        return in_words(error, folder) if is_full(error) else ""
+        return explanation(error, folder) if is_full(error) else ""
     finally:
         with contextlib.suppress(OSError):  # said with the same words by close(2) of a network file system
             os.close(descriptor)
@@ -66,8 +66,8 @@ def scarce(folder: Path) -> str:
     except OSError:
         return ""
     if found.f_blocks and found.f_bavail * found.f_frsize < LITTLE:  # some FUSE file systems tell nothing
-        return in_words(OSError(errno.ENOSPC, ""), folder)
-    return in_words(OSError(errno.ENOSPC, ""), folder) if found.f_files and not found.f_favail else ""
+        return explanation(OSError(errno.ENOSPC, ""), folder)
+    return explanation(OSError(errno.ENOSPC, ""), folder) if found.f_files and not found.f_favail else ""
 
 
 def write_end(run: RunPaths, path: Path, facts: dict[str, Any]) -> None:

@@ -224,9 +224,9 @@ def _environment(site: Site, gpus: int, asked: str, image: str) -> tuple[tuple[s
         if not _VARIABLE.fullmatch(name):
             hint = "Use letters, digits and '_', no digit first."
             raise ConfigError(f"'{name}' is not a variable's name", place=f"site {site.name}: environment", hint=hint)
-    inner = (("HPCML_PASS", " ".join(site.environment)),) if image else ()  # what image.sh lets in beside the run's own
+    inner = (("HPCML_CONTAINER_ENV", " ".join(site.environment)),) if image else ()  # beside the run's own
     if image and gpus and "CUPY_CACHE_DIR" not in site.environment:
-        inner = (*inner, ("HPCML_KERNELS", kernels(image)))
+        inner = (*inner, ("HPCML_CUPY_CACHE", kernels(image)))
     shared = [(name, value) for name, value in shared_environment(site, gpus, asked) if name not in site.environment]
     return (*shared, *site.environment.items(), *inner)
 

@@ -108,5 +108,5 @@ def test_compiled_kernels_are_found_again_by_the_next_run(cluster: Cluster, imag
             str(run.relative_to(cluster.work) / "image.sh"), (assets.folder("templates") / "image.sh").read_text()
         )
         done = cluster.run(*words, "python3", "-c", text, node="n1",
-                           env={"HPCML_RUN_DIR": str(script.parent), "HPCML_PASS": "", "HPCML_KERNELS": "ab12"})  # fmt: skip
+                           env={"HPCML_RUN_DIR": str(script.parent), "HPCML_CONTAINER_ENV": "", "HPCML_CUPY_CACHE": "ab12"})  # fmt: skip
         assert done.stdout.strip() == expected, done.stderr

@@ -289,7 +289,7 @@ from pathlib import Path
 from hpcml.node.hardware import network
 from hpcml.node.security import ucx_auth
 os.umask(0)
-os.environ.update(network.ucx_environment(alone=True))
+os.environ.update(network.ucx_environment(single_node=True))
 ucx_auth.install(Path(sys.argv[1]))
 from distributed import Scheduler
 

@@ -116,10 +116,14 @@ def enter(tmp_path: Path, kernels: str, **more: str) -> subprocess.CompletedProc
     program.chmod(0o755)
     run = tmp_path / "runs/a-1"
     run.mkdir(parents=True, exist_ok=True)
-    environment = {"PATH": f"{program.parent}:{os.environ['PATH']}", "HPCML_RUN_DIR": str(run), "HPCML_PASS": ""}
+    environment = {
+        "PATH": f"{program.parent}:{os.environ['PATH']}",
+        "HPCML_RUN_DIR": str(run),
+        "HPCML_CONTAINER_ENV": "",
+    }
     script = assets.folder("templates") / "image.sh"
     return subprocess.run(["/bin/sh", str(script), "apptainer", "exec", "--nv", "/i/a.sif", "true"], text=True, check=False,
-                          env=environment | {"HPCML_KERNELS": kernels} | more, capture_output=True, timeout=30)  # fmt: skip
+                          env=environment | {"HPCML_CUPY_CACHE": kernels} | more, capture_output=True, timeout=30)  # fmt: skip
 
 
 def test_folders_that_the_code_has_links_to_are_bound_where_the_node_has_them(tmp_path: Path) -> None:

@@ -87,23 +87,23 @@ def test_ucx_is_told_to_stay_on_loopback_in_a_run_of_one_node(monkeypatch: pytes
     monkeypatch.delenv("UCX_NET_DEVICES", raising=False)
     monkeypatch.setenv("UCXPY_PROGRESS_MODE", "polling")
     monkeypatch.setenv("UCX_TLS", "^posix")
-    assert network.ucx_environment(alone=True) == {"UCX_NET_DEVICES": "lo"}
-    assert network.ucx_environment(alone=False) == {}
+    assert network.ucx_environment(single_node=True) == {"UCX_NET_DEVICES": "lo"}
+    assert network.ucx_environment(single_node=False) == {}
     monkeypatch.setenv("UCX_NET_DEVICES", "mlx5_0:1")
-    assert network.ucx_environment(alone=True) == {}
+    assert network.ucx_environment(single_node=True) == {}
 
 
 def test_ucx_makes_progress_without_waiting_for_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("UCXPY_PROGRESS_MODE", raising=False)
     monkeypatch.setenv("UCX_TLS", "^posix")
-    assert network.ucx_environment(alone=False) == {"UCXPY_PROGRESS_MODE": "thread"}
+    assert network.ucx_environment(single_node=False) == {"UCXPY_PROGRESS_MODE": "thread"}
 
 
 def test_ucx_shares_no_memory_with_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UCXPY_PROGRESS_MODE", "polling")
     monkeypatch.delenv("UCX_TLS", raising=False)
-    assert network.ucx_environment(alone=False) == {"UCX_TLS": "^sysv"}
-    said = tls.in_words("ucx", {"lo"}, gpus=False, group_memory=True)
+    assert network.ucx_environment(single_node=False) == {"UCX_TLS": "^sysv"}
+    said = tls.explanation("ucx", {"lo"}, gpus=False, group_memory=True)
     assert said.endswith("; open to whoever reaches it: UCX's System V shared memory, for your group (UCX_TLS)")
 
 
@@ -115,7 +115,7 @@ def test_ucx_shares_no_memory_with_the_group(monkeypatch: pytest.MonkeyPatch) ->
      " UCX's own TCP on ib0, NCCL, raft-dask"),
 ])  # fmt: skip
 def test_security_in_words(protocol: str, devices: set[str], gpus: bool, words: str) -> None:
-    assert tls.in_words(protocol, devices, gpus=gpus) == words
+    assert tls.explanation(protocol, devices, gpus=gpus) == words
 
 
 @pytest.mark.parametrize(("wanted", "gpus", "nodes", "protocol"), [
@@ -162,7 +162,7 @@ def test_many_workers_connect_one_after_the_other() -> None:
 
 
 def test_addresses() -> None:
-    assert network.choose_address("", alone=True)[0] == "127.0.0.1"
-    assert network.choose_address("lo", alone=False) == ("127.0.0.1", "interface lo of the profile")
+    assert network.choose_address("", single_node=True)[0] == "127.0.0.1"
+    assert network.choose_address("lo", single_node=False) == ("127.0.0.1", "interface lo of the profile")
     with pytest.raises(network.NoAddressError, match="no IPv4 address"):
-        network.choose_address("nowhere0", alone=False)
+        network.choose_address("nowhere0", single_node=False)

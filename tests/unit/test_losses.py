@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from hpcml.node import files, processes
-from hpcml.node.events import Diary
+from hpcml.node.events import EventLog
 from hpcml.node.health.losses import LAST_WORDS, Losses, Steps
 from hpcml.node.own_time import MOST, OwnTime
 from hpcml.node.settings import Context
@@ -39,7 +39,7 @@ def context(tmp_path: Path) -> Context:
 
 
 def losses(context: Context) -> Losses:
-    return Losses(context, Diary(context.run.events, 0), Clock(), print)
+    return Losses(context, EventLog(context.run.events, 0), Clock(), print)
 
 
 def told(context: Context) -> list[dict[str, object]]:

@@ -189,7 +189,7 @@ def test_an_interpreter_that_is_no_absolute_path_is_refused() -> None:
 
 def test_each_image_keeps_its_compiled_kernels_where_gpus_are_asked_for() -> None:
     def named(table: dict[str, Any], **values: Any) -> str | None:
-        return dict(plan.plan(site(table), spec(**values), PLACE).environment).get("HPCML_KERNELS")
+        return dict(plan.plan(site(table), spec(**values), PLACE).environment).get("HPCML_CUPY_CACHE")
 
     first, second = (named(TWO, gpus_per_node=1, image=f"/images/{name}.sif") for name in "ab")
     assert first

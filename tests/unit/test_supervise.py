@@ -39,7 +39,7 @@ def end_of(script: Any, verdict: Outcome, status: int, tmp_path: Any) -> Outcome
             return verdict
 
     supervisor = Quiet.__new__(Quiet)
-    supervisor.diary = SimpleNamespace(write=lambda *_, **__: None)  # type: ignore[assignment]
+    supervisor.events = SimpleNamespace(write=lambda *_, **__: None)  # type: ignore[assignment]
     supervisor.context = SimpleNamespace(  # type: ignore[assignment]
         settings=SimpleNamespace(driver_grace=60.0, service=""), run=SimpleNamespace(driver_log=tmp_path / "driver.log")
     )

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
-from hpcml.node.events import Diary
+from hpcml.node.events import EventLog
 from hpcml.node.outcome import Outcome
 from hpcml.node.roles.supervisor import Supervisor
 from hpcml.paths import RunPaths
@@ -16,10 +16,10 @@ from hpcml.runs import directories, status
 def test_a_warning_is_said_once_and_kept(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
     paths.logs.mkdir()
-    diary = Diary(paths.events, 0)
-    diary.write("allocated", nodes=["n1"], job="7", node="n1")
+    events = EventLog(paths.events, 0)
+    events.write("allocated", nodes=["n1"], job="7", node="n1")
     context = SimpleNamespace(run=paths, number=0)
-    supervisor = Supervisor(context, diary, SimpleNamespace())  # type: ignore[arg-type]
+    supervisor = Supervisor(context, events, SimpleNamespace())  # type: ignore[arg-type]
     for _ in range(2):
         supervisor.warn("n2 works with less memory")
     assert paths.job_log.read_text() == "hpcml: warning: n2 works with less memory\n"
@@ -27,5 +27,5 @@ def test_a_warning_is_said_once_and_kept(tmp_path: Path) -> None:
     assert json.loads(paths.status.read_text())["warnings"] == ["n2 works with less memory"]
     found = status.status(directories.Run("a", paths, {}), {}, ask=False)
     assert found.warnings == ("n2 works with less memory",)
-    diary.write("allocated", nodes=["n1"], job="7", node="n1")  # Slurm has started the job again
+    events.write("allocated", nodes=["n1"], job="7", node="n1")  # Slurm has started the job again
     assert status.status(directories.Run("a", paths, {}), {}, ask=False).warnings == ()

@@ -62,27 +62,27 @@ def _infiniband_adapters() -> list[str]:
     return sorted(path.name for path in Path("/sys/class/infiniband").glob("*"))
 
 
-def ucx_environment(*, alone: bool) -> dict[str, str]:
+def ucx_environment(*, single_node: bool) -> dict[str, str]:
     """Return the variables for UCX that every role of a run has; what the user has chosen stays.
 
     Progress in a thread of its own: by default distributed-ucxx (0.52) has the event loop make progress whenever UCX's
     file descriptor says so, and where it says nothing, as after most transfers by cuda_ipc, looks again after a whole
     second (``ucxx._lib_async.continuous_ucx_progress.BlockingMode``). tests/gpu's section ``auth`` measures both.
 
-    A run of one node (``alone``) stays on loopback. NVLink and shared memory are no network devices and stay; what goes
-    is a port that other nodes could reach.
+    A run of one node (``single_node``) stays on loopback. NVLink and shared memory are no network devices and stay;
+    what goes is a port that other nodes could reach.
 
     Shared memory is POSIX's, which UCX makes for the user alone, and not System V's, which it makes for the group too
     (mode 660, UCX 1.21).
     """
-    wanted = {"UCXPY_PROGRESS_MODE": "thread", "UCX_TLS": "^sysv", **({"UCX_NET_DEVICES": "lo"} if alone else {})}
+    wanted = {"UCXPY_PROGRESS_MODE": "thread", "UCX_TLS": "^sysv", **({"UCX_NET_DEVICES": "lo"} if single_node else {})}
     return {name: value for name, value in wanted.items() if name not in os.environ}
 
 
-def choose_address(interface: str, *, alone: bool) -> tuple[str, str]:
+def choose_address(interface: str, *, single_node: bool) -> tuple[str, str]:
     """Return an IPv4 address of this node and the reason it was chosen.
 
-    A run of one node (``alone``) uses loopback, which nobody reaches from another node. Elsewhere: the profile's
+    A run of one node (``single_node``) uses loopback, which nobody reaches from another node. Elsewhere: the profile's
     interface; else the first InfiniBand interface that is up and has an address; else what the host's own name resolves
     to; else the interface that leads to other networks.
 
@@ -91,7 +91,7 @@ def choose_address(interface: str, *, alone: bool) -> tuple[str, str]:
     NoAddressError
         If the profile's interface has no address here, or the node has no address but loopback.
     """
-    if alone:
+    if single_node:
         return "127.0.0.1", "a run of one node"
     if interface:
         address = _address_of(interface)

@@ -19,7 +19,7 @@ from distributed.scheduler import heartbeat_interval
 from hpcml import errors
 from hpcml.node import files
 from hpcml.node.control import warn_after
-from hpcml.node.events import Diary
+from hpcml.node.events import EventLog
 from hpcml.node.outcome import Outcome, say
 from hpcml.node.own_time import OwnTime
 from hpcml.node.processes import Process
@@ -122,7 +122,7 @@ class Activity:
     def _tell(self, words: str) -> None:
         try:
             say(self.context, f"warning: {words}")
-            Diary(self.context.run.events, self.context.number).write("warning", sentence=f"{words}.")
+            EventLog(self.context.run.events, self.context.number).write("warning", sentence=f"{words}.")
         except OSError:  # into the scheduler's own log, and the watch goes on
             traceback.print_exc()
 

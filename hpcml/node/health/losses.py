@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 
 from hpcml.node import files
-from hpcml.node.events import Diary
+from hpcml.node.events import EventLog
 from hpcml.node.health import diagnosis
 from hpcml.node.health.diagnosis import Missing
 from hpcml.node.own_time import OwnTime
@@ -47,8 +47,8 @@ class Steps:
 class Losses:
     """The nodes whose workers are away, for how long, and what has been told of them."""
 
-    def __init__(self, context: Context, diary: Diary, clock: OwnTime, warn: Callable[[str], None]) -> None:
-        self.context, self.diary, self.clock, self.warn = context, diary, clock, warn
+    def __init__(self, context: Context, events: EventLog, clock: OwnTime, warn: Callable[[str], None]) -> None:
+        self.context, self.events, self.clock, self.warn = context, events, clock, warn
         self.away: dict[str, float] = {}
         self.killed: set[str] = set()
         self.told: set[str] = set()
@@ -79,7 +79,7 @@ class Losses:
                 continue
             count = len(node.workers)
             self.told.add(node.node)
-            self.diary.write("workers-lost", node=node.node, workers=list(node.workers))
+            self.events.write("workers-lost", node=node.node, workers=list(node.workers))
             lost = "a worker" if count == 1 else f"{count} workers"
             left = f"{total - away} of {total} workers are left"
             self.warn(f"{node.node} lost {lost} for good: {node.why}; {left}.")
@@ -89,7 +89,7 @@ class Losses:
         if self.clock.seconds - self.stopped.get(node, -AGAIN) < AGAIN:
             return
         self.stopped[node] = self.clock.seconds
-        self.diary.write("worker-task-stopped", node=node)
+        self.events.write("worker-task-stopped", node=node)
         self.warn(f"{node}: the worker task was stopped (SIGSTOP) and watched no worker; it goes on.")
 
     def _tell_memory(self, node: str) -> None:
@@ -106,7 +106,7 @@ class Losses:
         for name in sorted(names - self.killed):
             _, node, which = name.split("@")
             status = (self.context.attempt.exits / name).read_text().strip()
-            self.diary.write("worker-task-killed", node=node, status=status)
+            self.events.write("worker-task-killed", node=node, status=status)
             again = "it is started again, with its workers"
             self.warn(f"{node}: the worker task was killed (exit status {status}); {again} (time {which}).")
         self.killed |= names

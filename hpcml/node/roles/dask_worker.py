@@ -189,7 +189,7 @@ def prepare_ucx(context: Context, device: str) -> None:
         raise TimeoutError("the key of the run's UCX connections never appeared")
     ucx_auth.install(context.attempt.ucx_key)
     dask.config.set(gpus.ucx_settings(settings.gpu, worker=True))
-    os.environ.update(ucx_environment(alone=settings.alone))
+    os.environ.update(ucx_environment(single_node=settings.single_node))
     if device and settings.nic_affinity == "pcie" and "UCX_NET_DEVICES" not in os.environ:
         _bind_to_adapters(context, device)
     ucx_auth.start_ucx()
@@ -198,7 +198,7 @@ def prepare_ucx(context: Context, device: str) -> None:
 def _bind_to_adapters(context: Context, device: str) -> None:
     """Hold UCX to the adapters that the PCIe tree puts nearest to this worker's GPU, as the probe saw it."""
     facts = files.read_json(context.attempt.probe_of(context.node)) or {}
-    host, _ = choose_address(context.settings.interface, alone=context.settings.alone)
+    host, _ = choose_address(context.settings.interface, single_node=context.settings.single_node)
     try:
         chosen = topology.ucx_environment(device, facts, host)
     except topology.NoAffinityError as error:
@@ -218,7 +218,7 @@ async def _serve(
     pool: gpus.Pool | None,
     options: dict[str, Any],
 ) -> str:
-    host, _ = choose_address(context.settings.interface, alone=context.settings.alone)
+    host, _ = choose_address(context.settings.interface, single_node=context.settings.single_node)
     worker = PrivateWorker(
         address,
         nthreads=share.threads,

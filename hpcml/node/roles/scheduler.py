@@ -155,13 +155,13 @@ async def _serve(context: Context) -> int:
     control = files.read_json(context.attempt.control) or {}
     reader, writer = await asyncio.open_unix_connection(control["socket"])
     settings = context.settings
-    host, why = choose_address(settings.interface, alone=settings.alone)
+    host, why = choose_address(settings.interface, single_node=settings.single_node)
     protocol, because = choose_protocol(
         settings.protocol, gpus=settings.gpu.count if settings.gpu else 0, nodes=settings.nodes
     )
     if protocol == "ucx":
         ucx_auth.install(context.attempt.ucx_key)
-        os.environ.update(ucx_environment(alone=settings.alone))
+        os.environ.update(ucx_environment(single_node=settings.single_node))
     else:
         surroundings.take_up(context)  # the scheduler unpickles task graphs too
     dashboard.configure()
@@ -188,7 +188,7 @@ async def _serve(context: Context) -> int:
         return SCHEDULER_NEVER_CAME
     reporter = Reporter(writer)
     scheduler.add_plugin(reporter)
-    security = "" if protocol == "ucx" else tls.in_words("tls", set(), gpus=settings.gpu is not None)
+    security = "" if protocol == "ucx" else tls.explanation("tls", set(), gpus=settings.gpu is not None)
     facts = {
         "address": scheduler.address,
         "node": context.node,
@@ -245,7 +245,7 @@ async def _open_ucx(context: Context, reporter: Reporter) -> None:
         traceback.print_exc()
         reporter.send(event="ucx-failed", problem=diagnosis.root_of(error))
         return
-    security = tls.in_words("ucx", ucx_auth.tcp_devices(), gpus=gpu, group_memory=ucx_auth.group_memory())
+    security = tls.explanation("ucx", ucx_auth.tcp_devices(), gpus=gpu, group_memory=ucx_auth.group_memory())
     reporter.send(event="ucx-up", security=security)
 
 

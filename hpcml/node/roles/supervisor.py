@@ -16,7 +16,7 @@ from hpcml import errors
 from hpcml.node import files, scratch, storage
 from hpcml.node.clocks import Clocks
 from hpcml.node.control import Channel
-from hpcml.node.events import Diary
+from hpcml.node.events import EventLog
 from hpcml.node.hardware import gpus
 from hpcml.node.hardware.network import ucx_environment
 from hpcml.node.health import diagnosis
@@ -25,7 +25,7 @@ from hpcml.node.health.losses import LAST_WORDS, Losses, Steps
 from hpcml.node.health.versions import Comparison
 from hpcml.node.outcome import Outcome, RunEndedError, say
 from hpcml.node.own_time import OwnTime
-from hpcml.node.roles import orders
+from hpcml.node.roles import end_cause
 from hpcml.node.roles.script import Script
 from hpcml.node.security import tls
 from hpcml.node.settings import Context, load
@@ -45,7 +45,7 @@ class Supervisor:
     """The state of the run as the supervisor sees it."""
 
     context: Context
-    diary: Diary
+    events: EventLog
     channel: Channel
     started: float = field(default_factory=time.monotonic)
     phase: str = "allocated"
@@ -74,7 +74,7 @@ class Supervisor:
     def __post_init__(self) -> None:
         """Take in the steps that the batch script started, and begin to count what is lost."""
         self.steps = Steps(self.clock)
-        self.losses = Losses(self.context, self.diary, self.clock, self.warn)
+        self.losses = Losses(self.context, self.events, self.clock, self.warn)
         self.hangs = Hangs(self.context, self.clock, self.warn)
 
     # -- phases ---------------------------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ class Supervisor:
         expected = {name for node in self.context.nodes for name in self.context.worker_names(node)}
         self._until(lambda: expected <= self.present, settings.workers_deadline, self._workers_missing)
         self._compare_versions()
-        self.diary.write("workers-ready", count=len(expected), seconds=round(time.monotonic() - self.started, 3))
+        self.events.write("workers-ready", count=len(expected), seconds=round(time.monotonic() - self.started, 3))
         if settings.fabric != "none" and (settings.gpu or settings.fabric == "rdma" or self.protocol == "ucx"):
             self._check_fabric()
 
@@ -112,18 +112,18 @@ class Supervisor:
         """Have the scheduler try the wire between the workers; the policy decides what its answer means."""
         self.phase = "fabric"
         settings = self.context.settings
-        self.diary.write("fabric-checking")
+        self.events.write("fabric-checking")
         self.channel.send(do="check-fabric")
         deadline = time.monotonic() + settings.fabric_deadline
         while self.fabric is None and time.monotonic() < deadline:
             self._step()
-            self._check_orders()
+            self._check_end_requests()
             self._check_scheduler()
         found = self.fabric
         if found is None:
             problem = f"the fabric check did not end within {settings.fabric_deadline:g} s"
             found = {"line": "", "ok": False, "problem": problem}
-            self.diary.write("fabric-checked", **found)
+            self.events.write("fabric-checked", **found)
         if found.get("line"):
             say(self.context, f"fabric: {found['line']}")
         for difference in found.get("differences", ()):
@@ -148,7 +148,7 @@ class Supervisor:
             at_home = error.filename == self.context.settings.cwd  # otherwise it is the interpreter, or a limit
             hint = "The folder that the run was submitted from must exist on the compute nodes." if at_home else ""
             return Outcome(errors.DRIVER_NOT_STARTED, self.phase, "hpcml", reason, hint)
-        self.diary.write("driver-started", pid=script.process.pid)
+        self.events.write("driver-started", pid=script.process.pid)
         self.hangs.begin()
         try:
             return self._follow(script)
@@ -162,7 +162,7 @@ class Supervisor:
         ucx: dict[str, str] = {}
         if self.protocol == "ucx":
             ucx = tls.as_variables(gpus.ucx_settings(settings.gpu, worker=False)) | ucx_environment(
-                alone=settings.alone
+                single_node=settings.single_node
             )
         own = tls.client_environment(self.context.attempt, self.address, self.protocol)
         own |= tls.as_variables({"temporary-directory": self._dask_folder()})
@@ -184,13 +184,13 @@ class Supervisor:
             self._step()
             self._look_for_room()
             if verdict is None and (verdict := self._must_end()):
-                self.diary.write("ending", reason=verdict.reason)
+                self.events.write("ending", reason=verdict.reason)
                 kill_at = time.monotonic() + self.context.settings.driver_grace
                 if not self.signalled:
                     script.tell_to_end()
             if time.monotonic() > kill_at:
                 script.kill()
-        self.diary.write("driver-ended", status=status)
+        self.events.write("driver-ended", status=status)
         if verdict is None or (status == 0 and verdict.status in (errors.TIME_LIMIT, errors.CANCELLED)):
             return self._own_end(script, status)
         # The kernel can take a role in the same moment as the script: then memory is the cause, and not the loss.
@@ -214,7 +214,7 @@ class Supervisor:
     def _must_end(self) -> Outcome | None:
         """Return why the script has to end before its own end, if it has to."""
         try:
-            self._check_orders()
+            self._check_end_requests()
             self._check_scheduler()
             self._check_workers()
         except RunEndedError as ended:
@@ -238,7 +238,7 @@ class Supervisor:
             tls.remove_secrets(self.context.attempt)
         except OSError as error:  # they open nothing any more, and the script's status stays
             say(self.context, f"the keys could not be removed: {error}")
-        self.diary.write("torn-down", seconds=round(time.monotonic() - start, 3), killed=len(left))
+        self.events.write("torn-down", seconds=round(time.monotonic() - start, 3), killed=len(left))
         outcome.write(self.context, "ended", self.warnings)
         storage.release(self.context.run)
 
@@ -247,7 +247,7 @@ class Supervisor:
         if sentence not in self.warnings:
             self.warnings.append(sentence)
             say(self.context, f"warning: {sentence}")  # the driver's log is the script's alone
-            self.diary.write("warning", sentence=sentence)
+            self.events.write("warning", sentence=sentence)
 
     # -- waiting --------------------------------------------------------------------------------------------------
 
@@ -255,7 +255,7 @@ class Supervisor:
         deadline = self.clock.seconds + seconds  # a suspended job's deadlines wait too
         while not done():
             self._step()
-            self._check_orders()
+            self._check_end_requests()
             if self.phase == "workers":
                 self._check_scheduler()
             late = self.clock.seconds > deadline
@@ -280,7 +280,7 @@ class Supervisor:
             raise RunEndedError(Outcome(errors.VERSIONS, what, "hpcml", compared.ends, hint))
         if compared.complete:
             took = round(time.monotonic() - self.started, 3)
-            self.diary.write(
+            self.events.write(
                 "environment-ready",
                 seconds=took,
                 words=compared.words,
@@ -321,7 +321,7 @@ class Supervisor:
                 self.losses.tell_stopped(message["node"])
                 continue
             self._warn_of(event, message)
-            self.diary.write(event, **message)
+            self.events.write(event, **message)
 
     def _warn_of(self, event: str, message: dict[str, Any]) -> None:
         if event == "ucx-failed":
@@ -338,7 +338,7 @@ class Supervisor:
 
     # -- reasons to end -------------------------------------------------------------------------------------------
 
-    def _check_orders(self) -> None:
+    def _check_end_requests(self) -> None:
         """Heed the time limit and a cancellation, which come as files from the batch script or as SIGTERM."""
         settings = self.context.settings
         if time.monotonic() - self.notes_read > NOTES_TICK:
@@ -350,7 +350,7 @@ class Supervisor:
             self.told_time = True
             if self.context.attempt.time_limit.name not in self.notes:
                 storage.write_end(self.context.run, self.context.attempt.time_limit, {})
-            self.diary.write("time-limit-near", seconds=settings.signal_lead)
+            self.events.write("time-limit-near", seconds=settings.signal_lead)
         if settings.local and not _alive(int(os.environ.get("HPCML_BATCH", "0"))):
             reason = "the batch script was killed"
             raise RunEndedError(Outcome(errors.ALLOCATION_LOST, self.phase, "hpcml", reason))
@@ -426,7 +426,7 @@ def main() -> int:
     try:
         return _supervise(context)
     except OSError as error:  # before the first phase, or in the teardown: there is no supervisor that could say it
-        what = storage.in_words(error, context.run.directory) if storage.is_full(error) else str(error)
+        what = storage.explanation(error, context.run.directory) if storage.is_full(error) else str(error)
         outcome = Outcome(errors.STORAGE, "allocated", "hpcml", f"the supervisor could not work: {what}", storage.HINT)
         outcome.write(context, "ended")
         outcome.report(context)
@@ -434,21 +434,21 @@ def main() -> int:
 
 
 def _supervise(context: Context) -> int:
-    began = orders.log_size(context)
-    diary = Diary(context.run.events, context.number)
-    diary.write("allocated", nodes=list(context.nodes), job=os.environ.get("SLURM_JOB_ID", ""), node=context.node)
+    began = end_cause.log_size(context)
+    events = EventLog(context.run.events, context.number)
+    events.write("allocated", nodes=list(context.nodes), job=os.environ.get("SLURM_JOB_ID", ""), node=context.node)
     try:
         folder = scratch.Folder(context.scratch(longest=context.socket_room))
     except scratch.UnsafePlaceError as error:
         return _refuse(context, error)
     with folder, Channel(folder.path / "control.sock") as channel:
-        supervisor = Supervisor(context, diary, channel)
+        supervisor = Supervisor(context, events, channel)
         with supervisor.folders:
             signal.signal(signal.SIGTERM, lambda *_: setattr(supervisor, "signalled", True))
             for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
                 signal.signal(number, lambda *_: None)
             storage.renew(context.run)
-            outcome = orders.named(context, _run(supervisor), began).or_a_full_disk(context)
+            outcome = end_cause.from_slurm(context, _run(supervisor), began).or_a_full_disk(context)
             supervisor.tear_down(outcome)
     if outcome.by != "script":
         outcome.report(context)
@@ -476,7 +476,7 @@ def _run(supervisor: Supervisor) -> Outcome:
     except OSError as error:
         if not storage.is_full(error):
             return _defect(supervisor, error)
-        reason = storage.in_words(error, supervisor.context.run.directory)
+        reason = storage.explanation(error, supervisor.context.run.directory)
         return Outcome(errors.STORAGE, supervisor.phase, "hpcml", reason, storage.HINT)
     except Exception as error:  # noqa: BLE001 - the nodes must be freed whatever happens
         return _defect(supervisor, error)

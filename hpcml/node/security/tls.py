@@ -161,7 +161,7 @@ def dask_settings(paths: AttemptPaths, address: str, protocol: str) -> dict[str,
 OPEN = "open to whoever reaches it"  # what the progress tells at once, not only on asking
 
 
-def in_words(protocol: str, tcp_devices: set[str], *, gpus: bool, group_memory: bool = False) -> str:
+def explanation(protocol: str, tcp_devices: set[str], *, gpus: bool, group_memory: bool = False) -> str:
     """Return who may talk to the run's processes, and what stays open, in one line (docs/security.md).
 
     Parameters

@@ -37,8 +37,8 @@ said=$(mkdir -p "$attempt/nodes" "$attempt/versions" "$attempt/exit" "$attempt/s
 export RAPIDS_NO_INITIALIZE=1
 export UCX_WARN_UNUSED_ENV_VARS=n
 export NCCL_SOCKET_IFNAME=ib0
-export HPCML_PASS=''
-export HPCML_KERNELS=cb5612e811542b24
+export HPCML_CONTAINER_ENV=''
+export HPCML_CUPY_CACHE=cb5612e811542b24
 # What the script is given back, which step.sh keeps from hpcml's own processes in part.
 export HPCML_PYTHONPATH="${PYTHONPATH-}" PYTHONUNBUFFERED=1
 export PYTHONPATH="$HPCML_RUN_DIR/lib${PYTHONPATH:+:$PYTHONPATH}"

@@ -20,7 +20,7 @@ said=$(mkdir -p "$attempt/nodes" "$attempt/versions" "$attempt/exit" "$attempt/s
 }
 
 export GREETING='a b'
-export HPCML_PASS=GREETING
+export HPCML_CONTAINER_ENV=GREETING
 # What the script is given back, which step.sh keeps from hpcml's own processes in part.
 export HPCML_PYTHONPATH="${PYTHONPATH-}" PYTHONUNBUFFERED=1
 export PYTHONPATH="$HPCML_RUN_DIR/lib${PYTHONPATH:+:$PYTHONPATH}"

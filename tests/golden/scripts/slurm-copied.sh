@@ -29,7 +29,7 @@ said=$(mkdir -p "$attempt/nodes" "$attempt/versions" "$attempt/exit" "$attempt/s
   exit 71
 }
 
-export HPCML_PASS=''
+export HPCML_CONTAINER_ENV=''
 # What the script is given back, which step.sh keeps from hpcml's own processes in part.
 export HPCML_PYTHONPATH="${PYTHONPATH-}" PYTHONUNBUFFERED=1
 export PYTHONPATH="$HPCML_RUN_DIR/lib${PYTHONPATH:+:$PYTHONPATH}"

@@ -24,7 +24,7 @@ def log_size(context: Context) -> int:
         return 0
 
 
-def named(context: Context, outcome: Outcome, since: int) -> Outcome:
+def from_slurm(context: Context, outcome: Outcome, since: int) -> Outcome:
     """Return an outcome of a run that was told to end with the cause that Slurm gives.
 
     Parameters

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpcml.node.roles import orders
+from hpcml.node.roles import end_cause
 
 LINE = "slurmstepd: error: *** JOB 45 ON n1 CANCELLED AT 2026-11-22T15:02:26{} ***\n"
 
@@ -27,5 +27,5 @@ def test_slurm_s_line(ending: str, cause: str, tmp_path: Path, monkeypatch: pyte
     log = tmp_path / "job.log"
     context = SimpleNamespace(run=SimpleNamespace(job_log=log))
     log.write_text("x" * (3 << 20) + "\n" + LINE.format(ending))  # more than is read: the line stands at the end
-    assert orders._cause(context, 0) == cause  # type: ignore[arg-type]
-    assert orders._cause(context, log.stat().st_size) is None  # type: ignore[arg-type]
+    assert end_cause._cause(context, 0) == cause  # type: ignore[arg-type]
+    assert end_cause._cause(context, log.stat().st_size) is None  # type: ignore[arg-type]
