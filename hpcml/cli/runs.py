@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hpcml.errors import (
     MEANING,
-    SLURM_UNREACHABLE,
+    UNREACHABLE,
     ConfigError,
     NotFoundError,
     SlurmUnreachableError,
@@ -153,7 +153,7 @@ def status(options: Namespace) -> int:
         silent = error.message
     found = watch.status(run, environment)
     found.silent = found.silent or silent
-    code = SLURM_UNREACHABLE if found.silent and found.state == "unknown" else 0
+    code = UNREACHABLE if found.silent and found.state == "unknown" else 0
     if options.json:
         print_json(found.as_json())
         return code

@@ -1,7 +1,7 @@
 """What the hpcml on another machine says, checked in one place before anything is done with it.
 
 The machine may be broken, run another hpcml, or be in somebody else's hands. What it names becomes part of commands,
-paths and addresses here, so each fact has a form, and what has not is an error with status 65.
+paths and addresses here, so each fact has a form, and what has not is an error with status 78.
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ from hpcml.errors import (
     ALLOCATION_LOST,
     ANSWER_LOST,
     CANCELLED,
-    DRIVER_NOT_STARTED,
     IMAGE,
     PREEMPTED,
+    START_FAILED,
     STORAGE,
     TIME_LIMIT,
     SlurmUnreachableError,
@@ -322,7 +322,7 @@ def _ended_without_word(found: Status, run: directories.Run, code: int, words: s
         _step_ended(found, run, *said)
     elif not words and not found.times and (log := tail(run.paths.job_log)) and log[-1].startswith("hpcml: "):
         said_last = log[-1].removeprefix("hpcml: ").rstrip(".")  # the batch script's own word
-        _lost(found, run, said_last, STORAGE if said_last.startswith(_REPLACED) else DRIVER_NOT_STARTED)
+        _lost(found, run, said_last, STORAGE if said_last.startswith(_REPLACED) else START_FAILED)
     else:
         _lost(found, run, words or otherwise, code)
 
@@ -356,7 +356,7 @@ def _step_ended(found: Status, run: directories.Run, node: str, said: int) -> No
         found.hint = why.hint.replace("IMAGE", image)
     else:
         ended = endings.of(said, tail(run.paths.driver_log))
-        _lost(found, run, f"the driver's step could not start: it {ended.how}", DRIVER_NOT_STARTED)
+        _lost(found, run, f"the driver's step could not start: it {ended.how}", START_FAILED)
         found.hint = ended.hint or found.hint
     found.quote = tail(run.paths.driver_log) or found.quote
 

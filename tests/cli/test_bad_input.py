@@ -54,7 +54,7 @@ def _submit(*options: str, script: str = "job.py") -> tuple[str, ...]:
     return ("submit", "--site", "slurm", *options, script)
 
 
-U, C, N, R, S = errors.USAGE, errors.CONFIG, errors.NOT_FOUND, errors.REFUSED_BY_SITE, errors.STORAGE
+U, C, N, R, S = errors.USAGE, errors.CONFIG, errors.NOT_FOUND, errors.REFUSED, errors.STORAGE
 LAB = ("submit", "--site", "lab")
 BAD_TIMES = ("abc", "0", "0:00:00", "-5", "1:99", "1:2:3:4", "1.5", "10x", "1-", "1-2-3", ":30", "1:99:00", "UNLIMITED", " ",
              "9" * 30, "1d-3")  # fmt: skip

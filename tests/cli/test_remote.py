@@ -98,7 +98,7 @@ def test_commands_share_one_login(laptop: Laptop) -> None:
 
 
 @pytest.mark.parametrize(("mode", "status"), [
-    ("refuse", errors.LOGIN_NEEDED), ("unreachable", errors.LINK_LOST), ("hostkey", errors.HOST_KEY)])  # fmt: skip
+    ("refuse", errors.NO_ACCESS), ("unreachable", errors.UNREACHABLE), ("hostkey", errors.NO_ACCESS)])  # fmt: skip
 def test_a_login_that_fails(laptop: Laptop, mode: str, status: int) -> None:
     laptop.tell(mode)
     done = laptop.run("submit", "job.py")
@@ -149,7 +149,7 @@ def test_the_link_breaks_within_the_files(laptop: Laptop) -> None:
     (laptop.world.project / "more.py").write_text("# " + "x" * 100_000)
     laptop.tell("payload")
     done = laptop.run("submit", "job.py")
-    assert done.returncode == errors.LINK_LOST
+    assert done.returncode == errors.UNREACHABLE
     assert "Nothing was submitted." in done.stderr
     assert laptop.runs() == laptop.staged() == []
     assert laptop.world.jobs() == {}

@@ -60,21 +60,21 @@ def test_a_refusal_is_told_in_words_and_recorded(world: World, kind: str) -> Non
     said, words, hint = REFUSALS[kind]
     world.answer("sbatch", err=said, code=1)
     code, err = submit(world)
-    assert code == errors.REFUSED_BY_SLURM
+    assert code == errors.REFUSED
     for text in (words, hint, said.splitlines()[0]):
         assert text in err
     record = json.loads((world.directory() / "submission.json").read_text())
-    assert record["status"] == errors.REFUSED_BY_SLURM
+    assert record["status"] == errors.REFUSED
     assert words in record["error"]
     status = json.loads(world.run("status", "last", "--json").stdout)
-    assert (status["state"], status["exit_status"]) == ("refused", errors.REFUSED_BY_SLURM)
+    assert (status["state"], status["exit_status"]) == ("refused", errors.REFUSED)
 
 
 @pytest.mark.parametrize("kind", DOWN)
 def test_a_controller_that_is_down_is_told(world: World, kind: str) -> None:
     world.answer("sbatch", err=DOWN[kind], code=1)
     code, err = submit(world)
-    assert code == errors.SLURM_UNREACHABLE
+    assert code == errors.UNREACHABLE
     assert "does not answer" in err
     assert "nothing was submitted" in err
 
@@ -82,14 +82,14 @@ def test_a_controller_that_is_down_is_told(world: World, kind: str) -> None:
 def test_slurm_without_a_cluster_is_told_as_that(world: World) -> None:
     world.answer("sbatch", err=NOT_CONFIGURED, code=1)
     code, err = submit(world)
-    assert code == errors.SLURM_UNREACHABLE
+    assert code == errors.UNREACHABLE
     assert "no cluster is configured" in err
     assert "--site local" in err
 
 
 def test_no_sbatch(world: World) -> None:
     done = world.run("submit", "--site", "slurm", "job.py", env={"PATH": str(world.bin)})
-    assert done.returncode == errors.SLURM_UNREACHABLE
+    assert done.returncode == errors.UNREACHABLE
     assert "sbatch: No such file" in done.stderr
     assert "--site local" in done.stderr
 
@@ -97,7 +97,7 @@ def test_no_sbatch(world: World) -> None:
 def test_an_sbatch_that_may_not_be_executed(world: World) -> None:
     (world.bin / "sbatch").write_text("#!/bin/sh\n")
     done = world.run("submit", "--site", "slurm", "job.py", env={"PATH": str(world.bin)})
-    assert done.returncode == errors.SLURM_UNREACHABLE
+    assert done.returncode == errors.UNREACHABLE
     assert "sbatch: Permission denied" in done.stderr
 
 
@@ -169,8 +169,8 @@ def test_check_says_what_slurm_says(world: World) -> None:
         "sbatch", err="allocation failure: Requested time limit is invalid (missing or exceeds some limit)\n", code=1
     )
     done = world.run("submit", "--site", "slurm", "--check", "--json", "job.py")
-    assert done.returncode == errors.REFUSED_BY_SLURM
-    assert json.loads(done.stdout)["status"] == errors.REFUSED_BY_SLURM
+    assert done.returncode == errors.REFUSED
+    assert json.loads(done.stdout)["status"] == errors.REFUSED
 
 
 def test_the_environment_of_an_outer_job_does_not_reach_slurm(world: World) -> None:
@@ -254,7 +254,7 @@ def test_a_running_run_is_shown_though_slurm_does_not_answer(world: World) -> No
     )  # it has printed nothing yet, and that is what is said
     world.answer("scancel", err=DOWN_NOW["err"], code=1)
     cancelled = world.run("cancel", "last")
-    assert cancelled.returncode == errors.SLURM_UNREACHABLE
+    assert cancelled.returncode == errors.UNREACHABLE
     assert "nothing was cancelled" in cancelled.stderr
 
 
@@ -262,7 +262,7 @@ def test_a_run_of_which_nothing_is_known_is_an_error(world: World) -> None:
     world.submit()
     world.answer("squeue", **DOWN_NOW)
     done = world.run("status", "last")
-    assert done.returncode == errors.SLURM_UNREACHABLE
+    assert done.returncode == errors.UNREACHABLE
     assert "job        101" in done.stdout
     assert "does not answer" in done.stdout
 
@@ -272,7 +272,7 @@ def test_an_answer_that_cannot_be_read_is_no_end(world: World, said: str) -> Non
     world.submit()
     world.answer("squeue", out=said)
     done = world.run("status", "last", "--json")
-    assert done.returncode == errors.SLURM_UNREACHABLE
+    assert done.returncode == errors.UNREACHABLE
     facts = json.loads(done.stdout)
     assert (facts["state"], facts["exit_status"]) == ("unknown", None)
     assert "cannot be read" in facts["silent"]
@@ -334,7 +334,7 @@ def test_cancel_that_slurm_refuses(world: World) -> None:
     world.submit()
     world.answer("scancel", err="scancel: error: Kill job error on job id 101: Access/permission denied\n", code=1)
     done = world.run("cancel", "last")
-    assert done.returncode == errors.REFUSED_BY_SLURM
+    assert done.returncode == errors.REFUSED
     assert "scancel" in done.stderr
     assert "partition" not in done.stderr  # which is what the same words mean of a submission
 

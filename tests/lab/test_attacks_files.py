@@ -195,7 +195,7 @@ def test_expressions_of_templates_reach_nothing(cluster: Cluster, place: Place, 
         for code, out, err in place.types(
             [("hpcml", "plan", "--site", "lab", script), ("hpcml", "submit", "--site", "lab", script)]
         ):
-            attempts.judge(f"{words}: {out}{err}", refused=code == 65 and "batch.sh.j2:2" in err and not is_owned())
+            attempts.judge(f"{words}: {out}{err}", refused=code == 78 and "batch.sh.j2:2" in err and not is_owned())
     shutil.rmtree(folder.parent)
 
 
@@ -255,7 +255,7 @@ def test_planted_runs_are_nobody_s(cluster: Cluster, place: Place, attempts: Att
         ]
         for words, (code, out, err) in zip(commands, place.types(commands), strict=True):
             attempts.judge(
-                f"{words[1]} {words[2]}: {code} {out}{err}", refused=code in (64, 66, 71) and plain(out + err)
+                f"{words[1]} {words[2]}: {code} {out}{err}", refused=code in (64, 66, 74) and plain(out + err)
             )
         attempts.judge("a process of alice's ended by a record", refused=sleeper.poll() is None)
         attempts.judge(
@@ -297,7 +297,7 @@ def test_hostile_files_in_a_run_of_one_s_own(cluster: Cluster, place: Place, att
     commands = [("hpcml", command, name, *there) for name, _, _ in names for command in ("status", "cancel")]
     for (_, label, kind), pair in zip(names, _pairs(place.types(commands)), strict=True):
         for code, out, err in pair:
-            refused = code in ((0, 66, 71) if kind == "escapes" else (71,)) and plain(out + err)
+            refused = code in ((0, 66, 74) if kind == "escapes" else (74,)) and plain(out + err)
             attempts.judge(f"{label}: {code} {out}{err}", refused=refused)
 
 
@@ -346,7 +346,7 @@ def test_folders_of_mallory_s_take_no_runs(cluster: Cluster, place: Place, attem
                 for more in ((), ("--dry-run",))
             ]
             for code, out, err in place.types(words):
-                attempts.judge(f"{mode:o} {folder}: {code} {out}{err}", refused=code == 71 and plain(out + err))
+                attempts.judge(f"{mode:o} {folder}: {code} {out}{err}", refused=code == 74 and plain(out + err))
     assert "hpcml" not in cluster.run("squeue", "--me", "--noheader", "--format=%k").stdout
 
 
@@ -439,7 +439,7 @@ def test_images_of_mallory_s_are_shown_and_not_obeyed(cluster: Cluster, place: P
         ("hpcml", "image", "show", str(path)), ("hpcml", "submit", "--site", "lab", "--dry-run", "--image", str(path), script))]  # fmt: skip
     for words, (code, out, err) in zip(commands, place.types(commands), strict=True):
         seen = err if words[1] == "submit" else out + err  # a batch script goes into a pipe byte for byte
-        attempts.judge(f"{words[1]} {words[-1]!a}: {code} {err}", refused=code in (0, 64, 65, 66, 88) and plain(seen))
+        attempts.judge(f"{words[1]} {words[-1]!a}: {code} {err}", refused=code in (0, 64, 66, 78, 88) and plain(seen))
 
 
 def test_a_log_drives_no_terminal(cluster: Cluster, attempts: Attempts) -> None:

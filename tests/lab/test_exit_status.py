@@ -118,7 +118,7 @@ def test_workers_that_die_for_good_end_the_run_where_the_policy_says_so(cluster:
     script = CONNECT + (
         "murder = client.submit(lambda: os.kill(os.getpid(), signal.SIGKILL), workers=['n2'])\n" + WAIT)  # fmt: skip
     ended = cluster.submit(script, "--nodes", "2", "--set", "workers.on_loss=fail", "--set", "workers.restarts=0")
-    assert ended.code == errors.WORKERS_LOST, ended.err
+    assert ended.code == errors.ROLE_LOST, ended.err
     assert "n2" in ended.status["reason"]
     assert "SIGKILL" in ended.status["reason"]
 
@@ -144,7 +144,7 @@ def test_the_scheduler_is_killed(cluster: Cluster) -> None:
     os.kill(pid, signal.SIGKILL)
     start = time.monotonic()
     status = cluster.wait_status(directory)
-    assert (status["status"], status["phase"]) == (errors.SCHEDULER_LOST, "driver")
+    assert (status["status"], status["phase"]) == (errors.ROLE_LOST, "driver")
     assert "the Dask scheduler on n1 was lost" in status["reason"]
     cluster.wait_idle(30)
     assert time.monotonic() - start < 12

@@ -97,7 +97,7 @@ def test_a_worker_task_that_cannot_come_back_is_lost(cluster: Cluster, on_loss: 
     said = "n2 lost 2 workers for good: the worker task ended with exit status 137 (killed by SIGKILL); 2 of 4 workers are left."
     if on_loss == "fail":
         status = cluster.wait_status(directory)
-        assert (status["status"], status["warnings"]) == (errors.WORKERS_LOST, [said])
+        assert (status["status"], status["warnings"]) == (errors.ROLE_LOST, [said])
         assert "n2: the worker task ended with exit status 137" in status["reason"]
     else:
         assert wait_for(lambda: said in output(directory), 10)
@@ -135,7 +135,7 @@ def test_the_step_of_the_workers_is_gone_while_the_script_runs(cluster: Cluster)
     directory = start(cluster, WAITS, *TWO_BY_TWO)
     os.kill(step(cluster, "worker"), signal.SIGKILL)
     status = cluster.wait_status(directory, 60)
-    assert status["status"] == errors.WORKERS_LOST, status
+    assert status["status"] == errors.ROLE_LOST, status
     assert "workers were lost: n1: " in status["reason"]
     cluster.wait_idle(30)
 
@@ -154,7 +154,7 @@ def hangs(cluster: Cluster) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    ("role", "status"), [("scheduler", errors.SCHEDULER_NEVER_CAME), ("worker", errors.WORKERS_NEVER_CAME)]
+    ("role", "status"), [("scheduler", errors.START_FAILED), ("worker", errors.WORKERS_NEVER_CAME)]
 )
 def test_a_step_is_gone_while_its_role_is_awaited(cluster: Cluster, hangs: str, role: str, status: int) -> None:
     """At once, and not when the deadline has passed."""

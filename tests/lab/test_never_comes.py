@@ -81,21 +81,21 @@ def test_an_import_error_in_every_worker(cluster: Cluster) -> None:
 
 def test_the_scheduler_never_comes(cluster: Cluster) -> None:
     ended = cluster.submit(SCRIPT, *OPTIONS, "--set", "environment.DASK_DISTRIBUTED__SCHEDULER__PRELOAD=no_such_module")
-    assert ended.code == errors.SCHEDULER_NEVER_CAME
+    assert ended.code == errors.START_FAILED
     assert "No module named 'no_such_module'" in ended.err
     assert ended.times()["torn-down"] - ended.times()["allocated"] < 10
 
 
 def test_no_interpreter_at_all(cluster: Cluster) -> None:
     done = cluster.run(*cluster.command(SCRIPT, "--wait", "--nodes", "2", "--set", "runtime.python=/opt/gone/python"))
-    assert done.returncode == errors.DRIVER_NOT_STARTED
+    assert done.returncode == errors.START_FAILED
     assert "/opt/gone/python: not found" in done.stderr
     assert "runtime.python" in done.stderr
 
 
 def test_an_interface_that_is_not_there(cluster: Cluster) -> None:
     ended = cluster.submit(SCRIPT, *OPTIONS, "--set", "network.interface=ib7")
-    assert ended.code == errors.SCHEDULER_NEVER_CAME
+    assert ended.code == errors.START_FAILED
     assert "interface ib7 has no IPv4 address on this node" in ended.err
 
 

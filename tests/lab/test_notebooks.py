@@ -207,7 +207,7 @@ def test_its_ends(session: Lab) -> None:
 def test_inside_an_image(cluster: Cluster, image: Path) -> None:
     """With the image's own Python; the lab's image holds Dask only, so JupyterLab comes by a bind, or is missed."""
     lacking = cluster.run("hpcml", "jupyter", "--image", str(image), "--wait", timeout=120)
-    assert lacking.returncode == 84, lacking.stderr
+    assert lacking.returncode == 80, lacking.stderr
     assert "the run's environment lacks JupyterLab" in lacking.stderr
     venv = cluster.lab.places.venv
     place = ("runtime.kind=image", f"runtime.python={venv}/bin/python", f'runtime.binds=["{venv}"]')

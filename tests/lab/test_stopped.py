@@ -28,9 +28,9 @@ def test_a_supervisor_that_is_stopped(cluster: Cluster) -> None:
     assert "(it is stopped: SIGSTOP)" in shown
     assert cluster.wait_idle(90) < 90
     found = json.loads(cluster.run("hpcml", "status", "stopped", "--json").stdout)
-    assert (found["state"], found["exit_status"]) == ("ended", errors.HUNG)
+    assert (found["state"], found["exit_status"]) == ("ended", errors.ROLE_LOST)
     job = json.loads((directory / "submission.json").read_text())["job"]
-    assert cluster.job(job)["ExitCode"] == f"{errors.HUNG}:0"
+    assert cluster.job(job)["ExitCode"] == f"{errors.ROLE_LOST}:0"
 
 
 def test_a_script_that_waits_for_more_workers_than_there_are(cluster: Cluster) -> None:

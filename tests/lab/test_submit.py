@@ -220,7 +220,7 @@ def test_check_asks_the_live_controller(cluster: Cluster) -> None:
     assert "Slurm would take it" in done.stdout
     before = cluster.run("hpcml", "ls").stdout
     refused = cluster.run("hpcml", "submit", "--check", "--partition", "nowhere", str(script))
-    assert refused.returncode == 69
+    assert refused.returncode == 65
     assert "There is no such partition" in refused.stderr
     assert cluster.run("hpcml", "ls").stdout == before
 
@@ -246,7 +246,7 @@ def test_a_lost_answer(cluster: Cluster, sent: bool) -> None:
         assert "ran once" in done.stdout
         assert "found again by its comment" in done.stderr
     else:
-        assert done.returncode == 72
+        assert done.returncode == 76
         assert "It is not known whether Slurm took the job" in done.stderr
 
 

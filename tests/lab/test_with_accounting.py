@@ -38,7 +38,7 @@ def test_a_run_with_an_account(accounted: Cluster) -> None:
 
 def test_an_account_that_slurm_does_not_know(accounted: Cluster) -> None:
     done = accounted.run(*accounted.command(SCRIPT, "--wait", "--account", "nobody_s"))
-    assert done.returncode == errors.REFUSED_BY_SLURM
+    assert done.returncode == errors.REFUSED
     assert "Slurm does not know this account" in done.stderr
     assert "Traceback" not in done.stderr
     assert accounted.run("squeue", "--noheader").stdout == ""

@@ -146,7 +146,7 @@ def test_a_place_that_others_may_change_is_refused(here: Here) -> None:
     common.chmod(0o777)
     here.environment["TMPDIR"] = str(common)
     done = here.submit(CONNECT)
-    assert done.returncode == errors.DRIVER_NOT_STARTED, done.stderr
+    assert done.returncode == errors.START_FAILED, done.stderr
     assert "others may replace what lies in" in done.stderr
     assert "Set paths.scratch in the profile, or TMPDIR" in done.stderr
 
@@ -220,7 +220,7 @@ def test_the_scheduler_is_killed(here: Here) -> None:
     events = [json.loads(line) for line in (directory / "events.jsonl").read_text().splitlines()]
     os.kill(next(event["pid"] for event in events if event["event"] == "scheduler-up"), signal.SIGKILL)
     here.until(lambda: here.status()["state"] == "ended", 15)
-    assert here.status()["exit_status"] == errors.SCHEDULER_LOST
+    assert here.status()["exit_status"] == errors.ROLE_LOST
 
 
 @pytest.mark.parametrize("role", ["job.sh", "hpcml.node driver", "hpcml.node worker"])
@@ -345,7 +345,7 @@ def test_nothing_that_the_script_leaves_behind_outlives_the_run(here: Here, tmp_
 
 def test_workers_whose_share_is_too_small_are_refused_before(here: Here) -> None:
     done = here.submit("print('never')", "--set", "workers.memory_limit=27MiB")
-    assert done.returncode == errors.REFUSED_BY_SITE
+    assert done.returncode == errors.REFUSED
     assert "workers.memory_limit is 27 MiB, and a worker needs more than 80 MiB to start" in done.stderr
 
 
@@ -385,7 +385,7 @@ def test_a_worker_that_is_ended_for_its_memory_is_named_with_the_figures(here: H
 
 def test_the_cause_is_in_the_result_where_no_worker_is_left(here: Here) -> None:
     done = here.submit(GREEDY, "--set", "workers.memory_limit=200MiB", "--set", "workers.restarts=1")
-    assert done.returncode == errors.WORKERS_LOST, done.stderr
+    assert done.returncode == errors.ROLE_LOST, done.stderr
     assert re.search(r"over its memory limit: \d+ MiB of 200 MiB", here.status()["words"])
 
 
@@ -406,6 +406,6 @@ def test_an_import_that_fails_is_told_by_its_own_words(here: Here) -> None:
 
 def test_a_module_that_cannot_be_loaded_is_told(here: Here) -> None:
     done = here.submit("print(1)", "--set", 'runtime.modules=["nope/1"]')
-    assert done.returncode == errors.DRIVER_NOT_STARTED, done.stderr
+    assert done.returncode == errors.START_FAILED, done.stderr
     assert "Cannot be loaded: module nope/1" in done.stderr
     assert "left no word" not in done.stderr

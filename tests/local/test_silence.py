@@ -122,11 +122,11 @@ def test_a_role_that_is_stopped(here: Here, role: str) -> None:  # noqa: F811
     here.until(lambda: warned(here, f"{name} has not answered for"), 60)
     here.until(lambda: here.status()["state"] == "ended", 120)
     found = here.status()
-    assert found["exit_status"] == (errors.HUNG if role == "supervisor" else errors.SCHEDULER_LOST), found
+    assert found["exit_status"] == errors.ROLE_LOST, found
     assert "30 s" in found["words"] or "31 s" in found["words"]
     if role == "supervisor":
         assert "(it is stopped: SIGSTOP)" in found["words"]
-        assert (directory / "attempts/0/exit/driver@local").read_text() == f"{errors.HUNG}\n"
+        assert (directory / "attempts/0/exit/driver@local").read_text() == f"{errors.ROLE_LOST}\n"
 
 
 def test_a_supervisor_that_goes_on_in_time(here: Here) -> None:  # noqa: F811

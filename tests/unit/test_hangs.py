@@ -118,7 +118,7 @@ def test_a_scheduler_that_does_not_answer() -> None:
     assert run.said == ["the Dask scheduler on n1 has not answered for 60 s; the run ends if it does not within 600 s."]
     with pytest.raises(RunEndedError) as ended:
         run.at(611)
-    assert ended.value.outcome.status == errors.SCHEDULER_LOST
+    assert ended.value.outcome.status == errors.ROLE_LOST
 
 
 def test_a_service_ends_for_idleness_by_itself() -> None:

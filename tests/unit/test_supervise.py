@@ -50,11 +50,10 @@ def end_of(script: Any, verdict: Outcome, status: int, tmp_path: Any) -> Outcome
     return supervisor._follow(script)
 
 
-@pytest.mark.parametrize("lost", [errors.SCHEDULER_LOST, errors.WORKERS_LOST])
 def test_memory_is_the_cause_where_the_kernel_took_the_script_and_a_role(
-    lost: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    verdict = Outcome(lost, "driver", "hpcml", "a role was lost")
+    verdict = Outcome(errors.ROLE_LOST, "driver", "hpcml", "a role was lost")
     found = end_of(ended(False, monkeypatch, starved=True), verdict, KILLED, tmp_path)
     assert (found.status, found.by) == (KILLED, "script")
     assert "out of memory" in found.reason
@@ -66,7 +65,7 @@ def test_memory_is_the_cause_where_the_kernel_took_the_script_and_a_role(
 def test_a_script_that_ends_because_of_the_loss_is_not_the_cause(
     killed: bool, starved: bool, status: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    verdict = Outcome(errors.SCHEDULER_LOST, "driver", "hpcml", "the scheduler was lost")
+    verdict = Outcome(errors.ROLE_LOST, "driver", "hpcml", "the scheduler was lost")
     assert end_of(ended(killed, monkeypatch, starved=starved), verdict, status, tmp_path) == verdict
 
 

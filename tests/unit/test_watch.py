@@ -65,7 +65,7 @@ def test_a_check_of_the_wire_is_told_only_where_there_is_one(run: directories.Ru
 
 
 @pytest.mark.parametrize(("word", "status"), [
-    ("not there, or not yours: /work/me/runs/a", errors.STORAGE), ("cannot be loaded: module cuda", errors.DRIVER_NOT_STARTED),
+    ("not there, or not yours: /work/me/runs/a", errors.STORAGE), ("cannot be loaded: module cuda", errors.START_FAILED),
 ])  # fmt: skip
 def test_the_batch_script_s_own_end_is_told_with_its_status(run: directories.Run, word: str, status: int) -> None:
     run.paths.job_log.write_text(f"hpcml: {word}\n")

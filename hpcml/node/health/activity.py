@@ -127,11 +127,11 @@ class Activity:
             traceback.print_exc()
 
     def _end_supervisor(self, pid: int, reason: str) -> None:
-        outcome = Outcome(errors.HUNG, "driver", "hpcml", reason, "Was it stopped by hand? Submit again.")
+        outcome = Outcome(errors.ROLE_LOST, "driver", "hpcml", reason, "Was it stopped by hand? Submit again.")
         try:
             outcome.write(self.context, "ending")
             outcome.report(self.context)
-            files.write(self.context.attempt.lost, f"{errors.HUNG}\n")
+            files.write(self.context.attempt.lost, f"{errors.ROLE_LOST}\n")
         except OSError:  # the end itself is worth more than its record
             traceback.print_exc()
         with contextlib.suppress(ProcessLookupError):

@@ -113,7 +113,7 @@ def of_the_scheduler(context: Context, closed: bool, late: float, *, step_gone: 
     """
     exit_file = context.attempt.exit_of("scheduler", context.node)
     hint = f"The whole log: hpcml logs {context.run.directory.name} scheduler."
-    code, quote = errors.SCHEDULER_NEVER_CAME, scheduler_log(context)
+    code, quote = errors.START_FAILED, scheduler_log(context)
     if exit_file.name in files.listed(context.attempt.exits):
         status = exit_file.read_text().strip()
         ended = endings.of(int(status), quote)

@@ -65,7 +65,7 @@ class Hangs:
         if silent > deadline:
             reason = f"{words} {deadline:g} s"
             hint = "Was it stopped, or is it busy with a very large graph? deadlines.answer gives it longer."
-            raise RunEndedError(Outcome(errors.SCHEDULER_LOST, "driver", "hpcml", reason, hint))
+            raise RunEndedError(Outcome(errors.ROLE_LOST, "driver", "hpcml", reason, hint))
         if silent > warn_after(deadline):
             self.warn(f"{words} {warn_after(deadline):g} s; the run ends if it does not within {deadline:g} s.")
 

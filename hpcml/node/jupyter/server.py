@@ -1,7 +1,7 @@
 """The script of a Jupyter run: JupyterLab on a unix socket, with kernels that are clients of this very run.
 
 ``python -m hpcml.node.jupyter.server`` is started by the supervisor in the place of a user's script. It ends with 0
-when the user shut it down or nobody used it for long, with 143 when it was told to end, with 84 when it could not
+when the user shut it down or nobody used it for long, with 143 when it was told to end, with 80 when it could not
 start.
 """
 
@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcml.errors import DRIVER_NOT_STARTED
+from hpcml.errors import START_FAILED
 from hpcml.node import files, surroundings
 from hpcml.node.jupyter import config, page
 from hpcml.node.jupyter.session import Session, add_handlers, ask
@@ -44,10 +44,10 @@ def main() -> int:
             f"hpcml: the run's environment lacks JupyterLab: {error}. Install hpcml with its extra 'jupyter' there.",
             file=sys.stderr,
         )
-        return DRIVER_NOT_STARTED
+        return START_FAILED
     except config.UnsafeError as error:
         print(f"hpcml: JupyterLab was not started: {error}.", file=sys.stderr)
-        return DRIVER_NOT_STARTED
+        return START_FAILED
     surroundings.restore(os.environ)  # for kernels and terminals
     server.io_loop.add_callback(os.umask, context.settings.umask)  # for notebooks too, once the server's files are made
     session = Session(context, server, folder / "dashboard.sock")

@@ -20,7 +20,7 @@ from distributed.scheduler import heartbeat_interval
 from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_unix_socket
 
-from hpcml.errors import SCHEDULER_NEVER_CAME
+from hpcml.errors import START_FAILED
 from hpcml.node import files, scratch, surroundings
 from hpcml.node.control import TOLD, TOPIC
 from hpcml.node.fabric import rounds
@@ -140,15 +140,15 @@ def main() -> int:
     deadline = time.monotonic() + context.settings.scheduler_deadline
     if not files.wait_for(context.attempt.control, deadline, 0.01):
         print("hpcml: the supervisor in the driver's step never said where it listens.", file=sys.stderr)
-        return SCHEDULER_NEVER_CAME
+        return START_FAILED
     try:
         return asyncio.run(_serve(context))
     except NoAddressError as error:
         print(f"hpcml: {error} (profile: network.interface).", file=sys.stderr)
-        return SCHEDULER_NEVER_CAME
+        return START_FAILED
     except NoProtocolError as error:
         print(f"hpcml: {error} (--protocol, or profile: network.protocol).", file=sys.stderr)
-        return SCHEDULER_NEVER_CAME
+        return START_FAILED
 
 
 async def _serve(context: Context) -> int:
@@ -185,7 +185,7 @@ async def _serve(context: Context) -> int:
     except Exception as error:  # noqa: BLE001 - whatever Dask or UCX raised, its cause is the last word in the log
         traceback.print_exc()
         print(f"hpcml: the scheduler could not start: {diagnosis.root_of(error)}", file=sys.stderr, flush=True)
-        return SCHEDULER_NEVER_CAME
+        return START_FAILED
     reporter = Reporter(writer)
     scheduler.add_plugin(reporter)
     security = "" if protocol == "ucx" else tls.explanation("tls", set(), gpus=settings.gpu is not None)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hpcml.errors import DRIVER_NOT_STARTED
+from hpcml.errors import START_FAILED
 from hpcml.node import files, processes, surroundings
 from hpcml.node.settings import Context
 
@@ -76,7 +76,7 @@ class Script:
 
     def describe_end(self, status: int) -> str:
         """Return how the script ended, in words."""
-        if self.context.settings.service and status in (0, DRIVER_NOT_STARTED):
+        if self.context.settings.service and status in (0, START_FAILED):
             ended = (files.read_json(self.context.attempt.service_of("jupyter")) or {}).get("ended", "it was shut down")
             return f"JupyterLab ended: {ended}" if status == 0 else "JupyterLab could not be started"
         if status == 0:

@@ -85,7 +85,7 @@ class Supervisor:
         if not os.access(settings.cwd, os.X_OK):
             hint = "The folder that the run was submitted from must exist on the compute nodes."
             reason = f"the folder that the script runs in cannot be entered: {settings.cwd}"
-            raise RunEndedError(self._outcome(errors.DRIVER_NOT_STARTED, reason, hint, ()))
+            raise RunEndedError(self._outcome(errors.START_FAILED, reason, hint, ()))
         self.versions = Comparison(self.context)
         self.phase = "keys"
         lifetime = (settings.time_limit or CERTIFICATE_WITHOUT_LIMIT) + tls.LATE
@@ -95,7 +95,7 @@ class Supervisor:
         except ImportError as error:
             hint = "Install hpcml with its extra 'node' in the run's environment (runtime.python)."
             reason = f"the run's environment lacks a package: {error}"
-            raise RunEndedError(self._outcome(errors.DRIVER_NOT_STARTED, reason, hint, ())) from error
+            raise RunEndedError(self._outcome(errors.START_FAILED, reason, hint, ())) from error
         files.write_json(self.context.attempt.control, {"socket": str(self.channel.path), "node": self.context.node})
         self.phase = "scheduler"
         self._until(lambda: bool(self.address), settings.scheduler_deadline, self._scheduler_missing)
@@ -147,7 +147,7 @@ class Supervisor:
             reason = f"the script could not be started: {error.strerror}: {error.filename}"
             at_home = error.filename == self.context.settings.cwd  # otherwise it is the interpreter, or a limit
             hint = "The folder that the run was submitted from must exist on the compute nodes." if at_home else ""
-            return Outcome(errors.DRIVER_NOT_STARTED, self.phase, "hpcml", reason, hint)
+            return Outcome(errors.START_FAILED, self.phase, "hpcml", reason, hint)
         self.events.write("driver-started", pid=script.process.pid)
         self.hangs.begin()
         try:
@@ -194,7 +194,7 @@ class Supervisor:
         if verdict is None or (status == 0 and verdict.status in (errors.TIME_LIMIT, errors.CANCELLED)):
             return self._own_end(script, status)
         # The kernel can take a role in the same moment as the script: then memory is the cause, and not the loss.
-        if verdict.status in (errors.SCHEDULER_LOST, errors.WORKERS_LOST) and script.out_of_memory(status):
+        if verdict.status == errors.ROLE_LOST and script.out_of_memory(status):
             return self._own_end(script, status)
         return verdict
 
@@ -208,7 +208,7 @@ class Supervisor:
 
     def _own_end(self, script: Script, status: int) -> Outcome:
         quote = () if status == 0 else tuple(files.tail(self.context.run.driver_log))
-        by = "hpcml" if self.context.settings.service and status == errors.DRIVER_NOT_STARTED else "script"
+        by = "hpcml" if self.context.settings.service and status == errors.START_FAILED else "script"
         return Outcome(status, "driver", by, script.describe_end(status), quote=quote)
 
     def _must_end(self) -> Outcome | None:
@@ -367,7 +367,7 @@ class Supervisor:
     def _check_scheduler(self) -> None:
         if self.channel.closed and not self.released:
             reason = f"the Dask scheduler on {self.context.node} was lost{diagnosis.scheduler_end(self.context)}"
-            raise RunEndedError(self._outcome(errors.SCHEDULER_LOST, reason, "", diagnosis.scheduler_log(self.context)))
+            raise RunEndedError(self._outcome(errors.ROLE_LOST, reason, "", diagnosis.scheduler_log(self.context)))
 
     def _check_workers(self) -> None:
         """While the script runs: end it if no worker is left that could come back, or if the policy says so."""
@@ -381,7 +381,7 @@ class Supervisor:
         self.hangs.look(absent, final=len(final) == len(missing))
         if final and (self.context.settings.on_loss == "fail" or none_left):
             reason = f"workers were lost: {'; '.join(node.sentence() for node in final)}"
-            raise RunEndedError(self._outcome(errors.WORKERS_LOST, reason, "", final[0].quote))
+            raise RunEndedError(self._outcome(errors.ROLE_LOST, reason, "", final[0].quote))
 
     def _scheduler_missing(self, late: bool, seconds: float) -> None:
         if self.channel.closed and not self.closed_at:
@@ -457,7 +457,7 @@ def _supervise(context: Context) -> int:
 
 def _refuse(context: Context, error: scratch.UnsafePlaceError) -> int:
     """End a run whose supervisor has no place for its sockets."""
-    outcome = Outcome(errors.DRIVER_NOT_STARTED, "allocated", "hpcml", str(error), _PLACE)
+    outcome = Outcome(errors.START_FAILED, "allocated", "hpcml", str(error), _PLACE)
     storage.write_end(context.run, context.attempt.ended, {"status": outcome.status})
     outcome.write(context, "ended")
     outcome.report(context)
@@ -472,7 +472,7 @@ def _run(supervisor: Supervisor) -> Outcome:
     except RunEndedError as ended:
         return ended.outcome
     except scratch.UnsafePlaceError as error:
-        return Outcome(errors.DRIVER_NOT_STARTED, supervisor.phase, "hpcml", str(error), _PLACE)
+        return Outcome(errors.START_FAILED, supervisor.phase, "hpcml", str(error), _PLACE)
     except OSError as error:
         if not storage.is_full(error):
             return _defect(supervisor, error)

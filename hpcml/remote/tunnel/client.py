@@ -11,8 +11,7 @@ from hpcml import subprocesses
 from hpcml.errors import (
     CONFIG,
     MEANING,
-    NEVER_STARTS,
-    RUN_FAILED,
+    UNAVAILABLE,
     HpcmlError,
     LinkError,
     LoginNeededError,
@@ -143,7 +142,7 @@ class Tunnel:
             self._drop()
             hint = f"Look at it: hpcml status {facts['run']}; end it: hpcml cancel {facts['run']}."
             raise HpcmlError(
-                f"The run will not start: {words}", place=f"job {facts['job']}", hint=hint, status=NEVER_STARTS
+                f"The run will not start: {words}", place=f"job {facts['job']}", hint=hint, status=UNAVAILABLE
             )
         estimate = ""
         if facts["state"] == "queued":
@@ -254,7 +253,7 @@ class Tunnel:
         else:
             hint = "Give another with --port." if self.wish.port else "Give one with --port."
             words = f"Port {first} of this laptop is taken" + ("" if self.wish.port else ", and so are the next")
-            raise HpcmlError(words, place="127.0.0.1", hint=hint, status=TunnelError.status)
+            raise HpcmlError(words, place="127.0.0.1", hint=hint, status=UNAVAILABLE)
         if self.port and port != self.port:
             self.say(f"Port {self.port} has been taken by another program; the tunnel is on {port} now.")
         self.told = self._token()
@@ -369,5 +368,5 @@ def tell_end(facts: dict[str, Any], say: Callable[[str], None]) -> None:
     if facts["exit_status"]:
         words = f"The run ended with status {facts['exit_status']}: {facts['words']}"
         raise HpcmlError(
-            words, place=str(facts["run"]), hint=str(facts["hint"]), status=RUN_FAILED, quote=tuple(facts["quote"])
+            words, place=str(facts["run"]), hint=str(facts["hint"]), status=UNAVAILABLE, quote=tuple(facts["quote"])
         )

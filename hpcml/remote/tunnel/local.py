@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcml import files
-from hpcml.errors import TUNNEL_REFUSED, HpcmlError, ServiceGoneError
+from hpcml.errors import UNAVAILABLE, HpcmlError, ServiceGoneError
 from hpcml.remote.tunnel import probe
 from hpcml.remote.tunnel import server as tunnel_remote
 from hpcml.remote.tunnel.client import tell_end
@@ -166,7 +166,7 @@ def _open(run: directories.Run, name: str, port: int, service: dict[str, Any]) -
         "The port is taken" if port else "Twenty ports are taken",
         place=f"127.0.0.1:{port or '20000…'}",
         hint=hint,
-        status=TUNNEL_REFUSED,
+        status=UNAVAILABLE,
     )
 
 

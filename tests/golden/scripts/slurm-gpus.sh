@@ -19,15 +19,15 @@ export HPCML_RUN_DIR=/scratch/alice/runs/gpus-20261121-074500-1a2b
 export HPCML_ATTEMPT="${SLURM_RESTART_COUNT:-0}" HPCML_RESTARTS=3
 HPCML_BEGAN=$(date +%s); export HPCML_BEGAN   # no role can have begun before
 # This script is Slurm's own copy: what else is run comes from that folder, which may have been replaced meanwhile.
-if [ ! -O "$HPCML_RUN_DIR" ] || [ -L "$HPCML_RUN_DIR" ]; then echo "hpcml: not there, or not yours: $HPCML_RUN_DIR" >&2; exit 71; fi
+if [ ! -O "$HPCML_RUN_DIR" ] || [ -L "$HPCML_RUN_DIR" ]; then echo "hpcml: not there, or not yours: $HPCML_RUN_DIR" >&2; exit 74; fi
 attempt="$HPCML_RUN_DIR/attempts/$HPCML_ATTEMPT"
 said=$(mkdir -p "$attempt/nodes" "$attempt/versions" "$attempt/exit" "$attempt/secret" 2>&1) || {
   echo "$said" >&2   # and into a file that is there already, because the disk may be full
-  printf '{"state": "ended", "time": %s, "attempt": %s, "status": 71, "phase": "allocated", "by": "hpcml", "reason": "%s", "hint": "%s", "quote": []}' \
+  printf '{"state": "ended", "time": %s, "attempt": %s, "status": 74, "phase": "allocated", "by": "hpcml", "reason": "%s", "hint": "%s", "quote": []}' \
     "$(date +%s.%3N)" "$HPCML_ATTEMPT" "the run's directory cannot be written: $(printf %s "$said" | tail -n 1 | tr -d '\\"[:cntrl:]')" \
     "Is the disk full, or the quota used up? Free some space, or keep runs elsewhere (--set paths.runs=…); then submit again." \
     1<>"$HPCML_RUN_DIR/reserve/0" && mv "$HPCML_RUN_DIR/reserve/0" "$HPCML_RUN_DIR/status.json"
-  exit 71
+  exit 74
 }
 
 export RAPIDS_NO_INITIALIZE=1
@@ -59,7 +59,7 @@ while interrupted=; wait "$driver"; code=$?; [ "$code" = 127 ] || status=$code; 
 # The supervisor's own status counts: srun gives 1 for a step in which something ran out of memory.
 own="$attempt/exit/driver@${SLURMD_NODENAME:-local}"
 [ -s "$own" ] && read -r status <"$own"
-[ -e "$HPCML_RUN_DIR/events.jsonl" ] || [ "$status" = 71 ] || status=84   # not even the supervisor started: see logs/driver.log
+[ -e "$HPCML_RUN_DIR/events.jsonl" ] || [ "$status" = 74 ] || status=80   # not even the supervisor started: see logs/driver.log
 
 # Scheduler and workers have ended by now, told by the supervisor; what has not is killed.
 # srun that is told to end kills its tasks: without a supervisor they would hold their nodes for Slurm's own KillWait.
