@@ -171,7 +171,7 @@ def parse(words: list[str]) -> None:
     if words[0] in ("--help", "--version"):
         return
     submits = words[0] in ("submit", "plan")
-    own, script = main.split_script(words[1:]) if submits else (words[1:], [])
+    own, script = main.split_script(words[0], words[1:])
     options = main.build_parser(words[0]).parse_args(own)
     assert script or not submits, "SCRIPT is missing"
     known = {"HOME": "/nowhere", "HPCML_SYSTEM_CONFIG": "/nowhere"}
@@ -199,9 +199,8 @@ def test_commands_named_in_the_text_exist(page: Path) -> None:
         if words[0] != "hpcml" or len(words) == 1 or words[1] in ("COMMAND", "--help", "--version"):
             continue
         assert words[1] in main.COMMANDS, code
-        own, script = main.split_script(words[2:])
+        used, _ = main.split_script(words[1], words[2:])
         known = main.build_parser(words[1])._option_string_actions
-        used = own if script and words[1] in ("submit", "plan") else words[2:]
         assert {word for word in used if OPTION.fullmatch(word)} <= known.keys(), code
 
 

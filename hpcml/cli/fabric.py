@@ -5,17 +5,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hpcml import assets
-from hpcml.cli import runs as commands
-from hpcml.cli import submit
+from hpcml.cli import common, submit
 from hpcml.errors import NotFoundError, StorageError, UsageError
 from hpcml.runs import directories
 from hpcml.terminal import say
 
 if TYPE_CHECKING:
-    from argparse import Namespace
+    from argparse import ArgumentParser, Namespace
 
 
-def fabric(options: Namespace) -> int:
+def add_options(parser: ArgumentParser) -> None:
+    """Add a submission's options, and the run whose measurement is shown instead."""
+    submit.add_options(parser)
+    parser.epilog = "Without RUN it takes nodes and measures each against each; it waits unless told otherwise."
+    parser.add_argument("run", metavar="RUN", nargs="?", default="", help="show what this run measured")
+
+
+def run(options: Namespace) -> int:
     """Show RUN's measurement, or submit the job that measures every node against every other."""
     if options.run:
         return _show(options)
@@ -23,7 +29,7 @@ def fabric(options: Namespace) -> int:
     if not (options.detach or options.dry_run or options.check):
         options.wait = True
     options.name = options.name or "fabric"
-    return submit.submit(options, [str(script)], only_plan=False)
+    return submit.start(options, submit.make_spec(options, [str(script)]))
 
 
 def _show(options: Namespace) -> int:
@@ -35,14 +41,14 @@ def _show(options: Namespace) -> int:
         raise UsageError(
             f"{option} is for measuring anew", place="hpcml fabric RUN", hint="Leave out RUN or the option."
         )
-    run = commands.find_run(options)
+    run = common.find_run(options)
     attempts = sorted(run.paths.directory.glob("attempts/*/fabric.json"), key=lambda path: int(path.parent.name))
     if not attempts:
         hint = "CPU runs over TLS check nothing; hpcml fabric --nodes N measures."
         raise NotFoundError("The run has measured no wire", place=run.id, hint=hint)
     facts = directories.read_json(attempts[-1]) or {}
     if options.json:
-        commands.print_json(facts)
+        common.print_json(facts)
         return 0
     try:
         _tell(facts)

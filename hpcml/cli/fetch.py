@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TextIO
 
-from hpcml.cli import runs
+from hpcml.cli import common
 from hpcml.errors import StorageError, UsageError
 from hpcml.plan import request
 from hpcml.remote import answers, channel
@@ -24,7 +24,7 @@ from hpcml.sites import layers
 from hpcml.terminal import Raw, note, say
 
 if TYPE_CHECKING:
-    from argparse import Namespace
+    from argparse import ArgumentParser, Namespace
 
     from hpcml.remote.server import Caller
 
@@ -32,7 +32,7 @@ _LONGEST_GREETING = 1 << 20  # bytes that a shell may say before what a run has
 _CHOICES = ("wait", "detach", "json", "dry_run", "check")  # who gives one of these has said whether to wait
 
 
-def run(host: str, named_by: str, command: str, options: Namespace, own: list[str], script: list[str]) -> int:
+def run_on_host(host: str, named_by: str, command: str, options: Namespace, own: list[str], script: list[str]) -> int:
     """Run a command of the login node's hpcml as if it were typed there; its output and exit status are passed on.
 
     Parameters
@@ -48,7 +48,7 @@ def run(host: str, named_by: str, command: str, options: Namespace, own: list[st
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     assignments = getattr(options, "set", None) or ()
-    login = channel.login_of(host, environment, named_by, assignments, runs.load_site)
+    login = channel.login_of(host, environment, named_by, assignments, common.load_site)
     if command in ("submit", "plan"):
         return _submit(login, environment, command, options, own, script)
     if command == "fetch":
@@ -128,7 +128,7 @@ def _submit(
     request.check_script(path)
     # The limits of the copy are this end's; the login node's count once more when the run takes its own.
     limits = [word for word in options.set or () if word.startswith("code.")]
-    code = runs.load_site("", environment, here, limits).site.code
+    code = common.load_site("", environment, here, limits).site.code
     if code.snapshot == "none":
         hint = "Leave it out, or copy the code there and submit it there."
         raise UsageError("A script of this laptop cannot run where it lies", place="code.snapshot = 'none'", hint=hint)
@@ -176,10 +176,21 @@ def amount(size: float) -> str:
 # -- fetch -------------------------------------------------------------------------------------------------------------
 
 
-def fetch(options: Namespace) -> int:
+def add_options(parser: ArgumentParser) -> None:
+    """Add what this verb takes."""
+    parser.epilog = "On a laptop: hpcml --host HOST fetch RUN. What is here already is not sent twice."
+    common.add_run(parser, default=None)
+    common.add_site(parser)
+    common.add_json(parser)
+    parser.add_argument(
+        "dest", metavar="DEST", nargs="?", default="", help="folder here (default: ./ and the run's id)"
+    )
+
+
+def run(options: Namespace) -> int:
     """``hpcml fetch RUN``: on the login node, for the laptop that called; elsewhere there is nothing to fetch."""
-    caller: Caller | None = getattr(options, "caller", None)
-    run = runs.find_run(options)
+    caller: Caller | None = options.caller
+    run = common.find_run(options)
     if caller is None:
         words = "The run's results are on this machine already"
         raise UsageError(words, place=str(run.paths.out), hint="On a laptop: hpcml --host HOST fetch RUN.")
@@ -213,7 +224,7 @@ def _fetch(login: Any, environment: Mapping[str, str], options: Namespace) -> in
     finally:
         call.close()
     if status == 0 and facts is not None and options.json:
-        runs.print_json(facts)
+        common.print_json(facts)
     return status
 
 

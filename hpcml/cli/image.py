@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import signal
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from hpcml import terminal, units
-from hpcml.cli import runs as commands
+from hpcml.cli import common as commands
 from hpcml.errors import IMAGE, ConfigError, HpcmlError, ImageError, NotFoundError, StorageError, UsageError
 from hpcml.images import build, check
 from hpcml.images import program as images
@@ -20,13 +21,35 @@ from hpcml.sites import layers, lookup
 from hpcml.terminal import say, shown
 
 if TYPE_CHECKING:
-    from argparse import Namespace
+    from argparse import ArgumentParser, Namespace
 
 _TAKES = {"build": (1, 2), "show": (1, 1), "check": (1, 1), "ls": (0, 99)}
 _ONLY_BUILD = ("fakeroot", "build_arg", "force")
 
 
-def image(options: Namespace) -> int:
+def add_options(parser: ArgumentParser) -> None:
+    """Add what this verb takes."""
+    parser.usage = "hpcml image build [OPTIONS] DEFINITION [OUT.sif] | show IMAGE | check [--gpu] IMAGE | ls [FOLDER…]"
+    parser.epilog = "DEFINITION is a .def file or one that ships with hpcml: cpu, lab, rapids-cu12, rapids-cu13."
+    commands.add_site(parser, "program and folder for images")
+    commands.add_json(parser)
+    parser.add_argument("what", metavar="build|show|check|ls", choices=("build", "show", "check", "ls"))
+    parser.add_argument("names", metavar="NAME", nargs="*", help="definition and image to be, an image, or folders")
+    parser.add_argument("--program", metavar="PROGRAM", help="apptainer or singularity (default: the one that is here)")
+    parser.add_argument("--gpu", action="store_true", help="check: also on one GPU of this machine")
+    parser.add_argument(
+        "--fakeroot",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="build: as root of a namespace of your own (default: unless you are root)",
+    )
+    parser.add_argument("--build-arg", action="append", metavar="KEY=VALUE", help="build: of the definition")
+    parser.add_argument("--force", action="store_true", help="build: replace an image that is there")
+    # An option may stand before the names: argparse's usual way would then miss them.
+    parser.parse_args = parser.parse_intermixed_args  # type: ignore[method-assign]
+
+
+def run(options: Namespace) -> int:
     """``hpcml image build|show|check|ls``."""
     least, most = _TAKES[options.what]
     if not least <= len(options.names) <= most:

@@ -13,17 +13,26 @@ from hpcml.sites import layers
 from hpcml.terminal import say
 
 if TYPE_CHECKING:
-    from argparse import Namespace
+    from argparse import ArgumentParser, Namespace
 
 SHORTEST_IDLE = 5.0  # seconds; less would end a session before anybody can open it
 
 
-def jupyter(options: Namespace) -> int:
+def add_options(parser: ArgumentParser) -> None:
+    """Add a submission's options and the session's own."""
+    submit.add_options(parser)
+    parser.epilog = "Reach it from your laptop with hpcml tunnel --service jupyter RUN."
+    group = parser.add_argument_group("the session")
+    group.add_argument("--idle", metavar="TIME", default="1h", help="end after so long without use (1h), or 'off'")
+    group.add_argument("--notebook-dir", metavar="FOLDER", default="", help="where notebooks are (here)")
+
+
+def run(options: Namespace) -> int:
     """Submit the run, and wait for its end or not, as ``hpcml submit`` does."""
     idle = parse_idle(options.idle)
     spec = submit.make_spec(options, ["jupyter"])
     spec = spec._replace(service="jupyter", idle=idle, cwd=notebook_folder(spec.cwd, options.notebook_dir))
-    status = submit.submit(options, [], only_plan=False, spec=spec)
+    status = submit.start(options, spec)
     if status == 0 and options.detach and not options.json:
         say("  next       when it is up (hpcml status): hpcml tunnel --service jupyter last", sys.stderr)
     return status

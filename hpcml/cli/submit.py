@@ -1,12 +1,13 @@
-"""``hpcml submit`` and ``hpcml plan``: from the options to a run, and to its end."""
+"""``hpcml submit``: from the options to a run, and to its end."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from hpcml.cli import runs as commands
+from hpcml.cli import common
 from hpcml.errors import (
     INTERNAL,
     MEANING,
@@ -15,37 +16,108 @@ from hpcml.errors import (
 )
 from hpcml.plan.request import JobSpec
 from hpcml.runs import directories
-from hpcml.sites import layers
+from hpcml.sites import layers, lookup
 from hpcml.terminal import Raw, note, say, say_lines
 
 if TYPE_CHECKING:  # each command imports what it needs: `submit` is to be fast
-    from argparse import Namespace
+    from argparse import ArgumentParser, Namespace
 
-    from hpcml.remote.server import Caller
     from hpcml.runs import status as watch
     from hpcml.runs import submit as submission
 
 _COUNTS = ("nodes", "gpus_per_node", "cpus_per_node")
+# Options by group; those that take a value are followed by it or by `=VALUE`.
+VALUES = {
+    "where": {
+        "--site": "the machine's profile (hpcml site ls); found by itself otherwise",
+        "--account": "Slurm account to charge",
+        "--partition": "Slurm partition",
+        "--qos": "Slurm quality of service",
+        "--dependency": "Slurm dependency, e.g. afterok:123",
+    },
+    "how much": {
+        "--nodes": "how many nodes",
+        "--time": "time limit: 30 (minutes), 2:00:00, 1-12:00:00 or 90m",
+        "--gpus-per-node": "GPUs on each node",
+        "--cpus-per-node": "CPUs on each node",
+        "--memory-per-node": "memory on each node, e.g. 120G",
+    },
+    "how": {
+        "--name": "the run's name (default: the script's)",
+        "--set": "KEY=VALUE of the profile, e.g. workers.per_node=4 (repeatable)",
+        "--protocol": "Dask's protocol: auto, ucx or tcp (always with TLS)",
+        "--image": "run all roles inside this Apptainer image",
+    },
+}
+FLAGS = {
+    "--dry-run": "print the batch script and submit nothing",
+    "--check": "ask Slurm whether it would take the job; submit nothing",
+    "--wait": "wait, pass on the script's output and exit with its status (on a terminal: the default)",
+    "--detach": "do not wait (elsewhere: the default)",
+    "--json": "print facts as JSON",
+}
 
 
-def submit(options: Namespace, script: list[str], *, only_plan: bool, spec: JobSpec | None = None) -> int:
-    """``hpcml submit`` and ``hpcml plan``."""
+def add_options(parser: ArgumentParser, flags: Iterable[str] = FLAGS) -> None:
+    """Add what each verb takes that submits a run; ``flags`` are those of the last group that it has."""
+    parser.epilog = "All that follows SCRIPT belongs to the script, dashes included."
+    for title, options in VALUES.items():
+        group = parser.add_argument_group(title)
+        for option, text in options.items():
+            many = "append" if option == "--set" else "store"
+            group.add_argument(option, action=many, help=text, metavar=option.lstrip("-").upper().replace("-", "_"))
+    group = parser.add_argument_group("what to do")
+    for flag in flags:
+        group.add_argument(flag, action="store_true", help=FLAGS[flag])
+
+
+def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Divide the words behind the verb into hpcml's own and the script with all that follows it."""
+    with_value = {option for group in VALUES.values() for option in group}
+    position = 0
+    while position < len(words):
+        word = words[position]
+        if word == "--":
+            return list(words[:position]), list(words[position + 1 :])
+        if not word.startswith("-") or word == "-":
+            return list(words[:position]), list(words[position:])
+        position += 2 if word in with_value else 1
+    return list(words), []
+
+
+def run(options: Namespace) -> int:
+    """Submit the script of the command line."""
+    return start(options, script_spec(options))
+
+
+def script_spec(options: Namespace) -> JobSpec:
+    """Return the request for the script of the command line; one that a laptop sends is received before."""
+    if options.caller is None:
+        return make_spec(options, options.script_words)
+    spec: JobSpec = options.caller.spec(make_spec(options, options.caller.stage(options.script_words)))
+    return spec
+
+
+def prepare(options: Namespace, spec: JobSpec) -> tuple[lookup.LoadedSite, submission.Prepared]:
+    """Return the site and what would be submitted there, and say what is to be noted of it."""
+    from hpcml.runs import submit as submission
+
+    environment = layers.process_environment()
+    loaded = common.load_site(options.site or "", environment, spec.cwd, options.set or ())
+    prepared = submission.prepare(loaded, spec, environment)
+    for words in prepared.notes:
+        note(words)
+    return loaded, prepared
+
+
+def start(options: Namespace, spec: JobSpec) -> int:
+    """Submit a request, or do what the options want instead, and wait for its end or not."""
     from hpcml.runs import submit as submission
     from hpcml.schedulers import slurm
 
     environment = layers.process_environment()
-    if not only_plan:
-        _check_modes(options)
-    caller: Caller | None = getattr(options, "caller", None)
-    spec = spec or make_spec(options, script)
-    spec = caller.spec(spec) if caller else spec
-    loaded = commands.load_site(options.site or "", environment, spec.cwd, options.set or ())
-    prepared = submission.prepare(loaded, spec, environment)
-    for words in prepared.notes:
-        note(words)
-    if only_plan:
-        commands.print_json(layers.as_table(prepared.plan))
-        return 0
+    _check_modes(options)
+    loaded, prepared = prepare(options, spec)
     if prepared.plan.slurm and (ignored := slurm.ignored_defaults(environment)):
         words = "give the option, or write [defaults] into the site's settings"
         note(f"{', '.join(ignored)} do not count here: {words}")
@@ -58,7 +130,7 @@ def submit(options: Namespace, script: list[str], *, only_plan: bool, spec: JobS
     if options.check:
         _look_at_image(submission.check_image(prepared.plan, loaded))
         return _check(prepared, options, environment)
-    with caller.handing_over(prepared.plan.run_id) if caller else contextlib.nullcontext():
+    with options.caller.handing_over(prepared.plan.run_id) if options.caller else contextlib.nullcontext():
         run = submission.submit(prepared, loaded, spec, environment)
     wait = options.wait or (not options.detach and not options.json and sys.stderr.isatty() and sys.stdout.isatty())
     _announce(run, as_json=options.json and not wait)  # with both, the one JSON answer is how the run ended
@@ -90,10 +162,10 @@ def make_spec(options: Namespace, script: list[str]) -> JobSpec:
     for name, value in said.items():
         option = f"--{name.replace('_', '-')}"
         if name in _COUNTS:
-            said[name] = commands.whole(value, option)
+            said[name] = common.whole(value, option)
         elif not value.strip():
             raise UsageError(f"{option} is empty", place="hpcml submit", hint="Leave it out, or give it a value.")
-    here = commands.here()
+    here = common.here()
     path = here / script[0]
     sources = tuple(dict.fromkeys((path.parent.resolve(), path.resolve().parent)))
     return JobSpec(script=path, arguments=tuple(script[1:]), cwd=here, sources=sources, **said)
@@ -106,7 +178,7 @@ def _check(prepared: submission.Prepared, options: Namespace, environment: dict[
         raise UsageError("The local site has no Slurm to ask", place="--check", hint="Leave --check out.")
     answer = submission.check(prepared, environment)
     if options.json:
-        commands.print_json({"accepted": True, "answer": answer, "reasons": list(prepared.plan.reasons)})
+        common.print_json({"accepted": True, "answer": answer, "reasons": list(prepared.plan.reasons)})
     else:
         say(f"Slurm would take it: {answer}.")
         for reason in prepared.plan.reasons:
@@ -116,7 +188,7 @@ def _check(prepared: submission.Prepared, options: Namespace, environment: dict[
 
 def _announce(run: directories.Run, *, as_json: bool) -> None:
     if as_json:
-        commands.print_json({"run": run.id, "directory": str(run.paths.directory), **run.submission})
+        common.print_json({"run": run.id, "directory": str(run.paths.directory), **run.submission})
         return
     job = f" job {run.job}" if run.job else ""
     say(f"  run        {run.id}{job}  {run.paths.directory}", sys.stderr)
@@ -153,7 +225,7 @@ def _wait(run: directories.Run, environment: dict[str, str], *, as_json: bool) -
     if last.by != "script":
         _explain(last)
     if as_json:
-        commands.print_json(last.as_json())
+        common.print_json(last.as_json())
     return INTERNAL if last.exit_status is None else last.exit_status
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import html
 import os
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcml import units
-from hpcml.cli import runs as commands
+from hpcml.cli import common as commands
 from hpcml.errors import NotFoundError, UsageError
 from hpcml.remote import channel
 from hpcml.sites import layers, lookup
@@ -23,12 +24,38 @@ from hpcml.sites.schema import Login
 from hpcml.terminal import json_text, say, say_lines
 
 if TYPE_CHECKING:
-    from argparse import Namespace
+    from argparse import ArgumentParser, Namespace
 
     from hpcml.runs import directories
 
 
-def tunnel(options: Namespace) -> int:
+def add_options(parser: ArgumentParser) -> None:
+    """Add what this verb takes."""
+    parser.epilog = "On a login node, without --host, it prints the ssh commands for a laptop without hpcml."
+    commands.add_run(parser)
+    commands.add_site(parser)
+    commands.add_json(parser)
+    parser.add_argument(
+        "--host", metavar="HOST", default="", help="on a laptop: the login node as ssh knows it, or a site"
+    )
+    parser.add_argument(
+        "--service", metavar="NAME", default="dashboard", help="which of the run's services (default: dashboard)"
+    )
+    parser.add_argument("--open", action="store_true", help="open the browser")
+    parser.add_argument(
+        "--port", metavar="PORT", default="", help="this laptop's port (default: the same for the same run)"
+    )
+    parser.add_argument(
+        "--route", metavar="ROUTE", default="", help="direct, twohop or srun (default: what the site allows)"
+    )
+    parser.add_argument(
+        "--patience", metavar="TIME", default="10m", help="how long a lost cluster is tried again (default 10m)"
+    )
+    for hidden in ("--serve", "--relay"):  # what the laptop's hpcml says to the login node's
+        parser.add_argument(hidden, default="", help=argparse.SUPPRESS)
+
+
+def run(options: Namespace) -> int:
     """``hpcml tunnel RUN``."""
     if options.serve:
         return _serve(options)

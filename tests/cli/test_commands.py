@@ -9,7 +9,8 @@ import pytest
 
 import hpcml
 from hpcml import errors
-from hpcml.cli.main import COMMANDS, SUBMIT_FLAGS, SUBMIT_VALUES
+from hpcml.cli import submit
+from hpcml.cli.main import COMMANDS
 from world import World
 
 
@@ -36,7 +37,7 @@ def test_every_command_has_help(world: World, name: str) -> None:
 
 def test_the_help_of_submit_names_every_option(world: World) -> None:
     text = world.run("submit", "--help").stdout
-    for option in [*SUBMIT_FLAGS, *(option for group in SUBMIT_VALUES.values() for option in group)]:
+    for option in [*submit.FLAGS, *(option for group in submit.VALUES.values() for option in group)]:
         assert f"  {option}" in text
     assert max(map(len, text.splitlines())) <= 80
     assert "All that follows SCRIPT belongs to the script" in text
@@ -166,7 +167,7 @@ def test_logs_of_each_role(world: World) -> None:
 
 
 def test_a_defect_is_one_sentence_with_a_status_of_its_own(world: World) -> None:
-    broken = "import sys; from hpcml.cli import main, runs; runs.ls = lambda options: 1 / 0; sys.exit(main.main(['ls', '--json']))"
+    broken = "import sys; from hpcml.cli import main, ls; ls.run = lambda options: 1 / 0; sys.exit(main.main(['ls', '--json']))"
     done = subprocess.run([str(world.command.with_name("python")), "-c", broken], env=world.environment, capture_output=True,
                           text=True, check=False)  # fmt: skip
     assert done.returncode == errors.INTERNAL

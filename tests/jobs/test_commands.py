@@ -40,7 +40,7 @@ def commands() -> list[tuple[str, str]]:
 def test_a_command_can_be_typed(place: str, command: str) -> None:
     words = shlex.split(command)
     if words[0] == "hpcml":
-        own, script = main.split_script(words[2:])
+        own, script = main.split_script("submit", words[2:])
         main.build_parser("submit").parse_args(own)
     else:
         script = words[1:]

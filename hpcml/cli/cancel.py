@@ -1,0 +1,50 @@
+"""``hpcml cancel``: cancel a run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hpcml.cli import common
+from hpcml.errors import NotFoundError
+from hpcml.runs import directories as runs
+from hpcml.terminal import say
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+
+def add_options(parser: ArgumentParser) -> None:
+    """Add the common options."""
+    common.add_run(parser, default=None)
+    common.add_site(parser)
+    common.add_json(parser)
+
+
+def run(options: Namespace) -> int:
+    """Tell the run to end; its driver is told first and has its grace."""
+    import signal
+
+    from hpcml import subprocesses
+    from hpcml.runs import status as watch
+    from hpcml.runs import submit as submission
+    from hpcml.schedulers import slurm
+
+    folder, environment = common.folder_and_environment(options)
+    run = submission.adopt(runs.find(folder, options.run), environment)
+    before = watch.status(run, environment)
+    if before.state in ("ended", "refused"):
+        words, did = f"{run.id} has ended already: {before.words}.", False
+    elif run.job:
+        slurm.cancel(run.job, environment)
+        words, did = f"{run.id} is being cancelled (job {run.job}).", True
+    elif "pid" in run.submission:
+        pid = int(run.submission["pid"])
+        did = subprocesses.signal_process(pid, signal.SIGTERM)
+        words = f"{run.id} is being cancelled (process {pid})." if did else f"{run.id} has ended in this moment."
+    else:
+        raise NotFoundError("The run has no job that could be cancelled", place=run.id, hint=before.hint)
+    if options.json:
+        common.print_json({"run": run.id, "cancelled": did, "words": words})
+    else:
+        say(words)
+    return 0

@@ -1,0 +1,91 @@
+"""What several verbs share: options that mean the same for each of them, and the site and the run that they name."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcml.errors import NotFoundError, UsageError
+from hpcml.runs import directories as runs
+from hpcml.sites import layers, lookup
+from hpcml.terminal import json_text, note, say_lines
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+
+def add_run(parser: ArgumentParser, *, default: str | None = "last") -> None:
+    """Add the word that names a run; without a default it must be given."""
+    text = "run id, its beginning, name, Slurm job id, or 'last'"
+    if default is None:
+        parser.add_argument("run", metavar="RUN", help=text)
+    else:
+        parser.add_argument("run", metavar="RUN", help=text, nargs="?", default=default)
+
+
+def add_site(parser: ArgumentParser, whose: str = "folder for runs to look in") -> None:
+    """Add the site, and single values of its profile."""
+    parser.add_argument("--site", metavar="SITE", help=f"whose {whose} (default: the site found here)")
+    add_set(parser)
+
+
+def add_set(parser: ArgumentParser) -> None:
+    """Add single values of the profile."""
+    parser.add_argument(
+        "--set", action="append", metavar="KEY=VALUE", help="of the profile, e.g. paths.runs=/scratch/runs"
+    )
+
+
+def add_json(parser: ArgumentParser, text: str = "print facts as JSON") -> None:
+    """Add the answer for programs."""
+    parser.add_argument("--json", action="store_true", help=text)
+
+
+def print_json(facts: object) -> None:
+    """Print facts for a program to read."""
+    say_lines(json_text(facts, indent=1))
+
+
+def here() -> Path:
+    """Return the current folder, if it is still there."""
+    try:
+        return Path.cwd()
+    except OSError as error:
+        raise NotFoundError("The current folder is gone", place="cwd", hint="Change to another: cd ~") from error
+
+
+def whole(text: str, option: str) -> int:
+    """Return an option's whole number."""
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise UsageError(f"'{text}' is not a whole number", place=option, hint=f"Write {option} 4.")
+    return int(text)
+
+
+def load_site(
+    name: str, environment: Mapping[str, str], cwd: Path | None, assignments: Sequence[str] = ()
+) -> lookup.LoadedSite:
+    """Return a site as :func:`hpcml.sites.load` does, and say which files of settings do not count."""
+    loaded = lookup.load(name, environment, cwd, assignments)
+    for words in loaded.ignored:
+        _note_once(words)
+    return loaded
+
+
+@functools.cache
+def _note_once(words: str) -> None:
+    note(words)
+
+
+def folder_and_environment(options: Namespace) -> tuple[Path, dict[str, str]]:
+    """Return the folder for runs and the environment; no site is needed to look at runs, but it may say where."""
+    environment = layers.process_environment()
+    loaded = load_site(options.site or "", environment, here(), options.set or ())
+    return runs.runs_folder(loaded.site.paths.runs, environment), environment
+
+
+def find_run(options: Namespace) -> runs.Run:
+    """Return the run that the options name."""
+    folder, _ = folder_and_environment(options)
+    return runs.find(folder, options.run)

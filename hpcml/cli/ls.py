@@ -1,0 +1,87 @@
+"""``hpcml ls``: list the runs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcml.cli import common
+from hpcml.errors import SlurmUnreachableError, StorageError
+from hpcml.runs import directories as runs
+from hpcml.terminal import say, say_lines, shown
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+    from hpcml.runs import status as watch
+    from hpcml.schedulers import slurm
+
+
+def add_options(parser: ArgumentParser) -> None:
+    """Add what only this verb takes, and the common options."""
+    common.add_site(parser)
+    common.add_json(parser)
+    parser.add_argument("--last", default="20", metavar="N", help="how many runs, newest last (default 20)")
+    parser.add_argument("--all", action="store_true", help="all of them")
+
+
+def run(options: Namespace) -> int:
+    """Show the newest runs, newest last, with one question to Slurm for those that have not ended."""
+    folder, environment = common.folder_and_environment(options)
+    most = common.whole(options.last, "--last")
+    known = runs.ids(folder)
+    wanted = runs.newest(folder, known, None if options.all else most)
+    rows = _rows([folder / name for name in wanted], environment)
+    if options.json:
+        common.print_json([row.as_json() for row in rows])
+        return 0
+    width = max([len(row.run) for row in rows], default=3)
+    if rows:
+        say(f"{'RUN':<{width}}  {'SITE':<10} {'JOB':>8}  {'STATE':<9} {'STATUS':>6}  WHAT")
+    for row in rows:
+        code = "" if row.exit_status is None else str(row.exit_status)
+        site, job, state = shown(row.site), shown(row.job), shown(row.state)
+        say(f"{row.run:<{width}}  {site:<10} {job:>8}  {state:<9} {code:>6}  {row.words[:60]}")
+    if len(wanted) == most and (older := known.index(wanted[0]) if wanted else len(known)):
+        say(f"{older} older runs are not shown (hpcml ls --all).", sys.stderr)
+    return 0
+
+
+def _rows(directories: list[Path], environment: dict[str, str]) -> list[watch.Status]:
+    """Return the state of many runs; what cannot be read or asked is unknown and keeps no other from being shown."""
+    from hpcml.runs import status as watch
+    from hpcml.schedulers import slurm
+
+    found: list[runs.Run | watch.Status] = []
+    for directory in directories:
+        try:
+            found.append(runs.load(directory))
+        except StorageError as error:
+            found.append(watch.Status(directory.name, "", words=error.message, directory=str(directory)))
+    silent = ""
+    known: dict[str, slurm.JobState] = {}
+    open_jobs = [
+        run.job
+        for run in found
+        if isinstance(run, runs.Run) and run.job and (run.may_start_again or not run.paths.status.exists())
+    ]
+    try:
+        known = slurm.states(open_jobs, environment)
+    except SlurmUnreachableError as error:
+        say_lines(f"hpcml: {error}", sys.stderr)
+        silent = error.message
+    rows = []
+    for run in found:
+        if isinstance(run, watch.Status):
+            rows.append(run)
+            continue
+        said = known.get(run.job) if run.job in open_jobs else slurm.UNKNOWN  # an end that is written needs no question
+        try:
+            rows.append(watch.status(run, environment, said, ask=not run.job))
+        except StorageError as error:
+            rows.append(watch.Status(run.id, "", words=error.message, directory=str(run.paths.directory)))
+        if silent and run.job in open_jobs:  # what its own files tell is still true
+            rows[-1].silent = silent
+            rows[-1].words = rows[-1].words or silent
+    return rows
