@@ -268,42 +268,10 @@ def interactive(command: Sequence[str], environment: Mapping[str, str]) -> int:
         raise CommandMissingError(f"{command[0]}: {error.strerror}") from error
 
 
-def pipeline(
-    left: Sequence[str], right: Sequence[str], environment: Mapping[str, str], timeout: float
-) -> tuple[Answer, Answer]:
-    """Run two commands, the output of one the input of the other; return both answers (of the left only its errors).
-
-    Raises
-    ------
-    CommandMissingError
-        If a program cannot be started.
-    """
-    end = time.monotonic() + timeout
-    both: list[Child] = []
-    try:
-        first = Child(left, environment, piped=True)
-        both.append(first)
-        both.append(Child(right, environment, source=first))
-        while any(child.code is None for child in both) and (left_over := end - time.monotonic()) > 0:
-            wait(both, min(left_over, 0.5))
-    finally:
-        for child in both:
-            child.end()
-    one, two = both
-    return Answer(one.code, "", one.errors), Answer(two.code, two.out, two.errors)
-
-
 class Child:
     """A command that runs beside this process, in a session of its own: its lines as they come, and its end.
 
     Its input is a pipe that ends with this process, so that the other side of an ssh connection sees that we are gone.
-
-    Parameters
-    ----------
-    piped
-        Leave the output to another child's input.
-    source
-        The child whose output is this one's input.
 
     Raises
     ------
@@ -311,32 +279,22 @@ class Child:
         If the program cannot be started.
     """
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        *,
-        piped: bool = False,
-        source: Child | None = None,
-    ) -> None:
-        stdin = subprocess.PIPE if source is None else source.process.stdout
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         try:
             self.process: subprocess.Popen[bytes] = subprocess.Popen(
                 command,
                 env=dict(environment),
-                stdin=stdin,
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
             )
         except OSError as error:
             raise CommandMissingError(f"{command[0]}: {error.strerror}") from error
-        if source is not None and source.process.stdout is not None:
-            source.process.stdout.close()
-        self.out, self.errors, self._rest = "", "", b""
+        self.errors, self._rest = "", b""
         assert self.process.stdout is not None
         assert self.process.stderr is not None
-        self.streams = {self.process.stderr.fileno()} | (set() if piped else {self.process.stdout.fileno()})
+        self.streams = {self.process.stderr.fileno(), self.process.stdout.fileno()}
         for stream in self.streams:
             os.set_blocking(stream, False)
 
@@ -345,13 +303,6 @@ class Child:
         """The exit status, None while it runs."""
         return self.process.poll()
 
-    def write(self, data: bytes) -> None:
-        """Send input; a child that has gone does not get it."""
-        with contextlib.suppress(OSError):
-            assert self.process.stdin is not None
-            self.process.stdin.write(data)
-            self.process.stdin.flush()
-
     def lines(self) -> list[str]:
         """Return the whole lines that have come since the last call, and keep what it says of errors."""
         assert self.process.stdout is not None
@@ -359,10 +310,7 @@ class Child:
         if self.process.stderr.closed:
             return []
         self.errors = (self.errors + _text(self._drain(self.process.stderr.fileno())))[-_KEPT:]
-        if self.process.stdout.closed:
-            return []
         data = self._drain(self.process.stdout.fileno())
-        self.out = (self.out + _text(data))[-_KEPT:]
         *whole, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > _LONGEST_LINE:
             self._rest, self.errors = b"", f"{self.errors}\na line of more than {_LONGEST_LINE} bytes"

@@ -19,6 +19,7 @@ from hpcml.plan import request
 from hpcml.remote import answers, channel
 from hpcml.remote.protocol import LONGEST_LINE, PIECE, CutShortError, Entry, entries_of, files, listing, receive, send
 from hpcml.remote.ssh.connection import Connection
+from hpcml.remote.ssh.login import login_of
 from hpcml.runs import snapshot
 from hpcml.sites import layers
 from hpcml.terminal import Raw, note, say
@@ -47,8 +48,8 @@ def run_on_host(host: str, named_by: str, command: str, options: Namespace, own:
     environment = layers.process_environment()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
-    assignments = getattr(options, "set", None) or ()
-    login = channel.login_of(host, environment, named_by, assignments, common.load_site)
+    here = [word for word in getattr(options, "set", None) or () if word.startswith("login.")]
+    login = login_of(host, environment, here, place=named_by, load=common.load_site)
     if command in ("submit", "plan"):
         return _submit(login, environment, command, options, own, script)
     if command == "fetch":

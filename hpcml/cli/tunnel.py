@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hpcml import units
 from hpcml.cli import common as commands
 from hpcml.errors import NotFoundError, UsageError
-from hpcml.remote import channel
-from hpcml.sites import layers, lookup
+from hpcml.sites import layers
 from hpcml.sites.schema import Login
 from hpcml.terminal import json_text, say, say_lines
 
@@ -106,22 +105,17 @@ def _login(options: Namespace) -> Login | None:
     ``--host`` is a site's name or what ssh is called with; without it, ``login.host`` of this machine's settings
     counts, unless Slurm is right here.
     """
-    environment = layers.process_environment()
+    from hpcml.remote.ssh.login import login_of
+
+    environment, site = layers.process_environment(), options.site or ""
     assignments = [*(options.set or ()), *([f"login.route={options.route}"] if options.route else [])]
-    name, host = options.site or "", options.host
-    if host:
-        channel.check_host(host)
-    if host and host in lookup.profile_files(environment):
-        login = commands.load_site(host, environment, None, assignments).site.login
-        if login.host:
-            return login
-    site = commands.load_site(name, environment, None, assignments).site
-    if host:
-        return site.login._replace(host=host)
-    if site.scheduler == "slurm":
+    if options.host:
+        return login_of(options.host, environment, assignments, site=site, load=commands.load_site)
+    here = commands.load_site(site, environment, None, assignments).site
+    if here.scheduler == "slurm":
         return None
-    if site.login.host:
-        return site.login
+    if here.login.host:
+        return here.login
     hint = "Name its login node: hpcml tunnel --host user@login.example.org RUN; or write login.host into config.toml."
     raise UsageError("Which cluster is meant is not known", place="hpcml tunnel", hint=hint)
 

@@ -10,7 +10,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,67 +20,17 @@ from hpcml.errors import (
     ConfigError,
     HpcmlError,
     LinkError,
-    NotFoundError,
-    UsageError,
 )
 from hpcml.remote import answers
 from hpcml.remote.protocol import GO, PIECE, PROTOCOL, SERVE, Divider, Entry, listing, send
 from hpcml.remote.ssh.connection import Connection
 from hpcml.runs.snapshot import take
-from hpcml.sites import lookup
-from hpcml.sites.schema import Code, Login
+from hpcml.sites.schema import Code
 
 INTERRUPTED = 10.0  # seconds that the other side has to end after Ctrl-C
 GREETING = 300.0  # seconds for the other side's hpcml to begin: its Python may come from a slow file system
 _MOST_BEFORE = 1 << 20  # bytes that a shell may say before that
 _LAST_WORDS = 5.0  # seconds for what is still to be read when ssh has ended
-
-# Constant, so there is nothing to quote. Where hpcml is not on the PATH of a command by ssh, that of a login shell is
-# tried; what its profile says or reads is kept away from the command's own input and output.
-_FIND = (
-    f"sh -c 'command -v hpcml >/dev/null 2>&1 && exec hpcml {SERVE}; exec 3<&0 4>&1; "
-    f'exec bash -lc "command -v hpcml >/dev/null 2>&1 || exit 127; exec hpcml {SERVE} <&3 >&4 3<&- 4>&-" '
-    "</dev/null >/dev/null'"
-)
-
-
-def check_host(host: str, place: str = "--host") -> str:
-    """Return a host's name if ssh can be called with it.
-
-    Raises
-    ------
-    UsageError
-        If it is empty, begins with a dash (an option, to ssh), or holds blanks or control characters.
-    """
-    if not host or host.startswith("-") or any(not letter.isprintable() or letter.isspace() for letter in host):
-        hint = "Write it as ssh knows it, user@login.example.org, or a site whose profile has login.host."
-        raise UsageError(f"{host!r} is no host", place=place, hint=hint)
-    return host
-
-
-def login_of(
-    host: str,
-    environment: Mapping[str, str],
-    place: str = "--host",
-    assignments: Sequence[str] = (),
-    load: Callable[..., lookup.LoadedSite] = lookup.load,
-) -> Login:
-    """Return how a cluster is reached, by a site's name or by what ssh is called with; ``--set login.…`` counts here.
-
-    No project's file counts, which may have come with somebody else's code.
-
-    Raises
-    ------
-    UsageError
-        If it is no name of a host.
-    """
-    check_host(host, place)
-    here = [word for word in assignments if word.startswith("login.")]
-    if host in lookup.profile_files(environment):
-        login = load(host, environment, None, here).site.login
-        if login.host:
-            return login._replace(host=check_host(login.host, "login.host"))
-    return load("", environment, None, here).site.login._replace(host=host)
 
 
 class Parcel:
@@ -133,11 +83,7 @@ class Call:
         self.facts: dict[str, Any] = {}
         self.wrong: ConfigError | None = None
         self.held: bytes | None = b""  # what was said before the greeting, which may be no hpcml's
-        command = connection.login.hpcml
-        remote = _FIND if command == "hpcml" else f"{command} {SERVE}"
-        self.process = subprocesses.converse(
-            [*connection.over(), "-T", "--", connection.host, remote], connection.environment, capture=capture
-        )
+        self.process = subprocesses.converse(connection.hpcml(SERVE), connection.environment, capture=capture)
         assert self.process.stdin is not None
         self.input = self.process.stdin
         self.out = io.BufferedReader(self.process.stdout) if capture else None  # type: ignore[type-var]
@@ -275,8 +221,7 @@ class Call:
         if held is None:
             return self._lost(f"The hpcml on {host} ended without a word (status {code})")
         if code in (126, 127):
-            hint = "Install it there, or say where it is: login.hpcml in ~/.config/hpcml/config.toml."
-            return NotFoundError(f"There is no hpcml on {host}", place="login.hpcml", hint=hint, quote=said)
+            return self.connection.no_hpcml(said)
         if code == 255:
             hint = "Close other sessions to it, or ask the site about MaxSessions."
             return LinkError(f"{host} opens no further session", place=host, hint=hint, quote=said)

@@ -61,7 +61,7 @@ def test_no_word_of_the_user_is_on_a_command_line(laptop: Laptop) -> None:
 def test_hosts_that_are_none_are_refused_before_ssh_is_called(laptop: Laptop, host: str) -> None:
     for done in (laptop.run("ls", host=host), laptop.world.run("ls", env={"HPCML_HOST": host})):
         assert done.returncode == errors.USAGE
-        assert "is no host" in done.stderr
+        assert "is not the name of a host" in done.stderr
     assert not (laptop.state / "calls").exists()
 
 
@@ -120,6 +120,29 @@ def test_the_path_of_a_login_shell_is_tried(laptop: Laptop) -> None:
     laptop.tell(PATH=f"{laptop.world.environment['PATH']}")
     done = laptop.run("ls", "--json")
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+
+
+def test_a_tunnel_tries_the_path_of_a_login_shell_too(laptop: Laptop) -> None:
+    """Its profile prints, complains and would read our input; the words of the command arrive unchanged."""
+    laptop.run("submit", "--name", "over", "job.py")
+    laptop.run("cancel", "over")
+    path = f"{laptop.world.top}/far-bin:{laptop.world.environment['PATH']}"
+    (laptop.far / ".bash_profile").write_text(f"echo welcome\necho noise >&2\ncat\nPATH={shlex.quote(path)}\n")
+    laptop.tell(PATH=f"{laptop.world.environment['PATH']}")
+    done = laptop.world.run("tunnel", "--host", "cluster", "over")
+    assert done.returncode == errors.UNAVAILABLE, done.stderr
+    assert "has ended: the job was cancelled" in done.stderr
+    done = laptop.world.run("tunnel", "--host", "cluster", "$(touch pwned) no'such \\\"run")
+    assert done.returncode == errors.NOT_FOUND, done.stderr
+    assert done.stderr.startswith("hpcml: There is no run '$(touch pwned) no'such \\\"run'"), done.stderr
+    assert not list(laptop.world.top.rglob("pwned"))
+
+
+def test_a_tunnel_finds_no_hpcml_there(laptop: Laptop) -> None:
+    laptop.tell(PATH=str(laptop.world.bin))
+    done = laptop.world.run("tunnel", "--host", "cluster", "last")
+    assert done.returncode == errors.NOT_FOUND
+    assert "There is no hpcml on cluster (login.hpcml)" in done.stderr
 
 
 @pytest.mark.parametrize(("script", "status"), [

@@ -281,7 +281,7 @@ def test_squatted_names_and_leftovers_on_the_login_node(outside: Outside, dashbo
     outside.on("login", "bash", "-c", "rm -rf /tmp/hpcml /tmp/hpcml-hop*", user="mallory")
 
 
-def test_no_agent_is_forwarded_and_files_travel_over_the_connection(
+def test_no_agent_is_forwarded_and_commands_travel_over_the_connection(
     outside: Outside, dashboard: tuple[str, Path]
 ) -> None:
     config = outside.home / ".ssh" / "config"
@@ -289,30 +289,22 @@ def test_no_agent_is_forwarded_and_files_travel_over_the_connection(
     outside.close_connection()
     config.write_text("Host *\n  ForwardAgent yes\n" + kept)
     script = """
-import os, pathlib, sys
 from hpcml.remote.ssh import connection as ssh
 from hpcml.sites import layers
 from hpcml.sites.schema import Login
 connection = ssh.Connection(Login(host="lab"), layers.process_environment())
 assert connection.open(ask=False) and not connection.open(ask=False)
-print("agent", repr(connection.run(["sh", "-c", "echo $SSH_AUTH_SOCK"]).out.strip()))
-here = pathlib.Path("tree"); (here / "a b").mkdir(parents=True)
-(here / "a b" / "naïve ' name").write_bytes(bytes(range(256)) * 4096)
-connection.send(here, "/tmp/sent $(id)")
-print("mode", connection.run(["stat", "-c", "%a", "/tmp/sent $(id)"]).out.strip())
-back = pathlib.Path("back"); back.mkdir()
-connection.fetch("/tmp/sent $(id)", back)
-assert (back / "a b" / "naïve ' name").read_bytes() == bytes(range(256)) * 4096
-try:
-    connection.fetch("/tmp/not there", back)
-except Exception as error:
-    print(type(error).__name__)
-print(connection.run(["cat"], data=b"through").out, connection.run(["sh", "-c", "exit 7"]).code)
+def run(*words, data=b""):
+    return connection.run(connection.command(words), data=data)
+print("agent", repr(run("sh", "-c", "echo $SSH_AUTH_SOCK").out.strip()))
+print(run("printf", "%s|", "$(id)", "naïve ' name", "*").out)
+print(run("cat", data=b"through").out, run("sh", "-c", "exit 7").code)
+print(connection.run(connection.hpcml("--version")).out.split()[0])
 """
     command = "rm -rf ~/t; mkdir ~/t; cd ~/t; eval $(ssh-agent) >/dev/null; ssh-add -q ~/.ssh/id_ed25519; python - ; kill $SSH_AGENT_PID"
     try:
         done = outside.lab.exec(["bash", "-c", command], node="laptop", input=script)
     finally:
         config.write_text(kept)
-    assert done.stdout.splitlines() == ["agent ''", "mode 700", "StorageError", "through 7"], done.stderr
+    assert done.stdout.splitlines() == ["agent ''", "$(id)|naïve ' name|*|", "through 7", "hpcml"], done.stderr
     assert "AUTH_SOCK" not in done.stderr

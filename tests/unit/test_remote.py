@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hpcml import errors
 from hpcml.remote import channel
 from hpcml.remote.protocol import Divider, Entry, entries_of, listing, mark, parts_of, receive, send
+from hpcml.remote.ssh.login import check_host
 
 NONCE = "0123456789abcdef"
 PIECES = st.lists(
@@ -140,10 +141,10 @@ def test_arguments_that_name_what_is_not_sent(tmp_path: Path) -> None:
 @pytest.mark.parametrize("host", ["", "-v", "--", "a b", "a\n", "\ta", "a\x1b", "a\u2028", "a\u00a0b"])
 def test_what_is_no_host(host: str) -> None:
     with pytest.raises(errors.UsageError):
-        channel.check_host(host)
+        check_host(host)
 
 
 @pytest.mark.parametrize("host", ["leonardo", "me@login.example.org", "ssh://me@host:2222", "2001:db8::1", "$(x)"])
 def test_what_may_be_a_host(host: str) -> None:
     """Words for a shell are no danger: none sees them; ssh itself refuses them."""
-    assert channel.check_host(host) == host
+    assert check_host(host) == host

@@ -38,6 +38,11 @@ INSISTED = (
 PREFERRED = ("ConnectTimeout 15",)
 
 
+def options(**settings: str) -> list[str]:
+    """Return settings as ssh takes them on its command line."""
+    return [word for name, value in settings.items() for word in ("-o", f"{name}={value}")]
+
+
 class Places(NamedTuple):
     """The folders on the laptop: the configuration files and notes of each cluster, and the control sockets."""
 

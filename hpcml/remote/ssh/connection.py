@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from hpcml import subprocesses
-from hpcml.errors import HpcmlError, LinkError, LoginNeededError, StorageError
+from hpcml.errors import HpcmlError, LinkError, LoginNeededError, NotFoundError
 from hpcml.remote.ssh import config
 from hpcml.remote.ssh import login as ssh_login
 from hpcml.sites.schema import Login
@@ -24,6 +24,14 @@ from hpcml.sites.schema import Login
 PERSIST = 600  # seconds that an idle connection stays for the next command
 CHECK = 10.0  # seconds for a question to the local end of the connection
 OPEN = 60.0  # seconds for a login that asks nobody
+
+# Where hpcml is not on the PATH of a command by ssh, that of a login shell is tried; what its profile prints or reads
+# is kept away from hpcml's own input and output. Constant; hpcml's arguments follow, each quoted.
+_FIND = (
+    """sh -c 'command -v hpcml >/dev/null 2>&1 && exec hpcml "$@"; exec 3<&0 4>&1; """
+    r"""exec bash -lc "command -v hpcml >/dev/null 2>&1 || exit 127; exec hpcml \"\$@\" <&3 >&4 3<&- 4>&-" """
+    """hpcml "$@" </dev/null >/dev/null' hpcml"""
+)
 
 
 def literal(word: str) -> str:
@@ -126,8 +134,7 @@ class Connection:
             many = f"There were {self.login.logins} logins to {self.host} within an hour"
             words = f"{many}, and sites block who logs in too often"
             raise LoginNeededError(words, place="login.logins", hint=f"Try again after {when}.")
-        with contextlib.suppress(FileNotFoundError):
-            self.control.unlink()  # left by one that was killed
+        self.control.unlink(missing_ok=True)  # left by one that was killed
         self.budget.spend(now)
         said, code = self._log_in(ask=ask)
         if code == 0 and self.alive():
@@ -139,28 +146,15 @@ class Connection:
 
     def _log_in(self, *, ask: bool) -> tuple[str, int | None]:
         """Start ssh in the background; return what it said and how the start ended."""
-        with contextlib.suppress(FileNotFoundError):
-            self.log.unlink()
-        words = [
-            "ssh",
-            "-F",
-            str(self.file),
-            "-S",
-            literal(str(self.control)),
-            "-E",
-            str(self.log),
-            "-fNT",
-            "-o",
-            "ControlMaster=yes",
-            "-o",
-            f"ControlPersist={PERSIST}",
-            "-o",
-            "ClearAllForwardings=yes",
-            "-o",
-            f"BatchMode={'no' if ask else 'yes'}",
-            "--",
-            self.host,
-        ]
+        self.log.unlink(missing_ok=True)
+        settings = config.options(
+            ControlMaster="yes",
+            ControlPersist=str(PERSIST),
+            ClearAllForwardings="yes",
+            BatchMode="no" if ask else "yes",
+        )
+        files = ["-F", str(self.file), "-S", literal(str(self.control)), "-E", str(self.log)]
+        words = ["ssh", *files, "-fNT", *settings, "--", self.host]
         if ask:
             code: int | None = subprocesses.interactive(words, self.environment)
         else:  # in a session of its own: no jump host can ask on the terminal either
@@ -170,90 +164,54 @@ class Connection:
         except OSError:
             return "", code
 
-    def close(self) -> None:
-        """End the connection, for all who use it."""
-        if self.control.exists():
-            subprocesses.run(self._to_control("exit"), self.environment, CHECK)
-
     # -- using -----------------------------------------------------------------------------------------------------
 
-    def words(self, command: Sequence[str]) -> list[str]:
-        """Return the words that run a command on the login node over the connection; without it they fail at once."""
-        return [*self._over(self.control), "-T", "--", self.host, shlex.join(command)]
+    def command(self, words: Sequence[str], control: Path | None = None) -> list[str]:
+        """Return the arguments that run a command on the login node; without the connection they fail at once.
+
+        ``control`` is the control socket of another open connection, where the command is to go over that one.
+        """
+        return self._command(shlex.join(words), control)
 
     def hpcml(self, *words: str) -> list[str]:
-        """Return the words that run the cluster's own hpcml over the connection; ``login.hpcml`` may hold options."""
-        return [*self._over(self.control), "-T", "--", self.host, f"{self.login.hpcml} {shlex.join(words)}"]
+        """Return the arguments that run the cluster's own hpcml; ``login.hpcml`` may hold options."""
+        program = _FIND if self.login.hpcml == "hpcml" else self.login.hpcml
+        return self._command(f"{program} {shlex.join(words)}")
 
-    def run(self, command: Sequence[str], timeout: float = 60.0, data: bytes = b"") -> subprocesses.Answer:
-        """Run a command on the login node and return its answer.
+    def _command(self, text: str, control: Path | None = None) -> list[str]:
+        return [*self.over(control), "-T", "--", self.host, text]
+
+    def run(self, arguments: Sequence[str], timeout: float = 60.0, data: bytes = b"") -> subprocesses.Answer:
+        """Run the arguments of :meth:`command` or :meth:`hpcml` and return the answer.
 
         Raises
         ------
         LinkError
             If the connection is gone, or the command did not end in time.
         """
-        return self.answer(self.words(command), timeout, data)
-
-    def answer(self, words: Sequence[str], timeout: float = 60.0, data: bytes = b"") -> subprocesses.Answer:
-        """Run :meth:`words` or :meth:`hpcml`, as :meth:`run` does."""
-        answer = subprocesses.run(words, self.environment, timeout, data=data)
+        answer = subprocesses.run(arguments, self.environment, timeout, data=data)
         if answer.code is None or (answer.code == 255 and not self.alive()):
-            raise LinkError(
-                f"The connection to {self.host} is gone",
-                place=self.host,
-                hint="Try again.",
-                quote=tuple(answer.err.splitlines()[-3:]),
-            )
+            raise self.gone(answer.err)
         return answer
 
-    def start(self, words: Sequence[str]) -> subprocesses.Child:
-        """Start :meth:`words` or :meth:`hpcml` and return it running."""
-        return subprocesses.Child(words, self.environment)
+    def gone(self, said: str = "") -> LinkError:
+        """Return the error for a connection that is lost."""
+        quote = tuple(said.splitlines()[-3:])
+        return LinkError(f"The connection to {self.host} is gone", place=self.host, hint="Try again.", quote=quote)
 
-    def send(self, folder: Path, target: str, names: Sequence[str] = (".",), timeout: float = 600.0) -> None:
-        """Copy files and folders (``names`` in ``folder``) into a folder of the cluster, which is made 0700.
-
-        Raises
-        ------
-        StorageError
-            If it is not all there afterwards; LinkError if the connection is gone.
-        """
-        quoted = shlex.quote(target)
-        remote = ["sh", "-c", f"umask 077 && mkdir -p -- {quoted} && tar -xf - -C {quoted}"]
-        local = ["tar", "-cf", "-", "-C", str(folder), "--", *names]
-        self._copy(local, self.words(remote), f"{self.host}:{target}", timeout)
-
-    def fetch(self, source: str, folder: Path, names: Sequence[str] = (".",), timeout: float = 3600.0) -> None:
-        """Copy files and folders (``names`` in ``source`` on the cluster) into a folder here, which must exist.
-
-        Raises
-        ------
-        StorageError
-            If it is not all there afterwards; LinkError if the connection is gone.
-        """
-        remote = ["tar", "-cf", "-", "-C", source, "--", *names]
-        local = ["tar", "-xf", "-", "--no-same-owner", "-C", str(folder)]
-        self._copy(self.words(remote), local, str(folder), timeout)
-
-    def _copy(self, left: list[str], right: list[str], place: str, timeout: float) -> None:
-        first, second = subprocesses.pipeline(left, right, self.environment, timeout)
-        if first.code == 0 and second.code == 0:
-            return
-        if not self.alive():
-            raise LinkError(f"The connection to {self.host} is gone", place=self.host, hint="Try again.")
-        said = (f"{first.err}{second.err}".strip().splitlines() or ["it did not end in time"])[-1]
-        raise StorageError(f"The files were not copied: {said}", place=place, hint="Is there room, and may you write?")
+    def no_hpcml(self, quote: Sequence[str]) -> NotFoundError:
+        """Return the error for a login node where hpcml is not found."""
+        hint = "Install it there, or say where: login.hpcml in ~/.config/hpcml/config.toml, or --set login.hpcml=PATH."
+        return NotFoundError(f"There is no hpcml on {self.host}", place="login.hpcml", hint=hint, quote=tuple(quote))
 
     # -- forwards --------------------------------------------------------------------------------------------------
 
-    def forward(self, port: int, target: str, control: Path | None = None) -> str:
-        """Have 127.0.0.1:PORT lead to a unix socket (or ``host:port``) beyond a connection; return why not, or nothing.
+    def forward(self, port: int, target: str, control: Path | None = None) -> bool:
+        """Have 127.0.0.1:PORT lead to a unix socket beyond a connection; return whether ssh listens there now.
 
         That the target answers is not known then: ssh looks when somebody connects.
         """
-        done = subprocesses.run(self._forwarding("forward", port, target, control), self.environment, CHECK)
-        return "" if done.code == 0 else (done.err.strip().splitlines() or ["no word"])[-1]
+        return subprocesses.run(self._forwarding("forward", port, target, control), self.environment, CHECK).code == 0
 
     def cancel(self, port: int, target: str, control: Path | None = None) -> None:
         """Take a forward back; one that has gone with its connection is no error."""
@@ -261,30 +219,14 @@ class Connection:
             subprocesses.run(self._forwarding("cancel", port, target, control), self.environment, CHECK)
 
     def _forwarding(self, verb: str, port: int, target: str, control: Path | None) -> list[str]:
-        words = self._over(control or self.control)
-        return [*words, "-O", verb, "-L", f"127.0.0.1:{port}:{target}", "--", self.host]
+        return [*self.over(control), "-O", verb, "-L", f"127.0.0.1:{port}:{target}", "--", self.host]
 
     def _to_control(self, verb: str) -> list[str]:
-        return [*self._over(self.control), "-O", verb, "--", self.host]
+        return [*self.over(), "-O", verb, "--", self.host]
 
     def over(self, control: Path | None = None) -> list[str]:
         """Return ssh and the options that hold it to an open connection: this one, or another by its control socket."""
-        return self._over(control or self.control)
-
-    @staticmethod
-    def _over(control: Path) -> list[str]:
         # No configuration file: it could ask for forwards of its own. ProxyCommand=false: without the connection ssh
         # would log in by itself.
-        return [
-            "ssh",
-            "-F",
-            "none",
-            "-S",
-            literal(str(control)),
-            "-o",
-            "ControlMaster=no",
-            "-o",
-            "ProxyCommand=false",
-            "-o",
-            "BatchMode=yes",
-        ]
+        settings = config.options(ControlMaster="no", ProxyCommand="false", BatchMode="yes")
+        return ["ssh", "-F", "none", "-S", literal(str(control or self.control)), *settings]

@@ -1,4 +1,4 @@
-"""New logins: how many are left this hour, what ssh's complaints mean, and when the user's certificate ends."""
+"""Logging in: to which host, how often an hour, what ssh's complaints mean, and when the user's certificate ends."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from hpcml import subprocesses
-from hpcml.errors import ConfigError, HostKeyError, HpcmlError, LinkError, LoginNeededError
+from hpcml.errors import ConfigError, HostKeyError, HpcmlError, LinkError, LoginNeededError, UsageError
+from hpcml.sites import lookup
+from hpcml.sites.schema import Login
 
 HOUR = 3600.0
 ASK = 10.0  # seconds for a question to ssh-keygen or the agent
@@ -28,6 +30,57 @@ _NETWORK = (
     r"Could not resolve|Connection refused|timed out|No route to host|Network is (?:unreachable|down)|"
     r"Connection (?:closed|reset)|kex_exchange_identification|banner exchange|Broken pipe|not responding"
 )
+
+
+def check_host(host: str, place: str = "--host") -> str:
+    """Return a host's name if ssh can be called with it.
+
+    Raises
+    ------
+    UsageError
+        If it is empty, begins with a dash (an option, to ssh), or holds blanks or control characters.
+    """
+    if not host or host.startswith("-") or any(not letter.isprintable() or letter.isspace() for letter in host):
+        hint = "Write it as ssh knows it, user@login.example.org, or a site whose profile has login.host."
+        raise UsageError(f"{host!r} is not the name of a host", place=place, hint=hint)
+    return host
+
+
+def login_of(
+    host: str,
+    environment: Mapping[str, str],
+    assignments: Sequence[str] = (),
+    *,
+    site: str = "",
+    place: str = "--host",
+    load: Callable[..., lookup.LoadedSite] = lookup.load,
+) -> Login:
+    """Return how a cluster is reached, by a site's name or by what ssh is called with.
+
+    No project's file counts, which may have come with somebody else's code.
+
+    Parameters
+    ----------
+    assignments
+        ``--set`` of the command line.
+    site
+        Whose settings count for a host that is not a site's name; empty for the site found here.
+    place
+        Where the host was named, for errors.
+    load
+        Loads a site.
+
+    Raises
+    ------
+    UsageError
+        If it is not the name of a host.
+    """
+    check_host(host, place)
+    if host in lookup.profile_files(environment):
+        login = load(host, environment, None, assignments).site.login
+        if login.host:
+            return login._replace(host=check_host(login.host, "login.host"))
+    return load(site, environment, None, assignments).site.login._replace(host=host)
 
 
 class Budget:

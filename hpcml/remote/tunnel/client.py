@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,7 +16,6 @@ from hpcml.errors import (
     HpcmlError,
     LinkError,
     LoginNeededError,
-    NotFoundError,
     ServiceGoneError,
     TunnelError,
 )
@@ -32,6 +32,7 @@ SETTLE, RETRY = 90.0, 10.0  # seconds that an open tunnel's node may be silent, 
 FIRST_DELAY, LONGEST_DELAY = 2.0, 120.0  # seconds between attempts to reach the cluster again
 WARN = (900.0, 300.0, 60.0)  # seconds before the run's end at which that is said
 _NEVER = ("never start", "held by")
+_ERROR = re.compile(r"hpcml: (?!note: )")  # how hpcml begins what it ends with
 
 
 class Wish(NamedTuple):
@@ -92,7 +93,9 @@ class Tunnel:
         """
         self.connection.open(ask=self.ask is not None)
         while True:
-            feed = self.connection.start(self.connection.hpcml("tunnel", "--serve", "feed", self.wish.run))
+            feed = subprocesses.Child(
+                self.connection.hpcml("tunnel", "--serve", "feed", self.wish.run), self.connection.environment
+            )
             try:
                 if self._follow(feed):
                     return
@@ -247,7 +250,7 @@ class Tunnel:
         """Put the way on a local port and look through it; return what is wrong, or nothing."""
         first = self.port or probe.port_of(self.connection.host, self.facts["run"], self.wish.service)
         for port in [first] if self.wish.port else probe.candidates(first):
-            if probe.is_free(port) and not self.connection.forward(port, way.target, way.control):
+            if probe.is_free(port) and self.connection.forward(port, way.target, way.control):
                 way.port = port
                 break
         else:
@@ -267,7 +270,7 @@ class Tunnel:
         file = self.served.get("token_file")
         if not file:
             return ""
-        answer = self.connection.run(["cat", "--", str(file)])
+        answer = self.connection.run(self.connection.command(["cat", "--", str(file)]))
         if answer.code != 0:
             raise ServiceGoneError("The service's token cannot be read", place=str(file), hint=answer.text[-200:])
         return answers.of_token(answer.out, self.connection.host)
@@ -350,13 +353,8 @@ def _remote_failure(feed: subprocesses.Child, connection: Connection) -> HpcmlEr
     """Return why the login node's hpcml ended, in its own words."""
     said = [line for line in feed.errors.splitlines() if line.strip()]
     if feed.code == 127 or (feed.code is not None and any("not found" in line for line in said[-1:])):
-        hint = "Say where it is: --set login.hpcml=/path/to/hpcml, or in the site's profile."
-        return HpcmlError(
-            f"There is no hpcml on {connection.host}",
-            place=connection.login.hpcml,
-            hint=hint,
-            status=NotFoundError.status,
-        )
+        return connection.no_hpcml(said[-3:])
+    said = said[next((place for place, line in enumerate(said) if _ERROR.match(line)), 0) :]  # a shell may say more
     words = said[0].removeprefix("hpcml: ") if said else f"hpcml on {connection.host} ended with status {feed.code}"
     status = feed.code if feed.code in MEANING else CONFIG  # killed here, or no hpcml
     return HpcmlError(words, place=connection.host, hint=" ".join(said[1:]), status=status)

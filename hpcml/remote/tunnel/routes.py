@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shlex
 import shutil
 import tempfile
 import time
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcml import files, subprocesses
-from hpcml.errors import HostKeyError, HpcmlError, LinkError, ServiceGoneError, TunnelError
+from hpcml.errors import HostKeyError, HpcmlError, ServiceGoneError, TunnelError
 from hpcml.remote import answers
 from hpcml.remote.ssh import config, login
 from hpcml.remote.ssh.connection import Connection, literal, proxy
@@ -51,7 +50,7 @@ class Way:
         """Whether the socket is surely not there, by a look through a way that gives a shell."""
         if self.name != "direct":
             return False
-        words = [*connection.over(self.control), "-T", "--", connection.host, shlex.join(["test", "-S", self.target])]
+        words = connection.command(["test", "-S", self.target], self.control)
         return subprocesses.run(words, connection.environment, READY["direct"]).code == 1
 
     def close(self, connection: Connection) -> None:
@@ -62,7 +61,7 @@ class Way:
         self.child.end()
         if self.cleanup:
             with contextlib.suppress(HpcmlError):  # the connection may be what has gone
-                connection.answer(self.cleanup, 20.0)
+                connection.run(self.cleanup, 20.0)
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
         if self.name != "twohop":
@@ -103,28 +102,12 @@ def _direct(connection: Connection, _: Mapping[str, Any], service: Mapping[str, 
     """The laptop is let in by the node itself; the login node only passes bytes on."""
     node, control = str(service["node"]), _control(connection)
     jump = proxy([*connection.over(), connection.host], destination=True)
-    words = [
-        "ssh",
-        "-F",
-        str(connection.file),
-        "-S",
-        literal(str(control)),
-        "-NT",
-        "-o",
-        "ControlMaster=yes",
-        "-o",
-        "ControlPersist=no",
-        "-o",
-        "ClearAllForwardings=yes",
-        "-o",
-        "BatchMode=yes",
-        "-o",
-        f"ProxyCommand={jump}",
-        *_as_on_login(connection, node),
-        "--",
-        node,
-    ]
-    return _wait(Way("direct", connection.start(words), control, str(service["socket"])), connection)
+    settings = config.options(
+        ControlMaster="yes", ControlPersist="no", ClearAllForwardings="yes", BatchMode="yes", ProxyCommand=jump
+    )
+    words = ["ssh", "-F", str(connection.file), "-S", literal(str(control)), "-NT", *settings]
+    child = subprocesses.Child([*words, *_as_on_login(connection, node), "--", node], connection.environment)
+    return _wait(Way("direct", child, control, str(service["socket"])), connection)
 
 
 def _as_on_login(connection: Connection, node: str) -> list[str]:
@@ -132,7 +115,7 @@ def _as_on_login(connection: Connection, node: str) -> list[str]:
     known = config.effective(node, connection.environment, connection.file)
     words = []
     if known.get("user") != [connection.user] and known.get("user", [""])[0] == connection.environment.get("USER", ""):
-        words += ["-o", f"User={connection.user}"]
+        words += config.options(User=connection.user)
     for name in ("identityfile", "certificatefile"):
         extra = [value for value in connection.known.get(name, []) if value not in known.get(name, [])]
         words += [word for value in extra for word in ("-o", f"{name}={value}")]
@@ -141,7 +124,8 @@ def _as_on_login(connection: Connection, node: str) -> list[str]:
 
 def _twohop(connection: Connection, facts: Mapping[str, Any], _: Mapping[str, Any], service_name: str) -> Way:
     """The login node is let in by the node; a socket in a folder of the user's own lies between the two."""
-    child = connection.start(connection.hpcml("tunnel", "--serve", "hop", "--service", service_name, facts["run"]))
+    words = connection.hpcml("tunnel", "--serve", "hop", "--service", service_name, facts["run"])
+    child = subprocesses.Child(words, connection.environment)
     way = Way("twohop", child, connection.control, "")
     deadline = time.monotonic() + READY["twohop"]
     try:
@@ -165,34 +149,34 @@ def _srun(connection: Connection, facts: Mapping[str, Any], service: Mapping[str
     try:
         key, public = _session_key(folder, connection)
         words = connection.hpcml("tunnel", "--serve", "prepare", "--service", service_name, facts["run"])
-        answer = connection.answer(words, 30.0, public)
+        answer = connection.run(words, 30.0, public)
         remote, host_key = _prepared(answer, connection)
         name = f"hpcml-job-{facts['job']}"
         files.write(folder / "known_hosts", f"{name} {host_key}\n")
         relay = ["tunnel", "--serve", "relay", "--relay", Path(remote).name, "--service", service_name, facts["run"]]
         jump = proxy(connection.hpcml(*relay))
         control = _control(connection)
-        options = {
-            "ControlMaster": "yes",
-            "ControlPersist": "no",
-            "BatchMode": "yes",
-            "IdentitiesOnly": "yes",
-            "IdentityFile": str(key),
-            "IdentityAgent": "none",
-            "PreferredAuthentications": "publickey",
-            "UserKnownHostsFile": str(folder / "known_hosts"),
-            "GlobalKnownHostsFile": str(folder / "known_hosts"),
-            "StrictHostKeyChecking": "yes",
-            "HostKeyAlias": name,
-            "ServerAliveInterval": "15",
-            "ForwardAgent": "no",
-            "ProxyCommand": jump,
-            "User": connection.user,
-        }
-        words = ["ssh", "-F", "none", "-S", literal(str(control)), "-NT"]
-        words += [word for option, value in options.items() for word in ("-o", f"{option}={value}")]
-        way = Way("srun", connection.start([*words, "--", name]), control, str(service["socket"]), folder)
-        way.cleanup = connection.words(["rm", "-rf", "--", remote])
+        settings = config.options(
+            ControlMaster="yes",
+            ControlPersist="no",
+            BatchMode="yes",
+            IdentitiesOnly="yes",
+            IdentityFile=str(key),
+            IdentityAgent="none",
+            PreferredAuthentications="publickey",
+            UserKnownHostsFile=str(folder / "known_hosts"),
+            GlobalKnownHostsFile=str(folder / "known_hosts"),
+            StrictHostKeyChecking="yes",
+            HostKeyAlias=name,
+            ServerAliveInterval="15",
+            ForwardAgent="no",
+            ProxyCommand=jump,
+            User=connection.user,
+        )
+        words = ["ssh", "-F", "none", "-S", literal(str(control)), "-NT", *settings, "--", name]
+        child = subprocesses.Child(words, connection.environment)
+        way = Way("srun", child, control, str(service["socket"]), folder)
+        way.cleanup = connection.command(["rm", "-rf", "--", remote])
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -244,7 +228,7 @@ def _fail(way: Way, connection: Connection) -> None:
     way.child.end()
     said = way.said()
     if not connection.alive():
-        raise LinkError(f"The connection to {connection.host} is gone", place=connection.host, hint="Try again.")
+        raise connection.gone()
     if re.search(r"the socket is not on|The socket is not on", said, re.IGNORECASE):
         raise ServiceGoneError(_last(said).removeprefix("hpcml: "), place=way.name)
     if re.search("HOST IDENTIFICATION HAS CHANGED|REVOKED HOST KEY", said):
