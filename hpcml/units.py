@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Self
 
 # Nine digits at most: beyond that no number is meant, and Python refuses to convert some thousands.
 _SLURM_TIME = re.compile(r"(?:(?P<days>[0-9]{1,9})-)?(?P<a>[0-9]{1,9})(?::(?P<b>[0-9]{1,2}))?(?::(?P<c>[0-9]{1,2}))?")
@@ -96,6 +97,39 @@ def parse_memory(text: str) -> int:
     if match is None:
         raise ValueError(f"'{text}' is not a memory size; write 4000M, 120G or 0.5T")
     return int(float(match[1]) * 1024 ** _MEMORY_EXPONENT[match[2].upper()])
+
+
+class Seconds(float):
+    """A duration in seconds that keeps the words it was written in; without words it is none (0)."""
+
+    text: str
+
+    def __new__(cls, text: str | None = None) -> Self:  # noqa: D102
+        value = super().__new__(cls, 0.0 if text is None else parse_seconds(text))
+        value.text = text or ""
+        return value
+
+
+class TimeLimit(int):
+    """A time limit in seconds that keeps the words it was written in; without words it is none (0)."""
+
+    text: str
+
+    def __new__(cls, text: str | None = None) -> Self:  # noqa: D102
+        value = super().__new__(cls, 0 if text is None else parse_time_limit(text))
+        value.text = text or ""
+        return value
+
+
+class Memory(int):
+    """A size in bytes that keeps the words it was written in; without words it is none (0)."""
+
+    text: str
+
+    def __new__(cls, text: str | None = None) -> Self:  # noqa: D102
+        value = super().__new__(cls, 0 if text is None else parse_memory(text))
+        value.text = text or ""
+        return value
 
 
 def in_mib(size: int) -> str:

@@ -60,7 +60,7 @@ def _template_error(error: Exception, file: str | None) -> ConfigError:
             line = trace.tb_lineno
         trace = trace.tb_next
     place = ":".join(str(part) for part in (file or TEMPLATE, line) if part)
-    return ConfigError(f"The template is wrong: {error}", place=place, hint="Mend that line.")
+    return ConfigError(f"The template is wrong: {error}", place=place, hint="Correct that line.")
 
 
 def _environment(folders: Sequence[Path]) -> jinja2.Environment:

@@ -105,7 +105,7 @@ def plan(site: Site, spec: JobSpec, place: Place) -> Plan:
         nodes=_count(spec.nodes, site.defaults.nodes, "--nodes", "defaults.nodes", least=1),
         gpus=_count(spec.gpus_per_node, site.defaults.gpus_per_node, "--gpus-per-node", "defaults.gpus_per_node"),
         cpus=_count(spec.cpus_per_node, site.resources.cpus_per_node, "--cpus-per-node", "resources.cpus_per_node"),
-        memory=_memory(spec.memory_per_node or site.resources.memory_per_node),
+        memory=_memory(spec.memory_per_node, site.resources.memory_per_node),
         time=_time_limit(spec, site),
     )
     lead = _signal_lead(site, ask.time, reasons)
@@ -114,7 +114,7 @@ def plan(site: Site, spec: JobSpec, place: Place) -> Plan:
     directives: tuple[tuple[str, str], ...] = ()
     if slurm:
         chosen = _partition(site, spec, ask, reasons, notices)
-        _check_workers(site, ask, ask.memory or _memory(site.partitions.get(chosen, Partition()).memory_per_node))
+        _check_workers(site, ask, ask.memory or _memory("", site.partitions.get(chosen, Partition()).memory_per_node))
         directives = _directives(site, spec, place, name, ask, chosen, lead, reasons)
     else:
         _check_workers(site, ask, 0)
@@ -160,19 +160,17 @@ def _count(asked: int | None, default: int, option: str, key: str, *, least: int
 
 def _time_limit(spec: JobSpec, site: Site) -> int:
     """Return the time limit in seconds, 0 if none is asked for (the partition's default holds then)."""
-    text = spec.time or site.defaults.time
-    if not text:
-        return 0
+    if not spec.time:
+        return int(site.defaults.time)
     try:
-        return units.parse_time_limit(text)
+        return units.parse_time_limit(spec.time)
     except ValueError as error:
-        place = "--time" if spec.time else "defaults.time"
-        raise UsageError(str(error), place=place, hint="See sbatch(1), --time.") from error
+        raise UsageError(str(error), place="--time", hint="See sbatch(1), --time.") from error
 
 
 def _check_workers(site: Site, ask: Ask, memory: int) -> None:
     """Refuse workers whose share of the node's memory is less than any needs to start; 0 bytes are not known here."""
-    limit = units.parse_memory(site.workers.memory_limit) if site.workers.memory_limit else 0
+    limit = site.workers.memory_limit
     count = ask.gpus or site.workers.per_node
     least = units.in_mib(_LEAST_FOR_A_WORKER)
     if 0 < limit < _LEAST_FOR_A_WORKER:
@@ -184,23 +182,20 @@ def _check_workers(site: Site, ask: Ask, memory: int) -> None:
         raise SiteError(f"{each}, and a worker needs more than {least} to start", place="workers.per_node", hint=hint)
 
 
-def _memory(text: str) -> int:
-    if not text:
-        return 0
+def _memory(requested: str, usual: units.Memory) -> int:
     try:
-        size = units.parse_memory(text)
+        size = units.Memory(requested) if requested else usual
     except ValueError as error:
         raise UsageError(str(error), place="--memory-per-node", hint="Units are powers of 1024.") from error
-    if size < 1024**2:
-        raise UsageError(
-            f"'{text}' is less than 1 MiB", place="--memory-per-node", hint="Leave it out for what the site gives."
-        )
-    return size
+    if size.text and size < 1024**2:
+        hint = "Leave it out for what the site gives."
+        raise UsageError(f"'{size.text}' is less than 1 MiB", place="--memory-per-node", hint=hint)
+    return int(size)
 
 
 def _signal_lead(site: Site, time_limit: int, reasons: list[str]) -> int:
     """Return how many seconds before the limit the script is told: at most half of the time that it has."""
-    lead = max(1, min(round(units.parse_seconds(site.slurm.signal_lead)), _MOST_SIGNAL_LEAD))
+    lead = max(1, min(round(site.slurm.signal_lead), _MOST_SIGNAL_LEAD))
     if time_limit and lead > time_limit // 2:
         reasons.append(
             f"the script is told {time_limit // 2} s before the time limit, not {lead} s: that is half of it"
@@ -268,20 +263,18 @@ def _misfit(site: Site, name: str, ask: Ask) -> str:
     partition = site.partitions.get(name)
     if partition is None:
         return ""
-    longest = units.parse_time_limit(partition.max_time) if partition.max_time else 0
-    memory = units.parse_memory(partition.memory_per_node) if partition.memory_per_node else 0
     gpus_are_known = any(other.gpus_per_node for other in site.partitions.values())
     if partition.max_nodes and ask.nodes > partition.max_nodes:
         return f"Partition '{name}' allows {partition.max_nodes} nodes, {ask.nodes} requested"
-    if longest and ask.time > longest:
-        asked, allowed = units.format_time_limit(ask.time), units.format_time_limit(longest)
+    if 0 < partition.max_time < ask.time:
+        asked, allowed = units.format_time_limit(ask.time), units.format_time_limit(partition.max_time)
         return f"Partition '{name}' allows {allowed}, {asked} requested"
     if gpus_are_known and ask.gpus > partition.gpus_per_node:
         return f"Partition '{name}' has {partition.gpus_per_node or 'no'} GPUs per node, {ask.gpus} requested"
     if partition.cpus_per_node and ask.cpus > partition.cpus_per_node:
         return f"Partition '{name}' has {partition.cpus_per_node} CPUs per node, {ask.cpus} requested"
-    if memory and ask.memory > memory:
-        asked, allowed = units.format_memory_for_slurm(ask.memory), units.format_memory_for_slurm(memory)
+    if 0 < partition.memory_per_node < ask.memory:
+        asked, allowed = map(units.format_memory_for_slurm, (ask.memory, partition.memory_per_node))
         return f"Partition '{name}' has {allowed} of memory per node, {asked} requested"
     return ""
 
@@ -296,7 +289,7 @@ def _directives(
         raise UsageError(f"Site {site.name} wants an account", place="--account", hint=hint)
     partition = site.partitions.get(partition_name, Partition())
     cpus = ask.cpus or partition.cpus_per_node
-    memory = ask.memory or _memory(partition.memory_per_node)
+    memory = ask.memory or _memory("", partition.memory_per_node)
     if not cpus and not site.resources.exclusive:
         reasons.append("one CPU per node: neither the request nor the profile says more (--cpus-per-node)")
     valued = (
@@ -394,7 +387,7 @@ def _inside(site: Site, spec: JobSpec, place: Place, ask: Ask, lead: int, slurm:
         nodes=ask.nodes,
         workers_per_node=ask.gpus or _count(site.workers.per_node, 1, "workers.per_node", "", least=1),
         threads=site.workers.threads or (1 if ask.gpus else 0),
-        memory_limit=units.parse_memory(site.workers.memory_limit) if site.workers.memory_limit else 0,
+        memory_limit=int(site.workers.memory_limit),
         restarts=site.workers.restarts,
         on_loss=site.workers.on_loss,
         resources=worker_resources(site),
@@ -407,15 +400,15 @@ def _inside(site: Site, spec: JobSpec, place: Place, ask: Ask, lead: int, slurm:
         scratch=site.paths.scratch,
         time_limit=ask.time,
         signal_lead=float(lead),
-        scheduler_deadline=units.parse_seconds(site.deadlines.scheduler),
-        workers_deadline=units.parse_seconds(site.deadlines.workers),
-        fabric_deadline=units.parse_seconds(site.deadlines.fabric),
-        driver_grace=units.parse_seconds(site.deadlines.driver_grace),
-        teardown_deadline=units.parse_seconds(site.deadlines.teardown),
-        answer_deadline=units.parse_seconds(site.deadlines.answer),
-        connect_notice=units.parse_seconds(site.deadlines.connect_notice),
-        idle_notice=units.parse_seconds(site.deadlines.idle_notice),
-        idle_end=units.parse_seconds(site.deadlines.idle),
+        scheduler_deadline=float(site.deadlines.scheduler),
+        workers_deadline=float(site.deadlines.workers),
+        fabric_deadline=float(site.deadlines.fabric),
+        driver_grace=float(site.deadlines.driver_grace),
+        teardown_deadline=float(site.deadlines.teardown),
+        answer_deadline=float(site.deadlines.answer),
+        connect_notice=float(site.deadlines.connect_notice),
+        idle_notice=float(site.deadlines.idle_notice),
+        idle_end=float(site.deadlines.idle),
         script="" if spec.service else str(spec.script if in_place else code / spec.script.name),
         arguments=spec.arguments,
         cwd=str(spec.cwd),

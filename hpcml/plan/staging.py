@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from hpcml import units
 from hpcml.errors import ConfigError
 from hpcml.sites.schema import Site
 
@@ -50,4 +49,4 @@ def stage(site: Site, image: str) -> Stage | None:
             place=f"{place}.stage_to",
             hint="Write the path that it has on the nodes, or $VARIABLE.",
         )
-    return Stage(runtime.stage, folder.rstrip("/"), image, round(units.parse_seconds(site.deadlines.stage)))
+    return Stage(runtime.stage, folder.rstrip("/"), image, round(site.deadlines.stage))

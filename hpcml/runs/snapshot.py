@@ -16,10 +16,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from hpcml import units
 from hpcml.runs.directories import storage
 from hpcml.sites.layers import user_path
 from hpcml.sites.schema import Code
+from hpcml.units import Memory
 
 _NEVER = "__pycache__"
 _NO_CODE = "node_modules"  # and virtual environments
@@ -90,7 +90,7 @@ class _Choice:
         self.folder, self.code, self.script, self.linked = str(folder), code, script, linked
         self.home = _is_home(folder)
         self.avoid = f"{target.resolve()}/"  # runs may be kept below the script's folder
-        self.largest, self.room = units.parse_memory(code.max_file), units.parse_memory(code.max_total)
+        self.largest, self.room = int(code.max_file), int(code.max_total)
         self.files, self.looks = code.max_files - 1, _LOOKED_AT * code.max_files  # the script is one
         self.copies: list[str] = []
         self.folders: list[str] = []
@@ -181,7 +181,7 @@ class _Choice:
             self.leave_out(name, "a link that leads out of the folder")
         elif size > self.largest:
             self.links.append(name)
-            self.leave_out(name, f"larger than code.max_file = {self.code.max_file}")
+            self.leave_out(name, f"larger than code.max_file = {self.code.max_file.text}")
         elif full := self._full(size):
             if strict:
                 raise _TooMuchError(full)
@@ -203,7 +203,7 @@ class _Choice:
         """Return the limit that a file of a size would break; nothing if there is none."""
         if self.files <= 0 or self.looks <= 0:
             return f"more than code.max_files = {self.code.max_files}"
-        return f"more than code.max_total = {self.code.max_total}" if size > self.room else ""
+        return f"more than code.max_total = {self.code.max_total.text}" if size > self.room else ""
 
     def _is_walked(self, entry: os.DirEntry[str]) -> bool:
         """Whether an entry is a folder of files that may be code."""
@@ -272,7 +272,7 @@ def take(script: Path, target: Path, code: Code, *, linked: bool = True, limited
         If the script cannot be read, or the run's directory not be written.
     """
     if not limited:
-        code = Code("folder", "1000000T", "1000000T", 1 << 60)
+        code = Code("folder", Memory("1000000T"), Memory("1000000T"), 1 << 60)
     with storage(target):
         if code.snapshot == "none":
             return Taken()

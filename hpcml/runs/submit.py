@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import __version__, assets, subprocesses, units
+from hpcml import __version__, assets, subprocesses
 from hpcml.errors import ANSWER_LOST, NOT_FOUND, HpcmlError, ImageError, SlurmUnreachableError, UsageError
 from hpcml.paths import RunPaths
 from hpcml.plan import request as jobs
@@ -121,7 +121,7 @@ def submit(
     if environment.get("BASH_ENV"):
         record["bash_env"] = environment["BASH_ENV"]  # bash reads it before the batch script, and it may end bash
     try:
-        record |= _hand_over(made, paths, environment, units.parse_seconds(loaded.site.slurm.timeout))
+        record |= _hand_over(made, paths, environment, loaded.site.slurm.timeout)
     except HpcmlError as error:
         directories.write_json(paths.submission, {**record, **error.as_json()})
         raise

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar, get_args, get_origin
 
 from hpcml import files
 from hpcml.errors import ConfigError
+from hpcml.units import Memory, Seconds, TimeLimit
 
 T = TypeVar("T")
 
@@ -95,7 +96,7 @@ def read_toml(path: Path, *, obeyed: bool = False) -> dict[str, Any]:
         hint = "Let yourself read it, or move it away."
         raise ConfigError(f"The file cannot be read: {error.strerror}", place=str(path), hint=hint) from error
     except ValueError as error:  # TOMLDecodeError and UnicodeDecodeError are of its kind
-        raise ConfigError(f"The file is not valid TOML: {error}", place=str(path), hint="Mend that line.") from error
+        raise ConfigError(f"The file is not valid TOML: {error}", place=str(path), hint="Correct that line.") from error
 
 
 def from_assignments(assignments: Sequence[str], source: str = "--set") -> dict[str, Any]:
@@ -164,14 +165,29 @@ def build(schema: type[T], layers: Layers, below: str = "") -> T:
 
 
 def _build(schema: type[T], table: Mapping[str, Any], layers: Layers, prefix: str) -> T:
-    kinds = schema.__annotations__
+    kinds, defaults = schema.__annotations__, getattr(schema, "_field_defaults", {})
     arguments: dict[str, Any] = {}
     for name, value in table.items():
         key = f"{prefix}{_escape(name)}"
         if name not in kinds:
             raise _unknown_key(name, list(kinds), f"{layers.origin(key)}: {_shown(prefix)}{name}")
-        arguments[name] = _convert(kinds[name], value, layers, key)
+        if kinds[name] in (Memory, Seconds, TimeLimit):
+            arguments[name] = _measure(kinds[name], value, defaults.get(name), layers, key)
+        else:
+            arguments[name] = _convert(kinds[name], value, layers, key)
     return schema(**arguments)
+
+
+def _measure(kind: Any, value: Any, default: Any, layers: Layers, key: str) -> Any:
+    """Return a duration or a size; empty words are none where that is the default."""
+    text = _convert(str, value, layers, key)
+    if not text and default is not None and not default.text:
+        return default
+    try:
+        return kind(text)
+    except ValueError as error:
+        place = f"{layers.origin(key)}: {_shown(key)}"
+        raise ConfigError(str(error), place=place, hint="Correct that value.") from error
 
 
 def _unknown_key(name: str, names: list[str], place: str) -> ConfigError:
@@ -236,6 +252,8 @@ def as_table(record: Any) -> Any:
         return {name: as_table(value) for name, value in record.items()}
     if isinstance(record, (tuple, list)):
         return [as_table(value) for value in record]
+    if isinstance(record, (Memory, Seconds, TimeLimit)):
+        return record.text
     return record if isinstance(record, (str, int, float, bool, type(None))) else str(record)
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from hpcml import assets, files
 from hpcml.errors import ConfigError
 from hpcml.sites import layers as config
-from hpcml.sites.schema import CHOICES, NEVER_EMPTY, UNITS, Identify, Site
+from hpcml.sites.schema import CHOICES, Identify, Site
 
 
 class LoadedSite(NamedTuple):
@@ -116,7 +116,6 @@ def load(name: str, environment: Mapping[str, str], cwd: Path | None, assignment
     layers.add({"name": name}, "profile name")
     site = config.build(Site, layers)
     _check_choices(layers)
-    _check_units(layers)
     return LoadedSite(site, layers, reason, str(project or ""), tuple(ignored))
 
 
@@ -255,14 +254,3 @@ def _check_choices(layers: config.Layers) -> None:
             near = config.nearest(str(value.value), allowed)
             hint = f"Did you mean {near}?" if near else f"Allowed: {', '.join(allowed)}."
             raise ConfigError(f"The value {value.value!r} is not allowed", place=f"{value.origin}: {key}", hint=hint)
-
-
-def _check_units(layers: config.Layers) -> None:
-    for key, value in layers.values.items():
-        parser = next((parser for pattern, parser in UNITS.items() if fnmatch.fnmatchcase(key, pattern)), None)
-        if parser is None or (value.value == "" and key not in NEVER_EMPTY and not key.startswith("deadlines.")):
-            continue
-        try:
-            parser(str(value.value))
-        except ValueError as error:
-            raise ConfigError(str(error), place=f"{value.origin}: {key}", hint="Mend that value.") from error

@@ -4,7 +4,7 @@
 # frozen dataclass of ten fields takes 1.9 ms to define, ten times as long, and `hpcml submit` defines 25 records.
 from typing import NamedTuple
 
-from hpcml import units
+from hpcml.units import Memory, Seconds, TimeLimit
 
 
 class Identify(NamedTuple):
@@ -26,7 +26,7 @@ class Defaults(NamedTuple):
 
     nodes: int = 1
     gpus_per_node: int = 0
-    time: str = ""
+    time: TimeLimit = TimeLimit()
     account: str = ""
     partition: str = ""
     qos: str = ""
@@ -36,7 +36,7 @@ class Resources(NamedTuple):
     """What one node gives: CPUs and memory to ask for (empty: the whole node, with ``exclusive``)."""
 
     cpus_per_node: int = 0
-    memory_per_node: str = ""
+    memory_per_node: Memory = Memory()
     exclusive: bool = False
 
 
@@ -53,21 +53,21 @@ class Dialect(NamedTuple):
     gpu_type: str = ""
     extra: tuple[str, ...] = ()
     remove: tuple[str, ...] = ()
-    signal_lead: str = "60s"
+    signal_lead: Seconds = Seconds("60s")
     export: str = "ALL"
     account_required: bool = False
     srun_extra: tuple[str, ...] = ()
-    timeout: str = "60s"
+    timeout: Seconds = Seconds("60s")
 
 
 class Partition(NamedTuple):
     """A partition's limits; an empty one is not checked."""
 
     max_nodes: int = 0
-    max_time: str = ""
+    max_time: TimeLimit = TimeLimit()
     gpus_per_node: int = 0
     cpus_per_node: int = 0
-    memory_per_node: str = ""
+    memory_per_node: Memory = Memory()
     qos: str = ""
 
 
@@ -103,7 +103,7 @@ class Workers(NamedTuple):
 
     per_node: int = 1
     threads: int = 0
-    memory_limit: str = ""
+    memory_limit: Memory = Memory()
     resources: tuple[str, ...] = ()
     restarts: int = 3
     on_loss: str = "continue"
@@ -161,16 +161,16 @@ class Deadlines(NamedTuple):
     ``idle`` is when that ends the run. For these three 0 is never.
     """
 
-    stage: str = "300s"
-    scheduler: str = "60s"
-    workers: str = "120s"
-    fabric: str = "30s"
-    driver_grace: str = "20s"
-    teardown: str = "10s"
-    answer: str = "10m"
-    connect_notice: str = "60s"
-    idle_notice: str = "10m"
-    idle: str = "0s"
+    stage: Seconds = Seconds("300s")
+    scheduler: Seconds = Seconds("60s")
+    workers: Seconds = Seconds("120s")
+    fabric: Seconds = Seconds("30s")
+    driver_grace: Seconds = Seconds("20s")
+    teardown: Seconds = Seconds("10s")
+    answer: Seconds = Seconds("10m")
+    connect_notice: Seconds = Seconds("60s")
+    idle_notice: Seconds = Seconds("10m")
+    idle: Seconds = Seconds("0s")
 
 
 class Paths(NamedTuple):
@@ -205,8 +205,8 @@ class Code(NamedTuple):
     """The copy of the script's folder: ``folder``, ``script`` or ``none``, the largest file, sum and number copied."""
 
     snapshot: str = "folder"
-    max_file: str = "1M"
-    max_total: str = "50M"
+    max_file: Memory = Memory("1M")
+    max_total: Memory = Memory("50M")
     max_files: int = 2000
 
 
@@ -249,17 +249,3 @@ CHOICES = {
     "login.route": ("auto", "direct", "twohop", "srun"),
     "code.snapshot": ("folder", "script", "none"),
 }
-
-UNITS = {
-    "defaults.time": units.parse_time_limit,
-    "resources.memory_per_node": units.parse_memory,
-    "slurm.signal_lead": units.parse_seconds,
-    "slurm.timeout": units.parse_seconds,
-    "partitions.*.max_time": units.parse_time_limit,
-    "partitions.*.memory_per_node": units.parse_memory,
-    "workers.memory_limit": units.parse_memory,
-    "deadlines.*": units.parse_seconds,
-    "code.max_file": units.parse_memory,
-    "code.max_total": units.parse_memory,
-}
-NEVER_EMPTY = ("slurm.signal_lead", "slurm.timeout", "code.max_file", "code.max_total")

@@ -105,11 +105,9 @@ def test_numbers_and_times_may_stand_without_quotes(tmp_path: Path) -> None:
         "[defaults]\ntime = 01:30:00\n[resources]\nmemory_per_node = 4000\n[environment]\nOMP_NUM_THREADS = 1\n"
     )
     site = config.build(schema.Site, layers(config.read_toml(path)))
-    assert (site.defaults.time, site.resources.memory_per_node, site.environment) == (
-        "01:30:00",
-        "4000",
-        {"OMP_NUM_THREADS": "1"},
-    )
+    time, memory = site.defaults.time, site.resources.memory_per_node
+    assert (time.text, time, memory.text, memory) == ("01:30:00", 5400, "4000", 4000 * 1024**2)
+    assert site.environment == {"OMP_NUM_THREADS": "1"}
 
 
 def test_a_record_becomes_a_table_that_json_knows_and_comes_back() -> None:

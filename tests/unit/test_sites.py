@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcml.errors import ConfigError
-from hpcml.sites import lookup
+from hpcml.sites import layers, lookup
 
 Write = Callable[[str, str], Path]
 
@@ -73,11 +73,11 @@ def test_layers_from_general_to_special(environment: dict[str, str], tmp_path: P
         write(name, ("extends = 'slurm'\n" if number == 0 else "") + f"[defaults]\n{values}")
     (tmp_path / "project" / "deep" / "er").mkdir(parents=True)
     loaded = lookup.load("mine", environment, tmp_path / "project" / "deep" / "er")
-    assert [getattr(loaded.site.defaults, key) for key in keys] == ["0", "1", "2", "3"]
+    assert [layers.as_table(getattr(loaded.site.defaults, key)) for key in keys] == ["0", "1", "2", "3"]
     assert [loaded.layers.origin(f"defaults.{key}") for key in keys] == [str(tmp_path / name) for name in files]
     loaded = lookup.load("mine", {**environment, "HPCML_DEFAULTS__QOS": "e", "HPCML_DEFAULTS__TIME": "5"}, tmp_path / "project",
                         ("defaults.time=7",))  # fmt: skip
-    assert (loaded.site.defaults.qos, loaded.site.defaults.time) == ("e", "7")
+    assert (loaded.site.defaults.qos, loaded.site.defaults.time.text) == ("e", "7")
     assert loaded.layers.origin("defaults.time") == "--set"
 
 
