@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -317,6 +318,8 @@ def test_python_blocks_compile(block: Block) -> None:
 @pytest.mark.parametrize("site", ["local", "slurm", "leonardo", "lab"])
 def test_settings_load(block: Block, site: str, tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(block.text)
+    if site == "lab":  # a profile of a site's own
+        shutil.copytree(ROOT / "tests/lab/site/profiles", tmp_path / "profiles")
     lookup.load(site, {"HPCML_SYSTEM_CONFIG": str(tmp_path)}, None)
 
 

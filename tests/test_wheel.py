@@ -47,7 +47,7 @@ def test_it_holds_code_and_assets(wheel: Path) -> None:
         for path in (ROOT / folder).glob("*.*"):
             assert f"hpcml/_assets/{folder}/{path.name}" in names
     assert not [name for name in names if name.startswith(("tests/", "hpcml/_assets/tests"))]
-    assert not [name for name in names if "__pycache__" in name]
+    assert not [name for name in names if "__pycache__" in name or Path(name).stem == "lab"]
 
 
 def test_it_renders_the_same_script_as_the_checkout(wheel: Path, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ _ONLY_BUILD = ("fakeroot", "build_arg", "force")
 def add_options(parser: ArgumentParser) -> None:
     """Add what this verb takes."""
     parser.usage = "hpcml image build [OPTIONS] DEFINITION [OUT.sif] | show IMAGE | check [--gpu] IMAGE | ls [FOLDER…]"
-    parser.epilog = "DEFINITION is a .def file or one that ships with hpcml: cpu, lab, rapids-cu12, rapids-cu13."
+    parser.epilog = "DEFINITION is a .def file or one that ships with hpcml: cpu, rapids-cu12, rapids-cu13."
     commands.add_site(parser, "program and folder for images")
     commands.add_json(parser)
     parser.add_argument("what", metavar="build|show|check|ls", choices=("build", "show", "check", "ls"))

@@ -27,7 +27,6 @@ DEADLINE = 6 * 3600.0  # seconds for a whole build: RAPIDS is downloaded and unp
 SPACE = "2G"  # what a build takes, where the definition's label org.hpcml.space does not say
 _BUNDLE = "/etc/ssl/certs/ca-certificates.crt"  # in all images that hpcml's definitions start from
 _SHA = "sha256:"
-_SUITES = {"bullseye", "bookworm", "trixie", "forky", "sid", "oldstable", "stable", "testing", "unstable"}
 
 
 class Order(NamedTuple):
@@ -197,15 +196,6 @@ def _arguments(
         if certificates and Path(certificates).is_file():
             binds.append(f"{certificates}:{_BUNDLE}")
             variables["PIP_CERT"] = _BUNDLE
-    if "MIRROR" in definition.used and "MIRROR" not in arguments and "MIRROR" not in definition.defaults:
-        mirror = debian_mirror(Path("/etc/apt"), definition.header("OSVersion"))
-        if not mirror:
-            raise ImageError(
-                "No Debian mirror is known here, and the definition needs one",
-                place="/etc/apt",
-                hint="Give one: --build-arg MIRROR=URL.",
-            )
-        arguments["MIRROR"] = mirror
     if missing := sorted(definition.used - definition.defaults.keys() - arguments.keys()):
         raise UsageError(
             f"The build argument {missing[0]} has no value",
@@ -229,32 +219,6 @@ def pip_settings(environment: Mapping[str, str]) -> dict[str, str]:
         if rank >= found.get(option, (0, ""))[0]:
             found[option] = (rank, value.strip().strip("'\""))
     return {option: value for option, (_, value) in found.items()}
-
-
-def debian_mirror(folder: Path, suite: str) -> str:
-    """Return the mirror that apt uses here: one that has the suite, else one of another Debian; empty without any.
-
-    Parameters
-    ----------
-    folder
-        apt's configuration, ``/etc/apt``.
-    """
-    sources: list[tuple[str, list[str]]] = []
-    for path in sorted([*folder.glob("sources.list"), *folder.glob("sources.list.d/*.list")]):
-        for line in path.read_text(errors="replace").splitlines():
-            words = re.sub(r"\[[^]]*\]", "", line.partition("#")[0]).split()
-            if len(words) >= 3 and words[0] == "deb":
-                sources.append((words[1], [words[2]]))
-    for path in sorted(folder.glob("sources.list.d/*.sources")):
-        for paragraph in re.split(r"\n\s*\n", path.read_text(errors="replace")):
-            lines = [line for line in paragraph.splitlines() if not line.startswith("#")]
-            fields = {key.strip().lower(): value.split() for key, _, value in (line.partition(":") for line in lines)}
-            if "deb" in fields.get("types", []) and fields.get("enabled") != ["no"]:
-                sources += [(uri, fields.get("suites", [])) for uri in fields.get("uris", [])]
-    # An address with a password is none for an image, which keeps its definition.
-    usable = [(uri, suites) for uri, suites in sources if re.match(r"(https?|file):", uri) and "@" not in uri]
-    exact = [uri for uri, suites in usable if suite in suites]
-    return next(iter([*exact, *(uri for uri, suites in usable if _SUITES & set(suites))]), "")
 
 
 def build(order: Order, environment: Mapping[str, str], sink: Callable[[bytes], None]) -> dict[str, object]:
@@ -417,6 +381,6 @@ def parse_arguments(words: Sequence[str]) -> dict[str, str]:
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or not re.fullmatch(r"\w+", name):
-            raise UsageError(f"'{word}' is not KEY=VALUE", place="--build-arg", hint="Write --build-arg MIRROR=URL.")
+            raise UsageError(f"'{word}' is not KEY=VALUE", place="--build-arg", hint="Write --build-arg NAME=VALUE.")
         found[name] = value
     return found

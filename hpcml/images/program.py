@@ -222,7 +222,7 @@ class ImageFacts(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """Which of hpcml's definitions it is from (``rapids``, ``cpu``, ``lab``), empty for other images."""
+        """Which of hpcml's definitions it is from (``rapids``, ``cpu``), empty for other images."""
         return self.labels.get(f"{PREFIX}kind", "")
 
     @property

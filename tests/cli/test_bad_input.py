@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from hpcml import errors
-from world import World
+from world import LAB_SITE, World
 
 Prepare = Callable[[World], object]
 
@@ -56,6 +56,7 @@ def _submit(*options: str, script: str = "job.py") -> tuple[str, ...]:
 
 U, C, N, R, S = errors.USAGE, errors.CONFIG, errors.NOT_FOUND, errors.REFUSED, errors.STORAGE
 LAB = ("submit", "--site", "lab")
+HAS_LAB = {"HPCML_SYSTEM_CONFIG": str(LAB_SITE)}  # a profile of a site's own
 BAD_TIMES = ("abc", "0", "0:00:00", "-5", "1:99", "1:2:3:4", "1.5", "10x", "1-", "1-2-3", ":30", "1:99:00", "UNLIMITED", " ",
              "9" * 30, "1d-3")  # fmt: skip
 BAD_NUMBERS = ("0", "-1", "two", "1.5", "1e3", "٣", "9" * 20, "+2", "0x4", "1-4")
@@ -93,18 +94,18 @@ CASES = [
     *(Bad(f"memory-{text!r}", _submit(f"--memory-per-node={text}"), U, ("--memory-per-node",)) for text in
       ("lots", "-4G", "4X", "1k", "0", "1,5G", "9" * 40)),
     Bad("too-many-nodes", (*LAB, "--partition", "debug", "--nodes", "4", "job.py"), R,
-        ("'debug' allows 2 nodes, 4 requested", "profile lab", "Try --partition boost")),
+        ("'debug' allows 2 nodes, 4 requested", "profile lab", "Try --partition boost"), env=HAS_LAB),
     Bad("too-long", (*LAB, "--partition", "debug", "--time", "2h", "job.py"), R,
-        ("'debug' allows 00:30:00, 02:00:00 requested", "Try --partition boost")),
+        ("'debug' allows 00:30:00, 02:00:00 requested", "Try --partition boost"), env=HAS_LAB),
     Bad("too-many-gpus", (*LAB, "--partition", "boost", "--gpus-per-node", "5", "job.py"), R,
-        ("'boost' has 4 GPUs per node, 5 requested", "Ask for less")),
-    Bad("too-many-cpus", (*LAB, "--partition", "boost", "--cpus-per-node", "9", "job.py"), R, ("has 8 CPUs", "Ask for less")),
-    Bad("too-much-memory", (*LAB, "--partition", "boost", "--memory-per-node", "1T", "job.py"), R, ("has 3500M", "Ask for less")),
+        ("'boost' has 4 GPUs per node, 5 requested", "Ask for less"), env=HAS_LAB),
+    Bad("too-many-cpus", (*LAB, "--partition", "boost", "--cpus-per-node", "9", "job.py"), R, ("has 8 CPUs", "Ask for less"), env=HAS_LAB),
+    Bad("too-much-memory", (*LAB, "--partition", "boost", "--memory-per-node", "1T", "job.py"), R, ("has 3500M", "Ask for less"), env=HAS_LAB),
     Bad("too-little-for-each-worker", (*LAB, "--memory-per-node", "3000M", "--set", "workers.per_node=64", "job.py"), R,
-        ("64 workers share 3000 MiB of a node: 47 MiB each", "more than 80 MiB to start", "workers.per_node", "--memory-per-node")),
+        ("64 workers share 3000 MiB of a node: 47 MiB each", "more than 80 MiB to start", "workers.per_node", "--memory-per-node"), env=HAS_LAB),
     Bad("a-limit-below-what-a-worker-needs", ("submit", "--site", "slurm", "--set", "workers.memory_limit=27MiB", "job.py"), R,
         ("workers.memory_limit is 27 MiB", "more than 80 MiB to start", "leave it out")),
-    Bad("fits-nowhere", (*LAB, "--nodes", "99", "job.py"), R, ("No partition fits", "'debug' allows 2", "Ask for less")),
+    Bad("fits-nowhere", (*LAB, "--nodes", "99", "job.py"), R, ("No partition fits", "'debug' allows 2", "Ask for less"), env=HAS_LAB),
     Bad("gpus-in-a-cpu-partition", ("submit", "--site", "leonardo", "--account", "a", "--partition", "dcgp_usr_prod",
         "--gpus-per-node", "4", "job.py"), R, ("has no GPUs per node", "Try --partition boost_usr_prod")),
     Bad("no-account", ("submit", "--site", "leonardo", "job.py"), U, ("wants an account", "--account", "hpcml.toml")),
@@ -183,7 +184,7 @@ CASES = [
     Bad("ls-bad-number", ("ls", "--last", "many"), U, ("'many' is not a whole number", "--last")),
     Bad("site-nothing", ("site",), U, ("ls|show", "hpcml site --help")),
     Bad("site-unknown-verb", ("site", "list"), U, ("list", "hpcml site --help")),
-    Bad("site-unknown", ("site", "show", "labb"), C, ("no site 'labb'", "Did you mean lab?")),
+    Bad("site-unknown", ("site", "show", "labb"), C, ("no site 'labb'", "Did you mean lab?"), env=HAS_LAB),
 ]  # fmt: skip
 
 

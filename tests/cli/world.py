@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+LAB_SITE = Path(__file__).resolve().parents[1] / "lab/site"  # settings of a site's own, with the profile `lab`
 FAKES = Path(__file__).resolve().parent / "fakes"
 TOOLS = ("bash", "sh", "env", "dirname", "mkdir", "mv", "sleep", "rm", "cat")
 

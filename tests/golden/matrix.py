@@ -13,6 +13,7 @@ from hpcml.sites import layers, lookup, schema
 
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
 PYTHON = "/opt/hpcml/bin/python"
+LAB = Path(__file__).resolve().parent.parent / "lab/site"  # the lab's profile is its own, not hpcml's
 SITES = ("local", "slurm", "leonardo", "lab")
 HOSTILE = '/scratch/a b/it\'s "x" $HOME `id` #1 50%j/é'
 
@@ -80,7 +81,7 @@ def make(
     site: str, case: Case, settings: Mapping[str, Any] | None = None, spec: Mapping[str, Any] | None = None
 ) -> plan.Plan:
     """Return the plan of a case, with more settings and another request laid over it if given."""
-    environment = {"HOME": "/nonexistent", "HPCML_SYSTEM_CONFIG": "/nonexistent"}
+    environment = {"HOME": "/nonexistent", "HPCML_SYSTEM_CONFIG": str(LAB)}
     loaded = lookup.load(site, environment, Path("/"))
     for table in (case.settings, settings or {}):
         loaded.layers.add(table, "test")

@@ -21,6 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "lab"))
 
+import lab_image
 import slurm_pack
 from lab_paths import Places, account_name
 
@@ -119,7 +120,9 @@ def build(python: Path, out: Path, places: Places) -> None:
         # Small, because it is sent about, and quick to read: xz packs better, and Python starts twice as slowly from it.
         environment = {"HOME": name, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", "APPTAINER_TMPDIR": name,
                        "APPTAINER_MKSQUASHFS_ARGS": "-comp zstd -Xcompression-level 19"}  # fmt: skip
-        words = ["image", "build", "--build-arg", f"PYTHON={folder}/python.tar", DEFINITION.name, "image.sif"]
+        values = {"PYTHON": f"{folder}/python.tar", "MIRROR": lab_image.mirror()}
+        given = [word for name, value in values.items() for word in ("--build-arg", f"{name}={value}")]
+        words = ["image", "build", *given, DEFINITION.name, "image.sif"]
         run([*become, *words], environment=environment, cwd=folder)
         shutil.copy(folder / "image.sif", out)
 

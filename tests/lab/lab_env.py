@@ -14,6 +14,7 @@ from pathlib import Path
 from lab_paths import LabError, Places
 
 PYTHON = "/usr/bin/python3"
+SITE = Path(__file__).with_name("site")  # the lab's own profile
 EXTRAS = "local,test,ucx,jupyter"
 IGNORED_NAMES = (
     ".git", ".venv", "venv", "__pycache__", "build", "dist", "*.egg-info", ".*_cache", ".hypothesis", "node_modules",
@@ -28,6 +29,11 @@ def build(places: Places, source: Path, extras: str = EXTRAS) -> tuple[Path, boo
     if not python.exists():
         _run([PYTHON, "-m", "venv", "--clear", str(places.venv)])
     wheel = _wheel(places, python, source)
+    shutil.copytree(SITE, places.site, dirs_exist_ok=True)
+    for path in (places.site, *places.site.rglob("*")):
+        path.chmod(
+            0o755 if path.is_dir() else 0o644
+        )  # whatever the checkout's umask: nobody else may write to settings
     stamp = places.venv / "hpcml-dependencies"
     wanted = _dependencies(wheel, extras)
     pip = [str(python), "-m", "pip", "install", "--quiet", "--root-user-action=ignore", "--disable-pip-version-check"]

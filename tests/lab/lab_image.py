@@ -156,7 +156,7 @@ def _furnish(places: Places, work: Path) -> None:
 def _build(places: Places, work: Path) -> None:
     account = pwd.getpwnam(account_name(BUILDER))
     become = ["setpriv", f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--init-groups", "--inh-caps=-all"]
-    values = {"suite": _suite(), "mirror": _mirror(), "packages": str(work / "packages.tar")}
+    values = {"suite": _suite(), "mirror": mirror(), "packages": str(work / "packages.tar")}
     given = [word for name, value in values.items() for word in ("--build-arg", f"{name}={value}")]
     # The least packing: the image is read more often than it is sent anywhere, and packing is most of the build's time.
     words = ["apptainer", "build", "--fakeroot", "--mksquashfs-args", "-comp zstd -Xcompression-level 1", *given]
@@ -184,7 +184,7 @@ def _build(places: Places, work: Path) -> None:
         raise LabError(f"The lab's image cannot be built ({code}). Read {image(places).with_suffix('.log')}.")
 
 
-def _mirror() -> str:
+def mirror() -> str:
     """The first mirror of the machine's apt that debootstrap can use too."""
     for mirror in lab_apptainer.mirrors():
         if mirror.startswith(("http://", "https://", "file:/")):

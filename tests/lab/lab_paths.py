@@ -70,6 +70,11 @@ class Places:
         return self.etc / "slurm.conf"
 
     @property
+    def site(self) -> Path:
+        """hpcml's settings for the whole machine, as /etc/hpcml on a cluster."""
+        return self.etc / "hpcml"
+
+    @property
     def munge_socket(self) -> Path:
         return self.run / "munge.sock"
 

@@ -172,7 +172,8 @@ def configure(places: Places, node: str, extra: Sequence[str] = (), *, certifica
     path = f"{places.venv}/bin:/usr/bin:/bin"
     lines = [*extra, f"HostKey {top}/host-{node}", f"PidFile {places.run}/sshd-{node}.pid", "UsePAM no"]
     lines += ["PasswordAuthentication no", "KbdInteractiveAuthentication no", "PrintMotd no", f"LogLevel {_LOG_LEVEL}"]
-    lines += [f"SetEnv PATH={path} SLURM_CONF={places.slurm_conf} LANG=C.UTF-8", "AllowAgentForwarding yes"]
+    variables = f"PATH={path} SLURM_CONF={places.slurm_conf} HPCML_SYSTEM_CONFIG={places.site} LANG=C.UTF-8"
+    lines += [f"SetEnv {variables}", "AllowAgentForwarding yes"]
     if (certificate := top / f"host-{node}-cert.pub").exists():
         lines.append(f"HostCertificate {certificate}")
     if certificates or node in LOGINS:

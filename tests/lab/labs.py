@@ -218,11 +218,12 @@ class Lab:
             "SHELL": "/bin/bash",
             "PATH": f"{self.places.venv}/bin:/usr/bin:/bin",
             "SLURM_CONF": str(self.places.slurm_conf),
+            "HPCML_SYSTEM_CONFIG": str(self.places.site),
             "LANG": "C.UTF-8",
         }
         if node == lab_ssh.LAPTOP:
             variables |= lab_ssh.variables(self.places)
-            del variables["SLURM_CONF"]
+            del variables["SLURM_CONF"], variables["HPCML_SYSTEM_CONFIG"]
         if "TERM" in os.environ:
             variables["TERM"] = os.environ["TERM"]
         return words, {**variables, **(env or {})}

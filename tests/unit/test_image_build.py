@@ -115,43 +115,6 @@ def test_too_little_space(tmp_path: Path) -> None:
     build.check_space(definition._replace(text=text.replace("900000T", "1K")), tmp_path / "a.sif", APPTAINER, {})
 
 
-LIST = """# deb http://commented.example.org/debian bookworm main
-deb cdrom:[Debian]/ bookworm main
-deb-src http://sources.example.org/debian bookworm main
-deb [signed-by=/k.gpg] http://security.example.org/debian-security bookworm-security main
-deb [arch=amd64 signed-by=/k.gpg] http://one.example.org/debian bookworm main # ours
-"""
-STANZAS = """Types: deb
-URIs: http://off.example.org/debian
-Suites: bookworm
-Enabled: no
-
-# a comment
-Types: deb deb-src
-URIs: http://two.example.org/debian
-Suites: bookworm bookworm-updates
-Components: main
-"""
-
-
-@pytest.mark.parametrize(
-    ("files", "mirror"),
-    [({"sources.list": LIST}, "http://one.example.org/debian"),
-     ({"sources.list.d/debian.sources": STANZAS}, "http://two.example.org/debian"),
-     ({"sources.list.d/x.list": "deb http://t.example.org/debian trixie main\n"}, "http://t.example.org/debian"),
-     ({"sources.list": "deb http://t.example.org/debian trixie main\n", "sources.list.d/d.sources": STANZAS}, "http://two.example.org/debian"),
-     ({"sources.list": "deb http://u.example.org/ubuntu noble main\n"}, ""),
-     ({"sources.list.d/off.list.disabled": LIST}, ""),
-     ({"sources.list": "deb http://ada:secret@s.example.org/debian bookworm main\n"}, ""),
-     ({}, "")],
-)  # fmt: skip
-def test_the_mirror_is_apt_s(tmp_path: Path, files: dict[str, str], mirror: str) -> None:
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    assert build.debian_mirror(tmp_path, "bookworm") == mirror
-
-
 def test_pip_s_settings(tmp_path: Path) -> None:
     (tmp_path / "pip.conf").write_text("[global]\nindex-url = https://file.example.org/simple\ntimeout = 5\n"
                                        "[install]\nindex-url = https://install.example.org/simple\n")  # fmt: skip

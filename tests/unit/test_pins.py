@@ -15,7 +15,8 @@ from hpcml.node.hardware import preflight
 ROOT = Path(__file__).resolve().parents[2]
 PINS = tomllib.loads((ROOT / "containers/versions.toml").read_text())
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-DEFINITIONS = [program.find_definition(name, ROOT) for name in program.definitions()]
+DEBIAN = "tests/fixtures/images/debian.def"  # for machines that reach no registry
+DEFINITIONS = [program.find_definition(name, ROOT) for name in (*program.definitions(), DEBIAN)]
 MACHINE_S_OWN = {"MIRROR", "PIP_INDEX"}
 RAPIDS = ("cudf", "dask-cudf", "cuml", "raft-dask", "rmm")
 
@@ -38,7 +39,7 @@ def divided(words: list[str]) -> dict[str, str]:
 
 
 def test_all_definitions_are_here() -> None:
-    assert [definition.name for definition in DEFINITIONS] == ["cpu", "lab", "rapids-cu12", "rapids-cu13"]
+    assert [definition.name for definition in DEFINITIONS] == ["cpu", "rapids-cu12", "rapids-cu13", "debian"]
 
 
 @pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda definition: definition.name)
@@ -46,7 +47,7 @@ def test_defaults_of_a_definition_are_the_pins(definition: program.Definition) -
     defaults = {key: value for key, value in definition.defaults.items() if key not in MACHINE_S_OWN}
     assert len(defaults) >= 3
     assert defaults == {key: PINS[key.lower().replace("_", "-")] for key in defaults}
-    assert definition.used - definition.defaults.keys() == ({"MIRROR"} if definition.name == "lab" else set())
+    assert definition.used - definition.defaults.keys() == ({"MIRROR"} if definition.name == "debian" else set())
 
 
 @pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda definition: definition.name)
@@ -63,7 +64,7 @@ def test_labels_say_what_is_installed(definition: program.Definition) -> None:
     assert units.parse_memory(definition.label("space")) >= 2 * 1024**3
 
 
-@pytest.mark.parametrize("name", ["cpu", "lab"])
+@pytest.mark.parametrize("name", ["cpu", DEBIAN])
 def test_cpu_images_hold_the_extras_local_and_jupyter(name: str) -> None:
     installed = packages(program.find_definition(name, ROOT).text)
     wanted = divided(EXTRAS["node"]) | divided(EXTRAS["local"]) | divided(EXTRAS["jupyter"])

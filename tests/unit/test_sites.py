@@ -31,6 +31,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 USER = "home/.config/hpcml"
+LAB = Path(__file__).resolve().parents[1] / "lab/site/profiles/lab.toml"
 
 
 def test_a_machine_without_slurm_is_local(environment: dict[str, str], tmp_path: Path) -> None:
@@ -44,10 +45,12 @@ def test_a_machine_with_sbatch_is_some_slurm(environment: dict[str, str], tmp_pa
     assert (loaded.site.name, loaded.chosen_because) == ("slurm", "sbatch is on PATH")
 
 
-def test_the_lab_comes_before_any_slurm(environment: dict[str, str], tmp_path: Path, write: Write) -> None:
+def test_a_site_of_one_s_own_comes_before_any_slurm(environment: dict[str, str], tmp_path: Path, write: Write) -> None:
     write("bin/sbatch", "#!/bin/sh\n").chmod(0o755)
+    write("etc/profiles/lab.toml", LAB.read_text())
     loaded = lookup.load("", {**environment, "SLURM_CONF": "/var/lib/hpcml-lab/etc/slurm.conf"}, tmp_path)
     assert loaded.site.name == "lab"
+    assert loaded.site.defaults.partition in loaded.site.partitions
     assert loaded.site.scheduler == "slurm", "inherited"
     assert loaded.site.identify.command == "", "how to recognise a machine is not inherited"
 
@@ -82,31 +85,31 @@ def test_layers_from_general_to_special(environment: dict[str, str], tmp_path: P
 
 
 def test_a_site_table_holds_for_that_site_alone(environment: dict[str, str], tmp_path: Path, write: Write) -> None:
-    write("hpcml.toml", "[workers]\nthreads = 1\n[site.lab.workers]\nthreads = 2\n")
-    assert lookup.load("lab", environment, tmp_path).site.workers.threads == 2
+    write("hpcml.toml", "[workers]\nthreads = 1\n[site.leonardo.workers]\nthreads = 2\n")
+    assert lookup.load("leonardo", environment, tmp_path).site.workers.threads == 2
     assert lookup.load("local", environment, tmp_path).site.workers.threads == 1
 
 
 def test_a_profile_of_the_same_name_is_laid_over_the_built_in_one(
     environment: dict[str, str], tmp_path: Path, write: Write
 ) -> None:
-    write("etc/profiles/lab.toml", "[partitions.boost]\nmax_nodes = 9\n")
-    boost = lookup.load("lab", environment, tmp_path).site.partitions["boost"]
+    write("etc/profiles/leonardo.toml", "[partitions.boost_usr_prod]\nmax_nodes = 9\n")
+    boost = lookup.load("leonardo", environment, tmp_path).site.partitions["boost_usr_prod"]
     assert (boost.max_nodes, boost.gpus_per_node) == (9, 4)
 
 
 def test_a_profile_extends_another_over_several_steps(
     environment: dict[str, str], tmp_path: Path, write: Write
 ) -> None:
-    write(f"{USER}/profiles/one.toml", "extends = 'lab'\n[defaults]\nqos = 'q'\n")
+    write(f"{USER}/profiles/one.toml", "extends = 'leonardo'\n[defaults]\nqos = 'q'\n")
     write(f"{USER}/profiles/two.toml", "extends = 'one'\ndescription = 'two'\n")
     loaded = lookup.load("two", environment, tmp_path)
     assert (loaded.site.defaults.qos, loaded.site.defaults.partition, loaded.site.slurm.gpu_request) == (
         "q",
-        "boost",
-        "gpus-per-node",
+        "boost_usr_prod",
+        "gres",
     )
-    assert loaded.layers.origin("defaults.partition") == "profile lab"
+    assert loaded.layers.origin("defaults.partition") == "profile leonardo"
 
 
 @pytest.mark.parametrize("texts", [{"a": "a"}, {"a": "b", "b": "a"}, {"a": "b", "b": "c", "c": "b"}])
@@ -123,7 +126,7 @@ def test_without_a_home_the_rest_is_used(environment: dict[str, str], tmp_path: 
     assert lookup.config_folders(environment) == [tmp_path / "etc"]
 
 
-@pytest.mark.parametrize("name", ["lab", "leonardo", "local", "slurm"])
+@pytest.mark.parametrize("name", ["leonardo", "local", "slurm"])
 def test_every_built_in_profile_is_whole(environment: dict[str, str], tmp_path: Path, name: str) -> None:
     site = lookup.load(name, environment, tmp_path).site
     assert site.description
