@@ -7,8 +7,7 @@ nor any command-line library.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+TYPE_CHECKING = False  # as typing's, whose import would be most of what --help takes
 if TYPE_CHECKING:
     from hpcml.driver import connect, run
 

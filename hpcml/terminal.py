@@ -8,9 +8,12 @@ text (``\x1b``, ``\n``, ``\u202e``).
 from __future__ import annotations
 
 import codecs
-import re
 import sys
-from typing import TextIO
+
+TYPE_CHECKING = False  # as typing's, whose import would double the time of --help
+if TYPE_CHECKING:
+    import re
+    from typing import TextIO
 
 # DEL and the controls of C1; marks without a shape that hide or turn text (Unicode's Cf); line and paragraph
 # separators; halves of characters.
@@ -18,14 +21,22 @@ _INVISIBLE = (
     "\x7f-\x9f\xad\u061c\u06dd\u070f\u115f\u1160\u17b4\u17b5\u180b-\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164"
     "\ud800-\udfff\ufe00-\ufe0e\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
 )
-_IN_A_LINE = re.compile(f"[\x00-\x1f{_INVISIBLE}]")
+_IN_A_LINE = f"[\x00-\x1f{_INVISIBLE}]"
 # Tabs, line breaks and a progress bar's carriage return stay.
-_IN_A_LOG = re.compile(f"[\x00-\x08\x0b\x0c\x0e-\x1f{_INVISIBLE}]")
+_IN_A_LOG = f"[\x00-\x08\x0b\x0c\x0e-\x1f{_INVISIBLE}]"
 
 
 def shown(text: object) -> str:
     """Return a text as one line of which nothing is obeyed: line breaks are shown too."""
-    return _IN_A_LINE.sub(_escape, str(text))
+    return _escaped(_IN_A_LINE, str(text))
+
+
+def _escaped(invisible: str, text: str) -> str:
+    if text.isascii() and text.isprintable():
+        return text
+    import re  # with typing and enum it is longer than all else that --help imports
+
+    return re.sub(invisible, _escape, text)
 
 
 def _escape(match: re.Match[str]) -> str:
@@ -80,4 +91,4 @@ class Raw:
         """Return the bytes that :meth:`write` would pass on."""
         if not self.guarded:
             return data
-        return _IN_A_LOG.sub(_escape, self._decoder.decode(data, last)).encode()
+        return _escaped(_IN_A_LOG, self._decoder.decode(data, last)).encode()

@@ -5,15 +5,16 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn
 
-from hpcml import errors
+from hpcml import __version__, errors
 from hpcml.terminal import json_text, say, say_lines
 
+TYPE_CHECKING = False  # as typing's, whose import would be most of what --help takes
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
     from types import ModuleType
+    from typing import NoReturn
 
     from hpcml.remote.server import Caller
 
@@ -54,6 +55,7 @@ def overview() -> str:
             "RUN is a run's id or its beginning, its name, its Slurm job id, or 'last'.",
             "On a laptop, --host HOST (or HPCML_HOST) runs the command on that login node, by ssh.",
             "hpcml COMMAND --help says more; hpcml --version says which hpcml this is.",
+            "",
         ]
     )
 
@@ -104,16 +106,17 @@ def split_host(words: list[str]) -> tuple[str | None, list[str]]:
 
 def main(argv: Sequence[str] | None = None, caller: Caller | None = None) -> int:
     """Run the command line and return its exit status; ``caller`` is the laptop that sent it, if one did."""
-    from hpcml.sites.layers import narrow_umask
-
-    narrow_umask()
     host, words = split_host(list(sys.argv[1:] if argv is None else argv))
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr] # paths may hold anything
-    own: list[str] = words[1:]
+    command, own = (words[0], words[1:]) if words else ("", [])
     try:
-        own, script = split_script(words[0] if words else "", own)
-        status = _dispatch(words[0] if words else "", own, script, host, caller)
+        if command in ("", "-h", "--help", "help", "--version"):
+            sys.stdout.write(f"hpcml {__version__}\n" if command == "--version" else overview())
+            status = 0 if command else errors.USAGE
+        else:
+            own, script = split_script(command, own)
+            status = _dispatch(command, own, script, host, caller)
         sys.stdout.flush()
     except errors.HpcmlError as error:
         return _fail(error, "--json" in own)
@@ -131,17 +134,11 @@ def main(argv: Sequence[str] | None = None, caller: Caller | None = None) -> int
 
 
 def _dispatch(command: str, own: list[str], script: list[str], host: str | None, caller: Caller | None) -> int:
-    if command in ("", "-h", "--help", "help"):
-        say_lines(overview())
-        return 0 if command else errors.USAGE
-    if command == "--version":
-        from hpcml import __version__
+    from hpcml.sites import layers
 
-        say(f"hpcml {__version__}")
-        return 0
+    layers.narrow_umask()
     if command == "--serve-laptop" and caller is None:
         from hpcml.remote import server
-        from hpcml.sites import layers
 
         return server.serve(main, layers.process_environment())
     if command not in COMMANDS:
