@@ -1,10 +1,9 @@
-"""``hpcml fabric``: measure the wire between the nodes of an allocation, or show what a run measured at its start."""
+"""``hpcml fabric``: measure the interconnect between nodes, or show what a run measured at its start."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hpcml import assets
 from hpcml.cli import common, submit
 from hpcml.errors import NotFoundError, StorageError, UsageError
 from hpcml.runs import directories
@@ -25,11 +24,9 @@ def run(options: Namespace) -> int:
     """Show RUN's measurement, or submit the job that measures every node against every other."""
     if options.run:
         return _show(options)
-    script = assets.folder("jobs") / "fabric.py"
     if not (options.detach or options.dry_run or options.check):
         options.wait = True
-    options.name = options.name or "fabric"
-    return submit.start(options, submit.make_spec(options, [str(script)]))
+    return submit.start(options, submit.make_spec(options, ["fabric"])._replace(service="fabric"))
 
 
 def _show(options: Namespace) -> int:

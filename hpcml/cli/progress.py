@@ -139,7 +139,8 @@ class Progress:
         for warning in status.warnings:
             self._once(warning, "bad", "warning", warning, None)
         if "driver-started" in times:
-            self._once("driver", "ok", "driver", "JupyterLab starts" if status.service else "the script runs", None)
+            started = "JupyterLab starts" if status.service == "jupyter" else "the script runs"
+            self._once("driver", "ok", "driver", started, None)
         if status.jupyter:
             self._once("jupyter", "ok", "jupyter", status.jupyter, None)
 

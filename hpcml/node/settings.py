@@ -41,11 +41,10 @@ class Gpu:
 class Settings:
     """Decisions of the plan; durations in seconds, sizes in bytes, 0 or empty means "decide on the node".
 
-    ``service`` is the web service that runs in the place of a script (``jupyter``), empty for a script; it ends after
-    ``idle`` seconds without use, 0 for never. ``gpu`` is None for CPU workers. ``umask`` is
-    the user's, for the script and its tasks. ``protocol`` is auto, tls or ucx;
-    ``fabric`` is what the wire must prove: none (not asked), warn or rdma. ``image`` is what the roles run in, empty
-    without one.
+    ``service`` is what runs in the place of a script (``jupyter``, ``fabric``), empty for a script; JupyterLab ends
+    after ``idle`` seconds without use, 0 for never. ``gpu`` is None for CPU workers. ``umask`` is the user's, for the
+    script and its tasks. ``protocol`` is auto, tls or ucx; ``fabric`` is what the interconnect must prove: none (not
+    asked), warn or rdma. ``image`` is what the roles run in, empty without one.
     """
 
     local: bool
@@ -110,7 +109,7 @@ class Context:
     @property
     def socket_room(self) -> int:
         """How long the folder may be in which the run's folder for sockets is made; kernels' names are long."""
-        return 38 if self.settings.service else 70
+        return 38 if self.settings.service == "jupyter" else 70
 
     @property
     def worker_count(self) -> int:

@@ -34,7 +34,9 @@ def take_up(context: Context, *, say: bool = True) -> None:
         If the folder that the script runs in is not there.
     """
     os.chdir(context.settings.cwd)
-    first = [] if os.environ.get("PYTHONSAFEPATH") and not context.settings.service else [folder(context)]
+    service = context.settings.service
+    without = service == "fabric" or (os.environ.get("PYTHONSAFEPATH") and not service)
+    first = [] if without else [folder(context)]
     own = os.environ.get(_OWN, "")
     entries = [os.path.abspath(entry) for entry in own.split(":") if own]  # noqa: PTH100 - as Python's site has them
     wanted = [*first, str(context.run.library), *entries]

@@ -17,9 +17,10 @@ class JobSpec(NamedTuple):
     """A request: a script, its arguments and what was said about the allocation (empty or None: not said).
 
     ``cwd`` is where the script runs: the folder that the user submitted from, so that relative data paths hold.
-    ``service`` is a web service in the place of a script (``jupyter``; ``script`` is then only its name), which ends
-    after ``idle`` seconds without use (0: never). ``staged``: script and ``cwd`` are there for the submission only, and
-    the script runs in the run's own copy of them. ``sources`` are the folders that the copy of the code may link to.
+    ``service`` is a program of hpcml's in the place of a script (``jupyter``, ``fabric``; ``script`` is then only its
+    name); JupyterLab ends after ``idle`` seconds without use (0: never). ``staged``: script and ``cwd`` are there for
+    the submission only, and the script runs in the run's own copy of them. ``sources`` are the folders that the copy of
+    the code may link to.
     """
 
     script: Path

@@ -163,7 +163,7 @@ def _status(run: directories.Run, environment: Mapping[str, str], known: slurm.J
         found.state, found.exit_status = final["state"], final["status"]
         found.words, found.by = final["reason"], final["by"]
         found.hint, found.quote = final["hint"], final["quote"]
-    if found.service and found.state == "running":
+    if found.service == "jupyter" and found.state == "running":
         found.jupyter = _jupyter(run)
     if (found.state != "ended" or run.may_start_again) and (ask or known is not None):
         _ask_owner(found, run, environment, known)
@@ -217,12 +217,12 @@ def _read_event(found: Status, event: dict[str, Any]) -> None:
     elif name == "driver-started":
         found.state = "running"
     elif name == "time-limit-near":
-        told = "open pages are told to save" if found.service else "hpcml.run.should_stop() is true now"
+        told = "open pages are told to save" if found.service == "jupyter" else "hpcml.run.should_stop() is true now"
         found.hint = f"The time limit is near: {told}."
 
 
 def _driver(found: Status) -> str:
-    return "JupyterLab" if found.service else "the script"
+    return "JupyterLab" if found.service == "jupyter" else "the script"
 
 
 def _jupyter(run: directories.Run) -> str:

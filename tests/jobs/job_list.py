@@ -70,7 +70,7 @@ VARIANTS = {
     "join/broadcast": Listed("--rows 40000 --how broadcast", ("rows_joined", "sums")),
     "etl/csv": Listed("--rows 20000 --form csv", ("rows_read", "rows", "means")),
 }  # fmt: skip
-TOOLS = ("fabric", "make_data", "score", "to_torch")  # no jobs of the gallery, or, to_torch, needs what is not here
+TOOLS = ("make_data", "score", "to_torch")  # no jobs of the gallery, or, to_torch, needs what is not here
 
 
 def shape(kind: str) -> tuple[str, dict[str, int]]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
 from xml.etree import ElementTree as ET
 
 import pytest
 
+from hpcml.node.fabric import picture
 from hpcml.node.fabric.measurement import GIB, Pair
-from hpcml.node.fabric.picture import MOST_NAMES, _colour, _natural, _nodes, matrix_svg, matrix_text
+from hpcml.node.fabric.picture import MOST_NAMES, _natural
 
 SVG = "{http://www.w3.org/2000/svg}"
 VERMILION = "#d55e00"
@@ -31,15 +33,35 @@ def all_pairs(names: list[str], slow: str = "") -> list[Pair]:
     return found
 
 
-def cells(picture: str) -> dict[str, ET.Element]:
-    """Return the groups of measured cells by what their tooltips say before the colon."""
-    groups = ET.fromstring(picture).iter(f"{SVG}g")  # noqa: S314 - made here
-    titled = {group.findtext(f"{SVG}title", ""): group for group in groups}
-    return {title.partition(":")[0]: group for title, group in titled.items() if title}
+def matrix_text(pairs: list[Pair]) -> str:
+    return picture.matrix_text(pairs, nodes_of(pairs))
 
 
-def words(picture: str) -> list[str]:
-    return [text.text or "" for text in ET.fromstring(picture).iter(f"{SVG}text")]  # noqa: S314 - made here
+def matrix_svg(pairs: list[Pair], title: str) -> str:
+    return picture.matrix_svg(pairs, title, nodes_of(pairs))
+
+
+def nodes_of(pairs: list[Pair]) -> dict[str, str]:
+    return {name: name.partition("-")[0] for pair in pairs for name in (pair.source, pair.target)}
+
+
+def cells(svg: str) -> dict[str, tuple[str, list[ET.Element]]]:
+    """Return what is drawn of measured cells by what their tooltips say before the colon, with the whole tooltip."""
+    drawn: dict[str, tuple[str, list[ET.Element]]] = {}
+    for group in ET.fromstring(svg).iter(f"{SVG}g"):  # noqa: S314 - made here
+        if title := group.findtext(f"{SVG}title", ""):
+            known, elements = drawn.setdefault(title.partition(":")[0], (title, []))
+            assert known == title
+            elements += [element for element in group.iter() if element is not group]
+    return drawn
+
+
+def tooltips(svg: str) -> dict[str, str]:
+    return {name: title for name, (title, _) in cells(svg).items()}
+
+
+def words(svg: str) -> list[str]:
+    return [text.text or "" for text in ET.fromstring(svg).iter(f"{SVG}text")]  # noqa: S314 - made here
 
 
 def test_text() -> None:
@@ -85,55 +107,52 @@ def test_nothing_measured() -> None:
 
 def test_picture_of_pairs() -> None:
     names = ["n1-0", "n1-1", "n2-0", "n2-1"]
-    picture = matrix_svg(all_pairs(names), "Bandwidth of <run> & others")
-    root = ET.fromstring(picture)  # noqa: S314 - made here
+    svg = matrix_svg(all_pairs(names), "Bandwidth of <run> & $others$")
+    root = ET.fromstring(svg)  # noqa: S314 - made here
     assert root.tag == f"{SVG}svg"
-    assert root.findtext(f"{SVG}title") == "Bandwidth of <run> & others"
-    found = cells(picture)
+    assert root.findtext(f"{SVG}title") == "Bandwidth of <run> & $others$"
+    found = tooltips(svg)
     assert len(found) == 12
-    title = found["n1-0 to n2-1"].findtext(f"{SVG}title")
-    assert title == "n1-0 to n2-1: 20 GiB/s"
-    said = words(picture)
+    assert found["n1-0 to n2-1"] == "n1-0 to n2-1: 20 GiB/s"
+    said = words(svg)
     assert said.count("20") == 8
     assert said.count("100") >= 4
+    assert "Bandwidth of <run> & $others$" in said
     assert all(said.count(name) == 2 for name in names)
     assert "less than half of the others" not in said
 
 
 def test_a_slow_cell_is_marked_by_more_than_its_colour() -> None:
-    picture = matrix_svg(all_pairs(["n1", "n2", "n3"], slow="n2"), "t")
-    found = cells(picture)
-    for name, group in found.items():
-        marks = [element for element in group if VERMILION in (element.get("stroke"), element.get("fill"))]
-        title = group.findtext(f"{SVG}title", "")
+    svg = matrix_svg(all_pairs(["n1", "n2", "n3"], slow="n2"), "t")
+    for name, (title, elements) in cells(svg).items():
+        marks = [element for element in elements if VERMILION in element.get("style", "")]
         assert (len(marks) == 2) == ("n2" in name), name  # a frame and a corner
         assert title.endswith("; slow") == ("n2" in name)
-    assert "less than half of the others" in words(picture)
+    assert "less than half of the others" in words(svg)
 
 
 def test_a_failed_cell_has_a_cross_and_no_figure() -> None:
-    picture = matrix_svg([pair("n1", "n2", 20), pair("n2", "n1", 0, error="gone")], "t")
-    group = cells(picture)["n2 to n1"]
-    assert group.findtext(f"{SVG}title") == "n2 to n1: failed"
-    assert group.find(f"{SVG}text") is None
-    assert group.find(f"{SVG}path") is not None
-    assert "failed" in words(picture)
+    svg = matrix_svg([pair("n1", "n2", 20), pair("n2", "n1", 0, error="gone")], "t")
+    title, elements = cells(svg)["n2 to n1"]
+    assert title == "n2 to n1: failed"
+    assert not [element for element in elements if element.tag == f"{SVG}text"]
+    assert [element for element in elements if element.tag == f"{SVG}use"]  # the cross
+    assert "failed" in words(svg)
 
 
 @pytest.mark.parametrize("count", [2, 3, 9, 24, 64])
 def test_pictures_of_any_size_stay_inside_their_frame(count: int) -> None:
     names = [f"n{number}" for number in range(1, count + 1)]
-    picture = matrix_svg(all_pairs(names), "t")
-    root = ET.fromstring(picture)  # noqa: S314 - made here
-    width, height = (float(root.get(side, "0")) for side in ("width", "height"))
+    svg = matrix_svg(all_pairs(names), "t")
+    root = ET.fromstring(svg)  # noqa: S314 - made here
+    width, height = (float(root.get(side, "0").removesuffix("pt")) for side in ("width", "height"))
     assert max(width, height) < 1200
-    for rect in root.iter(f"{SVG}rect"):
-        if rect.get("width") != "100%":
-            x, y, across, down = (float(rect.get(name, "nan")) for name in ("x", "y", "width", "height"))
-            assert 0 <= x <= x + across <= width
-            assert 0 <= y <= y + down <= height
-    assert len(cells(picture)) == count * (count - 1)
-    said = words(picture)
+    for path in (path for _, elements in cells(svg).values() for path in elements if path.tag == f"{SVG}path"):
+        places = [float(number) for number in re.findall(r"-?[0-9.]+", path.get("d", ""))]
+        assert all(0 <= x <= width for x in places[::2])
+        assert all(0 <= y <= height for y in places[1::2])
+    assert len(cells(svg)) == count * (count - 1)
+    said = words(svg)
     assert all(said.count(name) == 2 for name in names)
 
 
@@ -142,22 +161,26 @@ def test_more_workers_than_fit_are_put_together_by_node() -> None:
     assert len(names) > MOST_NAMES
     pairs = [pair(one.source, one.target, 3 if "n7" in {one.source[:2], one.target[:2]} and one.scope == "across" else one.bandwidth,
                   one.scope) for one in all_pairs(names)]  # fmt: skip
-    found = cells(matrix_svg(pairs, "t"))
+    found = tooltips(matrix_svg(pairs, "t"))
     assert len(found) == 400
-    assert found["n3 to n3"].findtext(f"{SVG}title") == "n3 to n3: 100 GiB/s"
-    assert found["n3 to n7"].findtext(f"{SVG}title") == "n3 to n7: 3.0 GiB/s; slow"
-    assert found["n20 to n3"].findtext(f"{SVG}title") == "n20 to n3: 20 GiB/s"
+    assert found["n3 to n3"] == "n3 to n3: 100 GiB/s"
+    assert found["n3 to n7"] == "n3 to n7: 3.0 GiB/s; slow"
+    assert found["n20 to n3"] == "n20 to n3: 20 GiB/s"
     assert len(matrix_text(pairs).splitlines()) == 22
     pairs[0] = pair(pairs[0].source, pairs[0].target, 900, "within")  # n1-0 to n1-1: one of twelve
-    assert cells(matrix_svg(pairs, "t"))["n1 to n1"].findtext(f"{SVG}title") == "n1 to n1: 100 GiB/s"
-    by_hand = cells(matrix_svg(pairs, "t", {name: "here" if name < "n2" else "there" for name in names}))
-    assert set(by_hand) == {f"{one} to {two}" for one in ("here", "there") for two in ("here", "there")}
+    assert tooltips(matrix_svg(pairs, "t"))["n1 to n1"] == "n1 to n1: 100 GiB/s"
+    by_hand = picture.matrix_svg(pairs, "t", {name: "gpu-1" if name < "n2" else "gpu-2" for name in names})
+    assert set(tooltips(by_hand)) == {f"{one} to {two}" for one in ("gpu-1", "gpu-2") for two in ("gpu-1", "gpu-2")}
 
 
-def test_a_number_at_the_end_of_a_nodes_own_name_is_not_a_workers() -> None:
-    assert _nodes(["gpu-1", "gpu-2"]) == {"gpu-1": "gpu-1", "gpu-2": "gpu-2"}
-    assert _nodes(["n1", "n2"]) == {"n1": "n1", "n2": "n2"}
-    assert _nodes(["gpu-7-0", "gpu-7-1"]) == {"gpu-7-0": "gpu-7", "gpu-7-1": "gpu-7"}
+def test_without_matplotlib_the_table_is_still_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    pairs = [pair("n1", "n2", 22.4)]
+    assert "22" in matrix_text(pairs)
+    with pytest.raises(ImportError, match="matplotlib"):
+        matrix_svg(pairs, "t")
 
 
 def test_names_in_the_order_that_people_expect() -> None:
@@ -165,13 +188,17 @@ def test_names_in_the_order_that_people_expect() -> None:
 
 
 def test_the_scale_can_be_read_without_colours() -> None:
-    light = [
-        0.2126 * red + 0.7152 * green + 0.0722 * blue for red, green, blue in (_colour(step / 20) for step in range(21))
-    ]
+    pairs = [pair(f"n{number}", f"n{number + 1}", 5 * number) for number in range(2, 21)]
+    drawn = cells(matrix_svg(pairs, "t"))
+    light = []
+    for one in pairs:
+        styles = " ".join(element.get("style", "") for element in drawn[one.name.replace("→", "to")][1])
+        fill = re.search("fill: #([0-9a-f]{6})", styles)
+        assert fill is not None
+        red, green, blue = bytes.fromhex(fill[1])
+        light.append(0.2126 * red + 0.7152 * green + 0.0722 * blue)
     assert all(after > before for before, after in itertools.pairwise(light))
-    assert light[-1] - light[0] > 150
-    assert _colour(-1) == _colour(0)
-    assert _colour(2) == _colour(1)
+    assert light[-1] - light[0] > 100
 
 
 def test_the_scale_is_logarithmic_where_nvlink_stands_beside_the_network() -> None:

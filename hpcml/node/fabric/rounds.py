@@ -66,12 +66,12 @@ def by_node(scheduler: Scheduler, context: Context) -> Workers:
     return found
 
 
-async def measure_all(scheduler: Scheduler) -> dict[str, Any]:
+async def measure_all(dask_scheduler: Scheduler) -> dict[str, Any]:
     """Measure every node against every other, for ``hpcml fabric``; return ``Measurement.to_json``."""
     context = load()
-    workers = by_node(scheduler, context)
-    protocol = next((str(address).partition("://")[0] for address in scheduler.workers), "tls")
-    measured = await measure(scheduler, context, protocol, workers, distances=range(1, len(workers)))
+    workers = by_node(dask_scheduler, context)
+    protocol = next((str(address).partition("://")[0] for address in dask_scheduler.workers), "tls")
+    measured = await measure(dask_scheduler, context, protocol, workers, distances=range(1, len(workers)))
     return measured.to_json()
 
 

@@ -13,7 +13,10 @@ from hpcml.errors import START_FAILED
 from hpcml.node import files, processes, surroundings
 from hpcml.node.settings import Context
 
-_SERVICES = {"jupyter": ("-P", "-m", "hpcml.node.jupyter.server")}  # -P: not with the user's folder as modules
+_SERVICES = {  # -P: not with the user's folder as modules
+    "jupyter": ("-P", "-m", "hpcml.node.jupyter.server"),
+    "fabric": ("-P", "-m", "hpcml.node.fabric"),
+}
 
 _SUPERVISOR = ("HPCML_BATCH", "HPCML_STEPS")  # what the batch script tells the supervisor alone
 
@@ -34,7 +37,8 @@ class Script:
         what = _SERVICES[settings.service] if settings.service else (settings.script,)
         command = [sys.executable, "-u", *what, *settings.arguments]
         environment = {name: value for name, value in environment.items() if name not in _SUPERVISOR}
-        if not settings.service:  # which takes up both itself, when its own files are made
+        jupyter = settings.service == "jupyter"
+        if not jupyter:  # which takes up both itself, when its own files are made
             surroundings.restore(environment)
         self.oom_before = oom_kills()
         self.process = subprocess.Popen(
@@ -42,7 +46,7 @@ class Script:
             cwd=settings.cwd,
             env=environment,
             process_group=0,
-            umask=0o077 if settings.service else settings.umask,
+            umask=0o077 if jupyter else settings.umask,
             preexec_fn=functools.partial(processes.end_with, os.getpid()),  # noqa: PLW1509 - the supervisor has one thread
         )
         self.told = self.killed = False
@@ -76,7 +80,7 @@ class Script:
 
     def describe_end(self, status: int) -> str:
         """Return how the script ended, in words."""
-        if self.context.settings.service and status in (0, START_FAILED):
+        if self.context.settings.service == "jupyter" and status in (0, START_FAILED):
             ended = (files.read_json(self.context.attempt.service_of("jupyter")) or {}).get("ended", "it was shut down")
             return f"JupyterLab ended: {ended}" if status == 0 else "JupyterLab could not be started"
         if status == 0:

@@ -1,0 +1,52 @@
+"""The program of ``hpcml fabric``: measure the interconnect between all workers of a run, as a table and a picture.
+
+Every worker fetches from its like on every other node, all nodes at once, in N-1 rounds for N nodes; and from its
+neighbour within the node. Writes fabric.json (all figures and evidence) and fabric.svg into the run's out/.
+Exit status: 0 measured; 1 a pair of workers could not talk; 2 not in a run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import dask.config
+from distributed import Client
+
+from hpcml.node.fabric import picture, report, rounds
+from hpcml.node.fabric.measurement import Measurement
+from hpcml.node.security import preload  # noqa: F401 - authenticates UCX here, where the run has a key for it
+from hpcml.node.settings import load
+from hpcml.terminal import say, say_lines
+
+
+def main() -> int:
+    """Measure, show and write; return the exit status."""
+    if "HPCML_RUN_DIR" not in os.environ:
+        say("fabric: this measures the nodes of a run. Start it by: hpcml fabric --nodes 2", sys.stderr)
+        return 2
+    with dask.config.set({"distributed.client.preload": []}), Client() as client:
+        facts = client.run_on_scheduler(rounds.measure_all)
+    measurement = Measurement.from_json(facts)
+    verdict = report.decide(measurement)
+    out = load().run.out
+    (out / "fabric.json").write_text(json.dumps({"verdict": verdict.to_json(), "measurement": facts}, indent=1) + "\n")
+    nodes = {name: worker.node for name, worker in measurement.workers.items()}
+    say_lines(picture.matrix_text(measurement.pairs, nodes))
+    say()
+    say(verdict.line)
+    for sentence in filter(None, (*verdict.problems, verdict.remedy)):
+        say(f"  {sentence}")
+    say()
+    try:
+        (out / "fabric.svg").write_text(picture.matrix_svg(measurement.pairs, verdict.line, nodes))
+    except ImportError as error:
+        say(f"No picture: matplotlib cannot be imported here ({error}).")
+    else:
+        say(f"The picture: {out / 'fabric.svg'}")
+    return 1 if any(pair.error for pair in measurement.pairs) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
