@@ -26,7 +26,7 @@ check: $(ENVIRONMENT)  ## ruff, mypy and the import contracts
 	$(BIN)/mypy
 	$(BIN)/pytest -q tests/test_architecture.py
 
-bless: $(ENVIRONMENT)  ## rewrite the golden scripts
+bless: $(ENVIRONMENT)  ## rewrite the golden scripts, and the layout that is made from the template
 	$(BIN)/pytest -q tests/golden --bless
 
 lab:             ## start a four-node Slurm on this machine (root)

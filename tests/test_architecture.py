@@ -142,6 +142,16 @@ def test_what_is_asked_for_often_imports_little(command: list[str], tmp_path: Pa
     assert not loaded & {"dask", "distributed", "rich", "jinja2", "numpy", "cryptography", "tornado"}
 
 
+def test_a_submission_by_hpcmls_own_template_does_without_jinja2(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text("print('hello')\n")
+    code = (
+        "import sys; from hpcml.cli.main import main; main(['submit', '--dry-run', 'job.py']); "
+        "sys.exit('jinja2' in sys.modules)"
+    )
+    environment = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True, cwd=tmp_path)
+
+
 def test_every_value_in_a_template_passes_a_filter() -> None:
     environment = jinja2.Environment()  # noqa: S701 - only parsed
     for path in sorted((ROOT / "templates").glob("*.j2")):

@@ -5,16 +5,18 @@ from __future__ import annotations
 import functools
 import re
 import shlex
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
-
-import jinja2
-import jinja2.loaders
-import jinja2.sandbox
+from typing import TYPE_CHECKING
 
 from hpcml import assets, files
 from hpcml.errors import ConfigError, HpcmlError, UsageError
+from hpcml.plan import batch_layout
 from hpcml.plan.plan import Plan
+
+if TYPE_CHECKING:  # Jinja2 is for templates of the user's own: its import would be half of a submission
+    import jinja2
 
 TEMPLATE = "batch.sh.j2"
 _PLAIN = re.compile(r"[A-Za-z0-9_./:=,@%+\[\]-]+")
@@ -38,6 +40,19 @@ def render(plan: Plan, folders: Sequence[Path] = ()) -> str:
     UsageError
         If a value cannot stand in a batch script.
     """
+    try:
+        own = any(_own(folder / TEMPLATE) for folder in folders)
+        shipped = files.read(assets.folder("templates") / TEMPLATE, ours=False, follow=True)
+    except (OSError, UnicodeDecodeError) as error:
+        raise _template_error(error, None) from error
+    if own or zlib.crc32(shipped) != batch_layout.TEMPLATE_CRC:
+        return _render_by_jinja(plan, folders)
+    return "".join(batch_layout.lay_out(plan, quote, join, directive, comment))
+
+
+def _render_by_jinja(plan: Plan, folders: Sequence[Path]) -> str:
+    import jinja2
+
     environment = _environment(folders)
     try:
         template = environment.get_template(TEMPLATE)
@@ -64,8 +79,11 @@ def _template_error(error: Exception, file: str | None) -> ConfigError:
 
 
 def _environment(folders: Sequence[Path]) -> jinja2.Environment:
+    import jinja2
+    import jinja2.sandbox
+
     builtin = jinja2.FileSystemLoader(str(assets.folder("templates")))
-    own = [jinja2.FunctionLoader(functools.partial(_own, folder)) for folder in folders]
+    own = [jinja2.FunctionLoader(functools.partial(_named, folder)) for folder in folders]
     # In the sandbox a template reaches the plan and Jinja2's own words, and nothing of Python behind them.
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         loader=jinja2.ChoiceLoader([*own, builtin, jinja2.PrefixLoader({"hpcml": builtin})]),
@@ -79,9 +97,14 @@ def _environment(folders: Sequence[Path]) -> jinja2.Environment:
     return environment
 
 
-def _own(folder: Path, name: str) -> tuple[str, str, None] | None:
-    """Return a template of the user's own and its file, None if there is none of that name."""
-    path = folder.joinpath(*jinja2.loaders.split_template_path(name))
+def _named(folder: Path, name: str) -> tuple[str, str, None] | None:
+    from jinja2.loaders import split_template_path
+
+    return _own(folder.joinpath(*split_template_path(name)))
+
+
+def _own(path: Path) -> tuple[str, str, None] | None:
+    """Return a template of the user's own and its file, None if there is none."""
     try:
         return files.read_setting(path), str(path), None
     except (FileNotFoundError, NotADirectoryError):

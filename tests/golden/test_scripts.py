@@ -8,6 +8,7 @@ import pytest
 
 from hpcml.errors import ConfigError, UsageError
 from hpcml.plan import batch_script
+from layout import FILE, layout
 from matrix import CASES, IDS, PAIRS, SCRIPTS, Case, make, missing, text
 
 
@@ -20,6 +21,13 @@ def test_the_script_is_the_golden_one(site: str, case: Case, request: pytest.Fix
     assert text(site, case) == golden.read_text(encoding="utf-8"), (
         "if that is meant: make bless, and read the difference"
     )
+    assert batch_script._render_by_jinja(make(site, case), ()) == text(site, case)
+
+
+def test_the_layout_is_made_from_the_template(request: pytest.FixtureRequest) -> None:
+    if request.config.getoption("--bless"):
+        FILE.write_text(layout(), encoding="utf-8")
+    assert FILE.read_text(encoding="utf-8") == layout(), "the template has changed: make bless"
 
 
 def test_no_golden_script_is_left_over() -> None:

@@ -1,0 +1,68 @@
+"""What batch.sh.j2 says, as a function: written by `make bless`, never by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from hpcml.plan.plan import Plan
+
+TEMPLATE_CRC = 1900973975  # of the template that this was made from
+
+
+def lay_out(
+    plan: Plan,
+    sh: Callable[[object], str],
+    argv: Callable[[Sequence[str]], str],
+    directive: Callable[[tuple[str, str]], str],
+    comment: Callable[[object], str],
+) -> Iterator[str]:
+    """Yield the pieces of the batch script."""
+    yield from ('#!/bin/bash\n',)
+    for option in plan.directives:
+        yield from ('#SBATCH ', directive(option), '\n',)
+    yield from ('# hpcml ', comment(plan.version), ': run ', comment(plan.run_id), ' on site ', comment(plan.site), ".\n# Scheduler and driver share the first node with its workers; a worker task runs on every node. Phases, deadlines and\n# teardown are in `python -m hpcml.node`; this script's exit status is the driver's.\nset -u\numask 077\nexport HPCML_RUN_DIR=", sh(plan.directory), '\nexport HPCML_ATTEMPT="${SLURM_RESTART_COUNT:-0}" HPCML_RESTARTS=', sh(plan.inside.restarts), '\nHPCML_BEGAN=$(date +%s); export HPCML_BEGAN   # no role can have begun before\n# This script is Slurm\'s own copy: what else is run comes from that folder, which may have been replaced meanwhile.\nif [ ! -O "$HPCML_RUN_DIR" ] || [ -L "$HPCML_RUN_DIR" ]; then echo "hpcml: not there, or not yours: $HPCML_RUN_DIR" >&2; exit 74; fi\nattempt="$HPCML_RUN_DIR/attempts/$HPCML_ATTEMPT"\nsaid=$(mkdir -p "$attempt/nodes" "$attempt/versions" "$attempt/exit" "$attempt/secret" 2>&1) || {\n  echo "$said" >&2   # and into a file that is there already, because the disk may be full\n  printf \'{"state": "ended", "time": %s, "attempt": %s, "status": 74, "phase": "allocated", "by": "hpcml", "reason": "%s", "hint": "%s", "quote": []}\' \\\n    "$(date +%s.%3N)" "$HPCML_ATTEMPT" "the run\'s directory cannot be written: $(printf %s "$said" | tail -n 1 | tr -d \'\\\\"[:cntrl:]\')" \\\n    "Is the disk full, or the quota used up? Free some space, or keep runs elsewhere (--set paths.runs=…); then submit again." \\\n    1<>"$HPCML_RUN_DIR/reserve/0" && mv "$HPCML_RUN_DIR/reserve/0" "$HPCML_RUN_DIR/status.json"\n  exit 74\n}\n\n',)
+    for line in plan.setup:
+        yield from (comment(line), '\n',)
+    for module in plan.modules:
+        yield from ('module load ', sh(module), ' || { echo "hpcml: cannot be loaded: module" ', sh(module), ' >&2; exit 80; }\n',)
+    for name, value in plan.environment:
+        yield from ('export ', comment(name), '=', sh(value), '\n',)
+    yield from ('# What the script is given back, which step.sh keeps from hpcml\'s own processes in part.\nexport HPCML_PYTHONPATH="${PYTHONPATH-}" PYTHONUNBUFFERED=1\nexport PYTHONPATH="$HPCML_RUN_DIR/lib${PYTHONPATH:+:$PYTHONPATH}"\n\n',)
+    if plan.slurm:
+        yield from ('cpus="${SLURM_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}"\n',)
+    if plan.stage:
+        yield from ('. "$HPCML_RUN_DIR/stage.sh"   # the image on each node\'s own disk\nstage ', sh(plan.stage.mode), ' ', sh(plan.stage.folder), ' ', sh(plan.stage.image), ' ', sh(plan.stage.deadline), ' \\\n',)
+        if plan.slurm:
+            yield from ('"$SLURM_JOB_NUM_NODES" ', argv(plan.stage.launcher[:1]), ' --cpus-per-task="$cpus" ', argv(plan.stage.launcher[1:]),)
+        else:
+            yield from ('1',)
+        yield from (' || { unstage; exit 88; }\nentry=(', argv(plan.entry[:-1]), ' "$staged")   # into it\n',)
+    elif plan.entry:
+        yield from ('entry=(', argv(plan.entry), ')   # into the image\n',)
+    yield from ('set -m   # each step is a process group of its own, and can be ended whole\n',)
+    for step in plan.steps:
+        if step.role == 'driver':
+            yield from ('export HPCML_BATCH=$$ HPCML_STEPS="$scheduler $worker"   # the supervisor waits for the steps\' end\n',)
+        if step.launcher:
+            yield from (argv(step.launcher[:1]), ' --cpus-per-task="$cpus" ', argv(step.launcher[1:6]), ' \\\n  ', argv(step.launcher[6:]), ' \\\n  ', argv(step.command[:3]),)
+            if plan.entry:
+                yield from (' "${entry[@]}"',)
+            yield from (' ', argv(step.command[3:]), ' </dev/null & ', comment(step.role), '=$!\n',)
+        else:
+            yield from (argv(step.command[:3]),)
+            if plan.entry:
+                yield from (' "${entry[@]}"',)
+            yield from (' ', argv(step.command[3:]), ' </dev/null >>', sh(step.log), ' 2>&1 & ', comment(step.role), '=$!\n',)
+    yield from ('set +m   # or `wait` would return when the job is suspended\n',)
+    yield from ('\n# The supervisor in the driver\'s step looks for these files; a trapped signal also interrupts `wait`, hence the loop.\ntrap \'interrupted=1; : >"$attempt/time-limit"\' USR1\ntrap \'interrupted=1; : >"$attempt/terminate"\' TERM INT HUP\nstatus=127\nwhile interrupted=; wait "$driver"; code=$?; [ "$code" = 127 ] || status=$code; [ -n "$interrupted" ]; do :; done\n\n# The supervisor\'s own status counts: srun gives 1 for a step in which something ran out of memory.\nown="$attempt/exit/driver@${SLURMD_NODENAME:-local}"\n[ -s "$own" ] && read -r status <"$own"\n',)
+    if plan.entry:
+        yield from ('grep -qs "\\"attempt\\": $HPCML_ATTEMPT, \\"event\\": \\"allocated\\"" "$HPCML_RUN_DIR/events.jsonl" || [ "$status" = 74 ] || status=88   # the image was not entered: see logs/driver.log\n',)
+    else:
+        yield from ('[ -e "$HPCML_RUN_DIR/events.jsonl" ] || [ "$status" = 74 ] || status=80   # not even the supervisor started: see logs/driver.log\n',)
+    yield from ('\n# Scheduler and workers have ended by now, told by the supervisor; what has not is killed.\n',)
+    if plan.slurm:
+        yield from ('# srun that is told to end kills its tasks: without a supervisor they would hold their nodes for Slurm\'s own KillWait.\nkill -TERM "$scheduler" "$worker" 2>/dev/null\nfor _ in {1..30}; do kill -0 "$scheduler" 2>/dev/null || kill -0 "$worker" 2>/dev/null || break; sleep 0.1; done\n',)
+    yield from ('kill -KILL -- "-$scheduler" "-$worker" 2>/dev/null\n',)
+    if plan.stage:
+        yield from ('unstage\n',)
+    yield from ('exit "$status"\n',)
