@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NoReturn
 from hpcml import terminal, units
 from hpcml.cli import common as commands
 from hpcml.errors import IMAGE, ConfigError, HpcmlError, ImageError, NotFoundError, StorageError, UsageError
-from hpcml.images import build, check
-from hpcml.images import program as images
+from hpcml.images import build, check, definition, program
+from hpcml.images import facts as images
 from hpcml.runs import directories
 from hpcml.sites import layers, lookup
 from hpcml.terminal import say, shown
@@ -83,16 +83,14 @@ def _site(options: Namespace) -> tuple[lookup.LoadedSite, dict[str, str]]:
 
 def _build(options: Namespace) -> int:
     loaded, environment = _site(options)
-    definition = images.find_definition(options.names[0], commands.here())
-    out = layers.user_path(options.names[1] if len(options.names) > 1 else f"{definition.name}.sif").absolute()
-    program = images.find_program(options.program or "", environment, loaded.site.runtime.container)
+    source = definition.find(options.names[0], commands.here())
+    out = layers.user_path(options.names[1] if len(options.names) > 1 else f"{source.name}.sif").absolute()
+    tool = program.find(options.program or "", environment, loaded.site.runtime.container)
     given = build.parse_arguments(options.build_arg or ())
-    order = build.prepare(
-        definition, out, program, environment, fakeroot=options.fakeroot, given=given, force=options.force
-    )
+    order = build.prepare(source, out, tool, environment, fakeroot=options.fakeroot, given=given, force=options.force)
     for note in order.notes:
         terminal.note(note)
-    say(f"hpcml: {program} builds {definition.path.name} into {out}.", sys.stderr)
+    say(f"hpcml: {tool} builds {source.path.name} into {out}.", sys.stderr)
 
     for number in (signal.SIGTERM, signal.SIGHUP):  # the build is a session of its own: nobody else would end it
         signal.signal(number, _interrupted)
@@ -117,12 +115,12 @@ def _facts(options: Namespace, environment: dict[str, str], container: str) -> i
     if facts.labels:
         return facts
     try:
-        program = images.find_program(options.program or "", environment, container)
+        tool = program.find(options.program or "", environment, container)
     except ImageError:
         if options.program:
             raise
         return facts  # the file alone speaks
-    return images.inspect(path, program, environment)
+    return images.inspect(path, tool, environment)
 
 
 def _show(options: Namespace) -> int:
@@ -169,7 +167,7 @@ def _digest(path: Path) -> str:
         return build.digest(path)
     except OSError as error:
         raise NotFoundError(
-            f"The image cannot be read: {error.strerror}", place=str(path), hint="Is its disk well?"
+            f"The image cannot be read: {error.strerror}", place=str(path), hint="Does its file system answer?"
         ) from error
 
 
@@ -240,8 +238,8 @@ def _check(options: Namespace) -> int:
     found = list(check.of_the_file(facts, cuda=site.gpu.cuda, gpus=int(options.gpu)))
     found += check.of_the_definition(facts)
     try:
-        program = images.find_program(options.program or "", environment, site.runtime.container)
-        found += check.at_work(facts, program, environment, gpu=options.gpu)
+        tool = program.find(options.program or "", environment, site.runtime.container)
+        found += check.at_work(facts, tool, environment, gpu=options.gpu)
     except ImageError as error:
         words = error.message[:1].lower() + error.message[1:]
         found.append(check.Finding("starts", check.BAD, words, error.hint))

@@ -19,22 +19,24 @@ from typing import NamedTuple
 
 from hpcml import __version__, files, subprocesses, units
 from hpcml.errors import HpcmlError, ImageError, NotFoundError, StorageError, UsageError
-from hpcml.images import build_failures
-from hpcml.images import program as images
+from hpcml.images.definition import Definition
+from hpcml.images.facts import ImageFacts, inspect
+from hpcml.images.program import TIMEOUT, Program, last_lines, not_started
 from hpcml.sites import layers
 
 DEADLINE = 6 * 3600.0  # seconds for a whole build: RAPIDS is downloaded and unpacked
 SPACE = "2G"  # what a build takes, where the definition's label org.hpcml.space does not say
 _BUNDLE = "/etc/ssl/certs/ca-certificates.crt"  # in all images that hpcml's definitions start from
-_SHA = "sha256:"
+_ROOM = "hpcml-build-"  # how a build's temporary folder begins
+_NOT_IN_PLACE = ("The image cannot be put in place", "Check the folder's permissions and your quota.")
 
 
 class Order(NamedTuple):
     """A build that may be tried: what, by which program, to where, and with which build arguments and binds."""
 
-    definition: images.Definition
+    definition: Definition
     out: Path
-    program: images.Program
+    program: Program
     fakeroot: bool
     arguments: dict[str, str]
     binds: tuple[str, ...] = ()
@@ -44,17 +46,15 @@ class Order(NamedTuple):
     def command(self, target: Path) -> list[str]:
         """Return the words of the command that builds into ``target``."""
         words = [self.program.path, "build", *(["--fakeroot"] if self.fakeroot else [])]
-        for bind in self.binds:
-            words += ["--bind", bind]
-        for name, value in sorted(self.arguments.items()):
-            words += ["--build-arg", f"{name}={value}"]
+        words += [word for bind in self.binds for word in ("--bind", bind)]
+        words += [word for item in sorted(self.arguments.items()) for word in ("--build-arg", "=".join(item))]
         return [*words, str(target), str(self.definition.path)]
 
 
 def prepare(
-    definition: images.Definition,
+    definition: Definition,
     out: Path,
-    program: images.Program,
+    program: Program,
     environment: Mapping[str, str],
     *,
     fakeroot: bool | None,
@@ -100,29 +100,24 @@ def prepare(
 
 
 def check_subordinate(table: Path) -> None:
-    """Raise unless this user has ids to be root with, one line of ``/etc/subuid``.
-
-    Raises
-    ------
-    ImageError
-        If there is no line for the user.
-    """
-    uid = str(os.getuid())
-    names = {uid}
+    """Raise ImageError unless this user has ids to be root with, one line of ``/etc/subuid``."""
+    uid = os.getuid()
+    names = {str(uid)}
     with contextlib.suppress(KeyError):  # a user without a name has only the number
-        names.add(pwd.getpwuid(int(uid)).pw_name)
+        names.add(pwd.getpwuid(uid).pw_name)
     try:
         owners = {line.partition(":")[0] for line in table.read_text().splitlines()}
     except OSError:
         owners = set()  # no table is the same as no line in it
     if not names & owners:
-        hint = "Ask for a line there and in /etc/subgid, build elsewhere and copy the image, or try --no-fakeroot."
         raise ImageError(
-            "You have no ids to build as root of a namespace with (--fakeroot)", place=str(table), hint=hint
+            "You have no ids to build as root of a namespace with (--fakeroot)",
+            place=str(table),
+            hint="Ask for a line there and in /etc/subgid, build elsewhere and copy the image, or try --no-fakeroot.",
         )
 
 
-def _check_tools(definition: images.Definition, environment: Mapping[str, str]) -> None:
+def _check_tools(definition: Definition, environment: Mapping[str, str]) -> None:
     path = f"{environment.get('PATH', '')}:/usr/sbin:/sbin"
     if definition.header("Bootstrap").lower() == "debootstrap" and shutil.which("debootstrap", path=path) is None:
         raise ImageError(
@@ -132,53 +127,41 @@ def _check_tools(definition: images.Definition, environment: Mapping[str, str]) 
         )
 
 
-def check_space(
-    definition: images.Definition, out: Path, program: images.Program, environment: Mapping[str, str]
-) -> None:
-    """Raise if the build's temporary folder or the image's folder has too little free space.
+def check_space(definition: Definition, out: Path, program: Program, environment: Mapping[str, str]) -> None:
+    """Raise StorageError if the build's temporary folder or the image's folder has too little free space.
 
-    Quotas cannot be seen so; when one is hit, the build's words say it.
-
-    Raises
-    ------
-    StorageError
-        If there is too little, or a folder is not there.
+    Quotas cannot be seen so; when one is hit, the program's own messages say it.
     """
     need = units.parse_memory(definition.label("space") or SPACE)
-    name, (temporary, variable) = f"{_variable(program)}_TMPDIR", _temporary(program, environment)
+    setting, (temporary, variable) = f"{program.prefixes[0]}_TMPDIR", _temporary(program, environment)
     for folder, what in ((temporary, variable or "the temporary folder"), (out.parent, "the image")):
         try:
             free = shutil.disk_usage(folder).free
         except OSError as error:
-            raise StorageError(
+            message, hint = (
                 f"The folder for {what} cannot be used: {error.strerror}",
-                place=str(folder),
-                hint=f"Set {name} to a folder that is there.",
-            ) from error
+                f"Set {setting} to a folder that is there.",
+            )
+            raise StorageError(message, place=str(folder), hint=hint) from error
         if free < need:
-            words = f"{units.format_bytes(free)} are free, and the build takes about {units.format_bytes(need)}"
+            sizes = f"{units.format_bytes(free)} are free, and the build takes about {units.format_bytes(need)}"
+            elsewhere = "Write the image to another folder."
             raise StorageError(
-                f"Too little space for {what}: {words}",
+                f"Too little space for {what}: {sizes}",
                 place=str(folder),
-                hint=f"Set {name} to a folder with more space."
-                if folder != out.parent
-                else "Write the image to another folder.",
+                hint=elsewhere if folder == out.parent else f"Set {setting} to a folder with more space.",
             )
 
 
-def _temporary(program: images.Program, environment: Mapping[str, str]) -> tuple[Path, str]:
+def _temporary(program: Program, environment: Mapping[str, str]) -> tuple[Path, str]:
     """Return the folder for what a build keeps for a while, and the variable that says so, if one does."""
-    names = ("APPTAINER_TMPDIR", "SINGULARITY_TMPDIR", "TMPDIR")[0 if program.kind == "apptainer" else 1 :]
+    names = (*(f"{prefix}_TMPDIR" for prefix in program.prefixes), "TMPDIR")
     variable = next((name for name in names if environment.get(name)), "")
     return Path(environment.get(variable) or "/tmp"), variable
 
 
-def _variable(program: images.Program) -> str:
-    return "APPTAINER" if program.kind == "apptainer" else "SINGULARITY"
-
-
 def _arguments(
-    definition: images.Definition, given: Mapping[str, str], environment: Mapping[str, str]
+    definition: Definition, given: Mapping[str, str], environment: Mapping[str, str]
 ) -> tuple[dict[str, str], list[str], dict[str, str], list[str]]:
     """Return build arguments, binds, variables and notes: the user's, and those that only this machine knows."""
     if unknown := [name for name in given if name not in definition.used]:
@@ -208,17 +191,13 @@ def _arguments(
 def pip_settings(environment: Mapping[str, str]) -> dict[str, str]:
     """Return pip's own settings on this machine by option (``index-url``, ``cert``); variables win over files."""
     try:
-        answer = subprocesses.run([sys.executable, "-m", "pip", "config", "list"], environment, images.TIMEOUT)
+        answer = subprocesses.run([sys.executable, "-m", "pip", "config", "list"], environment, TIMEOUT)
     except subprocesses.CommandMissingError:
         return {}  # without pip there are no settings of it
-    found: dict[str, tuple[int, str]] = {}
-    for line in answer.out.splitlines() if answer.code == 0 else ():
-        key, _, value = line.partition("=")
-        section, _, option = key.rpartition(".")
-        rank = {":env:": 2, "install": 1}.get(section, 0)
-        if rank >= found.get(option, (0, ""))[0]:
-            found[option] = (rank, value.strip().strip("'\""))
-    return {option: value for option, (_, value) in found.items()}
+    rows = [line.partition("=") for line in answer.out.splitlines()] if answer.code == 0 else []
+    ranks = {":env:": 2, "install": 1}  # by section; of equal ones the last
+    rows.sort(key=lambda row: ranks.get(row[0].rpartition(".")[0], 0))
+    return {key.rpartition(".")[2]: value.strip().strip("'\"") for key, _, value in rows}
 
 
 def build(order: Order, environment: Mapping[str, str], sink: Callable[[bytes], None]) -> dict[str, object]:
@@ -227,7 +206,7 @@ def build(order: Order, environment: Mapping[str, str], sink: Callable[[bytes], 
     Parameters
     ----------
     sink
-        Called with the program's words while it works.
+        Called with the program's output while it works.
 
     Raises
     ------
@@ -236,91 +215,58 @@ def build(order: Order, environment: Mapping[str, str], sink: Callable[[bytes], 
     StorageError
         If the disk or a quota is full, or the image cannot be put in place.
     """
-    with _room(order, environment) as room, _beside(order.out) as folder:
-        variables = {**environment, **order.variables, f"{_variable(order.program)}_TMPDIR": str(room)}
-        return _build(order, folder / order.out.name, variables, sink)
+    place, _ = _temporary(order.program, environment)
+    setting = f"{order.program.prefixes[0]}_TMPDIR"
+    no_room = ("The build's temporary folder cannot be made", f"Set {setting} to a folder of yours.")
+    # An interrupted build leaves gigabytes in its temporary folder, and what is built beside the image nobody can
+    # replace meanwhile: both are folders of the user's alone.
+    with (
+        _folder(place, _ROOM, *no_room) as room,
+        _folder(order.out.parent, f".{order.out.name[:200]}.", *_NOT_IN_PLACE) as beside,
+    ):
+        variables = {**environment, **order.variables, setting: str(room)}
+        try:
+            return _build(order, beside / order.out.name, variables, sink)
+        finally:
+            _remove(room, environment)
 
 
 @contextlib.contextmanager
-def _beside(out: Path) -> Iterator[Path]:
-    """Give a folder of the user's alone beside an image to be: what is built there nobody can replace meanwhile.
-
-    Raises
-    ------
-    StorageError
-        If it cannot be made.
-    """
+def _folder(parent: Path, prefix: str, message: str, hint: str) -> Iterator[Path]:
     try:
-        folder = Path(tempfile.mkdtemp(prefix=f".{out.name[:200]}.", dir=out.parent))
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     except OSError as error:
-        raise StorageError(
-            f"The image cannot be put in place: {error.strerror}",
-            place=str(out.parent),
-            hint="Check the folder's permissions and your quota.",
-        ) from error
+        raise StorageError(f"{message}: {error.strerror}", place=str(parent), hint=hint) from error
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@contextlib.contextmanager
-def _room(order: Order, environment: Mapping[str, str]) -> Iterator[Path]:
-    """Give one build a temporary folder: an interrupted one leaves gigabytes, of users that only --fakeroot knows.
-
-    Raises
-    ------
-    StorageError
-        If it cannot be made.
-    """
-    place, _ = _temporary(order.program, environment)
-    try:
-        room = Path(tempfile.mkdtemp(prefix=build_failures.ROOM, dir=place))
-    except OSError as error:
-        raise StorageError(
-            f"The build's temporary folder cannot be made: {error.strerror}",
-            place=str(place),
-            hint=f"Set {_variable(order.program)}_TMPDIR to a folder of yours.",
-        ) from error
-    try:
-        yield room
-    finally:
-        shutil.rmtree(room, ignore_errors=True)
-        if room.exists():
-            words = ["unshare", "--user", "--map-root-user", "--map-auto", "rm", "-rf", "--", str(room)]
-            with contextlib.suppress(
-                subprocesses.CommandMissingError
-            ):  # no unshare: the folder stays, for tmp's own cleaner
-                subprocesses.run(words, environment, images.TIMEOUT)
+def _remove(room: Path, environment: Mapping[str, str]) -> None:
+    """Remove a build's temporary folder, and the files in it of users that only --fakeroot knows."""
+    shutil.rmtree(room, ignore_errors=True)
+    if room.exists():
+        words = ["unshare", "--user", "--map-root-user", "--map-auto", "rm", "-rf", "--", str(room)]
+        with contextlib.suppress(subprocesses.CommandMissingError):  # the folder stays, for tmp's own cleaner
+            subprocesses.run(words, environment, TIMEOUT)
 
 
 def _build(order: Order, new: Path, variables: Mapping[str, str], sink: Callable[[bytes], None]) -> dict[str, object]:
     try:
         answer = subprocesses.stream(order.command(new), variables, DEADLINE, sink)
     except subprocesses.CommandMissingError as error:
-        raise ImageError(
-            f"The program for images cannot be started: {error}",
-            place=order.program.path,
-            hint="Try it yourself, or name another with --program.",
-        ) from error
+        raise not_started(order.program.path, error) from error
     if answer.code != 0:
         raise failure(answer, order)
     if not new.exists():
-        words = f"{order.program} reported success and wrote no image"
         raise ImageError(
-            words,
+            f"{order.program} reported success and wrote no image",
             place=str(order.definition.path),
-            hint="Build it by hand, and look at its words.",
-            quote=images.last_lines(answer.text),
+            hint="Build it by hand, and look at what it prints.",
+            quote=last_lines(answer.text),
         )
-    facts = images.inspect(new, order.program, variables)
-    record = _record(order, facts)
-    return _put(order.out, new, record)
-
-
-def failure(answer: subprocesses.Answer, order: Order) -> HpcmlError:
-    """Return a failed build as an error in words."""
-    return build_failures.explain(answer, order.program, order.definition.path, order.out, DEADLINE)
+    return _put(order.out, new, _record(order, inspect(new, order.program, variables)))
 
 
 def digest(path: Path) -> str:
@@ -332,10 +278,10 @@ def digest(path: Path) -> str:
         If it cannot be read.
     """
     with open(files.open_regular(path, ours=False, follow=True), "rb") as file:
-        return _SHA + hashlib.file_digest(file, "sha256").hexdigest()
+        return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _record(order: Order, facts: images.ImageFacts) -> dict[str, object]:
+def _record(order: Order, facts: ImageFacts) -> dict[str, object]:
     text = order.definition.text
     values = {name: re.sub(r"//[^/@\s]+@", "//…@", value) for name, value in order.arguments.items()}  # no passwords
     return {
@@ -358,29 +304,95 @@ def _record(order: Order, facts: images.ImageFacts) -> dict[str, object]:
 def _put(out: Path, new: Path, record: dict[str, object]) -> dict[str, object]:
     """Put image and record in place; the record never describes another image than the one beside it."""
     beside = out.with_name(f"{out.name}.json")
-    words = new.with_name(f"{new.name}.json")
+    new_record = new.with_name(f"{new.name}.json")
     try:
         record["digest"] = digest(new)
-        files.write(words, json.dumps(record, indent=1) + "\n", 0o666)
+        files.write(new_record, json.dumps(record, indent=1) + "\n", 0o666)
         beside.unlink(missing_ok=True)
         new.chmod(new.stat().st_mode | 0o111)
         new.rename(out)
-        words.rename(beside)
+        new_record.rename(beside)
     except OSError as error:
-        raise StorageError(
-            f"The image cannot be put in place: {error.strerror}",
-            place=str(out),
-            hint="Check the folder's permissions and your quota.",
-        ) from error
+        message, hint = _NOT_IN_PLACE
+        raise StorageError(f"{message}: {error.strerror}", place=str(out), hint=hint) from error
     return record
 
 
 def parse_arguments(words: Sequence[str]) -> dict[str, str]:
     """Return the ``KEY=VALUE`` of ``--build-arg`` as a table; raise UsageError for a word of another form."""
-    found = {}
+    arguments = {}
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or not re.fullmatch(r"\w+", name):
             raise UsageError(f"'{word}' is not KEY=VALUE", place="--build-arg", hint="Write --build-arg NAME=VALUE.")
-        found[name] = value
-    return found
+        arguments[name] = value
+    return arguments
+
+
+# -- why a build failed ----------------------------------------------------------------------------------------------
+
+_NO_NETWORK = (
+    r"(?i)no such host|name resolution|connection refused|network is unreachable|(handshake|i/o) timeout|"
+    r"connection timed out|proxyconnect|certificate signed by unknown|certificate_verify_failed"
+)
+_FULL = r"(?i)(?:(/[^:\n]*): )?(no space left on device|disk quota exceeded)"
+# What the programs print when a build fails, what it means, and what to do.
+_FAILURES = (
+    (
+        r"(?i)/etc/sub[ug]id|newuidmap|fakeroot.{0,80}(not|fail|denied|unable)|user namespaces? .{0,40}(disabled|not)",
+        "This machine does not let you build as root of a namespace of your own (--fakeroot)",
+        "Ask for a line in /etc/subuid and /etc/subgid, or build on another machine and copy the image.",
+    ),
+    (r"(?i)must be (the )?root", "The build wants to be root", "Give --fakeroot, or build on a machine where you are."),
+    (
+        r"toomanyrequests|429 Too Many",
+        "The registry refuses more downloads for now",
+        "Try again in some hours, or log in to it.",
+    ),
+    (
+        _NO_NETWORK,
+        "Something could not be downloaded",
+        "Does this machine reach the network (http_proxy, https_proxy)? Compute nodes mostly do not.",
+    ),
+    (
+        r"(?i)test script|%test",
+        "The image was made, but fails its own test",
+        "The lines above the last say which part.",
+    ),
+    (r"(?i)%post|post script", "A command of %post failed", "The lines above the last say which one."),
+)
+
+
+def failure(answer: subprocesses.Answer, order: Order) -> HpcmlError:
+    """Return a failed build as an error: the program's last lines as a sentence with a remedy."""
+    quote, place = last_lines(answer.text), str(order.definition.path)
+    text = "\n".join(line for line in answer.text.splitlines() if not line.startswith("INFO"))
+    if answer.code is None:
+        message = f"The build did not end within {units.format_seconds(DEADLINE)}"
+        hint = "Is the network, or the disk, very slow? Its last lines are above."
+    elif full := re.search(_FULL, text):
+        why = "your quota is used up" if "quota" in full[2].lower() else "the disk is full"
+        what, place, hint = _full(full[1] or "", order)
+        return StorageError(f"The build ran out of space{what}: {why}", place=place, hint=hint, quote=quote)
+    else:
+        unknown = (
+            f"{order.program} did not build the image (its exit status was {answer.code})",
+            "Its output is above.",
+        )
+        message, hint = next((known for pattern, *known in _FAILURES if re.search(pattern, text)), unknown)
+    return ImageError(message, place=place, hint=hint, quote=quote)
+
+
+def _full(path: str, order: Order) -> tuple[str, str, str]:
+    """Return which of a build's places is full (temporary folder, image, cache of layers), and a remedy."""
+    program, name = order.program, order.program.prefixes[0]
+    if path.startswith(f"{order.out.parent}/.{order.out.name}."):
+        return " for the image", str(order.out.parent), "Write the image to a folder with more space."
+    if f"/{_ROOM}" in path:
+        hint = f"Set {name}_TMPDIR to a folder with more space."
+        return " in its temporary folder", path.partition(f"/{_ROOM}")[0], hint
+    if "/cache/" in path:
+        hint = f"Set {name}_CACHEDIR to a folder with more space, or empty it ({program.path} cache clean)."
+        return " in the cache", path.partition("/cache/")[0] + "/cache", hint
+    hint = f"Set {name}_TMPDIR and {name}_CACHEDIR to folders with more space, and write the image to another."
+    return "", str(order.definition.path), hint

@@ -139,17 +139,15 @@ def check_image(made: Plan, loaded: LoadedSite) -> dict[str, object]:
     """
     if not made.inside.image:
         return {}
-    from hpcml.images import program  # some milliseconds that only runs inside images need
+    from hpcml.images import facts as images  # some milliseconds that only runs inside images need
 
-    facts = program.inspect(Path(made.inside.image))
+    facts = images.inspect(Path(made.inside.image))
     gpus = made.inside.gpu.count if made.inside.gpu else 0
-    found = program.problems(
-        facts, cuda=loaded.site.gpu.cuda, gpus=gpus, machine=program.machine(), pinned=program.pins()
-    )
+    found = images.problems(facts, cuda=loaded.site.gpu.cuda, gpus=gpus, machine=images.machine(), pinned=images.pins())
     if fatal := [problem for problem in found if problem.fatal]:
         raise ImageError(f"The image cannot be used: {fatal[0].what}", place=str(facts.path), hint=fatal[0].hint)
     known = {"path": str(facts.path), "size": facts.size, "modified": facts.modified, "labels": facts.labels}
-    return {**known, "digest": program.known_digest(facts), "notes": [problem.what for problem in found]}
+    return {**known, "digest": images.known_digest(facts), "notes": [problem.what for problem in found]}
 
 
 def _write(prepared: Prepared, loaded: LoadedSite, spec: jobs.JobSpec, image: dict[str, object]) -> list[str]:

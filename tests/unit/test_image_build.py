@@ -17,14 +17,13 @@ import pytest
 
 from hpcml import subprocesses
 from hpcml.errors import ImageError, StorageError
-from hpcml.images import build, program
+from hpcml.images import build, definition, program
 
 APPTAINER = program.Program("/opt/bin/apptainer", "apptainer", (1, 4, 5))
 
 
 def order(tmp_path: Path, name: str = "cpu") -> build.Order:
-    definition = program.find_definition(name, Path())
-    return build.Order(definition, tmp_path / "a.sif", APPTAINER, fakeroot=True, arguments={"B": "2", "A": "1 x"},
+    return build.Order(definition.find(name, Path()), tmp_path / "a.sif", APPTAINER, fakeroot=True, arguments={"B": "2", "A": "1 x"},
                              binds=("/a:/b",))  # fmt: skip
 
 
@@ -106,13 +105,13 @@ def test_ids_for_a_namespace(tmp_path: Path) -> None:
 
 def test_too_little_space(tmp_path: Path) -> None:
     text = "Bootstrap: docker\nFrom: a:1\n%labels\n    org.hpcml.space 900000T\n"
-    definition = program.Definition("a", tmp_path / "a.def", text)
+    own = definition.Definition("a", tmp_path / "a.def", text)
     with pytest.raises(StorageError, match="the build takes about") as caught:
-        build.check_space(definition, tmp_path / "a.sif", APPTAINER, {"APPTAINER_TMPDIR": str(tmp_path)})
+        build.check_space(own, tmp_path / "a.sif", APPTAINER, {"APPTAINER_TMPDIR": str(tmp_path)})
     assert (caught.value.place, "APPTAINER_TMPDIR" in caught.value.message) == (str(tmp_path), True)
     with pytest.raises(StorageError, match="No such file"):
-        build.check_space(definition, tmp_path / "a.sif", APPTAINER, {"TMPDIR": str(tmp_path / "nope")})
-    build.check_space(definition._replace(text=text.replace("900000T", "1K")), tmp_path / "a.sif", APPTAINER, {})
+        build.check_space(own, tmp_path / "a.sif", APPTAINER, {"TMPDIR": str(tmp_path / "nope")})
+    build.check_space(own._replace(text=text.replace("900000T", "1K")), tmp_path / "a.sif", APPTAINER, {})
 
 
 def test_pip_s_settings(tmp_path: Path) -> None:
@@ -127,10 +126,10 @@ def test_pip_s_settings(tmp_path: Path) -> None:
 
 def test_a_password_in_pip_s_index_stays_out_of_the_image(tmp_path: Path) -> None:
     environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PIP_CONFIG_FILE": os.devnull}
-    definition = program.find_definition("cpu", tmp_path)
+    cpu = definition.find("cpu", tmp_path)
 
     def prepared(index: str) -> build.Order:
-        return build.prepare(definition, tmp_path / "a.sif", APPTAINER, {**environment, "PIP_INDEX_URL": index},
+        return build.prepare(cpu, tmp_path / "a.sif", APPTAINER, {**environment, "PIP_INDEX_URL": index},
                                    fakeroot=False, given={}, force=False)  # fmt: skip
 
     assert prepared("https://index.example.org/simple").arguments == {"PIP_INDEX": "https://index.example.org/simple"}

@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 
 from hpcml import units
-from hpcml.images import program
+from hpcml.images import definition as definitions
+from hpcml.images import facts
 from hpcml.node.hardware import preflight
 
 ROOT = Path(__file__).resolve().parents[2]
 PINS = tomllib.loads((ROOT / "containers/versions.toml").read_text())
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 DEBIAN = "tests/fixtures/images/debian.def"  # for machines that reach no registry
-DEFINITIONS = [program.find_definition(name, ROOT) for name in (*program.definitions(), DEBIAN)]
+DEFINITIONS = [definitions.find(name, ROOT) for name in (*definitions.shipped(), DEBIAN)]
 MACHINE_S_OWN = {"MIRROR", "PIP_INDEX"}
 RAPIDS = ("cudf", "dask-cudf", "cuml", "raft-dask", "rmm")
 
@@ -43,7 +44,7 @@ def test_all_definitions_are_here() -> None:
 
 
 @pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda definition: definition.name)
-def test_defaults_of_a_definition_are_the_pins(definition: program.Definition) -> None:
+def test_defaults_of_a_definition_are_the_pins(definition: definitions.Definition) -> None:
     defaults = {key: value for key, value in definition.defaults.items() if key not in MACHINE_S_OWN}
     assert len(defaults) >= 3
     assert defaults == {key: PINS[key.lower().replace("_", "-")] for key in defaults}
@@ -51,7 +52,7 @@ def test_defaults_of_a_definition_are_the_pins(definition: program.Definition) -
 
 
 @pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda definition: definition.name)
-def test_labels_say_what_is_installed(definition: program.Definition) -> None:
+def test_labels_say_what_is_installed(definition: definitions.Definition) -> None:
     installed = packages(definition.text)
     labels = dict(re.findall(r"^    org\.hpcml\.(\S+) (.+)$", definition.text, re.MULTILINE))
     pinned = {name: rule.lstrip("=") for name, rule in installed.items() if "{{" in rule}
@@ -60,13 +61,13 @@ def test_labels_say_what_is_installed(definition: program.Definition) -> None:
         assert labels[label].replace(" ", "") == rule, name
     for name in ("dask", "distributed", "dask-ml"):
         assert name in pinned
-    assert set(labels) <= {"kind", "cuda", "space", *program.VERSIONED}
+    assert set(labels) <= {"kind", "cuda", "space", *facts.VERSIONED}
     assert units.parse_memory(definition.label("space")) >= 2 * 1024**3
 
 
 @pytest.mark.parametrize("name", ["cpu", DEBIAN])
 def test_cpu_images_hold_the_extras_local_and_jupyter(name: str) -> None:
-    installed = packages(program.find_definition(name, ROOT).text)
+    installed = packages(definitions.find(name, ROOT).text)
     wanted = divided(EXTRAS["node"]) | divided(EXTRAS["local"]) | divided(EXTRAS["jupyter"])
     wanted.pop("hpcml")
     assert installed.keys() == wanted.keys()
@@ -79,7 +80,7 @@ def test_cpu_images_hold_the_extras_local_and_jupyter(name: str) -> None:
 
 @pytest.mark.parametrize("cuda", ["12", "13"])
 def test_gpu_images_hold_the_extra_of_their_cuda(cuda: str) -> None:
-    definition = program.find_definition(f"rapids-cu{cuda}", ROOT)
+    definition = definitions.find(f"rapids-cu{cuda}", ROOT)
     assert definition.label("cuda") == cuda
     installed = packages(definition.text)
     assert installed["cuda-version"] == f"={cuda}"
@@ -96,7 +97,7 @@ def test_gpu_images_hold_the_extra_of_their_cuda(cuda: str) -> None:
 
 
 def test_the_two_rapids_differ_in_cuda_only() -> None:
-    twelve, thirteen = (program.find_definition(f"rapids-cu{cuda}", ROOT).text for cuda in ("12", "13"))
+    twelve, thirteen = (definitions.find(f"rapids-cu{cuda}", ROOT).text for cuda in ("12", "13"))
     swaps = (("CUDA 12", "CUDA 13"), ("driver 535", "driver 580"), ("cuda 12", "cuda 13"), ("=12.2", "=13.0"),
              ("cuda-version=12", "cuda-version=13"))  # fmt: skip
     for old, new in swaps:

@@ -1,0 +1,71 @@
+"""Definition files: those that ship with hpcml and the user's own, and what stands in one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from hpcml import assets, files
+from hpcml.errors import NotFoundError
+from hpcml.images.facts import PREFIX
+from hpcml.sites import layers
+
+_USED = re.compile(r"\{\{\s*(\w+)\s*\}\}")
+
+
+class Definition(NamedTuple):
+    """A definition file; ``name`` is what an image of it is called when the user does not say."""
+
+    name: str
+    path: Path
+    text: str
+
+    @property
+    def used(self) -> set[str]:
+        """The build arguments that stand in it (a comment's are not replaced)."""
+        lines = (line for line in self.text.splitlines() if not line.lstrip().startswith("#"))
+        return {name for line in lines for name in _USED.findall(line)}
+
+    @property
+    def defaults(self) -> dict[str, str]:
+        """The build arguments that it gives a value itself, in ``%arguments``."""
+        section = re.search(r"^%arguments\b[^\n]*\n(.*?)(?=^%|\Z)", self.text, re.MULTILINE | re.DOTALL)
+        lines = [line.strip() for line in (section[1] if section else "").splitlines()]
+        pairs = (line.partition("=") for line in lines if "=" in line and not line.startswith("#"))
+        return {key.strip(): value.strip() for key, _, value in pairs}
+
+    def header(self, key: str) -> str:
+        """Return a line of its head, as ``Bootstrap`` or ``OSVersion``; nothing if there is none."""
+        line = re.search(rf"^{key}[ \t]*:[ \t]*(.*?)[ \t]*$", self.text, re.MULTILINE | re.IGNORECASE)
+        return line[1] if line else ""
+
+    def label(self, key: str) -> str:
+        """Return the value of one of hpcml's labels, as it stands there; nothing if there is none."""
+        line = re.search(rf"^[ \t]*{re.escape(PREFIX + key)}[ \t]+(\S+)", self.text, re.MULTILINE)
+        return line[1] if line else ""
+
+
+def shipped() -> dict[str, Path]:
+    """Return the definitions that ship with hpcml, by name."""
+    return {path.stem: path for path in sorted(assets.folder("containers").glob("*.def"))}
+
+
+def find(word: str, folder: Path) -> Definition:
+    """Return the definition that the user means: a file, or the name of one that ships with hpcml.
+
+    Raises
+    ------
+    NotFoundError
+        If there is none, or it cannot be read.
+    """
+    own = shipped()
+    path = own[word] if word in own else folder / layers.user_path(word)
+    try:
+        return Definition(path.stem, path, files.read(path, files.SETTINGS, ours=False, follow=True).decode())
+    except OSError as error:
+        near = layers.nearest(word, list(own))
+        hint = f"Did you mean {near}?" if near else f"Name a .def file, or one of: {', '.join(own)}."
+        raise NotFoundError(f"The definition cannot be read: {error.strerror}", place=str(path), hint=hint) from error
+    except UnicodeDecodeError as error:
+        raise NotFoundError("The definition is not a text", place=str(path), hint="Name a .def file.") from error
