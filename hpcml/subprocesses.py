@@ -10,8 +10,8 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 _MOST = 64 << 20  # bytes that a command may answer
 _LONGEST_LINE = 4 << 20  # bytes of a line of a command that speaks in lines
@@ -21,8 +21,7 @@ _GRACE = 15.0  # seconds that a command which is asked to end has, before the ne
 _ORPHANS = 2.0  # seconds that what it started has, once it has ended itself
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """What a command said; ``code`` is None when it did not end within its deadline."""
 
     code: int | None

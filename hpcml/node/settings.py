@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import socket
-import tempfile
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from hpcml.paths import AttemptPaths, RunPaths
 from hpcml.units import expand_hosts
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(NamedTuple):
     """What dask-cuda is told for each GPU worker (the options of ``dask cuda worker``, by its names).
 
     An amount of memory is a fraction of the GPU's memory up to 1, bytes above 1, and None for "none". ``pool`` of -1
     is decided on the node (:func:`hpcml.node.hardware.gpus.pool_size`).
     """
 
-    count: int
+    count: int  # type: ignore[assignment] # a tuple's method of that name is not needed
     cuda: str
     rmm_pool_size: float | None
     rmm_maximum_pool_size: float | None
@@ -37,8 +34,7 @@ class Gpu:
     pre_import: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(NamedTuple):
     """Decisions of the plan; durations in seconds, sizes in bytes, 0 or empty means "decide on the node".
 
     ``service`` is what runs in the place of a script (``jupyter``, ``fabric``), empty for a script; JupyterLab ends
@@ -87,8 +83,7 @@ class Settings:
         return self.local or self.nodes == 1
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
+class Context(NamedTuple):
     """Where this process stands in the run."""
 
     run: RunPaths
@@ -103,6 +98,8 @@ class Context:
 
         ``longest`` is for unix sockets, whose path may have 108 bytes in all: a longer folder gives way to /tmp.
         """
+        import tempfile  # here, as socket below: a submission imports this module too, and needs neither
+
         folder = os.path.realpath(os.path.expandvars(self.settings.scratch) or tempfile.gettempdir())
         return folder if len(folder.encode()) <= longest else "/tmp"
 
@@ -132,6 +129,8 @@ def load() -> Context:
     OSError
         If plan.json cannot be read on this node.
     """
+    import socket
+
     run = RunPaths(Path(os.environ["HPCML_RUN_DIR"]))
     number = int(os.environ.get("HPCML_ATTEMPT", "0"))
     facts = json.loads(run.plan.read_text())["inside"]

@@ -7,7 +7,6 @@ else of the host stays out: its variables, its Python's packages, the home direc
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import PurePosixPath
 
 from hpcml.errors import ConfigError
@@ -83,6 +82,8 @@ def kernels(image: str) -> str:
 
     One for each image: what one leaves behind is no other's to load.
     """
+    import hashlib  # with OpenSSL behind it some milliseconds, which only runs inside images need
+
     return hashlib.sha256(image.encode(errors="surrogatepass")).hexdigest()[:16]
 
 

@@ -7,7 +7,6 @@ import errno
 import json
 import os
 import re
-import secrets
 import shutil
 import sys
 import time
@@ -163,7 +162,7 @@ def creating(directory: Path, trusted: Sequence[str] = ()) -> Iterator[RunPaths]
     StorageError
         If it cannot be written, or not safely (:func:`check_folder`, with those who are ``trusted``).
     """
-    new = directory.with_name(f".{directory.name}.{secrets.token_hex(8)}.new")
+    new = directory.with_name(f".{directory.name}.{os.urandom(8).hex()}.new")
     paths = RunPaths(new)
     with storage(directory):
         directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
