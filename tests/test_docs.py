@@ -406,5 +406,5 @@ def test_runnable_blocks_run(page: Path, tmp_path: Path) -> None:
             ["hpcml", "ls", "--json"], env=environment, cwd=tmp_path, capture_output=True, check=False
         )
         for run in json.loads(listed.stdout or "[]"):
-            if run["state"] not in ("ended", "refused"):
+            if run["phase"] not in ("ended", "refused"):
                 subprocess.run(["hpcml", "cancel", run["run"]], env=environment, cwd=tmp_path, check=False)

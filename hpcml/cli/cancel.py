@@ -32,8 +32,8 @@ def run(options: Namespace) -> int:
     folder, environment = common.folder_and_environment(options)
     run = submission.adopt(runs.find(folder, options.run), environment)
     before = watch.status(run, environment)
-    if before.state in ("ended", "refused"):
-        words, did = f"{run.id} has ended already: {before.words}.", False
+    if before.over:
+        words, did = f"{run.id} has ended already: {before.message}.", False
     elif run.job:
         slurm.cancel(run.job, environment)
         words, did = f"{run.id} is being cancelled (job {run.job}).", True

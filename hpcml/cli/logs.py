@@ -31,6 +31,7 @@ def add_options(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Print a role's log, and what comes to it."""
     from hpcml.cli.progress import Tail
+    from hpcml.runs import record as records
     from hpcml.runs import status as watch
 
     name, word = options.run, options.role
@@ -57,9 +58,11 @@ def run(options: Namespace) -> int:
             pass
     else:
         copy()
-    if role == "driver" and (ended := runs.read_json(run.paths.status)) and ended.get("by") not in ("script", None):
-        say(f"hpcml: {ended.get('reason', '')}.", sys.stderr)  # the log itself is the script's alone
+    if role == "driver" and (end := records.outcome(run)) and end.by != "script":
+        say(f"hpcml: {end.message}.", sys.stderr)  # the log itself is the script's alone
     if not tails and not options.follow:
         state = watch.status(run, environment)
-        raise NotFoundError(f"The run has no {role} log yet", place=run.id, hint=f"It is {state.state}: {state.words}.")
+        raise NotFoundError(
+            f"The run has no {role} log yet", place=run.id, hint=f"It is {state.state}: {state.message}."
+        )
     return 0

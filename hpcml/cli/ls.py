@@ -38,11 +38,11 @@ def run(options: Namespace) -> int:
         return 0
     width = max([len(row.run) for row in rows], default=3)
     if rows:
-        say(f"{'RUN':<{width}}  {'SITE':<10} {'JOB':>8}  {'STATE':<9} {'STATUS':>6}  WHAT")
+        say(f"{'RUN':<{width}}  {'SITE':<10} {'JOB':>8}  {'STATE':<13} {'EXIT':>4}  WHAT")
     for row in rows:
         code = "" if row.exit_status is None else str(row.exit_status)
-        site, job, state = shown(row.site), shown(row.job), shown(row.state)
-        say(f"{row.run:<{width}}  {site:<10} {job:>8}  {state:<9} {code:>6}  {row.words[:60]}")
+        site, job = shown(row.site), shown(row.job)
+        say(f"{row.run:<{width}}  {site:<10} {job:>8}  {row.state:<13} {code:>4}  {row.message[:60]}")
     if len(wanted) == most and (older := known.index(wanted[0]) if wanted else len(known)):
         say(f"{older} older runs are not shown (hpcml ls --all).", sys.stderr)
     return 0
@@ -58,7 +58,7 @@ def _rows(directories: list[Path], environment: dict[str, str]) -> list[watch.St
         try:
             found.append(runs.load(directory))
         except StorageError as error:
-            found.append(watch.Status(directory.name, "", words=error.message, directory=str(directory)))
+            found.append(watch.unreadable(directory, error))
     silent = ""
     known: dict[str, slurm.JobState] = {}
     open_jobs = [
@@ -78,10 +78,10 @@ def _rows(directories: list[Path], environment: dict[str, str]) -> list[watch.St
             continue
         said = known.get(run.job) if run.job in open_jobs else slurm.UNKNOWN  # an end that is written needs no question
         try:
-            rows.append(watch.status(run, environment, said, ask=not run.job))
+            row = watch.status(run, environment, said, ask=not run.job)
         except StorageError as error:
-            rows.append(watch.Status(run.id, "", words=error.message, directory=str(run.paths.directory)))
+            row = watch.unreadable(run.paths.directory, error)
         if silent and run.job in open_jobs:  # what its own files tell is still true
-            rows[-1].silent = silent
-            rows[-1].words = rows[-1].words or silent
+            row = row._replace(silent=silent, message=row.message or silent)
+        rows.append(row)
     return rows

@@ -110,13 +110,13 @@ class Progress:
         """Show a new status: the phases that are over as lines of their own, the present one live."""
         self.show_past(status)
         present = self._present(status)
-        if status.state == "ended":
+        if status.phase == "ended":
             self._end(status)
-        elif present and status.state == "running":  # the script writes now: no line may stay open beside its own
+        elif present and status.phase == "running":  # the script writes now: no line may stay open beside its own
             self._once(f"now {present}", "wait", *present, None)
         elif present:
             self._now(*present)
-        elif status.hint and status.state == "running":
+        elif status.hint and status.phase == "running":
             self._once("hint", "wait", "driver", status.hint, None)
 
     def show_past(self, status: Status) -> None:
@@ -163,30 +163,25 @@ class Progress:
     @staticmethod
     def _present(status: Status) -> tuple[str, str] | None:
         """Return the role and the words of the phase that is going on, if there is something to say."""
-        if status.state == "queued":
+        if status.phase == "queued":
             estimate = f", expected at {status.estimate}" if status.estimate else ""
-            return "queued", f"job {status.job}: {status.words}{estimate}"
-        if status.state == "starting" and "workers-ready" in status.times:
+            return "queued", f"job {status.job}: {status.message}{estimate}"
+        if status.phase == "starting" and "workers-ready" in status.times:
             checking = "fabric-checking" in status.times and "fabric-checked" not in status.times
-            return ("fabric", status.words) if checking else None
-        if status.state == "starting" and "scheduler-up" in status.times:
+            return ("fabric", status.message) if checking else None
+        if status.phase == "starting" and "scheduler-up" in status.times:
             return "workers", f"{status.workers}/{status.expected}"
-        if status.state == "starting":
-            return "scheduler" if "allocated" in status.times or not status.staging else "image", status.words
-        if status.state == "running" and status.workers < status.expected:
-            return "driver", status.words
+        if status.phase == "starting":
+            return "scheduler" if "allocated" in status.times or not status.staging else "image", status.message
+        if status.phase == "running" and status.workers < status.expected:
+            return "driver", status.message
         return None
 
     def _end(self, status: Status) -> None:
         started, ended = status.times.get("driver-started"), status.times.get("driver-ended")
         took = ended - started if started and ended else None
         mark = "ok" if status.exit_status == 0 else "bad"
-        self._once("end", mark, "ended", f"{status.words} (status {status.exit_status})", took)
-
-    def say(self, role: str, words: str) -> None:
-        """Print a line that is not a phase."""
-        self.clear()
-        say(f"{'':2}{role:<10} {words}", self.stream)
+        self._once("end", mark, "ended", f"{status.message} (status {status.exit_status})", took)
 
     def _once(self, key: str, mark: str, role: str, words: str, seconds: float | None) -> None:
         if key in self.shown:
@@ -254,8 +249,8 @@ def _fitted(text: str, columns: int) -> str:
     return text
 
 
-def _short(nodes: list[str]) -> list[str]:
-    return nodes if len(nodes) <= 8 else [*nodes[:4], f"… {len(nodes)} in all"]
+def _short(nodes: tuple[str, ...]) -> tuple[str, ...]:
+    return nodes if len(nodes) <= 8 else (*nodes[:4], f"… {len(nodes)} in all")
 
 
 def phases(found: Status) -> list[tuple[str, str]]:

@@ -34,8 +34,8 @@ def run(options: Namespace) -> int:
     except SlurmUnreachableError as error:
         silent = error.message
     found = watch.status(run, environment)
-    found.silent = found.silent or silent
-    code = UNREACHABLE if found.silent and found.state == "unknown" else 0
+    found = found._replace(silent=found.silent or silent)
+    code = UNREACHABLE if found.silent and found.phase == "unknown" else 0
     if options.json:
         common.print_json(found.as_json())
         return code
@@ -52,7 +52,7 @@ def _lines(found: watch.Status) -> list[tuple[str, str]]:
     """Return what is known of a run, each fact under its key."""
     from hpcml.cli.progress import phases
 
-    lines = [("run", found.run), ("site", found.site), ("state", f"{found.state}: {found.words}")]
+    lines = [("run", found.run), ("site", found.site), ("state", f"{found.state}: {found.message}")]
     if found.job:
         lines.append(("job", f"{found.job} {found.slurm_state}".strip()))
     if found.silent:
@@ -61,7 +61,7 @@ def _lines(found: watch.Status) -> list[tuple[str, str]]:
         lines.append(("estimate", f"Slurm expects a start at {found.estimate}"))
     if found.nodes:
         lines.append(("nodes", ", ".join(found.nodes)))
-    if found.state in ("starting", "running"):
+    if found.phase in ("starting", "running"):
         lines.append(("workers", f"{found.workers}/{found.expected}"))
     lines += [
         (key, value)
@@ -73,5 +73,5 @@ def _lines(found: watch.Status) -> list[tuple[str, str]]:
     lines += phases(found)
     if found.exit_status is not None:
         meaning = MEANING.get(found.exit_status, "") if found.by != "script" else "the script's own"
-        lines.append(("status", f"{found.exit_status} ({meaning})" if meaning else str(found.exit_status)))
+        lines.append(("exit", f"{found.exit_status} ({meaning})" if meaning else str(found.exit_status)))
     return [*lines, ("directory", found.directory)]

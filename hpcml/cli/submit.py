@@ -209,7 +209,7 @@ def _wait(run: directories.Run, environment: dict[str, str], *, as_json: bool) -
     try:
         last = None
         for last in watch.follow(run, environment, pass_on, before=mark):
-            if last.state == "ended" and not as_json:  # all that the script wrote stands before its end
+            if last.phase == "ended" and not as_json:  # all that the script wrote stands before its end
                 progress.show_past(last)
                 while output.copy():
                     pass
@@ -238,9 +238,9 @@ def _explain(last: watch.Status) -> None:
     status = last.exit_status or 0
     meaning = MEANING.get(status, "")
     error = HpcmlError(
-        last.words[:1].upper() + last.words[1:],
+        last.message[:1].upper() + last.message[1:],
         place=f"status {status}: {meaning}" if meaning else "",
         hint=last.hint,
-        quote=tuple(last.quote),
+        quote=last.quote,
     )
     say_lines(f"hpcml: {error}", sys.stderr)

@@ -1,19 +1,16 @@
-"""How a run stands: its own files first, then Slurm; an answer that nobody has is UNKNOWN, not a guess."""
+"""How a run stands: its own files first, then its scheduler; an answer that nobody has is UNKNOWN, not a guess."""
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from hpcml import container_errors, endings, files, subprocesses
 from hpcml.errors import (
     ALLOCATION_LOST,
-    ANSWER_LOST,
     CANCELLED,
     IMAGE,
     PREEMPTED,
@@ -24,12 +21,16 @@ from hpcml.errors import (
     StorageError,
 )
 from hpcml.runs import directories
+from hpcml.runs import record as records
+from hpcml.runs.record import Event, RunRecord, Table
 from hpcml.schedulers import slurm
+from hpcml.schedulers.slurm import JobState
 
 LOOK = 0.15  # seconds between looks at a run's files
-FIRST_ASK_AFTER_START = 7.0  # seconds that a run's own diary is trusted at first, before Slurm is asked again
+FIRST_ASK_AFTER_START = 7.0  # seconds that a run's own events are trusted at first, before Slurm is asked again
 
 _REPLACED = "not there, or not yours: "  # how the batch script begins to say that the run's folder is another now
+_OUT_OF_MEMORY = "(out of memory)"  # in the sentence of a script that the kernel killed for want of memory
 
 _SLURM_ENDS = {
     "TIMEOUT": (TIME_LIMIT, "the time limit was reached"),
@@ -41,24 +42,36 @@ _SLURM_ENDS = {
     "PREEMPTED": (PREEMPTED, "the job was preempted: Slurm gave its nodes to another (PREEMPTED)"),
     "REVOKED": (ALLOCATION_LOST, "the job was revoked"),
 }
+_NODE_FAILURES = ("", "NODE_FAIL", "BOOT_FAIL")  # Slurm's words of a job that lost its nodes; none: it was not asked
+
+_STATES = {
+    "refused": "REFUSED",
+    "unknown": "UNKNOWN",
+    "queued": "PENDING",
+    "starting": "RUNNING",
+    "running": "RUNNING",
+    "ending": "RUNNING",
+}
+_STATES_BY_EXIT = {TIME_LIMIT: "TIMEOUT", CANCELLED: "CANCELLED", PREEMPTED: "PREEMPTED"}
 
 
-@dataclass(slots=True)
-class Status:
-    """A run at one moment. ``state``: refused, unknown, queued, starting, running, ending or ended.
+class Status(NamedTuple):
+    """A run at one moment.
 
-    ``silent`` is why Slurm could not be asked; all else is then from the run's own files.
+    ``phase`` is refused, unknown, queued, starting, running, ending or ended. ``workers`` are there of ``expected``.
+    ``times`` are its events' in seconds since 1970. ``silent`` is why Slurm could not be asked; all else is then from
+    the run's own files.
     """
 
     run: str
     site: str
-    state: str = "unknown"
-    words: str = ""
+    phase: str = "unknown"
+    message: str = ""
     job: str = ""
     attempt: int = 0
     slurm_state: str = ""
     estimate: str = ""
-    nodes: list[str] = field(default_factory=list)
+    nodes: tuple[str, ...] = ()
     workers: int = 0
     expected: int = 0
     protocol: str = ""
@@ -72,31 +85,39 @@ class Status:
     warnings: tuple[str, ...] = ()
     service: str = ""
     jupyter: str = ""
-    times: dict[str, float] = field(default_factory=dict)
+    times: Mapping[str, float] = {}
     exit_status: int | None = None
     by: str = ""
     hint: str = ""
-    quote: list[str] = field(default_factory=list)
+    quote: tuple[str, ...] = ()
     directory: str = ""
     silent: str = ""
 
-    def as_json(self) -> dict[str, Any]:
+    @property
+    def state(self) -> str:
+        """The run's state in Slurm's words; REFUSED and UNKNOWN where there is no job that has one."""
+        if self.phase != "ended":
+            return _STATES[self.phase]
+        if self.exit_status == 0:
+            return "COMPLETED"
+        if self.slurm_state == "OUT_OF_MEMORY" or _OUT_OF_MEMORY in self.message:
+            return "OUT_OF_MEMORY"
+        if self.by == "slurm" and self.exit_status == ALLOCATION_LOST and self.slurm_state in _NODE_FAILURES:
+            return "NODE_FAIL"
+        return "FAILED" if self.by == "script" else _STATES_BY_EXIT.get(self.exit_status or 0, "FAILED")
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing of the run can come any more."""
+        return self.phase in ("ended", "refused")
+
+    def as_json(self) -> dict[str, object]:
         """Return the status as a JSON-ready mapping."""
-        return asdict(self)
-
-
-def events(run: directories.Run) -> list[dict[str, Any]]:
-    """Return the run's events in order; a line that is still being written is left for the next look."""
-    with directories.storage(run.paths.events):
-        try:
-            text = files.read(run.paths.events).decode()
-        except FileNotFoundError:
-            return []
-    return [files.parsed(json.loads, line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        return {"run": self.run, "state": self.state, **self._asdict()}
 
 
 def status(
-    run: directories.Run, environment: Mapping[str, str], known: slurm.JobState | None = None, *, ask: bool = True
+    run: directories.Run, environment: Mapping[str, str], known: JobState | None = None, *, ask: bool = True
 ) -> Status:
     """Return how a run stands now.
 
@@ -114,129 +135,113 @@ def status(
     StorageError
         If the run's record lacks something, or cannot be read.
     """
-    try:
-        return _of_its_kinds(_status(run, environment, known, ask=ask))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        hint = "It was changed or cut short; the logs of the run may tell more."
-        words = f"The run's record is not complete ({type(error).__name__}: {error})"
-        raise StorageError(words, place=str(run.paths.directory), hint=hint) from error
+    with records.complete(run.paths.directory):
+        record = records.load(run)
+        own = _from_files(run, record)
+    if not record.refusal and (own.phase != "ended" or run.may_start_again) and (ask or known is not None):
+        own = _ask_owner(own, run, record, environment, known)
+    if own.phase in ("starting", "running", "ending") and (room := directories.full(run.paths.directory)):
+        hint = f"{room[0].upper()}{room[1:]}: what the script and the logs write now is lost."
+        return own._replace(hint=hint)
+    return own
 
 
-def _of_its_kinds(found: Status) -> Status:
-    """Return a status whose facts are texts, numbers and lists where they ought to be: they come from files.
+def unreadable(directory: Path, error: StorageError) -> Status:
+    """Return the status of a run whose files cannot be read."""
+    return Status(directory.name, "", message=error.message, directory=str(directory))
 
-    Raises
-    ------
-    TypeError
-        If one is of another kind.
-    """
-    for name, value in asdict(found).items():
-        default = getattr(Status("", ""), name)
-        if name == "times":
-            right = all(isinstance(moment, (int, float)) for moment in value.values())
-        elif isinstance(default, (list, tuple)):
-            right = isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value)
-        else:
-            right = isinstance(value, int if name == "exit_status" else type(default)) or value is default
-        if not right:
-            raise TypeError(f"{name} is of another kind")
+
+def _from_files(run: directories.Run, record: RunRecord) -> Status:
+    """Return how a run stands by its own files alone."""
+    planned = record.planned
+    new = Status(
+        run.id,
+        planned.site,
+        job=record.job,
+        in_image=bool(planned.image),
+        service=planned.service,
+        expected=planned.workers,
+        directory=str(run.paths.directory),
+    )
+    if refusal := record.refusal:
+        return new._replace(
+            phase="unknown" if refusal.lost else "refused",
+            message=refusal.message,
+            exit_status=refusal.exit_status,
+            hint=refusal.hint,
+            quote=refusal.quote,
+        )
+    found = new
+    for event in record.events:
+        if event.attempt != found.attempt:  # Slurm has started the job again
+            found = found._replace(attempt=event.attempt, phase="starting", times={})
+            found = found._replace(versions="", fabric="", fabric_ok=True, differences=())
+        found = _after(found, event)
+    found = found._replace(message=_message(found))
+    if end := record.outcome:
+        found = found._replace(
+            phase="ended" if end.over else "ending",
+            message=end.message,
+            exit_status=end.exit_status,
+            by=end.by,
+            hint=end.hint,
+            quote=end.quote,
+        )
+    if found.service == "jupyter" and found.phase == "running" and (node := records.jupyter_node(run.paths)):
+        way = f"up on {node}; the way there: hpcml tunnel --service jupyter {run.id}"
+        return found._replace(jupyter=way)
     return found
 
 
-def _status(run: directories.Run, environment: Mapping[str, str], known: slurm.JobState | None, *, ask: bool) -> Status:
-    made = directories.read_json(run.paths.plan) or {}
-    found = Status(run.id, str(made.get("site", "")), job=run.job, directory=str(run.paths.directory))
-    inside = made.get("inside", {})
-    found.in_image = bool(inside.get("image"))
-    found.service = str(inside.get("service", ""))
-    found.expected = int(inside.get("nodes", 0)) * int(inside.get("workers_per_node", 0))
-    if "error" in run.submission:
-        lost = run.submission["status"] == ANSWER_LOST
-        found.state, found.words = "unknown" if lost else "refused", str(run.submission["error"])
-        found.exit_status, found.hint = int(run.submission["status"]), str(run.submission.get("hint", ""))
-        found.quote = list(run.submission.get("quote", []))
-        return found
-    happened = events(run)
-    _read_events(found, happened)
-    final = directories.read_json(run.paths.status)
-    if final is not None and not _began_again(happened, int(final.get("attempt", 0))):
-        found.state, found.exit_status = final["state"], final["status"]
-        found.words, found.by = final["reason"], final["by"]
-        found.hint, found.quote = final["hint"], final["quote"]
-    if found.service == "jupyter" and found.state == "running":
-        found.jupyter = _jupyter(run)
-    if (found.state != "ended" or run.may_start_again) and (ask or known is not None):
-        _ask_owner(found, run, environment, known)
-    if found.state in ("starting", "running", "ending") and (room := directories.full(run.paths.directory)):
-        found.hint = f"{room[0].upper()}{room[1:]}: what the script and the logs write now is lost."
+def _after(found: Status, event: Event) -> Status:
+    """Return a status after one more event."""
+    facts = event.facts
+    security = facts.get("security", str, found.security)
+    found = found._replace(times={**found.times, event.name: event.time}, security=security)
+    match event.name:
+        case "allocated":
+            return found._replace(phase="starting", nodes=facts.texts("nodes"), workers=0, warnings=())
+        case "worker-added" | "worker-removed":
+            return found._replace(workers=facts.get("count", int))
+        case "scheduler-up":
+            return found._replace(protocol=f"{facts.get('protocol', str)} ({facts.get('because', str)})")
+        case "image-staging":
+            return found._replace(phase="starting", staging=facts.get("mode", str))
+        case "environment-ready":
+            return found._replace(versions=facts.get("words", str), differences=facts.texts("differences"))
+        case "fabric-checked":
+            return _after_the_check(found, facts)
+        case "warning":
+            return found._replace(warnings=(*found.warnings, facts.get("sentence", str)))
+        case "driver-started":
+            return found._replace(phase="running")
+        case "time-limit-near":
+            pages = found.service == "jupyter"
+            effect = "open pages are told to save" if pages else "hpcml.run.should_stop() is true now"
+            return found._replace(hint=f"The time limit is near: {effect}.")
     return found
 
 
-def _began_again(happened: list[dict[str, Any]], ended: int) -> bool:
-    """Whether Slurm has started the job again since an attempt ended: what is written of that end is then old."""
-    if any(int(event.get("attempt", 0)) > ended for event in happened):
-        return True
-    names = [event["event"] for event in happened]
-    last = {name: position for position, name in enumerate(names)}
-    ends = [last[name] for name in ("ending", "driver-ended", "torn-down") if name in last]
-    return bool(ends) and last.get("allocated", -1) > max(ends)
+def _after_the_check(found: Status, facts: Table) -> Status:
+    line, problem = facts.get("line", str), facts.get("problem", str)
+    return found._replace(
+        fabric=line if line and problem in line else "; ".join(text for text in (line, problem) if text),
+        fabric_ok=facts.get("ok", bool) and not problem,
+        differences=found.differences + facts.texts("differences"),
+    )
 
 
-def _read_events(found: Status, happened: list[dict[str, Any]]) -> None:
-    for event in happened:
-        if int(event.get("attempt", 0)) != found.attempt:  # Slurm has started the job again
-            found.attempt, found.state, found.times = int(event["attempt"]), "starting", {}
-            found.versions, found.fabric, found.fabric_ok, found.differences = "", "", True, ()
-        _read_event(found, event)
-    if found.state == "starting":
-        found.words = _starting(found)
-    elif found.state == "running":
-        found.words = f"{_driver(found)} runs"
-        if found.workers < found.expected:
-            found.words += f", with {found.workers} of {found.expected} workers"
-
-
-def _read_event(found: Status, event: dict[str, Any]) -> None:
-    name = event["event"]
-    found.times[name] = event["time"]
-    found.security = event.get("security", found.security)
-    if name == "allocated":
-        found.state, found.nodes, found.workers, found.warnings = "starting", event["nodes"], 0, ()
-    elif name in ("worker-added", "worker-removed"):
-        found.workers = event["count"]
-    elif name == "scheduler-up":
-        found.protocol = f"{event['protocol']} ({event['because']})"
-    elif name == "image-staging":
-        found.state, found.staging = "starting", str(event["mode"])
-    elif name == "environment-ready":
-        found.versions, found.differences = str(event["words"]), tuple(event.get("differences", ()))
-    elif name == "fabric-checked":
-        _read_verdict(found, event)
-    elif name == "warning":
-        found.warnings += (str(event["sentence"]),)
-    elif name == "driver-started":
-        found.state = "running"
-    elif name == "time-limit-near":
-        told = "open pages are told to save" if found.service == "jupyter" else "hpcml.run.should_stop() is true now"
-        found.hint = f"The time limit is near: {told}."
-
-
-def _driver(found: Status) -> str:
-    return "JupyterLab" if found.service == "jupyter" else "the script"
-
-
-def _jupyter(run: directories.Run) -> str:
-    """Return where JupyterLab is and how to get there, empty until it answers."""
-    newest = max((int(path.name) for path in run.paths.directory.glob("attempts/*")), default=0)
-    facts = directories.read_json(run.paths.attempt(newest).service_of("jupyter")) or {}
-    return f"up on {facts['node']}; the way there: hpcml tunnel --service jupyter {run.id}" if facts else ""
-
-
-def _starting(found: Status) -> str:
-    """Return what a run waits for before its script starts."""
+def _message(found: Status) -> str:
+    """Return what a run waits for before its script starts, and that this runs."""
+    driver = "JupyterLab" if found.service == "jupyter" else "the script"
+    if found.phase == "running":
+        missing = f", with {found.workers} of {found.expected} workers" if found.workers < found.expected else ""
+        return f"{driver} runs{missing}"
+    if found.phase != "starting":
+        return ""
     if "workers-ready" in found.times:
         checking = "fabric-checking" in found.times and "fabric-checked" not in found.times
-        return "the wire between the workers is checked" if checking else f"{_driver(found)} starts"
+        return "the wire between the workers is checked" if checking else f"{driver} starts"
     if "scheduler-up" in found.times:
         return f"{found.workers} of {found.expected} workers are there"
     if "image-staging" in found.times and "image-staged" not in found.times:
@@ -246,145 +251,118 @@ def _starting(found: Status) -> str:
     return "the scheduler starts"
 
 
-def _read_verdict(found: Status, event: dict[str, Any]) -> None:
-    line, problem = str(event["line"]), str(event["problem"])
-    found.fabric_ok = bool(event["ok"]) and not problem
-    found.differences += tuple(event.get("differences", ()))
-    found.fabric = line if line and problem in line else "; ".join(words for words in (line, problem) if words)
-
-
 def _ask_owner(
-    found: Status, run: directories.Run, environment: Mapping[str, str], known: slurm.JobState | None
-) -> None:
-    """Ask Slurm, or the process table, about a run that has not written its end."""
-    submission = run.submission
-    if not submission:
-        found.state, found.words = "unknown", "the submission's answer was not recorded"
-        found.hint = f"If it was accepted, its comment is hpcml:{run.id} (squeue --me -o '%i %k')."
-        return
-    if "pid" in submission:
-        _ask_process_table(found, run)
-        return
+    own: Status, run: directories.Run, record: RunRecord, environment: Mapping[str, str], known: JobState | None
+) -> Status:
+    """Ask the scheduler about a run that has not written its end."""
+    if not run.submission:
+        hint = f"If it was accepted, its comment is hpcml:{run.id} (squeue --me -o '%i %k')."
+        return own._replace(phase="unknown", message="the submission's answer was not recorded", hint=hint)
     try:
-        state = slurm.told(known) if known is not None else slurm.state(run.job, environment)
+        job = _job_state(run, environment) if known is None else slurm.told(known)
     except SlurmUnreachableError as error:
-        found.silent = error.message
-        if found.state == "unknown":
-            found.words, found.hint = "the run has written nothing yet, and Slurm cannot be asked", error.hint
-        return
-    _heed_slurm(found, run, state)
+        own = own._replace(silent=error.message)
+        if own.phase == "unknown":
+            message = "the run has written nothing yet, and Slurm cannot be asked"
+            return own._replace(message=message, hint=error.hint)
+        return own
+    return _with_answer(own, run, record, job)
 
 
-def _heed_slurm(found: Status, run: directories.Run, state: slurm.JobState) -> None:
-    """Take in what Slurm says of the job; the run's own events are newer than Slurm's word."""
-    found.slurm_state, found.estimate = state.state, state.start if state.pending else ""
-    if found.state == "ended":
-        _perhaps_again(found, state)
-    elif state.ended:
-        code, words = _SLURM_ENDS.get(state.state, (ALLOCATION_LOST, ""))
-        forgotten = "Slurm knows no such job any more" if state == slurm.UNKNOWN else f"Slurm: {state.state}"
-        _ended_without_word(found, run, code, words, f"the job ended without a word ({forgotten})")
-    elif found.state == "unknown" and state.pending:
-        found.state, found.words = "queued", state.reason_in_words()
-    elif found.state == "unknown":
-        begun = "the batch script starts" if state.active else f"Slurm says {state.state}"
-        found.state, found.words = "starting", begun
-
-
-def _ask_process_table(found: Status, run: directories.Run) -> None:
+def _job_state(run: directories.Run, environment: Mapping[str, str]) -> JobState:
+    if "pid" not in run.submission:
+        return slurm.state(run.job, environment)
     alive = subprocesses.start_time(int(run.submission["pid"])) == run.submission["started"] != ""
-    found.slurm_state = "RUNNING" if alive else ""
-    if alive and found.state == "unknown":
-        found.state, found.words = "starting", "the batch script starts"
-    elif not alive:
-        gone = "the run's processes are gone and left no word (killed, or the machine went down)"
-        _ended_without_word(found, run, ALLOCATION_LOST, "", gone)
+    return JobState("RUNNING" if alive else "UNKNOWN")
 
 
-def _perhaps_again(found: Status, state: slurm.JobState) -> None:
-    """An attempt of a job that may be put back into the queue has ended: the run has not if the job is there still."""
-    if state.ended:
-        return
-    found.state, found.exit_status, found.by, found.hint, found.quote = "ending", None, "", "", []
-    if state.pending:
-        found.state, found.words = "queued", f"put back into the queue: {state.reason_in_words()}"
+def _with_answer(own: Status, run: directories.Run, record: RunRecord, job: JobState) -> Status:
+    """Take in what the scheduler says of the job; the run's own events are newer than Slurm's word."""
+    own = own._replace(slurm_state=job.state, estimate=job.start if job.pending else "")
+    if own.phase == "ended":
+        if job.ended:
+            return own
+        # An attempt of a job that may be put back into the queue has ended: the run has not, the job is there still.
+        again = own._replace(phase="ending", exit_status=None, by="", hint="", quote=())
+        return (
+            again._replace(phase="queued", message=f"put back into the queue: {job.reason_in_words()}")
+            if job.pending
+            else again
+        )
+    if job.ended:
+        return _ended_without_word(own, run, record, job)
+    if own.phase != "unknown":
+        return own
+    if job.pending:
+        return own._replace(phase="queued", message=job.reason_in_words())
+    message = "the batch script starts" if job.active else f"Slurm says {job.state}"
+    return own._replace(phase="starting", message=message)
 
 
-def _ended_without_word(found: Status, run: directories.Run, code: int, words: str, otherwise: str) -> None:
+def _ended_without_word(own: Status, run: directories.Run, record: RunRecord, job: JobState) -> Status:
     """The run is over but did not write that it ended: its first node died, or it never got to the supervisor.
 
-    ``code`` and ``words`` are what the owner of its processes says; without words step.sh's record counts, and then
-    ``otherwise``.
+    What Slurm says is the cause, if it says one; without it step.sh's record counts, and then the job's log.
     """
-    if found.exit_status is not None:
-        found.state = "ended"  # the end was written, the teardown was cut short
-    elif not words and (said := _driver_exit(run)) is not None:
-        _step_ended(found, run, *said)
-    elif not words and not found.times and (log := tail(run.paths.job_log)) and log[-1].startswith("hpcml: "):
-        said_last = log[-1].removeprefix("hpcml: ").rstrip(".")  # the batch script's own word
-        _lost(found, run, said_last, STORAGE if said_last.startswith(_REPLACED) else START_FAILED)
-    else:
-        _lost(found, run, words or otherwise, code)
+    if own.exit_status is not None:
+        return own._replace(phase="ended")  # the end was written, the teardown was cut short
+    if job.state in _SLURM_ENDS:
+        return _lost(own, run, record, *_SLURM_ENDS[job.state])
+    if driver := records.driver_exit(run.paths):
+        return _step_ended(own, run, record, *driver)
+    if not own.times and (log := tail(run.paths.job_log)) and log[-1].startswith("hpcml: "):
+        message = log[-1].removeprefix("hpcml: ").rstrip(".")  # the batch script's own word
+        return _lost(own, run, record, STORAGE if message.startswith(_REPLACED) else START_FAILED, message)
+    forgotten = "Slurm knows no such job any more" if job == slurm.UNKNOWN else f"Slurm: {job.state}"
+    message = f"the job ended without a word ({forgotten})"
+    if "pid" in run.submission:
+        message = "the run's processes are gone and left no word (killed, or the machine went down)"
+    return _lost(own, run, record, ALLOCATION_LOST, message)
 
 
-def _driver_exit(run: directories.Run) -> tuple[str, int] | None:
-    """Return the node and the exit status that step.sh recorded for the newest attempt's driver, if it did."""
-    with directories.storage(run.paths.directory):
-        path = _driver_record(run)
-        text = files.read(path, 100).decode(errors="replace").strip() if path else ""
-    return (path.name.partition("@")[2], int(text)) if path and text.isdigit() else None
-
-
-def _driver_record(run: directories.Run) -> Path | None:
-    """Return the file in which step.sh recorded the end of the newest attempt's driver, if it did."""
-    with directories.storage(run.paths.directory):
-        attempt = max(run.paths.directory.glob("attempts/[0-9]*"), key=lambda path: int(path.name), default=None)
-        records = attempt.glob("exit/driver@*") if attempt else ()
-        return next((path for path in records if not path.name.endswith(".new")), None)
-
-
-def _step_ended(found: Status, run: directories.Run, node: str, said: int) -> None:
+def _step_ended(own: Status, run: directories.Run, record: RunRecord, node: str, exit_status: int) -> Status:
     """The driver's step has ended without the supervisor's word: it never started, or it was killed."""
-    if "allocated" in found.times:  # what its log says is the script's
-        _lost(found, run, f"the driver's step {endings.of(said, ()).how} and left no word", said)
-        return
-    image = (directories.read_json(run.paths.plan) or {}).get("inside", {}).get("image", "")
-    if image:
-        log = tail(run.paths.driver_log, 200) or tail(run.paths.job_log, 200)
-        why = container_errors.in_words("\n".join(log), str(said))
-        _lost(found, run, f"{node}: {why.what}", IMAGE)
-        found.hint = why.hint.replace("IMAGE", image)
+    if "allocated" in own.times:  # what its log says is the script's
+        message = f"the driver's step {endings.of(exit_status, ()).how} and left no word"
+        return _lost(own, run, record, exit_status, message)
+    log = tail(run.paths.driver_log)
+    if image := record.planned.image:
+        full_log = tail(run.paths.driver_log, 200) or tail(run.paths.job_log, 200)
+        why = container_errors.in_words("\n".join(full_log), str(exit_status))
+        found = _lost(own, run, record, IMAGE, f"{node}: {why.what}")
+        hint = why.hint.replace("IMAGE", image)
     else:
-        ended = endings.of(said, tail(run.paths.driver_log))
-        _lost(found, run, f"the driver's step could not start: it {ended.how}", START_FAILED)
-        found.hint = ended.hint or found.hint
-    found.quote = tail(run.paths.driver_log) or found.quote
+        ended = endings.of(exit_status, log)
+        found = _lost(own, run, record, START_FAILED, f"the driver's step could not start: it {ended.how}")
+        hint = ended.hint or found.hint
+    return found._replace(hint=hint, quote=log or found.quote)
 
 
-def _lost(found: Status, run: directories.Run, words: str, code: int = ALLOCATION_LOST) -> None:
-    found.state, found.words, found.exit_status, found.by = "ended", words, code, "slurm"
-    found.quote = tail(run.paths.job_log)
-    found.hint = f"The job's own log: {run.paths.job_log}."
+def _lost(own: Status, run: directories.Run, record: RunRecord, exit_status: int, message: str) -> Status:
+    quote = tail(run.paths.job_log)
+    hint = f"The job's own log: {run.paths.job_log}."
     if room := directories.full(run.paths.directory):
-        found.words += f"; {room}"
-        found.hint = "Free some space, or keep runs elsewhere (--set paths.runs=…); then submit again."
-    elif not found.times and not found.quote and (startup := run.submission.get("bash_env")):
-        found.hint = (
-            f"BASH_ENV was set: bash reads {startup} before the batch script. Does it call exit, or fail? "
-            "Otherwise: is paths.runs on a file system that all nodes share? The job left nothing there."
-        )
-    elif not found.times and not found.quote:
-        found.hint = "Is paths.runs on a file system that all nodes share? The job left nothing there."
+        message += f"; {room}"
+        hint = "Free some space, or keep runs elsewhere (--set paths.runs=…); then submit again."
+    elif not own.times and not quote:
+        hint = "Is paths.runs on a file system that all nodes share? The job left nothing there."
+        if record.bash_env:
+            hint = (
+                f"BASH_ENV was set: bash reads {record.bash_env} before the batch script. Does it call exit, or fail? "
+                f"Otherwise: {hint[0].lower()}{hint[1:]}"
+            )
+    return own._replace(phase="ended", message=message, exit_status=exit_status, by="slurm", quote=quote, hint=hint)
 
 
-def tail(path: Path, lines: int = 12) -> list[str]:
+def tail(path: Path, lines: int = 12) -> tuple[str, ...]:
     """Return the last lines of a log; nothing if it is not there."""
     try:
         with open(files.open_regular(path), "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - 16384))
-            return [line for line in file.read().decode(errors="replace").splitlines() if line.strip()][-lines:]
+            text = file.read().decode(errors="replace")
     except OSError:
-        return []
+        return ()
+    return tuple([line for line in text.splitlines() if line.strip()][-lines:])
 
 
 def follow(
@@ -411,7 +389,7 @@ def follow(
         the status tells.
     """
     ask_at, distance, look_at = 0.0, 1.0, 0.0
-    state: slurm.JobState | None = None
+    state: JobState | None = None
     heard = time.monotonic()
     last: Status | None = None
     seen: object = None
@@ -419,7 +397,7 @@ def follow(
     while True:
         now = time.monotonic()
         began = run.paths.events.exists() and over is None
-        if began and distance < FIRST_ASK_AFTER_START:  # its own diary speaks now
+        if began and distance < FIRST_ASK_AFTER_START:  # its own events tell now
             distance = FIRST_ASK_AFTER_START
             ask_at = now + distance
         if run.job and now >= ask_at:
@@ -438,14 +416,14 @@ def follow(
             seen, look_at = files, now + 1.0
             current = status(run, environment, state, ask=not run.job)
             asked = state is not None or not run.may_start_again  # files alone cannot say that no attempt follows
-            over_now = current.state in ("ended", "refused")
+            over_now = current.over
             if current != last and (asked or not over_now):
                 yield current
                 last = current
             if over_now and asked:
                 each()
                 return
-            if run.job and (record := _driver_record(run)) != over:
+            if run.job and (record := records.driver_record(run.paths)) != over:
                 over, distance, ask_at = record, 1.0, 0.0
         each()
         time.sleep(LOOK)

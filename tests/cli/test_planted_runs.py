@@ -84,7 +84,7 @@ def test_hostile_files_of_a_run_keep_no_other_from_being_shown(world: World) -> 
     done = world.run("ls", "--all", "--json")
     assert done.returncode == 0, done.stderr
     rows = {row["run"]: row for row in json.loads(done.stdout)}
-    assert rows[good.name]["state"] == rows[last.name]["state"] == "queued"
+    assert rows[good.name]["state"] == rows[last.name]["state"] == "PENDING"
     assert len(rows) == len(damaged) + 2
     done = world.run("ls", "--all")
     assert done.returncode == 0, done.stderr

@@ -67,7 +67,7 @@ def test_a_refusal_is_told_in_words_and_recorded(world: World, kind: str) -> Non
     assert record["status"] == errors.REFUSED
     assert words in record["error"]
     status = json.loads(world.run("status", "last", "--json").stdout)
-    assert (status["state"], status["exit_status"]) == ("refused", errors.REFUSED)
+    assert (status["state"], status["exit_status"]) == ("REFUSED", errors.REFUSED)
 
 
 @pytest.mark.parametrize("kind", DOWN)
@@ -136,7 +136,7 @@ def test_an_answer_that_stays_lost_has_a_status_of_its_own_and_is_found_later(wo
     world.answer("squeue")
     done = world.run("status", run, "--json")
     assert (facts := json.loads(done.stdout))["job"] == "101", done.stderr
-    assert facts["state"] == "queued"
+    assert facts["state"] == "PENDING"
     assert len(world.calls("sbatch")) == 1
 
 
@@ -191,8 +191,8 @@ def test_every_state_of_a_job_has_words(world: World, state: str) -> None:
     done = world.run("status", "last", "--json")
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
-    assert facts["state"] in ("queued", "starting", "running", "ended")
-    assert facts["words"]
+    assert facts["phase"] in ("queued", "starting", "running", "ended")
+    assert facts["message"]
 
 
 def test_slurm_is_asked_at_once_when_the_driver_s_step_is_over_without_a_word(world: World) -> None:
@@ -218,7 +218,7 @@ def test_a_list_is_shown_though_slurm_does_not_answer(world: World) -> None:
     world.answer("squeue", err="slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n", code=1)
     done = world.run("ls", "--json")
     assert done.returncode == 0
-    assert [row["state"] for row in json.loads(done.stdout)] == ["unknown"]
+    assert [row["state"] for row in json.loads(done.stdout)] == ["UNKNOWN"]
     assert "does not answer" in done.stderr
 
 
@@ -240,14 +240,14 @@ def test_a_running_run_is_shown_though_slurm_does_not_answer(world: World) -> No
     world.answer("squeue", **DOWN_NOW)
     done = world.run("status", "last")
     assert done.returncode == 0, done.stderr
-    assert "state      running: the script runs" in done.stdout
+    assert "state      RUNNING: the script runs" in done.stdout
     assert "nodes      n7" in done.stdout
     assert done.stdout.count("does not answer") == 1
     facts = json.loads(world.run("status", "last", "--json").stdout)
-    assert (facts["state"], facts["nodes"]) == ("running", ["n7"])
+    assert (facts["state"], facts["phase"], facts["nodes"]) == ("RUNNING", "running", ["n7"])
     assert "does not answer" in facts["silent"]
     listed = world.run("ls", "--json")
-    assert [row["state"] for row in json.loads(listed.stdout)] == ["running"]
+    assert [row["state"] for row in json.loads(listed.stdout)] == ["RUNNING"]
     assert "does not answer" in listed.stderr
     assert (
         world.run("logs", "last").returncode == errors.NOT_FOUND
@@ -274,15 +274,15 @@ def test_an_answer_that_cannot_be_read_is_no_end(world: World, said: str) -> Non
     done = world.run("status", "last", "--json")
     assert done.returncode == errors.UNREACHABLE
     facts = json.loads(done.stdout)
-    assert (facts["state"], facts["exit_status"]) == ("unknown", None)
+    assert (facts["state"], facts["exit_status"]) == ("UNKNOWN", None)
     assert "cannot be read" in facts["silent"]
-    assert [row["state"] for row in json.loads(world.run("ls", "--json").stdout)] == ["unknown"]
+    assert [row["state"] for row in json.loads(world.run("ls", "--json").stdout)] == ["UNKNOWN"]
 
 
 def test_what_the_user_s_shell_says_of_squeue_s_answers_does_not_count(world: World) -> None:
     shell = {"SLURM_TIME_FORMAT": "%Q%n%%", "SQUEUE_FORMAT": "%i", "SLURM_CLUSTERS": "other", "SQUEUE_PARTITION": "x"}
     world.submit()
-    assert json.loads(world.run("status", "last", "--json", env=shell).stdout)["state"] == "queued"
+    assert json.loads(world.run("status", "last", "--json", env=shell).stdout)["state"] == "PENDING"
     (call,) = world.calls("squeue")
     assert not set(shell) & call["environment"].keys()
 
@@ -295,11 +295,11 @@ def test_a_run_that_is_put_back_into_the_queue_has_not_ended(world: World) -> No
     end = {"state": "ended", "status": errors.PREEMPTED, "reason": "the job was preempted", "by": "slurm", "hint": "",
            "quote": [], "attempt": 0}  # fmt: skip
     (directory / "status.json").write_text(json.dumps(end))
-    for state, seen in (("COMPLETING", "ending"), ("PENDING", "queued"), ("PREEMPTED", "ended")):
+    for state, seen in (("COMPLETING", "RUNNING"), ("PENDING", "PENDING"), ("PREEMPTED", "PREEMPTED")):
         world.set_job("101", state=state, reason="BeginTime")
         facts = json.loads(world.run("status", "last", "--json").stdout)
         assert facts["state"] == seen
-        assert facts["exit_status"] == (errors.PREEMPTED if seen == "ended" else None)
+        assert facts["exit_status"] == (errors.PREEMPTED if seen == "PREEMPTED" else None)
         assert [row["state"] for row in json.loads(world.run("ls", "--json").stdout)] == [seen]
 
 

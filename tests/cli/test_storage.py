@@ -127,7 +127,7 @@ def test_a_damaged_record_is_named(world: World, name: str, text: str) -> None:
         assert str(good / name) in done.stderr
         assert "Traceback" not in done.stderr
     rows = json.loads(world.run("ls", "--json").stdout)
-    assert [row["state"] for row in rows] == ["queued", "unknown"], "the others are shown nevertheless"
+    assert [row["state"] for row in rows] == ["PENDING", "UNKNOWN"], "the others are shown nevertheless"
 
 
 @pytest.mark.parametrize(("name", "text"), [("status.json", "{}"), ("submission.json", '{"pid": "x"}'), ("plan.json", '{"inside": 3}'),

@@ -158,7 +158,7 @@ def test_a_teardown_that_was_cut_short(cluster: Cluster) -> None:
     path.write_text(json.dumps({**ended.status, "state": "ending"}))
     assert cluster.run("hpcml", "logs", "-f", ended.directory.name, timeout=30).returncode == 0
     facts = json.loads(cluster.run("hpcml", "status", ended.directory.name, "--json").stdout)
-    assert (facts["state"], facts["exit_status"], facts["by"]) == ("ended", 3, "script")
+    assert (facts["state"], facts["exit_status"], facts["by"]) == ("FAILED", 3, "script")
 
 
 def test_the_supervisor_is_killed(cluster: Cluster) -> None:
@@ -170,7 +170,7 @@ def test_the_supervisor_is_killed(cluster: Cluster) -> None:
     os.kill(pids[0], signal.SIGKILL)
     cluster.wait_idle(30)
     facts = json.loads(cluster.run("hpcml", "status", directory.name, "--json").stdout)
-    assert facts["state"] == "ended"
+    assert facts["phase"] == "ended"
     assert facts["exit_status"] == 137
     assert cluster.job(job)["ExitCode"] == "137:0"
 

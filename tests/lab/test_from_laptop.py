@@ -147,7 +147,7 @@ def test_logs_follow_and_ctrl_c_leaves_nothing_behind(outside: Outside, project:
     follower.communicate(timeout=30)
     assert follower.returncode == 130
     until(lambda: not serving(outside), 20, lambda: str(serving(outside)))
-    assert json.loads(hpcml(outside, project, "status", run, "--json").stdout)["state"] == "running"
+    assert json.loads(hpcml(outside, project, "status", run, "--json").stdout)["state"] == "RUNNING"
     follower = start(outside, project, "logs", "-f", run)
     assert hpcml(outside, project, "cancel", run).returncode == 0
     out, err = follower.communicate(timeout=60)
@@ -165,7 +165,7 @@ def test_ctrl_c_detaches_a_submission_that_waits(outside: Outside, project: Path
     assert process.returncode == 130
     assert "Detached; the run goes on." in err
     assert "From here: hpcml --host lab logs -f waits-" in err
-    assert json.loads(hpcml(outside, project, "status", "waits", "--json").stdout)["state"] == "running"
+    assert json.loads(hpcml(outside, project, "status", "waits", "--json").stdout)["state"] == "RUNNING"
     assert hpcml(outside, project, "cancel", "waits").returncode == 0
 
 

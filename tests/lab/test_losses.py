@@ -102,7 +102,7 @@ def test_a_worker_task_that_cannot_come_back_is_lost(cluster: Cluster, on_loss: 
     else:
         assert wait_for(lambda: said in output(directory), 10)
         shown = json.loads(cluster.run("hpcml", "status", "loses", "--json").stdout)
-        assert (shown["state"], shown["workers"], shown["warnings"]) == ("running", 2, [said])
+        assert (shown["state"], shown["workers"], shown["warnings"]) == ("RUNNING", 2, [said])
         assert f"warning    {said}" in cluster.run("hpcml", "status", "loses").stdout
     assert output(directory).count(said) == 1
 

@@ -106,7 +106,7 @@ def test_a_cell_computes_on_both_nodes(session: Lab) -> None:
     said = session.cells("import hpcml; client = hpcml.connect(); print(client.submit(lambda: 6 * 7).result())", where)
     assert said.split() == ["42", "['n1',", "'n2']", str(session.cluster.work)]
     facts = json.loads(session.cluster.run("hpcml", "status", session.job, "--json").stdout)
-    assert facts["words"] == "JupyterLab runs"
+    assert facts["message"] == "JupyterLab runs"
     assert facts["jupyter"].startswith("up on n1")
 
 

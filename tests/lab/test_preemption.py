@@ -55,7 +55,7 @@ def start(cluster: Cluster, name: str, *options: str) -> subprocess.Popen[str]:
     """Start a run that is waited for, and return when its script runs."""
     command = cluster.command(SCRIPT, "--wait", "--nodes", "2", "--time", "10", "--name", name, *options)
     waiting = cluster.lab.popen(command, cwd=str(cluster.work), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    until(lambda: "running" in cluster.run("hpcml", "status", name).stdout, waiting)
+    until(lambda: "RUNNING: the script runs" in cluster.run("hpcml", "status", name).stdout, waiting)
     return waiting
 
 
@@ -102,11 +102,11 @@ def test_a_run_that_is_put_back_is_waited_for(preempting: Cluster) -> None:
         facts: dict[str, str] = json.loads(preempting.run("hpcml", "status", "comes-back", "--json").stdout)
         return facts
 
-    until(lambda: status()["state"] == "queued", waiting)
+    until(lambda: status()["state"] == "PENDING", waiting)
     facts = status()
-    assert facts["words"].startswith("put back into the queue: ")
+    assert facts["message"].startswith("put back into the queue: ")
     assert facts["exit_status"] is None
-    assert "queued" in preempting.run("hpcml", "ls").stdout.splitlines()[-1]
+    assert "PENDING" in preempting.run("hpcml", "ls").stdout.splitlines()[-1]
     # Slurm lets a job that was put back wait for two minutes.
     preempting.run("scontrol", "update", f"jobid={facts['job']}", "StartTime=now")
     done = ended(waiting)

@@ -82,7 +82,7 @@ def test_the_copies_go_when_the_run_is_cancelled(cluster: Cluster, image: Path, 
     assert cluster.wait_idle(40) < 40
     assert wait_for(lambda: not _copies(cluster), 5), _copies(cluster)  # scancel frees nodes before it has looked
     shown = json.loads(cluster.run("hpcml", "status", directory.name, "--json").stdout)
-    assert (shown["state"], shown["exit_status"]) == ("ended", errors.CANCELLED)
+    assert (shown["state"], shown["exit_status"]) == ("CANCELLED", errors.CANCELLED)
 
 
 @pytest.mark.parametrize("mode", ["sbcast", "copy"])
@@ -193,5 +193,5 @@ def test_slurm_ends_the_job_while_the_image_is_copied(cluster: Cluster, image: P
     cluster.wait_idle(60)
     assert wait_for(lambda: not _copies(cluster), 5), _copies(cluster)
     shown = json.loads(cluster.run("hpcml", "status", directory.name, "--json").stdout)
-    assert shown["state"] == "ended"
+    assert shown["phase"] == "ended"
     assert shown["exit_status"] != 0

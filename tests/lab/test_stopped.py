@@ -28,7 +28,7 @@ def test_a_supervisor_that_is_stopped(cluster: Cluster) -> None:
     assert "(it is stopped: SIGSTOP)" in shown
     assert cluster.wait_idle(90) < 90
     found = json.loads(cluster.run("hpcml", "status", "stopped", "--json").stdout)
-    assert (found["state"], found["exit_status"]) == ("ended", errors.ROLE_LOST)
+    assert (found["state"], found["exit_status"]) == ("FAILED", errors.ROLE_LOST)
     job = json.loads((directory / "submission.json").read_text())["job"]
     assert cluster.job(job)["ExitCode"] == f"{errors.ROLE_LOST}:0"
 

@@ -143,13 +143,13 @@ def test_a_pending_job_says_why(cluster: Cluster) -> None:
     first, _ = cluster.detach(hold, "--nodes", "4")
     cluster.detach(hold, "--nodes", "4", "--name", "second")
     deadline = time.monotonic() + 30
-    while not re.search(r"queued: (waiting for free nodes|other jobs go first)",
+    while not re.search(r"PENDING: (waiting for free nodes|other jobs go first)",
                         text := cluster.run("hpcml", "status", "second").stdout):  # fmt: skip
         assert time.monotonic() < deadline, text
         time.sleep(0.3)
     rows = cluster.run("hpcml", "ls").stdout
     assert first in rows
-    assert "queued" in rows
+    assert "PENDING" in rows
 
 
 def test_ctrl_c_detaches_and_the_run_goes_on(cluster: Cluster) -> None:
@@ -278,7 +278,7 @@ def test_a_time_format_of_the_shell_does_not_end_a_queued_run(cluster: Cluster) 
         command, cwd=str(cluster.work), env=strange, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     deadline = time.monotonic() + 30
-    while "queued" not in (said := cluster.run("hpcml", "status", "patient", env=strange).stdout):
+    while "PENDING" not in (said := cluster.run("hpcml", "status", "patient", env=strange).stdout):
         assert time.monotonic() < deadline, said
         assert process.poll() is None, process.communicate()
         time.sleep(0.3)
@@ -297,12 +297,12 @@ def test_a_running_run_is_shown_without_the_controller(cluster: Cluster) -> None
     try:
         done = cluster.run("hpcml", "status", "alone", timeout=200)
         assert done.returncode == 0, done.stderr
-        assert "state      running: the script runs" in done.stdout
+        assert "state      RUNNING: the script runs" in done.stdout
         assert "nodes      n1, n2" in done.stdout
         assert "(all this is from the run's own files)" in done.stdout
         listed = cluster.run("hpcml", "ls", "--json", "--last", "1", timeout=200)
         (row,) = json.loads(listed.stdout)
-        assert (row["run"], row["state"]) == (directory.name, "running")
+        assert (row["run"], row["state"]) == (directory.name, "RUNNING")
         assert row["silent"]
     finally:
         os.kill(pid, signal.SIGCONT)

@@ -60,7 +60,7 @@ class Session:
 
     def ended(self, seconds: float = 40) -> dict[str, Any]:
         """Wait for the run's end; return its status, with nothing of it left."""
-        self.until(lambda: self.status()["state"] == "ended", seconds)
+        self.until(lambda: self.status()["phase"] == "ended", seconds)
         self.server.close()
         self.until(lambda: not self.processes(), 10)
         assert not self.folder.exists()

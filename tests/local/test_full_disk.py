@@ -73,8 +73,8 @@ def test_the_script_fills_it_and_fails(
     assert words in done.stderr
     facts = here.run("status", "--json", "--set", f"paths.runs={folder}")
     found = json.loads(facts.stdout)
-    assert (found["state"], found["exit_status"], found["by"]) == ("ended", 1, "script")
-    assert words in found["words"]
+    assert (found["state"], found["exit_status"], found["by"]) == ("FAILED", 1, "script")
+    assert words in found["message"]
 
 
 def test_its_log_fills_it(here: Here, small: Callable[[str], Path]) -> None:  # noqa: F811
@@ -111,7 +111,7 @@ def test_it_is_full_when_the_script_does_not_mind(here: Here, small: Callable[[s
     here.until(lambda: "is full" in status()["hint"])
     time.sleep(6)  # the supervisor's own look has found it too
     seen.touch()
-    here.until(lambda: status()["state"] == "ended", 60)
+    here.until(lambda: status()["phase"] == "ended", 60)
     ended = json.loads((directory / "status.json").read_text())
     assert ended["status"] == 7, (ended["reason"], ended["quote"])
     assert any("is full" in warning for warning in ended["warnings"])
@@ -146,7 +146,7 @@ def test_it_is_full_when_the_run_begins(
     here.until((directory / "status.json").exists)
     found = json.loads(here.run("status", "--json", "--set", f"paths.runs={folder}").stdout)
     assert found["exit_status"] == errors.STORAGE, found
-    assert found["words"].count(words) == 1
+    assert found["message"].count(words) == 1
 
 
 def test_bash_env_that_ends_bash(here: Here) -> None:  # noqa: F811

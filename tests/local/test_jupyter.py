@@ -59,7 +59,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
     finally:
         os.umask(before)
     yield made
-    if made.status()["state"] != "ended":  # where there is no browser, whose test ends it
+    if made.status()["phase"] != "ended":  # where there is no browser, whose test ends it
         made.end()
 
 
@@ -94,7 +94,7 @@ def test_it_says_where_it_is(session: Session) -> None:
     assert facts["path"] == "/lab"
     assert session.server.table("GET", facts["probe"])["started"] == facts["identity"]
     assert int(facts["pid"]) in session.processes()
-    assert "JupyterLab runs" in session.status()["words"]
+    assert "JupyterLab runs" in session.status()["message"]
     assert f"hpcml tunnel --service jupyter {session.directory.name}" in session.status()["jupyter"]
 
 
@@ -302,7 +302,7 @@ def test_idle(tmp_path: Path) -> None:
     assert took > 6 + 6 + 4, (took, states)
     assert states[-2:] == ["idle", "ending"]
     found = session.ended()
-    assert (found["exit_status"], found["words"]) == (0, "JupyterLab ended: nobody used it for 5 s")
+    assert (found["exit_status"], found["message"]) == (0, "JupyterLab ended: nobody used it for 5 s")
 
 
 def test_the_server_is_killed(tmp_path: Path) -> None:
@@ -313,4 +313,4 @@ def test_the_server_is_killed(tmp_path: Path) -> None:
     session.server.table("POST", "/api/terminals")
     os.kill(int(session.facts["pid"]), signal.SIGKILL)
     found = session.ended()
-    assert (found["exit_status"], found["words"]) == (137, "the script was killed by SIGKILL")
+    assert (found["exit_status"], found["message"]) == (137, "the script was killed by SIGKILL")

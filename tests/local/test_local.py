@@ -158,7 +158,7 @@ def test_what_killed_roles_left_is_swept(here: Here) -> None:
     common.chmod(0o1777)
     here.environment["TMPDIR"] = str(common)
     pid, _ = here.detach(CONNECT + "time.sleep(600)")
-    here.until(lambda: here.status()["words"].startswith("the script runs"))
+    here.until(lambda: here.status()["message"].startswith("the script runs"))
     left = set(common.glob("hpcml-*"))
     assert len(left) == 2
     os.killpg(pid, signal.SIGKILL)
@@ -170,7 +170,7 @@ def test_what_killed_roles_left_is_swept(here: Here) -> None:
     assert set(common.glob("hpcml-*")) == left
     _, living = here.detach(CONNECT + "time.sleep(600)")
     here.until(lambda: not left & set(common.glob("hpcml-*")))
-    here.until(lambda: here.status()["words"].startswith("the script runs"))
+    here.until(lambda: here.status()["message"].startswith("the script runs"))
     alive = set(common.glob("hpcml-*"))
     assert len(alive) == 2
     assert here.submit(CONNECT + "print(client.submit(abs, -1).result())").stdout == "1\n"
@@ -190,7 +190,7 @@ def test_four_nodes_on_one_machine(here: Here) -> None:
 def test_the_script_is_killed(here: Here) -> None:
     done = here.submit(CONNECT + "os.kill(os.getpid(), signal.SIGKILL)")
     assert done.returncode == 137
-    assert here.status()["words"] == "the script was killed by SIGKILL"
+    assert here.status()["message"] == "the script was killed by SIGKILL"
 
 
 def test_the_time_limit(here: Here) -> None:
@@ -208,7 +208,7 @@ def test_cancel(here: Here, stubborn: bool) -> None:
     log = directory / "logs/driver.log"
     here.until(lambda: log.exists() and "waiting" in log.read_text())
     assert here.run("cancel", "last").returncode == 0
-    here.until(lambda: here.status()["state"] == "ended", 15)
+    here.until(lambda: here.status()["phase"] == "ended", 15)
     assert here.status()["exit_status"] == errors.CANCELLED
 
 
@@ -219,7 +219,7 @@ def test_the_scheduler_is_killed(here: Here) -> None:
     )
     events = [json.loads(line) for line in (directory / "events.jsonl").read_text().splitlines()]
     os.kill(next(event["pid"] for event in events if event["event"] == "scheduler-up"), signal.SIGKILL)
-    here.until(lambda: here.status()["state"] == "ended", 15)
+    here.until(lambda: here.status()["phase"] == "ended", 15)
     assert here.status()["exit_status"] == errors.ROLE_LOST
 
 
@@ -246,7 +246,7 @@ def test_a_part_of_hpcml_is_killed(here: Here, role: str) -> None:
             continue
         if mine and line.endswith(role) and "step.sh" not in line:
             os.kill(int(path.name), signal.SIGKILL)
-    here.until(lambda: here.status()["state"] == "ended", 20)
+    here.until(lambda: here.status()["phase"] == "ended", 20)
     assert here.status()["exit_status"] != 0
     here.until(lambda: not here.left(), 20)
 
@@ -334,7 +334,7 @@ def test_nothing_that_the_script_leaves_behind_outlives_the_run(here: Here, tmp_
             events = [json.loads(line) for line in (directory / "events.jsonl").read_text().splitlines()]
             script = next(event["pid"] for event in events if event["event"] == "driver-started")
             os.kill(int(Path(f"/proc/{script}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGKILL)
-        here.until(lambda: here.status()["state"] == "ended", 30)
+        here.until(lambda: here.status()["phase"] == "ended", 30)
         here.until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids.read_text().split()), 30)
         assert other.poll() is None
         assert "was left behind and is ended" in (directory / "logs/job.log").read_text()
@@ -386,7 +386,7 @@ def test_a_worker_that_is_ended_for_its_memory_is_named_with_the_figures(here: H
 def test_the_cause_is_in_the_result_where_no_worker_is_left(here: Here) -> None:
     done = here.submit(GREEDY, "--set", "workers.memory_limit=200MiB", "--set", "workers.restarts=1")
     assert done.returncode == errors.ROLE_LOST, done.stderr
-    assert re.search(r"over its memory limit: \d+ MiB of 200 MiB", here.status()["words"])
+    assert re.search(r"over its memory limit: \d+ MiB of 200 MiB", here.status()["message"])
 
 
 def test_an_import_that_fails_is_told_by_its_own_words(here: Here) -> None:

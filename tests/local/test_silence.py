@@ -55,10 +55,10 @@ def test_a_scheduler_file_that_is_not_there(here: Here) -> None:  # noqa: F811
     text = "from distributed import Client\nClient(scheduler_file='missing.json')\n"
     started(here, text, "--set", "deadlines.connect_notice=2s", "--set", "deadlines.driver_grace=1s")
     here.until(lambda: warned(here, "has run for 2 s without connecting to its cluster"), 60)
-    assert here.status()["state"] == "running"
+    assert here.status()["phase"] == "running"
     assert "Client(scheduler_file=…)" in here.run("status", "last").stdout
     assert here.run("cancel", "last").returncode == 0
-    here.until(lambda: here.status()["state"] == "ended", 60)
+    here.until(lambda: here.status()["phase"] == "ended", 60)
 
 
 def test_an_address_nobody_answers_at(here: Here) -> None:  # noqa: F811
@@ -120,12 +120,12 @@ def test_a_role_that_is_stopped(here: Here, role: str) -> None:  # noqa: F811
     os.kill(pid, signal.SIGSTOP)
     name = "the supervisor on local" if role == "supervisor" else "the Dask scheduler on local"
     here.until(lambda: warned(here, f"{name} has not answered for"), 60)
-    here.until(lambda: here.status()["state"] == "ended", 120)
+    here.until(lambda: here.status()["phase"] == "ended", 120)
     found = here.status()
     assert found["exit_status"] == errors.ROLE_LOST, found
-    assert "30 s" in found["words"] or "31 s" in found["words"]
+    assert "30 s" in found["message"] or "31 s" in found["message"]
     if role == "supervisor":
-        assert "(it is stopped: SIGSTOP)" in found["words"]
+        assert "(it is stopped: SIGSTOP)" in found["message"]
         assert (directory / "attempts/0/exit/driver@local").read_text() == f"{errors.ROLE_LOST}\n"
 
 
@@ -137,5 +137,5 @@ def test_a_supervisor_that_goes_on_in_time(here: Here) -> None:  # noqa: F811
     here.until(lambda: warned(here, "has not answered for"), 60)
     os.kill(pid, signal.SIGCONT)
     (here.folder / "go").touch()
-    here.until(lambda: here.status()["state"] == "ended", 60)
+    here.until(lambda: here.status()["phase"] == "ended", 60)
     assert here.status()["exit_status"] == 0

@@ -70,9 +70,7 @@ def on_a_terminal(columns: int, act: Callable[[TextIO], None]) -> list[str]:
 
 
 def say(status: Status, **facts: object) -> Status:
-    for name, value in facts.items():
-        setattr(status, name, value)
-    return status
+    return status._replace(**facts)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("columns", [60, 80])
@@ -81,7 +79,7 @@ def test_a_long_wait_stays_one_line(columns: int, tmp_path: Path) -> None:
         progress = Progress(stream, {"TERM": "xterm"}, Tail(tmp_path / "log", stream))
         for number in range(5):
             progress.show(Status("r", "lab", "queued", f"{number}: {QUEUED}", job="12"))
-        progress.show(Status("r", "lab", "starting", "the scheduler starts", nodes=["n1"], times={"allocated": 1.0}))
+        progress.show(Status("r", "lab", "starting", "the scheduler starts", nodes=("n1",), times={"allocated": 1.0}))
 
     shown = on_a_terminal(columns, act)
     assert [line.partition("  ")[0] for line in shown if line] == ["✓ nodes", "· scheduler"]
@@ -97,16 +95,16 @@ def test_the_script_s_lines_are_its_own(output: str, columns: int, tmp_path: Pat
     def act(stream: TextIO) -> None:
         tail = Tail(log, stream)
         progress = Progress(stream, {"TERM": "xterm"}, tail)
-        status = Status("r", "lab", "starting", nodes=["n1", "n2"], times=dict(STARTED), workers=1, expected=2)
+        status = Status("r", "lab", "starting", nodes=("n1", "n2"), times=dict(STARTED), workers=1, expected=2)
         progress.show(status)
         times = {**STARTED, "workers-ready": 3.0, "fabric-checked": 3.0, "driver-started": 4.0}
-        progress.show(say(status, state="running", workers=2, times=times))
+        progress.show(status := say(status, phase="running", workers=2, times=times))
         for character in output:  # it comes in pieces, as the script writes it
             with log.open("a") as file:
                 file.write(character)
             tail.copy()
-        progress.show(say(status, words="the script runs, with 1 of 2 workers", workers=1))
-        progress.show(say(status, state="ended", words="the script ended", exit_status=0))
+        progress.show(status := say(status, message="the script runs, with 1 of 2 workers", workers=1))
+        progress.show(status := say(status, phase="ended", message="the script ended", exit_status=0))
 
     shown = [line for line in on_a_terminal(columns, act) if line]
     start = next(index for index, line in enumerate(shown) if line.startswith("✓ driver")) + 1

@@ -64,14 +64,14 @@ def test_an_end_counts_until_the_job_is_started_again(run: directories.Run) -> N
     diary(run, "allocated", "driver-started", "driver-ended", "torn-down")
     ended = {"state": "ended", "status": 86, "reason": "the run was cancelled", "by": "user", "hint": "", "quote": []}
     run.paths.status.write_text(json.dumps(ended))
-    assert status.status(run, {}).state == "ended"
+    assert status.status(run, {}).state == "CANCELLED"
     diary(run, "allocated")
     again = status.status(run, {}, ask=False)
-    assert (again.state, again.exit_status) == ("starting", None)
+    assert (again.state, again.phase, again.exit_status) == ("RUNNING", "starting", None)
     diary(run, "driver-started")
-    assert status.status(run, {}, ask=False).state == "running"
+    assert status.status(run, {}, ask=False).phase == "running"
     diary(run, "driver-ended")
-    assert status.status(run, {}).state == "ended"
+    assert status.status(run, {}).state == "CANCELLED"
 
 
 def test_the_facts_say_when_the_time_limit_is(run: directories.Run) -> None:

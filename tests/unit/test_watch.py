@@ -52,15 +52,15 @@ def test_a_check_of_the_wire_is_told_only_where_there_is_one(run: directories.Ru
     """Runs of CPU workers over TLS check nothing."""
     diary(run, *UP, "workers-ready")
     status = watch.status(run, {}, ask=False)
-    assert status.words == "the script starts"
+    assert status.message == "the script starts"
     assert "fabric" not in shown(status)
     diary(run, "fabric-checking")
     status = watch.status(run, {}, ask=False)
-    assert status.words == "the wire between the workers is checked"
+    assert status.message == "the wire between the workers is checked"
     assert "· fabric     the wire between the workers is checked" in shown(status)
     diary(run, "fabric-checked")
     status = watch.status(run, {}, ask=False)
-    assert (status.words, status.fabric) == ("the script starts", "TCP on eth0")
+    assert (status.message, status.fabric) == ("the script starts", "TCP on eth0")
     assert "is checked" not in shown(status)
 
 
@@ -70,4 +70,18 @@ def test_a_check_of_the_wire_is_told_only_where_there_is_one(run: directories.Ru
 def test_the_batch_script_s_own_end_is_told_with_its_status(run: directories.Run, word: str, status: int) -> None:
     run.paths.job_log.write_text(f"hpcml: {word}\n")
     found = watch.status(run, {}, slurm.JobState("FAILED"))
-    assert (found.state, found.exit_status, found.words) == ("ended", status, word)
+    assert (found.state, found.exit_status, found.message) == ("FAILED", status, word)
+
+
+@pytest.mark.parametrize(("facts", "state"), [
+    ({"phase": "refused", "exit_status": errors.REFUSED}, "REFUSED"), ({"phase": "queued"}, "PENDING"), ({"phase": "ending"}, "RUNNING"),
+    ({"exit_status": 0, "by": "script"}, "COMPLETED"), ({"exit_status": 3, "by": "script"}, "FAILED"),
+    ({"exit_status": errors.TIME_LIMIT, "by": "script"}, "FAILED"), ({"exit_status": errors.TIME_LIMIT, "by": "slurm"}, "TIMEOUT"),
+    ({"exit_status": errors.CANCELLED, "by": "user"}, "CANCELLED"), ({"exit_status": errors.PREEMPTED, "by": "slurm"}, "PREEMPTED"),
+    ({"exit_status": errors.ROLE_LOST, "by": "hpcml"}, "FAILED"), ({"exit_status": errors.ALLOCATION_LOST, "by": "slurm"}, "NODE_FAIL"),
+    ({"exit_status": errors.ALLOCATION_LOST, "by": "slurm", "slurm_state": "FAILED"}, "FAILED"),
+    ({"exit_status": 137, "by": "slurm", "slurm_state": "OUT_OF_MEMORY"}, "OUT_OF_MEMORY"),
+    ({"exit_status": 137, "by": "script", "message": "the script was killed because the node's memory limit was reached (out of memory)"}, "OUT_OF_MEMORY"),
+])  # fmt: skip
+def test_the_state_is_slurm_s_word(facts: dict[str, Any], state: str) -> None:
+    assert watch.Status("r", "lab", **{"phase": "ended", **facts}).state == state

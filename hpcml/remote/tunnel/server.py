@@ -19,6 +19,7 @@ from hpcml import subprocesses
 from hpcml.errors import NotFoundError, ServiceGoneError, StorageError, TunnelError
 from hpcml.paths import AttemptPaths
 from hpcml.runs import directories
+from hpcml.runs import record as records
 from hpcml.runs import status as watch
 from hpcml.schedulers import slurm
 
@@ -30,16 +31,6 @@ HOP_DEADLINE = 20.0  # seconds for the login node's ssh to the compute node
 _HOP = "hpcml-hop."
 
 
-def newest_attempt(run: directories.Run) -> int | None:
-    """Return the number of the run's newest attempt, None before the first."""
-    with directories.storage(run.paths.directory):
-        try:
-            names = os.listdir(run.paths.directory / "attempts")
-        except FileNotFoundError:
-            return None
-    return max((int(name) for name in names if name.isdecimal()), default=None)
-
-
 def services(run: directories.Run) -> tuple[int | None, dict[str, dict[str, Any]]]:
     """Return the newest attempt and its web services by name; an attempt that has ended has none.
 
@@ -48,7 +39,7 @@ def services(run: directories.Run) -> tuple[int | None, dict[str, dict[str, Any]
     StorageError
         If a service's record cannot be read, or names a token that is not one of this attempt's secrets.
     """
-    number = newest_attempt(run)
+    number = records.newest_attempt(run.paths)
     if number is None:
         return None, {}
     attempt = run.paths.attempt(number)
@@ -69,9 +60,8 @@ def services(run: directories.Run) -> tuple[int | None, dict[str, dict[str, Any]
 def facts(run: directories.Run, status: watch.Status) -> dict[str, Any]:
     """Return all that the other end of a tunnel has to know of a run, ready for JSON."""
     number, found = services(run)
-    inside = (directories.read_json(run.paths.plan) or {}).get("inside", {})
-    limit, began = inside.get("time_limit"), status.times.get("allocated")
-    state, words = status.state, status.words
+    limit, began = records.planned(run).time_limit, status.times.get("allocated")
+    state, words = status.phase, status.message
     if status.slurm_state in slurm.PENDING and state not in ("ended", "refused", "queued"):
         state, words, found = "queued", "put back into the queue: it will start again", {}
     return {
@@ -94,7 +84,7 @@ def facts(run: directories.Run, status: watch.Status) -> dict[str, Any]:
 def feed(run: directories.Run, environment: Mapping[str, str], say: Callable[[dict[str, Any]], None]) -> None:
     """Say how the run stands whenever that changes, and at least every 10 s, until it has ended.
 
-    The run's own files are looked at often, Slurm as seldom as :func:`hpcml.watch.follow` does.
+    The run's own files are looked at often, Slurm as seldom as :func:`hpcml.runs.status.follow` does.
     """
     status: watch.Status | None = None
     last: dict[str, Any] = {}
@@ -103,7 +93,7 @@ def feed(run: directories.Run, environment: Mapping[str, str], say: Callable[[di
     def look() -> None:
         nonlocal last, said, looked
         now = time.monotonic()
-        if status is None or status.state == "ended" or now - looked < (LOOK_AGAIN if last.get("services") else LOOK):
+        if status is None or status.phase == "ended" or now - looked < (LOOK_AGAIN if last.get("services") else LOOK):
             return
         looked, current = now, facts(run, status)
         if current != last or now - said >= BEAT:
@@ -125,9 +115,9 @@ def _starts_again(
 ) -> bool:
     """Whether Slurm took the job back into its queue when the attempt ended; wait until the next attempt begins."""
     again = False
-    began = len(watch.events(run))
+    began = len(records.events(run))
     until = time.monotonic() + COMPLETING
-    while run.job and status.state == "ended":
+    while run.job and status.phase == "ended":
         state = slurm.state(run.job, environment)
         if not state.pending and not (state.active and (again or time.monotonic() < until)):
             return False
@@ -135,7 +125,7 @@ def _starts_again(
             again = True
             words = f"put back into the queue: {state.reason_in_words()}"
             say(facts(run, status) | {"state": "queued", "words": words, "estimate": state.start, "services": {}})
-        if any(event["event"] == "allocated" for event in watch.events(run)[began:]):
+        if any(event.name == "allocated" for event in records.events(run)[began:]):
             return True
         time.sleep(REQUEUE_LOOK if again else LOOK)
     return False
@@ -322,7 +312,7 @@ def prepare(run: directories.Run, public: str, environment: Mapping[str, str]) -
     StorageError
         If the files cannot be written.
     """
-    number = newest_attempt(run)
+    number = records.newest_attempt(run.paths)
     if number is None:
         raise NotFoundError("The run has not started", place=run.id, hint="Wait for it.")
     if len(public.split()) < 2 or "\n" in public.strip() or not public.startswith("ssh-"):
@@ -350,7 +340,7 @@ def relay(run: directories.Run, facts: Mapping[str, Any], folder: str, environme
     TunnelError
         If srun is missing.
     """
-    number = newest_attempt(run)
+    number = records.newest_attempt(run.paths)
     secret = AttemptPaths(run.paths.directory / "attempts" / str(number)).secret
     config = secret / Path(folder).name / "config"
     if not config.is_file():

@@ -1,0 +1,233 @@
+"""What a run's own files tell, read once: its plan, its submission's answer, its events and how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from hpcml import files
+from hpcml.errors import ANSWER_LOST, StorageError
+from hpcml.paths import RunPaths
+from hpcml.runs import directories
+
+T = TypeVar("T")
+
+
+class Planned(NamedTuple):
+    """What a run was to be; ``workers`` in all, ``time_limit`` in seconds, 0 without one."""
+
+    site: str = ""
+    image: str = ""
+    service: str = ""
+    workers: int = 0
+    time_limit: int = 0
+
+
+class Refusal(NamedTuple):
+    """Why a run was not submitted; ``lost``: it is not known whether it was."""
+
+    message: str
+    exit_status: int
+    lost: bool
+    hint: str = ""
+    quote: tuple[str, ...] = ()
+
+
+class Event(NamedTuple):
+    """A line of events.jsonl: what happened, when (seconds since 1970), in which attempt, and what else it says."""
+
+    name: str
+    time: float
+    attempt: int
+    facts: Table
+
+
+class Outcome(NamedTuple):
+    """How an attempt ended (status.json); ``over`` is False while the roles are still torn down."""
+
+    over: bool
+    attempt: int
+    exit_status: int
+    by: str
+    message: str
+    hint: str
+    quote: tuple[str, ...]
+
+
+class RunRecord(NamedTuple):
+    """All that a run's own files tell of it.
+
+    ``job`` is Slurm's number, empty without one; ``bash_env`` is the file that bash reads before the batch script.
+    ``outcome`` is None while the run has not ended, or has begun again.
+    """
+
+    planned: Planned
+    job: str
+    refusal: Refusal | None
+    bash_env: str
+    events: tuple[Event, ...]
+    outcome: Outcome | None
+
+
+class Table:
+    """A table of a file that may have been changed: a value is of the kind asked for, or the file is damaged."""
+
+    def __init__(self, facts: object) -> None:
+        if not isinstance(facts, dict):
+            raise TypeError("not a table")
+        self.facts: dict[str, object] = facts
+
+    def get(self, key: str, kind: type[T], default: T | None = None) -> T:
+        """Return a value; without a default it has to be there.
+
+        Raises
+        ------
+        KeyError, TypeError
+            If it is missing or of another kind.
+        """
+        value = self.facts[key] if default is None else self.facts.get(key, default)
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise TypeError(f"{key} is of another kind")
+        return value
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """Return a list of texts, empty if there is none; TypeError if it is of another kind."""
+        values = self.get(key, list, [])
+        if not all(isinstance(value, str) for value in values):
+            raise TypeError(f"{key} is of another kind")
+        return tuple(values)
+
+    def number(self, key: str) -> float:
+        """Return a number; KeyError or TypeError if it is none."""
+        value = self.facts[key]
+        return float(value) if isinstance(value, float) else self.get(key, int)
+
+
+@contextlib.contextmanager
+def complete(directory: Path) -> Iterator[None]:
+    """Turn what a damaged file of a run lacks, or has of another kind, into a StorageError that names the run."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError) as error:
+        hint = "It was changed or cut short; the logs of the run may tell more."
+        message = f"The run's record is not complete ({type(error).__name__}: {error})"
+        raise StorageError(message, place=str(directory), hint=hint) from error
+
+
+def load(run: directories.Run) -> RunRecord:
+    """Return what a run's files tell; StorageError if one of them cannot be read, or lacks something."""
+    with complete(run.paths.directory):
+        submission = Table(dict(run.submission))
+        submission.get("pid", int, 0)
+        job, shell = submission.get("job", str, ""), submission.get("bash_env", str, "")
+        refusal = _refusal(submission)
+        happened, end = events(run), outcome(run)
+        if end and _began_again(happened, end.attempt):
+            end = None
+        return RunRecord(planned(run), job, refusal, shell, tuple(happened), end)
+
+
+def planned(run: directories.Run) -> Planned:
+    """Return what the run was to be, from plan.json; StorageError if it is damaged."""
+    with complete(run.paths.directory):
+        plan = Table(directories.read_json(run.paths.plan) or {})
+        inside = Table(plan.get("inside", dict, {}))
+        return Planned(
+            plan.get("site", str, ""),
+            inside.get("image", str, ""),
+            inside.get("service", str, ""),
+            inside.get("nodes", int, 0) * inside.get("workers_per_node", int, 0),
+            inside.get("time_limit", int, 0),
+        )
+
+
+def outcome(run: directories.Run) -> Outcome | None:
+    """Return what status.json says, None if it is not there; StorageError if it is damaged."""
+    if (facts := directories.read_json(run.paths.status)) is None:
+        return None
+    with complete(run.paths.directory):
+        table = Table(facts)
+        return Outcome(
+            {"ending": False, "ended": True}[table.get("state", str)],
+            table.get("attempt", int, 0),
+            table.get("status", int),
+            table.get("by", str),
+            table.get("reason", str),
+            table.get("hint", str),
+            table.texts("quote"),
+        )
+
+
+def _refusal(submission: Table) -> Refusal | None:
+    if "error" not in submission.facts:
+        return None
+    status = submission.get("status", int)
+    message, hint = submission.get("error", str), submission.get("hint", str, "")
+    return Refusal(message, status, status == ANSWER_LOST, hint, submission.texts("quote"))
+
+
+def events(run: directories.Run) -> list[Event]:
+    """Return the run's events in order; a line that is still being written is left for the next look.
+
+    Raises
+    ------
+    StorageError
+        If the file cannot be read, or a line is no event.
+    """
+    with directories.storage(run.paths.events):
+        try:
+            text = files.read(run.paths.events).decode()
+        except FileNotFoundError:
+            return []
+    lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    with complete(run.paths.directory):
+        tables = [Table(files.parsed(json.loads, line)) for line in lines]
+        return [Event(one.get("event", str), one.number("time"), one.get("attempt", int, 0), one) for one in tables]
+
+
+def _began_again(happened: list[Event], ended: int) -> bool:
+    """Whether Slurm has started the job again since an attempt ended: what is written of that end is then old."""
+    if any(event.attempt > ended for event in happened):
+        return True
+    last = {event.name: position for position, event in enumerate(happened)}
+    ends = [last[name] for name in ("ending", "driver-ended", "torn-down") if name in last]
+    return bool(ends) and last.get("allocated", -1) > max(ends)
+
+
+def newest_attempt(paths: RunPaths) -> int | None:
+    """Return the number of the run's newest attempt, None before the first; StorageError if it cannot be read."""
+    with directories.storage(paths.directory):
+        try:
+            names = os.listdir(paths.directory / "attempts")
+        except FileNotFoundError:
+            return None
+    return max((int(name) for name in names if name.isdecimal()), default=None)
+
+
+def driver_record(paths: RunPaths) -> Path | None:
+    """Return the file in which step.sh recorded the end of the newest attempt's driver, if it did."""
+    number = newest_attempt(paths)
+    if number is None:
+        return None
+    with directories.storage(paths.directory):
+        records = sorted(paths.attempt(number).exits.glob("driver@*"))
+    return next((path for path in records if not path.name.endswith(".new")), None)
+
+
+def driver_exit(paths: RunPaths) -> tuple[str, int] | None:
+    """Return the node and the exit status that step.sh recorded for the newest attempt's driver, if it did."""
+    path = driver_record(paths)
+    with directories.storage(paths.directory):
+        text = files.read(path, 100).decode(errors="replace").strip() if path else ""
+    return (path.name.partition("@")[2], int(text)) if path and text.isdigit() else None
+
+
+def jupyter_node(paths: RunPaths) -> str:
+    """Return the node on which the newest attempt's JupyterLab answers, empty while none does."""
+    facts = directories.read_json(paths.attempt(newest_attempt(paths) or 0).service_of("jupyter"))
+    with complete(paths.directory):
+        return Table(facts).get("node", str) if facts else ""
