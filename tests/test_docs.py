@@ -201,8 +201,17 @@ def test_commands_named_in_the_text_exist(page: Path) -> None:
             continue
         assert words[1] in main.COMMANDS, code
         used, _ = main.split_script(words[1], words[2:])
-        known = main.build_parser(words[1])._option_string_actions
-        assert {word for word in used if OPTION.fullmatch(word)} <= known.keys(), code
+        known = {option for action in actions(main.build_parser(words[1])) for option in action.option_strings}
+        assert {word for word in used if OPTION.fullmatch(word)} <= known, code
+
+
+def actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """Yield what a parser takes, and what those of its own verbs take."""
+    for action in parser._actions:
+        yield action
+        if isinstance(action, argparse._SubParsersAction):
+            for verb in action.choices.values():
+                yield from actions(verb)
 
 
 @pytest.mark.parametrize("command", main.COMMANDS)
@@ -210,7 +219,7 @@ def test_options_are_documented_and_no_others(command: str) -> None:
     sections = re.split(r"^## hpcml ", prose("commands.md").split("## Variables")[0], flags=re.MULTILINE)[1:]
     section = next(text for text in sections if text.startswith(f"{command}\n"))
     expected = set()
-    for action in main.build_parser(command)._actions:
+    for action in actions(main.build_parser(command)):
         if action.help != argparse.SUPPRESS:
             value = "" if action.nargs == 0 else f" {action.metavar}"
             expected |= {f"{option}{value}" for option in action.option_strings}

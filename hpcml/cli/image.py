@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from hpcml import terminal, units
-from hpcml.cli import common as commands
-from hpcml.errors import IMAGE, ConfigError, HpcmlError, ImageError, NotFoundError, StorageError, UsageError
+from hpcml.cli import common
+from hpcml.errors import IMAGE, ConfigError, HpcmlError, ImageError, NotFoundError, StorageError
 from hpcml.images import build, check, definition, program
 from hpcml.images import facts as images
 from hpcml.runs import directories
@@ -22,58 +22,67 @@ from hpcml.terminal import say, shown
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-
-_TAKES = {"build": (1, 2), "show": (1, 1), "check": (1, 1), "ls": (0, 99)}
-_ONLY_BUILD = ("fakeroot", "build_arg", "force")
+    from collections.abc import Callable, Sequence
 
 
 def add_options(parser: ArgumentParser) -> None:
-    """Add what this verb takes."""
+    """Add a parser for each of ``build``, ``show``, ``check`` and ``ls``."""
     parser.usage = "hpcml image build [OPTIONS] DEFINITION [OUT.sif] | show IMAGE | check [--gpu] IMAGE | ls [FOLDER…]"
-    parser.epilog = "DEFINITION is a .def file or one that ships with hpcml: cpu, rapids-cu12, rapids-cu13."
-    commands.add_site(parser, "program and folder for images")
-    commands.add_json(parser)
-    parser.add_argument("what", metavar="build|show|check|ls", choices=("build", "show", "check", "ls"))
-    parser.add_argument("names", metavar="NAME", nargs="*", help="definition and image to be, an image, or folders")
-    parser.add_argument("--program", metavar="PROGRAM", help="apptainer or singularity (default: the one that is here)")
-    parser.add_argument("--gpu", action="store_true", help="check: also on one GPU of this machine")
-    parser.add_argument(
+    parser.epilog = f"DEFINITION is a .def file or one that ships with hpcml: {', '.join(definition.shipped())}."
+    verbs = parser.add_subparsers(prog="hpcml image", dest="what", metavar="build|show|check|ls", required=True)
+
+    def add(what: str, text: str, action: Callable[[Namespace], int]) -> ArgumentParser:
+        verb = verbs.add_parser(what, help=text, description=f"{text[:1].upper()}{text[1:]}.", allow_abbrev=False)
+        verb.set_defaults(action=action)
+        common.add_site(verb, "program and folder for images")
+        common.add_json(verb)
+        if what != "ls":
+            text = "apptainer or singularity (default: the one that is here)"
+            verb.add_argument("--program", metavar="PROGRAM", default="", help=text)
+        return verb
+
+    build_ = add("build", "build an image and its record", _build)
+    build_.epilog = parser.epilog
+    build_.add_argument("definition", metavar="DEFINITION", help="a .def file, or one that ships with hpcml")
+    build_.add_argument(
+        "out", metavar="OUT.sif", nargs="?", default="", help="the image to be (default: NAME.sif here)"
+    )
+    build_.add_argument(
         "--fakeroot",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="build: as root of a namespace of your own (default: unless you are root)",
+        help="as root of a namespace of your own (default: unless you are root)",
     )
-    parser.add_argument("--build-arg", action="append", metavar="KEY=VALUE", help="build: of the definition")
-    parser.add_argument("--force", action="store_true", help="build: replace an image that is there")
-    # An option may stand before the names: argparse's usual way would then miss them.
-    parser.parse_args = parser.parse_intermixed_args  # type: ignore[method-assign]
+    build_.add_argument("--build-arg", action="append", metavar="KEY=VALUE", help="of the definition (repeatable)")
+    build_.add_argument("--force", action="store_true", help="replace an image that is there")
+    plain = build_.parse_known_args
+
+    def intermixed(
+        args: Sequence[str] | None = None, namespace: Namespace | None = None
+    ) -> tuple[Namespace, list[str]]:
+        """Take options between the names too: argparse's usual way would then miss OUT.sif."""
+        build_.parse_known_args = plain  # type: ignore[method-assign]
+        return build_.parse_known_intermixed_args(args, namespace)
+
+    build_.parse_known_args = intermixed  # type: ignore[method-assign,assignment]
+    show = add("show", "show what an image says of itself", _show)
+    show.add_argument("image", metavar="IMAGE", help="a .sif file")
+    check_ = add("check", "look at an image, and start it", _check)
+    check_.add_argument("image", metavar="IMAGE", help="a .sif file")
+    check_.add_argument("--gpu", action="store_true", help="also on one GPU of this machine")
+    ls = add("ls", "list the images in folders", _ls)
+    ls.add_argument("folders", metavar="FOLDER", nargs="*", help="default: the folder of the profile's image")
 
 
 def run(options: Namespace) -> int:
     """``hpcml image build|show|check|ls``."""
-    least, most = _TAKES[options.what]
-    if not least <= len(options.names) <= most:
-        missing = len(options.names) < least
-        what = "DEFINITION" if options.what == "build" else "IMAGE"
-        raise UsageError(
-            f"{what} is missing" if missing else f"'{options.names[most]}' is one word too many",
-            place=f"hpcml image {options.what}",
-            hint="Try hpcml image --help.",
-        )
-    for name in _ONLY_BUILD:
-        if options.what != "build" and getattr(options, name) not in (None, False):
-            raise UsageError(
-                f"--{name.replace('_', '-')} is for building", place=f"hpcml image {options.what}", hint="Leave it out."
-            )
-    if options.gpu and options.what != "check":
-        raise UsageError("--gpu is for checking", place=f"hpcml image {options.what}", hint="Leave it out.")
-    return {"build": _build, "show": _show, "check": _check, "ls": _ls}[options.what](options)
+    return int(options.action(options))
 
 
 def _site(options: Namespace) -> tuple[lookup.LoadedSite, dict[str, str]]:
     """Return the site; a project's file does not say which program is started here, on the login node."""
     environment = layers.process_environment()
-    loaded = commands.load_site(options.site or "", environment, commands.here(), options.set or ())
+    loaded = common.load_site(options.site or "", environment, common.here(), options.set or ())
     if loaded.is_from_project("runtime.container"):
         terminal.note(f"runtime.container of {loaded.project} counts in jobs, not for this command (--program does)")
         runtime = loaded.site.runtime._replace(container="")
@@ -83,9 +92,9 @@ def _site(options: Namespace) -> tuple[lookup.LoadedSite, dict[str, str]]:
 
 def _build(options: Namespace) -> int:
     loaded, environment = _site(options)
-    source = definition.find(options.names[0], commands.here())
-    out = layers.user_path(options.names[1] if len(options.names) > 1 else f"{source.name}.sif").absolute()
-    tool = program.find(options.program or "", environment, loaded.site.runtime.container)
+    source = definition.find(options.definition, common.here())
+    out = layers.user_path(options.out or f"{source.name}.sif").absolute()
+    tool = program.find(options.program, environment, loaded.site.runtime.container)
     given = build.parse_arguments(options.build_arg or ())
     order = build.prepare(source, out, tool, environment, fakeroot=options.fakeroot, given=given, force=options.force)
     for note in order.notes:
@@ -97,7 +106,7 @@ def _build(options: Namespace) -> int:
     begin = time.monotonic()
     record = build.build(order, environment, terminal.Raw(sys.stderr).write)
     if options.json:
-        commands.print_json({"image": str(out), **record})
+        common.print_json({"image": str(out), **record})
     else:
         size = units.format_bytes(out.stat().st_size)
         say(f"{out}  {size}  {units.format_seconds(time.monotonic() - begin)}  {record['digest']}")
@@ -110,12 +119,12 @@ def _interrupted(_number: int, _frame: object) -> NoReturn:
 
 def _facts(options: Namespace, environment: dict[str, str], container: str) -> images.ImageFacts:
     """Return the image's facts, with the help of a program where the file does not hold them and there is one."""
-    path = layers.user_path(options.names[0]).absolute()
+    path = layers.user_path(options.image).absolute()
     facts = images.inspect(path)
     if facts.labels:
         return facts
     try:
-        tool = program.find(options.program or "", environment, container)
+        tool = program.find(options.program, environment, container)
     except ImageError:
         if options.program:
             raise
@@ -137,7 +146,7 @@ def _show(options: Namespace) -> int:
             **facts._asdict(),
             "path": str(facts.path),
         }
-        commands.print_json(table)
+        common.print_json(table)
         return 0
     others = [(name, value) for name, value in sorted(facts.labels.items()) if not name.startswith(images.PREFIX)]
     rows = [
@@ -189,46 +198,32 @@ def _own_folder(setting: str, environment: dict[str, str]) -> Path:
 
 def _ls(options: Namespace) -> int:
     loaded, environment = _site(options)
-    if options.names:
-        folders = [layers.user_path(name) for name in options.names]
-    else:
-        folders = [_own_folder(loaded.site.runtime.image, environment)]
-    rows: list[dict[str, object]] = []
-    for folder in folders:
-        if not options.names and not folder.exists():
-            continue  # nobody said that it is there
-        for found in images.list_images(folder):
-            if isinstance(found, HpcmlError):
-                rows.append({"image": found.place, "error": found.message})
-            else:
-                rows.append(
-                    {
-                        "image": str(found.path),
-                        "kind": found.kind,
-                        "cuda": found.cuda,
-                        "size": found.size,
-                        "versions": found.versions,
-                        "modified": _date(found.modified),
-                    }
-                )
+    own = [] if options.folders else [_own_folder(loaded.site.runtime.image, environment)]
+    folders = [layers.user_path(name) for name in options.folders] or own
+    # Nobody said that the folder of the profile's image is there.
+    listed = [one for folder in folders if not own or folder.exists() for one in images.list_images(folder)]
     if options.json:
-        commands.print_json(rows)
+        common.print_json([_row(one) for one in listed])
         return 0
-    if not rows:
+    if not listed:
         say(f"No images in {', '.join(map(str, folders))}.", sys.stderr)
-    names = [shown(row["image"]) for row in rows]
+    names = [shown(_row(one)["image"]) for one in listed]
     width = max(map(len, names), default=0)
-    for name, row in zip(names, rows, strict=True):
-        if "error" in row:
-            say(f"{name:<{width}}  {row['error']}")
+    for name, one in zip(names, listed, strict=True):
+        if isinstance(one, HpcmlError):
+            say(f"{name:<{width}}  {one.message}")
             continue
-        versions = row["versions"]
-        assert isinstance(versions, dict)
-        words = ", ".join(f"{known} {versions[known]}" for known in ("rapids", "dask") if known in versions)
-        kind = f"{row['kind'] or '-'}{f' cuda {cuda}' if (cuda := row['cuda']) else ''}"
-        assert isinstance(row["size"], int)
-        say(f"{name:<{width}}  {kind:<15} {units.format_bytes(row['size']):>8}  {row['modified']}  {words}")
+        versions = ", ".join(f"{key} {one.versions[key]}" for key in ("rapids", "dask") if key in one.versions)
+        kind = f"{one.kind or '-'}{f' cuda {one.cuda}' if one.cuda else ''}"
+        say(f"{name:<{width}}  {kind:<15} {units.format_bytes(one.size):>8}  {_date(one.modified)}  {versions}")
     return 0
+
+
+def _row(one: images.ImageFacts | HpcmlError) -> dict[str, object]:
+    if isinstance(one, HpcmlError):
+        return {"image": one.place, "error": one.message}
+    facts = {key: getattr(one, key) for key in ("kind", "cuda", "size", "versions")}
+    return {"image": str(one.path), **facts, "modified": _date(one.modified)}
 
 
 def _check(options: Namespace) -> int:
@@ -238,7 +233,7 @@ def _check(options: Namespace) -> int:
     found = list(check.of_the_file(facts, cuda=site.gpu.cuda, gpus=int(options.gpu)))
     found += check.of_the_definition(facts)
     try:
-        tool = program.find(options.program or "", environment, site.runtime.container)
+        tool = program.find(options.program, environment, site.runtime.container)
         found += check.at_work(facts, tool, environment, gpu=options.gpu)
     except ImageError as error:
         words = error.message[:1].lower() + error.message[1:]
@@ -246,7 +241,7 @@ def _check(options: Namespace) -> int:
     bad = [finding for finding in found if finding.state == check.BAD]
     if options.json:
         table = {"image": str(facts.path), "good": not bad, "findings": [row._asdict() for row in found]}
-        commands.print_json(table)
+        common.print_json(table)
     else:
         columns = max(60, shutil.get_terminal_size((120, 24)).columns)
         for finding in found:
