@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import Any, Self
 
 TOPIC = "hpcml"  # of Dask's events: what workers and clients tell the supervisor by way of the scheduler
-TOLD = {"worker-task-stopped": ("node",)}  # what may be told so, and the words that belong to it
 
 
 def warn_after(deadline: float) -> float:

@@ -82,6 +82,11 @@ class Settings(NamedTuple):
         """Whether the run has one node only, and so needs no network."""
         return self.local or self.nodes == 1
 
+    @property
+    def worker_count(self) -> int:
+        """How many workers the run has when all are there."""
+        return self.nodes * self.workers_per_node
+
 
 class Context(NamedTuple):
     """Where this process stands in the run."""
@@ -107,11 +112,6 @@ class Context(NamedTuple):
     def socket_room(self) -> int:
         """How long the folder may be in which the run's folder for sockets is made; kernels' names are long."""
         return 38 if self.settings.service == "jupyter" else 70
-
-    @property
-    def worker_count(self) -> int:
-        """How many workers the run has when all are there."""
-        return sum(len(self.worker_names(node)) for node in self.nodes)
 
     def worker_names(self, node: str) -> tuple[str, ...]:
         """Return the names of a node's workers: ``n3``, or ``n3-0``, ``n3-1`` … when there are several."""

@@ -44,7 +44,6 @@ def take_up(context: Context, *, say: bool = True) -> None:
         print(f"hpcml: tasks do not import {place}: another module of that name is loaded.", file=sys.stderr)
     sys.path[:] = dict.fromkeys([*wanted, *sys.path])
     restore(os.environ)
-    os.environ["HPCML_NODES"] = str(context.settings.nodes)  # for hpcml.run
     _draw_anew()
     main = sys.modules["__main__"]
     main.__spec__ = None  # or processes that a task starts (multiprocessing's spawn) would import the role

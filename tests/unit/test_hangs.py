@@ -22,7 +22,7 @@ class Run:
     def __init__(self, **settings: Any) -> None:
         self.clock = OwnTime()
         self.said: list[str] = []
-        context: Any = SimpleNamespace(settings=SimpleNamespace(**{**NAMES, **settings}), node="n1", worker_count=4)
+        context: Any = SimpleNamespace(settings=SimpleNamespace(**{**NAMES, **settings}, worker_count=4), node="n1")
         self.hangs = Hangs(context, self.clock, lambda words: None if words in self.said else self.said.append(words))
         self.hangs.begin()
 

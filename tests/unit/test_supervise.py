@@ -1,74 +1,119 @@
-"""Who is told to be the cause of an end, where several things end in one moment."""
+"""Who is told to be the cause of an end, where several things end in one moment; and what the teardown takes in."""
 
 from __future__ import annotations
 
+import json
 import signal
-from types import SimpleNamespace
-from typing import Any
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from hpcml import errors
+from hpcml.node.control import Channel
+from hpcml.node.events import EventLog
+from hpcml.node.health.losses import Steps
 from hpcml.node.outcome import Outcome
 from hpcml.node.roles import script as scripts
-from hpcml.node.roles.script import Script
-from hpcml.node.roles.supervisor import Supervisor
+from hpcml.node.roles.run_state import RunState
+from hpcml.node.roles.supervisor import run_script
+from hpcml.node.roles.teardown import tear_down
+from hpcml.node.settings import Context
+from hpcml.paths import RunPaths
+from hpcml.plan import plan, request
+from hpcml.sites import layers, schema
 
 KILLED = 128 + signal.SIGKILL
+BY_KERNEL = "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n"
+BY_SUPERVISOR = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(100)\n"
+BY_ITSELF = "import time\ntime.sleep(0.3)\nraise SystemExit(1)\n"
 
 
-def ended(killed: bool, monkeypatch: pytest.MonkeyPatch, *, starved: bool) -> Script:
-    script = Script.__new__(Script)
-    script.oom_before, script.killed = 3, killed
-    script.context = SimpleNamespace(settings=SimpleNamespace(service=""))  # type: ignore[assignment]
-    monkeypatch.setattr(scripts, "oom_kills", lambda: 4 if starved else 3)
-    return script
+class EndsAtOnce(RunState):
+    """A run whose cluster is found broken as soon as the script runs."""
+
+    why: Outcome
+
+    def must_end(self) -> Outcome | None:
+        return self.why
 
 
-def end_of(script: Any, verdict: Outcome, status: int, tmp_path: Any) -> Outcome:
-    """Return what the supervisor says of a script that ends with ``status`` just after it found the cluster broken."""
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EndsAtOnce]:
+    spec = request.JobSpec(tmp_path / "job.py", (), tmp_path)
+    place = plan.Place("run", tmp_path, "/usr/bin/python3", "0")
+    site = layers.build(schema.Site, layers.Layers())
+    settings = plan.plan(site, spec, place).inside
+    run = RunPaths(tmp_path)
+    run.attempt(0).secret.mkdir(parents=True)
+    run.logs.mkdir()
+    monkeypatch.setenv("HPCML_RUN_DIR", str(tmp_path))
+    monkeypatch.delenv("HPCML_STEPS", raising=False)
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder, Channel(Path(folder) / "control.sock") as channel:
+        context = Context(run, run.attempt(0), 0, settings, "n1", ("n1",))
+        yield EndsAtOnce(context, EventLog(run.events, 0), channel)
 
-    class Quiet(Supervisor):
-        def _step(self) -> None:
-            pass
 
-        def _look_for_room(self) -> None:
-            pass
-
-        def _must_end(self) -> Outcome | None:
-            return verdict
-
-    supervisor = Quiet.__new__(Quiet)
-    supervisor.events = SimpleNamespace(write=lambda *_, **__: None)  # type: ignore[assignment]
-    supervisor.context = SimpleNamespace(  # type: ignore[assignment]
-        settings=SimpleNamespace(driver_grace=60.0, service=""), run=SimpleNamespace(driver_log=tmp_path / "driver.log")
-    )
-    supervisor.signalled = False
-    answers = iter([None, status])
-    script.poll = lambda: next(answers)
-    script.tell_to_end = lambda: None
-    return supervisor._follow(script)
+def end_of(
+    state: EndsAtOnce, why: Outcome, code: str, monkeypatch: pytest.MonkeyPatch, *, starved: bool = False
+) -> Outcome:
+    """Return what the supervisor says of a script that ends just after it found the cluster broken."""
+    counts = iter([3])  # before the script
+    monkeypatch.setattr(scripts, "oom_kills", lambda: next(counts, 4 if starved else 3))
+    settings = state.context.settings._replace(driver_grace=0.0 if code == BY_SUPERVISOR else 60.0)
+    state.context = state.context._replace(settings=settings)
+    path = Path(state.context.settings.script)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(code)
+    state.why = why
+    state.end_requests.signalled = code != BY_SUPERVISOR  # Slurm has told the script
+    return run_script(state, {"HPCML_RUN_DIR": str(state.context.run.directory)})
 
 
 def test_memory_is_the_cause_where_the_kernel_took_the_script_and_a_role(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+    state: EndsAtOnce, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    verdict = Outcome(errors.ROLE_LOST, "driver", "hpcml", "a role was lost")
-    found = end_of(ended(False, monkeypatch, starved=True), verdict, KILLED, tmp_path)
-    assert (found.status, found.by) == (KILLED, "script")
-    assert "out of memory" in found.reason
+    outcome = end_of(
+        state, Outcome(errors.ROLE_LOST, "driver", "hpcml", "a role was lost"), BY_KERNEL, monkeypatch, starved=True
+    )
+    assert (outcome.status, outcome.by) == (KILLED, "script")
+    assert "out of memory" in outcome.reason
 
 
-@pytest.mark.parametrize(
-    ("killed", "starved", "status"), [(True, True, KILLED), (False, False, KILLED), (False, True, 1)]
-)
+@pytest.mark.parametrize(("code", "starved"), [(BY_SUPERVISOR, True), (BY_KERNEL, False), (BY_ITSELF, True)])
 def test_a_script_that_ends_because_of_the_loss_is_not_the_cause(
-    killed: bool, starved: bool, status: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+    code: str, starved: bool, state: EndsAtOnce, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    verdict = Outcome(errors.ROLE_LOST, "driver", "hpcml", "the scheduler was lost")
-    assert end_of(ended(killed, monkeypatch, starved=starved), verdict, status, tmp_path) == verdict
+    why = Outcome(errors.ROLE_LOST, "driver", "hpcml", "the scheduler was lost")
+    assert end_of(state, why, code, monkeypatch, starved=starved) == why
 
 
-def test_the_time_limit_is_not_overruled(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    verdict = Outcome(errors.TIME_LIMIT, "driver", "slurm", "the time limit was reached")
-    assert end_of(ended(False, monkeypatch, starved=True), verdict, KILLED, tmp_path) == verdict
+def test_the_time_limit_is_not_overruled(state: EndsAtOnce, monkeypatch: pytest.MonkeyPatch) -> None:
+    why = Outcome(errors.TIME_LIMIT, "driver", "slurm", "the time limit was reached")
+    assert end_of(state, why, BY_KERNEL, monkeypatch, starved=True) == why
+
+
+SAYS = """
+import json, socket, sys, time
+line = socket.socket(socket.AF_UNIX)
+line.connect(sys.argv[1])
+assert json.loads(line.recv(100)) == {"do": "close"}
+for event in ({"event": "worker-removed", "worker": "n1"}, {"event": "ucx-failed", "problem": "no device"}):
+    line.sendall(json.dumps(event).encode() + b"\\n")
+"""
+
+
+def test_what_the_scheduler_says_at_the_end_is_kept(state: EndsAtOnce, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But not that each worker goes, as all do then."""
+    with subprocess.Popen([sys.executable, "-c", SAYS, str(state.channel.path)]) as scheduler:
+        monkeypatch.setenv("HPCML_STEPS", str(scheduler.pid))
+        state.steps = Steps(state.clock)
+        while state.channel.connection is None:
+            state.step()
+        tear_down(state, Outcome(0, "driver", "script", "the script ended"))
+    events = [json.loads(line)["event"] for line in state.context.run.events.read_text().splitlines()]
+    assert events == ["warning", "ucx-failed", "torn-down"]
+    assert "no device" in json.loads(state.context.run.status.read_text())["warnings"][0]

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 from hpcml.node.events import EventLog
 from hpcml.node.outcome import Outcome
-from hpcml.node.roles.supervisor import Supervisor
+from hpcml.node.roles.run_state import RunState
 from hpcml.paths import RunPaths
 from hpcml.runs import directories, status
 
@@ -19,11 +19,11 @@ def test_a_warning_is_said_once_and_kept(tmp_path: Path) -> None:
     events = EventLog(paths.events, 0)
     events.write("allocated", nodes=["n1"], job="7", node="n1")
     context = SimpleNamespace(run=paths, number=0)
-    supervisor = Supervisor(context, events, SimpleNamespace())  # type: ignore[arg-type]
+    state = RunState(context, events, SimpleNamespace())  # type: ignore[arg-type]
     for _ in range(2):
-        supervisor.warn("n2 works with less memory")
+        state.warn("n2 works with less memory")
     assert paths.job_log.read_text() == "hpcml: warning: n2 works with less memory\n"
-    Outcome(0, "driver", "script", "the script ended").write(context, "ended", supervisor.warnings)  # type: ignore[arg-type]
+    Outcome(0, "driver", "script", "the script ended").write(context, "ended", state.warnings)  # type: ignore[arg-type]
     assert json.loads(paths.status.read_text())["warnings"] == ["n2 works with less memory"]
     found = status.status(directories.Run("a", paths, {}), {}, ask=False)
     assert found.warnings == ("n2 works with less memory",)

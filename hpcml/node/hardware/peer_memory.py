@@ -23,12 +23,12 @@ from typing import Any, NamedTuple
 
 from distributed import Worker
 
+from hpcml.node.control import TOPIC
 from hpcml.node.hardware.gpus import Pool
 
 MARKER_BYTES = 32
 PAGE = 2 * 1024**2  # bytes; CUDA maps memory of other processes in steps of this
 ASK = "hpcml-let-go"  # what the scheduler sends to workers
-TOPIC = "hpcml-gpu-memory"  # Dask's event topic by which a worker tells its marker to the scheduler
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # of the machine, also where Slurm divides it into several nodes
 _LONGEST_LOOK = 3.0  # seconds
 
@@ -168,6 +168,7 @@ class Holder:
     def tell(self) -> None:
         """Mark the pool, which the worker has once it is up, and say to the scheduler how."""
         facts = {
+            "event": "gpu-memory",
             "worker": self._worker.name,
             "pool": self._pool.size,
             "wanted": self._pool.wanted,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hpcml import container_errors, endings, errors
 from hpcml.node import files
@@ -20,7 +21,8 @@ _NOT_ENTERED = (str(errors.IMAGE), str(container_errors.FATAL))  # image.sh's ow
 class Missing:
     """A node whose workers are not all there.
 
-    ``final`` means that waiting longer would not help; ``remedy`` is what to do where an image was not entered.
+    ``final`` means that waiting longer would not help; ``remedy`` is what to do where an image was not entered;
+    ``memory`` is which of its workers was ended for want of memory, empty if none was.
     """
 
     node: str
@@ -29,6 +31,7 @@ class Missing:
     final: bool
     quote: tuple[str, ...]
     remedy: str = ""
+    memory: str = ""
 
     def sentence(self) -> str:
         """Return the node and the reason in one clause."""
@@ -54,24 +57,23 @@ def missing_nodes(context: Context, present: set[str], *, step_gone: bool = Fals
     """
     exits = files.listed(context.attempt.exits)
     marks = files.listed(context.attempt.nodes)
-    found = []
+    missing = []
     for node in context.nodes:
         ended = f"worker@{node}" in exits  # and all its workers with it, though the scheduler may not know yet
         absent = tuple(name for name in context.worker_names(node) if ended or name not in present)
-        if absent and f"{node}.json" in marks:
-            retired = (files.read_json(context.attempt.mark_of(node)) or {}).get("retired", ())
-            absent = tuple(name for name in absent if name not in retired)
+        mark = files.read_json(context.attempt.mark_of(node)) if absent and f"{node}.json" in marks else None
+        if mark:
+            absent = tuple(name for name in absent if name not in mark.get("retired", ()))
         if absent:
             quote = quote_of(context, node)
-            why, final, remedy = _reason(context, node, exits, marks)
+            why, final, remedy = _reason(context, node, exits, mark)
             if step_gone and not final:
                 why, final = f"{_STEP_GONE} ({why})" if f"worker@{node}" in exits else _STEP_GONE, True
-            found.append(Missing(node, absent, why, final, quote, remedy))
-    return found
+            missing.append(Missing(node, absent, why, final, quote, remedy, (mark or {}).get("memory", "")))
+    return missing
 
 
-def _reason(context: Context, node: str, exits: set[str], marks: set[str]) -> tuple[str, bool, str]:
-    mark = files.read_json(context.attempt.mark_of(node)) if f"{node}.json" in marks else None
+def _reason(context: Context, node: str, exits: set[str], mark: dict[str, Any] | None) -> tuple[str, bool, str]:
     if mark and mark["refused"]:
         return str(mark["refused"]), True, ""
     if mark and (failed := mark["failed"]):

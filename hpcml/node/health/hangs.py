@@ -88,7 +88,7 @@ class Hangs:
     def _look_at_waiting(self, waited: float, missing: int) -> None:
         if waited <= WAITED:
             return
-        total, deadline = self.context.worker_count, self.context.settings.workers_deadline
+        total, deadline = self.context.settings.worker_count, self.context.settings.workers_deadline
         words = f"the script waits for more workers than the {total - missing} that the run has (wait_for_workers)"
         self.warn(f"{words}; the run ends if it still does after {deadline:g} s.")
         if waited > deadline:

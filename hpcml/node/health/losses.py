@@ -60,21 +60,21 @@ class Losses:
         missing = diagnosis.missing_nodes(self.context, present, step_gone=step_gone)
         self.away = {node.node: self.away.get(node.node, self.clock.seconds) for node in missing}
         longest = self.context.settings.workers_deadline
-        found = []
-        for node in missing:
+        for index, node in enumerate(missing):
             if not node.final and self.clock.seconds - self.away[node.node] > longest:
                 why = f"{node.why}, and its workers have been away for {longest:g} s"
-                node = dataclasses.replace(node, final=True, why=why)  # noqa: PLW2901 - the same node, judged
-            found.append(node)
-        return found
+                missing[index] = dataclasses.replace(node, final=True, why=why)
+        return missing
 
     def tell(self, missing: Sequence[Missing]) -> None:
         """Write down and say once what is new: a worker task that was killed, and workers that are lost for good."""
-        total, away = self.context.worker_count, sum(len(node.workers) for node in missing)
+        total, away = self.context.settings.worker_count, sum(len(node.workers) for node in missing)
         if missing:
             self._tell_killed()
         for node in missing:
-            self._tell_memory(node.node)
+            if node.memory and node.node not in self.starved:  # they come back, and the script gets slow
+                self.starved.add(node.node)
+                self.warn(f"{node.node}: {node.memory}; more of these are in its log.")
             if not node.final or node.node in self.told:
                 continue
             count = len(node.workers)
@@ -91,14 +91,6 @@ class Losses:
         self.stopped[node] = self.clock.seconds
         self.events.write("worker-task-stopped", node=node)
         self.warn(f"{node}: the worker task was stopped (SIGSTOP) and watched no worker; it goes on.")
-
-    def _tell_memory(self, node: str) -> None:
-        """Tell once that workers of a node are ended for want of memory: they come back, and the script gets slow."""
-        if node not in self.starved and (
-            why := (files.read_json(self.context.attempt.mark_of(node)) or {}).get("memory")
-        ):
-            self.starved.add(node)
-            self.warn(f"{node}: {why}; more of these are in its log.")
 
     def _tell_killed(self) -> None:
         """Tell of worker tasks that step.sh has started again."""

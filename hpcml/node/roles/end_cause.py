@@ -1,4 +1,4 @@
-"""Who told the run to end: Slurm's own line in the job's log says why, and nothing is guessed where there is none."""
+"""Who ends the run before the script does: the time limit, a cancellation, a preemption; Slurm's log says which."""
 
 from __future__ import annotations
 
@@ -8,12 +8,59 @@ import time
 from dataclasses import replace
 
 from hpcml import errors
-from hpcml.node.outcome import Outcome
+from hpcml.node import files, storage
+from hpcml.node.events import EventLog
+from hpcml.node.outcome import Outcome, RunEndedError
+from hpcml.node.processes import Process
 from hpcml.node.roles.script import answer
 from hpcml.node.settings import Context
 
 LINE = 1.0  # seconds that Slurm's line has, which another process writes beside its signal
 ASK = 3.0  # seconds that the controller has to answer
+NOTES_TICK = 0.25  # seconds between looks at the files that the batch script leaves
+SETTLE = 0.3  # seconds for Slurm's own signal to arrive beside the batch script's file
+_MORE_TIME = "Ask for more with --time, or let the script save and stop."
+
+
+class EndRequests:
+    """The time limit and a cancellation, which come as files from the batch script, or as SIGTERM (``signalled``)."""
+
+    def __init__(self, context: Context, events: EventLog) -> None:
+        self.context, self.events = context, events
+        self.signalled = self.time_limit_near = False
+        self.started = time.monotonic()
+        self.requested_at = self.listed_at = 0.0
+        self.names: set[str] = set()
+        self.batch = Process.named(int(os.environ.get("HPCML_BATCH", "0")))
+
+    def check(self, phase: str) -> None:
+        """Take note of the time limit, and end the run if that was asked for.
+
+        Raises
+        ------
+        RunEndedError
+            With who asked for it.
+        """
+        settings, attempt = self.context.settings, self.context.attempt
+        now = time.monotonic()
+        if now - self.listed_at > NOTES_TICK:
+            self.listed_at, self.names = now, files.listed(attempt.directory)
+        left = settings.time_limit - (now - self.started) if settings.local and settings.time_limit else float("inf")
+        if not self.time_limit_near and (attempt.time_limit.name in self.names or left < settings.signal_lead):
+            self.time_limit_near = True
+            if attempt.time_limit.name not in self.names:
+                storage.write_end(self.context.run, attempt.time_limit, {})
+            self.events.write("time-limit-near", seconds=settings.signal_lead)
+        if settings.local and self.batch.pid and not self.batch.alive:
+            raise RunEndedError(Outcome(errors.ALLOCATION_LOST, phase, "hpcml", "the batch script was killed"))
+        if not (self.signalled or left < 0 or attempt.terminate.name in self.names):
+            return
+        self.requested_at = self.requested_at or now
+        if not self.signalled and left >= 0 and now - self.requested_at < SETTLE:
+            return
+        if self.time_limit_near:
+            raise RunEndedError(Outcome(errors.TIME_LIMIT, phase, "slurm", "the time limit was reached", _MORE_TIME))
+        raise RunEndedError(Outcome(errors.CANCELLED, phase, "user", "the run was cancelled"))
 
 
 def log_size(context: Context) -> int:
@@ -42,8 +89,9 @@ def from_slurm(context: Context, outcome: Outcome, since: int) -> Outcome:
     if cause == "PREEMPTION":
         return _preempted(outcome)
     if cause == "TIME LIMIT":
-        hint = "Ask for more with --time, or let the script save and stop."
-        return replace(outcome, status=errors.TIME_LIMIT, by="slurm", reason="the time limit was reached", hint=hint)
+        return replace(
+            outcome, status=errors.TIME_LIMIT, by="slurm", reason="the time limit was reached", hint=_MORE_TIME
+        )
     if cause:
         status = errors.ALLOCATION_LOST if "NODE" in cause else errors.CANCELLED
         return replace(outcome, status=status, by="slurm", reason=f"Slurm ended the job: {cause.lower()}", hint="")

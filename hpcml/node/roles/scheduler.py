@@ -22,7 +22,7 @@ from tornado.netutil import bind_unix_socket
 
 from hpcml.errors import START_FAILED
 from hpcml.node import files, scratch, surroundings
-from hpcml.node.control import TOLD, TOPIC
+from hpcml.node.control import TOPIC
 from hpcml.node.fabric import rounds
 from hpcml.node.hardware import peer_memory
 from hpcml.node.hardware.network import (
@@ -121,9 +121,10 @@ class Reporter(SchedulerPlugin):  # type: ignore[misc]
 
     def log_event(self, topic: str, msg: Any) -> None:
         """Dask's hook: a worker or a client has said something; what is meant for the supervisor is passed on."""
-        if topic == TOPIC and isinstance(msg, dict) and msg.get("event") in TOLD:
-            self.send(event=msg["event"], **{word: str(msg.get(word, ""))[:200] for word in TOLD[msg["event"]]})
-        if topic == peer_memory.TOPIC and isinstance(msg, dict):
+        event = msg.get("event") if topic == TOPIC and isinstance(msg, dict) else ""
+        if event == "worker-task-stopped":
+            self.send(event=event, node=str(msg.get("node", ""))[:200])
+        elif event == "gpu-memory":
             self.machines[msg["address"]] = msg["machine"]
             if msg.get("text"):
                 self.memories[msg["address"]] = msg

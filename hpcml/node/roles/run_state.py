@@ -1,0 +1,134 @@
+"""The run as its supervisor sees it: what the scheduler tells, what is missing, and why the run has to end."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from hpcml import errors
+from hpcml.node.control import Channel
+from hpcml.node.events import EventLog
+from hpcml.node.hardware import gpus
+from hpcml.node.health import diagnosis
+from hpcml.node.health.hangs import Hangs
+from hpcml.node.health.losses import Losses, Steps
+from hpcml.node.outcome import Outcome, RunEndedError, say
+from hpcml.node.own_time import OwnTime
+from hpcml.node.roles.end_cause import EndRequests
+from hpcml.node.settings import Context
+
+TICK = 0.05  # seconds between looks at this node's processes
+SLOW_TICK = 0.5  # seconds between looks at files that other nodes write
+
+
+class RunState:
+    """What is known of the run, brought up to date by :meth:`step`.
+
+    ``present`` are the names of the workers that are there; ``fabric`` is the answer of the fabric check; ``released``
+    is whether the script closed the cluster itself, ``closing`` whether the teardown does.
+    """
+
+    def __init__(self, context: Context, events: EventLog, channel: Channel) -> None:
+        self.context, self.events, self.channel = context, events, channel
+        self.started = time.monotonic()
+        self.phase = "allocated"
+        self.address = self.protocol = ""
+        self.present: set[str] = set()
+        self.fabric: dict[str, Any] | None = None
+        self.released = self.closing = False
+        self.warnings: list[str] = []
+        self.looked = 0.0
+        self.clock = OwnTime()
+        self.steps = Steps(self.clock)
+        self.losses = Losses(context, events, self.clock, self.warn)
+        self.hangs = Hangs(context, self.clock, self.warn)
+        self.end_requests = EndRequests(context, events)
+
+    @property
+    def seconds(self) -> float:
+        """The seconds since the supervisor started, for the events."""
+        return round(time.monotonic() - self.started, 3)
+
+    def warn(self, sentence: str) -> None:
+        """Say once, in the job's log, the events and the run's end, what the user has to know although it goes on."""
+        if sentence not in self.warnings:
+            self.warnings.append(sentence)
+            say(self.context, f"warning: {sentence}")  # the driver's log is the script's alone
+            self.events.write("warning", sentence=sentence)
+
+    def end(self, status: int, reason: str, hint: str = "", quote: tuple[str, ...] = ()) -> RunEndedError:
+        """Return the exception that ends the run in this phase."""
+        return RunEndedError(Outcome(status, self.phase, "hpcml", reason, hint, quote))
+
+    def step(self) -> None:
+        """Take in what the scheduler says, for at most one tick."""
+        self.clock.tick()
+        for message in self.channel.receive(TICK):
+            self._take(message.pop("event", ""), message)
+
+    def _take(self, event: str, message: dict[str, Any]) -> None:
+        match event:
+            case "scheduler-up":
+                self.address, self.protocol = str(message["address"]), str(message["protocol"])
+            case "worker-added" | "worker-removed":
+                change = self.present.add if event == "worker-added" else self.present.discard
+                change(str(message["worker"]))
+                message["count"] = len(self.present)
+                if self.closing:  # all workers go now
+                    return
+            case "scheduler-closed":
+                self.released = True
+            case "fabric-checked":
+                self.fabric = message
+            case "alive":
+                self.hangs.take(message)
+                self.channel.send(do="alive")
+                return
+            case "worker-task-stopped":
+                self.losses.tell_stopped(message["node"])
+                return
+            case "ucx-failed":
+                self.warn(f"UCX does not start in the scheduler, so it cannot ask workers: {message['problem']}")
+            case "memory-reduced":
+                pool, wanted = (gpus.in_gib(int(message[key])) for key in ("pool", "wanted"))
+                self.warn(f"GPU worker {message['worker']} works with {pool} of memory, not {wanted}: no more was free")
+        self.events.write(event, **message)
+
+    def time_to_look(self) -> bool:
+        """Whether the files that other nodes write are to be looked at again."""
+        if time.monotonic() - self.looked < SLOW_TICK:
+            return False
+        self.looked = time.monotonic()
+        return True
+
+    # -- reasons to end -------------------------------------------------------------------------------------------
+
+    def must_end(self) -> Outcome | None:
+        """Return why the script has to end before its own end, if it has to."""
+        try:
+            self.end_requests.check(self.phase)
+            self.check_scheduler()
+            self._check_workers()
+        except RunEndedError as ended:
+            return ended.outcome
+        return None
+
+    def check_scheduler(self) -> None:
+        """End the run if the scheduler is gone, and the script did not close it."""
+        if self.channel.closed and not self.released:
+            reason = f"the Dask scheduler on {self.context.node} was lost{diagnosis.scheduler_end(self.context)}"
+            raise self.end(errors.ROLE_LOST, reason, quote=diagnosis.scheduler_log(self.context))
+
+    def _check_workers(self) -> None:
+        """End the run if no worker is left that could come back, or if the policy says so."""
+        if self.released or not self.time_to_look():
+            return
+        missing = self.losses.look(self.present, step_gone=self.steps.gone("worker"))
+        final = [node for node in missing if node.final]
+        none_left = not self.present and len(final) == len(missing)
+        self.losses.tell(missing)
+        absent = sum(len(node.workers) for node in missing)
+        self.hangs.look(absent, final=len(final) == len(missing))
+        if final and (self.context.settings.on_loss == "fail" or none_left):
+            reason = f"workers were lost: {'; '.join(node.sentence() for node in final)}"
+            raise self.end(errors.ROLE_LOST, reason, quote=final[0].quote)
