@@ -66,15 +66,19 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
 def test_a_token_is_needed(session: Session) -> None:
     stranger = Jupyter(session.server.path, "")
     wrong = Jupyter(session.server.path, "x" * 43)
-    for path in ("/api/status", "/api/contents", "/hpcml/session", "/api/kernels"):
+    for path in ("/api/status", "/api/contents", "/api/kernels"):
         assert (stranger.request("GET", path)[0], wrong.request("GET", path)[0]) == (403, 403), path
         assert session.server.request("GET", path)[0] == 200, path
     for path in ("/lab", "/dashboard/status", "/dashboard/json/counts.json", "/proxy/1/"):
         assert stranger.request("GET", path)[0] in (302, 403), path
     assert stranger.request("POST", "/api/terminals")[0] == 403
-    with pytest.raises(websocket.WebSocketBadStatusException):
-        stranger.connect("/dashboard/status/ws")
-    stranger.close()
+    for unknown in (stranger, wrong):
+        for path in ("/dashboard/status/ws", "/hpcml/session"):
+            with pytest.raises(websocket.WebSocketBadStatusException):
+                unknown.connect(path)
+        unknown.close()
+    assert json.loads(session.server.connect("/hpcml/session").recv())["state"] == "running"
+    session.server.close()
 
 
 def test_a_tunnel_of_this_machine_leads_to_it(session: Session) -> None:
@@ -105,8 +109,9 @@ def test_other_names_and_other_pages_are_refused(session: Session) -> None:
     cookies = browser.log_in(session.token)
     assert browser.request("GET", "/api/status", Cookie=cookies)[0] == 200
     assert browser.request("POST", "/api/terminals", {}, Cookie=cookies)[0] == 403  # it lacks the header against XSRF
-    paths = (f"/api/kernels/{server.kernel().id}/channels", "/api/events/subscribe", "/dashboard/status/ws?bokeh=1")
-    for path in paths[:2]:
+    kernel = f"/api/kernels/{server.kernel().id}/channels"
+    paths = (kernel, "/api/events/subscribe", "/hpcml/session", "/dashboard/status/ws?bokeh=1")
+    for path in paths[:3]:
         browser.connect(path, cookies=cookies)
     for path in paths:
         with pytest.raises(websocket.WebSocketBadStatusException) as refused:
@@ -292,13 +297,11 @@ def test_idle(tmp_path: Path) -> None:
     began = time.monotonic()
     kernel.run("import hpcml, time; client = hpcml.connect(); time.sleep(6)")
     kernel.run("waiting = client.submit(time.sleep, 6)")
-    seen, states = -1, [""]
+    page, states = session.server.connect("/hpcml/session"), [""]
     while states[-1] != "ending":
-        news = session.server.table("GET", f"/hpcml/session?page=p&seen={seen}")
-        seen = news["number"]
-        states.append(news["state"])
+        states.append(json.loads(page.recv())["state"])
     took = time.monotonic() - began
-    session.server.table("POST", "/hpcml/session", {"page": "p", "saved": True})
+    page.send("saved")
     assert took > 6 + 6 + 4, (took, states)
     assert states[-2:] == ["idle", "ending"]
     found = session.ended()

@@ -149,43 +149,48 @@ class Server:
         self.stopped += 1
 
 
+class Page:
+    """An open page, by what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def write_message(self, message: dict[str, str]) -> None:
+        self.told.append(message["state"])
+
+
 def test_pages_hear_of_the_end_and_save_first(tmp_path: Path) -> None:
     async def play() -> None:
-        server = Server()
+        server, page, other = Server(), Page(), Page()
         session = notebook_session.Session(context(tmp_path), server, Path("/none"))
-        session.ask("a")
-        assert await session.wait("a", -1) == {"number": 0, "state": "running", "words": ""}
-        session.ask("a")
-        waiting = asyncio.create_task(session.wait("a", 0))
-        await asyncio.sleep(0)
-        session.told_to_end()
-        session.told_to_end()
-        news = await asyncio.wait_for(waiting, 5)
-        assert (news["number"], news["state"]) == (1, "ending")
+        session.open(page)
+        assert page.told == ["running"]
+        session.terminate()
+        session.terminate()
+        session.open(other)  # or one whose connection was broken
+        assert (page.told, other.told) == (["running", "ending"], ["ending"])
+        session.hear(page, "saved")
         await asyncio.sleep(0.05)
         assert server.stopped == 0
-        session.has_saved("a")
+        session.hear(other, "saved")
         assert session.ending is not None
         await asyncio.wait_for(session.ending, 5)
-        assert (server.stopped, session.told) == (1, True)
+        assert (server.stopped, session.signalled) == (1, True)
 
     asyncio.run(play())
 
 
 def test_a_page_that_was_closed_is_not_waited_for(tmp_path: Path) -> None:
     async def play() -> None:
-        server = Server()
+        server, page = Server(), Page()
         session = notebook_session.Session(context(tmp_path), server, Path("/none"))
-        first, second = session.ask("a"), session.ask("a")
-        session.leave("a", first)  # the end of an old question says nothing: the page has asked again
-        waiting = asyncio.create_task(session.wait("a", 0))
+        session.open(page)
         session.end("it ends")
         await asyncio.sleep(0.05)
         assert server.stopped == 0
-        session.leave("a", second)
+        session.close(page)
         assert session.ending is not None
         await asyncio.wait_for(session.ending, 0.5)
-        await waiting
         assert server.stopped == 1
 
     asyncio.run(play())
@@ -199,5 +204,18 @@ def test_without_a_page_nothing_is_waited_for(tmp_path: Path) -> None:
         assert session.ending is not None
         await asyncio.wait_for(session.ending, 0.5)
         assert server.stopped == 1
+
+    asyncio.run(play())
+
+
+def test_somebody_who_goes_on_ends_no_idle_session(tmp_path: Path) -> None:
+    async def play() -> None:
+        page = Page()
+        session = notebook_session.Session(context(tmp_path), Server(), Path("/none"))
+        session.open(page)
+        session.state, before = "idle", session.used
+        session.hear(page, "stay")
+        assert page.told == ["running", "running"]
+        assert session.used >= before
 
     asyncio.run(play())

@@ -9,57 +9,42 @@ NAME = "hpcml-session"
 # A module federation container by hand (jupyterlab, "prebuilt extensions"): no build, and nothing shared but the app.
 SCRIPT = """\
 (() => {
-  const page = Math.random().toString(36).slice(2);
-  const pause = seconds => new Promise(done => setTimeout(done, 1000 * seconds));
-  const cookie = name => (document.cookie.match('(?:^|; )' + name + '=([^;]*)') || [])[1] || '';
   const plugin = {
     id: 'hpcml-session:plugin',
     description: 'Saves all documents before the run ends, and says that it ends.',
     autoStart: true,
     activate: app => {
-      const {baseUrl, token} = app.serviceManager.serverSettings;
-      const url = new URL('hpcml/session', new URL(baseUrl, location.href));
-      const ask = async (query, body) => {
-        const headers = {'X-XSRFToken': cookie('_xsrf'), ...(token ? {Authorization: 'token ' + token} : {})};
-        const options = body ? {method: 'POST', body: JSON.stringify({page, ...body})} : {};
-        const answer = await fetch(url + query, {credentials: 'same-origin', cache: 'no-store', headers, ...options});
-        if (!answer.ok) throw new Error(answer.statusText);
-        return answer.json();
-      };
+      const {wsUrl, token, appendToken} = app.serviceManager.serverSettings;
+      const url = new URL('hpcml/session', wsUrl);
+      if (appendToken && token) url.searchParams.set('token', token);
+      let line = null, told = '';
       const say = (message, type, actions) =>
         app.commands.execute('apputils:notify', {message, type, options: {autoClose: false, actions}});
       app.commands.addCommand('hpcml-session:stay', {
-        label: 'Go on with this session', execute: () => ask('', {stay: true})
+        label: 'Go on with this session', execute: () => line.send('stay')
       });
       const save = async () => {
         if (app.commands.hasCommand('docmanager:save-all')) await app.commands.execute('docmanager:save-all');
         const unsaved = [...app.shell.widgets('main')].filter(widget => widget.context?.model?.dirty);
         await Promise.all(unsaved.map(widget => widget.context.save()));
       };
-      const heed = async news => {
-        if (news.state === 'running') return;
+      const heed = async ({state, words}) => {
         const stay = [{label: 'Go on', commandId: 'hpcml-session:stay', args: {}}];
-        say(news.words, 'warning', news.state === 'idle' ? stay : []);
+        if (words && words !== told) say(words, 'warning', state === 'idle' ? stay : []);
+        told = words;
+        if (state === 'running') return;
         try {
           await save();
         } catch (error) {
           say('Not all documents could be saved: ' + error, 'error', []);
           return;
         }
-        if (news.state === 'ending') await ask('', {saved: true});
+        if (state === 'ending') line.send('saved');
       };
-      const follow = async () => {
-        for (let seen = -1; ; ) {
-          try {
-            const news = await ask('?page=' + page + '&seen=' + seen);
-            if (news.number !== seen) {
-              seen = news.number;
-              await heed(news);
-            }
-          } catch (error) {
-            await pause(5);
-          }
-        }
+      const follow = () => {
+        line = new WebSocket(url);
+        line.onmessage = message => heed(JSON.parse(message.data));
+        line.onclose = () => setTimeout(follow, 5000);
       };
       app.restored.then(follow);
     }

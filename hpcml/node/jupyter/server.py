@@ -26,7 +26,7 @@ from hpcml.node.settings import Context, load
 if TYPE_CHECKING:
     from jupyter_server.serverapp import ServerApp
 
-TOLD_TO_END = 128 + signal.SIGTERM
+TERMINATED = 128 + signal.SIGTERM
 ANSWER_WITHIN = 60.0  # seconds from the start until the server has to answer itself
 PROBE = "/api/status"  # what an authenticated GET is sent to; its `started` is the server's identity
 
@@ -52,13 +52,13 @@ def main() -> int:
     server.io_loop.add_callback(os.umask, context.settings.umask)  # for notebooks too, once the server's files are made
     session = Session(context, server, folder / "dashboard.sock")
     add_handlers(server, session)
-    signal.signal(signal.SIGTERM, lambda *_: server.io_loop.add_callback_from_signal(session.told_to_end))
+    signal.signal(signal.SIGTERM, lambda *_: server.io_loop.add_callback_from_signal(session.terminate))
     for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # Jupyter would ask on a terminal, or print; Slurm sends them to all
     server.io_loop.add_callback(_announce, context, server, places.socket, token)
     server.io_loop.add_callback(session.watch)
     server.start()
-    return TOLD_TO_END if session.told else 0
+    return TERMINATED if session.signalled else 0
 
 
 def _server(context: Context, places: config.Places) -> tuple[ServerApp, str]:
