@@ -13,6 +13,7 @@ _MEMORY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([KMGT]?)(i?)(B?)", re.I
 _MEMORY_EXPONENT = {"": 2, "K": 1, "M": 2, "G": 3, "T": 4}
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 _MOST_HOSTS = 100_000
+RDMA = re.compile(r"(rc|dc|ud|gga|srd)(_\w+)?")  # UCX's transports over InfiniBand, RoCE and EFA: rc_mlx5, srd
 
 
 def parse_time_limit(text: str) -> int:

@@ -14,7 +14,6 @@ from hpcml.images.program import Program, ask, last_lines
 GOOD, NOTE, BAD = "good", "note", "bad"
 _ANEW = "Build it anew from hpcml's definition."
 _TIMEOUT = 300.0  # seconds: a first start from a shared file system reads gigabytes, and cuDF is imported
-_RDMA = re.compile(r"(rc|dc|ud)_(mlx5|verbs)")  # UCX's transports over InfiniBand and RoCE
 
 
 class Finding(NamedTuple):
@@ -214,7 +213,7 @@ def _of_the_hosts(probed: Mapping[str, Any], program: Program, environment: Mapp
 
 def _of_the_wires(probed: Mapping[str, Any], devices: subprocesses.Answer) -> Iterator[Finding]:
     transports = sorted(set(re.findall(r"Transport: (\S+)", devices.out)))
-    fast = [name for name in transports if _RDMA.fullmatch(name)]
+    fast = [name for name in transports if units.RDMA.fullmatch(name)]
     if fast:
         yield Finding("ucx", GOOD, f"uses InfiniBand here: {', '.join(fast)}")
     elif "ib" in probed["ucx_modules"]:

@@ -136,9 +136,8 @@ class Gpu(NamedTuple):
 class Network(NamedTuple):
     """The fabric that Dask's comms use.
 
-    ``interface`` by name, else the node's own rule; ``protocol`` is auto, tls or ucx. ``nic_affinity`` ties a worker
-    to the adapters nearest to its GPU: auto leaves it to UCX, pcie computes it from the PCIe tree, off is for UCX to
-    use all.
+    ``interface`` by name, else the node's own rule; ``protocol`` is auto, tls or ucx. ``nic_affinity``: auto and
+    off leave the choice of adapters to UCX, pcie ties a worker to those nearest to its GPU in the PCIe tree.
     """
 
     interface: str = ""
@@ -147,7 +146,7 @@ class Network(NamedTuple):
 
 
 class Fabric(NamedTuple):
-    """The check of the wire before the script starts: ``require`` none (no check), warn or rdma; with NCCL or not."""
+    """The check of the interconnect before the script: ``require`` none (not made), warn or rdma; with NCCL or not."""
 
     require: str = "warn"
     nccl: bool = True

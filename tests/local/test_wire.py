@@ -85,7 +85,7 @@ def test_a_client_of_dask_as_it_comes(cluster: Cluster, plain: Cluster, role: st
     done = cluster.against(role, identity(patience=5))
     assert "CommClosedError" in done.stderr
     assert not done.stdout
-    cluster.wait_for(role, "hpcml.wire: refused a UCX peer: it does not speak this handshake", before)
+    cluster.wait_for(role, "hpcml.ucx: refused a UCX peer: it does not speak this handshake", before)
     cluster.serves(role)
 
 
@@ -97,7 +97,7 @@ def test_another_key(cluster: Cluster, wrong: str, role: str) -> None:
     assert "FatalCommClosedError" in done.stderr
     assert "refused: not this run's key" in done.stderr
     assert time.monotonic() - begin < 50, "trying again is no use"
-    cluster.wait_for(role, "hpcml.wire: refused a UCX peer", before)
+    cluster.wait_for(role, "hpcml.ucx: refused a UCX peer", before)
     cluster.serves(role)
 
 
@@ -126,7 +126,7 @@ asyncio.run(main())
     assert there.exists(), "the attack does not even work against Dask as it comes"
     before = cluster.size(role)
     cluster.against(role, code, MARK=str(mark))
-    cluster.wait_for(role, "hpcml.wire: refused a UCX peer", before)
+    cluster.wait_for(role, "hpcml.ucx: refused a UCX peer", before)
     cluster.serves(role)
     assert not mark.exists()
 

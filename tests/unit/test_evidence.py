@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from hpcml.node.fabric import counters
+from hpcml.node.hardware import nvml
 
 ALL_LINKS = 0xFFFFFFFF
 
@@ -312,7 +313,7 @@ def test_the_real_library_has_the_names_that_are_used() -> None:
     ):
         assert getattr(pynvml, name) == getattr(module, name), name
     value = pynvml.c_nvmlFieldValue_t()
-    for number, member in enumerate(counters._VALUE):
+    for number, member in enumerate(nvml._VALUE):
         assert hasattr(value.value, member)
         assert getattr(pynvml, ("NVML_VALUE_TYPE_DOUBLE", "NVML_VALUE_TYPE_UNSIGNED_INT", "NVML_VALUE_TYPE_UNSIGNED_LONG",
             "NVML_VALUE_TYPE_UNSIGNED_LONG_LONG", "NVML_VALUE_TYPE_SIGNED_LONG_LONG", "NVML_VALUE_TYPE_SIGNED_INT")[number]) == number  # fmt: skip

@@ -147,7 +147,7 @@ def test_too_many_half_open_handshakes() -> None:
 def test_nobody_fills_the_log(caplog: pytest.LogCaptureFixture) -> None:
     refusals = ucx_auth._Refusals()
     traceback = "Unexpected error in listener handler coroutine\nTraceback …\nTimeoutError"
-    with caplog.at_level(logging.WARNING, "hpcml.wire"):
+    with caplog.at_level(logging.WARNING, "hpcml.ucx"):
         for _ in range(1000):
             refusals.log("no answer in time")
             assert not refusals.filter(logging.LogRecord("ucx", logging.ERROR, "", 1, traceback, (), None))

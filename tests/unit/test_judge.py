@@ -42,7 +42,7 @@ def wire(scope: str, *, ok: bool, doubt: str = "", wanted: bool = True) -> repor
 def judged(policy: str, **changes: Any) -> str:
     facts: Table = {"line": "", "protocol": "ucx", "nodes": 2, "within": None, "across": wire("across", ok=True), "nccl": "",
                     "nccl_doubt": "", "worst": (), "failed": (), "problems": (), "remedy": ""}  # fmt: skip
-    return report.judge(policy, report.Verdict(**{**facts, **changes}))
+    return report.check_policy(policy, report.Verdict(**{**facts, **changes}))
 
 
 ACROSS = [pair("n1-0", "n2-0", "across", 0.9), pair("n2-0", "n1-0", "across", 0.9)]
@@ -85,8 +85,8 @@ def test_tls_is_said_plainly() -> None:
     found = report.decide(made("tls", "host", ACROSS))
     assert found.line == "TLS over TCP on eth0: 0.9 GiB/s across nodes"
     assert not found.ok
-    assert report.judge("warn", found) == ""
-    assert report.judge("rdma", found) == "TLS over TCP carries the bytes across nodes"
+    assert report.check_policy("warn", found) == ""
+    assert report.check_policy("rdma", found) == "TLS over TCP carries the bytes across nodes"
     assert "--protocol ucx" in found.remedy
     assert found.across is not None
     assert found.across.proof == ("eth0 moved 4.0 GiB of 2.0 GiB",)
@@ -105,7 +105,7 @@ def test_cpu_workers_of_one_node_need_no_fast_wire() -> None:
     found = report.decide(made("ucx", "host", WITHIN, log))
     assert found.line == "UCX: tcp on lo within nodes 1.2 GiB/s"
     assert found.ok
-    assert (found.problems, report.judge("rdma", found)) == ((), "")
+    assert (found.problems, report.check_policy("rdma", found)) == ((), "")
 
 
 def test_cpu_workers_across_nodes_over_ucxs_tcp() -> None:
@@ -116,7 +116,7 @@ def test_cpu_workers_across_nodes_over_ucxs_tcp() -> None:
         "UCX fell back to tcp on eth0 across nodes (n1 and n2 have no InfiniBand device): 0.9 GiB/s; tcp on lo within"
         " nodes 1.2 GiB/s; remedy: ask for nodes"
     )
-    assert "n1 and n2 have no InfiniBand device" in report.judge("rdma", found)
+    assert "n1 and n2 have no InfiniBand device" in report.check_policy("rdma", found)
 
 
 def test_cpu_workers_over_shared_memory() -> None:
@@ -130,7 +130,7 @@ def test_one_worker_alone() -> None:
     for protocol, line in (("ucx", "UCX: nothing was measured"), ("tls", "TLS over TCP: nothing was measured")):
         found = report.decide(Measurement(protocol, "cuda", [], {"n1": WorkerFacts("n1")}, {"n1": NodeFacts()}))
         assert (found.line, found.ok) == (line, True)
-        assert report.judge("rdma", found) == ""
+        assert report.check_policy("rdma", found) == ""
 
 
 # Failed and slow.
@@ -148,10 +148,10 @@ def test_transfers_that_failed() -> None:
         "the transfer n2-0 → n3-0 failed: x",
     )
     assert found.line.endswith("; the transfer n1-0 → n3-0 failed: OSError: unreachable")
-    assert report.judge("warn", found).startswith("the transfer n1-0 → n3-0 failed")
+    assert report.check_policy("warn", found).startswith("the transfer n1-0 → n3-0 failed")
     alone = report.decide(made("ucx", "host", pairs[2:]))
     assert alone.line.startswith("UCX: nothing was measured; the transfer")
-    assert report.judge("rdma", alone)
+    assert report.check_policy("rdma", alone)
 
 
 def test_a_slow_node_of_three_is_named_though_it_has_most_of_the_pairs() -> None:
@@ -161,7 +161,7 @@ def test_a_slow_node_of_three_is_named_though_it_has_most_of_the_pairs() -> None
     ]
     found = report.decide(made("tls", "host", pairs))
     assert found.worst == ("n3",)
-    assert report.judge("warn", found) == "less than half of the others' bandwidth: n3"
+    assert report.check_policy("warn", found) == "less than half of the others' bandwidth: n3"
     assert found.across is not None
     assert found.across.slowest_pair.startswith(("n1-0 → n3-0", "n3-0 →"))
 
@@ -197,7 +197,7 @@ def test_exactly_half_is_not_slow() -> None:
 
 def test_many_slow_pairs_are_counted() -> None:
     pairs = [pair(f"n1-{k}", "n1-9", "within", 1 if k < 9 else 99) for k in range(30)]
-    text = report.judge("warn", report.decide(made("tls", "host", pairs)))
+    text = report.check_policy("warn", report.decide(made("tls", "host", pairs)))
     assert text.count("→") == 6
     assert text.endswith("and 3 more")
 
@@ -225,7 +225,7 @@ def test_nccls_ways(log: str, words: str, doubt: str) -> None:
 def test_nccl_that_failed() -> None:
     found = report.decide(made("tls", "host", ACROSS, nccl={"error": "no all-reduce within 15 s"}))
     assert found.line.endswith("; NCCL failed: no all-reduce within 15 s")
-    assert report.judge("warn", found) == "NCCL failed: no all-reduce within 15 s"
+    assert report.check_policy("warn", found) == "NCCL failed: no all-reduce within 15 s"
 
 
 # JSON and words.

@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcml.node.hardware import probe, topology
+from hpcml.node.hardware import probe, sysfs, topology
 from hpcml.node.hardware.topology import NoAffinityError, Position
 from tests.fixtures.nodes import tree
 
@@ -30,6 +31,10 @@ def facts_of(name: str, root: Path, *edits: tuple[str, str]) -> dict[str, Any]:
     for interface in facts["interfaces"]:  # a recorded tree has no addresses
         interface["ipv4"] = [f"10.0.0.{1 + int(interface['name'][-1])}"] if interface["name"][-1].isdigit() else []
     return facts
+
+
+def place(root: Path, bus_id: str) -> Position:
+    return sysfs.position_of(root / "sys/bus/pci/devices" / sysfs.sysfs_bus_id(bus_id))
 
 
 def positions(facts: dict[str, Any]) -> tuple[dict[str, Position], dict[str, Position]]:
@@ -44,31 +49,31 @@ def positions(facts: dict[str, Any]) -> tuple[dict[str, Position], dict[str, Pos
     ("0002:00:01.0", "0002:00:01.0"),
 ])  # fmt: skip
 def test_a_pci_address_as_the_kernel_writes_it(nvml: str, kernel: str) -> None:
-    assert topology.sysfs_bus_id(nvml) == kernel
+    assert sysfs.sysfs_bus_id(nvml) == kernel
 
 
 @pytest.mark.parametrize("text", ["", "1d:00.0", "GPU-1", "x:1d:00.0"])
 def test_what_is_no_pci_address(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
-        topology.sysfs_bus_id(text)
+        sysfs.sysfs_bus_id(text)
 
 
 def test_the_way_to_a_device(tmp_path: Path) -> None:
     tree.build("leonardo", tmp_path)
-    position = topology.pcie_path(tmp_path, "00000000:8A:00.0")
+    position = place(tmp_path, "00000000:8A:00.0")
     assert position == Position(("pci0000:89", "0000:89:02.0", "0000:8a:00.0"), 1)
     with pytest.raises(OSError, match="0000:99:00"):
-        topology.pcie_path(tmp_path, "0000:99:00.0")
+        place(tmp_path, "0000:99:00.0")
     (tmp_path / "sys/bus/pci/devices/0000:99:00.0").symlink_to("/usr")
     with pytest.raises(OSError, match="not a PCI device"):
-        topology.pcie_path(tmp_path, "0000:99:00.0")
+        place(tmp_path, "0000:99:00.0")
 
 
 def test_a_device_below_a_pci_device_is_where_that_one_is(tmp_path: Path) -> None:
     tree.build("no-nic", tmp_path)
     virtio = tmp_path / "sys/devices/pci0000:00/0000:00:03.0/virtio2"
     virtio.mkdir()
-    assert topology.position_of(virtio) == Position(("pci0000:00", "0000:00:03.0"), -1)
+    assert sysfs.position_of(virtio) == Position(("pci0000:00", "0000:00:03.0"), -1)
 
 
 @pytest.mark.parametrize(("name", "a", "b", "level"), [
@@ -85,7 +90,7 @@ def test_a_device_below_a_pci_device_is_where_that_one_is(tmp_path: Path) -> Non
 ])  # fmt: skip
 def test_distances_are_those_of_nvidia_smi(tmp_path: Path, name: str, a: str, b: str, level: str) -> None:
     tree.build(name, tmp_path)
-    one, other = topology.pcie_path(tmp_path, a), topology.pcie_path(tmp_path, b)
+    one, other = place(tmp_path, a), place(tmp_path, b)
     assert (topology.distance(one, other), topology.distance(other, one)) == (level, level)
 
 
@@ -180,13 +185,22 @@ def test_the_assignment_is_the_cheapest_one(rows: int, data: st.DataObject) -> N
     columns = data.draw(st.integers(rows, 5))
     line = st.lists(st.integers(0, 9), min_size=columns, max_size=columns)
     costs = data.draw(st.lists(line, min_size=rows, max_size=rows))
-    found = topology._cheapest(costs)
+    found = topology._cheapest([dict(enumerate(line)) for line in costs], 0)
+    assert found is not None
     assert len(set(found)) == rows
     least = min(
         sum(costs[row][column] for row, column in enumerate(choice))
         for choice in itertools.permutations(range(columns), rows)
     )
     assert sum(costs[row][column] for row, column in enumerate(found)) == least
+
+
+def test_the_largest_node_is_decided_at_once() -> None:
+    alike = Position(("pci0000:00", "0000:00:01.0"), 0)
+    began = time.process_time()
+    chosen = topology.nearest_nics({str(gpu): alike for gpu in range(8)}, {f"mlx5_{port}": alike for port in range(10)})
+    assert time.process_time() - began < 5
+    assert len({port for ports in chosen.values() for port in ports}) == 8
 
 
 def test_only_ports_that_carry_data_count(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def test_fast_wires_proven() -> None:
     assert found.within.proof[0] == "n1: NVLink moved 4.0 GiB of 4.0 GiB, loopback 0 B"
     assert found.across is not None
     assert found.across.proof[1] == "n2: InfiniBand ports moved 4.1 GiB of 4.0 GiB, IP interfaces 0 B"
-    assert [report.judge(policy, found) for policy in ("none", "warn", "rdma")] == ["", "", ""]
+    assert [report.check_policy(policy, found) for policy in ("none", "warn", "rdma")] == ["", "", ""]
 
 
 def test_lanes_as_jsc_has_them() -> None:
@@ -222,9 +222,11 @@ def test_forced_to_tcp() -> None:
         " ports carry 23 GiB/s; UCX fell back to tcp on lo within nodes (UCX_TLS=tcp,cuda_copy leaves cuda_ipc out):"
         " 104 GiB/s; remedy: take UCX_TLS out of the environment that submits, and of the profile's"
     )
-    assert report.judge("none", found) == ""
+    assert report.check_policy("none", found) == ""
     for policy in ("warn", "rdma"):
-        assert report.judge(policy, found).startswith("tcp carries the bytes across nodes (UCX_TLS=tcp,cuda_copy")
+        assert report.check_policy(policy, found).startswith(
+            "tcp carries the bytes across nodes (UCX_TLS=tcp,cuda_copy"
+        )
 
 
 def test_pips_ucx_has_no_infiniband() -> None:

@@ -10,11 +10,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from hpcml.node.fabric.measurement import Measurement, NodeFacts, WorkerFacts
-from hpcml.units import format_bytes
+from hpcml.units import RDMA, format_bytes
 
-RDMA = re.compile(
-    r"(rc|dc|ud|gga|srd)(_\w+)?"
-)  # UCX's transports over verbs: rc_mlx5, rc_verbs, dc_mlx5, gga_mlx5, srd
 _ASKS_RDMA = re.compile(r"(all|ib|rc|dc|ud|gga|srd)(_\w+)?")  # what UCX_TLS must name for one of them
 _ASKS_IPC = ("all", "cuda", "cuda_ipc")
 _LOW_MEMLOCK = 512 * 1024**2  # bytes; below it UCX 1.13 switched RDMA off (openucx/ucx pull request 8085)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from hpcml.node.fabric import advice
 from hpcml.node.fabric.measurement import Measurement, Pair
-from hpcml.units import format_bytes
+from hpcml.units import RDMA, format_bytes
 
 MOST = 0.8  # of the bytes sent: what a wire's own counter must show; the rest is for counters that lag
 STILL = 0.5  # of the bytes sent: below it a counter counts as still; NFS and Dask's own words move it too
@@ -81,7 +81,7 @@ def across(measurement: Measurement, pairs: Sequence[Pair]) -> Finding:
     if by_nvlink := _nvlink_across(measurement, pairs, expected):
         return by_nvlink
     lanes = _lanes(measurement, "inter", pairs)
-    fast = {lane for lane in _transports(lanes) if advice.RDMA.fullmatch(lane)}
+    fast = {lane for lane in _transports(lanes) if RDMA.fullmatch(lane)}
     proof, bad, went_by_ip = [], set(), set()
     for node, flow in expected.items():
         moved = measurement.nodes[node].moved
@@ -219,7 +219,7 @@ def _rdma(moved: Mapping[str, Any]) -> Flow | None:
 
 def _stood_still(measurement: Measurement, node: str, flow: Flow, others: set[str]) -> bool:
     """Whether these lanes are known not to have carried a node's inner transfers; loopback is looked at elsewhere."""
-    if not all(advice.RDMA.fullmatch(lane) for lane in others):
+    if not all(RDMA.fullmatch(lane) for lane in others):
         return False  # shared memory has no counter
     if not others:
         return True
@@ -294,7 +294,7 @@ def _gpu(gpus: Mapping[str, Any], name: str) -> str:
 
 def _ports(measurement: Measurement, expected: Mapping[str, Flow], lanes: Iterable[str]) -> tuple[str, ...]:
     """Return the RDMA devices among the lanes, without those whose counters are known to have stood still."""
-    wired = {lane.partition("/")[2] for lane in lanes if advice.RDMA.fullmatch(lane.partition("/")[0])} - {""}
+    wired = {lane.partition("/")[2] for lane in lanes if RDMA.fullmatch(lane.partition("/")[0])} - {""}
     used = set()
     for node, flow in expected.items():
         for name, facts in (measurement.nodes[node].moved.get("infiniband") or {}).items():

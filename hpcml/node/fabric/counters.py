@@ -13,10 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-_WORD = 4  # bytes: port_xmit_data counts words of 4 octets (Linux, Documentation/ABI/stable/sysfs-class-infiniband)
-_STUCK = 2**32 - 1  # adapters without 64-bit counters stop here instead of starting again (same document)
-_ALL_LINKS = 2**32 - 1  # nvml.h: a scopeId of UINT_MAX is the sum over all links; 0, the default, is link 0 alone
-_VALUE = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal")  # by nvmlValueType_t
+from hpcml.node.hardware import nvml, sysfs
 
 _SETTINGS = ("CUDA_VISIBLE_DEVICES", "RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY")
 
@@ -60,13 +57,13 @@ def counters(root: Path = Path("/")) -> dict[str, Any]:
         ``type`` (32 is IP over InfiniBand) and whether it is made of ``lower`` ones (a bond, a VLAN), which count the
         same bytes.
     """
-    nvlink, why = _nvlink()
+    nvlink, why = nvml.nvlink_counters()
     return {
         "time": time.monotonic(),
         "nvlink": nvlink,
         "nvlink_why": why,
-        "infiniband": _infiniband(root / "sys/class/infiniband"),
-        "interfaces": _interfaces(root / "sys/class/net"),
+        "infiniband": sysfs.port_counters(root),
+        "interfaces": sysfs.interface_counters(root),
     }
 
 
@@ -102,161 +99,6 @@ def settings(environment: Mapping[str, str]) -> dict[str, str]:
         for name, value in sorted(environment.items())
         if name.startswith(("UCX_", "UCXPY_", "NCCL_")) or name in _SETTINGS
     }
-
-
-def _nvlink() -> tuple[dict[str, Any] | None, str]:
-    try:
-        import pynvml
-    except ImportError:
-        return None, "pynvml (the package nvidia-ml-py) is not installed"
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        return None, f"NVML does not start: {error}"
-    try:
-        handles, indices = {}, {}
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            try:
-                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            except pynvml.NVMLError_NoPermission:
-                continue  # a GPU that Slurm gave to another job is counted too
-            uuid = _text(pynvml.nvmlDeviceGetUUID(handle))
-            handles[uuid], indices[uuid] = handle, index
-        return {uuid: {"index": indices[uuid], **_gpu(pynvml, uuid, handles)} for uuid in handles}, ""
-    except pynvml.NVMLError as error:
-        return None, f"NVML fails: {error}"
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value  # bytes before nvidia-ml-py 11.515
-
-
-def _gpu(nvml: Any, uuid: str, handles: Mapping[str, Any]) -> dict[str, Any]:
-    handle = handles[uuid]
-    links = _active_links(nvml, handle)
-    facts: dict[str, Any] = {"links": len(links), "tx": None, "rx": None, "peers": [], "why": "no active NVLink"}
-    if links:
-        tx, rx, why = _throughput(nvml, handle, links)
-        facts |= {"tx": tx, "rx": rx, "peers": _peers(nvml, uuid, handles), "why": why}
-    return facts
-
-
-def _active_links(nvml: Any, handle: Any) -> list[int]:
-    found = []
-    for link in range(nvml.NVML_NVLINK_MAX_LINKS):
-        try:
-            if nvml.nvmlDeviceGetNvLinkState(handle, link) == nvml.NVML_FEATURE_ENABLED:
-                found.append(link)
-        except nvml.NVMLError:  # "not supported" on a GPU without NVLink, "invalid argument" behind its last link
-            break
-    return found
-
-
-def _peers(nvml: Any, uuid: str, handles: Mapping[str, Any]) -> list[str] | None:
-    try:
-        return [
-            other
-            for other, handle in handles.items()
-            if other != uuid
-            and nvml.nvmlDeviceGetP2PStatus(handles[uuid], handle, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
-            == nvml.NVML_P2P_STATUS_OK
-        ]
-    except nvml.NVMLError:
-        return None  # unknown, as the caller's documentation says
-
-
-def _throughput(nvml: Any, handle: Any, links: list[int]) -> tuple[int | None, int | None, str]:
-    """Return the bytes that all links have sent and received since the driver started, or why nobody knows.
-
-    The payload counters first, then those with protocol overhead (both in KiB, nvml.h), then those of NVLink 5 (bytes,
-    for each link), then the counters that all these have replaced, which count bytes only where an administrator has
-    set them so.
-    """
-    reasons = []
-    for tx_name, rx_name, unit in (
-        ("NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX", "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX", 1024),
-        ("NVML_FI_DEV_NVLINK_THROUGHPUT_RAW_TX", "NVML_FI_DEV_NVLINK_THROUGHPUT_RAW_RX", 1024),
-        ("NVML_FI_DEV_NVLINK_COUNT_XMIT_BYTES", "NVML_FI_DEV_NVLINK_COUNT_RCV_BYTES", 1),
-    ):
-        tx_field, rx_field = getattr(nvml, tx_name, None), getattr(nvml, rx_name, None)
-        if tx_field is None or rx_field is None:
-            continue  # an older nvidia-ml-py
-        for scopes in ([_ALL_LINKS], links):
-            try:
-                sums = [_sum_field(nvml, handle, field, scopes) for field in (tx_field, rx_field)]
-            except nvml.NVMLError as error:
-                reasons.append(f"{tx_name.removeprefix('NVML_FI_DEV_NVLINK_')}: {error}")
-            else:
-                return sums[0] * unit, sums[1] * unit, ""
-    try:
-        return (*_old_counters(nvml, handle, links), "")
-    except nvml.NVMLError as error:
-        return None, None, "; ".join([*dict.fromkeys(reasons), f"utilization counters: {error}"])
-
-
-def _sum_field(nvml: Any, handle: Any, field: int, scopes: list[int]) -> int:
-    total = 0
-    for value in nvml.nvmlDeviceGetFieldValues(handle, [(field, scope) for scope in scopes]):
-        if value.nvmlReturn != nvml.NVML_SUCCESS:
-            raise nvml.NVMLError(value.nvmlReturn)
-        total += int(getattr(value.value, _VALUE[value.valueType]))
-    return total
-
-
-def _old_counters(nvml: Any, handle: Any, links: list[int]) -> tuple[int, int]:
-    for counter in (0, 1):
-        control = nvml.nvmlDeviceGetNvLinkUtilizationControl(handle, links[0], counter)
-        if control.units == nvml.NVML_NVLINK_COUNTER_UNIT_BYTES:
-            pairs = [nvml.nvmlDeviceGetNvLinkUtilizationCounter(handle, link, counter) for link in links]
-            return sum(tx for _, tx in pairs), sum(rx for rx, _ in pairs)
-    raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
-
-
-def _infiniband(folder: Path) -> dict[str, Any]:
-    ports = {}
-    for port in sorted(folder.glob("*/ports/*")):
-        counted: dict[str, Any] = {}
-        for way, words, octets in (("tx", "port_xmit_data", "tx_bytes"), ("rx", "port_rcv_data", "rx_bytes")):
-            value = _number(port / "counters" / words)
-            # Amazon's EFA has no port counters, but bytes among its own (Linux, drivers/infiniband/hw/efa/efa_verbs.c).
-            own = _number(port / "hw_counters" / octets)
-            counted[way] = own if value is None else None if value == _STUCK else value * _WORD
-        state, rate = _read(port / "state"), _read(port / "rate").split()
-        ports[f"{port.parent.parent.name}:{port.name}"] = {
-            **counted,
-            "state": state.rpartition(": ")[2],
-            "layer": _read(port / "link_layer"),
-            "rate": int(float(rate[0]) * 1e9 / 8) if rate[1:2] == ["Gb/sec"] else 0,
-        }
-    return ports
-
-
-def _interfaces(folder: Path) -> dict[str, Any]:
-    found = {}
-    for path in sorted(folder.glob("*/statistics")):
-        interface = path.parent
-        found[interface.name] = {
-            "tx": _number(path / "tx_bytes"),
-            "rx": _number(path / "rx_bytes"),
-            "type": _number(interface / "type"),
-            "lower": any(interface.glob("lower_*")),
-        }
-    return found
-
-
-def _read(path: Path) -> str:
-    """Return a file of /sys without its end of line; "" if the driver does not offer it or refuses to read it."""
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
-
-
-def _number(path: Path) -> int | None:
-    text = _read(path)
-    return int(text) if text.isdigit() else None
 
 
 def parse_ucx_log(text: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 from hpcml.node.fabric import advice, attribution
 from hpcml.node.fabric.measurement import GIB, Measurement, NodeFacts, Pair, WorkerFacts, slow
 
-__all__ = ["Measurement", "NodeFacts", "Pair", "Verdict", "Wire", "WorkerFacts", "decide", "judge"]
+__all__ = ["Measurement", "NodeFacts", "Pair", "Verdict", "Wire", "WorkerFacts", "check_policy", "decide"]
 
 IDLE = 0.2  # of what a node's ports carry: less than this is worth a word
 _MOST_NAMES = 6
@@ -114,7 +114,7 @@ class Verdict:
         return {**asdict(self), "ok": self.ok}
 
 
-def judge(policy: str, verdict: Verdict) -> str:
+def check_policy(policy: str, verdict: Verdict) -> str:
     """Return why a verdict does not meet ``fabric.require``, "" if it does.
 
     ``none`` asks for nothing. ``warn`` asks that UCX use fast wires, that no transfer fail and that no pair or node be

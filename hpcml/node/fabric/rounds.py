@@ -47,7 +47,7 @@ async def check(scheduler: Scheduler, context: Context, protocol: str) -> dict[s
     return {
         "line": found.line,
         "ok": found.ok,
-        "problem": report.judge(context.settings.fabric, found),
+        "problem": report.check_policy(context.settings.fabric, found),
         "remedy": found.remedy,
         "problems": list(found.problems),
         "differences": facts["differences"],

@@ -14,6 +14,7 @@ import os
 import time
 from typing import Any, NamedTuple
 
+from hpcml.node.hardware import nvml
 from hpcml.node.settings import Context, Gpu
 
 GIB = 1024**3
@@ -152,14 +153,14 @@ def pool(context: Context, device: str, *, head: bool, wait: bool) -> Pool:
     gpu = context.settings.gpu
     assert gpu is not None
     number = nvml_device_index(0, device)
-    total, free = _memory(number)
+    total, free = nvml.memory(number)
     if gpu.rmm_pool_size is None or gpu.rmm_async or gpu.rmm_managed_memory:
         return Pool(_bytes(gpu.rmm_pool_size, total) or 0, 0, total, free)  # what grows, or moves out, by itself
     wanted = pool_size(total, head=head) if gpu.rmm_pool_size == -1 else _bytes(gpu.rmm_pool_size, total) or 0
     deadline = time.monotonic() + (FREED if wait else 0.0)
     while free - RESERVE // 3 < wanted and time.monotonic() < deadline:
         time.sleep(0.05)
-        _, free = _memory(number)
+        _, free = nvml.memory(number)
     return Pool(fitting(wanted, total, free), wanted, total, free)
 
 
@@ -219,19 +220,6 @@ def _bytes(amount: float | None, total: int) -> int | None:
 
 def _installed(names: tuple[str, ...]) -> list[str]:
     return [name for name in names if importlib.util.find_spec(name) is not None]
-
-
-def _memory(number: int | str) -> tuple[int, int]:
-    """Return a GPU's total and free memory in bytes, by NVML: no CUDA context is needed."""
-    import pynvml
-
-    pynvml.nvmlInit()
-    if isinstance(number, int):
-        handle = pynvml.nvmlDeviceGetHandleByIndex(number)
-    else:
-        handle = pynvml.nvmlDeviceGetHandleByUUID(number.encode())
-    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-    return int(memory.total), int(memory.free)
 
 
 def has_driver() -> bool:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import importlib.util
 import os
 import socket
-import struct
 from pathlib import Path
 
-_SIOCGIFADDR = 0x8915
-_INFINIBAND = "32"  # ARPHRD_INFINIBAND in <net/if_arp.h>, shown in /sys/class/net/*/type
+from hpcml.node.hardware import sysfs
 
 
 class NoAddressError(Exception):
@@ -59,7 +56,7 @@ def choose_protocol(wanted: str, *, gpus: int, nodes: int) -> tuple[str, str]:
 
 
 def _infiniband_adapters() -> list[str]:
-    return sorted(path.name for path in Path("/sys/class/infiniband").glob("*"))
+    return sorted({port["device"] for port in sysfs.rdma_ports(Path("/"))})
 
 
 def ucx_environment(*, single_node: bool) -> dict[str, str]:
@@ -83,7 +80,7 @@ def choose_address(interface: str, *, single_node: bool) -> tuple[str, str]:
     """Return an IPv4 address of this node and the reason it was chosen.
 
     A run of one node (``single_node``) uses loopback, which nobody reaches from another node. Elsewhere: the profile's
-    interface; else the first InfiniBand interface that is up and has an address; else what the host's own name resolves
+    interface; else the first InfiniBand interface that has an address; else what the host's own name resolves
     to; else the interface that leads to other networks.
 
     Raises
@@ -93,53 +90,30 @@ def choose_address(interface: str, *, single_node: bool) -> tuple[str, str]:
     """
     if single_node:
         return "127.0.0.1", "a run of one node"
+    addresses = {name: several[0] for name, several in sysfs.addresses().items() if several}
     if interface:
-        address = _address_of(interface)
-        if address is None:
+        if interface not in addresses:
             there = ", ".join(name for _, name in socket.if_nameindex())
             raise NoAddressError(f"interface {interface} has no IPv4 address on this node (there are: {there})")
-        return address, f"interface {interface} of the profile"
-    for name in _infiniband_interfaces():
-        if address := _address_of(name):
-            return address, f"InfiniBand interface {name}"
-    return _named_address() or _outward_address()
-
-
-def _infiniband_interfaces() -> list[str]:
-    return sorted(path.parent.name for path in Path("/sys/class/net").glob("*/type") if _read(path) == _INFINIBAND)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
-
-
-def _address_of(interface: str) -> str | None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
-        except OSError:
-            return None
-    return socket.inet_ntoa(answer[20:24])
+        return addresses[interface], f"interface {interface} of the profile"
+    for facts in sysfs.interfaces(Path("/")):
+        if facts["kind"] == "infiniband" and facts["ipv4"]:
+            return facts["ipv4"][0], f"InfiniBand interface {facts['name']}"
+    if named := _named_address():
+        return named
+    for _, name in socket.if_nameindex():
+        if not addresses.get(name, "127.").startswith("127."):
+            return addresses[name], f"interface {name}"
+    raise NoAddressError("this node has no IPv4 address but loopback")
 
 
 def _named_address() -> tuple[str, str] | None:
     name = socket.gethostname()
     try:
-        found = socket.getaddrinfo(name, None, socket.AF_INET)
+        answers = socket.getaddrinfo(name, None, socket.AF_INET)
     except socket.gaierror:
         return None
-    for *_, address in found:
+    for *_, address in answers:
         if not str(address[0]).startswith("127."):
             return str(address[0]), f"address of {name}"
     return None
-
-
-def _outward_address() -> tuple[str, str]:
-    for _, name in socket.if_nameindex():
-        address = _address_of(name)
-        if address and not address.startswith("127."):
-            return address, f"interface {name}"
-    raise NoAddressError("this node has no IPv4 address but loopback")

@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcml.node.hardware.sysfs import pci_of, to_ranges
-from hpcml.node.hardware.topology import sysfs_bus_id
+from hpcml.node.hardware.sysfs import pci_of, sysfs_bus_id, to_ranges
 
 # nvml.h. The version of a link is an enumeration, not a number (an A100 answers 5 for NVLink 3.1).
 _NVLINK_VERSIONS = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0", 8: "6.0"}
@@ -26,6 +25,8 @@ _P2P = {
     5: "not supported",
     6: "unknown",
 }
+_ALL_LINKS = 2**32 - 1  # a scopeId of UINT_MAX is the sum over all links; 0, the default, is link 0 alone
+_VALUE = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal")  # by nvmlValueType_t
 _AFFINITY_WORDS = 32  # of 64 CPUs each; NVML takes a set that is larger than the node
 
 
@@ -129,6 +130,108 @@ def _ask_nvlinks(nvml: Any, handle: Any) -> list[list[Any]]:
         elif active is not None:
             links.append([link, 0, None, None, ""])
     return links
+
+
+def memory(device: int | str) -> tuple[int, int]:
+    """Return the total and free memory of a GPU, by NVML's index or UUID, in bytes: no CUDA context is needed."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    by_index = isinstance(device, int)
+    name = device if by_index else str(device).encode()
+    handle = (pynvml.nvmlDeviceGetHandleByIndex if by_index else pynvml.nvmlDeviceGetHandleByUUID)(name)
+    amounts = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    return int(amounts.total), int(amounts.free)
+
+
+def nvlink_counters() -> tuple[dict[str, Any] | None, str]:
+    """Return by UUID what each GPU has moved over NVLink; None and the reason where NVML does not answer."""
+    try:
+        import pynvml
+    except ImportError:
+        return None, "pynvml (the package nvidia-ml-py) is not installed"
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return None, f"NVML does not start: {error}"
+    try:
+        handles, indices = {}, {}
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            try:
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            except pynvml.NVMLError_NoPermission:
+                continue  # a GPU that Slurm gave to another job is counted too
+            uuid = _text(pynvml.nvmlDeviceGetUUID(handle))
+            handles[uuid], indices[uuid] = handle, index
+        return {uuid: {"index": indices[uuid], **_moved(pynvml, uuid, handles)} for uuid in handles}, ""
+    except pynvml.NVMLError as error:
+        return None, f"NVML fails: {error}"
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _moved(nvml: Any, uuid: str, handles: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a GPU's active links, the bytes that they moved, and the GPUs to which they lead (None: not known)."""
+    handle, ask = handles[uuid], _Asker(nvml, {})
+    states = {link: ask("", "nvmlDeviceGetNvLinkState", handle, link) for link in range(nvml.NVML_NVLINK_MAX_LINKS)}
+    links = [link for link, state in states.items() if state == nvml.NVML_FEATURE_ENABLED]
+    if not links:
+        return {"links": 0, "tx": None, "rx": None, "peers": [], "why": "no active NVLink"}
+    tx, rx, why = _throughput(nvml, handle, links)
+    joined = {
+        other: ask("", "nvmlDeviceGetP2PStatus", handle, peer, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
+        for other, peer in handles.items()
+        if other != uuid
+    }
+    peers = [other for other, status in joined.items() if status == nvml.NVML_P2P_STATUS_OK]
+    return {"links": len(links), "tx": tx, "rx": rx, "peers": None if None in joined.values() else peers, "why": why}
+
+
+def _throughput(nvml: Any, handle: Any, links: list[int]) -> tuple[int | None, int | None, str]:
+    """Return the bytes that all links have sent and received since the driver started, or why nobody knows.
+
+    The payload counters first, then those with protocol overhead (both in KiB, nvml.h), then those of NVLink 5 (bytes,
+    for each link), then the counters that all these have replaced, which count bytes only where an administrator has
+    set them so.
+    """
+    reasons = []
+    for tx_name, rx_name, unit in (
+        ("NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX", "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX", 1024),
+        ("NVML_FI_DEV_NVLINK_THROUGHPUT_RAW_TX", "NVML_FI_DEV_NVLINK_THROUGHPUT_RAW_RX", 1024),
+        ("NVML_FI_DEV_NVLINK_COUNT_XMIT_BYTES", "NVML_FI_DEV_NVLINK_COUNT_RCV_BYTES", 1),
+    ):
+        tx_field, rx_field = getattr(nvml, tx_name, None), getattr(nvml, rx_name, None)
+        if tx_field is None or rx_field is None:
+            continue  # an older nvidia-ml-py
+        for scopes in ([_ALL_LINKS], links):
+            try:
+                sums = [_sum_field(nvml, handle, field, scopes) for field in (tx_field, rx_field)]
+            except nvml.NVMLError as error:
+                reasons.append(f"{tx_name.removeprefix('NVML_FI_DEV_NVLINK_')}: {error}")
+            else:
+                return sums[0] * unit, sums[1] * unit, ""
+    try:
+        return (*_old_counters(nvml, handle, links), "")
+    except nvml.NVMLError as error:
+        return None, None, "; ".join([*dict.fromkeys(reasons), f"utilization counters: {error}"])
+
+
+def _sum_field(nvml: Any, handle: Any, field: int, scopes: list[int]) -> int:
+    total = 0
+    for value in nvml.nvmlDeviceGetFieldValues(handle, [(field, scope) for scope in scopes]):
+        if value.nvmlReturn != nvml.NVML_SUCCESS:
+            raise nvml.NVMLError(value.nvmlReturn)
+        total += int(getattr(value.value, _VALUE[value.valueType]))
+    return total
+
+
+def _old_counters(nvml: Any, handle: Any, links: list[int]) -> tuple[int, int]:
+    for counter in (0, 1):
+        control = nvml.nvmlDeviceGetNvLinkUtilizationControl(handle, links[0], counter)
+        if control.units == nvml.NVML_NVLINK_COUNTER_UNIT_BYTES:
+            pairs = [nvml.nvmlDeviceGetNvLinkUtilizationCounter(handle, link, counter) for link in links]
+            return sum(tx for _, tx in pairs), sum(rx for rx, _ in pairs)
+    raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
 
 
 def described(raw: Mapping[str, Any], root: Path, visible: str | None) -> dict[str, Any]:

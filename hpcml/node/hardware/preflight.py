@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from hpcml.node.hardware.sysfs import from_ranges
-from hpcml.units import format_bytes
+from hpcml.units import RDMA, format_bytes
 
 Facts = Mapping[str, Any]
 
@@ -41,7 +41,6 @@ class _Needs(NamedTuple):
 # docs.nvidia.com/datascience/platform-support, RAPIDS 26.10: CUDA 12.2-12.9 with driver 535 or newer and compute
 # capability 7.0 (Volta), CUDA 13.0-13.3 with driver 580 or newer and 7.5 (Turing).
 _NEEDS = {12: _Needs(535, (12, 2), (7, 0)), 13: _Needs(580, (13, 0), (7, 5))}
-_RDMA = re.compile(r"(rc|dc|ud)_(mlx5|verbs)|srd")  # UCX's transports over InfiniBand, RoCE and EFA
 
 
 def troubles(facts: Facts, *, gpus_expected: int, cuda: str, protocol: str) -> list[Trouble]:
@@ -163,7 +162,7 @@ def _parts_missing(facts: Facts, *, gpu: bool, ucx: bool) -> Iterable[Trouble]:
 def _ucx_without_rdma(facts: Facts, *, ucx: bool) -> Iterable[Trouble]:
     """The silent case: UCX starts, and moves everything over TCP."""
     build = facts["ucx"]
-    if not ucx or not _up(facts) or not build["transports"] or any(map(_RDMA.fullmatch, build["transports"])):
+    if not ucx or not _up(facts) or not build["transports"] or any(map(RDMA.fullmatch, build["transports"])):
         return
     if not facts["modules"].get("verbs", True):
         why = "/dev/infiniband is not there"

@@ -21,7 +21,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from hpcml.node.hardware import nvml as probe_gpus
+from hpcml.node.hardware import nvml as gpus
 from hpcml.node.hardware import sysfs
 
 DEADLINE = 12.0  # seconds for NVML and for UCX, at the same time; on a healthy node both need less than two
@@ -57,7 +57,7 @@ def probe(
     root
         ``/``, or the top of a recorded tree of /sys and /proc.
     nvml, ucx
-        Recorded answers of `probe_gpus.ask_nvml` and `ask_ucx`, instead of asking this node.
+        Recorded answers of `gpus.ask_nvml` and `ask_ucx`, instead of asking this node.
     deadline
         Seconds for NVML and UCX to answer.
     """
@@ -65,7 +65,7 @@ def probe(
     environment = {name: value for name, value in sorted(os.environ.items()) if _ENVIRONMENT.fullmatch(name)}
     asked = {
         name: _Child(work)
-        for name, work, known in (("nvml", probe_gpus.ask_nvml, nvml), ("ucx", ask_ucx, ucx))
+        for name, work, known in (("nvml", gpus.ask_nvml, nvml), ("ucx", ask_ucx, ucx))
         if known is None
     }
     facts: dict[str, Any] = {"schema": SCHEMA, "environment": environment}
@@ -81,7 +81,7 @@ def probe(
     ends = began + deadline
     drivers = nvml if nvml is not None else asked["nvml"].answer(ends)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    facts |= _said("gpu", lambda: probe_gpus.described(drivers, root, visible), probe_gpus.described({}, root, visible))
+    facts |= _said("gpu", lambda: gpus.described(drivers, root, visible), gpus.described({}, root, visible))
     library = ucx if ucx is not None else asked["ucx"].answer(ends)
     facts |= _said("ucx", lambda: ucx_facts(library), ucx_facts({}))
     facts["late"] = [name for name, raw in (("nvml", drivers), ("ucx", library)) if raw.get("late")]
@@ -294,7 +294,7 @@ def main() -> int:
     parser.add_argument("--raw", action="store_true", help="print the unprocessed answers of NVML and UCX, for tests")
     if parser.parse_args().raw:
         ends = time.monotonic() + DEADLINE
-        children = {"nvml": _Child(probe_gpus.ask_nvml), "ucx": _Child(ask_ucx)}
+        children = {"nvml": _Child(gpus.ask_nvml), "ucx": _Child(ask_ucx)}
         facts = {name: child.answer(ends) for name, child in children.items()}
     else:
         facts = probe()

@@ -9,14 +9,15 @@ from __future__ import annotations
 import os
 import re
 import resource
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
-
-from hpcml.node.hardware.topology import position_of
+from typing import Any, NamedTuple
 
 # <net/if_arp.h>: what /sys/class/net/*/type holds.
 _KINDS = {1: "ethernet", 32: "infiniband", 772: "loopback"}
+_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")  # domain:bus:device.function
+_WORD = 4  # bytes: port_xmit_data counts words of 4 octets (Linux, Documentation/ABI/stable/sysfs-class-infiniband)
+_STUCK = 2**32 - 1  # adapters without 64-bit counters stop here instead of starting again (same document)
 _NO_LIMIT = 1 << 60  # cgroup v1 writes the largest multiple of the page size for "no limit" (Linux, memcg_test.txt)
 
 
@@ -57,6 +58,51 @@ def read(path: Path) -> str:
         return ""
 
 
+class Position(NamedTuple):
+    """Where a device sits: the PCI tree from the host bridge down to the device, and its NUMA node (-1: not known)."""
+
+    path: tuple[str, ...]
+    numa: int
+
+    @classmethod
+    def of(cls, pci: Mapping[str, Any]) -> Position:
+        """Return the position that a probe's ``pci`` table holds."""
+        return cls(tuple(pci["path"]), int(pci["numa"]))
+
+
+def sysfs_bus_id(bus_id: str) -> str:
+    """Return a PCI address as the kernel writes it: NVML's ``00000000:1D:00.0`` is ``0000:1d:00.0``.
+
+    Raises
+    ------
+    ValueError
+        If the text is no PCI address.
+    """
+    domain, bus, device = bus_id.strip().split(":")
+    return f"{int(domain, 16):04x}:{bus.lower()}:{device.lower()}"
+
+
+def position_of(device: Path) -> Position:
+    """Return the position of a device from its folder in sysfs, or from a link to it.
+
+    Raises
+    ------
+    OSError
+        If there is no such folder or it is not that of a PCI device.
+    """
+    real = Path(os.path.realpath(device, strict=True))
+    parts = real.parts
+    last = max((index for index, part in enumerate(parts) if _ADDRESS.fullmatch(part)), default=0)
+    if not last:
+        raise FileNotFoundError(f"{real} is not a PCI device")
+    start = next((index for index, part in enumerate(parts) if part.startswith("pci")), last)
+    try:
+        numa = int(Path(*parts[: last + 1], "numa_node").read_text())  # a virtio device sits below its PCI device
+    except (FileNotFoundError, ValueError):
+        numa = -1  # what the kernel itself writes when the firmware does not say
+    return Position(parts[start : last + 1], numa)
+
+
 def pci_of(device: Path) -> dict[str, Any]:
     """Return the ``pci`` table of a device's folder in /sys, empty if it is no PCI device (or cannot be seen)."""
     try:
@@ -64,6 +110,11 @@ def pci_of(device: Path) -> dict[str, Any]:
     except OSError:
         return {}
     return {"bus_id": position.path[-1], "path": list(position.path), "numa": position.numa}
+
+
+def _number(path: Path) -> int | None:
+    text = read(path)
+    return int(text) if text.isdigit() else None
 
 
 def rdma_ports(root: Path) -> list[dict[str, Any]]:
@@ -105,6 +156,34 @@ def _port(device: Path, port: Path) -> dict[str, Any]:
     }
 
 
+def port_counters(root: Path) -> dict[str, dict[str, Any]]:
+    """Return by port (``mlx5_0:1``) the bytes ``tx`` and ``rx`` (None: not known), state, layer and rate (bytes/s)."""
+    counted = {}
+    for port in rdma_ports(root):
+        folder = root / "sys/class/infiniband" / port["device"] / "ports" / str(port["port"])
+        facts = {"state": port["state"], "layer": port["link_layer"], "rate": int(port["gigabits"] * 1e9 / 8)}
+        for way, words, octets in (("tx", "port_xmit_data", "tx_bytes"), ("rx", "port_rcv_data", "rx_bytes")):
+            value = _number(folder / "counters" / words)
+            # Amazon's EFA has no port counters, but bytes among its own (Linux, drivers/infiniband/hw/efa/efa_verbs.c).
+            own = _number(folder / "hw_counters" / octets)
+            facts[way] = own if value is None else None if value == _STUCK else value * _WORD
+        counted[port["name"]] = facts
+    return counted
+
+
+def interface_counters(root: Path) -> dict[str, dict[str, Any]]:
+    """Return by interface the bytes ``tx`` and ``rx``, its ``type``, and whether it is made of ``lower`` ones."""
+    return {
+        path.parent.name: {
+            "tx": _number(path / "tx_bytes"),
+            "rx": _number(path / "rx_bytes"),
+            "type": _number(path.parent / "type"),
+            "lower": any(path.parent.glob("lower_*")),
+        }
+        for path in sorted((root / "sys/class/net").glob("*/statistics"))
+    }
+
+
 def interfaces(root: Path) -> list[dict[str, Any]]:
     """Return the network interfaces (``/sys/class/net``); IPv4 addresses only where ``root`` is this node's own ``/``.
 
@@ -113,15 +192,15 @@ def interfaces(root: Path) -> list[dict[str, Any]]:
     OSError
         If the folder is there and cannot be listed.
     """
-    addresses = _addresses() if root == Path("/") else {}
-    found = []
+    own = addresses() if root == Path("/") else {}
+    tables = []
     for path in _listed(root / "sys/class/net"):
         if not path.is_dir():
             continue  # /sys/class/net/bonding_masters is a file
         number, flags, speed = (read(path / name) for name in ("type", "flags", "speed"))
         kind = int(number or 0)
         megabits = int(speed) if re.fullmatch("[0-9]+", speed) else 0  # -1 or an error: not known
-        found.append(
+        tables.append(
             {
                 "name": path.name,
                 "kind": _KINDS.get(kind, f"type {kind}"),
@@ -130,14 +209,15 @@ def interfaces(root: Path) -> list[dict[str, Any]]:
                 "mtu": int(read(path / "mtu") or 0),
                 "up": bool(int(flags or "0", 16) & 1),  # IFF_UP
                 "state": read(path / "operstate"),
-                "ipv4": addresses.get(path.name, []),
+                "ipv4": own.get(path.name, []),
                 "pci": pci_of(path / "device"),
             }
         )
-    return found
+    return tables
 
 
-def _addresses() -> dict[str, list[str]]:
+def addresses() -> dict[str, list[str]]:
+    """Return the IPv4 addresses of this node by interface."""
     import socket
 
     import psutil

@@ -1,8 +1,7 @@
 """Which network port lies nearest to which GPU, and what UCX must be told so that it uses that one.
 
 Distances are those of ``nvidia-smi topo -m``, computed from the kernel's PCI tree (``/sys/bus/pci/devices``), so that
-they are known where that program is not there. Only `pcie_path` reads files; all else works on its answers or on the
-facts of `hpcml.node.hardware.probe`.
+they are known where that program is not there. All works on the facts of `hpcml.node.hardware.probe`.
 
 What ``UCX_NET_DEVICES`` must hold. UCX uses only the listed devices (openucx.readthedocs.io, FAQ, "Which network
 devices does UCX use?"); shared memory and CUDA IPC are not network devices and stay. But connections between Dask
@@ -21,11 +20,11 @@ that the listener rejects is not tried again through the other manager. Hence:
 
 from __future__ import annotations
 
-import os
-import re
+import functools
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+from hpcml.node.hardware.sysfs import Position, sysfs_bus_id
 
 LEVELS = ("PIX", "PXB", "PHB", "NODE", "SYS")  # from near to far; the names are those of `nvidia-smi topo -m`
 EVERYWHERE = {"UCX_SOCKADDR_TLS_PRIORITY": "tcp"}  # for scheduler, workers and driver, see the module's docstring
@@ -33,79 +32,11 @@ EVERYWHERE = {"UCX_SOCKADDR_TLS_PRIORITY": "tcp"}  # for scheduler, workers and 
 # A GPU never gets a port of a farther tier than its nearest one: same PCIe switch, same NUMA node, elsewhere. Crossing
 # from one to the next costs bandwidth of its own, whereas within a tier an unused port is worth more than a nearer one.
 _TIER = {"PIX": 0, "PXB": 0, "PHB": 1, "NODE": 1, "SYS": 2}
-_TIER_COST, _SHARE_COST, _LEVEL_COST = 10**13, 10**9, 10**6  # each beyond all that follows it, for 64 GPUs
-_FAR = 1 << 62
-_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")  # domain:bus:device.function
+_SHARE_COST, _LEVEL_COST = 10**9, 10**6  # each beyond all that follows it, for 64 GPUs
 
 
 class NoAffinityError(Exception):
     """No port can be named for a GPU; the message says why, and UCX is best left to choose."""
-
-
-class Position(NamedTuple):
-    """Where a device sits: the PCI tree from the host bridge down to the device, and its NUMA node (-1: not known)."""
-
-    path: tuple[str, ...]
-    numa: int
-
-    @classmethod
-    def of(cls, pci: Mapping[str, Any]) -> Position:
-        """Return the position that a probe's ``pci`` table holds."""
-        return cls(tuple(pci["path"]), int(pci["numa"]))
-
-
-def sysfs_bus_id(bus_id: str) -> str:
-    """Return a PCI address as the kernel writes it: NVML's ``00000000:1D:00.0`` is ``0000:1d:00.0``.
-
-    Raises
-    ------
-    ValueError
-        If the text is no PCI address.
-    """
-    domain, bus, device = bus_id.strip().split(":")
-    return f"{int(domain, 16):04x}:{bus.lower()}:{device.lower()}"
-
-
-def pcie_path(root: Path, bus_id: str) -> Position:
-    """Return the position of a PCI device.
-
-    Parameters
-    ----------
-    root
-        ``/``, or the top of a recorded tree.
-    bus_id
-        The device's PCI address, as NVML or as the kernel writes it.
-
-    Raises
-    ------
-    OSError
-        If the kernel shows no such device (a virtual machine or a container may hide the tree).
-    ValueError
-        If the text is no PCI address.
-    """
-    link = root / "sys/bus/pci/devices" / sysfs_bus_id(bus_id)
-    return position_of(link)
-
-
-def position_of(device: Path) -> Position:
-    """Return the position of a device from its folder in sysfs, or from a link to it.
-
-    Raises
-    ------
-    OSError
-        If there is no such folder or it is not that of a PCI device.
-    """
-    real = Path(os.path.realpath(device, strict=True))
-    parts = real.parts
-    last = max((index for index, part in enumerate(parts) if _ADDRESS.fullmatch(part)), default=0)
-    if not last:
-        raise FileNotFoundError(f"{real} is not a PCI device")
-    start = next((index for index, part in enumerate(parts) if part.startswith("pci")), last)
-    try:
-        numa = int(Path(*parts[: last + 1], "numa_node").read_text())  # a virtio device sits below its PCI device
-    except (FileNotFoundError, ValueError):
-        numa = -1  # what the kernel itself writes when the firmware does not say
-    return Position(parts[start : last + 1], numa)
 
 
 def distance(a: Position, b: Position) -> str:
@@ -140,69 +71,55 @@ def nearest_nics(gpus: Mapping[str, Position], nics: Mapping[str, Position]) -> 
         Positions by name, in the order that decides between equals.
     """
     chosen: dict[str, list[str]] = {gpu: [] for gpu in gpus}
-    if not gpus or not nics:
+    if not gpus:
         return chosen
-    best = {gpu: min(_TIER[distance(place, port)] for port in nics.values()) for gpu, place in gpus.items()}
-    left = list(nics)
-    share = True
-    while share or len(left) >= len(gpus):
-        pairs = _assigned(gpus, {nic: nics[nic] for nic in left}, share=share)
-        if not share and any(_TIER[distance(gpus[gpu], nics[nic])] > best[gpu] for gpu, nic in pairs.items()):
+    nearest = {
+        gpu: min((_TIER[distance(place, nic)] for nic in nics.values()), default=0) for gpu, place in gpus.items()
+    }
+    left, share = list(nics), _SHARE_COST
+    while left:
+        costs = []
+        for row, (gpu, place) in enumerate(gpus.items()):
+            levels = [distance(place, nics[nic]) for nic in left]
+            # The last part: the second of four GPUs to the second of four ports.
+            costs.append(
+                {
+                    index: LEVELS.index(level) * _LEVEL_COST + abs(row * len(left) - index * len(gpus))
+                    for index, level in enumerate(levels)
+                    if _TIER[level] == nearest[gpu]
+                }
+            )
+        columns = _cheapest(costs, share)
+        if columns is None:
             break
-        for gpu, nic in pairs.items():
-            chosen[gpu].append(nic)
-        left = [nic for nic in left if nic not in pairs.values()]
-        share = False
+        for gpu, column in zip(gpus, columns, strict=True):
+            chosen[gpu].append(left[column])
+        left, share = [nic for index, nic in enumerate(left) if index not in columns], 0
     return chosen
 
 
-def _assigned(gpus: Mapping[str, Position], nics: Mapping[str, Position], *, share: bool) -> dict[str, str]:
-    """Give each GPU one port at the least cost; with ``share`` a port may serve several."""
-    places = range(len(gpus) if share else 1)
-    seats = [(index, nic, turn) for turn in places for index, nic in enumerate(nics)]
-    costs: list[list[int]] = []
-    for row, place in enumerate(gpus.values()):
-        costs.append([])
-        for index, nic, turn in seats:
-            level = distance(place, nics[nic])
-            order = abs(row * len(nics) - index * len(gpus))  # the second of four GPUs to the second of four ports
-            cost = _TIER[level] * _TIER_COST + turn * _SHARE_COST + LEVELS.index(level) * _LEVEL_COST
-            costs[-1].append(cost + order)
-    return {gpu: seats[column][1] for gpu, column in zip(gpus, _cheapest(costs), strict=True)}
+def _cheapest(costs: Sequence[Mapping[int, int]], share: int) -> tuple[int, ...] | None:
+    """Return the column for each row that costs least in all; None if a row is left without one.
 
+    A row's mapping holds the columns that it may have. In a column that has rows already the next pays ``share`` for
+    each of them; with 0 nobody may share. What is tried is how the columns can be filled, not every order of the rows:
+    at most 24,310 states for 8 GPUs and 10 ports that are all alike.
+    """
 
-def _cheapest(costs: Sequence[Sequence[int]]) -> list[int]:
-    """Return one column for each row, none twice, with the least sum (the Hungarian method; columns >= rows)."""
-    rows, columns = len(costs), len(costs[0])
-    row_price, column_price = [0] * (rows + 1), [0] * (columns + 1)
-    owner, way = [0] * (columns + 1), [0] * (columns + 1)  # from 1; 0 means nobody
-    for row in range(1, rows + 1):
-        owner[0], column = row, 0
-        slack = [_FAR] * (columns + 1)
-        seen = [False] * (columns + 1)
-        while owner[column]:
-            seen[column] = True
-            current, delta, following = owner[column], _FAR, 0
-            for other in range(1, columns + 1):
-                if seen[other]:
-                    continue
-                rest = costs[current - 1][other - 1] - row_price[current] - column_price[other]
-                if rest < slack[other]:
-                    slack[other], way[other] = rest, column
-                if slack[other] < delta:
-                    delta, following = slack[other], other
-            for other in range(columns + 1):
-                if seen[other]:
-                    row_price[owner[other]] += delta
-                    column_price[other] -= delta
-                else:
-                    slack[other] -= delta
-            column = following
-        while column:
-            owner[column] = owner[way[column]]
-            column = way[column]
-    taken = {owner[column]: column - 1 for column in range(1, columns + 1) if owner[column]}
-    return [taken[row] for row in range(1, rows + 1)]
+    @functools.cache
+    def cheapest(row: int, filled: tuple[int, ...]) -> tuple[int, tuple[int, ...]] | None:
+        if row == len(costs):
+            return 0, ()
+        ways = []
+        for column, cost in costs[row].items():
+            if share or not filled[column]:
+                after = cheapest(row + 1, (*filled[:column], filled[column] + 1, *filled[column + 1 :]))
+                if after is not None:
+                    ways.append((cost + share * filled[column] + after[0], (column, *after[1])))
+        return min(ways, default=None)
+
+    best = cheapest(0, (0,) * (1 + max((column for row in costs for column in row), default=0)))
+    return best and best[1]
 
 
 def usable_ports(ports: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -34,7 +34,7 @@ from distributed.utils import ensure_ip
 from hpcml.node.security.connection_limits import Ration
 from hpcml.node.security.handshake import HalfOpen, RefusedError, Talk, WireError, pack, read_key
 
-logger = logging.getLogger("hpcml.wire")
+logger = logging.getLogger("hpcml.ucx")
 
 DEADLINE = 10.0  # seconds for the three messages: a busy process on the other side may take some
 MOST_HALF_OPEN = 256  # handshakes under way at one listener
@@ -167,7 +167,7 @@ class _Listener:
         """Listen; WireError as in connect()."""
         start_ucx()
         if devices := ", ".join(sorted(tcp_devices() - {"lo"})):
-            logger.warning("hpcml.wire: UCX may use tcp on %s: %s", devices, OPEN_TCP)
+            logger.warning("hpcml.ucx: UCX may use tcp on %s: %s", devices, OPEN_TCP)
         self.half_open = HalfOpen(DEADLINE, MOST_HALF_OPEN)
         await super().start()  # type: ignore[misc]
 
@@ -218,7 +218,7 @@ class _Refusals(logging.Filter):
         """Log why a peer was refused."""
         more = self._ration.take(LINES_A_MINUTE)
         if more is not None:
-            logger.warning("hpcml.wire: refused a UCX peer: %s%s", reason, more)
+            logger.warning("hpcml.ucx: refused a UCX peer: %s%s", reason, more)
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Say whether UCXX shall log this itself."""
