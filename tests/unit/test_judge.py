@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpcml.node.fabric import counters, measurement, report
+from hpcml.node.fabric import attribution, counters, measurement, report
 from hpcml.node.fabric.measurement import GIB, Measurement, NodeFacts, Pair, WorkerFacts
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures/fabric"
@@ -35,8 +35,8 @@ def made(protocol: str, memory: str, pairs: list[Pair], log: str = "", **changes
     return Measurement(protocol, memory, pairs, workers, nodes, **changes)
 
 
-def wire(scope: str, *, ok: bool, doubt: str = "", wanted: bool = True) -> report.Wire:
-    return report.Wire(scope, ("x",), (), "", ok, (), doubt, 1.0, 1.0, "a → b", wanted)
+def wire(scope: str, *, ok: bool, doubt: str = "", wanted: bool = True) -> attribution.Wire:
+    return attribution.Wire(scope, ("x",), (), "", ok, (), doubt, 1.0, 1.0, "a → b", wanted)
 
 
 def judged(policy: str, **changes: Any) -> str:
@@ -262,7 +262,7 @@ def test_a_table_that_is_no_measurement(missing: str) -> None:
     ],
 )
 def test_devices_in_few_words(devices: list[str], words: str) -> None:
-    assert report.short(devices) == words
+    assert attribution.short(devices) == words
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcml.node.hardware import probe, sysfs, topology
-from hpcml.node.hardware.topology import NoAffinityError, Position
+from hpcml.node.hardware.sysfs import Position
+from hpcml.node.hardware.topology import NoAffinityError
 from tests.fixtures.nodes import tree
 
 

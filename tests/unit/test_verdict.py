@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from hpcml import units
 from hpcml.node.fabric import advice, counters, report
 from hpcml.node.fabric.measurement import Measurement, NodeFacts, Pair, WorkerFacts
 
@@ -135,7 +136,7 @@ def test_all_of_ucxs_rdma_counts_and_nothing_else(transport: str) -> None:
     assert found.ok
     assert f"{transport} on" in found.line
     for other in ("tcp", "cuda_ipc", "sysv", "crc_mlx5", "udp"):
-        assert not advice.RDMA.fullmatch(other)
+        assert not units.RDMA.fullmatch(other)
 
 
 def test_a_counter_that_cannot_be_read_is_made_up_for_by_the_others() -> None:

@@ -7,8 +7,10 @@ doubt the answer is no. The InfiniBand side is untested on hardware.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from hpcml.node.fabric import advice
@@ -46,22 +48,53 @@ class Flow(NamedTuple):
         return [part / whole for part, whole in zip(self, expected, strict=True) if whole]
 
 
-class Finding(NamedTuple):
-    """What carried the bytes, or may have if ``ok`` is False; the fields are those of ``verdict.Wire``.
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """What is known of the transfers within nodes, or of those across nodes.
 
-    ``bad`` are the nodes for which a fast wire is not proven.
+    Parameters
+    ----------
+    scope
+        ``within`` or ``across``.
+    transports, devices
+        What carried the bytes (``rc_mlx5``; ``mlx5_0:1``), or what may have if ``ok`` is False.
+    over
+        NVLink or PCIe, for cuda_ipc; "" if not known or of no meaning.
+    ok
+        Whether a fast transport is proven to have carried the bytes.
+    proof
+        Sentences with the figures.
+    doubt
+        Why ``ok`` is False.
+    bandwidth, slowest
+        GiB per second of a pair: the median, and the least, which ``slowest_pair`` had.
+    wanted
+        Whether a fast transport belongs here; between CPU workers of one node it does not.
+    unproven
+        The nodes for which none is proven.
     """
 
+    scope: str
     transports: tuple[str, ...]
     devices: tuple[str, ...] = ()
     over: str = ""
     ok: bool = False
     proof: tuple[str, ...] = ()
     doubt: str = ""
-    bad: frozenset[str] = frozenset()
+    bandwidth: float = 0.0
+    slowest: float = 0.0
+    slowest_pair: str = ""
+    wanted: bool = True
+    unproven: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        carrier = " and ".join(self.transports) or "an unknown lane"
+        if self.over:
+            return f"{carrier} over {self.over}"
+        return f"{carrier} on {short(self.devices)}" if self.devices else carrier
 
 
-def by_ip(measurement: Measurement, scope: str, pairs: Iterable[Pair]) -> Finding:
+def by_ip(measurement: Measurement, scope: str, pairs: Iterable[Pair]) -> Wire:
     """Return the IP interfaces that moved most, and by how much: loopback within nodes, the others across."""
     expected = _expected(measurement, pairs)
     moved: dict[str, float] = defaultdict(float)
@@ -72,17 +105,17 @@ def by_ip(measurement: Measurement, scope: str, pairs: Iterable[Pair]) -> Findin
     sent = sum(flow.tx for flow in expected.values())
     names = sorted(name for name, size in moved.items() if size > 0.05 * sent)
     figures = f"{', '.join(names) or 'the IP interfaces'} moved {_of(sum(moved.values()), sent)}"
-    return Finding(("tcp",), tuple(names), proof=(figures,), bad=frozenset(expected))
+    return Wire(scope, ("tcp",), tuple(names), proof=(figures,), unproven=tuple(expected))
 
 
-def across(measurement: Measurement, pairs: Sequence[Pair]) -> Finding:
+def across(measurement: Measurement, pairs: Sequence[Pair]) -> Wire:
     """Weigh InfiniBand's counters against those of IP, after NVLink's, which may join nodes too."""
     expected = _expected(measurement, pairs)
     if by_nvlink := _nvlink_across(measurement, pairs, expected):
         return by_nvlink
     lanes = _lanes(measurement, "inter", pairs)
     fast = {lane for lane in _transports(lanes) if RDMA.fullmatch(lane)}
-    proof, bad, went_by_ip = [], set(), set()
+    proof, bad, went_by_ip = [], [], set()
     for node, flow in expected.items():
         moved = measurement.nodes[node].moved
         rdma, ip = _rdma(moved), _ip(moved, local=False)
@@ -94,27 +127,28 @@ def across(measurement: Measurement, pairs: Sequence[Pair]) -> Finding:
             good = ip is not None and _transports(lanes) <= fast | {"tcp"}
             said = f"InfiniBand {'counters cannot be read' if moved.get('infiniband') else 'has no port here'}"
         if not fast or not good or node in went_by_ip:
-            bad.add(node)
+            bad.append(node)
         proof.append(f"{node}: {said}, IP interfaces {format_bytes(max(ip)) if ip else 'are not known'}")
-    finding = Finding(tuple(sorted(fast)), _ports(measurement, expected, lanes), proof=tuple(proof), bad=frozenset(bad))
+    devices = _ports(measurement, expected, lanes)
+    wire = Wire("across", tuple(sorted(fast)), devices, proof=tuple(proof), unproven=tuple(bad))
     if not bad:
-        return finding._replace(ok=True)
+        return replace(wire, ok=True)
     if went_by_ip == set(expected) or not fast:
         slow = by_ip(measurement, "across", pairs)
-        slow = slow._replace(proof=(*proof, *slow.proof), bad=finding.bad)
+        slow = replace(slow, proof=(*proof, *slow.proof), unproven=wire.unproven)
         if not lanes and not went_by_ip:
-            return slow._replace(transports=(), doubt="UCX has not said which lanes it wired across nodes")
-        return slow._replace(doubt="tcp carries the bytes across nodes")
+            return replace(slow, transports=(), doubt="UCX has not said which lanes it wired across nodes")
+        return replace(slow, doubt="tcp carries the bytes across nodes")
     doubt = f"the InfiniBand ports of {advice.listed(bad)} did not move by what was sent"
-    return _partly(finding, "across", went_by_ip, doubt)
+    return _partly(wire, went_by_ip, doubt)
 
 
-def within(measurement: Measurement, pairs: Sequence[Pair]) -> Finding:
+def within(measurement: Measurement, pairs: Sequence[Pair]) -> Wire:
     """Weigh NVLink's counters against loopback's; between CPU workers, shared memory against loopback."""
     expected = _expected(measurement, pairs)
     lanes = _lanes(measurement, "intra", pairs)
     fast = _transports(lanes) & ({"cuda_ipc"} if measurement.memory == "cuda" else _SHARED_MEMORY)
-    proof, bad, went_by_ip, overs, doubts = [], set(), set(), set(), []
+    proof, bad, went_by_ip, overs, doubts = [], [], set(), set(), []
     for node, flow in expected.items():
         lo = _ip(measurement.nodes[node].moved, local=True)
         if lo is not None and lo.most_of(flow) >= STILL:
@@ -125,31 +159,30 @@ def within(measurement: Measurement, pairs: Sequence[Pair]) -> Finding:
         overs.add(over)
         proof.append(f"{node}: {said}, loopback {format_bytes(lo.tx) if lo else 'is not known'}")
         if not fast or not good or node in went_by_ip:
-            bad.add(node)
+            bad.append(node)
             doubts.append(f"on {node} {said}")
-    finding = Finding(
-        tuple(sorted(fast)), over=" and ".join(sorted(overs - {""})), proof=tuple(proof), bad=frozenset(bad)
-    )
+    over = " and ".join(sorted(overs - {""}))
+    wire = Wire("within", tuple(sorted(fast)), over=over, proof=tuple(proof), unproven=tuple(bad))
     if not bad:
-        return finding._replace(ok=True)
+        return replace(wire, ok=True)
     if went_by_ip == set(expected) or (went_by_ip and not fast):
         slow = by_ip(measurement, "within", pairs)
-        return slow._replace(proof=tuple(proof), doubt="tcp carries the bytes within nodes", bad=finding.bad)
-    finding = finding._replace(over="")
+        return replace(slow, proof=tuple(proof), doubt="tcp carries the bytes within nodes", unproven=wire.unproven)
+    wire = replace(wire, over="")
     if not fast:
         wish = "cuda_ipc" if measurement.memory == "cuda" else "shared memory"
-        return finding._replace(transports=tuple(sorted(_transports(lanes))), doubt=f"no {wish} is wired within nodes")
-    return _partly(finding, "within", went_by_ip, doubts[0])
+        return replace(wire, transports=tuple(sorted(_transports(lanes))), doubt=f"no {wish} is wired within nodes")
+    return _partly(wire, went_by_ip, doubts[0])
 
 
-def _partly(finding: Finding, scope: str, went_by_ip: set[str], doubt: str) -> Finding:
-    """Return a finding that a fast lane is there but did not carry all, or not for certain."""
-    names = " and ".join(finding.transports)
+def _partly(wire: Wire, went_by_ip: set[str], doubt: str) -> Wire:
+    """Return that a fast lane is there but did not carry all, or not for certain."""
+    names = " and ".join(wire.transports)
     if went_by_ip:
-        doubt = f"tcp carries the bytes of {advice.listed(went_by_ip)} {WORDS[scope]}"
-        transports = (*finding.transports, "tcp")
-        return finding._replace(transports=transports, devices=(), doubt=doubt, bad=frozenset(went_by_ip))
-    return finding._replace(doubt=f"{names} is wired {WORDS[scope]}, but {doubt}")
+        doubt = f"tcp carries the bytes of {advice.listed(went_by_ip)} {WORDS[wire.scope]}"
+        transports = (*wire.transports, "tcp")
+        return replace(wire, transports=transports, devices=(), doubt=doubt, unproven=tuple(sorted(went_by_ip)))
+    return replace(wire, doubt=f"{names} is wired {WORDS[wire.scope]}, but {doubt}")
 
 
 def _weigh_node(
@@ -256,7 +289,7 @@ def _nvlink(measurement: Measurement, node: str, pairs: Iterable[Pair]) -> _Link
     return _Links(expected, None if moved is None else max(moved))
 
 
-def _nvlink_across(measurement: Measurement, pairs: Sequence[Pair], expected: Mapping[str, Flow]) -> Finding | None:
+def _nvlink_across(measurement: Measurement, pairs: Sequence[Pair], expected: Mapping[str, Flow]) -> Wire | None:
     """Return that NVLink carried the bytes from node to node, None if that is not proven.
 
     It joins nodes in racks made for it (MNNVL), and nodes of Slurm's that are parts of one machine; to UCX the peer may
@@ -272,7 +305,7 @@ def _nvlink_across(measurement: Measurement, pairs: Sequence[Pair], expected: Ma
         if beyond is None or beyond < MOST * sent:
             return None
         proof.append(f"{node}: NVLink moved {_of(beyond, sent)}")
-    return Finding(("cuda_ipc",), over="NVLink", ok=True, proof=tuple(proof))
+    return Wire("across", ("cuda_ipc",), over="NVLink", ok=True, proof=tuple(proof))
 
 
 def _nvlink_beyond(measurement: Measurement, node: str) -> float | None:
@@ -305,3 +338,21 @@ def _ports(measurement: Measurement, expected: Mapping[str, Flow], lanes: Iterab
 
 def _of(part: float, whole: float) -> str:
     return f"{format_bytes(part)} of {format_bytes(whole)}"
+
+
+def short(devices: Iterable[str]) -> str:
+    """Return device names in few words: ``mlx5_0..3`` for ``mlx5_0:1 mlx5_1:1 mlx5_2:1 mlx5_3:1``."""
+    names = sorted({device.removesuffix(":1") for device in devices}, key=_natural)
+    runs: list[list[str]] = []
+    for name in names:
+        stem, number = _natural(name)
+        if runs and number >= 0 and _natural(runs[-1][-1]) == (stem, number - 1):
+            runs[-1].append(name)
+        else:
+            runs.append([name])
+    return ", ".join(f"{run[0]}..{_natural(run[-1])[1]}" if len(run) > 2 else ", ".join(run) for run in runs)
+
+
+def _natural(name: str) -> tuple[str, int]:
+    match = re.fullmatch(r"(.*?)([0-9]+)", name)
+    return (match[1], int(match[2])) if match else (name, -1)

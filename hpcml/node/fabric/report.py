@@ -2,63 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
 from hpcml.node.fabric import advice, attribution
-from hpcml.node.fabric.measurement import GIB, Measurement, NodeFacts, Pair, WorkerFacts, slow
-
-__all__ = ["Measurement", "NodeFacts", "Pair", "Verdict", "Wire", "WorkerFacts", "check_policy", "decide"]
+from hpcml.node.fabric.attribution import Wire, short
+from hpcml.node.fabric.measurement import GIB, Measurement, Pair, slow
 
 IDLE = 0.2  # of what a node's ports carry: less than this is worth a word
 _MOST_NAMES = 6
-
-
-@dataclass(frozen=True, slots=True)
-class Wire:
-    """What is known of the transfers within nodes, or of those across nodes.
-
-    Parameters
-    ----------
-    scope
-        ``within`` or ``across``.
-    transports, devices
-        What carried the bytes (``rc_mlx5``; ``mlx5_0:1``), or what may have if ``ok`` is False.
-    over
-        NVLink or PCIe, for cuda_ipc; "" if not known or of no meaning.
-    ok
-        Whether a fast wire is proven to have carried the bytes.
-    proof
-        Sentences with the figures.
-    doubt
-        Why ``ok`` is False.
-    bandwidth, slowest
-        GiB per second of a pair: the median, and the least, which ``slowest_pair`` had.
-    wanted
-        Whether a fast wire belongs here; between CPU workers of one node it does not.
-    """
-
-    scope: str
-    transports: tuple[str, ...]
-    devices: tuple[str, ...]
-    over: str
-    ok: bool
-    proof: tuple[str, ...]
-    doubt: str
-    bandwidth: float
-    slowest: float
-    slowest_pair: str
-    wanted: bool
-
-    def __str__(self) -> str:
-        carrier = " and ".join(self.transports) or "an unknown lane"
-        if self.over:
-            return f"{carrier} over {self.over}"
-        return f"{carrier} on {short(self.devices)}" if self.devices else carrier
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,27 +131,20 @@ def decide(measurement: Measurement) -> Verdict:
 
 def _wire(measurement: Measurement, scope: str, pairs: Sequence[Pair]) -> tuple[Wire, advice.Cause]:
     cause = advice.Cause("", "")
-    wanted = scope == "across" or measurement.memory == "cuda"
-    if measurement.protocol == "tls":
-        cause = advice.TLS
-        finding = attribution.by_ip(measurement, scope, pairs)
-        finding = finding._replace(doubt=f"TLS over TCP carries the bytes {attribution.WORDS[scope]}")
-    else:
-        finding = (attribution.across if scope == "across" else attribution.within)(measurement, pairs)
-        if not finding.ok and wanted:
-            cause = (advice.across if scope == "across" else advice.within)(measurement, finding.bad)
-            finding = finding._replace(doubt=f"{finding.doubt} ({cause.reason})")
-    facts = finding._asdict()
-    del facts["bad"]
     slowest = min(pairs, key=lambda pair: pair.bandwidth)
-    wire = Wire(
-        scope=scope,
-        bandwidth=median(pair.bandwidth for pair in pairs),
-        slowest=slowest.bandwidth,
-        slowest_pair=slowest.name,
-        wanted=wanted,
-        **facts,
-    )
+    speeds: dict[str, Any] = {
+        "bandwidth": median(pair.bandwidth for pair in pairs),
+        "slowest": slowest.bandwidth,
+        "slowest_pair": slowest.name,
+        "wanted": scope == "across" or measurement.memory == "cuda",
+    }
+    if measurement.protocol == "tls":
+        wire = replace(attribution.by_ip(measurement, scope, pairs), **speeds)
+        return replace(wire, doubt=f"TLS over TCP carries the bytes {attribution.WORDS[scope]}"), advice.TLS
+    wire = replace((attribution.across if scope == "across" else attribution.within)(measurement, pairs), **speeds)
+    if not wire.ok and wire.wanted:
+        cause = (advice.across if scope == "across" else advice.within)(measurement, wire.unproven)
+        wire = replace(wire, doubt=f"{wire.doubt} ({cause.reason})")
     return wire, cause
 
 
@@ -291,21 +239,3 @@ def rate(speed: float) -> str:
     if speed < 0.095:
         return f"{speed * 1024:.0f} MiB/s"
     return f"{speed:.0f} GiB/s" if speed >= 9.95 else f"{speed:.1f} GiB/s"
-
-
-def short(devices: Iterable[str]) -> str:
-    """Return device names in few words: ``mlx5_0..3`` for ``mlx5_0:1 mlx5_1:1 mlx5_2:1 mlx5_3:1``."""
-    names = sorted({device.removesuffix(":1") for device in devices}, key=_natural)
-    runs: list[list[str]] = []
-    for name in names:
-        stem, number = _natural(name)
-        if runs and number >= 0 and _natural(runs[-1][-1]) == (stem, number - 1):
-            runs[-1].append(name)
-        else:
-            runs.append([name])
-    return ", ".join(f"{run[0]}..{_natural(run[-1])[1]}" if len(run) > 2 else ", ".join(run) for run in runs)
-
-
-def _natural(name: str) -> tuple[str, int]:
-    match = re.fullmatch(r"(.*?)([0-9]+)", name)
-    return (match[1], int(match[2])) if match else (name, -1)
