@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TextIO
 
+from hpcml import units
 from hpcml.cli import common
 from hpcml.errors import StorageError, UsageError
 from hpcml.plan import request
@@ -142,7 +143,7 @@ def _submit(
             note(f"{listed} {words} not sent; paths are the cluster's")
         connection = _connect(login, environment)
         many = f"{len(parcel.entries)} file{'s' if len(parcel.entries) != 1 else ''}"
-        say(f"  sending    {many}, {amount(parcel.size)} to {connection.host}", sys.stderr)
+        say(f"  sending    {many}, {units.format_bytes(parcel.size)} to {connection.host}", sys.stderr)
         asked = [command, *_waiting(command, options, own), "--", parcel.script, *script[1:]]
         return _pass_on(connection, asked, parcel)
 
@@ -163,15 +164,6 @@ def _look_at(parcel: channel.Parcel) -> None:
     if above := parcel.taken.above:
         words = "leads above the script's folder, where nothing is sent"
         note(f"{', '.join(above[:3])} {words}")
-
-
-def amount(size: float) -> str:
-    """Return a number of bytes as a person reads it: ``512 B``, ``1.4 MB``."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000 or unit == "GB":
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    raise AssertionError
 
 
 # -- fetch -------------------------------------------------------------------------------------------------------------
@@ -256,12 +248,12 @@ def _take(call: channel.Call, offer: dict[str, Any], options: Namespace) -> dict
     also = (f"; {here} here already" if here else "") + (
         f"; {offer['others']} links or special files are not sent" if offer.get("others") else ""
     )
-    say(f"{offer['run']}: {len(wanted)} files, {amount(size)} to {folder}{also}.", sys.stderr)
+    say(f"{offer['run']}: {len(wanted)} files, {units.format_bytes(size)} to {folder}{also}.", sys.stderr)
     if not offer.get("ended"):
         note("the run has not ended; fetch again for what comes later")
     if not channel.room_for(folder, size):
         hint = "Free some, or name another folder: hpcml --host HOST fetch RUN DEST."
-        raise StorageError(f"There is no room for {amount(size)}", place=str(folder), hint=hint)
+        raise StorageError(f"There is no room for {units.format_bytes(size)}", place=str(folder), hint=hint)
     call.write(json.dumps(wanted).encode() + b"\n")
     meter = _Meter(size)
     try:
@@ -300,4 +292,4 @@ class _Meter:
 
     def _show(self, end: str) -> None:
         sys.stderr.write("\r")
-        say(f"  {amount(self.done)} of {amount(self.size)}   ", sys.stderr, end=end)
+        say(f"  {units.format_bytes(self.done)} of {units.format_bytes(self.size)}   ", sys.stderr, end=end)

@@ -173,7 +173,7 @@ def creating(directory: Path, trusted: Sequence[str] = ()) -> Iterator[RunPaths]
             for folder in (paths.logs, paths.out, paths.library, paths.code, paths.reserve):
                 folder.mkdir(mode=0o700)
             for number in range(RESERVE_COUNT):
-                write(paths.reserve / str(number), " " * RESERVE_SIZE)
+                files.write(paths.reserve / str(number), " " * RESERVE_SIZE)
             _copy_library(paths.library)
             yield paths
             new.rename(directory)
@@ -224,14 +224,9 @@ def _copy_library(target: Path) -> None:
             _copy(f"{root}/{cached}", f"{target}/{cached}")
 
 
-def write(path: Path, text: str) -> None:
-    """Write a file of the run in one rename, for the user alone."""
-    files.write(path, text)
-
-
 def write_json(path: Path, facts: object) -> None:
     """Write a JSON file of the run."""
-    write(path, json.dumps(facts, indent=1, default=str) + "\n")
+    files.write(path, json.dumps(facts, indent=1, default=str) + "\n")
 
 
 def load(directory: Path) -> Run:

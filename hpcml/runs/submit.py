@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import __version__, assets, subprocesses
+from hpcml import __version__, assets, files, subprocesses
 from hpcml.errors import ANSWER_LOST, NOT_FOUND, HpcmlError, ImageError, SlurmUnreachableError, UsageError
 from hpcml.paths import RunPaths
 from hpcml.plan import request as jobs
@@ -161,12 +161,12 @@ def _write(prepared: Prepared, loaded: LoadedSite, spec: jobs.JobSpec, image: di
     with directories.creating(Path(made.directory), loaded.site.paths.trust) as paths:
         directories.write_json(paths.request, request)
         directories.write_json(paths.plan, layers.as_table(made))
-        directories.write(paths.script, prepared.script)
+        files.write(paths.script, prepared.script)
         group = stat.S_IMODE(paths.out.stat().st_mode) & 0o7000  # set-group-id of the folder for runs
         paths.out.chmod(group | 0o777 & ~made.inside.umask)
         own = [*([paths.image] if made.inside.image else []), *([] if made.slurm else [paths.sweep])]
         for script in (paths.step, *own, *((paths.stage, paths.keep) if made.stage else ())):
-            directories.write(script, (assets.folder("templates") / script.name).read_text(encoding="utf-8"))
+            files.write(script, (assets.folder("templates") / script.name).read_text(encoding="utf-8"))
         if spec.service:
             return []
         lasting = not spec.staged  # what a laptop sent is copied whole: where it lies now, it is removed
@@ -176,7 +176,7 @@ def _write(prepared: Prepared, loaded: LoadedSite, spec: jobs.JobSpec, image: di
             raise UsageError("The code needs what its copy would not have", place=snapshot.listed(needed), hint=hint)
         if made.inside.image:
             linked = taken.places if loaded.site.code.snapshot != "none" else spec.sources
-            directories.write(paths.sources, "".join(f"{folder}\n" for folder in linked if folder != spec.cwd))
+            files.write(paths.sources, "".join(f"{folder}\n" for folder in linked if folder != spec.cwd))
         return taken.notes()
 
 

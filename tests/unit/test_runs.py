@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from hpcml import files
 from hpcml.errors import NotFoundError, StorageError
 from hpcml.runs import directories, snapshot
 from hpcml.sites.schema import Code
@@ -50,11 +51,11 @@ def test_a_directory_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     directory = tmp_path / "runs" / "a-20261121-074500-1a2b"
     with pytest.raises(KeyboardInterrupt), directories.creating(directory) as paths:
         assert not directory.exists()
-        directories.write(paths.plan, "{}")
+        files.write(paths.plan, "{}")
         raise KeyboardInterrupt
     assert list(directory.parent.iterdir()) == []
     with directories.creating(directory) as paths:
-        directories.write(paths.plan, "{}")
+        files.write(paths.plan, "{}")
     assert [path.name for path in directory.parent.iterdir()] == [directory.name]
     for path in directory.rglob("*"):
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0 or path.is_dir(), path

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpcml import subprocesses
+from hpcml import files, subprocesses
 from hpcml.errors import NotFoundError, ServiceGoneError, StorageError, TunnelError
 from hpcml.paths import AttemptPaths
 from hpcml.runs import directories
@@ -325,8 +325,8 @@ def prepare(run: directories.Run, public: str, environment: Mapping[str, str]) -
         answer = subprocesses.run(make, environment, 20.0)
         if answer.code != 0:
             raise TunnelError(f"No host key could be made: {answer.text}", place="ssh-keygen")
-        directories.write(folder / "authorized", public.strip() + "\n")
-        directories.write(folder / "config", _SSHD.format(folder=folder))
+        files.write(folder / "authorized", public.strip() + "\n")
+        files.write(folder / "config", _SSHD.format(folder=folder))
         return {"folder": str(folder), "host_key": (folder / "host.pub").read_text().strip()}
 
 
