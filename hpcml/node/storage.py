@@ -32,8 +32,8 @@ def explanation(error: OSError, folder: Path) -> str:
     """Return that there is no room, and for what: bytes, files, or what the quota allows."""
     what = FULL[error.errno or 0]
     with contextlib.suppress(OSError):  # who cannot be asked has been heard already
-        found = os.statvfs(folder)
-        if found.f_files and not found.f_favail and found.f_bavail:
+        room = os.statvfs(folder)
+        if room.f_files and not room.f_favail and room.f_bavail:
             what = "the file system can hold no more files (no inodes are left)"
     return f"{what} ({folder})"
 
@@ -62,12 +62,12 @@ def trouble(folder: Path) -> str:
 def scarce(folder: Path) -> str:
     """Return that a file system is full as far as it says so itself, without writing to it; quotas it mostly hides."""
     try:
-        found = os.statvfs(folder)
+        room = os.statvfs(folder)
     except OSError:
         return ""
-    if found.f_blocks and found.f_bavail * found.f_frsize < LITTLE:  # some FUSE file systems tell nothing
+    if room.f_blocks and room.f_bavail * room.f_frsize < LITTLE:  # some FUSE file systems tell nothing
         return explanation(OSError(errno.ENOSPC, ""), folder)
-    return explanation(OSError(errno.ENOSPC, ""), folder) if found.f_files and not found.f_favail else ""
+    return explanation(OSError(errno.ENOSPC, ""), folder) if room.f_files and not room.f_favail else ""
 
 
 def write_end(run: RunPaths, path: Path, facts: dict[str, Any]) -> None:
@@ -76,7 +76,7 @@ def write_end(run: RunPaths, path: Path, facts: dict[str, Any]) -> None:
         files.write_json(path, facts)
         return
     except OSError as error:
-        said = error
+        failed = error
     text = json.dumps(facts).encode()
     if len(text) > RESERVE_SIZE:
         text = json.dumps({**facts, "quote": []}).encode()[:RESERVE_SIZE]
@@ -85,10 +85,10 @@ def write_end(run: RunPaths, path: Path, facts: dict[str, Any]) -> None:
             _write_over(run.reserve / name, text)
             (run.reserve / name).rename(path)
         except OSError as error:
-            said = error
+            failed = error
         else:
             return
-    print(f"hpcml: {path} cannot be written ({said.strerror}): {facts}", file=sys.stderr)
+    print(f"hpcml: {path} cannot be written ({failed.strerror}): {facts}", file=sys.stderr)
 
 
 def _write_over(path: Path, text: bytes) -> None:

@@ -110,19 +110,19 @@ class Activity:
         what = _STATES.get(state, "")
         if not self.warned:
             self.warned = True
-            words = f"the supervisor on {self.context.node} has not answered for {silent:.0f} s{what}"
+            sentence = f"the supervisor on {self.context.node} has not answered for {silent:.0f} s{what}"
             ends = f"; the run ends if it does not within {deadline:g} s" if state in _STOPPED else ""
-            self.telling = asyncio.create_task(asyncio.to_thread(self._tell, f"{words}{ends}"))
+            self.telling = asyncio.create_task(asyncio.to_thread(self._tell, f"{sentence}{ends}"))
         if silent <= deadline or state not in _STOPPED or self.supervisor is None:
             return False
         reason = f"the run's supervisor on {self.context.node} did not answer for {silent:.0f} s{what}"
         await asyncio.to_thread(self._end_supervisor, self.supervisor.pid, reason)
         return True
 
-    def _tell(self, words: str) -> None:
+    def _tell(self, sentence: str) -> None:
         try:
-            say(self.context, f"warning: {words}")
-            EventLog(self.context.run.events, self.context.number).write("warning", sentence=f"{words}.")
+            say(self.context, f"warning: {sentence}")
+            EventLog(self.context.run.events, self.context.number).write("warning", sentence=f"{sentence}.")
         except OSError:  # into the scheduler's own log, and the watch goes on
             traceback.print_exc()
 

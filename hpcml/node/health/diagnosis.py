@@ -87,10 +87,10 @@ def _reason(context: Context, node: str, exits: set[str], mark: dict[str, Any] |
         ended = endings.of(int(status), quote_of(context, node))
         return f"the worker task {ended.how}", status != "0", ""  # 0: its workers were retired
     if mark is None:
-        return "the worker task gave no sign of life", False, ""
+        return "the worker task did not start", False, ""
     if deaths := mark["deaths"]:
         name, _ = next(iter(deaths.items()))
-        return f"worker {name} has ended so far: {mark['last_words'][name]}", False, ""
+        return f"worker {name} has ended: {mark['last_ends'][name]}", False, ""
     if mark["state"] == "starting":
         return "the worker task started but is still importing Dask", False, ""
     return "its workers were started but have not registered", False, ""

@@ -61,13 +61,13 @@ class Hangs:
 
     def _look_at_scheduler(self) -> None:
         silent, deadline = self.clock.seconds - self.heard, self.context.settings.answer_deadline
-        words = f"the Dask scheduler on {self.context.node} has not answered for"
+        sentence = f"the Dask scheduler on {self.context.node} has not answered for"
         if silent > deadline:
-            reason = f"{words} {deadline:g} s"
+            reason = f"{sentence} {deadline:g} s"
             hint = "Was it stopped, or is it busy with a very large graph? deadlines.answer gives it longer."
             raise RunEndedError(Outcome(errors.ROLE_LOST, "driver", "hpcml", reason, hint))
         if silent > warn_after(deadline):
-            self.warn(f"{words} {warn_after(deadline):g} s; the run ends if it does not within {deadline:g} s.")
+            self.warn(f"{sentence} {warn_after(deadline):g} s; the run ends if it does not within {deadline:g} s.")
 
     def _look_at_use(self, ran: float, idle: float) -> None:
         settings = self.context.settings
@@ -89,11 +89,11 @@ class Hangs:
         if waited <= WAITED:
             return
         total, deadline = self.context.settings.worker_count, self.context.settings.workers_deadline
-        words = f"the script waits for more workers than the {total - missing} that the run has (wait_for_workers)"
-        self.warn(f"{words}; the run ends if it still does after {deadline:g} s.")
+        sentence = f"the script waits for more workers than the {total - missing} that the run has (wait_for_workers)"
+        self.warn(f"{sentence}; the run ends if it still does after {deadline:g} s.")
         if waited > deadline:
             hint = "Wait for fewer, or ask for more: --nodes, or workers.per_node."
-            raise RunEndedError(Outcome(errors.WORKERS_NEVER_CAME, "driver", "hpcml", words, hint))
+            raise RunEndedError(Outcome(errors.WORKERS_NEVER_CAME, "driver", "hpcml", sentence, hint))
 
 
 def _said(seconds: float) -> str:

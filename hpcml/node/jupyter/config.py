@@ -57,7 +57,7 @@ def options(context: Context, places: Places, token: str) -> Config:
         "unix_socket": str(places.socket.with_name("dashboard.sock")),
         "launcher_entry": {"title": "Dask dashboard", "path_info": f"{DASHBOARD}/status"},
     }
-    made: dict[str, dict[str, Any]] = {
+    tables: dict[str, dict[str, Any]] = {
         "Application": {"log_level": "ERROR"},  # while it starts: an extension that fails is an error
         "ServerApp": {
             "sock": str(places.socket),
@@ -82,7 +82,7 @@ def options(context: Context, places: Places, token: str) -> Config:
         },
         "ServerProxy": {"servers": {DASHBOARD: proxied}},
     }
-    return Config(made)
+    return Config(tables)
 
 
 def server_extensions() -> dict[str, bool]:
@@ -92,10 +92,10 @@ def server_extensions() -> dict[str, bool]:
     chosen = {name: find_spec(name) is not None for name in _ALWAYS}
     for path in sorted(Path(sys.prefix, "etc/jupyter/jupyter_server_config.d").glob("*.json")):
         try:
-            said = json.loads(path.read_text()).get("ServerApp", {}).get("jpserver_extensions", {})
-            chosen |= {name: bool(on) for name, on in said.items() if isinstance(name, str)}
+            extensions = json.loads(path.read_text()).get("ServerApp", {}).get("jpserver_extensions", {})
+            chosen |= {name: bool(on) for name, on in extensions.items() if isinstance(name, str)}
         except (OSError, ValueError, AttributeError) as error:
-            print(f"hpcml: {path} is left out: {error}", file=sys.stderr)
+            print(f"hpcml: {path} is not used: {error}", file=sys.stderr)
     return chosen
 
 

@@ -101,7 +101,7 @@ class Session:
                     await self.pages_changed.wait()
                     self.pages_changed.clear()
         if unsaved := self.pages - self.saved:
-            print(f"hpcml: {len(unsaved)} open pages did not say that they saved.", file=sys.stderr, flush=True)
+            print(f"hpcml: {len(unsaved)} open pages may not have saved their documents.", file=sys.stderr, flush=True)
         self.server.stop()
 
     # -- looks ----------------------------------------------------------------------------------------------------

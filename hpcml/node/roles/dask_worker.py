@@ -62,9 +62,9 @@ def too_little_memory(context: Context, share: Share, workers: int, resident: in
     need = int(resident / float(pause))
     if not share.memory_limit or share.memory_limit >= need:
         return ""
-    said = context.settings.memory_limit
-    whose = "workers.memory_limit is" if said else f"the memory of this node gives each of its {workers} workers"
-    remedy = "" if said else " (more: --memory-per-node; fewer workers: workers.per_node)"
+    configured = context.settings.memory_limit
+    whose = "workers.memory_limit is" if configured else f"the memory of this node gives each of its {workers} workers"
+    remedy = "" if configured else " (more: --memory-per-node; fewer workers: workers.per_node)"
     return f"{whose} {in_mib(share.memory_limit)}, and a worker needs {in_mib(need)} to start{remedy}"
 
 
@@ -166,7 +166,7 @@ def _address(context: Context, path: Path) -> tuple[str, str]:
     """Wait for the scheduler's address and the protocol of data, which this node's worker task passes on."""
     patience = context.settings.scheduler_deadline + context.settings.workers_deadline
     if not files.wait_for(path, time.monotonic() + patience, 0.01):
-        raise TimeoutError("the scheduler's address never appeared")
+        raise TimeoutError("the scheduler did not write its address within its deadline")
     address, protocol = path.read_text().split()
     return address, protocol
 
@@ -186,7 +186,7 @@ def prepare_ucx(context: Context, device: str) -> None:
     settings = context.settings
     deadline = time.monotonic() + settings.scheduler_deadline
     if not files.wait_for(context.attempt.ucx_key, deadline, 0.02):
-        raise TimeoutError("the key of the run's UCX connections never appeared")
+        raise TimeoutError("the key of the run's UCX connections was not written within the deadline")
     ucx_auth.install(context.attempt.ucx_key)
     dask.config.set(gpus.ucx_settings(settings.gpu, worker=True))
     os.environ.update(ucx_environment(single_node=settings.single_node))
@@ -202,7 +202,7 @@ def _bind_to_adapters(context: Context, device: str) -> None:
     try:
         chosen = topology.ucx_environment(device, facts, host)
     except topology.NoAffinityError as error:
-        print(f"hpcml: no adapter is tied to GPU {device}: {error}.", file=sys.stderr, flush=True)
+        print(f"hpcml: no network adapter is assigned to GPU {device}: {error}.", file=sys.stderr, flush=True)
         return
     os.environ.update(chosen)
     print(f"hpcml: GPU {device}: {' '.join(f'{name}={value}' for name, value in chosen.items())}", flush=True)

@@ -107,10 +107,10 @@ def _cause(context: Context, since: int) -> str | None:
             text = file.read(1 << 20).decode(errors="replace")
     except OSError:
         return None
-    found = re.findall(rf"\*\*\* JOB {job} ON \S+ CANCELLED AT \S+(?: DUE (?:TO|to) ([^*\n]+?))? \*\*\*", text)
-    if not found:
+    causes = re.findall(rf"\*\*\* JOB {job} ON \S+ CANCELLED AT \S+(?: DUE (?:TO|to) ([^*\n]+?))? \*\*\*", text)
+    if not causes:
         return None
-    return "" if found[-1].startswith("SIGNAL") else str(found[-1])  # what newer Slurms say of a plain scancel
+    return "" if causes[-1].startswith("SIGNAL") else str(causes[-1])  # what newer Slurms say of a plain scancel
 
 
 def _unsaid(outcome: Outcome) -> Outcome:
@@ -120,15 +120,15 @@ def _unsaid(outcome: Outcome) -> Outcome:
     """
     if outcome.status != errors.CANCELLED:
         return outcome
-    said = answer(["scontrol", "--oneliner", "show", "job", os.environ.get("SLURM_JOB_ID", "")], ASK)
-    if re.search(r"\bPreemptTime=\d", said):
+    job = answer(["scontrol", "--oneliner", "show", "job", os.environ.get("SLURM_JOB_ID", "")], ASK)
+    if re.search(r"\bPreemptTime=\d", job):
         return _preempted(outcome)
-    words = "the run was told to end (SIGTERM to its steps), and Slurm's log does not say why"
-    hint = "" if said else "Slurm's controller could not be asked from the node."
-    return replace(outcome, by="slurm", reason=words, hint=hint)
+    reason = "the run was told to end (SIGTERM to its steps), and Slurm's log does not say why"
+    hint = "" if job else "Slurm's controller could not be asked from the node."
+    return replace(outcome, by="slurm", reason=reason, hint=hint)
 
 
 def _preempted(outcome: Outcome) -> Outcome:
     hint = "Submit it again, or ask for a partition or QoS that is not preempted."
-    words = "the job was preempted: Slurm gave its nodes to another"
-    return replace(outcome, status=errors.PREEMPTED, by="slurm", reason=words, hint=hint)
+    reason = "the job was preempted: Slurm gave its nodes to another"
+    return replace(outcome, status=errors.PREEMPTED, by="slurm", reason=reason, hint=hint)

@@ -140,7 +140,9 @@ def main() -> int:
     context = load()
     deadline = time.monotonic() + context.settings.scheduler_deadline
     if not files.wait_for(context.attempt.control, deadline, 0.01):
-        print("hpcml: the supervisor in the driver's step never said where it listens.", file=sys.stderr)
+        print(
+            "hpcml: the supervisor did not write where it listens (control.json) within the deadline.", file=sys.stderr
+        )
         return START_FAILED
     try:
         return asyncio.run(_serve(context))

@@ -49,7 +49,7 @@ class Script:
             umask=0o077 if jupyter else settings.umask,
             preexec_fn=functools.partial(processes.end_with, os.getpid()),  # noqa: PLW1509 - the supervisor has one thread
         )
-        self.told = self.killed = False
+        self.signalled = self.killed = False
 
     def poll(self) -> int | None:
         """Return the exit status as a shell gives it (128 + signal), or None while it runs."""
@@ -58,8 +58,8 @@ class Script:
 
     def tell_to_end(self) -> None:
         """Send SIGTERM to the script's process group, once."""
-        if not self.told:
-            self.told = True
+        if not self.signalled:
+            self.signalled = True
             self._signal(signal.SIGTERM)
 
     def kill(self) -> None:

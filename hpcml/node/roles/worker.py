@@ -36,7 +36,7 @@ class Slot:
     start_at: float = 0.0
     deaths: int = 0
     cause: str = ""
-    last_words: str = ""
+    last_end: str = ""
     done: bool = False
     failed: bool = False
     retired: bool = False
@@ -58,7 +58,7 @@ class Node:
 
     def mark(self, state: str) -> None:
         """Say on the shared file system what this node's task is doing."""
-        failed = [{"worker": slot.name, "why": slot.last_words} for slot in self.slots if slot.failed]
+        failed = [{"worker": slot.name, "why": slot.last_end} for slot in self.slots if slot.failed]
         facts = {
             "node": self.context.node,
             "pid": os.getpid(),
@@ -67,13 +67,13 @@ class Node:
             "failed": failed,
             "retired": [slot.name for slot in self.slots if slot.retired],
             "deaths": {slot.name: slot.deaths for slot in self.slots if slot.deaths},
-            "last_words": {slot.name: slot.last_words for slot in self.slots if slot.deaths},
+            "last_ends": {slot.name: slot.last_end for slot in self.slots if slot.deaths},
             "memory": self.memory,
         }
         try:
             files.write_json(self.context.attempt.mark_of(self.context.node), facts)
         except OSError as error:  # the workers are worth more than the mark; the supervisor sees that the disk is full
-            print(f"hpcml: the mark of {self.context.node} cannot be written: {error}", file=sys.stderr)
+            print(f"hpcml: the state of the workers on {self.context.node} cannot be written: {error}", file=sys.stderr)
 
 
 def main() -> int:
@@ -192,7 +192,9 @@ def _keep(node: Node, serve: Callable[[Slot], int], memory_limit: int, address: 
         select.select([wake], [], [], TICK if address.known else address.interval)
         _drain(wake)
         if not address.look():
-            print("hpcml: the scheduler's address never appeared.", file=sys.stderr)
+            print(
+                "hpcml: the scheduler did not write its address (scheduler.json) within its deadline.", file=sys.stderr
+            )
             return WORKERS_NEVER_CAME
         _reap(node)
         _check_memory(node, memory_limit)
@@ -288,8 +290,8 @@ def _judge(node: Node, slot: Slot, code: int) -> None:
     age = time.monotonic() - slot.started
     slot.deaths += 1
     times = "once" if slot.deaths == 1 else f"{slot.deaths} times in all"
-    slot.last_words = f"{how} {'after' if age > LIVED else 'only'} {age:.1f} s, {times}"
-    print(f"hpcml: worker {slot.name} ended: {slot.last_words}.", file=sys.stderr)
+    slot.last_end = f"{how} {'after' if age > LIVED else 'only'} {age:.1f} s, {times}"
+    print(f"hpcml: worker {slot.name} ended: {slot.last_end}.", file=sys.stderr)
     if slot.deaths > node.context.settings.restarts:
         slot.done = slot.failed = True
     slot.start_at = time.monotonic() + min(0.25 * 2 ** (slot.deaths - 1), 8.0)
