@@ -27,10 +27,9 @@ def add_options(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """List the profiles, or show the one in force."""
-    environment = layers.process_environment()
     if options.what == "ls":
-        return _site_ls(options, environment)
-    loaded = common.load_site(options.name, environment, common.here(), options.set or ())
+        return _site_ls(options)
+    loaded = common.load_site(options.name, layers.process_environment(), common.here(), options.set or ())
     table = layers.as_table(loaded.site)
     if options.json:
         origins = {key.replace("\0", "."): value.origin for key, value in loaded.layers.values.items()}
@@ -53,17 +52,17 @@ def _flat(table: dict[str, object], prefix: str = "") -> list[tuple[str, object]
     return rows
 
 
-def _site_ls(options: Namespace, environment: dict[str, str]) -> int:
-    rows = []
+def _site_ls(options: Namespace) -> int:
+    rows, environment = [], layers.process_environment()
     try:
-        found = common.load_site("", environment, common.here(), options.set or ()).site.name
+        chosen = common.load_site("", environment, common.here(), options.set or ()).site.name
     except ConfigError as error:
         say_lines(f"hpcml: {error}", sys.stderr)
-        found = ""
+        chosen = ""
     for name, paths in sorted(lookup.profile_files(environment).items()):
         description = lookup.read_profile(paths[-1]).get("description", "")
         rows.append(
-            {"site": name, "here": name == found, "description": description, "files": [str(path) for path in paths]}
+            {"site": name, "here": name == chosen, "description": description, "files": [str(path) for path in paths]}
         )
     if options.json:
         common.print_json(rows)

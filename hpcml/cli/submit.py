@@ -129,12 +129,12 @@ def start(options: Namespace, spec: JobSpec) -> int:
         return 0
     if options.check:
         _look_at_image(submission.check_image(prepared.plan, loaded))
-        return _check(prepared, options, environment)
+        return _check(prepared, options)
     with options.caller.handing_over(prepared.plan.run_id) if options.caller else contextlib.nullcontext():
         run = submission.submit(prepared, loaded, spec, environment)
     wait = options.wait or (not options.detach and not options.json and sys.stderr.isatty() and sys.stdout.isatty())
     _announce(run, as_json=options.json and not wait)  # with both, the one JSON answer is how the run ended
-    return _wait(run, environment, as_json=options.json) if wait else 0
+    return _wait(run, as_json=options.json) if wait else 0
 
 
 def _look_at_image(known: dict[str, object]) -> None:
@@ -158,25 +158,25 @@ def _check_modes(options: Namespace) -> None:
 
 def make_spec(options: Namespace, script: list[str]) -> JobSpec:
     """Return the request; an option that was not given keeps the record's own "not said"."""
-    said = {name: value for name in JobSpec._fields if (value := getattr(options, name, None)) is not None}
-    for name, value in said.items():
+    given = {name: value for name in JobSpec._fields if (value := getattr(options, name, None)) is not None}
+    for name, value in given.items():
         option = f"--{name.replace('_', '-')}"
         if name in _COUNTS:
-            said[name] = common.whole(value, option)
+            given[name] = common.whole(value, option)
         elif not value.strip():
             raise UsageError(f"{option} is empty", place="hpcml submit", hint="Leave it out, or give it a value.")
     here = common.here()
     path = here / script[0]
     sources = tuple(dict.fromkeys((path.parent.resolve(), path.resolve().parent)))
-    return JobSpec(script=path, arguments=tuple(script[1:]), cwd=here, sources=sources, **said)
+    return JobSpec(script=path, arguments=tuple(script[1:]), cwd=here, sources=sources, **given)
 
 
-def _check(prepared: submission.Prepared, options: Namespace, environment: dict[str, str]) -> int:
+def _check(prepared: submission.Prepared, options: Namespace) -> int:
     from hpcml.runs import submit as submission
 
     if not prepared.plan.slurm:
         raise UsageError("The local site has no Slurm to ask", place="--check", hint="Leave --check out.")
-    answer = submission.check(prepared, environment)
+    answer = submission.check(prepared, layers.process_environment())
     if options.json:
         common.print_json({"accepted": True, "answer": answer, "reasons": list(prepared.plan.reasons)})
     else:
@@ -194,15 +194,16 @@ def _announce(run: directories.Run, *, as_json: bool) -> None:
     say(f"  run        {run.id}{job}  {run.paths.directory}", sys.stderr)
     if run.submission.get("found_again"):
         say("  submission Slurm's answer was lost; the job was found again by its comment", sys.stderr)
-    for found in run.submission.get("notes", ()):
-        note(str(found))
+    for text in run.submission.get("notes", ()):
+        note(str(text))
 
 
-def _wait(run: directories.Run, environment: dict[str, str], *, as_json: bool) -> int:
+def _wait(run: directories.Run, *, as_json: bool) -> int:
     """Show the run until it ends, pass on its output, and return its exit status; Ctrl-C detaches."""
     from hpcml.cli.progress import Progress, Tail
     from hpcml.runs import status as watch
 
+    environment = layers.process_environment()
     output = Tail(run.paths.driver_log, sys.stdout, own=True)
     progress = Progress(sys.stderr, environment, output)
     pass_on, mark = (_nothing, _nothing) if as_json else (output.copy_marked, output.mark)
