@@ -52,7 +52,7 @@ MEANING = {
     CANCELLED: "the run was cancelled",
     ALLOCATION_LOST: "the allocation ended without a word (a node failed, or the job was killed)",
     IMAGE: "the image cannot be used, or was not built",
-    FABRIC: "the wire between the workers is not the one that fabric.require asks for",
+    FABRIC: "the transport between the workers is not the one that fabric.require asks for",
     VERSIONS: "the roles of the run have different versions",
     PREEMPTED: "the job was preempted: Slurm gave its nodes to another",
     IDLE: "nothing used the cluster for as long as deadlines.idle allows",

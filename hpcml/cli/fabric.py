@@ -42,7 +42,7 @@ def _show(options: Namespace) -> int:
     attempts = sorted(run.paths.directory.glob("attempts/*/fabric.json"), key=lambda path: int(path.parent.name))
     if not attempts:
         hint = "CPU runs over TLS check nothing; hpcml fabric --nodes N measures."
-        raise NotFoundError("The run has measured no wire", place=run.id, hint=hint)
+        raise NotFoundError("The run has measured no interconnect", place=run.id, hint=hint)
     facts = directories.read_json(attempts[-1]) or {}
     if options.json:
         common.print_json(facts)

@@ -25,7 +25,7 @@ in one allocation, closed to everybody else. Without Slurm it runs the same scri
 COMMANDS = {
     "submit": ("[OPTIONS] SCRIPT [ARGS…]", "run a script"),
     "plan": ("[OPTIONS] SCRIPT [ARGS…]", "show the plan of a submission as JSON"),
-    "fabric": ("[OPTIONS] [RUN]", "measure the wire between the nodes, or show what a run measured"),
+    "fabric": ("[OPTIONS] [RUN]", "measure the interconnect between the nodes, or show what a run measured"),
     "jupyter": ("[OPTIONS]", "run JupyterLab on the first node, with a cluster of its own"),
     "ls": ("", "list the runs"),
     "status": ("[RUN]", "how a run stands"),

@@ -241,7 +241,7 @@ def _message(found: Status) -> str:
         return ""
     if "workers-ready" in found.times:
         checking = "fabric-checking" in found.times and "fabric-checked" not in found.times
-        return "the wire between the workers is checked" if checking else f"{driver} starts"
+        return "the interconnect between the workers is checked" if checking else f"{driver} starts"
     if "scheduler-up" in found.times:
         return f"{found.workers} of {found.expected} workers are there"
     if "image-staging" in found.times and "image-staged" not in found.times:

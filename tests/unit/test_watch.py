@@ -56,8 +56,8 @@ def test_a_check_of_the_wire_is_told_only_where_there_is_one(run: directories.Ru
     assert "fabric" not in shown(status)
     diary(run, "fabric-checking")
     status = watch.status(run, {}, ask=False)
-    assert status.message == "the wire between the workers is checked"
-    assert "· fabric     the wire between the workers is checked" in shown(status)
+    assert status.message == "the interconnect between the workers is checked"
+    assert "· fabric     the interconnect between the workers is checked" in shown(status)
     diary(run, "fabric-checked")
     status = watch.status(run, {}, ask=False)
     assert (status.message, status.fabric) == ("the script starts", "TCP on eth0")

@@ -69,10 +69,10 @@ def _asked_otherwise(workers: dict[str, WorkerFacts]) -> Cause | None:
 
 def _other_devices(workers: dict[str, WorkerFacts], nodes: dict[str, NodeFacts]) -> Cause | None:
     ports = {name for node in nodes.values() for name in node.moved.get("infiniband") or {}}
-    known = ports | {port.partition(":")[0] for port in ports} | {"all"}
+    allowed = ports | {port.partition(":")[0] for port in ports} | {"all"}
     for worker in workers.values():
         value = setting(worker, "UCX_NET_DEVICES")
-        if ports and value and not value.startswith("^") and not known & set(value.split(",")):
+        if ports and value and not value.startswith("^") and not allowed & set(value.split(",")):
             return Cause(
                 f"UCX_NET_DEVICES={value} leaves {listed(ports)} out",
                 "take UCX_NET_DEVICES out of the environment: UCX then chooses the adapter nearest to the GPU",

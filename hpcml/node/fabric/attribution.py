@@ -1,7 +1,7 @@
 """UCX's lanes and the counters' movement weighed against each other, node by node.
 
-A lane that UCX has wired *may* carry data. It is believed if the wire's own counter moved by the bytes that were sent
-and the IP interfaces did not; where such a counter cannot be read, if the counters of all other lanes stood still. In
+A lane that UCX has wired *may* carry data. It is believed if its own counter moved by the bytes that were sent and the
+IP interfaces did not; where such a counter cannot be read, if the counters of all other lanes stood still. In
 doubt the answer is no. The InfiniBand side is untested on hardware.
 """
 
@@ -122,13 +122,13 @@ def across(measurement: Measurement, pairs: Sequence[Pair]) -> Wire:
         if ip is not None and ip.most_of(flow) >= STILL:
             went_by_ip.add(node)
         if rdma is not None:
-            good, said = rdma.least_of(flow) >= MOST, f"InfiniBand ports moved {rdma.of(flow)}"
+            good, figures = rdma.least_of(flow) >= MOST, f"InfiniBand ports moved {rdma.of(flow)}"
         else:
             good = ip is not None and _transports(lanes) <= fast | {"tcp"}
-            said = f"InfiniBand {'counters cannot be read' if moved.get('infiniband') else 'has no port here'}"
+            figures = f"InfiniBand {'counters cannot be read' if moved.get('infiniband') else 'has no port here'}"
         if not fast or not good or node in went_by_ip:
             bad.append(node)
-        proof.append(f"{node}: {said}, IP interfaces {format_bytes(max(ip)) if ip else 'are not known'}")
+        proof.append(f"{node}: {figures}, IP interfaces {format_bytes(max(ip)) if ip else 'are not known'}")
     devices = _ports(measurement, expected, lanes)
     wire = Wire("across", tuple(sorted(fast)), devices, proof=tuple(proof), unproven=tuple(bad))
     if not bad:
@@ -155,12 +155,12 @@ def within(measurement: Measurement, pairs: Sequence[Pair]) -> Wire:
             went_by_ip.add(node)
         alone = lo is not None and _stood_still(measurement, node, flow, _transports(lanes) - fast - {"tcp"})
         own = [pair for pair in pairs if measurement.workers[pair.source].node == node]
-        good, over, said = _weigh_node(measurement, node, own, flow.tx, alone=alone)
+        good, over, figures = _weigh_node(measurement, node, own, flow.tx, alone=alone)
         overs.add(over)
-        proof.append(f"{node}: {said}, loopback {format_bytes(lo.tx) if lo else 'is not known'}")
+        proof.append(f"{node}: {figures}, loopback {format_bytes(lo.tx) if lo else 'is not known'}")
         if not fast or not good or node in went_by_ip:
             bad.append(node)
-            doubts.append(f"on {node} {said}")
+            doubts.append(f"on {node} {figures}")
     over = " and ".join(sorted(overs - {""}))
     wire = Wire("within", tuple(sorted(fast)), over=over, proof=tuple(proof), unproven=tuple(bad))
     if not bad:
@@ -196,10 +196,10 @@ def _weigh_node(
         return alone, "", "NVLink's counters cannot be read"
     if not links.expected:
         return alone, "PCIe", "no NVLink joins the GPUs"
-    good, said = links.moved >= MOST * links.expected, f"NVLink moved {_of(links.moved, links.expected)}"
+    good, figures = links.moved >= MOST * links.expected, f"NVLink moved {_of(links.moved, links.expected)}"
     if sent - links.expected < 0.01 * sent:
-        return good, "NVLink", said
-    return good and alone, "NVLink and PCIe", said
+        return good, "NVLink", figures
+    return good and alone, "NVLink and PCIe", figures
 
 
 def _expected(measurement: Measurement, pairs: Iterable[Pair]) -> dict[str, Flow]:
@@ -213,13 +213,13 @@ def _expected(measurement: Measurement, pairs: Iterable[Pair]) -> dict[str, Flow
 
 def _lanes(measurement: Measurement, scope: str, pairs: Iterable[Pair]) -> set[str]:
     """Return the lanes wired by the workers of these pairs; without a log, what UCX may use."""
-    found: set[str] = set()
+    wired: set[str] = set()
     for name in {name for pair in pairs for name in (pair.source, pair.target)}:
         worker = measurement.workers[name]
         lanes = worker.log.get("lanes", {})
         # UCX calls the workers of one node "inter-node" if they do not share the namespaces by which it tells nodes.
-        found |= {*(lanes.get(scope) or lanes.get("inter") or worker.transports)}
-    return found
+        wired |= {*(lanes.get(scope) or lanes.get("inter") or worker.transports)}
+    return wired
 
 
 def _transports(lanes: Iterable[str]) -> set[str]:
@@ -228,10 +228,10 @@ def _transports(lanes: Iterable[str]) -> set[str]:
 
 def _sum(entries: Iterable[Mapping[str, Any]]) -> Flow | None:
     """Return the sum of counters, None if there is none or one of them is not known."""
-    found = [(entry["tx"], entry["rx"]) for entry in entries]
-    if not found or any(part is None for flow in found for part in flow):
+    counts = [(entry["tx"], entry["rx"]) for entry in entries]
+    if not counts or any(part is None for flow in counts for part in flow):
         return None
-    return Flow(sum(tx for tx, _ in found), sum(rx for _, rx in found))
+    return Flow(sum(tx for tx, _ in counts), sum(rx for _, rx in counts))
 
 
 def _ip(moved: Mapping[str, Any], *, local: bool) -> Flow | None:

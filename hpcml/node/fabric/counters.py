@@ -1,4 +1,4 @@
-"""What a node can say about the wire: byte counters of NVLink, InfiniBand and IP, and the logs of UCX and NCCL.
+"""What a node can say about its interconnect: byte counters of NVLink, InfiniBand and IP, and the logs of UCX and NCCL.
 
 Counters are read before and after the transfers and subtracted; a lane that a log promises but whose counter stayed
 still has carried nothing. Reading takes some milliseconds and makes no CUDA context. The InfiniBand side is untested
@@ -124,29 +124,29 @@ def parse_ucx_log(text: str) -> dict[str, Any]:
         match = _UCX_LINE.search(line)
         if match is None:
             continue
-        said = match["text"]
-        if found := _UCX_VERSION.search(said):
+        message = match["text"]
+        if found := _UCX_VERSION.search(message):
             facts["version"], facts["library"] = found["version"], found["library"]
-        elif found := _UCX_LANES.search(said):
-            known = operations[_SCOPES[found["scope"]]]
+        elif found := _UCX_LANES.search(message):
+            lanes_by_operation = operations[_SCOPES[found["scope"]]]
             for operation, lanes in _UCX_OPERATION.findall(found["lanes"]):
-                known.setdefault(operation, set()).update(lanes.split())
-        elif found := _UCX_ABSENT.search(said):
+                lanes_by_operation.setdefault(operation, set()).update(lanes.split())
+        elif found := _UCX_ABSENT.search(message):
             facts["unavailable"] = re.findall(r"'([^']*)'", found["asked"])
             facts["available"] = found["there"].split(", ")
-            warnings.append(said)
-        elif "env variables:" in said:
-            facts["settings"] |= dict(_UCX_SETTING.findall(said))
+            warnings.append(message)
+        elif "env variables:" in message:
+            facts["settings"] |= dict(_UCX_SETTING.findall(message))
         elif match["level"] in ("ERROR", "FATAL"):
-            errors.append(said)
-        elif match["level"] == "WARN" and "unused environment variable" not in said and "to suppress" not in said:
-            warnings.append(said)  # UCXX itself sets the variable that is unused
+            errors.append(message)
+        elif match["level"] == "WARN" and "unused environment variable" not in message and "to suppress" not in message:
+            warnings.append(message)  # UCXX itself sets the variable that is unused
     return {
         **facts,
-        "lanes": {scope: _lanes(known) for scope, known in operations.items()},
+        "lanes": {scope: _lanes(lanes_by_operation) for scope, lanes_by_operation in operations.items()},
         "operations": {
-            scope: {operation: sorted(lanes) for operation, lanes in sorted(known.items())}
-            for scope, known in operations.items()
+            scope: {operation: sorted(lanes) for operation, lanes in sorted(lanes_by_operation.items())}
+            for scope, lanes_by_operation in operations.items()
         },
         "warnings": list(dict.fromkeys(warnings)),
         "errors": list(dict.fromkeys(errors)),

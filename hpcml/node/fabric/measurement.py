@@ -1,4 +1,4 @@
-"""What the transfers before the script gave: pairs and times, and what workers and nodes know about the wire."""
+"""What the transfers before the script gave: pairs and times, and what workers and nodes can tell."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def slow(pairs: Iterable[Pair]) -> list[Pair]:
     at best: one bad node of three takes part in four pairs of six, and would make its own bandwidth the median.
     """
     timed = [pair for pair in pairs if pair.bandwidth]
-    found = []
+    slow_pairs = []
     for scope in ("within", "across"):
         own = [pair for pair in timed if pair.scope == scope]
         best: dict[str, float] = {}
@@ -152,5 +152,5 @@ def slow(pairs: Iterable[Pair]) -> list[Pair]:
             for name in (pair.source, pair.target):
                 best[name] = max(best.get(name, 0.0), pair.bandwidth)
         speeds = best.values() if scope == "across" else [pair.bandwidth for pair in own]
-        found += [pair for pair in own if pair.bandwidth < SLOW * median(speeds)]
-    return found
+        slow_pairs += [pair for pair in own if pair.bandwidth < SLOW * median(speeds)]
+    return slow_pairs

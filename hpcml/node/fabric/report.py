@@ -85,15 +85,15 @@ def check_policy(policy: str, verdict: Verdict) -> str:
         return ""
     if policy not in ("warn", "rdma"):
         raise ValueError(f"there is no policy '{policy}': none, warn or rdma")
-    found = list(verdict.failed)
+    reasons = list(verdict.failed)
     if verdict.protocol != "tls" or policy == "rdma":
-        found += [wire.doubt for wire in verdict.wires if wire.wanted and not wire.ok]
-    found += [verdict.nccl_doubt] if verdict.nccl_doubt else []
-    if policy == "rdma" and verdict.nodes > 1 and verdict.across is None and not found:
-        found.append("nothing was measured across nodes")
+        reasons += [wire.doubt for wire in verdict.wires if wire.wanted and not wire.ok]
+    reasons += [verdict.nccl_doubt] if verdict.nccl_doubt else []
+    if policy == "rdma" and verdict.nodes > 1 and verdict.across is None and not reasons:
+        reasons.append("nothing was measured across nodes")
     if policy == "warn" and verdict.worst:
-        found.append(_slow_words(verdict.worst))
-    return "; ".join(found)
+        reasons.append(_slow_words(verdict.worst))
+    return "; ".join(reasons)
 
 
 def decide(measurement: Measurement) -> Verdict:
@@ -110,8 +110,8 @@ def decide(measurement: Measurement) -> Verdict:
     nccl, nccl_doubt = _nccl(measurement)
     idle = _idle_ports(measurement, wires.get("across"), timed)
     problems = [*failed, *(wires[scope].doubt for scope in bad), nccl_doubt, _slow_words(worst) if worst else "", *idle]
-    found = dict.fromkeys(causes[scope].remedy for scope in bad)
-    remedy = "; ".join(found) or (advice.GPUDIRECT if idle else "")
+    remedies = dict.fromkeys(causes[scope].remedy for scope in bad)
+    remedy = "; ".join(remedies) or (advice.GPUDIRECT if idle else "")
     ways = f"NCCL: {nccl}" if nccl else nccl_doubt
     line = "; ".join(filter(None, [_line(measurement, wires, causes, bad), ways, *failed[:1]]))
     return Verdict(
@@ -150,14 +150,14 @@ def _wire(measurement: Measurement, scope: str, pairs: Sequence[Pair]) -> tuple[
 
 def _worst(measurement: Measurement, pairs: Sequence[Pair]) -> list[str]:
     """Return the nodes whose pairs across nodes are all slow, then the other slow pairs."""
-    found = slow(pairs)
+    slow_pairs = slow(pairs)
     of_node: dict[str, list[Pair]] = defaultdict(list)
     for pair in pairs:
         for worker in (pair.source, pair.target) if pair.scope == "across" else ():
             of_node[measurement.workers[worker].node].append(pair)
-    nodes = sorted(node for node, own in of_node.items() if all(pair in found for pair in own))
+    nodes = sorted(node for node, own in of_node.items() if all(pair in slow_pairs for pair in own))
     named = [pair for node in nodes for pair in of_node[node]]
-    return [*nodes, *(pair.name for pair in found if pair not in named)]
+    return [*nodes, *(pair.name for pair in slow_pairs if pair not in named)]
 
 
 def _slow_words(names: Sequence[str]) -> str:
@@ -219,11 +219,11 @@ def _line(
     parts = []
     for scope in bad:
         wire = wires[scope]
-        said = f"UCX: {wire.doubt}"
+        sentence = f"UCX: {wire.doubt}"
         if "tcp" in wire.transports:
-            said = f"UCX fell back to {wire} {attribution.WORDS[scope]} ({causes[scope].reason})"
+            sentence = f"UCX fell back to {wire} {attribution.WORDS[scope]} ({causes[scope].reason})"
         could = min(_ports_rate(measurement, node) for node in measurement.nodes) if scope == "across" else 0
-        parts.append(f"{said}: {rate(wire.bandwidth)}{f' where the ports carry {rate(could)}' if could else ''}")
+        parts.append(f"{sentence}: {rate(wire.bandwidth)}{f' where the ports carry {rate(could)}' if could else ''}")
     good = [
         f"{wires[scope]} {attribution.WORDS[scope]} {rate(wires[scope].bandwidth)}"
         for scope in ("within", "across")

@@ -35,21 +35,21 @@ async def check(scheduler: Scheduler, context: Context, protocol: str) -> dict[s
     began = time.monotonic()
     workers = by_node(scheduler, context)
     measurement = await measure(scheduler, context, protocol, workers)
-    found = report.decide(measurement)
+    verdict = report.decide(measurement)
     probes = {node: facts.probe for node, facts in measurement.nodes.items() if facts.probe}
     facts = {
-        "verdict": found.to_json(),
+        "verdict": verdict.to_json(),
         "differences": preflight.differences(probes),
         "measurement": measurement.to_json(),
         "seconds": round(time.monotonic() - began, 3),
     }
     files.write_json(context.attempt.fabric, facts)
     return {
-        "line": found.line,
-        "ok": found.ok,
-        "problem": report.check_policy(context.settings.fabric, found),
-        "remedy": found.remedy,
-        "problems": list(found.problems),
+        "line": verdict.line,
+        "ok": verdict.ok,
+        "problem": report.check_policy(context.settings.fabric, verdict),
+        "remedy": verdict.remedy,
+        "problems": list(verdict.problems),
         "differences": facts["differences"],
         "seconds": facts["seconds"],
     }
@@ -58,12 +58,12 @@ async def check(scheduler: Scheduler, context: Context, protocol: str) -> dict[s
 def by_node(scheduler: Scheduler, context: Context) -> Workers:
     """Return the workers that are there, by node."""
     addresses = {str(worker.name): address for address, worker in scheduler.workers.items()}
-    found: Workers = {}
+    workers: Workers = {}
     for node in context.nodes:
         present = [(name, addresses[name]) for name in context.worker_names(node) if name in addresses]
         if present:
-            found[node] = present
-    return found
+            workers[node] = present
+    return workers
 
 
 async def measure_all(dask_scheduler: Scheduler) -> dict[str, Any]:
@@ -107,7 +107,7 @@ async def measure(
         protocol=protocol,
         memory="cuda" if gpus else "host",
         pairs=tuple(pairs),
-        workers={name: _worker_facts(nodes[name], answer) for name, answer in facts.items()},
+        workers={name: WorkerFacts(nodes[name], **answer) for name, answer in facts.items()},
         nodes={node: _node_facts(context, node, before[node], after[node]) for node in workers},
         nccl=nccl,
     )
@@ -210,20 +210,17 @@ async def _slowest(
     patience = context.settings.fabric_deadline * NCCL_SHARE
     try:
         async with asyncio.timeout(patience):
-            found: list[dict[str, Any]] = await asyncio.gather(*answers)
+            results: list[dict[str, Any]] = await asyncio.gather(*answers)
     except TimeoutError:
         return {"error": f"{missing} within {patience:g} s"}
-    log = {"log": found[0]["log"]} if "log" in found[0] else {}
+    log = {"log": results[0]["log"]} if "log" in results[0] else {}
     errors = [
-        f"{name}: {answer['error']}" for (name, _), answer in zip(everyone, found, strict=True) if "error" in answer
+        f"{name}: {answer['error']}" for (name, _), answer in zip(everyone, results, strict=True) if "error" in answer
     ]
     if errors:
         return {"error": errors[0], **log}
-    return {**max(found, key=lambda answer: float(answer[key])), **log, "right": all(one.get("right") for one in found)}
-
-
-def _worker_facts(node: str, answer: dict[str, Any]) -> WorkerFacts:
-    return WorkerFacts(node, **answer)
+    slowest = max(results, key=lambda answer: float(answer[key]))
+    return {**slowest, **log, "right": all(one.get("right") for one in results)}
 
 
 def _node_facts(context: Context, node: str, before: dict[str, Any], after: dict[str, Any]) -> NodeFacts:

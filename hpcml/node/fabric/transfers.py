@@ -111,7 +111,7 @@ class Transfers:
 
     def facts(self) -> dict[str, Any]:
         """Return what this worker's UCX may use, what it wired, and the variables that steer it."""
-        found: dict[str, Any] = {
+        facts: dict[str, Any] = {
             "gpu": self.device,
             "transports": [],
             "log": {},
@@ -121,14 +121,14 @@ class Transfers:
         }
         ucxx = sys.modules.get("ucxx")  # imported by Dask's UCX backend, if that is in use
         if ucxx is not None:
-            found["transports"] = sorted(ucxx.get_active_transports())
-            found["version"] = ".".join(str(part) for part in ucxx.get_ucx_version())
-            found["log"] = evidence.parse_ucx_log(_text(self.logs / f"ucx-{os.getpid()}.log"))
+            facts["transports"] = sorted(ucxx.get_active_transports())
+            facts["version"] = ".".join(str(part) for part in ucxx.get_ucx_version())
+            facts["log"] = evidence.parse_ucx_log(_text(self.logs / f"ucx-{os.getpid()}.log"))
         if self.device:
             import rmm
 
-            found["memory_resource"] = type(rmm.mr.get_current_device_resource()).__name__
-        return found
+            facts["memory_resource"] = type(rmm.mr.get_current_device_resource()).__name__
+        return facts
 
     def counters(self) -> dict[str, Any]:
         """Return the counters of this node's adapters and GPUs."""
@@ -142,8 +142,8 @@ class Transfers:
         """Return NCCL's id for a communicator (made on its first rank); CuPy has it as bytes, before 14 as a tuple."""
         from cupy.cuda import nccl
 
-        made = nccl.get_unique_id()
-        return made if isinstance(made, bytes) else list(made)
+        identifier = nccl.get_unique_id()
+        return identifier if isinstance(identifier, bytes) else list(identifier)
 
     async def nccl_join(self, unique_id: bytes | list[int], rank: int, size: int) -> dict[str, Any]:
         """Become a rank of a communicator over all workers."""

@@ -63,12 +63,12 @@ def visible(gpu: Gpu) -> list[str]:
     from dask_cuda.utils import cuda_visible_devices
 
     try:
-        found = [name for name in cuda_visible_devices(0).split(",") if name]
+        devices = [name for name in cuda_visible_devices(0).split(",") if name]
     except Exception as error:
         raise NoGpuError(f"NVIDIA's driver does not answer: {error}") from error
-    if len(found) < gpu.count:
-        raise NoGpuError(f"{len(found)} GPUs are visible, {gpu.count} were asked for (CUDA_VISIBLE_DEVICES)")
-    return found[: gpu.count]
+    if len(devices) < gpu.count:
+        raise NoGpuError(f"{len(devices)} GPUs are visible, {gpu.count} were asked for (CUDA_VISIBLE_DEVICES)")
+    return devices[: gpu.count]
 
 
 def take(gpu: Gpu, index: int) -> str:

@@ -74,13 +74,13 @@ class Inspection:
         from hpcml.node.hardware import preflight
 
         settings = self.context.settings
-        found = preflight.troubles(
+        troubles = preflight.troubles(
             facts,
             gpus_expected=settings.gpu.count if settings.gpu else 0,
             cuda=settings.gpu.cuda if settings.gpu else "",
             protocol=settings.protocol,
         )
-        for trouble in found:
+        for trouble in troubles:
             print(f"hpcml: {trouble.sentence}. {trouble.hint}", file=sys.stderr, flush=True)
-        if fatal := [trouble for trouble in found if trouble.fatal]:
+        if fatal := [trouble for trouble in troubles if trouble.fatal]:
             raise UnfitError(f"{fatal[0].sentence}. {fatal[0].hint}".rstrip("."))

@@ -48,11 +48,11 @@ def ask_nvml() -> dict[str, Any]:
     ask = _Asker(pynvml, errors)
     count = ask("count", "nvmlDeviceGetCount") or 0
     handles = {index: ask(f"gpu{index}", "nvmlDeviceGetHandleByIndex", index) for index in range(count)}
-    known = {index: handle for index, handle in handles.items() if handle is not None}
+    answering = {index: handle for index, handle in handles.items() if handle is not None}
     answers = {
         "driver": _text(ask("driver", "nvmlSystemGetDriverVersion")),
         "cuda": ask("cuda", "nvmlSystemGetCudaDriverVersion_v2"),
-        "gpus": [_ask_gpu(pynvml, index, handle, known) for index, handle in known.items()],
+        "gpus": [_ask_gpu(pynvml, index, handle, answering) for index, handle in answering.items()],
     }
     pynvml.nvmlShutdown()
     return {**answers, "errors": errors, "error": ""}
@@ -255,11 +255,11 @@ def described(raw: Mapping[str, Any], root: Path, visible: str | None) -> dict[s
     answers = list(raw.get("gpus", []))
     shown, count = visible_gpus(visible, answers)
     buses = {str(gpu["index"]): _bus(gpu["bus_id"]) for gpu in answers}
-    words = "; ".join(f"{name}: {text}" for name, text in raw.get("errors", {}).items())
+    faults = "; ".join(f"{name}: {text}" for name, text in raw.get("errors", {}).items())
     cuda = raw.get("cuda") or 0
     return {
         "gpus": [_gpu(gpu, root, buses, visible=gpu["index"] in shown) for gpu in answers],
-        "gpu_error": raw.get("error") or words,
+        "gpu_error": raw.get("error") or faults,
         "driver": raw.get("driver", ""),
         "cuda_driver": f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else "",  # 12020 is 12.2
         "visible_devices": visible,
@@ -322,10 +322,10 @@ def visible_gpus(visible: str | None, gpus: Sequence[Mapping[str, Any]]) -> tupl
         return {gpu["index"] for gpu in gpus}, len(gpus)
     shown: list[tuple[int, str]] = []
     for entry in (part.strip() for part in visible.split(",")):
-        found = _named(entry, gpus)
-        if found is None or found in shown:
+        device = _named(entry, gpus)
+        if device is None or device in shown:
             break
-        shown.append(found)
+        shown.append(device)
     return {index for index, _ in shown}, len(shown)
 
 
@@ -333,8 +333,8 @@ def _named(entry: str, gpus: Sequence[Mapping[str, Any]]) -> tuple[int, str] | N
     if entry.isdigit():
         return next(((gpu["index"], "") for gpu in gpus if gpu["index"] == int(entry)), None)
     if entry.startswith("GPU-"):
-        found = [(gpu["index"], "") for gpu in gpus if gpu["uuid"].startswith(entry)]
-        return found[0] if len(found) == 1 else None
+        matching = [(gpu["index"], "") for gpu in gpus if gpu["uuid"].startswith(entry)]
+        return matching[0] if len(matching) == 1 else None
     if entry.startswith("MIG-"):
         return next(((gpu["index"], entry) for gpu in gpus if entry in gpu["mig_devices"]), None)
     return None

@@ -80,10 +80,10 @@ def release(marker: Marker) -> int:
     """
     driver = _driver()
     released = 0
-    found = [mapping for mapping in _mappings(driver) if _content(driver, mapping, marker) == marker.text]
-    if found:
+    held = [mapping for mapping in _mappings(driver) if _content(driver, mapping, marker) == marker.text]
+    if held:
         _called(driver.cuCtxSynchronize())
-    for mapping in found:
+    for mapping in held:
         _called(driver.cuIpcCloseMemHandle(mapping.start))
         released += mapping.size
     return released

@@ -70,9 +70,9 @@ def troubles(facts: Facts, *, gpus_expected: int, cuda: str, protocol: str) -> l
 
 
 def _gpus_missing(facts: Facts, expected: int) -> Iterable[Trouble]:
-    words, given, there = facts["gpu_error"], facts["visible_devices"], len(facts["gpus"])
+    fault, given, there = facts["gpu_error"], facts["visible_devices"], len(facts["gpus"])
     seen = int(facts["visible_count"])
-    if words and not there:
+    if fault and not there:
         hint = "Ask for nodes with GPUs; the environment needs nvidia-ml-py and the driver's library."
         if facts["modules"].get("nvidia"):
             hint = (
@@ -81,10 +81,10 @@ def _gpus_missing(facts: Facts, expected: int) -> Iterable[Trouble]:
         late = "nvml" in facts["late"]
         if late:
             hint = "The driver starts slowly or hangs: if the workers do not come either, leave this node out."
-        yield Trouble(f"no GPU can be seen ({words})", hint, fatal=not late)
+        yield Trouble(f"no GPU can be seen ({fault})", hint, fatal=not late)
         return
-    if words:
-        yield Trouble(f"NVML reports a fault ({words})", "Tell the site, and leave this node out.")
+    if fault:
+        yield Trouble(f"NVML reports a fault ({fault})", "Tell the site, and leave this node out.")
     if seen < expected:
         why = "CUDA_VISIBLE_DEVICES is not set" if given is None else f"CUDA_VISIBLE_DEVICES is '{given}'"
         sentence = f"{_count(seen, 'GPU')} visible where {expected} were asked for ({why}, the driver shows {there})"
@@ -94,7 +94,7 @@ def _gpus_missing(facts: Facts, expected: int) -> Iterable[Trouble]:
 
 def _wrong_cuda(facts: Facts, cuda: str) -> Iterable[Trouble]:
     built, driver, speaks = _built_for(facts), str(facts["driver"]), str(facts["cuda_driver"])
-    said = _numbers(cuda)[:1]
+    profile_cuda = _numbers(cuda)[:1]
     environment = f"but this environment's RAPIDS is built for CUDA {built}"
     if built in _NEEDS and driver and not _runs(built, driver, speaks):
         fitting = [f"cuda{major}" for major in _NEEDS if _runs(major, driver, speaks)]
@@ -103,10 +103,10 @@ def _wrong_cuda(facts: Facts, cuda: str) -> Iterable[Trouble]:
             hint = f"Use the {fitting[-1]} extra or image."
         sentence = f"driver {driver} speaks CUDA {speaks or 'of an unknown version'}, {environment}"
         yield Trouble(f"{sentence}, which needs driver {_NEEDS[built].driver} or newer", hint, fatal=True)
-    elif said and built and said != (built,):
+    elif profile_cuda and built and profile_cuda != (built,):
         able = f", which driver {driver} can run" if built in _NEEDS and driver else ""
-        sentence = f"the profile's gpu.cuda is {said[0]}, {environment}{able}"
-        yield Trouble(sentence, f"Use the cuda{said[0]} extra or image, or correct gpu.cuda.")
+        sentence = f"the profile's gpu.cuda is {profile_cuda[0]}, {environment}{able}"
+        yield Trouble(sentence, f"Use the cuda{profile_cuda[0]} extra or image, or correct gpu.cuda.")
 
 
 def _runs(cuda: int, driver: str, speaks: str) -> bool:
@@ -272,9 +272,9 @@ def _others(holders: list[str], rest: int) -> str:
 
 def _traits(probes: Iterable[Facts]) -> list[_Trait]:
     """Return what is compared, the gravest first."""
-    known = list(probes)
-    packages = sorted({name for facts in known for name in facts["packages"]})
-    transports = sorted({name for facts in known for name in facts["ucx"]["transports"]})
+    nodes = list(probes)
+    packages = sorted({name for facts in nodes for name in facts["packages"]})
+    transports = sorted({name for facts in nodes for name in facts["ucx"]["transports"]})
     return [
         _Trait("GPU", "{}", lambda facts: _count(facts["visible_count"], "GPU") if facts["visible_count"] else ""),
         _Trait("GPU", "{}", lambda facts: _each(facts["gpus"], "name")),
@@ -337,8 +337,8 @@ def _gpus(names: list[str]) -> str:
     return f"GPU{'' if len(names) == 1 else 's'} {_and(names)}"
 
 
-def _and(words: list[str]) -> str:
-    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
+def _and(names: list[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

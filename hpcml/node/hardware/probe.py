@@ -116,13 +116,13 @@ def system() -> dict[str, str]:
 
 def installed() -> dict[str, str]:
     """Return the versions of the Python distributions that matter, found without importing them."""
-    found = {}
+    versions = {}
     for name in (name for names in _DISTRIBUTIONS.values() for name in names):
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def importable() -> list[str]:

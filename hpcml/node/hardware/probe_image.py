@@ -16,20 +16,8 @@ CPU = ("cryptography", "dask.array", "dask.dataframe", "distributed")
 GPU = ("cudf", "cuml", "cupy", "dask_cuda", "dask_cudf", "distributed_ucxx", "pynvml", "raft_dask", "rmm", "ucxx")
 NAMES = ("dask", "distributed", "dask-ml", "dask-cuda", "ucxx", "cudf")
 DRIVER = "/.singularity.d/libs"  # where --nv puts the driver's libraries
-KERNELS = {
-    "proc",
-    "sysfs",
-    "devtmpfs",
-    "devpts",
-    "mqueue",
-    "cgroup",
-    "cgroup2",
-    "squashfs",
-    "overlay",
-    "fuse.squashfuse",
-    "fuse.squashfuse_ll",
-    "fuse.fuse-overlayfs",
-}
+_FUSE = {"fuse.squashfuse", "fuse.squashfuse_ll", "fuse.fuse-overlayfs"}
+KERNELS = {"proc", "sysfs", "devtmpfs", "devpts", "mqueue", "cgroup", "cgroup2", "squashfs", "overlay"} | _FUSE
 
 
 def version(name: str) -> str:
@@ -44,25 +32,25 @@ def version(name: str) -> str:
 
 def failures(modules: tuple[str, ...]) -> dict[str, str]:
     """Import modules; return those that cannot be, with the reason."""
-    found = {}
+    reasons = {}
     for name in modules:
         try:
             importlib.import_module(name)
         except Exception as error:  # noqa: BLE001 - whatever a package raises while it is imported is the answer
-            found[name] = f"{type(error).__name__}: {error}"[:300]
-    return found
+            reasons[name] = f"{type(error).__name__}: {error}"[:300]
+    return reasons
 
 
 def mounted() -> list[str]:
     """Return where folders and files of the host are mounted over the image."""
-    found = []
+    places = []
     with open("/proc/self/mountinfo", encoding="utf-8") as file:
         for line in file:
             before, _, after = line.partition(" - ")
             place, kind = before.split()[4], after.split()[0]
             if place != "/" and kind not in KERNELS and not place.startswith((DRIVER, "/proc", "/sys", "/dev")):
-                found.append(place)
-    return found
+                places.append(place)
+    return places
 
 
 def outside(places: list[str]) -> list[str]:
@@ -94,10 +82,10 @@ def driver() -> str:
     try:
         nvml: Any = importlib.import_module("pynvml")
         nvml.nvmlInit()
-        said = nvml.nvmlSystemGetDriverVersion()
+        answer = nvml.nvmlSystemGetDriverVersion()
     except Exception:  # noqa: BLE001 - no driver, no library, no package: all of them mean that it cannot be asked
         return ""
-    return said.decode() if isinstance(said, bytes) else str(said)
+    return answer.decode() if isinstance(answer, bytes) else str(answer)
 
 
 def compute() -> str:

@@ -274,7 +274,7 @@ def cgroup_memory_limit(root: Path) -> int | None:
 
     Version 2 and version 1 are read; Slurm's limit is on the step's or the job's group, above the task's own.
     """
-    found: list[int] = []
+    limits: list[int] = []
     for line in read(root / "proc/self/cgroup").splitlines():
         _, controllers, group = line.split(":", 2)
         if controllers == "":
@@ -286,8 +286,8 @@ def cgroup_memory_limit(root: Path) -> int | None:
         inner = Path(group.strip("/"))
         groups = [] if ".." in inner.parts else [inner, *inner.parents]  # "..": outside what this container sees
         texts = [read(top / part / name) for part in groups or [Path()]]
-        found += [int(text) for text in texts if text.isdigit() and int(text) < _NO_LIMIT]
-    return min(found, default=None)
+        limits += [int(text) for text in texts if text.isdigit() and int(text) < _NO_LIMIT]
+    return min(limits, default=None)
 
 
 def modules(root: Path) -> dict[str, Any]:

@@ -70,8 +70,6 @@ def make_certificate(paths: AttemptPaths, lifetime: float) -> None:
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA256())
     )
-    paths.secret.mkdir(mode=0o700, parents=True, exist_ok=True)
-    paths.secret.chmod(0o700)
     encoding = serialization.Encoding.PEM
     _write_secret(paths.certificate, certificate.public_bytes(encoding))
     plain = serialization.NoEncryption()
@@ -91,8 +89,6 @@ def make_ucx_key(paths: AttemptPaths) -> None:
     OSError
         If the file cannot be written, or exists already.
     """
-    paths.secret.mkdir(mode=0o700, parents=True, exist_ok=True)
-    paths.secret.chmod(0o700)
     _write_secret(paths.ucx_key, secrets.token_bytes(32))
 
 
@@ -110,6 +106,8 @@ def make_token(paths: AttemptPaths) -> str:
 
 
 def _write_secret(path: Path, content: bytes) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.parent.chmod(0o700)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
