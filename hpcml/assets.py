@@ -25,7 +25,6 @@ def node_side() -> list[str]:
     own = (
         "__init__.py",
         "driver.py",
-        "container_errors.py",
         "endings.py",
         "errors.py",
         "files.py",

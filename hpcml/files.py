@@ -188,17 +188,14 @@ def open_regular(
         if error.errno == errno.ENXIO:  # a socket, or a pipe's like
             raise ForeignError("it is no regular file", path) from error
         raise
-    facts = os.fstat(descriptor)
-    why = "it is a folder" if stat.S_ISDIR(facts.st_mode) else "it is no regular file"
-    why = "" if stat.S_ISREG(facts.st_mode) else why
-    hint = ""
     try:
-        if not why and ours and not owned(facts):
-            why = f"it belongs to {account(facts.st_uid)}"
-        elif not why and ours and closed and (who := written_by_others(facts, path, descriptor)):
-            why, hint = f"{who} may write to it", _closing(facts, path)
-        if why:
-            raise ForeignError(why, path, hint)
+        facts = os.fstat(descriptor)
+        if not stat.S_ISREG(facts.st_mode):
+            raise ForeignError("it is a folder" if stat.S_ISDIR(facts.st_mode) else "it is no regular file", path)
+        if ours and not owned(facts):
+            raise ForeignError(f"it belongs to {account(facts.st_uid)}", path)
+        if ours and closed and (who := written_by_others(facts, path, descriptor)):
+            raise ForeignError(f"{who} may write to it", path, _closing(facts, path))
     except OSError:
         os.close(descriptor)
         raise

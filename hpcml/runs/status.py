@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import container_errors, endings, files, subprocesses
+from hpcml import endings, files, subprocesses
 from hpcml.errors import (
     ALLOCATION_LOST,
     CANCELLED,
@@ -323,17 +323,17 @@ def _ended_without_word(own: Status, run: directories.Run, record: RunRecord, jo
 def _step_ended(own: Status, run: directories.Run, record: RunRecord, node: str, exit_status: int) -> Status:
     """The driver's step has ended without the supervisor's word: it never started, or it was killed."""
     if "allocated" in own.times:  # what its log says is the script's
-        message = f"the driver's step {endings.of(exit_status, ()).how} and left no word"
+        message = f"the driver's step {endings.of(exit_status, ()).what} and left no word"
         return _lost(own, run, record, exit_status, message)
     log = tail(run.paths.driver_log)
     if image := record.planned.image:
         full_log = tail(run.paths.driver_log, 200) or tail(run.paths.job_log, 200)
-        why = container_errors.in_words("\n".join(full_log), str(exit_status))
+        why = endings.not_entered("\n".join(full_log), str(exit_status))
         found = _lost(own, run, record, IMAGE, f"{node}: {why.what}")
         hint = why.hint.replace("IMAGE", image)
     else:
         ended = endings.of(exit_status, log)
-        found = _lost(own, run, record, START_FAILED, f"the driver's step could not start: it {ended.how}")
+        found = _lost(own, run, record, START_FAILED, f"the driver's step could not start: it {ended.what}")
         hint = ended.hint or found.hint
     return found._replace(hint=hint, quote=log or found.quote)
 

@@ -26,10 +26,10 @@ TRACEBACK = ("Traceback (most recent call last):", '  File "x.py", line 1, in <m
 )  # fmt: skip
 def test_the_log_s_own_cause_is_told(status: int, last: str, how: str, hint: str) -> None:
     found = endings.of(status, (*TRACEBACK, last))
-    assert how in found.how
+    assert how in found.what
     assert hint in found.hint
     assert bool(hint) == bool(found.hint)
 
 
 def test_without_a_log_only_the_status_is_told() -> None:
-    assert endings.of(1, ()) == endings.Ended("ended with exit status 1")
+    assert endings.of(1, ()) == endings.Cause("ended with exit status 1")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcml import container_errors, endings, errors
+from hpcml import endings, errors
 from hpcml.node import files
 from hpcml.node.outcome import Outcome
 from hpcml.node.settings import Context
@@ -14,7 +14,7 @@ from hpcml.node.settings import Context
 _WHOLE = (200, 4096)  # lines and characters of each: Apptainer's hold paths, and all its options behind a wrong one
 _QUOTE = (12, 300)
 _STEP_GONE = "the step of the worker tasks is gone (was its srun killed?)"
-_NOT_ENTERED = (str(errors.IMAGE), str(container_errors.FATAL))  # image.sh's own, and Apptainer's
+_NOT_ENTERED = (str(errors.IMAGE), str(endings.CONTAINER_FAILED))  # image.sh's own, and Apptainer's
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +82,10 @@ def _reason(context: Context, node: str, exits: set[str], mark: dict[str, Any] |
     if exit_file.name in exits:
         status = exit_file.read_text().strip()
         if not_entered(context, status):
-            why = container_errors.in_words("\n".join(quote_of(context, node, _WHOLE)), status)
+            why = endings.not_entered("\n".join(quote_of(context, node, _WHOLE)), status)
             return why.what, True, why.hint
         ended = endings.of(int(status), quote_of(context, node))
-        return f"the worker task {ended.how}", status != "0", ""  # 0: its workers were retired
+        return f"the worker task {ended.what}", status != "0", ""  # 0: its workers were retired
     if mark is None:
         return "the worker task did not start", False, ""
     if deaths := mark["deaths"]:
@@ -119,9 +119,9 @@ def of_the_scheduler(context: Context, closed: bool, late: float, *, step_gone: 
     if exit_file.name in files.listed(context.attempt.exits):
         status = exit_file.read_text().strip()
         ended = endings.of(int(status), quote)
-        reason = f"the Dask scheduler on {context.node} {ended.how}"
+        reason = f"the Dask scheduler on {context.node} {ended.what}"
         if not_entered(context, status):
-            why = container_errors.in_words("\n".join(scheduler_log(context, _WHOLE)), status)
+            why = endings.not_entered("\n".join(scheduler_log(context, _WHOLE)), status)
             return Outcome(errors.IMAGE, "image", "hpcml", f"{context.node}: {why.what}", why.hint, quote)
         if status == str(code) and quote and quote[-1].startswith("hpcml: "):
             reason = f"{context.node}: {quote[-1].removeprefix('hpcml: ').rstrip('.')}"
@@ -142,7 +142,7 @@ def scheduler_end(context: Context) -> str:
     exit_file = context.attempt.exit_of("scheduler", context.node)
     if exit_file.name not in files.listed(context.attempt.exits):
         return ""
-    return f": it {endings.of(int(exit_file.read_text()), scheduler_log(context)).how}"
+    return f": it {endings.of(int(exit_file.read_text()), scheduler_log(context)).what}"
 
 
 def of_the_workers(context: Context, present: set[str], late: float, *, step_gone: bool = False) -> Outcome | None:
