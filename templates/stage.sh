@@ -55,13 +55,10 @@ await() {
   done
 }
 
-# not_staged SENTENCE|HINT: the run's end, as the supervisor would write it.
+# not_staged SENTENCE|HINT: the run's end, by job.sh's function.
 not_staged() {
-  local words; words=$(printf '%s' "$1" | tr '\n\t' '  ' | sed 's/[\\"]/\\&/g')
   echo "hpcml: ${1%%|*}. ${1#*|}" >&2
-  printf '{"state": "ended", "time": %s, "attempt": %s, "status": 88, "phase": "image", "by": "hpcml", "reason": "%s", "hint": "%s", "quote": []}\n' \
-    "$(date +%s.%3N)" "$HPCML_ATTEMPT" "${words%%|*}" "${words#*|}" >"$HPCML_RUN_DIR/.status.json.new" &&
-    mv "$HPCML_RUN_DIR/.status.json.new" "$HPCML_RUN_DIR/status.json"
+  write_end 88 image "${1%%|*}" "${1#*|}"
 }
 
 note_event() {

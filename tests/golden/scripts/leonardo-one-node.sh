@@ -24,12 +24,19 @@ HPCML_BEGAN=$(date +%s); export HPCML_BEGAN   # no role can have begun before
 # This script is Slurm's own copy: what else is run comes from that folder, which may have been replaced meanwhile.
 if [ ! -O "$HPCML_RUN_DIR" ] || [ -L "$HPCML_RUN_DIR" ]; then echo "hpcml: not there, or not yours: $HPCML_RUN_DIR" >&2; exit 74; fi
 attempt="$HPCML_RUN_DIR/attempts/$HPCML_ATTEMPT"
-said=$(mkdir -p "$attempt/nodes" "$attempt/versions" "$attempt/exit" "$attempt/secret" 2>&1) || {
-  echo "$said" >&2   # and into a file that is there already, because the disk may be full
-  printf '{"state": "ended", "time": %s, "attempt": %s, "status": 74, "phase": "allocated", "by": "hpcml", "reason": "%s", "hint": "%s", "quote": []}' \
-    "$(date +%s.%3N)" "$HPCML_ATTEMPT" "the run's directory cannot be written: $(printf %s "$said" | tail -n 1 | tr -d '\\"[:cntrl:]')" \
-    "Is the disk full, or the quota used up? Free some space, or keep runs elsewhere (--set paths.runs=…); then submit again." \
+# write_end STATUS PHASE REASON HINT: the run's end where no supervisor can write it, into a file that is there already: the
+# disk may be full.
+json_text() { printf %s "$1" | tr '\n\t' '  ' | tr -d '[:cntrl:]' | sed 's/[\\"]/\\&/g'; }
+write_end() {
+  mkdir -p "$HPCML_RUN_DIR/reserve" 2>/dev/null
+  printf '{"state": "ended", "time": %s, "attempt": %s, "status": %s, "phase": "%s", "by": "hpcml", "reason": "%s", "hint": "%s", "quote": []}' \
+    "$(date +%s.%3N)" "$HPCML_ATTEMPT" "$1" "$2" "$(json_text "$3")" "$(json_text "$4")" \
     1<>"$HPCML_RUN_DIR/reserve/0" && mv "$HPCML_RUN_DIR/reserve/0" "$HPCML_RUN_DIR/status.json"
+}
+said=$(mkdir -p "$attempt/nodes" "$attempt/versions" "$attempt/exit" "$attempt/secret" 2>&1) || {
+  echo "$said" >&2
+  write_end 74 allocated "the run's directory cannot be written: $(printf %s "$said" | tail -n 1)" \
+    "Is the disk full, or the quota used up? Free some space, or keep runs elsewhere (--set paths.runs=…); then submit again."
   exit 74
 }
 
