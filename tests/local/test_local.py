@@ -409,3 +409,18 @@ def test_a_module_that_cannot_be_loaded_is_told(here: Here) -> None:
     assert done.returncode == errors.START_FAILED, done.stderr
     assert "Cannot be loaded: module nope/1" in done.stderr
     assert "left no word" not in done.stderr
+
+
+@pytest.mark.parametrize("protocol", ["tls", "ucx"])
+def test_hpcml_fabric_measures_writes_and_draws(here: Here, protocol: str) -> None:
+    (here.folder / "json.py").write_text("raise RuntimeError('a module of the user')\n")
+    done = here.run("fabric", "--nodes", "1", "--set", "workers.per_node=2", "--protocol", protocol)
+    assert done.returncode == 0, done.stderr
+    run = here.status()
+    facts = json.loads((Path(run["directory"]) / "out/fabric.json").read_text())
+    assert facts["measurement"]["protocol"] == protocol
+    assert all(pair["seconds"] > 0 and not pair["error"] for pair in facts["measurement"]["pairs"])
+    assert (Path(run["directory"]) / "out/fabric.svg").read_text().startswith("<svg")
+    assert facts["verdict"]["line"] in done.stdout
+    assert "GiB/s from row to column" in done.stdout
+    assert not list((Path(run["directory"]) / "code").glob("**/*.py"))

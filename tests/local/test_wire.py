@@ -205,7 +205,7 @@ def test_a_handshake_cannot_be_replayed(cluster: Cluster) -> None:
         PEER
         + """
 import struct, ucxx
-from hpcml.node.security.handshake import Talk, pack, read_key
+from hpcml.node.security.handshake import Handshake, pack, read_key
 class Recorder:
     def __init__(self, ep):
         self.ep, self.recv, self.sent = ep, ep.recv, []
@@ -214,7 +214,7 @@ class Recorder:
         await self.ep.send(buffer)
 async def main():
     first = Recorder(await ucxx.create_endpoint(host, port))
-    await Talk(first).prove_as_connector(read_key(Path(key)), pack(host, port))
+    await Handshake(first).prove_as_connector(read_key(Path(key)), pack(host, port))
     head = bytearray(struct.calcsize("?Q"))  # of Dask's first message
     await asyncio.wait_for(first.recv(head), 20)
     second = await ucxx.create_endpoint(host, port)
@@ -340,5 +340,5 @@ def test_a_process_that_cannot_be_made_safe(cluster: Cluster, wrong: str, code: 
     done = cluster.against(
         "scheduler", PEER + "from hpcml.node.security import ucx_auth\n" + code, cluster.key, WRONG=wrong
     )
-    assert "WireError" in done.stderr.splitlines()[-1], done.stderr
+    assert "UcxAuthError" in done.stderr.splitlines()[-1], done.stderr
     assert said in done.stderr.splitlines()[-1]

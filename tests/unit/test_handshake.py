@@ -14,7 +14,7 @@ import pytest
 
 from hpcml.node.security import tls as secure
 from hpcml.node.security import ucx_auth
-from hpcml.node.security.handshake import HalfOpen, RefusedError, Talk, WireError, pack, read_key
+from hpcml.node.security.handshake import HalfOpen, Handshake, RefusedError, UcxAuthError, pack, read_key
 from hpcml.paths import AttemptPaths
 
 KEY, OTHER = b"k" * 32, b"o" * 32
@@ -51,7 +51,7 @@ def talk(
         one, two = End(says), End(answers)
         one.other, two.other = two, one
         results = await asyncio.gather(
-            Talk(one).prove_as_connector(connector, dialled), Talk(two).prove_as_listener(listener, {own}),
+            Handshake(one).prove_as_connector(connector, dialled), Handshake(two).prove_as_listener(listener, {own}),
             return_exceptions=True)  # fmt: skip
         return *results, one, two
 
@@ -85,7 +85,7 @@ def test_messages_passed_on_to_another_listener() -> None:
 async def _attack(listener: End, attacker: End, hello: bytes, proof: bytes | None) -> None:
     """Send a hello and then a proof, or what the listener itself sent as one."""
     attacker.other, listener.other = listener, attacker
-    proving = asyncio.ensure_future(Talk(listener).prove_as_listener(KEY, {HERE}))
+    proving = asyncio.ensure_future(Handshake(listener).prove_as_listener(KEY, {HERE}))
     await attacker.send(hello)
     answer = await asyncio.wait_for(attacker.inbox.get(), 5)
     await attacker.send(answer[:1] + answer[33:] if proof is None else proof)
@@ -152,7 +152,7 @@ def test_nobody_fills_the_log(caplog: pytest.LogCaptureFixture) -> None:
             refusals.log("no answer in time")
             assert not refusals.filter(logging.LogRecord("ucx", logging.ERROR, "", 1, traceback, (), None))
         assert len(caplog.records) == ucx_auth.LINES_A_MINUTE
-        refusals._ration._minute -= 61
+        refusals._limit._minute -= 61
         refusals.log("no answer in time")
     assert caplog.messages[-1].endswith(f"(and {2000 - ucx_auth.LINES_A_MINUTE} more before)")
     assert refusals.filter(logging.LogRecord("ucx", logging.ERROR, "", 1, "something else", (), None))
@@ -165,7 +165,7 @@ def test_a_key_file_that_is_no_good(tmp_path: Path, content: int | None, mode: i
     path = tmp_path / "key"
     os.mkfifo(path, mode) if content is None else path.write_bytes(bytes(content))
     path.chmod(mode)
-    with pytest.raises(WireError, match=said):
+    with pytest.raises(UcxAuthError, match=said):
         read_key(path)
 
 

@@ -1,4 +1,4 @@
-"""What strangers may cost who listens: open files, half-open TLS handshakes, and lines of the log.
+"""Limits on what an unauthenticated peer can use up: open files, half-open TLS handshakes, and lines of the log.
 
 Whoever reaches a port can connect to it, and needs no key for that. Dask waits for such a peer's handshake for ever,
 writes a line about each that fails, and where its files have run out, a traceback each time that it looks at the port.
@@ -23,7 +23,7 @@ MOST_HALF_OPEN = 2048  # TLS handshakes under way at one listener, each some 50 
 SHARE_OF_FILES = 4  # the part of the process's files that they may take
 MOST_FILES = 1 << 20  # what a process asks for where the hard limit is higher: some programs make a table of all
 LINES_A_MINUTE = 20
-LOUD = ("distributed.comm.tcp", "tornado.general", "tornado.application", "asyncio")  # what strangers can make write
+_LOGGERS = ("distributed.comm.tcp", "tornado.general", "tornado.application", "asyncio")  # which peers can make write
 
 
 def guard() -> None:
@@ -31,10 +31,10 @@ def guard() -> None:
     raise_file_limit()
     if type(registry.backends["tls"]) is TLSBackend:
         registry.backends["tls"] = _Backend()
-    for name in LOUD:
-        loud = logging.getLogger(name)
-        if not any(isinstance(one, Few) for one in loud.filters):
-            loud.addFilter(Few())
+    for name in _LOGGERS:
+        log = logging.getLogger(name)
+        if not any(isinstance(one, LineLimitFilter) for one in log.filters):
+            log.addFilter(LineLimitFilter())
 
 
 def raise_file_limit() -> None:
@@ -51,38 +51,38 @@ def most_half_open() -> int:
     return MOST_HALF_OPEN if soft == resource.RLIM_INFINITY else min(MOST_HALF_OPEN, soft // SHARE_OF_FILES)
 
 
-class Ration:
-    """So many lines a minute; the rest is counted, and told with the next line."""
+class LineLimit:
+    """At most so many lines a minute; the rest is counted, and told with the next line."""
 
     def __init__(self) -> None:
         self._minute = 0.0
-        self._said = 0
-        self._untold = 0
+        self._written = 0
+        self._suppressed = 0
 
     def take(self, lines: int = LINES_A_MINUTE) -> str | None:
         """Return what to put behind a line, None if it is one too many."""
         now = time.monotonic()
         if now - self._minute > 60:
-            self._minute, self._said = now, 0
-        if self._said >= lines:
-            self._untold += 1
+            self._minute, self._written = now, 0
+        if self._written >= lines:
+            self._suppressed += 1
             return None
-        self._said += 1
-        more = f" (and {self._untold} more before)" if self._untold else ""
-        self._untold = 0
+        self._written += 1
+        more = f" (and {self._suppressed} more before)" if self._suppressed else ""
+        self._suppressed = 0
         return more
 
 
-class Few(logging.Filter):
-    """A logger's filter: a ration of its lines."""
+class LineLimitFilter(logging.Filter):
+    """A logger's filter with such a limit."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._ration = Ration()
+        self._limit = LineLimit()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Let a record pass while there is some of the ration left."""
-        more = self._ration.take()
+        """Let a record pass while the limit is not reached."""
+        more = self._limit.take()
         if more:
             record.msg, record.args = f"{record.getMessage()}{more}", ()
         return more is not None
@@ -95,7 +95,7 @@ class _Listener(TLSListener):  # type: ignore[misc]
 
     async def start(self) -> None:
         self.half_open = HalfOpen(DEADLINE, most_half_open())
-        self.refusals = Ration()
+        self.refusals = LineLimit()
         await super().start()
 
     async def _prepare_stream(self, stream: Any, address: str) -> Any:
@@ -107,18 +107,15 @@ class _Listener(TLSListener):  # type: ignore[misc]
             if _is_through(handshake):  # in the moment in which its time was over
                 return stream
             stream.close()
-            self._say(address, error)
+            self._log_refusal(address, error)
             return None
         return stream
 
-    def _say(self, address: str, error: OSError) -> None:
+    def _log_refusal(self, address: str, error: OSError) -> None:
         more = self.refusals.take()
         if more is not None:
-            why = (
-                "no handshake in time"
-                if isinstance(error, TimeoutError)
-                else getattr(error, "real_error", None) or error
-            )
+            late = isinstance(error, TimeoutError)
+            why = "no handshake in time" if late else getattr(error, "real_error", None) or error
             logger.warning("hpcml.tls: refused %s: %s%s", address, why, more)
 
 

@@ -33,7 +33,7 @@ _ANSWER = struct.Struct("!c32s32s")
 _PROOF = struct.Struct("!c32s")
 
 
-class WireError(RuntimeError):
+class UcxAuthError(RuntimeError):
     """A connection cannot be made safely in this process; the sentence says why."""
 
 
@@ -51,7 +51,7 @@ class Endpoint(Protocol):
         """Receive a message; a longer one than the buffer is an error."""
 
 
-class Talk:
+class Handshake:
     """The messages of one handshake.
 
     It keeps what it receives into, and must be kept until the endpoint is aborted: UCX writes to a buffer also when
@@ -164,7 +164,7 @@ def read_key(path: Path) -> bytes:
 
     Raises
     ------
-    WireError
+    UcxAuthError
         If others may use the file, if it is not this user's own, or if it does not hold a key.
     OSError
         If it cannot be read.
@@ -173,11 +173,11 @@ def read_key(path: Path) -> bytes:
     with os.fdopen(descriptor, "rb") as file:
         facts = os.fstat(descriptor)
         if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid():
-            raise WireError(f"{path}: the key of the UCX connections must be a file of your own")
+            raise UcxAuthError(f"{path}: the key of the UCX connections must be a file of your own")
         if stat.S_IMODE(facts.st_mode) & 0o077:
             mode = stat.S_IMODE(facts.st_mode)
-            raise WireError(f"{path}: others may use the key of the UCX connections (mode {mode:04o}, not 0600)")
+            raise UcxAuthError(f"{path}: others may use the key of the UCX connections (mode {mode:04o}, not 0600)")
         key = file.read(KEY_BYTES + 1)
     if len(key) != KEY_BYTES:
-        raise WireError(f"{path}: holds no key of {KEY_BYTES} bytes")
+        raise UcxAuthError(f"{path}: holds no key of {KEY_BYTES} bytes")
     return key

@@ -172,14 +172,14 @@ def explanation(protocol: str, tcp_devices: set[str], *, gpus: bool, group_memor
         Whether UCX uses shared memory that the user's group may open.
     """
     if protocol == "ucx":
-        said = "mutual TLS to the scheduler; both ends of a UCX connection prove the run's key, not encrypted"
+        protection = "mutual TLS to the scheduler; both ends of a UCX connection prove the run's key, not encrypted"
         reached = sorted(tcp_devices - {"lo"})
         ways = [f"UCX's own TCP on {' and '.join(reached)}"] if reached else []
         ways += ["UCX's System V shared memory, for your group (UCX_TLS)"] if group_memory else []
     else:
-        said, ways = "mutual TLS", []
+        protection, ways = "mutual TLS", []
     ways += ["NCCL", "raft-dask"] if gpus else []
-    return f"{said}; {OPEN}: {', '.join(ways)}" if ways else said
+    return f"{protection}; {OPEN}: {', '.join(ways)}" if ways else protection
 
 
 def client_environment(paths: AttemptPaths, address: str, protocol: str) -> dict[str, str]:

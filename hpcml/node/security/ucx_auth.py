@@ -31,8 +31,8 @@ from distributed.comm.addressing import parse_host_port
 from distributed.comm.core import CommClosedError, FatalCommClosedError
 from distributed.utils import ensure_ip
 
-from hpcml.node.security.connection_limits import Ration
-from hpcml.node.security.handshake import HalfOpen, RefusedError, Talk, WireError, pack, read_key
+from hpcml.node.security.connection_limits import LineLimit
+from hpcml.node.security.handshake import HalfOpen, Handshake, RefusedError, UcxAuthError, pack, read_key
 
 logger = logging.getLogger("hpcml.ucx")
 
@@ -64,7 +64,7 @@ def install(key_file: Path) -> None:
     ------
     ImportError
         If distributed-ucxx is not installed.
-    WireError
+    UcxAuthError
         If the key file is no good, if UCX was used in this process before, or if another key is installed.
     OSError
         If the key file cannot be read.
@@ -79,10 +79,10 @@ def install(key_file: Path) -> None:
         current = registry.backends.get("ucx")
         if isinstance(current, _Backend):
             if not hmac.compare_digest(current.key, key):
-                raise WireError("This process already uses the key of another run for its UCX connections")
+                raise UcxAuthError("This process already uses the key of another run for its UCX connections")
             return
         if distributed_ucxx.ucxx.ucxx is not None or _context() is not None:
-            raise WireError("UCX was used in this process before its connections could be authenticated")
+            raise UcxAuthError("UCX was used in this process before its connections could be authenticated")
         for scheme, name in _BACKENDS.items():
             registry.backends[scheme] = _authenticating(getattr(distributed_ucxx, name), key)
 
@@ -128,7 +128,7 @@ class _Connector:
             If nobody answers, or not in time: Dask tries again until ``distributed.comm.timeouts.connect``.
         FatalCommClosedError
             If who answers does not hold the key: Dask does not try again, as with TLS.
-        WireError
+        UcxAuthError
             If UCX runs already, with features that let its peers into the memory.
         """
         start_ucx()
@@ -137,18 +137,18 @@ class _Connector:
         try:
             comm = await super().connect(address, deserialize=deserialize, **arguments)  # type: ignore[misc]
         except (UCXError, TimeoutError) as error:  # ucxx gives the exchange of tags 5 s, and no setting reaches it
-            raise CommClosedError(f"no UCX connection to {address}: {_words(error)}") from error
+            raise CommClosedError(f"no UCX connection to {address}: {_reason(error)}") from error
         host, port = parse_host_port(address)
-        talk = Talk(comm.ep)
+        handshake = Handshake(comm.ep)
         try:
             async with asyncio.timeout(DEADLINE):
-                await talk.prove_as_connector(self.key, pack(ensure_ip(host), port))
+                await handshake.prove_as_connector(self.key, pack(ensure_ip(host), port))
         except (RefusedError, UCXMessageTruncatedError) as error:  # a message of another size is not of the handshake
             comm.abort()
-            raise FatalCommClosedError(f"{address} refused: not this run's key ({_words(error)})") from error
+            raise FatalCommClosedError(f"{address} refused: not this run's key ({_reason(error)})") from error
         except (UCXError, TimeoutError, OSError) as error:
             comm.abort()
-            raise CommClosedError(f"{address} refused: not this run's key, or gone ({_words(error)})") from error
+            raise CommClosedError(f"{address} refused: not this run's key, or gone ({_reason(error)})") from error
         except BaseException:
             comm.abort()
             raise
@@ -164,7 +164,7 @@ class _Listener:
     half_open: HalfOpen
 
     async def start(self) -> None:
-        """Listen; WireError as in connect()."""
+        """Listen; UcxAuthError as in connect()."""
         start_ucx()
         if devices := ", ".join(sorted(tcp_devices() - {"lo"})):
             logger.warning("hpcml.ucx: UCX may use tcp on %s: %s", devices, OPEN_TCP)
@@ -175,13 +175,13 @@ class _Listener:
         """Have the peer prove itself, then do as Dask does: Dask calls this before it reads from a connection."""
         from ucxx.exceptions import UCXError
 
-        talk = Talk(comm.ep)
+        handshake = Handshake(comm.ep)
         try:
             async with self.half_open.one():
-                await talk.prove_as_listener(self.key, self._own_addresses())
+                await handshake.prove_as_listener(self.key, self._own_addresses())
         except (RefusedError, UCXError, TimeoutError, OSError) as error:
             comm.abort()
-            _REFUSALS.log(_words(error))
+            _REFUSALS.log(_reason(error))
             raise CommClosedError("refused: not this run's key") from error
         except BaseException:
             comm.abort()
@@ -197,7 +197,7 @@ class _Listener:
         return {pack(entry.address, self.port) for entry in entries}
 
 
-def _words(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return "no answer in time"
     return str(error) if isinstance(error, RefusedError) else f"it broke off: {error or type(error).__name__}"
@@ -212,11 +212,11 @@ class _Refusals(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._ration = Ration()
+        self._limit = LineLimit()
 
     def log(self, reason: str) -> None:
         """Log why a peer was refused."""
-        more = self._ration.take(LINES_A_MINUTE)
+        more = self._limit.take(LINES_A_MINUTE)
         if more is not None:
             logger.warning("hpcml.ucx: refused a UCX peer: %s%s", reason, more)
 
@@ -237,7 +237,7 @@ def start_ucx() -> None:
 
     Raises
     ------
-    WireError
+    UcxAuthError
         If UCX runs with others: then whoever can connect may read and write this process's memory.
     """
     from distributed_ucxx import ucxx as transport
@@ -249,7 +249,7 @@ def start_ucx() -> None:
             logging.getLogger("ucx").addFilter(_REFUSALS)
         context = _context()
         if context is None or context.context.feature_flags != sum(feature.value for feature in _features()):
-            raise WireError("UCX was started in this process with features that let its peers into the memory")
+            raise UcxAuthError("UCX was started in this process with features that let its peers into the memory")
 
 
 @contextlib.contextmanager
@@ -257,12 +257,12 @@ def _few_features() -> Iterator[None]:
     """Let ucxx make its context with few features: ``ucxx.init()`` has no argument for them."""
     import ucxx._lib.libucxx as library
 
-    whole = library.UCXContext
-    library.UCXContext = lambda options: whole(options, feature_flags=_features())
+    original = library.UCXContext
+    library.UCXContext = lambda options: original(options, feature_flags=_features())
     try:
         yield
     finally:
-        library.UCXContext = whole
+        library.UCXContext = original
 
 
 def _features() -> tuple[Any, ...]:
