@@ -11,12 +11,12 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hpcml import units
-from hpcml.cli import common as commands
+from hpcml.cli import common
 from hpcml.errors import NotFoundError, UsageError
 from hpcml.sites import layers
 from hpcml.sites.schema import Login
@@ -25,15 +25,16 @@ from hpcml.terminal import json_text, say, say_lines
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
+    from hpcml.remote.answers import Service
     from hpcml.runs import directories
 
 
 def add_options(parser: ArgumentParser) -> None:
     """Add what this verb takes."""
     parser.epilog = "On a login node, without --host, it prints the ssh commands for a laptop without hpcml."
-    commands.add_run(parser)
-    commands.add_site(parser)
-    commands.add_json(parser)
+    common.add_run(parser)
+    common.add_site(parser)
+    common.add_json(parser)
     parser.add_argument(
         "--host", metavar="HOST", default="", help="on a laptop: the login node as ssh knows it, or a site"
     )
@@ -48,8 +49,9 @@ def add_options(parser: ArgumentParser) -> None:
         "--route", metavar="ROUTE", default="", help="direct, twohop or srun (default: what the site allows)"
     )
     parser.add_argument(
-        "--patience", metavar="TIME", default="10m", help="how long a lost cluster is tried again (default 10m)"
+        "--retry-for", metavar="TIME", default="10m", help="how long a lost cluster is tried again (default 10m)"
     )
+    parser.add_argument("--patience", dest="retry_for", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     for hidden in ("--serve", "--relay"):  # what the laptop's hpcml says to the login node's
         parser.add_argument(hidden, default="", help=argparse.SUPPRESS)
 
@@ -73,7 +75,7 @@ def run(options: Namespace) -> int:
 def _local_run(options: Namespace) -> directories.Run | None:
     """Return the run if it is one of this machine's local site, whose sockets can be reached without ssh."""
     try:
-        run = commands.find_run(options)
+        run = common.find_run(options)
     except NotFoundError:
         return None
     return run if not run.job and run.submission else None
@@ -85,8 +87,7 @@ def _bridge(options: Namespace, run: directories.Run) -> int:
 
     environment = layers.process_environment()
     port = _port(options.port)
-    signal.signal(signal.SIGTERM, _interrupt)
-    signal.signal(signal.SIGHUP, _interrupt)
+    _end_by_signals()
     shown = _Shown(options, ssh_config.places(environment).files)
     try:
         local.keep(run, options.service, port, environment, _say, shown.show)
@@ -110,8 +111,8 @@ def _login(options: Namespace) -> Login | None:
     environment, site = layers.process_environment(), options.site or ""
     assignments = [*(options.set or ()), *([f"login.route={options.route}"] if options.route else [])]
     if options.host:
-        return login_of(options.host, environment, assignments, site=site, load=commands.load_site)
-    here = commands.load_site(site, environment, None, assignments).site
+        return login_of(options.host, environment, assignments, site=site, load=common.load_site)
+    here = common.load_site(site, environment, None, assignments).site
     if here.scheduler == "slurm":
         return None
     if here.login.host:
@@ -126,46 +127,54 @@ def _login(options: Namespace) -> Login | None:
 def _keep(options: Namespace, login: Login) -> int:
     from hpcml.remote.ssh import login as ssh_login
     from hpcml.remote.ssh.connection import Connection
-    from hpcml.remote.tunnel.client import Tunnel, Wish
+    from hpcml.remote.tunnel.client import Tunnel, TunnelRequest
 
     environment = layers.process_environment()
     port = _port(options.port)
     try:
-        patience = units.parse_seconds(options.patience)
+        retry_for = units.parse_seconds(options.retry_for)
     except ValueError as error:
-        raise UsageError(str(error), place="--patience", hint="Write --patience 10m.") from error
-    signal.signal(signal.SIGTERM, _interrupt)
-    signal.signal(signal.SIGHUP, _interrupt)
+        raise UsageError(str(error), place="--retry-for", hint="Write --retry-for 10m.") from error
+    _end_by_signals()
     connection = Connection(login, environment)
-    found = ssh_login.certificates(connection.known, environment)
-    if warning := ssh_login.warning(found, None, time.time(), login.renew):
+    certificates = ssh_login.certificates(connection.known, environment)
+    if warning := ssh_login.warning(certificates, None, time.time(), login.renew):
         _say(f"Note: {warning}.")
     shown = _Shown(options, connection.places.files)
     ask = _ask if sys.stdin.isatty() and sys.stderr.isatty() else None
-    kept = Tunnel(connection, Wish(options.run, options.service, login.route, port, patience), _say, shown.show, ask)
-    shown.tunnel_facts = lambda: ssh_login.warning(found, kept.facts.get("ends"), time.time(), login.renew)
+    request = TunnelRequest(options.run, options.service, login.route, port, retry_for)
+    tunnel = Tunnel(connection, request, _say, shown.show, ask)
+
+    def warning_now() -> str:
+        ends = tunnel.facts.ends if tunnel.facts else None
+        return ssh_login.warning(certificates, ends, time.time(), login.renew)
+
+    shown.warning = warning_now
     try:
-        kept.run()
+        tunnel.run()
     except KeyboardInterrupt:
-        name = kept.facts.get("run", options.run)
+        name = tunnel.facts.run if tunnel.facts else options.run
         _say("")
         _say(f"The tunnel is closed; the run goes on. Again: hpcml tunnel --host {login.host} {name}.")
         return 130
     finally:
-        kept.close()
+        tunnel.close()
         shown.remove()
     return 0
 
 
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
+def _end_by_signals() -> None:
+    """Have SIGTERM and SIGHUP end this command as Ctrl-C does."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
 
 
 def _port(text: str) -> int:
     if not text:
         return 0
     if not (text.isascii() and text.isdecimal() and 1024 <= int(text) <= 65535):
-        raise UsageError(f"'{text}' is no port", place="--port", hint="Give one from 1024 to 65535.")
+        hint = "Give one from 1024 to 65535."
+        raise UsageError(f"'{text}' is not a port number that can be used", place="--port", hint=hint)
     return int(text)
 
 
@@ -187,36 +196,34 @@ class _Shown:
         self.options, self.folder = options, folder
         self.opened = False
         self.pages: list[Path] = []
-        self.tunnel_facts: Any = lambda: ""
+        self.warning: Callable[[], str] = str
         self.last: tuple[int, str] = (0, "")
 
-    def show(self, port: int, service: dict[str, Any], token: str, route: str) -> None:
+    def show(self, port: int, service: Service, token: str, route: str) -> None:
         """Print the address; with the token only where nobody but the user reads it: on a terminal."""
-        from hpcml.remote.tunnel.routes import IN_WORDS
+        from hpcml.remote.tunnel.routes import MEANING
 
-        plain = f"http://127.0.0.1:{port}{service['path']}"
+        plain = f"http://127.0.0.1:{port}{service.path}"
         secret = f"{plain}?token={token}" if token else plain
         if self.options.json:
             facts = {
                 "url": plain,
                 "port": port,
                 "route": route,
-                "node": service["node"],
+                "node": service.node,
                 "pid": os.getpid(),
-                "token_file": service.get("token_file"),
+                "token_file": service.token_file or None,
             }
             say(json_text(facts))
         elif self.last != (port, token):
-            _say(
-                f"{self.options.service} on {service['node']}: {IN_WORDS[route]}. Ctrl-C ends the tunnel, not the run."
-            )
+            _say(f"{self.options.service} on {service.node}: {MEANING[route]}. Ctrl-C ends the tunnel, not the run.")
             say(secret if sys.stdout.isatty() else plain)
             if token and not sys.stdout.isatty():
-                _say(f"The token is in {service['token_file']}{'' if route == 'local' else ' (on the cluster)'}.")
-            if warning := self.tunnel_facts():
+                _say(f"The token is in {service.token_file}{'' if route == 'local' else ' (on the cluster)'}.")
+            if warning := self.warning():
                 _say(f"Note: {warning}.")
         else:
-            _say(f"Open again, on the same port: {IN_WORDS[route]}.")
+            _say(f"Open again, on the same port: {MEANING[route]}.")
         self.last = (port, token)
         if self.options.open and not self.opened:
             self.opened = True
@@ -249,7 +256,7 @@ def _run_of(options: Namespace) -> tuple[directories.Run, dict[str, str]]:
     from hpcml.runs import submit as submission
 
     environment = layers.process_environment()
-    return submission.adopt(commands.find_run(options), environment), environment
+    return submission.adopt(common.find_run(options), environment), environment
 
 
 def _print_commands(options: Namespace) -> int:
@@ -264,23 +271,24 @@ def _print_commands(options: Namespace) -> int:
         hint = f"{error.hint} On a laptop, name the cluster: hpcml tunnel --host HOST {options.run}."
         raise NotFoundError(error.message, place=error.place, hint=hint) from error
     service = server.service(run, options.service)
-    site = commands.load_site(options.site or "", environment, None, options.set or ()).site
+    site = common.load_site(options.site or "", environment, None, options.set or ()).site
     login = site.login.host or socket.getfqdn()
     port = _port(options.port) or probe.port_of(login, run.id, options.service)
     user = environment.get("USER", "")
-    told = server.lines(service, login, user, port)
+    lines = server.lines(service, login, user, port)
     if options.json:
-        commands.print_json({"run": run.id, "service": service, "commands": [words for _, words in told]})
+        common.print_json({"run": run.id, "service": service._asdict(), "commands": [line for _, line in lines]})
         return 0
     for line in ("On your laptop, with hpcml:", f"  hpcml tunnel --host {user}@{login} {run.id}", "", "Without hpcml:"):
         say(line)
-    for when, words in told:
-        for line in (*((f"  # {when}",) if when else ()), f"  {words}"):
-            say(line)
+    for when, line in lines:
+        if when:
+            say(f"  # {when}")
+        say(f"  {line}")
     say()
-    say(f"Then open http://127.0.0.1:{port}{service['path']}")
-    if service.get("token_file"):
-        say(f"and paste the token from: ssh {user}@{login} cat {service['token_file']}")
+    say(f"Then open http://127.0.0.1:{port}{service.path}")
+    if service.token_file:
+        say(f"and paste the token from: ssh {user}@{login} cat {service.token_file}")
     return 0
 
 
@@ -290,25 +298,20 @@ def _serve(options: Namespace) -> int:
 
     run, environment = _run_of(options)
     if options.serve == "feed":
-        server.feed(run, environment, _line)
+        server.feed(run, environment, lambda facts: say(json_text(facts.as_table())))
         return 0
     service = server.service(run, options.service)
     if options.serve == "hop":
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, _interrupt)
+        _end_by_signals()
         with contextlib.suppress(KeyboardInterrupt):
-            server.hop(service, environment, _line, _gone)
+            server.hop(service, environment, lambda path: say(json_text({"socket": path})), _gone)
         return 0
     if options.serve == "prepare":
-        _line(server.prepare(run, sys.stdin.readline(), environment))
+        say(json_text(server.prepare(run, sys.stdin.readline(), environment)))
         return 0
     if options.serve == "relay":
         server.relay(run, service, options.relay, environment)
     raise NotFoundError(f"There is no way to serve '{options.serve}'", place="--serve", hint="Is one hpcml older?")
-
-
-def _line(facts: Mapping[str, Any]) -> None:
-    say(json_text(facts))
 
 
 def _gone(seconds: float) -> bool:

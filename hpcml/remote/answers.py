@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from hpcml import files
 from hpcml.errors import ConfigError
@@ -18,207 +18,238 @@ from hpcml.errors import ConfigError
 LONGEST = 1 << 20  # bytes of one fact
 _TEXT = 16384  # characters of a text
 
-_RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}-\d{8}-\d{6}-[0-9a-f]{4}")
-_JOB = re.compile(r"(\d{1,20}([_+.]\d{1,10})?)?")
-_NODE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252})")
-_PATH = re.compile(r"/[^\x00-\x1f\x7f:]{0,4095}")  # a colon would divide a forward's words
-_PAGE = re.compile(r"/[A-Za-z0-9._~/%?&=+,;!$*()@:-]{0,2000}")
-_TOKEN_FILE = re.compile(r"/[^\x00-\x1f\x7f]*/attempts/\d{1,9}/secret/[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_TOKEN = re.compile(r"[A-Za-z0-9_.~-]{8,512}")
-_RELAY = re.compile(r"/[^\x00-\x1f\x7f]*/attempts/\d{1,9}/secret/relay-[A-Za-z0-9_]{1,64}")
-_HOST_KEY = re.compile(r"[a-z0-9@.-]{4,64} [A-Za-z0-9+/]{16,8192}={0,3}( [^\x00-\x1f\x7f]{0,200})?")
-_VERSION = re.compile(r"[A-Za-z0-9.+!-]{1,64}")
-_STATES = ("refused", "unknown", "queued", "starting", "running", "ending", "ended")
+Check = Callable[[Any], Any]  # returns a value of the right form, raises MalformedError for another
 
 
-class _WrongError(Exception):
-    """A fact has not its form."""
+class MalformedError(Exception):
+    """A fact has not its form; the message is its name."""
+
+
+class Service(NamedTuple):
+    """A web service of a run: its node, the unix socket there, the page to open and who answers on the page ``probe``.
+
+    ``token_file`` is the path of its token on the cluster; both of the last may be empty.
+    """
+
+    node: str
+    socket: str
+    path: str
+    identity: str
+    probe: str = ""
+    token_file: str = ""
+
+
+class RunFacts(NamedTuple):
+    """How a run stands and where its services are, as far as a tunnel to it has to know."""
+
+    run: str
+    job: str
+    state: str
+    words: str
+    estimate: str
+    services: Mapping[str, Service]
+    ends: float | None
+    exit_status: int | None
+    hint: str
+    quote: list[str]
+
+    def as_table(self) -> dict[str, Any]:
+        """Return the facts as they travel; :func:`of_run` reads them."""
+        return {**self._asdict(), "services": {name: service._asdict() for name, service in self.services.items()}}
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise _WrongError
+        raise MalformedError
     return value[:_TEXT]
 
 
-def _form(pattern: re.Pattern[str]) -> Callable[[Any], str]:
+def _some_text(value: Any) -> str:
+    if not _text(value):
+        raise MalformedError
+    return _text(value)
+
+
+def _form(pattern: str) -> Check:
+    compiled = re.compile(pattern)
+
     def check(value: Any) -> str:
-        if not isinstance(value, str) or not pattern.fullmatch(value):
-            raise _WrongError
+        if not isinstance(value, str) or not compiled.fullmatch(value):
+            raise MalformedError
         return value
 
     return check
 
 
-def _number(least: int, most: int) -> Callable[[Any], int]:
+def _number(least: int, most: int) -> Check:
     def check(value: Any) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-            raise _WrongError
+            raise MalformedError
         return value
 
     return check
 
 
-def _or_none(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _or_none(check: Check) -> Check:
     return lambda value: None if value is None else check(value)
 
 
-def _state(value: Any) -> str:
-    if value not in _STATES:
-        raise _WrongError
-    return str(value)
+def _or_empty(check: Check) -> Check:
+    return lambda value: check(value) if value else ""
 
 
 def _moment(value: Any) -> float:
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value) or abs(value) > 1e11:
-        raise _WrongError
+        raise MalformedError
     return float(value)
 
 
 def _texts(value: Any) -> list[str]:
     if not isinstance(value, list) or len(value) > 100:
-        raise _WrongError
+        raise MalformedError
     return [_text(item) for item in value]
 
 
 def _flag(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise _WrongError
+        raise MalformedError
     return value
 
 
-_SERVICE: dict[str, Callable[[Any], Any]] = {
-    "node": _form(_NODE),
-    "socket": _form(_PATH),
-    "path": _form(_PAGE),
-    "identity": _text,
+_node = _form(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252})")
+_path = _form(r"/[^\x00-\x1f\x7f:]{0,4095}")  # a colon would divide the parts of a forward
+_page = _form(r"/[A-Za-z0-9._~/%?&=+,;!$*()@:-]{0,2000}")
+_SECRETS = r"/[^\x00-\x1f\x7f]*/attempts/\d{1,9}/secret/"
+_run = _form(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}-\d{8}-\d{6}-[0-9a-f]{4}")
+_token = _form(r"[A-Za-z0-9_.~-]{8,512}")
+
+_SERVICE: dict[str, Check] = {
+    "node": _node,
+    "socket": _path,
+    "path": _page,
+    "identity": _some_text,
+    "probe": _or_empty(_page),
+    "token_file": _or_empty(_form(_SECRETS + "[A-Za-z0-9][A-Za-z0-9._-]{0,99}")),
 }
-_SERVICE_MAY: dict[str, Callable[[Any], Any]] = {"probe": _form(_PAGE), "token_file": _form(_TOKEN_FILE)}
 
 
-def _services(value: Any) -> dict[str, dict[str, Any]]:
+def service_of(facts: Any) -> Service:
+    """Return the record of a service; MalformedError names the part of it that has not its form."""
+    if not isinstance(facts, dict):
+        raise MalformedError("service")
+    return Service(**_table({"probe": "", "token_file": "", **facts}, _SERVICE))
+
+
+def _services(value: Any) -> dict[str, Service]:
     if not isinstance(value, dict) or len(value) > 20:
-        raise _WrongError
-    found = {}
-    for name, facts in value.items():
-        if not _NODE.fullmatch(name) or not isinstance(facts, dict):
-            raise _WrongError
-        service = _table(facts, _SERVICE)
-        service |= _table({key: facts[key] for key in _SERVICE_MAY if facts.get(key)}, _SERVICE_MAY, part=True)
-        if not service["identity"]:
-            raise _WrongError
-        found[name] = service
-    return found
+        raise MalformedError
+    return {_node(name): service_of(facts) for name, facts in value.items()}
 
 
-_RUN_FACTS: dict[str, Callable[[Any], Any]] = {
-    "run": _form(_RUN),
-    "job": _form(_JOB),
-    "state": _state,
+_RUN_FACTS: dict[str, Check] = {
+    "run": _run,
+    "job": _form(r"(\d{1,20}([_+.]\d{1,10})?)?"),
+    "state": _form("refused|unknown|queued|starting|running|ending|ended"),
     "words": _text,
     "estimate": _text,
-    "attempt": _or_none(_number(0, 10**9)),
     "services": _services,
     "ends": _or_none(_moment),
     "exit_status": _or_none(_number(-255, 255)),
-    "by": _text,
     "hint": _text,
     "quote": _texts,
-    "host": _text,
 }
-_CALL_FACTS: dict[str, Callable[[Any], Any]] = {
+_CALL_FACTS: dict[str, Check] = {
     "hello": _number(0, 10**6),
-    "version": _form(_VERSION),
-    "run": _form(_RUN),
-    "submitted": _form(_RUN),
+    "version": _form(r"[A-Za-z0-9.+!-]{1,64}"),
+    "run": _run,
+    "submitted": _run,
     "status": _number(0, 255),
 }
+_RELAY_FACTS: dict[str, Check] = {
+    "folder": _form(_SECRETS + "relay-[A-Za-z0-9_]{1,64}"),
+    "host_key": _form(r"[a-z0-9@.-]{4,64} [A-Za-z0-9+/]{16,8192}={0,3}( [^\x00-\x1f\x7f]{0,200})?"),
+}
 
 
-def _table(facts: dict[str, Any], forms: dict[str, Callable[[Any], Any]], *, part: bool = False) -> dict[str, Any]:
-    """Return the facts that have a form; a fact without one is not known here and left out."""
-    found = {}
+def _table(facts: dict[str, Any], forms: Mapping[str, Check], *, part: bool = False) -> dict[str, Any]:
+    """Return the facts that have a form, all of them unless a ``part`` is enough; others are left out."""
+    checked = {}
     for name, check in forms.items():
         if name not in facts and part:
             continue
         try:
-            found[name] = check(facts[name])
-        except (_WrongError, KeyError) as error:
-            raise _WrongError(name) from error
-    return found
+            checked[name] = check(facts[name])
+        except (MalformedError, KeyError) as error:
+            raise MalformedError(name) from error
+    return checked
 
 
 def wrong(host: str, what: str) -> ConfigError:
-    """Return the error for an answer that is none."""
+    """Return the error for an answer that cannot be used."""
     hint = "Is it the same hpcml? Update the older. If it is, tell the site's support: was the machine tampered with?"
     return ConfigError(f"What the hpcml on {host} says cannot be used: {what}", place=host, hint=hint)
 
 
-def _read(
-    line: str | bytes, host: str, forms: dict[str, Callable[[Any], Any]], *, part: bool = False
-) -> dict[str, Any]:
-    if len(line) > LONGEST:
+def _parsed(line: str | bytes, host: str, longest: float = LONGEST) -> dict[str, Any]:
+    if len(line) > longest:
         raise wrong(host, f"a fact of {len(line)} bytes")
     try:
         facts = files.parsed(json.loads, line if isinstance(line, str) else line.decode())
     except ValueError as error:
-        raise wrong(host, f"no JSON ({str(error)[:100]})") from error
+        raise wrong(host, f"not JSON ({str(error)[:100]})") from error
     if not isinstance(facts, dict):
-        raise wrong(host, "no table")
+        raise wrong(host, "not a table")
+    return facts
+
+
+def _checked(facts: dict[str, Any], host: str, forms: Mapping[str, Check], *, part: bool = False) -> dict[str, Any]:
     try:
         return _table(facts, forms, part=part)
-    except _WrongError as error:
-        raise wrong(host, f"its '{error}' has not the form of one") from error
+    except MalformedError as error:
+        raise wrong(host, f"its '{error}' is malformed") from error
 
 
-def of_run(line: str | bytes, host: str) -> dict[str, Any]:
-    """Return all that the other end of a tunnel says of a run.
+def of_run(line: str | bytes, host: str) -> RunFacts:
+    """Return what the other end of a tunnel says of a run.
 
     Raises
     ------
     ConfigError
         If it is something else.
     """
-    return _read(line, host, _RUN_FACTS)
+    return RunFacts(**_checked(_parsed(line, host), host, _RUN_FACTS))
 
 
 def of_call(line: str | bytes, host: str) -> dict[str, Any]:
     """Return what the login node says of a command that it runs for a laptop; its greeting comes with a version."""
-    found = _read(line, host, _CALL_FACTS, part=True)
-    if "hello" in found and "version" not in found:
+    facts = _checked(_parsed(line, host), host, _CALL_FACTS, part=True)
+    if "hello" in facts and "version" not in facts:
         raise wrong(host, "a greeting without a version")
-    return found
+    return facts
 
 
 def of_hop(line: str | bytes, host: str) -> str:
     """Return the socket on the login node that leads on to the service."""
-    return str(_read(line, host, {"socket": _form(_PATH), "answers": _flag})["socket"])
+    return str(_checked(_parsed(line, host), host, {"socket": _path})["socket"])
 
 
 def of_relay(line: str | bytes, host: str) -> tuple[str, str]:
     """Return the folder and the host key of an sshd that was prepared for this laptop."""
-    found = _read(line, host, {"folder": _form(_RELAY), "host_key": _form(_HOST_KEY)})
-    return str(found["folder"]), str(found["host_key"])
+    facts = _checked(_parsed(line, host), host, _RELAY_FACTS)
+    return facts["folder"], facts["host_key"]
 
 
 def of_token(text: str, host: str) -> str:
     """Return a service's token; nothing else goes into an address and a request's head."""
-    if not _TOKEN.fullmatch(text.strip()):
-        raise wrong(host, "no token")
-    return text.strip()
+    try:
+        return str(_token(text.strip()))
+    except MalformedError as error:
+        raise wrong(host, "not a token") from error
 
 
 def of_offer(line: bytes, host: str) -> dict[str, Any]:
     """Return what a run has for :command:`hpcml fetch`; its list of files is for :func:`entries_of` to check."""
-    try:
-        facts = files.parsed(json.loads, line.decode())
-    except ValueError as error:
-        raise wrong(host, f"no JSON ({str(error)[:100]})") from error
-    if not isinstance(facts, dict):
-        raise wrong(host, "no table")
-    try:
-        found = _table(facts, {"run": _form(_RUN)})
-        found |= _table(facts, {"others": _number(0, 10**9), "ended": _flag}, part=True)
-    except _WrongError as error:
-        raise wrong(host, f"its '{error}' has not the form of one") from error
-    return {**found, "files": facts.get("files")}
+    facts = _parsed(line, host, math.inf)  # a list of files is long; who reads the line bounds it
+    offer = _checked(facts, host, {"run": _run})
+    offer |= _checked(facts, host, {"others": _number(0, 10**9), "ended": _flag}, part=True)
+    return {**offer, "files": facts.get("files")}

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from hpcml.remote.answers import Service
 from hpcml.remote.tunnel import probe
 
-SERVICE = {"path": "/status", "identity": "Scheduler-1"}
+SERVICE = Service("n1", "/tmp/s", "/status", "Scheduler-1")
 
 
 @pytest.fixture

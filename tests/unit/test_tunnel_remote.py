@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from hpcml.errors import NotFoundError, StorageError, TunnelError
+from hpcml.remote import answers
+from hpcml.remote.answers import Service
 from hpcml.remote.tunnel import server
 from hpcml.runs import directories, status
 
-SERVICE = {"node": "n1", "socket": "/tmp/hpcml-x/dashboard.sock", "identity": "me", "path": "/status"}
+SERVICE: dict[str, Any] = {"node": "n1", "socket": "/tmp/hpcml-x/dashboard.sock", "identity": "me", "path": "/status"}
 
 
 @pytest.fixture
@@ -40,17 +42,17 @@ def diary(run: directories.Run, *names: str) -> None:
 
 
 def test_services_are_the_newest_attempt_s_and_end_with_it(run: directories.Run) -> None:
-    assert server.services(run) == (None, {})
+    assert server.services(run) == {}
     attempt(run, 9, dashboard=SERVICE | {"node": "old"})
     attempt(run, 10, dashboard=SERVICE, jupyter=SERVICE)
     (run.paths.attempt(10).service_of("x").parent / ".half.json").write_text("{")
-    number, found = server.services(run)
-    assert (number, sorted(found), found["dashboard"]["node"]) == (10, ["dashboard", "jupyter"], "n1")
-    assert server.service(run, "jupyter") == SERVICE
+    found = server.services(run)
+    assert (sorted(found), found["dashboard"].node) == (["dashboard", "jupyter"], "n1")
+    assert server.service(run, "jupyter") == Service(**SERVICE)
     with pytest.raises(NotFoundError, match="no nosuch"):
         server.service(run, "nosuch")
     run.paths.attempt(10).ended.write_text("{}")
-    assert server.services(run) == (10, {})
+    assert server.services(run) == {}
 
 
 def test_a_damaged_service_file_is_said(run: directories.Run) -> None:
@@ -58,6 +60,10 @@ def test_a_damaged_service_file_is_said(run: directories.Run) -> None:
     run.paths.attempt(0).service_of("dashboard").write_text("{")
     with pytest.raises(StorageError, match="not valid JSON"):
         server.services(run)
+    for name, value in (("socket", None), ("node", "-x"), ("identity", "")):
+        run.paths.attempt(0).service_of("dashboard").write_text(json.dumps(SERVICE | {name: value}))
+        with pytest.raises(StorageError, match=f"'{name}' is malformed"):
+            server.services(run)
 
 
 def test_an_end_counts_until_the_job_is_started_again(run: directories.Run) -> None:
@@ -78,8 +84,8 @@ def test_the_facts_say_when_the_time_limit_is(run: directories.Run) -> None:
     diary(run, "allocated")
     attempt(run, 0, dashboard=SERVICE)
     facts = server.facts(run, status.status(run, {}, ask=False))
-    assert (facts["ends"], facts["state"], facts["services"]) == (700.0, "starting", {"dashboard": SERVICE})
-    json.dumps(facts)
+    assert (facts.ends, facts.state, facts.services) == (700.0, "starting", {"dashboard": Service(**SERVICE)})
+    assert answers.of_run(json.dumps(facts.as_table()), "login") == facts
 
 
 @pytest.mark.parametrize(
@@ -87,20 +93,20 @@ def test_the_facts_say_when_the_time_limit_is(run: directories.Run) -> None:
 )
 def test_only_one_public_key_is_taken(run: directories.Run, sent: str) -> None:
     attempt(run, 0)
-    with pytest.raises(TunnelError, match="no public key"):
+    with pytest.raises(TunnelError, match="not a public key"):
         server.prepare(run, sent, {})
 
 
 def test_printed_commands_are_whole_words_to_a_shell() -> None:
-    odd = SERVICE | {"socket": "/scratch/my runs/it's/s"}
+    odd = Service(**SERVICE)._replace(socket="/scratch/my runs/it's/s")
     for _, command in server.lines(odd, "login", "me", 20001):
         words = shlex.split(command)
         assert words[0] == "ssh"
         if "mktemp" in command:
             inner = shlex.split(words[-1].replace("$(", "").replace(")", ""))
-            assert inner[-2].endswith(f":{odd['socket']}")
+            assert inner[-2].endswith(f":{odd.socket}")
         elif "PATH" not in command:
-            assert f"127.0.0.1:20001:{odd['socket']}" in words
+            assert f"127.0.0.1:20001:{odd.socket}" in words
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "{run}/submission.json", "{secret}/../control.json", "{secret}/../../../../x", "{secret}/link",

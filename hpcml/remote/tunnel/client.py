@@ -6,7 +6,7 @@ import random
 import re
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hpcml import subprocesses
 from hpcml.errors import (
@@ -20,6 +20,7 @@ from hpcml.errors import (
     TunnelError,
 )
 from hpcml.remote import answers
+from hpcml.remote.answers import RunFacts, Service
 from hpcml.remote.ssh import login
 from hpcml.remote.ssh.connection import Connection
 from hpcml.remote.tunnel import probe, routes
@@ -32,17 +33,20 @@ SETTLE, RETRY = 90.0, 10.0  # seconds that an open tunnel's node may be silent, 
 FIRST_DELAY, LONGEST_DELAY = 2.0, 120.0  # seconds between attempts to reach the cluster again
 WARN = (900.0, 300.0, 60.0)  # seconds before the run's end at which that is said
 _NEVER = ("never start", "held by")
-_ERROR = re.compile(r"hpcml: (?!note: )")  # how hpcml begins what it ends with
+_ERROR = re.compile(r"hpcml: (?!note: )")  # how hpcml begins the error that it ends with
+
+# Called with the port, the service, its token and the route when a tunnel is open.
+Opened = Callable[[int, Service, str, str], None]
 
 
-class Wish(NamedTuple):
+class TunnelRequest(NamedTuple):
     """What is wanted: which run and service, how, and for how long a lost cluster is tried again (seconds)."""
 
     run: str
     service: str = "dashboard"
     route: str = "auto"
     port: int = 0
-    patience: float = 600.0
+    retry_for: float = 600.0
 
 
 class Tunnel:
@@ -54,9 +58,8 @@ class Tunnel:
         The cluster; opened here, and left open for the next command.
     say
         Called with a sentence for the user.
-    up
-        Called with the port, the service, its token and the route whenever the tunnel is open on a new port or to a new
-        service.
+    opened
+        Called whenever the tunnel is open on a new port or to a new service.
     ask
         Asks the user to log in again and returns whether they will; None where nobody is at a terminal.
     """
@@ -64,18 +67,18 @@ class Tunnel:
     def __init__(
         self,
         connection: Connection,
-        wish: Wish,
+        request: TunnelRequest,
         say: Callable[[str], None],
-        up: Callable[[int, dict[str, Any], str, str], None],
+        opened: Opened,
         ask: Callable[[str], bool] | None = None,
     ) -> None:
-        self.connection, self.wish, self.say, self.up, self.ask = connection, wish, say, up, ask
-        self.facts: dict[str, Any] = {}
-        self.served: dict[str, Any] = {}
-        self.way: routes.Way | None = None
-        self.port = wish.port
-        self.shown: tuple[object, ...] = ()
-        self.told = ""
+        self.connection, self.request, self.say, self.opened, self.ask = connection, request, say, opened, ask
+        self.facts: RunFacts | None = None
+        self.service: Service | None = None  # what the route leads to
+        self.route: routes.OpenRoute | None = None
+        self.port = request.port
+        self.token = ""
+        self.shown: tuple[str, ...] = ()
         self.warned: set[float] = set()
         self.probed = 0.0
         self.misses = 0
@@ -91,23 +94,25 @@ class Tunnel:
         HpcmlError
             With the status that docs/exit-status.md gives each end but a good one.
         """
-        self.connection.open(ask=self.ask is not None)
+        connection = self.connection
+        connection.open(ask=self.ask is not None)
         while True:
-            feed = subprocesses.Child(
-                self.connection.hpcml("tunnel", "--serve", "feed", self.wish.run), self.connection.environment
-            )
+            words = connection.hpcml("tunnel", "--serve", "feed", self.request.run)
+            feed = subprocesses.Child(words, connection.environment)
             try:
                 if self._follow(feed):
                     return
             except LinkError:
-                self._drop()
+                self.close()
             finally:
                 feed.end()
             self._reconnect()
 
     def close(self) -> None:
         """Take back what this tunnel has open; the connection stays for the next command."""
-        self._drop()
+        if self.route is not None:
+            route, self.route = self.route, None
+            route.close(self.connection)
 
     # -- following -------------------------------------------------------------------------------------------------
 
@@ -118,85 +123,76 @@ class Tunnel:
             if time.monotonic() - heard > SILENT:
                 self.say(f"{self.connection.host} has said nothing for {SILENT:g} s; asking it anew.")
                 return False
-            subprocesses.wait([feed, *([self.way.child] if self.way else [])], TICK)
+            subprocesses.wait([feed, *([self.route.child] if self.route else [])], TICK)
             code = feed.code  # asked before its last lines are read, so that none is missed
             for line in feed.lines():
                 if line.startswith("{"):
                     heard = time.monotonic()
                     self.facts = answers.of_run(line, self.connection.host)
-                    if self.facts["state"] in ("ended", "refused"):
-                        self._drop()
+                    if self.facts.state in ("ended", "refused"):
+                        self.close()
                         tell_end(self.facts, self.say)
                         return True
-                    self._show()
+                    self._show(self.facts)
             if self.facts:
-                self._keep()
+                self._keep(self.facts)
             if code is not None:
                 if code != 255 and self.connection.alive():
                     raise _remote_failure(feed, self.connection)
-                self._drop()
+                self.close()
                 return False
 
-    def _show(self) -> None:
+    def _show(self, facts: RunFacts) -> None:
         """Say how the run stands, once for each change; nothing while the tunnel is open."""
-        facts = self.facts
-        words = str(facts["words"])
-        if facts["state"] == "queued" and any(sign in words for sign in _NEVER):
-            self._drop()
-            hint = f"Look at it: hpcml status {facts['run']}; end it: hpcml cancel {facts['run']}."
-            raise HpcmlError(
-                f"The run will not start: {words}", place=f"job {facts['job']}", hint=hint, status=UNAVAILABLE
-            )
-        estimate = ""
-        if facts["state"] == "queued":
-            estimate = facts["estimate"]
+        words = facts.words
+        if facts.state == "queued":
+            if any(sign in words for sign in _NEVER):
+                self.close()
+                hint = f"Look at it: hpcml status {facts.run}; end it: hpcml cancel {facts.run}."
+                message = f"The run will not start: {words}"
+                raise HpcmlError(message, place=f"job {facts.job}", hint=hint, status=UNAVAILABLE)
+            estimate = facts.estimate
             words += f"; Slurm's estimate of the start: {estimate}" if estimate else "; Slurm has no estimate yet"
-        shown = (facts["state"], words, estimate)
-        if shown != self.shown and self.way is None:
-            self.say(f"{facts['run']} is {facts['state']}: {words}.")
+        shown = (facts.state, words)
+        if shown != self.shown and self.route is None:
+            self.say(f"{facts.run} is {facts.state}: {words}.")
         self.shown = shown
 
-    def _keep(self) -> None:
+    def _keep(self, facts: RunFacts) -> None:
         """Have the tunnel lead to the run's service as it is now."""
-        service = self.facts["services"].get(self.wish.service)
-        if self.way and service != self.served:
+        name = self.request.service
+        service = facts.services.get(name)
+        if self.route and self.service and service != self.service:
             self.say(
-                f"The {self.wish.service} is gone from {self.served['node']}; waiting for the run to start again."
-                if not service
-                else f"The run is on {service['node']} now."
+                f"The run is on {service.node} now."
+                if service
+                else f"The {name} is gone from {self.service.node}; waiting for the run to start again."
             )
-            self._drop()
-        if service and self.way and not self.way.open():
+            self.close()
+        if self.route and self.route.child.code is not None:
             self.say("The way to the node was cut; making it anew.")
-            self._drop()
-        if service and self.way is None and time.monotonic() >= self.retry_at:
-            self.served = service
-            self._establish_or_wait()
-        now = time.monotonic()
-        if self.way and now - self.probed >= PROBE:
-            self.probed = now
-            self._look()
-        self._warn()
+            self.close()
+        if service and self.route is None and time.monotonic() >= self.retry_at:
+            self.service = service
+            self._open_or_wait(facts, service)
+        if self.route and service and time.monotonic() - self.probed >= PROBE:
+            self.probed = time.monotonic()
+            self._look(facts, service)
+        self._warn(facts)
 
-    def _look(self) -> None:
+    def _look(self, facts: RunFacts, service: Service) -> None:
         """Look through the open tunnel; a service that has not answered several times is gone."""
-        if not (wrong := probe.look(self.port, self.served, self.told)):
-            self.misses = 0
-            return
-        self.misses += 1
+        wrong = probe.look(self.port, service, self.token)
+        self.misses = self.misses + 1 if wrong else 0
         if self.misses >= MISSES:
-            raise self._gone(wrong)
+            hint = f"See what it said: hpcml logs {facts.run} scheduler (on the cluster)."
+            message = f"The {self.request.service} does not answer, and the run goes on: {wrong}"
+            raise ServiceGoneError(message, place=f"{service.node}:{service.socket}", hint=hint)
 
-    def _gone(self, wrong: str) -> ServiceGoneError:
-        hint = f"See what it said: hpcml logs {self.facts['run']} scheduler (on the cluster)."
-        words = f"The {self.wish.service} does not answer, and the run goes on: {wrong}"
-        return ServiceGoneError(words, place=f"{self.served['node']}:{self.served['socket']}", hint=hint)
-
-    def _warn(self) -> None:
-        ends = self.facts.get("ends")
-        if self.way is None or not ends:
+    def _warn(self, facts: RunFacts) -> None:
+        if self.route is None or not facts.ends:
             return
-        left = ends - time.time()
+        left = facts.ends - time.time()
         due = [limit for limit in WARN if left <= limit and limit not in self.warned]
         if due and left > 0:
             self.warned |= set(due)
@@ -204,38 +200,10 @@ class Tunnel:
 
     # -- opening ---------------------------------------------------------------------------------------------------
 
-    def _establish(self) -> None:
-        """Find a way to the service and see that it answers there; the first route that works is remembered."""
-        refused: list[HpcmlError] = []
-        for name in routes.in_order(self.connection, self.wish.route):
-            try:
-                way = routes.start(name, self.connection, self.facts, self.wish.service)
-            except (TunnelError, ServiceGoneError) as error:
-                refused.append(error)
-                continue
-            try:
-                wrong = self._through(way)
-            except BaseException:
-                way.close(self.connection)
-                raise
-            if not wrong:
-                self.way, self.probed, self.misses = way, time.monotonic(), 0
-                routes.remember(self.connection, name)
-                self.was_open = True
-                self.up(self.port, self.served, self.told, name)
-                return
-            if "closed" in wrong and way.missing(self.connection):
-                refused.append(ServiceGoneError(f"The socket is not on {self.served['node']}", place=name))
-                way.close(self.connection)
-                continue
-            way.close(self.connection)
-            refused.append(TunnelError(_forbidden(name, self.connection.host, self.served, wrong), place=name))
-        self._refused(refused)
-
-    def _establish_or_wait(self) -> None:
+    def _open_or_wait(self, facts: RunFacts, service: Service) -> None:
         """Open the tunnel; where it was open before, a failure may be the run's end, which Slurm tells later."""
         try:
-            self._establish()
+            self._open(facts, service)
             self.failing = 0.0
         except (TunnelError, ServiceGoneError) as error:
             now = time.monotonic()
@@ -246,62 +214,79 @@ class Tunnel:
                 self.say(f"{error.message}; waiting for what the cluster says of the run.")
             self.retry_at = time.monotonic() + RETRY
 
-    def _through(self, way: routes.Way) -> str:
-        """Put the way on a local port and look through it; return what is wrong, or nothing."""
-        first = self.port or probe.port_of(self.connection.host, self.facts["run"], self.wish.service)
-        for port in [first] if self.wish.port else probe.candidates(first):
-            if probe.is_free(port) and self.connection.forward(port, way.target, way.control):
-                way.port = port
+    def _open(self, facts: RunFacts, service: Service) -> None:
+        """Find a route to the service and see that it answers there; the first that works is remembered."""
+        refused: list[HpcmlError] = []
+        for name in routes.in_order(self.connection, self.request.route):
+            try:
+                route = routes.start(name, self.connection, facts, self.request.service)
+            except (TunnelError, ServiceGoneError) as error:
+                refused.append(error)
+                continue
+            try:
+                wrong = self._through(route, facts, service)
+                if wrong:
+                    refused.append(self._why(route, service, wrong))
+                    route.close(self.connection)
+                    continue
+            except BaseException:
+                route.close(self.connection)
+                raise
+            self.route, self.probed, self.misses = route, time.monotonic(), 0
+            routes.remember(self.connection, name)
+            self.was_open = True
+            self.opened(self.port, service, self.token, name)
+            return
+        quote = tuple(f"{error.place}: {error.message}" for error in refused)
+        if any(isinstance(error, ServiceGoneError) for error in refused):
+            hint = f"Look at the run: hpcml status {facts.run} (on the cluster)."
+            message = f"The {self.request.service}'s socket is not on {service.node}"
+            raise ServiceGoneError(message, place=service.socket, hint=hint, quote=quote)
+        hint = "Show these lines to the site's support; without ssh and srun --overlap there is no safe way in."
+        message = f"The site lets no tunnel through to {service.node}"
+        raise TunnelError(message, place=self.connection.host, hint=hint, quote=quote)
+
+    def _through(self, route: routes.OpenRoute, facts: RunFacts, service: Service) -> str:
+        """Put the route on a local port and look through it; return what is wrong, or nothing."""
+        first = self.port or probe.port_of(self.connection.host, facts.run, self.request.service)
+        for port in [first] if self.request.port else probe.candidates(first):
+            if probe.is_free(port) and self.connection.forward(port, route.target, route.control):
+                route.port = port
                 break
         else:
-            hint = "Give another with --port." if self.wish.port else "Give one with --port."
-            words = f"Port {first} of this laptop is taken" + ("" if self.wish.port else ", and so are the next")
-            raise HpcmlError(words, place="127.0.0.1", hint=hint, status=UNAVAILABLE)
+            raise port_taken(first, chosen=bool(self.request.port))
         if self.port and port != self.port:
             self.say(f"Port {self.port} has been taken by another program; the tunnel is on {port} now.")
-        self.told = self._token()
-        wrong = probe.look(port, self.served, self.told)
+        self.token = self._token_of(service)
+        wrong = probe.look(port, service, self.token)
         if not wrong:
             self.port = port
         return wrong
 
-    def _token(self) -> str:
+    def _token_of(self, service: Service) -> str:
         """Read the service's token over ssh, if it has one; it is kept in memory alone."""
-        file = self.served.get("token_file")
-        if not file:
+        if not service.token_file:
             return ""
-        answer = self.connection.run(self.connection.command(["cat", "--", str(file)]))
+        answer = self.connection.run(self.connection.command(["cat", "--", service.token_file]))
         if answer.code != 0:
-            raise ServiceGoneError("The service's token cannot be read", place=str(file), hint=answer.text[-200:])
+            message = "The service's token cannot be read"
+            raise ServiceGoneError(message, place=service.token_file, hint=answer.text[-200:])
         return answers.of_token(answer.out, self.connection.host)
 
-    def _refused(self, errors: list[HpcmlError]) -> None:
-        quote = tuple(f"{error.place}: {error.message}" for error in errors)
-        missing = [error for error in errors if isinstance(error, ServiceGoneError)]
-        node = self.served["node"]
-        if missing:
-            hint = f"Look at the run: hpcml status {self.facts['run']} (on the cluster)."
-            raise ServiceGoneError(
-                f"The {self.wish.service}'s socket is not on {node}",
-                place=self.served["socket"],
-                hint=hint,
-                quote=quote,
-            )
-        hint = "Show these lines to the site's support; without ssh and srun --overlap there is no safe way in."
-        raise TunnelError(
-            f"The site lets no tunnel through to {node}", place=self.connection.host, hint=hint, quote=quote
-        )
-
-    def _drop(self) -> None:
-        if self.way is not None:
-            way, self.way = self.way, None
-            way.close(self.connection)
+    def _why(self, route: routes.OpenRoute, service: Service, wrong: str) -> HpcmlError:
+        """Return what it means that a route opened and then did not carry the right answer."""
+        if "closed" not in wrong:
+            return TunnelError(wrong, place=route.name)
+        if route.missing(self.connection):
+            return ServiceGoneError(f"The socket is not on {service.node}", place=route.name)
+        hop = self.connection.host if route.name == "twohop" else service.node
+        return TunnelError(f"{hop} forbids forwarding, or the socket is gone ({wrong})", place=route.name)
 
     # -- mending ---------------------------------------------------------------------------------------------------
 
     def _reconnect(self) -> None:
         """Reach the cluster again: at growing distances, within the budget of logins, and asking nobody unasked."""
-        lost, delay = time.monotonic(), FIRST_DELAY
+        lost, delay, most = time.monotonic(), FIRST_DELAY, self.request.retry_for
         if self.connection.alive():
             return
         self.say(f"The link to {self.connection.host} is lost; trying again on the same port.")
@@ -311,14 +296,10 @@ class Tunnel:
                 self.say("The link is back.")
                 return
             except LinkError as error:
-                if time.monotonic() - lost > self.wish.patience:
-                    raise LinkError(
-                        f"{self.connection.host} could not be reached for {self.wish.patience:g} s",
-                        place=error.place,
-                        hint=error.hint,
-                        quote=error.quote,
-                    ) from error
-            time.sleep(min(delay, self.wish.patience) * random.uniform(0.8, 1.2))  # noqa: S311 - no secret
+                if time.monotonic() - lost > most:
+                    message = f"{self.connection.host} could not be reached for {most:g} s"
+                    raise LinkError(message, place=error.place, hint=error.hint, quote=error.quote) from error
+            time.sleep(min(delay, most) * random.uniform(0.8, 1.2))  # noqa: S311 - no secret
             delay = min(delay * 2, LONGEST_DELAY)
 
     def _log_in_again(self) -> None:
@@ -332,39 +313,36 @@ class Tunnel:
 
     def _not_with_an_ended_certificate(self) -> None:
         """Raise where a login is bound to fail: it would count as one, and sites block who fails too often."""
-        ends = [found.ends for found in login.certificates(self.connection.known, self.connection.environment)]
-        now = time.time()
-        if ends and max(ends) <= now:
-            words = f"The link is lost, and your certificate ended at {login.clock(max(ends), now)}"
+        certificates = login.certificates(self.connection.known, self.connection.environment)
+        ends, now = max((certificate.ends for certificate in certificates), default=float("inf")), time.time()
+        if ends <= now:
+            message = f"The link is lost, and your certificate ended at {login.clock(ends, now)}"
             again = self.connection.login.renew or "ask your site how"
             hint = f"Get a new certificate, then start the tunnel again: {again}."
-            raise LoginNeededError(words, place=self.connection.host, hint=hint)
+            raise LoginNeededError(message, place=self.connection.host, hint=hint)
 
 
-def _forbidden(name: str, host: str, service: dict[str, Any], wrong: str) -> str:
-    """Return which hop lets no forward through, for a way that opened and then carried nothing."""
-    hop = host if name == "twohop" else str(service["node"])
-    if "closed" in wrong:
-        return f"{hop} forbids forwarding, or the socket is gone ({wrong})"
-    return wrong
+def port_taken(first: int, *, chosen: bool) -> HpcmlError:
+    """Return the error for a port of this machine that is taken; one that nobody chose was followed by others."""
+    hint = "Give another with --port." if chosen else "Give one with --port."
+    message = f"Port {first} of this laptop is taken" + ("" if chosen else ", and so are the next")
+    return HpcmlError(message, place="127.0.0.1", hint=hint, status=UNAVAILABLE)
 
 
 def _remote_failure(feed: subprocesses.Child, connection: Connection) -> HpcmlError:
     """Return why the login node's hpcml ended, in its own words."""
-    said = [line for line in feed.errors.splitlines() if line.strip()]
-    if feed.code == 127 or (feed.code is not None and any("not found" in line for line in said[-1:])):
-        return connection.no_hpcml(said[-3:])
-    said = said[next((place for place, line in enumerate(said) if _ERROR.match(line)), 0) :]  # a shell may say more
-    words = said[0].removeprefix("hpcml: ") if said else f"hpcml on {connection.host} ended with status {feed.code}"
-    status = feed.code if feed.code in MEANING else CONFIG  # killed here, or no hpcml
-    return HpcmlError(words, place=connection.host, hint=" ".join(said[1:]), status=status)
+    lines = [line for line in feed.errors.splitlines() if line.strip()]
+    if feed.code == 127 or any("not found" in line for line in lines[-1:]):
+        return connection.no_hpcml(lines[-3:])
+    lines = lines[next((place for place, line in enumerate(lines) if _ERROR.match(line)), 0) :]  # a shell may say more
+    message = lines[0].removeprefix("hpcml: ") if lines else f"hpcml there ended with status {feed.code}"
+    status = feed.code if feed.code in MEANING else CONFIG  # killed here, or not hpcml's
+    return HpcmlError(message, place=connection.host, hint=" ".join(lines[1:]), status=status)
 
 
-def tell_end(facts: dict[str, Any], say: Callable[[str], None]) -> None:
+def tell_end(facts: RunFacts, say: Callable[[str], None]) -> None:
     """Say how the run ended; raise unless it ended well."""
-    say(f"{facts['run']} has ended: {facts['words']}.")
-    if facts["exit_status"]:
-        words = f"The run ended with status {facts['exit_status']}: {facts['words']}"
-        raise HpcmlError(
-            words, place=str(facts["run"]), hint=str(facts["hint"]), status=UNAVAILABLE, quote=tuple(facts["quote"])
-        )
+    say(f"{facts.run} has ended: {facts.words}.")
+    if facts.exit_status:
+        message = f"The run ended with status {facts.exit_status}: {facts.words}"
+        raise HpcmlError(message, place=facts.run, hint=facts.hint, status=UNAVAILABLE, quote=tuple(facts.quote))

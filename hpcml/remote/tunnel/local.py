@@ -7,15 +7,15 @@ import os
 import socket
 import socketserver
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from hpcml import files
-from hpcml.errors import UNAVAILABLE, HpcmlError, ServiceGoneError
-from hpcml.remote.tunnel import probe
-from hpcml.remote.tunnel import server as tunnel_remote
-from hpcml.remote.tunnel.client import tell_end
+from hpcml.errors import ServiceGoneError
+from hpcml.remote.answers import RunFacts, Service
+from hpcml.remote.tunnel import probe, server
+from hpcml.remote.tunnel.client import Opened, port_taken, tell_end
 from hpcml.runs import directories
 
 TABLE = Path("/proc/net/tcp")  # Linux' list of connections, with whose they are (proc_pid_net(5))
@@ -92,8 +92,54 @@ def owner(client: tuple[str, int], server: tuple[Any, ...], table: Path = TABLE)
         lines = table.read_text().splitlines()[1:]
     except OSError:
         return None
-    found = [fields for line in lines if (fields := line.split())[1:3] == wanted]
-    return int(found[0][_OWNER]) if found else -1
+    owners = [int(fields[_OWNER]) for line in lines if (fields := line.split())[1:3] == wanted]
+    return owners[0] if owners else -1
+
+
+class _Local:
+    """The way to one service of a run of this machine."""
+
+    def __init__(self, run: directories.Run, name: str, port: int, say: Callable[[str], None], opened: Opened) -> None:
+        self.run, self.name, self.port, self.say, self.opened = run, name, port, say, opened
+        self.service: Service | None = None
+        self.bridge: Bridge | None = None
+        self.shown = ""
+        self.last: RunFacts | None = None
+
+    def follow(self, facts: RunFacts) -> None:
+        """Have the port lead to the service as it is now."""
+        self.last, service = facts, facts.services.get(self.name)
+        if service is None and self.bridge is None and facts.words != self.shown:
+            self.shown = facts.words
+            self.say(f"{facts.run} is {facts.state}: {facts.words}.")
+        if service != self.service:
+            self.close()
+            self.service = service
+            if service:
+                self._open(service)
+
+    def _open(self, service: Service) -> None:
+        token = ""
+        if service.token_file:
+            with directories.storage(Path(service.token_file)):
+                token = files.read(Path(service.token_file), 4096).decode(errors="replace").strip()
+        first = self.port or probe.port_of("", self.run.id, self.name)
+        for number in [first] if self.port else probe.candidates(first):
+            try:
+                self.bridge = Bridge(number, service.socket)
+            except OSError:
+                continue
+            if wrong := probe.look(number, service, token):
+                hint = f"Look at it: hpcml status {self.run.id}."
+                raise ServiceGoneError(f"The {self.name} does not answer: {wrong}", place=service.socket, hint=hint)
+            self.opened(number, service, token, "local")
+            return
+        raise port_taken(first, chosen=bool(self.port))
+
+    def close(self) -> None:
+        if self.bridge is not None:
+            self.bridge.close()
+            self.bridge = None
 
 
 def keep(
@@ -102,7 +148,7 @@ def keep(
     port: int,
     environment: Mapping[str, str],
     say: Callable[[str], None],
-    up: Callable[[int, dict[str, Any], str, str], None],
+    opened: Opened,
 ) -> None:
     """Have a port of this machine lead to a service of the run, until the run has ended.
 
@@ -110,65 +156,18 @@ def keep(
     ----------
     port
         The port that the user chose; 0 for the one that the run's service always has, or the next that is free.
-    up
-        Called with the port, the service, its token and "local" when the way is open.
+    opened
+        Called when the way is open; its route is "local".
 
     Raises
     ------
     HpcmlError
         If no port is free, the service does not answer, or the run did not end well.
     """
-    state: dict[str, Any] = {"served": None, "bridge": None, "shown": ""}
-
-    def heed(facts: dict[str, Any]) -> None:
-        service = facts["services"].get(name)
-        if service is None and state["bridge"] is None and facts["words"] != state["shown"]:
-            state["shown"] = facts["words"]
-            say(f"{facts['run']} is {facts['state']}: {facts['words']}.")
-        if service != state["served"]:
-            _close(state)
-            state["served"] = service
-            if service:
-                state["bridge"], token = _open(run, name, port, service)
-                up(state["bridge"].port, service, token, "local")
-        state["last"] = facts
-
+    local = _Local(run, name, port, say, opened)
     try:
-        tunnel_remote.feed(run, environment, heed)
+        server.feed(run, environment, local.follow)
     finally:
-        _close(state)
-    tell_end(state["last"], say)
-
-
-def _close(state: dict[str, Any]) -> None:
-    if state["bridge"] is not None:
-        state["bridge"].close()
-        state["bridge"] = None
-
-
-def _open(run: directories.Run, name: str, port: int, service: dict[str, Any]) -> tuple[Bridge, str]:
-    token = ""
-    if service.get("token_file"):
-        with directories.storage(Path(service["token_file"])):
-            token = files.read(Path(service["token_file"]), 4096).decode(errors="replace").strip()
-    for number in _ports(run, name, port):
-        try:
-            bridge = Bridge(number, service["socket"])
-        except OSError:
-            continue
-        if wrong := probe.look(number, service, token):
-            bridge.close()
-            words = f"The {name} does not answer: {wrong}"
-            raise ServiceGoneError(words, place=service["socket"], hint=f"Look at it: hpcml status {run.id}.")
-        return bridge, token
-    hint = "Give another with --port." if port else "Give one with --port."
-    raise HpcmlError(
-        "The port is taken" if port else "Twenty ports are taken",
-        place=f"127.0.0.1:{port or '20000…'}",
-        hint=hint,
-        status=UNAVAILABLE,
-    )
-
-
-def _ports(run: directories.Run, name: str, port: int) -> Iterator[int]:
-    return iter([port] if port else probe.candidates(probe.port_of("", run.id, name)))
+        local.close()
+    if local.last is not None:
+        tell_end(local.last, say)

@@ -6,10 +6,9 @@ import hashlib
 import http.client
 import json
 import socket
-from collections.abc import Mapping
-from typing import Any
 
 from hpcml import files
+from hpcml.remote.answers import Service
 
 FIRST, SPAN, TRIES = 20000, 10000, 20
 TIMEOUT = 5.0  # seconds for an answer through the tunnel
@@ -37,27 +36,41 @@ def is_free(port: int) -> bool:
     return True
 
 
-def look(port: int, service: Mapping[str, Any], token: str = "") -> str:
-    """Ask the service for its identity; return nothing if it is the one, else what is wrong in a few words."""
-    page = str(service.get("probe") or service["path"])
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
-    headers = {"Authorization": f"token {token}"} if token else {}
+def get(address: int | str, page: str, token: str = "") -> tuple[int, bytes]:
+    """Return the status and the first MiB of a page, by a port of 127.0.0.1 or the path of a unix socket.
+
+    Raises
+    ------
+    OSError, http.client.HTTPException
+        If nobody speaks HTTP there, or not in time.
+    """
+    connection = http.client.HTTPConnection("127.0.0.1", address if isinstance(address, int) else None, timeout=TIMEOUT)
     try:
-        connection.request("GET", page, headers=headers)
+        if isinstance(address, str):
+            connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            connection.sock.settimeout(TIMEOUT)
+            connection.sock.connect(address)
+        connection.request("GET", page, headers={"Authorization": f"token {token}"} if token else {})
         answer = connection.getresponse()
-        body = answer.read(1 << 20)
+        return answer.status, answer.read(1 << 20)
+    finally:
+        connection.close()
+
+
+def look(port: int, service: Service, token: str = "") -> str:
+    """Ask the service for its identity; return nothing if it is the one, else what is wrong in a few words."""
+    try:
+        status, body = get(port, service.probe or service.path, token)
     except TimeoutError:
         return "it does not answer in time"
     except (OSError, http.client.HTTPException) as error:
         return f"the connection is closed at once ({type(error).__name__})"
-    finally:
-        connection.close()
-    if answer.status != 200:
-        return f"it answers with status {answer.status}"
+    if status != 200:
+        return f"it answers with status {status}"
     try:
-        said = files.parsed(json.loads, body.decode())
+        facts = files.parsed(json.loads, body.decode())
     except ValueError:
         return "something else answers"
-    if not isinstance(said, dict) or service["identity"] not in said.values():
+    if not isinstance(facts, dict) or service.identity not in facts.values():
         return "another service answers"
     return ""

@@ -8,46 +8,38 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
 from hpcml import files, subprocesses
 from hpcml.errors import HostKeyError, HpcmlError, ServiceGoneError, TunnelError
 from hpcml.remote import answers
+from hpcml.remote.answers import RunFacts
 from hpcml.remote.ssh import config, login
 from hpcml.remote.ssh.connection import Connection, literal, proxy
 
-ROUTES = ("direct", "twohop", "srun")
-IN_WORDS = {
+MEANING = {
     "direct": "ssh through the login node to the node",
     "twohop": "two hops, by a socket on the login node",
     "srun": "sshd in a job step, over srun's input and output",
     "local": "no ssh, as the run is on this machine",
 }
-READY = {"direct": 20.0, "twohop": 25.0, "srun": 40.0}  # seconds until a way has to be there
+ROUTES = ("direct", "twohop", "srun")
+READY = {"direct": 20.0, "twohop": 25.0, "srun": 40.0}  # seconds until a route has to be open
 
 
-class Way:
-    """A way that is open: forwards to ``target`` go over ``control``, for as long as ``child`` lives."""
+class OpenRoute:
+    """A route that is open: forwards to ``target`` go over ``control``, for as long as ``child`` lives."""
 
     def __init__(
         self, name: str, child: subprocesses.Child, control: Path, target: str, folder: Path | None = None
     ) -> None:
         self.name, self.child, self.control, self.target, self.folder = name, child, control, target, folder
         self.port = 0
-        self.cleanup: list[str] = []  # words of a command that leaves nothing behind on the cluster
-
-    def open(self) -> bool:
-        """Whether its process lives."""
-        return self.child.code is None
-
-    def said(self) -> str:
-        """Return what its process complained of."""
-        return self.child.errors
+        self.cleanup: list[str] = []  # a command that leaves nothing behind on the cluster
 
     def missing(self, connection: Connection) -> bool:
-        """Whether the socket is surely not there, by a look through a way that gives a shell."""
+        """Whether the socket is surely not there, by a look through a route that gives a shell."""
         if self.name != "direct":
             return False
         words = connection.command(["test", "-S", self.target], self.control)
@@ -68,15 +60,8 @@ class Way:
             self.control.unlink(missing_ok=True)
 
 
-def start(name: str, connection: Connection, facts: Mapping[str, Any], service_name: str) -> Way:
-    """Open one way to a service of a run and return it when forwards can be made.
-
-    Parameters
-    ----------
-    name
-        One of :data:`ROUTES`.
-    facts
-        The run, as its login node says (:func:`hpcml.tunnel_remote.facts`).
+def start(name: str, connection: Connection, facts: RunFacts, service: str) -> OpenRoute:
+    """Open one of :data:`ROUTES` to a service of a run and return it when forwards can be made.
 
     Raises
     ------
@@ -89,25 +74,31 @@ def start(name: str, connection: Connection, facts: Mapping[str, Any], service_n
     LinkError
         If the connection to the login node is gone.
     """
-    service = facts["services"][service_name]
-    make = {"direct": _direct, "twohop": _twohop, "srun": _srun}[name]
-    return make(connection, facts, service, service_name)
+    return {"direct": _direct, "twohop": _twohop, "srun": _srun}[name](connection, facts, service)
 
 
 def _control(connection: Connection) -> Path:
     return config.control_socket(connection.places.control, f"{connection.name}-{os.urandom(4).hex()}")
 
 
-def _direct(connection: Connection, _: Mapping[str, Any], service: Mapping[str, Any], __: str) -> Way:
+def _serve(connection: Connection, what: str, facts: RunFacts, service: str, *options: str) -> list[str]:
+    """Return the arguments that have the login node's hpcml serve this tunnel."""
+    return connection.hpcml("tunnel", "--serve", what, *options, "--service", service, facts.run)
+
+
+def _direct(connection: Connection, facts: RunFacts, service: str) -> OpenRoute:
     """The laptop is let in by the node itself; the login node only passes bytes on."""
-    node, control = str(service["node"]), _control(connection)
-    jump = proxy([*connection.over(), connection.host], destination=True)
+    node, control = facts.services[service].node, _control(connection)
     settings = config.options(
-        ControlMaster="yes", ControlPersist="no", ClearAllForwardings="yes", BatchMode="yes", ProxyCommand=jump
+        ControlMaster="yes",
+        ControlPersist="no",
+        ClearAllForwardings="yes",
+        BatchMode="yes",
+        ProxyCommand=proxy([*connection.over(), connection.host], destination=True),
     )
     words = ["ssh", "-F", str(connection.file), "-S", literal(str(control)), "-NT", *settings]
     child = subprocesses.Child([*words, *_as_on_login(connection, node), "--", node], connection.environment)
-    return _wait(Way("direct", child, control, str(service["socket"])), connection)
+    return _wait(OpenRoute("direct", child, control, facts.services[service].socket), connection)
 
 
 def _as_on_login(connection: Connection, node: str) -> list[str]:
@@ -122,40 +113,34 @@ def _as_on_login(connection: Connection, node: str) -> list[str]:
     return words
 
 
-def _twohop(connection: Connection, facts: Mapping[str, Any], _: Mapping[str, Any], service_name: str) -> Way:
+def _twohop(connection: Connection, facts: RunFacts, service: str) -> OpenRoute:
     """The login node is let in by the node; a socket in a folder of the user's own lies between the two."""
-    words = connection.hpcml("tunnel", "--serve", "hop", "--service", service_name, facts["run"])
-    child = subprocesses.Child(words, connection.environment)
-    way = Way("twohop", child, connection.control, "")
+    child = subprocesses.Child(_serve(connection, "hop", facts, service), connection.environment)
+    route = OpenRoute("twohop", child, connection.control, "")
     deadline = time.monotonic() + READY["twohop"]
     try:
         while child.code is None and time.monotonic() < deadline:
             subprocesses.wait([child], 0.2)
             for line in child.lines():
                 if line.startswith("{"):
-                    way.target = answers.of_hop(line, connection.host)
-                    return way
-        _fail(way, connection)
+                    route.target = answers.of_hop(line, connection.host)
+                    return route
+        _fail(route, connection)
     except BaseException:
-        way.close(connection)
+        route.close(connection)
         raise
-    return way
 
 
-def _srun(connection: Connection, facts: Mapping[str, Any], service: Mapping[str, Any], service_name: str) -> Way:
+def _srun(connection: Connection, facts: RunFacts, service: str) -> OpenRoute:
     """Nobody is let in by the node: an sshd in a job step speaks over srun's input and output, and opens no port."""
     _sweep(connection.places.files)
     folder = Path(tempfile.mkdtemp(prefix=f"session-{os.getpid()}-", dir=connection.places.files))
     try:
-        key, public = _session_key(folder, connection)
-        words = connection.hpcml("tunnel", "--serve", "prepare", "--service", service_name, facts["run"])
-        answer = connection.run(words, 30.0, public)
+        key, known_hosts, public = folder / "key", folder / "known_hosts", _session_key(folder, connection)
+        answer = connection.run(_serve(connection, "prepare", facts, service), 30.0, public)
         remote, host_key = _prepared(answer, connection)
-        name = f"hpcml-job-{facts['job']}"
-        files.write(folder / "known_hosts", f"{name} {host_key}\n")
-        relay = ["tunnel", "--serve", "relay", "--relay", Path(remote).name, "--service", service_name, facts["run"]]
-        jump = proxy(connection.hpcml(*relay))
-        control = _control(connection)
+        name, control = f"hpcml-job-{facts.job}", _control(connection)
+        files.write(known_hosts, f"{name} {host_key}\n")
         settings = config.options(
             ControlMaster="yes",
             ControlPersist="no",
@@ -164,30 +149,30 @@ def _srun(connection: Connection, facts: Mapping[str, Any], service: Mapping[str
             IdentityFile=str(key),
             IdentityAgent="none",
             PreferredAuthentications="publickey",
-            UserKnownHostsFile=str(folder / "known_hosts"),
-            GlobalKnownHostsFile=str(folder / "known_hosts"),
+            UserKnownHostsFile=str(known_hosts),
+            GlobalKnownHostsFile=str(known_hosts),
             StrictHostKeyChecking="yes",
             HostKeyAlias=name,
             ServerAliveInterval="15",
             ForwardAgent="no",
-            ProxyCommand=jump,
+            ProxyCommand=proxy(_serve(connection, "relay", facts, service, "--relay", Path(remote).name)),
             User=connection.user,
         )
         words = ["ssh", "-F", "none", "-S", literal(str(control)), "-NT", *settings, "--", name]
         child = subprocesses.Child(words, connection.environment)
-        way = Way("srun", child, control, str(service["socket"]), folder)
-        way.cleanup = connection.command(["rm", "-rf", "--", remote])
+        route = OpenRoute("srun", child, control, facts.services[service].socket, folder)
+        route.cleanup = connection.command(["rm", "-rf", "--", remote])
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    return _wait(way, connection)
+    return _wait(route, connection)
 
 
 def _prepared(answer: subprocesses.Answer, connection: Connection) -> tuple[str, str]:
     """Return the folder and the host key of the sshd that the login node prepared."""
-    if not (told := _last(answer.out)).startswith("{"):
+    if not (line := _last(answer.out)).startswith("{"):
         raise TunnelError(f"The login node prepared nothing: {_last(answer.text)}", place="srun")
-    return answers.of_relay(told, connection.host)
+    return answers.of_relay(line, connection.host)
 
 
 def _sweep(notes: Path) -> None:
@@ -198,46 +183,45 @@ def _sweep(notes: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _session_key(folder: Path, connection: Connection) -> tuple[Path, bytes]:
-    """Make a key for one tunnel; return its path and its public half."""
-    key = folder / "key"
-    words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "hpcml", "-f", str(key)]
-    made = subprocesses.run(words, connection.environment, 20.0)
-    if made.code != 0:
-        raise TunnelError(f"No key could be made: {made.text}", place="ssh-keygen")
-    return key, key.with_suffix(".pub").read_bytes()
+def _session_key(folder: Path, connection: Connection) -> bytes:
+    """Make a key for one tunnel; return its public half."""
+    words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "hpcml", "-f", str(folder / "key")]
+    answer = subprocesses.run(words, connection.environment, 20.0)
+    if answer.code != 0:
+        raise TunnelError(f"No key could be made: {answer.text}", place="ssh-keygen")
+    return (folder / "key.pub").read_bytes()
 
 
-def _wait(way: Way, connection: Connection) -> Way:
+def _wait(route: OpenRoute, connection: Connection) -> OpenRoute:
     """Wait for the control socket, which ssh makes once it is let in."""
-    deadline = time.monotonic() + READY[way.name]
+    deadline = time.monotonic() + READY[route.name]
     try:
-        while not way.control.exists():
-            if way.child.code is not None or time.monotonic() > deadline:
-                _fail(way, connection)
-            subprocesses.wait([way.child], 0.02)
-            way.child.lines()
+        while not route.control.exists():
+            if route.child.code is not None or time.monotonic() > deadline:
+                _fail(route, connection)
+            subprocesses.wait([route.child], 0.02)
+            route.child.lines()
     except BaseException:
-        way.close(connection)
+        route.close(connection)
         raise
-    return way
+    return route
 
 
-def _fail(way: Way, connection: Connection) -> None:
-    """Raise what a way that did not open means."""
-    way.child.end()
-    said = way.said()
+def _fail(route: OpenRoute, connection: Connection) -> NoReturn:
+    """Raise what a route that did not open means."""
+    route.child.end()
+    said = route.child.errors
     if not connection.alive():
         raise connection.gone()
-    if re.search(r"the socket is not on|The socket is not on", said, re.IGNORECASE):
-        raise ServiceGoneError(_last(said).removeprefix("hpcml: "), place=way.name)
+    if "the socket is not on" in said.lower():
+        raise ServiceGoneError(_last(said).removeprefix("hpcml: "), place=route.name)
     if re.search("HOST IDENTIFICATION HAS CHANGED|REVOKED HOST KEY", said):
         error = login.failure(said, "the node")
         assert isinstance(error, HostKeyError)
         raise error
     if re.search(r"(?i)administratively prohibited|stdio forwarding|session open refused", said):
-        raise TunnelError(f"{connection.host} forbids forwarding: {_last(said)}", place=way.name)
-    raise TunnelError(_last(said) or "no answer in time", place=way.name)
+        raise TunnelError(f"{connection.host} forbids forwarding: {_last(said)}", place=route.name)
+    raise TunnelError(_last(said) or "no answer in time", place=route.name)
 
 
 def _last(said: str) -> str:
@@ -245,15 +229,6 @@ def _last(said: str) -> str:
 
 
 # -- what worked the last time -----------------------------------------------------------------------------------------
-
-
-def remembered(connection: Connection) -> str:
-    """Return the route that worked last on this cluster, or nothing."""
-    try:
-        said = (connection.places.files / f"{connection.name}.route").read_text().strip()
-    except OSError:
-        return ""
-    return said if said in ROUTES else ""
 
 
 def remember(connection: Connection, name: str) -> None:
@@ -265,5 +240,8 @@ def in_order(connection: Connection, wanted: str) -> list[str]:
     """Return the routes to try: the one that is wanted, or all, the one that worked last first."""
     if wanted != "auto":
         return [wanted]
-    known = remembered(connection)
-    return [known, *(name for name in ROUTES if name != known)] if known else list(ROUTES)
+    try:
+        last = (connection.places.files / f"{connection.name}.route").read_text().strip()
+    except OSError:
+        last = ""
+    return sorted(ROUTES, key=lambda name: name != last)

@@ -13,13 +13,14 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from hpcml import files, subprocesses
 from hpcml.errors import NotFoundError, ServiceGoneError, StorageError, TunnelError
-from hpcml.paths import AttemptPaths
+from hpcml.remote.answers import MalformedError, RunFacts, Service, service_of
+from hpcml.remote.ssh.config import options
+from hpcml.remote.tunnel import probe
 from hpcml.runs import directories
-from hpcml.runs import record as records
+from hpcml.runs import record as run_record
 from hpcml.runs import status as watch
 from hpcml.schedulers import slurm
 
@@ -31,73 +32,90 @@ HOP_DEADLINE = 20.0  # seconds for the login node's ssh to the compute node
 _HOP = "hpcml-hop."
 
 
-def services(run: directories.Run) -> tuple[int | None, dict[str, dict[str, Any]]]:
-    """Return the newest attempt and its web services by name; an attempt that has ended has none.
+def services(run: directories.Run) -> dict[str, Service]:
+    """Return the web services of the run's newest attempt by name; an attempt that has ended has none.
 
     Raises
     ------
     StorageError
         If a service's record cannot be read, or names a token that is not one of this attempt's secrets.
     """
-    number = records.newest_attempt(run.paths)
-    if number is None:
-        return None, {}
-    attempt = run.paths.attempt(number)
-    if attempt.ended.exists():
-        return number, {}
+    number = run_record.newest_attempt(run.paths)
+    if number is None or (attempt := run.paths.attempt(number)).ended.exists():
+        return {}
     folder = attempt.service_of("any").parent
     with directories.storage(folder):
         names = sorted(path.stem for path in folder.glob("[!.]*.json"))
-    read = {name: directories.read_json(attempt.service_of(name)) for name in names}
-    for name, found in read.items():
-        token = (found or {}).get("token_file")
+    records = {name: record for name in names if (record := directories.read_json(attempt.service_of(name)))}
+    for name, record in records.items():
+        token = record.get("token_file")
         if token and Path(str(token)).resolve().parent != attempt.secret.resolve():
             hint = "The record was changed: a service's token lies in attempts/N/secret of its run."
             raise StorageError("This is no token of the run", place=f"{attempt.service_of(name)}: {token}", hint=hint)
-    return number, {name: facts for name, facts in read.items() if facts}
+    return {name: _service(record, attempt.service_of(name)) for name, record in records.items()}
 
 
-def facts(run: directories.Run, status: watch.Status) -> dict[str, Any]:
-    """Return all that the other end of a tunnel has to know of a run, ready for JSON."""
-    number, found = services(run)
-    limit, began = records.planned(run).time_limit, status.times.get("allocated")
-    state, words = status.phase, status.message
+def _service(record: object, path: Path) -> Service:
+    try:
+        return service_of(record)
+    except MalformedError as error:
+        hint = "The record was changed, or written by another hpcml."
+        raise StorageError(f"The service's '{error}' is malformed", place=str(path), hint=hint) from error
+
+
+def service(run: directories.Run, name: str) -> Service:
+    """Return one of the run's services.
+
+    Raises
+    ------
+    NotFoundError
+        If the run has none of that name now.
+    """
+    now = services(run)
+    if name not in now:
+        hint = f"It has: {', '.join(now)}." if now else f"Look at it: hpcml status {run.id}."
+        raise NotFoundError(f"The run has no {name} now", place=run.id, hint=hint)
+    return now[name]
+
+
+def facts(run: directories.Run, status: watch.Status) -> RunFacts:
+    """Return all that the other end of a tunnel has to know of a run."""
+    limit, began = run_record.planned(run).time_limit, status.times.get("allocated")
+    state, words, now = status.phase, status.message, services(run)
     if status.slurm_state in slurm.PENDING and state not in ("ended", "refused", "queued"):
-        state, words, found = "queued", "put back into the queue: it will start again", {}
-    return {
-        "run": run.id,
-        "job": run.job,
-        "state": state,
-        "words": words,
-        "estimate": status.estimate,
-        "attempt": number,
-        "services": found,
-        "ends": began + limit if limit and began else None,
-        "exit_status": status.exit_status,
-        "by": status.by,
-        "hint": status.hint,
-        "quote": status.quote,
-        "host": socket.gethostname(),
-    }
+        state, words, now = "queued", "put back into the queue: it will start again", {}
+    return RunFacts(
+        run=run.id,
+        job=run.job,
+        state=state,
+        words=words,
+        estimate=status.estimate,
+        services=now,
+        ends=began + limit if limit and began else None,
+        exit_status=status.exit_status,
+        hint=status.hint,
+        quote=status.quote,
+    )
 
 
-def feed(run: directories.Run, environment: Mapping[str, str], say: Callable[[dict[str, Any]], None]) -> None:
+def feed(run: directories.Run, environment: Mapping[str, str], say: Callable[[RunFacts], None]) -> None:
     """Say how the run stands whenever that changes, and at least every 10 s, until it has ended.
 
     The run's own files are looked at often, Slurm as seldom as :func:`hpcml.runs.status.follow` does.
     """
     status: watch.Status | None = None
-    last: dict[str, Any] = {}
-    said = looked = -BEAT
+    last: RunFacts | None = None
+    told = looked = -BEAT
 
     def look() -> None:
-        nonlocal last, said, looked
+        nonlocal last, told, looked
         now = time.monotonic()
-        if status is None or status.phase == "ended" or now - looked < (LOOK_AGAIN if last.get("services") else LOOK):
+        pause = LOOK_AGAIN if last and last.services else LOOK
+        if status is None or status.phase == "ended" or now - looked < pause:
             return
         looked, current = now, facts(run, status)
-        if current != last or now - said >= BEAT:
-            last, said = current, now
+        if current != last or now - told >= BEAT:
+            last, told = current, now
             say(current)
 
     while True:
@@ -111,11 +129,11 @@ def feed(run: directories.Run, environment: Mapping[str, str], say: Callable[[di
 
 
 def _starts_again(
-    run: directories.Run, status: watch.Status, environment: Mapping[str, str], say: Callable[[dict[str, Any]], None]
+    run: directories.Run, status: watch.Status, environment: Mapping[str, str], say: Callable[[RunFacts], None]
 ) -> bool:
     """Whether Slurm took the job back into its queue when the attempt ended; wait until the next attempt begins."""
     again = False
-    began = len(records.events(run))
+    began = len(run_record.events(run))
     until = time.monotonic() + COMPLETING
     while run.job and status.phase == "ended":
         state = slurm.state(run.job, environment)
@@ -124,45 +142,25 @@ def _starts_again(
         if state.pending:
             again = True
             words = f"put back into the queue: {state.reason_in_words()}"
-            say(facts(run, status) | {"state": "queued", "words": words, "estimate": state.start, "services": {}})
-        if any(event.name == "allocated" for event in records.events(run)[began:]):
+            say(facts(run, status)._replace(state="queued", words=words, estimate=state.start, services={}))
+        if any(event.name == "allocated" for event in run_record.events(run)[began:]):
             return True
         time.sleep(REQUEUE_LOOK if again else LOOK)
     return False
-
-
-def service(run: directories.Run, name: str) -> dict[str, Any]:
-    """Return one of the run's services.
-
-    Raises
-    ------
-    NotFoundError
-        If the run has none of that name now.
-    """
-    found = services(run)[1]
-    if name not in found:
-        there = f"It has: {', '.join(found)}." if found else f"Look at it: hpcml status {run.id}."
-        raise NotFoundError(f"The run has no {name} now", place=run.id, hint=there)
-    return found[name]
 
 
 # -- two hops --------------------------------------------------------------------------------------------------------
 
 
 def hop(
-    facts: Mapping[str, Any],
-    environment: Mapping[str, str],
-    say: Callable[[dict[str, Any]], None],
-    gone: Callable[[float], bool],
+    target: Service, environment: Mapping[str, str], say: Callable[[str], None], gone: Callable[[float], bool]
 ) -> None:
     """Have a socket of mode 0600, in a new folder of mode 0700 on this node, lead to the service, until ``gone``.
 
     Parameters
     ----------
-    facts
-        The service.
     say
-        Called once it works, with the socket's path and whether the service answers through it.
+        Called with the socket's path once the service answers through it.
     gone
         Waits so many seconds; returns True when whoever asked has gone.
 
@@ -175,37 +173,14 @@ def hop(
     """
     _sweep()
     folder = Path(tempfile.mkdtemp(prefix=_HOP))
+    host, here = socket.gethostname(), folder / "s"
+    quiet = ["ssh", "-T", *options(BatchMode="yes", ForwardAgent="no", ControlMaster="no", ControlPath="none")]
+    forward = options(
+        ExitOnForwardFailure="yes", StreamLocalBindUnlink="yes", StreamLocalBindMask="0177", ServerAliveInterval="15"
+    )
     try:
         (folder / "owner").write_text(f"{os.getpid()} {subprocesses.start_time(os.getpid())}")
-        here, node = folder / "s", str(facts["node"])
-        quiet = [
-            "ssh",
-            "-T",
-            "-o",
-            "BatchMode=yes",
-            "-o",
-            "ForwardAgent=no",
-            "-o",
-            "ControlMaster=no",
-            "-o",
-            "ControlPath=none",
-        ]
-        words = [
-            *quiet,
-            "-N",
-            "-o",
-            "ExitOnForwardFailure=yes",
-            "-o",
-            "StreamLocalBindUnlink=yes",
-            "-o",
-            "StreamLocalBindMask=0177",
-            "-o",
-            "ServerAliveInterval=15",
-            "-L",
-            f"{here}:{facts['socket']}",
-            "--",
-            node,
-        ]
+        words = [*quiet, "-N", *forward, "-L", f"{here}:{target.socket}", "--", target.node]
         child = subprocesses.Child(words, environment)
         try:
             deadline = time.monotonic() + HOP_DEADLINE
@@ -213,52 +188,42 @@ def hop(
                 subprocesses.wait([child], 0.02)
                 child.lines()
             if not here.exists():
-                said = (child.errors.strip().splitlines() or ["no answer"])[-1]
-                raise TunnelError(f"ssh from {socket.gethostname()} to {node} is refused: {said}", place="two hops")
-            answers = _answers(here, str(facts.get("probe") or facts["path"]))
-            if not answers:
-                _why_silent([*quiet, "--", node], facts, environment)
-            say({"socket": str(here), "answers": answers})
+                why = _last_line(child, "no answer")
+                raise TunnelError(f"ssh from {host} to {target.node} is refused: {why}", place="two hops")
+            try:
+                probe.get(str(here), target.probe or target.path)
+            except (OSError, http.client.HTTPException) as error:
+                raise _silent([*quiet, "--", target.node], target, environment) from error
+            say(str(here))
             while child.code is None and not gone(1.0):
                 child.lines()
             if child.code is not None:
-                said = (child.errors.strip().splitlines() or ["no word"])[-1]
-                raise TunnelError(f"the ssh from {socket.gethostname()} to {node} ended: {said}", place="two hops")
+                why = _last_line(child, "it did not say why")
+                raise TunnelError(f"the ssh from {host} to {target.node} ended: {why}", place="two hops")
         finally:
             child.end()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _why_silent(ssh: list[str], facts: Mapping[str, Any], environment: Mapping[str, str]) -> None:
-    there = subprocesses.run([*ssh, shlex.join(["test", "-S", str(facts["socket"])])], environment, HOP_DEADLINE)
+def _last_line(child: subprocesses.Child, otherwise: str) -> str:
+    return (child.errors.strip().splitlines() or [otherwise])[-1]
+
+
+def _silent(ssh: list[str], target: Service, environment: Mapping[str, str]) -> TunnelError | ServiceGoneError:
+    """Return why nothing answers behind a forward that was made."""
+    there = subprocesses.run([*ssh, shlex.join(["test", "-S", target.socket])], environment, HOP_DEADLINE)
     if there.code == 1:
-        raise ServiceGoneError(f"The socket is not on {facts['node']}", place=str(facts["socket"]))
-    raise TunnelError(f"sshd on {facts['node']} forbids forwarding", place="two hops")
-
-
-def _answers(path: Path, page: str) -> bool:
-    """Whether something speaks HTTP behind a socket."""
-    connection = http.client.HTTPConnection("localhost", timeout=5.0)
-    try:
-        connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.sock.settimeout(5.0)
-        connection.sock.connect(str(path))
-        connection.request("GET", page)
-        connection.getresponse().read()
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
-    return True
+        return ServiceGoneError(f"The socket is not on {target.node}", place=target.socket)
+    return TunnelError(f"sshd on {target.node} forbids forwarding", place="two hops")
 
 
 def _sweep() -> None:
     """Remove folders of hops that were killed; only our own, and only those whose process is gone."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_HOP}*"):
         with contextlib.suppress(OSError, ValueError, IndexError):
-            found = folder.lstat()
-            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            status = folder.lstat()
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
                 continue
             pid, started = (folder / "owner").read_text().split()
             if subprocesses.start_time(int(pid)) != started:
@@ -308,21 +273,21 @@ def prepare(run: directories.Run, public: str, environment: Mapping[str, str]) -
     NotFoundError
         If the run has no attempt.
     TunnelError
-        If ``public`` is no public key, or no host key can be made.
+        If ``public`` is not a public key, or no host key can be made.
     StorageError
         If the files cannot be written.
     """
-    number = records.newest_attempt(run.paths)
+    number = run_record.newest_attempt(run.paths)
     if number is None:
         raise NotFoundError("The run has not started", place=run.id, hint="Wait for it.")
     if len(public.split()) < 2 or "\n" in public.strip() or not public.startswith("ssh-"):
-        raise TunnelError("What was sent is no public key", place="srun")
-    attempt = run.paths.attempt(number)
-    with directories.storage(attempt.secret):
-        attempt.secret.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix="relay-", dir=attempt.secret))
-        make = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", run.id, "-f", str(folder / "host")]
-        answer = subprocesses.run(make, environment, 20.0)
+        raise TunnelError("What was sent is not a public key", place="srun")
+    secret = run.paths.attempt(number).secret
+    with directories.storage(secret):
+        secret.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix="relay-", dir=secret))
+        words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", run.id, "-f", str(folder / "host")]
+        answer = subprocesses.run(words, environment, 20.0)
         if answer.code != 0:
             raise TunnelError(f"No host key could be made: {answer.text}", place="ssh-keygen")
         files.write(folder / "authorized", public.strip() + "\n")
@@ -330,7 +295,7 @@ def prepare(run: directories.Run, public: str, environment: Mapping[str, str]) -
         return {"folder": str(folder), "host_key": (folder / "host.pub").read_text().strip()}
 
 
-def relay(run: directories.Run, facts: Mapping[str, Any], folder: str, environment: Mapping[str, str]) -> None:
+def relay(run: directories.Run, target: Service, folder: str, environment: Mapping[str, str]) -> None:
     """Become a job step on the service's node whose standard input and output are an sshd's.
 
     Raises
@@ -340,57 +305,33 @@ def relay(run: directories.Run, facts: Mapping[str, Any], folder: str, environme
     TunnelError
         If srun is missing.
     """
-    number = records.newest_attempt(run.paths)
-    secret = AttemptPaths(run.paths.directory / "attempts" / str(number)).secret
-    config = secret / Path(folder).name / "config"
+    config = run.paths.attempt(run_record.newest_attempt(run.paths) or 0).secret / Path(folder).name / "config"
     if not config.is_file():
         raise StorageError("There is no such relay", place=folder, hint="Start the tunnel again.")
-    words = [
-        "srun",
-        f"--jobid={run.job}",
-        "--overlap",
-        "--nodes=1",
-        "--ntasks=1",
-        f"--nodelist={facts['node']}",
-        "--cpus-per-task=1",
-        "--mem=0",
-        "--gres=none",
-        "--mpi=none",
-        "--unbuffered",
-        "--quiet",
-        "--chdir=/",
-        "--job-name=hpcml-tunnel",
-        "--export=NONE",
-        "/bin/sh",
-        "-c",
-        _STEP,
-        "sh",
-        str(facts["socket"]),
-        str(config),
-    ]
+    resources = ["--overlap", "--nodes=1", "--ntasks=1", "--cpus-per-task=1", "--mem=0", "--gres=none", "--mpi=none"]
+    quiet = ["--unbuffered", "--quiet", "--chdir=/", "--job-name=hpcml-tunnel", "--export=NONE"]
+    step = ["/bin/sh", "-c", _STEP, "sh", target.socket, str(config)]
+    words = ["srun", f"--jobid={run.job}", f"--nodelist={target.node}", *resources, *quiet, *step]
     try:
         subprocesses.become(words, slurm.clean_environment(environment))
     except subprocesses.CommandMissingError as error:
         raise TunnelError(f"srun cannot be started: {error}", place="srun") from error
 
 
-def lines(facts: Mapping[str, Any], login: str, user: str, port: int) -> list[tuple[str, str]]:
-    """Return plain ssh commands for a laptop without hpcml, each with the words that say when; none holds a secret."""
+def lines(target: Service, login: str, user: str, port: int) -> list[tuple[str, str]]:
+    """Return plain ssh commands for a laptop without hpcml, each with when it is the one; none holds a secret."""
     who = f"{user}@" if user else ""
-    path, node = shlex.quote(str(facts["socket"])), facts["node"]
-    local = f"127.0.0.1:{port}"
+    path, node = shlex.quote(target.socket), target.node
+    forward = f"ssh -N -o ExitOnForwardFailure=yes -L 127.0.0.1:{port}:"
     inner = (
         "umask 077; D=$(mktemp -d /tmp/hpcml.XXXXXXXX) && echo $D/s && exec ssh -N -T -o BatchMode=yes "
         f"-o ExitOnForwardFailure=yes -o StreamLocalBindMask=0177 -L $D/s:{path} {node}"
     )
     return [
-        (
-            "if the compute nodes let your laptop in",
-            f"ssh -N -o ExitOnForwardFailure=yes -L {local}:{path} -J {who}{login} {who}{node}",
-        ),
+        ("if the compute nodes let your laptop in", f"{forward}{path} -J {who}{login} {who}{node}"),
         (
             "if only the login node may reach them: the first prints a path, the second takes it for PATH",
             f"ssh -tt {who}{login} {shlex.quote(inner)}",
         ),
-        ("", f"ssh -N -o ExitOnForwardFailure=yes -L {local}:PATH {who}{login}"),
+        ("", f"{forward}PATH {who}{login}"),
     ]
