@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -13,7 +14,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TextIO
 
-from hpcml import units
 from hpcml.cli import common
 from hpcml.errors import StorageError, UsageError
 from hpcml.plan import request
@@ -23,14 +23,15 @@ from hpcml.remote.ssh.connection import Connection
 from hpcml.remote.ssh.login import login_of
 from hpcml.runs import snapshot
 from hpcml.sites import layers
+from hpcml.sites.schema import Login
 from hpcml.terminal import Raw, note, say
+from hpcml.units import format_bytes
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-    from hpcml.remote.server import Caller
+    from hpcml.remote.server import RemoteSession
 
-_LONGEST_GREETING = 1 << 20  # bytes that a shell may say before what a run has
 _CHOICES = ("wait", "detach", "json", "dry_run", "check")  # who gives one of these has said whether to wait
 
 
@@ -58,14 +59,14 @@ def run_on_host(host: str, named_by: str, command: str, options: Namespace, own:
     return _pass_on(_connect(login, environment), [command, *_waiting(command, options, own)])
 
 
-def _connect(login: Any, environment: Mapping[str, str]) -> Connection:
+def _connect(login: Login, environment: Mapping[str, str]) -> Connection:
     connection = Connection(login, environment)
     connection.open(ask=sys.stdin.isatty() and sys.stderr.isatty())
     return connection
 
 
 class _Guard:
-    """Passes on what the other machine says: to a terminal with what that would obey made visible."""
+    """Passes on what the other machine says; on a terminal, with escape sequences made visible."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream, self.raw = stream, Raw(stream)
@@ -92,9 +93,9 @@ def _waiting(command: str, options: Namespace, own: list[str]) -> list[str]:
     return ["--wait", *own]
 
 
-def _pass_on(connection: Connection, words: list[str], parcel: channel.Parcel | None = None) -> int:
+def _pass_on(connection: Connection, words: list[str], upload: channel.Upload | None = None) -> int:
     guarded = sys.stdout.isatty()  # elsewhere its output goes where ours goes, and not through our hands
-    call = channel.Call(connection, words, _Guard(sys.stderr), parcel=parcel, capture=guarded)
+    call = channel.Call(connection, words, _Guard(sys.stderr), upload=upload, capture=guarded)
     reader = None
     if guarded:
         assert call.process.stdout is not None
@@ -106,24 +107,24 @@ def _pass_on(connection: Connection, words: list[str], parcel: channel.Parcel | 
         if reader:
             reader.join()
     except KeyboardInterrupt:
-        if not parcel:
+        if not upload:
             raise
-        run = call.facts.get("run")
-        hint = f"to find out: hpcml --host {connection.host} status {run}" if run else "nothing was submitted"
+        run_id = call.facts.get("run")
+        what = f"to find out: hpcml --host {connection.host} status {run_id}" if run_id else "nothing was submitted"
         say("", sys.stderr)
-        say(f"Interrupted; {hint}.", sys.stderr)
+        say(f"Interrupted; {what}.", sys.stderr)
         return 130
     finally:
         call.close()
     if status == 130 and "submitted" in call.facts:
         say(f"From here: hpcml --host {connection.host} logs -f {call.facts['run']}", sys.stderr)
-    elif status == 130 and parcel:
+    elif status == 130 and upload:
         say("Nothing was submitted.", sys.stderr)
     return status
 
 
 def _submit(
-    login: Any, environment: Mapping[str, str], command: str, options: Namespace, own: list[str], script: list[str]
+    login: Login, environment: Mapping[str, str], command: str, options: Namespace, own: list[str], script: list[str]
 ) -> int:
     here = Path.cwd()
     path = here / script[0]
@@ -134,21 +135,20 @@ def _submit(
     if code.snapshot == "none":
         hint = "Leave it out, or copy the code there and submit it there."
         raise UsageError("A script of this laptop cannot run where it lies", place="code.snapshot = 'none'", hint=hint)
-    with tempfile.TemporaryDirectory(prefix="hpcml-parcel-") as folder:  # 0700
-        parcel = channel.Parcel(path, Path(folder), code)
-        _look_at(parcel)
-        if missing := channel.unsent(script[1:], here, parcel.entries):
-            words = "names a file of this laptop that is" if len(missing) == 1 else "name files of this laptop that are"
-            listed = ", ".join(repr(word) for word in missing)
-            note(f"{listed} {words} not sent; paths are the cluster's")
+    with tempfile.TemporaryDirectory(prefix="hpcml-upload-") as folder:  # 0700
+        upload = channel.Upload(path, Path(folder), code)
+        _check_upload(upload)
+        if missing := channel.unsent(script[1:], here, upload.entries):
+            verb = "names a file of this laptop that is" if len(missing) == 1 else "name files of this laptop that are"
+            note(f"{', '.join(map(repr, missing))} {verb} not sent; paths are the cluster's")
         connection = _connect(login, environment)
-        many = f"{len(parcel.entries)} file{'s' if len(parcel.entries) != 1 else ''}"
-        say(f"  sending    {many}, {units.format_bytes(parcel.size)} to {connection.host}", sys.stderr)
-        asked = [command, *_waiting(command, options, own), "--", parcel.script, *script[1:]]
-        return _pass_on(connection, asked, parcel)
+        many = f"{len(upload.entries)} file{'s' if len(upload.entries) != 1 else ''}"
+        say(f"  sending    {many}, {format_bytes(upload.size)} to {connection.host}", sys.stderr)
+        words = [command, *_waiting(command, options, own), "--", upload.script, *script[1:]]
+        return _pass_on(connection, words, upload)
 
 
-def _look_at(parcel: channel.Parcel) -> None:
+def _check_upload(upload: channel.Upload) -> None:
     """Say what is not sent, and refuse to send code without the modules that it imports.
 
     Raises
@@ -156,14 +156,13 @@ def _look_at(parcel: channel.Parcel) -> None:
     UsageError
         If a module is missing that would not be found on the cluster either.
     """
-    if needed := snapshot.needed(parcel.taken, parcel.folder):
+    if needed := snapshot.needed(upload.taken, upload.folder):
         hint = "Raise that limit (--set code.…=…), or put the script into a folder with less beside it."
         raise UsageError("The code needs what would not be sent", place=snapshot.listed(needed), hint=hint)
-    if parcel.taken.missing:
-        note(f"not sent: {snapshot.listed(parcel.taken.missing)}")
-    if above := parcel.taken.above:
-        words = "leads above the script's folder, where nothing is sent"
-        note(f"{', '.join(above[:3])} {words}")
+    if upload.taken.missing:
+        note(f"not sent: {snapshot.listed(upload.taken.missing)}")
+    if above := upload.taken.above:
+        note(f"{', '.join(above[:3])} leads above the script's folder, where nothing is sent")
 
 
 # -- fetch -------------------------------------------------------------------------------------------------------------
@@ -182,25 +181,25 @@ def add_options(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """``hpcml fetch RUN``: on the login node, for the laptop that called; elsewhere there is nothing to fetch."""
-    caller: Caller | None = options.caller
+    session: RemoteSession | None = options.caller
     run = common.find_run(options)
-    if caller is None:
-        words = "The run's results are on this machine already"
-        raise UsageError(words, place=str(run.paths.out), hint="On a laptop: hpcml --host HOST fetch RUN.")
-    from hpcml.remote.server import read_wish
+    if session is None:
+        message = "The run's results are on this machine already"
+        raise UsageError(message, place=str(run.paths.out), hint="On a laptop: hpcml --host HOST fetch RUN.")
+    from hpcml.remote.server import read_wanted
 
-    found, others = listing(run.paths.out)
+    entries, others = listing(run.paths.out)
     ended = run.paths.status.exists()
-    offer = json.dumps({"run": run.id, "files": found, "others": others, "ended": ended}).encode()
+    offer = json.dumps({"run": run.id, "files": entries, "others": others, "ended": ended}).encode()
     out = sys.stdout.buffer
-    out.write(caller.header["nonce"].encode() + b" " + offer + b"\n")
+    out.write(session.header["nonce"].encode() + b" " + offer + b"\n")
     out.flush()
-    send(run.paths.out, read_wish(caller, found), out.write)
+    send(run.paths.out, read_wanted(session, entries), out.write)
     out.flush()
     return 0
 
 
-def _fetch(login: Any, environment: Mapping[str, str], options: Namespace) -> int:
+def _fetch(login: Login, environment: Mapping[str, str], options: Namespace) -> int:
     words = ["fetch", *([f"--site={options.site}"] if options.site else [])]
     words += [f"--set={value}" for value in options.set or ()]
     # `--` so that no name is taken for an option
@@ -230,8 +229,8 @@ def _offer(call: channel.Call) -> dict[str, Any] | None:
             offer = answers.of_offer(line[len(start) :], call.connection.host)
             return {**offer, "files": entries_of(offer["files"], str(offer["run"]))}
         before += len(line)
-        if before > _LONGEST_GREETING:
-            raise answers.wrong(call.connection.host, "it talks without an end before it begins")
+        if before > channel.MOST_BEFORE:
+            raise channel.talks_on(call.connection.host)
     return None
 
 
@@ -248,12 +247,12 @@ def _take(call: channel.Call, offer: dict[str, Any], options: Namespace) -> dict
     also = (f"; {here} here already" if here else "") + (
         f"; {offer['others']} links or special files are not sent" if offer.get("others") else ""
     )
-    say(f"{offer['run']}: {len(wanted)} files, {units.format_bytes(size)} to {folder}{also}.", sys.stderr)
+    say(f"{offer['run']}: {len(wanted)} files, {format_bytes(size)} to {folder}{also}.", sys.stderr)
     if not offer.get("ended"):
         note("the run has not ended; fetch again for what comes later")
-    if not channel.room_for(folder, size):
+    if shutil.disk_usage(folder).free < size:
         hint = "Free some, or name another folder: hpcml --host HOST fetch RUN DEST."
-        raise StorageError(f"There is no room for {units.format_bytes(size)}", place=str(folder), hint=hint)
+        raise StorageError(f"There is no room for {format_bytes(size)}", place=str(folder), hint=hint)
     call.write(json.dumps(wanted).encode() + b"\n")
     meter = _Meter(size)
     try:
@@ -274,22 +273,18 @@ def _here(folder: Path, entry: Entry) -> bool:
 
 
 class _Meter:
-    """Shows on a terminal how far it is, a few times a second."""
+    """Shows on a terminal how far it is, two hundred times at most."""
 
     def __init__(self, size: int) -> None:
         self.size, self.done, self.shown = size, 0, 0
-        self.live = sys.stderr.isatty()
 
     def add(self, count: int) -> None:
         self.done += count
-        if self.live and (self.done - self.shown) * 200 >= self.size:
+        if sys.stderr.isatty() and (self.done - self.shown) * 200 >= self.size:
             self.shown = self.done
-            self._show("")
+            sys.stderr.write("\r")
+            say(f"  {format_bytes(self.done)} of {format_bytes(self.size)}   ", sys.stderr, end="")
 
     def close(self) -> None:
-        if self.live and self.shown:
-            self._show("\n")
-
-    def _show(self, end: str) -> None:
-        sys.stderr.write("\r")
-        say(f"  {units.format_bytes(self.done)} of {units.format_bytes(self.size)}   ", sys.stderr, end=end)
+        if self.shown:
+            say("", sys.stderr)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import NoReturn
 
-    from hpcml.remote.server import Caller
+    from hpcml.remote.server import RemoteSession
 
 TEXT = """hpcml runs a plain Python script on N nodes of a Slurm machine: a Dask scheduler, workers and the script
 in one allocation, closed to everybody else. Without Slurm it runs the same script on this machine."""
@@ -104,7 +104,7 @@ def split_host(words: list[str]) -> tuple[str | None, list[str]]:
     return None, words
 
 
-def main(argv: Sequence[str] | None = None, caller: Caller | None = None) -> int:
+def main(argv: Sequence[str] | None = None, caller: RemoteSession | None = None) -> int:
     """Run the command line and return its exit status; ``caller`` is the laptop that sent it, if one did."""
     host, words = split_host(list(sys.argv[1:] if argv is None else argv))
     for stream in (sys.stdout, sys.stderr):
@@ -133,7 +133,7 @@ def main(argv: Sequence[str] | None = None, caller: Caller | None = None) -> int
     return status
 
 
-def _dispatch(command: str, own: list[str], script: list[str], host: str | None, caller: Caller | None) -> int:
+def _dispatch(command: str, own: list[str], script: list[str], host: str | None, caller: RemoteSession | None) -> int:
     from hpcml.sites import layers
 
     layers.narrow_umask()

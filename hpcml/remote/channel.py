@@ -7,7 +7,6 @@ import io
 import json
 import os
 import secrets
-import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -22,18 +21,18 @@ from hpcml.errors import (
     LinkError,
 )
 from hpcml.remote import answers
-from hpcml.remote.protocol import GO, PIECE, PROTOCOL, SERVE, Divider, Entry, listing, send
+from hpcml.remote.protocol import GO, PIECE, PROTOCOL, SERVE, Entry, StreamDemux, listing, send
 from hpcml.remote.ssh.connection import Connection
 from hpcml.runs.snapshot import take
 from hpcml.sites.schema import Code
 
 INTERRUPTED = 10.0  # seconds that the other side has to end after Ctrl-C
 GREETING = 300.0  # seconds for the other side's hpcml to begin: its Python may come from a slow file system
-_MOST_BEFORE = 1 << 20  # bytes that a shell may say before that
+MOST_BEFORE = 1 << 20  # bytes that a shell may say before that
 _LAST_WORDS = 5.0  # seconds for what is still to be read when ssh has ended
 
 
-class Parcel:
+class Upload:
     """The script and the small files around it, copied as a run's snapshot is, ready to be sent.
 
     Parameters
@@ -63,7 +62,7 @@ class Call:
         The command and what follows it, as typed. They go by standard input: no shell sees them.
     show
         Called with what it says on standard error.
-    parcel
+    upload
         What is sent with it.
     capture
         Whether :attr:`out` is to be read; else its output goes where this process's goes, byte by byte.
@@ -75,14 +74,14 @@ class Call:
         words: Sequence[str],
         show: Callable[[bytes], object],
         *,
-        parcel: Parcel | None = None,
+        upload: Upload | None = None,
         capture: bool = False,
     ) -> None:
-        self.connection, self.words, self.show, self.parcel = connection, list(words), show, parcel
+        self.connection, self.words, self.show, self.upload = connection, list(words), show, upload
         self.nonce = secrets.token_hex(8)
         self.facts: dict[str, Any] = {}
         self.wrong: ConfigError | None = None
-        self.held: bytes | None = b""  # what was said before the greeting, which may be no hpcml's
+        self.held: bytes | None = b""  # what was said before the greeting, which may be a shell's
         self.process = subprocesses.converse(connection.hpcml(SERVE), connection.environment, capture=capture)
         assert self.process.stdin is not None
         self.input = self.process.stdin
@@ -94,12 +93,12 @@ class Call:
 
     def _listen(self) -> None:
         assert self.process.stderr is not None
-        divider = Divider(self.nonce, self.connection.host)
+        demux = StreamDemux(self.nonce, self.connection.host)
         descriptor = self.process.stderr.fileno()
         while True:
             data = os.read(descriptor, PIECE)
             try:
-                plain, facts = divider.feed(data, last=not data)
+                plain, facts = demux.feed(data, last=not data)
             except ConfigError as error:
                 self._refuse(error)
                 return
@@ -107,8 +106,8 @@ class Call:
                 self._learn(fact)
             if self.held is not None:
                 self.held += plain
-                if len(self.held) > _MOST_BEFORE:
-                    self._refuse(answers.wrong(self.connection.host, "it talks without an end before it begins"))
+                if len(self.held) > MOST_BEFORE:
+                    self._refuse(talks_on(self.connection.host))
                     return
             elif plain:
                 self.show(plain)
@@ -126,8 +125,8 @@ class Call:
             before, self.held = self.held or b"", None
             self.show(before)
             if fact["version"] != __version__:
-                words = f"this is hpcml {__version__}, on {self.connection.host} it is {fact['version']}"
-                self.show(f"hpcml: note: {words}; options may differ.\n".encode())
+                versions = f"this is hpcml {__version__}, on {self.connection.host} it is {fact['version']}"
+                self.show(f"hpcml: note: {versions}; options may differ.\n".encode())
         if "run" in fact:
             self.write(GO)
 
@@ -144,17 +143,15 @@ class Call:
             rest = rest[os.write(self.input.fileno(), rest) :]
 
     def begin(self) -> None:
-        """Send the words and the parcel."""
+        """Send the words and the upload."""
         header: dict[str, Any] = {"protocol": PROTOCOL, "version": __version__, "nonce": self.nonce}
         header |= {"words": self.words}
-        if self.parcel:
-            header |= {"script": self.parcel.script, "files": self.parcel.entries}
-        try:
+        if self.upload:
+            header |= {"script": self.upload.script, "files": self.upload.entries}
+        with contextlib.suppress(OSError):  # the other side has ended: its own words follow
             self._write(json.dumps(header).encode() + b"\n")
-            if self.parcel:
-                send(self.parcel.folder, self.parcel.entries, self._write)
-        except OSError:  # the other side has ended: its own words follow
-            return
+            if self.upload:
+                send(self.upload.folder, self.upload.entries, self._write)
 
     # -- its end -----------------------------------------------------------------------------------------------------
 
@@ -192,8 +189,8 @@ class Call:
         while (code := subprocesses.ended(self.process, 1.0)) is None:
             if self.held is not None and time.monotonic() - began > GREETING:
                 host = self.connection.host
-                words = f"The hpcml on {host} did not begin within {GREETING:g} s"
-                raise LinkError(words, place=host, hint=f"Is its file system well? Try: ssh {host} hpcml --version")
+                message = f"The hpcml on {host} did not begin within {GREETING:g} s"
+                raise LinkError(message, place=host, hint=f"Is its file system slow? Try: ssh {host} hpcml --version")
         return code
 
     def hang_up(self) -> None:
@@ -219,28 +216,32 @@ class Call:
         if not self.connection.alive():
             return self._lost(f"The connection to {host} is gone")
         if held is None:
-            return self._lost(f"The hpcml on {host} ended without a word (status {code})")
+            return self._lost(f"The hpcml on {host} ended with status {code} and did not say why")
         if code in (126, 127):
             return self.connection.no_hpcml(said)
         if code == 255:
             hint = "Close other sessions to it, or ask the site about MaxSessions."
             return LinkError(f"{host} opens no further session", place=host, hint=hint, quote=said)
         hint = f"This is hpcml {__version__}. Install the same there, or name another with login.hpcml."
-        words = f"The hpcml on {host} cannot be called from a laptop: it is another version, or none"
-        return ConfigError(words, place="login.hpcml", hint=hint, quote=said)
+        message = f"The hpcml on {host} cannot be called from a laptop: it is another version, or not hpcml"
+        return ConfigError(message, place="login.hpcml", hint=hint, quote=said)
 
-    def _lost(self, words: str) -> HpcmlError:
+    def _lost(self, message: str) -> HpcmlError:
         host, run = self.connection.host, self.facts.get("run")
         if "submitted" in self.facts:
             hint = f"The run goes on. Back to it: hpcml --host {host} logs -f {run}."
-            return LinkError(words, place=host, hint=hint)
+            return LinkError(message, place=host, hint=hint)
         if run:
+            message += ", and it is not known whether the run was submitted"
             hint = f"It was not sent twice. To find out: hpcml --host {host} status {run}."
-            return HpcmlError(
-                f"{words}, and it is not known whether the run was submitted", place=host, hint=hint, status=ANSWER_LOST
-            )
+            return HpcmlError(message, place=host, hint=hint, status=ANSWER_LOST)
         nothing = "Nothing was submitted. " if self.words[:1] in (["submit"], ["jupyter"], ["fabric"]) else ""
-        return LinkError(words, place=host, hint=f"{nothing}Try again.")
+        return LinkError(message, place=host, hint=f"{nothing}Try again.")
+
+
+def talks_on(host: str) -> ConfigError:
+    """Return the error for a login node that says more before its hpcml begins than a shell does."""
+    return answers.wrong(host, "it talks without an end before it begins")
 
 
 def unsent(arguments: Sequence[str], here: Path, sent: Sequence[Entry]) -> list[str]:
@@ -250,7 +251,7 @@ def unsent(arguments: Sequence[str], here: Path, sent: Sequence[Entry]) -> list[
     """
     names = {entry.name for entry in sent}
     names |= {"/".join(name.split("/")[:end]) for name in names for end in range(1, name.count("/") + 1)}
-    found = []
+    missing = []
     for argument in arguments:
         name = argument.partition("=")[2] if argument.startswith("-") else argument
         if not name or name in (".", "..", "/"):
@@ -258,10 +259,5 @@ def unsent(arguments: Sequence[str], here: Path, sent: Sequence[Entry]) -> list[
         with contextlib.suppress(OSError, ValueError):  # too long for a name, or with a zero byte: it names no file
             path = here / name
             if path.exists() and (Path(name).is_absolute() or str(Path(name)) not in names):
-                found.append(argument)
-    return found
-
-
-def room_for(folder: Path, size: int) -> bool:
-    """Whether the file system of a folder, which must exist, has room for so many bytes."""
-    return shutil.disk_usage(folder).free >= size
+                missing.append(argument)
+    return missing

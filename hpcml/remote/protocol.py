@@ -36,7 +36,7 @@ def mark(nonce: str, **facts: Any) -> bytes:
     return b"\x1e" + nonce.encode() + b" " + json.dumps(facts).encode() + b"\n"
 
 
-class Divider:
+class StreamDemux:
     """Divides what comes on standard error into the user's part and the facts."""
 
     def __init__(self, nonce: str, host: str = "the other machine") -> None:
@@ -50,7 +50,7 @@ class Divider:
         Raises
         ------
         ConfigError
-            If a fact is none.
+            If a fact is malformed.
         """
         data, facts, plain = self.rest + data, [], b""
         self.rest = b""
@@ -88,7 +88,7 @@ def listing(folder: Path) -> tuple[list[Entry], int]:
     StorageError
         If a folder cannot be read.
     """
-    found, others, waiting = [], 0, [""]
+    regular, others, waiting = [], 0, [""]
     while waiting:
         below = waiting.pop()
         with files(folder / below):
@@ -100,33 +100,32 @@ def listing(folder: Path) -> tuple[list[Entry], int]:
             elif entry.is_file(follow_symlinks=False):
                 with contextlib.suppress(FileNotFoundError):  # gone since
                     facts = entry.stat(follow_symlinks=False)
-                    found.append(Entry(name, facts.st_size, facts.st_mtime_ns, facts.st_mode & 0o777))
+                    regular.append(Entry(name, facts.st_size, facts.st_mtime_ns, facts.st_mode & 0o777))
             else:
                 others += 1
-    return sorted(found), others
+    return sorted(regular), others
 
 
 def entries_of(rows: Any, place: str) -> list[Entry]:
-    """Return the listing that the other side sent, when it is one; no name in it leads out of a folder.
+    """Return the listing that the other side sent; no name in it leads out of a folder.
 
     Raises
     ------
     StorageError
-        If it is none, or a name is absolute, holds ``..``, an empty part or a zero byte.
+        If it is malformed, or a name is absolute, holds ``..``, an empty part or a zero byte.
     """
     try:
-        found = [Entry(str(name), int(size), int(changed), int(mode) & 0o777) for name, size, changed, mode in rows]
+        entries = [Entry(str(name), int(size), int(changed), int(mode) & 0o777) for name, size, changed, mode in rows]
     except (TypeError, ValueError, OverflowError) as error:
-        raise StorageError(f"What was sent is no listing of files: {error}", place=place) from error
-    for entry in found:
+        raise StorageError(f"What was sent is not a list of files: {error}", place=place) from error
+    for entry in entries:
         parts_of(entry.name)
         if not 0 <= entry.size < _LARGEST or abs(entry.changed) >= _LARGEST:
-            raise StorageError(
-                "A file of an impossible size or time was announced; nothing was written", place=repr(entry.name)
-            )
-    if len({entry.name for entry in found}) != len(found):
+            message = "A file of an impossible size or time was announced; nothing was written"
+            raise StorageError(message, place=repr(entry.name))
+    if len({entry.name for entry in entries}) != len(entries):
         raise StorageError("A file was announced twice; nothing was written", place=place)
-    return found
+    return entries
 
 
 def parts_of(name: str) -> list[str]:
@@ -156,16 +155,11 @@ def files(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         hint = "Is there room (quota), and may you write there?"
-        raise StorageError(f"The file cannot be used: {error.strerror}", place=_shown(str(path)), hint=hint) from error
-
-
-def _shown(name: str) -> str:
-    """Return a name as it can be printed: the other side chose it, and the terminal obeys control characters."""
-    return name if name.isprintable() else ascii(name)
+        raise StorageError(f"The file cannot be used: {error.strerror}", place=str(path), hint=hint) from error
 
 
 def receive(
-    folder: Path, entry: Entry, read: Callable[[int], bytes], told: Callable[[int], None] = lambda _: None
+    folder: Path, entry: Entry, read: Callable[[int], bytes], received: Callable[[int], None] = lambda _: None
 ) -> None:
     """Write one file below a folder, whole or not at all: under another name first, then renamed.
 
@@ -175,7 +169,7 @@ def receive(
     ----------
     read
         Returns at most so many bytes, none at the end of the stream.
-    told
+    received
         Called with the number of bytes of each piece.
 
     Raises
@@ -196,7 +190,7 @@ def receive(
                 inside = deeper
             new = f".hpcml-part-{secrets.token_hex(8)}"
             try:
-                _write(inside, new, entry, read, told)
+                _write(inside, new, entry, read, received)
                 os.rename(new, last, src_dir_fd=inside, dst_dir_fd=inside)
             except BaseException:
                 with contextlib.suppress(FileNotFoundError):
@@ -206,7 +200,7 @@ def receive(
             os.close(inside)
 
 
-def _write(inside: int, name: str, entry: Entry, read: Callable[[int], bytes], told: Callable[[int], None]) -> None:
+def _write(inside: int, name: str, entry: Entry, read: Callable[[int], bytes], received: Callable[[int], None]) -> None:
     # The umask counts, and no program of another user's is made: neither set-user-id nor writing for others.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     descriptor = os.open(name, flags, (entry.mode | stat.S_IWUSR | stat.S_IRUSR) & 0o755, dir_fd=inside)
@@ -215,11 +209,11 @@ def _write(inside: int, name: str, entry: Entry, read: Callable[[int], bytes], t
         while left:
             piece = read(min(left, PIECE))
             if not piece:
-                words = "The file did not come whole; what had come of it was removed"
+                message = "The file did not come whole; what had come of it was removed"
                 hint = "Do it again: what is here already is not sent twice."
-                raise CutShortError(words, place=_shown(entry.name), hint=hint)
+                raise CutShortError(message, place=entry.name, hint=hint)
             left -= len(piece)
-            told(len(piece))
+            received(len(piece))
             while piece:  # a file system that fills up takes a part first and says so at the next write
                 piece = piece[os.write(descriptor, piece) :]
         os.utime(descriptor, ns=(entry.changed, entry.changed))

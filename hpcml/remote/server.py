@@ -26,7 +26,7 @@ GO_DEADLINE = 60.0  # seconds for the laptop to say that it knows the run's id
 _OLD = 86400.0  # seconds after which a staging folder was left by one that was killed
 
 
-class Caller:
+class RemoteSession:
     """A laptop that called: what it asked for, and the line to it.
 
     Parameters
@@ -130,7 +130,7 @@ class Caller:
         self.say(status=status)
 
 
-def serve(call: Callable[[list[str], Caller], int], environment: Mapping[str, str]) -> int:
+def serve(call: Callable[[list[str], RemoteSession], int], environment: Mapping[str, str]) -> int:
     """Run what a laptop asks for; return the exit status.
 
     Parameters
@@ -143,7 +143,7 @@ def serve(call: Callable[[list[str], Caller], int], environment: Mapping[str, st
     UsageError
         If no laptop's hpcml is at the other end of standard input.
     ConfigError
-        If it speaks another protocol.
+        If it has another version of the protocol.
     """
     source = os.dup(0)
     nothing = os.open(os.devnull, os.O_RDONLY)  # what is started from here on does not read the laptop's line
@@ -151,28 +151,29 @@ def serve(call: Callable[[list[str], Caller], int], environment: Mapping[str, st
     os.close(nothing)
     try:
         header = parsed(json.loads, _line(source).decode())
-        caller = Caller(header, source, environment)
-        caller.say(hello=PROTOCOL, version=__version__)
+        session = RemoteSession(header, source, environment)
+        session.say(hello=PROTOCOL, version=__version__)
         protocol = header["protocol"]
     except (ValueError, TypeError, KeyError, OSError) as error:
         hint = "Call it from a laptop: hpcml --host HOST COMMAND."
         raise UsageError("This is for the laptop's hpcml", place="hpcml", hint=hint) from error
     if protocol != PROTOCOL:
-        raise ConfigError("The laptop's hpcml speaks otherwise", place=f"protocol {protocol}", hint="Update the older.")
-    if caller.words[:1] not in (["submit"], ["plan"], ["fetch"]):
-        caller.watch()
+        message = f"Protocol version mismatch: laptop {protocol}, cluster {PROTOCOL}"
+        raise ConfigError(message, place="hpcml", hint="Update the older hpcml.")
+    if session.words[:1] not in (["submit"], ["plan"], ["fetch"]):
+        session.watch()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     try:
         with files(Path(environment.get("HOME", "~"))):
             os.chdir(environment.get("HOME", "/"))
-        status = call(caller.words, caller)
+        status = call(session.words, session)
     except BaseException:
-        caller.clean()
+        session.clean()
         raise
     with contextlib.suppress(OSError):
         sys.stdout.flush()
-    caller.end(status)
+    session.end(status)
     return status
 
 
@@ -202,16 +203,16 @@ def _incoming(environment: Mapping[str, str]) -> Path:
     return folder
 
 
-def read_wish(caller: Caller, entries: list[Entry]) -> list[Entry]:
+def read_wanted(session: RemoteSession, entries: list[Entry]) -> list[Entry]:
     """Return which of the files the laptop wants; none if it has gone.
 
     Raises
     ------
     UsageError
-        If it is no answer to the listing.
+        If it wants what is not on the list.
     """
-    text = caller.line()
-    caller.watch()
+    text = session.line()
+    session.watch()
     try:
         return [entries[index] for index in parsed(json.loads, text.decode() or "[]") if index >= 0]
     except (ValueError, TypeError, IndexError) as error:

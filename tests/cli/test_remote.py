@@ -168,6 +168,18 @@ def test_another_version_is_noted(laptop: Laptop) -> None:
     assert "on cluster it is 9.9" in done.stderr
 
 
+def test_another_protocol_is_refused(laptop: Laptop) -> None:
+    other = laptop.world.top / "other.py"
+    other.write_text(
+        "import sys\nfrom hpcml.remote import server\nserver.PROTOCOL = 2\n"
+        "from hpcml.cli.main import main\nsys.exit(main())\n"
+    )
+    words = f"{shlex.quote(sys.executable)} {shlex.quote(str(other))}"
+    done = laptop.world.run("--host", "cluster", "ls", env={"HPCML_LOGIN__HPCML": words})
+    assert done.returncode == errors.CONFIG
+    assert "hpcml: Protocol version mismatch: laptop 1, cluster 2 (hpcml)." in done.stderr
+
+
 def test_the_link_breaks_within_the_files(laptop: Laptop) -> None:
     (laptop.world.project / "more.py").write_text("# " + "x" * 100_000)
     laptop.tell("payload")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hpcml import errors
 from hpcml.remote import channel
-from hpcml.remote.protocol import Divider, Entry, entries_of, listing, mark, parts_of, receive, send
+from hpcml.remote.protocol import Entry, StreamDemux, entries_of, listing, mark, parts_of, receive, send
 from hpcml.remote.ssh.login import check_host
 
 NONCE = "0123456789abcdef"
@@ -28,12 +28,12 @@ PIECES = st.lists(
 @given(PIECES, st.integers(1, 9))
 def test_facts_are_found_in_any_bytes_however_they_are_cut(pieces: list[bytes], size: int) -> None:
     data = b"".join(pieces)
-    divider, plain = Divider(NONCE), b""
+    demux, plain = StreamDemux(NONCE), b""
     facts: list[dict[str, Any]] = []
     for begin in range(0, len(data), size):
-        more, found = divider.feed(data[begin : begin + size])
+        more, found = demux.feed(data[begin : begin + size])
         plain, facts = plain + more, facts + found
-    more, found = divider.feed(b"", last=True)
+    more, found = demux.feed(b"", last=True)
     plain, facts = plain + more, facts + found
     whole = mark(NONCE, run="a-20260101-000000-0000")
     assert len(facts) == data.count(whole)
@@ -41,7 +41,7 @@ def test_facts_are_found_in_any_bytes_however_they_are_cut(pieces: list[bytes], 
 
 
 def test_what_was_said_is_shown_at_once() -> None:
-    assert Divider(NONCE).feed(b"half a li") == (b"half a li", [])
+    assert StreamDemux(NONCE).feed(b"half a li") == (b"half a li", [])
 
 
 @given(st.lists(st.sampled_from(["a", "b c", "..", ".", "", "\0", "~", "-x", "é"]), min_size=1, max_size=4))
