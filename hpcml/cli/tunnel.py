@@ -137,7 +137,7 @@ def _keep(options: Namespace, login: Login) -> int:
         raise UsageError(str(error), place="--retry-for", hint="Write --retry-for 10m.") from error
     _end_by_signals()
     connection = Connection(login, environment)
-    certificates = ssh_login.certificates(connection.known, environment)
+    certificates = ssh_login.certificates(connection.settings, environment)
     if warning := ssh_login.warning(certificates, None, time.time(), login.renew):
         _say(f"Note: {warning}.")
     shown = _Shown(options, connection.places.files)

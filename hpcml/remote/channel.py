@@ -221,7 +221,7 @@ class Call:
             return self.connection.no_hpcml(said)
         if code == 255:
             hint = "Close other sessions to it, or ask the site about MaxSessions."
-            return LinkError(f"{host} opens no further session", place=host, hint=hint, quote=said)
+            return LinkError(f"{host} allows no further session on this connection", place=host, hint=hint, quote=said)
         hint = f"This is hpcml {__version__}. Install the same there, or name another with login.hpcml."
         message = f"The hpcml on {host} cannot be called from a laptop: it is another version, or not hpcml"
         return ConfigError(message, place="login.hpcml", hint=hint, quote=said)

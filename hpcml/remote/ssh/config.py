@@ -62,10 +62,9 @@ def places(environment: Mapping[str, str], control: str = "~/.hpcml/cm") -> Plac
     if not home.startswith("/"):
         raise StorageError("HOME is not set", place="HOME", hint="Set it: ssh's files lie there.")
     folder = Path(f"{home}/{control[2:]}" if control.startswith("~/") else control)
-    found = Places(Path(home) / ".hpcml" / "ssh", folder)
-    for path in found:
+    for path in (both := Places(Path(home) / ".hpcml" / "ssh", folder)):
         private_folder(path)
-    return found
+    return both
 
 
 def private_folder(path: Path) -> None:
@@ -81,16 +80,16 @@ def private_folder(path: Path) -> None:
         with contextlib.suppress(FileExistsError):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.mkdir(mode=0o700)
-        found, above = path.lstat(), path.parent.stat()
+        itself, above = path.lstat(), path.parent.stat()
     except OSError as error:
         raise StorageError(f"The folder cannot be made: {error.strerror}", place=str(path), hint=hint) from error
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+    if not stat.S_ISDIR(itself.st_mode) or itself.st_uid != os.getuid() or itself.st_mode & 0o022:
         raise StorageError("The folder is not yours alone", place=str(path), hint=hint)
     if not files.folder_is_ours(above) or (above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX):
         if above.st_uid == os.getuid():
             hint = f"Close it to them: chmod go-w {shlex.quote(str(path.parent))}"
         raise StorageError("Others may rename the folder", place=str(path.parent), hint=hint)
-    if found.st_mode & 0o077:
+    if itself.st_mode & 0o077:
         path.chmod(0o700)
 
 
@@ -119,10 +118,10 @@ def control_socket(folder: Path, name: str) -> Path:
         If the system takes no socket of so long a path.
     """
     path = folder / name
-    room = _SOCKET_PATH - 1 - _SUFFIX
-    if len(os.fsencode(path)) > room:
-        words = f"The path of ssh's control socket has {len(os.fsencode(path))} bytes, and the system takes {room}"
-        raise ConfigError(words, place=str(path), hint="Choose a shorter folder: --set login.control=/short/path.")
+    length, most = len(os.fsencode(path)), _SOCKET_PATH - 1 - _SUFFIX
+    if length > most:
+        message = f"The path of ssh's control socket has {length} bytes, and the system takes {most}"
+        raise ConfigError(message, place=str(path), hint="Choose a shorter folder: --set login.control=/short/path.")
     return path
 
 
@@ -132,7 +131,7 @@ def effective(host: str, environment: Mapping[str, str], file: Path | None = Non
     Raises
     ------
     ConfigError
-        If ssh is missing or does not take the user's configuration.
+        If ssh is missing or refuses the user's configuration.
     """
     words = ["ssh", *(["-F", str(file)] if file else []), "-G", "--", host]
     try:
@@ -141,23 +140,23 @@ def effective(host: str, environment: Mapping[str, str], file: Path | None = Non
         hint = "Install OpenSSH's client."
         raise ConfigError(f"ssh cannot be started: {error}", place="PATH", hint=hint) from error
     if answer.code != 0:
-        said = (answer.err.strip().splitlines() or ["no word"])[-1]
-        raise ConfigError(f"ssh does not take its configuration: {said}", place=host, hint="Try: ssh -G " + host)
-    found: dict[str, list[str]] = {}
+        complaint = (answer.err.strip().splitlines() or ["it did not say why"])[-1]
+        raise ConfigError(f"ssh refuses its configuration: {complaint}", place=host, hint="Try: ssh -G " + host)
+    settings: dict[str, list[str]] = {}
     for line in answer.out.splitlines():
         name, _, value = line.partition(" ")
-        found.setdefault(name, []).append(value)
-    return found
+        settings.setdefault(name, []).append(value)
+    return settings
 
 
-def write(folder: Path, host: str, environment: Mapping[str, str], known: Mapping[str, list[str]]) -> Path:
+def write(folder: Path, host: str, environment: Mapping[str, str], settings: Mapping[str, list[str]]) -> Path:
     """Write the configuration file with which this cluster is reached; return its path.
 
     The user's own file and the machine's are included whole. Where they switch the check of host keys off, it is on
     again: an unknown key is asked about, a changed one refused.
     """
     insisted = list(INSISTED)
-    if known.get("stricthostkeychecking", [""])[0] in _UNCHECKED:
+    if settings.get("stricthostkeychecking", [""])[0] in _UNCHECKED:
         insisted.append("StrictHostKeyChecking ask")
     user = Path(environment.get("HOME", "")) / ".ssh" / "config"
     included = [path for path in (user, Path("/etc/ssh/ssh_config")) if path.is_file()]

@@ -12,7 +12,7 @@ import os
 import shlex
 import stat
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpcml import subprocesses
@@ -47,10 +47,10 @@ def proxy(words: Sequence[str], *, destination: bool = False) -> str:
     destination
         Whether ``-W`` and the host and port that ssh wants to reach belong to it.
     """
-    said = [shlex.quote(literal(word)) for word in words]
+    quoted = [shlex.quote(literal(word)) for word in words]
     if destination:
-        said[-1:-1] = ["-W", "'[%h]:%p'"]
-    return " ".join(said)
+        quoted[-1:-1] = ["-W", "'[%h]:%p'"]
+    return " ".join(quoted)
 
 
 class Connection:
@@ -62,8 +62,6 @@ class Connection:
         The cluster: ``login.host`` is what ssh is called with.
     environment
         This process's environment.
-    clock
-        Seconds since 1970, for the budget of logins.
 
     Raises
     ------
@@ -71,12 +69,12 @@ class Connection:
         If ssh's folders or the user's ssh configuration are not usable.
     """
 
-    def __init__(self, login: Login, environment: Mapping[str, str], clock: Callable[[], float] = time.time) -> None:
-        self.login, self.environment, self.clock = login, dict(environment), clock
+    def __init__(self, login: Login, environment: Mapping[str, str]) -> None:
+        self.login, self.environment = login, dict(environment)
         self.host = login.host
         self.places = config.places(environment, login.control)
-        self.known = config.effective(self.host, self.environment)
-        self.file = config.write(self.places.files, self.host, environment, self.known)
+        self.settings = config.effective(self.host, self.environment)
+        self.file = config.write(self.places.files, self.host, environment, self.settings)
         self.name = config.key(self.host)
         self.control = config.control_socket(self.places.control, self.name)
         self.budget = ssh_login.Budget(self.places.files / f"{self.name}.logins", login.logins)
@@ -86,11 +84,11 @@ class Connection:
     @property
     def user(self) -> str:
         """The user's name on the cluster."""
-        return self.known.get("user", [""])[0]
+        return self.settings.get("user", [""])[0]
 
     def _use_own_master(self) -> None:
         """Use the connection that the user's own configuration has open, if it is safe where it lies."""
-        own = self.known.get("controlpath", ["none"])[0]
+        own = self.settings.get("controlpath", ["none"])[0]
         if own == "none" or not Path(own).exists() or self.control.exists():
             return
         folder = Path(own).parent.stat()
@@ -128,18 +126,18 @@ class Connection:
             return not self.alive() and self._open(ask=ask)
 
     def _open(self, *, ask: bool) -> bool:
-        now = self.clock()
+        now = time.time()
         if self.budget.left(now) == 0:
             when = ssh_login.clock(self.budget.free_at(now), now)
             many = f"There were {self.login.logins} logins to {self.host} within an hour"
-            words = f"{many}, and sites block who logs in too often"
-            raise LoginNeededError(words, place="login.logins", hint=f"Try again after {when}.")
+            message = f"{many}, and sites block who logs in too often"
+            raise LoginNeededError(message, place="login.logins", hint=f"Try again after {when}.")
         self.control.unlink(missing_ok=True)  # left by one that was killed
         self.budget.spend(now)
-        said, code = self._log_in(ask=ask)
+        complaint, code = self._log_in(ask=ask)
         if code == 0 and self.alive():
             return True
-        error = ssh_login.failure(said, self.host, self.login.renew)
+        error = ssh_login.failure(complaint, self.host, self.login.renew)
         if isinstance(error, LinkError):
             self.budget.refund(now)
         raise error
@@ -194,9 +192,9 @@ class Connection:
             raise self.gone(answer.err)
         return answer
 
-    def gone(self, said: str = "") -> LinkError:
+    def gone(self, complaint: str = "") -> LinkError:
         """Return the error for a connection that is lost."""
-        quote = tuple(said.splitlines()[-3:])
+        quote = tuple(complaint.splitlines()[-3:])
         return LinkError(f"The connection to {self.host} is gone", place=self.host, hint="Try again.", quote=quote)
 
     def no_hpcml(self, quote: Sequence[str]) -> NotFoundError:

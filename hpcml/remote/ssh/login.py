@@ -128,24 +128,23 @@ class Budget:
                 json.dump(times, file)
 
 
-def failure(said: str, host: str, renew: str = "") -> HpcmlError:
+def failure(complaint: str, host: str, renew: str = "") -> HpcmlError:
     """Return what an ssh that did not get through meant by its last words."""
-    quote = tuple(line for line in said.splitlines() if line.strip())[-14:]
-    if re.search(_HOST_KEY, said):
-        words = f"The key of {host} or of a host on the way is not the known one"
+    quote = tuple(line for line in complaint.splitlines() if line.strip())[-14:]
+    if re.search(_HOST_KEY, complaint):
+        message = f"The key of {host} or of a host on the way is not the known one"
         hint = "If the site says that it has new keys, take the old one out (ssh-keygen -R); if not, tell the site."
-        return HostKeyError(words, place=host, hint=hint, quote=quote)
-    if re.search(_CONFIG, said):
-        return ConfigError("ssh does not take its configuration", place=host, hint=f"Try: ssh -G {host}", quote=quote)
-    if re.search(_AUTH, said):
-        words = f"{host} does not let you in"
-        hint = (
-            f"Get a new certificate: {renew}." if renew else f"Is your key or certificate still good? Try: ssh {host}"
-        )
-        return LoginNeededError(words, place=host, hint=hint, quote=quote)
+        return HostKeyError(message, place=host, hint=hint, quote=quote)
+    if re.search(_CONFIG, complaint):
+        return ConfigError("ssh refuses its configuration", place=host, hint=f"Try: ssh -G {host}", quote=quote)
+    if re.search(_AUTH, complaint):
+        hint = f"Is your key or certificate still good? Try: ssh {host}"
+        hint = f"Get a new certificate: {renew}." if renew else hint
+        return LoginNeededError(f"{host} does not let you in", place=host, hint=hint, quote=quote)
+    unreachable = re.search(_NETWORK, complaint)
+    message = f"{host} cannot be reached" if unreachable else f"ssh to {host} ended and gave no reason"
     hint = "Check the network (VPN?) and the name of the host; the run goes on meanwhile."
-    words = f"{host} cannot be reached" if re.search(_NETWORK, said) else f"ssh to {host} ended without a reason"
-    return LinkError(words, place=host, hint=hint, quote=quote[-3:])
+    return LinkError(message, place=host, hint=hint, quote=quote[-3:])
 
 
 class Certificate(NamedTuple):
@@ -155,42 +154,40 @@ class Certificate(NamedTuple):
     ends: float
 
 
-def certificates(known: Mapping[str, Sequence[str]], environment: Mapping[str, str]) -> list[Certificate]:
+def certificates(settings: Mapping[str, Sequence[str]], environment: Mapping[str, str]) -> list[Certificate]:
     """Return the user's certificates for a host, from its ``CertificateFile`` lines, beside its keys, and in the agent.
 
     Parameters
     ----------
-    known
-        The host's settings (:func:`hpcml.ssh_config.effective`).
+    settings
+        The host's settings (:func:`hpcml.remote.ssh.config.effective`).
     """
     home = environment.get("HOME", "")
-    named = [*known.get("certificatefile", []), *(f"{path}-cert.pub" for path in known.get("identityfile", []))]
+    named = [*settings.get("certificatefile", []), *(f"{path}-cert.pub" for path in settings.get("identityfile", []))]
     paths = {Path(f"{home}/{name[2:]}" if name.startswith("~/") else name) for name in named if name != "none"}
-    found = []
+    listed = []
     for path in sorted(paths):
         if path.is_file():
             answer = subprocesses.run(["ssh-keygen", "-L", "-f", str(path)], environment, ASK)
-            found += [Certificate(str(path), ends) for ends in validity(answer.out)]
+            listed += [Certificate(str(path), ends) for ends in validity(answer.out)]
     if environment.get("SSH_AUTH_SOCK"):
         keys = subprocesses.run(["ssh-add", "-L"], environment, ASK)
         if keys.code == 0 and "-cert-" in keys.out:
             answer = subprocesses.run(["ssh-keygen", "-L", "-f", "-"], environment, ASK, data=keys.out.encode())
-            found += [Certificate("ssh-agent", ends) for ends in validity(answer.out)]
-    return found
+            listed += [Certificate("ssh-agent", ends) for ends in validity(answer.out)]
+    return listed
 
 
 def validity(text: str) -> list[float]:
     """Return when the certificates that ``ssh-keygen -L`` describes end, in its own local time."""
-    found = []
-    for line in text.splitlines():
-        if match := re.match(r"\s*Valid: (?:from \S+ to (\S+)|(forever))", line):
-            if match[2] or match[1] == "forever":
-                found.append(float("inf"))
-            else:
-                moment = match[1].removesuffix("Z")
-                zone = calendar.timegm if match[1].endswith("Z") else time.mktime
-                found.append(float(zone(time.strptime(moment, "%Y-%m-%dT%H:%M:%S"))))
-    return found
+    ends = []
+    for match in re.finditer(r"^\s*Valid: (?:from \S+ to (\S+)|forever)", text, re.MULTILINE):
+        if match[1] in (None, "forever"):
+            ends.append(float("inf"))
+        else:
+            zone = calendar.timegm if match[1].endswith("Z") else time.mktime
+            ends.append(float(zone(time.strptime(match[1].removesuffix("Z"), "%Y-%m-%dT%H:%M:%S"))))
+    return ends
 
 
 def clock(moment: float, now: float) -> str:
@@ -199,11 +196,11 @@ def clock(moment: float, now: float) -> str:
     return time.strftime("%H:%M" if same else "%Y-%m-%d %H:%M", time.localtime(moment))
 
 
-def warning(found: Sequence[Certificate], until: float | None, now: float, renew: str) -> str:
+def warning(certificates: Sequence[Certificate], until: float | None, now: float, renew: str) -> str:
     """Return what the user should know of the certificates' end before relying on the link until then, or nothing."""
-    if not found:
+    if not certificates:
         return ""
-    ends = max(certificate.ends for certificate in found)
+    ends = max(certificate.ends for certificate in certificates)
     again = f": {renew}" if renew else ""
     if ends <= now:
         return f"your certificate ended {clock(ends, now)}; a new login needs a new one{again}"

@@ -170,7 +170,7 @@ class Tunnel:
             )
             self.close()
         if self.route and self.route.child.code is not None:
-            self.say("The way to the node was cut; making it anew.")
+            self.say("The route to the node is lost; opening it again.")
             self.close()
         if service and self.route is None and time.monotonic() >= self.retry_at:
             self.service = service
@@ -313,7 +313,7 @@ class Tunnel:
 
     def _not_with_an_ended_certificate(self) -> None:
         """Raise where a login is bound to fail: it would count as one, and sites block who fails too often."""
-        certificates = login.certificates(self.connection.known, self.connection.environment)
+        certificates = login.certificates(self.connection.settings, self.connection.environment)
         ends, now = max((certificate.ends for certificate in certificates), default=float("inf")), time.time()
         if ends <= now:
             message = f"The link is lost, and your certificate ended at {login.clock(ends, now)}"

@@ -103,12 +103,12 @@ def _direct(connection: Connection, facts: RunFacts, service: str) -> OpenRoute:
 
 def _as_on_login(connection: Connection, node: str) -> list[str]:
     """Return options that give a node, which the user's configuration may not name, the login node's user and keys."""
-    known = config.effective(node, connection.environment, connection.file)
+    own = config.effective(node, connection.environment, connection.file)
     words = []
-    if known.get("user") != [connection.user] and known.get("user", [""])[0] == connection.environment.get("USER", ""):
+    if own.get("user") != [connection.user] and own.get("user", [""])[0] == connection.environment.get("USER", ""):
         words += config.options(User=connection.user)
     for name in ("identityfile", "certificatefile"):
-        extra = [value for value in connection.known.get(name, []) if value not in known.get(name, [])]
+        extra = [value for value in connection.settings.get(name, []) if value not in own.get(name, [])]
         words += [word for value in extra for word in ("-o", f"{name}={value}")]
     return words
 
