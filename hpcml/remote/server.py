@@ -41,7 +41,7 @@ class RemoteSession:
         self.staging: Path | None = None
         self._go = threading.Event()
         self._quiet = threading.Lock()  # held while the laptop's end may not interrupt
-        self._over = False
+        self._over = self._gone = False
 
     def say(self, **facts: Any) -> None:
         """Tell the laptop a fact; one that has gone does not hear it."""
@@ -66,7 +66,9 @@ class RemoteSession:
             self._go.set()
         with self._quiet:
             if not self._over and (main := threading.main_thread().ident) is not None:
+                self._gone = True
                 signal.pthread_kill(main, signal.SIGINT)
+                self._go.set()  # a signal that comes just before a wait begins does not end the wait
 
     # -- a script ----------------------------------------------------------------------------------------------------
 
@@ -110,7 +112,7 @@ class RemoteSession:
             If it does not say so in time; nothing was submitted.
         """
         self.say(run=run_id)
-        if not self._go.wait(GO_DEADLINE):
+        if not self._go.wait(GO_DEADLINE) or self._gone:
             raise LinkError("The laptop does not answer; nothing was submitted", place="--host", hint="Try again.")
         with self._quiet:
             yield
