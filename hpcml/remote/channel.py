@@ -212,19 +212,19 @@ class Call:
     def _why(self, code: int) -> HpcmlError:
         """Return why it ended without saying its status."""
         host, held = self.connection.host, self.held
-        said = tuple((held or b"").decode(errors="replace").strip().splitlines()[-3:])
+        quote = tuple((held or b"").decode(errors="replace").strip().splitlines()[-3:])
         if not self.connection.alive():
             return self._lost(f"The connection to {host} is gone")
         if held is None:
             return self._lost(f"The hpcml on {host} ended with status {code} and did not say why")
         if code in (126, 127):
-            return self.connection.no_hpcml(said)
+            return self.connection.no_hpcml(quote)
         if code == 255:
             hint = "Close other sessions to it, or ask the site about MaxSessions."
-            return LinkError(f"{host} allows no further session on this connection", place=host, hint=hint, quote=said)
+            return LinkError(f"{host} allows no further session on this connection", place=host, hint=hint, quote=quote)
         hint = f"This is hpcml {__version__}. Install the same there, or name another with login.hpcml."
         message = f"The hpcml on {host} cannot be called from a laptop: it is another version, or not hpcml"
-        return ConfigError(message, place="login.hpcml", hint=hint, quote=said)
+        return ConfigError(message, place="login.hpcml", hint=hint, quote=quote)
 
     def _lost(self, message: str) -> HpcmlError:
         host, run = self.connection.host, self.facts.get("run")

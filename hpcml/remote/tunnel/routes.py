@@ -210,22 +210,22 @@ def _wait(route: OpenRoute, connection: Connection) -> OpenRoute:
 def _fail(route: OpenRoute, connection: Connection) -> NoReturn:
     """Raise what a route that did not open means."""
     route.child.end()
-    said = route.child.errors
+    complaint = route.child.errors
     if not connection.alive():
         raise connection.gone()
-    if "the socket is not on" in said.lower():
-        raise ServiceGoneError(_last(said).removeprefix("hpcml: "), place=route.name)
-    if re.search("HOST IDENTIFICATION HAS CHANGED|REVOKED HOST KEY", said):
-        error = login.failure(said, "the node")
+    if "the socket is not on" in complaint.lower():
+        raise ServiceGoneError(_last(complaint).removeprefix("hpcml: "), place=route.name)
+    if re.search("HOST IDENTIFICATION HAS CHANGED|REVOKED HOST KEY", complaint):
+        error = login.failure(complaint, "the node")
         assert isinstance(error, HostKeyError)
         raise error
-    if re.search(r"(?i)administratively prohibited|stdio forwarding|session open refused", said):
-        raise TunnelError(f"{connection.host} forbids forwarding: {_last(said)}", place=route.name)
-    raise TunnelError(_last(said) or "no answer in time", place=route.name)
+    if re.search(r"(?i)administratively prohibited|stdio forwarding|session open refused", complaint):
+        raise TunnelError(f"{connection.host} forbids forwarding: {_last(complaint)}", place=route.name)
+    raise TunnelError(_last(complaint) or "no answer in time", place=route.name)
 
 
-def _last(said: str) -> str:
-    return next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "")
+def _last(text: str) -> str:
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 
 # -- what worked the last time -----------------------------------------------------------------------------------------

@@ -105,17 +105,17 @@ def feed(run: directories.Run, environment: Mapping[str, str], say: Callable[[Ru
     """
     status: watch.Status | None = None
     last: RunFacts | None = None
-    told = looked = -BEAT
+    sent = looked = -BEAT
 
     def look() -> None:
-        nonlocal last, told, looked
+        nonlocal last, sent, looked
         now = time.monotonic()
         pause = LOOK_AGAIN if last and last.services else LOOK
         if status is None or status.phase == "ended" or now - looked < pause:
             return
         looked, current = now, facts(run, status)
-        if current != last or now - told >= BEAT:
-            last, told = current, now
+        if current != last or now - sent >= BEAT:
+            last, sent = current, now
             say(current)
 
     while True:
