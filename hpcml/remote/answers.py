@@ -51,11 +51,12 @@ class RunFacts(NamedTuple):
     ends: float | None
     exit_status: int | None
     hint: str
-    quote: list[str]
+    quote: tuple[str, ...]
 
     def as_table(self) -> dict[str, Any]:
         """Return the facts as they travel; :func:`of_run` reads them."""
-        return {**self._asdict(), "services": {name: service._asdict() for name, service in self.services.items()}}
+        services = {name: service._asdict() for name, service in self.services.items()}
+        return {**self._asdict(), "services": services, "quote": list(self.quote)}
 
 
 def _text(value: Any) -> str:
@@ -104,10 +105,10 @@ def _moment(value: Any) -> float:
     return float(value)
 
 
-def _texts(value: Any) -> list[str]:
+def _texts(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list) or len(value) > 100:
         raise MalformedError
-    return [_text(item) for item in value]
+    return tuple(_text(item) for item in value)
 
 
 def _flag(value: Any) -> bool:

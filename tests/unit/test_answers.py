@@ -39,9 +39,7 @@ def test_what_is_right_is_taken_and_the_rest_left_out() -> None:
     assert of_run(services={"dashboard": {key: SERVICE[key] for key in ("node", "socket", "path", "identity")}})
 
 
-@pytest.mark.parametrize(
-    "name", ["run", "job", "state", "services", "ends", "exit_status", "words", "quote"]
-)
+@pytest.mark.parametrize("name", ["run", "job", "state", "services", "ends", "exit_status", "words", "quote"])
 def test_facts_of_another_form_are_refused(name: str) -> None:
     tried = 0
     for value in (*NOTHINGS, *WORDS, float("nan"), float("inf"), 10**30, -1):

@@ -345,4 +345,4 @@ def tell_end(facts: RunFacts, say: Callable[[str], None]) -> None:
     say(f"{facts.run} has ended: {facts.words}.")
     if facts.exit_status:
         message = f"The run ended with status {facts.exit_status}: {facts.words}"
-        raise HpcmlError(message, place=facts.run, hint=facts.hint, status=UNAVAILABLE, quote=tuple(facts.quote))
+        raise HpcmlError(message, place=facts.run, hint=facts.hint, status=UNAVAILABLE, quote=facts.quote)
