@@ -230,21 +230,21 @@ def _check(options: Namespace) -> int:
     loaded, environment = _site(options)
     site = loaded.site
     facts = _facts(options, environment, site.runtime.container)
-    found = list(check.of_the_file(facts, cuda=site.gpu.cuda, gpus=int(options.gpu)))
-    found += check.of_the_definition(facts)
+    findings = list(check.of_the_file(facts, cuda=site.gpu.cuda, gpus=int(options.gpu)))
+    findings += check.of_the_definition(facts)
     try:
         tool = program.find(options.program, environment, site.runtime.container)
-        found += check.at_work(facts, tool, environment, gpu=options.gpu)
+        findings += check.at_work(facts, tool, environment, gpu=options.gpu)
     except ImageError as error:
         words = error.message[:1].lower() + error.message[1:]
-        found.append(check.Finding("starts", check.BAD, words, error.hint))
-    bad = [finding for finding in found if finding.state == check.BAD]
+        findings.append(check.Finding("starts", check.BAD, words, error.hint))
+    bad = [finding for finding in findings if finding.state == check.BAD]
     if options.json:
-        table = {"image": str(facts.path), "good": not bad, "findings": [row._asdict() for row in found]}
+        table = {"image": str(facts.path), "good": not bad, "findings": [row._asdict() for row in findings]}
         common.print_json(table)
     else:
         columns = max(60, shutil.get_terminal_size((120, 24)).columns)
-        for finding in found:
+        for finding in findings:
             lines = textwrap.wrap(shown(finding.words), columns - 18) or [""]
             say(f"{finding.subject:<11} {finding.state:<5} {lines[0]}")
             for line in lines[1:]:

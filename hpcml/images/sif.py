@@ -115,11 +115,11 @@ def _parts(file: BinaryIO, total: int, offset: int) -> list[_Part]:
     table = file.read(total * _DESCRIPTOR.size)
     if len(table) < total * _DESCRIPTOR.size:
         raise SifError("cut off within its table of parts")
-    found = []
+    parts = []
     for kind, used, _, _, _, start, size, _, _, _, _, _, name, extra in _DESCRIPTOR.iter_unpack(table):
         if used:
-            found.append(_Part(kind, start, size, name.rstrip(b"\0").decode(errors="replace"), extra))
-    return found
+            parts.append(_Part(kind, start, size, name.rstrip(b"\0").decode(errors="replace"), extra))
+    return parts
 
 
 def _text(file: BinaryIO, part: _Part) -> str:
@@ -163,9 +163,7 @@ def _metadata(file: BinaryIO, parts: list[_Part]) -> dict[str, Any]:
 def attributes(facts: dict[str, Any]) -> dict[str, Any]:
     """Return the attributes in what ``inspect --json`` prints, which an image's own metadata equals in form."""
     data = facts.get("data")
-    found = data.get("attributes") if isinstance(data, dict) else None
-    if not isinstance(found, dict):
+    table = data.get("attributes") if isinstance(data, dict) else None
+    if not isinstance(table, dict):
         return {}
-    if not isinstance(found.get("labels", {}), dict):
-        found = {**found, "labels": None}
-    return found
+    return table if isinstance(table.get("labels", {}), dict) else {**table, "labels": None}
