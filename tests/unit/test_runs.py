@@ -15,6 +15,7 @@ from hpcml import files
 from hpcml.errors import NotFoundError, StorageError
 from hpcml.runs import directories, snapshot
 from hpcml.sites.schema import Code
+from hpcml.units import Memory
 
 
 @pytest.mark.parametrize(
@@ -132,6 +133,7 @@ def taken(folder: Path, *, linked: bool = True, **code: Any) -> tuple[set[str], 
     """Return what was copied as files, and what became of the rest."""
     target = folder.parent / "target"
     target.mkdir()
+    code |= {key: Memory(code[key]) for key in ("max_file", "max_total") if key in code}
     found = snapshot.take(folder / "job.py", target, Code(**code), linked=linked)
     return {str(path.relative_to(target)) for path in target.rglob("*") if path.is_file() and not _linked(path)}, found
 
