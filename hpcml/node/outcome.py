@@ -17,7 +17,7 @@ from hpcml.node.settings import Context
 class Outcome:
     """How the run ended: the exit status, who decided it, one sentence, a next step and lines that show it."""
 
-    status: int
+    exit_status: int
     phase: str
     by: str
     reason: str
@@ -30,7 +30,7 @@ class Outcome:
             "state": state,
             "time": round(time.time(), 3),
             "attempt": context.number,
-            "status": self.status,
+            "status": self.exit_status,
             "phase": self.phase,
             "by": self.by,
             "reason": self.reason,
@@ -42,13 +42,13 @@ class Outcome:
 
     def or_a_full_disk(self, context: Context) -> Outcome:
         """Return it with a full disk as its cause where that is what hpcml or the script could not live with."""
-        if self.status in (0, errors.STORAGE) or self.by not in ("hpcml", "script"):
+        if self.exit_status in (0, errors.STORAGE) or self.by not in ("hpcml", "script"):
             return self
         if not (why := storage.trouble(context.run.directory)):
             return self
         if self.by == "script":  # it may have failed for another reason: its status stays its own
             return dataclasses.replace(self, reason=f"{self.reason}; {why}", hint=storage.HINT)
-        return dataclasses.replace(self, status=errors.STORAGE, reason=f"{why}; {self.reason}", hint=storage.HINT)
+        return dataclasses.replace(self, exit_status=errors.STORAGE, reason=f"{why}; {self.reason}", hint=storage.HINT)
 
     def report(self, context: Context) -> None:
         """Say in the job's log why hpcml ended the run; status.json has the lines that show it."""

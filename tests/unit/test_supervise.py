@@ -79,7 +79,7 @@ def test_memory_is_the_cause_where_the_kernel_took_the_script_and_a_role(
     outcome = end_of(
         state, Outcome(errors.ROLE_LOST, "driver", "hpcml", "a role was lost"), BY_KERNEL, monkeypatch, starved=True
     )
-    assert (outcome.status, outcome.by) == (KILLED, "script")
+    assert (outcome.exit_status, outcome.by) == (KILLED, "script")
     assert "out of memory" in outcome.reason
 
 

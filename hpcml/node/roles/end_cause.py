@@ -79,7 +79,7 @@ def from_slurm(context: Context, outcome: Outcome, since: int) -> Outcome:
     since
         The length of the job's log when this attempt began.
     """
-    if context.settings.local or outcome.status not in (errors.CANCELLED, errors.TIME_LIMIT):
+    if context.settings.local or outcome.exit_status not in (errors.CANCELLED, errors.TIME_LIMIT):
         return outcome
     deadline = time.monotonic() + LINE
     while (cause := _cause(context, since)) is None and time.monotonic() < deadline:
@@ -90,12 +90,14 @@ def from_slurm(context: Context, outcome: Outcome, since: int) -> Outcome:
         return _preempted(outcome)
     if cause == "TIME LIMIT":
         return replace(
-            outcome, status=errors.TIME_LIMIT, by="slurm", reason="the time limit was reached", hint=_MORE_TIME
+            outcome, exit_status=errors.TIME_LIMIT, by="slurm", reason="the time limit was reached", hint=_MORE_TIME
         )
     if cause:
-        status = errors.ALLOCATION_LOST if "NODE" in cause else errors.CANCELLED
-        return replace(outcome, status=status, by="slurm", reason=f"Slurm ended the job: {cause.lower()}", hint="")
-    return replace(outcome, status=errors.CANCELLED, by="user", reason="the run was cancelled", hint="")
+        exit_status = errors.ALLOCATION_LOST if "NODE" in cause else errors.CANCELLED
+        return replace(
+            outcome, exit_status=exit_status, by="slurm", reason=f"Slurm ended the job: {cause.lower()}", hint=""
+        )
+    return replace(outcome, exit_status=errors.CANCELLED, by="user", reason="the run was cancelled", hint="")
 
 
 def _cause(context: Context, since: int) -> str | None:
@@ -118,7 +120,7 @@ def _unsaid(outcome: Outcome) -> Outcome:
 
     Where Slurm's commands can be reached from the node, the controller says whether it was the latter.
     """
-    if outcome.status != errors.CANCELLED:
+    if outcome.exit_status != errors.CANCELLED:
         return outcome
     job = answer(["scontrol", "--oneliner", "show", "job", os.environ.get("SLURM_JOB_ID", "")], ASK)
     if re.search(r"\bPreemptTime=\d", job):
@@ -131,4 +133,4 @@ def _unsaid(outcome: Outcome) -> Outcome:
 def _preempted(outcome: Outcome) -> Outcome:
     hint = "Submit it again, or ask for a partition or QoS that is not preempted."
     reason = "the job was preempted: Slurm gave its nodes to another"
-    return replace(outcome, status=errors.PREEMPTED, by="slurm", reason=reason, hint=hint)
+    return replace(outcome, exit_status=errors.PREEMPTED, by="slurm", reason=reason, hint=hint)

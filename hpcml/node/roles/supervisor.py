@@ -54,7 +54,7 @@ def _supervise(context: Context) -> int:
             tear_down(state, outcome)
     if outcome.by != "script":
         outcome.report(context)
-    return outcome.status
+    return outcome.exit_status
 
 
 def _refuse(context: Context, status: int, reason: str, hint: str) -> int:
@@ -118,10 +118,10 @@ def _follow(state: RunState, script: Script) -> Outcome:
         if time.monotonic() > kill_at:
             script.kill()
     state.events.write("driver-ended", status=status)
-    if must_end is None or (status == 0 and must_end.status in (errors.TIME_LIMIT, errors.CANCELLED)):
+    if must_end is None or (status == 0 and must_end.exit_status in (errors.TIME_LIMIT, errors.CANCELLED)):
         return _own_end(state.context, script, status)
     # The kernel can take a role in the same moment as the script: then memory is the cause, and not the loss.
-    if must_end.status == errors.ROLE_LOST and script.out_of_memory(status):
+    if must_end.exit_status == errors.ROLE_LOST and script.out_of_memory(status):
         return _own_end(state.context, script, status)
     return must_end
 

@@ -19,7 +19,7 @@ def tear_down(state: RunState, outcome: Outcome) -> None:
     """Tell the scheduler to close itself and its workers, and wait for both steps within the deadline."""
     start = time.monotonic()
     context = state.context
-    storage.write_end(context.run, context.attempt.ended, {"status": outcome.status})
+    storage.write_end(context.run, context.attempt.ended, {"status": outcome.exit_status})
     outcome.write(context, "ending", state.warnings)
     state.closing = True
     state.channel.send(do="close")
