@@ -183,7 +183,7 @@ class Progress:
         mark = "ok" if status.exit_status == 0 else "bad"
         self._once("end", mark, "ended", f"{status.message} (status {status.exit_status})", took)
 
-    def _once(self, key: str, mark: str, role: str, words: str, seconds: float | None) -> None:
+    def _once(self, key: str, mark: str, role: str, text: str, seconds: float | None) -> None:
         if key in self.shown:
             return
         self.shown.add(key)
@@ -191,7 +191,7 @@ class Progress:
         sign, colour = _MARKS[mark]
         self.stream.write(f"\x1b[{colour}m{sign}\x1b[0m" if self.colour else sign)
         took = f"  {format_seconds(max(0.0, seconds))}" if seconds is not None else ""
-        say(f" {role:<10} {words}{took}", self.stream)
+        say(f" {role:<10} {text}{took}", self.stream)
 
     def _now(self, role: str, words: str) -> None:
         text = shown(f"{_MARKS['wait'][0]} {role:<10} {words}")
@@ -253,18 +253,18 @@ def _short(nodes: tuple[str, ...]) -> tuple[str, ...]:
     return nodes if len(nodes) <= 8 else (*nodes[:4], f"… {len(nodes)} in all")
 
 
-def phases(found: Status) -> list[tuple[str, str]]:
+def phases(status: Status) -> list[tuple[str, str]]:
     """Return how long each phase took, from its events."""
     names = (
         ("staging", "image-staging", "image-staged"),
-        ("image" if found.in_image else "versions", "allocated", "environment-ready"),
+        ("image" if status.in_image else "versions", "allocated", "environment-ready"),
         ("scheduler", "allocated", "scheduler-up"),
         ("workers", "scheduler-up", "workers-ready"),
         ("fabric", "workers-ready", "fabric-checked"),
         ("driver", "driver-started", "driver-ended"),
         ("teardown", "driver-ended", "torn-down"),
     )
-    times = found.times
+    times = status.times
     return [
         ("phase", f"{name:<10} {format_seconds(times[end] - times[begin])}")
         for name, begin, end in names

@@ -81,7 +81,7 @@ def runs_folder(setting: str, environment: Mapping[str, str]) -> Path:
 
 
 def check_folder(folder: Path, trusted: Sequence[str]) -> list[str]:
-    """Return who of a group may replace the runs in a folder, in words.
+    """Return who of a group may replace the runs in a folder, in sentences.
 
     Raises
     ------
@@ -89,23 +89,23 @@ def check_folder(folder: Path, trusted: Sequence[str]) -> list[str]:
         If another account or everybody may: what is put there in the place of a waiting run would run as this user.
     """
     with storage(folder):
-        found = files.replaceable(folder, trusted)
-    for place, who, meant, unknown in found:
+        risks = files.replaceable(folder, trusted)
+    for place, who, meant, unknown in risks:
         if not meant:
             hint = "Choose a folder of yours with --set paths.runs=…."
             if who == "everybody":
-                words = f"Everybody may replace what is in {place}"
+                reason = f"Everybody may replace what is in {place}"
             elif unknown:  # to trust it would be to trust everybody whom this machine does not know
-                words = f"{place} belongs to {who}: this machine cannot tell whose it is"
+                reason = f"{place} belongs to {who}: this machine cannot tell whose it is"
             else:
-                words = f"{place} belongs to {who}, who may replace what is in it"
+                reason = f"{place} belongs to {who}, who may replace what is in it"
                 hint = f"{hint[:-1]}, or say that you trust that account: --set 'paths.trust=[\"{who}\"]'."
-            raise StorageError(f"Runs are not safe in this folder: {words}", place=f"paths.runs: {folder}", hint=hint)
+            raise StorageError(f"Runs are not safe in this folder: {reason}", place=f"paths.runs: {folder}", hint=hint)
     return [
         f"{who} may replace runs in {folder}, because it may write to {place} (paths.trust says that you know)"
         if who.startswith("group ")
         else f"{who} may replace runs in {folder}: they may write to {place}"
-        for place, who, *_ in found
+        for place, who, *_ in risks
     ]
 
 
@@ -132,12 +132,12 @@ _LITTLE = 65536  # bytes; with less a file system is full
 def full(folder: Path) -> str:
     """Return that the file system of a folder says that it is full, in words; empty if it does not (as for quotas)."""
     try:
-        found = os.statvfs(folder)
+        room = os.statvfs(folder)
     except OSError:
         return ""  # whoever reads the run's files says what is wrong with them
-    if found.f_bavail * found.f_frsize < _LITTLE:
+    if room.f_bavail * room.f_frsize < _LITTLE:
         return f"the file system of the run is full ({folder})"
-    if found.f_files and not found.f_favail:
+    if room.f_files and not room.f_favail:
         return f"the file system of the run can hold no more files, no inodes are left ({folder})"
     return ""
 
@@ -211,13 +211,13 @@ def _copy(source: str, target: str) -> None:
 def _copy_library(target: Path) -> None:
     """Copy the modules that run on the nodes, with their compiled forms where this interpreter has them."""
     root = str(assets.package_root())
-    made: set[str] = set()
+    made_folders: set[str] = set()
     for file in assets.node_side():
         folder, name = os.path.split(file)
         compiled = f"{folder}/__pycache__"
-        if folder not in made:
+        if folder not in made_folders:
             os.makedirs(f"{target}/{compiled}")
-            made.add(folder)
+            made_folders.add(folder)
         _copy(f"{root}/{file}", f"{target}/{file}")
         cached = f"{compiled}/{name[:-3]}.{_TAG}.pyc"
         with contextlib.suppress(FileNotFoundError):
@@ -280,22 +280,22 @@ def ids(folder: Path) -> list[str]:
             facts = folder.stat()
         except FileNotFoundError:
             return []
-    found = [(match["time"], name) for name in names if not name.startswith(".") and (match := _ID.fullmatch(name))]
-    known = [name for _, name in sorted(found)]
+    dated = [(match["time"], name) for name in names if not name.startswith(".") and (match := _ID.fullmatch(name))]
+    names_in_order = [name for _, name in sorted(dated)]
     if files.is_ours(facts) and not files.written_by_others(facts, folder):
-        return known
-    return [name for name in known if files.is_own_folder(f"{folder}/{name}")]
+        return names_in_order
+    return [name for name in names_in_order if files.is_own_folder(f"{folder}/{name}")]
 
 
-def newest(folder: Path, known: Sequence[str], most: int | None = None) -> list[str]:
+def newest(folder: Path, run_ids: Sequence[str], most: int | None = None) -> list[str]:
     """Return the newest of some ids that are this user's runs, oldest first; all of them if no number is given."""
-    found: list[str] = []
-    for name in reversed(known):
-        if len(found) == most:
+    own: list[str] = []
+    for name in reversed(run_ids):
+        if len(own) == most:
             break
         if files.is_own_folder(f"{folder}/{name}"):
-            found.append(name)
-    return found[::-1]
+            own.append(name)
+    return own[::-1]
 
 
 def find(folder: Path, word: str) -> Run:
@@ -306,33 +306,33 @@ def find(folder: Path, word: str) -> Run:
     NotFoundError
         If there is none, or several begin so.
     """
-    known = ids(folder)
-    if not known:
+    run_ids = ids(folder)
+    if not run_ids:
         raise NotFoundError("There are no runs", place=str(folder), hint="Submit one: hpcml submit SCRIPT.")
     if word == "last":
-        if last := newest(folder, known, 1):
+        if last := newest(folder, run_ids, 1):
             return load(folder / last[0])
         raise NotFoundError("There are no runs of yours", place=str(folder), hint="Submit one: hpcml submit SCRIPT.")
-    if word in known:
+    if word in run_ids:
         return load(folder / word)
-    if word.isdecimal() and (run := _with_job(folder, known, word)):
+    if word.isdecimal() and (run := _with_job(folder, run_ids, word)):
         return run
-    if named := newest(folder, [name for name in known if _name_of(name) == word], 1):
+    if named := newest(folder, [name for name in run_ids if _name_of(name) == word], 1):
         return load(folder / named[0])
-    begun = newest(folder, [name for name in known if word and name.startswith(word)])
+    begun = newest(folder, [name for name in run_ids if word and name.startswith(word)])
     if len(begun) > 1:
         names = ", ".join(begun[-4:])
         raise NotFoundError(f"Several runs begin with '{word}'", place=str(folder), hint=f"One of: {names}.")
     if not begun:
-        near = layers.nearest(word, [*known, *{_name_of(name) for name in known}])
+        near = layers.nearest(word, [*run_ids, *{_name_of(name) for name in run_ids}])
         hint = f"Did you mean {near}?" if near else "List them with: hpcml ls."
         raise NotFoundError(f"There is no run '{word}'", place=str(folder), hint=hint)
     return load(folder / begun[0])
 
 
-def _with_job(folder: Path, known: list[str], job: str) -> Run | None:
+def _with_job(folder: Path, run_ids: list[str], job: str) -> Run | None:
     """Return the newest run of a job id; a record that cannot be read is not the one that is looked for."""
-    for name in reversed(known):
+    for name in reversed(run_ids):
         with contextlib.suppress(StorageError):
             run = load(folder / name)
             if run.job == job:

@@ -171,15 +171,15 @@ def _from_files(run: directories.Run, record: RunRecord) -> Status:
             hint=refusal.hint,
             quote=refusal.quote,
         )
-    found = new
+    current = new
     for event in record.events:
-        if event.attempt != found.attempt:  # Slurm has started the job again
-            found = found._replace(attempt=event.attempt, phase="starting", times={})
-            found = found._replace(versions="", fabric="", fabric_ok=True, differences=())
-        found = _after(found, event)
-    found = found._replace(message=_message(found))
+        if event.attempt != current.attempt:  # Slurm has started the job again
+            current = current._replace(attempt=event.attempt, phase="starting", times={})
+            current = current._replace(versions="", fabric="", fabric_ok=True, differences=())
+        current = _after(current, event)
+    current = current._replace(message=_message(current))
     if end := record.outcome:
-        found = found._replace(
+        current = current._replace(
             phase="ended" if end.over else "ending",
             message=end.message,
             exit_status=end.exit_status,
@@ -187,66 +187,68 @@ def _from_files(run: directories.Run, record: RunRecord) -> Status:
             hint=end.hint,
             quote=end.quote,
         )
-    if found.service == "jupyter" and found.phase == "running" and (node := records.jupyter_node(run.paths)):
+    if current.service == "jupyter" and current.phase == "running" and (node := records.jupyter_node(run.paths)):
         way = f"up on {node}; the way there: hpcml tunnel --service jupyter {run.id}"
-        return found._replace(jupyter=way)
-    return found
+        return current._replace(jupyter=way)
+    return current
 
 
-def _after(found: Status, event: Event) -> Status:
+def _after(current: Status, event: Event) -> Status:
     """Return a status after one more event."""
     facts = event.facts
-    security = facts.get("security", str, found.security)
-    found = found._replace(times={**found.times, event.name: event.time}, security=security)
+    security = facts.get("security", str, current.security)
+    current = current._replace(times={**current.times, event.name: event.time}, security=security)
     match event.name:
         case "allocated":
-            return found._replace(phase="starting", nodes=facts.texts("nodes"), workers=0, warnings=())
+            return current._replace(phase="starting", nodes=facts.texts("nodes"), workers=0, warnings=())
         case "worker-added" | "worker-removed":
-            return found._replace(workers=facts.get("count", int))
+            return current._replace(workers=facts.get("count", int))
         case "scheduler-up":
-            return found._replace(protocol=f"{facts.get('protocol', str)} ({facts.get('because', str)})")
+            return current._replace(protocol=f"{facts.get('protocol', str)} ({facts.get('because', str)})")
         case "image-staging":
-            return found._replace(phase="starting", staging=facts.get("mode", str))
+            return current._replace(phase="starting", staging=facts.get("mode", str))
         case "environment-ready":
-            return found._replace(versions=facts.get("words", str), differences=facts.texts("differences"))
+            return current._replace(versions=facts.get("words", str), differences=facts.texts("differences"))
         case "fabric-checked":
-            return _after_the_check(found, facts)
+            return _after_the_check(current, facts)
         case "warning":
-            return found._replace(warnings=(*found.warnings, facts.get("sentence", str)))
+            return current._replace(warnings=(*current.warnings, facts.get("sentence", str)))
         case "driver-started":
-            return found._replace(phase="running")
+            return current._replace(phase="running")
         case "time-limit-near":
-            pages = found.service == "jupyter"
+            pages = current.service == "jupyter"
             effect = "open pages are told to save" if pages else "hpcml.run.should_stop() is true now"
-            return found._replace(hint=f"The time limit is near: {effect}.")
-    return found
+            return current._replace(hint=f"The time limit is near: {effect}.")
+    return current
 
 
-def _after_the_check(found: Status, facts: Table) -> Status:
+def _after_the_check(current: Status, facts: Table) -> Status:
     line, problem = facts.get("line", str), facts.get("problem", str)
-    return found._replace(
+    return current._replace(
         fabric=line if line and problem in line else "; ".join(text for text in (line, problem) if text),
         fabric_ok=facts.get("ok", bool) and not problem,
-        differences=found.differences + facts.texts("differences"),
+        differences=current.differences + facts.texts("differences"),
     )
 
 
-def _message(found: Status) -> str:
+def _message(current: Status) -> str:
     """Return what a run waits for before its script starts, and that this runs."""
-    driver = "JupyterLab" if found.service == "jupyter" else "the script"
-    if found.phase == "running":
-        missing = f", with {found.workers} of {found.expected} workers" if found.workers < found.expected else ""
+    driver = "JupyterLab" if current.service == "jupyter" else "the script"
+    if current.phase == "running":
+        missing = (
+            f", with {current.workers} of {current.expected} workers" if current.workers < current.expected else ""
+        )
         return f"{driver} runs{missing}"
-    if found.phase != "starting":
+    if current.phase != "starting":
         return ""
-    if "workers-ready" in found.times:
-        checking = "fabric-checking" in found.times and "fabric-checked" not in found.times
+    if "workers-ready" in current.times:
+        checking = "fabric-checking" in current.times and "fabric-checked" not in current.times
         return "the interconnect between the workers is checked" if checking else f"{driver} starts"
-    if "scheduler-up" in found.times:
-        return f"{found.workers} of {found.expected} workers are there"
-    if "image-staging" in found.times and "image-staged" not in found.times:
-        return f"the image is copied to the nodes ({found.staging})"
-    if found.staging and "allocated" not in found.times:
+    if "scheduler-up" in current.times:
+        return f"{current.workers} of {current.expected} workers are there"
+    if "image-staging" in current.times and "image-staged" not in current.times:
+        return f"the image is copied to the nodes ({current.staging})"
+    if current.staging and "allocated" not in current.times:
         return "the roles enter the image"
     return "the scheduler starts"
 
@@ -329,13 +331,13 @@ def _step_ended(own: Status, run: directories.Run, record: RunRecord, node: str,
     if image := record.planned.image:
         full_log = tail(run.paths.driver_log, 200) or tail(run.paths.job_log, 200)
         why = endings.not_entered("\n".join(full_log), str(exit_status))
-        found = _lost(own, run, record, IMAGE, f"{node}: {why.what}")
+        current = _lost(own, run, record, IMAGE, f"{node}: {why.what}")
         hint = why.hint.replace("IMAGE", image)
     else:
         ended = endings.of(exit_status, log)
-        found = _lost(own, run, record, START_FAILED, f"the driver's step could not start: it {ended.what}")
-        hint = ended.hint or found.hint
-    return found._replace(hint=hint, quote=log or found.quote)
+        current = _lost(own, run, record, START_FAILED, f"the driver's step could not start: it {ended.what}")
+        hint = ended.hint or current.hint
+    return current._replace(hint=hint, quote=log or current.quote)
 
 
 def _lost(own: Status, run: directories.Run, record: RunRecord, exit_status: int, message: str) -> Status:
@@ -431,7 +433,7 @@ def follow(
 
 def _stamp(path: Path) -> tuple[int, int]:
     try:
-        found = path.stat()
+        current = path.stat()
     except OSError:
         return 0, 0
-    return found.st_mtime_ns, found.st_size
+    return current.st_mtime_ns, current.st_size

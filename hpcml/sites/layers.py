@@ -267,14 +267,14 @@ _umask: list[int] = []  # the user's own, once it was narrowed
 
 def narrow_umask() -> None:
     """Let others write to nothing that hpcml makes, whatever the umask; the script keeps the user's."""
-    found = os.umask(0o077)
-    os.umask((found | 0o022) & 0o077)
-    _umask[:] = _umask or [found]
+    umask = os.umask(0o077)
+    os.umask((umask | 0o022) & 0o077)
+    _umask[:] = _umask or [umask]
 
 
 def user_umask() -> int:
     """Return the umask that this process was started with; one that would shut the user out does not."""
-    found = _umask[0] if _umask else os.umask(0o077)
+    umask = _umask[0] if _umask else os.umask(0o077)
     if not _umask:
-        os.umask(found)
-    return found & 0o077
+        os.umask(umask)
+    return umask & 0o077

@@ -57,7 +57,7 @@ def profile_files(environment: Mapping[str, str], ignored: list[str] | None = No
 
     Files that others could have written are left out, and said in ``ignored``.
     """
-    found: dict[str, list[Path]] = {}
+    by_name: dict[str, list[Path]] = {}
     shipped = assets.folder("profiles")
     folders = [shipped, *(place / "profiles" for place in config_folders(environment))]
     for folder in folders:
@@ -72,10 +72,10 @@ def profile_files(environment: Mapping[str, str], ignored: list[str] | None = No
             ) from error
         for path in paths:
             if folder == shipped or not (why := why_ignored(path)):
-                found.setdefault(path.stem, []).append(path)
+                by_name.setdefault(path.stem, []).append(path)
             elif ignored is not None:
                 ignored.append(why)
-    return found
+    return by_name
 
 
 def load(name: str, environment: Mapping[str, str], cwd: Path | None, assignments: Sequence[str] = ()) -> LoadedSite:
