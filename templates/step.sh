@@ -14,7 +14,7 @@ while [ -n "$left" ]; do
   case $entry in /*) [ "$entry" -ef . ] || PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}$entry ;; esac
 done
 export PYTHONPATH
-node=${SLURMD_NODENAME:-local}
+node=${HPCML_NODE:-${SLURMD_NODENAME:-local}}
 trap : HUP INT TERM USR1 USR2   # the role answers signals; this shell only has to outlive it
 exits=$HPCML_RUN_DIR/attempts/$HPCML_ATTEMPT/exit
 file=$exits/$role@$node

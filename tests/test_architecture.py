@@ -93,7 +93,16 @@ def test_what_travels_with_a_run_is_all_that_the_nodes_side_imports() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["units", "errors", "paths", "plan.plan", "plan.batch_script", "plan.container", "plan.staging", "plan.workers"],
+    [
+        "units",
+        "errors",
+        "paths",
+        "plan.plan",
+        "plan.batch_script",
+        "plan.container",
+        "plan.workers",
+        "schedulers.slurm_job",
+    ],
 )
 def test_what_decides_neither_acts_nor_reads_a_clock(name: str) -> None:
     forbidden = {

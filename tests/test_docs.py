@@ -344,7 +344,7 @@ def test_profiles_load(block: Block, tmp_path: Path) -> None:
 def make(site: schema.Site, account: str = "") -> plan.Plan:
     spec = request.JobSpec(Path("/home/ada/first.py"), (), Path("/home/ada"), account=account.strip("-"))
     return plan.plan(
-        site, spec, plan.Place("first-20261121-083633-0865", Path("/home/ada/runs/first"), "/opt/python", "0")
+        site, spec, plan.RunLocation("first-20261121-083633-0865", Path("/home/ada/runs/first"), "/opt/python", "0")
     )
 
 

@@ -22,25 +22,19 @@ def add_options(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Tell the run to end; its driver is told first and has its grace."""
-    import signal
-
-    from hpcml import subprocesses
+    from hpcml import schedulers
     from hpcml.runs import status as watch
     from hpcml.runs import submit as submission
-    from hpcml.schedulers import slurm
 
     folder, environment = common.folder_and_environment(options)
     run = submission.adopt(runs.find(folder, options.run), environment)
     before = watch.status(run, environment)
     if before.over:
         words, did = f"{run.id} has ended already: {before.message}.", False
-    elif run.job:
-        slurm.cancel(run.job, environment)
-        words, did = f"{run.id} is being cancelled (job {run.job}).", True
-    elif "pid" in run.submission:
-        pid = int(run.submission["pid"])
-        did = subprocesses.signal_process(pid, signal.SIGTERM)
-        words = f"{run.id} is being cancelled (process {pid})." if did else f"{run.id} has ended in this moment."
+    elif job := schedulers.job_of(run.submission):
+        cancelled = schedulers.get(schedulers.name_in(run.submission)).cancel(job, environment)
+        did = bool(cancelled)
+        words = f"{run.id} is being cancelled ({cancelled})." if did else f"{run.id} has ended in this moment."
     else:
         raise NotFoundError("The run has no job that could be cancelled", place=run.id, hint=before.hint)
     if options.json:

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
     from hpcml.runs import status as watch
-    from hpcml.schedulers import slurm
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -50,8 +49,8 @@ def run(options: Namespace) -> int:
 
 def _rows(directories: list[Path], environment: dict[str, str]) -> list[watch.Status]:
     """Return the state of many runs; what cannot be read or asked is unknown and keeps no other from being shown."""
+    from hpcml import schedulers
     from hpcml.runs import status as watch
-    from hpcml.schedulers import slurm
 
     found: list[runs.Run | watch.Status] = []
     for directory in directories:
@@ -60,14 +59,14 @@ def _rows(directories: list[Path], environment: dict[str, str]) -> list[watch.St
         except StorageError as error:
             found.append(watch.unreadable(directory, error))
     silent = ""
-    known: dict[str, slurm.JobState] = {}
-    open_jobs = [
-        run.job
+    known: dict[str, schedulers.JobState] = {}
+    open_runs = {
+        run.id: run.submission
         for run in found
         if isinstance(run, runs.Run) and run.job and (run.may_start_again or not run.paths.status.exists())
-    ]
+    }
     try:
-        known = slurm.states(open_jobs, environment)
+        known = dict(zip(open_runs, schedulers.states(list(open_runs.values()), environment), strict=True))
     except SlurmUnreachableError as error:
         say_lines(f"hpcml: {error}", sys.stderr)
         silent = error.message
@@ -76,12 +75,12 @@ def _rows(directories: list[Path], environment: dict[str, str]) -> list[watch.St
         if isinstance(run, watch.Status):
             rows.append(run)
             continue
-        said = known.get(run.job) if run.job in open_jobs else slurm.UNKNOWN  # an end that is written needs no question
+        written = schedulers.UNKNOWN if run.job and run.id not in open_runs else None  # such an end needs no question
         try:
-            row = watch.status(run, environment, said, ask=not run.job)
+            row = watch.status(run, environment, known.get(run.id, written), ask=not run.job)
         except StorageError as error:
             row = watch.unreadable(run.paths.directory, error)
-        if silent and run.job in open_jobs:  # what its own files tell is still true
+        if silent and run.id in open_runs:  # what its own files tell is still true
             row = row._replace(silent=silent, message=row.message or silent)
         rows.append(row)
     return rows

@@ -112,13 +112,13 @@ def prepare(options: Namespace, spec: JobSpec) -> tuple[lookup.LoadedSite, submi
 
 def start(options: Namespace, spec: JobSpec) -> int:
     """Submit a request, or do what the options want instead, and wait for its end or not."""
+    from hpcml import schedulers
     from hpcml.runs import submit as submission
-    from hpcml.schedulers import slurm
 
     environment = layers.process_environment()
     _check_modes(options)
     loaded, prepared = prepare(options, spec)
-    if prepared.plan.slurm and (ignored := slurm.ignored_defaults(environment)):
+    if ignored := schedulers.get(prepared.plan.scheduler).ignored_defaults(environment):
         words = "give the option, or write [defaults] into the site's settings"
         note(f"{', '.join(ignored)} do not count here: {words}")
     for notice in prepared.plan.notices:
@@ -174,8 +174,6 @@ def make_spec(options: Namespace, script: list[str]) -> JobSpec:
 def _check(prepared: submission.Prepared, options: Namespace) -> int:
     from hpcml.runs import submit as submission
 
-    if not prepared.plan.slurm:
-        raise UsageError("The local site has no Slurm to ask", place="--check", hint="Leave --check out.")
     answer = submission.check(prepared, layers.process_environment())
     if options.json:
         common.print_json({"accepted": True, "answer": answer, "reasons": list(prepared.plan.reasons)})

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcml import units
+from hpcml import schedulers, units
 from hpcml.cli import common
 from hpcml.errors import NotFoundError, UsageError
 from hpcml.sites import layers
@@ -113,7 +113,7 @@ def _login(options: Namespace) -> Login | None:
     if options.host:
         return login_of(options.host, environment, assignments, site=site, load=common.load_site)
     here = common.load_site(site, environment, None, assignments).site
-    if here.scheduler == "slurm":
+    if not schedulers.get(here.scheduler).ONE_MACHINE:
         return None
     if here.login.host:
         return here.login

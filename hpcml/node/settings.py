@@ -40,10 +40,13 @@ class Settings(NamedTuple):
     ``service`` is what runs in the place of a script (``jupyter``, ``fabric``), empty for a script; JupyterLab ends
     after ``idle`` seconds without use, 0 for never. ``gpu`` is None for CPU workers. ``umask`` is the user's, for the
     script and its tasks. ``protocol`` is auto, tls or ucx; ``fabric`` is what the interconnect must prove: none (not
-    asked), warn or rdma. ``image`` is what the roles run in, empty without one.
+    asked), warn or rdma. ``image`` is what the roles run in, empty without one. ``one_machine``: all nodes of the run
+    are this machine, and hpcml itself keeps the time limit. ``launched``: a program started the steps (srun) and ends
+    their tasks when it is told to; else a step is a process group.
     """
 
-    local: bool
+    one_machine: bool
+    launched: bool
     nodes: int
     workers_per_node: int
     threads: int
@@ -80,7 +83,7 @@ class Settings(NamedTuple):
     @property
     def single_node(self) -> bool:
         """Whether the run has one node only, and so needs no network."""
-        return self.local or self.nodes == 1
+        return self.one_machine or self.nodes == 1
 
     @property
     def worker_count(self) -> int:
@@ -96,7 +99,7 @@ class Context(NamedTuple):
     number: int
     settings: Settings
     node: str
-    nodes: tuple[str, ...]
+    node_names: tuple[str, ...]
 
     def scratch(self, *, longest: int = 4096) -> str:
         """Return the folder for node-local files: the profile's, else the system's own choice (TMPDIR, /tmp).
@@ -115,7 +118,7 @@ class Context(NamedTuple):
 
     def worker_names(self, node: str) -> tuple[str, ...]:
         """Return the names of a node's workers: ``n3``, or ``n3-0``, ``n3-1`` … when there are several."""
-        count = self.settings.workers_per_node * (self.settings.nodes if self.settings.local else 1)
+        count = self.settings.workers_per_node * (self.settings.nodes if self.settings.one_machine else 1)
         return (node,) if count == 1 else tuple(f"{node}-{index}" for index in range(count))
 
 
@@ -140,10 +143,6 @@ def load() -> Context:
         lists = {name: tuple(facts["gpu"][name]) for name in ("rmm_allocator_libs", "pre_import")}
         facts["gpu"] = Gpu(**facts["gpu"] | lists)
     settings = Settings(**facts)
-    if settings.local:
-        node = "local"
-        nodes: tuple[str, ...] = (node,)
-    else:
-        node = os.environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
-        nodes = expand_hosts(os.environ.get("SLURM_JOB_NODELIST", node))
-    return Context(run, run.attempt(number), number, settings, node, nodes)
+    node = os.environ.get("HPCML_NODE") or os.environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
+    names = os.environ.get("HPCML_NODE_NAMES") or os.environ.get("SLURM_JOB_NODELIST") or node
+    return Context(run, run.attempt(number), number, settings, node, expand_hosts(names))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from hpcml.plan.plan import Plan
 
-TEMPLATE_CRC = 3076857342  # of the template that this was made from
+TEMPLATE_CRC = 3058292792  # of the template that this was made from
 
 
 def lay_out(
@@ -19,7 +19,7 @@ def lay_out(
     """Yield the pieces of the batch script."""
     yield from ('#!/bin/bash\n',)
     for option in plan.directives:
-        yield from ('#SBATCH ', directive(option), '\n',)
+        yield from (comment(plan.directive_word), ' ', directive(option), '\n',)
     yield from ('# hpcml ', comment(plan.version), ': run ', comment(plan.run_id), ' on site ', comment(plan.site), ".\n# Scheduler and driver share the first node with its workers; a worker task runs on every node. Phases, deadlines and\n# teardown are in `python -m hpcml.node`; this script's exit status is the driver's.\nset -u\numask 077\nexport HPCML_RUN_DIR=", sh(plan.directory), '\nexport HPCML_ATTEMPT="${SLURM_RESTART_COUNT:-0}" HPCML_RESTARTS=', sh(plan.inside.restarts), ' HPCML_NODES=', sh(plan.inside.nodes), '\nHPCML_BEGAN=$(date +%s); export HPCML_BEGAN   # no role can have begun before\n# This script is Slurm\'s own copy: what else is run comes from that folder, which may have been replaced meanwhile.\nif [ ! -O "$HPCML_RUN_DIR" ] || [ -L "$HPCML_RUN_DIR" ]; then echo "hpcml: not there, or not yours: $HPCML_RUN_DIR" >&2; exit 74; fi\nattempt="$HPCML_RUN_DIR/attempts/$HPCML_ATTEMPT"\n# write_end STATUS PHASE REASON HINT: the run\'s end where no supervisor can write it, into a file that is there already: the\n# disk may be full.\njson_text() { printf %s "$1" | tr \'\\n\\t\' \'  \' | tr -d \'[:cntrl:]\' | sed \'s/[\\\\"]/\\\\&/g\'; }\nwrite_end() {\n  mkdir -p "$HPCML_RUN_DIR/reserve" 2>/dev/null\n  printf \'{"state": "ended", "time": %s, "attempt": %s, "status": %s, "phase": "%s", "by": "hpcml", "reason": "%s", "hint": "%s", "quote": []}\' \\\n    "$(date +%s.%3N)" "$HPCML_ATTEMPT" "$1" "$2" "$(json_text "$3")" "$(json_text "$4")" \\\n    1<>"$HPCML_RUN_DIR/reserve/0" && mv "$HPCML_RUN_DIR/reserve/0" "$HPCML_RUN_DIR/status.json"\n}\nsaid=$(mkdir -p "$attempt/nodes" "$attempt/versions" "$attempt/exit" "$attempt/secret" 2>&1) || {\n  echo "$said" >&2\n  write_end 74 allocated "the run\'s directory cannot be written: $(printf %s "$said" | tail -n 1)" \\\n    "Is the disk full, or the quota used up? Free some space, or keep runs elsewhere (--set paths.runs=…); then submit again."\n  exit 74\n}\n\n',)
     for line in plan.setup:
         yield from (comment(line), '\n',)
@@ -28,39 +28,37 @@ def lay_out(
     for name, value in plan.environment:
         yield from ('export ', comment(name), '=', sh(value), '\n',)
     yield from ('# What the script is given back, which step.sh keeps from hpcml\'s own processes in part.\nexport HPCML_PYTHONPATH="${PYTHONPATH-}" PYTHONUNBUFFERED=1\nexport PYTHONPATH="$HPCML_RUN_DIR/lib${PYTHONPATH:+:$PYTHONPATH}"\n\n',)
-    if plan.slurm:
-        yield from ('cpus="${SLURM_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}"\n',)
+    for line in plan.prologue:
+        yield from (comment(line), '\n',)
     if plan.stage:
-        yield from ('. "$HPCML_RUN_DIR/stage.sh"   # the image on each node\'s own disk\nstage ', sh(plan.stage.mode), ' ', sh(plan.stage.folder), ' ', sh(plan.stage.image), ' ', sh(plan.stage.deadline), ' \\\n',)
-        if plan.slurm:
-            yield from ('"$SLURM_JOB_NUM_NODES" ', argv(plan.stage.launcher[:1]), ' --cpus-per-task="$cpus" ', argv(plan.stage.launcher[1:]),)
-        else:
-            yield from ('1',)
-        yield from (' || { unstage; exit 88; }\nentry=(', argv(plan.entry[:-1]), ' "$staged")   # into it\n',)
+        yield from ('. "$HPCML_RUN_DIR/stage.sh"   # the image on each node\'s own disk\nstage ', sh(plan.stage.mode), ' ', sh(plan.stage.folder), ' ', sh(plan.inside.image), ' ', sh(plan.stage.deadline), ' \\\n  ', comment(plan.stage.nodes_word),)
+        if plan.stage.launcher:
+            yield from (' ', sh(plan.stage.launcher.program), ' ', comment(plan.stage.launcher.shell), ' ', argv(plan.stage.launcher.options),)
+        yield from (' || { unstage; exit 88; }\nentry=(', argv(plan.entry), ' "$staged")   # into it\n',)
     elif plan.entry:
-        yield from ('entry=(', argv(plan.entry), ')   # into the image\n',)
+        yield from ('entry=(', argv(plan.entry), ' ', sh(plan.inside.image), ')   # into the image\n',)
     yield from ('set -m   # each step is a process group of its own, and can be ended whole\n',)
     for step in plan.steps:
         if step.role == 'driver':
             yield from ('export HPCML_BATCH=$$ HPCML_STEPS="$scheduler $worker"   # the supervisor waits for the steps\' end\n',)
         if step.launcher:
-            yield from (argv(step.launcher[:1]), ' --cpus-per-task="$cpus" ', argv(step.launcher[1:6]), ' \\\n  ', argv(step.launcher[6:]), ' \\\n  ', argv(step.command[:3]),)
+            yield from (sh(step.launcher.program), ' ', comment(step.launcher.shell), ' ', argv(step.launcher.options), ' \\\n  ', argv(step.wrapper),)
             if plan.entry:
                 yield from (' "${entry[@]}"',)
-            yield from (' ', argv(step.command[3:]), ' </dev/null & ', comment(step.role), '=$!\n',)
+            yield from (' ', argv(step.command), ' </dev/null & ', comment(step.role), '=$!\n',)
         else:
-            yield from (argv(step.command[:3]),)
+            yield from (argv(step.wrapper),)
             if plan.entry:
                 yield from (' "${entry[@]}"',)
-            yield from (' ', argv(step.command[3:]), ' </dev/null >>', sh(step.log), ' 2>&1 & ', comment(step.role), '=$!\n',)
+            yield from (' ', argv(step.command), ' </dev/null >>', sh(step.log), ' 2>&1 & ', comment(step.role), '=$!\n',)
     yield from ('set +m   # or `wait` would return when the job is suspended\n',)
-    yield from ('\n# The supervisor in the driver\'s step looks for these files; a trapped signal also interrupts `wait`, hence the loop.\ntrap \'interrupted=1; : >"$attempt/time-limit"\' USR1\ntrap \'interrupted=1; : >"$attempt/terminate"\' TERM INT HUP\nstatus=127\nwhile interrupted=; wait "$driver"; code=$?; [ "$code" = 127 ] || status=$code; [ -n "$interrupted" ]; do :; done\n\n# The supervisor\'s own status counts: srun gives 1 for a step in which something ran out of memory.\nown="$attempt/exit/driver@${SLURMD_NODENAME:-local}"\n[ -s "$own" ] && read -r status <"$own"\n',)
+    yield from ('\n# The supervisor in the driver\'s step looks for these files; a trapped signal also interrupts `wait`, hence the loop.\ntrap \'interrupted=1; : >"$attempt/time-limit"\' USR1\ntrap \'interrupted=1; : >"$attempt/terminate"\' TERM INT HUP\nstatus=127\nwhile interrupted=; wait "$driver"; code=$?; [ "$code" = 127 ] || status=$code; [ -n "$interrupted" ]; do :; done\n\n# The supervisor\'s own status counts: srun gives 1 for a step in which something ran out of memory.\nown="$attempt/exit/driver@${HPCML_NODE:-${SLURMD_NODENAME:-local}}"\n[ -s "$own" ] && read -r status <"$own"\n',)
     if plan.entry:
         yield from ('grep -qs "\\"attempt\\": $HPCML_ATTEMPT, \\"event\\": \\"allocated\\"" "$HPCML_RUN_DIR/events.jsonl" || [ "$status" = 74 ] || status=88   # the image was not entered: see logs/driver.log\n',)
     else:
         yield from ('[ -e "$HPCML_RUN_DIR/events.jsonl" ] || [ "$status" = 74 ] || status=80   # not even the supervisor started: see logs/driver.log\n',)
     yield from ('\n# Scheduler and workers have ended by now, told by the supervisor; what has not is killed.\n',)
-    if plan.slurm:
+    if plan.inside.launched:
         yield from ('# srun that is told to end kills its tasks: without a supervisor they would hold their nodes for Slurm\'s own KillWait.\nkill -TERM "$scheduler" "$worker" 2>/dev/null\nfor _ in {1..30}; do kill -0 "$scheduler" 2>/dev/null || kill -0 "$worker" 2>/dev/null || break; sleep 0.1; done\n',)
     yield from ('kill -KILL -- "-$scheduler" "-$worker" 2>/dev/null\n',)
     if plan.stage:

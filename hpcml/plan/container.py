@@ -7,16 +7,35 @@ else of the host stays out: its variables, its Python's packages, the home direc
 
 from __future__ import annotations
 
+import re
 from pathlib import PurePosixPath
+from typing import NamedTuple
 
 from hpcml.errors import ConfigError
 from hpcml.paths import RunPaths
 from hpcml.plan.request import JobSpec
+from hpcml.schedulers import JobLayout, Launcher
 from hpcml.sites.layers import user_path
 from hpcml.sites.schema import Site
 
 PYTHON = "python3"  # found by the image's own PATH
 _DIVIDERS = (":", ",", "\\")  # those of --bind, which knows no quotes
+_FOLDER = re.compile(r"(/|\$\{?[A-Za-z_])[^\n]*")
+
+
+class Stage(NamedTuple):
+    """A copy of the image on each node's own disk.
+
+    ``mode`` is sbcast (one stream through Slurm's tree of nodes) or copy (each node reads the file). ``folder`` is
+    empty for TMPDIR or /tmp, and may hold variables of the first node. ``nodes_word`` is the number of nodes as bash
+    reads it. ``deadline`` is in seconds.
+    """
+
+    mode: str
+    folder: str
+    deadline: int
+    nodes_word: str
+    launcher: Launcher | None
 
 
 def image_of(site: Site, spec: JobSpec) -> str:
@@ -45,8 +64,8 @@ def interpreter(site: Site) -> str:
     return site.runtime.python if site.runtime.kind == "image" and site.runtime.python else PYTHON
 
 
-def entry(site: Site, spec: JobSpec, paths: RunPaths, image: str, gpus: int) -> tuple[str, ...]:
-    """Return the words before a role's interpreter: ``/bin/sh image.sh apptainer exec … IMAGE``.
+def entry(site: Site, spec: JobSpec, paths: RunPaths, gpus: int) -> tuple[str, ...]:
+    """Return the words before a role's interpreter: ``/bin/sh image.sh apptainer exec …``, without the image.
 
     ``--cleanenv`` keeps the host's variables out; no ``--contain``, ``--ipc`` or ``--pid``, because workers open each
     other's memory (cuda_ipc, CMA) and find each other's processes, and because /dev and /sys show the adapters.
@@ -73,7 +92,6 @@ def entry(site: Site, spec: JobSpec, paths: RunPaths, image: str, gpus: int) -> 
         str(paths.directory),
         *(word for bind in binds for word in ("--bind", bind)),
         *site.runtime.options,
-        image,
     )
 
 
@@ -115,3 +133,35 @@ def _bind(words: str, place: str) -> str:
         hint = "Write /path, /path:/inside or /path:/inside:ro, without ',' and '\\', and without a blank at the end."
         raise ConfigError(f"{words!a} is no bind", place=place, hint=hint)
     return words
+
+
+def stage(site: Site, image: str, layout: JobLayout) -> Stage | None:
+    """Return how the image is copied, None where the roles enter it where it lies.
+
+    Raises
+    ------
+    ConfigError
+        If the profile asks for what the site has not, or names a folder that is none.
+    """
+    runtime = site.runtime
+    if not image or runtime.stage == "none":
+        return None
+    place = f"profile {site.name}: runtime"
+    if runtime.stage == "sbcast" and layout.one_machine:
+        raise ConfigError(
+            "sbcast is Slurm's, and this site has none", place=f"{place}.stage", hint="Set it to 'copy' or 'none'."
+        )
+    folder = runtime.stage_to or site.paths.scratch
+    if folder and not _FOLDER.fullmatch(folder):
+        raise ConfigError(
+            f"{folder!a} is not an absolute path",
+            place=f"{place}.stage_to",
+            hint="Write the path that it has on the nodes, or $VARIABLE.",
+        )
+    return Stage(
+        mode=runtime.stage,
+        folder=folder.rstrip("/"),
+        deadline=round(site.deadlines.stage),
+        nodes_word=layout.nodes_word,
+        launcher=layout.launchers.get("stage"),
+    )

@@ -15,6 +15,7 @@ _GDS: dict[str, tuple[tuple[str, str], ...]] = {
     "on": (("KVIKIO_COMPAT_MODE", "OFF"), ("LIBCUDF_CUFILE_POLICY", "KVIKIO")),
     "off": (("KVIKIO_COMPAT_MODE", "ON"),),
 }
+_AMOUNTS = ("rmm_maximum_pool_size", "rmm_release_threshold", "device_memory_limit")
 _LIBRARIES = ("cupy", "torch")  # those whose allocator dask-cuda can replace by RMM's
 
 
@@ -71,22 +72,11 @@ def gpu_settings(site: Site, count: int) -> Gpu | None:
         hint = f"Known to RMM: {', '.join(_LIBRARIES)}."
         raise ConfigError(f"RMM cannot allocate for '{strange[0]}'", place="gpu.rmm_allocator_libs", hint=hint)
     pool = "none" if gpu.rmm_pool_size == "auto" and (gpu.rmm_async or gpu.rmm_managed_memory) else gpu.rmm_pool_size
-    return Gpu(
-        count=count,
-        cuda="" if gpu.cuda == "any" else gpu.cuda,
-        rmm_pool_size=-1.0 if pool == "auto" else _amount(pool, "rmm_pool_size"),
-        rmm_maximum_pool_size=_amount(gpu.rmm_maximum_pool_size, "rmm_maximum_pool_size"),
-        rmm_managed_memory=gpu.rmm_managed_memory,
-        rmm_async=gpu.rmm_async,
-        rmm_release_threshold=_amount(gpu.rmm_release_threshold, "rmm_release_threshold"),
-        rmm_allocator_libs=gpu.rmm_allocator_libs,
-        rmm_log_directory=gpu.rmm_log_directory,
-        rmm_track_allocations=gpu.rmm_track_allocations,
-        device_memory_limit=_amount(gpu.device_memory_limit, "device_memory_limit"),
-        cudf_spill=gpu.cudf_spill,
-        cudf_spill_stats=gpu.cudf_spill_stats,
-        pre_import=gpu.pre_import,
-    )
+    options = {name: value for name, value in gpu._asdict().items() if name != "gds"}  # that one is for the environment
+    options |= {name: _amount(options[name], name) for name in _AMOUNTS}
+    options["rmm_pool_size"] = -1.0 if pool == "auto" else _amount(pool, "rmm_pool_size")
+    options["cuda"] = "" if gpu.cuda == "any" else gpu.cuda
+    return Gpu(count=count, **options)
 
 
 def _contradiction(one: str, other: str, hint: str) -> ConfigError:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import endings, files, subprocesses
+from hpcml import endings, files, schedulers
 from hpcml.errors import (
     ALLOCATION_LOST,
     CANCELLED,
@@ -23,8 +23,7 @@ from hpcml.errors import (
 from hpcml.runs import directories
 from hpcml.runs import record as records
 from hpcml.runs.record import Event, RunRecord, Table
-from hpcml.schedulers import slurm
-from hpcml.schedulers.slurm import JobState
+from hpcml.schedulers import JobState
 
 LOOK = 0.15  # seconds between looks at a run's files
 FIRST_ASK_AFTER_START = 7.0  # seconds that a run's own events are trusted at first, before Slurm is asked again
@@ -261,7 +260,8 @@ def _ask_owner(
         hint = f"If it was accepted, its comment is hpcml:{run.id} (squeue --me -o '%i %k')."
         return own._replace(phase="unknown", message="the submission's answer was not recorded", hint=hint)
     try:
-        job = _job_state(run, environment) if known is None else slurm.told(known)
+        with records.complete(run.paths.directory):
+            job = schedulers.state(run.submission, environment) if known is None else schedulers.readable(known)
     except SlurmUnreachableError as error:
         own = own._replace(silent=error.message)
         if own.phase == "unknown":
@@ -269,13 +269,6 @@ def _ask_owner(
             return own._replace(message=message, hint=error.hint)
         return own
     return _with_answer(own, run, record, job)
-
-
-def _job_state(run: directories.Run, environment: Mapping[str, str]) -> JobState:
-    if "pid" not in run.submission:
-        return slurm.state(run.job, environment)
-    alive = subprocesses.start_time(int(run.submission["pid"])) == run.submission["started"] != ""
-    return JobState("RUNNING" if alive else "UNKNOWN")
 
 
 def _with_answer(own: Status, run: directories.Run, record: RunRecord, job: JobState) -> Status:
@@ -287,16 +280,14 @@ def _with_answer(own: Status, run: directories.Run, record: RunRecord, job: JobS
         # An attempt of a job that may be put back into the queue has ended: the run has not, the job is there still.
         again = own._replace(phase="ending", exit_status=None, by="", hint="", quote=())
         return (
-            again._replace(phase="queued", message=f"put back into the queue: {job.reason_in_words()}")
-            if job.pending
-            else again
+            again._replace(phase="queued", message=f"put back into the queue: {job.reason}") if job.pending else again
         )
     if job.ended:
         return _ended_without_word(own, run, record, job)
     if own.phase != "unknown":
         return own
     if job.pending:
-        return own._replace(phase="queued", message=job.reason_in_words())
+        return own._replace(phase="queued", message=job.reason)
     message = "the batch script starts" if job.active else f"Slurm says {job.state}"
     return own._replace(phase="starting", message=message)
 
@@ -315,10 +306,8 @@ def _ended_without_word(own: Status, run: directories.Run, record: RunRecord, jo
     if not own.times and (log := tail(run.paths.job_log)) and log[-1].startswith("hpcml: "):
         message = log[-1].removeprefix("hpcml: ").rstrip(".")  # the batch script's own word
         return _lost(own, run, record, STORAGE if message.startswith(_REPLACED) else START_FAILED, message)
-    forgotten = "Slurm knows no such job any more" if job == slurm.UNKNOWN else f"Slurm: {job.state}"
-    message = f"the job ended without a word ({forgotten})"
-    if "pid" in run.submission:
-        message = "the run's processes are gone and left no word (killed, or the machine went down)"
+    forgotten = "Slurm knows no such job any more" if job == schedulers.UNKNOWN else f"Slurm: {job.state}"
+    message = job.reason or f"the job ended without a word ({forgotten})"
     return _lost(own, run, record, ALLOCATION_LOST, message)
 
 
@@ -404,7 +393,7 @@ def follow(
             ask_at = now + distance
         if run.job and now >= ask_at:
             try:
-                state = slurm.state(run.job, environment)
+                state = schedulers.state(run.submission, environment)
                 heard = now
             except SlurmUnreachableError:
                 if now - heard > patience:

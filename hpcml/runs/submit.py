@@ -9,17 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import __version__, assets, files, subprocesses
-from hpcml.errors import ANSWER_LOST, NOT_FOUND, HpcmlError, ImageError, SlurmUnreachableError, UsageError
+from hpcml import __version__, assets, files, schedulers
+from hpcml.errors import ANSWER_LOST, HpcmlError, ImageError, UsageError
 from hpcml.paths import RunPaths
 from hpcml.plan import request as jobs
-from hpcml.plan.plan import Place, Plan, plan
+from hpcml.plan.plan import Plan, RunLocation, plan
 from hpcml.runs import directories, snapshot
-from hpcml.schedulers import slurm
 from hpcml.sites import layers
 from hpcml.sites.lookup import LoadedSite, config_folders, why_ignored
-
-_LOOK_AGAIN = 20.0  # seconds for which a job whose submission was not answered is looked for
 
 
 class Prepared(NamedTuple):
@@ -58,7 +55,7 @@ def prepare(loaded: LoadedSite, spec: jobs.JobSpec, environment: Mapping[str, st
         notes.append(f"the batch script is made by {template}")
     if spec.staged:
         spec = spec._replace(cwd=RunPaths(directory).code)
-    made = plan(loaded.site, spec, Place(run_id, directory, sys.executable, __version__, layers.user_umask()))
+    made = plan(loaded.site, spec, RunLocation(run_id, directory, sys.executable, __version__, layers.user_umask()))
     return Prepared(made, batch_script.render(made, own_templates), template, tuple(notes))
 
 
@@ -79,7 +76,7 @@ def template_folders(environment: Mapping[str, str], cwd: Path) -> tuple[list[Pa
 
 
 def check(prepared: Prepared, environment: Mapping[str, str]) -> str:
-    """Ask Slurm whether it would take the script, leaving nothing behind; return its estimate.
+    """Ask the scheduler whether it would take the script, leaving nothing behind; return its estimate.
 
     Raises
     ------
@@ -91,7 +88,7 @@ def check(prepared: Prepared, environment: Mapping[str, str]) -> str:
     with tempfile.TemporaryDirectory(prefix="hpcml-check-") as folder:
         script = Path(folder) / "job.sh"
         script.write_text(prepared.script)
-        return slurm.test_only(str(script), environment)
+        return schedulers.get(prepared.plan.scheduler).check(script, environment)
 
 
 def submit(
@@ -113,15 +110,15 @@ def submit(
     image = check_image(made, loaded)
     notes = _write(prepared, loaded, spec, image)
     paths = RunPaths(Path(made.directory))
-    record: dict[str, object] = {"site": made.site, "time": round(time.time(), 3), "slurm": made.slurm}
-    if ("--requeue", "") in made.directives:
+    record: dict[str, object] = {"site": made.site, "time": round(time.time(), 3), "scheduler": made.scheduler}
+    if made.may_start_again:
         record["requeue"] = True
     if notes:
         record["notes"] = notes
     if environment.get("BASH_ENV"):
         record["bash_env"] = environment["BASH_ENV"]  # bash reads it before the batch script, and it may end bash
     try:
-        record |= _hand_over(made, paths, environment, loaded.site.slurm.timeout)
+        record |= schedulers.get(made.scheduler).submit(loaded.site, paths, environment)
     except HpcmlError as error:
         directories.write_json(paths.submission, {**record, **error.as_json()})
         raise
@@ -164,9 +161,8 @@ def _write(prepared: Prepared, loaded: LoadedSite, spec: jobs.JobSpec, image: di
         files.write(paths.script, prepared.script)
         group = stat.S_IMODE(paths.out.stat().st_mode) & 0o7000  # set-group-id of the folder for runs
         paths.out.chmod(group | 0o777 & ~made.inside.umask)
-        own = [*([paths.image] if made.inside.image else []), *([] if made.slurm else [paths.sweep])]
-        for script in (paths.step, *own, *((paths.stage, paths.keep) if made.stage else ())):
-            files.write(script, (assets.folder("templates") / script.name).read_text(encoding="utf-8"))
+        for name in made.scripts:
+            files.write(paths.directory / name, (assets.folder("templates") / name).read_text(encoding="utf-8"))
         if spec.service:
             return []
         lasting = not spec.staged  # what a laptop sent is copied whole: where it lies now, it is removed
@@ -180,52 +176,6 @@ def _write(prepared: Prepared, loaded: LoadedSite, spec: jobs.JobSpec, image: di
         return taken.notes()
 
 
-def _hand_over(made: Plan, paths: RunPaths, environment: Mapping[str, str], timeout: float) -> dict[str, object]:
-    if not made.slurm:
-        clean = slurm.clean_environment(environment)
-        try:
-            pid = subprocesses.start_in_background(["bash", str(paths.script)], clean, paths.job_log)
-        except subprocesses.CommandMissingError as error:
-            hint = "Put bash on PATH."
-            raise HpcmlError(
-                f"The run cannot be started: {error}", place="PATH", hint=hint, status=NOT_FOUND
-            ) from error
-        return {"pid": pid, "started": subprocesses.start_time(pid)}
-    try:
-        job, cluster = slurm.submit(str(paths.script), environment, timeout)
-    except slurm.AnswerLostError as lost:
-        found = _find_again(made.run_id, environment, min(timeout, _LOOK_AGAIN))
-        if found is None:
-            hint = f"It was not sent twice. When Slurm answers again: hpcml status {made.run_id}."
-            raise HpcmlError(
-                "It is not known whether Slurm took the job",
-                place="sbatch",
-                hint=hint,
-                status=ANSWER_LOST,
-                quote=lost.quote,
-            ) from lost
-        return {"job": found, "cluster": "", "found_again": True}
-    return {"job": job, "cluster": cluster}
-
-
-def _find_again(run_id: str, environment: Mapping[str, str], seconds: float) -> str | None:
-    """Look for the job of a run by its comment, a few times within a deadline; None if it is not there.
-
-    A request whose answer was lost may still be on its way, so one look that finds nothing proves nothing.
-    """
-    deadline = time.monotonic() + seconds
-    pause = 0.5
-    while True:
-        try:
-            found = slurm.find_by_comment(f"hpcml:{run_id}", environment, max(1.0, deadline - time.monotonic()))
-        except SlurmUnreachableError:
-            found = None  # the controller does not answer: the deadline decides
-        if found or time.monotonic() + pause > deadline:
-            return found
-        time.sleep(pause)
-        pause = min(pause * 2, 5.0)
-
-
 def adopt(run: directories.Run, environment: Mapping[str, str]) -> directories.Run:
     """Return the run with its job, if Slurm took one whose answer never came (or was never recorded).
 
@@ -235,13 +185,12 @@ def adopt(run: directories.Run, environment: Mapping[str, str]) -> directories.R
         If Slurm does not answer, so that nothing new is known.
     """
     lost = run.submission.get("status") == ANSWER_LOST
-    if not lost and (run.submission or not (directories.read_json(run.paths.plan) or {}).get("slurm")):
+    if run.submission and not lost:
         return run
-    found = slurm.find_by_comment(f"hpcml:{run.id}", environment)
+    scheduler = schedulers.name_in(run.submission or directories.read_json(run.paths.plan) or {})
+    found = schedulers.get(scheduler).find(run.id, environment)
     if found is None:
         return run
     kept = {key: value for key, value in run.submission.items() if key in ("site", "time", "notes", "requeue")}
-    directories.write_json(
-        run.paths.submission, {**kept, "slurm": True, "job": found, "cluster": "", "found_again": True}
-    )
+    directories.write_json(run.paths.submission, {**kept, "scheduler": scheduler, **found})
     return directories.load(run.paths.directory)

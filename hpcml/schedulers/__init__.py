@@ -1,1 +1,239 @@
-"""Who starts a run: Slurm, or this machine itself."""
+"""Who starts a run and says how it stands: the seam that all schedulers stand behind (docs/schedulers.md)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from hpcml.errors import SlurmUnreachableError, StorageError
+from hpcml.paths import RunPaths
+from hpcml.sites.schema import Site
+
+PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
+ACTIVE = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}
+ENDED = {
+    "COMPLETED",
+    "FAILED",
+    "CANCELLED",
+    "TIMEOUT",
+    "DEADLINE",
+    "OUT_OF_MEMORY",
+    "NODE_FAIL",
+    "BOOT_FAIL",
+    "LAUNCH_FAILED",
+    "RECONFIG_FAIL",
+    "PREEMPTED",
+    "REVOKED",
+    "UNKNOWN",
+}
+
+
+class ResolvedResources(NamedTuple):
+    """The request's sizes once defaults have been filled in; memory in bytes, time in seconds, 0 is "not said"."""
+
+    node_count: int
+    gpus: int
+    cpus: int
+    memory: int
+    time: int
+
+
+class JobRequest(NamedTuple):
+    """What a run asks of its scheduler.
+
+    ``given`` are the options that the user gave, as texts by their names in the request (``memory_per_node``): no
+    profile overrides them. ``signal_lead`` is how many seconds before the time limit the batch script gets SIGUSR1.
+    """
+
+    run_id: str
+    name: str
+    paths: RunPaths
+    resources: ResolvedResources
+    signal_lead: int
+    given: Mapping[str, str]
+
+
+class Launcher(NamedTuple):
+    """The words before a step's command: a program, ``shell`` text that bash is to read, and quoted options."""
+
+    program: str
+    shell: str
+    options: tuple[str, ...]
+
+
+class JobLayout(NamedTuple):
+    """What a scheduler puts into the batch script, and what it leaves to hpcml.
+
+    ``directive_word`` begins each directive's line. ``prologue`` are lines of bash before the steps. ``launchers`` are
+    by role, with ``stage`` for the copy of an image; a role without one is started as a process of the batch script.
+    ``nodes_word`` is the number of nodes as bash reads it. ``memory`` is a node's in bytes, 0 if not known.
+    ``may_start_again``: the scheduler may put the job back into its queue. ``one_machine``: all nodes of the run are
+    this machine, and hpcml itself keeps the time limit and removes what a run leaves behind.
+    """
+
+    directives: tuple[tuple[str, str], ...] = ()
+    directive_word: str = ""
+    may_start_again: bool = False
+    prologue: tuple[str, ...] = ()
+    launchers: Mapping[str, Launcher] = {}
+    nodes_word: str = "1"
+    memory: int = 0
+    one_machine: bool = False
+    reasons: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()
+
+
+class JobState(NamedTuple):
+    """A job as its scheduler sees it, in Slurm's words.
+
+    ``state`` is UNKNOWN if there is no such job any more (``reason`` may say how that is known), and UNREADABLE if the
+    answer told neither (``reason`` is then a sentence). Of a job that waits ``reason`` says why, and ``start`` when it
+    may begin. ``exit`` is its ``status:signal`` if it said one.
+    """
+
+    state: str
+    reason: str = ""
+    start: str = ""
+    nodes: str = ""
+    exit: str = ""
+
+    @property
+    def pending(self) -> bool:
+        """Whether the job has not begun yet."""
+        return self.state in PENDING
+
+    @property
+    def active(self) -> bool:
+        """Whether the job has nodes."""
+        return self.state in ACTIVE
+
+    @property
+    def ended(self) -> bool:
+        """Whether the job is over. A word that is not known here is no end."""
+        return self.state in ENDED
+
+
+UNKNOWN = JobState("UNKNOWN")
+UNREADABLE = "UNREADABLE"
+
+
+class Scheduler(Protocol):
+    """What hpcml asks of a scheduler; a module with these functions is one. docs/schedulers.md says what each must do.
+
+    ``job`` is what :func:`job_of` reads from the record that ``submit`` or ``find`` returned. ``ONE_MACHINE``: runs
+    are on the machine that they are submitted from, and no ssh leads to their nodes.
+    """
+
+    ONE_MACHINE: bool
+
+    def lay_out(self, site: Site, request: JobRequest) -> JobLayout:
+        """Return the scheduler's part of the batch script: pure, and refusing what the site cannot give."""
+
+    def submit(self, site: Site, run: RunPaths, environment: Mapping[str, str]) -> dict[str, object]:
+        """Hand over the run's batch script; return what submission.json keeps of the answer."""
+
+    def find(self, run_id: str, environment: Mapping[str, str]) -> dict[str, object] | None:
+        """Return what ``submit`` would have, of a run whose answer was lost; None if there is no such job."""
+
+    def states(self, jobs: Sequence[str], environment: Mapping[str, str]) -> dict[str, JobState]:
+        """Return the states of jobs, in one question."""
+
+    def cancel(self, job: str, environment: Mapping[str, str]) -> str:
+        """Tell a job to end; return what was told, in words, empty if it was gone."""
+
+    def check(self, script: Path, environment: Mapping[str, str]) -> str:
+        """Return what the scheduler says of a script that it is only shown."""
+
+    def ignored_defaults(self, environment: Mapping[str, str]) -> list[str]:
+        """Return the user's variables that hold defaults for the scheduler's own commands, none of which count."""
+
+    def clean_environment(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment without what an outer job, or the user's shell, set for the scheduler's commands."""
+
+    def step_on(self, job: str, node: str, name: str) -> list[str]:
+        """Return the words that run a command on a node of a job, with its input and output, for `hpcml tunnel`."""
+
+
+def get(name: str) -> Scheduler:
+    """Return a scheduler by its name.
+
+    Raises
+    ------
+    StorageError
+        If there is none of that name: a profile's is checked, a record's may be of another hpcml.
+    """
+    from hpcml.schedulers import local, slurm
+
+    modules: dict[str, Scheduler] = {"slurm": slurm, "local": local}
+    if name not in modules:
+        hint = "It was changed, or made by a newer hpcml."
+        raise StorageError(f"The run's record names a scheduler that is not known: {name!a}", place=name, hint=hint)
+    return modules[name]
+
+
+def name_in(record: Mapping[str, Any]) -> str:
+    """Return the scheduler's name in a plan.json or submission.json; old ones say only whether it is Slurm."""
+    old = "slurm" if (record.get("slurm") or record.get("job")) and "pid" not in record else "local"
+    return str(record.get("scheduler") or old)
+
+
+def job_of(submission: Mapping[str, Any]) -> str:
+    """Return what names the run to its scheduler: a job id, or a process and its start; empty if it has no job.
+
+    Raises
+    ------
+    KeyError, TypeError, ValueError
+        If the record was changed.
+    """
+    if "pid" in submission:
+        return f"{int(submission['pid'])} {submission['started']}"
+    return str(submission.get("job") or "")
+
+
+def state(submission: Mapping[str, Any], environment: Mapping[str, str]) -> JobState:
+    """Return the state of one run's job.
+
+    Raises
+    ------
+    SlurmUnreachableError
+        If its scheduler does not answer, or what it answers cannot be read.
+    """
+    job = job_of(submission)
+    return readable(get(name_in(submission)).states([job], environment)[job])
+
+
+def readable(state: JobState) -> JobState:
+    """Return a job's state if the scheduler's answer told one.
+
+    Raises
+    ------
+    SlurmUnreachableError
+        If that answer could not be read.
+    """
+    if state.state == UNREADABLE:
+        hint = "Try again in some minutes; a run that goes on does so whatever it answers."
+        raise SlurmUnreachableError(state.reason, transient=True, place="the job's state", hint=hint)
+    return state
+
+
+def states(submissions: Sequence[Mapping[str, Any]], environment: Mapping[str, str]) -> list[JobState]:
+    """Return the states of runs' jobs, with one question to each scheduler; UNREADABLE where a record names no job.
+
+    Raises
+    ------
+    SlurmUnreachableError
+        If one of them does not answer.
+    """
+    found = [JobState(UNREADABLE, "The run's record does not name its job")] * len(submissions)
+    asked: dict[str, dict[int, str]] = {}
+    for index, submission in enumerate(submissions):
+        with contextlib.suppress(KeyError, TypeError, ValueError):  # a record that was changed
+            asked.setdefault(name_in(submission), {})[index] = job_of(submission)
+    for name, jobs in asked.items():
+        with contextlib.suppress(StorageError):  # of a scheduler that is not known
+            answers = get(name).states(list(jobs.values()), environment)
+            for index, job in jobs.items():
+                found[index] = answers[job]
+    return found

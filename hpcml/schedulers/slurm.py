@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
-from typing import NamedTuple
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from hpcml.errors import HpcmlError, SlurmRefusedError, SlurmUnreachableError
+from hpcml.errors import ANSWER_LOST, HpcmlError, SlurmRefusedError, SlurmUnreachableError
+from hpcml.paths import RunPaths
+from hpcml.schedulers import ACTIVE, ENDED, PENDING, UNKNOWN, UNREADABLE, JobState, slurm_job
+from hpcml.sites.schema import Site
 from hpcml.subprocesses import Answer, CommandMissingError, run
 
+ONE_MACHINE = False
+lay_out = slurm_job.lay_out
+step_on = slurm_job.step_on
 TIMEOUT = 60.0  # seconds for one question; slurmctld's own MessageTimeout is 10 to 100
+_LOOK_AGAIN = 20.0  # seconds for which a job whose submission was not answered is looked for
 
 _KEPT = {"SLURM_CONF", "SLURM_JWT"}
 _SCRUBBED = (
@@ -121,63 +129,13 @@ REASONS = {
     "Licenses": "waiting for a licence",
     "None": "Slurm has not looked at it yet",
 }
-PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
-ACTIVE = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}
-ENDED = {
-    "COMPLETED",
-    "FAILED",
-    "CANCELLED",
-    "TIMEOUT",
-    "DEADLINE",
-    "OUT_OF_MEMORY",
-    "NODE_FAIL",
-    "BOOT_FAIL",
-    "LAUNCH_FAILED",
-    "RECONFIG_FAIL",
-    "PREEMPTED",
-    "REVOKED",
-    "UNKNOWN",
-}
 _ASKED_ALONE = 16  # jobs that are asked for once more, each alone, where an answer for many left them out
 
 
-class JobState(NamedTuple):
-    """A job as Slurm sees it.
-
-    ``state`` is Slurm's word; UNKNOWN if Slurm says that it knows no such job, and UNREADABLE if its answer told
-    neither (``reason`` is then that answer). ``exit`` is its ``status:signal`` if it said one.
-    """
-
-    state: str
-    reason: str = ""
-    start: str = ""
-    nodes: str = ""
-    exit: str = ""
-    comment: str = ""
-
-    @property
-    def pending(self) -> bool:
-        """Whether the job has not begun yet."""
-        return self.state in PENDING
-
-    @property
-    def active(self) -> bool:
-        """Whether the job has nodes."""
-        return self.state in ACTIVE
-
-    @property
-    def ended(self) -> bool:
-        """Whether the job is over. A word that is not known here is no end."""
-        return self.state in ENDED
-
-    def reason_in_words(self) -> str:
-        """Return the pending reason as a person reads it."""
-        key = self.reason.strip("()").partition("(")[0].replace(" ", "_")
-        return REASONS.get(key, REASONS.get(key.split(",")[0], self.reason))
-
-
-UNKNOWN = JobState("UNKNOWN")
-UNREADABLE = "UNREADABLE"
+def reason_in_words(reason: str) -> str:
+    """Return squeue's reason as a person reads it."""
+    key = reason.strip("()").partition("(")[0].replace(" ", "_")
+    return REASONS.get(key, REASONS.get(key.split(",")[0], reason))
 
 
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -213,7 +171,54 @@ class AnswerLostError(HpcmlError):
     """Whether the job was accepted is not known."""
 
 
-def submit(script: str, environment: Mapping[str, str], timeout: float = TIMEOUT) -> tuple[str, str]:
+def submit(site: Site, run: RunPaths, environment: Mapping[str, str]) -> dict[str, object]:
+    """Submit a run's batch script, and look for the job if the answer is lost.
+
+    Raises
+    ------
+    SlurmRefusedError
+        If sbatch says no, in words where its answer is known.
+    SlurmUnreachableError
+        If the controller cannot be reached and nothing was sent.
+    HpcmlError
+        With status ``ANSWER_LOST`` if it is not known whether the job exists.
+    """
+    timeout, run_id = float(site.slurm.timeout), run.directory.name
+    try:
+        job, cluster = sbatch(str(run.script), environment, timeout)
+    except AnswerLostError as lost:
+        if found := _look_again(run_id, environment, min(timeout, _LOOK_AGAIN)):
+            return found
+        hint = f"It was not sent twice. When Slurm answers again: hpcml status {run_id}."
+        raise HpcmlError(
+            "It is not known whether Slurm took the job",
+            place="sbatch",
+            hint=hint,
+            status=ANSWER_LOST,
+            quote=lost.quote,
+        ) from lost
+    return {"job": job, "cluster": cluster}
+
+
+def _look_again(run_id: str, environment: Mapping[str, str], seconds: float) -> dict[str, object] | None:
+    """Look for the job of a run a few times within a deadline; None if it is not there.
+
+    A request whose answer was lost may still be on its way, so one look that finds nothing proves nothing.
+    """
+    deadline = time.monotonic() + seconds
+    pause = 0.5
+    while True:
+        try:
+            found = find(run_id, environment, max(1.0, deadline - time.monotonic()))
+        except SlurmUnreachableError:
+            found = None  # the controller does not answer: the deadline decides
+        if found or time.monotonic() + pause > deadline:
+            return found
+        time.sleep(pause)
+        pause = min(pause * 2, 5.0)
+
+
+def sbatch(script: str, environment: Mapping[str, str], timeout: float = TIMEOUT) -> tuple[str, str]:
     """Submit a job script and return the job id and the cluster's name (often empty).
 
     Raises
@@ -269,7 +274,7 @@ def _last(answer: Answer) -> str:
     return re.sub(r"^s[a-z]+: (error: )?", "", (_quote(answer) or ("no answer",))[-1])
 
 
-def test_only(script: str, environment: Mapping[str, str]) -> str:
+def check(script: Path, environment: Mapping[str, str]) -> str:
     """Ask the live controller whether it would take the script; return its estimate in its own words.
 
     Raises
@@ -277,7 +282,7 @@ def test_only(script: str, environment: Mapping[str, str]) -> str:
     SlurmRefusedError, SlurmUnreachableError
         As :func:`submit`.
     """
-    answer = _ask(["sbatch", "--test-only", script], environment)
+    answer = _ask(["sbatch", "--test-only", str(script)], environment)
     if answer.code is None:
         hint = "Slurm is busy or down: try again in some minutes."
         raise SlurmUnreachableError(
@@ -288,8 +293,8 @@ def test_only(script: str, environment: Mapping[str, str]) -> str:
     return _last(answer)
 
 
-def find_by_comment(comment: str, environment: Mapping[str, str], timeout: float = TIMEOUT) -> str | None:
-    """Return the id of the user's job that carries a comment, None if there is none.
+def find(run_id: str, environment: Mapping[str, str], timeout: float = TIMEOUT) -> dict[str, object] | None:
+    """Return the record of a run's job, which carries the run's id as its comment; None if there is none.
 
     squeue knows waiting, running and recently ended jobs; sacct is asked as well where there is accounting.
 
@@ -302,15 +307,22 @@ def find_by_comment(comment: str, environment: Mapping[str, str], timeout: float
     answer = _ask(command, environment, timeout)
     if answer.code != 0:
         raise _silent(answer)
-    found = _with_comment(answer.out, comment)
-    if found:
-        return found
+    job = _job_of_run(answer, run_id) or _accounted_job_of_run(run_id, environment, timeout)
+    return {"job": job, "cluster": "", "found_again": True} if job else None
+
+
+def _accounted_job_of_run(run_id: str, environment: Mapping[str, str], timeout: float) -> str:
     command = ["sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,Comment", "--starttime=now-2days"]
     try:
         answer = _ask(command, environment, timeout)
     except SlurmUnreachableError:
-        return None  # squeue was there, sacct is not installed: accounting is absent, which is no error
-    return _with_comment(answer.out, comment) if answer.code == 0 else None
+        return ""  # squeue was there, sacct is not installed: accounting is absent, which is no error
+    return _job_of_run(answer, run_id) if answer.code == 0 else ""
+
+
+def _job_of_run(answer: Answer, run_id: str) -> str:
+    rows = (line.strip().partition("|") for line in answer.out.splitlines())
+    return next((_base(job) for job, _, comment in rows if comment == f"hpcml:{run_id}"), "")
 
 
 def _silent(answer: Answer) -> SlurmUnreachableError:
@@ -322,41 +334,7 @@ def _silent(answer: Answer) -> SlurmUnreachableError:
     return SlurmUnreachableError(f"squeue does not answer: {_last(answer)}", transient=True, place="squeue", hint=hint)
 
 
-def _with_comment(text: str, comment: str) -> str | None:
-    for line in text.splitlines():
-        job, _, said = line.strip().partition("|")
-        if said == comment:
-            return _base(job)
-    return None
-
-
-def state(job: str, environment: Mapping[str, str]) -> JobState:
-    """Return the state of one job.
-
-    Raises
-    ------
-    SlurmUnreachableError
-        If squeue does not answer, or what it answers cannot be read.
-    """
-    return told(states([job], environment)[job])
-
-
-def told(found: JobState) -> JobState:
-    """Return a job's state if Slurm's answer told one.
-
-    Raises
-    ------
-    SlurmUnreachableError
-        If that answer could not be read.
-    """
-    if found.state == UNREADABLE:
-        hint = "What does squeue --jobs say? A run that goes on does so whatever it answers."
-        words = f"The answer of squeue cannot be read: {found.reason or 'it is empty'}"
-        raise SlurmUnreachableError(words, transient=True, place="squeue", hint=hint)
-    return found
-
-
-def states(jobs: list[str], environment: Mapping[str, str]) -> dict[str, JobState]:
+def states(jobs: Sequence[str], environment: Mapping[str, str]) -> dict[str, JobState]:
     """Return the states of jobs in one question.
 
     A job that Slurm says it does not know is UNKNOWN; one of which its answer says nothing that can be read is
@@ -382,7 +360,7 @@ def states(jobs: list[str], environment: Mapping[str, str]) -> dict[str, JobStat
     return found
 
 
-def _queued(jobs: list[str], environment: Mapping[str, str]) -> dict[str, JobState]:
+def _queued(jobs: Sequence[str], environment: Mapping[str, str]) -> dict[str, JobState]:
     """Return what squeue says of jobs; what cannot be read of it is UNREADABLE."""
     command = ["squeue", "--all", "--noheader", "--states=all", f"--jobs={','.join(jobs)}", "--format=%i|%T|%r|%S|%N"]
     answer = _ask(command, environment)
@@ -390,14 +368,15 @@ def _queued(jobs: list[str], environment: Mapping[str, str]) -> dict[str, JobSta
         raise _silent(answer)
     if answer.code != 0 and len(jobs) == 1:
         return {jobs[0]: UNKNOWN}
-    found = dict.fromkeys(jobs, JobState(UNREADABLE, (_quote(answer) or ("",))[-1]))
+    said = (_quote(answer) or ("it is empty",))[-1]
+    found = dict.fromkeys(jobs, JobState(UNREADABLE, f"The answer of squeue cannot be read: {said}"))
     for line in answer.out.splitlines():
         job, *fields = line.strip().split("|")
         if (job := _base(job)) in found and fields and re.fullmatch(r"[A-Z_]+", fields[0]):
             reason, start, nodes = (*fields[1:4], "", "", "")[:3]
-            said = JobState(fields[0], reason, "" if start == "N/A" else start, nodes)
+            why = reason_in_words(reason) if fields[0] in PENDING else ""
             if found[job].state == UNREADABLE or found[job].ended:  # of an array's tasks, one that has not ended counts
-                found[job] = said
+                found[job] = JobState(fields[0], why, "" if start == "N/A" else start, nodes)
     return found
 
 
@@ -430,7 +409,7 @@ def _accounted(jobs: list[str], environment: Mapping[str, str]) -> dict[str, Job
     return found
 
 
-def cancel(job: str, environment: Mapping[str, str]) -> None:
+def cancel(job: str, environment: Mapping[str, str]) -> str:
     """Cancel a job; one that has ended already is no error.
 
     Raises
@@ -442,5 +421,5 @@ def cancel(job: str, environment: Mapping[str, str]) -> None:
     """
     answer = _ask(["scancel", job], environment)
     if answer.code == 0 or "Invalid job id" in answer.text or "already completing or completed" in answer.text:
-        return
+        return f"job {job}"
     raise refusal(answer, "scancel")

@@ -40,7 +40,7 @@ class Resources(NamedTuple):
     exclusive: bool = False
 
 
-class Dialect(NamedTuple):
+class SlurmOptions(NamedTuple):
     """How this Slurm wants to be asked.
 
     ``gpu_request`` is ``gres``, ``gpus-per-node`` or ``none``; ``gpu_type`` goes between (``gpu:a100:4``).
@@ -220,7 +220,7 @@ class Site(NamedTuple):
     identify: Identify = Identify()
     defaults: Defaults = Defaults()
     resources: Resources = Resources()
-    slurm: Dialect = Dialect()
+    slurm: SlurmOptions = SlurmOptions()
     partitions: dict[str, Partition] = {}
     runtime: Runtime = Runtime()
     workers: Workers = Workers()

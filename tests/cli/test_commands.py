@@ -185,7 +185,7 @@ def test_a_terminal_that_knows_only_ascii(world: World) -> None:
 def test_submit_says_where_the_run_is(world: World) -> None:
     done = world.run("submit", "--site", "slurm", "--json", "job.py")
     facts = json.loads(done.stdout)
-    assert (facts["run"], facts["job"], facts["slurm"]) == (world.directory().name, "101", True)
+    assert (facts["run"], facts["job"], facts["scheduler"]) == (world.directory().name, "101", "slurm")
     done = world.run("submit", "--site", "slurm", "job.py")
     assert done.stdout == ""
     assert " job 102 " in done.stderr

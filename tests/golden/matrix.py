@@ -91,7 +91,7 @@ def make(
     request = {**case.spec, **(spec or {})}
     arguments = request.pop("arguments", ())
     job = JobSpec(Path(case.script), arguments, Path(case.script).parent, **request)
-    place = plan.Place(name, Path(case.folder) / name, PYTHON, "0.0.0")
+    place = plan.RunLocation(name, Path(case.folder) / name, PYTHON, "0.0.0")
     return plan.plan(layers.build(schema.Site, loaded.layers), job, place)
 
 

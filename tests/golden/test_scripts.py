@@ -109,5 +109,5 @@ def test_what_a_profile_removes_or_replaces_is_not_there_twice() -> None:
     directives = make("slurm", next(case for case in CASES if case.job == "dialect")).directives
     options = [option for option, _ in directives]
     assert len(options) == len(set(options))
-    assert dict(directives)["--mem"] == "1G"
+    assert dict(directives)["--mem"] == "2048M", "the request's own counts"
     assert not {"--export", "--no-requeue"} & set(options)

@@ -24,7 +24,7 @@ from hpcml.sites import layers, schema
 @pytest.fixture
 def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> node_settings.Context:
     site = layers.build(schema.Site, layers.Layers())
-    place = plan.Place("job-20261121-074500-1a2b", tmp_path, "/usr/bin/python3", "0")
+    place = plan.RunLocation("job-20261121-074500-1a2b", tmp_path, "/usr/bin/python3", "0")
     spec = request.JobSpec(tmp_path / "job.py", ("a", ""), tmp_path, nodes=2)
     table = layers.as_table(plan.plan(site, spec, place))
     (tmp_path / "plan.json").write_text(json.dumps(table))
@@ -38,7 +38,7 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> node_settings.Co
 
 
 def test_the_plans_settings_arrive_on_the_node(context: node_settings.Context) -> None:
-    assert (context.node, context.nodes, context.number) == ("n1", ("n1", "n2"), 0)
+    assert (context.node, context.node_names, context.number) == ("n1", ("n1", "n2"), 0)
     assert context.settings.arguments == ("a", "")
     assert context.settings.nodes == 2
     assert context.worker_names("n1") == ("n1",)
@@ -155,7 +155,7 @@ def test_a_pool_is_never_larger_than_what_is_free() -> None:
 def test_many_workers_connect_one_after_the_other() -> None:
     def context(nodes: int, each: int) -> Any:
         names = tuple(f"n{number}" for number in range(nodes))
-        return SimpleNamespace(settings=SimpleNamespace(workers_per_node=each), nodes=names, node=names[-1])
+        return SimpleNamespace(settings=SimpleNamespace(workers_per_node=each), node_names=names, node=names[-1])
 
     assert dask_worker.stagger(context(8, 4), 3) == 0.0
     assert dask_worker.stagger(context(9, 4), 3) == pytest.approx(0.35)

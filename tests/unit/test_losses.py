@@ -35,7 +35,7 @@ def context(tmp_path: Path) -> Context:
     for folder in (run.attempt(0).nodes, run.attempt(0).exits, run.logs):
         folder.mkdir(parents=True)
     settings = SimpleNamespace(
-        workers_deadline=30.0, workers_per_node=2, worker_count=4, local=False, nodes=2, image=""
+        workers_deadline=30.0, workers_per_node=2, worker_count=4, one_machine=False, nodes=2, image=""
     )
     return Context(run, run.attempt(0), 0, settings, "n1", ("n1", "n2"))  # type: ignore[arg-type]
 

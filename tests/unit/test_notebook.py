@@ -25,7 +25,9 @@ from hpcml.paths import RunPaths
 from hpcml.plan import plan, request
 from hpcml.sites import layers, schema
 
-PLACE = plan.Place("jupyter-20261121-074500-1a2b", Path("/runs/jupyter-20261121-074500-1a2b"), "/usr/bin/python3", "0")
+PLACE = plan.RunLocation(
+    "jupyter-20261121-074500-1a2b", Path("/runs/jupyter-20261121-074500-1a2b"), "/usr/bin/python3", "0"
+)
 
 
 def settings(**values: Any) -> Settings:

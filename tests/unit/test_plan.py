@@ -15,7 +15,7 @@ from hpcml.plan import batch_script, plan, request
 from hpcml.sites import layers as config
 from hpcml.sites import schema
 
-PLACE = plan.Place("job-20261121-074500-1a2b", Path("/runs/job-20261121-074500-1a2b"), "/usr/bin/python3", "0")
+PLACE = plan.RunLocation("job-20261121-074500-1a2b", Path("/runs/job-20261121-074500-1a2b"), "/usr/bin/python3", "0")
 TWO = {
     "scheduler": "slurm",
     "name": "two",
@@ -109,17 +109,58 @@ def test_the_script_is_told_before_the_limit_and_not_at_its_start(time: str, lea
 
 
 def test_the_steps_share_the_first_node() -> None:
-    steps = {step.role: step for step in plan.plan(site(TWO), spec(nodes=3), PLACE).steps}
+    made = plan.plan(site(TWO), spec(nodes=3), PLACE)
+    steps = {step.role: step.launcher.options for step in made.steps if step.launcher}
     assert list(steps) == ["scheduler", "worker", "driver"]
-    assert {"--overlap", "--nodes=3", "--ntasks-per-node=1", "--kill-on-bad-exit=0"} <= set(steps["worker"].launcher)
+    assert {"--overlap", "--nodes=3", "--ntasks-per-node=1", "--kill-on-bad-exit=0"} <= set(steps["worker"])
     for role in ("scheduler", "driver"):
-        assert {"--overlap", "--nodes=1", "--relative=0", "--kill-on-bad-exit=1"} <= set(steps[role].launcher)
+        assert {"--overlap", "--nodes=1", "--relative=0", "--kill-on-bad-exit=1"} <= set(steps[role])
+
+
+@pytest.mark.parametrize(
+    ("extra", "request_", "option", "value"),
+    [
+        ("--time=10", {"time": "30"}, "--time", "00:30:00"),
+        ("--mem=1G", {"memory_per_node": "2G"}, "--mem", "2048M"),
+        ("--mem-per-cpu=1G", {"memory_per_node": "2G"}, "--mem", "2048M"),
+        ("--nodes=1", {"nodes": 2}, "--nodes", "2"),
+        ("--cpus-per-task=1", {"cpus_per_node": 2}, "--cpus-per-task", "2"),
+        ("--gres=gpu:1", {"gpus_per_node": 2}, "--gpus-per-node", "2"),
+        ("--account=theirs", {"account": "mine"}, "--account", "mine"),
+        ("--partition=gpu", {"partition": "long"}, "--partition", "long"),
+        ("--qos=theirs", {"qos": "mine"}, "--qos", "mine"),
+        ("--dependency=singleton", {"dependency": "afterok:1"}, "--dependency", "afterok:1"),
+        ("--job-name=theirs", {"name": "mine"}, "--job-name", "mine"),
+    ],
+)
+def test_what_the_user_gives_is_not_overridden_by_the_profile(
+    extra: str, request_: dict[str, Any], option: str, value: str
+) -> None:
+    profile = site({"slurm": {"extra": [extra]}})
+    made = plan.plan(profile, spec(**request_), PLACE)
+    assert dict(made.directives)[option] == value
+    assert tuple(extra.split("=", 1)) not in made.directives
+    assert any(extra in reason and "does not count" in reason for reason in made.reasons)
+    assert tuple(extra.split("=", 1)) in plan.plan(profile, spec(), PLACE).directives
+
+
+def test_an_extra_that_says_something_else_stays_beside_the_users_option() -> None:
+    made = directives({"slurm": {"extra": ["--gres=nvme:1", "--constraint=a"]}}, gpus_per_node=2, time="30")
+    assert {"--gres": "nvme:1", "--constraint": "a", "--gpus-per-node": "2"}.items() <= made.items()
+
+
+def test_a_users_option_that_the_profile_leaves_out_is_told() -> None:
+    profile = site({"slurm": {"remove": ["--mem"]}})
+    made = plan.plan(profile, spec(memory_per_node="2G"), PLACE)
+    assert "--mem" not in dict(made.directives)
+    assert "--memory-per-node does not count: the profile leaves --mem out (slurm.remove)" in made.notices
+    assert not plan.plan(profile, spec(), PLACE).notices
 
 
 def test_the_local_site_launches_nothing() -> None:
     made = plan.plan(site({"scheduler": "local"}), spec(nodes=3), PLACE)
     assert made.directives == ()
-    assert {step.launcher for step in made.steps} == {()}
+    assert {step.launcher for step in made.steps} == {None}
     assert made.reasons
 
 

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpcml import schedulers
 from hpcml.errors import SlurmRefusedError, SlurmUnreachableError
-from hpcml.schedulers import slurm
+from hpcml.schedulers import JobState, slurm
 from hpcml.subprocesses import Answer
 
 
@@ -42,21 +43,20 @@ def test_states_of_several_jobs(answers: dict[str, str]) -> None:
     say(answers, "sacct", "14|CANCELLED by 1000|0:0|2026-11-21T07:00:00|n3\n15|FAILED|3:0|Unknown|n4\n", code=0)
     found = slurm.states(["12", "13", "14", "15", "16"], answers)
     assert found == {
-        "12": slurm.JobState("PENDING", "Resources", "2026-11-21T09:00:00"),
-        "13": slurm.JobState("RUNNING", "None", "2026-11-21T08:00:00", "n[1-2]"),
-        "14": slurm.JobState("CANCELLED", start="2026-11-21T07:00:00", nodes="n3", exit="0:0"),
-        "15": slurm.JobState("FAILED", start="Unknown", nodes="n4", exit="3:0"),
-        "16": slurm.JobState("UNREADABLE", "noise"),
+        "12": JobState("PENDING", "waiting for free nodes", "2026-11-21T09:00:00"),
+        "13": JobState("RUNNING", "", "2026-11-21T08:00:00", "n[1-2]"),
+        "14": JobState("CANCELLED", start="2026-11-21T07:00:00", nodes="n3", exit="0:0"),
+        "15": JobState("FAILED", start="Unknown", nodes="n4", exit="3:0"),
+        "16": JobState("UNREADABLE", "The answer of squeue cannot be read: noise"),
     }
     assert found["12"].pending
     assert found["13"].active
-    assert found["12"].reason_in_words() == "waiting for free nodes"
 
 
 def test_a_job_that_slurm_has_forgotten_is_unknown(answers: dict[str, str]) -> None:
     say(answers, "squeue", err=INVALID, code=1)
     say(answers, "sacct", err="Slurm accounting storage is disabled\n", code=1)
-    assert slurm.states(["12"], answers) == {"12": slurm.UNKNOWN}
+    assert slurm.states(["12"], answers) == {"12": schedulers.UNKNOWN}
 
 
 @pytest.mark.parametrize("line", ["14||0:0||", "14|   |0:0||", "|||||", "", "14"])
@@ -71,9 +71,9 @@ def test_without_accounting_installed(answers: dict[str, str]) -> None:
     answers["PATH"] = answers["PATH"].partition(":")[0]
     Path(answers["PATH"], "cat").symlink_to("/bin/cat")
     say(answers, "squeue", err=INVALID, code=1)
-    assert slurm.states(["14"], answers) == {"14": slurm.UNKNOWN}
+    assert slurm.states(["14"], answers) == {"14": schedulers.UNKNOWN}
     say(answers, "squeue", "")
-    assert slurm.find_by_comment("hpcml:x", answers) is None
+    assert slurm.find("x", answers) is None
 
 
 @pytest.mark.parametrize(
@@ -85,9 +85,9 @@ def test_an_answer_that_cannot_be_read_is_no_end(answers: dict[str, str], said: 
     found = slurm.states(["12"], answers)["12"]
     assert (found.state, found.ended) == ("UNREADABLE", False)
     with pytest.raises(SlurmUnreachableError, match="cannot be read"):
-        slurm.state("12", answers)
+        schedulers.state({"job": "12"}, answers)
     say(answers, "sacct", "12|FAILED|3:0|Unknown|n4\n")
-    assert slurm.state("12", answers).state == "FAILED"
+    assert schedulers.state({"job": "12"}, answers).state == "FAILED"
 
 
 def test_what_follows_the_state_may_be_anything(answers: dict[str, str]) -> None:
@@ -110,16 +110,16 @@ def test_the_tasks_of_an_array_and_the_parts_of_a_job(answers: dict[str, str]) -
 def test_accounting_that_lags_behind_is_not_believed(answers: dict[str, str]) -> None:
     say(answers, "squeue", err=INVALID, code=1)
     say(answers, "sacct", "12|RUNNING|0:0|2026-11-22T08:00:00|n1\n")
-    assert slurm.state("12", answers) == slurm.UNKNOWN
+    assert schedulers.state({"job": "12"}, answers) == schedulers.UNKNOWN
 
 
 @pytest.mark.parametrize("said", ["", "7\n8\n", "Submitted\n", "12 13\n"])
 def test_sbatch_s_answer_is_one_job_id_or_lost(answers: dict[str, str], said: str) -> None:
     say(answers, "sbatch", said)
     with pytest.raises(slurm.AnswerLostError):
-        slurm.submit("job.sh", answers)
+        slurm.sbatch("job.sh", answers)
     say(answers, "sbatch", f"Welcome to the cluster\n{said if said == 'Submitted' else ''}42;lab\n")
-    assert slurm.submit("job.sh", answers) == ("42", "lab")
+    assert slurm.sbatch("job.sh", answers) == ("42", "lab")
 
 
 @pytest.mark.parametrize(("program", "words"), [("sbatch", "nothing was submitted"), ("scancel", "nothing was cancelled"),
@@ -138,15 +138,15 @@ def test_a_squeue_that_fails_is_no_answer(answers: dict[str, str]) -> None:
     with pytest.raises(SlurmUnreachableError, match="does not answer"):
         slurm.states(["12"], answers)
     with pytest.raises(SlurmUnreachableError, match="does not answer"):
-        slurm.find_by_comment("hpcml:x", answers)
+        slurm.find("x", answers)
 
 
 def test_a_job_is_found_by_its_comment_alone(answers: dict[str, str]) -> None:
     say(answers, "squeue", "11|hpcml:x-20261121-074500-1a2\n12|hpcml:x-20261121-074500-1a2b\n13|(null)\n")
-    assert slurm.find_by_comment("hpcml:x-20261121-074500-1a2b", answers) == "12"
-    assert slurm.find_by_comment("hpcml:x", answers) is None
+    assert slurm.find("x-20261121-074500-1a2b", answers) == {"job": "12", "cluster": "", "found_again": True}
+    assert slurm.find("x", answers) is None
     say(answers, "sacct", "9|hpcml:y\n")
-    assert slurm.find_by_comment("hpcml:y", answers) == "9"
+    assert slurm.find("y", answers) == {"job": "9", "cluster": "", "found_again": True}
 
 
 @pytest.mark.parametrize(
@@ -157,12 +157,12 @@ def test_a_job_is_found_by_its_comment_alone(answers: dict[str, str]) -> None:
       "nodes it needs are down, drained or reserved"), ("BrandNewReason", "BrandNewReason")],
 )  # fmt: skip
 def test_reasons_in_words(reason: str, words: str) -> None:
-    assert slurm.JobState("PENDING", reason).reason_in_words() == words
+    assert slurm.reason_in_words(reason) == words
 
 
 @pytest.mark.parametrize("text", ["", "BRAND_NEW", "CANCELLED+", "RUNNING by 3"])
 def test_an_unknown_state_is_neither_waiting_nor_running(text: str) -> None:
-    state = slurm.JobState(text)
+    state = JobState(text)
     assert not state.pending
     assert not state.active
 

@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 
 from hpcml.errors import ConfigError
-from hpcml.plan import plan, staging
+from hpcml.plan import container, plan
 from hpcml.plan.request import JobSpec
+from hpcml.schedulers import JobLayout
 from hpcml.sites import layers as config
 from hpcml.sites import schema
+
+CLUSTER, HERE = JobLayout(), JobLayout(one_machine=True)
 
 
 def site(scheduler: str = "slurm", scratch: str = "", **runtime: Any) -> schema.Site:
@@ -21,9 +24,9 @@ def site(scheduler: str = "slurm", scratch: str = "", **runtime: Any) -> schema.
 
 
 def test_only_where_the_profile_and_the_run_ask_for_it() -> None:
-    assert staging.stage(site(), "/i/a.sif") is None
-    assert staging.stage(site(stage="copy"), "") is None
-    assert staging.stage(site(stage="copy"), "/i/a.sif") == staging.Stage("copy", "", "/i/a.sif", 300)
+    assert container.stage(site(), "/i/a.sif", CLUSTER) is None
+    assert container.stage(site(stage="copy"), "", CLUSTER) is None
+    assert container.stage(site(stage="copy"), "/i/a.sif", CLUSTER) == container.Stage("copy", "", 300, "1", None)
 
 
 @pytest.mark.parametrize(("scratch", "to", "folder"), [
@@ -31,7 +34,7 @@ def test_only_where_the_profile_and_the_run_ask_for_it() -> None:
     ("", "/local/$SLURM_JOB_ID/x", "/local/$SLURM_JOB_ID/x"), ("", "${A}/x", "${A}/x"),
 ])  # fmt: skip
 def test_the_folder(scratch: str, to: str, folder: str) -> None:
-    made = staging.stage(site(scratch=scratch, stage="sbcast", stage_to=to), "/i/a.sif")
+    made = container.stage(site(scratch=scratch, stage="sbcast", stage_to=to), "/i/a.sif", CLUSTER)
     assert made is not None
     assert made.folder == folder
 
@@ -39,19 +42,20 @@ def test_the_folder(scratch: str, to: str, folder: str) -> None:
 @pytest.mark.parametrize("folder", ["local", "./x", "~/x", "$1/x"])
 def test_a_folder_that_is_none(folder: str) -> None:
     with pytest.raises(ConfigError, match=r"not an absolute path.*runtime\.stage_to"):
-        staging.stage(site(stage="copy", stage_to=folder), "/i/a.sif")
+        container.stage(site(stage="copy", stage_to=folder), "/i/a.sif", CLUSTER)
 
 
 def test_sbcast_is_slurm_s() -> None:
     with pytest.raises(ConfigError, match=r"sbcast is Slurm's.*runtime\.stage"):
-        staging.stage(site("local", stage="sbcast"), "/i/a.sif")
-    assert staging.stage(site("local", stage="copy"), "/i/a.sif")
+        container.stage(site("local", stage="sbcast"), "/i/a.sif", HERE)
+    assert container.stage(site("local", stage="copy"), "/i/a.sif", HERE)
 
 
 def test_the_step_reaches_every_node_and_speaks_to_the_script() -> None:
     spec = JobSpec(Path("/p/a.py"), (), Path("/p"), nodes=3, image="/i/a.sif")
-    made = plan.plan(site(stage="copy"), spec, plan.Place("a-1", Path("/runs/a-1"), "/usr/bin/python3", "0"))
+    made = plan.plan(site(stage="copy"), spec, plan.RunLocation("a-1", Path("/runs/a-1"), "/usr/bin/python3", "0"))
     assert made.stage is not None
-    assert {"--nodes=3", "--ntasks=3", "--ntasks-per-node=1", "--overlap"} <= set(made.stage.launcher)
-    assert not [word for word in made.stage.launcher if word.startswith("--output")]
+    assert made.stage.launcher is not None
+    assert {"--nodes=3", "--ntasks=3", "--ntasks-per-node=1", "--overlap"} <= set(made.stage.launcher.options)
+    assert not [word for word in made.stage.launcher.options if word.startswith("--output")]
     assert "the image is copied to each node by copy" in made.reasons

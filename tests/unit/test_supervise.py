@@ -44,7 +44,7 @@ class EndsAtOnce(RunState):
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EndsAtOnce]:
     spec = request.JobSpec(tmp_path / "job.py", (), tmp_path)
-    place = plan.Place("run", tmp_path, "/usr/bin/python3", "0")
+    place = plan.RunLocation("run", tmp_path, "/usr/bin/python3", "0")
     site = layers.build(schema.Site, layers.Layers())
     settings = plan.plan(site, spec, place).inside
     run = RunPaths(tmp_path)

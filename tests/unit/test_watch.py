@@ -13,7 +13,7 @@ from hpcml import errors
 from hpcml.cli.progress import Progress
 from hpcml.runs import directories
 from hpcml.runs import status as watch
-from hpcml.schedulers import slurm
+from hpcml.schedulers import JobState
 
 UP = ("allocated", "scheduler-up", "environment-ready", "worker-added")
 FACTS: dict[str, dict[str, Any]] = {
@@ -69,7 +69,7 @@ def test_a_check_of_the_wire_is_told_only_where_there_is_one(run: directories.Ru
 ])  # fmt: skip
 def test_the_batch_script_s_own_end_is_told_with_its_status(run: directories.Run, word: str, status: int) -> None:
     run.paths.job_log.write_text(f"hpcml: {word}\n")
-    found = watch.status(run, {}, slurm.JobState("FAILED"))
+    found = watch.status(run, {}, JobState("FAILED"))
     assert (found.state, found.exit_status, found.message) == ("FAILED", status, word)
 
 

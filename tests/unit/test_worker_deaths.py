@@ -22,7 +22,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> worker.Node:
     run = RunPaths(tmp_path)
     for folder in (run.attempt(0).nodes, run.attempt(0).exits, run.logs):
         folder.mkdir(parents=True)
-    settings = SimpleNamespace(workers_per_node=1, local=False, nodes=1, image="", restarts=1)
+    settings = SimpleNamespace(workers_per_node=1, one_machine=False, nodes=1, image="", restarts=1)
     context = Context(run, run.attempt(0), 0, settings, "n1", ("n1",))  # type: ignore[arg-type]
     monkeypatch.setattr(worker, "oom_kills", lambda: 3)
     return worker.Node(context, [worker.Slot("n1", pid=7)], oom_kills=3)

@@ -59,7 +59,7 @@ def by_node(scheduler: Scheduler, context: Context) -> Workers:
     """Return the workers that are there, by node."""
     addresses = {str(worker.name): address for address, worker in scheduler.workers.items()}
     workers: Workers = {}
-    for node in context.nodes:
+    for node in context.node_names:
         present = [(name, addresses[name]) for name in context.worker_names(node) if name in addresses]
         if present:
             workers[node] = present

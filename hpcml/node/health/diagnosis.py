@@ -58,7 +58,7 @@ def missing_nodes(context: Context, present: set[str], *, step_gone: bool = Fals
     exits = files.listed(context.attempt.exits)
     marks = files.listed(context.attempt.nodes)
     missing = []
-    for node in context.nodes:
+    for node in context.node_names:
         ended = f"worker@{node}" in exits  # and all its workers with it, though the scheduler may not know yet
         absent = tuple(name for name in context.worker_names(node) if ended or name not in present)
         mark = files.read_json(context.attempt.mark_of(node)) if absent and f"{node}.json" in marks else None

@@ -97,7 +97,7 @@ class Comparison:
         self.context = context
         self.own = here()
         self.digest = _digest(self.own)
-        self.waiting = {f"scheduler@{context.nodes[0]}", *(f"worker@{node}" for node in context.nodes)}
+        self.waiting = {f"scheduler@{context.node_names[0]}", *(f"worker@{node}" for node in context.node_names)}
         self.roles = len(self.waiting) + 1
         self.clocks = Clocks(context.node, behind=tls.EARLY, ahead=tls.LATE)
         self.fatal: dict[str, dict[str, list[str]]] = {}

@@ -136,7 +136,7 @@ def run(context: Context, slot: int, scratch: Path, share: Share, *, replaces: b
     options: dict[str, Any] = {}
     pool: gpus.Pool | None = None
     if device:
-        head = slot == 0 and context.node == context.nodes[0]
+        head = slot == 0 and context.node == context.node_names[0]
         pool = gpus.pool(context, device, head=head, wait=replaces)
         options = gpus.worker_options(context, device, pool, memory_limit=share.memory_limit)
     if expected == "ucx":
@@ -177,8 +177,8 @@ def stagger(context: Context, slot: int) -> float:
     UCXX gives a new endpoint 5 s for its exchange of names, whatever is configured (ucxx 0.52, create_endpoint).
     """
     each = context.settings.workers_per_node
-    place = context.nodes.index(context.node) * each + slot if context.node in context.nodes else slot
-    return place * UCX_CONNECT_EVERY if len(context.nodes) * each > UCX_AT_ONCE else 0.0
+    place = context.node_names.index(context.node) * each + slot if context.node in context.node_names else slot
+    return place * UCX_CONNECT_EVERY if len(context.node_names) * each > UCX_AT_ONCE else 0.0
 
 
 def prepare_ucx(context: Context, device: str) -> None:

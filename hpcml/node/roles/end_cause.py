@@ -45,13 +45,15 @@ class EndRequests:
         now = time.monotonic()
         if now - self.listed_at > NOTES_TICK:
             self.listed_at, self.names = now, files.listed(attempt.directory)
-        left = settings.time_limit - (now - self.started) if settings.local and settings.time_limit else float("inf")
+        left = (
+            settings.time_limit - (now - self.started) if settings.one_machine and settings.time_limit else float("inf")
+        )
         if not self.time_limit_near and (attempt.time_limit.name in self.names or left < settings.signal_lead):
             self.time_limit_near = True
             if attempt.time_limit.name not in self.names:
                 storage.write_end(self.context.run, attempt.time_limit, {})
             self.events.write("time-limit-near", seconds=settings.signal_lead)
-        if settings.local and self.batch.pid and not self.batch.alive:
+        if settings.one_machine and self.batch.pid and not self.batch.alive:
             raise RunEndedError(Outcome(errors.ALLOCATION_LOST, phase, "hpcml", "the batch script was killed"))
         if not (self.signalled or left < 0 or attempt.terminate.name in self.names):
             return
@@ -79,7 +81,7 @@ def from_slurm(context: Context, outcome: Outcome, since: int) -> Outcome:
     since
         The length of the job's log when this attempt began.
     """
-    if context.settings.local or outcome.exit_status not in (errors.CANCELLED, errors.TIME_LIMIT):
+    if context.settings.one_machine or outcome.exit_status not in (errors.CANCELLED, errors.TIME_LIMIT):
         return outcome
     deadline = time.monotonic() + LINE
     while (cause := _cause(context, since)) is None and time.monotonic() < deadline:

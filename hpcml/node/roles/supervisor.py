@@ -37,7 +37,7 @@ def main() -> int:
 def _supervise(context: Context) -> int:
     began = end_cause.log_size(context)
     events = EventLog(context.run.events, context.number)
-    events.write("allocated", nodes=list(context.nodes), job=os.environ.get("SLURM_JOB_ID", ""), node=context.node)
+    events.write("allocated", nodes=list(context.node_names), job=os.environ.get("SLURM_JOB_ID", ""), node=context.node)
     try:
         folder = scratch.Folder(context.scratch(longest=context.socket_room))
     except scratch.UnsafePlaceError as error:

@@ -25,7 +25,7 @@ def tear_down(state: RunState, outcome: Outcome) -> None:
     state.channel.send(do="close")
     _wait(state, start + (ORDERLY if outcome.phase == "driver" else ORDERLY / 4))
     left = state.steps.alive()
-    _force(left, local=context.settings.local)
+    _force(left, launched=context.settings.launched)
     _wait(state, start + context.settings.teardown_deadline)
     try:
         tls.remove_secrets(context.attempt)
@@ -44,11 +44,11 @@ def _wait(state: RunState, deadline: float) -> None:
         state.step()  # its last words
 
 
-def _force(steps: list[int], *, local: bool) -> None:
+def _force(steps: list[int], *, launched: bool) -> None:
     """End steps that do not end by themselves: srun kills its tasks when told to end; elsewhere it is the group."""
     for pid in steps:
         with contextlib.suppress(ProcessLookupError):
-            if local:
-                os.killpg(pid, signal.SIGKILL)
-            else:
+            if launched:
                 os.kill(pid, signal.SIGTERM)
+            else:
+                os.killpg(pid, signal.SIGKILL)

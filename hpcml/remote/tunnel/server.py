@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from hpcml import files, subprocesses
+from hpcml import files, schedulers, subprocesses
 from hpcml.errors import NotFoundError, ServiceGoneError, StorageError, TunnelError
 from hpcml.remote.answers import MalformedError, RunFacts, Service, service_of
 from hpcml.remote.ssh.config import options
@@ -22,7 +22,6 @@ from hpcml.remote.tunnel import probe
 from hpcml.runs import directories
 from hpcml.runs import record as run_record
 from hpcml.runs import status as watch
-from hpcml.schedulers import slurm
 
 BEAT = 10.0  # seconds between lines when nothing changes: who reads them sees that we live, we that somebody reads
 LOOK, LOOK_AGAIN = 0.5, 3.0  # seconds between looks for services, before there is one and after
@@ -82,7 +81,7 @@ def facts(run: directories.Run, status: watch.Status) -> RunFacts:
     """Return all that the other end of a tunnel has to know of a run."""
     limit, began = run_record.planned(run).time_limit, status.times.get("allocated")
     state, words, now = status.phase, status.message, services(run)
-    if status.slurm_state in slurm.PENDING and state not in ("ended", "refused", "queued"):
+    if status.slurm_state in schedulers.PENDING and state not in ("ended", "refused", "queued"):
         state, words, now = "queued", "put back into the queue: it will start again", {}
     return RunFacts(
         run=run.id,
@@ -136,12 +135,12 @@ def _starts_again(
     began = len(run_record.events(run))
     until = time.monotonic() + COMPLETING
     while run.job and status.phase == "ended":
-        state = slurm.state(run.job, environment)
+        state = schedulers.state(run.submission, environment)
         if not state.pending and not (state.active and (again or time.monotonic() < until)):
             return False
         if state.pending:
             again = True
-            words = f"put back into the queue: {state.reason_in_words()}"
+            words = f"put back into the queue: {state.reason}"
             say(facts(run, status)._replace(state="queued", words=words, estimate=state.start, services={}))
         if any(event.name == "allocated" for event in run_record.events(run)[began:]):
             return True
@@ -308,12 +307,11 @@ def relay(run: directories.Run, target: Service, folder: str, environment: Mappi
     config = run.paths.attempt(run_record.newest_attempt(run.paths) or 0).secret / Path(folder).name / "config"
     if not config.is_file():
         raise StorageError("There is no such relay", place=folder, hint="Start the tunnel again.")
-    resources = ["--overlap", "--nodes=1", "--ntasks=1", "--cpus-per-task=1", "--mem=0", "--gres=none", "--mpi=none"]
-    quiet = ["--unbuffered", "--quiet", "--chdir=/", "--job-name=hpcml-tunnel", "--export=NONE"]
+    scheduler = schedulers.get(schedulers.name_in(run.submission))
     step = ["/bin/sh", "-c", _STEP, "sh", target.socket, str(config)]
-    words = ["srun", f"--jobid={run.job}", f"--nodelist={target.node}", *resources, *quiet, *step]
+    words = [*scheduler.step_on(run.job, target.node, "hpcml-tunnel"), *step]
     try:
-        subprocesses.become(words, slurm.clean_environment(environment))
+        subprocesses.become(words, scheduler.clean_environment(environment))
     except subprocesses.CommandMissingError as error:
         raise TunnelError(f"srun cannot be started: {error}", place="srun") from error
 

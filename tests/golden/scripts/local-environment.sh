@@ -36,6 +36,7 @@ export GREETING='it'"'"'s "here" $HOME `id` \ %j'
 export HPCML_PYTHONPATH="${PYTHONPATH-}" PYTHONUNBUFFERED=1
 export PYTHONPATH="$HPCML_RUN_DIR/lib${PYTHONPATH:+:$PYTHONPATH}"
 
+export HPCML_NODE=local HPCML_NODE_NAMES=local
 set -m   # each step is a process group of its own, and can be ended whole
 /bin/sh /scratch/alice/runs/environment-20261121-074500-1a2b/step.sh scheduler /opt/hpcml/bin/python -P -m hpcml.node scheduler </dev/null >>/scratch/alice/runs/environment-20261121-074500-1a2b/logs/scheduler.log 2>&1 & scheduler=$!
 /bin/sh /scratch/alice/runs/environment-20261121-074500-1a2b/step.sh worker /opt/hpcml/bin/python -P -m hpcml.node worker </dev/null >>/scratch/alice/runs/environment-20261121-074500-1a2b/logs/worker-local.log 2>&1 & worker=$!
@@ -50,7 +51,7 @@ status=127
 while interrupted=; wait "$driver"; code=$?; [ "$code" = 127 ] || status=$code; [ -n "$interrupted" ]; do :; done
 
 # The supervisor's own status counts: srun gives 1 for a step in which something ran out of memory.
-own="$attempt/exit/driver@${SLURMD_NODENAME:-local}"
+own="$attempt/exit/driver@${HPCML_NODE:-${SLURMD_NODENAME:-local}}"
 [ -s "$own" ] && read -r status <"$own"
 [ -e "$HPCML_RUN_DIR/events.jsonl" ] || [ "$status" = 74 ] || status=80   # not even the supervisor started: see logs/driver.log
 

@@ -32,6 +32,7 @@ export HPCML_CONTAINER_ENV=GREETING
 export HPCML_PYTHONPATH="${PYTHONPATH-}" PYTHONUNBUFFERED=1
 export PYTHONPATH="$HPCML_RUN_DIR/lib${PYTHONPATH:+:$PYTHONPATH}"
 
+export HPCML_NODE=local HPCML_NODE_NAMES=local
 entry=(/bin/sh /scratch/alice/runs/image-20261121-074500-1a2b/image.sh apptainer exec --cleanenv --no-mount cwd --home /scratch/alice/runs/image-20261121-074500-1a2b/home --pwd /scratch/alice/runs/image-20261121-074500-1a2b --bind /scratch/alice/runs/image-20261121-074500-1a2b:/scratch/alice/runs/image-20261121-074500-1a2b --bind /scratch/alice/runs/image-20261121-074500-1a2b/lib:/scratch/alice/runs/image-20261121-074500-1a2b/lib:ro --bind /home/alice/project:/home/alice/project --bind /scratch_local:/scratch_local --bind /data --bind /work/x:/data/x:ro --writable-tmpfs /images/cpu.sif)   # into the image
 set -m   # each step is a process group of its own, and can be ended whole
 /bin/sh /scratch/alice/runs/image-20261121-074500-1a2b/step.sh scheduler "${entry[@]}" python3 -P -m hpcml.node scheduler </dev/null >>/scratch/alice/runs/image-20261121-074500-1a2b/logs/scheduler.log 2>&1 & scheduler=$!
@@ -47,7 +48,7 @@ status=127
 while interrupted=; wait "$driver"; code=$?; [ "$code" = 127 ] || status=$code; [ -n "$interrupted" ]; do :; done
 
 # The supervisor's own status counts: srun gives 1 for a step in which something ran out of memory.
-own="$attempt/exit/driver@${SLURMD_NODENAME:-local}"
+own="$attempt/exit/driver@${HPCML_NODE:-${SLURMD_NODENAME:-local}}"
 [ -s "$own" ] && read -r status <"$own"
 grep -qs "\"attempt\": $HPCML_ATTEMPT, \"event\": \"allocated\"" "$HPCML_RUN_DIR/events.jsonl" || [ "$status" = 74 ] || status=88   # the image was not entered: see logs/driver.log
 

@@ -4,12 +4,12 @@
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=4
+#SBATCH --mem=2048M
 #SBATCH --output=/scratch/alice/runs/dialect-20261121-074500-1a2b/logs/job.log
 #SBATCH --open-mode=append
 #SBATCH --signal=B:USR1@120
 #SBATCH --exclusive
 #SBATCH --constraint=gpu
-#SBATCH --mem=1G
 #SBATCH --oversubscribe
 # hpcml 0.0.0: run dialect-20261121-074500-1a2b on site slurm.
 # Scheduler and driver share the first node with its workers; a worker task runs on every node. Phases, deadlines and
@@ -44,15 +44,12 @@ export PYTHONPATH="$HPCML_RUN_DIR/lib${PYTHONPATH:+:$PYTHONPATH}"
 
 cpus="${SLURM_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}"
 set -m   # each step is a process group of its own, and can be ended whole
-srun --cpus-per-task="$cpus" --overlap --kill-on-bad-exit=1 --wait=0 --cpu-bind=none --export=ALL \
-  --nodes=1 --ntasks=1 --relative=0 --job-name=scheduler --output=/scratch/alice/runs/dialect-20261121-074500-1a2b/logs/scheduler.log --open-mode=append --mpi=none '--chdir=/a b' \
+srun --cpus-per-task="$cpus" --overlap --kill-on-bad-exit=1 --wait=0 --cpu-bind=none --export=ALL --nodes=1 --ntasks=1 --relative=0 --job-name=scheduler --output=/scratch/alice/runs/dialect-20261121-074500-1a2b/logs/scheduler.log --open-mode=append --mpi=none '--chdir=/a b' \
   /bin/sh /scratch/alice/runs/dialect-20261121-074500-1a2b/step.sh scheduler /opt/hpcml/bin/python -P -m hpcml.node scheduler </dev/null & scheduler=$!
-srun --cpus-per-task="$cpus" --overlap --kill-on-bad-exit=0 --wait=0 --cpu-bind=none --export=ALL \
-  --nodes=2 --ntasks=2 --ntasks-per-node=1 --job-name=worker --output=/scratch/alice/runs/dialect-20261121-074500-1a2b/logs/worker-%N.log --open-mode=append --mpi=none '--chdir=/a b' \
+srun --cpus-per-task="$cpus" --overlap --kill-on-bad-exit=0 --wait=0 --cpu-bind=none --export=ALL --nodes=2 --ntasks=2 --ntasks-per-node=1 --job-name=worker --output=/scratch/alice/runs/dialect-20261121-074500-1a2b/logs/worker-%N.log --open-mode=append --mpi=none '--chdir=/a b' \
   /bin/sh /scratch/alice/runs/dialect-20261121-074500-1a2b/step.sh worker /opt/hpcml/bin/python -P -m hpcml.node worker </dev/null & worker=$!
 export HPCML_BATCH=$$ HPCML_STEPS="$scheduler $worker"   # the supervisor waits for the steps' end
-srun --cpus-per-task="$cpus" --overlap --kill-on-bad-exit=1 --wait=0 --cpu-bind=none --export=ALL \
-  --nodes=1 --ntasks=1 --relative=0 --job-name=driver --output=/scratch/alice/runs/dialect-20261121-074500-1a2b/logs/driver.log --open-mode=append --mpi=none '--chdir=/a b' \
+srun --cpus-per-task="$cpus" --overlap --kill-on-bad-exit=1 --wait=0 --cpu-bind=none --export=ALL --nodes=1 --ntasks=1 --relative=0 --job-name=driver --output=/scratch/alice/runs/dialect-20261121-074500-1a2b/logs/driver.log --open-mode=append --mpi=none '--chdir=/a b' \
   /bin/sh /scratch/alice/runs/dialect-20261121-074500-1a2b/step.sh driver /opt/hpcml/bin/python -P -m hpcml.node driver </dev/null & driver=$!
 set +m   # or `wait` would return when the job is suspended
 
@@ -63,7 +60,7 @@ status=127
 while interrupted=; wait "$driver"; code=$?; [ "$code" = 127 ] || status=$code; [ -n "$interrupted" ]; do :; done
 
 # The supervisor's own status counts: srun gives 1 for a step in which something ran out of memory.
-own="$attempt/exit/driver@${SLURMD_NODENAME:-local}"
+own="$attempt/exit/driver@${HPCML_NODE:-${SLURMD_NODENAME:-local}}"
 [ -s "$own" ] && read -r status <"$own"
 [ -e "$HPCML_RUN_DIR/events.jsonl" ] || [ "$status" = 74 ] || status=80   # not even the supervisor started: see logs/driver.log
 

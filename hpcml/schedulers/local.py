@@ -1,0 +1,92 @@
+"""The machine at hand as a scheduler: a run is a process group of its own, known by its pid and start time."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hpcml import subprocesses
+from hpcml.errors import NOT_FOUND, HpcmlError, SiteError, UsageError
+from hpcml.paths import RunPaths
+from hpcml.schedulers import JobLayout, JobRequest, JobState, slurm
+from hpcml.sites.schema import Site
+
+ONE_MACHINE = True
+clean_environment = slurm.clean_environment  # a run from within a job is no part of that job
+
+_GONE = JobState("UNKNOWN", "the run's processes are gone and left no word (killed, or the machine went down)")
+
+
+def lay_out(site: Site, request: JobRequest) -> JobLayout:
+    """Return that the run's nodes are all this machine.
+
+    Raises
+    ------
+    SiteError
+        If more than one node with GPUs is asked for.
+    """
+    count = request.resources.node_count
+    if count > 1 and request.resources.gpus:
+        hint = "Ask for one node; --gpus-per-node says how many GPUs."
+        raise SiteError("The local site has one machine, and so one node with GPUs", place="--nodes", hint=hint)
+    reason = f"the local site has one machine: the workers of {count} nodes all run on it"
+    prologue = ("export HPCML_NODE=local HPCML_NODE_NAMES=local",)
+    return JobLayout(prologue=prologue, one_machine=ONE_MACHINE, reasons=(reason,) if count > 1 else ())
+
+
+def submit(site: Site, run: RunPaths, environment: Mapping[str, str]) -> dict[str, object]:
+    """Start the batch script in the background.
+
+    Raises
+    ------
+    HpcmlError
+        If there is no bash.
+    """
+    try:
+        pid = subprocesses.start_in_background(["bash", str(run.script)], clean_environment(environment), run.job_log)
+    except subprocesses.CommandMissingError as error:
+        hint = "Put bash on PATH."
+        raise HpcmlError(f"The run cannot be started: {error}", place="PATH", hint=hint, status=NOT_FOUND) from error
+    return {"pid": pid, "started": subprocesses.start_time(pid)}
+
+
+def find(run_id: str, environment: Mapping[str, str]) -> None:
+    """Return None: no answer is lost here."""
+
+
+def states(jobs: Sequence[str], environment: Mapping[str, str]) -> dict[str, JobState]:
+    """Return which of the batch scripts are there still."""
+    return {job: JobState("RUNNING") if _lives(job) else _GONE for job in jobs}
+
+
+def _lives(job: str) -> bool:
+    pid, _, started = job.partition(" ")
+    return pid.isdecimal() and subprocesses.start_time(int(pid)) == started != ""
+
+
+def cancel(job: str, environment: Mapping[str, str]) -> str:
+    """Tell the batch script to end."""
+    pid = int(job.partition(" ")[0])
+    return f"process {pid}" if subprocesses.signal_process(pid, signal.SIGTERM) else ""
+
+
+def check(script: Path, environment: Mapping[str, str]) -> str:
+    """Refuse: there is nobody to ask.
+
+    Raises
+    ------
+    UsageError
+        Always.
+    """
+    raise UsageError("The local site has no Slurm to ask", place="--check", hint="Leave --check out.")
+
+
+def ignored_defaults(environment: Mapping[str, str]) -> list[str]:
+    """Return nothing: no command of a scheduler's is called."""
+    return []
+
+
+def step_on(job: str, node: str, name: str) -> list[str]:
+    """Return no words: every node is this machine."""
+    return []

@@ -1,0 +1,226 @@
+"""What a run asks of Slurm: the partition, the #SBATCH options, and srun's words for each step; decided, not done."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from hpcml import units
+from hpcml.errors import ConfigError, SiteError, UsageError
+from hpcml.paths import ROLES
+from hpcml.schedulers import JobLayout, JobRequest, Launcher, ResolvedResources
+from hpcml.sites.schema import Partition, Site
+
+# Directives that a profile cannot have: by its comment a job is found again, and an array would run in one directory.
+# The cluster of another controller would have to be named in every question.
+_RESERVED = ("--comment", "--array", "--clusters", "--cluster")
+_DIRECTIVE = re.compile(r"--[a-z][a-z0-9-]*")
+# Which of sbatch's options a user's option stands for: one that is given is not overridden by the profile's.
+_MEANS = {
+    "name": ("--job-name",),
+    "nodes": ("--nodes",),
+    "gpus_per_node": ("--gres", "--gpus", "--gpus-per-node", "--gpus-per-task"),
+    "cpus_per_node": ("--cpus-per-task", "--cpus-per-gpu"),
+    "memory_per_node": ("--mem", "--mem-per-cpu", "--mem-per-gpu"),
+    "time": ("--time",),
+    "account": ("--account",),
+    "partition": ("--partition",),
+    "qos": ("--qos",),
+    "dependency": ("--dependency",),
+}
+
+
+def lay_out(site: Site, request: JobRequest) -> JobLayout:
+    """Return Slurm's part of a batch script.
+
+    Raises
+    ------
+    UsageError, SiteError
+        If the request lacks an account, or no partition fits.
+    ConfigError
+        If a directive of the profile cannot be used.
+    """
+    reasons: list[str] = []
+    notices: list[str] = []
+    name = _partition(site, request, reasons, notices)
+    directives = _directives(site, request, name, reasons, notices)
+    return JobLayout(
+        directives=directives,
+        directive_word="#SBATCH",
+        may_start_again=("--requeue", "") in directives,
+        prologue=('cpus="${SLURM_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}"',),
+        launchers={role: _launcher(site, request, role) for role in (*ROLES, "stage")},
+        nodes_word='"$SLURM_JOB_NUM_NODES"',
+        memory=_memory(site, request, name),
+        reasons=tuple(reasons),
+        notices=tuple(notices),
+    )
+
+
+def _memory(site: Site, request: JobRequest, partition: str) -> int:
+    """Return the bytes of a node to ask for, 0 if neither the request nor the profile says."""
+    size = site.partitions.get(partition, Partition()).memory_per_node
+    if not request.resources.memory and size.text and size < 1024**2:
+        place = f"profile {site.name}: partitions.{partition}.memory_per_node"
+        raise UsageError(f"'{size.text}' is less than 1 MiB", place=place, hint="Leave it out if it is not known.")
+    return request.resources.memory or int(size)
+
+
+def _partition(site: Site, request: JobRequest, reasons: list[str], notices: list[str]) -> str:
+    """Return the partition to ask for: the one named, else the first that fits, collecting why others do not."""
+    named = request.given.get("partition") or site.defaults.partition
+    resources = request.resources
+    if request.given.get("partition") and site.partitions and named not in site.partitions:
+        reasons.append(f"partition {named} is not in the profile: its limits are not known here")
+    if request.given.get("partition") or not site.partitions:
+        if misfit := _misfit(site, named, resources):
+            others = (name for name in site.partitions if name != named and not _misfit(site, name, resources))
+            other = next(others, "")
+            hint = f"Try --partition {other}." if other else "Ask for less."
+            raise SiteError(misfit, place=f"profile {site.name}", hint=hint)
+        return named
+    misfits: list[str] = []
+    for candidate in sorted(site.partitions, key=lambda name: name != named):
+        misfit = _misfit(site, candidate, resources)
+        if not misfit:
+            reasons += [f"partition {candidate}: the first that fits", *misfits]
+            if misfits and named:
+                notices.append(f"partition {candidate} is asked for, because: {misfits[0]}")
+            return candidate
+        misfits.append(misfit)
+    if len(misfits) == 1:
+        raise SiteError(misfits[0], place=f"profile {site.name}", hint="Ask for less.")
+    raise SiteError("No partition fits", place=f"profile {site.name}", hint="Ask for less.", quote=tuple(misfits))
+
+
+def _misfit(site: Site, name: str, resources: ResolvedResources) -> str:
+    """Return why a request does not fit a partition; nothing if it does, as far as the profile knows."""
+    partition = site.partitions.get(name)
+    if partition is None:
+        return ""
+    gpus_are_known = any(other.gpus_per_node for other in site.partitions.values())
+    if partition.max_nodes and resources.node_count > partition.max_nodes:
+        return f"Partition '{name}' allows {partition.max_nodes} nodes, {resources.node_count} requested"
+    if 0 < partition.max_time < resources.time:
+        asked, allowed = map(units.format_time_limit, (resources.time, partition.max_time))
+        return f"Partition '{name}' allows {allowed}, {asked} requested"
+    if gpus_are_known and resources.gpus > partition.gpus_per_node:
+        return f"Partition '{name}' has {partition.gpus_per_node or 'no'} GPUs per node, {resources.gpus} requested"
+    if partition.cpus_per_node and resources.cpus > partition.cpus_per_node:
+        return f"Partition '{name}' has {partition.cpus_per_node} CPUs per node, {resources.cpus} requested"
+    if 0 < partition.memory_per_node < resources.memory:
+        asked, allowed = map(units.format_memory_for_slurm, (resources.memory, partition.memory_per_node))
+        return f"Partition '{name}' has {allowed} of memory per node, {asked} requested"
+    return ""
+
+
+def _directives(
+    site: Site, request: JobRequest, partition_name: str, reasons: list[str], notices: list[str]
+) -> tuple[tuple[str, str], ...]:
+    """Return the #SBATCH options in order, as (option, value) with an empty value for a flag.
+
+    The profile's ``extra`` replace hpcml's own, but none that stands for an option of the user's.
+    """
+    account = request.given.get("account") or site.defaults.account
+    if site.slurm.account_required and not account:
+        hint = "Give --account, or write [defaults] account = '…' into hpcml.toml."
+        raise UsageError(f"Site {site.name} wants an account", place="--account", hint=hint)
+    partition = site.partitions.get(partition_name, Partition())
+    cpus = request.resources.cpus or partition.cpus_per_node
+    memory = _memory(site, request, partition_name)
+    if not cpus and not site.resources.exclusive:
+        reasons.append("one CPU per node: neither the request nor the profile says more (--cpus-per-node)")
+    valued = (
+        ("--job-name", request.name),
+        ("--comment", f"hpcml:{request.run_id}"),
+        ("--account", account),
+        ("--partition", partition_name),
+        ("--qos", request.given.get("qos") or site.defaults.qos or partition.qos),
+        ("--nodes", str(request.resources.node_count)),
+        ("--ntasks-per-node", "1"),
+        ("--cpus-per-task", str(cpus or "")),
+        *_gpu_directives(site, request.resources.gpus),
+        ("--mem", units.format_memory_for_slurm(memory) if memory else ""),
+        ("--time", units.format_time_limit(request.resources.time) if request.resources.time else ""),
+        ("--dependency", request.given.get("dependency", "")),
+        ("--output", filename_pattern(request.paths.job_log)),
+        ("--open-mode", "append"),
+        ("--signal", f"B:USR1@{request.signal_lead}"),
+        ("--export", site.slurm.export),
+    )
+    users = {option: f"--{name.replace('_', '-')}" for name in sorted(request.given) for option in _MEANS.get(name, ())}
+    extra = []
+    for option, value in (_extra_directive(site, line) for line in site.slurm.extra):
+        if option in users and not (option == "--gres" and not value.startswith("gpu")):
+            reasons.append(f"{users[option]} is given: {option}={value} of the profile's slurm.extra does not count")
+        else:
+            extra.append((option, value))
+    removed = {_known_directive(site, option) for option in site.slurm.remove}
+    own = [(option, value) for option, value in valued if value]
+    notices += [
+        f"{users[option]} does not count: the profile leaves {option} out (slurm.remove)"
+        for option, _ in own
+        if option in users and option in removed
+    ]
+    flags = [] if ("--requeue", "") in extra else ["--no-requeue"]
+    flags += ["--exclusive"] if site.resources.exclusive else []
+    left_out = {*removed, *(option for option, _ in extra)}
+    own += [(flag, "") for flag in flags]
+    return (*((option, value) for option, value in own if option not in left_out), *extra)
+
+
+def _extra_directive(site: Site, line: str) -> tuple[str, str]:
+    option, _, value = line.partition("=")
+    return _known_directive(site, option.strip()), value.strip()
+
+
+def _known_directive(site: Site, option: str) -> str:
+    """Return a directive of the profile, refusing what is none or would break the run."""
+    place = f"site {site.name}: slurm.extra, slurm.remove"
+    if not _DIRECTIVE.fullmatch(option):
+        raise ConfigError(f"'{option}' is not a directive", place=place, hint="Write --constraint=gpu, without quotes.")
+    if option in _RESERVED:
+        raise ConfigError(f"{option} belongs to hpcml", place=place, hint="Take it out of the profile.")
+    return option
+
+
+def _gpu_directives(site: Site, gpus: int) -> list[tuple[str, str]]:
+    if not gpus or site.slurm.gpu_request == "none":
+        return []
+    kind = f"{site.slurm.gpu_type}:" if site.slurm.gpu_type else ""
+    if site.slurm.gpu_request == "gres":
+        return [("--gres", f"gpu:{kind}{gpus}")]
+    return [("--gpus-per-node", f"{kind}{gpus}")]
+
+
+def filename_pattern(path: Path) -> str:
+    """Return a path as Slurm's ``--output`` takes it: per cent signs doubled, since they begin its patterns."""
+    return str(path).replace("%", "%%")
+
+
+def _launcher(site: Site, request: JobRequest, role: str) -> Launcher:
+    """Return srun and its options for a role; how many CPUs a task has is known in the allocation.
+
+    ``--wait=0`` and ``--kill-on-bad-exit`` are said outright, because a site's WaitTime would otherwise kill the
+    other workers after the first one's end; ``--overlap``, because the three steps share the first node.
+    """
+    count = request.resources.node_count
+    everywhere = role in ("worker", "stage")
+    pattern = filename_pattern(request.paths.logs / role) + ("-%N.log" if everywhere else ".log")
+    where = (
+        (f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1")
+        if everywhere
+        else ("--nodes=1", "--ntasks=1", "--relative=0")
+    )
+    fixed = ("--overlap", f"--kill-on-bad-exit={0 if everywhere else 1}", "--wait=0", "--cpu-bind=none", "--export=ALL")
+    bind = ("--gpu-bind=none",) if request.resources.gpus else ()  # a GPU hidden from its neighbours has no cuda_ipc
+    output = () if role == "stage" else (f"--output={pattern}", "--open-mode=append")  # that one speaks to the script
+    options = (*fixed, *bind, *where, f"--job-name={role}", *output, *site.slurm.srun_extra)
+    return Launcher("srun", '--cpus-per-task="$cpus"', options)
+
+
+def step_on(job: str, node: str, name: str) -> list[str]:
+    """Return srun and its options for a command on one node of a job that runs."""
+    resources = ["--overlap", "--nodes=1", "--ntasks=1", "--cpus-per-task=1", "--mem=0", "--gres=none", "--mpi=none"]
+    quiet = ["--unbuffered", "--quiet", "--chdir=/", f"--job-name={name}", "--export=NONE"]
+    return ["srun", f"--jobid={job}", f"--nodelist={node}", *resources, *quiet]
