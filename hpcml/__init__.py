@@ -9,7 +9,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # as typing's, whose import would be most of what --help takes
 if TYPE_CHECKING:
-    from hpcml.driver import connect, run
+    from hpcml.script_api import connect, run
 
 __version__ = "0.1.0"
 
@@ -20,6 +20,6 @@ def __getattr__(name: str) -> object:
     """Import the script's side when it is first asked for: the command line does without it."""
     if name not in ("connect", "run"):
         raise AttributeError(f"module 'hpcml' has no attribute '{name}'")
-    from hpcml import driver
+    from hpcml import script_api
 
-    return getattr(driver, name)
+    return getattr(script_api, name)

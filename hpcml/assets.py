@@ -24,7 +24,7 @@ def node_side() -> list[str]:
     node = sorted(path.relative_to(_PACKAGE).as_posix() for path in (_PACKAGE / "node").rglob("*.py"))
     own = (
         "__init__.py",
-        "driver.py",
+        "script_api.py",
         "endings.py",
         "errors.py",
         "files.py",

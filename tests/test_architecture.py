@@ -77,7 +77,7 @@ def test_imports_go_in_one_direction() -> None:
 def test_the_nodes_side_needs_no_package_but_those_that_are_there() -> None:
     there = set(sys.stdlib_module_names) | PICTURE_PACKAGES | NODE_PACKAGES | GPU_PACKAGES | JUPYTER_PACKAGES
     for name, path in MODULES.items():
-        if name == "driver" or name.startswith("node"):
+        if name == "script_api" or name.startswith("node"):
             assert not _packages(path) - there, name
 
 
@@ -101,7 +101,7 @@ def test_what_travels_with_a_run_is_all_that_the_nodes_side_imports() -> None:
         "plan.batch_script",
         "plan.container",
         "plan.workers",
-        "schedulers.slurm_job",
+        "schedulers.slurm_options",
     ],
 )
 def test_what_decides_neither_acts_nor_reads_a_clock(name: str) -> None:

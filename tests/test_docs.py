@@ -19,7 +19,7 @@ from typing import Any, get_args, get_origin
 
 import pytest
 
-from hpcml import driver, errors
+from hpcml import errors, script_api
 from hpcml.cli import main
 from hpcml.paths import AttemptPaths, RunPaths
 from hpcml.plan import batch_script, plan, request
@@ -304,7 +304,7 @@ def test_folders_and_modules() -> None:
 
 def test_names_of_the_script_s_side() -> None:
     told = {name for page in OWN for name in re.findall(r"hpcml\.run\.(\w+)", page.read_text())}
-    assert told == {name for name in dir(driver.Run) if not name.startswith("_")}
+    assert told == {name for name in dir(script_api.Run) if not name.startswith("_")}
 
 
 def test_template_blocks_and_filters() -> None:

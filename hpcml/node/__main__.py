@@ -6,8 +6,8 @@ import importlib
 import sys
 
 from hpcml.node import storage
+from hpcml.node.garbage_collection import long_import
 from hpcml.node.health import versions
-from hpcml.node.imports import long_import
 from hpcml.node.settings import load
 from hpcml.paths import ROLES
 
@@ -20,7 +20,7 @@ def main(arguments: list[str]) -> int:
     sys.stdout, sys.stderr = storage.patient(1), storage.patient(2)
     if arguments[0] != "driver":
         versions.tell(load(), arguments[0])  # the driver compares them with its own
-    module = "supervisor" if arguments[0] == "driver" else arguments[0]
+    module = {"driver": "supervisor", "worker": "worker_parent"}.get(arguments[0], arguments[0])
     with long_import():
         role = importlib.import_module(f"hpcml.node.roles.{module}")
     status: int = role.main()

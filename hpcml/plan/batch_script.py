@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from hpcml import assets, files
 from hpcml.errors import ConfigError, HpcmlError, UsageError
-from hpcml.plan import batch_layout
+from hpcml.plan import compiled_template
 from hpcml.plan.plan import Plan
 
 if TYPE_CHECKING:  # Jinja2 is for templates of the user's own: its import would be half of a submission
@@ -45,9 +45,9 @@ def render(plan: Plan, folders: Sequence[Path] = ()) -> str:
         shipped = files.read(assets.folder("templates") / TEMPLATE, ours=False, follow=True)
     except (OSError, UnicodeDecodeError) as error:
         raise _template_error(error, None) from error
-    if own or zlib.crc32(shipped) != batch_layout.TEMPLATE_CRC:
+    if own or zlib.crc32(shipped) != compiled_template.TEMPLATE_CRC:
         return _render_by_jinja(plan, folders)
-    return "".join(batch_layout.lay_out(plan, quote, join, directive, comment))
+    return "".join(compiled_template.lay_out(plan, quote, join, directive, comment))
 
 
 def _render_by_jinja(plan: Plan, folders: Sequence[Path]) -> str:

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from hpcml.errors import ANSWER_LOST, HpcmlError, SlurmRefusedError, SlurmUnreachableError
 from hpcml.paths import RunPaths
-from hpcml.schedulers import ACTIVE, ENDED, PENDING, UNKNOWN, UNREADABLE, JobState, slurm_job
+from hpcml.schedulers import ACTIVE, ENDED, PENDING, UNKNOWN, UNREADABLE, JobState, slurm_options
 from hpcml.sites.schema import Site
 from hpcml.subprocesses import Answer, CommandMissingError, run
 
 ONE_MACHINE = False
-lay_out = slurm_job.lay_out
-step_on = slurm_job.step_on
+lay_out = slurm_options.lay_out
+step_on = slurm_options.step_on
 TIMEOUT = 60.0  # seconds for one question; slurmctld's own MessageTimeout is 10 to 100
 _LOOK_AGAIN = 20.0  # seconds for which a job whose submission was not answered is looked for
 

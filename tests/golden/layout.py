@@ -11,7 +11,7 @@ from jinja2 import nodes
 from hpcml import assets
 from hpcml.plan import batch_script
 
-FILE = Path(batch_script.__file__).with_name("batch_layout.py")
+FILE = Path(batch_script.__file__).with_name("compiled_template.py")
 HEAD = '''"""What batch.sh.j2 says, as a function: written by `make bless`, never by hand."""
 
 from __future__ import annotations

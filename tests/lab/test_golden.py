@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpcml.plan import batch_script
-from hpcml.schedulers import slurm_job
+from hpcml.schedulers import slurm_options
 from labs import Lab
 from matrix import IDS, SCRIPTS
 
@@ -73,8 +73,8 @@ def test_output_goes_where_the_pattern_says(lab: Lab) -> None:
     folder = home / "golden" / "a b'c\"$HOME#%j 100%%"
     lab.exec(["mkdir", "-p", str(folder)], cwd=home)
     log = folder / "job.log"
-    step = batch_script.quote(f"--output={slurm_job.filename_pattern(folder)}/step-%N.log")
-    output = batch_script.directive(("--output", slurm_job.filename_pattern(log)))
+    step = batch_script.quote(f"--output={slurm_options.filename_pattern(folder)}/step-%N.log")
+    output = batch_script.directive(("--output", slurm_options.filename_pattern(log)))
     text = f"#!/bin/bash\n#SBATCH {output}\n#SBATCH --mem=50M --time=1\necho job\nsrun {step} echo step\n"
     done = lab.exec(["sbatch", "--parsable", "--wait"], input=text, cwd=home, timeout=60)
     assert done.returncode == 0, done.stderr

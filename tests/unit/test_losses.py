@@ -16,7 +16,7 @@ import pytest
 from hpcml.node import files, processes
 from hpcml.node.events import EventLog
 from hpcml.node.health.losses import LAST_WORDS, Losses, Steps
-from hpcml.node.own_time import MOST, OwnTime
+from hpcml.node.process_clock import MOST, OwnTime
 from hpcml.node.settings import Context
 from hpcml.paths import RunPaths
 

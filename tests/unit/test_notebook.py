@@ -16,9 +16,9 @@ import pytest
 
 from hpcml.cli import jupyter
 from hpcml.errors import NotFoundError, UsageError
-from hpcml.node import surroundings
+from hpcml.node import script_environment
 from hpcml.node.jupyter import config as notebook_config
-from hpcml.node.jupyter import page
+from hpcml.node.jupyter import save_extension as page
 from hpcml.node.jupyter import session as notebook_session
 from hpcml.node.settings import Context, Settings
 from hpcml.paths import RunPaths
@@ -60,7 +60,7 @@ def test_sockets_of_kernels_fit_below_the_longest_folder(tmp_path: Path) -> None
     name = "kernel-01234567-89ab-cdef-0123-456789abcdef-ipc-5"
     longest = "/" + "x" * (there.socket_room - 1) + "/hpcml-12345678/k/" + name
     assert len(longest) <= 107
-    assert surroundings.folder(there) == "/home/me/notes"
+    assert script_environment.folder(there) == "/home/me/notes"
 
 
 @pytest.mark.parametrize(

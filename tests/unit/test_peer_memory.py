@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from hpcml.node.hardware import peer_memory
-from hpcml.node.hardware.peer_memory import PAGE, Marker, MarkError
+from hpcml.node.hardware import dead_worker_memory
+from hpcml.node.hardware.dead_worker_memory import PAGE, Marker, MarkError
 
 LOW, HIGH = 0x7FA100000000, 0x7FA140000000
 MARKER = Marker("ab" * 32, 512)
@@ -54,9 +54,9 @@ class Status(int):
 
 
 def released(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(peer_memory, "_driver", lambda: driver)
-    monkeypatch.setattr(peer_memory, "_reserved", lambda _: iter([(LOW, HIGH)]))
-    return peer_memory.release(MARKER)
+    monkeypatch.setattr(dead_worker_memory, "_driver", lambda: driver)
+    monkeypatch.setattr(dead_worker_memory, "_reserved", lambda _: iter([(LOW, HIGH)]))
+    return dead_worker_memory.release(MARKER)
 
 
 def test_only_the_marked_mapping_is_closed_after_the_gpu_has_finished(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,5 +89,5 @@ def test_reserved_ranges_are_private_without_a_file_and_without_rights() -> None
         "7fc49de00000-7fc4dde00000 rw-p 00000000 00:00 0 \n"
         "7fc500000000-7fc500001000 ---p 00000000 08:01 17                         /usr/lib/libcuda.so.1\n"
     )
-    assert list(peer_memory._reserved(text)) == [(0x204C00000, 0x400200000), (0x7FA1A0000000, 0x7FC220000000)]
-    assert list(peer_memory._reserved(Path("/proc/self/maps").read_text()))
+    assert list(dead_worker_memory._reserved(text)) == [(0x204C00000, 0x400200000), (0x7FA1A0000000, 0x7FC220000000)]
+    assert list(dead_worker_memory._reserved(Path("/proc/self/maps").read_text()))

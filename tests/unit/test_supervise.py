@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hpcml import errors
-from hpcml.node.control import Channel
+from hpcml.node.control_socket import Channel
 from hpcml.node.events import EventLog
 from hpcml.node.health.losses import Steps
 from hpcml.node.outcome import Outcome

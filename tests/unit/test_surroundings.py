@@ -34,12 +34,12 @@ def test_a_difference_is_found() -> None:
 
 FORKS = """
 import json, os, numpy.random
-from hpcml.node import surroundings
+from hpcml.node import script_environment
 
 def number():
     reader, writer = os.pipe()
     if not os.fork():
-        surroundings._draw_anew()
+        script_environment._draw_anew()
         os.write(writer, str(numpy.random.rand()).encode())
         os._exit(0)
     os.wait()
@@ -52,7 +52,7 @@ print(json.dumps([number(), number()]))
 @pytest.mark.parametrize("anew", [True, False])
 def test_workers_of_one_parent_draw_different_numbers(*, anew: bool) -> None:
     """NumPy's global state is copied by a fork: without the seed all workers of a node draw the same."""
-    text = FORKS if anew else FORKS.replace("surroundings._draw_anew()", "pass")
+    text = FORKS if anew else FORKS.replace("script_environment._draw_anew()", "pass")
     done = subprocess.run(
         [sys.executable, "-c", text], capture_output=True, text=True, check=True, env=dict(os.environ)
     )

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from hpcml.node.health import diagnosis
-from hpcml.node.roles import worker
+from hpcml.node.roles import worker_parent
 from hpcml.node.settings import Context
 from hpcml.paths import RunPaths
 
@@ -18,27 +18,27 @@ MIB = 1024**2
 
 
 @pytest.fixture
-def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> worker.Node:
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> worker_parent.Node:
     run = RunPaths(tmp_path)
     for folder in (run.attempt(0).nodes, run.attempt(0).exits, run.logs):
         folder.mkdir(parents=True)
     settings = SimpleNamespace(workers_per_node=1, one_machine=False, nodes=1, image="", restarts=1)
     context = Context(run, run.attempt(0), 0, settings, "n1", ("n1",))  # type: ignore[arg-type]
-    monkeypatch.setattr(worker, "oom_kills", lambda: 3)
-    return worker.Node(context, [worker.Slot("n1", pid=7)], oom_kills=3)
+    monkeypatch.setattr(worker_parent, "oom_kills", lambda: 3)
+    return worker_parent.Node(context, [worker_parent.Slot("n1", pid=7)], oom_kills=3)
 
 
-def die(node: worker.Node, code: int = -signal.SIGKILL) -> str:
+def die(node: worker_parent.Node, code: int = -signal.SIGKILL) -> str:
     """Let the node's worker end so, and return what is then said of the node."""
-    worker._judge(node, node.slots[0], code)
+    worker_parent._judge(node, node.slots[0], code)
     (missing,) = diagnosis.missing_nodes(node.context, set())
     return missing.why
 
 
-def test_its_own_limit(node: worker.Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "_resident", lambda _: 130 * MIB)
-    monkeypatch.setattr(worker, "_end", lambda *_, **__: None)
-    worker._check_memory(node, 128 * MIB)
+def test_its_own_limit(node: worker_parent.Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_parent, "_resident", lambda _: 130 * MIB)
+    monkeypatch.setattr(worker_parent, "_end", lambda *_, **__: None)
+    worker_parent._check_memory(node, 128 * MIB)
     said = die(node)
     assert "over its memory limit: 130 MiB of 128 MiB" in said
     assert "once" in said
@@ -48,13 +48,13 @@ def test_its_own_limit(node: worker.Node, monkeypatch: pytest.MonkeyPatch) -> No
     assert "killed by SIGKILL" in die(node)  # the next death has a cause of its own
 
 
-def test_the_kernel(node: worker.Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "oom_kills", lambda: 4)
+def test_the_kernel(node: worker_parent.Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_parent, "oom_kills", lambda: 4)
     assert "the node's memory limit was reached (out of memory)" in die(node)
     assert "killed by SIGKILL" in die(node)  # the count has not grown since
 
 
-def test_neither(node: worker.Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neither(node: worker_parent.Node, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "killed by SIGKILL" in die(node)
-    monkeypatch.setattr(worker, "oom_kills", lambda: 4)
+    monkeypatch.setattr(worker_parent, "oom_kills", lambda: 4)
     assert "exit status 1" in die(node, 1)  # the kernel took something else

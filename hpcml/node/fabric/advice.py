@@ -1,4 +1,4 @@
-"""Why UCX did not take the fast wire, and what to do: the first cause that the facts bear out.
+"""Why UCX did not take the fast interconnect, and what to do: the first cause that the facts bear out.
 
 The order is that of cause and effect: what was set, what the nodes have, what the library can, what the process may.
 """

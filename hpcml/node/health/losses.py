@@ -10,7 +10,7 @@ from hpcml.node import files
 from hpcml.node.events import EventLog
 from hpcml.node.health import diagnosis
 from hpcml.node.health.diagnosis import Missing
-from hpcml.node.own_time import OwnTime
+from hpcml.node.process_clock import OwnTime
 from hpcml.node.processes import Process
 from hpcml.node.settings import Context
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcml.errors import START_FAILED
-from hpcml.node import files, surroundings
-from hpcml.node.jupyter import config, page
+from hpcml.node import files, script_environment
+from hpcml.node.jupyter import config, save_extension
 from hpcml.node.jupyter.session import Session, add_handlers, ask
 from hpcml.node.security import tls
 from hpcml.node.settings import Context, load
@@ -48,7 +48,7 @@ def main() -> int:
     except config.UnsafeError as error:
         print(f"hpcml: JupyterLab was not started: {error}.", file=sys.stderr)
         return START_FAILED
-    surroundings.restore(os.environ)  # for kernels and terminals
+    script_environment.restore(os.environ)  # for kernels and terminals
     server.io_loop.add_callback(os.umask, context.settings.umask)  # for notebooks too, once the server's files are made
     session = Session(context, server, folder / "dashboard.sock")
     add_handlers(server, session)
@@ -84,7 +84,7 @@ def _server(context: Context, places: config.Places) -> tuple[ServerApp, str]:
     config.close_dask_labextension()
     config.write_kernel(places.data)
     config.write_overrides(settings)
-    page.write(places.extensions)
+    save_extension.write(places.extensions)
     token = tls.make_token(context.attempt)
     options = config.options(context, places, token)
     server: Any = LabApp.initialize_server(argv=[], config=options)

@@ -18,10 +18,10 @@ import dask.config
 from distributed import Worker
 from distributed.system import MEMORY_LIMIT
 
-from hpcml.node import files, processes, surroundings
-from hpcml.node.control import TOPIC
+from hpcml.node import files, processes, script_environment
+from hpcml.node.control_socket import TOPIC
 from hpcml.node.fabric import transfers
-from hpcml.node.hardware import gpus, peer_memory, topology
+from hpcml.node.hardware import dead_worker_memory, gpus, topology
 from hpcml.node.hardware.network import NoProtocolError, choose_address, choose_protocol, ucx_environment
 from hpcml.node.security import connection_limits, tls, ucx_auth
 from hpcml.node.settings import Context
@@ -131,7 +131,7 @@ def run(context: Context, slot: int, scratch: Path, share: Share, *, replaces: b
     if expected == "ucx":
         importlib.import_module("distributed_ucxx")  # before the user's own modules can be found
         importlib.import_module("ucxx")
-    surroundings.take_up(context, say=slot == 0)  # functions of the script's own modules travel by name
+    script_environment.take_up(context, say=slot == 0)  # functions of the script's own modules travel by name
     os.umask(settings.umask)  # for tasks; what Dask spills lies in folders of mode 0700
     options: dict[str, Any] = {}
     pool: gpus.Pool | None = None
@@ -231,7 +231,7 @@ async def _serve(
         **options,
     )
     transfers.Transfers(worker, folder, device)
-    holder = peer_memory.Holder(worker, pool) if pool else None
+    holder = dead_worker_memory.Holder(worker, pool) if pool else None
     await worker
     if holder is not None:
         holder.tell()

@@ -21,10 +21,10 @@ from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_unix_socket
 
 from hpcml.errors import START_FAILED
-from hpcml.node import files, scratch, surroundings
-from hpcml.node.control import TOPIC
+from hpcml.node import files, scratch, script_environment
+from hpcml.node.control_socket import TOPIC
 from hpcml.node.fabric import rounds
-from hpcml.node.hardware import peer_memory
+from hpcml.node.hardware import dead_worker_memory
 from hpcml.node.hardware.network import (
     NoAddressError,
     NoProtocolError,
@@ -33,7 +33,7 @@ from hpcml.node.hardware.network import (
     ucx_environment,
 )
 from hpcml.node.health import diagnosis
-from hpcml.node.health.activity import Activity, peer_of
+from hpcml.node.health.heartbeat import Activity, peer_of
 from hpcml.node.roles import dashboard
 from hpcml.node.security import connection_limits, tls, ucx_auth
 from hpcml.node.settings import Context, load
@@ -117,7 +117,7 @@ class Reporter(SchedulerPlugin):  # type: ignore[misc]
         if memory and scheduler.status == Status.running:  # at the run's end all memory becomes free
             for other in scheduler.workers:
                 if self.machines.get(other) == memory["machine"]:
-                    scheduler.worker_send(other, {"op": peer_memory.ASK, **memory})
+                    scheduler.worker_send(other, {"op": dead_worker_memory.ASK, **memory})
 
     def log_event(self, topic: str, msg: Any) -> None:
         """Dask's hook: a worker or a client has said something; what is meant for the supervisor is passed on."""
@@ -136,7 +136,7 @@ def main() -> int:
     """Serve until the supervisor says close, or is gone."""
     # Slurm signals every process at once when a job is cancelled or out of time: the driver answers, and the
     # scheduler stays until the supervisor tells it to close.
-    surroundings.answer_no_signals()
+    script_environment.answer_no_signals()
     context = load()
     deadline = time.monotonic() + context.settings.scheduler_deadline
     if not files.wait_for(context.attempt.control, deadline, 0.01):
@@ -166,7 +166,7 @@ async def _serve(context: Context) -> int:
         ucx_auth.install(context.attempt.ucx_key)
         os.environ.update(ucx_environment(single_node=settings.single_node))
     else:
-        surroundings.take_up(context)  # the scheduler unpickles task graphs too
+        script_environment.take_up(context)  # the scheduler unpickles task graphs too
     dashboard.configure()
     PrivateScheduler.socket_path = Path(control["socket"]).with_name("dashboard.sock")
     # Dask puts this folder first on sys.path; by default it is /tmp/dask-scratch-space, which anybody can make.
@@ -242,7 +242,7 @@ async def _open_ucx(context: Context, reporter: Reporter) -> None:
         try:
             await asyncio.to_thread(importlib.import_module, "ucxx")  # half of the time, and the event loop goes on
         finally:
-            surroundings.take_up(context)  # after the last import of its own, and before there is a script
+            script_environment.take_up(context)  # after the last import of its own, and before there is a script
         ucx_auth.start_ucx()
     except Exception as error:  # noqa: BLE001 - whatever UCX raised, the first question to a worker will say it again
         traceback.print_exc()

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from hpcml.errors import START_FAILED
-from hpcml.node import files, processes, surroundings
+from hpcml.node import files, processes, script_environment
 from hpcml.node.settings import Context
 
 _SERVICES = {  # -P: not with the user's folder as modules
@@ -39,7 +39,7 @@ class Script:
         environment = {name: value for name, value in environment.items() if name not in _SUPERVISOR}
         jupyter = settings.service == "jupyter"
         if not jupyter:  # which takes up both itself, when its own files are made
-            surroundings.restore(environment)
+            script_environment.restore(environment)
         self.oom_before = oom_kills()
         self.process = subprocess.Popen(
             command,

@@ -10,7 +10,7 @@ import traceback
 
 from hpcml import errors
 from hpcml.node import files, scratch, storage
-from hpcml.node.control import Channel
+from hpcml.node.control_socket import Channel
 from hpcml.node.events import EventLog
 from hpcml.node.outcome import Outcome, RunEndedError
 from hpcml.node.roles import end_cause

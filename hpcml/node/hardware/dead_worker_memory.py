@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from distributed import Worker
 
-from hpcml.node.control import TOPIC
+from hpcml.node.control_socket import TOPIC
 from hpcml.node.hardware.gpus import Pool
 
 MARKER_BYTES = 32

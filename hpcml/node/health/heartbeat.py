@@ -18,10 +18,10 @@ from distributed.scheduler import heartbeat_interval
 
 from hpcml import errors
 from hpcml.node import files
-from hpcml.node.control import warn_after
+from hpcml.node.control_socket import warn_after
 from hpcml.node.events import EventLog
 from hpcml.node.outcome import Outcome, say
-from hpcml.node.own_time import OwnTime
+from hpcml.node.process_clock import OwnTime
 from hpcml.node.processes import Process
 from hpcml.node.settings import Context
 

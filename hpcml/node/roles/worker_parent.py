@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpcml.errors import WORKERS_NEVER_CAME
-from hpcml.node import files, processes, scratch, surroundings
-from hpcml.node.hardware.inspection import Inspection, UnfitError
-from hpcml.node.imports import long_import
+from hpcml.node import files, processes, scratch, script_environment
+from hpcml.node.garbage_collection import long_import
+from hpcml.node.hardware.node_check import Inspection, UnfitError
 from hpcml.node.roles.script import oom_kills
 from hpcml.node.settings import Context, load
 from hpcml.units import in_mib
@@ -241,7 +241,7 @@ def _start(node: Node, slot: Slot, serve: Callable[[Slot], int]) -> None:
         processes.end_with(parent)  # without it nobody would replace, watch or end this worker
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        surroundings.answer_no_signals()  # the scheduler closes workers, not a signal: the driver goes first
+        script_environment.answer_no_signals()  # the scheduler closes workers, not a signal: the driver goes first
         # With a dead worker's number, UCX's neighbours would take their mappings of that one's memory for this one's.
         status = processes.COME_BACK if os.getpid() in node.used_pids else serve(slot)
     except BaseException:  # noqa: BLE001 - the child must never return into the parent's code
