@@ -66,7 +66,7 @@ def whole(text: str, option: str) -> int:
 def load_site(
     name: str, environment: Mapping[str, str], cwd: Path | None, assignments: Sequence[str] = ()
 ) -> lookup.LoadedSite:
-    """Return a site as :func:`hpcml.sites.load` does, and say which files of settings do not count."""
+    """Return a site as :func:`hpcml.sites.lookup.load` does, and say which files of settings do not count."""
     loaded = lookup.load(name, environment, cwd, assignments)
     for words in loaded.ignored:
         _note_once(words)

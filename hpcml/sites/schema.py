@@ -1,6 +1,6 @@
 """What a machine is: the records and the allowed values of a site profile."""
 
-# No `from __future__ import annotations`: config.build reads the records' annotations. They are NamedTuples because a
+# No `from __future__ import annotations`: layers.build reads the records' annotations. They are NamedTuples because a
 # frozen dataclass of ten fields takes 1.9 ms to define, ten times as long, and `hpcml submit` defines 25 records.
 from typing import NamedTuple
 

@@ -61,11 +61,11 @@ class WorkerFacts:
     transports
         ``ucxx.get_active_transports()``: what UCX may use.
     log
-        ``evidence.parse_ucx_log`` of its log: which UCX it is and what it has wired.
+        ``counters.parse_ucx_log`` of its log: which UCX it is and what it has wired.
     version
         Of UCX.
     environment
-        ``evidence.settings`` of its environment.
+        ``counters.settings`` of its environment.
     memory_resource
         RMM's current memory resource (``PoolMemoryResource``), "" if not known.
     error
@@ -84,7 +84,7 @@ class WorkerFacts:
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What moved on a node during the transfers (``evidence.difference``, {} if not known), and its probe."""
+    """What moved on a node during the transfers (``counters.difference``, {} if not known), and its probe."""
 
     moved: Mapping[str, Any] = field(default_factory=dict)
     probe: Mapping[str, Any] | None = None
@@ -104,7 +104,7 @@ class Measurement:
         Transfers; facts by worker's name and by node's name.
     nccl
         None without NCCL, else a collective over all workers: ``bytes``, ``seconds``, ``bandwidth`` (bytes per second),
-        ``log`` (``evidence.parse_nccl_log``), ``error``.
+        ``log`` (``counters.parse_nccl_log``), ``error``.
     """
 
     protocol: str
