@@ -23,12 +23,12 @@ def add_options(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Tell the run to end; its driver is told first and has its grace."""
     from hpcml import schedulers
-    from hpcml.runs import status as watch
+    from hpcml.runs import status as run_status
     from hpcml.runs import submit as submission
 
     folder, environment = common.folder_and_environment(options)
     run = submission.adopt(runs.find(folder, options.run), environment)
-    before = watch.status(run, environment)
+    before = run_status.status(run, environment)
     if before.over:
         words, did = f"{run.id} has ended already: {before.message}.", False
     elif job := schedulers.job_of(run.submission):

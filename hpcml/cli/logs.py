@@ -32,7 +32,7 @@ def run(options: Namespace) -> int:
     """Print a role's log, and what comes to it."""
     from hpcml.cli.progress import Tail
     from hpcml.runs import record as records
-    from hpcml.runs import status as watch
+    from hpcml.runs import status as run_status
 
     name, word = options.run, options.role
     if word is None and name in _ROLES:
@@ -54,14 +54,14 @@ def run(options: Namespace) -> int:
                 pass
 
     if options.follow:
-        for _ in watch.follow(run, environment, copy):
+        for _ in run_status.follow(run, environment, copy):
             pass
     else:
         copy()
     if role == "driver" and (end := records.outcome(run)) and end.by != "script":
         say(f"hpcml: {end.message}.", sys.stderr)  # the log itself is the script's alone
     if not tails and not options.follow:
-        state = watch.status(run, environment)
+        state = run_status.status(run, environment)
         raise NotFoundError(
             f"The run has no {role} log yet", place=run.id, hint=f"It is {state.state}: {state.message}."
         )

@@ -14,7 +14,7 @@ from hpcml.terminal import say, say_lines, shown
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-    from hpcml.runs import status as watch
+    from hpcml.runs import status as run_status
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -47,17 +47,17 @@ def run(options: Namespace) -> int:
     return 0
 
 
-def _rows(directories: list[Path], environment: dict[str, str]) -> list[watch.Status]:
+def _rows(directories: list[Path], environment: dict[str, str]) -> list[run_status.Status]:
     """Return the state of many runs; what cannot be read or asked is unknown and keeps no other from being shown."""
     from hpcml import schedulers
-    from hpcml.runs import status as watch
+    from hpcml.runs import status as run_status
 
-    found: list[runs.Run | watch.Status] = []
+    found: list[runs.Run | run_status.Status] = []
     for directory in directories:
         try:
             found.append(runs.load(directory))
         except StorageError as error:
-            found.append(watch.unreadable(directory, error))
+            found.append(run_status.unreadable(directory, error))
     silent = ""
     known: dict[str, schedulers.JobState] = {}
     open_runs = {
@@ -72,14 +72,14 @@ def _rows(directories: list[Path], environment: dict[str, str]) -> list[watch.St
         silent = error.message
     rows = []
     for run in found:
-        if isinstance(run, watch.Status):
+        if isinstance(run, run_status.Status):
             rows.append(run)
             continue
         written = schedulers.UNKNOWN if run.job and run.id not in open_runs else None  # such an end needs no question
         try:
-            row = watch.status(run, environment, known.get(run.id, written), ask=not run.job)
+            row = run_status.status(run, environment, known.get(run.id, written), ask=not run.job)
         except StorageError as error:
-            row = watch.unreadable(run.paths.directory, error)
+            row = run_status.unreadable(run.paths.directory, error)
         if silent and run.id in open_runs:  # what its own files tell is still true
             row = row._replace(silent=silent, message=row.message or silent)
         rows.append(row)

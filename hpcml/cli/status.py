@@ -12,7 +12,7 @@ from hpcml.terminal import say
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-    from hpcml.runs import status as watch
+    from hpcml.runs import status as run_status
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -24,7 +24,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Show what is known of a run."""
-    from hpcml.runs import status as watch
+    from hpcml.runs import status as run_status
     from hpcml.runs import submit as submission
 
     folder, environment = common.folder_and_environment(options)
@@ -33,7 +33,7 @@ def run(options: Namespace) -> int:
         run = submission.adopt(run, environment)
     except SlurmUnreachableError as error:
         silent = error.message
-    found = watch.status(run, environment)
+    found = run_status.status(run, environment)
     found = found._replace(silent=found.silent or silent)
     code = UNREACHABLE if found.silent and found.phase == "unknown" else 0
     if options.json:
@@ -48,7 +48,7 @@ def run(options: Namespace) -> int:
     return code
 
 
-def _lines(found: watch.Status) -> list[tuple[str, str]]:
+def _lines(found: run_status.Status) -> list[tuple[str, str]]:
     """Return what is known of a run, each fact under its key."""
     from hpcml.cli.progress import phases
 

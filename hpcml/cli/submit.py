@@ -22,7 +22,7 @@ from hpcml.terminal import Raw, note, say, say_lines
 if TYPE_CHECKING:  # each command imports what it needs: `submit` is to be fast
     from argparse import ArgumentParser, Namespace
 
-    from hpcml.runs import status as watch
+    from hpcml.runs import status as run_status
     from hpcml.runs import submit as submission
 
 _COUNTS = ("nodes", "gpus_per_node", "cpus_per_node")
@@ -199,7 +199,7 @@ def _announce(run: directories.Run, *, as_json: bool) -> None:
 def _wait(run: directories.Run, *, as_json: bool) -> int:
     """Show the run until it ends, pass on its output, and return its exit status; Ctrl-C detaches."""
     from hpcml.cli.progress import Progress, Tail
-    from hpcml.runs import status as watch
+    from hpcml.runs import status as run_status
 
     environment = layers.process_environment()
     output = Tail(run.paths.driver_log, sys.stdout, own=True)
@@ -207,7 +207,7 @@ def _wait(run: directories.Run, *, as_json: bool) -> int:
     pass_on, mark = (_nothing, _nothing) if as_json else (output.copy_marked, output.mark)
     try:
         last = None
-        for last in watch.follow(run, environment, pass_on, before=mark):
+        for last in run_status.follow(run, environment, pass_on, before=mark):
             if last.phase == "ended" and not as_json:  # all that the script wrote stands before its end
                 progress.show_past(last)
                 while output.copy():
@@ -232,7 +232,7 @@ def _nothing() -> None:
     """Do what --json wants of the script's output."""
 
 
-def _explain(last: watch.Status) -> None:
+def _explain(last: run_status.Status) -> None:
     """Say why hpcml or Slurm ended a run; the script's own end speaks for itself."""
     status = last.exit_status or 0
     meaning = MEANING.get(status, "")

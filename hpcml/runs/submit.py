@@ -12,8 +12,8 @@ from typing import NamedTuple
 from hpcml import __version__, assets, files, schedulers
 from hpcml.errors import ANSWER_LOST, HpcmlError, ImageError, UsageError
 from hpcml.paths import RunPaths
-from hpcml.plan import request as jobs
 from hpcml.plan.plan import Plan, RunLocation, plan
+from hpcml.plan.request import JobSpec, check_script, job_name
 from hpcml.runs import directories, snapshot
 from hpcml.sites import layers
 from hpcml.sites.lookup import LoadedSite, config_folders, why_ignored
@@ -31,7 +31,7 @@ class Prepared(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def prepare(loaded: LoadedSite, spec: jobs.JobSpec, environment: Mapping[str, str]) -> Prepared:
+def prepare(loaded: LoadedSite, spec: JobSpec, environment: Mapping[str, str]) -> Prepared:
     """Plan and render a request without touching the disk.
 
     Raises
@@ -42,8 +42,8 @@ def prepare(loaded: LoadedSite, spec: jobs.JobSpec, environment: Mapping[str, st
     from hpcml.plan import batch_script  # Jinja2, the longest import of all: after all that is cheap to refuse
 
     if not spec.service:
-        jobs.check_script(spec.script)
-    run_id = directories.new_id(jobs.job_name(spec))
+        check_script(spec.script)
+    run_id = directories.new_id(job_name(spec))
     folder = directories.runs_folder(loaded.site.paths.runs, environment)
     directory = folder / run_id
     own_templates, notes = template_folders(environment, spec.cwd)
@@ -91,9 +91,7 @@ def check(prepared: Prepared, environment: Mapping[str, str]) -> str:
         return schedulers.get(prepared.plan.scheduler).check(script, environment)
 
 
-def submit(
-    prepared: Prepared, loaded: LoadedSite, spec: jobs.JobSpec, environment: Mapping[str, str]
-) -> directories.Run:
+def submit(prepared: Prepared, loaded: LoadedSite, spec: JobSpec, environment: Mapping[str, str]) -> directories.Run:
     """Write the run's directory, hand the script over and record the answer.
 
     Raises
@@ -147,7 +145,7 @@ def check_image(made: Plan, loaded: LoadedSite) -> dict[str, object]:
     return {**known, "digest": images.known_digest(facts), "notes": [problem.what for problem in found]}
 
 
-def _write(prepared: Prepared, loaded: LoadedSite, spec: jobs.JobSpec, image: dict[str, object]) -> list[str]:
+def _write(prepared: Prepared, loaded: LoadedSite, spec: JobSpec, image: dict[str, object]) -> list[str]:
     """Write the run's directory; return what the user should know of its copy of the code."""
     made = prepared.plan
     origins = {key.replace("\0", "."): layers.as_table(value) for key, value in loaded.layers.values.items()}

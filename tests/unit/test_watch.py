@@ -12,7 +12,7 @@ import pytest
 from hpcml import errors
 from hpcml.cli.progress import Progress
 from hpcml.runs import directories
-from hpcml.runs import status as watch
+from hpcml.runs import status as run_status
 from hpcml.schedulers import JobState
 
 UP = ("allocated", "scheduler-up", "environment-ready", "worker-added")
@@ -42,7 +42,7 @@ def diary(run: directories.Run, *names: str) -> None:
             file.write(json.dumps({"event": name, "time": 100.0, "attempt": 0, **FACTS.get(name, {})}) + "\n")
 
 
-def shown(status: watch.Status) -> str:
+def shown(status: run_status.Status) -> str:
     out = io.StringIO()
     Progress(out, {}).show(status)
     return out.getvalue()
@@ -51,15 +51,15 @@ def shown(status: watch.Status) -> str:
 def test_a_check_of_the_wire_is_told_only_where_there_is_one(run: directories.Run) -> None:
     """Runs of CPU workers over TLS check nothing."""
     diary(run, *UP, "workers-ready")
-    status = watch.status(run, {}, ask=False)
+    status = run_status.status(run, {}, ask=False)
     assert status.message == "the script starts"
     assert "fabric" not in shown(status)
     diary(run, "fabric-checking")
-    status = watch.status(run, {}, ask=False)
+    status = run_status.status(run, {}, ask=False)
     assert status.message == "the interconnect between the workers is checked"
     assert "· fabric     the interconnect between the workers is checked" in shown(status)
     diary(run, "fabric-checked")
-    status = watch.status(run, {}, ask=False)
+    status = run_status.status(run, {}, ask=False)
     assert (status.message, status.fabric) == ("the script starts", "TCP on eth0")
     assert "is checked" not in shown(status)
 
@@ -69,7 +69,7 @@ def test_a_check_of_the_wire_is_told_only_where_there_is_one(run: directories.Ru
 ])  # fmt: skip
 def test_the_batch_script_s_own_end_is_told_with_its_status(run: directories.Run, word: str, status: int) -> None:
     run.paths.job_log.write_text(f"hpcml: {word}\n")
-    found = watch.status(run, {}, JobState("FAILED"))
+    found = run_status.status(run, {}, JobState("FAILED"))
     assert (found.state, found.exit_status, found.message) == ("FAILED", status, word)
 
 
@@ -84,4 +84,4 @@ def test_the_batch_script_s_own_end_is_told_with_its_status(run: directories.Run
     ({"exit_status": 137, "by": "script", "message": "the script was killed because the node's memory limit was reached (out of memory)"}, "OUT_OF_MEMORY"),
 ])  # fmt: skip
 def test_the_state_is_slurm_s_word(facts: dict[str, Any], state: str) -> None:
-    assert watch.Status("r", "lab", **{"phase": "ended", **facts}).state == state
+    assert run_status.Status("r", "lab", **{"phase": "ended", **facts}).state == state

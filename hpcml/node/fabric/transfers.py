@@ -16,7 +16,7 @@ from typing import Any
 from distributed import Worker
 from distributed.protocol import to_serialize
 
-from hpcml.node.fabric import counters as evidence
+from hpcml.node.fabric import counters as node_counters
 
 MIB = 1024**2
 FIRST = 32 * MIB  # bytes of the transfer that tells how large the timed ones shall be
@@ -117,13 +117,13 @@ class Transfers:
             "log": {},
             "version": "",
             "memory_resource": "",
-            "environment": evidence.settings(os.environ),
+            "environment": node_counters.settings(os.environ),
         }
         ucxx = sys.modules.get("ucxx")  # imported by Dask's UCX backend, if that is in use
         if ucxx is not None:
             facts["transports"] = sorted(ucxx.get_active_transports())
             facts["version"] = ".".join(str(part) for part in ucxx.get_ucx_version())
-            facts["log"] = evidence.parse_ucx_log(_text(self.logs / f"ucx-{os.getpid()}.log"))
+            facts["log"] = node_counters.parse_ucx_log(_text(self.logs / f"ucx-{os.getpid()}.log"))
         if self.device:
             import rmm
 
@@ -132,7 +132,7 @@ class Transfers:
 
     def counters(self) -> dict[str, Any]:
         """Return the counters of this node's adapters and GPUs."""
-        return evidence.counters()
+        return node_counters.counters()
 
     def release(self) -> None:
         """Give the buffer's memory back."""
@@ -161,7 +161,7 @@ class Transfers:
         """Take part in an all-reduce over all workers; the communicator is gone then."""
         communicator, self.communicator = self.communicator, None
         result = await _in_thread(lambda: _all_reduce(communicator, rank, size))
-        return {**result, "log": evidence.parse_nccl_log(_text(self.logs / f"nccl-{os.getpid()}.log"))}
+        return {**result, "log": node_counters.parse_nccl_log(_text(self.logs / f"nccl-{os.getpid()}.log"))}
 
 
 async def _in_thread(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:

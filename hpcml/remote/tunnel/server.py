@@ -21,7 +21,7 @@ from hpcml.remote.ssh.config import options
 from hpcml.remote.tunnel import probe
 from hpcml.runs import directories
 from hpcml.runs import record as run_record
-from hpcml.runs import status as watch
+from hpcml.runs import status as run_status
 
 BEAT = 10.0  # seconds between lines when nothing changes: who reads them sees that we live, we that somebody reads
 LOOK, LOOK_AGAIN = 0.5, 3.0  # seconds between looks for services, before there is one and after
@@ -77,7 +77,7 @@ def service(run: directories.Run, name: str) -> Service:
     return now[name]
 
 
-def facts(run: directories.Run, status: watch.Status) -> RunFacts:
+def facts(run: directories.Run, status: run_status.Status) -> RunFacts:
     """Return all that the other end of a tunnel has to know of a run."""
     limit, began = run_record.planned(run).time_limit, status.times.get("allocated")
     state, words, now = status.phase, status.message, services(run)
@@ -102,7 +102,7 @@ def feed(run: directories.Run, environment: Mapping[str, str], say: Callable[[Ru
 
     The run's own files are looked at often, Slurm as seldom as :func:`hpcml.runs.status.follow` does.
     """
-    status: watch.Status | None = None
+    status: run_status.Status | None = None
     last: RunFacts | None = None
     sent = looked = -BEAT
 
@@ -118,7 +118,7 @@ def feed(run: directories.Run, environment: Mapping[str, str], say: Callable[[Ru
             say(current)
 
     while True:
-        for current in watch.follow(run, environment, look, patience=float("inf")):
+        for current in run_status.follow(run, environment, look, patience=float("inf")):
             status, looked = current, -BEAT
             look()
         if status is None or not _starts_again(run, status, environment, say):
@@ -128,7 +128,7 @@ def feed(run: directories.Run, environment: Mapping[str, str], say: Callable[[Ru
 
 
 def _starts_again(
-    run: directories.Run, status: watch.Status, environment: Mapping[str, str], say: Callable[[RunFacts], None]
+    run: directories.Run, status: run_status.Status, environment: Mapping[str, str], say: Callable[[RunFacts], None]
 ) -> bool:
     """Whether Slurm took the job back into its queue when the attempt ended; wait until the next attempt begins."""
     again = False
