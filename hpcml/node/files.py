@@ -11,14 +11,9 @@ from typing import Any
 from hpcml import files
 
 
-def write(path: Path, text: str, mode: int = 0o600) -> None:
-    """Put a file in place by writing another and renaming it, so that nobody reads half of it."""
-    files.write(path, text, mode)
-
-
 def write_json(path: Path, facts: object) -> None:
     """Put a JSON file in place."""
-    write(path, json.dumps(facts) + "\n")
+    files.write(path, json.dumps(facts) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any, TextIO
 
+from hpcml.files import write
 from hpcml.node import files
 from hpcml.paths import RESERVE_COUNT, RESERVE_SIZE, RunPaths
 
@@ -108,7 +109,7 @@ def renew(run: RunPaths) -> None:
         run.reserve.mkdir(mode=0o700, exist_ok=True)
         for number in range(RESERVE_COUNT):
             if not (run.reserve / str(number)).exists():
-                files.write(run.reserve / str(number), " " * RESERVE_SIZE)
+                write(run.reserve / str(number), " " * RESERVE_SIZE)
     except OSError as error:
         print(f"hpcml: there is no room for the end of the run: {error}", file=sys.stderr)
 

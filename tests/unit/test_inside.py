@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from hpcml.files import write
 from hpcml.node import files
 from hpcml.node import settings as node_settings
 from hpcml.node.hardware import gpus, network
@@ -48,7 +49,7 @@ def test_who_is_missing(context: node_settings.Context) -> None:
     assert diagnosis.missing_nodes(context, {"n1", "n2"}) == []
     silent = diagnosis.missing_nodes(context, {"n1"})
     assert [(missing.node, missing.final) for missing in silent] == [("n2", False)]
-    files.write(context.attempt.exit_of("worker", "n2"), "127\n")
+    write(context.attempt.exit_of("worker", "n2"), "127\n")
     context.run.worker_log("n2").write_text("sh: python: not found\n")
     (ended,) = diagnosis.missing_nodes(context, {"n1"})
     assert ended.final

@@ -17,7 +17,7 @@ from distributed import Scheduler, Status
 from distributed.scheduler import heartbeat_interval
 
 from hpcml import errors
-from hpcml.node import files
+from hpcml.files import write
 from hpcml.node.control_socket import warn_after
 from hpcml.node.events import EventLog
 from hpcml.node.outcome import Outcome, say
@@ -131,7 +131,7 @@ class Activity:
         try:
             outcome.write(self.context, "ending")
             outcome.report(self.context)
-            files.write(self.context.attempt.lost, f"{errors.ROLE_LOST}\n")
+            write(self.context.attempt.lost, f"{errors.ROLE_LOST}\n")
         except OSError:  # the end itself is worth more than its record
             traceback.print_exc()
         with contextlib.suppress(ProcessLookupError):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpcml.errors import WORKERS_NEVER_CAME
+from hpcml.files import write
 from hpcml.node import files, processes, scratch, script_environment
 from hpcml.node.garbage_collection import long_import
 from hpcml.node.hardware.node_check import Inspection, UnfitError
@@ -166,7 +167,7 @@ class Address:
         there = files.listed(self.context.attempt.directory)
         if self.context.attempt.scheduler.name in there:
             facts = files.read_json(self.context.attempt.scheduler) or {}
-            files.write(self.local, f"{facts['address']} {facts['protocol']}")
+            write(self.local, f"{facts['address']} {facts['protocol']}")
             self.known = True
         return self.known or (self.context.attempt.ended.name not in there and time.monotonic() < self.deadline)
 
