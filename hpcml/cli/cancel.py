@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from hpcml.cli import common
 from hpcml.errors import NotFoundError
-from hpcml.runs import directories as runs
+from hpcml.runs import directories
 from hpcml.terminal import say
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def run(options: Namespace) -> int:
     from hpcml.runs import submit as submission
 
     folder, environment = common.folder_and_environment(options)
-    run = submission.adopt(runs.find(folder, options.run), environment)
+    run = submission.adopt(directories.find(folder, options.run), environment)
     before = run_status.status(run, environment)
     if before.over:
         words, did = f"{run.id} has ended already: {before.message}.", False

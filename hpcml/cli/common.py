@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcml.errors import NotFoundError, UsageError
-from hpcml.runs import directories as runs
+from hpcml.runs import directories
 from hpcml.sites import layers, lookup
 from hpcml.terminal import json_text, note, say_lines
 
@@ -82,10 +82,10 @@ def folder_and_environment(options: Namespace) -> tuple[Path, dict[str, str]]:
     """Return the folder for runs and the environment; no site is needed to look at runs, but it may say where."""
     environment = layers.process_environment()
     loaded = load_site(options.site or "", environment, here(), options.set or ())
-    return runs.runs_folder(loaded.site.paths.runs, environment), environment
+    return directories.runs_folder(loaded.site.paths.runs, environment), environment
 
 
-def find_run(options: Namespace) -> runs.Run:
+def find_run(options: Namespace) -> directories.Run:
     """Return the run that the options name."""
     folder, _ = folder_and_environment(options)
-    return runs.find(folder, options.run)
+    return directories.find(folder, options.run)

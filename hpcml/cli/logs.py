@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hpcml.cli import common
 from hpcml.errors import NotFoundError, UsageError
-from hpcml.runs import directories as runs
+from hpcml.runs import directories
 from hpcml.sites import layers
 from hpcml.terminal import say, shown
 
@@ -43,7 +43,7 @@ def run(options: Namespace) -> int:
         hint = f"Did you mean {near}?" if near else "One of: driver, scheduler, worker, job."
         raise UsageError(f"There is no role '{word}'", place="hpcml logs", hint=hint)
     folder, environment = common.folder_and_environment(options)
-    run = runs.find(folder, name)
+    run = directories.find(folder, name)
     tails: dict[Path, Tail] = {}
 
     def copy() -> None:

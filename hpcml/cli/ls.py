@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hpcml.cli import common
 from hpcml.errors import SlurmUnreachableError, StorageError
-from hpcml.runs import directories as runs
+from hpcml.runs import directories
 from hpcml.terminal import say, say_lines, shown
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ def run(options: Namespace) -> int:
     """Show the newest runs, newest last, with one question to Slurm for those that have not ended."""
     folder, environment = common.folder_and_environment(options)
     most = common.whole(options.last, "--last")
-    known = runs.ids(folder)
-    wanted = runs.newest(folder, known, None if options.all else most)
+    known = directories.ids(folder)
+    wanted = directories.newest(folder, known, None if options.all else most)
     rows = _rows([folder / name for name in wanted], environment)
     if options.json:
         common.print_json([row.as_json() for row in rows])
@@ -47,15 +47,15 @@ def run(options: Namespace) -> int:
     return 0
 
 
-def _rows(directories: list[Path], environment: dict[str, str]) -> list[run_status.Status]:
+def _rows(paths: list[Path], environment: dict[str, str]) -> list[run_status.Status]:
     """Return the state of many runs; what cannot be read or asked is unknown and keeps no other from being shown."""
     from hpcml import schedulers
     from hpcml.runs import status as run_status
 
-    found: list[runs.Run | run_status.Status] = []
-    for directory in directories:
+    found: list[directories.Run | run_status.Status] = []
+    for directory in paths:
         try:
-            found.append(runs.load(directory))
+            found.append(directories.load(directory))
         except StorageError as error:
             found.append(run_status.unreadable(directory, error))
     silent = ""
@@ -63,7 +63,7 @@ def _rows(directories: list[Path], environment: dict[str, str]) -> list[run_stat
     open_runs = {
         run.id: run.submission
         for run in found
-        if isinstance(run, runs.Run) and run.job and (run.may_start_again or not run.paths.status.exists())
+        if isinstance(run, directories.Run) and run.job and (run.may_start_again or not run.paths.status.exists())
     }
     try:
         known = dict(zip(open_runs, schedulers.states(list(open_runs.values()), environment), strict=True))

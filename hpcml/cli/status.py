@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from hpcml.cli import common
 from hpcml.errors import MEANING, UNREACHABLE, SlurmUnreachableError
-from hpcml.runs import directories as runs
+from hpcml.runs import directories
 from hpcml.terminal import say
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def run(options: Namespace) -> int:
     from hpcml.runs import submit as submission
 
     folder, environment = common.folder_and_environment(options)
-    run, silent = runs.find(folder, options.run), ""
+    run, silent = directories.find(folder, options.run), ""
     try:
         run = submission.adopt(run, environment)
     except SlurmUnreachableError as error:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from hpcml import assets, files
 from hpcml.errors import ConfigError
-from hpcml.sites import layers as config
+from hpcml.sites.layers import Layers, build, from_assignments, from_environment, nearest, read_toml
 from hpcml.sites.schema import CHOICES, Identify, Site
 
 
@@ -22,7 +22,7 @@ class LoadedSite(NamedTuple):
     """
 
     site: Site
-    layers: config.Layers
+    layers: Layers
     chosen_because: str
     project: str = ""
     ignored: tuple[str, ...] = ()
@@ -110,11 +110,11 @@ def load(name: str, environment: Mapping[str, str], cwd: Path | None, assignment
     project = _project_file(cwd, ignored)
     if project:
         _add_settings(layers, project, name, profiles, of_project=True)
-    for table, variable in config.from_environment(environment):
+    for table, variable in from_environment(environment):
         layers.add(table, variable)
-    layers.add(config.from_assignments(assignments), "--set")
+    layers.add(from_assignments(assignments), "--set")
     layers.add({"name": name}, "profile name")
-    site = config.build(Site, layers)
+    site = build(Site, layers)
     _check_choices(layers)
     return LoadedSite(site, layers, reason, str(project or ""), tuple(ignored))
 
@@ -133,10 +133,10 @@ class _Profiles:
             self._tables[name] = [(read_profile(path), _origin(path)) for path in self.files[name]]
         return self._tables[name]
 
-    def layers(self, name: str, named_by: str, below: tuple[str, ...] = ()) -> config.Layers:
+    def layers(self, name: str, named_by: str, below: tuple[str, ...] = ()) -> Layers:
         """Return a profile's settings over those of the profile that it extends."""
         if name not in self.files:
-            near = config.nearest(name, list(self.files))
+            near = nearest(name, list(self.files))
             hint = f"Did you mean {near}?" if near else f"Known sites: {', '.join(sorted(self.files))}."
             raise ConfigError(f"There is no site '{name}'", place=named_by, hint=hint)
         if name in below:
@@ -146,7 +146,7 @@ class _Profiles:
                 place=named_by,
                 hint="Take 'extends' out of one of them.",
             )
-        layers = config.Layers()
+        layers = Layers()
         parent, said_by = next(
             ((t["extends"], by) for t, by in reversed(self.tables(name)) if t.get("extends")), ("", "")
         )
@@ -167,7 +167,7 @@ def read_profile(path: Path) -> dict[str, Any]:
     ConfigError
         If it cannot be read, is not TOML, or others could have written it.
     """
-    return config.read_toml(path, obeyed=path.parent != assets.folder("profiles"))
+    return read_toml(path, obeyed=path.parent != assets.folder("profiles"))
 
 
 def _origin(path: Path) -> str:
@@ -180,10 +180,10 @@ def _recognise(profiles: _Profiles, environment: Mapping[str, str]) -> tuple[str
     host = socket.gethostname()
     candidates = []
     for name in profiles.files:
-        own = config.Layers()  # what a profile extends says nothing about how this one is recognised
+        own = Layers()  # what a profile extends says nothing about how this one is recognised
         for table, origin in profiles.tables(name):
             own.add({"identify": table.get("identify", {})}, origin)
-        rule = config.build(Site, own).identify
+        rule = build(Site, own).identify
         if why := _matches(rule, host, environment):
             candidates.append((rule.order, name, why))
     if not candidates:
@@ -227,17 +227,15 @@ def _project_file(cwd: Path | None, ignored: list[str]) -> Path | None:
     return None
 
 
-def _add_settings(
-    layers: config.Layers, path: Path, site: str, profiles: _Profiles, *, of_project: bool = False
-) -> None:
+def _add_settings(layers: Layers, path: Path, site: str, profiles: _Profiles, *, of_project: bool = False) -> None:
     """Lay a settings file over the layers: its own keys first, then those of its ``[site.NAME]`` table."""
-    table = config.read_toml(path, obeyed=True)
+    table = read_toml(path, obeyed=True)
     by_site = table.pop("site", {})
     if not isinstance(by_site, dict) or not all(isinstance(value, dict) for value in by_site.values()):
         raise ConfigError("'site' should hold a table per site", place=f"{path}: site", hint="Write [site.leonardo].")
     for name in by_site:
         if name not in profiles.files:
-            near = config.nearest(name, list(profiles.files))
+            near = nearest(name, list(profiles.files))
             hint = f"Did you mean {near}?" if near else f"Known sites: {', '.join(sorted(profiles.files))}."
             raise ConfigError(f"There is no site '{name}'", place=f"{path}: site.{name}", hint=hint)
     if of_project and any("login" in part for part in (table, *by_site.values())):
@@ -247,10 +245,10 @@ def _add_settings(
     layers.add(by_site.get(site, {}), f"{path} [site.{site}]")
 
 
-def _check_choices(layers: config.Layers) -> None:
+def _check_choices(layers: Layers) -> None:
     for key, allowed in CHOICES.items():
         value = layers.values.get(key)
         if value is not None and value.value not in allowed:
-            near = config.nearest(str(value.value), allowed)
+            near = nearest(str(value.value), allowed)
             hint = f"Did you mean {near}?" if near else f"Allowed: {', '.join(allowed)}."
             raise ConfigError(f"The value {value.value!r} is not allowed", place=f"{value.origin}: {key}", hint=hint)

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcml.errors import ConfigError
-from hpcml.sites import layers as config
 from hpcml.sites import schema
+from hpcml.sites.layers import Layers, as_table, build, from_assignments, from_environment, read_toml, user_path
 
 
-def layers(*tables: dict[str, Any]) -> config.Layers:
-    made = config.Layers()
+def layers(*tables: dict[str, Any]) -> Layers:
+    made = Layers()
     for number, table in enumerate(tables):
         made.add(table, f"layer {number}")
     return made
@@ -41,7 +41,7 @@ def test_an_empty_table_takes_away_what_was_below() -> None:
 
 def test_a_name_with_a_dot_is_one_name() -> None:
     made = layers({"partitions": {"gpu.long": {"max_nodes": 2}}})
-    assert config.build(schema.Site, made).partitions["gpu.long"].max_nodes == 2
+    assert build(schema.Site, made).partitions["gpu.long"].max_nodes == 2
 
 
 NAMES = st.text(min_size=1, max_size=4).filter(lambda name: "\0" not in name)
@@ -62,20 +62,20 @@ def test_one_layer_is_read_back(table: dict[str, Any]) -> None:
      ("a=b=c", {"a": "b=c"}), ("a=x#y", {"a": "x#y"}), (" a = 1 ", {"a": 1})],
 )  # fmt: skip
 def test_assignments(word: str, table: dict[str, Any]) -> None:
-    assert config.from_assignments([word]) == table
+    assert from_assignments([word]) == table
 
 
 @pytest.mark.parametrize("word", ["", "a", "=1", ".a=1", "a.=1", "a..b=1"])
 def test_what_is_no_assignment(word: str) -> None:
     with pytest.raises(ConfigError, match="KEY=VALUE"):
-        config.from_assignments([word])
+        from_assignments([word])
 
 
 def test_the_environment_spells_keys() -> None:
     capitals = {"HPCML_ENVIRONMENT__OMP_NUM_THREADS": "2"}
-    assert [table for table, _ in config.from_environment(capitals)] == [{"environment": {"OMP_NUM_THREADS": 2}}]
+    assert [table for table, _ in from_environment(capitals)] == [{"environment": {"OMP_NUM_THREADS": 2}}]
     environment = {"HPCML_WORKERS__PER_NODE": "8", "HPCML_RUN_DIR": "/x", "OTHER__X": "1"}
-    assert list(config.from_environment(environment)) == [({"workers": {"per_node": 8}}, "HPCML_WORKERS__PER_NODE")]
+    assert list(from_environment(environment)) == [({"workers": {"per_node": 8}}, "HPCML_WORKERS__PER_NODE")]
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_the_environment_spells_keys() -> None:
 )  # fmt: skip
 def test_what_the_schema_does_not_know_is_told_with_its_place(table: dict[str, Any], place: str, hint: str) -> None:
     with pytest.raises(ConfigError) as error:
-        config.build(schema.Site, layers(table))
+        build(schema.Site, layers(table))
     assert error.value.place == place
     assert hint in error.value.hint
 
@@ -104,21 +104,21 @@ def test_numbers_and_times_may_stand_without_quotes(tmp_path: Path) -> None:
     path.write_text(
         "[defaults]\ntime = 01:30:00\n[resources]\nmemory_per_node = 4000\n[environment]\nOMP_NUM_THREADS = 1\n"
     )
-    site = config.build(schema.Site, layers(config.read_toml(path)))
+    site = build(schema.Site, layers(read_toml(path)))
     time, memory = site.defaults.time, site.resources.memory_per_node
     assert (time.text, time, memory.text, memory) == ("01:30:00", 5400, "4000", 4000 * 1024**2)
     assert site.environment == {"OMP_NUM_THREADS": "1"}
 
 
 def test_a_record_becomes_a_table_that_json_knows_and_comes_back() -> None:
-    site = config.build(schema.Site, layers({"partitions": {"p": {"max_nodes": 3}}, "runtime": {"modules": ["a"]}}))
-    table = json.loads(json.dumps(config.as_table(site)))
-    assert config.build(schema.Site, layers(table)) == site
-    assert config.as_table({"path": Path("/x"), "none": None}) == {"path": "/x", "none": None}
+    site = build(schema.Site, layers({"partitions": {"p": {"max_nodes": 3}}, "runtime": {"modules": ["a"]}}))
+    table = json.loads(json.dumps(as_table(site)))
+    assert build(schema.Site, layers(table)) == site
+    assert as_table({"path": Path("/x"), "none": None}) == {"path": "/x", "none": None}
 
 
 def test_the_home_of_nobody_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/alice")
-    assert config.user_path("~/a.sif") == Path("/home/alice/a.sif")
-    assert config.user_path("~no-such-user/a.sif") == Path("~no-such-user/a.sif")
-    assert config.user_path("a.sif") == Path("a.sif")
+    assert user_path("~/a.sif") == Path("/home/alice/a.sif")
+    assert user_path("~no-such-user/a.sif") == Path("~no-such-user/a.sif")
+    assert user_path("a.sif") == Path("a.sif")

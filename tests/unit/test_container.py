@@ -15,16 +15,16 @@ from hpcml.errors import ConfigError
 from hpcml.paths import RunPaths
 from hpcml.plan import container
 from hpcml.plan.request import JobSpec
-from hpcml.sites import layers as config
 from hpcml.sites import schema
+from hpcml.sites.layers import Layers, build
 
 PATHS = RunPaths(Path("/runs/a-1"))
 
 
 def site(**runtime: Any) -> schema.Site:
-    layers = config.Layers()
+    layers = Layers()
     layers.add({"runtime": runtime}, "test")
-    return config.build(schema.Site, layers)
+    return build(schema.Site, layers)
 
 
 def spec(cwd: str = "/home/alice/p", **more: Any) -> JobSpec:
@@ -91,9 +91,9 @@ def test_folders_that_cannot_be_bound(folder: str) -> None:
 
 def test_scratch_is_bound_where_its_path_is_known_beforehand() -> None:
     def binds(scratch: str) -> list[str]:
-        layers = config.Layers()
+        layers = Layers()
         layers.add({"paths": {"scratch": scratch}}, "test")
-        made = words(config.build(schema.Site, layers), spec(image="/a.sif"))
+        made = words(build(schema.Site, layers), spec(image="/a.sif"))
         return [made[at + 1] for at, word in enumerate(made) if word == "--bind"]
 
     assert binds("/local")[-1] == "/local:/local"

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hpcml import errors
 from hpcml.errors import HpcmlError, SiteError, UsageError
 from hpcml.plan import batch_script, plan, request
-from hpcml.sites import layers as config
 from hpcml.sites import schema
+from hpcml.sites.layers import Layers, build
 
 PLACE = plan.RunLocation("job-20261121-074500-1a2b", Path("/runs/job-20261121-074500-1a2b"), "/usr/bin/python3", "0")
 TWO = {
@@ -28,9 +28,9 @@ TWO = {
 
 
 def site(table: dict[str, Any]) -> schema.Site:
-    layers = config.Layers()
+    layers = Layers()
     layers.add(table, "test")
-    return config.build(schema.Site, layers)
+    return build(schema.Site, layers)
 
 
 def spec(**values: Any) -> request.JobSpec:

@@ -11,16 +11,16 @@ from hpcml.errors import ConfigError
 from hpcml.plan import container, plan
 from hpcml.plan.request import JobSpec
 from hpcml.schedulers import JobLayout
-from hpcml.sites import layers as config
 from hpcml.sites import schema
+from hpcml.sites.layers import Layers, build
 
 CLUSTER, HERE = JobLayout(), JobLayout(one_machine=True)
 
 
 def site(scheduler: str = "slurm", scratch: str = "", **runtime: Any) -> schema.Site:
-    layers = config.Layers()
+    layers = Layers()
     layers.add({"scheduler": scheduler, "runtime": runtime, "paths": {"scratch": scratch}}, "test")
-    return config.build(schema.Site, layers)
+    return build(schema.Site, layers)
 
 
 def test_only_where_the_profile_and_the_run_ask_for_it() -> None:

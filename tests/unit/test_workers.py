@@ -11,14 +11,14 @@ from hpcml.errors import ConfigError, UsageError
 from hpcml.node.hardware import topology
 from hpcml.plan import workers
 from hpcml.plan.request import JobSpec
-from hpcml.sites import layers as config
 from hpcml.sites import schema
+from hpcml.sites.layers import Layers, build
 
 
 def site(**table: Any) -> schema.Site:
-    layers = config.Layers()
+    layers = Layers()
     layers.add(table, "test")
-    return config.build(schema.Site, layers)
+    return build(schema.Site, layers)
 
 
 def spec(protocol: str = "") -> JobSpec:

@@ -21,8 +21,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from hpcml.node.hardware import nvml as gpus
 from hpcml.node.hardware import sysfs
+from hpcml.node.hardware.nvml import ask_nvml, described
 
 DEADLINE = 12.0  # seconds for NVML and for UCX, at the same time; on a healthy node both need less than two
 SCHEMA = 1  # of the table; a change that readers must know of raises it
@@ -57,16 +57,14 @@ def probe(
     root
         ``/``, or the top of a recorded tree of /sys and /proc.
     nvml, ucx
-        Recorded answers of `gpus.ask_nvml` and `ask_ucx`, instead of asking this node.
+        Recorded answers of `ask_nvml` and `ask_ucx`, instead of asking this node.
     deadline
         Seconds for NVML and UCX to answer.
     """
     began = time.monotonic()
     environment = {name: value for name, value in sorted(os.environ.items()) if _ENVIRONMENT.fullmatch(name)}
     asked = {
-        name: _Child(work)
-        for name, work, known in (("nvml", gpus.ask_nvml, nvml), ("ucx", ask_ucx, ucx))
-        if known is None
+        name: _Child(work) for name, work, known in (("nvml", ask_nvml, nvml), ("ucx", ask_ucx, ucx)) if known is None
     }
     facts: dict[str, Any] = {"schema": SCHEMA, "environment": environment}
     facts |= _said("system", system, {"hostname": ""})
@@ -81,7 +79,7 @@ def probe(
     ends = began + deadline
     drivers = nvml if nvml is not None else asked["nvml"].answer(ends)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    facts |= _said("gpu", lambda: gpus.described(drivers, root, visible), gpus.described({}, root, visible))
+    facts |= _said("gpu", lambda: described(drivers, root, visible), described({}, root, visible))
     library = ucx if ucx is not None else asked["ucx"].answer(ends)
     facts |= _said("ucx", lambda: ucx_facts(library), ucx_facts({}))
     facts["late"] = [name for name, raw in (("nvml", drivers), ("ucx", library)) if raw.get("late")]
@@ -294,7 +292,7 @@ def main() -> int:
     parser.add_argument("--raw", action="store_true", help="print the unprocessed answers of NVML and UCX, for tests")
     if parser.parse_args().raw:
         ends = time.monotonic() + DEADLINE
-        children = {"nvml": _Child(gpus.ask_nvml), "ucx": _Child(ask_ucx)}
+        children = {"nvml": _Child(ask_nvml), "ucx": _Child(ask_ucx)}
         facts = {name: child.answer(ends) for name, child in children.items()}
     else:
         facts = probe()
