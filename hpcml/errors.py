@@ -70,21 +70,27 @@ class HpcmlError(Exception):
         Where: a file, a key, an option, a node. Shown in brackets behind the sentence.
     hint
         What to do next, one sentence.
-    status
+    exit_status
         The process's exit status.
     quote
         Lines of a log or of another program's answer that show it.
     """
 
-    status = INTERNAL
+    exit_status = INTERNAL
 
     def __init__(
-        self, message: str, *, place: str = "", hint: str = "", status: int | None = None, quote: tuple[str, ...] = ()
+        self,
+        message: str,
+        *,
+        place: str = "",
+        hint: str = "",
+        exit_status: int | None = None,
+        quote: tuple[str, ...] = (),
     ) -> None:
         super().__init__(message)
         self.message, self.place, self.hint, self.quote = message, place, hint, quote
-        if status is not None:
-            self.status = status
+        if exit_status is not None:
+            self.exit_status = exit_status
 
     def __str__(self) -> str:
         sentence = shown(self.message.rstrip("."))
@@ -96,38 +102,38 @@ class HpcmlError(Exception):
 
     def as_json(self) -> dict[str, object]:
         """Return the same facts as a JSON-ready mapping."""
-        facts = {"error": self.message, "place": self.place, "hint": self.hint, "status": self.status}
+        facts = {"error": self.message, "place": self.place, "hint": self.hint, "exit_status": self.exit_status}
         return {**facts, "quote": list(self.quote)}
 
 
 class UsageError(HpcmlError):
     """The command line is wrong."""
 
-    status = USAGE
+    exit_status = USAGE
 
 
 class ConfigError(HpcmlError):
     """A profile, an hpcml.toml or a template is wrong."""
 
-    status = CONFIG
+    exit_status = CONFIG
 
 
 class NotFoundError(HpcmlError):
     """What was named is not there or cannot be read."""
 
-    status = NOT_FOUND
+    exit_status = NOT_FOUND
 
 
 class SiteError(HpcmlError):
     """The site cannot give what is asked for."""
 
-    status = REFUSED
+    exit_status = REFUSED
 
 
 class SlurmUnreachableError(HpcmlError):
     """Slurm did not answer. ``transient`` says whether trying again makes sense."""
 
-    status = UNREACHABLE
+    exit_status = UNREACHABLE
 
     def __init__(self, message: str, *, transient: bool = False, place: str = "", hint: str = "") -> None:
         super().__init__(message, place=place, hint=hint)
@@ -137,46 +143,46 @@ class SlurmUnreachableError(HpcmlError):
 class SlurmRefusedError(HpcmlError):
     """Slurm said no."""
 
-    status = REFUSED
+    exit_status = REFUSED
 
 
 class StorageError(HpcmlError):
     """A file of the run cannot be written or read."""
 
-    status = STORAGE
+    exit_status = STORAGE
 
 
 class ImageError(HpcmlError):
     """An image cannot be used or was not built, or the program for images cannot do it."""
 
-    status = IMAGE
+    exit_status = IMAGE
 
 
 class TunnelError(HpcmlError):
     """The site lets no tunnel through to the node."""
 
-    status = NO_ACCESS
+    exit_status = NO_ACCESS
 
 
 class LoginNeededError(HpcmlError):
     """A new login is needed and cannot be had without the user, or the budget of logins is used up."""
 
-    status = NO_ACCESS
+    exit_status = NO_ACCESS
 
 
 class ServiceGoneError(HpcmlError):
     """The run goes on, but the web service does not answer."""
 
-    status = UNAVAILABLE
+    exit_status = UNAVAILABLE
 
 
 class LinkError(HpcmlError):
     """The cluster cannot be reached: a matter of the network, not of who asks."""
 
-    status = UNREACHABLE
+    exit_status = UNREACHABLE
 
 
 class HostKeyError(HpcmlError):
     """A host's key is unknown or not the known one."""
 
-    status = NO_ACCESS
+    exit_status = NO_ACCESS

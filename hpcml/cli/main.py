@@ -203,4 +203,4 @@ def _fail(error: errors.HpcmlError, as_json: bool) -> int:
     if as_json:
         say(json_text(error.as_json()))
     say_lines(f"hpcml: {error}", sys.stderr)
-    return error.status
+    return error.exit_status

@@ -164,7 +164,7 @@ _CALL_FACTS: dict[str, Check] = {
     "version": _form(r"[A-Za-z0-9.+!-]{1,64}"),
     "run": _run,
     "submitted": _run,
-    "status": _number(0, 255),
+    "exit_status": _number(0, 255),
 }
 _RELAY_FACTS: dict[str, Check] = {
     "folder": _form(_SECRETS + "relay-[A-Za-z0-9_]{1,64}"),

@@ -178,8 +178,8 @@ class Call:
         self._listener.join(_LAST_WORDS)
         if self.wrong is not None:
             raise self.wrong
-        if "status" in self.facts:
-            return int(self.facts["status"])
+        if "exit_status" in self.facts:
+            return int(self.facts["exit_status"])
         if interrupted or code is None:
             raise KeyboardInterrupt
         raise self._why(code)
@@ -234,7 +234,7 @@ class Call:
         if run:
             message += ", and it is not known whether the run was submitted"
             hint = f"It was not sent twice. To find out: hpcml --host {host} status {run}."
-            return HpcmlError(message, place=host, hint=hint, status=ANSWER_LOST)
+            return HpcmlError(message, place=host, hint=hint, exit_status=ANSWER_LOST)
         nothing = "Nothing was submitted. " if self.words[:1] in (["submit"], ["jupyter"], ["fabric"]) else ""
         return LinkError(message, place=host, hint=f"{nothing}Try again.")
 

@@ -129,7 +129,7 @@ class RemoteSession:
         with self._quiet:
             self._over = True
         self.clean()
-        self.say(status=status)
+        self.say(exit_status=status)
 
 
 def serve(call: Callable[[list[str], RemoteSession], int], environment: Mapping[str, str]) -> int:
@@ -160,7 +160,7 @@ def serve(call: Callable[[list[str], RemoteSession], int], environment: Mapping[
         hint = "Call it from a laptop: hpcml --host HOST COMMAND."
         raise UsageError("This is for the laptop's hpcml", place="hpcml", hint=hint) from error
     if protocol != PROTOCOL:
-        session.say(status=ConfigError.status)
+        session.say(exit_status=ConfigError.exit_status)
         message = f"Protocol version mismatch: laptop {protocol}, cluster {PROTOCOL}"
         raise ConfigError(message, place="hpcml", hint="Update the older hpcml.")
     if session.words[:1] not in (["submit"], ["plan"], ["fetch"]):

@@ -165,9 +165,9 @@ def outcome(run: directories.Run) -> Outcome | None:
 def _refusal(submission: Table) -> Refusal | None:
     if "error" not in submission.facts:
         return None
-    status = submission.get("status", int)
+    exit_status = submission.get("exit_status", int)
     message, hint = submission.get("error", str), submission.get("hint", str, "")
-    return Refusal(message, status, status == ANSWER_LOST, hint, submission.texts("quote"))
+    return Refusal(message, exit_status, exit_status == ANSWER_LOST, hint, submission.texts("quote"))
 
 
 def events(run: directories.Run) -> list[Event]:

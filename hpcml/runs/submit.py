@@ -182,7 +182,7 @@ def adopt(run: directories.Run, environment: Mapping[str, str]) -> directories.R
     SlurmUnreachableError
         If Slurm does not answer, so that nothing new is known.
     """
-    lost = run.submission.get("status") == ANSWER_LOST
+    lost = run.submission.get("exit_status") == ANSWER_LOST
     if run.submission and not lost:
         return run
     scheduler = schedulers.name_in(run.submission or directories.read_json(run.paths.plan) or {})

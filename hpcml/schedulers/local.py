@@ -47,7 +47,9 @@ def submit(site: Site, run: RunPaths, environment: Mapping[str, str]) -> dict[st
         pid = subprocesses.start_in_background(["bash", str(run.script)], clean_environment(environment), run.job_log)
     except subprocesses.CommandMissingError as error:
         hint = "Put bash on PATH."
-        raise HpcmlError(f"The run cannot be started: {error}", place="PATH", hint=hint, status=NOT_FOUND) from error
+        raise HpcmlError(
+            f"The run cannot be started: {error}", place="PATH", hint=hint, exit_status=NOT_FOUND
+        ) from error
     return {"pid": pid, "started": subprocesses.start_time(pid)}
 
 

@@ -194,7 +194,7 @@ def submit(site: Site, run: RunPaths, environment: Mapping[str, str]) -> dict[st
             "It is not known whether Slurm took the job",
             place="sbatch",
             hint=hint,
-            status=ANSWER_LOST,
+            exit_status=ANSWER_LOST,
             quote=lost.quote,
         ) from lost
     return {"job": job, "cluster": cluster}

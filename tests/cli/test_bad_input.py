@@ -219,7 +219,7 @@ def test_a_mistake_is_told_as_json_too(world: World, bad: Bad) -> None:
     done = world.run(bad.arguments[0], "--json", *bad.arguments[1:], env=bad.env, without=bad.without)
     assert done.returncode == bad.status, done.stderr
     facts = json.loads(done.stdout)
-    assert facts["status"] == bad.status
+    assert facts["exit_status"] == bad.status
     assert facts["error"]
     assert facts["hint"], "a next step"
 

@@ -174,7 +174,7 @@ def test_a_defect_is_one_sentence_with_a_status_of_its_own(world: World) -> None
     assert done.returncode == errors.INTERNAL
     assert "defect in hpcml: ZeroDivisionError" in done.stderr
     assert "Traceback" not in done.stderr
-    assert json.loads(done.stdout)["status"] == errors.INTERNAL
+    assert json.loads(done.stdout)["exit_status"] == errors.INTERNAL
 
 
 def test_a_terminal_that_knows_only_ascii(world: World) -> None:

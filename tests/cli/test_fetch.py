@@ -76,7 +76,7 @@ sys.stderr.write("\\x1e" + nonce + ' {{"hello": 1, "version": "0"}}\\n'); sys.st
 print(nonce, json.dumps({{"run": "r-20260101-000000-0000", "files": [["ok", 1, 0, 511], [{name!r}, 1, 0, 2559]], "ended": True}}), flush=True)
 sys.stdin.readline()
 print("xy", end="", flush=True)
-sys.stderr.write("\\x1e" + nonce + ' {{"status": 0}}\\n')
+sys.stderr.write("\\x1e" + nonce + ' {{"exit_status": 0}}\\n')
 """)
     words = f"{shlex.quote(sys.executable)} {shlex.quote(str(other))}"
     done = laptop.world.run("--host", "cluster", "fetch", "last", "results", env={"HPCML_LOGIN__HPCML": words})

@@ -30,12 +30,12 @@ FACTS = {
     "run escapes": [HELLO, '{"run": "\\u001b]0;owned\\u0007-20260101-000000-0000"}'],
     "run is a table": [HELLO, '{"run": {"a": []}}'],
     "submitted": [HELLO, '{"submitted": 3}'],
-    "status text": [HELLO, '{"status": "0; id"}'],
-    "status of 999": [HELLO, '{"status": 999}'],
-    "status below 0": [HELLO, '{"status": -1}'],
-    "status is true": [HELLO, '{"status": true}'],
-    "status is a fraction": [HELLO, '{"status": 0.5}'],
-    "no end": [HELLO, '{"status": "' + "x" * (3 << 20)],
+    "status text": [HELLO, '{"exit_status": "0; id"}'],
+    "status of 999": [HELLO, '{"exit_status": 999}'],
+    "status below 0": [HELLO, '{"exit_status": -1}'],
+    "status is true": [HELLO, '{"exit_status": true}'],
+    "status is a fraction": [HELLO, '{"exit_status": 0.5}'],
+    "no end": [HELLO, '{"exit_status": "' + "x" * (3 << 20)],
 }  # fmt: skip
 EVIL = """import json, os, sys, time
 header = json.loads(sys.stdin.readline())
@@ -99,7 +99,7 @@ def test_an_offer_that_is_none_is_refused(laptop: Laptop, offer: str) -> None:
 def test_what_it_prints_drives_no_terminal(laptop: Laptop) -> None:
     text = (f"sys.stderr.write(mark + {HELLO!r} + '\\n' + 'err \\x1b[2J\\x9b \\u202e\\n'); sys.stderr.flush()\n"
             "sys.stdout.buffer.write(b'out \\x1b]0;owned\\x07 \\xc2\\x9b2J\\n'); sys.stdout.flush()\n"
-            "sys.stderr.write(mark + '{\"status\": 3}\\n')\n")  # fmt: skip
+            "sys.stderr.write(mark + '{\"exit_status\": 3}\\n')\n")  # fmt: skip
     env = {**laptop.world.environment, **stand_in(laptop, text)}
     words = shlex.join([str(laptop.world.command), "--host", "cluster", "ls"])
     shown = subprocess.run(["script", "-qec", words, "/dev/null"], env=env | {"PATH": f"{env['PATH']}:{os.environ['PATH']}", "SHELL": "/bin/sh"},

@@ -242,7 +242,7 @@ def test_what_is_no_image(world: World, command: str) -> None:
 
 def test_an_error_is_json_too(world: World) -> None:
     done = image(world, "show", "--json", "job.py", status=errors.IMAGE)
-    assert json.loads(done.stdout)["status"] == errors.IMAGE
+    assert json.loads(done.stdout)["exit_status"] == errors.IMAGE
 
 
 def test_ls(world: World) -> None:

@@ -72,7 +72,7 @@ def test_output_and_status_are_passed_on(laptop: Laptop) -> None:
     assert laptop.world.run("ls", "--json", env={"HPCML_HOST": "cluster"}).stdout == laptop.run("ls", "--json").stdout
     done = laptop.run("status", "nosuch", "--json")
     assert done.returncode == errors.NOT_FOUND
-    assert json.loads(done.stdout)["status"] == errors.NOT_FOUND
+    assert json.loads(done.stdout)["exit_status"] == errors.NOT_FOUND
     assert laptop.run("cancel", "first").returncode == 0
     assert len(laptop.world.calls("scancel")) == 1
 

@@ -64,7 +64,7 @@ def test_a_refusal_is_told_in_words_and_recorded(world: World, kind: str) -> Non
     for text in (words, hint, said.splitlines()[0]):
         assert text in err
     record = json.loads((world.directory() / "submission.json").read_text())
-    assert record["status"] == errors.REFUSED
+    assert record["exit_status"] == errors.REFUSED
     assert words in record["error"]
     status = json.loads(world.run("status", "last", "--json").stdout)
     assert (status["state"], status["exit_status"]) == ("REFUSED", errors.REFUSED)
@@ -170,7 +170,7 @@ def test_check_says_what_slurm_says(world: World) -> None:
     )
     done = world.run("submit", "--site", "slurm", "--check", "--json", "job.py")
     assert done.returncode == errors.REFUSED
-    assert json.loads(done.stdout)["status"] == errors.REFUSED
+    assert json.loads(done.stdout)["exit_status"] == errors.REFUSED
 
 
 def test_the_environment_of_an_outer_job_does_not_reach_slurm(world: World) -> None:

@@ -52,7 +52,7 @@ def test_facts_of_another_form_are_refused(name: str) -> None:
         tried += 1
         with pytest.raises(errors.ConfigError, match=name) as caught:
             of_run(**{name: value})
-        assert caught.value.status == errors.CONFIG
+        assert caught.value.exit_status == errors.CONFIG
         assert str(caught.value).isascii()
     assert tried > 10
     with pytest.raises(errors.ConfigError, match=name):

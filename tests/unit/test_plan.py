@@ -203,7 +203,7 @@ def test_any_request_plans_or_explains_itself(profile: dict[str, Any], request_:
         assert error.message
         assert error.place
         assert error.hint
-        assert error.status in (errors.USAGE, errors.REFUSED, errors.NOT_FOUND, errors.INTERNAL, errors.CONFIG)
+        assert error.exit_status in (errors.USAGE, errors.REFUSED, errors.NOT_FOUND, errors.INTERNAL, errors.CONFIG)
         return
     directives = [line for line in text.splitlines() if line.startswith("#SBATCH ")]
     assert len(directives) == len(made.directives), "no value begins a line of its own"

@@ -150,7 +150,7 @@ class Tunnel:
                 self.close()
                 hint = f"Look at it: hpcml status {facts.run}; end it: hpcml cancel {facts.run}."
                 message = f"The run will not start: {words}"
-                raise HpcmlError(message, place=f"job {facts.job}", hint=hint, status=UNAVAILABLE)
+                raise HpcmlError(message, place=f"job {facts.job}", hint=hint, exit_status=UNAVAILABLE)
             estimate = facts.estimate
             words += f"; Slurm's estimate of the start: {estimate}" if estimate else "; Slurm has no estimate yet"
         shown = (facts.state, words)
@@ -326,7 +326,7 @@ def port_taken(first: int, *, chosen: bool) -> HpcmlError:
     """Return the error for a port of this machine that is taken; one that nobody chose was followed by others."""
     hint = "Give another with --port." if chosen else "Give one with --port."
     message = f"Port {first} of this laptop is taken" + ("" if chosen else ", and so are the next")
-    return HpcmlError(message, place="127.0.0.1", hint=hint, status=UNAVAILABLE)
+    return HpcmlError(message, place="127.0.0.1", hint=hint, exit_status=UNAVAILABLE)
 
 
 def _remote_failure(feed: subprocesses.Child, connection: Connection) -> HpcmlError:
@@ -336,8 +336,8 @@ def _remote_failure(feed: subprocesses.Child, connection: Connection) -> HpcmlEr
         return connection.no_hpcml(lines[-3:])
     lines = lines[next((place for place, line in enumerate(lines) if _ERROR.match(line)), 0) :]  # a shell may say more
     message = lines[0].removeprefix("hpcml: ") if lines else f"hpcml there ended with status {feed.code}"
-    status = feed.code if feed.code in MEANING else CONFIG  # killed here, or not hpcml's
-    return HpcmlError(message, place=connection.host, hint=" ".join(lines[1:]), status=status)
+    exit_status = feed.code if feed.code in MEANING else CONFIG  # killed here, or not hpcml's
+    return HpcmlError(message, place=connection.host, hint=" ".join(lines[1:]), exit_status=exit_status)
 
 
 def tell_end(facts: RunFacts, say: Callable[[str], None]) -> None:
@@ -345,4 +345,4 @@ def tell_end(facts: RunFacts, say: Callable[[str], None]) -> None:
     say(f"{facts.run} has ended: {facts.words}.")
     if facts.exit_status:
         message = f"The run ended with status {facts.exit_status}: {facts.words}"
-        raise HpcmlError(message, place=facts.run, hint=facts.hint, status=UNAVAILABLE, quote=facts.quote)
+        raise HpcmlError(message, place=facts.run, hint=facts.hint, exit_status=UNAVAILABLE, quote=facts.quote)
