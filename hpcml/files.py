@@ -279,6 +279,17 @@ def read_setting(path: Path) -> str:
         raise ForeignError(error.why, path, error.hint) from error
 
 
+def tail(path: Path, lines: int = 12, width: int | None = None) -> tuple[str, ...]:
+    """Return the last lines of a log (of its last 16 KiB), without empty ones; nothing if it cannot be read."""
+    try:
+        with open(open_regular(path), "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 16384))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ()
+    return tuple([line.rstrip()[:width] for line in text.splitlines() if line.strip()][-lines:])
+
+
 # -- writing ---------------------------------------------------------------------------------------------------------
 
 

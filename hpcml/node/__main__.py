@@ -6,8 +6,8 @@ import importlib
 import sys
 
 from hpcml.node import storage
-from hpcml.node.garbage_collection import long_import
 from hpcml.node.health import versions
+from hpcml.node.processes import long_import
 from hpcml.node.settings import load
 from hpcml.paths import ROLES
 

@@ -48,15 +48,3 @@ def wait_for(path: Path, deadline: float, interval: float, unless: str = "") -> 
             return False
         time.sleep(interval)
     return True
-
-
-def tail(path: Path, lines: int = 12, limit: int = 16384, width: int = 300) -> list[str]:
-    """Return the last lines of a log, cut at a width, without empty ones; nothing if it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - limit))
-            text = file.read().decode(errors="replace")
-    except OSError:
-        return []
-    return [line.rstrip()[:width] for line in text.splitlines() if line.strip()][-lines:]

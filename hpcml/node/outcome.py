@@ -1,16 +1,40 @@
-"""How a run ends: the record of it, the exception that carries it out of a phase, and where it is written."""
+"""What a run tells of itself: its log of events, its words in the job's log, and how it ended."""
 
 from __future__ import annotations
 
 import dataclasses
+import errno
+import json
+import os
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from hpcml import errors
 from hpcml.node import storage
 from hpcml.node.settings import Context
+
+
+class EventLog:
+    """Append events to a file; a line is written in one piece."""
+
+    def __init__(self, path: Path, attempt: int) -> None:
+        self.attempt = attempt
+        self.descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def write(self, event: str, **facts: object) -> None:
+        """Write one event with its time (seconds since 1970) and the attempt it belongs to."""
+        line = json.dumps({"time": round(time.time(), 3), "attempt": self.attempt, "event": event, **facts})
+        whole = line.encode() + b"\n"
+        try:
+            before = os.fstat(self.descriptor).st_size
+            if os.write(self.descriptor, whole) < len(whole):
+                os.ftruncate(self.descriptor, before)  # a part of a line would spoil the next
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # noqa: TRY301 - as the next write would
+        except OSError as error:  # a full disk must not end the run
+            print(f"hpcml: the log of events cannot be written ({error.strerror}): {line}", file=sys.stderr)
 
 
 @dataclass(frozen=True, slots=True)

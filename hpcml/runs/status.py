@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -303,7 +302,7 @@ def _ended_without_word(own: Status, run: directories.Run, record: RunRecord, jo
         return _lost(own, run, record, *_SLURM_ENDS[job.state])
     if driver := records.driver_exit(run.paths):
         return _step_ended(own, run, record, *driver)
-    if not own.times and (log := tail(run.paths.job_log)) and log[-1].startswith("hpcml: "):
+    if not own.times and (log := files.tail(run.paths.job_log)) and log[-1].startswith("hpcml: "):
         message = log[-1].removeprefix("hpcml: ").rstrip(".")  # the batch script's own word
         return _lost(own, run, record, STORAGE if message.startswith(_REPLACED) else START_FAILED, message)
     forgotten = "Slurm knows no such job any more" if job == schedulers.UNKNOWN else f"Slurm: {job.state}"
@@ -316,9 +315,9 @@ def _step_ended(own: Status, run: directories.Run, record: RunRecord, node: str,
     if "allocated" in own.times:  # what its log says is the script's
         message = f"the driver's step {endings.of(exit_status, ()).what} and left no word"
         return _lost(own, run, record, exit_status, message)
-    log = tail(run.paths.driver_log)
+    log = files.tail(run.paths.driver_log)
     if image := record.planned.image:
-        full_log = tail(run.paths.driver_log, 200) or tail(run.paths.job_log, 200)
+        full_log = files.tail(run.paths.driver_log, 200) or files.tail(run.paths.job_log, 200)
         why = endings.not_entered("\n".join(full_log), str(exit_status))
         current = _lost(own, run, record, IMAGE, f"{node}: {why.what}")
         hint = why.hint.replace("IMAGE", image)
@@ -330,7 +329,7 @@ def _step_ended(own: Status, run: directories.Run, record: RunRecord, node: str,
 
 
 def _lost(own: Status, run: directories.Run, record: RunRecord, exit_status: int, message: str) -> Status:
-    quote = tail(run.paths.job_log)
+    quote = files.tail(run.paths.job_log)
     hint = f"The job's own log: {run.paths.job_log}."
     if room := directories.full(run.paths.directory):
         message += f"; {room}"
@@ -343,17 +342,6 @@ def _lost(own: Status, run: directories.Run, record: RunRecord, exit_status: int
                 f"Otherwise: {hint[0].lower()}{hint[1:]}"
             )
     return own._replace(phase="ended", message=message, exit_status=exit_status, by="slurm", quote=quote, hint=hint)
-
-
-def tail(path: Path, lines: int = 12) -> tuple[str, ...]:
-    """Return the last lines of a log; nothing if it is not there."""
-    try:
-        with open(files.open_regular(path), "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - 16384))
-            text = file.read().decode(errors="replace")
-    except OSError:
-        return ()
-    return tuple([line for line in text.splitlines() if line.strip()][-lines:])
 
 
 def follow(

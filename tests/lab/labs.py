@@ -58,6 +58,9 @@ class Lab:
             raise LabError(f"Another lab is up ({others[0]}). Run: HPCML_LAB_TOP={others[0]} {PROGRAM} down")
         with self._lock():
             state = load(self.places)
+            for entry in state.processes() if state and state.of_this_boot else ():
+                if entry.alive:  # a test that was killed may have left a daemon stopped
+                    os.kill(entry.pid, signal.SIGCONT)
             if state and self._still_up(state, accounting, nodes):
                 self._revive(state)
                 return False

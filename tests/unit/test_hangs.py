@@ -10,7 +10,7 @@ import pytest
 from hpcml import errors
 from hpcml.node.health.hangs import Hangs
 from hpcml.node.outcome import RunEndedError
-from hpcml.node.process_clock import OwnTime
+from hpcml.node.processes import OwnTime
 
 NAMES = {"service": "", "answer_deadline": 600.0, "connect_notice": 60.0, "idle_notice": 600.0, "idle_end": 0.0,
          "workers_deadline": 120.0, "nodes": 2}  # fmt: skip

@@ -14,9 +14,9 @@ from types import SimpleNamespace
 import pytest
 
 from hpcml.node import files, processes
-from hpcml.node.events import EventLog
 from hpcml.node.health.losses import LAST_WORDS, Losses, Steps
-from hpcml.node.process_clock import MOST, OwnTime
+from hpcml.node.outcome import EventLog
+from hpcml.node.processes import MOST, OwnTime
 from hpcml.node.settings import Context
 from hpcml.paths import RunPaths
 
@@ -147,7 +147,8 @@ for late in (False, True):
             while os.getppid() == parent:
                 time.sleep(0.01)
         processes.end_with(parent)
-        open(f"{tmp_path}/{{late}}", "w").write(str(os.getpid()))
+        open(f"{tmp_path}/new", "w").write(str(os.getpid()))  # closed and whole before it has its name
+        os.rename(f"{tmp_path}/new", f"{tmp_path}/{{late}}")
         time.sleep(100)
         os._exit(0)
 while not os.path.exists("{tmp_path}/False"):

@@ -14,9 +14,8 @@ import pytest
 
 from hpcml import errors
 from hpcml.node.control_socket import Channel
-from hpcml.node.events import EventLog
 from hpcml.node.health.losses import Steps
-from hpcml.node.outcome import Outcome
+from hpcml.node.outcome import EventLog, Outcome
 from hpcml.node.roles import script as scripts
 from hpcml.node.roles.run_state import RunState
 from hpcml.node.roles.supervisor import run_script

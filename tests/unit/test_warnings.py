@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
-from hpcml.node.events import EventLog
-from hpcml.node.outcome import Outcome
+from hpcml.node.outcome import EventLog, Outcome
 from hpcml.node.roles.run_state import RunState
 from hpcml.paths import RunPaths
 from hpcml.runs import directories, status

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from hpcml import endings, errors
+from hpcml.files import tail
 from hpcml.node import files
 from hpcml.node.outcome import Outcome
 from hpcml.node.settings import Context
@@ -167,16 +167,11 @@ def of_the_workers(context: Context, present: set[str], late: float, *, step_gon
 
 def scheduler_log(context: Context, most: tuple[int, int] = _QUOTE) -> tuple[str, ...]:
     """Return the last lines of the scheduler's log, or of the job's if there are none."""
-    return tuple(_tail(context.run.scheduler_log, most) or _tail(context.run.job_log, most))
+    return tail(context.run.scheduler_log, *most) or tail(context.run.job_log, *most)
 
 
 def quote_of(context: Context, node: str, most: tuple[int, int] = _QUOTE) -> tuple[str, ...]:
     """Return the last lines of a node's worker log, or of the job's log (srun's own words) if there are none."""
-    lines = _tail(context.run.worker_log(node), most)
-    others = _tail(context.run.job_log, most) if not lines else []
-    return tuple(lines or [line for line in others if "srun" in line or node in line])
-
-
-def _tail(path: Path, most: tuple[int, int]) -> list[str]:
-    lines, width = most
-    return files.tail(path, lines, width=width)
+    if lines := tail(context.run.worker_log(node), *most):
+        return lines
+    return tuple(line for line in tail(context.run.job_log, *most) if "srun" in line or node in line)

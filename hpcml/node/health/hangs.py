@@ -8,7 +8,7 @@ from typing import Any
 from hpcml import errors
 from hpcml.node.control_socket import warn_after
 from hpcml.node.outcome import Outcome, RunEndedError
-from hpcml.node.process_clock import OwnTime
+from hpcml.node.processes import OwnTime
 from hpcml.node.settings import Context
 
 WAITED = 10.0  # seconds of asking for workers after which it is said

@@ -19,10 +19,8 @@ from distributed.scheduler import heartbeat_interval
 from hpcml import errors
 from hpcml.files import write
 from hpcml.node.control_socket import warn_after
-from hpcml.node.events import EventLog
-from hpcml.node.outcome import Outcome, say
-from hpcml.node.process_clock import OwnTime
-from hpcml.node.processes import Process
+from hpcml.node.outcome import EventLog, Outcome, say
+from hpcml.node.processes import OwnTime, Process
 from hpcml.node.settings import Context
 
 LOOK = 1.0  # seconds between looks

@@ -7,11 +7,10 @@ import os
 from collections.abc import Callable, Sequence
 
 from hpcml.node import files
-from hpcml.node.events import EventLog
 from hpcml.node.health import diagnosis
 from hpcml.node.health.diagnosis import Missing
-from hpcml.node.process_clock import OwnTime
-from hpcml.node.processes import Process
+from hpcml.node.outcome import EventLog
+from hpcml.node.processes import OwnTime, Process
 from hpcml.node.settings import Context
 
 AGAIN = 3.0  # seconds in which the workers of a node tell of one and the same stop of their task

@@ -9,8 +9,7 @@ from dataclasses import replace
 
 from hpcml import errors
 from hpcml.node import files, storage
-from hpcml.node.events import EventLog
-from hpcml.node.outcome import Outcome, RunEndedError
+from hpcml.node.outcome import EventLog, Outcome, RunEndedError
 from hpcml.node.processes import Process
 from hpcml.node.roles.script import answer
 from hpcml.node.settings import Context

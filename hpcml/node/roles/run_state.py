@@ -7,13 +7,12 @@ from typing import Any
 
 from hpcml import errors
 from hpcml.node.control_socket import Channel
-from hpcml.node.events import EventLog
 from hpcml.node.hardware import gpus
 from hpcml.node.health import diagnosis
 from hpcml.node.health.hangs import Hangs
 from hpcml.node.health.losses import Losses, Steps
-from hpcml.node.outcome import Outcome, RunEndedError, say
-from hpcml.node.process_clock import OwnTime
+from hpcml.node.outcome import EventLog, Outcome, RunEndedError, say
+from hpcml.node.processes import OwnTime
 from hpcml.node.roles.end_cause import EndRequests
 from hpcml.node.settings import Context
 

@@ -77,7 +77,7 @@ class PrivateScheduler(Scheduler):  # type: ignore[misc]
         raise RuntimeError("the workers of an hpcml run have no Nanny; use a WorkerPlugin, or [environment] settings")
 
 
-class HostScheduler(PrivateScheduler):
+class HostMemoryScheduler(PrivateScheduler):
     """A scheduler that has workers answer in the host's memory: what it passes on, TLS cannot take from a GPU."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -175,7 +175,7 @@ async def _serve(context: Context) -> int:
     dask.config.set({"temporary-directory": str(folder)})
     # Messages go over TLS also where data goes over UCX: Dask waits for UCX by asking again and again, which keeps a
     # core busy here and in the script, and UCX takes seconds to start.
-    scheduler = (HostScheduler if protocol == "ucx" else PrivateScheduler)(
+    scheduler = (HostMemoryScheduler if protocol == "ucx" else PrivateScheduler)(
         protocol="tls",
         host=host,
         port=0,

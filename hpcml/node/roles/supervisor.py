@@ -9,10 +9,10 @@ import time
 import traceback
 
 from hpcml import errors
-from hpcml.node import files, scratch, storage
+from hpcml.files import tail
+from hpcml.node import scratch, storage
 from hpcml.node.control_socket import Channel
-from hpcml.node.events import EventLog
-from hpcml.node.outcome import Outcome, RunEndedError
+from hpcml.node.outcome import EventLog, Outcome, RunEndedError
 from hpcml.node.roles import end_cause
 from hpcml.node.roles.bring_up import NO_FOLDER, BringUp
 from hpcml.node.roles.run_state import RunState
@@ -127,6 +127,6 @@ def _follow(state: RunState, script: Script) -> Outcome:
 
 
 def _own_end(context: Context, script: Script, status: int) -> Outcome:
-    quote = () if status == 0 else tuple(files.tail(context.run.driver_log))
+    quote = () if status == 0 else tail(context.run.driver_log, width=300)
     by = "hpcml" if context.settings.service and status == errors.START_FAILED else "script"
     return Outcome(status, "driver", by, script.describe_end(status), quote=quote)

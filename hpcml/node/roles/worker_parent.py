@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import signal
@@ -15,8 +16,8 @@ from pathlib import Path
 from hpcml.errors import WORKERS_NEVER_CAME
 from hpcml.files import write
 from hpcml.node import files, processes, scratch, script_environment
-from hpcml.node.garbage_collection import long_import
 from hpcml.node.hardware.node_check import Inspection, UnfitError
+from hpcml.node.processes import long_import
 from hpcml.node.roles.script import oom_kills
 from hpcml.node.settings import Context, load
 from hpcml.units import in_mib
@@ -52,7 +53,8 @@ class Node:
     slots: list[Slot] = field(default_factory=list)
     refused: str = ""
     ending: bool = False
-    watch_end_until: float = 0.0
+    worker_ended: float = -math.inf
+    next_look: float = 0.0
     memory: str = ""
     oom_kills: int = field(default_factory=oom_kills)
     used_pids: set[int] = field(default_factory=set)
@@ -212,7 +214,12 @@ def _keep(node: Node, serve: Callable[[Slot], int], memory_limit: int, address: 
 
 def _stop_if_ended(node: Node) -> None:
     """After a worker's end, look whether the whole run has ended; not otherwise, to spare the shared file system."""
-    if time.monotonic() < node.watch_end_until and _run_has_ended(node.context):
+    now = time.monotonic()
+    since = now - node.worker_ended
+    if since > WATCH_END or now < node.next_look:
+        return
+    node.next_look = now + min(1.0, since / 4)  # always more seldom: most ends of a worker are not the run's
+    if _run_has_ended(node.context):
         for slot in node.slots:
             _end(slot)
             slot.done = True
@@ -271,7 +278,7 @@ def _reap(node: Node) -> None:
 
 def _judge(node: Node, slot: Slot, code: int) -> None:
     """Decide what a worker's end means: done, come back, or failed for good after too many deaths."""
-    node.watch_end_until = time.monotonic() + WATCH_END
+    node.worker_ended, node.next_look = time.monotonic(), 0.0
     over = node.ending or _run_has_ended(node.context)
     if code == 0 or over:
         slot.done = True
