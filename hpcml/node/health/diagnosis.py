@@ -48,12 +48,7 @@ def root_of(error: BaseException) -> str:
 def missing_nodes(context: Context, present: set[str], *, step_gone: bool = False) -> list[Missing]:
     """Return the nodes that lack workers, with what is known of each from its files.
 
-    Parameters
-    ----------
-    present
-        The names of the workers that are there.
-    step_gone
-        Whether the step of the worker tasks has ended, so that none can come back.
+    ``present`` are the names of the workers that are there; with ``step_gone`` none of the others can come back.
     """
     exits = files.listed(context.attempt.exits)
     marks = files.listed(context.attempt.nodes)
@@ -61,35 +56,31 @@ def missing_nodes(context: Context, present: set[str], *, step_gone: bool = Fals
     for node in context.node_names:
         ended = f"worker@{node}" in exits  # and all its workers with it, though the scheduler may not know yet
         absent = tuple(name for name in context.worker_names(node) if ended or name not in present)
-        mark = files.read_json(context.attempt.mark_of(node)) if absent and f"{node}.json" in marks else None
-        if mark:
-            absent = tuple(name for name in absent if name not in mark.get("retired", ()))
-        if absent:
-            quote = quote_of(context, node)
-            why, final, remedy = _reason(context, node, exits, mark)
+        mark = (absent and f"{node}.json" in marks and files.read_json(context.attempt.mark_of(node))) or {}
+        if absent := tuple(name for name in absent if name not in mark.get("retired", ())):
+            why, final, remedy = _reason(context, node, mark, ended=ended)
             if step_gone and not final:
-                why, final = f"{_STEP_GONE} ({why})" if f"worker@{node}" in exits else _STEP_GONE, True
-            missing.append(Missing(node, absent, why, final, quote, remedy, (mark or {}).get("memory", "")))
+                why, final = f"{_STEP_GONE} ({why})" if ended else _STEP_GONE, True
+            quote = worker_log(context, node)
+            missing.append(Missing(node, absent, why, final, quote, remedy, mark.get("memory", "")))
     return missing
 
 
-def _reason(context: Context, node: str, exits: set[str], mark: dict[str, Any] | None) -> tuple[str, bool, str]:
+def _reason(context: Context, node: str, mark: dict[str, Any], *, ended: bool) -> tuple[str, bool, str]:
     if mark and mark["refused"]:
         return str(mark["refused"]), True, ""
     if mark and (failed := mark["failed"]):
         return f"worker {failed[0]['worker']} ended again and again ({failed[0]['why']})", True, ""
-    exit_file = context.attempt.exit_of("worker", node)
-    if exit_file.name in exits:
-        status = exit_file.read_text().strip()
+    if ended:
+        status = context.attempt.exit_of("worker", node).read_text().strip()
         if not_entered(context, status):
-            why = endings.not_entered("\n".join(quote_of(context, node, _WHOLE)), status)
-            return why.what, True, why.hint
-        ended = endings.of(int(status), quote_of(context, node))
-        return f"the worker task {ended.what}", status != "0", ""  # 0: its workers were retired
-    if mark is None:
+            cause = endings.not_entered("\n".join(worker_log(context, node, _WHOLE)), status)
+            return cause.what, True, cause.hint
+        cause = endings.of(int(status), worker_log(context, node))
+        return f"the worker task {cause.what}", status != "0", ""  # 0: its workers were retired
+    if not mark:
         return "the worker task did not start", False, ""
-    if deaths := mark["deaths"]:
-        name, _ = next(iter(deaths.items()))
+    for name in mark["deaths"]:
         return f"worker {name} has ended: {mark['last_ends'][name]}", False, ""
     if mark["state"] == "starting":
         return "the worker task started but is still importing Dask", False, ""
@@ -101,48 +92,44 @@ def not_entered(context: Context, status: str) -> bool:
     return bool(context.settings.image) and status in _NOT_ENTERED
 
 
+def _scheduler_status(context: Context) -> str:
+    """Return the exit status that the scheduler's step has recorded, empty while there is none."""
+    path = context.attempt.exit_of("scheduler", context.node)
+    return path.read_text().strip() if path.name in files.listed(path.parent) else ""
+
+
 def of_the_scheduler(context: Context, closed: bool, late: float, *, step_gone: bool = False) -> Outcome | None:
     """Return how the run ends for want of a scheduler, None if it may still come.
 
-    Parameters
-    ----------
-    closed
-        Whether it was there and has gone.
-    late
-        The seconds that have passed if its deadline has, else 0.
-    step_gone
-        Whether its step has ended, so that it cannot come any more.
+    It cannot come any more if it was there and has ``closed``, or with ``step_gone``; ``late`` are the seconds that
+    have passed if its deadline has, else 0.
     """
-    exit_file = context.attempt.exit_of("scheduler", context.node)
     hint = f"The whole log: hpcml logs {context.run.directory.name} scheduler."
-    code, quote = errors.START_FAILED, scheduler_log(context)
-    if exit_file.name in files.listed(context.attempt.exits):
-        status = exit_file.read_text().strip()
-        ended = endings.of(int(status), quote)
-        reason = f"the Dask scheduler on {context.node} {ended.what}"
+    quote = scheduler_log(context)
+    name = f"the Dask scheduler on {context.node}"
+    if status := _scheduler_status(context):
         if not_entered(context, status):
-            why = endings.not_entered("\n".join(scheduler_log(context, _WHOLE)), status)
-            return Outcome(errors.IMAGE, "image", "hpcml", f"{context.node}: {why.what}", why.hint, quote)
-        if status == str(code) and quote and quote[-1].startswith("hpcml: "):
+            cause = endings.not_entered("\n".join(scheduler_log(context, _WHOLE)), status)
+            return Outcome(errors.IMAGE, "image", "hpcml", f"{context.node}: {cause.what}", cause.hint, quote)
+        ended = endings.of(int(status), quote)
+        reason, hint = f"{name} {ended.what}", ended.hint or hint
+        if status == str(errors.START_FAILED) and quote and quote[-1].startswith("hpcml: "):
             reason = f"{context.node}: {quote[-1].removeprefix('hpcml: ').rstrip('.')}"
-        hint = ended.hint or hint
     elif closed:
-        reason = f"the Dask scheduler on {context.node} ended at its start"
+        reason = f"{name} ended at its start"
     elif step_gone:
-        reason = f"the step of the Dask scheduler on {context.node} is gone (was its srun killed?)"
+        reason = f"the step of {name} is gone (was its srun killed?)"
     elif late:
-        reason = f"the Dask scheduler on {context.node} was not up within {late:g} s"
+        reason = f"{name} was not up within {late:g} s"
     else:
         return None
-    return Outcome(code, "scheduler", "hpcml", reason, hint, quote)
+    return Outcome(errors.START_FAILED, "scheduler", "hpcml", reason, hint, quote)
 
 
 def scheduler_end(context: Context) -> str:
     """Return how the scheduler's role ended, to stand behind a sentence; nothing while its step has not recorded it."""
-    exit_file = context.attempt.exit_of("scheduler", context.node)
-    if exit_file.name not in files.listed(context.attempt.exits):
-        return ""
-    return f": it {endings.of(int(exit_file.read_text()), scheduler_log(context)).what}"
+    status = _scheduler_status(context)
+    return f": it {endings.of(int(status), scheduler_log(context)).what}" if status else ""
 
 
 def of_the_workers(context: Context, present: set[str], late: float, *, step_gone: bool = False) -> Outcome | None:
@@ -153,14 +140,15 @@ def of_the_workers(context: Context, present: set[str], late: float, *, step_gon
         return None
     outside = [missing for missing in final if missing.remedy]
     named = outside or final or lost
-    words = "; ".join(missing.sentence() for missing in named[:4])
-    more = f"; and {len(named) - 4} more nodes" if len(named) > 4 else ""
+    sentences = "; ".join(missing.sentence() for missing in named[:4])
+    if len(named) > 4:
+        sentences += f"; and {len(named) - 4} more nodes"
     quote = named[0].quote if named else ()
     if outside:
-        return Outcome(errors.IMAGE, "image", "hpcml", words + more, outside[0].remedy, quote)
+        return Outcome(errors.IMAGE, "image", "hpcml", sentences, outside[0].remedy, quote)
     when = f" within {late:g} s" if late else ""
     absent = sum(len(missing.workers) for missing in lost)
-    reason = f"{absent} of {absent + len(present)} workers did not come{when}: {words}{more}"
+    reason = f"{absent} of {absent + len(present)} workers did not come{when}: {sentences}"
     hint = f"The whole log: hpcml logs {context.run.directory.name} worker."
     return Outcome(errors.WORKERS_NEVER_CAME, "workers", "hpcml", reason, hint, quote)
 
@@ -170,7 +158,7 @@ def scheduler_log(context: Context, most: tuple[int, int] = _QUOTE) -> tuple[str
     return tail(context.run.scheduler_log, *most) or tail(context.run.job_log, *most)
 
 
-def quote_of(context: Context, node: str, most: tuple[int, int] = _QUOTE) -> tuple[str, ...]:
+def worker_log(context: Context, node: str, most: tuple[int, int] = _QUOTE) -> tuple[str, ...]:
     """Return the last lines of a node's worker log, or of the job's log (srun's own words) if there are none."""
     if lines := tail(context.run.worker_log(node), *most):
         return lines

@@ -23,41 +23,33 @@ class Hangs:
 
     def __init__(self, context: Context, clock: OwnTime, warn: Callable[[str], None]) -> None:
         self.context, self.clock, self.warn = context, clock, warn
-        self.told: Mapping[str, Any] = {}
+        self.use: Mapping[str, Any] = {}  # of the cluster, as the scheduler tells it every second
         self.heard = self.began = clock.seconds
 
     def begin(self) -> None:
         """The script starts now."""
         self.heard = self.began = self.clock.seconds
 
-    def take(self, told: Mapping[str, Any]) -> None:
+    def take(self, use: Mapping[str, Any]) -> None:
         """Take in what the scheduler tells every second."""
-        self.told, self.heard = told, self.clock.seconds
+        self.use, self.heard = use, self.clock.seconds
 
     def look(self, missing: int, *, final: bool) -> None:
-        """Say what is noticed.
+        """Say what is noticed, and end the run (RunEndedError) where a deadline has passed.
 
-        Parameters
-        ----------
-        missing, final
-            How many workers are not there, and whether none of them can come back.
-
-        Raises
-        ------
-        RunEndedError
-            If a deadline has passed.
+        ``missing`` workers are not there; ``final``: none of them can come back.
         """
         self._look_at_scheduler()
-        if self.context.settings.service == "jupyter" or not self.told:
+        if self.context.settings.service == "jupyter" or not self.use:
             return  # a service ends for idleness by itself
         ran = self.clock.seconds - self.began
-        idle = min(float(self.told["idle"]), ran)
+        idle = min(float(self.use["idle"]), ran)
         self._look_at_use(ran, idle)
-        if self.told["stuck"] and idle > STUCK and not missing:
-            count = f"{self.told['stuck']} tasks wait" if self.told["stuck"] > 1 else "A task waits"
+        if (stuck := self.use["stuck"]) and idle > STUCK and not missing:
+            count = f"{stuck} tasks wait" if stuck > 1 else "A task waits"
             self.warn(f"{count} for a worker with resources, or of a name, that no worker has (resources=, workers=).")
         if not missing or final:
-            self._look_at_waiting(float(self.told["waited"]), missing)
+            self._look_at_waiting(float(self.use["waited"]), missing)
 
     def _look_at_scheduler(self) -> None:
         silent, deadline = self.clock.seconds - self.heard, self.context.settings.answer_deadline
@@ -65,25 +57,25 @@ class Hangs:
         if silent > deadline:
             reason = f"{sentence} {deadline:g} s"
             hint = "Was it stopped, or is it busy with a very large graph? deadlines.answer gives it longer."
-            raise RunEndedError(Outcome(errors.ROLE_LOST, "driver", "hpcml", reason, hint))
+            raise _ended(errors.ROLE_LOST, reason, hint)
         if silent > warn_after(deadline):
             self.warn(f"{sentence} {warn_after(deadline):g} s; the run ends if it does not within {deadline:g} s.")
 
     def _look_at_use(self, ran: float, idle: float) -> None:
         settings = self.context.settings
         held = f"{settings.nodes} nodes are held" if settings.nodes > 1 else "its node is held"
-        if not self.told["connected"] and ran > settings.connect_notice > 0:
+        if not self.use["connected"] and ran > settings.connect_notice > 0:
             self.warn(
                 f"The script has run for {settings.connect_notice:g} s without connecting to its cluster. Client() and "
                 "hpcml.connect() find it; Client(scheduler_file=…), another address and LocalCluster() do not. "
                 "A script that needs no cluster goes on."
             )
         if idle > settings.idle_notice > 0:
-            self.warn(f"Nothing has used the cluster for {_said(settings.idle_notice)}, and {held}.")
+            self.warn(f"Nothing has used the cluster for {_duration(settings.idle_notice)}, and {held}.")
         if idle > settings.idle_end > 0:
-            reason = f"nothing used the cluster for {_said(settings.idle_end)}"
+            reason = f"nothing used the cluster for {_duration(settings.idle_end)}"
             hint = "deadlines.idle ends such a run; 0s lets it go on."
-            raise RunEndedError(Outcome(errors.IDLE, "driver", "hpcml", reason, hint))
+            raise _ended(errors.IDLE, reason, hint)
 
     def _look_at_waiting(self, waited: float, missing: int) -> None:
         if waited <= WAITED:
@@ -93,8 +85,12 @@ class Hangs:
         self.warn(f"{sentence}; the run ends if it still does after {deadline:g} s.")
         if waited > deadline:
             hint = "Wait for fewer, or ask for more: --nodes, or workers.per_node."
-            raise RunEndedError(Outcome(errors.WORKERS_NEVER_CAME, "driver", "hpcml", sentence, hint))
+            raise _ended(errors.WORKERS_NEVER_CAME, sentence, hint)
 
 
-def _said(seconds: float) -> str:
+def _ended(status: int, reason: str, hint: str) -> RunEndedError:
+    return RunEndedError(Outcome(status, "driver", "hpcml", reason, hint))
+
+
+def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:g} s"

@@ -11,7 +11,6 @@ import struct
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any
 
 from distributed import Scheduler, Status
 from distributed.scheduler import heartbeat_interval
@@ -53,27 +52,19 @@ class Activity:
             except Exception:  # noqa: BLE001 - Dask's insides may change; then nothing is known, and the run goes on
                 traceback.print_exc()
                 self.used = now
-            self.send(
-                event="alive",
-                connected=self.connected,
-                idle=round(now - self.used, 1),
-                waited=round(self.waited, 1),
-                stuck=self.stuck,
-            )
+            use = {"connected": self.connected, "idle": round(now - self.used, 1), "waited": round(self.waited, 1)}
+            self.send(event="alive", stuck=self.stuck, **use)
             if await self._supervisor_is_gone(now - self.heard):
                 return
 
     def _look(self, now: float, passed: float) -> None:
         scheduler = self.scheduler
         self.connected = self.connected or any(name != "fire-and-forget" for name in scheduler.clients)
-        in_use = self._in_use()
-        if in_use:
+        if in_use := self._in_use():
             self.used = now
         polls, scheduler.polls = scheduler.polls, 0
-        ready = all(
-            state.status == Status.running for state in scheduler.workers.values()
-        )  # none paused for its memory
-        waits = polls >= POLLS * passed and ready and not in_use
+        running = [state.status == Status.running for state in scheduler.workers.values()]  # not paused for its memory
+        waits = polls >= POLLS * passed and all(running) and not in_use
         self.waited = self.waited + passed if waits else 0.0
         self.stuck = len(scheduler.unrunnable) if now - self.used > LOOK else 0
 
@@ -82,15 +73,18 @@ class Activity:
         self.heard = self.clock.seconds
 
     def _in_use(self) -> bool:
-        scheduler = self.scheduler
-        moved = scheduler.transition_counter != self.transitions
-        self.transitions = scheduler.transition_counter
-        late = max(LATE_AT_LEAST, LATE * float(heartbeat_interval(len(scheduler.workers))))
+        """Whether tasks move or wait, or a worker computes, or is silent: a function of client.run holds its loop."""
+        workers, before = self.scheduler.workers, self.transitions
+        self.transitions = self.scheduler.transition_counter
+        heard_by = time.time() - max(LATE_AT_LEAST, LATE * float(heartbeat_interval(len(workers))))
         return (
-            moved
-            or bool(scheduler.queued)
+            self.transitions != before
+            or bool(self.scheduler.queued)
             or any(
-                state.processing or _load(state) > BUSY or _late(state, late) for state in scheduler.workers.values()
+                state.processing
+                or float(state.metrics.get("cpu", 0.0) or 0.0) > BUSY
+                or float(state.last_seen) < heard_by
+                for state in workers.values()
             )
         )
 
@@ -143,16 +137,6 @@ _STATES = {
     "D": " (state D: it waits for a file system, or is frozen)",
     "": " (it cannot be seen from here)",
 }
-
-
-def _load(state: Any) -> float:
-    """Return a worker's CPU use in per cent, as its last heartbeat told."""
-    return float(state.metrics.get("cpu", 0.0) or 0.0)
-
-
-def _late(state: Any, limit: float) -> bool:
-    """Whether a worker has not told anything for longer than it should: a function of ``client.run`` holds its loop."""
-    return time.time() - float(state.last_seen) > limit
 
 
 def peer_of(connection: socket.socket) -> int:

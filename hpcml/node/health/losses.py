@@ -76,12 +76,10 @@ class Losses:
                 self.warn(f"{node.node}: {node.memory}; more of these are in its log.")
             if not node.final or node.node in self.told:
                 continue
-            count = len(node.workers)
             self.told.add(node.node)
             self.events.write("workers-lost", node=node.node, workers=list(node.workers))
-            lost = "a worker" if count == 1 else f"{count} workers"
-            left = f"{total - away} of {total} workers are left"
-            self.warn(f"{node.node} lost {lost} for good: {node.why}; {left}.")
+            lost = "a worker" if len(node.workers) == 1 else f"{len(node.workers)} workers"
+            self.warn(f"{node.node} lost {lost} for good: {node.why}; {total - away} of {total} workers are left.")
 
     def tell_stopped(self, node: str) -> None:
         """Tell of a worker task that was stopped and goes on, as one of its workers said; each of them may say it."""
@@ -98,6 +96,6 @@ class Losses:
             _, node, which = name.split("@")
             status = (self.context.attempt.exits / name).read_text().strip()
             self.events.write("worker-task-killed", node=node, status=status)
-            again = "it is started again, with its workers"
-            self.warn(f"{node}: the worker task was killed (exit status {status}); {again} (time {which}).")
+            killed = f"the worker task was killed (exit status {status})"
+            self.warn(f"{node}: {killed}; it is started again, with its workers (time {which}).")
         self.killed |= names

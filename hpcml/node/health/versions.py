@@ -16,7 +16,7 @@ import re
 import sys
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from hpcml.node import files
 from hpcml.node.security import tls
@@ -90,14 +90,9 @@ def tell(context: Context, role: str) -> None:
 
 
 class Clocks:
-    """The other nodes' clocks against this one's.
+    """The other nodes' clocks against that of ``node``, where the driver and the batch script run.
 
-    Parameters
-    ----------
-    node
-        This node, where the driver and the batch script run.
-    behind, ahead
-        The seconds that a node may be behind or ahead of this one and still accept the run's certificate.
+    A node may be ``behind`` or ``ahead`` of it by so many seconds and still accept the run's certificate.
     """
 
     def __init__(self, node: str, behind: float, ahead: float) -> None:
@@ -116,23 +111,23 @@ class Clocks:
     @property
     def fatal(self) -> str:
         """Why no connection would come about, empty if they will."""
-        beyond = {node: least for node, least in self.differences.items() if least < -self.behind or least > self.ahead}
-        return self._sentence(beyond)
+        return self._sentence(lambda least: least < -self.behind or least > self.ahead)
 
     @property
     def note(self) -> str:
         """Which clocks differ, empty if none does by much."""
-        return self._sentence({node: least for node, least in self.differences.items() if abs(least) > NOTED})
+        return self._sentence(lambda least: abs(least) > NOTED)
 
-    def _sentence(self, found: Mapping[str, float]) -> str:
-        if not found:
+    def _sentence(self, counts: Callable[[float], bool]) -> str:
+        wrong = {node: least for node, least in self.differences.items() if counts(least)}
+        if not wrong:
             return ""
-        if len(found) == len(self.differences) > 1 and len({least > 0 for least in found.values()}) == 1:
-            nearest = min(found.values(), key=abs)  # all others agree that it is this one
+        if len(wrong) == len(self.differences) > 1 and len({least > 0 for least in wrong.values()}) == 1:
+            nearest = min(wrong.values(), key=abs)  # all others agree that it is this one
             return f"clocks differ: that of {self.node} is {_by(-nearest)} all other nodes'"
-        named = [f"that of {node} is {_by(least)} {self.node}'s" for node, least in list(found.items())[:4]]
-        more = f", and {len(found) - 4} more" if len(found) > 4 else ""
-        return f"clocks differ: {', '.join(named)}{more}"
+        named = [f"that of {node} is {_by(least)} {self.node}'s" for node, least in wrong.items()]
+        more = f", and {len(named) - 4} more" if len(named) > 4 else ""
+        return f"clocks differ: {', '.join(named[:4])}{more}"
 
 
 def _by(seconds: float) -> str:
@@ -149,7 +144,6 @@ class Comparison:
     def __init__(self, context: Context) -> None:
         self.context = context
         self.own = here()
-        self.digest = _digest(self.own)
         self.waiting = {f"scheduler@{context.node_names[0]}", *(f"worker@{node}" for node in context.node_names)}
         self.roles = len(self.waiting) + 1
         self.clocks = Clocks(context.node, behind=tls.EARLY, ahead=tls.LATE)
@@ -170,7 +164,7 @@ class Comparison:
             if (who := f"{role}@{node}") in self.waiting:
                 self.waiting.remove(who)
                 self.clocks.take(node, float(told))
-                if digest != self.digest:
+                if digest != _digest(self.own):
                     self._compare(who, files.read_json(self.context.attempt.versions / name) or {})
 
     def _compare(self, who: str, theirs: Mapping[str, str]) -> None:
@@ -197,8 +191,8 @@ class Comparison:
         return [self._sentence(name, found) for name, found in self.harmless.items()]
 
     def _sentence(self, name: str, found: Mapping[str, list[str]]) -> str:
-        parts = [f"{_said(self.own.get(name, ''))} in the driver on {self.context.node}"]
-        parts += [f"{_said(version)} in {_listed(who)}" for version, who in found.items()]
+        versions = {self.own.get(name, ""): [f"the driver on {self.context.node}"], **found}
+        parts = [f"{version or 'missing'} in {_listed(who)}" for version, who in versions.items()]
         return f"{name} is {', '.join(parts)}"
 
     @property
@@ -214,10 +208,6 @@ _ROLES = {"scheduler": "the scheduler", "worker": "the workers"}
 def _numbers(version: str, count: int) -> tuple[str, ...]:
     """Return the first numbers of a version as text; none for a package that is not there."""
     return tuple(re.split(r"[.+-]", version)[:count]) if version else ()
-
-
-def _said(version: str) -> str:
-    return version or "missing"
 
 
 def _listed(words: list[str]) -> str:
