@@ -38,7 +38,9 @@ class CommandMissingError(Exception):
     """The program is not on PATH or may not be executed."""
 
 
-def run(command: Sequence[str], environment: Mapping[str, str], timeout: float, *, data: bytes = b"") -> Answer:
+def run(
+    command: Sequence[str], timeout: float, *, data: bytes = b"", environment: Mapping[str, str] | None = None
+) -> Answer:
     """Run a command with ``data`` as its input and return its answer.
 
     One that does not end in time, or answers more than any command here does, is killed.
@@ -51,7 +53,7 @@ def run(command: Sequence[str], environment: Mapping[str, str], timeout: float, 
     end = time.monotonic() + timeout
     try:
         process = subprocess.Popen(
-            command, env=dict(environment), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
     except OSError as error:
         raise CommandMissingError(f"{command[0]}: {error.strerror}") from error
@@ -104,7 +106,11 @@ def _exchange(process: subprocess.Popen[bytes], data: bytes, end: float) -> tupl
 
 
 def stream(
-    command: Sequence[str], environment: Mapping[str, str], timeout: float, sink: Callable[[bytes], None]
+    command: Sequence[str],
+    timeout: float,
+    sink: Callable[[bytes], None],
+    *,
+    environment: Mapping[str, str] | None = None,
 ) -> Answer:
     """Run a command and hand on what it says, both streams as one, while it says it; return the end of that.
 
@@ -128,7 +134,7 @@ def stream(
         with _signals_held() as came:
             process = subprocess.Popen(
                 command,
-                env=dict(environment),
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -210,7 +216,7 @@ def _text(data: bytes | str | None) -> str:
     return data.decode(errors="replace") if isinstance(data, bytes) else data or ""
 
 
-def start_in_background(command: Sequence[str], environment: Mapping[str, str], log: Path) -> int:
+def start_in_background(command: Sequence[str], log: Path, *, environment: Mapping[str, str] | None = None) -> int:
     """Start a command in a session of its own, so that it outlives this process; return its pid.
 
     Raises
@@ -221,7 +227,7 @@ def start_in_background(command: Sequence[str], environment: Mapping[str, str], 
     with open(log, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
         try:
             process = subprocess.Popen(
-                command, env=dict(environment), stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
             )
         except OSError as error:
             raise CommandMissingError(f"{command[0]}: {error.strerror}") from error
@@ -253,7 +259,7 @@ def signal_process(pid: int, number: int) -> bool:
     return True
 
 
-def interactive(command: Sequence[str], environment: Mapping[str, str]) -> int:
+def interactive(command: Sequence[str]) -> int:
     """Run a command on this process's own terminal, so that it can ask the user; return its exit status.
 
     Raises
@@ -262,7 +268,7 @@ def interactive(command: Sequence[str], environment: Mapping[str, str]) -> int:
         If the program cannot be started.
     """
     try:
-        return subprocess.run(command, env=dict(environment), check=False).returncode
+        return subprocess.run(command, check=False).returncode
     except OSError as error:
         raise CommandMissingError(f"{command[0]}: {error.strerror}") from error
 
@@ -278,11 +284,10 @@ class Child:
         If the program cannot be started.
     """
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(self, command: Sequence[str]) -> None:
         try:
             self.process: subprocess.Popen[bytes] = subprocess.Popen(
                 command,
-                env=dict(environment),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -346,7 +351,7 @@ class Child:
         self.streams = set()
 
 
-def converse(command: Sequence[str], environment: Mapping[str, str], *, capture: bool) -> subprocess.Popen[bytes]:
+def converse(command: Sequence[str], *, capture: bool) -> subprocess.Popen[bytes]:
     """Start a command in a session of its own, to talk with it: by pipes for input and errors, and output if asked.
 
     Else its output is this process's own. The terminal's Ctrl-C does not reach it; the end of its input does.
@@ -359,7 +364,6 @@ def converse(command: Sequence[str], environment: Mapping[str, str], *, capture:
     try:
         return subprocess.Popen(
             command,
-            env=dict(environment),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE if capture else None,
             stderr=subprocess.PIPE,

@@ -26,13 +26,13 @@ def run(options: Namespace) -> int:
     from hpcml.runs import status as run_status
     from hpcml.runs import submit as submission
 
-    folder, environment = common.folder_and_environment(options)
-    run = submission.adopt(directories.find(folder, options.run), environment)
-    before = run_status.status(run, environment)
+    folder = common.runs_folder(options)
+    run = submission.adopt(directories.find(folder, options.run))
+    before = run_status.status(run)
     if before.over:
         words, did = f"{run.id} has ended already: {before.message}.", False
     elif job := schedulers.job_of(run.submission):
-        cancelled = schedulers.get(schedulers.name_in(run.submission)).cancel(job, environment)
+        cancelled = schedulers.get(schedulers.name_in(run.submission)).cancel(job)
         did = bool(cancelled)
         words = f"{run.id} is being cancelled ({cancelled})." if did else f"{run.id} has ended in this moment."
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,11 +63,9 @@ def whole(text: str, option: str) -> int:
     return int(text)
 
 
-def load_site(
-    name: str, environment: Mapping[str, str], cwd: Path | None, assignments: Sequence[str] = ()
-) -> lookup.LoadedSite:
+def load_site(name: str, cwd: Path | None, assignments: Sequence[str] = ()) -> lookup.LoadedSite:
     """Return a site as :func:`hpcml.sites.lookup.load` does, and say which files of settings do not count."""
-    loaded = lookup.load(name, environment, cwd, assignments)
+    loaded = lookup.load(name, layers.process_environment(), cwd, assignments)
     for words in loaded.ignored:
         _note_once(words)
     return loaded
@@ -78,14 +76,12 @@ def _note_once(words: str) -> None:
     note(words)
 
 
-def folder_and_environment(options: Namespace) -> tuple[Path, dict[str, str]]:
-    """Return the folder for runs and the environment; no site is needed to look at runs, but it may say where."""
-    environment = layers.process_environment()
-    loaded = load_site(options.site or "", environment, here(), options.set or ())
-    return directories.runs_folder(loaded.site.paths.runs, environment), environment
+def runs_folder(options: Namespace) -> Path:
+    """Return the folder for runs; no site is needed to look at them, but it may say where."""
+    loaded = load_site(options.site or "", here(), options.set or ())
+    return directories.runs_folder(loaded.site.paths.runs, layers.process_environment())
 
 
 def find_run(options: Namespace) -> directories.Run:
     """Return the run that the options name."""
-    folder, _ = folder_and_environment(options)
-    return directories.find(folder, options.run)
+    return directories.find(runs_folder(options), options.run)

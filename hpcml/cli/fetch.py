@@ -10,7 +10,6 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TextIO
 
@@ -22,7 +21,6 @@ from hpcml.remote.protocol import LONGEST_LINE, PIECE, CutShortError, Entry, ent
 from hpcml.remote.ssh.connection import Connection
 from hpcml.remote.ssh.login import login_of
 from hpcml.runs import snapshot
-from hpcml.sites import layers
 from hpcml.sites.schema import Login
 from hpcml.terminal import Raw, note, say
 from hpcml.units import format_bytes
@@ -47,20 +45,19 @@ def run_on_host(host: str, named_by: str, command: str, options: Namespace, own:
     own, script
         The command's own words, and the script with its arguments.
     """
-    environment = layers.process_environment()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     here = [word for word in getattr(options, "set", None) or () if word.startswith("login.")]
-    login = login_of(host, environment, here, place=named_by, load=common.load_site)
+    login = login_of(host, here, place=named_by, load=common.load_site)
     if command in ("submit", "plan"):
-        return _submit(login, environment, command, options, own, script)
+        return _submit(login, command, options, own, script)
     if command == "fetch":
-        return _fetch(login, environment, options)
-    return _pass_on(_connect(login, environment), [command, *_waiting(command, options, own)])
+        return _fetch(login, options)
+    return _pass_on(_connect(login), [command, *_waiting(command, options, own)])
 
 
-def _connect(login: Login, environment: Mapping[str, str]) -> Connection:
-    connection = Connection(login, environment)
+def _connect(login: Login) -> Connection:
+    connection = Connection(login)
     connection.open(ask=sys.stdin.isatty() and sys.stderr.isatty())
     return connection
 
@@ -123,15 +120,13 @@ def _pass_on(connection: Connection, words: list[str], upload: channel.Upload | 
     return status
 
 
-def _submit(
-    login: Login, environment: Mapping[str, str], command: str, options: Namespace, own: list[str], script: list[str]
-) -> int:
+def _submit(login: Login, command: str, options: Namespace, own: list[str], script: list[str]) -> int:
     here = Path.cwd()
     path = here / script[0]
     request.check_script(path)
     # The limits of the copy are this end's; the login node's count once more when the run takes its own.
     limits = [word for word in options.set or () if word.startswith("code.")]
-    code = common.load_site("", environment, here, limits).site.code
+    code = common.load_site("", here, limits).site.code
     if code.snapshot == "none":
         hint = "Leave it out, or copy the code there and submit it there."
         raise UsageError("A script of this laptop cannot run where it lies", place="code.snapshot = 'none'", hint=hint)
@@ -141,7 +136,7 @@ def _submit(
         if missing := channel.unsent(script[1:], here, upload.entries):
             verb = "names a file of this laptop that is" if len(missing) == 1 else "name files of this laptop that are"
             note(f"{', '.join(map(repr, missing))} {verb} not sent; paths are the cluster's")
-        connection = _connect(login, environment)
+        connection = _connect(login)
         many = f"{len(upload.entries)} file{'s' if len(upload.entries) != 1 else ''}"
         say(f"  sending    {many}, {format_bytes(upload.size)} to {connection.host}", sys.stderr)
         words = [command, *_waiting(command, options, own), "--", upload.script, *script[1:]]
@@ -199,11 +194,11 @@ def run(options: Namespace) -> int:
     return 0
 
 
-def _fetch(login: Login, environment: Mapping[str, str], options: Namespace) -> int:
+def _fetch(login: Login, options: Namespace) -> int:
     words = ["fetch", *([f"--site={options.site}"] if options.site else [])]
     words += [f"--set={value}" for value in options.set or ()]
     # `--` so that no name is taken for an option
-    call = channel.Call(_connect(login, environment), [*words, "--", options.run], _Guard(sys.stderr), capture=True)
+    call = channel.Call(_connect(login), [*words, "--", options.run], _Guard(sys.stderr), capture=True)
     try:
         call.begin()
         offer = _offer(call)

@@ -79,24 +79,23 @@ def run(options: Namespace) -> int:
     return int(options.action(options))
 
 
-def _site(options: Namespace) -> tuple[lookup.LoadedSite, dict[str, str]]:
+def _site(options: Namespace) -> lookup.LoadedSite:
     """Return the site; a project's file does not say which program is started here, on the login node."""
-    environment = layers.process_environment()
-    loaded = common.load_site(options.site or "", environment, common.here(), options.set or ())
+    loaded = common.load_site(options.site or "", common.here(), options.set or ())
     if loaded.is_from_project("runtime.container"):
         terminal.note(f"runtime.container of {loaded.project} counts in jobs, not for this command (--program does)")
         runtime = loaded.site.runtime._replace(container="")
         loaded = loaded._replace(site=loaded.site._replace(runtime=runtime))
-    return loaded, environment
+    return loaded
 
 
 def _build(options: Namespace) -> int:
-    loaded, environment = _site(options)
+    loaded = _site(options)
     source = definition.find(options.definition, common.here())
     out = layers.user_path(options.out or f"{source.name}.sif").absolute()
-    tool = program.find(options.program, environment, loaded.site.runtime.container)
+    tool = program.find(options.program, loaded.site.runtime.container)
     given = build.parse_arguments(options.build_arg or ())
-    order = build.prepare(source, out, tool, environment, fakeroot=options.fakeroot, given=given, force=options.force)
+    order = build.prepare(source, out, tool, fakeroot=options.fakeroot, given=given, force=options.force)
     for note in order.notes:
         terminal.note(note)
     say(f"hpcml: {tool} builds {source.path.name} into {out}.", sys.stderr)
@@ -104,7 +103,7 @@ def _build(options: Namespace) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):  # the build is a session of its own: nobody else would end it
         signal.signal(number, _interrupted)
     begin = time.monotonic()
-    record = build.build(order, environment, terminal.Raw(sys.stderr).write)
+    record = build.build(order, terminal.Raw(sys.stderr).write)
     if options.json:
         common.print_json({"image": str(out), **record})
     else:
@@ -117,24 +116,24 @@ def _interrupted(_number: int, _frame: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def _facts(options: Namespace, environment: dict[str, str], container: str) -> images.ImageFacts:
+def _facts(options: Namespace, container: str) -> images.ImageFacts:
     """Return the image's facts, with the help of a program where the file does not hold them and there is one."""
     path = layers.user_path(options.image).absolute()
     facts = images.inspect(path)
     if facts.labels:
         return facts
     try:
-        tool = program.find(options.program, environment, container)
+        tool = program.find(options.program, container)
     except ImageError:
         if options.program:
             raise
         return facts  # the file alone speaks
-    return images.inspect(path, tool, environment)
+    return images.inspect(path, tool)
 
 
 def _show(options: Namespace) -> int:
-    loaded, environment = _site(options)
-    facts = _facts(options, environment, loaded.site.runtime.container)
+    loaded = _site(options)
+    facts = _facts(options, loaded.site.runtime.container)
     digest = _digest(facts.path)
     if options.json:
         table = {
@@ -184,10 +183,10 @@ def _date(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
-def _own_folder(setting: str, environment: dict[str, str]) -> Path:
+def _own_folder(setting: str) -> Path:
     """Return the folder of the profile's image, or the usual one."""
     try:
-        return directories.runs_folder(setting or "~/.hpcml/images/x", environment).parent
+        return directories.runs_folder(setting or "~/.hpcml/images/x", layers.process_environment()).parent
     except StorageError as error:
         raise ConfigError(
             "The image's path is not absolute, or a variable in it is not set",
@@ -197,8 +196,8 @@ def _own_folder(setting: str, environment: dict[str, str]) -> Path:
 
 
 def _ls(options: Namespace) -> int:
-    loaded, environment = _site(options)
-    own = [] if options.folders else [_own_folder(loaded.site.runtime.image, environment)]
+    loaded = _site(options)
+    own = [] if options.folders else [_own_folder(loaded.site.runtime.image)]
     folders = [layers.user_path(name) for name in options.folders] or own
     # Nobody said that the folder of the profile's image is there.
     listed = [one for folder in folders if not own or folder.exists() for one in images.list_images(folder)]
@@ -227,14 +226,14 @@ def _row(one: images.ImageFacts | HpcmlError) -> dict[str, object]:
 
 
 def _check(options: Namespace) -> int:
-    loaded, environment = _site(options)
+    loaded = _site(options)
     site = loaded.site
-    facts = _facts(options, environment, site.runtime.container)
+    facts = _facts(options, site.runtime.container)
     findings = list(check.of_the_file(facts, cuda=site.gpu.cuda, gpus=int(options.gpu)))
     findings += check.of_the_definition(facts)
     try:
-        tool = program.find(options.program, environment, site.runtime.container)
-        findings += check.at_work(facts, tool, environment, gpu=options.gpu)
+        tool = program.find(options.program, site.runtime.container)
+        findings += check.at_work(facts, tool, gpu=options.gpu)
     except ImageError as error:
         words = error.message[:1].lower() + error.message[1:]
         findings.append(check.Finding("starts", check.BAD, words, error.hint))

@@ -42,7 +42,7 @@ def run(options: Namespace) -> int:
         near = layers.nearest(word, list(_ROLES))
         hint = f"Did you mean {near}?" if near else "One of: driver, scheduler, worker, job."
         raise UsageError(f"There is no role '{word}'", place="hpcml logs", hint=hint)
-    folder, environment = common.folder_and_environment(options)
+    folder = common.runs_folder(options)
     run = directories.find(folder, name)
     tails: dict[Path, Tail] = {}
 
@@ -54,14 +54,14 @@ def run(options: Namespace) -> int:
                 pass
 
     if options.follow:
-        for _ in run_status.follow(run, environment, copy):
+        for _ in run_status.follow(run, copy):
             pass
     else:
         copy()
     if role == "driver" and (end := records.outcome(run)) and end.by != "script":
         say(f"hpcml: {end.message}.", sys.stderr)  # the log itself is the script's alone
     if not tails and not options.follow:
-        state = run_status.status(run, environment)
+        state = run_status.status(run)
         raise NotFoundError(
             f"The run has no {role} log yet", place=run.id, hint=f"It is {state.state}: {state.message}."
         )

@@ -27,11 +27,11 @@ def add_options(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Show the newest runs, newest last, with one question to Slurm for those that have not ended."""
-    folder, environment = common.folder_and_environment(options)
+    folder = common.runs_folder(options)
     most = common.whole(options.last, "--last")
     known = directories.ids(folder)
     wanted = directories.newest(folder, known, None if options.all else most)
-    rows = _rows([folder / name for name in wanted], environment)
+    rows = _rows([folder / name for name in wanted])
     if options.json:
         common.print_json([row.as_json() for row in rows])
         return 0
@@ -47,7 +47,7 @@ def run(options: Namespace) -> int:
     return 0
 
 
-def _rows(paths: list[Path], environment: dict[str, str]) -> list[run_status.Status]:
+def _rows(paths: list[Path]) -> list[run_status.Status]:
     """Return the state of many runs; what cannot be read or asked is unknown and keeps no other from being shown."""
     from hpcml import schedulers
     from hpcml.runs import status as run_status
@@ -66,7 +66,7 @@ def _rows(paths: list[Path], environment: dict[str, str]) -> list[run_status.Sta
         if isinstance(run, directories.Run) and run.job and (run.may_start_again or not run.paths.status.exists())
     }
     try:
-        known = dict(zip(open_runs, schedulers.states(list(open_runs.values()), environment), strict=True))
+        known = dict(zip(open_runs, schedulers.states(list(open_runs.values())), strict=True))
     except SlurmUnreachableError as error:
         say_lines(f"hpcml: {error}", sys.stderr)
         silent = error.message
@@ -77,7 +77,7 @@ def _rows(paths: list[Path], environment: dict[str, str]) -> list[run_status.Sta
             continue
         written = schedulers.UNKNOWN if run.job and run.id not in open_runs else None  # such an end needs no question
         try:
-            row = run_status.status(run, environment, known.get(run.id, written), ask=not run.job)
+            row = run_status.status(run, known.get(run.id, written), ask=not run.job)
         except StorageError as error:
             row = run_status.unreadable(run.paths.directory, error)
         if silent and run.id in open_runs:  # what its own files tell is still true

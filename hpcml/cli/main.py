@@ -140,7 +140,7 @@ def _dispatch(command: str, own: list[str], script: list[str], host: str | None,
     if command == "--serve-laptop" and caller is None:
         from hpcml.remote import server
 
-        return server.serve(main, layers.process_environment())
+        return server.serve(main)
     if command not in COMMANDS:
         raise _no_command(command)
     try:

@@ -29,7 +29,7 @@ def run(options: Namespace) -> int:
     """List the profiles, or show the one in force."""
     if options.what == "ls":
         return _site_ls(options)
-    loaded = common.load_site(options.name, layers.process_environment(), common.here(), options.set or ())
+    loaded = common.load_site(options.name, common.here(), options.set or ())
     table = layers.as_table(loaded.site)
     if options.json:
         origins = {key.replace("\0", "."): value.origin for key, value in loaded.layers.values.items()}
@@ -53,13 +53,13 @@ def _flat(table: dict[str, object], prefix: str = "") -> list[tuple[str, object]
 
 
 def _site_ls(options: Namespace) -> int:
-    rows, environment = [], layers.process_environment()
+    rows = []
     try:
-        chosen = common.load_site("", environment, common.here(), options.set or ()).site.name
+        chosen = common.load_site("", common.here(), options.set or ()).site.name
     except ConfigError as error:
         say_lines(f"hpcml: {error}", sys.stderr)
         chosen = ""
-    for name, paths in sorted(lookup.profile_files(environment).items()):
+    for name, paths in sorted(lookup.profile_files(layers.process_environment()).items()):
         description = lookup.read_profile(paths[-1]).get("description", "")
         rows.append(
             {"site": name, "here": name == chosen, "description": description, "files": [str(path) for path in paths]}

@@ -27,13 +27,13 @@ def run(options: Namespace) -> int:
     from hpcml.runs import status as run_status
     from hpcml.runs import submit as submission
 
-    folder, environment = common.folder_and_environment(options)
+    folder = common.runs_folder(options)
     run, silent = directories.find(folder, options.run), ""
     try:
-        run = submission.adopt(run, environment)
+        run = submission.adopt(run)
     except SlurmUnreachableError as error:
         silent = error.message
-    found = run_status.status(run, environment)
+    found = run_status.status(run)
     found = found._replace(silent=found.silent or silent)
     code = UNREACHABLE if found.silent and found.phase == "unknown" else 0
     if options.json:

@@ -102,9 +102,8 @@ def prepare(options: Namespace, spec: JobSpec) -> tuple[lookup.LoadedSite, submi
     """Return the site and what would be submitted there, and say what is to be noted of it."""
     from hpcml.runs import submit as submission
 
-    environment = layers.process_environment()
-    loaded = common.load_site(options.site or "", environment, spec.cwd, options.set or ())
-    prepared = submission.prepare(loaded, spec, environment)
+    loaded = common.load_site(options.site or "", spec.cwd, options.set or ())
+    prepared = submission.prepare(loaded, spec)
     for words in prepared.notes:
         note(words)
     return loaded, prepared
@@ -115,10 +114,9 @@ def start(options: Namespace, spec: JobSpec) -> int:
     from hpcml import schedulers
     from hpcml.runs import submit as submission
 
-    environment = layers.process_environment()
     _check_modes(options)
     loaded, prepared = prepare(options, spec)
-    if ignored := schedulers.get(prepared.plan.scheduler).ignored_defaults(environment):
+    if ignored := schedulers.get(prepared.plan.scheduler).ignored_defaults():
         words = "give the option, or write [defaults] into the site's settings"
         note(f"{', '.join(ignored)} do not count here: {words}")
     for notice in prepared.plan.notices:
@@ -131,7 +129,7 @@ def start(options: Namespace, spec: JobSpec) -> int:
         _look_at_image(submission.check_image(prepared.plan, loaded))
         return _check(prepared, options)
     with options.caller.handing_over(prepared.plan.run_id) if options.caller else contextlib.nullcontext():
-        run = submission.submit(prepared, loaded, spec, environment)
+        run = submission.submit(prepared, loaded, spec)
     wait = options.wait or (not options.detach and not options.json and sys.stderr.isatty() and sys.stdout.isatty())
     _announce(run, as_json=options.json and not wait)  # with both, the one JSON answer is how the run ended
     return _wait(run, as_json=options.json) if wait else 0
@@ -174,7 +172,7 @@ def make_spec(options: Namespace, script: list[str]) -> JobSpec:
 def _check(prepared: submission.Prepared, options: Namespace) -> int:
     from hpcml.runs import submit as submission
 
-    answer = submission.check(prepared, layers.process_environment())
+    answer = submission.check(prepared)
     if options.json:
         common.print_json({"accepted": True, "answer": answer, "reasons": list(prepared.plan.reasons)})
     else:
@@ -201,13 +199,12 @@ def _wait(run: directories.Run, *, as_json: bool) -> int:
     from hpcml.cli.progress import Progress, Tail
     from hpcml.runs import status as run_status
 
-    environment = layers.process_environment()
     output = Tail(run.paths.driver_log, sys.stdout, own=True)
-    progress = Progress(sys.stderr, environment, output)
+    progress = Progress(sys.stderr, layers.process_environment(), output)
     pass_on, mark = (_nothing, _nothing) if as_json else (output.copy_marked, output.mark)
     try:
         last = None
-        for last in run_status.follow(run, environment, pass_on, before=mark):
+        for last in run_status.follow(run, pass_on, before=mark):
             if last.phase == "ended" and not as_json:  # all that the script wrote stands before its end
                 progress.show_past(last)
                 while output.copy():

@@ -85,12 +85,11 @@ def _bridge(options: Namespace, run: directories.Run) -> int:
     from hpcml.remote.ssh import config as ssh_config
     from hpcml.remote.tunnel import local
 
-    environment = layers.process_environment()
     port = _port(options.port)
     _end_by_signals()
-    shown = _Shown(options, ssh_config.places(environment).files)
+    shown = _Shown(options, ssh_config.places().files)
     try:
-        local.keep(run, options.service, port, environment, _say, shown.show)
+        local.keep(run, options.service, port, _say, shown.show)
     except KeyboardInterrupt:
         _say("")
         _say(f"The way is closed; the run goes on. Again: hpcml tunnel {run.id}.")
@@ -108,11 +107,11 @@ def _login(options: Namespace) -> Login | None:
     """
     from hpcml.remote.ssh.login import login_of
 
-    environment, site = layers.process_environment(), options.site or ""
+    site = options.site or ""
     assignments = [*(options.set or ()), *([f"login.route={options.route}"] if options.route else [])]
     if options.host:
-        return login_of(options.host, environment, assignments, site=site, load=common.load_site)
-    here = common.load_site(site, environment, None, assignments).site
+        return login_of(options.host, assignments, site=site, load=common.load_site)
+    here = common.load_site(site, None, assignments).site
     if not schedulers.get(here.scheduler).ONE_MACHINE:
         return None
     if here.login.host:
@@ -129,15 +128,14 @@ def _keep(options: Namespace, login: Login) -> int:
     from hpcml.remote.ssh.connection import Connection
     from hpcml.remote.tunnel.client import Tunnel, TunnelRequest
 
-    environment = layers.process_environment()
     port = _port(options.port)
     try:
         retry_for = units.parse_seconds(options.retry_for)
     except ValueError as error:
         raise UsageError(str(error), place="--retry-for", hint="Write --retry-for 10m.") from error
     _end_by_signals()
-    connection = Connection(login, environment)
-    certificates = ssh_login.certificates(connection.settings, environment)
+    connection = Connection(login)
+    certificates = ssh_login.certificates(connection.settings)
     if warning := ssh_login.warning(certificates, None, time.time(), login.renew):
         _say(f"Note: {warning}.")
     shown = _Shown(options, connection.places.files)
@@ -252,11 +250,10 @@ class _Shown:
 # -- on the login node -------------------------------------------------------------------------------------------------
 
 
-def _run_of(options: Namespace) -> tuple[directories.Run, dict[str, str]]:
+def _run_of(options: Namespace) -> directories.Run:
     from hpcml.runs import submit as submission
 
-    environment = layers.process_environment()
-    return submission.adopt(common.find_run(options), environment), environment
+    return submission.adopt(common.find_run(options))
 
 
 def _print_commands(options: Namespace) -> int:
@@ -266,15 +263,15 @@ def _print_commands(options: Namespace) -> int:
     from hpcml.remote.tunnel import probe, server
 
     try:
-        run, environment = _run_of(options)
+        run = _run_of(options)
     except NotFoundError as error:
         hint = f"{error.hint} On a laptop, name the cluster: hpcml tunnel --host HOST {options.run}."
         raise NotFoundError(error.message, place=error.place, hint=hint) from error
     service = server.service(run, options.service)
-    site = common.load_site(options.site or "", environment, None, options.set or ()).site
+    site = common.load_site(options.site or "", None, options.set or ()).site
     login = site.login.host or socket.getfqdn()
     port = _port(options.port) or probe.port_of(login, run.id, options.service)
-    user = environment.get("USER", "")
+    user = layers.process_environment().get("USER", "")
     lines = server.lines(service, login, user, port)
     if options.json:
         common.print_json({"run": run.id, "service": service._asdict(), "commands": [line for _, line in lines]})
@@ -296,21 +293,21 @@ def _serve(options: Namespace) -> int:
     """Do what the laptop's hpcml asks; each answer is one line of JSON."""
     from hpcml.remote.tunnel import server
 
-    run, environment = _run_of(options)
+    run = _run_of(options)
     if options.serve == "feed":
-        server.feed(run, environment, lambda facts: say(json_text(facts.as_table())))
+        server.feed(run, lambda facts: say(json_text(facts.as_table())))
         return 0
     service = server.service(run, options.service)
     if options.serve == "hop":
         _end_by_signals()
         with contextlib.suppress(KeyboardInterrupt):
-            server.hop(service, environment, lambda path: say(json_text({"socket": path})), _gone)
+            server.hop(service, lambda path: say(json_text({"socket": path})), _gone)
         return 0
     if options.serve == "prepare":
-        say(json_text(server.prepare(run, sys.stdin.readline(), environment)))
+        say(json_text(server.prepare(run, sys.stdin.readline())))
         return 0
     if options.serve == "relay":
-        server.relay(run, service, options.relay, environment)
+        server.relay(run, service, options.relay)
     raise NotFoundError(f"There is no way to serve '{options.serve}'", place="--serve", hint="Is one hpcml older?")
 
 

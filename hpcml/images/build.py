@@ -55,7 +55,6 @@ def prepare(
     definition: Definition,
     out: Path,
     program: Program,
-    environment: Mapping[str, str],
     *,
     fakeroot: bool | None,
     given: Mapping[str, str],
@@ -91,9 +90,9 @@ def prepare(
     rootless = os.getuid() != 0 if fakeroot is None else fakeroot
     if rootless and os.getuid() != 0:
         check_subordinate(Path("/etc/subuid"))
-    _check_tools(definition, environment)
-    arguments, binds, variables, notes = _arguments(definition, given, environment)
-    check_space(definition, out, program, environment)
+    _check_tools(definition)
+    arguments, binds, variables, notes = _arguments(definition, given)
+    check_space(definition, out, program)
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         notes.append("/dev/fuse cannot be used here: images can be built, and run only by a program installed setuid")
     return Order(definition, out, program, rootless, arguments, tuple(binds), variables, tuple(notes))
@@ -117,8 +116,8 @@ def check_subordinate(table: Path) -> None:
         )
 
 
-def _check_tools(definition: Definition, environment: Mapping[str, str]) -> None:
-    path = f"{environment.get('PATH', '')}:/usr/sbin:/sbin"
+def _check_tools(definition: Definition) -> None:
+    path = f"{layers.process_environment().get('PATH', '')}:/usr/sbin:/sbin"
     if definition.header("Bootstrap").lower() == "debootstrap" and shutil.which("debootstrap", path=path) is None:
         raise ImageError(
             "There is no debootstrap, with which this definition begins",
@@ -127,13 +126,13 @@ def _check_tools(definition: Definition, environment: Mapping[str, str]) -> None
         )
 
 
-def check_space(definition: Definition, out: Path, program: Program, environment: Mapping[str, str]) -> None:
+def check_space(definition: Definition, out: Path, program: Program) -> None:
     """Raise StorageError if the build's temporary folder or the image's folder has too little free space.
 
     Quotas cannot be seen so; when one is hit, the program's own messages say it.
     """
     need = units.parse_memory(definition.label("space") or SPACE)
-    setting, (temporary, variable) = f"{program.prefixes[0]}_TMPDIR", _temporary(program, environment)
+    setting, (temporary, variable) = f"{program.prefixes[0]}_TMPDIR", _temporary(program)
     for folder, what in ((temporary, variable or "the temporary folder"), (out.parent, "the image")):
         try:
             free = shutil.disk_usage(folder).free
@@ -153,15 +152,16 @@ def check_space(definition: Definition, out: Path, program: Program, environment
             )
 
 
-def _temporary(program: Program, environment: Mapping[str, str]) -> tuple[Path, str]:
+def _temporary(program: Program) -> tuple[Path, str]:
     """Return the folder for what a build keeps for a while, and the variable that says so, if one does."""
     names = (*(f"{prefix}_TMPDIR" for prefix in program.prefixes), "TMPDIR")
+    environment = layers.process_environment()
     variable = next((name for name in names if environment.get(name)), "")
     return Path(environment.get(variable) or "/tmp"), variable
 
 
 def _arguments(
-    definition: Definition, given: Mapping[str, str], environment: Mapping[str, str]
+    definition: Definition, given: Mapping[str, str]
 ) -> tuple[dict[str, str], list[str], dict[str, str], list[str]]:
     """Return build arguments, binds, variables and notes: the user's, and those that only this machine knows."""
     if unknown := [name for name in given if name not in definition.used]:
@@ -170,7 +170,7 @@ def _arguments(
         raise UsageError(f"The definition has no build argument {unknown[0]}", place=str(definition.path), hint=hint)
     arguments, binds, variables, notes = dict(given), [], {}, []
     if "PIP_INDEX" in definition.used:
-        settings = pip_settings(environment)
+        settings = pip_settings()
         index, certificates = settings.get("index-url", ""), settings.get("cert", "")
         if "@" in urllib.parse.urlsplit(index).netloc:
             notes.append("pip's index has a password in its address, which an image would keep: it is not handed on")
@@ -188,10 +188,10 @@ def _arguments(
     return arguments, binds, variables, notes
 
 
-def pip_settings(environment: Mapping[str, str]) -> dict[str, str]:
+def pip_settings() -> dict[str, str]:
     """Return pip's own settings on this machine by option (``index-url``, ``cert``); variables win over files."""
     try:
-        answer = subprocesses.run([sys.executable, "-m", "pip", "config", "list"], environment, TIMEOUT)
+        answer = subprocesses.run([sys.executable, "-m", "pip", "config", "list"], TIMEOUT)
     except subprocesses.CommandMissingError:
         return {}  # without pip there are no settings of it
     rows = [line.partition("=") for line in answer.out.splitlines()] if answer.code == 0 else []
@@ -200,7 +200,7 @@ def pip_settings(environment: Mapping[str, str]) -> dict[str, str]:
     return {key.rpartition(".")[2]: value.strip().strip("'\"") for key, _, value in rows}
 
 
-def build(order: Order, environment: Mapping[str, str], sink: Callable[[bytes], None]) -> dict[str, object]:
+def build(order: Order, sink: Callable[[bytes], None]) -> dict[str, object]:
     """Build the image and its record ``OUT.sif.json``; return the record. What fails leaves nothing behind.
 
     Parameters
@@ -215,7 +215,7 @@ def build(order: Order, environment: Mapping[str, str], sink: Callable[[bytes], 
     StorageError
         If the disk or a quota is full, or the image cannot be put in place.
     """
-    place, _ = _temporary(order.program, environment)
+    place, _ = _temporary(order.program)
     setting = f"{order.program.prefixes[0]}_TMPDIR"
     no_room = ("The build's temporary folder cannot be made", f"Set {setting} to a folder of yours.")
     # An interrupted build leaves gigabytes in its temporary folder, and what is built beside the image nobody can
@@ -224,11 +224,11 @@ def build(order: Order, environment: Mapping[str, str], sink: Callable[[bytes], 
         _folder(place, _ROOM, *no_room) as room,
         _folder(order.out.parent, f".{order.out.name[:200]}.", *_NOT_IN_PLACE) as beside,
     ):
-        variables = {**environment, **order.variables, setting: str(room)}
+        variables = {**layers.process_environment(), **order.variables, setting: str(room)}
         try:
             return _build(order, beside / order.out.name, variables, sink)
         finally:
-            _remove(room, environment)
+            _remove(room)
 
 
 @contextlib.contextmanager
@@ -243,18 +243,18 @@ def _folder(parent: Path, prefix: str, message: str, hint: str) -> Iterator[Path
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _remove(room: Path, environment: Mapping[str, str]) -> None:
+def _remove(room: Path) -> None:
     """Remove a build's temporary folder, and the files in it of users that only --fakeroot knows."""
     shutil.rmtree(room, ignore_errors=True)
     if room.exists():
         words = ["unshare", "--user", "--map-root-user", "--map-auto", "rm", "-rf", "--", str(room)]
         with contextlib.suppress(subprocesses.CommandMissingError):  # the folder stays, for tmp's own cleaner
-            subprocesses.run(words, environment, TIMEOUT)
+            subprocesses.run(words, TIMEOUT)
 
 
 def _build(order: Order, new: Path, variables: Mapping[str, str], sink: Callable[[bytes], None]) -> dict[str, object]:
     try:
-        answer = subprocesses.stream(order.command(new), variables, DEADLINE, sink)
+        answer = subprocesses.stream(order.command(new), DEADLINE, sink, environment=variables)
     except subprocesses.CommandMissingError as error:
         raise not_started(order.program.path, error) from error
     if answer.code != 0:
@@ -266,7 +266,7 @@ def _build(order: Order, new: Path, variables: Mapping[str, str], sink: Callable
             hint="Build it by hand, and look at what it prints.",
             quote=last_lines(answer.text),
         )
-    return _put(order.out, new, _record(order, inspect(new, order.program, variables)))
+    return _put(order.out, new, _record(order, inspect(new, order.program)))
 
 
 def digest(path: Path) -> str:

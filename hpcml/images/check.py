@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from hpcml import assets, endings, files, subprocesses, units
 from hpcml.images.facts import PREFIX, ImageFacts, machine, pins, problems
 from hpcml.images.program import Program, ask, last_lines
+from hpcml.sites.layers import process_environment
 
 GOOD, NOTE, BAD = "good", "note", "bad"
 _ANEW = "Build it anew from hpcml's definition."
@@ -114,7 +115,7 @@ def _bases(text: str) -> list[str]:
 # -- the image at work ----------------------------------------------------------------------------------------------
 
 
-def at_work(facts: ImageFacts, program: Program, environment: Mapping[str, str], *, gpu: bool) -> Iterator[Finding]:
+def at_work(facts: ImageFacts, program: Program, *, gpu: bool) -> Iterator[Finding]:
     """Yield what the image shows when it is started on this machine.
 
     Raises
@@ -125,16 +126,16 @@ def at_work(facts: ImageFacts, program: Program, environment: Mapping[str, str],
     gpu = gpu and bool(facts.cuda or not facts.kind)  # an image without GPU parts was found out by its labels
     probe = (assets.package_root() / "hpcml/node/hardware/probe_image.py").read_text()
     start = [program.path, "exec", "--cleanenv", *(["--nv"] if gpu else []), str(facts.path)]
-    answer = ask([*start, "python3", "-c", probe, *(["gpu"] if gpu else [])], environment, _TIMEOUT)
+    answer = ask([*start, "python3", "-c", probe, *(["gpu"] if gpu else [])], _TIMEOUT)
     probed = _probed(answer)
     if probed is None:
         yield _no_start(answer, program)
         return
     yield Finding("starts", GOOD, f"with {program}, Python {probed['python']}")
     yield from _of_the_packages(probed, facts, gpu=gpu)
-    yield from _of_the_hosts(probed, program, environment)
+    yield from _of_the_hosts(probed, program)
     if gpu or facts.kind == "rapids":
-        devices = ask([*start, "ucx_info", "-d"], environment, _TIMEOUT)
+        devices = ask([*start, "ucx_info", "-d"], _TIMEOUT)
         yield from _of_the_wires(probed, devices)
     if gpu:
         yield from _of_the_gpu(probed, facts)
@@ -191,10 +192,10 @@ def _of_the_packages(probed: Mapping[str, Any], facts: ImageFacts, *, gpu: bool)
         yield Finding("versions", GOOD, f"{versions}{', as labelled' if stated else ''}")
 
 
-def _of_the_hosts(probed: Mapping[str, Any], program: Program, environment: Mapping[str, str]) -> Iterator[Finding]:
+def _of_the_hosts(probed: Mapping[str, Any], program: Program) -> Iterator[Finding]:
     """Yield what of the host got into the image's processes."""
     names = (f"{prefix}ENV_LD_LIBRARY_PATH" for prefix in program.prefixes)
-    set_here = [name for name in names if environment.get(name)]
+    set_here = [name for name in names if process_environment().get(name)]
     for name in set_here:
         yield Finding("host", NOTE, f"{name} puts libraries of this machine before the image's", f"unset {name}")
     if probed["outside"]:

@@ -71,14 +71,14 @@ def pins() -> dict[str, str]:
     return {key: str(value) for key, value in layers.read_toml(assets.folder("containers") / "versions.toml").items()}
 
 
-def inspect(image: Path, program: Program | None = None, environment: Mapping[str, str] | None = None) -> ImageFacts:
+def inspect(image: Path, program: Program | None = None) -> ImageFacts:
     """Return what an image says of itself, read from its file.
 
     Parameters
     ----------
-    program, environment
+    program
         What to ask for the labels of an image that keeps them inside its file system (before Singularity 3.6). Without
-        them such an image has no labels.
+        it such an image has no labels.
 
     Raises
     ------
@@ -95,7 +95,7 @@ def inspect(image: Path, program: Program | None = None, environment: Mapping[st
         own = sif.read(image)
         labels = own.labels
         if labels is None:
-            labels = _ask_for_labels(image, program, environment or {}) if program else {}
+            labels = _ask_for_labels(image, program) if program else {}
     except files.ForeignError as error:
         raise ImageError("This is not a regular file", place=str(image), hint="Name a .sif file.") from error
     except OSError as error:
@@ -117,8 +117,8 @@ def inspect(image: Path, program: Program | None = None, environment: Mapping[st
     )
 
 
-def _ask_for_labels(image: Path, program: Program, environment: Mapping[str, str]) -> dict[str, str]:
-    answer = ask([program.path, "inspect", "--json", "--labels", str(image)], environment, TIMEOUT)
+def _ask_for_labels(image: Path, program: Program) -> dict[str, str]:
+    answer = ask([program.path, "inspect", "--json", "--labels", str(image)], TIMEOUT)
     try:
         facts = files.parsed(json.loads, answer.out) if answer.code == 0 else None
     except ValueError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from hpcml import subprocesses
@@ -58,7 +58,7 @@ def identify(path: str, answer: str) -> Program:
     return program
 
 
-def find(wanted: str, environment: Mapping[str, str], first: str = "") -> Program:
+def find(wanted: str, first: str = "") -> Program:
     """Return the program for images.
 
     Parameters
@@ -74,12 +74,12 @@ def find(wanted: str, environment: Mapping[str, str], first: str = "") -> Progra
         If there is none, or it cannot be started, or is not one of them.
     """
     names = (wanted,) if wanted else tuple(dict.fromkeys(name for name in (first, *_PROGRAMS) if name))
-    paths = (shutil.which(name, path=environment.get("PATH")) for name in names)
+    paths = (shutil.which(name) for name in names)
     path = next(filter(None, paths), None)
     if path is None:
         hint = "Load the site's module or install Apptainer 1.2 or newer; images can be built on another machine."
         raise ImageError(f"There is no {' and no '.join(names)} here", place="PATH", hint=hint)
-    answer = ask([path, "--version"], environment, TIMEOUT)
+    answer = ask([path, "--version"], TIMEOUT)
     if answer.code != 0:
         raise ImageError(
             f"It {'does not answer' if answer.code is None else 'fails'} when asked for its version",
@@ -90,10 +90,10 @@ def find(wanted: str, environment: Mapping[str, str], first: str = "") -> Progra
     return identify(path, answer.text)
 
 
-def ask(command: Sequence[str], environment: Mapping[str, str], timeout: float) -> subprocesses.Answer:
+def ask(command: Sequence[str], timeout: float) -> subprocesses.Answer:
     """Run the program; raise ImageError if it cannot be started."""
     try:
-        return subprocesses.run(command, environment, timeout)
+        return subprocesses.run(command, timeout)
     except subprocesses.CommandMissingError as error:
         raise not_started(command[0], error) from error
 

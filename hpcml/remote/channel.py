@@ -82,7 +82,7 @@ class Call:
         self.facts: dict[str, Any] = {}
         self.wrong: ConfigError | None = None
         self.held: bytes | None = b""  # what was said before the greeting, which may be a shell's
-        self.process = subprocesses.converse(connection.hpcml(SERVE), connection.environment, capture=capture)
+        self.process = subprocesses.converse(connection.hpcml(SERVE), capture=capture)
         assert self.process.stdin is not None
         self.input = self.process.stdin
         self.out = io.BufferedReader(self.process.stdout) if capture else None  # type: ignore[type-var]

@@ -21,6 +21,7 @@ from hpcml.errors import ConfigError, LinkError, StorageError, UsageError
 from hpcml.files import parsed
 from hpcml.plan.request import JobSpec
 from hpcml.remote.protocol import LONGEST_LINE, PIECE, PROTOCOL, Entry, entries_of, files, mark, receive
+from hpcml.sites.layers import process_environment
 
 GO_DEADLINE = 60.0  # seconds for the laptop to say that it knows the run's id
 _OLD = 86400.0  # seconds after which a staging folder was left by one that was killed
@@ -35,8 +36,8 @@ class RemoteSession:
         The raw standard input.
     """
 
-    def __init__(self, header: Mapping[str, Any], source: int, environment: Mapping[str, str]) -> None:
-        self.header, self.source, self.environment = header, source, environment
+    def __init__(self, header: Mapping[str, Any], source: int) -> None:
+        self.header, self.source = header, source
         self.words = [str(word) for word in header["words"]]
         self.staging: Path | None = None
         self._go = threading.Event()
@@ -85,7 +86,7 @@ class RemoteSession:
         if not self.header.get("script"):
             raise UsageError("No script was sent", place="hpcml submit", hint="Is one hpcml older?")
         entries = entries_of(self.header.get("files"), "the laptop's files")
-        folder = _incoming(self.environment)
+        folder = _incoming()
         with files(folder):
             self.staging = Path(tempfile.mkdtemp(prefix="from-laptop-", dir=folder))  # 0700
         for entry in entries:
@@ -132,7 +133,7 @@ class RemoteSession:
         self.say(exit_status=status)
 
 
-def serve(call: Callable[[list[str], RemoteSession], int], environment: Mapping[str, str]) -> int:
+def serve(call: Callable[[list[str], RemoteSession], int]) -> int:
     """Run what a laptop asks for; return the exit status.
 
     Parameters
@@ -153,7 +154,7 @@ def serve(call: Callable[[list[str], RemoteSession], int], environment: Mapping[
     os.close(nothing)
     try:
         header = parsed(json.loads, _line(source).decode())
-        session = RemoteSession(header, source, environment)
+        session = RemoteSession(header, source)
         session.say(hello=PROTOCOL, version=__version__)
         protocol = header["protocol"]
     except (ValueError, TypeError, KeyError, OSError) as error:
@@ -168,8 +169,9 @@ def serve(call: Callable[[list[str], RemoteSession], int], environment: Mapping[
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     try:
-        with files(Path(environment.get("HOME", "~"))):
-            os.chdir(environment.get("HOME", "/"))
+        home = process_environment().get("HOME", "/")
+        with files(Path(home)):
+            os.chdir(home)
         status = call(session.words, session)
     except BaseException:
         session.clean()
@@ -190,9 +192,9 @@ def _line(source: int) -> bytes:
     return bytes(line)
 
 
-def _incoming(environment: Mapping[str, str]) -> Path:
+def _incoming() -> Path:
     """Return the folder for what laptops send, the user's alone, without what killed ones left there."""
-    folder = Path(environment.get("HOME", "/nowhere")) / ".hpcml" / "incoming"
+    folder = Path(process_environment().get("HOME", "/nowhere")) / ".hpcml" / "incoming"
     with files(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         facts = folder.lstat()

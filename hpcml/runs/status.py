@@ -114,15 +114,11 @@ class Status(NamedTuple):
         return {"run": self.run, "state": self.state, **self._asdict()}
 
 
-def status(
-    run: directories.Run, environment: Mapping[str, str], known: JobState | None = None, *, ask: bool = True
-) -> Status:
+def status(run: directories.Run, known: JobState | None = None, *, ask: bool = True) -> Status:
     """Return how a run stands now.
 
     Parameters
     ----------
-    run, environment
-        The run, and the environment for Slurm's commands.
     known
         The job's state if it was asked for already (one question for many runs).
     ask
@@ -137,7 +133,7 @@ def status(
         record = records.load(run)
         own = _from_files(run, record)
     if not record.refusal and (own.phase != "ended" or run.may_start_again) and (ask or known is not None):
-        own = _ask_owner(own, run, record, environment, known)
+        own = _ask_owner(own, run, record, known)
     if own.phase in ("starting", "running", "ending") and (room := directories.full(run.paths.directory)):
         hint = f"{room[0].upper()}{room[1:]}: what the script and the logs write now is lost."
         return own._replace(hint=hint)
@@ -251,16 +247,14 @@ def _message(current: Status) -> str:
     return "the scheduler starts"
 
 
-def _ask_owner(
-    own: Status, run: directories.Run, record: RunRecord, environment: Mapping[str, str], known: JobState | None
-) -> Status:
+def _ask_owner(own: Status, run: directories.Run, record: RunRecord, known: JobState | None) -> Status:
     """Ask the scheduler about a run that has not written its end."""
     if not run.submission:
         hint = f"If it was accepted, its comment is hpcml:{run.id} (squeue --me -o '%i %k')."
         return own._replace(phase="unknown", message="the submission's answer was not recorded", hint=hint)
     try:
         with records.complete(run.paths.directory):
-            job = schedulers.state(run.submission, environment) if known is None else schedulers.readable(known)
+            job = schedulers.state(run.submission) if known is None else schedulers.readable(known)
     except SlurmUnreachableError as error:
         own = own._replace(silent=error.message)
         if own.phase == "unknown":
@@ -346,7 +340,6 @@ def _lost(own: Status, run: directories.Run, record: RunRecord, exit_status: int
 
 def follow(
     run: directories.Run,
-    environment: Mapping[str, str],
     each: Callable[[], None],
     patience: float = 300.0,
     before: Callable[[], None] = lambda: None,
@@ -381,7 +374,7 @@ def follow(
             ask_at = now + distance
         if run.job and now >= ask_at:
             try:
-                state = schedulers.state(run.submission, environment)
+                state = schedulers.state(run.submission)
                 heard = now
             except SlurmUnreachableError:
                 if now - heard > patience:
@@ -393,7 +386,7 @@ def follow(
         files = [_stamp(run.paths.events), _stamp(run.paths.status)]
         if files != seen or now >= look_at:  # reading the record is what costs; looking whether it changed does not
             seen, look_at = files, now + 1.0
-            current = status(run, environment, state, ask=not run.job)
+            current = status(run, state, ask=not run.job)
             asked = state is not None or not run.may_start_again  # files alone cannot say that no attempt follows
             over_now = current.over
             if current != last and (asked or not over_now):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import stat
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,7 +30,7 @@ class Prepared(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def prepare(loaded: LoadedSite, spec: JobSpec, environment: Mapping[str, str]) -> Prepared:
+def prepare(loaded: LoadedSite, spec: JobSpec) -> Prepared:
     """Plan and render a request without touching the disk.
 
     Raises
@@ -44,9 +43,9 @@ def prepare(loaded: LoadedSite, spec: JobSpec, environment: Mapping[str, str]) -
     if not spec.service:
         check_script(spec.script)
     run_id = directories.new_id(job_name(spec))
-    folder = directories.runs_folder(loaded.site.paths.runs, environment)
+    folder = directories.runs_folder(loaded.site.paths.runs, layers.process_environment())
     directory = folder / run_id
-    own_templates, notes = template_folders(environment, spec.cwd)
+    own_templates, notes = template_folders(spec.cwd)
     notes += directories.check_folder(folder, loaded.site.paths.trust)
     template = next((str(path) for folder in own_templates if (path := folder / batch_script.TEMPLATE).is_file()), "")
     if loaded.project:
@@ -59,11 +58,14 @@ def prepare(loaded: LoadedSite, spec: JobSpec, environment: Mapping[str, str]) -
     return Prepared(made, batch_script.render(made, own_templates), template, tuple(notes))
 
 
-def template_folders(environment: Mapping[str, str], cwd: Path) -> tuple[list[Path], list[str]]:
+def template_folders(cwd: Path) -> tuple[list[Path], list[str]]:
     """Return where a site or user keeps a template of their own, most special first, and which do not count."""
     from hpcml.plan.batch_script import TEMPLATE
 
-    folders = [cwd / "templates" / "hpcml", *(place / "templates" for place in reversed(config_folders(environment)))]
+    folders = [
+        cwd / "templates" / "hpcml",
+        *(place / "templates" for place in reversed(config_folders(layers.process_environment()))),
+    ]
     found, ignored = [], []
     for folder in folders:
         if not folder.is_dir():
@@ -75,7 +77,7 @@ def template_folders(environment: Mapping[str, str], cwd: Path) -> tuple[list[Pa
     return found, ignored
 
 
-def check(prepared: Prepared, environment: Mapping[str, str]) -> str:
+def check(prepared: Prepared) -> str:
     """Ask the scheduler whether it would take the script, leaving nothing behind; return its estimate.
 
     Raises
@@ -88,10 +90,10 @@ def check(prepared: Prepared, environment: Mapping[str, str]) -> str:
     with tempfile.TemporaryDirectory(prefix="hpcml-check-") as folder:
         script = Path(folder) / "job.sh"
         script.write_text(prepared.script)
-        return schedulers.get(prepared.plan.scheduler).check(script, environment)
+        return schedulers.get(prepared.plan.scheduler).check(script)
 
 
-def submit(prepared: Prepared, loaded: LoadedSite, spec: JobSpec, environment: Mapping[str, str]) -> directories.Run:
+def submit(prepared: Prepared, loaded: LoadedSite, spec: JobSpec) -> directories.Run:
     """Write the run's directory, hand the script over and record the answer.
 
     Raises
@@ -113,10 +115,10 @@ def submit(prepared: Prepared, loaded: LoadedSite, spec: JobSpec, environment: M
         record["requeue"] = True
     if notes:
         record["notes"] = notes
-    if environment.get("BASH_ENV"):
-        record["bash_env"] = environment["BASH_ENV"]  # bash reads it before the batch script, and it may end bash
+    if bash_env := layers.process_environment().get("BASH_ENV"):
+        record["bash_env"] = bash_env  # bash reads it before the batch script, and it may end bash
     try:
-        record |= schedulers.get(made.scheduler).submit(loaded.site, paths, environment)
+        record |= schedulers.get(made.scheduler).submit(loaded.site, paths)
     except HpcmlError as error:
         directories.write_json(paths.submission, {**record, **error.as_json()})
         raise
@@ -174,7 +176,7 @@ def _write(prepared: Prepared, loaded: LoadedSite, spec: JobSpec, image: dict[st
         return taken.notes()
 
 
-def adopt(run: directories.Run, environment: Mapping[str, str]) -> directories.Run:
+def adopt(run: directories.Run) -> directories.Run:
     """Return the run with its job, if Slurm took one whose answer never came (or was never recorded).
 
     Raises
@@ -186,7 +188,7 @@ def adopt(run: directories.Run, environment: Mapping[str, str]) -> directories.R
     if run.submission and not lost:
         return run
     scheduler = schedulers.name_in(run.submission or directories.read_json(run.paths.plan) or {})
-    found = schedulers.get(scheduler).find(run.id, environment)
+    found = schedulers.get(scheduler).find(run.id)
     if found is None:
         return run
     kept = {key: value for key, value in run.submission.items() if key in ("site", "time", "notes", "requeue")}

@@ -131,25 +131,25 @@ class Scheduler(Protocol):
     def lay_out(self, site: Site, request: JobRequest) -> JobLayout:
         """Return the scheduler's part of the batch script: pure, and refusing what the site cannot give."""
 
-    def submit(self, site: Site, run: RunPaths, environment: Mapping[str, str]) -> dict[str, object]:
+    def submit(self, site: Site, run: RunPaths) -> dict[str, object]:
         """Hand over the run's batch script; return what submission.json keeps of the answer."""
 
-    def find(self, run_id: str, environment: Mapping[str, str]) -> dict[str, object] | None:
+    def find(self, run_id: str) -> dict[str, object] | None:
         """Return what ``submit`` would have, of a run whose answer was lost; None if there is no such job."""
 
-    def states(self, jobs: Sequence[str], environment: Mapping[str, str]) -> dict[str, JobState]:
+    def states(self, jobs: Sequence[str]) -> dict[str, JobState]:
         """Return the states of jobs, in one question."""
 
-    def cancel(self, job: str, environment: Mapping[str, str]) -> str:
+    def cancel(self, job: str) -> str:
         """Tell a job to end; return what was told, in words, empty if it was gone."""
 
-    def check(self, script: Path, environment: Mapping[str, str]) -> str:
+    def check(self, script: Path) -> str:
         """Return what the scheduler says of a script that it is only shown."""
 
-    def ignored_defaults(self, environment: Mapping[str, str]) -> list[str]:
+    def ignored_defaults(self) -> list[str]:
         """Return the user's variables that hold defaults for the scheduler's own commands, none of which count."""
 
-    def clean_environment(self, environment: Mapping[str, str]) -> dict[str, str]:
+    def clean_environment(self) -> dict[str, str]:
         """Return the environment without what an outer job, or the user's shell, set for the scheduler's commands."""
 
     def step_on(self, job: str, node: str, name: str) -> list[str]:
@@ -192,7 +192,7 @@ def job_of(submission: Mapping[str, Any]) -> str:
     return str(submission.get("job") or "")
 
 
-def state(submission: Mapping[str, Any], environment: Mapping[str, str]) -> JobState:
+def state(submission: Mapping[str, Any]) -> JobState:
     """Return the state of one run's job.
 
     Raises
@@ -201,7 +201,7 @@ def state(submission: Mapping[str, Any], environment: Mapping[str, str]) -> JobS
         If its scheduler does not answer, or what it answers cannot be read.
     """
     job = job_of(submission)
-    return readable(get(name_in(submission)).states([job], environment)[job])
+    return readable(get(name_in(submission)).states([job])[job])
 
 
 def readable(state: JobState) -> JobState:
@@ -218,7 +218,7 @@ def readable(state: JobState) -> JobState:
     return state
 
 
-def states(submissions: Sequence[Mapping[str, Any]], environment: Mapping[str, str]) -> list[JobState]:
+def states(submissions: Sequence[Mapping[str, Any]]) -> list[JobState]:
     """Return the states of runs' jobs, with one question to each scheduler; UNREADABLE where a record names no job.
 
     Raises
@@ -233,7 +233,7 @@ def states(submissions: Sequence[Mapping[str, Any]], environment: Mapping[str, s
             asked.setdefault(name_in(submission), {})[index] = job_of(submission)
     for name, jobs in asked.items():
         with contextlib.suppress(StorageError):  # of a scheduler that is not known
-            answers = get(name).states(list(jobs.values()), environment)
+            answers = get(name).states(list(jobs.values()))
             for index, job in jobs.items():
                 found[index] = answers[job]
     return found

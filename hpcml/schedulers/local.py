@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from hpcml import subprocesses
@@ -35,7 +35,7 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
     return JobLayout(prologue=prologue, one_machine=ONE_MACHINE, reasons=(reason,) if count > 1 else ())
 
 
-def submit(site: Site, run: RunPaths, environment: Mapping[str, str]) -> dict[str, object]:
+def submit(site: Site, run: RunPaths) -> dict[str, object]:
     """Start the batch script in the background.
 
     Raises
@@ -44,7 +44,7 @@ def submit(site: Site, run: RunPaths, environment: Mapping[str, str]) -> dict[st
         If there is no bash.
     """
     try:
-        pid = subprocesses.start_in_background(["bash", str(run.script)], clean_environment(environment), run.job_log)
+        pid = subprocesses.start_in_background(["bash", str(run.script)], run.job_log, environment=clean_environment())
     except subprocesses.CommandMissingError as error:
         hint = "Put bash on PATH."
         raise HpcmlError(
@@ -53,11 +53,11 @@ def submit(site: Site, run: RunPaths, environment: Mapping[str, str]) -> dict[st
     return {"pid": pid, "started": subprocesses.start_time(pid)}
 
 
-def find(run_id: str, environment: Mapping[str, str]) -> None:
+def find(run_id: str) -> None:
     """Return None: no answer is lost here."""
 
 
-def states(jobs: Sequence[str], environment: Mapping[str, str]) -> dict[str, JobState]:
+def states(jobs: Sequence[str]) -> dict[str, JobState]:
     """Return which of the batch scripts are there still."""
     return {job: JobState("RUNNING") if _lives(job) else _GONE for job in jobs}
 
@@ -67,13 +67,13 @@ def _lives(job: str) -> bool:
     return pid.isdecimal() and subprocesses.start_time(int(pid)) == started != ""
 
 
-def cancel(job: str, environment: Mapping[str, str]) -> str:
+def cancel(job: str) -> str:
     """Tell the batch script to end."""
     pid = int(job.partition(" ")[0])
     return f"process {pid}" if subprocesses.signal_process(pid, signal.SIGTERM) else ""
 
 
-def check(script: Path, environment: Mapping[str, str]) -> str:
+def check(script: Path) -> str:
     """Refuse: there is nobody to ask.
 
     Raises
@@ -84,7 +84,7 @@ def check(script: Path, environment: Mapping[str, str]) -> str:
     raise UsageError("The local site has no Slurm to ask", place="--check", hint="Leave --check out.")
 
 
-def ignored_defaults(environment: Mapping[str, str]) -> list[str]:
+def ignored_defaults() -> list[str]:
     """Return nothing: no command of a scheduler's is called."""
     return []
 

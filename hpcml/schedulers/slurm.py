@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from hpcml.errors import ANSWER_LOST, HpcmlError, SlurmRefusedError, SlurmUnreachableError
 from hpcml.paths import RunPaths
 from hpcml.schedulers import ACTIVE, ENDED, PENDING, UNKNOWN, UNREADABLE, JobState, slurm_options
+from hpcml.sites.layers import process_environment
 from hpcml.sites.schema import Site
 from hpcml.subprocesses import Answer, CommandMissingError, run
 
@@ -138,20 +139,21 @@ def reason_in_words(reason: str) -> str:
     return REASONS.get(key, REASONS.get(key.split(",")[0], reason))
 
 
-def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
+def clean_environment() -> dict[str, str]:
     """Return the environment without what an outer job, or the user's shell, set for Slurm's commands.
 
     A submission from inside a job would otherwise inherit that job's sizes and bindings, and SQUEUE_FORMAT or
     SLURM_TIME_FORMAT would change answers; SLURM_CONF says which cluster is meant and stays.
     """
-    return {key: value for key, value in environment.items() if key in _KEPT or not key.startswith(_SCRUBBED)}
+    return {key: value for key, value in process_environment().items() if key in _KEPT or not key.startswith(_SCRUBBED)}
 
 
-def ignored_defaults(environment: Mapping[str, str]) -> list[str]:
+def ignored_defaults() -> list[str]:
     """Return the variables with which a user's shell gives sbatch defaults, none of which count here.
 
     Inside a job they are the job's own and no wish of the user's.
     """
+    environment = process_environment()
     if "SLURM_JOB_ID" in environment:
         return []
     return sorted(
@@ -159,9 +161,9 @@ def ignored_defaults(environment: Mapping[str, str]) -> list[str]:
     )
 
 
-def _ask(command: list[str], environment: Mapping[str, str], timeout: float = TIMEOUT) -> Answer:
+def _ask(command: list[str], timeout: float = TIMEOUT) -> Answer:
     try:
-        return run(command, clean_environment(environment), timeout)
+        return run(command, timeout, environment=clean_environment())
     except CommandMissingError as error:
         hint = "Load the site's Slurm module, go to a login node, or use --site local."
         raise SlurmUnreachableError(f"Slurm's command cannot be started: {error}", place="PATH", hint=hint) from error
@@ -171,7 +173,7 @@ class AnswerLostError(HpcmlError):
     """Whether the job was accepted is not known."""
 
 
-def submit(site: Site, run: RunPaths, environment: Mapping[str, str]) -> dict[str, object]:
+def submit(site: Site, run: RunPaths) -> dict[str, object]:
     """Submit a run's batch script, and look for the job if the answer is lost.
 
     Raises
@@ -185,9 +187,9 @@ def submit(site: Site, run: RunPaths, environment: Mapping[str, str]) -> dict[st
     """
     timeout, run_id = float(site.slurm.timeout), run.directory.name
     try:
-        job, cluster = sbatch(str(run.script), environment, timeout)
+        job, cluster = sbatch(str(run.script), timeout)
     except AnswerLostError as lost:
-        if found := _look_again(run_id, environment, min(timeout, _LOOK_AGAIN)):
+        if found := _look_again(run_id, min(timeout, _LOOK_AGAIN)):
             return found
         hint = f"It was not sent twice. When Slurm answers again: hpcml status {run_id}."
         raise HpcmlError(
@@ -200,7 +202,7 @@ def submit(site: Site, run: RunPaths, environment: Mapping[str, str]) -> dict[st
     return {"job": job, "cluster": cluster}
 
 
-def _look_again(run_id: str, environment: Mapping[str, str], seconds: float) -> dict[str, object] | None:
+def _look_again(run_id: str, seconds: float) -> dict[str, object] | None:
     """Look for the job of a run a few times within a deadline; None if it is not there.
 
     A request whose answer was lost may still be on its way, so one look that finds nothing proves nothing.
@@ -209,7 +211,7 @@ def _look_again(run_id: str, environment: Mapping[str, str], seconds: float) -> 
     pause = 0.5
     while True:
         try:
-            found = find(run_id, environment, max(1.0, deadline - time.monotonic()))
+            found = find(run_id, max(1.0, deadline - time.monotonic()))
         except SlurmUnreachableError:
             found = None  # the controller does not answer: the deadline decides
         if found or time.monotonic() + pause > deadline:
@@ -218,7 +220,7 @@ def _look_again(run_id: str, environment: Mapping[str, str], seconds: float) -> 
         pause = min(pause * 2, 5.0)
 
 
-def sbatch(script: str, environment: Mapping[str, str], timeout: float = TIMEOUT) -> tuple[str, str]:
+def sbatch(script: str, timeout: float = TIMEOUT) -> tuple[str, str]:
     """Submit a job script and return the job id and the cluster's name (often empty).
 
     Raises
@@ -230,7 +232,7 @@ def sbatch(script: str, environment: Mapping[str, str], timeout: float = TIMEOUT
     AnswerLostError
         If the request may have arrived but the answer did not.
     """
-    answer = _ask(["sbatch", "--parsable", script], environment, timeout)
+    answer = _ask(["sbatch", "--parsable", script], timeout)
     if answer.code is None or (answer.code != 0 and re.search(_MAYBE_SENT, answer.text)):
         raise AnswerLostError("The answer of sbatch did not arrive", quote=_quote(answer))
     if answer.code != 0:
@@ -274,7 +276,7 @@ def _last(answer: Answer) -> str:
     return re.sub(r"^s[a-z]+: (error: )?", "", (_quote(answer) or ("no answer",))[-1])
 
 
-def check(script: Path, environment: Mapping[str, str]) -> str:
+def check(script: Path) -> str:
     """Ask the live controller whether it would take the script; return its estimate in its own words.
 
     Raises
@@ -282,7 +284,7 @@ def check(script: Path, environment: Mapping[str, str]) -> str:
     SlurmRefusedError, SlurmUnreachableError
         As :func:`submit`.
     """
-    answer = _ask(["sbatch", "--test-only", str(script)], environment)
+    answer = _ask(["sbatch", "--test-only", str(script)])
     if answer.code is None:
         hint = "Slurm is busy or down: try again in some minutes."
         raise SlurmUnreachableError(
@@ -293,7 +295,7 @@ def check(script: Path, environment: Mapping[str, str]) -> str:
     return _last(answer)
 
 
-def find(run_id: str, environment: Mapping[str, str], timeout: float = TIMEOUT) -> dict[str, object] | None:
+def find(run_id: str, timeout: float = TIMEOUT) -> dict[str, object] | None:
     """Return the record of a run's job, which carries the run's id as its comment; None if there is none.
 
     squeue knows waiting, running and recently ended jobs; sacct is asked as well where there is accounting.
@@ -304,17 +306,17 @@ def find(run_id: str, environment: Mapping[str, str], timeout: float = TIMEOUT) 
         If squeue does not answer, so that nothing is known.
     """
     command = ["squeue", "--noheader", "--states=all", f"--user={os.getuid()}", "--format=%i|%k"]
-    answer = _ask(command, environment, timeout)
+    answer = _ask(command, timeout)
     if answer.code != 0:
         raise _silent(answer)
-    job = _job_of_run(answer, run_id) or _accounted_job_of_run(run_id, environment, timeout)
+    job = _job_of_run(answer, run_id) or _accounted_job_of_run(run_id, timeout)
     return {"job": job, "cluster": "", "found_again": True} if job else None
 
 
-def _accounted_job_of_run(run_id: str, environment: Mapping[str, str], timeout: float) -> str:
+def _accounted_job_of_run(run_id: str, timeout: float) -> str:
     command = ["sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,Comment", "--starttime=now-2days"]
     try:
-        answer = _ask(command, environment, timeout)
+        answer = _ask(command, timeout)
     except SlurmUnreachableError:
         return ""  # squeue was there, sacct is not installed: accounting is absent, which is no error
     return _job_of_run(answer, run_id) if answer.code == 0 else ""
@@ -334,7 +336,7 @@ def _silent(answer: Answer) -> SlurmUnreachableError:
     return SlurmUnreachableError(f"squeue does not answer: {_last(answer)}", transient=True, place="squeue", hint=hint)
 
 
-def states(jobs: Sequence[str], environment: Mapping[str, str]) -> dict[str, JobState]:
+def states(jobs: Sequence[str]) -> dict[str, JobState]:
     """Return the states of jobs in one question.
 
     A job that Slurm says it does not know is UNKNOWN; one of which its answer says nothing that can be read is
@@ -348,22 +350,22 @@ def states(jobs: Sequence[str], environment: Mapping[str, str]) -> dict[str, Job
     """
     if not jobs:
         return {}
-    found = _queued(jobs, environment)
+    found = _queued(jobs)
     left_out = [job for job in jobs if found[job].state == UNREADABLE] if len(jobs) > 1 else []
     for job in left_out[:_ASKED_ALONE]:
-        found |= _queued([job], environment)
+        found |= _queued([job])
     gone = [job for job in jobs if found[job].state in (UNREADABLE, UNKNOWN.state)]
     if gone:
-        accounted = _accounted(gone, environment)
+        accounted = _accounted(gone)
         # Accounting lags behind the controller: that a job runs, of which the controller knows nothing, is old.
         found |= {job: said for job, said in accounted.items() if said.ended or found[job].state == UNREADABLE}
     return found
 
 
-def _queued(jobs: Sequence[str], environment: Mapping[str, str]) -> dict[str, JobState]:
+def _queued(jobs: Sequence[str]) -> dict[str, JobState]:
     """Return what squeue says of jobs; what cannot be read of it is UNREADABLE."""
     command = ["squeue", "--all", "--noheader", "--states=all", f"--jobs={','.join(jobs)}", "--format=%i|%T|%r|%S|%N"]
-    answer = _ask(command, environment)
+    answer = _ask(command)
     if answer.code != 0 and "Invalid job id" not in answer.text:
         raise _silent(answer)
     if answer.code != 0 and len(jobs) == 1:
@@ -385,7 +387,7 @@ def _base(job: str) -> str:
     return re.split(r"[_+]", job, maxsplit=1)[0]
 
 
-def _accounted(jobs: list[str], environment: Mapping[str, str]) -> dict[str, JobState]:
+def _accounted(jobs: list[str]) -> dict[str, JobState]:
     """Return what accounting remembers of jobs; nothing where there is none."""
     command = [
         "sacct",
@@ -396,7 +398,7 @@ def _accounted(jobs: list[str], environment: Mapping[str, str]) -> dict[str, Job
         "--format=JobID,State,ExitCode,Start,NodeList",
     ]
     try:
-        answer = _ask(command, environment)
+        answer = _ask(command)
     except SlurmUnreachableError:
         return {}  # squeue was there, sacct is not installed: accounting is absent, which is no error
     found = {}
@@ -409,7 +411,7 @@ def _accounted(jobs: list[str], environment: Mapping[str, str]) -> dict[str, Job
     return found
 
 
-def cancel(job: str, environment: Mapping[str, str]) -> str:
+def cancel(job: str) -> str:
     """Cancel a job; one that has ended already is no error.
 
     Raises
@@ -419,7 +421,7 @@ def cancel(job: str, environment: Mapping[str, str]) -> str:
     SlurmRefusedError
         If Slurm says no.
     """
-    answer = _ask(["scancel", job], environment)
+    answer = _ask(["scancel", job])
     if answer.code == 0 or "Invalid job id" in answer.text or "already completing or completed" in answer.text:
         return f"job {job}"
     raise refusal(answer, "scancel")

@@ -130,11 +130,11 @@ def test_a_tunnel_s_facts_that_are_none_are_refused(laptop: Laptop, lines: str) 
 
 def test_an_answer_without_an_end_is_cut_off(tmp_path: Path) -> None:
     begin = time.monotonic()
-    answer = subprocesses.run([sys.executable, "-c", "while True: print('x' * 65536)"], os.environ, 600)
+    answer = subprocesses.run([sys.executable, "-c", "while True: print('x' * 65536)"], 600)
     assert answer.code is None
     assert len(answer.out) < 100 << 20
     assert time.monotonic() - begin < 500
-    child = subprocesses.Child([sys.executable, "-c", "while True: print('x' * 65536, end='')"], os.environ)
+    child = subprocesses.Child([sys.executable, "-c", "while True: print('x' * 65536, end='')"])
     try:
         while child.code is None:
             subprocesses.wait([child], 1.0)
@@ -143,9 +143,7 @@ def test_an_answer_without_an_end_is_cut_off(tmp_path: Path) -> None:
         assert "a line of more than" in child.errors
     finally:
         child.end()
-    echo = subprocesses.run(["cat"], os.environ, 60, data=b"y" * (5 << 20))
+    echo = subprocesses.run(["cat"], 60, data=b"y" * (5 << 20))
     assert (echo.code, len(echo.out)) == (0, 5 << 20)
-    assert subprocesses.run(["true"], os.environ, 60, data=b"y" * (5 << 20)).code == 0, (
-        "one that does not read its input"
-    )
-    assert subprocesses.run(["sleep", "60"], os.environ, 0.2).code is None
+    assert subprocesses.run(["true"], 60, data=b"y" * (5 << 20)).code == 0, "one that does not read its input"
+    assert subprocesses.run(["sleep", "60"], 0.2).code is None

@@ -290,9 +290,8 @@ def test_no_agent_is_forwarded_and_commands_travel_over_the_connection(
     config.write_text("Host *\n  ForwardAgent yes\n" + kept)
     script = """
 from hpcml.remote.ssh import connection as ssh
-from hpcml.sites import layers
 from hpcml.sites.schema import Login
-connection = ssh.Connection(Login(host="lab"), layers.process_environment())
+connection = ssh.Connection(Login(host="lab"))
 assert connection.open(ask=False) and not connection.open(ask=False)
 def run(*words, data=b""):
     return connection.run(connection.command(words), data=data)

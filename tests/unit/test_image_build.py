@@ -103,34 +103,42 @@ def test_ids_for_a_namespace(tmp_path: Path) -> None:
         build.check_subordinate(table)
 
 
-def test_too_little_space(tmp_path: Path) -> None:
+def test_too_little_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "Bootstrap: docker\nFrom: a:1\n%labels\n    org.hpcml.space 900000T\n"
     own = definition.Definition("a", tmp_path / "a.def", text)
+    monkeypatch.setenv("APPTAINER_TMPDIR", str(tmp_path))
     with pytest.raises(StorageError, match="the build takes about") as caught:
-        build.check_space(own, tmp_path / "a.sif", APPTAINER, {"APPTAINER_TMPDIR": str(tmp_path)})
+        build.check_space(own, tmp_path / "a.sif", APPTAINER)
     assert (caught.value.place, "APPTAINER_TMPDIR" in caught.value.message) == (str(tmp_path), True)
+    monkeypatch.delenv("APPTAINER_TMPDIR")
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "nope"))
     with pytest.raises(StorageError, match="No such file"):
-        build.check_space(own, tmp_path / "a.sif", APPTAINER, {"TMPDIR": str(tmp_path / "nope")})
-    build.check_space(own._replace(text=text.replace("900000T", "1K")), tmp_path / "a.sif", APPTAINER, {})
+        build.check_space(own, tmp_path / "a.sif", APPTAINER)
+    monkeypatch.delenv("TMPDIR")
+    build.check_space(own._replace(text=text.replace("900000T", "1K")), tmp_path / "a.sif", APPTAINER)
 
 
-def test_pip_s_settings(tmp_path: Path) -> None:
+def test_pip_s_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pip.conf").write_text("[global]\nindex-url = https://file.example.org/simple\ntimeout = 5\n"
                                        "[install]\nindex-url = https://install.example.org/simple\n")  # fmt: skip
-    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PIP_CONFIG_FILE": str(tmp_path / "pip.conf")}
-    found = build.pip_settings(environment)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    monkeypatch.delenv("PIP_INDEX_URL", raising=False)
+    found = build.pip_settings()
     assert (found["index-url"], found["timeout"]) == ("https://install.example.org/simple", "5")
-    found = build.pip_settings({**environment, "PIP_INDEX_URL": "https://variable.example.org/simple"})
+    monkeypatch.setenv("PIP_INDEX_URL", "https://variable.example.org/simple")
+    found = build.pip_settings()
     assert found["index-url"] == "https://variable.example.org/simple"
 
 
-def test_a_password_in_pip_s_index_stays_out_of_the_image(tmp_path: Path) -> None:
-    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PIP_CONFIG_FILE": os.devnull}
+def test_a_password_in_pip_s_index_stays_out_of_the_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     cpu = definition.find("cpu", tmp_path)
 
     def prepared(index: str) -> build.Order:
-        return build.prepare(cpu, tmp_path / "a.sif", APPTAINER, {**environment, "PIP_INDEX_URL": index},
-                                   fakeroot=False, given={}, force=False)  # fmt: skip
+        monkeypatch.setenv("PIP_INDEX_URL", index)
+        return build.prepare(cpu, tmp_path / "a.sif", APPTAINER, fakeroot=False, given={}, force=False)
 
     assert prepared("https://index.example.org/simple").arguments == {"PIP_INDEX": "https://index.example.org/simple"}
     secret = prepared("https://ada:secret@index.example.org/simple")
@@ -144,9 +152,7 @@ def test_a_password_in_pip_s_index_stays_out_of_the_image(tmp_path: Path) -> Non
 
 def test_a_stream_hands_on_what_comes_and_keeps_the_end() -> None:
     pieces: list[bytes] = []
-    answer = subprocesses.stream(
-        ["sh", "-c", "echo one; echo two >&2; exit 3"], {"PATH": os.environ["PATH"]}, 20, pieces.append
-    )
+    answer = subprocesses.stream(["sh", "-c", "echo one; echo two >&2; exit 3"], 20, pieces.append)
     assert (answer.code, answer.text) == (3, "one\ntwo")
     assert b"".join(pieces) == b"one\ntwo\n"
 
@@ -165,7 +171,7 @@ def living(group: int) -> list[str]:
 @pytest.mark.parametrize("shape", ["sleep 60", "sleep 60 & wait", "exec >&- 2>&-; sleep 60"])
 def test_a_stream_that_is_late_is_ended_with_all_that_it_started(tmp_path: Path, shape: str) -> None:
     command = ["bash", "-c", f"echo $$ >{tmp_path}/pid; {shape}"]
-    answer = subprocesses.stream(command, {"PATH": os.environ["PATH"]}, 0.5, lambda _: None)
+    answer = subprocesses.stream(command, 0.5, lambda _: None)
     assert answer.code is None
     group, end = int((tmp_path / "pid").read_text()), time.monotonic() + 10
     while living(group) and time.monotonic() < end:  # killed, and not gone yet
@@ -187,7 +193,7 @@ def test_what_a_command_started_may_clean_up_after_the_command_has_ended(tmp_pat
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        subprocesses.stream(command, {"PATH": os.environ["PATH"]}, 60, interrupt)
+        subprocesses.stream(command, 60, interrupt)
     assert (tmp_path / "clean").exists()
 
 
@@ -207,7 +213,7 @@ def test_a_signal_that_comes_while_the_command_starts_ends_it(tmp_path: Path, mo
     before = signal.signal(signal.SIGTERM, interrupted)
     try:
         with pytest.raises(KeyboardInterrupt):
-            subprocesses.stream(["sleep", "60"], {"PATH": os.environ["PATH"]}, 30, lambda _: None)
+            subprocesses.stream(["sleep", "60"], 30, lambda _: None)
         assert signal.getsignal(signal.SIGTERM) is interrupted
     finally:
         signal.signal(signal.SIGTERM, before)

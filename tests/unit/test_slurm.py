@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -15,18 +16,18 @@ from hpcml.subprocesses import Answer
 
 
 @pytest.fixture
-def answers(tmp_path: Path) -> dict[str, str]:
-    """Return an environment whose PATH has programs that say what the files beside them hold."""
+def answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder, the first of PATH, of programs that say what the files beside them hold."""
     for program in ("squeue", "sacct", "sbatch", "scancel"):
         path = tmp_path / program
         path.write_text(f'#!/bin/sh\ncd "{tmp_path}"\n[ -e {program}.err ] && cat {program}.err >&2\n[ -e {program}.out ] && cat {program}.out\n'
                         f"[ -e {program}.code ] && exit $(cat {program}.code)\nexit 0\n")  # fmt: skip
         path.chmod(0o755)
-    return {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return tmp_path
 
 
-def say(environment: dict[str, str], program: str, out: str = "", err: str = "", code: int = 0) -> None:
-    folder = Path(environment["PATH"].partition(":")[0])
+def say(folder: Path, program: str, out: str = "", err: str = "", code: int = 0) -> None:
     for name, text in (("out", out), ("err", err), ("code", str(code))):
         (folder / f"{program}.{name}").write_text(text)
 
@@ -34,14 +35,14 @@ def say(environment: dict[str, str], program: str, out: str = "", err: str = "",
 INVALID = "slurm_load_jobs error: Invalid job id specified\n"
 
 
-def test_states_of_several_jobs(answers: dict[str, str]) -> None:
+def test_states_of_several_jobs(answers: Path) -> None:
     say(
         answers,
         "squeue",
         "12|PENDING|Resources|2026-11-21T09:00:00|\n13|RUNNING|None|2026-11-21T08:00:00|n[1-2]\n99|RUNNING|None|N/A|n3\nnoise\n",
     )
     say(answers, "sacct", "14|CANCELLED by 1000|0:0|2026-11-21T07:00:00|n3\n15|FAILED|3:0|Unknown|n4\n", code=0)
-    found = slurm.states(["12", "13", "14", "15", "16"], answers)
+    found = slurm.states(["12", "13", "14", "15", "16"])
     assert found == {
         "12": JobState("PENDING", "waiting for free nodes", "2026-11-21T09:00:00"),
         "13": JobState("RUNNING", "", "2026-11-21T08:00:00", "n[1-2]"),
@@ -53,73 +54,73 @@ def test_states_of_several_jobs(answers: dict[str, str]) -> None:
     assert found["13"].active
 
 
-def test_a_job_that_slurm_has_forgotten_is_unknown(answers: dict[str, str]) -> None:
+def test_a_job_that_slurm_has_forgotten_is_unknown(answers: Path) -> None:
     say(answers, "squeue", err=INVALID, code=1)
     say(answers, "sacct", err="Slurm accounting storage is disabled\n", code=1)
-    assert slurm.states(["12"], answers) == {"12": schedulers.UNKNOWN}
+    assert slurm.states(["12"]) == {"12": schedulers.UNKNOWN}
 
 
 @pytest.mark.parametrize("line", ["14||0:0||", "14|   |0:0||", "|||||", "", "14"])
-def test_an_empty_answer_of_accounting_is_no_state(answers: dict[str, str], line: str) -> None:
+def test_an_empty_answer_of_accounting_is_no_state(answers: Path, line: str) -> None:
     say(answers, "squeue", err=INVALID, code=1)
     say(answers, "sacct", f"{line}\n")
-    assert slurm.states(["14"], answers)["14"].state == "UNKNOWN"
+    assert slurm.states(["14"])["14"].state == "UNKNOWN"
 
 
-def test_without_accounting_installed(answers: dict[str, str]) -> None:
-    (Path(answers["PATH"].partition(":")[0]) / "sacct").unlink()
-    answers["PATH"] = answers["PATH"].partition(":")[0]
-    Path(answers["PATH"], "cat").symlink_to("/bin/cat")
+def test_without_accounting_installed(answers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (answers / "sacct").unlink()
+    monkeypatch.setenv("PATH", str(answers))
+    (answers / "cat").symlink_to("/bin/cat")
     say(answers, "squeue", err=INVALID, code=1)
-    assert slurm.states(["14"], answers) == {"14": schedulers.UNKNOWN}
+    assert slurm.states(["14"]) == {"14": schedulers.UNKNOWN}
     say(answers, "squeue", "")
-    assert slurm.find("x", answers) is None
+    assert slurm.find("x") is None
 
 
 @pytest.mark.parametrize(
     "said", ["", "12\n", "12|\n", "12|what|\n", "2026-11-22T10:00:00\n", "Queue is being rebuilt\n"]
 )
-def test_an_answer_that_cannot_be_read_is_no_end(answers: dict[str, str], said: str) -> None:
+def test_an_answer_that_cannot_be_read_is_no_end(answers: Path, said: str) -> None:
     say(answers, "squeue", said)
     say(answers, "sacct", err="Slurm accounting storage is disabled\n", code=1)
-    found = slurm.states(["12"], answers)["12"]
+    found = slurm.states(["12"])["12"]
     assert (found.state, found.ended) == ("UNREADABLE", False)
     with pytest.raises(SlurmUnreachableError, match="cannot be read"):
-        schedulers.state({"job": "12"}, answers)
+        schedulers.state({"job": "12"})
     say(answers, "sacct", "12|FAILED|3:0|Unknown|n4\n")
-    assert schedulers.state({"job": "12"}, answers).state == "FAILED"
+    assert schedulers.state({"job": "12"}).state == "FAILED"
 
 
-def test_what_follows_the_state_may_be_anything(answers: dict[str, str]) -> None:
+def test_what_follows_the_state_may_be_anything(answers: Path) -> None:
     """The state counts whatever a site's Slurm puts behind it."""
     say(answers, "squeue", "12|PENDING|(Priority)|1795\n|\n13|RUNNING\n14|RUNNING|None|a|b|c\n")
-    found = slurm.states(["12", "13", "14"], answers)
+    found = slurm.states(["12", "13", "14"])
     assert [found[job].state for job in ("12", "13", "14")] == ["PENDING", "RUNNING", "RUNNING"]
 
 
-def test_the_tasks_of_an_array_and_the_parts_of_a_job(answers: dict[str, str]) -> None:
+def test_the_tasks_of_an_array_and_the_parts_of_a_job(answers: Path) -> None:
     say(
         answers,
         "squeue",
         "12_1|COMPLETED|None|N/A|n1\n12_[2-9]|PENDING|Priority|N/A|\n13+0|RUNNING|None|N/A|n1\n13+1|COMPLETED|None|N/A|n2\n",
     )
-    found = slurm.states(["12", "13"], answers)
+    found = slurm.states(["12", "13"])
     assert (found["12"].state, found["13"].state) == ("PENDING", "RUNNING")
 
 
-def test_accounting_that_lags_behind_is_not_believed(answers: dict[str, str]) -> None:
+def test_accounting_that_lags_behind_is_not_believed(answers: Path) -> None:
     say(answers, "squeue", err=INVALID, code=1)
     say(answers, "sacct", "12|RUNNING|0:0|2026-11-22T08:00:00|n1\n")
-    assert schedulers.state({"job": "12"}, answers) == schedulers.UNKNOWN
+    assert schedulers.state({"job": "12"}) == schedulers.UNKNOWN
 
 
 @pytest.mark.parametrize("said", ["", "7\n8\n", "Submitted\n", "12 13\n"])
-def test_sbatch_s_answer_is_one_job_id_or_lost(answers: dict[str, str], said: str) -> None:
+def test_sbatch_s_answer_is_one_job_id_or_lost(answers: Path, said: str) -> None:
     say(answers, "sbatch", said)
     with pytest.raises(slurm.AnswerLostError):
-        slurm.sbatch("job.sh", answers)
+        slurm.sbatch("job.sh")
     say(answers, "sbatch", f"Welcome to the cluster\n{said if said == 'Submitted' else ''}42;lab\n")
-    assert slurm.sbatch("job.sh", answers) == ("42", "lab")
+    assert slurm.sbatch("job.sh") == ("42", "lab")
 
 
 @pytest.mark.parametrize(("program", "words"), [("sbatch", "nothing was submitted"), ("scancel", "nothing was cancelled"),
@@ -129,24 +130,25 @@ def test_what_a_silent_controller_means_depends_on_the_question(program: str, wo
     assert words in slurm.refusal(answer, program).hint
 
 
-def test_no_jobs_no_question(tmp_path: Path) -> None:
-    assert slurm.states([], {"PATH": str(tmp_path)}) == {}
+def test_no_jobs_no_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert slurm.states([]) == {}
 
 
-def test_a_squeue_that_fails_is_no_answer(answers: dict[str, str]) -> None:
+def test_a_squeue_that_fails_is_no_answer(answers: Path) -> None:
     say(answers, "squeue", err="slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n", code=1)
     with pytest.raises(SlurmUnreachableError, match="does not answer"):
-        slurm.states(["12"], answers)
+        slurm.states(["12"])
     with pytest.raises(SlurmUnreachableError, match="does not answer"):
-        slurm.find("x", answers)
+        slurm.find("x")
 
 
-def test_a_job_is_found_by_its_comment_alone(answers: dict[str, str]) -> None:
+def test_a_job_is_found_by_its_comment_alone(answers: Path) -> None:
     say(answers, "squeue", "11|hpcml:x-20261121-074500-1a2\n12|hpcml:x-20261121-074500-1a2b\n13|(null)\n")
-    assert slurm.find("x-20261121-074500-1a2b", answers) == {"job": "12", "cluster": "", "found_again": True}
-    assert slurm.find("x", answers) is None
+    assert slurm.find("x-20261121-074500-1a2b") == {"job": "12", "cluster": "", "found_again": True}
+    assert slurm.find("x") is None
     say(answers, "sacct", "9|hpcml:y\n")
-    assert slurm.find("y", answers) == {"job": "9", "cluster": "", "found_again": True}
+    assert slurm.find("y") == {"job": "9", "cluster": "", "found_again": True}
 
 
 @pytest.mark.parametrize(
@@ -167,10 +169,14 @@ def test_an_unknown_state_is_neither_waiting_nor_running(text: str) -> None:
     assert not state.active
 
 
-def test_the_environment_is_scrubbed_but_for_the_cluster() -> None:
+def test_the_environment_is_scrubbed_but_for_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     given_ = dict.fromkeys(["SLURM_CONF", "SLURM_JWT", "SLURM_JOB_ID", "SBATCH_QOS", "SQUEUE_FORMAT", "SRUN_DEBUG", "PMIX_RANK", "HPCML_X",
                             "SLURM_TIME_FORMAT", "SLURM_CLUSTERS", "SACCT_FORMAT", "SCONTROL_ALL", "SLURMX", "PATH", "HOME"], "1")  # fmt: skip
-    assert set(slurm.clean_environment(given_)) == {"SLURM_CONF", "SLURM_JWT", "SLURMX", "PATH", "HOME"}
+    for name in os.environ:
+        monkeypatch.delenv(name)
+    for name in given_:
+        monkeypatch.setenv(name, "1")
+    assert set(slurm.clean_environment()) == {"SLURM_CONF", "SLURM_JWT", "SLURMX", "PATH", "HOME"}
 
 
 @given(st.text(max_size=200), st.text(max_size=200), st.integers(1, 255))

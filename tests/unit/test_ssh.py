@@ -134,26 +134,28 @@ def test_a_control_socket_s_path_has_room_for_ssh_s_own_suffix(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("unsafe", ["no", "off", "false"])
-def test_the_configuration_switches_the_check_of_host_keys_on_again(tmp_path: Path, unsafe: str) -> None:
+def test_the_configuration_switches_the_check_of_host_keys_on_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unsafe: str
+) -> None:
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh" / "config").write_text("Host *\n  StrictHostKeyChecking no\n  ForwardAgent yes\n")
-    environment = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
-    path = config.write(tmp_path, "login", environment, {"stricthostkeychecking": [unsafe]})
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = config.write(tmp_path, "login", {"stricthostkeychecking": [unsafe]})
     assert path.stat().st_mode & 0o777 == 0o600
-    known = config.effective("login", environment, path)
+    known = config.effective("login", path)
     assert known["stricthostkeychecking"] == ["ask"]
     assert known["forwardagent"] == ["no"]
     assert known["connecttimeout"] == ["15"]
 
 
-def test_the_user_s_own_strictness_stays(tmp_path: Path) -> None:
+def test_the_user_s_own_strictness_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh" / "config").write_text(
         "Host login\n  StrictHostKeyChecking yes\n  User me\n  ConnectTimeout 3\n"
     )
-    environment = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
-    path = config.write(tmp_path, "login", environment, {"stricthostkeychecking": ["true"]})
-    known = config.effective("login", environment, path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = config.write(tmp_path, "login", {"stricthostkeychecking": ["true"]})
+    known = config.effective("login", path)
     assert known["stricthostkeychecking"] == ["true"]
     assert (known["user"], known["connecttimeout"]) == (["me"], ["3"])
 

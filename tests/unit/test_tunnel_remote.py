@@ -70,20 +70,20 @@ def test_an_end_counts_until_the_job_is_started_again(run: directories.Run) -> N
     diary(run, "allocated", "driver-started", "driver-ended", "torn-down")
     ended = {"state": "ended", "status": 86, "reason": "the run was cancelled", "by": "user", "hint": "", "quote": []}
     run.paths.status.write_text(json.dumps(ended))
-    assert status.status(run, {}).state == "CANCELLED"
+    assert status.status(run).state == "CANCELLED"
     diary(run, "allocated")
-    again = status.status(run, {}, ask=False)
+    again = status.status(run, ask=False)
     assert (again.state, again.phase, again.exit_status) == ("RUNNING", "starting", None)
     diary(run, "driver-started")
-    assert status.status(run, {}, ask=False).phase == "running"
+    assert status.status(run, ask=False).phase == "running"
     diary(run, "driver-ended")
-    assert status.status(run, {}).state == "CANCELLED"
+    assert status.status(run).state == "CANCELLED"
 
 
 def test_the_facts_say_when_the_time_limit_is(run: directories.Run) -> None:
     diary(run, "allocated")
     attempt(run, 0, dashboard=SERVICE)
-    facts = server.facts(run, status.status(run, {}, ask=False))
+    facts = server.facts(run, status.status(run, ask=False))
     assert (facts.ends, facts.state, facts.services) == (700.0, "starting", {"dashboard": Service(**SERVICE)})
     assert answers.of_run(json.dumps(facts.as_table()), "login") == facts
 
@@ -94,7 +94,7 @@ def test_the_facts_say_when_the_time_limit_is(run: directories.Run) -> None:
 def test_only_one_public_key_is_taken(run: directories.Run, sent: str) -> None:
     attempt(run, 0)
     with pytest.raises(TunnelError, match="not a public key"):
-        server.prepare(run, sent, {})
+        server.prepare(run, sent)
 
 
 def test_printed_commands_are_whole_words_to_a_shell() -> None:

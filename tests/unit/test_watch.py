@@ -51,15 +51,15 @@ def shown(status: run_status.Status) -> str:
 def test_a_check_of_the_wire_is_told_only_where_there_is_one(run: directories.Run) -> None:
     """Runs of CPU workers over TLS check nothing."""
     diary(run, *UP, "workers-ready")
-    status = run_status.status(run, {}, ask=False)
+    status = run_status.status(run, ask=False)
     assert status.message == "the script starts"
     assert "fabric" not in shown(status)
     diary(run, "fabric-checking")
-    status = run_status.status(run, {}, ask=False)
+    status = run_status.status(run, ask=False)
     assert status.message == "the interconnect between the workers is checked"
     assert "· fabric     the interconnect between the workers is checked" in shown(status)
     diary(run, "fabric-checked")
-    status = run_status.status(run, {}, ask=False)
+    status = run_status.status(run, ask=False)
     assert (status.message, status.fabric) == ("the script starts", "TCP on eth0")
     assert "is checked" not in shown(status)
 
@@ -69,7 +69,7 @@ def test_a_check_of_the_wire_is_told_only_where_there_is_one(run: directories.Ru
 ])  # fmt: skip
 def test_the_batch_script_s_own_end_is_told_with_its_status(run: directories.Run, word: str, status: int) -> None:
     run.paths.job_log.write_text(f"hpcml: {word}\n")
-    found = run_status.status(run, {}, JobState("FAILED"))
+    found = run_status.status(run, JobState("FAILED"))
     assert (found.state, found.exit_status, found.message) == ("FAILED", status, word)
 
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from hpcml import files, subprocesses
 from hpcml.errors import ConfigError, StorageError
+from hpcml.sites.layers import process_environment
 
 ASK = 20.0  # seconds for `ssh -G`, which opens no connection (but may run the user's own Match exec)
 _SOCKET_PATH = 108 if sys.platform.startswith("linux") else 104  # bytes of sun_path
@@ -50,7 +51,7 @@ class Places(NamedTuple):
     control: Path
 
 
-def places(environment: Mapping[str, str], control: str = "~/.hpcml/cm") -> Places:
+def places(control: str = "~/.hpcml/cm") -> Places:
     """Return the folders, made for the user alone if they are not there.
 
     Raises
@@ -58,7 +59,7 @@ def places(environment: Mapping[str, str], control: str = "~/.hpcml/cm") -> Plac
     StorageError
         If they cannot be made, or are not the user's alone.
     """
-    home = environment.get("HOME", "")
+    home = process_environment().get("HOME", "")
     if not home.startswith("/"):
         raise StorageError("HOME is not set", place="HOME", hint="Set it: ssh's files lie there.")
     folder = Path(f"{home}/{control[2:]}" if control.startswith("~/") else control)
@@ -125,7 +126,7 @@ def control_socket(folder: Path, name: str) -> Path:
     return path
 
 
-def effective(host: str, environment: Mapping[str, str], file: Path | None = None) -> dict[str, list[str]]:
+def effective(host: str, file: Path | None = None) -> dict[str, list[str]]:
     """Return ssh's own view of a host: every setting in force, by its name in small letters.
 
     Raises
@@ -135,7 +136,7 @@ def effective(host: str, environment: Mapping[str, str], file: Path | None = Non
     """
     words = ["ssh", *(["-F", str(file)] if file else []), "-G", "--", host]
     try:
-        answer = subprocesses.run(words, environment, ASK)
+        answer = subprocesses.run(words, ASK)
     except subprocesses.CommandMissingError as error:
         hint = "Install OpenSSH's client."
         raise ConfigError(f"ssh cannot be started: {error}", place="PATH", hint=hint) from error
@@ -149,7 +150,7 @@ def effective(host: str, environment: Mapping[str, str], file: Path | None = Non
     return settings
 
 
-def write(folder: Path, host: str, environment: Mapping[str, str], settings: Mapping[str, list[str]]) -> Path:
+def write(folder: Path, host: str, settings: Mapping[str, list[str]]) -> Path:
     """Write the configuration file with which this cluster is reached; return its path.
 
     The user's own file and the machine's are included whole. Where they switch the check of host keys off, it is on
@@ -158,7 +159,7 @@ def write(folder: Path, host: str, environment: Mapping[str, str], settings: Map
     insisted = list(INSISTED)
     if settings.get("stricthostkeychecking", [""])[0] in _UNCHECKED:
         insisted.append("StrictHostKeyChecking ask")
-    user = Path(environment.get("HOME", "")) / ".ssh" / "config"
+    user = Path(process_environment().get("HOME", "")) / ".ssh" / "config"
     included = [path for path in (user, Path("/etc/ssh/ssh_config")) if path.is_file()]
     lines = [f"# Written by hpcml for {host}, anew each time.", "Host *", *(f"  {line}" for line in insisted)]
     lines += [f'Include "{path}"' for path in included] + ["Host *", *(f"  {line}" for line in PREFERRED)]

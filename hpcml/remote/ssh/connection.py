@@ -12,7 +12,7 @@ import os
 import shlex
 import stat
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from hpcml import subprocesses
@@ -60,8 +60,6 @@ class Connection:
     ----------
     login
         The cluster: ``login.host`` is what ssh is called with.
-    environment
-        This process's environment.
 
     Raises
     ------
@@ -69,12 +67,12 @@ class Connection:
         If ssh's folders or the user's ssh configuration are not usable.
     """
 
-    def __init__(self, login: Login, environment: Mapping[str, str]) -> None:
-        self.login, self.environment = login, dict(environment)
+    def __init__(self, login: Login) -> None:
+        self.login = login
         self.host = login.host
-        self.places = config.places(environment, login.control)
-        self.settings = config.effective(self.host, self.environment)
-        self.file = config.write(self.places.files, self.host, environment, self.settings)
+        self.places = config.places(login.control)
+        self.settings = config.effective(self.host)
+        self.file = config.write(self.places.files, self.host, self.settings)
         self.name = config.key(self.host)
         self.control = config.control_socket(self.places.control, self.name)
         self.budget = ssh_login.Budget(self.places.files / f"{self.name}.logins", login.logins)
@@ -101,7 +99,7 @@ class Connection:
 
     def alive(self) -> bool:
         """Whether the connection is open here; a dead network is noticed later."""
-        return self.control.exists() and subprocesses.run(self._to_control("check"), self.environment, CHECK).code == 0
+        return self.control.exists() and subprocesses.run(self._to_control("check"), CHECK).code == 0
 
     def open(self, *, ask: bool) -> bool:
         """Open the connection unless it is; return whether that took a login.
@@ -154,9 +152,9 @@ class Connection:
         files = ["-F", str(self.file), "-S", literal(str(self.control)), "-E", str(self.log)]
         words = ["ssh", *files, "-fNT", *settings, "--", self.host]
         if ask:
-            code: int | None = subprocesses.interactive(words, self.environment)
+            code: int | None = subprocesses.interactive(words)
         else:  # in a session of its own: no jump host can ask on the terminal either
-            code = subprocesses.stream(words, self.environment, OPEN, lambda _: None).code
+            code = subprocesses.stream(words, OPEN, lambda _: None).code
         try:
             return self.log.read_text(errors="replace"), code
         except OSError:
@@ -187,7 +185,7 @@ class Connection:
         LinkError
             If the connection is gone, or the command did not end in time.
         """
-        answer = subprocesses.run(arguments, self.environment, timeout, data=data)
+        answer = subprocesses.run(arguments, timeout, data=data)
         if answer.code is None or (answer.code == 255 and not self.alive()):
             raise self.gone(answer.err)
         return answer
@@ -209,12 +207,12 @@ class Connection:
 
         That the target answers is not known then: ssh looks when somebody connects.
         """
-        return subprocesses.run(self._forwarding("forward", port, target, control), self.environment, CHECK).code == 0
+        return subprocesses.run(self._forwarding("forward", port, target, control), CHECK).code == 0
 
     def cancel(self, port: int, target: str, control: Path | None = None) -> None:
         """Take a forward back; one that has gone with its connection is no error."""
         with contextlib.suppress(HpcmlError):
-            subprocesses.run(self._forwarding("cancel", port, target, control), self.environment, CHECK)
+            subprocesses.run(self._forwarding("cancel", port, target, control), CHECK)
 
     def _forwarding(self, verb: str, port: int, target: str, control: Path | None) -> list[str]:
         return [*self.over(control), "-O", verb, "-L", f"127.0.0.1:{port}:{target}", "--", self.host]

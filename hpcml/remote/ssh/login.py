@@ -16,6 +16,7 @@ from typing import NamedTuple
 from hpcml import subprocesses
 from hpcml.errors import ConfigError, HostKeyError, HpcmlError, LinkError, LoginNeededError, UsageError
 from hpcml.sites import lookup
+from hpcml.sites.layers import process_environment, user_path
 from hpcml.sites.schema import Login
 
 HOUR = 3600.0
@@ -48,12 +49,11 @@ def check_host(host: str, place: str = "--host") -> str:
 
 def login_of(
     host: str,
-    environment: Mapping[str, str],
     assignments: Sequence[str] = (),
     *,
     site: str = "",
     place: str = "--host",
-    load: Callable[..., lookup.LoadedSite] = lookup.load,
+    load: Callable[..., lookup.LoadedSite],
 ) -> Login:
     """Return how a cluster is reached, by a site's name or by what ssh is called with.
 
@@ -76,11 +76,11 @@ def login_of(
         If it is not the name of a host.
     """
     check_host(host, place)
-    if host in lookup.profile_files(environment):
-        login = load(host, environment, None, assignments).site.login
+    if host in lookup.profile_files(process_environment()):
+        login = load(host, None, assignments).site.login
         if login.host:
             return login._replace(host=check_host(login.host, "login.host"))
-    return load(site, environment, None, assignments).site.login._replace(host=host)
+    return load(site, None, assignments).site.login._replace(host=host)
 
 
 class Budget:
@@ -154,7 +154,7 @@ class Certificate(NamedTuple):
     ends: float
 
 
-def certificates(settings: Mapping[str, Sequence[str]], environment: Mapping[str, str]) -> list[Certificate]:
+def certificates(settings: Mapping[str, Sequence[str]]) -> list[Certificate]:
     """Return the user's certificates for a host, from its ``CertificateFile`` lines, beside its keys, and in the agent.
 
     Parameters
@@ -162,18 +162,17 @@ def certificates(settings: Mapping[str, Sequence[str]], environment: Mapping[str
     settings
         The host's settings (:func:`hpcml.remote.ssh.config.effective`).
     """
-    home = environment.get("HOME", "")
     named = [*settings.get("certificatefile", []), *(f"{path}-cert.pub" for path in settings.get("identityfile", []))]
-    paths = {Path(f"{home}/{name[2:]}" if name.startswith("~/") else name) for name in named if name != "none"}
+    paths = {user_path(name) for name in named if name != "none"}
     listed = []
     for path in sorted(paths):
         if path.is_file():
-            answer = subprocesses.run(["ssh-keygen", "-L", "-f", str(path)], environment, ASK)
+            answer = subprocesses.run(["ssh-keygen", "-L", "-f", str(path)], ASK)
             listed += [Certificate(str(path), ends) for ends in validity(answer.out)]
-    if environment.get("SSH_AUTH_SOCK"):
-        keys = subprocesses.run(["ssh-add", "-L"], environment, ASK)
+    if process_environment().get("SSH_AUTH_SOCK"):
+        keys = subprocesses.run(["ssh-add", "-L"], ASK)
         if keys.code == 0 and "-cert-" in keys.out:
-            answer = subprocesses.run(["ssh-keygen", "-L", "-f", "-"], environment, ASK, data=keys.out.encode())
+            answer = subprocesses.run(["ssh-keygen", "-L", "-f", "-"], ASK, data=keys.out.encode())
             listed += [Certificate("ssh-agent", ends) for ends in validity(answer.out)]
     return listed
 

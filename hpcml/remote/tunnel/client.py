@@ -98,7 +98,7 @@ class Tunnel:
         connection.open(ask=self.ask is not None)
         while True:
             words = connection.hpcml("tunnel", "--serve", "feed", self.request.run)
-            feed = subprocesses.Child(words, connection.environment)
+            feed = subprocesses.Child(words)
             try:
                 if self._follow(feed):
                     return
@@ -313,7 +313,7 @@ class Tunnel:
 
     def _not_with_an_ended_certificate(self) -> None:
         """Raise where a login is bound to fail: it would count as one, and sites block who fails too often."""
-        certificates = login.certificates(self.connection.settings, self.connection.environment)
+        certificates = login.certificates(self.connection.settings)
         ends, now = max((certificate.ends for certificate in certificates), default=float("inf")), time.time()
         if ends <= now:
             message = f"The link is lost, and your certificate ended at {login.clock(ends, now)}"

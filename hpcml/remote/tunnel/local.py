@@ -7,7 +7,7 @@ import os
 import socket
 import socketserver
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +146,6 @@ def keep(
     run: directories.Run,
     name: str,
     port: int,
-    environment: Mapping[str, str],
     say: Callable[[str], None],
     opened: Opened,
 ) -> None:
@@ -166,7 +165,7 @@ def keep(
     """
     local = _Local(run, name, port, say, opened)
     try:
-        server.feed(run, environment, local.follow)
+        server.feed(run, local.follow)
     finally:
         local.close()
     if local.last is not None:

@@ -17,6 +17,7 @@ from hpcml.remote import answers
 from hpcml.remote.answers import RunFacts
 from hpcml.remote.ssh import config, login
 from hpcml.remote.ssh.connection import Connection, literal, proxy
+from hpcml.sites.layers import process_environment
 
 MEANING = {
     "direct": "ssh through the login node to the node",
@@ -43,7 +44,7 @@ class OpenRoute:
         if self.name != "direct":
             return False
         words = connection.command(["test", "-S", self.target], self.control)
-        return subprocesses.run(words, connection.environment, READY["direct"]).code == 1
+        return subprocesses.run(words, READY["direct"]).code == 1
 
     def close(self, connection: Connection) -> None:
         """Take the forward back and end the process."""
@@ -97,15 +98,15 @@ def _direct(connection: Connection, facts: RunFacts, service: str) -> OpenRoute:
         ProxyCommand=proxy([*connection.over(), connection.host], destination=True),
     )
     words = ["ssh", "-F", str(connection.file), "-S", literal(str(control)), "-NT", *settings]
-    child = subprocesses.Child([*words, *_as_on_login(connection, node), "--", node], connection.environment)
+    child = subprocesses.Child([*words, *_as_on_login(connection, node), "--", node])
     return _wait(OpenRoute("direct", child, control, facts.services[service].socket), connection)
 
 
 def _as_on_login(connection: Connection, node: str) -> list[str]:
     """Return options that give a node, which the user's configuration may not name, the login node's user and keys."""
-    own = config.effective(node, connection.environment, connection.file)
+    own = config.effective(node, connection.file)
     words = []
-    if own.get("user") != [connection.user] and own.get("user", [""])[0] == connection.environment.get("USER", ""):
+    if own.get("user") != [connection.user] and own.get("user", [""])[0] == process_environment().get("USER", ""):
         words += config.options(User=connection.user)
     for name in ("identityfile", "certificatefile"):
         extra = [value for value in connection.settings.get(name, []) if value not in own.get(name, [])]
@@ -115,7 +116,7 @@ def _as_on_login(connection: Connection, node: str) -> list[str]:
 
 def _twohop(connection: Connection, facts: RunFacts, service: str) -> OpenRoute:
     """The login node is let in by the node; a socket in a folder of the user's own lies between the two."""
-    child = subprocesses.Child(_serve(connection, "hop", facts, service), connection.environment)
+    child = subprocesses.Child(_serve(connection, "hop", facts, service))
     route = OpenRoute("twohop", child, connection.control, "")
     deadline = time.monotonic() + READY["twohop"]
     try:
@@ -136,7 +137,7 @@ def _srun(connection: Connection, facts: RunFacts, service: str) -> OpenRoute:
     _sweep(connection.places.files)
     folder = Path(tempfile.mkdtemp(prefix=f"session-{os.getpid()}-", dir=connection.places.files))
     try:
-        key, known_hosts, public = folder / "key", folder / "known_hosts", _session_key(folder, connection)
+        key, known_hosts, public = folder / "key", folder / "known_hosts", _session_key(folder)
         answer = connection.run(_serve(connection, "prepare", facts, service), 30.0, public)
         remote, host_key = _prepared(answer, connection)
         name, control = f"hpcml-job-{facts.job}", _control(connection)
@@ -159,7 +160,7 @@ def _srun(connection: Connection, facts: RunFacts, service: str) -> OpenRoute:
             User=connection.user,
         )
         words = ["ssh", "-F", "none", "-S", literal(str(control)), "-NT", *settings, "--", name]
-        child = subprocesses.Child(words, connection.environment)
+        child = subprocesses.Child(words)
         route = OpenRoute("srun", child, control, facts.services[service].socket, folder)
         route.cleanup = connection.command(["rm", "-rf", "--", remote])
     except BaseException:
@@ -183,10 +184,10 @@ def _sweep(notes: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _session_key(folder: Path, connection: Connection) -> bytes:
+def _session_key(folder: Path) -> bytes:
     """Make a key for one tunnel; return its public half."""
     words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "hpcml", "-f", str(folder / "key")]
-    answer = subprocesses.run(words, connection.environment, 20.0)
+    answer = subprocesses.run(words, 20.0)
     if answer.code != 0:
         raise TunnelError(f"No key could be made: {answer.text}", place="ssh-keygen")
     return (folder / "key.pub").read_bytes()

@@ -11,7 +11,7 @@ import socket
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from hpcml import files, schedulers, subprocesses
@@ -97,7 +97,7 @@ def facts(run: directories.Run, status: run_status.Status) -> RunFacts:
     )
 
 
-def feed(run: directories.Run, environment: Mapping[str, str], say: Callable[[RunFacts], None]) -> None:
+def feed(run: directories.Run, say: Callable[[RunFacts], None]) -> None:
     """Say how the run stands whenever that changes, and at least every 10 s, until it has ended.
 
     The run's own files are looked at often, Slurm as seldom as :func:`hpcml.runs.status.follow` does.
@@ -118,24 +118,22 @@ def feed(run: directories.Run, environment: Mapping[str, str], say: Callable[[Ru
             say(current)
 
     while True:
-        for current in run_status.follow(run, environment, look, patience=float("inf")):
+        for current in run_status.follow(run, look, patience=float("inf")):
             status, looked = current, -BEAT
             look()
-        if status is None or not _starts_again(run, status, environment, say):
+        if status is None or not _starts_again(run, status, say):
             break
     if status is not None:
         say(facts(run, status))
 
 
-def _starts_again(
-    run: directories.Run, status: run_status.Status, environment: Mapping[str, str], say: Callable[[RunFacts], None]
-) -> bool:
+def _starts_again(run: directories.Run, status: run_status.Status, say: Callable[[RunFacts], None]) -> bool:
     """Whether Slurm took the job back into its queue when the attempt ended; wait until the next attempt begins."""
     again = False
     began = len(run_record.events(run))
     until = time.monotonic() + COMPLETING
     while run.job and status.phase == "ended":
-        state = schedulers.state(run.submission, environment)
+        state = schedulers.state(run.submission)
         if not state.pending and not (state.active and (again or time.monotonic() < until)):
             return False
         if state.pending:
@@ -151,9 +149,7 @@ def _starts_again(
 # -- two hops --------------------------------------------------------------------------------------------------------
 
 
-def hop(
-    target: Service, environment: Mapping[str, str], say: Callable[[str], None], gone: Callable[[float], bool]
-) -> None:
+def hop(target: Service, say: Callable[[str], None], gone: Callable[[float], bool]) -> None:
     """Have a socket of mode 0600, in a new folder of mode 0700 on this node, lead to the service, until ``gone``.
 
     Parameters
@@ -180,7 +176,7 @@ def hop(
     try:
         (folder / "owner").write_text(f"{os.getpid()} {subprocesses.start_time(os.getpid())}")
         words = [*quiet, "-N", *forward, "-L", f"{here}:{target.socket}", "--", target.node]
-        child = subprocesses.Child(words, environment)
+        child = subprocesses.Child(words)
         try:
             deadline = time.monotonic() + HOP_DEADLINE
             while not here.exists() and child.code is None and time.monotonic() < deadline:
@@ -192,7 +188,7 @@ def hop(
             try:
                 probe.get(str(here), target.probe or target.path)
             except (OSError, http.client.HTTPException) as error:
-                raise _silent([*quiet, "--", target.node], target, environment) from error
+                raise _silent([*quiet, "--", target.node], target) from error
             say(str(here))
             while child.code is None and not gone(1.0):
                 child.lines()
@@ -209,9 +205,9 @@ def _last_line(child: subprocesses.Child, otherwise: str) -> str:
     return (child.errors.strip().splitlines() or [otherwise])[-1]
 
 
-def _silent(ssh: list[str], target: Service, environment: Mapping[str, str]) -> TunnelError | ServiceGoneError:
+def _silent(ssh: list[str], target: Service) -> TunnelError | ServiceGoneError:
     """Return why nothing answers behind a forward that was made."""
-    there = subprocesses.run([*ssh, shlex.join(["test", "-S", target.socket])], environment, HOP_DEADLINE)
+    there = subprocesses.run([*ssh, shlex.join(["test", "-S", target.socket])], HOP_DEADLINE)
     if there.code == 1:
         return ServiceGoneError(f"The socket is not on {target.node}", place=target.socket)
     return TunnelError(f"sshd on {target.node} forbids forwarding", place="two hops")
@@ -264,7 +260,7 @@ echo "hpcml: there is no sshd on $(hostname)" >&2; exit 69
 """
 
 
-def prepare(run: directories.Run, public: str, environment: Mapping[str, str]) -> dict[str, str]:
+def prepare(run: directories.Run, public: str) -> dict[str, str]:
     """Make the files of an sshd that one key may use, in the attempt's secret folder; return folder and host key.
 
     Raises
@@ -286,7 +282,7 @@ def prepare(run: directories.Run, public: str, environment: Mapping[str, str]) -
         secret.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix="relay-", dir=secret))
         words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", run.id, "-f", str(folder / "host")]
-        answer = subprocesses.run(words, environment, 20.0)
+        answer = subprocesses.run(words, 20.0)
         if answer.code != 0:
             raise TunnelError(f"No host key could be made: {answer.text}", place="ssh-keygen")
         files.write(folder / "authorized", public.strip() + "\n")
@@ -294,7 +290,7 @@ def prepare(run: directories.Run, public: str, environment: Mapping[str, str]) -
         return {"folder": str(folder), "host_key": (folder / "host.pub").read_text().strip()}
 
 
-def relay(run: directories.Run, target: Service, folder: str, environment: Mapping[str, str]) -> None:
+def relay(run: directories.Run, target: Service, folder: str) -> None:
     """Become a job step on the service's node whose standard input and output are an sshd's.
 
     Raises
@@ -311,7 +307,7 @@ def relay(run: directories.Run, target: Service, folder: str, environment: Mappi
     step = ["/bin/sh", "-c", _STEP, "sh", target.socket, str(config)]
     words = [*scheduler.step_on(run.job, target.node, "hpcml-tunnel"), *step]
     try:
-        subprocesses.become(words, scheduler.clean_environment(environment))
+        subprocesses.become(words, scheduler.clean_environment())
     except subprocesses.CommandMissingError as error:
         raise TunnelError(f"srun cannot be started: {error}", place="srun") from error
 
