@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hpcml.cli import common, submit
 from hpcml.errors import NotFoundError, StorageError, UsageError
@@ -30,14 +30,11 @@ def run(options: Namespace) -> int:
 
 
 def _show(options: Namespace) -> int:
-    given = [
-        name for name in ("nodes", "gpus_per_node", "dry_run", "check", "wait", "detach") if getattr(options, name)
-    ]
-    if given:
-        option = f"--{given[0].replace('_', '-')}"
-        raise UsageError(
-            f"{option} is for measuring anew", place="hpcml fabric RUN", hint="Leave out RUN or the option."
-        )
+    for name in ("nodes", "gpus_per_node", "dry_run", "check", "wait", "detach"):
+        if getattr(options, name):
+            option = f"--{name.replace('_', '-')}"
+            hint = "Leave out RUN or the option."
+            raise UsageError(f"{option} is for measuring anew", place="hpcml fabric RUN", hint=hint)
     run = common.find_run(options)
     attempts = sorted(run.paths.directory.glob("attempts/*/fabric.json"), key=lambda path: int(path.parent.name))
     if not attempts:
@@ -48,20 +45,15 @@ def _show(options: Namespace) -> int:
         common.print_json(facts)
         return 0
     try:
-        _tell(facts)
-    except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
+        verdict = facts["verdict"]
+        say(verdict["line"])
+        for sentence in filter(None, (*verdict["problems"], verdict["remedy"])):
+            say(f"  {sentence}")
+        for pair in facts["measurement"]["pairs"]:
+            rate = pair["bytes"] / 1024**3 / pair["seconds"] if pair["seconds"] else 0.0
+            say(f"  {pair['scope']:<7} {pair['source']} → {pair['target']}  {pair['error'] or f'{rate:.2f} GiB/s'}")
+    except (KeyError, TypeError, AttributeError) as error:
         hint = "It was changed or cut short; measure anew with hpcml fabric --nodes N."
-        words = f"What was measured is not complete ({type(error).__name__}: {error})"
-        raise StorageError(words, place=str(attempts[-1]), hint=hint) from error
+        message = f"What was measured is not complete ({type(error).__name__}: {error})"
+        raise StorageError(message, place=str(attempts[-1]), hint=hint) from error
     return 0
-
-
-def _tell(facts: dict[str, Any]) -> None:
-    found = facts["verdict"]
-    say(found["line"])
-    for words in (*found["problems"], found["remedy"]):
-        if words:
-            say(f"  {words}")
-    for pair in facts["measurement"]["pairs"]:
-        rate = pair["bytes"] / 1024**3 / pair["seconds"] if pair["seconds"] else 0.0
-        say(f"  {pair['scope']:<7} {pair['source']} → {pair['target']}  {pair['error'] or f'{rate:.2f} GiB/s'}")

@@ -1,1 +1,1 @@
-"""Which wire carries the data, measured and proven."""
+"""Which transport carries the data, measured and proven."""

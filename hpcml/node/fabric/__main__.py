@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import asdict
 
 import dask.config
 from distributed import Client
@@ -27,11 +28,11 @@ def main() -> int:
         say("fabric: this measures the nodes of a run. Start it by: hpcml fabric --nodes 2", sys.stderr)
         return 2
     with dask.config.set({"distributed.client.preload": []}), Client() as client:
-        facts = client.run_on_scheduler(rounds.measure_all)
-    measurement = Measurement.from_json(facts)
+        measurement: Measurement = client.run_on_scheduler(rounds.measure_all)
     verdict = report.decide(measurement)
     out = load().run.out
-    (out / "fabric.json").write_text(json.dumps({"verdict": verdict.to_json(), "measurement": facts}, indent=1) + "\n")
+    facts = {"verdict": verdict.to_json(), "measurement": asdict(measurement)}
+    (out / "fabric.json").write_text(json.dumps(facts, indent=1) + "\n")
     nodes = {name: worker.node for name, worker in measurement.workers.items()}
     say_lines(picture.matrix_text(measurement.pairs, nodes))
     say()

@@ -17,11 +17,12 @@ from hpcml.node.fabric import advice
 from hpcml.node.fabric.measurement import Measurement, Pair
 from hpcml.units import RDMA, format_bytes
 
-MOST = 0.8  # of the bytes sent: what a wire's own counter must show; the rest is for counters that lag
+MOST = 0.8  # of the bytes sent: what a transport's own counter must show; the rest is for counters that lag
 STILL = 0.5  # of the bytes sent: below it a counter counts as still; NFS and Dask's own words move it too
 _IPOIB = 32  # ARPHRD_INFINIBAND in <net/if_arp.h>
-_NO_WIRE = {"self", "cuda_copy", "gdr_copy"}  # lanes that carry nothing from one process to another
+_INTERNAL = {"self", "cuda_copy", "gdr_copy"}  # lanes that carry nothing from one process to another
 _SHARED_MEMORY = {"posix", "sysv", "cma", "xpmem", "knem"}
+_UNREADABLE = "NVLink's counters cannot be read"
 WORDS = {"within": "within nodes", "across": "across nodes"}
 
 
@@ -31,61 +32,40 @@ class Flow(NamedTuple):
     tx: float
     rx: float
 
-    def least_of(self, expected: Flow) -> float:
-        """Return the smaller share of what was expected in either direction."""
-        return min(self._shares(expected), default=0.0)
+    def shares(self, expected: Flow) -> list[float]:
+        """Return what part of the expected bytes went each way, of the ways with any."""
+        return [part / whole for part, whole in zip(self, expected, strict=True) if whole]
 
-    def most_of(self, expected: Flow) -> float:
-        """Return the larger share of what was expected in either direction."""
-        return max(self._shares(expected), default=0.0)
+    def is_all_of(self, expected: Flow) -> bool:
+        """Whether these are the bytes that a transport's own counter must show."""
+        return min(self.shares(expected), default=0.0) >= MOST
+
+    def moved(self, expected: Flow) -> bool:
+        """Whether this counter did not stay still."""
+        return max(self.shares(expected), default=0.0) >= STILL
 
     def of(self, expected: Flow) -> str:
-        """Return the direction that shows the smaller share, in words."""
+        """Return the direction that shows the smaller share, as ``1 GiB of 2 GiB``."""
         ways = [(part / whole, part, whole) for part, whole in zip(self, expected, strict=True) if whole]
         return _of(*min(ways)[1:]) if ways else format_bytes(max(self))
 
-    def _shares(self, expected: Flow) -> list[float]:
-        return [part / whole for part, whole in zip(self, expected, strict=True) if whole]
-
 
 @dataclass(frozen=True, slots=True)
-class Wire:
-    """What is known of the transfers within nodes, or of those across nodes.
-
-    Parameters
-    ----------
-    scope
-        ``within`` or ``across``.
-    transports, devices
-        What carried the bytes (``rc_mlx5``; ``mlx5_0:1``), or what may have if ``ok`` is False.
-    over
-        NVLink or PCIe, for cuda_ipc; "" if not known or of no meaning.
-    ok
-        Whether a fast transport is proven to have carried the bytes.
-    proof
-        Sentences with the figures.
-    doubt
-        Why ``ok`` is False.
-    bandwidth, slowest
-        GiB per second of a pair: the median, and the least, which ``slowest_pair`` had.
-    wanted
-        Whether a fast transport belongs here; between CPU workers of one node it does not.
-    unproven
-        The nodes for which none is proven.
-    """
+class DataPath:
+    """What is known of the transfers ``within`` nodes, or of those ``across`` nodes (``scope``)."""
 
     scope: str
-    transports: tuple[str, ...]
-    devices: tuple[str, ...] = ()
-    over: str = ""
-    ok: bool = False
-    proof: tuple[str, ...] = ()
-    doubt: str = ""
-    bandwidth: float = 0.0
-    slowest: float = 0.0
+    transports: tuple[str, ...]  # what carried the bytes (rc_mlx5), or what may have if not ``ok``
+    devices: tuple[str, ...] = ()  # the same: mlx5_0:1
+    over: str = ""  # NVLink or PCIe, for cuda_ipc
+    ok: bool = False  # whether a fast transport is proven to have carried the bytes
+    proof: tuple[str, ...] = ()  # sentences with the figures
+    doubt: str = ""  # why ``ok`` is False
+    bandwidth: float = 0.0  # GiB per second of a pair: the median,
+    slowest: float = 0.0  # and the least
     slowest_pair: str = ""
-    wanted: bool = True
-    unproven: tuple[str, ...] = ()
+    wanted: bool = True  # whether a fast transport belongs here; between CPU workers of one node it does not
+    unproven: tuple[str, ...] = ()  # the nodes for which none is proven
 
     def __str__(self) -> str:
         carrier = " and ".join(self.transports) or "an unknown lane"
@@ -94,7 +74,7 @@ class Wire:
         return f"{carrier} on {short(self.devices)}" if self.devices else carrier
 
 
-def by_ip(measurement: Measurement, scope: str, pairs: Iterable[Pair]) -> Wire:
+def by_ip(measurement: Measurement, scope: str, pairs: Iterable[Pair]) -> DataPath:
     """Return the IP interfaces that moved most, and by how much: loopback within nodes, the others across."""
     expected = _expected(measurement, pairs)
     moved: dict[str, float] = defaultdict(float)
@@ -105,99 +85,108 @@ def by_ip(measurement: Measurement, scope: str, pairs: Iterable[Pair]) -> Wire:
     sent = sum(flow.tx for flow in expected.values())
     names = sorted(name for name, size in moved.items() if size > 0.05 * sent)
     figures = f"{', '.join(names) or 'the IP interfaces'} moved {_of(sum(moved.values()), sent)}"
-    return Wire(scope, ("tcp",), tuple(names), proof=(figures,), unproven=tuple(expected))
+    return DataPath(scope, ("tcp",), tuple(names), proof=(figures,), unproven=tuple(expected))
 
 
-def across(measurement: Measurement, pairs: Sequence[Pair]) -> Wire:
+def across(measurement: Measurement, pairs: Sequence[Pair]) -> DataPath:
     """Weigh InfiniBand's counters against those of IP, after NVLink's, which may join nodes too."""
     expected = _expected(measurement, pairs)
     if by_nvlink := _nvlink_across(measurement, pairs, expected):
         return by_nvlink
     lanes = _lanes(measurement, "inter", pairs)
     fast = {lane for lane in _transports(lanes) if RDMA.fullmatch(lane)}
-    proof, bad, went_by_ip = [], [], set()
+    proof, unproven, went_by_ip = [], [], set()
     for node, flow in expected.items():
         moved = measurement.nodes[node].moved
         rdma, ip = _rdma(moved), _ip(moved, local=False)
-        if ip is not None and ip.most_of(flow) >= STILL:
+        if ip is not None and ip.moved(flow):
             went_by_ip.add(node)
         if rdma is not None:
-            good, figures = rdma.least_of(flow) >= MOST, f"InfiniBand ports moved {rdma.of(flow)}"
+            good, figures = rdma.is_all_of(flow), f"InfiniBand ports moved {rdma.of(flow)}"
         else:
             good = ip is not None and _transports(lanes) <= fast | {"tcp"}
             figures = f"InfiniBand {'counters cannot be read' if moved.get('infiniband') else 'has no port here'}"
         if not fast or not good or node in went_by_ip:
-            bad.append(node)
+            unproven.append(node)
         proof.append(f"{node}: {figures}, IP interfaces {format_bytes(max(ip)) if ip else 'are not known'}")
-    devices = _ports(measurement, expected, lanes)
-    wire = Wire("across", tuple(sorted(fast)), devices, proof=tuple(proof), unproven=tuple(bad))
-    if not bad:
-        return replace(wire, ok=True)
     if went_by_ip == set(expected) or not fast:
         slow = by_ip(measurement, "across", pairs)
-        slow = replace(slow, proof=(*proof, *slow.proof), unproven=wire.unproven)
+        slow = replace(slow, proof=(*proof, *slow.proof), unproven=tuple(unproven))
         if not lanes and not went_by_ip:
             return replace(slow, transports=(), doubt="UCX has not said which lanes it wired across nodes")
         return replace(slow, doubt="tcp carries the bytes across nodes")
-    doubt = f"the InfiniBand ports of {advice.listed(bad)} did not move by what was sent"
-    return _partly(wire, went_by_ip, doubt)
+    devices = _ports(measurement, expected, lanes)
+    path = DataPath("across", tuple(sorted(fast)), devices, proof=tuple(proof), unproven=tuple(unproven))
+    return _partly(path, went_by_ip, f"the InfiniBand ports of {advice.listed(unproven)} did not move by what was sent")
 
 
-def within(measurement: Measurement, pairs: Sequence[Pair]) -> Wire:
+def within(measurement: Measurement, pairs: Sequence[Pair]) -> DataPath:
     """Weigh NVLink's counters against loopback's; between CPU workers, shared memory against loopback."""
     expected = _expected(measurement, pairs)
     lanes = _lanes(measurement, "intra", pairs)
     fast = _transports(lanes) & ({"cuda_ipc"} if measurement.memory == "cuda" else _SHARED_MEMORY)
-    proof, bad, went_by_ip, overs, doubts = [], [], set(), set(), []
+    proof, unproven, went_by_ip, overs, doubts = [], [], set(), set(), []
     for node, flow in expected.items():
         lo = _ip(measurement.nodes[node].moved, local=True)
-        if lo is not None and lo.most_of(flow) >= STILL:
+        if lo is not None and lo.moved(flow):
             went_by_ip.add(node)
         alone = lo is not None and _stood_still(measurement, node, flow, _transports(lanes) - fast - {"tcp"})
         own = [pair for pair in pairs if measurement.workers[pair.source].node == node]
-        good, over, figures = _weigh_node(measurement, node, own, flow.tx, alone=alone)
+        good, over, figures = _judge_node(measurement, node, own, flow.tx, alone=alone)
         overs.add(over)
         proof.append(f"{node}: {figures}, loopback {format_bytes(lo.tx) if lo else 'is not known'}")
         if not fast or not good or node in went_by_ip:
-            bad.append(node)
+            unproven.append(node)
             doubts.append(f"on {node} {figures}")
     over = " and ".join(sorted(overs - {""}))
-    wire = Wire("within", tuple(sorted(fast)), over=over, proof=tuple(proof), unproven=tuple(bad))
-    if not bad:
-        return replace(wire, ok=True)
+    path = DataPath("within", tuple(sorted(fast)), over=over, proof=tuple(proof), unproven=tuple(unproven))
+    if not unproven:
+        return replace(path, ok=True)
     if went_by_ip == set(expected) or (went_by_ip and not fast):
         slow = by_ip(measurement, "within", pairs)
-        return replace(slow, proof=tuple(proof), doubt="tcp carries the bytes within nodes", unproven=wire.unproven)
-    wire = replace(wire, over="")
+        return replace(slow, proof=tuple(proof), doubt="tcp carries the bytes within nodes", unproven=path.unproven)
+    path = replace(path, over="")
     if not fast:
         wish = "cuda_ipc" if measurement.memory == "cuda" else "shared memory"
-        return replace(wire, transports=tuple(sorted(_transports(lanes))), doubt=f"no {wish} is wired within nodes")
-    return _partly(wire, went_by_ip, doubts[0])
+        return replace(path, transports=tuple(sorted(_transports(lanes))), doubt=f"no {wish} is wired within nodes")
+    return _partly(path, went_by_ip, doubts[0])
 
 
-def _partly(wire: Wire, went_by_ip: set[str], doubt: str) -> Wire:
-    """Return that a fast lane is there but did not carry all, or not for certain."""
-    names = " and ".join(wire.transports)
+def _partly(path: DataPath, went_by_ip: set[str], doubt: str) -> DataPath:
+    """Return the path as proven, or that a fast lane is there but did not carry all, or not for certain."""
+    if not path.unproven:
+        return replace(path, ok=True)
     if went_by_ip:
-        doubt = f"tcp carries the bytes of {advice.listed(went_by_ip)} {WORDS[wire.scope]}"
-        transports = (*wire.transports, "tcp")
-        return replace(wire, transports=transports, devices=(), doubt=doubt, unproven=tuple(sorted(went_by_ip)))
-    return replace(wire, doubt=f"{names} is wired {WORDS[wire.scope]}, but {doubt}")
+        doubt = f"tcp carries the bytes of {advice.listed(went_by_ip)} {WORDS[path.scope]}"
+        transports = (*path.transports, "tcp")
+        return replace(path, transports=transports, devices=(), doubt=doubt, unproven=tuple(sorted(went_by_ip)))
+    return replace(path, doubt=f"{' and '.join(path.transports)} is wired {WORDS[path.scope]}, but {doubt}")
 
 
-def _weigh_node(
+def _judge_node(
     measurement: Measurement, node: str, pairs: Sequence[Pair], sent: float, *, alone: bool
 ) -> tuple[bool, str, str]:
     """Return whether a fast lane is proven on a node, over what, and the figures; ``alone``: the others stood still."""
     if measurement.memory == "host":
         return alone, "", "shared memory has no counter"
-    links = _nvlink(measurement, node, pairs)
-    if links is None or links.moved is None:
-        return alone, "", "NVLink's counters cannot be read"
-    if not links.expected:
+    gpus = measurement.nodes[node].moved.get("nvlink") or {}
+    joined = []
+    for pair in pairs:
+        source, target = (_gpu(gpus, measurement.workers[name].gpu) for name in (pair.source, pair.target))
+        if not source or not target:
+            return alone, "", _UNREADABLE
+        peers = gpus[source]["peers"]
+        if gpus[source]["links"] and gpus[target]["links"] and (peers is None or target in peers):
+            joined.append((source, target, pair.sent))
+    if not joined:
         return alone, "PCIe", "no NVLink joins the GPUs"
-    good, figures = links.moved >= MOST * links.expected, f"NVLink moved {_of(links.moved, links.expected)}"
-    if sent - links.expected < 0.01 * sent:
+    moved = _sum(gpus[uuid] for uuid in {uuid for source, target, _ in joined for uuid in (source, target)})
+    if moved is None:
+        return alone, "", _UNREADABLE
+    # Whether a read counts where it is asked for, where it is answered or at both ends is up to the GPU.
+    expected, most = sum(size for _, _, size in joined), max(moved)
+    good, figures = most >= MOST * expected, f"NVLink moved {_of(most, expected)}"
+    if sent - expected < 0.01 * sent:
         return good, "NVLink", figures
     return good and alone, "NVLink and PCIe", figures
 
@@ -207,7 +196,7 @@ def _expected(measurement: Measurement, pairs: Iterable[Pair]) -> dict[str, Flow
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for pair in pairs:
         for way, worker in enumerate((pair.source, pair.target)):
-            sums[measurement.workers[worker].node][way] += pair.moved or pair.bytes
+            sums[measurement.workers[worker].node][way] += pair.sent
     return {node: Flow(*flow) for node, flow in sorted(sums.items())}
 
 
@@ -223,7 +212,7 @@ def _lanes(measurement: Measurement, scope: str, pairs: Iterable[Pair]) -> set[s
 
 
 def _transports(lanes: Iterable[str]) -> set[str]:
-    return {lane.partition("/")[0] for lane in lanes} - _NO_WIRE
+    return {lane.partition("/")[0] for lane in lanes} - _INTERNAL
 
 
 def _sum(entries: Iterable[Mapping[str, Any]]) -> Flow | None:
@@ -261,35 +250,7 @@ def _stood_still(measurement: Measurement, node: str, flow: Flow, others: set[st
     return rdma is not None and rdma.tx - outer.tx < STILL * flow.tx
 
 
-class _Links(NamedTuple):
-    """Bytes that should have gone over NVLink, and those that did (None if the counters cannot be read)."""
-
-    expected: float
-    moved: float | None
-
-
-def _nvlink(measurement: Measurement, node: str, pairs: Iterable[Pair]) -> _Links | None:
-    """Return what NVLink's counters say of a node's pairs, None if its GPUs cannot be told."""
-    gpus = measurement.nodes[node].moved.get("nvlink")
-    if gpus is None:
-        return None
-    expected, involved = 0.0, set()
-    for pair in pairs:
-        source, target = (_gpu(gpus, measurement.workers[name].gpu) for name in (pair.source, pair.target))
-        if not source or not target:
-            return None
-        peers = gpus[source]["peers"]
-        if gpus[source]["links"] and gpus[target]["links"] and (peers is None or target in peers):
-            expected += pair.moved or pair.bytes
-            involved |= {source, target}
-    moved = _sum(gpus[uuid] for uuid in involved)
-    if not involved:
-        return _Links(0, 0)
-    # Whether a read counts where it is asked for, where it is answered or at both ends is up to the GPU.
-    return _Links(expected, None if moved is None else max(moved))
-
-
-def _nvlink_across(measurement: Measurement, pairs: Sequence[Pair], expected: Mapping[str, Flow]) -> Wire | None:
+def _nvlink_across(measurement: Measurement, pairs: Sequence[Pair], expected: Mapping[str, Flow]) -> DataPath | None:
     """Return that NVLink carried the bytes from node to node, None if that is not proven.
 
     It joins nodes in racks made for it (MNNVL), and nodes of Slurm's that are parts of one machine; to UCX the peer may
@@ -301,21 +262,14 @@ def _nvlink_across(measurement: Measurement, pairs: Sequence[Pair], expected: Ma
         return None
     proof = []
     for node, flow in expected.items():
-        beyond, sent = _nvlink_beyond(measurement, node), max(flow)
-        if beyond is None or beyond < MOST * sent:
+        gpus = measurement.nodes[node].moved.get("nvlink") or {}
+        own = {name for name, facts in measurement.workers.items() if facts.node == node}
+        moved = _sum(gpus[uuid] for uuid in {_gpu(gpus, measurement.workers[name].gpu) for name in own} - {""})
+        inner = sum(pair.sent for pair in measurement.pairs if pair.scope == "within" and pair.source in own)
+        if moved is None or max(moved) - inner < MOST * max(flow):
             return None
-        proof.append(f"{node}: NVLink moved {_of(beyond, sent)}")
-    return Wire("across", ("cuda_ipc",), over="NVLink", ok=True, proof=tuple(proof))
-
-
-def _nvlink_beyond(measurement: Measurement, node: str) -> float | None:
-    """Return what NVLink moved beyond the transfers within a node, None if its counters cannot be read."""
-    gpus = measurement.nodes[node].moved.get("nvlink") or {}
-    own = {name for name, facts in measurement.workers.items() if facts.node == node}
-    used = {uuid for name in own if (uuid := _gpu(gpus, measurement.workers[name].gpu))}
-    moved = _sum(gpus[uuid] for uuid in used)
-    inner = sum(pair.moved or pair.bytes for pair in measurement.pairs if pair.scope == "within" and pair.source in own)
-    return None if moved is None else max(0.0, max(moved) - inner)
+        proof.append(f"{node}: NVLink moved {_of(max(moved) - inner, max(flow))}")
+    return DataPath("across", ("cuda_ipc",), over="NVLink", ok=True, proof=tuple(proof))
 
 
 def _gpu(gpus: Mapping[str, Any], name: str) -> str:
@@ -328,11 +282,12 @@ def _gpu(gpus: Mapping[str, Any], name: str) -> str:
 def _ports(measurement: Measurement, expected: Mapping[str, Flow], lanes: Iterable[str]) -> tuple[str, ...]:
     """Return the RDMA devices among the lanes, without those whose counters are known to have stood still."""
     wired = {lane.partition("/")[2] for lane in lanes if RDMA.fullmatch(lane.partition("/")[0])} - {""}
-    used = set()
-    for node, flow in expected.items():
-        for name, facts in (measurement.nodes[node].moved.get("infiniband") or {}).items():
-            if (facts["tx"] or 0) + (facts["rx"] or 0) > 0.01 * sum(flow):
-                used.add(name)
+    used = {
+        name
+        for node, flow in expected.items()
+        for name, facts in (measurement.nodes[node].moved.get("infiniband") or {}).items()
+        if (facts["tx"] or 0) + (facts["rx"] or 0) > 0.01 * sum(flow)
+    }
     return tuple(sorted(wired & used or wired or used))
 
 

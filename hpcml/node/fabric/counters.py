@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,27 +36,19 @@ _NCCL_USING = re.compile(r"NET/(?P<net>\w+) : Using (?P<devices>\[\d+\].*)")
 _NCCL_DEVICE = re.compile(r"\[\d+\]\s*(?P<name>[^\s:]+)(?::(?P<port>\d+)(?=/))?")
 _NCCL_VIA = re.compile(r"Channel \d+(?:/\d+)? : \S+ -> \S+ (?:\[(?P<way>send|receive)\] )?via (?P<via>.*\S)")
 _NCCL_CHANNELS = re.compile(r"(\d+) coll channels(?:, \d+ collnet channels)?, (\d+) nvls channels")
+_NCCL_SETTING = re.compile(r"(NCCL_\w+) set by environment to (\S*?)\.?\s*$", re.MULTILINE)
+_NCCL_WARNING = re.compile(r"NCCL WARN (.*\S)")
 _NCCL_NVLS = re.compile(r"NVLS multicast support is (not )?available")
 
 
 def counters(root: Path = Path("/")) -> dict[str, Any]:
-    """Return this node's byte counters as they stand now, ready for JSON.
+    """Return this node's byte counters as they stand now, ready for JSON; ``sys`` is looked for below ``root``.
 
-    Parameters
-    ----------
-    root
-        Where ``sys`` is looked for.
-
-    Returns
-    -------
-    dict
-        ``time``: seconds of a steady clock. ``nvlink``: by GPU UUID, NVML's ``index``, bytes ``tx`` and ``rx`` over all
-        links (None if unreadable, ``why`` says why), how many ``links`` are active, and ``peers``, the GPUs that it
-        reaches by NVLink (None if unknown); None as a whole, with ``nvlink_why``, where NVML does not answer.
-        ``infiniband``: by ``device:port``, bytes ``tx`` and ``rx``, ``state`` (ACTIVE, DOWN, …), ``layer`` (InfiniBand,
-        Ethernet) and ``rate`` in bytes per second. ``interfaces``: by name, bytes ``tx`` and ``rx``, the ARPHRD
-        ``type`` (32 is IP over InfiniBand) and whether it is made of ``lower`` ones (a bond, a VLAN), which count the
-        same bytes.
+    ``time``: seconds of a steady clock. ``nvlink``: by GPU UUID, what `nvml.nvlink_counters` says, None, with
+    ``nvlink_why``, where NVML does not answer. ``infiniband``: by ``device:port``, bytes ``tx`` and ``rx``, ``state``
+    (ACTIVE, DOWN, …), ``layer`` (InfiniBand, Ethernet) and ``rate`` in bytes per second. ``interfaces``: by name, bytes
+    ``tx`` and ``rx``, the ARPHRD ``type`` (32 is IP over InfiniBand) and whether it is made of ``lower`` ones (a bond,
+    a VLAN), which count the same bytes.
     """
     nvlink, why = nvml.nvlink_counters()
     return {
@@ -93,7 +86,7 @@ def _subtract(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, 
 
 
 def settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that decide on a wire: all of UCX and NCCL, and which GPUs the process sees."""
+    """Return the variables that decide on a transport: all of UCX and NCCL, and which GPUs the process sees."""
     return {
         name: value
         for name, value in sorted(environment.items())
@@ -109,104 +102,91 @@ def parse_ucx_log(text: str) -> dict[str, Any]:
     And UCX tells a node by its namespaces, not by its name: it has called endpoints of two nodes "intra-node"
     (https://github.com/openucx/ucx/pull/10193) and those of one node "inter-node" (where /dev/shm is not shared).
 
-    Returns
-    -------
-    dict
-        ``version`` and ``library`` ("" if not said); ``lanes``: for ``self``, ``intra`` and ``inter`` the sorted
-        ``transport/device`` that may carry data; ``operations``: the same by operation (tag, am, rma_am, stream, ka,
-        …); ``unavailable``: transports of UCX_TLS that this UCX lacks, ``available``: what it names instead;
-        ``settings``: the UCX_ variables that it read; ``warnings`` and ``errors``: its other words, each once.
+    ``version`` and ``library`` ("" if not said); ``lanes``: for ``self``, ``intra`` and ``inter`` the sorted
+    ``transport/device`` that may carry data; ``operations``: the same by operation (tag, am, rma_am, stream, ka, …);
+    ``unavailable``: transports of UCX_TLS that this UCX lacks, ``available``: what it names instead; ``settings``: the
+    UCX_ variables that it read; ``warnings`` and ``errors``: its other words, each once.
     """
     operations: dict[str, dict[str, set[str]]] = {scope: {} for scope in _SCOPES.values()}
     facts: dict[str, Any] = {"version": "", "library": "", "unavailable": [], "available": [], "settings": {}}
-    warnings, errors = [], []
+    warnings: dict[str, None] = {}
+    errors: dict[str, None] = {}
     for line in text.splitlines():
         match = _UCX_LINE.search(line)
         if match is None:
             continue
         message = match["text"]
-        if found := _UCX_VERSION.search(message):
-            facts["version"], facts["library"] = found["version"], found["library"]
-        elif found := _UCX_LANES.search(message):
-            lanes_by_operation = operations[_SCOPES[found["scope"]]]
-            for operation, lanes in _UCX_OPERATION.findall(found["lanes"]):
+        if version := _UCX_VERSION.search(message):
+            facts |= version.groupdict()
+        elif wired := _UCX_LANES.search(message):
+            lanes_by_operation = operations[_SCOPES[wired["scope"]]]
+            for operation, lanes in _UCX_OPERATION.findall(wired["lanes"]):
                 lanes_by_operation.setdefault(operation, set()).update(lanes.split())
-        elif found := _UCX_ABSENT.search(message):
-            facts["unavailable"] = re.findall(r"'([^']*)'", found["asked"])
-            facts["available"] = found["there"].split(", ")
-            warnings.append(message)
+        elif absent := _UCX_ABSENT.search(message):
+            facts["unavailable"] = re.findall(r"'([^']*)'", absent["asked"])
+            facts["available"] = absent["there"].split(", ")
+            warnings[message] = None
         elif "env variables:" in message:
             facts["settings"] |= dict(_UCX_SETTING.findall(message))
         elif match["level"] in ("ERROR", "FATAL"):
-            errors.append(message)
+            errors[message] = None
         elif match["level"] == "WARN" and "unused environment variable" not in message and "to suppress" not in message:
-            warnings.append(message)  # UCXX itself sets the variable that is unused
+            warnings[message] = None  # UCXX itself sets the variable that is unused
+    lanes_of = {
+        scope: sorted({lane for operation, lanes in own.items() if operation != _KEEPALIVE for lane in lanes})
+        for scope, own in operations.items()
+    }
+    by_operation = {
+        scope: {operation: sorted(lanes) for operation, lanes in sorted(own.items())}
+        for scope, own in operations.items()
+    }
     return {
         **facts,
-        "lanes": {scope: _lanes(lanes_by_operation) for scope, lanes_by_operation in operations.items()},
-        "operations": {
-            scope: {operation: sorted(lanes) for operation, lanes in sorted(lanes_by_operation.items())}
-            for scope, lanes_by_operation in operations.items()
-        },
-        "warnings": list(dict.fromkeys(warnings)),
-        "errors": list(dict.fromkeys(errors)),
+        "lanes": lanes_of,
+        "operations": by_operation,
+        "warnings": list(warnings),
+        "errors": list(errors),
     }
-
-
-def _lanes(operations: Mapping[str, Iterable[str]]) -> list[str]:
-    return sorted({lane for operation, lanes in operations.items() if operation != _KEEPALIVE for lane in lanes})
 
 
 def parse_nccl_log(text: str) -> dict[str, Any]:
     """Return what NCCL said with ``NCCL_DEBUG=INFO``, ready for JSON.
 
-    Returns
-    -------
-    dict
-        ``version``; ``net``: the network that it chose (IB, Socket, IBext_v8, Libfabric, …; "" if it was not said), and
-        ``devices`` as NCCL lists them for it; ``within``: by transport (P2P/CUMEM, P2P/IPC, SHM, …) the number of
-        channels inside nodes; ``across``: by transport (NET/IB, NET/Socket, …) the number between nodes; ``gdr``: how
-        many of these go straight to GPU memory; ``channels`` and ``nvls_channels`` of a collective; ``nvls``: whether
-        NVLink multicast is offered (None if not said); ``settings``: the variables that it read; ``warnings``.
+    ``version``; ``net``: the network that it chose (IB, Socket, IBext_v8, Libfabric, …; "" if it was not said), and
+    ``devices`` as NCCL lists them for it; ``within``: by transport (P2P/CUMEM, P2P/IPC, SHM, …) the number of channels
+    inside nodes; ``across``: by transport (NET/IB, NET/Socket, …) the number between nodes; ``gdr``: how many of these
+    go straight to GPU memory; ``channels`` and ``nvls_channels`` of a collective; ``nvls``: whether NVLink multicast is
+    offered (None if not said); ``settings``: the variables that it read; ``warnings``.
     """
     facts: dict[str, Any] = {"version": "", "net": "", "channels": 0, "nvls_channels": 0, "nvls": None, "gdr": 0}
-    within: dict[str, int] = {}
-    across: dict[str, int] = {}
+    within: Counter[str] = Counter()
+    across: Counter[str] = Counter()
     devices: dict[str, list[str]] = {}
-    variables: dict[str, str] = {}
-    warnings = []
     for line in text.splitlines():
-        if found := _NCCL_VERSION.search(line):
-            facts["version"] = found[1].partition("+")[0]
-        elif found := _NCCL_VIA.search(line):
-            parts = found["via"].split("/")
-            where, name = (across, f"NET/{parts[1]}") if parts[0] == "NET" else (within, _inside(parts))
-            where[name] = where.get(name, 0) + 1
+        if version := _NCCL_VERSION.search(line):
+            facts["version"] = version[1].partition("+")[0]
+        elif via := _NCCL_VIA.search(line):
+            parts = via["via"].split("/")
+            if parts[0] == "NET":
+                across[f"NET/{parts[1]}"] += 1
+            else:  # P2P/CUMEM of P2P/CUMEM/read, P2P/direct pointer, and SHM of SHM/direct/direct
+                within["/".join(parts[:2]) if parts[0] == "P2P" else parts[0]] += 1
             facts["gdr"] += parts[-1] == "GDRDMA"
-        elif found := _NCCL_NET.search(line):
-            facts["net"] = found["net"]
-        elif found := _NCCL_USING.search(line):
-            listed = _NCCL_DEVICE.findall(found["devices"])
-            devices[found["net"]] = [":".join(filter(None, parts)) for parts in listed]
-        elif found := _NCCL_CHANNELS.search(line):
-            facts["channels"], facts["nvls_channels"] = int(found[1]), int(found[2])
-        elif found := _NCCL_NVLS.search(line):
-            facts["nvls"] = not found[1]
-        elif found := re.search(r"(NCCL_\w+) set by environment to (\S*?)\.?$", line.rstrip()):
-            variables[found[1]] = found[2]
-        elif found := re.search(r"NCCL WARN (.*\S)", line):
-            warnings.append(found[1])
+        elif net := _NCCL_NET.search(line):
+            facts["net"] = net["net"]
+        elif using := _NCCL_USING.search(line):
+            listed = _NCCL_DEVICE.findall(using["devices"])
+            devices[using["net"]] = [":".join(filter(None, parts)) for parts in listed]
+        elif channels := _NCCL_CHANNELS.search(line):
+            facts["channels"], facts["nvls_channels"] = int(channels[1]), int(channels[2])
+        elif multicast := _NCCL_NVLS.search(line):
+            facts["nvls"] = not multicast[1]
     listed_as = next((net for net in devices if facts["net"].startswith(net)), "")
     return {
         **facts,
         "devices": devices.get(listed_as, []),
-        "within": within,
-        "across": across,
-        "settings": variables,
-        "warnings": list(dict.fromkeys(warnings)),
+        "within": dict(within),
+        "across": dict(across),
+        "settings": dict(_NCCL_SETTING.findall(text)),
+        "warnings": list(dict.fromkeys(_NCCL_WARNING.findall(text))),
     }
-
-
-def _inside(parts: list[str]) -> str:
-    """Return ``P2P/CUMEM`` of ``P2P/CUMEM/read``, ``P2P/direct pointer``, and ``SHM`` of ``SHM/direct/direct``."""
-    return "/".join(parts[:2]) if parts[0] == "P2P" else parts[0]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
@@ -13,29 +13,15 @@ SLOW = 0.5  # of the others' bandwidth
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Transfers from one worker to another.
-
-    Parameters
-    ----------
-    source, target
-        Names of workers (``n1-0``).
-    scope
-        ``within`` a node or ``across`` nodes.
-    bytes, seconds
-        What was timed, repeats counted.
-    error
-        What went wrong, "" if nothing.
-    moved
-        All bytes that went this way, those before the timing too: what the counters must show. 0 means ``bytes``.
-    """
+    """Transfers from one worker (``n1-0``) to another, ``within`` a node or ``across`` nodes."""
 
     source: str
     target: str
     scope: str
-    bytes: int
+    bytes: int  # what was timed, repeats counted
     seconds: float
     error: str = ""
-    moved: int = 0
+    moved: int = 0  # all bytes that went this way, those before the timing too; 0 means ``bytes``
 
     @property
     def bandwidth(self) -> float:
@@ -43,43 +29,28 @@ class Pair:
         return 0.0 if self.error or self.seconds <= 0 else self.bytes / GIB / self.seconds
 
     @property
+    def sent(self) -> int:
+        """The bytes that the counters must show."""
+        return self.moved or self.bytes
+
+    @property
     def name(self) -> str:
-        """The pair in words."""
+        """The pair as people read it."""
         return f"{self.source} → {self.target}"
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerFacts:
-    """What a worker knows about itself.
-
-    Parameters
-    ----------
-    node
-        The node that it runs on.
-    gpu
-        Its GPU by NVML's index or UUID, "" without one.
-    transports
-        ``ucxx.get_active_transports()``: what UCX may use.
-    log
-        ``counters.parse_ucx_log`` of its log: which UCX it is and what it has wired.
-    version
-        Of UCX.
-    environment
-        ``counters.settings`` of its environment.
-    memory_resource
-        RMM's current memory resource (``PoolMemoryResource``), "" if not known.
-    error
-        Why the worker could not tell, "" if it could.
-    """
+    """What a worker knows about itself."""
 
     node: str
-    gpu: str = ""
-    transports: Sequence[str] = ()
-    log: Mapping[str, Any] = field(default_factory=dict)
-    version: str = ""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    memory_resource: str = ""
-    error: str = ""
+    gpu: str = ""  # NVML's index or UUID
+    transports: Sequence[str] = ()  # what UCX may use: ``ucxx.get_active_transports()``
+    log: Mapping[str, Any] = field(default_factory=dict)  # ``counters.parse_ucx_log`` of its log
+    version: str = ""  # of UCX
+    environment: Mapping[str, str] = field(default_factory=dict)  # ``counters.settings``
+    memory_resource: str = ""  # RMM's current one, as ``PoolMemoryResource``
+    error: str = ""  # why the worker could not tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,19 +63,11 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """All of it.
+    """All of it: the transfers, and facts by worker's name and by node's name.
 
-    Parameters
-    ----------
-    protocol
-        ``ucx`` or ``tls``.
-    memory
-        ``cuda`` or ``host``: where the transferred buffers lay.
-    pairs, workers, nodes
-        Transfers; facts by worker's name and by node's name.
-    nccl
-        None without NCCL, else a collective over all workers: ``bytes``, ``seconds``, ``bandwidth`` (bytes per second),
-        ``log`` (``counters.parse_nccl_log``), ``error``.
+    ``protocol`` is ucx or tls; ``memory``, where the buffers lay, cuda or host. ``nccl`` is None without NCCL, else a
+    collective over all workers: ``bytes``, ``seconds``, ``bandwidth`` (bytes per second), ``log``
+    (``counters.parse_nccl_log``), ``error``.
     """
 
     protocol: str
@@ -114,43 +77,20 @@ class Measurement:
     nodes: Mapping[str, NodeFacts]
     nccl: Mapping[str, Any] | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the same as plain tables and lists."""
-        return asdict(self)
 
-    @classmethod
-    def from_json(cls, facts: Mapping[str, Any]) -> Measurement:
-        """Return what ``to_json`` was made of.
-
-        Raises
-        ------
-        KeyError, TypeError
-            If the table is none that ``to_json`` made.
-        """
-        return cls(
-            facts["protocol"],
-            facts["memory"],
-            [Pair(**pair) for pair in facts["pairs"]],
-            {name: WorkerFacts(**worker) for name, worker in facts["workers"].items()},
-            {name: NodeFacts(**node) for name, node in facts["nodes"].items()},
-            facts["nccl"],
-        )
-
-
-def slow(pairs: Iterable[Pair]) -> list[Pair]:
+def slow(pairs: Sequence[Pair]) -> list[Pair]:
     """Return the pairs with less than half of the others' bandwidth; those that failed are not among them.
 
     Within nodes a pair is compared with the median of pairs. Across nodes with the median of what each worker reaches
     at best: one bad node of three takes part in four pairs of six, and would make its own bandwidth the median.
     """
-    timed = [pair for pair in pairs if pair.bandwidth]
     slow_pairs = []
     for scope in ("within", "across"):
-        own = [pair for pair in timed if pair.scope == scope]
+        timed = [pair for pair in pairs if pair.scope == scope and pair.bandwidth]
         best: dict[str, float] = {}
-        for pair in own:
+        for pair in timed:
             for name in (pair.source, pair.target):
                 best[name] = max(best.get(name, 0.0), pair.bandwidth)
-        speeds = best.values() if scope == "across" else [pair.bandwidth for pair in own]
-        slow_pairs += [pair for pair in own if pair.bandwidth < SLOW * median(speeds)]
+        speeds = best.values() if scope == "across" else [pair.bandwidth for pair in timed]
+        slow_pairs += [pair for pair in timed if pair.bandwidth < SLOW * median(speeds)]
     return slow_pairs

@@ -7,7 +7,7 @@ import math
 import re
 import textwrap
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -35,8 +35,8 @@ class _Cell(NamedTuple):
 _Cells = dict[tuple[str, str], _Cell]
 
 
-def matrix_text(pairs: Iterable[Pair], nodes: Mapping[str, str]) -> str:
-    """Return the bandwidth between pairs as aligned text, in GiB per second; parameters as for `matrix_svg`.
+def matrix_text(pairs: Sequence[Pair], nodes: Mapping[str, str]) -> str:
+    """Return the bandwidth between pairs as aligned text, in GiB per second; ``nodes`` is the node of each worker.
 
     Where names are longer than figures the columns are numbered as the rows are.
     """
@@ -64,20 +64,12 @@ def matrix_text(pairs: Iterable[Pair], nodes: Mapping[str, str]) -> str:
     return "\n".join([*lines, legend])
 
 
-def matrix_svg(pairs: Iterable[Pair], title: str, nodes: Mapping[str, str]) -> str:
+def matrix_svg(pairs: Sequence[Pair], title: str, nodes: Mapping[str, str]) -> str:
     """Return the bandwidth between pairs as a standalone SVG picture.
 
     Rows send, columns receive. A slow cell has a frame and a corner, a failed one a cross, so that neither is told by
-    colour alone; numbers are in the cells, or in their tooltips where cells are small.
-
-    Parameters
-    ----------
-    pairs
-        The transfers, between at most 64 workers. If there are more, the cells stand for nodes and show the median.
-    title
-        The heading.
-    nodes
-        The node of each worker.
+    colour alone; numbers are in the cells, or in their tooltips where cells are small. Of more than 64 workers the
+    cells stand for nodes and show the median; ``nodes`` is the node of each worker.
 
     Raises
     ------
@@ -132,15 +124,8 @@ def _draw(figure: Any, names: list[str], cells: _Cells, size: int, heading: str)
                 axes.add_artist(Polygon([*corner, (column + 1, row + 0.34)], fc=_VERMILION, ec="white", **own))
             if cell.failed:
                 at, length = ((column + 0.2, row + 0.8), 0.25) if cell.speed else ((column + 0.5, row + 0.5), 0.5)
-                mark: dict[str, Any] = {
-                    "marker": "x",
-                    "ms": size * length,
-                    "c": "black",
-                    "mec": "black",
-                    "ls": "",
-                    **own,
-                }
-                axes.add_artist(Line2D([at[0]], [at[1]], **mark))
+                mark: dict[str, Any] = {"marker": "x", "c": "black", "mec": "black", "ls": "", **own}
+                axes.add_artist(Line2D([at[0]], [at[1]], ms=size * length, **mark))
             if cell.speed and size >= _WITH_NUMBER:
                 light = sum(part * weight for part, weight in zip(fill, (0.299, 0.587, 0.114), strict=False))
                 style: dict[str, Any] = {"ha": "center", "va": "center", "size": min(14.0, size * 0.36), **own}
@@ -172,14 +157,13 @@ def _label(axes: Any, names: list[str], size: int, heading: str) -> None:
     axes.set_title(heading, loc="left", weight="bold")
 
 
-def _table(pairs: Iterable[Pair], nodes: Mapping[str, str]) -> tuple[list[str], _Cells]:
+def _table(pairs: Sequence[Pair], nodes: Mapping[str, str]) -> tuple[list[str], _Cells]:
     """Return names in the order in which they come, nodes in place of workers if there are too many, and the cells."""
-    measured = list(pairs)
-    names = list(dict.fromkeys(name for pair in measured for name in (pair.source, pair.target)))
+    names = list(dict.fromkeys(name for pair in pairs for name in (pair.source, pair.target)))
     label = {name: nodes[name] if len(names) > MOST_NAMES else name for name in names}
-    too_slow = {id(pair) for pair in slow(measured)}
+    too_slow = {id(pair) for pair in slow(pairs)}
     by_place: dict[tuple[str, str], list[Pair]] = defaultdict(list)
-    for pair in measured:
+    for pair in pairs:
         by_place[label[pair.source], label[pair.target]].append(pair)
     cells = {
         place: _Cell(

@@ -1,4 +1,4 @@
-"""Which wire carried the bytes, in one line for people and as a table for programs, and whether that will do."""
+"""Which transport carried the bytes, in one line for people and as a table for programs, and whether that will do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from hpcml.node.fabric import advice, attribution
-from hpcml.node.fabric.attribution import Wire, short
+from hpcml.node.fabric.attribution import DataPath, short
 from hpcml.node.fabric.measurement import GIB, Measurement, Pair, slow
 
 IDLE = 0.2  # of what a node's ports carry: less than this is worth a word
@@ -18,51 +18,29 @@ _MOST_NAMES = 6
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The judgement.
+    """The judgement; ``within`` and ``across`` are None where nothing was measured."""
 
-    Parameters
-    ----------
-    line
-        All of it in one line.
-    protocol
-        ``ucx`` or ``tls``.
-    nodes
-        How many took part.
-    within, across
-        The wires, None where nothing was measured.
-    nccl, nccl_doubt
-        NCCL's ways in words, and what is wrong with them.
-    worst
-        Pairs and nodes with less than half of the others' bandwidth.
-    failed
-        Transfers that failed, with their errors.
-    problems
-        All that is not as it should be, sentences without full stops.
-    remedy
-        What to do about it, "" if nothing is known to help.
-    """
-
-    line: str
-    protocol: str
-    nodes: int
-    within: Wire | None
-    across: Wire | None
-    nccl: str
-    nccl_doubt: str
-    worst: tuple[str, ...]
-    failed: tuple[str, ...]
-    problems: tuple[str, ...]
-    remedy: str
+    line: str  # all of it
+    protocol: str  # ucx or tls
+    nodes: int  # how many took part
+    within: DataPath | None
+    across: DataPath | None
+    nccl: str  # NCCL's ways,
+    nccl_doubt: str  # and what is wrong with them
+    worst: tuple[str, ...]  # pairs and nodes with less than half of the others' bandwidth
+    failed: tuple[str, ...]  # transfers that failed, with their errors
+    problems: tuple[str, ...]  # all that is not as it should be: sentences without full stops
+    remedy: str  # empty if nothing is known to help
 
     @property
-    def wires(self) -> tuple[Wire, ...]:
-        """What was measured."""
-        return tuple(wire for wire in (self.across, self.within) if wire is not None)
+    def doubts(self) -> list[str]:
+        """Why fast transports are not proven where they belong."""
+        return [path.doubt for path in (self.across, self.within) if path and path.wanted and not path.ok]
 
     @property
     def ok(self) -> bool:
-        """Whether fast wires are proven wherever they belong, and nothing failed."""
-        return not self.failed and not self.nccl_doubt and all(wire.ok for wire in self.wires if wire.wanted)
+        """Whether fast transports are proven wherever they belong, and nothing failed."""
+        return not (self.failed or self.nccl_doubt or self.doubts)
 
     def to_json(self) -> dict[str, Any]:
         """Return the same as plain tables and lists, with ``ok``."""
@@ -72,9 +50,9 @@ class Verdict:
 def check_policy(policy: str, verdict: Verdict) -> str:
     """Return why a verdict does not meet ``fabric.require``, "" if it does.
 
-    ``none`` asks for nothing. ``warn`` asks that UCX use fast wires, that no transfer fail and that no pair or node be
-    slow; TLS, which cannot be fast, was chosen and passes. ``rdma`` asks for RDMA across nodes and cuda_ipc between the
-    GPUs of a node, both proven, and that NCCL use no sockets between nodes.
+    ``none`` asks for nothing. ``warn`` asks that UCX use fast transports, that no transfer fail and that no pair or
+    node be slow; TLS, which cannot be fast, was chosen and passes. ``rdma`` asks for RDMA across nodes and cuda_ipc
+    between the GPUs of a node, both proven, and that NCCL use no sockets between nodes.
 
     Raises
     ------
@@ -87,8 +65,8 @@ def check_policy(policy: str, verdict: Verdict) -> str:
         raise ValueError(f"there is no policy '{policy}': none, warn or rdma")
     reasons = list(verdict.failed)
     if verdict.protocol != "tls" or policy == "rdma":
-        reasons += [wire.doubt for wire in verdict.wires if wire.wanted and not wire.ok]
-    reasons += [verdict.nccl_doubt] if verdict.nccl_doubt else []
+        reasons += verdict.doubts
+    reasons += filter(None, [verdict.nccl_doubt])
     if policy == "rdma" and verdict.nodes > 1 and verdict.across is None and not reasons:
         reasons.append("nothing was measured across nodes")
     if policy == "warn" and verdict.worst:
@@ -100,26 +78,29 @@ def decide(measurement: Measurement) -> Verdict:
     """Return the judgement on a measurement."""
     timed = [pair for pair in measurement.pairs if pair.bandwidth]
     failed = tuple(f"the transfer {pair.name} failed: {pair.error}" for pair in measurement.pairs if not pair.bandwidth)
-    wires: dict[str, Wire] = {}
-    causes: dict[str, advice.Cause] = {}
+    paths: dict[str, DataPath] = {}
+    causes: dict[str, advice.Cause] = {}  # of the paths that should be fast and are not proven to be
     for scope in ("across", "within"):
         if pairs := [pair for pair in timed if pair.scope == scope]:
-            wires[scope], causes[scope] = _wire(measurement, scope, pairs)
-    bad = [scope for scope, wire in wires.items() if wire.wanted and not wire.ok]
+            path = _data_path(measurement, scope, pairs)
+            if path.wanted and not path.ok:
+                cause = causes[scope] = _cause(measurement, path)
+                path = path if cause is advice.TLS else replace(path, doubt=f"{path.doubt} ({cause.reason})")
+            paths[scope] = path
     worst = tuple(_worst(measurement, timed))
     nccl, nccl_doubt = _nccl(measurement)
-    idle = _idle_ports(measurement, wires.get("across"), timed)
-    problems = [*failed, *(wires[scope].doubt for scope in bad), nccl_doubt, _slow_words(worst) if worst else "", *idle]
-    remedies = dict.fromkeys(causes[scope].remedy for scope in bad)
-    remedy = "; ".join(remedies) or (advice.GPUDIRECT if idle else "")
+    idle = _idle_ports(measurement, paths.get("across"), timed)
+    doubts = [paths[scope].doubt for scope in causes]
+    problems = [*failed, *doubts, nccl_doubt, _slow_words(worst) if worst else "", *idle]
+    remedy = "; ".join(dict.fromkeys(cause.remedy for cause in causes.values())) or (advice.GPUDIRECT if idle else "")
     ways = f"NCCL: {nccl}" if nccl else nccl_doubt
-    line = "; ".join(filter(None, [_line(measurement, wires, causes, bad), ways, *failed[:1]]))
+    line = "; ".join(filter(None, [_line(measurement, paths, causes), ways, *failed[:1]]))
     return Verdict(
-        line=f"{line}; remedy: {remedy}" if bad and measurement.protocol == "ucx" else line,
+        line=f"{line}; remedy: {remedy}" if causes and measurement.protocol == "ucx" else line,
         protocol=measurement.protocol,
         nodes=len(measurement.nodes),
-        within=wires.get("within"),
-        across=wires.get("across"),
+        within=paths.get("within"),
+        across=paths.get("across"),
         nccl=nccl,
         nccl_doubt=nccl_doubt,
         worst=worst,
@@ -129,23 +110,26 @@ def decide(measurement: Measurement) -> Verdict:
     )
 
 
-def _wire(measurement: Measurement, scope: str, pairs: Sequence[Pair]) -> tuple[Wire, advice.Cause]:
-    cause = advice.Cause("", "")
+def _data_path(measurement: Measurement, scope: str, pairs: Sequence[Pair]) -> DataPath:
     slowest = min(pairs, key=lambda pair: pair.bandwidth)
-    speeds: dict[str, Any] = {
-        "bandwidth": median(pair.bandwidth for pair in pairs),
-        "slowest": slowest.bandwidth,
-        "slowest_pair": slowest.name,
-        "wanted": scope == "across" or measurement.memory == "cuda",
-    }
     if measurement.protocol == "tls":
-        wire = replace(attribution.by_ip(measurement, scope, pairs), **speeds)
-        return replace(wire, doubt=f"TLS over TCP carries the bytes {attribution.WORDS[scope]}"), advice.TLS
-    wire = replace((attribution.across if scope == "across" else attribution.within)(measurement, pairs), **speeds)
-    if not wire.ok and wire.wanted:
-        cause = (advice.across if scope == "across" else advice.within)(measurement, wire.unproven)
-        wire = replace(wire, doubt=f"{wire.doubt} ({cause.reason})")
-    return wire, cause
+        path = attribution.by_ip(measurement, scope, pairs)
+        path = replace(path, doubt=f"TLS over TCP carries the bytes {attribution.WORDS[scope]}")
+    else:
+        path = (attribution.across if scope == "across" else attribution.within)(measurement, pairs)
+    return replace(
+        path,
+        bandwidth=median(pair.bandwidth for pair in pairs),
+        slowest=slowest.bandwidth,
+        slowest_pair=slowest.name,
+        wanted=scope == "across" or measurement.memory == "cuda",
+    )
+
+
+def _cause(measurement: Measurement, path: DataPath) -> advice.Cause:
+    if measurement.protocol == "tls":
+        return advice.TLS
+    return (advice.across if path.scope == "across" else advice.within)(measurement, path.unproven)
 
 
 def _worst(measurement: Measurement, pairs: Sequence[Pair]) -> list[str]:
@@ -190,9 +174,9 @@ def _ports_rate(measurement: Measurement, node: str) -> float:
     return sum(float(port["rate"]) for port in ports if port["state"] == "ACTIVE") / GIB
 
 
-def _idle_ports(measurement: Measurement, wire: Wire | None, pairs: Iterable[Pair]) -> list[str]:
+def _idle_ports(measurement: Measurement, path: DataPath | None, pairs: Iterable[Pair]) -> list[str]:
     """Return a sentence if RDMA works but leaves the ports idle, as where GPU memory goes by way of the host's."""
-    if wire is None or not wire.ok or measurement.memory != "cuda":
+    if path is None or not path.ok or measurement.memory != "cuda":
         return []
     sums: dict[str, float] = defaultdict(float)
     for pair in pairs:
@@ -205,29 +189,29 @@ def _idle_ports(measurement: Measurement, wire: Wire | None, pairs: Iterable[Pai
     return [f"{idle[0]} sends {rate(speed)} across nodes, of {rate(most)} that its InfiniBand ports carry"]
 
 
-def _line(
-    measurement: Measurement, wires: Mapping[str, Wire], causes: Mapping[str, advice.Cause], bad: Sequence[str]
-) -> str:
-    if not wires:
+def _line(measurement: Measurement, paths: Mapping[str, DataPath], causes: Mapping[str, advice.Cause]) -> str:
+    if not paths:
         return f"{'TLS over TCP' if measurement.protocol == 'tls' else 'UCX'}: nothing was measured"
+    words = attribution.WORDS
     if measurement.protocol == "tls":
         parts = [
-            f"on {short(wire.devices) or 'an unknown interface'}: {rate(wire.bandwidth)} {attribution.WORDS[scope]}"
-            for scope, wire in wires.items()
+            f"on {short(path.devices) or 'an unknown interface'}: {rate(path.bandwidth)} {words[scope]}"
+            for scope, path in paths.items()
         ]
         return f"TLS over TCP {'; '.join(parts)}"
     parts = []
-    for scope in bad:
-        wire = wires[scope]
-        sentence = f"UCX: {wire.doubt}"
-        if "tcp" in wire.transports:
-            sentence = f"UCX fell back to {wire} {attribution.WORDS[scope]} ({causes[scope].reason})"
-        could = min(_ports_rate(measurement, node) for node in measurement.nodes) if scope == "across" else 0
-        parts.append(f"{sentence}: {rate(wire.bandwidth)}{f' where the ports carry {rate(could)}' if could else ''}")
+    for scope, cause in causes.items():
+        path, could = paths[scope], 0.0
+        sentence = f"UCX: {path.doubt}"
+        if "tcp" in path.transports:
+            sentence = f"UCX fell back to {path} {words[scope]} ({cause.reason})"
+        if scope == "across":
+            could = min(_ports_rate(measurement, node) for node in measurement.nodes)
+        parts.append(f"{sentence}: {rate(path.bandwidth)}{f' where the ports carry {rate(could)}' if could else ''}")
     good = [
-        f"{wires[scope]} {attribution.WORDS[scope]} {rate(wires[scope].bandwidth)}"
+        f"{paths[scope]} {words[scope]} {rate(paths[scope].bandwidth)}"
         for scope in ("within", "across")
-        if scope in wires and scope not in bad
+        if scope in paths and scope not in causes
     ]
     if good:
         parts.append(f"UCX: {'; '.join(good)}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict, replace
 from typing import Any
 
 from distributed import Scheduler
@@ -29,50 +30,42 @@ async def check(scheduler: Scheduler, context: Context, protocol: str) -> dict[s
     Returns
     -------
     dict
-        ``line`` (the verdict), ``ok``, ``problem`` (why ``fabric.require`` is not met, empty if it is), ``remedy``,
-        ``differences`` between nodes, ``seconds``.
+        ``line`` (the verdict), ``ok``, ``problem`` (why ``fabric.require`` is not met, empty if it is), ``problems``,
+        ``remedy``, ``differences`` between nodes, ``seconds``.
     """
     began = time.monotonic()
-    workers = by_node(scheduler, context)
-    measurement = await measure(scheduler, context, protocol, workers)
+    measurement = await measure(scheduler, context, protocol, by_node(scheduler, context))
     verdict = report.decide(measurement)
     probes = {node: facts.probe for node, facts in measurement.nodes.items() if facts.probe}
-    facts = {
-        "verdict": verdict.to_json(),
-        "differences": preflight.differences(probes),
-        "measurement": measurement.to_json(),
-        "seconds": round(time.monotonic() - began, 3),
-    }
-    files.write_json(context.attempt.fabric, facts)
+    facts = {"differences": preflight.differences(probes), "seconds": round(time.monotonic() - began, 3)}
+    table = {"verdict": verdict.to_json(), "measurement": asdict(measurement), **facts}
+    files.write_json(context.attempt.fabric, table)
     return {
         "line": verdict.line,
         "ok": verdict.ok,
         "problem": report.check_policy(context.settings.fabric, verdict),
         "remedy": verdict.remedy,
         "problems": list(verdict.problems),
-        "differences": facts["differences"],
-        "seconds": facts["seconds"],
+        **facts,
     }
 
 
 def by_node(scheduler: Scheduler, context: Context) -> Workers:
     """Return the workers that are there, by node."""
     addresses = {str(worker.name): address for address, worker in scheduler.workers.items()}
-    workers: Workers = {}
-    for node in context.node_names:
-        present = [(name, addresses[name]) for name in context.worker_names(node) if name in addresses]
-        if present:
-            workers[node] = present
-    return workers
+    workers = {
+        node: [(name, addresses[name]) for name in context.worker_names(node) if name in addresses]
+        for node in context.node_names
+    }
+    return {node: present for node, present in workers.items() if present}
 
 
-async def measure_all(dask_scheduler: Scheduler) -> dict[str, Any]:
-    """Measure every node against every other, for ``hpcml fabric``; return ``Measurement.to_json``."""
+async def measure_all(dask_scheduler: Scheduler) -> Measurement:
+    """Measure every node against every other, for ``hpcml fabric``."""
     context = load()
     workers = by_node(dask_scheduler, context)
     protocol = next((str(address).partition("://")[0] for address in dask_scheduler.workers), "tls")
-    measured = await measure(dask_scheduler, context, protocol, workers, distances=range(1, len(workers)))
-    return measured.to_json()
+    return await measure(dask_scheduler, context, protocol, workers, distances=range(1, len(workers)))
 
 
 async def measure(
@@ -80,10 +73,7 @@ async def measure(
 ) -> Measurement:
     """Make the transfers and collect what bears witness to their way.
 
-    Parameters
-    ----------
-    distances
-        Across nodes, which other node each one fetches from: 1 is the next, and all up to N-1 give every pair of N.
+    Across nodes each one fetches from those ``distances`` further: 1 is the next, all up to N-1 are every pair.
     """
     everyone = [pair for pairs in workers.values() for pair in pairs]
     firsts = {node: pairs[0][1] for node, pairs in workers.items()}
@@ -130,46 +120,41 @@ def _shifted(items: list[Any], distance: int) -> list[tuple[Any, Any]]:
     return list(zip(items, [*items[distance:], *items[:distance]], strict=True))
 
 
-async def _open(scheduler: Scheduler, plan: Round) -> list[int | str]:
-    """Have all pairs connect and open each other's memory; return the bytes that each moved, or what went wrong."""
-
-    async def one(target: Named, source: Named) -> int | str:
-        try:
-            return int((await scheduler.rpc(target[1]).hpcml_warm(source=source[1]))["moved"])
-        except Exception as cause:  # noqa: BLE001 - a pair that cannot talk is a finding, with its reason
-            return f"{type(cause).__name__}: {cause}"
-
-    return list(await asyncio.gather(*(one(target, source) for target, source in plan)))
+async def _open(scheduler: Scheduler, plan: Round) -> list[dict[str, Any]]:
+    """Have all pairs connect and open each other's memory; return the bytes ``moved`` by each, or its ``error``."""
+    ways = ((scheduler.rpc(target[1]), source[1]) for target, source in plan)
+    return list(await asyncio.gather(*(_answer(rpc.hpcml_warm(source=source)) for rpc, source in ways)))
 
 
-async def _time(scheduler: Scheduler, plan: Round, opened: list[int | str], scope: str) -> list[Pair]:
+async def _time(scheduler: Scheduler, plan: Round, opened: list[dict[str, Any]], scope: str) -> list[Pair]:
     """Have all pairs that could connect transfer at once against the clock."""
 
-    async def one(target: Named, source: Named, moved: int | str) -> Pair:
-        if isinstance(moved, str):
-            return Pair(source[0], target[0], scope, 0, 0.0, error=moved)
-        try:
-            answer = await scheduler.rpc(target[1]).hpcml_fetch(source=source[1], budget=BUDGET)
-        except Exception as cause:  # noqa: BLE001 - the same
-            return Pair(source[0], target[0], scope, 0, 0.0, error=f"{type(cause).__name__}: {cause}")
-        return Pair(source[0], target[0], scope, answer["bytes"], answer["seconds"], moved=moved + answer["moved"])
+    async def one(target: Named, source: Named, opening: dict[str, Any]) -> Pair:
+        pair = Pair(source[0], target[0], scope, 0, 0.0, opening.get("error", ""))
+        if pair.error:
+            return pair
+        answer = await _answer(scheduler.rpc(target[1]).hpcml_fetch(source=source[1], budget=BUDGET))
+        if "error" in answer:
+            return replace(pair, error=answer["error"])
+        moved = opening["moved"] + answer["moved"]
+        return replace(pair, bytes=answer["bytes"], seconds=answer["seconds"], moved=moved)
 
     ways = zip(plan, opened, strict=True)
-    return list(await asyncio.gather(*(one(target, source, moved) for (target, source), moved in ways)))
+    return await asyncio.gather(*(one(target, source, opening) for (target, source), opening in ways))
+
+
+async def _answer(question: Awaitable[Any]) -> Any:
+    """Return a worker's answer; what fails is a finding, ``error`` with its reason."""
+    try:
+        return await question
+    except Exception as error:  # noqa: BLE001 - it goes into the measurement
+        return {"error": f"{type(error).__name__}: {error}"}
 
 
 async def _ask(
     scheduler: Scheduler, addresses: dict[str, str], question: Callable[[Any], Awaitable[Any]]
 ) -> dict[str, Any]:
-    """Ask workers at once; one that fails answers with ``error``."""
-
-    async def one(address: str) -> Any:
-        try:
-            return await question(scheduler.rpc(address))
-        except Exception as error:  # noqa: BLE001 - it is passed on in words
-            return {"error": f"{type(error).__name__}: {error}"}
-
-    answers = await asyncio.gather(*(one(address) for address in addresses.values()))
+    answers = await asyncio.gather(*(_answer(question(scheduler.rpc(address))) for address in addresses.values()))
     return dict(zip(addresses, answers, strict=True))
 
 

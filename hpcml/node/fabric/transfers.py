@@ -30,38 +30,22 @@ NCCL_REPEATS = 5
 class Transfers:
     """The handlers that a worker adds to Dask's for the check; they use Dask's own comms, as the workload will.
 
-    Parameters
-    ----------
-    worker
-        The worker; its connections are used.
-    logs
-        Folder with this worker's UCX and NCCL logs (:func:`log_environment`).
-    device
-        The GPU by index or UUID, empty on a CPU worker: the buffers then lie in host memory.
+    ``logs`` is the folder with this worker's UCX and NCCL logs (:func:`log_environment`), ``device`` the GPU by index
+    or UUID, empty on a CPU worker: the buffers then lie in host memory.
     """
 
     def __init__(self, worker: Worker, logs: Path, device: str) -> None:
         self.worker, self.logs, self.device = worker, logs, device
         self.buffer: Any = None
         self.communicator: Any = None
-        worker.handlers.update(
-            {
-                "hpcml_give": self.give,
-                "hpcml_warm": self.warm,
-                "hpcml_fetch": self.fetch,
-                "hpcml_facts": self.facts,
-                "hpcml_counters": self.counters,
-                "hpcml_nccl_id": self.nccl_id,
-                "hpcml_nccl_join": self.nccl_join,
-                "hpcml_nccl": self.nccl,
-                "hpcml_release": self.release,
-            }
-        )
+        handlers = (self.give, self.warm, self.fetch, self.facts, self.counters, self.release)
+        for handler in (*handlers, self.nccl_id, self.nccl_join, self.nccl):
+            worker.handlers[f"hpcml_{handler.__name__}"] = handler
 
     def give(self, size: int) -> dict[str, Any]:
         """Return ``size`` bytes of the worker's kind of memory."""
         if self.buffer is None or _length(self.buffer) != size:
-            self.buffer = _allocate(size, on_gpu=bool(self.device))
+            self.buffer = _device_buffer(size) if self.device else bytes(size)
         return {"data": to_serialize(self.buffer)}
 
     async def warm(self, source: str) -> dict[str, Any]:
@@ -74,19 +58,9 @@ class Transfers:
         return {"moved": MIB + FIRST}
 
     async def fetch(self, source: str, budget: float) -> dict[str, Any]:
-        """Fetch buffers from another worker and time them.
+        """Fetch buffers from another worker; after ``budget`` seconds none is begun.
 
-        Parameters
-        ----------
-        source
-            The other worker's address.
-        budget
-            Seconds after which no further transfer is begun.
-
-        Returns
-        -------
-        dict
-            ``bytes`` and ``seconds`` of the timed transfers, ``moved`` bytes of all.
+        Return ``bytes`` and ``seconds`` of the timed transfers, and the ``moved`` bytes of all.
         """
         begin = time.perf_counter()
         estimate = await self._one(source, FIRST)
@@ -172,17 +146,14 @@ async def _in_thread(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     def run() -> None:
         try:
             result = work()
-        except Exception as error:  # noqa: BLE001 - told to the scheduler, in words
+        except Exception as error:  # noqa: BLE001 - it goes to the scheduler
             result = {"error": f"{type(error).__name__}: {error}"}
-        loop.call_soon_threadsafe(_settle, done, result)
+        loop.call_soon_threadsafe(
+            lambda: None if done.done() else done.set_result(result)
+        )  # the check may have given up on it
 
     threading.Thread(target=run, name="hpcml-nccl", daemon=True).start()
     return await done
-
-
-def _settle(done: asyncio.Future[dict[str, Any]], result: dict[str, Any]) -> None:
-    if not done.done():  # the check may have given up on it
-        done.set_result(result)
 
 
 def _all_reduce(communicator: Any, rank: int, size: int) -> dict[str, Any]:
@@ -211,9 +182,7 @@ def _all_reduce(communicator: Any, rank: int, size: int) -> dict[str, Any]:
     return {"bytes": NCCL_BYTES, "seconds": seconds, "right": right}
 
 
-def _allocate(size: int, *, on_gpu: bool) -> Any:
-    if not on_gpu:
-        return bytes(size)
+def _device_buffer(size: int) -> Any:
     import rmm
 
     return rmm.DeviceBuffer(size=size)
@@ -237,14 +206,7 @@ def log_environment(folder: Path) -> dict[str, str]:
     At level ``info`` both write some lines when a connection is made and none per message. A level or a file that
     the user chose stays.
     """
-    wanted = {
-        "UCX_LOG_LEVEL": "info",
-        "UCX_LOG_FILE": str(folder / "ucx-%p.log"),
-        "NCCL_DEBUG": "INFO",
-        "NCCL_DEBUG_FILE": str(folder / "nccl-%p.log"),
-    }
-    if "UCX_LOG_LEVEL" in os.environ or "UCX_LOG_FILE" in os.environ:
-        wanted = {name: value for name, value in wanted.items() if not name.startswith("UCX")}
-    if "NCCL_DEBUG" in os.environ or "NCCL_DEBUG_FILE" in os.environ:
-        wanted = {name: value for name, value in wanted.items() if not name.startswith("NCCL")}
-    return wanted
+    ucx = {"UCX_LOG_LEVEL": "info", "UCX_LOG_FILE": str(folder / "ucx-%p.log")}
+    nccl = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": str(folder / "nccl-%p.log")}
+    chosen = os.environ.keys()
+    return {**({} if ucx.keys() & chosen else ucx), **({} if nccl.keys() & chosen else nccl)}

@@ -21,7 +21,7 @@ class NoProtocolError(Exception):
 def choose_protocol(wanted: str, *, gpus: int, nodes: int) -> tuple[str, str]:
     """Return Dask's protocol, ``tls`` or ``ucx``, and the reason.
 
-    ``auto`` takes UCX where it has a faster wire than TCP to offer: between the GPUs of a node, or on InfiniBand. CPU
+    ``auto`` takes UCX where it has a faster transport than TCP: between the GPUs of a node, or on InfiniBand. CPU
     workers and a single GPU speak TLS, which also encrypts.
 
     Parameters

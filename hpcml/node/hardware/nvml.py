@@ -6,7 +6,8 @@ answers into facts and needs no GPU. NVML neither makes a CUDA context nor takes
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,11 @@ _P2P = {
     5: "not supported",
     6: "unknown",
 }
+_LINK_QUESTIONS = (
+    "nvmlDeviceGetNvLinkVersion",
+    "nvmlDeviceGetNvLinkRemoteDeviceType",
+    "nvmlDeviceGetNvLinkRemotePciInfo",
+)
 _ALL_LINKS = 2**32 - 1  # a scopeId of UINT_MAX is the sum over all links; 0, the default, is link 0 alone
 _VALUE = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal")  # by nvmlValueType_t
 _AFFINITY_WORDS = 32  # of 64 CPUs each; NVML takes a set that is larger than the node
@@ -44,25 +50,24 @@ def ask_nvml() -> dict[str, Any]:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         return {"error": f"NVML, the NVIDIA driver's library, does not work here: {error}"}
-    errors: dict[str, str] = {}
-    ask = _Asker(pynvml, errors)
+    ask = _Asker(pynvml)
     count = ask("count", "nvmlDeviceGetCount") or 0
     handles = {index: ask(f"gpu{index}", "nvmlDeviceGetHandleByIndex", index) for index in range(count)}
     answering = {index: handle for index, handle in handles.items() if handle is not None}
     answers = {
         "driver": _text(ask("driver", "nvmlSystemGetDriverVersion")),
         "cuda": ask("cuda", "nvmlSystemGetCudaDriverVersion_v2"),
-        "gpus": [_ask_gpu(pynvml, index, handle, answering) for index, handle in answering.items()],
+        "gpus": [_ask_gpu(pynvml, index, answering) for index in answering],
     }
     pynvml.nvmlShutdown()
-    return {**answers, "errors": errors, "error": ""}
+    return {**answers, "errors": ask.errors, "error": ""}
 
 
 class _Asker:
     """Calls NVML's functions by name; a refusal becomes words, so that it does not hide the other answers."""
 
-    def __init__(self, nvml: Any, errors: dict[str, str]) -> None:
-        self.nvml, self.errors = nvml, errors
+    def __init__(self, nvml: Any) -> None:
+        self.nvml, self.errors = nvml, dict[str, str]()
 
     def __call__(self, fact: str, function: str, *arguments: Any) -> Any:
         try:
@@ -71,81 +76,74 @@ class _Asker:
             self.errors.setdefault(fact, str(error))
             return None
 
+    def links(self, handle: Any) -> dict[int, int]:
+        """Return by number whether each link is active; one that the GPU does not have answers an error."""
+        states = {
+            link: self("", "nvmlDeviceGetNvLinkState", handle, link) for link in range(self.nvml.NVML_NVLINK_MAX_LINKS)
+        }
+        return {link: int(state) for link, state in states.items() if state is not None}
+
 
 def _text(answer: str | bytes | None) -> str:
     return answer.decode(errors="replace") if isinstance(answer, bytes) else answer or ""
 
 
-def _ask_gpu(nvml: Any, index: int, handle: Any, handles: Mapping[int, Any]) -> dict[str, Any]:
-    errors: dict[str, str] = {}
-    ask = _Asker(nvml, errors)
-    memory = ask("memory", "nvmlDeviceGetMemoryInfo", handle)
-    bar1 = ask("bar1", "nvmlDeviceGetBAR1MemoryInfo", handle)
-    pci = ask("pci", "nvmlDeviceGetPciInfo", handle)
-    capability = ask("capability", "nvmlDeviceGetCudaComputeCapability", handle)
-    affinity = ask("affinity", "nvmlDeviceGetCpuAffinity", handle, _AFFINITY_WORDS)
-    mig = ask("mig", "nvmlDeviceGetMigMode", handle)
+_GPU_QUESTIONS: tuple[tuple[str, str, tuple[Any, ...], Callable[[Any], Any]], ...] = (
+    ("uuid", "nvmlDeviceGetUUID", (), _text),
+    ("name", "nvmlDeviceGetName", (), _text),
+    ("memory", "nvmlDeviceGetMemoryInfo", (), lambda memory: int(memory.total)),
+    ("bar1", "nvmlDeviceGetBAR1MemoryInfo", (), lambda memory: int(memory.bar1Total)),
+    ("capability", "nvmlDeviceGetCudaComputeCapability", (), list),
+    ("pci", "nvmlDeviceGetPciInfo", (), lambda pci: _text(pci.busId)),
+    ("mig", "nvmlDeviceGetMigMode", (), list),
+    ("affinity", "nvmlDeviceGetCpuAffinity", (_AFFINITY_WORDS,), lambda words: [int(word) for word in words]),
+)
+
+
+def _ask_gpu(nvml: Any, index: int, handles: Mapping[int, Any]) -> dict[str, Any]:
+    handle, ask, quietly = handles[index], _Asker(nvml), _Asker(nvml)
+    facts: dict[str, Any] = {"index": index}
+    for fact, function, arguments, convert in _GPU_QUESTIONS:
+        answer = ask(fact, function, handle, *arguments)
+        facts[fact] = ("" if convert is _text else None) if answer is None else convert(answer)
+    parts = []
+    if facts["mig"] and facts["mig"][0]:  # an index without a MIG device answers "not found"
+        numbers = range(quietly("", "nvmlDeviceGetMaxMigDeviceCount", handle) or 0)
+        parts = [quietly("", "nvmlDeviceGetMigDeviceHandleByIndex", handle, number) for number in numbers]
+    links = []  # link, active, version, kind of peer, the peer's PCI address
+    for link, active in quietly.links(handle).items():
+        version, kind, peer = (quietly("", function, handle, link) if active else None for function in _LINK_QUESTIONS)
+        links.append([link, active, version, kind, _text(peer and peer.busId)])
     p2p = {
         str(other): ask("p2p", "nvmlDeviceGetP2PStatus", handle, peer, _P2P_READ)
         for other, peer in handles.items()
         if other != index
     }
     return {
-        "index": index,
-        "uuid": _text(ask("uuid", "nvmlDeviceGetUUID", handle)),
-        "name": _text(ask("name", "nvmlDeviceGetName", handle)),
-        "memory": memory and int(memory.total),
-        "bar1": bar1 and int(bar1.bar1Total),
-        "capability": capability and list(capability),
-        "bus_id": _text(pci and pci.busId),
-        "mig": mig and list(mig),
-        "mig_devices": _ask_mig(nvml, handle) if mig and mig[0] else [],
-        "affinity": affinity and [int(word) for word in affinity],
-        "nvlinks": _ask_nvlinks(nvml, handle),
+        **facts,
+        "bus_id": facts.pop("pci") or "",
+        "mig_devices": [_text(quietly("", "nvmlDeviceGetUUID", part)) for part in parts if part is not None],
+        "nvlinks": links,
         "p2p": p2p,
-        "errors": errors,
+        "errors": ask.errors,
     }
 
 
-def _ask_mig(nvml: Any, handle: Any) -> list[str]:
-    ask = _Asker(nvml, {})  # an index without a MIG device answers "not found"
-    parts = [
-        ask("", "nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
-        for index in range(ask("", "nvmlDeviceGetMaxMigDeviceCount", handle) or 0)
-    ]
-    return [_text(ask("", "nvmlDeviceGetUUID", part)) for part in parts if part is not None]
-
-
-def _ask_nvlinks(nvml: Any, handle: Any) -> list[list[Any]]:
-    """Return ``[link, active, version, kind of peer, the peer's PCI address]`` for each link that the GPU has."""
-    ask = _Asker(nvml, {})  # a link number that the GPU does not have answers an error, as do all on a GPU without
-    links = []
-    for link in range(nvml.NVML_NVLINK_MAX_LINKS):
-        active = ask("", "nvmlDeviceGetNvLinkState", handle, link)
-        if active:
-            version = ask("", "nvmlDeviceGetNvLinkVersion", handle, link)
-            kind = ask("", "nvmlDeviceGetNvLinkRemoteDeviceType", handle, link)
-            peer = ask("", "nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
-            links.append([link, 1, version, kind, _text(peer and peer.busId)])
-        elif active is not None:
-            links.append([link, 0, None, None, ""])
-    return links
-
-
-def memory(device: int | str) -> tuple[int, int]:
-    """Return the total and free memory of a GPU, by NVML's index or UUID, in bytes: no CUDA context is needed."""
+def memory(index: int) -> tuple[int, int]:
+    """Return the total and free memory of a GPU, by NVML's index, in bytes: no CUDA context is needed."""
     import pynvml
 
     pynvml.nvmlInit()
-    by_index = isinstance(device, int)
-    name = device if by_index else str(device).encode()
-    handle = (pynvml.nvmlDeviceGetHandleByIndex if by_index else pynvml.nvmlDeviceGetHandleByUUID)(name)
-    amounts = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    amounts = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(index))
     return int(amounts.total), int(amounts.free)
 
 
 def nvlink_counters() -> tuple[dict[str, Any] | None, str]:
-    """Return by UUID what each GPU has moved over NVLink; None and the reason where NVML does not answer."""
+    """Return by UUID what each GPU has moved over NVLink; None and the reason where NVML does not answer.
+
+    ``index`` is NVML's; ``tx`` and ``rx`` are bytes over all links (None if unreadable, ``why`` says why), ``links``
+    how many are active, ``peers`` the GPUs that it reaches by NVLink (None if unknown).
+    """
     try:
         import pynvml
     except ImportError:
@@ -171,10 +169,8 @@ def nvlink_counters() -> tuple[dict[str, Any] | None, str]:
 
 
 def _moved(nvml: Any, uuid: str, handles: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a GPU's active links, the bytes that they moved, and the GPUs to which they lead (None: not known)."""
-    handle, ask = handles[uuid], _Asker(nvml, {})
-    states = {link: ask("", "nvmlDeviceGetNvLinkState", handle, link) for link in range(nvml.NVML_NVLINK_MAX_LINKS)}
-    links = [link for link, state in states.items() if state == nvml.NVML_FEATURE_ENABLED]
+    handle, ask = handles[uuid], _Asker(nvml)
+    links = [link for link, state in ask.links(handle).items() if state == nvml.NVML_FEATURE_ENABLED]
     if not links:
         return {"links": 0, "tx": None, "rx": None, "peers": [], "why": "no active NVLink"}
     tx, rx, why = _throughput(nvml, handle, links)
@@ -196,27 +192,27 @@ def _throughput(nvml: Any, handle: Any, links: list[int]) -> tuple[int | None, i
     """
     reasons = []
     for tx_name, rx_name, unit in (
-        ("NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX", "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX", 1024),
-        ("NVML_FI_DEV_NVLINK_THROUGHPUT_RAW_TX", "NVML_FI_DEV_NVLINK_THROUGHPUT_RAW_RX", 1024),
-        ("NVML_FI_DEV_NVLINK_COUNT_XMIT_BYTES", "NVML_FI_DEV_NVLINK_COUNT_RCV_BYTES", 1),
+        ("THROUGHPUT_DATA_TX", "THROUGHPUT_DATA_RX", 1024),
+        ("THROUGHPUT_RAW_TX", "THROUGHPUT_RAW_RX", 1024),
+        ("COUNT_XMIT_BYTES", "COUNT_RCV_BYTES", 1),
     ):
-        tx_field, rx_field = getattr(nvml, tx_name, None), getattr(nvml, rx_name, None)
-        if tx_field is None or rx_field is None:
+        fields = [getattr(nvml, f"NVML_FI_DEV_NVLINK_{name}", None) for name in (tx_name, rx_name)]
+        if None in fields:
             continue  # an older nvidia-ml-py
         for scopes in ([_ALL_LINKS], links):
             try:
-                sums = [_sum_field(nvml, handle, field, scopes) for field in (tx_field, rx_field)]
+                tx, rx = (_sum_field(nvml, handle, field, scopes) for field in fields)
             except nvml.NVMLError as error:
-                reasons.append(f"{tx_name.removeprefix('NVML_FI_DEV_NVLINK_')}: {error}")
+                reasons.append(f"{tx_name}: {error}")
             else:
-                return sums[0] * unit, sums[1] * unit, ""
+                return tx * unit, rx * unit, ""
     try:
         return (*_old_counters(nvml, handle, links), "")
     except nvml.NVMLError as error:
         return None, None, "; ".join([*dict.fromkeys(reasons), f"utilization counters: {error}"])
 
 
-def _sum_field(nvml: Any, handle: Any, field: int, scopes: list[int]) -> int:
+def _sum_field(nvml: Any, handle: Any, field: Any, scopes: list[int]) -> int:
     total = 0
     for value in nvml.nvmlDeviceGetFieldValues(handle, [(field, scope) for scope in scopes]):
         if value.nvmlReturn != nvml.NVML_SUCCESS:
@@ -235,22 +231,10 @@ def _old_counters(nvml: Any, handle: Any, links: list[int]) -> tuple[int, int]:
 
 
 def described(raw: Mapping[str, Any], root: Path, visible: str | None) -> dict[str, Any]:
-    """Return the facts in NVML's raw answers.
+    """Return the facts in NVML's raw answers (`ask_nvml`), with the PCI tree below ``root``.
 
-    Parameters
-    ----------
-    raw
-        What `ask_nvml` returned, now or when it was recorded.
-    root
-        Where the PCI tree is looked up: ``/``, or the top of a recorded tree.
-    visible
-        ``CUDA_VISIBLE_DEVICES``, None if it is not set.
-
-    Returns
-    -------
-    dict
-        ``gpus``, ``gpu_error``, ``driver`` (535.274.02), ``cuda_driver`` (12.2), ``visible_devices`` as given and
-        ``visible_count``, the number of devices that a CUDA program sees.
+    ``gpus``, ``gpu_error``, ``driver`` (535.274.02), ``cuda_driver`` (12.2), ``visible_devices`` as given
+    (``CUDA_VISIBLE_DEVICES``, None if it is not set) and ``visible_count``, the devices that a CUDA program sees.
     """
     answers = list(raw.get("gpus", []))
     shown, count = visible_gpus(visible, answers)
@@ -277,17 +261,12 @@ def _gpu(gpu: Mapping[str, Any], root: Path, buses: Mapping[str, str], *, visibl
     if bus and not pci:
         errors["pci"] = f"the kernel shows no PCI device {bus} here"
     masks = enumerate(gpu["affinity"] or [])
+    kept = ("index", "uuid", "name", "memory", "bar1", "capability", "mig_devices")
     return {
-        "index": gpu["index"],
-        "uuid": gpu["uuid"],
-        "name": gpu["name"],
-        "memory": gpu["memory"],
-        "bar1": gpu["bar1"],
-        "capability": gpu["capability"],
+        **{fact: gpu[fact] for fact in kept},
         "bus_id": bus,
         "pci": pci,
         "mig": bool(gpu["mig"][0]) if gpu["mig"] else None,
-        "mig_devices": list(gpu["mig_devices"]),
         "cpus": to_ranges(64 * word + bit for word, mask in masks for bit in range(64) if mask >> bit & 1),
         "nvlink": _nvlink(gpu["nvlinks"]),
         "p2p": {
@@ -300,15 +279,14 @@ def _gpu(gpu: Mapping[str, Any], root: Path, buses: Mapping[str, str], *, visibl
 
 def _nvlink(links: Sequence[Sequence[Any]]) -> dict[str, Any]:
     """Return the number of links, those that are active, their version, and how many lead to which peer."""
-    peers: dict[str, int] = {}
+    peers: Counter[str] = Counter()
     versions = set()
     for _, active, version, kind, bus in links:
         if active:
-            peer = "nvswitch" if kind == _PEER_IS_SWITCH else _bus(bus) or "unknown"
-            peers[peer] = peers.get(peer, 0) + 1
+            peers["nvswitch" if kind == _PEER_IS_SWITCH else _bus(bus) or "unknown"] += 1
             versions.add(_NVLINK_VERSIONS.get(version, f"enumeration {version}"))
-    active = sum(peers.values())
-    return {"links": len(links), "active": active, "version": ", ".join(sorted(versions)), "peers": peers}
+    version = ", ".join(sorted(versions))
+    return {"links": len(links), "active": peers.total(), "version": version, "peers": dict(peers)}
 
 
 def visible_gpus(visible: str | None, gpus: Sequence[Mapping[str, Any]]) -> tuple[set[int], int]:
@@ -331,10 +309,9 @@ def visible_gpus(visible: str | None, gpus: Sequence[Mapping[str, Any]]) -> tupl
 
 def _named(entry: str, gpus: Sequence[Mapping[str, Any]]) -> tuple[int, str] | None:
     if entry.isdigit():
-        return next(((gpu["index"], "") for gpu in gpus if gpu["index"] == int(entry)), None)
-    if entry.startswith("GPU-"):
-        matching = [(gpu["index"], "") for gpu in gpus if gpu["uuid"].startswith(entry)]
-        return matching[0] if len(matching) == 1 else None
-    if entry.startswith("MIG-"):
-        return next(((gpu["index"], entry) for gpu in gpus if entry in gpu["mig_devices"]), None)
-    return None
+        matching = [gpu for gpu in gpus if gpu["index"] == int(entry)]
+    elif entry.startswith("GPU-"):
+        matching = [gpu for gpu in gpus if gpu["uuid"].startswith(entry)]
+    else:
+        matching = [gpu for gpu in gpus if entry.startswith("MIG-") and entry in gpu["mig_devices"]]
+    return (matching[0]["index"], entry if entry.startswith("MIG-") else "") if len(matching) == 1 else None
