@@ -22,7 +22,8 @@ import pytest
 from hpcml import errors, script_api
 from hpcml.cli import main
 from hpcml.paths import AttemptPaths, RunPaths
-from hpcml.plan import batch_script, plan, request
+from hpcml.plan import batch_script, plan
+from hpcml.schedulers import request
 from hpcml.sites import layers, lookup, schema
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -344,7 +345,7 @@ def test_profiles_load(block: Block, tmp_path: Path) -> None:
 def make(site: schema.Site, account: str = "") -> plan.Plan:
     spec = request.JobSpec(Path("/home/ada/first.py"), (), Path("/home/ada"), account=account.strip("-"))
     return plan.plan(
-        site, spec, plan.RunLocation("first-20261121-083633-0865", Path("/home/ada/runs/first"), "/opt/python", "0")
+        site, spec, plan.RunLocation(Path("/home/ada/runs/first-20261121-083633-0865"), "/opt/python", "0")
     )
 
 

@@ -15,12 +15,12 @@ from typing import IO, TYPE_CHECKING, Any, TextIO
 
 from hpcml.cli import common
 from hpcml.errors import StorageError, UsageError
-from hpcml.plan import request
 from hpcml.remote import answers, channel
 from hpcml.remote.protocol import LONGEST_LINE, PIECE, CutShortError, Entry, entries_of, files, listing, receive, send
 from hpcml.remote.ssh.connection import Connection
 from hpcml.remote.ssh.login import login_of
 from hpcml.runs import snapshot
+from hpcml.schedulers import request
 from hpcml.sites.schema import Login
 from hpcml.terminal import Raw, note, say
 from hpcml.units import format_bytes

@@ -18,6 +18,5 @@ def add_options(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Print the plan."""
-    _, prepared = submit.prepare(options, submit.script_spec(options))
-    common.print_json(layers.as_table(prepared.plan))
+    common.print_json(layers.as_table(submit.prepare(options, submit.script_spec(options)).plan))
     return 0

@@ -14,9 +14,9 @@ from hpcml.errors import (
     HpcmlError,
     UsageError,
 )
-from hpcml.plan.request import JobSpec
 from hpcml.runs import directories
-from hpcml.sites import layers, lookup
+from hpcml.schedulers.request import JobSpec, measure
+from hpcml.sites import layers
 from hpcml.terminal import Raw, note, say, say_lines
 
 if TYPE_CHECKING:  # each command imports what it needs: `submit` is to be fast
@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # each command imports what it needs: `submit` is to be fast
     from hpcml.runs import submit as submission
 
 _COUNTS = ("nodes", "gpus_per_node", "cpus_per_node")
+_MEASURES = ("memory_per_node", "time")
 # Options by group; those that take a value are followed by it or by `=VALUE`.
 VALUES = {
     "where": {
@@ -98,15 +99,15 @@ def script_spec(options: Namespace) -> JobSpec:
     return spec
 
 
-def prepare(options: Namespace, spec: JobSpec) -> tuple[lookup.LoadedSite, submission.Prepared]:
-    """Return the site and what would be submitted there, and say what is to be noted of it."""
+def prepare(options: Namespace, spec: JobSpec) -> submission.Prepared:
+    """Return what would be submitted, and say what is to be noted of it."""
     from hpcml.runs import submit as submission
 
     loaded = common.load_site(options.site or "", spec.cwd, options.set or ())
     prepared = submission.prepare(loaded, spec)
     for words in prepared.notes:
         note(words)
-    return loaded, prepared
+    return prepared
 
 
 def start(options: Namespace, spec: JobSpec) -> int:
@@ -115,7 +116,7 @@ def start(options: Namespace, spec: JobSpec) -> int:
     from hpcml.runs import submit as submission
 
     _check_modes(options)
-    loaded, prepared = prepare(options, spec)
+    prepared = prepare(options, spec)
     if ignored := schedulers.get(prepared.plan.scheduler).ignored_defaults():
         words = "give the option, or write [defaults] into the site's settings"
         note(f"{', '.join(ignored)} do not count here: {words}")
@@ -123,13 +124,13 @@ def start(options: Namespace, spec: JobSpec) -> int:
         note(notice)
     if options.dry_run:
         Raw(sys.stdout).write(prepared.script.encode(), last=True)
-        _look_at_image(submission.check_image(prepared.plan, loaded))
+        _look_at_image(submission.check_image(prepared))
         return 0
     if options.check:
-        _look_at_image(submission.check_image(prepared.plan, loaded))
+        _look_at_image(submission.check_image(prepared))
         return _check(prepared, options)
     with options.caller.handing_over(prepared.plan.run_id) if options.caller else contextlib.nullcontext():
-        run = submission.submit(prepared, loaded, spec)
+        run = submission.submit(prepared)
     wait = options.wait or (not options.detach and not options.json and sys.stderr.isatty() and sys.stdout.isatty())
     _announce(run, as_json=options.json and not wait)  # with both, the one JSON answer is how the run ended
     return _wait(run, as_json=options.json) if wait else 0
@@ -163,6 +164,8 @@ def make_spec(options: Namespace, script: list[str]) -> JobSpec:
             given[name] = common.whole(value, option)
         elif not value.strip():
             raise UsageError(f"{option} is empty", place="hpcml submit", hint="Leave it out, or give it a value.")
+        elif name in _MEASURES:
+            given[name] = measure(name, value)
     here = common.here()
     path = here / script[0]
     sources = tuple(dict.fromkeys((path.parent.resolve(), path.resolve().parent)))

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from hpcml.errors import ConfigError
 from hpcml.paths import RunPaths
-from hpcml.plan.request import JobSpec
 from hpcml.schedulers import JobLayout, Launcher
+from hpcml.schedulers.request import JobSpec
 from hpcml.sites.layers import user_path
 from hpcml.sites.schema import Site
 
@@ -64,7 +64,7 @@ def interpreter(site: Site) -> str:
     return site.runtime.python if site.runtime.kind == "image" and site.runtime.python else PYTHON
 
 
-def entry(site: Site, spec: JobSpec, paths: RunPaths, gpus: int) -> tuple[str, ...]:
+def entry(site: Site, spec: JobSpec, paths: RunPaths) -> tuple[str, ...]:
     """Return the words before a role's interpreter: ``/bin/sh image.sh apptainer exec …``, without the image.
 
     ``--cleanenv`` keeps the host's variables out; no ``--contain``, ``--ipc`` or ``--pid``, because workers open each
@@ -83,7 +83,7 @@ def entry(site: Site, spec: JobSpec, paths: RunPaths, gpus: int) -> tuple[str, .
         site.runtime.container,
         "exec",
         "--cleanenv",
-        *(("--nv",) if gpus else ()),
+        *(("--nv",) if spec.gpus_per_node else ()),
         "--no-mount",
         "cwd",
         "--home",

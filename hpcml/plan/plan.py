@@ -11,9 +11,9 @@ from hpcml.errors import ConfigError, SiteError, UsageError
 from hpcml.node.settings import Settings
 from hpcml.paths import ROLES, RunPaths
 from hpcml.plan.container import Stage, entry, image_of, interpreter, kernels, stage
-from hpcml.plan.request import JobSpec, job_name
 from hpcml.plan.workers import gpu_settings, protocol, shared_environment, worker_resources
-from hpcml.schedulers import JobLayout, JobRequest, Launcher, ResolvedResources
+from hpcml.schedulers import JobLayout, JobRequest, Launcher
+from hpcml.schedulers.request import NOT_SAID, JobSpec, job_name
 from hpcml.sites.schema import Site
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -24,9 +24,8 @@ _MOST_SIGNAL_LEAD = 65535  # seconds, sbatch(1) --signal
 
 
 class RunLocation(NamedTuple):
-    """Where the run will live: its id, its directory, the interpreter that runs hpcml itself, and the user's umask."""
+    """Where the run will live: its directory, the interpreter that runs hpcml itself, and the user's umask."""
 
-    run_id: str
     directory: Path
     python: str
     version: str
@@ -77,7 +76,7 @@ class Plan(NamedTuple):
     notices: tuple[str, ...]
 
 
-def plan(site: Site, spec: JobSpec, location: RunLocation) -> Plan:
+def plan(site: Site, asked: JobSpec, location: RunLocation) -> Plan:
     """Return the plan of a request on a site.
 
     Raises
@@ -90,45 +89,31 @@ def plan(site: Site, spec: JobSpec, location: RunLocation) -> Plan:
         If a value of the profile cannot be used.
     """
     reasons: list[str] = []
-    image = image_of(site, spec)
+    spec = _filled(site, asked)
     _check_directory(location.directory)
     if site.runtime.python and not site.runtime.python.startswith("/"):
         hint = "Write the path that it has on the compute nodes, from the root."
         raise ConfigError(f"{site.runtime.python!a} is not an absolute path", place="runtime.python", hint=hint)
-    resources = ResolvedResources(
-        node_count=_count(spec.nodes, site.defaults.nodes, "--nodes", "defaults.nodes", least=1),
-        gpus=_count(spec.gpus_per_node, site.defaults.gpus_per_node, "--gpus-per-node", "defaults.gpus_per_node"),
-        cpus=_count(spec.cpus_per_node, site.resources.cpus_per_node, "--cpus-per-node", "resources.cpus_per_node"),
-        memory=_memory(spec.memory_per_node, site.resources.memory_per_node),
-        time=_time_limit(spec, site),
-    )
     paths = RunPaths(location.directory)
-    request = JobRequest(
-        run_id=location.run_id,
-        name=job_name(spec),
-        paths=paths,
-        resources=resources,
-        signal_lead=_signal_lead(site, resources.time, reasons),
-        given={option: str(value) for option, value in spec._asdict().items() if value not in ("", None)},
-    )
+    request = JobRequest(spec, asked, paths, _signal_lead(site, spec.time, reasons))
     layout = schedulers.get(site.scheduler).lay_out(site, request)
     reasons += layout.reasons
-    _check_workers(site, resources, layout.memory)
-    python = interpreter(site) if image else site.runtime.python or location.python
-    if image:
-        reasons.append(f"all roles run inside {image}, by {site.runtime.container}")
-    staged = stage(site, image, layout)
+    _check_workers(site, spec.gpus_per_node, layout.memory)
+    python = interpreter(site) if spec.image else site.runtime.python or location.python
+    if spec.image:
+        reasons.append(f"all roles run inside {spec.image}, by {site.runtime.container}")
+    staged = stage(site, spec.image, layout)
     if staged:
         reasons.append(f"the image is copied to each node by {staged.mode}")
     scripts = (
         paths.step,
-        *([paths.image] if image else []),
+        *([paths.image] if spec.image else []),
         *([paths.stage, paths.keep] if staged else []),
         *([paths.sweep] if layout.one_machine else []),
     )
     return Plan(
-        run_id=location.run_id,
-        name=request.name,
+        run_id=location.directory.name,
+        name=spec.name,
         site=site.name,
         version=location.version,
         directory=str(location.directory),
@@ -138,40 +123,53 @@ def plan(site: Site, spec: JobSpec, location: RunLocation) -> Plan:
         may_start_again=layout.may_start_again,
         modules=site.runtime.modules,
         setup=site.runtime.setup,
-        environment=_environment(site, resources.gpus, spec.protocol, image),
+        environment=_environment(site, spec),
         prologue=layout.prologue,
-        entry=entry(site, spec, paths, resources.gpus) if image else (),
+        entry=entry(site, spec, paths) if spec.image else (),
         stage=staged,
         steps=_steps(paths, layout, python),
         scripts=tuple(script.name for script in scripts),
-        inside=_inside(site, spec, location, request, layout, image),
+        inside=_inside(site, request, layout, location.umask),
         reasons=tuple(reasons),
         notices=(*layout.notices, *_notices(site)),
     )
 
 
-def _count(asked: int | None, default: int, option: str, key: str, *, least: int = 0) -> int:
-    number = default if asked is None else asked
+def _filled(site: Site, asked: JobSpec) -> JobSpec:
+    """Return the request with the site's defaults where the user said nothing."""
+    defaults, resources = site.defaults, site.resources
+    memory = asked.memory_per_node if asked.memory_per_node.text else resources.memory_per_node
+    if memory.text and memory < 1024**2:
+        hint = "Leave it out for what the site gives."
+        raise UsageError(f"'{memory.text}' is less than 1 MiB", place="--memory-per-node", hint=hint)
+    return asked._replace(
+        name=job_name(asked),
+        nodes=_count(asked.nodes, defaults.nodes, "--nodes", "defaults.nodes", least=1),
+        gpus_per_node=_count(asked.gpus_per_node, defaults.gpus_per_node, "--gpus-per-node", "defaults.gpus_per_node"),
+        cpus_per_node=_count(
+            asked.cpus_per_node, resources.cpus_per_node, "--cpus-per-node", "resources.cpus_per_node"
+        ),
+        memory_per_node=memory,
+        time=asked.time or defaults.time,
+        account=asked.account or defaults.account,
+        partition=asked.partition or defaults.partition,
+        qos=asked.qos or defaults.qos,
+        image=image_of(site, asked),
+        protocol=protocol(site, asked),
+    )
+
+
+def _count(asked: int, default: int, option: str, key: str, *, least: int = 0) -> int:
+    number, place = (default, key) if asked == NOT_SAID else (asked, option)
     if number < least:
-        place = key if asked is None else option
         raise UsageError(f"{number} is too few for {place}", place=place, hint=f"Ask for at least {least}.")
     return number
 
 
-def _time_limit(spec: JobSpec, site: Site) -> int:
-    """Return the time limit in seconds, 0 if none is asked for (the partition's default holds then)."""
-    if not spec.time:
-        return int(site.defaults.time)
-    try:
-        return units.parse_time_limit(spec.time)
-    except ValueError as error:
-        raise UsageError(str(error), place="--time", hint="See sbatch(1), --time.") from error
-
-
-def _check_workers(site: Site, resources: ResolvedResources, memory: int) -> None:
+def _check_workers(site: Site, gpus: int, memory: int) -> None:
     """Refuse workers whose share of the node's memory is less than any needs to start; 0 bytes are not known here."""
     limit = site.workers.memory_limit
-    count = resources.gpus or site.workers.per_node
+    count = gpus or site.workers.per_node
     least = units.in_mib(_LEAST_FOR_A_WORKER)
     if 0 < limit < _LEAST_FOR_A_WORKER:
         words = f"workers.memory_limit is {units.in_mib(limit)}, and a worker needs more than {least} to start"
@@ -180,17 +178,6 @@ def _check_workers(site: Site, resources: ResolvedResources, memory: int) -> Non
         each = f"{count} workers share {units.in_mib(memory)} of a node: {units.in_mib(memory // count)} each"
         hint = "Ask for fewer workers (--set workers.per_node=…) or for more memory (--memory-per-node)."
         raise SiteError(f"{each}, and a worker needs more than {least} to start", place="workers.per_node", hint=hint)
-
-
-def _memory(requested: str, usual: units.Memory) -> int:
-    try:
-        size = units.Memory(requested) if requested else usual
-    except ValueError as error:
-        raise UsageError(str(error), place="--memory-per-node", hint="Units are powers of 1024.") from error
-    if size.text and size < 1024**2:
-        hint = "Leave it out for what the site gives."
-        raise UsageError(f"'{size.text}' is less than 1 MiB", place="--memory-per-node", hint=hint)
-    return int(size)
 
 
 def _signal_lead(site: Site, time_limit: int, reasons: list[str]) -> int:
@@ -214,16 +201,16 @@ def _check_directory(directory: Path) -> None:
             )
 
 
-def _environment(site: Site, gpus: int, asked: str, image: str) -> tuple[tuple[str, str], ...]:
+def _environment(site: Site, spec: JobSpec) -> tuple[tuple[str, str], ...]:
     for name in site.environment:
         if not _VARIABLE.fullmatch(name):
             hint = "Use letters, digits and '_', no digit first."
             raise ConfigError(f"'{name}' is not a variable's name", place=f"site {site.name}: environment", hint=hint)
-    inner = (("HPCML_CONTAINER_ENV", " ".join(site.environment)),) if image else ()  # beside the run's own
-    if image and gpus and "CUPY_CACHE_DIR" not in site.environment:
-        inner = (*inner, ("HPCML_CUPY_CACHE", kernels(image)))
-    shared = [(name, value) for name, value in shared_environment(site, gpus, asked) if name not in site.environment]
-    return (*shared, *site.environment.items(), *inner)
+    inner = (("HPCML_CONTAINER_ENV", " ".join(site.environment)),) if spec.image else ()  # beside the run's own
+    if spec.image and spec.gpus_per_node and "CUPY_CACHE_DIR" not in site.environment:
+        inner = (*inner, ("HPCML_CUPY_CACHE", kernels(spec.image)))
+    shared = shared_environment(site, spec.gpus_per_node, spec.protocol)
+    return (*(pair for pair in shared if pair[0] not in site.environment), *site.environment.items(), *inner)
 
 
 def _notices(site: Site) -> tuple[str, ...]:
@@ -246,29 +233,27 @@ def _steps(paths: RunPaths, layout: JobLayout, python: str) -> tuple[Step, ...]:
     )
 
 
-def _inside(
-    site: Site, spec: JobSpec, location: RunLocation, request: JobRequest, layout: JobLayout, image: str
-) -> Settings:
-    resources, code = request.resources, request.paths.code
+def _inside(site: Site, request: JobRequest, layout: JobLayout, umask: int) -> Settings:
+    spec, code = request.spec, request.paths.code
     in_place = site.code.snapshot == "none" and not spec.staged
     return Settings(
         one_machine=layout.one_machine,
         launched=bool(layout.launchers),
-        nodes=resources.node_count,
-        workers_per_node=resources.gpus or _count(site.workers.per_node, 1, "workers.per_node", "", least=1),
-        threads=site.workers.threads or (1 if resources.gpus else 0),
+        nodes=spec.nodes,
+        workers_per_node=spec.gpus_per_node or _count(site.workers.per_node, 1, "workers.per_node", "", least=1),
+        threads=site.workers.threads or (1 if spec.gpus_per_node else 0),
         memory_limit=int(site.workers.memory_limit),
         restarts=site.workers.restarts,
         on_loss=site.workers.on_loss,
         resources=worker_resources(site),
-        gpu=gpu_settings(site, resources.gpus),
+        gpu=gpu_settings(site, spec.gpus_per_node),
         interface=site.network.interface,
-        protocol=protocol(site, spec),
+        protocol=spec.protocol,
         nic_affinity=site.network.nic_affinity,
         fabric=site.fabric.require,
         nccl=site.fabric.nccl,
         scratch=site.paths.scratch,
-        time_limit=resources.time,
+        time_limit=int(spec.time),
         signal_lead=float(request.signal_lead),
         scheduler_deadline=float(site.deadlines.scheduler),
         workers_deadline=float(site.deadlines.workers),
@@ -282,8 +267,8 @@ def _inside(
         script="" if spec.service else str(spec.script if in_place else code / spec.script.name),
         arguments=spec.arguments,
         cwd=str(spec.cwd),
-        umask=location.umask,
-        image=image,
+        umask=umask,
+        image=spec.image,
         service=spec.service,
         idle=spec.idle,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hpcml import units
 from hpcml.errors import ConfigError, UsageError
 from hpcml.node.settings import Gpu
-from hpcml.plan.request import JobSpec
+from hpcml.schedulers.request import JobSpec
 from hpcml.sites.schema import Site
 
 _PROTOCOLS = {"": "", "auto": "auto", "ucx": "ucx", "tls": "tls", "tcp": "tls"}  # TCP is always with TLS
@@ -103,7 +103,7 @@ def _amount(text: str, name: str) -> float | None:
     return float(size)
 
 
-def shared_environment(site: Site, gpus: int, asked: str) -> tuple[tuple[str, str], ...]:
+def shared_environment(site: Site, gpus: int, protocol: str) -> tuple[tuple[str, str], ...]:
     """Return the variables that all roles of a GPU or UCX run share; the profile's own go before them.
 
     ``RAPIDS_NO_INITIALIZE`` keeps cuDF from taking a GPU at its import, before a worker has been given its own
@@ -112,7 +112,7 @@ def shared_environment(site: Site, gpus: int, asked: str) -> tuple[tuple[str, st
     """
     quiet = (("UCX_WARN_UNUSED_ENV_VARS", "n"),)  # Dask sets one that UCX does not know any more
     if not gpus:
-        return quiet if site.network.protocol == "ucx" or asked == "ucx" else ()
+        return quiet if protocol == "ucx" else ()
     interface = (("NCCL_SOCKET_IFNAME", site.network.interface),) if site.network.interface else ()
     spill = (("CUDF_SPILL", "on"), ("DASK_CUDF_SPILL_WARNING", "False")) if site.gpu.cudf_spill else ()
     # The other half of what node.hardware.topology chooses: every connection is opened by the name of one interface.

@@ -19,8 +19,8 @@ from typing import Any
 from hpcml import __version__
 from hpcml.errors import ConfigError, LinkError, StorageError, UsageError
 from hpcml.files import parsed
-from hpcml.plan.request import JobSpec
 from hpcml.remote.protocol import LONGEST_LINE, PIECE, PROTOCOL, Entry, entries_of, files, mark, receive
+from hpcml.schedulers.request import JobSpec
 from hpcml.sites.layers import process_environment
 
 GO_DEADLINE = 60.0  # seconds for the laptop to say that it knows the run's id

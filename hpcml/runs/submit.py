@@ -12,18 +12,20 @@ from hpcml import __version__, assets, files, schedulers
 from hpcml.errors import ANSWER_LOST, HpcmlError, ImageError, UsageError
 from hpcml.paths import RunPaths
 from hpcml.plan.plan import Plan, RunLocation, plan
-from hpcml.plan.request import JobSpec, check_script, job_name
 from hpcml.runs import directories, snapshot
+from hpcml.schedulers.request import JobSpec, check_script, job_name
 from hpcml.sites import layers
 from hpcml.sites.lookup import LoadedSite, config_folders, why_ignored
 
 
 class Prepared(NamedTuple):
-    """A plan and its script, with nothing written yet; ``notes`` are what its user should know of the files behind it.
+    """A request on a site, its plan and script, with nothing written yet; ``notes`` are what its user should know.
 
     ``template`` is the file of a template other than hpcml's own.
     """
 
+    loaded: LoadedSite
+    spec: JobSpec
     plan: Plan
     script: str
     template: str = ""
@@ -52,10 +54,9 @@ def prepare(loaded: LoadedSite, spec: JobSpec) -> Prepared:
         notes.append(f"the settings of {loaded.project} count")
     if template:
         notes.append(f"the batch script is made by {template}")
-    if spec.staged:
-        spec = spec._replace(cwd=RunPaths(directory).code)
-    made = plan(loaded.site, spec, RunLocation(run_id, directory, sys.executable, __version__, layers.user_umask()))
-    return Prepared(made, batch_script.render(made, own_templates), template, tuple(notes))
+    there = spec._replace(cwd=RunPaths(directory).code) if spec.staged else spec
+    made = plan(loaded.site, there, RunLocation(directory, sys.executable, __version__, layers.user_umask()))
+    return Prepared(loaded, spec, made, batch_script.render(made, own_templates), template, tuple(notes))
 
 
 def template_folders(cwd: Path) -> tuple[list[Path], list[str]]:
@@ -93,7 +94,7 @@ def check(prepared: Prepared) -> str:
         return schedulers.get(prepared.plan.scheduler).check(script)
 
 
-def submit(prepared: Prepared, loaded: LoadedSite, spec: JobSpec) -> directories.Run:
+def submit(prepared: Prepared) -> directories.Run:
     """Write the run's directory, hand the script over and record the answer.
 
     Raises
@@ -107,8 +108,7 @@ def submit(prepared: Prepared, loaded: LoadedSite, spec: JobSpec) -> directories
         With status ``ANSWER_LOST`` if it is not known whether the job exists.
     """
     made = prepared.plan
-    image = check_image(made, loaded)
-    notes = _write(prepared, loaded, spec, image)
+    notes = _write(prepared, check_image(prepared))
     paths = RunPaths(Path(made.directory))
     record: dict[str, object] = {"site": made.site, "time": round(time.time(), 3), "scheduler": made.scheduler}
     if made.may_start_again:
@@ -118,7 +118,7 @@ def submit(prepared: Prepared, loaded: LoadedSite, spec: JobSpec) -> directories
     if bash_env := layers.process_environment().get("BASH_ENV"):
         record["bash_env"] = bash_env  # bash reads it before the batch script, and it may end bash
     try:
-        record |= schedulers.get(made.scheduler).submit(loaded.site, paths)
+        record |= schedulers.get(made.scheduler).submit(prepared.loaded.site, paths)
     except HpcmlError as error:
         directories.write_json(paths.submission, {**record, **error.as_json()})
         raise
@@ -126,7 +126,7 @@ def submit(prepared: Prepared, loaded: LoadedSite, spec: JobSpec) -> directories
     return directories.Run(made.run_id, paths, record)
 
 
-def check_image(made: Plan, loaded: LoadedSite) -> dict[str, object]:
+def check_image(prepared: Prepared) -> dict[str, object]:
     """Refuse an image in which the run could not work, before nodes are asked for; return what is known of it.
 
     Raises
@@ -134,24 +134,30 @@ def check_image(made: Plan, loaded: LoadedSite) -> dict[str, object]:
     ImageError, NotFoundError
         If it is missing, unreadable, no image, of another architecture, or does not fit the run.
     """
-    if not made.inside.image:
+    settings = prepared.plan.inside
+    if not settings.image:
         return {}
     from hpcml.images import facts as images  # some milliseconds that only runs inside images need
 
-    facts = images.inspect(Path(made.inside.image))
-    gpus = made.inside.gpu.count if made.inside.gpu else 0
-    found = images.problems(facts, cuda=loaded.site.gpu.cuda, gpus=gpus, machine=images.machine(), pinned=images.pins())
+    facts = images.inspect(Path(settings.image))
+    gpus, cuda = settings.gpu.count if settings.gpu else 0, prepared.loaded.site.gpu.cuda
+    found = images.problems(facts, cuda=cuda, gpus=gpus, machine=images.machine(), pinned=images.pins())
     if fatal := [problem for problem in found if problem.fatal]:
         raise ImageError(f"The image cannot be used: {fatal[0].what}", place=str(facts.path), hint=fatal[0].hint)
     known = {"path": str(facts.path), "size": facts.size, "modified": facts.modified, "labels": facts.labels}
     return {**known, "digest": images.known_digest(facts), "notes": [problem.what for problem in found]}
 
 
-def _write(prepared: Prepared, loaded: LoadedSite, spec: JobSpec, image: dict[str, object]) -> list[str]:
+def _write(prepared: Prepared, image: dict[str, object]) -> list[str]:
     """Write the run's directory; return what the user should know of its copy of the code."""
-    made = prepared.plan
+    loaded, spec, made = prepared.loaded, prepared.spec, prepared.plan
     origins = {key.replace("\0", "."): layers.as_table(value) for key, value in loaded.layers.values.items()}
-    request = {"version": made.version, "spec": layers.as_table(spec), "site": origins, "project": loaded.project}
+    request = {
+        "version": made.version,
+        "spec": layers.as_table(spec.given()),
+        "site": origins,
+        "project": loaded.project,
+    }
     request["template"] = prepared.template
     if image:
         request["image"] = image

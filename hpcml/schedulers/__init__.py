@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from hpcml.errors import SlurmUnreachableError, StorageError
 from hpcml.paths import RunPaths
+from hpcml.schedulers.request import JobSpec
 from hpcml.sites.schema import Site
 
 PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
@@ -30,29 +31,17 @@ ENDED = {
 }
 
 
-class ResolvedResources(NamedTuple):
-    """The request's sizes once defaults have been filled in; memory in bytes, time in seconds, 0 is "not said"."""
-
-    node_count: int
-    gpus: int
-    cpus: int
-    memory: int
-    time: int
-
-
 class JobRequest(NamedTuple):
     """What a run asks of its scheduler.
 
-    ``given`` are the options that the user gave, as texts by their names in the request (``memory_per_node``): no
-    profile overrides them. ``signal_lead`` is how many seconds before the time limit the batch script gets SIGUSR1.
+    ``spec`` is the request with the site's defaults in it, ``asked`` as the user gave it: what stands there is
+    overridden by no profile. ``signal_lead`` is how many seconds before the time limit the batch script gets SIGUSR1.
     """
 
-    run_id: str
-    name: str
+    spec: JobSpec
+    asked: JobSpec
     paths: RunPaths
-    resources: ResolvedResources
     signal_lead: int
-    given: Mapping[str, str]
 
 
 class Launcher(NamedTuple):

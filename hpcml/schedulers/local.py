@@ -26,8 +26,8 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
     SiteError
         If more than one node with GPUs is asked for.
     """
-    count = request.resources.node_count
-    if count > 1 and request.resources.gpus:
+    count = request.spec.nodes
+    if count > 1 and request.spec.gpus_per_node:
         hint = "Ask for one node; --gpus-per-node says how many GPUs."
         raise SiteError("The local site has one machine, and so one node with GPUs", place="--nodes", hint=hint)
     reason = f"the local site has one machine: the workers of {count} nodes all run on it"

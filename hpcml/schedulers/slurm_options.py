@@ -8,7 +8,8 @@ from pathlib import Path
 from hpcml import units
 from hpcml.errors import ConfigError, SiteError, UsageError
 from hpcml.paths import ROLES
-from hpcml.schedulers import JobLayout, JobRequest, Launcher, ResolvedResources
+from hpcml.schedulers import JobLayout, JobRequest, Launcher
+from hpcml.schedulers.request import JobSpec
 from hpcml.sites.schema import Partition, Site
 
 # Directives that a profile cannot have: by its comment a job is found again, and an array would run in one directory.
@@ -60,28 +61,28 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
 def _memory(site: Site, request: JobRequest, partition: str) -> int:
     """Return the bytes of a node to ask for, 0 if neither the request nor the profile says."""
     size = site.partitions.get(partition, Partition()).memory_per_node
-    if not request.resources.memory and size.text and size < 1024**2:
+    if not request.spec.memory_per_node and size.text and size < 1024**2:
         place = f"profile {site.name}: partitions.{partition}.memory_per_node"
         raise UsageError(f"'{size.text}' is less than 1 MiB", place=place, hint="Leave it out if it is not known.")
-    return request.resources.memory or int(size)
+    return int(request.spec.memory_per_node or size)
 
 
 def _partition(site: Site, request: JobRequest, reasons: list[str], notices: list[str]) -> str:
     """Return the partition to ask for: the one named, else the first that fits, collecting why others do not."""
-    named = request.given.get("partition") or site.defaults.partition
-    resources = request.resources
-    if request.given.get("partition") and site.partitions and named not in site.partitions:
+    asked, spec = request.asked.partition, request.spec
+    named = spec.partition
+    if asked and site.partitions and named not in site.partitions:
         reasons.append(f"partition {named} is not in the profile: its limits are not known here")
-    if request.given.get("partition") or not site.partitions:
-        if misfit := _misfit(site, named, resources):
-            others = (name for name in site.partitions if name != named and not _misfit(site, name, resources))
+    if asked or not site.partitions:
+        if misfit := _misfit(site, named, spec):
+            others = (name for name in site.partitions if name != named and not _misfit(site, name, spec))
             other = next(others, "")
             hint = f"Try --partition {other}." if other else "Ask for less."
             raise SiteError(misfit, place=f"profile {site.name}", hint=hint)
         return named
     misfits: list[str] = []
     for candidate in sorted(site.partitions, key=lambda name: name != named):
-        misfit = _misfit(site, candidate, resources)
+        misfit = _misfit(site, candidate, spec)
         if not misfit:
             reasons += [f"partition {candidate}: the first that fits", *misfits]
             if misfits and named:
@@ -93,23 +94,23 @@ def _partition(site: Site, request: JobRequest, reasons: list[str], notices: lis
     raise SiteError("No partition fits", place=f"profile {site.name}", hint="Ask for less.", quote=tuple(misfits))
 
 
-def _misfit(site: Site, name: str, resources: ResolvedResources) -> str:
+def _misfit(site: Site, name: str, spec: JobSpec) -> str:
     """Return why a request does not fit a partition; nothing if it does, as far as the profile knows."""
     partition = site.partitions.get(name)
     if partition is None:
         return ""
     gpus_are_known = any(other.gpus_per_node for other in site.partitions.values())
-    if partition.max_nodes and resources.node_count > partition.max_nodes:
-        return f"Partition '{name}' allows {partition.max_nodes} nodes, {resources.node_count} requested"
-    if 0 < partition.max_time < resources.time:
-        asked, allowed = map(units.format_time_limit, (resources.time, partition.max_time))
+    if partition.max_nodes and spec.nodes > partition.max_nodes:
+        return f"Partition '{name}' allows {partition.max_nodes} nodes, {spec.nodes} requested"
+    if 0 < partition.max_time < spec.time:
+        asked, allowed = map(units.format_time_limit, (spec.time, partition.max_time))
         return f"Partition '{name}' allows {allowed}, {asked} requested"
-    if gpus_are_known and resources.gpus > partition.gpus_per_node:
-        return f"Partition '{name}' has {partition.gpus_per_node or 'no'} GPUs per node, {resources.gpus} requested"
-    if partition.cpus_per_node and resources.cpus > partition.cpus_per_node:
-        return f"Partition '{name}' has {partition.cpus_per_node} CPUs per node, {resources.cpus} requested"
-    if 0 < partition.memory_per_node < resources.memory:
-        asked, allowed = map(units.format_memory_for_slurm, (resources.memory, partition.memory_per_node))
+    if gpus_are_known and spec.gpus_per_node > partition.gpus_per_node:
+        return f"Partition '{name}' has {partition.gpus_per_node or 'no'} GPUs per node, {spec.gpus_per_node} requested"
+    if partition.cpus_per_node and spec.cpus_per_node > partition.cpus_per_node:
+        return f"Partition '{name}' has {partition.cpus_per_node} CPUs per node, {spec.cpus_per_node} requested"
+    if 0 < partition.memory_per_node < spec.memory_per_node:
+        asked, allowed = map(units.format_memory_for_slurm, (spec.memory_per_node, partition.memory_per_node))
         return f"Partition '{name}' has {allowed} of memory per node, {asked} requested"
     return ""
 
@@ -121,34 +122,38 @@ def _directives(
 
     The profile's ``extra`` replace hpcml's own, but none that stands for an option of the user's.
     """
-    account = request.given.get("account") or site.defaults.account
-    if site.slurm.account_required and not account:
+    spec = request.spec
+    if site.slurm.account_required and not spec.account:
         hint = "Give --account, or write [defaults] account = '…' into hpcml.toml."
         raise UsageError(f"Site {site.name} wants an account", place="--account", hint=hint)
     partition = site.partitions.get(partition_name, Partition())
-    cpus = request.resources.cpus or partition.cpus_per_node
+    cpus = spec.cpus_per_node or partition.cpus_per_node
     memory = _memory(site, request, partition_name)
     if not cpus and not site.resources.exclusive:
         reasons.append("one CPU per node: neither the request nor the profile says more (--cpus-per-node)")
     valued = (
-        ("--job-name", request.name),
-        ("--comment", f"hpcml:{request.run_id}"),
-        ("--account", account),
+        ("--job-name", spec.name),
+        ("--comment", f"hpcml:{request.paths.directory.name}"),
+        ("--account", spec.account),
         ("--partition", partition_name),
-        ("--qos", request.given.get("qos") or site.defaults.qos or partition.qos),
-        ("--nodes", str(request.resources.node_count)),
+        ("--qos", spec.qos or partition.qos),
+        ("--nodes", str(spec.nodes)),
         ("--ntasks-per-node", "1"),
         ("--cpus-per-task", str(cpus or "")),
-        *_gpu_directives(site, request.resources.gpus),
+        *_gpu_directives(site, spec.gpus_per_node),
         ("--mem", units.format_memory_for_slurm(memory) if memory else ""),
-        ("--time", units.format_time_limit(request.resources.time) if request.resources.time else ""),
-        ("--dependency", request.given.get("dependency", "")),
+        ("--time", units.format_time_limit(spec.time) if spec.time else ""),
+        ("--dependency", spec.dependency),
         ("--output", filename_pattern(request.paths.job_log)),
         ("--open-mode", "append"),
         ("--signal", f"B:USR1@{request.signal_lead}"),
         ("--export", site.slurm.export),
     )
-    users = {option: f"--{name.replace('_', '-')}" for name in sorted(request.given) for option in _MEANS.get(name, ())}
+    users = {
+        option: f"--{name.replace('_', '-')}"
+        for name in sorted(request.asked.given())
+        for option in _MEANS.get(name, ())
+    }
     extra = []
     for option, value in (_extra_directive(site, line) for line in site.slurm.extra):
         if option in users and not (option == "--gres" and not value.startswith("gpu")):
@@ -204,7 +209,7 @@ def _launcher(site: Site, request: JobRequest, role: str) -> Launcher:
     ``--wait=0`` and ``--kill-on-bad-exit`` are said outright, because a site's WaitTime would otherwise kill the
     other workers after the first one's end; ``--overlap``, because the three steps share the first node.
     """
-    count = request.resources.node_count
+    count = request.spec.nodes
     everywhere = role in ("worker", "stage")
     pattern = filename_pattern(request.paths.logs / role) + ("-%N.log" if everywhere else ".log")
     where = (
@@ -213,7 +218,7 @@ def _launcher(site: Site, request: JobRequest, role: str) -> Launcher:
         else ("--nodes=1", "--ntasks=1", "--relative=0")
     )
     fixed = ("--overlap", f"--kill-on-bad-exit={0 if everywhere else 1}", "--wait=0", "--cpu-bind=none", "--export=ALL")
-    bind = ("--gpu-bind=none",) if request.resources.gpus else ()  # a GPU hidden from its neighbours has no cuda_ipc
+    bind = ("--gpu-bind=none",) if request.spec.gpus_per_node else ()  # a hidden GPU has no cuda_ipc
     output = () if role == "stage" else (f"--output={pattern}", "--open-mode=append")  # that one speaks to the script
     options = (*fixed, *bind, *where, f"--job-name={role}", *output, *site.slurm.srun_extra)
     return Launcher("srun", '--cpus-per-task="$cpus"', options)

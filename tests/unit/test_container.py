@@ -14,7 +14,7 @@ from hpcml import assets
 from hpcml.errors import ConfigError
 from hpcml.paths import RunPaths
 from hpcml.plan import container
-from hpcml.plan.request import JobSpec
+from hpcml.schedulers.request import JobSpec
 from hpcml.sites import schema
 from hpcml.sites.layers import Layers, build
 
@@ -32,7 +32,7 @@ def spec(cwd: str = "/home/alice/p", **more: Any) -> JobSpec:
 
 
 def words(made: schema.Site, asked: JobSpec, gpus: int = 0) -> tuple[str, ...]:
-    return container.entry(made, asked, PATHS, gpus)
+    return container.entry(made, asked._replace(gpus_per_node=gpus), PATHS)
 
 
 def test_which_image() -> None:

@@ -18,14 +18,15 @@ from hpcml.node.hardware import gpus, network
 from hpcml.node.health import diagnosis
 from hpcml.node.roles import dask_worker
 from hpcml.node.security import tls
-from hpcml.plan import plan, request
+from hpcml.plan import plan
+from hpcml.schedulers import request
 from hpcml.sites import layers, schema
 
 
 @pytest.fixture
 def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> node_settings.Context:
     site = layers.build(schema.Site, layers.Layers())
-    place = plan.RunLocation("job-20261121-074500-1a2b", tmp_path, "/usr/bin/python3", "0")
+    place = plan.RunLocation(tmp_path, "/usr/bin/python3", "0")
     spec = request.JobSpec(tmp_path / "job.py", ("a", ""), tmp_path, nodes=2)
     table = layers.as_table(plan.plan(site, spec, place))
     (tmp_path / "plan.json").write_text(json.dumps(table))

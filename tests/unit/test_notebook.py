@@ -22,12 +22,11 @@ from hpcml.node.jupyter import save_extension as page
 from hpcml.node.jupyter import session as notebook_session
 from hpcml.node.settings import Context, Settings
 from hpcml.paths import RunPaths
-from hpcml.plan import plan, request
+from hpcml.plan import plan
+from hpcml.schedulers import request
 from hpcml.sites import layers, schema
 
-PLACE = plan.RunLocation(
-    "jupyter-20261121-074500-1a2b", Path("/runs/jupyter-20261121-074500-1a2b"), "/usr/bin/python3", "0"
-)
+PLACE = plan.RunLocation(Path("/runs/jupyter-20261121-074500-1a2b"), "/usr/bin/python3", "0")
 
 
 def settings(**values: Any) -> Settings:

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from hpcml import errors
 from hpcml.errors import HpcmlError, SiteError, UsageError
-from hpcml.plan import batch_script, plan, request
+from hpcml.plan import batch_script, plan
+from hpcml.schedulers import request
 from hpcml.sites import schema
 from hpcml.sites.layers import Layers, build
 
-PLACE = plan.RunLocation("job-20261121-074500-1a2b", Path("/runs/job-20261121-074500-1a2b"), "/usr/bin/python3", "0")
+PLACE = plan.RunLocation(Path("/runs/job-20261121-074500-1a2b"), "/usr/bin/python3", "0")
 TWO = {
     "scheduler": "slurm",
     "name": "two",
@@ -34,6 +35,10 @@ def site(table: dict[str, Any]) -> schema.Site:
 
 
 def spec(**values: Any) -> request.JobSpec:
+    values |= {
+        name: request.measure(name, values.pop(name)) for name in ("time", "memory_per_node") if values.get(name)
+    }
+    values = {name: value for name, value in values.items() if value not in ("", None)}
     return request.JobSpec(Path("/home/me/job.py"), (), Path("/home/me"), **values)
 
 
@@ -172,8 +177,8 @@ def test_names(name: str, script: str, expected: str) -> None:
 
 TEXT = st.text(max_size=8) | st.sampled_from(["30", "2h", "1-0", "4G", "debug", "auto", "tcp", "ucx", "x.sif"])
 NUMBER = st.none() | st.integers(-2, 200)
-SPECS = st.builds(
-    spec, name=TEXT, nodes=NUMBER, gpus_per_node=NUMBER, cpus_per_node=NUMBER, memory_per_node=TEXT, time=TEXT, account=TEXT,
+SPECS: st.SearchStrategy[dict[str, Any]] = st.builds(
+    dict, name=TEXT, nodes=NUMBER, gpus_per_node=NUMBER, cpus_per_node=NUMBER, memory_per_node=TEXT, time=TEXT, account=TEXT,
     partition=TEXT | st.sampled_from(["long", "gpu"]), qos=TEXT, image=st.just("") | TEXT, protocol=st.just("") | TEXT, dependency=TEXT,
 )  # fmt: skip
 PROFILES = st.fixed_dictionaries(
@@ -195,9 +200,9 @@ PROFILES = st.fixed_dictionaries(
 
 @settings(max_examples=300, deadline=None)
 @given(PROFILES, SPECS)
-def test_any_request_plans_or_explains_itself(profile: dict[str, Any], request_: request.JobSpec) -> None:
+def test_any_request_plans_or_explains_itself(profile: dict[str, Any], request_: dict[str, Any]) -> None:
     try:
-        made = plan.plan(site(profile), request_, PLACE)
+        made = plan.plan(site(profile), spec(**request_), PLACE)
         text = batch_script.render(made)
     except HpcmlError as error:
         assert error.message
@@ -211,9 +216,9 @@ def test_any_request_plans_or_explains_itself(profile: dict[str, Any], request_:
 
 @settings(max_examples=100, deadline=None)
 @given(SPECS)
-def test_a_plan_is_the_same_twice(request_: request.JobSpec) -> None:
+def test_a_plan_is_the_same_twice(request_: dict[str, Any]) -> None:
     try:
-        assert plan.plan(site(TWO), request_, PLACE) == plan.plan(site(TWO), request_, PLACE)
+        assert plan.plan(site(TWO), spec(**request_), PLACE) == plan.plan(site(TWO), spec(**request_), PLACE)
     except HpcmlError:
         return
 

@@ -9,8 +9,8 @@ import pytest
 
 from hpcml.errors import ConfigError
 from hpcml.plan import container, plan
-from hpcml.plan.request import JobSpec
 from hpcml.schedulers import JobLayout
+from hpcml.schedulers.request import JobSpec
 from hpcml.sites import schema
 from hpcml.sites.layers import Layers, build
 
@@ -53,7 +53,7 @@ def test_sbcast_is_slurm_s() -> None:
 
 def test_the_step_reaches_every_node_and_speaks_to_the_script() -> None:
     spec = JobSpec(Path("/p/a.py"), (), Path("/p"), nodes=3, image="/i/a.sif")
-    made = plan.plan(site(stage="copy"), spec, plan.RunLocation("a-1", Path("/runs/a-1"), "/usr/bin/python3", "0"))
+    made = plan.plan(site(stage="copy"), spec, plan.RunLocation(Path("/runs/a-1"), "/usr/bin/python3", "0"))
     assert made.stage is not None
     assert made.stage.launcher is not None
     assert {"--nodes=3", "--ntasks=3", "--ntasks-per-node=1", "--overlap"} <= set(made.stage.launcher.options)

@@ -22,7 +22,8 @@ from hpcml.node.roles.supervisor import run_script
 from hpcml.node.roles.teardown import tear_down
 from hpcml.node.settings import Context
 from hpcml.paths import RunPaths
-from hpcml.plan import plan, request
+from hpcml.plan import plan
+from hpcml.schedulers import request
 from hpcml.sites import layers, schema
 
 KILLED = 128 + signal.SIGKILL
@@ -43,7 +44,7 @@ class EndsAtOnce(RunState):
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EndsAtOnce]:
     spec = request.JobSpec(tmp_path / "job.py", (), tmp_path)
-    place = plan.RunLocation("run", tmp_path, "/usr/bin/python3", "0")
+    place = plan.RunLocation(tmp_path, "/usr/bin/python3", "0")
     site = layers.build(schema.Site, layers.Layers())
     settings = plan.plan(site, spec, place).inside
     run = RunPaths(tmp_path)

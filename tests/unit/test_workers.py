@@ -10,7 +10,7 @@ import pytest
 from hpcml.errors import ConfigError, UsageError
 from hpcml.node.hardware import topology
 from hpcml.plan import workers
-from hpcml.plan.request import JobSpec
+from hpcml.schedulers.request import JobSpec
 from hpcml.sites import schema
 from hpcml.sites.layers import Layers, build
 

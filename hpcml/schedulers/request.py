@@ -1,4 +1,4 @@
-"""What the user asks for, before any site has had its say."""
+"""What the user asks for; the plan fills in what the site says where the user did not."""
 
 from __future__ import annotations
 
@@ -8,13 +8,22 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcml.errors import NotFoundError, UsageError
+from hpcml.units import Memory, TimeLimit
 
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 LONGEST_NAME = 64
+NOT_SAID = -1  # a count that the user did not give
+_MEASURES: dict[str, tuple[type[TimeLimit | Memory], str]] = {
+    "time": (TimeLimit, "See sbatch(1), --time."),
+    "memory_per_node": (Memory, "Units are powers of 1024."),
+}
 
 
 class JobSpec(NamedTuple):
-    """A request: a script, its arguments and what was said about the allocation (empty or None: not said).
+    """A request: a script, its arguments and what was said about the allocation (empty or ``NOT_SAID``: not said).
+
+    In the plan's copy the site's defaults stand where nothing was said, and ``image`` is an absolute path; 0 CPUs, no
+    memory and no time are then what Slurm gives.
 
     ``cwd`` is where the script runs: the folder that the user submitted from, so that relative data paths hold.
     ``service`` is a program of hpcml's in the place of a script (``jupyter``, ``fabric``; ``script`` is then only its
@@ -27,11 +36,11 @@ class JobSpec(NamedTuple):
     arguments: tuple[str, ...]
     cwd: Path
     name: str = ""
-    nodes: int | None = None
-    gpus_per_node: int | None = None
-    cpus_per_node: int | None = None
-    memory_per_node: str = ""
-    time: str = ""
+    nodes: int = NOT_SAID
+    gpus_per_node: int = NOT_SAID
+    cpus_per_node: int = NOT_SAID
+    memory_per_node: Memory = Memory()
+    time: TimeLimit = TimeLimit()
     account: str = ""
     partition: str = ""
     qos: str = ""
@@ -42,6 +51,20 @@ class JobSpec(NamedTuple):
     idle: float = 0.0
     staged: bool = False
     sources: tuple[Path, ...] = ()
+
+    def given(self) -> dict[str, object]:
+        """Return what was said, by its name here."""
+        said = self._asdict().items()
+        return {name: value for name, value in said if getattr(value, "text", value) not in ("", NOT_SAID)}
+
+
+def measure(name: str, text: str) -> TimeLimit | Memory:
+    """Return the time limit or the memory of a request; UsageError if the text is none."""
+    kind, hint = _MEASURES[name]
+    try:
+        return kind(text)
+    except ValueError as error:
+        raise UsageError(str(error), place=f"--{name.replace('_', '-')}", hint=hint) from error
 
 
 def check_script(script: Path) -> None:
