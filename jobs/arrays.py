@@ -25,9 +25,10 @@ import numpy as np
 from dask.utils import parse_bytes
 from distributed import get_task_stream
 
-from gallery import backend, memory, partitions, picture, spill
+from gallery import backend, memory, partitions, picture
 from gallery import job as jobs
 from gallery.job import Job, RefusedError
+from hpcml.units import format_bytes
 
 ITEM = 8  # bytes of a float64
 SIGMAS = 5.0  # a right sum is farther off once in two million runs
@@ -71,10 +72,10 @@ def chunk_bytes(job: Job, asked: int | None, total: int) -> int:
     has = memory.capacity(job.client)
     held = COPIES * asked * job.threads
     if has.memory and held > has.usable and not job.options.any_size:
-        most = spill.size(has.usable / (COPIES * job.threads))
+        most = format_bytes(has.usable / (COPIES * job.threads))
         raise RefusedError(
-            f"{job.threads} threads with chunks of {spill.size(asked)} hold {spill.size(held)}, the workers "
-            f"{spill.size(has.usable)}. Lower --chunk to {most}, or try it with --any-size."
+            f"{job.threads} threads with chunks of {format_bytes(asked)} hold {format_bytes(held)}, the workers "
+            f"{format_bytes(has.usable)}. Lower --chunk to {most}, or try it with --any-size."
         )
     return asked
 
@@ -152,7 +153,7 @@ def draw(job: Job, tasks: list[dict[str, Any]]) -> None:
     computed = picture.spans(tasks)
     known["threads_used"] = len({thread for thread, *_ in computed})
     seconds = known["seconds"]["sum"]
-    title = f"{spill.size(known['bytes'])} in {seconds:.4g} s, {known['bytes'] / 1e9 / seconds:.4g} GB/s"
+    title = f"{format_bytes(known['bytes'])} in {seconds:.4g} s, {known['bytes'] / 1e9 / seconds:.4g} GB/s"
     drawn, (times, flow) = picture.figure(title, panels=2, height=4)
     picture.timeline(times, tasks)
     edges = np.linspace(0, max((stop for *_, stop in computed), default=1.0), BINS + 1)

@@ -27,10 +27,11 @@ import pandas as pd
 from distributed import get_task_stream, wait
 from matplotlib.ticker import MaxNLocator
 
-from gallery import backend, memory, partitions, picture, spill
+from gallery import backend, memory, partitions, picture
 from gallery import job as jobs
 from gallery.inputs import chunks_of
 from gallery.job import BrokenOffError, Job, RefusedError
+from hpcml.units import format_bytes
 
 ROW = 16  # bytes: key and payload, int64 each
 PAYLOADS = 1_000  # distinct ones
@@ -137,7 +138,7 @@ def work(job: Job) -> None:
         crowded = out_rows * (ROW + 8) / left.npartitions
         if crowded > 4 * partitions.wanted(job.client):
             job.note(
-                f"A partition becomes {spill.size(crowded)} by the join: {out_rows:,.0f} rows come out. "
+                f"A partition becomes {format_bytes(crowded)} by the join: {out_rows:,.0f} rows come out. "
                 "More --keys would make fewer."
             )
     before = sum(job.client.run(sent).values())
@@ -178,7 +179,7 @@ def draw(job: Job, tasks: list[dict[str, Any]], parts: Any) -> None:
     drawn, (times, sizes) = picture.figure(title, panels=2, height=4)
     picture.timeline(times, tasks)
     sizes.bar(np.arange(len(parts)), parts.to_numpy(), width=1, edgecolor="white")
-    sizes.set(xlabel="partition of the result", title=f"rows joined; {spill.size(known['bytes_moved'])} moved")
+    sizes.set(xlabel="partition of the result", title=f"rows joined; {format_bytes(known['bytes_moved'])} moved")
     sizes.xaxis.set_major_locator(MaxNLocator(integer=True))
     picture.save(job, "join.png", drawn)
 

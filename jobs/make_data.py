@@ -22,10 +22,11 @@ import pathlib
 import sys
 from typing import Any
 
-from gallery import datasets, matrices, spill
+from gallery import datasets, matrices
 from gallery.job import count, seed
 from gallery.kinds import KINDS
 from hpcml.terminal import say
+from hpcml.units import format_bytes
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -72,7 +73,7 @@ def write_genotypes(options: argparse.Namespace, folder: pathlib.Path) -> None:
     )  # fmt: skip
     matrices.write(folder, matrix, options.seed)
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    say(f"{options.rows:,} × {options.columns:,} genotypes, {spill.size(size)} on disk: {folder}")
+    say(f"{options.rows:,} × {options.columns:,} genotypes, {format_bytes(size)} on disk: {folder}")
 
 
 def shape_of(kind: type) -> dict[str, int | float | str]:
@@ -109,7 +110,7 @@ def main(arguments: list[str] | None = None) -> int:
     )  # fmt: skip
     if client is not None:
         client.close()
-    say(f"{options.rows:,} rows of {options.kind}, {spill.size(size)} on disk: {folder}")
+    say(f"{options.rows:,} rows of {options.kind}, {format_bytes(size)} on disk: {folder}")
     return 0
 
 

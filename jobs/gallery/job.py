@@ -22,6 +22,7 @@ from distributed import KilledWorker
 import hpcml
 from gallery import spill
 from hpcml.terminal import say
+from hpcml.units import format_bytes
 
 LONG = 20  # seconds of a phase after which it is told at its end, so that a run cut short tells how far it came
 DONE, REFUSED, STOPPED, LOST = 0, 2, 3, 4
@@ -334,11 +335,11 @@ def show(result: dict[str, Any], out: pathlib.Path) -> None:
         if isinstance(value, bool):
             text = "yes" if value else "no"
         elif isinstance(value, int) and (name in IN_BYTES or not {"bytes", "memory"}.isdisjoint(name.split("_"))):
-            text = spill.size(value)
+            text = format_bytes(value)
         elif isinstance(value, int | float | np.number):
             text = f"{value:,}" if isinstance(value, int | np.integer) else f"{value:,.6g}"
         elif name == "spilled":
-            text = "  ".join(f"{part} {spill.size(figure)}" for part, figure in value.items() if figure) or "nothing"
+            text = "  ".join(f"{part} {format_bytes(figure)}" for part, figure in value.items() if figure) or "nothing"
         elif name in ("seconds", "rows_per_second", "gigabytes_per_second", "metrics") and isinstance(value, dict):
             text = "  ".join(f"{part} {_short(figure)}" for part, figure in value.items())
         elif isinstance(value, str):

@@ -16,7 +16,7 @@ import numpy as np
 from gallery import backend
 from gallery.inputs import Source
 from gallery.job import Job, RefusedError
-from gallery.spill import size
+from hpcml.units import format_bytes
 
 MOST = 4.0  # times the memory that spilling is tried for, where there is room: beyond, each pass rereads it all
 FULL = 0.6  # of a worker's memory: where distributed begins to spill (distributed.worker.memory.target's default)
@@ -123,18 +123,19 @@ def admit(job: Job, need: int, what: str, *, at_once: int = 0, quietly: bool = F
     ratio, wanted = need / has.memory, -(-need * has.nodes // has.usable)
     if backend.on_gpu() and at_once > has.memory and not job.options.any_size:
         raise RefusedError(
-            f"{what} takes {size(at_once)} {kind} at once, {at_once / has.memory:.1f} times their memory "
-            f"({size(has.memory)} on {nodes(has)}): the library is given all rows of a GPU in one call, and they "
-            f"cannot be spilled. Ask for --nodes {wanted}, or try it with --any-size."
+            f"{what} takes {format_bytes(at_once)} {kind} at once, {at_once / has.memory:.1f} times their memory "
+            f"({format_bytes(has.memory)} on {nodes(has)}): the library is given all rows of a GPU in one call, and "
+            f"they cannot be spilled. Ask for --nodes {wanted}, or try it with --any-size."
         )
     if need <= min(has.usable + has.room, MOST * has.memory) or job.options.any_size:
         if not quietly:
             job.note(
-                f"{what} needs {size(need)}, {ratio:.1f} times the memory {kind} ({size(has.memory)}): it will spill."
+                f"{what} needs {format_bytes(need)}, {ratio:.1f} times the memory {kind} "
+                f"({format_bytes(has.memory)}): it will spill."
             )
         return
     raise RefusedError(
-        f"{what} needs {size(need)}, {ratio:.1f} times the memory {kind} ({size(has.memory)} on "
+        f"{what} needs {format_bytes(need)}, {ratio:.1f} times the memory {kind} ({format_bytes(has.memory)} on "
         f"{nodes(has)}). Ask for --nodes {wanted}, or try it with --any-size."
     )
 
@@ -168,6 +169,6 @@ def admit_one(job: Job, need: int, what: str, advice: str) -> None:
         return
     kind = "GPU" if backend.on_gpu() else "worker"
     raise RefusedError(
-        f"{what} needs {size(need)} on one {kind}, {need / each:.1f} times its memory ({size(each)}); more nodes "
-        f"do not help. {advice}, or try it with --any-size."
+        f"{what} needs {format_bytes(need)} on one {kind}, {need / each:.1f} times its memory ({format_bytes(each)}); "
+        f"more nodes do not help. {advice}, or try it with --any-size."
     )

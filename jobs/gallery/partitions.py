@@ -12,9 +12,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from gallery import backend, memory, spill
+from gallery import backend, memory
 from gallery.inputs import Source
 from gallery.job import Job
+from hpcml.units import format_bytes
 
 GPU, GPU_SHARE = 1_000_000_000, 32  # RAPIDS' advice; less where that is more than a 32nd of the GPU's memory
 CPU, CPU_SHARE = 256_000_000, 40  # most for a thread, and the part of its memory: larger ones could not be spilled
@@ -66,13 +67,13 @@ def block(job: Job, source: Source, columns: list[str]) -> int:
     job.result["partition_bytes"] = size
     if (largest := int(source.group_bytes * growth)) > 1.5 * want:
         job.note(
-            f"{source.where}: a row group of {spill.size(largest)} is larger than the partition of "
-            f"{spill.size(want)} that suits these workers, and cannot be divided. Write smaller row groups."
+            f"{source.where}: a row group of {format_bytes(largest)} is larger than the partition of "
+            f"{format_bytes(want)} that suits these workers, and cannot be divided. Write smaller row groups."
         )
     files, each = len(source.files), total // len(source.files)
     if files > 4 * job.threads and each * TINY < want:
-        job.note(f"{files:,} files of about {spill.size(each)} each: several make a partition. Fewer, larger files "
-                 f"of about {spill.size(want)} read faster.")  # fmt: skip
+        job.note(f"{files:,} files of about {format_bytes(each)} each: several make a partition. Fewer, larger files "
+                 f"of about {format_bytes(want)} read faster.")  # fmt: skip
     return max(int(size / growth / _fused(source, columns)), 1)
 
 

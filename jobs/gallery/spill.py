@@ -10,6 +10,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from hpcml.units import format_bytes
+
 Counts = dict[str, dict[str, int]]  # worker → where to → bytes so far
 COUNTED = "gallery_spilled"  # the attribute of a DeviceHostFile that its callbacks count in
 WORDS = {"host": "from the GPUs to host memory", "disk": "to disk"}
@@ -64,14 +66,5 @@ def since(before: Counts, after: Counts) -> dict[str, int]:
 
 def sentence(spilled: dict[str, int]) -> str:
     """Return what was spilled and where to, in words; nothing if nothing was."""
-    parts = [f"{size(number)} {WORDS[place]}" for place, number in spilled.items() if number]
+    parts = [f"{format_bytes(number)} {WORDS[place]}" for place, number in spilled.items() if number]
     return f"Memory was short: {' and '.join(parts)} were spilled. More nodes would be faster." if parts else ""
-
-
-def size(number: float) -> str:
-    """Return bytes for people, in powers of 1,024."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(number) < 1024:
-            return f"{number:.3g} {unit}" if number < 100 else f"{number:.0f} {unit}"
-        number /= 1024
-    return f"{number:.4g} TiB"

@@ -45,11 +45,11 @@ def test_what_is_printed_is_for_people(capsys: pytest.CaptureFixture[str]) -> No
     job.show({**result, "complete": True, "spilled": {"memory": 0, "disk": 0}, "table": [1, 2]}, pathlib.Path("there"))
     lines = capsys.readouterr().out.splitlines()
     assert lines == [
-        "  input bytes      25.3 MiB",
-        "  memory needed    3 GiB",
+        "  input bytes      25 MiB",
+        "  memory needed    3.0 GiB",
         "  times the memory 1.5",
         "  rows             1,000,000",
-        "  size             2 GiB",
+        "  size             2.0 GiB",
         "  largest result   32 B",
         "  complete         yes",
         "  spilled          nothing",

@@ -84,7 +84,7 @@ def test_refusals(refused: Refused, moons: pathlib.Path, tmp_path: pathlib.Path,
     monkeypatch.setattr(memory, "capacity", lambda _: memory.Capacity(2, 2, 2 * 150_000, 10**9))
     assert "Lower --eps or give fewer rows" in refused(dbscan, "--data", moons)  # and no picture of the curve is left
     monkeypatch.setattr(memory, "capacity", lambda _: memory.Capacity(2, 2, 2 * 10_000, 10**9))
-    assert "needs 141 KiB on one worker, 14.4 times its memory (9.77 KiB)" in refused(dbscan, "--data", moons)
+    assert "needs 141 KiB on one worker, 14.4 times its memory (9.8 KiB)" in refused(dbscan, "--data", moons)
 
 
 def test_refusals_of_options(capsys: pytest.CaptureFixture[str]) -> None:

@@ -69,4 +69,4 @@ def test_refusals(refused: Refused, made: dict[str, pathlib.Path], tmp_path: pat
     small = memory.Capacity(nodes=4, workers=4, memory=80_000, room=10**9)
     monkeypatch.setattr(memory, "capacity", lambda _: small)
     said = refused(forest, "--data", made["classification"])
-    assert "A forest's training data needs 28.1 KiB on one worker, 1.4 times its memory (19.5 KiB)" in said
+    assert "A forest's training data needs 28 KiB on one worker, 1.4 times its memory (20 KiB)" in said

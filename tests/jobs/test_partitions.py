@@ -82,7 +82,7 @@ def test_tiny_files_are_read_together_and_a_large_row_group_is_named(
         frame[number * 300 :][:300].to_parquet(tmp_path / f"part-{number}.parquet")
     read = tables.read(inputs.survey(job.client, str(tmp_path), []), ["a"], job=job)
     assert 2 <= read.npartitions <= 6
-    assert "100 files of about 2.34 KiB each: several make a partition" in job.result["notes"][0]
+    assert "100 files of about 2.3 KiB each: several make a partition" in job.result["notes"][0]
     np.testing.assert_array_equal(read["a"].compute(), frame["a"])
     pd.DataFrame({"a": np.arange(90_000.0)}).to_parquet(tmp_path / "large.parquet")
     tables.read(inputs.survey(job.client, str(tmp_path / "large.parquet"), []), ["a"], job=job)
