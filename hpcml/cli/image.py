@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 from hpcml import terminal, units
 from hpcml.cli import common
 from hpcml.errors import IMAGE, ConfigError, HpcmlError, ImageError, NotFoundError, StorageError
-from hpcml.images import build, check, definition, program
+from hpcml.images import build, check, definition, program, sif
 from hpcml.images import facts as images
 from hpcml.runs import directories
 from hpcml.sites import layers, lookup
@@ -116,7 +116,7 @@ def _interrupted(_number: int, _frame: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def _facts(options: Namespace, container: str) -> images.ImageFacts:
+def _facts(options: Namespace, container: str) -> sif.ImageFacts:
     """Return the image's facts, with the help of a program where the file does not hold them and there is one."""
     path = layers.user_path(options.image).absolute()
     facts = images.inspect(path)
@@ -134,20 +134,24 @@ def _facts(options: Namespace, container: str) -> images.ImageFacts:
 def _show(options: Namespace) -> int:
     loaded = _site(options)
     facts = _facts(options, loaded.site.runtime.container)
-    digest = _digest(facts.path)
+    try:
+        digest = build.digest(facts.path)
+    except OSError as error:
+        hint = "Does its file system answer?"
+        raise NotFoundError(f"The image cannot be read: {error.strerror}", place=str(facts.path), hint=hint) from error
     if options.json:
-        table = {
-            "image": str(facts.path),
+        own = {
+            "image": facts.path,
             "digest": digest,
             "kind": facts.kind,
             "cuda": facts.cuda,
             "versions": facts.versions,
-            **facts._asdict(),
-            "path": str(facts.path),
         }
-        common.print_json(table)
+        own |= facts._asdict()
+        del own["labels_inside"]
+        common.print_json(own)
         return 0
-    others = [(name, value) for name, value in sorted(facts.labels.items()) if not name.startswith(images.PREFIX)]
+    others = [(name, value) for name, value in sorted(facts.labels.items()) if not name.startswith(sif.PREFIX)]
     rows = [
         ("image", str(facts.path)),
         ("size", units.format_bytes(facts.size)),
@@ -168,15 +172,6 @@ def _show(options: Namespace) -> int:
         for line in facts.definition.splitlines():
             say(f"  | {line}")
     return 0
-
-
-def _digest(path: Path) -> str:
-    try:
-        return build.digest(path)
-    except OSError as error:
-        raise NotFoundError(
-            f"The image cannot be read: {error.strerror}", place=str(path), hint="Does its file system answer?"
-        ) from error
 
 
 def _date(seconds: float) -> str:
@@ -218,7 +213,7 @@ def _ls(options: Namespace) -> int:
     return 0
 
 
-def _row(one: images.ImageFacts | HpcmlError) -> dict[str, object]:
+def _row(one: sif.ImageFacts | HpcmlError) -> dict[str, object]:
     if isinstance(one, HpcmlError):
         return {"image": one.place, "error": one.message}
     facts = {key: getattr(one, key) for key in ("kind", "cuda", "size", "versions")}

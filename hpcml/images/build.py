@@ -20,8 +20,9 @@ from typing import NamedTuple
 from hpcml import __version__, files, subprocesses, units
 from hpcml.errors import HpcmlError, ImageError, NotFoundError, StorageError, UsageError
 from hpcml.images.definition import Definition
-from hpcml.images.facts import ImageFacts, inspect
+from hpcml.images.facts import inspect
 from hpcml.images.program import TIMEOUT, Program, last_lines, not_started
+from hpcml.images.sif import ImageFacts
 from hpcml.sites import layers
 
 DEADLINE = 6 * 3600.0  # seconds for a whole build: RAPIDS is downloaded and unpacked
@@ -32,21 +33,23 @@ _NOT_IN_PLACE = ("The image cannot be put in place", "Check the folder's permiss
 
 
 class Order(NamedTuple):
-    """A build that may be tried: what, by which program, to where, and with which build arguments and binds."""
+    """A build that may be tried: what, to where, by which program, and with which build arguments.
+
+    ``certificates`` is the file with which pip trusts its index on this machine, if that is not the usual one.
+    """
 
     definition: Definition
     out: Path
     program: Program
     fakeroot: bool
     arguments: dict[str, str]
-    binds: tuple[str, ...] = ()
-    variables: Mapping[str, str] = {}
+    certificates: str = ""
     notes: tuple[str, ...] = ()
 
     def command(self, target: Path) -> list[str]:
         """Return the words of the command that builds into ``target``."""
         words = [self.program.path, "build", *(["--fakeroot"] if self.fakeroot else [])]
-        words += [word for bind in self.binds for word in ("--bind", bind)]
+        words += ["--bind", f"{self.certificates}:{_BUNDLE}"] if self.certificates else []
         words += [word for item in sorted(self.arguments.items()) for word in ("--build-arg", "=".join(item))]
         return [*words, str(target), str(self.definition.path)]
 
@@ -60,28 +63,14 @@ def prepare(
     given: Mapping[str, str],
     force: bool,
 ) -> Order:
-    """Return the order for a build, or say why it would fail.
+    """Return the order for a build, or raise an HpcmlError that says why it would fail.
 
-    Parameters
-    ----------
-    fakeroot
-        Whether to be root of a user namespace; None means: unless this user is root.
-    given
-        The user's own build arguments.
-    force
-        Whether to replace an image that is there.
-
-    Raises
-    ------
-    HpcmlError
-        Of the kind and with the remedy that belong to the reason.
+    ``fakeroot`` is whether to be root of a user namespace; None means: unless this user is root. ``given`` are the
+    user's own build arguments. With ``force`` an image that is there is replaced.
     """
     if out.exists() and not force:
-        raise UsageError(
-            "There is something of that name already",
-            place=str(out),
-            hint="Give --force to replace it, or another name.",
-        )
+        hint = "Give --force to replace it, or another name."
+        raise UsageError("There is something of that name already", place=str(out), hint=hint)
     if not out.parent.is_dir():
         raise NotFoundError("The folder for the image is not there", place=str(out.parent), hint="Make it: mkdir -p.")
     if definition.used and not program.takes_arguments:
@@ -90,12 +79,16 @@ def prepare(
     rootless = os.getuid() != 0 if fakeroot is None else fakeroot
     if rootless and os.getuid() != 0:
         check_subordinate(Path("/etc/subuid"))
-    _check_tools(definition)
-    arguments, binds, variables, notes = _arguments(definition, given)
+    path = f"{layers.process_environment().get('PATH', '')}:/usr/sbin:/sbin"
+    if definition.header("Bootstrap").lower() == "debootstrap" and shutil.which("debootstrap", path=path) is None:
+        hint = "Install it (apt-get install debootstrap), or build another definition."
+        message = "There is no debootstrap, with which this definition begins"
+        raise ImageError(message, place=str(definition.path), hint=hint)
+    arguments, certificates, notes = _arguments(definition, given)
     check_space(definition, out, program)
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         notes.append("/dev/fuse cannot be used here: images can be built, and run only by a program installed setuid")
-    return Order(definition, out, program, rootless, arguments, tuple(binds), variables, tuple(notes))
+    return Order(definition, out, program, rootless, arguments, certificates, tuple(notes))
 
 
 def check_subordinate(table: Path) -> None:
@@ -116,16 +109,6 @@ def check_subordinate(table: Path) -> None:
         )
 
 
-def _check_tools(definition: Definition) -> None:
-    path = f"{layers.process_environment().get('PATH', '')}:/usr/sbin:/sbin"
-    if definition.header("Bootstrap").lower() == "debootstrap" and shutil.which("debootstrap", path=path) is None:
-        raise ImageError(
-            "There is no debootstrap, with which this definition begins",
-            place=str(definition.path),
-            hint="Install it (apt-get install debootstrap), or build another definition.",
-        )
-
-
 def check_space(definition: Definition, out: Path, program: Program) -> None:
     """Raise StorageError if the build's temporary folder or the image's folder has too little free space.
 
@@ -137,19 +120,13 @@ def check_space(definition: Definition, out: Path, program: Program) -> None:
         try:
             free = shutil.disk_usage(folder).free
         except OSError as error:
-            message, hint = (
-                f"The folder for {what} cannot be used: {error.strerror}",
-                f"Set {setting} to a folder that is there.",
-            )
-            raise StorageError(message, place=str(folder), hint=hint) from error
+            message, hint = f"The folder for {what} cannot be used", f"Set {setting} to a folder that is there."
+            raise StorageError(f"{message}: {error.strerror}", place=str(folder), hint=hint) from error
         if free < need:
-            sizes = f"{units.format_bytes(free)} are free, and the build takes about {units.format_bytes(need)}"
-            elsewhere = "Write the image to another folder."
-            raise StorageError(
-                f"Too little space for {what}: {sizes}",
-                place=str(folder),
-                hint=elsewhere if folder == out.parent else f"Set {setting} to a folder with more space.",
-            )
+            message = f"Too little space for {what}: {units.format_bytes(free)} are free, and the build takes about"
+            hint = f"Set {setting} to a folder with more space."
+            hint = "Write the image to another folder." if folder == out.parent else hint
+            raise StorageError(f"{message} {units.format_bytes(need)}", place=str(folder), hint=hint)
 
 
 def _temporary(program: Program) -> tuple[Path, str]:
@@ -160,32 +137,24 @@ def _temporary(program: Program) -> tuple[Path, str]:
     return Path(environment.get(variable) or "/tmp"), variable
 
 
-def _arguments(
-    definition: Definition, given: Mapping[str, str]
-) -> tuple[dict[str, str], list[str], dict[str, str], list[str]]:
-    """Return build arguments, binds, variables and notes: the user's, and those that only this machine knows."""
+def _arguments(definition: Definition, given: Mapping[str, str]) -> tuple[dict[str, str], str, list[str]]:
+    """Return build arguments, pip's file of certificates and notes: the user's, and what only this machine knows."""
     if unknown := [name for name in given if name not in definition.used]:
         near = layers.nearest(unknown[0], sorted(definition.used))
         hint = f"Did you mean {near}?" if near else f"It has: {', '.join(sorted(definition.used)) or 'none'}."
         raise UsageError(f"The definition has no build argument {unknown[0]}", place=str(definition.path), hint=hint)
-    arguments, binds, variables, notes = dict(given), [], {}, []
+    arguments, certificates, notes = dict(given), "", []
     if "PIP_INDEX" in definition.used:
         settings = pip_settings()
         index, certificates = settings.get("index-url", ""), settings.get("cert", "")
         if "@" in urllib.parse.urlsplit(index).netloc:
             notes.append("pip's index has a password in its address, which an image would keep: it is not handed on")
-        elif index and "PIP_INDEX" not in arguments:
-            arguments["PIP_INDEX"] = index
-        if certificates and Path(certificates).is_file():
-            binds.append(f"{certificates}:{_BUNDLE}")
-            variables["PIP_CERT"] = _BUNDLE
+        elif index:
+            arguments.setdefault("PIP_INDEX", index)
     if missing := sorted(definition.used - definition.defaults.keys() - arguments.keys()):
-        raise UsageError(
-            f"The build argument {missing[0]} has no value",
-            place=str(definition.path),
-            hint=f"Give it: --build-arg {missing[0]}=VALUE.",
-        )
-    return arguments, binds, variables, notes
+        hint = f"Give it: --build-arg {missing[0]}=VALUE."
+        raise UsageError(f"The build argument {missing[0]} has no value", place=str(definition.path), hint=hint)
+    return arguments, certificates if Path(certificates).is_file() else "", notes
 
 
 def pip_settings() -> dict[str, str]:
@@ -203,10 +172,7 @@ def pip_settings() -> dict[str, str]:
 def build(order: Order, sink: Callable[[bytes], None]) -> dict[str, object]:
     """Build the image and its record ``OUT.sif.json``; return the record. What fails leaves nothing behind.
 
-    Parameters
-    ----------
-    sink
-        Called with the program's output while it works.
+    ``sink`` is called with the program's output while it works.
 
     Raises
     ------
@@ -224,15 +190,27 @@ def build(order: Order, sink: Callable[[bytes], None]) -> dict[str, object]:
         _folder(place, _ROOM, *no_room) as room,
         _folder(order.out.parent, f".{order.out.name[:200]}.", *_NOT_IN_PLACE) as beside,
     ):
-        variables = {**layers.process_environment(), **order.variables, setting: str(room)}
+        trust = {"PIP_CERT": _BUNDLE} if order.certificates else {}
+        variables, new = {**layers.process_environment(), **trust, setting: str(room)}, beside / order.out.name
         try:
-            return _build(order, beside / order.out.name, variables, sink)
-        finally:
-            _remove(room)
+            answer = subprocesses.stream(order.command(new), DEADLINE, sink, environment=variables)
+        except subprocesses.CommandMissingError as error:
+            raise not_started(order.program.path, error) from error
+        if answer.code != 0:
+            raise failure(answer, order)
+        if not new.exists():
+            raise ImageError(
+                f"{order.program} reported success and wrote no image",
+                place=str(order.definition.path),
+                hint="Build it by hand, and look at what it prints.",
+                quote=last_lines(answer.text),
+            )
+        return _put(order.out, new, _record(order, inspect(new, order.program)))
 
 
 @contextlib.contextmanager
 def _folder(parent: Path, prefix: str, message: str, hint: str) -> Iterator[Path]:
+    """Make a folder and remove it in the end, with the files in it of users that only --fakeroot knows."""
     try:
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     except OSError as error:
@@ -241,59 +219,28 @@ def _folder(parent: Path, prefix: str, message: str, hint: str) -> Iterator[Path
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _remove(room: Path) -> None:
-    """Remove a build's temporary folder, and the files in it of users that only --fakeroot knows."""
-    shutil.rmtree(room, ignore_errors=True)
-    if room.exists():
-        words = ["unshare", "--user", "--map-root-user", "--map-auto", "rm", "-rf", "--", str(room)]
-        with contextlib.suppress(subprocesses.CommandMissingError):  # the folder stays, for tmp's own cleaner
-            subprocesses.run(words, TIMEOUT)
-
-
-def _build(order: Order, new: Path, variables: Mapping[str, str], sink: Callable[[bytes], None]) -> dict[str, object]:
-    try:
-        answer = subprocesses.stream(order.command(new), DEADLINE, sink, environment=variables)
-    except subprocesses.CommandMissingError as error:
-        raise not_started(order.program.path, error) from error
-    if answer.code != 0:
-        raise failure(answer, order)
-    if not new.exists():
-        raise ImageError(
-            f"{order.program} reported success and wrote no image",
-            place=str(order.definition.path),
-            hint="Build it by hand, and look at what it prints.",
-            quote=last_lines(answer.text),
-        )
-    return _put(order.out, new, _record(order, inspect(new, order.program)))
+        if folder.exists():
+            words = ["unshare", "--user", "--map-root-user", "--map-auto", "rm", "-rf", "--", str(folder)]
+            with contextlib.suppress(subprocesses.CommandMissingError):  # the folder stays, for tmp's own cleaner
+                subprocesses.run(words, TIMEOUT)
 
 
 def digest(path: Path) -> str:
-    """Return ``sha256:…`` of a file.
-
-    Raises
-    ------
-    OSError
-        If it cannot be read.
-    """
+    """Return ``sha256:…`` of a file; raise OSError if it cannot be read."""
     with open(files.open_regular(path, ours=False, follow=True), "rb") as file:
         return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _record(order: Order, facts: ImageFacts) -> dict[str, object]:
-    text = order.definition.text
-    values = {name: re.sub(r"//[^/@\s]+@", "//…@", value) for name, value in order.arguments.items()}  # no passwords
+    text = hashlib.sha256(order.definition.text.encode()).hexdigest()
     return {
         "digest": "",
         "size": facts.size,
         "architecture": facts.architecture,
         "labels": facts.labels,
-        "definition": {
-            "name": order.definition.path.name,
-            "digest": f"sha256:{hashlib.sha256(text.encode()).hexdigest()}",
-        },
-        "arguments": values,
+        "definition": {"name": order.definition.path.name, "digest": f"sha256:{text}"},
+        # without passwords
+        "arguments": {name: re.sub(r"//[^/@\s]+@", "//…@", value) for name, value in order.arguments.items()},
         "program": str(order.program),
         "fakeroot": order.fakeroot,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

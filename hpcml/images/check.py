@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from hpcml import assets, endings, files, subprocesses, units
-from hpcml.images.facts import PREFIX, ImageFacts, machine, pins, problems
+from hpcml.images.facts import machine, pins, problems
 from hpcml.images.program import Program, ask, last_lines
+from hpcml.images.sif import PREFIX, ImageFacts
 from hpcml.sites.layers import process_environment
 
 GOOD, NOTE, BAD = "good", "note", "bad"
@@ -46,43 +47,48 @@ def of_the_definition(facts: ImageFacts) -> Iterator[Finding]:
     The bases are read from the headers: spython searches every line for ``from:``, those of %post and comments too.
     """
     text = facts.definition
-    if not text:
-        yield Finding("definition", NOTE, "the image holds no definition: how it was made is not known")
-        return
     begin = re.search(r"^[ \t]*bootstrap[ \t]*:[ \t]*(\S+)", text, re.IGNORECASE | re.MULTILINE)
-    if begin and begin[1].lower() != "docker":
-        yield Finding("definition", NOTE, f"spython reads none that begin with {begin[1]}: not looked at")
-        return
-    try:
-        stages, warnings = _by_spython(text, dockerfile=begin is None)
-    except ModuleNotFoundError:
-        yield Finding("definition", NOTE, "spython is not installed: not looked at", "pip install 'hpcml[image]'")
-        return
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - it raises whatever its code stumbles over
-        # Apptainer built from it all the same: this is spython's trouble and no reason against the image.
-        hint = "Compare it with a definition that ships with hpcml (hpcml image --help names them)."
-        why = str(error) or type(error).__name__
-        yield Finding("definition", NOTE, f"spython cannot read the definition: {why}", hint)
+    words = hint = ""
+    if not text:
+        words = "the image holds no definition: how it was made is not known"
+    elif begin and begin[1].lower() != "docker":
+        words = f"spython reads none that begin with {begin[1]}: not looked at"
+    else:
+        try:
+            stages, warnings = _by_spython(text, dockerfile=begin is None)
+        except ModuleNotFoundError:
+            words, hint = "spython is not installed: not looked at", "pip install 'hpcml[image]'"
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - it raises whatever its code stumbles over
+            # Apptainer built from it all the same: this is spython's trouble and no reason against the image.
+            words = f"spython cannot read the definition: {error or type(error).__name__}"
+            hint = "Compare it with a definition that ships with hpcml (hpcml image --help names them)."
+    if words:
+        yield Finding("definition", NOTE, words, hint)
         return
     for warning in warnings:
         yield Finding("definition", NOTE, f"spython warns: {warning}")
     bases = _bases(text) if begin else [str(stage.fromHeader) for stage in stages if stage.fromHeader]
-    if not bases:
+    if bases:
+        yield from _of_the_last_stage(stages[-1], bases, facts)
+    else:
         yield Finding("definition", NOTE, "spython finds nothing that it starts from", "Write From: IMAGE:VERSION.")
-        return
-    pairs = (line.split(None, 1) for line in stages[-1].labels if isinstance(line, str))
+
+
+def _of_the_last_stage(stage: Any, bases: list[str], facts: ImageFacts) -> Iterator[Finding]:
+    pairs = (line.split(None, 1) for line in stage.labels if isinstance(line, str) and line.startswith(PREFIX))
     stated = {pair[0]: pair[1].strip().strip('"') for pair in pairs if len(pair) == 2 and "{{" not in pair[1]}
-    own = {name: value for name, value in stated.items() if name.startswith(PREFIX)}
-    differ = min((name for name, value in own.items() if facts.labels.get(name, value) != value), default="")
-    moving = next((base for base in bases if not re.search(r"[:@][^/]+$", base) or base.endswith(":latest")), "")
-    if differ:
-        words = f"it says {differ} {stated[differ]}, the image's label is {facts.labels[differ]}"
+    different = [name for name, value in stated.items() if facts.labels.get(name, value) != value]
+    moving = [base for base in bases if not re.search(r"[:@][^/]+$", base) or base.endswith(":latest")]
+    if different:
+        words = (
+            f"it says {min(different)} {stated[min(different)]}, the image's label is {facts.labels[min(different)]}"
+        )
         yield Finding("definition", BAD, words, "The image was changed after it was built: build it anew.")
     if moving:
-        words = f"it starts from {moving}, which is another image every month"
+        words = f"it starts from {moving[0]}, which is another image every month"
         yield Finding("definition", NOTE, words, "Name a version: the same build gives the same image then.")
-    if not differ and not moving:
-        words = f"starts from {', '.join(bases)}, {len(stages[-1].install)} commands, labels as stated"
+    if not different and not moving:
+        words = f"starts from {', '.join(bases)}, {len(stage.install)} commands, labels as stated"
         yield Finding("definition", GOOD, words)
 
 
@@ -102,27 +108,15 @@ def _by_spython(text: str, *, dockerfile: bool) -> tuple[list[Any], list[str]]:
 
 def _bases(text: str) -> list[str]:
     """Return what the stages of a definition start from, by the lines before their first section."""
-    bases, header = [], False
-    for line in text.splitlines():
-        if match := re.match(r"\s*(bootstrap|from)\s*:\s*([^\s#]+)", line, re.IGNORECASE):
-            header = header or match[1].lower() == "bootstrap"
-            bases += [match[2]] if header and match[1].lower() == "from" else []
-        elif line.lstrip().startswith("%"):
-            header = False
-    return bases
+    heads = re.findall(r"^[ \t]*bootstrap[ \t]*:.*?(?=^[ \t]*%|\Z)", text, re.IGNORECASE | re.MULTILINE | re.DOTALL)
+    return [base for head in heads for base in re.findall(r"(?im)^[ \t]*from[ \t]*:[ \t]*([^\s#]+)", head)]
 
 
 # -- the image at work ----------------------------------------------------------------------------------------------
 
 
 def at_work(facts: ImageFacts, program: Program, *, gpu: bool) -> Iterator[Finding]:
-    """Yield what the image shows when it is started on this machine.
-
-    Raises
-    ------
-    ImageError
-        If the program cannot be started.
-    """
+    """Yield what the image shows when it is started on this machine; raise ImageError if the program cannot be."""
     gpu = gpu and bool(facts.cuda or not facts.kind)  # an image without GPU parts was found out by its labels
     probe = (assets.package_root() / "hpcml/node/hardware/probe_image.py").read_text()
     start = [program.path, "exec", "--cleanenv", *(["--nv"] if gpu else []), str(facts.path)]
@@ -136,9 +130,9 @@ def at_work(facts: ImageFacts, program: Program, *, gpu: bool) -> Iterator[Findi
     yield from _of_the_hosts(probed, program)
     if gpu or facts.kind == "rapids":
         devices = ask([*start, "ucx_info", "-d"], _TIMEOUT)
-        yield from _of_the_wires(probed, devices)
+        yield from _of_the_transports(probed, devices)
     if gpu:
-        yield from _of_the_gpu(probed, facts)
+        yield _of_the_gpu(probed, facts)
 
 
 def _probed(answer: subprocesses.Answer) -> dict[str, Any] | None:
@@ -174,22 +168,21 @@ def _of_the_packages(probed: Mapping[str, Any], facts: ImageFacts, *, gpu: bool)
     absent = [name for name, why in failed.items() if why == f"ModuleNotFoundError: No module named '{name}'"]
     if absent:
         yield Finding("imports", BAD, f"not there: {', '.join(absent)}", _ANEW)
-    for name, why in ((name, why) for name, why in failed.items() if name not in absent):
-        yield Finding("imports", BAD, f"{name} cannot be imported: {why}", _ANEW)
+    for name in (name for name in failed if name not in absent):
+        yield Finding("imports", BAD, f"{name} cannot be imported: {failed[name]}", _ANEW)
     if facts.kind == "rapids" and probed["absent"] and not gpu:
         yield Finding("imports", BAD, f"not there: {', '.join(probed['absent'])}", _ANEW)
     elif not failed:
         yield Finding("imports", GOOD, "Dask, cryptography" + (" and RAPIDS" if gpu else ""))
-    stated = {name: value for name, value in facts.versions.items() if name in probed["versions"]}
-    wrong = {name: value for name, value in stated.items() if probed["versions"][name] != value}
-    if facts.versions.get("python", probed["python"]) != probed["python"]:
-        wrong["python"] = facts.versions["python"]
-        probed["versions"]["python"] = probed["python"]
-    for name, value in wrong.items():
-        yield Finding("versions", BAD, f"its label says {name} {value}, it holds {probed['versions'][name]}", _ANEW)
+    has = {**probed["versions"], "python": probed["python"]}
+    stated = {name: value for name, value in facts.versions.items() if name in has}
+    wrong = [name for name, value in stated.items() if has[name] != value]
+    for name in wrong:
+        yield Finding("versions", BAD, f"its label says {name} {stated[name]}, it holds {has[name]}", _ANEW)
     if not wrong:
         versions = ", ".join(f"{name} {value}" for name, value in probed["versions"].items())
-        yield Finding("versions", GOOD, f"{versions}{', as labelled' if stated else ''}")
+        as_labelled = ", as labelled" if stated.keys() & probed["versions"].keys() else ""
+        yield Finding("versions", GOOD, f"{versions}{as_labelled}")
 
 
 def _of_the_hosts(probed: Mapping[str, Any], program: Program) -> Iterator[Finding]:
@@ -202,45 +195,35 @@ def _of_the_hosts(probed: Mapping[str, Any], program: Program) -> Iterator[Findi
         words = f"it uses files of this machine: {', '.join(probed['outside'][:3])}"
         yield Finding("host", BAD, words, "Set PYTHONNOUSERSITE=1 in %environment, or do not bind that folder.")
     elif probed["library_path"] and not set_here:
-        yield Finding(
-            "host",
-            NOTE,
-            f"LD_LIBRARY_PATH names this machine's folders: {', '.join(probed['library_path'])}",
-            "Take them out of %environment.",
-        )
+        words = f"LD_LIBRARY_PATH names this machine's folders: {', '.join(probed['library_path'])}"
+        yield Finding("host", NOTE, words, "Take them out of %environment.")
     elif not set_here:
         yield Finding("host", GOOD, "no library or module of this machine is in use")
 
 
-def _of_the_wires(probed: Mapping[str, Any], devices: subprocesses.Answer) -> Iterator[Finding]:
+def _of_the_transports(probed: Mapping[str, Any], devices: subprocesses.Answer) -> Iterator[Finding]:
     transports = sorted(set(re.findall(r"Transport: (\S+)", devices.out)))
-    fast = [name for name in transports if units.RDMA.fullmatch(name)]
-    if fast:
+    if fast := [name for name in transports if units.RDMA.fullmatch(name)]:
         yield Finding("ucx", GOOD, f"uses InfiniBand here: {', '.join(fast)}")
     elif "ib" in probed["ucx_modules"]:
         yield Finding("ucx", GOOD, f"has InfiniBand; on this machine it can use {', '.join(transports) or 'nothing'}")
     else:
-        yield Finding(
-            "ucx",
-            BAD,
-            "it has no InfiniBand: UCX would use TCP between nodes, without a message",
-            "Build rapids-cu12 or rapids-cu13: conda-forge's ucx with rdma-core.",
-        )
+        words = "it has no InfiniBand: UCX would use TCP between nodes, without a message"
+        yield Finding("ucx", BAD, words, "Build rapids-cu12 or rapids-cu13: conda-forge's ucx with rdma-core.")
     if probed["verbs"]:
         yield Finding("rdma-core", BAD, f"libibverbs cannot be loaded: {probed['verbs']}", "Install rdma-core in it.")
     else:
         yield Finding("rdma-core", GOOD, "libibverbs is there")
 
 
-def _of_the_gpu(probed: Mapping[str, Any], facts: ImageFacts) -> Iterator[Finding]:
+def _of_the_gpu(probed: Mapping[str, Any], facts: ImageFacts) -> Finding:
     driver = str(probed["driver"])
     need = pins().get(f"driver-cuda{facts.cuda}", "")
     if not driver:
-        yield Finding("gpu", BAD, "NVIDIA's driver cannot be asked", "Check it on a node with GPUs, with srun.")
-    elif need and int(driver.partition(".")[0]) < int(need):
+        return Finding("gpu", BAD, "NVIDIA's driver cannot be asked", "Check it on a node with GPUs, with srun.")
+    if need and int(driver.partition(".")[0]) < int(need):
         hint = "Use an image of rapids-cu12." if facts.cuda == "13" else "Ask the site for a newer driver."
-        yield Finding("gpu", BAD, f"the driver is {driver}, and CUDA {facts.cuda} needs {need} or newer", hint)
-    elif probed["compute"]:
-        yield Finding("gpu", BAD, f"cuDF cannot add three numbers: {probed['compute']}", "See imports above.")
-    else:
-        yield Finding("gpu", GOOD, f"cuDF works on one GPU, driver {driver}")
+        return Finding("gpu", BAD, f"the driver is {driver}, and CUDA {facts.cuda} needs {need} or newer", hint)
+    if probed["compute"]:
+        return Finding("gpu", BAD, f"cuDF cannot add three numbers: {probed['compute']}", "See imports above.")
+    return Finding("gpu", GOOD, f"cuDF works on one GPU, driver {driver}")

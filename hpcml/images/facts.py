@@ -13,43 +13,8 @@ from hpcml import assets, files
 from hpcml.errors import ImageError, NotFoundError
 from hpcml.images import sif
 from hpcml.images.program import TIMEOUT, Program, ask, last_lines
+from hpcml.images.sif import ImageFacts
 from hpcml.sites import layers
-
-PREFIX = "org.hpcml."  # of the labels
-VERSIONED = ("python", "rapids", "dask", "distributed", "dask-cuda", "ucxx", "dask-ml")  # labels that say versions
-
-
-class ImageFacts(NamedTuple):
-    """An image as its file describes it.
-
-    ``size`` is in bytes, ``modified`` and ``created`` in seconds since 1970. ``architecture`` is empty if the image
-    does not say.
-    """
-
-    path: Path
-    size: int
-    modified: float
-    architecture: str
-    labels: dict[str, str]
-    definition: str = ""
-    help: str = ""
-    encrypted: bool = False
-    created: int = 0
-
-    @property
-    def kind(self) -> str:
-        """Which of hpcml's definitions it is from (``rapids``, ``cpu``), empty for other images."""
-        return self.labels.get(f"{PREFIX}kind", "")
-
-    @property
-    def cuda(self) -> str:
-        """The major version of CUDA that it is built for, empty without one."""
-        return self.labels.get(f"{PREFIX}cuda", "").partition(".")[0]
-
-    @property
-    def versions(self) -> dict[str, str]:
-        """The versions that it states, by name."""
-        return {name: self.labels[PREFIX + name] for name in VERSIONED if self.labels.get(PREFIX + name)}
 
 
 class Problem(NamedTuple):
@@ -88,14 +53,12 @@ def inspect(image: Path, program: Program | None = None) -> ImageFacts:
         If it is not an image, or a damaged one, or the program cannot read it.
     """
     try:
-        stat = image.stat()
         if image.is_dir():
             hint = f"Make an image of a sandbox: apptainer build {image.name}.sif {image.name}."
             raise ImageError("This is a folder, not an image file", place=str(image), hint=hint)
-        own = sif.read(image)
-        labels = own.labels
-        if labels is None:
-            labels = _ask_for_labels(image, program) if program else {}
+        facts = sif.read(image)
+        if facts.labels_inside and program:
+            return facts._replace(labels=_ask_for_labels(image, program))
     except files.ForeignError as error:
         raise ImageError("This is not a regular file", place=str(image), hint="Name a .sif file.") from error
     except OSError as error:
@@ -104,17 +67,7 @@ def inspect(image: Path, program: Program | None = None) -> ImageFacts:
     except sif.SifError as error:
         hint = "Build it with hpcml image build, or copy it again: was the copy interrupted?"
         raise ImageError(f"The file is {error}", place=str(image), hint=hint) from error
-    return ImageFacts(
-        image,
-        stat.st_size,
-        stat.st_mtime,
-        own.architecture,
-        labels,
-        own.definition.strip(),
-        own.help.strip(),
-        own.encrypted,
-        own.created,
-    )
+    return facts
 
 
 def _ask_for_labels(image: Path, program: Program) -> dict[str, str]:

@@ -40,13 +40,7 @@ class Program(NamedTuple):
 
 
 def identify(path: str, answer: str) -> Program:
-    """Return which program gives this answer to ``--version``.
-
-    Raises
-    ------
-    ImageError
-        If it is none of Apptainer, SingularityCE and Singularity, or older than the SIF format.
-    """
+    """Return which program gives this answer to ``--version``; raise ImageError if none does that knows SIF images."""
     hint = "Install Apptainer 1.2 or newer, load the site's module, or name another with --program."
     match = next((match for line in answer.splitlines() if (match := _VERSION.match(line.strip()))), None)
     if match is None:
@@ -59,19 +53,10 @@ def identify(path: str, answer: str) -> Program:
 
 
 def find(wanted: str, first: str = "") -> Program:
-    """Return the program for images.
+    """Return the program for images; raise ImageError if there is none, or it cannot be started.
 
-    Parameters
-    ----------
-    wanted
-        Its name or path, if the user gave one; no other is taken then.
-    first
-        What to look for before ``apptainer`` and ``singularity``: the profile's ``runtime.container``.
-
-    Raises
-    ------
-    ImageError
-        If there is none, or it cannot be started, or is not one of them.
+    ``wanted`` is its name or path if the user gave one, and no other is taken then; ``first`` is looked for before
+    ``apptainer`` and ``singularity``: the profile's ``runtime.container``.
     """
     names = (wanted,) if wanted else tuple(dict.fromkeys(name for name in (first, *_PROGRAMS) if name))
     paths = (shutil.which(name) for name in names)

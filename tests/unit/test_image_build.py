@@ -24,13 +24,13 @@ APPTAINER = program.Program("/opt/bin/apptainer", "apptainer", (1, 4, 5))
 
 def order(tmp_path: Path, name: str = "cpu") -> build.Order:
     return build.Order(definition.find(name, Path()), tmp_path / "a.sif", APPTAINER, fakeroot=True, arguments={"B": "2", "A": "1 x"},
-                             binds=("/a:/b",))  # fmt: skip
+                             certificates="/a")  # fmt: skip
 
 
 def test_the_command(tmp_path: Path) -> None:
     made = order(tmp_path)
     assert made.command(tmp_path / "new") == [
-        "/opt/bin/apptainer", "build", "--fakeroot", "--bind", "/a:/b", "--build-arg", "A=1 x", "--build-arg", "B=2",
+        "/opt/bin/apptainer", "build", "--fakeroot", "--bind", "/a:/etc/ssl/certs/ca-certificates.crt", "--build-arg", "A=1 x", "--build-arg", "B=2",
         str(tmp_path / "new"), str(made.definition.path),
     ]  # fmt: skip
 

@@ -43,7 +43,7 @@ def test_labels_of_an_older_image_are_in_a_part_of_their_own(tmp_path: Path) -> 
 
 def test_an_image_may_keep_its_labels_inside(tmp_path: Path) -> None:
     path = sif_file.make(tmp_path / "a.sif", None)
-    assert sif.read(path).labels is None
+    assert sif.read(path).labels_inside
     assert images.inspect(path).labels == {}
 
 
@@ -52,7 +52,7 @@ def test_parts_that_were_deleted_do_not_count(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[4096 + sif_file.DESCRIPTOR + 4] = 0  # the flag "used" of the second part, the metadata
     path.write_bytes(bytes(data))
-    assert sif.read(path).labels is None
+    assert sif.read(path).labels_inside
 
 
 def test_encryption_is_seen(tmp_path: Path) -> None:
@@ -143,18 +143,18 @@ def test_other_programs_are_refused(said: str) -> None:
 # -- what speaks against an image -----------------------------------------------------------------------------------
 
 
-def facts(**labels: str) -> images.ImageFacts:
+def facts(**labels: str) -> sif.ImageFacts:
     own = {f"org.hpcml.{name.replace('_', '-')}": value for name, value in labels.items()}
-    return images.ImageFacts(Path("a.sif"), 1, 0.0, "x86_64", own)
+    return sif.ImageFacts(Path("a.sif"), 1, 0.0, "x86_64", own)
 
 
-def words(of: images.ImageFacts, cuda: str = "any", gpus: int = 0, machine: str = "x86_64") -> list[tuple[str, bool]]:
+def words(of: sif.ImageFacts, cuda: str = "any", gpus: int = 0, machine: str = "x86_64") -> list[tuple[str, bool]]:
     found = images.problems(of, cuda=cuda, gpus=gpus, machine=machine, pinned=images.pins())
     assert all(problem.hint for problem in found)
     return [(problem.what, problem.fatal) for problem in found]
 
 
-def rapids(**other: str) -> images.ImageFacts:
+def rapids(**other: str) -> sif.ImageFacts:
     return facts(**{name.removeprefix("org.hpcml.").replace("-", "_"): value for name, value in GPU.items()} | other)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from hpcml import units
 from hpcml.images import definition as definitions
-from hpcml.images import facts
+from hpcml.images import sif
 from hpcml.node.hardware import preflight
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,7 +61,7 @@ def test_labels_say_what_is_installed(definition: definitions.Definition) -> Non
         assert labels[label].replace(" ", "") == rule, name
     for name in ("dask", "distributed", "dask-ml"):
         assert name in pinned
-    assert set(labels) <= {"kind", "cuda", "space", *facts.VERSIONED}
+    assert set(labels) <= {"kind", "cuda", "space", *sif.VERSIONED}
     assert units.parse_memory(definition.label("space")) >= 2 * 1024**3
 
 
