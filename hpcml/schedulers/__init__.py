@@ -14,21 +14,8 @@ from hpcml.sites.schema import Site
 
 PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
 ACTIVE = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}
-ENDED = {
-    "COMPLETED",
-    "FAILED",
-    "CANCELLED",
-    "TIMEOUT",
-    "DEADLINE",
-    "OUT_OF_MEMORY",
-    "NODE_FAIL",
-    "BOOT_FAIL",
-    "LAUNCH_FAILED",
-    "RECONFIG_FAIL",
-    "PREEMPTED",
-    "REVOKED",
-    "UNKNOWN",
-}
+_LOST = {"OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL", "PREEMPTED", "REVOKED", "UNKNOWN"}
+ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "DEADLINE"} | _LOST
 
 
 class JobRequest(NamedTuple):
@@ -112,7 +99,9 @@ class Scheduler(Protocol):
     """What hpcml asks of a scheduler; a module with these functions is one. docs/schedulers.md says what each must do.
 
     ``job`` is what :func:`job_of` reads from the record that ``submit`` or ``find`` returned. ``ONE_MACHINE``: runs
-    are on the machine that they are submitted from, and no ssh leads to their nodes.
+    are on the machine that they are submitted from, and no ssh leads to their nodes. ``submit``, ``find``, ``states``,
+    ``cancel`` and ``check`` raise SlurmUnreachableError if nobody answers and nothing was done, SlurmRefusedError for a
+    no, and ``submit`` an HpcmlError of status ANSWER_LOST if it is not known whether the job exists.
     """
 
     ONE_MACHINE: bool
@@ -146,13 +135,7 @@ class Scheduler(Protocol):
 
 
 def get(name: str) -> Scheduler:
-    """Return a scheduler by its name.
-
-    Raises
-    ------
-    StorageError
-        If there is none of that name: a profile's is checked, a record's may be of another hpcml.
-    """
+    """Return a scheduler by its name; StorageError if there is none: a profile's is checked, a record's may be any."""
     from hpcml.schedulers import local, slurm
 
     modules: dict[str, Scheduler] = {"slurm": slurm, "local": local}
@@ -171,10 +154,7 @@ def name_in(record: Mapping[str, Any]) -> str:
 def job_of(submission: Mapping[str, Any]) -> str:
     """Return what names the run to its scheduler: a job id, or a process and its start; empty if it has no job.
 
-    Raises
-    ------
-    KeyError, TypeError, ValueError
-        If the record was changed.
+    A record that was changed is a KeyError, TypeError or ValueError.
     """
     if "pid" in submission:
         return f"{int(submission['pid'])} {submission['started']}"
@@ -182,25 +162,13 @@ def job_of(submission: Mapping[str, Any]) -> str:
 
 
 def state(submission: Mapping[str, Any]) -> JobState:
-    """Return the state of one run's job.
-
-    Raises
-    ------
-    SlurmUnreachableError
-        If its scheduler does not answer, or what it answers cannot be read.
-    """
+    """Return the state of one run's job; raise SlurmUnreachableError if its scheduler gives no readable answer."""
     job = job_of(submission)
     return readable(get(name_in(submission)).states([job])[job])
 
 
 def readable(state: JobState) -> JobState:
-    """Return a job's state if the scheduler's answer told one.
-
-    Raises
-    ------
-    SlurmUnreachableError
-        If that answer could not be read.
-    """
+    """Return a job's state if the scheduler's answer told one, else raise SlurmUnreachableError."""
     if state.state == UNREADABLE:
         hint = "Try again in some minutes; a run that goes on does so whatever it answers."
         raise SlurmUnreachableError(state.reason, transient=True, place="the job's state", hint=hint)
@@ -208,13 +176,7 @@ def readable(state: JobState) -> JobState:
 
 
 def states(submissions: Sequence[Mapping[str, Any]]) -> list[JobState]:
-    """Return the states of runs' jobs, with one question to each scheduler; UNREADABLE where a record names no job.
-
-    Raises
-    ------
-    SlurmUnreachableError
-        If one of them does not answer.
-    """
+    """Return the states of runs' jobs, with one question to each scheduler; UNREADABLE where a record names no job."""
     found = [JobState(UNREADABLE, "The run's record does not name its job")] * len(submissions)
     asked: dict[str, dict[int, str]] = {}
     for index, submission in enumerate(submissions):

@@ -19,13 +19,7 @@ _GONE = JobState("UNKNOWN", "the run's processes are gone and left no word (kill
 
 
 def lay_out(site: Site, request: JobRequest) -> JobLayout:
-    """Return that the run's nodes are all this machine.
-
-    Raises
-    ------
-    SiteError
-        If more than one node with GPUs is asked for.
-    """
+    """Return that the run's nodes are all this machine."""
     count = request.spec.nodes
     if count > 1 and request.spec.gpus_per_node:
         hint = "Ask for one node; --gpus-per-node says how many GPUs."
@@ -36,13 +30,7 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
 
 
 def submit(site: Site, run: RunPaths) -> dict[str, object]:
-    """Start the batch script in the background.
-
-    Raises
-    ------
-    HpcmlError
-        If there is no bash.
-    """
+    """Start the batch script in the background."""
     try:
         pid = subprocesses.start_in_background(["bash", str(run.script)], run.job_log, environment=clean_environment())
     except subprocesses.CommandMissingError as error:
@@ -74,13 +62,7 @@ def cancel(job: str) -> str:
 
 
 def check(script: Path) -> str:
-    """Refuse: there is nobody to ask.
-
-    Raises
-    ------
-    UsageError
-        Always.
-    """
+    """Refuse: there is nobody to ask."""
     raise UsageError("The local site has no Slurm to ask", place="--check", hint="Leave --check out.")
 
 

@@ -174,31 +174,16 @@ class AnswerLostError(HpcmlError):
 
 
 def submit(site: Site, run: RunPaths) -> dict[str, object]:
-    """Submit a run's batch script, and look for the job if the answer is lost.
-
-    Raises
-    ------
-    SlurmRefusedError
-        If sbatch says no, in words where its answer is known.
-    SlurmUnreachableError
-        If the controller cannot be reached and nothing was sent.
-    HpcmlError
-        With status ``ANSWER_LOST`` if it is not known whether the job exists.
-    """
+    """Submit a run's batch script, and look for the job if the answer is lost."""
     timeout, run_id = float(site.slurm.timeout), run.directory.name
     try:
         job, cluster = sbatch(str(run.script), timeout)
     except AnswerLostError as lost:
         if found := _look_again(run_id, min(timeout, _LOOK_AGAIN)):
             return found
+        message = "It is not known whether Slurm took the job"
         hint = f"It was not sent twice. When Slurm answers again: hpcml status {run_id}."
-        raise HpcmlError(
-            "It is not known whether Slurm took the job",
-            place="sbatch",
-            hint=hint,
-            exit_status=ANSWER_LOST,
-            quote=lost.quote,
-        ) from lost
+        raise HpcmlError(message, place="sbatch", hint=hint, exit_status=ANSWER_LOST, quote=lost.quote) from lost
     return {"job": job, "cluster": cluster}
 
 
@@ -223,36 +208,28 @@ def _look_again(run_id: str, seconds: float) -> dict[str, object] | None:
 def sbatch(script: str, timeout: float = TIMEOUT) -> tuple[str, str]:
     """Submit a job script and return the job id and the cluster's name (often empty).
 
-    Raises
-    ------
-    SlurmRefusedError
-        If sbatch says no, in words where its answer is known.
-    SlurmUnreachableError
-        If the controller cannot be reached and nothing was sent.
-    AnswerLostError
-        If the request may have arrived but the answer did not.
+    It raises AnswerLostError if the request may have arrived but the answer did not.
     """
     answer = _ask(["sbatch", "--parsable", script], timeout)
     if answer.code is None or (answer.code != 0 and re.search(_MAYBE_SENT, answer.text)):
         raise AnswerLostError("The answer of sbatch did not arrive", quote=_quote(answer))
     if answer.code != 0:
         raise refusal(answer)
-    matches = (re.fullmatch(r"(\d+)(?:;(\S+))?", line.strip()) for line in answer.out.splitlines())
-    found = [match for match in matches if match]  # a site's wrapper may print a banner before or after it
-    if len(found) != 1:
+    # a site's wrapper may print a banner before or after it
+    ids = re.findall(r"(?m)^[ \t]*(\d+)(?:;(\S+))?[ \t\r]*$", answer.out)
+    if len(ids) != 1:
         raise AnswerLostError("The answer of sbatch is not a job id", quote=_quote(answer))
-    return found[0][1], found[0][2] or ""
+    return ids[0][0], ids[0][1]
 
 
 def refusal(answer: Answer, program: str = "sbatch") -> HpcmlError:
     """Return the no of one of Slurm's commands as an error in words."""
     if re.search(_NOT_CONFIGURED, answer.text):
-        hint = "Use --site local, go to a login node, or set SLURM_CONF."
-        return SlurmUnreachableError(
-            "Slurm's commands are here, but no cluster is configured", place=program, hint=hint
-        )
+        words, hint = "Slurm's commands are here, but no cluster is configured", "Use --site local, go to a login node"
+        return SlurmUnreachableError(words, place=program, hint=f"{hint}, or set SLURM_CONF.")
     if re.search(_UNREACHABLE, answer.text):
-        hint = "Try again in some minutes; " + _MEANWHILE.get(program, "a run that goes on needs no controller.")
+        effects = {"sbatch": "nothing was submitted", "scancel": "nothing was cancelled: the run goes on"}
+        hint = f"Try again in some minutes; {effects.get(program, 'a run that goes on needs no controller')}."
         words = f"Slurm's controller does not answer: {_last(answer)}"
         return SlurmUnreachableError(words, transient=True, place=program, hint=hint)
     for pattern, words, hint in _REFUSALS if program == "sbatch" else ():
@@ -260,12 +237,6 @@ def refusal(answer: Answer, program: str = "sbatch") -> HpcmlError:
             return SlurmRefusedError(words, place=program, hint=hint, quote=_quote(answer))
     hint = "Slurm's own words are above; the site's documentation may explain them."
     return SlurmRefusedError("Slurm refused", place=program, hint=hint, quote=_quote(answer))
-
-
-_MEANWHILE = {
-    "sbatch": "nothing was submitted.",
-    "scancel": "nothing was cancelled: the run goes on.",
-}
 
 
 def _quote(answer: Answer) -> tuple[str, ...]:
@@ -277,19 +248,11 @@ def _last(answer: Answer) -> str:
 
 
 def check(script: Path) -> str:
-    """Ask the live controller whether it would take the script; return its estimate in its own words.
-
-    Raises
-    ------
-    SlurmRefusedError, SlurmUnreachableError
-        As :func:`submit`.
-    """
+    """Ask the live controller whether it would take the script; return its estimate in its own words."""
     answer = _ask(["sbatch", "--test-only", str(script)])
     if answer.code is None:
-        hint = "Slurm is busy or down: try again in some minutes."
-        raise SlurmUnreachableError(
-            "Slurm's controller does not answer", transient=True, place="sbatch --test-only", hint=hint
-        )
+        words, hint = "Slurm's controller does not answer", "Slurm is busy or down: try again in some minutes."
+        raise SlurmUnreachableError(words, transient=True, place="sbatch --test-only", hint=hint)
     if answer.code != 0:
         raise refusal(answer)
     return _last(answer)
@@ -299,32 +262,32 @@ def find(run_id: str, timeout: float = TIMEOUT) -> dict[str, object] | None:
     """Return the record of a run's job, which carries the run's id as its comment; None if there is none.
 
     squeue knows waiting, running and recently ended jobs; sacct is asked as well where there is accounting.
-
-    Raises
-    ------
-    SlurmUnreachableError
-        If squeue does not answer, so that nothing is known.
     """
     command = ["squeue", "--noheader", "--states=all", f"--user={os.getuid()}", "--format=%i|%k"]
     answer = _ask(command, timeout)
     if answer.code != 0:
         raise _silent(answer)
-    job = _job_of_run(answer, run_id) or _accounted_job_of_run(run_id, timeout)
+    job = _job_of_run(_rows(answer), run_id) or _job_of_run(
+        _accounting(["--format=JobID,Comment", "--starttime=now-2days"], timeout), run_id
+    )
     return {"job": job, "cluster": "", "found_again": True} if job else None
 
 
-def _accounted_job_of_run(run_id: str, timeout: float) -> str:
-    command = ["sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,Comment", "--starttime=now-2days"]
+def _job_of_run(rows: list[list[str]], run_id: str) -> str:
+    return next((_base(job) for job, *comment in rows if comment == [f"hpcml:{run_id}"]), "")
+
+
+def _rows(answer: Answer) -> list[list[str]]:
+    return [line.strip().split("|") for line in answer.out.splitlines()]
+
+
+def _accounting(options: list[str], timeout: float = TIMEOUT) -> list[list[str]]:
+    """Return the rows of sacct's answer; none where there is no accounting, which is no error."""
     try:
-        answer = _ask(command, timeout)
+        answer = _ask(["sacct", "--noheader", "--parsable2", "--allocations", *options], timeout)
     except SlurmUnreachableError:
-        return ""  # squeue was there, sacct is not installed: accounting is absent, which is no error
-    return _job_of_run(answer, run_id) if answer.code == 0 else ""
-
-
-def _job_of_run(answer: Answer, run_id: str) -> str:
-    rows = (line.strip().partition("|") for line in answer.out.splitlines())
-    return next((_base(job) for job, _, comment in rows if comment == f"hpcml:{run_id}"), "")
+        return []  # it is not installed
+    return _rows(answer) if answer.code == 0 else []
 
 
 def _silent(answer: Answer) -> SlurmUnreachableError:
@@ -342,11 +305,6 @@ def states(jobs: Sequence[str]) -> dict[str, JobState]:
     A job that Slurm says it does not know is UNKNOWN; one of which its answer says nothing that can be read is
     UNREADABLE, which is not an end. squeue says so outright only where it is asked for one job, so those that an answer
     for many leaves out are asked for again.
-
-    Raises
-    ------
-    SlurmUnreachableError
-        If squeue does not answer.
     """
     if not jobs:
         return {}
@@ -358,7 +316,7 @@ def states(jobs: Sequence[str]) -> dict[str, JobState]:
     if gone:
         accounted = _accounted(gone)
         # Accounting lags behind the controller: that a job runs, of which the controller knows nothing, is old.
-        found |= {job: said for job, said in accounted.items() if said.ended or found[job].state == UNREADABLE}
+        found |= {job: state for job, state in accounted.items() if state.ended or found[job].state == UNREADABLE}
     return found
 
 
@@ -370,14 +328,13 @@ def _queued(jobs: Sequence[str]) -> dict[str, JobState]:
         raise _silent(answer)
     if answer.code != 0 and len(jobs) == 1:
         return {jobs[0]: UNKNOWN}
-    said = (_quote(answer) or ("it is empty",))[-1]
-    found = dict.fromkeys(jobs, JobState(UNREADABLE, f"The answer of squeue cannot be read: {said}"))
-    for line in answer.out.splitlines():
-        job, *fields = line.strip().split("|")
-        if (job := _base(job)) in found and fields and re.fullmatch(r"[A-Z_]+", fields[0]):
+    last = (_quote(answer) or ("it is empty",))[-1]
+    found = dict.fromkeys(jobs, JobState(UNREADABLE, f"The answer of squeue cannot be read: {last}"))
+    for task, *fields in _rows(answer):
+        if (known := found.get(job := _base(task))) and fields and re.fullmatch(r"[A-Z_]+", fields[0]):
             reason, start, nodes = (*fields[1:4], "", "", "")[:3]
             why = reason_in_words(reason) if fields[0] in PENDING else ""
-            if found[job].state == UNREADABLE or found[job].ended:  # of an array's tasks, one that has not ended counts
+            if known.state == UNREADABLE or known.ended:  # of an array's tasks, one that has not ended counts
                 found[job] = JobState(fields[0], why, "" if start == "N/A" else start, nodes)
     return found
 
@@ -389,21 +346,9 @@ def _base(job: str) -> str:
 
 def _accounted(jobs: list[str]) -> dict[str, JobState]:
     """Return what accounting remembers of jobs; nothing where there is none."""
-    command = [
-        "sacct",
-        "--noheader",
-        "--parsable2",
-        "--allocations",
-        f"--jobs={','.join(jobs)}",
-        "--format=JobID,State,ExitCode,Start,NodeList",
-    ]
-    try:
-        answer = _ask(command)
-    except SlurmUnreachableError:
-        return {}  # squeue was there, sacct is not installed: accounting is absent, which is no error
     found = {}
-    for line in answer.out.splitlines() if answer.code == 0 else []:
-        fields = line.split("|")
+    options = [f"--jobs={','.join(jobs)}", "--format=JobID,State,ExitCode,Start,NodeList"]
+    for fields in _accounting(options):
         if len(fields) == 5 and (job := _base(fields[0])) in jobs:
             word = (fields[1].split() or [""])[0].rstrip("+")  # CANCELLED by 1000
             if word in PENDING | ACTIVE | ENDED:
@@ -412,15 +357,7 @@ def _accounted(jobs: list[str]) -> dict[str, JobState]:
 
 
 def cancel(job: str) -> str:
-    """Cancel a job; one that has ended already is no error.
-
-    Raises
-    ------
-    SlurmUnreachableError
-        If the controller does not answer.
-    SlurmRefusedError
-        If Slurm says no.
-    """
+    """Cancel a job; one that has ended already is no error."""
     answer = _ask(["scancel", job])
     if answer.code == 0 or "Invalid job id" in answer.text or "already completing or completed" in answer.text:
         return f"job {job}"

@@ -32,15 +32,7 @@ _MEANS = {
 
 
 def lay_out(site: Site, request: JobRequest) -> JobLayout:
-    """Return Slurm's part of a batch script.
-
-    Raises
-    ------
-    UsageError, SiteError
-        If the request lacks an account, or no partition fits.
-    ConfigError
-        If a directive of the profile cannot be used.
-    """
+    """Return Slurm's part of a batch script."""
     reasons: list[str] = []
     notices: list[str] = []
     name = _partition(site, request, reasons, notices)
