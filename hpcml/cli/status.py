@@ -54,7 +54,7 @@ def _lines(found: run_status.Status) -> list[tuple[str, str]]:
 
     lines = [("run", found.run), ("site", found.site), ("state", f"{found.state}: {found.message}")]
     if found.job:
-        lines.append(("job", f"{found.job} {found.slurm_state}".strip()))
+        lines.append(("job", f"{found.job} {found.job_state}".strip()))
     if found.silent:
         lines.append(("slurm", f"{found.silent} (all this is from the run's own files)"))
     if found.estimate:

@@ -67,7 +67,7 @@ class Status(NamedTuple):
     message: str = ""
     job: str = ""
     attempt: int = 0
-    slurm_state: str = ""
+    job_state: str = ""
     estimate: str = ""
     nodes: tuple[str, ...] = ()
     workers: int = 0
@@ -98,9 +98,9 @@ class Status(NamedTuple):
             return _STATES[self.phase]
         if self.exit_status == 0:
             return "COMPLETED"
-        if self.slurm_state == "OUT_OF_MEMORY" or _OUT_OF_MEMORY in self.message:
+        if self.job_state == "OUT_OF_MEMORY" or _OUT_OF_MEMORY in self.message:
             return "OUT_OF_MEMORY"
-        if self.by == "slurm" and self.exit_status == ALLOCATION_LOST and self.slurm_state in _NODE_FAILURES:
+        if self.by == "scheduler" and self.exit_status == ALLOCATION_LOST and self.job_state in _NODE_FAILURES:
             return "NODE_FAIL"
         return "FAILED" if self.by == "script" else _STATES_BY_EXIT.get(self.exit_status or 0, "FAILED")
 
@@ -266,7 +266,7 @@ def _ask_owner(own: Status, run: directories.Run, record: RunRecord, known: JobS
 
 def _with_answer(own: Status, run: directories.Run, record: RunRecord, job: JobState) -> Status:
     """Take in what the scheduler says of the job; the run's own events are newer than Slurm's word."""
-    own = own._replace(slurm_state=job.state, estimate=job.start if job.pending else "")
+    own = own._replace(job_state=job.state, estimate=job.start if job.pending else "")
     if own.phase == "ended":
         if job.ended:
             return own
@@ -335,7 +335,7 @@ def _lost(own: Status, run: directories.Run, record: RunRecord, exit_status: int
                 f"BASH_ENV was set: bash reads {record.bash_env} before the batch script. Does it call exit, or fail? "
                 f"Otherwise: {hint[0].lower()}{hint[1:]}"
             )
-    return own._replace(phase="ended", message=message, exit_status=exit_status, by="slurm", quote=quote, hint=hint)
+    return own._replace(phase="ended", message=message, exit_status=exit_status, by="scheduler", quote=quote, hint=hint)
 
 
 def follow(

@@ -92,7 +92,7 @@ def test_a_script_that_ends_because_of_the_loss_is_not_the_cause(
 
 
 def test_the_time_limit_is_not_overruled(state: EndsAtOnce, monkeypatch: pytest.MonkeyPatch) -> None:
-    why = Outcome(errors.TIME_LIMIT, "driver", "slurm", "the time limit was reached")
+    why = Outcome(errors.TIME_LIMIT, "driver", "scheduler", "the time limit was reached")
     assert end_of(state, why, BY_KERNEL, monkeypatch, starved=True) == why
 
 

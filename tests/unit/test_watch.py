@@ -76,11 +76,11 @@ def test_the_batch_script_s_own_end_is_told_with_its_status(run: directories.Run
 @pytest.mark.parametrize(("facts", "state"), [
     ({"phase": "refused", "exit_status": errors.REFUSED}, "REFUSED"), ({"phase": "queued"}, "PENDING"), ({"phase": "ending"}, "RUNNING"),
     ({"exit_status": 0, "by": "script"}, "COMPLETED"), ({"exit_status": 3, "by": "script"}, "FAILED"),
-    ({"exit_status": errors.TIME_LIMIT, "by": "script"}, "FAILED"), ({"exit_status": errors.TIME_LIMIT, "by": "slurm"}, "TIMEOUT"),
-    ({"exit_status": errors.CANCELLED, "by": "user"}, "CANCELLED"), ({"exit_status": errors.PREEMPTED, "by": "slurm"}, "PREEMPTED"),
-    ({"exit_status": errors.ROLE_LOST, "by": "hpcml"}, "FAILED"), ({"exit_status": errors.ALLOCATION_LOST, "by": "slurm"}, "NODE_FAIL"),
-    ({"exit_status": errors.ALLOCATION_LOST, "by": "slurm", "slurm_state": "FAILED"}, "FAILED"),
-    ({"exit_status": 137, "by": "slurm", "slurm_state": "OUT_OF_MEMORY"}, "OUT_OF_MEMORY"),
+    ({"exit_status": errors.TIME_LIMIT, "by": "script"}, "FAILED"), ({"exit_status": errors.TIME_LIMIT, "by": "scheduler"}, "TIMEOUT"),
+    ({"exit_status": errors.CANCELLED, "by": "user"}, "CANCELLED"), ({"exit_status": errors.PREEMPTED, "by": "scheduler"}, "PREEMPTED"),
+    ({"exit_status": errors.ROLE_LOST, "by": "hpcml"}, "FAILED"), ({"exit_status": errors.ALLOCATION_LOST, "by": "scheduler"}, "NODE_FAIL"),
+    ({"exit_status": errors.ALLOCATION_LOST, "by": "scheduler", "job_state": "FAILED"}, "FAILED"),
+    ({"exit_status": 137, "by": "scheduler", "job_state": "OUT_OF_MEMORY"}, "OUT_OF_MEMORY"),
     ({"exit_status": 137, "by": "script", "message": "the script was killed because the node's memory limit was reached (out of memory)"}, "OUT_OF_MEMORY"),
 ])  # fmt: skip
 def test_the_state_is_slurm_s_word(facts: dict[str, Any], state: str) -> None:

@@ -60,7 +60,9 @@ class EndRequests:
         if not self.signalled and left >= 0 and now - self.requested_at < SETTLE:
             return
         if self.time_limit_near:
-            raise RunEndedError(Outcome(errors.TIME_LIMIT, phase, "slurm", "the time limit was reached", _MORE_TIME))
+            raise RunEndedError(
+                Outcome(errors.TIME_LIMIT, phase, "scheduler", "the time limit was reached", _MORE_TIME)
+            )
         raise RunEndedError(Outcome(errors.CANCELLED, phase, "user", "the run was cancelled"))
 
 
@@ -91,12 +93,12 @@ def from_slurm(context: Context, outcome: Outcome, since: int) -> Outcome:
         return _preempted(outcome)
     if cause == "TIME LIMIT":
         return replace(
-            outcome, exit_status=errors.TIME_LIMIT, by="slurm", reason="the time limit was reached", hint=_MORE_TIME
+            outcome, exit_status=errors.TIME_LIMIT, by="scheduler", reason="the time limit was reached", hint=_MORE_TIME
         )
     if cause:
         exit_status = errors.ALLOCATION_LOST if "NODE" in cause else errors.CANCELLED
         return replace(
-            outcome, exit_status=exit_status, by="slurm", reason=f"Slurm ended the job: {cause.lower()}", hint=""
+            outcome, exit_status=exit_status, by="scheduler", reason=f"Slurm ended the job: {cause.lower()}", hint=""
         )
     return replace(outcome, exit_status=errors.CANCELLED, by="user", reason="the run was cancelled", hint="")
 
@@ -128,10 +130,10 @@ def _unsaid(outcome: Outcome) -> Outcome:
         return _preempted(outcome)
     reason = "the run was told to end (SIGTERM to its steps), and Slurm's log does not say why"
     hint = "" if job else "Slurm's controller could not be asked from the node."
-    return replace(outcome, by="slurm", reason=reason, hint=hint)
+    return replace(outcome, by="scheduler", reason=reason, hint=hint)
 
 
 def _preempted(outcome: Outcome) -> Outcome:
     hint = "Submit it again, or ask for a partition or QoS that is not preempted."
     reason = "the job was preempted: Slurm gave its nodes to another"
-    return replace(outcome, exit_status=errors.PREEMPTED, by="slurm", reason=reason, hint=hint)
+    return replace(outcome, exit_status=errors.PREEMPTED, by="scheduler", reason=reason, hint=hint)

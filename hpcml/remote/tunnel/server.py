@@ -81,7 +81,7 @@ def facts(run: directories.Run, status: run_status.Status) -> RunFacts:
     """Return all that the other end of a tunnel has to know of a run."""
     limit, began = run_record.planned(run).time_limit, status.times.get("allocated")
     state, words, now = status.phase, status.message, services(run)
-    if status.slurm_state in schedulers.PENDING and state not in ("ended", "refused", "queued"):
+    if status.job_state in schedulers.PENDING and state not in ("ended", "refused", "queued"):
         state, words, now = "queued", "put back into the queue: it will start again", {}
     return RunFacts(
         run=run.id,
