@@ -26,7 +26,7 @@ from distributed import Client, LocalCluster  # noqa: E402
 from distributed.diagnostics import MemorySampler  # noqa: E402
 
 import hpcml  # noqa: E402
-from gallery.spill import size  # noqa: E402
+from hpcml.units import format_bytes  # noqa: E402
 
 MEASURES = ("process", "managed", "spilled")
 
@@ -65,7 +65,7 @@ def main() -> int:
     if options.json:
         print(json.dumps(found))
     else:
-        print("\n".join(f"{name:>10}  {size(value) if isinstance(value, int) and value > 99 else value}"
+        print("\n".join(f"{name:>10}  {format_bytes(value) if isinstance(value, int) and value > 99 else value}"
                         for name, value in found.items()))  # fmt: skip
     return status
 
