@@ -125,7 +125,7 @@ class NotFoundError(HpcmlError):
 
 
 class SiteError(HpcmlError):
-    """The site cannot give what is asked for."""
+    """The site, or its scheduler, does not give what is asked for."""
 
     exit_status = REFUSED
 
@@ -138,12 +138,6 @@ class SlurmUnreachableError(HpcmlError):
     def __init__(self, message: str, *, transient: bool = False, place: str = "", hint: str = "") -> None:
         super().__init__(message, place=place, hint=hint)
         self.transient = transient
-
-
-class SlurmRefusedError(HpcmlError):
-    """Slurm said no."""
-
-    exit_status = REFUSED
 
 
 class StorageError(HpcmlError):

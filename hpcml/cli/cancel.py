@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from hpcml.cli import common
 from hpcml.errors import NotFoundError
-from hpcml.runs import directories
 from hpcml.terminal import say
 
 if TYPE_CHECKING:
@@ -26,8 +25,7 @@ def run(options: Namespace) -> int:
     from hpcml.runs import status as run_status
     from hpcml.runs import submit as submission
 
-    folder = common.runs_folder(options)
-    run = submission.adopt(directories.find(folder, options.run))
+    run = submission.adopt(common.find_run(options))
     before = run_status.status(run)
     if before.over:
         words, did = f"{run.id} has ended already: {before.message}.", False

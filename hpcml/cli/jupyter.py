@@ -39,13 +39,7 @@ def run(options: Namespace) -> int:
 
 
 def parse_idle(text: str) -> float:
-    """Return seconds without use after which a session ends; 0 for never.
-
-    Raises
-    ------
-    UsageError
-        If the text is no duration, or shorter than anybody needs to open a page.
-    """
+    """Return seconds without use after which a session ends, long enough to open a page; 0 for never."""
     if text.strip().lower() == "off":
         return 0.0
     hint = "Write --idle 30m, or --idle off for a session that only you or the time limit ends."
@@ -59,13 +53,7 @@ def parse_idle(text: str) -> float:
 
 
 def notebook_folder(here: Path, chosen: str) -> Path:
-    """Return the folder that JupyterLab opens: the chosen one, else the current.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no such folder.
-    """
+    """Return the folder that JupyterLab opens: the chosen one, else the current."""
     folder = here / layers.user_path(chosen)
     if not folder.is_dir():
         what = "is not a folder" if folder.exists() else "does not exist"

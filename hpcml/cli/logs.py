@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from hpcml.cli import common
 from hpcml.errors import NotFoundError, UsageError
-from hpcml.runs import directories
 from hpcml.sites import layers
 from hpcml.terminal import say, shown
 
@@ -34,16 +33,15 @@ def run(options: Namespace) -> int:
     from hpcml.runs import record as records
     from hpcml.runs import status as run_status
 
-    name, word = options.run, options.role
-    if word is None and name in _ROLES:
-        name, word = "last", name  # hpcml logs worker
+    word = options.role
+    if word is None and options.run in _ROLES:
+        options.run, word = "last", options.run  # hpcml logs worker
     role = _ROLES.get(word or "driver")
     if role is None:
         near = layers.nearest(word, list(_ROLES))
         hint = f"Did you mean {near}?" if near else "One of: driver, scheduler, worker, job."
         raise UsageError(f"There is no role '{word}'", place="hpcml logs", hint=hint)
-    folder = common.runs_folder(options)
-    run = directories.find(folder, name)
+    run = common.find_run(options)
     tails: dict[Path, Tail] = {}
 
     def copy() -> None:

@@ -8,7 +8,7 @@ import time
 import unicodedata
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 from hpcml import files
 from hpcml.runs import directories
@@ -22,14 +22,8 @@ _MARKS = {"ok": ("✓", "32"), "bad": ("✗", "31"), "wait": ("·", "33")}
 class Tail:
     """Pass on a growing file as it comes, byte for byte but for a terminal (:class:`hpcml.terminal.Raw`).
 
-    Parameters
-    ----------
-    before
-        Words that stand before the first of it.
-    clear
-        Called before each piece, to clear away what stands on the terminal's line.
-    own
-        Whether it is what the user's own script writes, which passes unchanged on a terminal too.
+    ``before`` stands before the first of it; ``clear`` is called before each piece, to clear away what stands on the
+    terminal's line. ``own``: it is what the user's own script writes, which passes unchanged on a terminal too.
     """
 
     def __init__(
@@ -65,26 +59,72 @@ class Tail:
         Raises
         ------
         StorageError
-            If the file cannot be read.
+            If the file cannot be read; that the reader of this output has gone is no fault of it.
         """
-        with directories.storage(
-            self.path
-        ):  # but not what follows: that the reader of this output has gone is no fault of it
+        with directories.storage(self.path):
             try:
                 with open(files.open_regular(self.path), "rb") as file:
                     file.seek(self.position)
                     data = file.read(min(most, 1 << 20))
             except FileNotFoundError:
                 return False
-        if not data:
-            return False
-        self.position += len(data)
-        self.clear()
-        self.stream.write(self.before)
-        self.before = ""
-        self.raw.write(data)
-        self.line_is_open = not data.endswith(b"\n")
-        return True
+        if data:
+            self.position += len(data)
+            self.clear()
+            self.stream.write(self.before)
+            self.before = ""
+            self.raw.write(data)
+            self.line_is_open = not data.endswith(b"\n")
+        return bool(data)
+
+
+class _Line(NamedTuple):
+    """A line about a run, shown once; ``event`` and ``begin`` name the events that end and begin what took its time."""
+
+    mark: str
+    role: str
+    text: str
+    event: str = ""
+    begin: str = ""
+
+
+def _past(status: Status) -> list[_Line]:
+    """Return what is over or noted of a run, but for its own end."""
+    nodes = status.nodes if len(status.nodes) <= 8 else (*status.nodes[:4], f"… {len(status.nodes)} in all")
+    script = "JupyterLab starts" if status.service == "jupyter" else "the script runs"
+    is_open = "open to whoever reaches it" in status.security
+    lines = [
+        _Line("ok", "image", f"copied to the nodes by {status.staging}", "image-staged", "image-staging"),
+        _Line("ok", "nodes", ", ".join(nodes), "allocated", "seen"),
+        _Line("ok", "scheduler", f"up, {status.protocol}" if status.protocol else "up", "scheduler-up", "allocated"),
+        *([_Line("wait", "security", status.security, "scheduler-up")] if is_open else []),
+        _Line("ok", "image" if status.in_image else "python", status.versions, "environment-ready", "allocated"),
+        _Line("ok", "workers", f"{status.expected}/{status.expected}", "workers-ready", "allocated"),
+        _Line("ok" if status.fabric_ok else "bad", "fabric", status.fabric, "fabric-checked", "workers-ready"),
+        *(_Line("bad", "differ", difference) for difference in status.differences),
+        *(_Line("bad", "warning", warning) for warning in status.warnings),
+        _Line("ok", "driver", script, "driver-started"),
+        *([_Line("ok", "jupyter", status.jupyter)] if status.jupyter else []),
+    ]
+    over = status.times if "scheduler-up" in status.times else status.times.keys() - {"environment-ready"}
+    return [line for line in lines if not line.event or line.event in over]
+
+
+def _present(status: Status) -> tuple[str, str] | None:
+    """Return the role and the text of the phase that is going on, if there is something to say."""
+    if status.phase == "queued":
+        estimate = f", expected at {status.estimate}" if status.estimate else ""
+        return "queued", f"job {status.job}: {status.message}{estimate}"
+    if status.phase == "starting" and "workers-ready" in status.times:
+        checking = "fabric-checking" in status.times and "fabric-checked" not in status.times
+        return ("fabric", status.message) if checking else None
+    if status.phase == "starting" and "scheduler-up" in status.times:
+        return "workers", f"{status.workers}/{status.expected}"
+    if status.phase == "starting":
+        return "scheduler" if "allocated" in status.times or not status.staging else "image", status.message
+    if status.phase == "running" and status.workers < status.expected:
+        return "driver", status.message
+    return None
 
 
 class Progress:
@@ -109,89 +149,36 @@ class Progress:
     def show(self, status: Status) -> None:
         """Show a new status: the phases that are over as lines of their own, the present one live."""
         self.show_past(status)
-        present = self._present(status)
+        present = _present(status)
         if status.phase == "ended":
-            self._end(status)
+            mark, text = "ok" if status.exit_status == 0 else "bad", f"{status.message} (status {status.exit_status})"
+            self._once("end", _Line(mark, "ended", text, "driver-ended", "driver-started"), status.times)
         elif present and status.phase == "running":  # the script writes now: no line may stay open beside its own
-            self._once(f"now {present}", "wait", *present, None)
+            self._once(f"now {present}", _Line("wait", *present))
         elif present:
             self._now(*present)
         elif status.hint and status.phase == "running":
-            self._once("hint", "wait", "driver", status.hint, None)
+            self._once("hint", _Line("wait", "driver", status.hint))
 
     def show_past(self, status: Status) -> None:
         """Show the phases that are over; a run's own end is not among them."""
-        times = status.times
-        begin = times.get("allocated")
         if status.attempt != self.attempt:  # Slurm has started the job again: its phases come anew
             self.attempt, self.since = status.attempt, time.time()
             self.shown.clear()
-        if "image-staged" in times:
-            took = times["image-staged"] - times["image-staging"]
-            self._once("staged", "ok", "image", f"copied to the nodes by {status.staging}", took)
-        if begin:
-            self._show_start(status, begin)
-        if "fabric-checked" in times:
-            took = times["fabric-checked"] - times.get("workers-ready", times["fabric-checked"])
-            self._once("fabric", "ok" if status.fabric_ok else "bad", "fabric", status.fabric, took)
-        for difference in status.differences:
-            self._once(difference, "bad", "differ", difference, None)
-        for warning in status.warnings:
-            self._once(warning, "bad", "warning", warning, None)
-        if "driver-started" in times:
-            started = "JupyterLab starts" if status.service == "jupyter" else "the script runs"
-            self._once("driver", "ok", "driver", started, None)
-        if status.jupyter:
-            self._once("jupyter", "ok", "jupyter", status.jupyter, None)
+        for line in _past(status):
+            self._once(f"{line.role} {line.event or line.text}", line, {"seen": self.since, **status.times})
 
-    def _show_start(self, status: Status, begin: float) -> None:
-        """Show what of the start is over; ``begin`` is when the nodes were there."""
-        times = status.times
-        self._once("nodes", "ok", "nodes", ", ".join(_short(status.nodes)), begin - self.since)
-        if "scheduler-up" in times:
-            words = f"up, {status.protocol}" if status.protocol else "up"
-            self._once("scheduler", "ok", "scheduler", words, times["scheduler-up"] - begin)
-            if "open to whoever reaches it" in status.security:
-                self._once("security", "wait", "security", status.security, None)
-        if "environment-ready" in times and "scheduler-up" in times:
-            took = times["environment-ready"] - begin
-            self._once("environment", "ok", "image" if status.in_image else "python", status.versions, took)
-        if "workers-ready" in times:
-            words = f"{status.expected}/{status.expected}"
-            self._once("workers", "ok", "workers", words, times["workers-ready"] - begin)
-
-    @staticmethod
-    def _present(status: Status) -> tuple[str, str] | None:
-        """Return the role and the words of the phase that is going on, if there is something to say."""
-        if status.phase == "queued":
-            estimate = f", expected at {status.estimate}" if status.estimate else ""
-            return "queued", f"job {status.job}: {status.message}{estimate}"
-        if status.phase == "starting" and "workers-ready" in status.times:
-            checking = "fabric-checking" in status.times and "fabric-checked" not in status.times
-            return ("fabric", status.message) if checking else None
-        if status.phase == "starting" and "scheduler-up" in status.times:
-            return "workers", f"{status.workers}/{status.expected}"
-        if status.phase == "starting":
-            return "scheduler" if "allocated" in status.times or not status.staging else "image", status.message
-        if status.phase == "running" and status.workers < status.expected:
-            return "driver", status.message
-        return None
-
-    def _end(self, status: Status) -> None:
-        started, ended = status.times.get("driver-started"), status.times.get("driver-ended")
-        took = ended - started if started and ended else None
-        mark = "ok" if status.exit_status == 0 else "bad"
-        self._once("end", mark, "ended", f"{status.message} (status {status.exit_status})", took)
-
-    def _once(self, key: str, mark: str, role: str, text: str, seconds: float | None) -> None:
+    def _once(self, key: str, line: _Line, times: Mapping[str, float] | None = None) -> None:
         if key in self.shown:
             return
         self.shown.add(key)
         self.clear()
-        sign, colour = _MARKS[mark]
+        sign, colour = _MARKS[line.mark]
         self.stream.write(f"\x1b[{colour}m{sign}\x1b[0m" if self.colour else sign)
-        took = f"  {format_seconds(max(0.0, seconds))}" if seconds is not None else ""
-        say(f" {role:<10} {text}{took}", self.stream)
+        times = times or {}
+        timed = line.begin in times and line.event in times
+        took = f"  {format_seconds(max(0.0, times[line.event] - times[line.begin]))}" if timed else ""
+        say(f" {line.role:<10} {line.text}{took}", self.stream)
 
     def _now(self, role: str, words: str) -> None:
         text = shown(f"{_MARKS['wait'][0]} {role:<10} {words}")
@@ -199,7 +186,7 @@ class Progress:
             return
         self.clear()
         if self.live:
-            self.stream.write(_fitted(text, _columns(self.stream)))
+            self.stream.write(_fitted(text, os.get_terminal_size(self.stream.fileno()).columns or 80))
             self.stream.flush()
         else:
             say(text, self.stream)
@@ -232,13 +219,6 @@ def _may_meet(out: TextIO, err: TextIO) -> bool:
     return len(kinds) == 1 and not stat.S_ISREG(one.st_mode)  # two terminals, or two pipes to the same reader
 
 
-def _columns(stream: TextIO) -> int:
-    try:
-        return os.get_terminal_size(stream.fileno()).columns or 80
-    except (OSError, ValueError):
-        return 80
-
-
 def _fitted(text: str, columns: int) -> str:
     """Return a text cut to less than a line, so that the terminal does not break it and all of it can be cleared."""
     left = columns - 2
@@ -247,10 +227,6 @@ def _fitted(text: str, columns: int) -> str:
         if left < 0:
             return f"{text[:position]}…"
     return text
-
-
-def _short(nodes: tuple[str, ...]) -> tuple[str, ...]:
-    return nodes if len(nodes) <= 8 else (*nodes[:4], f"… {len(nodes)} in all")
 
 
 def phases(status: Status) -> list[tuple[str, str]]:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from hpcml.cli import common
 from hpcml.errors import MEANING, UNREACHABLE, SlurmUnreachableError
-from hpcml.runs import directories
 from hpcml.terminal import say
 
 if TYPE_CHECKING:
@@ -27,8 +26,7 @@ def run(options: Namespace) -> int:
     from hpcml.runs import status as run_status
     from hpcml.runs import submit as submission
 
-    folder = common.runs_folder(options)
-    run, silent = directories.find(folder, options.run), ""
+    run, silent = common.find_run(options), ""
     try:
         run = submission.adopt(run)
     except SlurmUnreachableError as error:

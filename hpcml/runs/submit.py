@@ -83,7 +83,7 @@ def check(prepared: Prepared) -> str:
 
     Raises
     ------
-    SlurmRefusedError, SlurmUnreachableError
+    SiteError, SlurmUnreachableError
         As Slurm answers.
     """
     import tempfile
@@ -102,7 +102,7 @@ def submit(prepared: Prepared) -> directories.Run:
     StorageError, UsageError
         If the directory cannot be written, or the copy of the code would lack a module; nothing is left and nothing was
         submitted.
-    SlurmRefusedError, SlurmUnreachableError
+    SiteError, SlurmUnreachableError
         If Slurm did not take it; the directory is kept, with the answer in submission.json.
     HpcmlError
         With status ``ANSWER_LOST`` if it is not known whether the job exists.

@@ -100,7 +100,7 @@ class Scheduler(Protocol):
 
     ``job`` is what :func:`job_of` reads from the record that ``submit`` or ``find`` returned. ``ONE_MACHINE``: runs
     are on the machine that they are submitted from, and no ssh leads to their nodes. ``submit``, ``find``, ``states``,
-    ``cancel`` and ``check`` raise SlurmUnreachableError if nobody answers and nothing was done, SlurmRefusedError for a
+    ``cancel`` and ``check`` raise SlurmUnreachableError if nobody answers and nothing was done, SiteError for a
     no, and ``submit`` an HpcmlError of status ANSWER_LOST if it is not known whether the job exists.
     """
 

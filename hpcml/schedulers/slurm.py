@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpcml.errors import ANSWER_LOST, HpcmlError, SlurmRefusedError, SlurmUnreachableError
+from hpcml.errors import ANSWER_LOST, HpcmlError, SiteError, SlurmUnreachableError
 from hpcml.paths import RunPaths
 from hpcml.schedulers import ACTIVE, ENDED, PENDING, UNKNOWN, UNREADABLE, JobState, slurm_options
 from hpcml.sites.layers import process_environment
@@ -234,9 +234,9 @@ def refusal(answer: Answer, program: str = "sbatch") -> HpcmlError:
         return SlurmUnreachableError(words, transient=True, place=program, hint=hint)
     for pattern, words, hint in _REFUSALS if program == "sbatch" else ():
         if re.search(pattern, answer.text, re.IGNORECASE):
-            return SlurmRefusedError(words, place=program, hint=hint, quote=_quote(answer))
+            return SiteError(words, place=program, hint=hint, quote=_quote(answer))
     hint = "Slurm's own words are above; the site's documentation may explain them."
-    return SlurmRefusedError("Slurm refused", place=program, hint=hint, quote=_quote(answer))
+    return SiteError("Slurm refused", place=program, hint=hint, quote=_quote(answer))
 
 
 def _quote(answer: Answer) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcml import schedulers
-from hpcml.errors import SlurmRefusedError, SlurmUnreachableError
+from hpcml.errors import SiteError, SlurmUnreachableError
 from hpcml.schedulers import JobState, slurm
 from hpcml.subprocesses import Answer
 
@@ -182,6 +182,6 @@ def test_the_environment_is_scrubbed_but_for_the_cluster(monkeypatch: pytest.Mon
 @given(st.text(max_size=200), st.text(max_size=200), st.integers(1, 255))
 def test_any_refusal_has_words_and_a_next_step(out: str, err: str, code: int) -> None:
     error = slurm.refusal(Answer(code, out, err))
-    assert isinstance(error, (SlurmRefusedError, SlurmUnreachableError))
+    assert isinstance(error, (SiteError, SlurmUnreachableError))
     assert error.message
     assert error.hint
