@@ -9,7 +9,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from hpcml import terminal, units
 from hpcml.cli import common
@@ -17,12 +17,14 @@ from hpcml.errors import IMAGE, ConfigError, HpcmlError, ImageError, NotFoundErr
 from hpcml.images import build, check, definition, program, sif
 from hpcml.images import facts as images
 from hpcml.runs import directories
-from hpcml.sites import layers, lookup
+from hpcml.sites import layers
 from hpcml.terminal import say, shown
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Callable, Sequence
+
+    from hpcml.sites.schema import Site
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -31,7 +33,7 @@ def add_options(parser: ArgumentParser) -> None:
     parser.epilog = f"DEFINITION is a .def file or one that ships with hpcml: {', '.join(definition.shipped())}."
     verbs = parser.add_subparsers(prog="hpcml image", dest="what", metavar="build|show|check|ls", required=True)
 
-    def add(what: str, text: str, action: Callable[[Namespace], int]) -> ArgumentParser:
+    def add(what: str, text: str, action: Callable[[Namespace, Site], int]) -> ArgumentParser:
         verb = verbs.add_parser(what, help=text, description=f"{text[:1].upper()}{text[1:]}.", allow_abbrev=False)
         verb.set_defaults(action=action)
         common.add_site(verb, "program and folder for images")
@@ -76,24 +78,18 @@ def add_options(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """``hpcml image build|show|check|ls``."""
-    return int(options.action(options))
-
-
-def _site(options: Namespace) -> lookup.LoadedSite:
-    """Return the site; a project's file does not say which program is started here, on the login node."""
     loaded = common.load_site(options.site or "", common.here(), options.set or ())
-    if loaded.is_from_project("runtime.container"):
+    if loaded.is_from_project("runtime.container"):  # it does not say what is started here, on the login node
         terminal.note(f"runtime.container of {loaded.project} counts in jobs, not for this command (--program does)")
         runtime = loaded.site.runtime._replace(container="")
-        loaded = loaded._replace(site=loaded.site._replace(runtime=runtime))
-    return loaded
+        return int(options.action(options, loaded.site._replace(runtime=runtime)))
+    return int(options.action(options, loaded.site))
 
 
-def _build(options: Namespace) -> int:
-    loaded = _site(options)
+def _build(options: Namespace, site: Site) -> int:
     source = definition.find(options.definition, common.here())
     out = layers.user_path(options.out or f"{source.name}.sif").absolute()
-    tool = program.find(options.program, loaded.site.runtime.container)
+    tool = program.find(options.program, site.runtime.container)
     given = build.parse_arguments(options.build_arg or ())
     order = build.prepare(source, out, tool, fakeroot=options.fakeroot, given=given, force=options.force)
     for note in order.notes:
@@ -101,7 +97,7 @@ def _build(options: Namespace) -> int:
     say(f"hpcml: {tool} builds {source.path.name} into {out}.", sys.stderr)
 
     for number in (signal.SIGTERM, signal.SIGHUP):  # the build is a session of its own: nobody else would end it
-        signal.signal(number, _interrupted)
+        signal.signal(number, signal.default_int_handler)
     begin = time.monotonic()
     record = build.build(order, terminal.Raw(sys.stderr).write)
     if options.json:
@@ -112,18 +108,14 @@ def _build(options: Namespace) -> int:
     return 0
 
 
-def _interrupted(_number: int, _frame: object) -> NoReturn:
-    raise KeyboardInterrupt
-
-
-def _facts(options: Namespace, container: str) -> sif.ImageFacts:
+def _facts(options: Namespace, site: Site) -> sif.ImageFacts:
     """Return the image's facts, with the help of a program where the file does not hold them and there is one."""
     path = layers.user_path(options.image).absolute()
     facts = images.inspect(path)
     if facts.labels:
         return facts
     try:
-        tool = program.find(options.program, container)
+        tool = program.find(options.program, site.runtime.container)
     except ImageError:
         if options.program:
             raise
@@ -131,27 +123,19 @@ def _facts(options: Namespace, container: str) -> sif.ImageFacts:
     return images.inspect(path, tool)
 
 
-def _show(options: Namespace) -> int:
-    loaded = _site(options)
-    facts = _facts(options, loaded.site.runtime.container)
+def _show(options: Namespace, site: Site) -> int:
+    facts = _facts(options, site)
     try:
         digest = build.digest(facts.path)
     except OSError as error:
         hint = "Does its file system answer?"
         raise NotFoundError(f"The image cannot be read: {error.strerror}", place=str(facts.path), hint=hint) from error
     if options.json:
-        own = {
-            "image": facts.path,
-            "digest": digest,
-            "kind": facts.kind,
-            "cuda": facts.cuda,
-            "versions": facts.versions,
-        }
-        own |= facts._asdict()
-        del own["labels_inside"]
-        common.print_json(own)
+        table = {"image": facts.path, "digest": digest, "kind": facts.kind, "cuda": facts.cuda}
+        table |= {"versions": facts.versions, **facts._asdict()}
+        del table["labels_inside"]
+        common.print_json(table)
         return 0
-    others = [(name, value) for name, value in sorted(facts.labels.items()) if not name.startswith(sif.PREFIX)]
     rows = [
         ("image", str(facts.path)),
         ("size", units.format_bytes(facts.size)),
@@ -162,7 +146,11 @@ def _show(options: Namespace) -> int:
         ("versions", ", ".join(f"{name} {value}" for name, value in facts.versions.items())),
         ("digest", digest),
         ("help", " ".join(facts.help.split())),
-        *(("label", f"{name} {value}") for name, value in others),
+        *(
+            ("label", f"{name} {facts.labels[name]}")
+            for name in sorted(facts.labels)
+            if not name.startswith(sif.PREFIX)
+        ),
     ]
     for key, value in rows:
         if value:
@@ -183,16 +171,12 @@ def _own_folder(setting: str) -> Path:
     try:
         return directories.runs_folder(setting or "~/.hpcml/images/x", layers.process_environment()).parent
     except StorageError as error:
-        raise ConfigError(
-            "The image's path is not absolute, or a variable in it is not set",
-            hint="Correct it.",
-            place=f"runtime.image: {setting}",
-        ) from error
+        message = "The image's path is not absolute, or a variable in it is not set"
+        raise ConfigError(message, hint="Correct it.", place=f"runtime.image: {setting}") from error
 
 
-def _ls(options: Namespace) -> int:
-    loaded = _site(options)
-    own = [] if options.folders else [_own_folder(loaded.site.runtime.image)]
+def _ls(options: Namespace, site: Site) -> int:
+    own = [] if options.folders else [_own_folder(site.runtime.image)]
     folders = [layers.user_path(name) for name in options.folders] or own
     # Nobody said that the folder of the profile's image is there.
     listed = [one for folder in folders if not own or folder.exists() for one in images.list_images(folder)]
@@ -205,11 +189,12 @@ def _ls(options: Namespace) -> int:
     width = max(map(len, names), default=0)
     for name, one in zip(names, listed, strict=True):
         if isinstance(one, HpcmlError):
-            say(f"{name:<{width}}  {one.message}")
-            continue
-        versions = ", ".join(f"{key} {one.versions[key]}" for key in ("rapids", "dask") if key in one.versions)
-        kind = f"{one.kind or '-'}{f' cuda {one.cuda}' if one.cuda else ''}"
-        say(f"{name:<{width}}  {kind:<15} {units.format_bytes(one.size):>8}  {_date(one.modified)}  {versions}")
+            text = one.message
+        else:
+            versions = ", ".join(f"{key} {one.versions[key]}" for key in ("rapids", "dask") if key in one.versions)
+            kind = f"{one.kind or '-'}{f' cuda {one.cuda}' if one.cuda else ''}"
+            text = f"{kind:<15} {units.format_bytes(one.size):>8}  {_date(one.modified)}  {versions}"
+        say(f"{name:<{width}}  {text}")
     return 0
 
 
@@ -220,10 +205,8 @@ def _row(one: sif.ImageFacts | HpcmlError) -> dict[str, object]:
     return {"image": str(one.path), **facts, "modified": _date(one.modified)}
 
 
-def _check(options: Namespace) -> int:
-    loaded = _site(options)
-    site = loaded.site
-    facts = _facts(options, site.runtime.container)
+def _check(options: Namespace, site: Site) -> int:
+    facts = _facts(options, site)
     findings = list(check.of_the_file(facts, cuda=site.gpu.cuda, gpus=int(options.gpu)))
     findings += check.of_the_definition(facts)
     try:

@@ -43,21 +43,18 @@ def overview() -> str:
     """Return what ``hpcml --help`` prints, without argparse, whose import would double the time."""
     width = max(len(f"{name} {words}") for name, (words, _) in COMMANDS.items())
     rows = [f"  {f'{name} {words}':<{width}}  {does}" for name, (words, does) in COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: hpcml [--host HOST] COMMAND …",
-            "",
-            TEXT,
-            "",
-            "commands:",
-            *rows,
-            "",
-            "RUN is a run's id or its beginning, its name, its Slurm job id, or 'last'.",
-            "On a laptop, --host HOST (or HPCML_HOST) runs the command on that login node, by ssh.",
-            "hpcml COMMAND --help says more; hpcml --version says which hpcml this is.",
-            "",
-        ]
-    )
+    listed = "\n".join(rows)
+    return f"""usage: hpcml [--host HOST] COMMAND …
+
+{TEXT}
+
+commands:
+{listed}
+
+RUN is a run's id or its beginning, its name, its Slurm job id, or 'last'.
+On a laptop, --host HOST (or HPCML_HOST) runs the command on that login node, by ssh.
+hpcml COMMAND --help says more; hpcml --version says which hpcml this is.
+"""
 
 
 def build_parser(command: str) -> argparse.ArgumentParser:
@@ -172,15 +169,8 @@ def _no_command(word: str) -> errors.UsageError:
 
     if word.startswith("-"):
         return errors.UsageError(f"There is no option '{word}'", place="hpcml", hint="Try hpcml --help.")
-    near = nearest(word, list(COMMANDS))
-    is_file = os.path.exists(word)
-    hint = (
-        f"Did you mean hpcml submit {word}?"
-        if is_file
-        else f"Did you mean hpcml {near}?"
-        if near
-        else "Try hpcml --help."
-    )
+    near = f"submit {word}" if os.path.exists(word) else nearest(word, list(COMMANDS))
+    hint = f"Did you mean hpcml {near}?" if near else "Try hpcml --help."
     return errors.UsageError(f"There is no command '{word}'", place="hpcml", hint=hint)
 
 

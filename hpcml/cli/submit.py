@@ -8,12 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from hpcml.cli import common
-from hpcml.errors import (
-    INTERNAL,
-    MEANING,
-    HpcmlError,
-    UsageError,
-)
+from hpcml.errors import INTERNAL, MEANING, HpcmlError, UsageError
 from hpcml.runs import directories
 from hpcml.schedulers.request import JobSpec, measure
 from hpcml.sites import layers
@@ -124,11 +119,9 @@ def start(options: Namespace, spec: JobSpec) -> int:
         note(notice)
     if options.dry_run:
         Raw(sys.stdout).write(prepared.script.encode(), last=True)
+    if options.dry_run or options.check:
         _look_at_image(submission.check_image(prepared))
-        return 0
-    if options.check:
-        _look_at_image(submission.check_image(prepared))
-        return _check(prepared, options)
+        return _check(prepared, options) if options.check else 0
     with options.caller.handing_over(prepared.plan.run_id) if options.caller else contextlib.nullcontext():
         run = submission.submit(prepared)
     wait = options.wait or (not options.detach and not options.json and sys.stderr.isatty() and sys.stdout.isatty())
@@ -146,11 +139,8 @@ def _look_at_image(known: dict[str, object]) -> None:
 
 
 def _check_modes(options: Namespace) -> None:
-    chosen = [
-        f"--{flag}" for flag in ("dry-run", "check", "wait", "detach") if getattr(options, flag.replace("-", "_"))
-    ]
-    if options.dry_run and options.json:
-        chosen.append("--json")
+    modes = ("dry-run", "check", "wait", "detach", *(["json"] if options.dry_run else []))
+    chosen = [f"--{mode}" for mode in modes if getattr(options, mode.replace("-", "_"))]
     if len(chosen) > 1:
         raise UsageError(f"{' and '.join(chosen)} exclude each other", place="hpcml submit", hint="Give one of them.")
 
@@ -204,7 +194,7 @@ def _wait(run: directories.Run, *, as_json: bool) -> int:
 
     output = Tail(run.paths.driver_log, sys.stdout, own=True)
     progress = Progress(sys.stderr, layers.process_environment(), output)
-    pass_on, mark = (_nothing, _nothing) if as_json else (output.copy_marked, output.mark)
+    pass_on, mark = (lambda: None, lambda: None) if as_json else (output.copy_marked, output.mark)
     try:
         last = None
         for last in run_status.follow(run, pass_on, before=mark):
@@ -215,10 +205,8 @@ def _wait(run: directories.Run, *, as_json: bool) -> int:
             progress.show(last)
     except KeyboardInterrupt:
         progress.clear()
-        say("", sys.stderr)
-        say(
-            f"Detached; the run goes on. Back to it: hpcml logs -f {run.id}; end it: hpcml cancel {run.id}.", sys.stderr
-        )
+        back, end = f"hpcml logs -f {run.id}", f"hpcml cancel {run.id}"
+        say_lines(f"\nDetached; the run goes on. Back to it: {back}; end it: {end}.", sys.stderr)
         return 130
     assert last is not None
     if last.by != "script":
@@ -226,10 +214,6 @@ def _wait(run: directories.Run, *, as_json: bool) -> int:
     if as_json:
         common.print_json(last.as_json())
     return INTERNAL if last.exit_status is None else last.exit_status
-
-
-def _nothing() -> None:
-    """Do what --json wants of the script's output."""
 
 
 def _explain(last: run_status.Status) -> None:
