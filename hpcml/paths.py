@@ -6,6 +6,8 @@ from pathlib import Path
 
 ROLES = ("scheduler", "worker", "driver")  # in the order in which the batch script starts them
 
+LIBRARY = "lib.zip"  # hpcml's modules for the nodes, which Python imports from it
+
 RESERVE_COUNT = 4  # files for the end of a run when there is no room: two states, two notes
 RESERVE_SIZE = 16384  # bytes of each
 
@@ -34,7 +36,7 @@ class RunPaths:
         self.status = directory / "status.json"
         self.reserve = directory / "reserve"
         self.code = directory / "code"
-        self.library = directory / "lib"
+        self.library = directory / LIBRARY
         self.logs = directory / "logs"
         self.out = directory / "out"
         self.job_log = self.logs / "job.log"

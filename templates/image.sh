@@ -17,7 +17,7 @@ for name in $(env | sed -n 's/^\([A-Za-z_][A-Za-z0-9_]*\)=.*/\1/p'); do
 done
 case " $HPCML_CONTAINER_ENV " in   # the host's PYTHONPATH is of no use inside; the profile's own is meant
   *" PYTHONPATH "*) ;;
-  *) export "${prefix}PYTHONPATH=$HPCML_RUN_DIR/lib" "${prefix}HPCML_PYTHONPATH=" ;;
+  *) export "${prefix}PYTHONPATH=$HPCML_RUN_DIR/lib.zip" "${prefix}HPCML_PYTHONPATH=" ;;
 esac
 export "${prefix}PYTHONNOUSERSITE=1"
 # Without --no-eval a shell inside reads every value again, and runs what stands between backquotes. Old programs lack it.

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from hpcml.node import files
 from hpcml.node.settings import Context
+from hpcml.paths import LIBRARY
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _OWN = "HPCML_PYTHONPATH"  # PYTHONPATH as the user has it
@@ -84,7 +85,7 @@ def folder(context: Context) -> str:
 def restore(environment: MutableMapping[str, str]) -> None:
     """Put the user's PYTHONPATH behind the run's library, as processes of the user's find it."""
     own = environment.pop(_OWN, "")
-    library = f"{environment['HPCML_RUN_DIR']}/lib"
+    library = f"{environment['HPCML_RUN_DIR']}/{LIBRARY}"
     environment["PYTHONPATH"] = f"{library}:{own}" if own else library
 
 

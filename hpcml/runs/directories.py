@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shutil
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -170,11 +169,11 @@ def creating(directory: Path, trusted: Sequence[str] = ()) -> Iterator[RunPaths]
         new.mkdir(mode=0o700)
         try:
             _check_owner(new)
-            for folder in (paths.logs, paths.out, paths.library, paths.code, paths.reserve):
+            for folder in (paths.logs, paths.out, paths.code, paths.reserve):
                 folder.mkdir(mode=0o700)
             for number in range(RESERVE_COUNT):
                 files.write(paths.reserve / str(number), " " * RESERVE_SIZE)
-            _copy_library(paths.library)
+            files.write(paths.library, assets.node_archive())
             yield paths
             new.rename(directory)
         except BaseException:
@@ -187,41 +186,6 @@ def _check_owner(new: Path) -> None:
     if not files.is_own_folder(new):
         hint = "Keep runs on a file system that keeps owners (--set paths.runs=…)."
         raise StorageError("What you make there is not yours", place=str(new.parent), hint=hint)
-
-
-_TAG = sys.implementation.cache_tag
-
-
-def _copy(source: str, target: str) -> None:
-    """Copy a small file with its time, by which Python knows that a compiled file belongs to its source.
-
-    Not shutil.copy2, which asks for extended attributes too: 40 files take 3 ms this way and 8 ms that way.
-    """
-    with open(source, "rb", buffering=0) as file:
-        data, status = file.read(), os.fstat(file.fileno())
-    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        while data:  # a file system that fills up takes a part first and says so at the next write
-            data = data[os.write(descriptor, data) :]
-    finally:
-        os.close(descriptor)
-    os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
-
-
-def _copy_library(target: Path) -> None:
-    """Copy the modules that run on the nodes, with their compiled forms where this interpreter has them."""
-    root = str(assets.package_root())
-    made_folders: set[str] = set()
-    for file in assets.node_side():
-        folder, name = os.path.split(file)
-        compiled = f"{folder}/__pycache__"
-        if folder not in made_folders:
-            os.makedirs(f"{target}/{compiled}")
-            made_folders.add(folder)
-        _copy(f"{root}/{file}", f"{target}/{file}")
-        cached = f"{compiled}/{name[:-3]}.{_TAG}.pyc"
-        with contextlib.suppress(FileNotFoundError):
-            _copy(f"{root}/{cached}", f"{target}/{cached}")
 
 
 def write_json(path: Path, facts: object) -> None:

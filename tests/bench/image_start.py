@@ -75,7 +75,7 @@ def measure(lab: Lab, rounds: int) -> dict[str, Any]:
     """Return the seconds of each way and command, of an instance's start and stop, and the memory in KiB."""
     image = str(lab_image.image(lab.places))
     folder = lab.home(USER) / "image-start"
-    _must(lab.exec(["mkdir", "-p", f"{folder}/run/lib"], node=NODE))
+    _must(lab.exec(["mkdir", "-p", f"{folder}/run"], node=NODE))
     unpacked = f"/tmp/{INSTANCE}-unpacked"  # the node's own disk
     try:
         _must(lab.exec(["cp", "--no-preserve=mode", str(ENTRY), f"{folder}/image.sh"], user="root", node=NODE))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -347,8 +348,7 @@ def test_the_run_is_written_before_it_is_sent(world: World) -> None:
     assert directory.stat().st_mode & 0o777 == 0o700
     for name in ("request.json", "plan.json", "job.sh", "step.sh", "submission.json"):
         assert (directory / name).stat().st_mode & 0o777 == 0o600
-    assert (directory / "lib/hpcml/node/__main__.py").is_file()
-    assert list((directory / "lib/hpcml/__pycache__").iterdir())
+    assert zipfile.ZipFile(directory / "lib.zip").testzip() is None
     assert (directory / "code/job.py").read_text() == world.script.read_text()
     assert os.listdir(directory / "out") == []
 

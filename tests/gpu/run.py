@@ -215,7 +215,7 @@ def keep_logs(world: World, out: Path) -> None:
                 archive.add(folder, folder.name)
         for path in sorted((world.top / "work").glob("*/**/*")):
             wanted = path.suffix in (".log", ".jsonl", ".json", ".sh") and path.is_file()
-            if wanted and "lib" not in path.parts and path.stat().st_size < 300_000:
+            if wanted and path.stat().st_size < 300_000:
                 archive.add(path, str(path.relative_to(world.top)))
 
 

@@ -369,12 +369,7 @@ def test_a_waiting_run_that_mallory_swaps_runs_nothing_of_hers(
         assert swapped.returncode == 0, swapped.stderr
         evil = f"#!/bin/sh\ntouch {place.top}/{OWNED}-$(id -un)\n"
         if make == "folder":
-            place.plant(
-                [
-                    (directory / name, "text", evil)
-                    for name in ("step.sh", "image.sh", "stage.sh", "lib/hpcml/node/__main__.py")
-                ]
-            )
+            place.plant([(directory / name, "text", evil) for name in ("step.sh", "image.sh", "stage.sh", "lib.zip")])
             place.plant([(directory / "logs" / "x", "text", "")])
         else:
             place.plant(

@@ -122,7 +122,7 @@ def children(folder):
              for words in (["task.py"], ["-m", "task"], ["-c", "import sys; print(repr(sys.path[0]), sys.flags.safe_path)"])]
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         lines.append(pool.map(beside.NAME.__add__, ["!"]) + pool.map(beside.double, [21]))
-    path = [entry for entry in os.environ.get("PYTHONPATH", "").split(":") if not entry.endswith("/lib")]
+    path = [entry for entry in os.environ.get("PYTHONPATH", "").split(":") if not entry.endswith("/lib.zip")]
     return lines, path, os.getcwd()
 
 if __name__ == "__main__":
@@ -235,7 +235,7 @@ def test_the_user_s_umask_is_for_script_tasks_and_results(here: Here, umask: int
         assert oct(place.with_name(f"{place.name}.folder").stat().st_mode & 0o777) == oct(0o777 & ~own)
     assert oct((run / "out").stat().st_mode & 0o777) == oct(0o777 & ~own)
     assert oct(run.stat().st_mode & 0o777) == "0o700"
-    theirs = [path for path in run.rglob("*") if path.relative_to(run).parts[0] not in ("out", "code", "lib")]
+    theirs = [path for path in run.rglob("*") if path.relative_to(run).parts[0] not in ("out", "code")]
     assert not [path for path in theirs if path.stat().st_mode & 0o077]
 
 

@@ -57,7 +57,7 @@ def test_the_words() -> None:
     binds = [made[at + 1] for at, word in enumerate(made) if word == "--bind"]
     assert binds == [
         "/runs/a-1:/runs/a-1",
-        "/runs/a-1/lib:/runs/a-1/lib:ro",
+        "/runs/a-1/lib.zip:/runs/a-1/lib.zip:ro",
         "/home/alice/p:/home/alice/p",
         "/data:/data:ro",
     ]

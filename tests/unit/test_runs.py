@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import subprocess
+import sys
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -81,19 +84,54 @@ def test_a_run_that_is_a_link_is_named_as_that(tmp_path: Path) -> None:
         directories.load(tmp_path / "link")
 
 
-def test_the_library_is_what_runs_on_the_nodes_with_its_times(tmp_path: Path) -> None:
-    with directories.creating(tmp_path / "a") as paths:
-        pass
-    root = Path(directories.__file__).parent.parent.parent
-    copied = sorted(path.relative_to(tmp_path / "a" / "lib") for path in (tmp_path / "a" / "lib").rglob("*.py"))
-    assert Path("hpcml/node/__main__.py") in copied
-    assert Path("hpcml/cli/main.py") not in copied
-    for path in copied:
-        source, copy = root / path, tmp_path / "a" / "lib" / path
-        assert copy.read_bytes() == source.read_bytes()
-        assert int(copy.stat().st_mtime) == int(source.stat().st_mtime), "or the compiled file would not be used"
+def test_the_library_is_one_file_with_what_runs_on_the_nodes(tmp_path: Path) -> None:
+    """Which is the same from one submission to the next."""
+    for name in ("a", "b"):
+        with directories.creating(tmp_path / name) as paths:
+            pass
     assert paths.directory.parent == tmp_path
-    assert paths.directory.name.startswith(".a.")
+    assert paths.directory.name.startswith(".b.")
+    root = Path(directories.__file__).parent.parent.parent
+    archive = tmp_path / "a/lib.zip"
+    assert archive.stat().st_mode & 0o777 == 0o600
+    assert archive.read_bytes() == (tmp_path / "b/lib.zip").read_bytes()
+    with zipfile.ZipFile(archive) as members:
+        assert members.testzip() is None
+        copied = [name for name in members.namelist() if name.endswith(".py")]
+        assert sorted(members.namelist()) == sorted([*copied, *(f"{name}c" for name in copied)])
+        assert "hpcml/node/__main__.py" in copied
+        assert "hpcml/cli/main.py" not in copied
+        for name in copied:
+            assert members.read(name) == (root / name).read_bytes()
+
+
+IN_ARCHIVE = """
+import sys, traceback
+import hpcml.node.events
+from hpcml import units
+print(units.__loader__.get_code("hpcml.units").co_filename, units.__file__)
+try:
+    units.parse_seconds("never")
+except Exception:
+    print("raise " in traceback.format_exc(), "/units.py" in traceback.format_exc())
+"""
+
+
+def test_python_takes_the_compiled_modules_of_the_archive_and_shows_their_lines(tmp_path: Path) -> None:
+    """Or every role would compile each module; another version of Python takes the sources."""
+    with directories.creating(tmp_path / "a"):
+        pass
+    archive = tmp_path / "a/lib.zip"
+    other = tmp_path / "other.zip"
+    with zipfile.ZipFile(archive) as members, zipfile.ZipFile(other, "w") as changed:
+        for name in members.namelist():
+            data = members.read(name)
+            changed.writestr(name, b"\0\0\r\n" + data[4:] if name.endswith(".pyc") else data)
+    cases = ((archive, "lib.zip/hpcml/units.py", "units.pyc"), (other, f"{other}/hpcml/units.py", "units.py"))
+    for path, file, suffix in cases:
+        done = subprocess.run([sys.executable, "-P", "-c", IN_ARCHIVE], capture_output=True, text=True, check=False,
+                              cwd=tmp_path, env={"PYTHONPATH": str(path)})  # fmt: skip
+        assert done.stdout.splitlines() == [f"{file} {path}/hpcml/{suffix}", "True True"], done.stderr
 
 
 def test_runs_are_found(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ said=$(mkdir -p "$attempt/nodes" "$attempt/versions" "$attempt/exit" "$attempt/s
 
 # What the script is given back, which step.sh keeps from hpcml's own processes in part.
 export HPCML_PYTHONPATH="${PYTHONPATH-}" PYTHONUNBUFFERED=1
-export PYTHONPATH="$HPCML_RUN_DIR/lib${PYTHONPATH:+:$PYTHONPATH}"
+export PYTHONPATH="$HPCML_RUN_DIR/lib.zip${PYTHONPATH:+:$PYTHONPATH}"
 
 export HPCML_NODE=local HPCML_NODE_NAMES=local
 set -m   # each step is a process group of its own, and can be ended whole
