@@ -118,7 +118,7 @@ def _bases(text: str) -> list[str]:
 def at_work(facts: ImageFacts, program: Program, *, gpu: bool) -> Iterator[Finding]:
     """Yield what the image shows when it is started on this machine; raise ImageError if the program cannot be."""
     gpu = gpu and bool(facts.cuda or not facts.kind)  # an image without GPU parts was found out by its labels
-    probe = (assets.package_root() / "hpcml/node/hardware/probe_image.py").read_text()
+    probe = (assets.package_root() / "hpcml/node/hardware/image_contents.py").read_text()
     start = [program.path, "exec", "--cleanenv", *(["--nv"] if gpu else []), str(facts.path)]
     answer = ask([*start, "python3", "-c", probe, *(["gpu"] if gpu else [])], _TIMEOUT)
     probed = _probed(answer)

@@ -1,4 +1,4 @@
-"""A role as a process: tied to who started it, its own time, its garbage collector; and other processes by pid."""
+"""A role as a process: tied to who started it, its time, its garbage collector; children that answer; other pids."""
 
 from __future__ import annotations
 
@@ -8,10 +8,15 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing import Pipe
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 COME_BACK = 3  # exit status of a child that is to be started again: a worker that Dask closed (client.restart)
 MOST = 2.0  # seconds between two ticks that count; a longer pause was not this process's own doing
@@ -69,6 +74,69 @@ def end_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Question:
+    """Work in a forked process, which may hang or crash; its answer is a table, in which ``error`` says what failed."""
+
+    def __init__(self, name: str, work: Callable[[], dict[str, Any]]) -> None:
+        self.name, self.refused, self.began = name, "", time.monotonic()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        parent = os.getpid()
+        self.reader, writer = Pipe(duplex=False)
+        try:
+            self.pid = os.fork()
+        except OSError as error:
+            self.refused = f"{name} was not asked, no process could be started: {error}"
+        else:
+            if not self.pid:
+                self._answer(work, writer, parent)
+        writer.close()
+
+    def _answer(self, work: Callable[[], dict[str, Any]], writer: Connection, parent: int) -> NoReturn:
+        try:
+            end_with(parent)
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, signal.SIG_DFL)
+            os.dup2(2, 1)  # libraries warn on standard output, which may be where our caller writes JSON
+            try:
+                answer = work()
+            except Exception as error:  # noqa: BLE001 - the parent says it
+                answer = {"error": f"{type(error).__name__}: {error}"}
+            writer.send(answer)
+        finally:
+            os._exit(0)  # never back into the parent's code, nor through the libraries' own ends
+
+    def answer(self, ends: float) -> dict[str, Any]:
+        """Wait for the answer until ``ends`` (of time.monotonic), and end the process; ``late`` if there is none."""
+        facts: dict[str, Any] = {}
+        with self.reader:
+            if self.refused:
+                return {"error": self.refused}
+            if not self.reader.poll(max(0.0, ends - time.monotonic())):
+                os.kill(self.pid, signal.SIGKILL)
+                seconds = time.monotonic() - self.began
+                facts = {"error": f"{self.name} gave no answer within {seconds:.0f} s", "late": True}
+            else:
+                with suppress(EOFError, OSError):  # it ended before its answer, or in the middle of it
+                    facts = self.reader.recv()
+        end = self._end()
+        return facts or {"error": f"the process that asked {self.name} {end}"}
+
+    def _end(self) -> str:
+        """Reap the process; one that hangs in the kernel is left alone after a second."""
+        for _ in range(200):
+            try:
+                pid, code = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:  # the caller ignores SIGCHLD
+                return "is gone"
+            if pid:
+                status = os.waitstatus_to_exitcode(code)
+                return f"was ended by {signal.Signals(-status).name}" if status < 0 else "gave no answer"
+            time.sleep(0.005)
+        return "cannot be ended"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import pytest
 from hpcml.files import tail, write
 from hpcml.node import files
 from hpcml.node import settings as node_settings
-from hpcml.node.hardware import gpus, network
+from hpcml.node.hardware import gpus, network, sysfs
 from hpcml.node.health import diagnosis
 from hpcml.node.roles import dask_worker
 from hpcml.node.security import tls
@@ -126,7 +126,7 @@ def test_security_in_words(protocol: str, devices: set[str], gpus: bool, words: 
 def test_protocols(wanted: str, gpus: int, nodes: int, protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())
     assert network.choose_protocol(wanted, gpus=gpus, nodes=nodes)[0] == protocol
-    monkeypatch.setattr(network, "_infiniband_adapters", lambda: ["mlx5_0"])
+    monkeypatch.setattr(sysfs, "rdma_ports", lambda _: [{"device": "mlx5_0"}])
     assert network.choose_protocol("auto", gpus=1, nodes=2) == ("ucx", "InfiniBand on mlx5_0")
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     assert network.choose_protocol("auto", gpus=4, nodes=2)[0] == "tls"

@@ -364,10 +364,10 @@ except ChildProcessError:
 def test_a_driver_that_hangs_or_crashes(ask: str, words: str, late: list[str]) -> None:
     code = f"""
 import json, os, signal, time
-from hpcml.node.hardware import nvml, probe
+from hpcml.node.hardware import probe
 def ask_nvml():
     {ask}
-nvml.ask_nvml = ask_nvml
+probe.ask_nvml = ask_nvml
 print(json.dumps(probe.probe(ucx={{}}, deadline=1.0)))
 """
     began = time.monotonic()

@@ -219,7 +219,6 @@ def test_only_ports_that_carry_data_count(tmp_path: Path) -> None:
 @pytest.mark.parametrize("gpu", ["00000000:8A:00.0", "0000:8a:00.0", "2", "GPU-00000002"])
 def test_what_ucx_is_told(tmp_path: Path, gpu: str) -> None:
     facts = facts_of("leonardo", tmp_path)
-    assert topology.ucx_net_devices(gpu, facts, "10.0.0.1") == "mlx5_2:1,ib0"  # its port, and where Dask's address is
     assert topology.ucx_environment(gpu, facts, "10.0.0.1") == {
         "UCX_NET_DEVICES": "mlx5_2:1,ib0",
         "UCX_SOCKADDR_TLS_PRIORITY": "tcp",
@@ -238,7 +237,7 @@ def test_when_no_port_can_be_named(
     tmp_path: Path, name: str, edits: tuple[tuple[str, str], ...], gpu: str, address: str, why: str
 ) -> None:
     with pytest.raises(NoAffinityError, match=why):
-        topology.ucx_net_devices(gpu, facts_of(name, tmp_path, *edits), address)
+        topology.ucx_environment(gpu, facts_of(name, tmp_path, *edits), address)
 
 
 def test_a_node_that_was_not_probed() -> None:

@@ -35,30 +35,18 @@ class NoGpuError(Exception):
 
 
 def load(gpu: Gpu) -> None:
-    """Import what all GPU workers of a node need, once, before they are forked; no CUDA context is made by it.
-
-    Raises
-    ------
-    NoGpuError
-        If dask-cuda is not installed.
-    """
+    """Import what all GPU workers of a node need, once, before they are forked; no CUDA context is made by it."""
     os.environ["RAPIDS_NO_INITIALIZE"] = "1"
-    if importlib.util.find_spec("dask_cuda") is None:
+    if not _installed("dask_cuda"):
         raise NoGpuError("dask-cuda is not installed in the run's environment (hpcml's extra 'cuda12' or 'cuda13')")
-    for name in ("dask_cuda.worker_common", "rmm", "cudf", *gpu.rmm_allocator_libs):
-        if importlib.util.find_spec(name.partition(".")[0]) is not None:
-            importlib.import_module(name)
-    for name in gpu.pre_import:
+    for name in ("dask_cuda.worker_common", *_installed("rmm", "cudf", *gpu.rmm_allocator_libs), *gpu.pre_import):
         importlib.import_module(name)
 
 
-def visible(gpu: Gpu) -> list[str]:
-    """Return the GPUs that Slurm gave this task, by index or UUID, the first ``count`` of them.
+def take(gpu: Gpu, index: int) -> str:
+    """Make the GPU with this index the first of this process, its neighbours behind it (for cuda_ipc); return it.
 
-    Raises
-    ------
-    NoGpuError
-        If there are fewer.
+    The GPUs are those that Slurm gave this task, by index or UUID, the first ``count`` of them.
     """
     from dask_cuda.utils import cuda_visible_devices
 
@@ -68,14 +56,8 @@ def visible(gpu: Gpu) -> list[str]:
         raise NoGpuError(f"NVIDIA's driver does not answer: {error}") from error
     if len(devices) < gpu.count:
         raise NoGpuError(f"{len(devices)} GPUs are visible, {gpu.count} were asked for (CUDA_VISIBLE_DEVICES)")
-    return devices[: gpu.count]
-
-
-def take(gpu: Gpu, index: int) -> str:
-    """Make the GPU with this index the first of this process, its neighbours behind it (for cuda_ipc); return it."""
-    devices = visible(gpu)
-    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices[index:] + devices[:index])
-    return devices[index]
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join([*devices[index : gpu.count], *devices[:index]])
+    return str(devices[index])
 
 
 class Pool(NamedTuple):
@@ -91,14 +73,8 @@ def pool_size(total: int, *, head: bool) -> int:
     """Return the size of the memory pool of one worker on a GPU that is free, in bytes.
 
     A pool of nearly the whole GPU is what keeps cuda_ipc fast: UCX opens each pool once. What is left is for the CUDA
-    context, NCCL and libraries that allocate by themselves, more on the ``head`` GPU.
-
-    Parameters
-    ----------
-    total
-        Bytes of the GPU's memory.
-    head
-        Whether scheduler and driver use this GPU too.
+    context, NCCL and libraries that allocate by themselves, more on the ``head`` GPU, which scheduler and driver use
+    too.
     """
     reserve = max(RESERVE, int(RESERVE_SHARE * total))
     if head:
@@ -107,17 +83,11 @@ def pool_size(total: int, *, head: bool) -> int:
 
 
 def fitting(wanted: int, total: int, free: int) -> int:
-    """Return the size of a pool of which ``wanted`` bytes are wanted: no more than is free.
-
-    Raises
-    ------
-    NoGpuError
-        If too little is free to work with.
-    """
+    """Return the size of a pool of which ``wanted`` bytes are wanted: no more than is free, an error if too little."""
     size = _whole_pages(min(wanted, free - RESERVE // 3), total)
     if size < min(wanted, LEAST):
         raise NoGpuError(
-            f"{free / GIB:.1f} of the GPU's {total / GIB:.1f} GiB are free, a worker needs {LEAST / GIB:g} GiB: "
+            f"{free / GIB:.1f} of the GPU's {in_gib(total)} are free, a worker needs {LEAST / GIB:g} GiB: "
             "another process holds the rest (nvidia-smi shows which)"
         )
     return size
@@ -134,19 +104,9 @@ def _whole_pages(size: int, total: int) -> int:
 
 
 def pool(context: Context, device: str, *, head: bool, wait: bool) -> Pool:
-    """Return the memory pool that a worker takes on its GPU.
+    """Return the memory pool that a worker takes on its GPU, which is given by index or UUID, as NVML knows it.
 
-    Parameters
-    ----------
-    device
-        The GPU by index or UUID, as NVML knows it.
-    wait
-        Whether memory is expected to become free: a dead worker's, of which its neighbours let go.
-
-    Raises
-    ------
-    NoGpuError
-        If too little is free.
+    With ``wait`` memory is expected to become free: a dead worker's, of which its neighbours let go.
     """
     from dask_cuda.utils import nvml_device_index
 
@@ -167,14 +127,7 @@ def pool(context: Context, device: str, *, head: bool, wait: bool) -> Pool:
 def worker_options(context: Context, device: str, pool: Pool, *, memory_limit: int) -> dict[str, Any]:
     """Return dask-cuda's share of ``distributed.Worker``'s options: plugins and data.
 
-    Parameters
-    ----------
-    device
-        The GPU by index or UUID, as NVML knows it.
-    pool
-        Its memory pool.
-    memory_limit
-        Bytes of host memory from which data is spilled to disk.
+    From ``memory_limit`` bytes of host memory on data is spilled to disk.
     """
     from dask_cuda.utils import nvml_device_index
     from dask_cuda.worker_common import worker_data_function, worker_plugins
@@ -193,7 +146,7 @@ def worker_options(context: Context, device: str, pool: Pool, *, memory_limit: i
         rmm_release_threshold=_bytes(gpu.rmm_release_threshold, total),
         rmm_log_directory=os.path.expandvars(gpu.rmm_log_directory) or None,
         rmm_track_allocations=gpu.rmm_track_allocations,
-        rmm_allocator_external_lib_list=_installed(gpu.rmm_allocator_libs),
+        rmm_allocator_external_lib_list=_installed(*gpu.rmm_allocator_libs),
         pre_import=list(gpu.pre_import),
         enable_cudf_spill=gpu.cudf_spill,
         cudf_spill_stats=gpu.cudf_spill_stats,
@@ -204,8 +157,8 @@ def worker_options(context: Context, device: str, pool: Pool, *, memory_limit: i
         enable_cudf_spill=gpu.cudf_spill,
     )
     print(
-        f"hpcml: GPU {device}: {total / GIB:.1f} GiB, {pool.free / GIB:.1f} GiB free,"
-        f" RMM pool {f'{pool.size / GIB:.1f} GiB' if pool.size else 'none'}.",
+        f"hpcml: GPU {device}: {in_gib(total)}, {in_gib(pool.free)} free,"
+        f" RMM pool {in_gib(pool.size) if pool.size else 'none'}.",
         flush=True,
     )
     return {"plugins": tuple(plugins), "data": data(number)}
@@ -218,17 +171,8 @@ def _bytes(amount: float | None, total: int) -> int | None:
     return int(amount * total if amount <= 1 else amount) // ALIGNMENT * ALIGNMENT
 
 
-def _installed(names: tuple[str, ...]) -> list[str]:
+def _installed(*names: str) -> list[str]:
     return [name for name in names if importlib.util.find_spec(name) is not None]
-
-
-def has_driver() -> bool:
-    """Whether NVIDIA's driver can be loaded in this process."""
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return False
-    return True
 
 
 def ucx_settings(gpu: Gpu | None, *, worker: bool) -> dict[str, Any]:
@@ -239,7 +183,11 @@ def ucx_settings(gpu: Gpu | None, *, worker: bool) -> dict[str, Any]:
     which they receive what passes through them. Without NVIDIA's driver there is no context to make, which is for the
     preflight of the workers to say in words, not for a traceback of the scheduler.
     """
-    if gpu is None or not has_driver():
+    if gpu is None:
+        return {}
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
         return {}
     settings: dict[str, Any] = {"distributed-ucxx.create-cuda-context": True}
     if not worker:
@@ -252,4 +200,4 @@ def dask_backends(gpu: Gpu | None) -> dict[str, Any]:
     if gpu is None:
         return {}
     wanted = {"array.backend": "cupy", "dataframe.backend": "cudf"}
-    return {key: value for key, value in wanted.items() if importlib.util.find_spec(value) is not None}
+    return {key: value for key, value in wanted.items() if _installed(value)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 from hpcml.node.hardware import sysfs
@@ -22,19 +23,7 @@ def choose_protocol(wanted: str, *, gpus: int, nodes: int) -> tuple[str, str]:
     """Return Dask's protocol, ``tls`` or ``ucx``, and the reason.
 
     ``auto`` takes UCX where it has a faster transport than TCP: between the GPUs of a node, or on InfiniBand. CPU
-    workers and a single GPU speak TLS, which also encrypts.
-
-    Parameters
-    ----------
-    wanted
-        ``auto``, ``tls`` or ``ucx``.
-    gpus, nodes
-        GPUs on each node, and nodes.
-
-    Raises
-    ------
-    NoProtocolError
-        If UCX is asked for and distributed-ucxx is not installed.
+    workers and a single GPU speak TLS, which also encrypts. ``gpus`` are those of each node.
     """
     has_ucx = importlib.util.find_spec("distributed_ucxx") is not None
     if wanted == "ucx" and not has_ucx:
@@ -50,13 +39,9 @@ def choose_protocol(wanted: str, *, gpus: int, nodes: int) -> tuple[str, str]:
         return "tls", "distributed-ucxx is not installed"
     if gpus > 1:
         return "ucx", f"{gpus} GPUs on a node"
-    if adapters := _infiniband_adapters():
+    if adapters := sorted({port["device"] for port in sysfs.rdma_ports(Path("/"))}):
         return "ucx", f"InfiniBand on {', '.join(adapters)}"
     return "tls", "one GPU on each node and no InfiniBand"
-
-
-def _infiniband_adapters() -> list[str]:
-    return sorted({port["device"] for port in sysfs.rdma_ports(Path("/"))})
 
 
 def ucx_environment(*, single_node: bool) -> dict[str, str]:
@@ -90,30 +75,22 @@ def choose_address(interface: str, *, single_node: bool) -> tuple[str, str]:
     """
     if single_node:
         return "127.0.0.1", "a run of one node"
+    names = [name for _, name in socket.if_nameindex()]
     addresses = {name: several[0] for name, several in sysfs.addresses().items() if several}
     if interface:
         if interface not in addresses:
-            there = ", ".join(name for _, name in socket.if_nameindex())
-            raise NoAddressError(f"interface {interface} has no IPv4 address on this node (there are: {there})")
+            others = ", ".join(names)
+            raise NoAddressError(f"interface {interface} has no IPv4 address on this node (there are: {others})")
         return addresses[interface], f"interface {interface} of the profile"
     for facts in sysfs.interfaces(Path("/")):
         if facts["kind"] == "infiniband" and facts["ipv4"]:
             return facts["ipv4"][0], f"InfiniBand interface {facts['name']}"
-    if named := _named_address():
-        return named
-    for _, name in socket.if_nameindex():
+    host = socket.gethostname()
+    with suppress(socket.gaierror):
+        for *_, address in socket.getaddrinfo(host, None, socket.AF_INET):
+            if not str(address[0]).startswith("127."):
+                return str(address[0]), f"address of {host}"
+    for name in names:
         if not addresses.get(name, "127.").startswith("127."):
             return addresses[name], f"interface {name}"
     raise NoAddressError("this node has no IPv4 address but loopback")
-
-
-def _named_address() -> tuple[str, str] | None:
-    name = socket.gethostname()
-    try:
-        answers = socket.getaddrinfo(name, None, socket.AF_INET)
-    except socket.gaierror:
-        return None
-    for *_, address in answers:
-        if not str(address[0]).startswith("127."):
-            return str(address[0]), f"address of {name}"
-    return None

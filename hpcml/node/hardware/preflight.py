@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,21 +15,11 @@ Facts = Mapping[str, Any]
 
 
 class Trouble(NamedTuple):
-    """Something that is wrong with a node.
+    """Something that is wrong with a node."""
 
-    Attributes
-    ----------
-    sentence
-        What is wrong: a sentence without capital and full stop, so that a node's name can go before it.
-    hint
-        What to do about it, one sentence.
-    fatal
-        Whether the run cannot work with it; else it works slowly or in part, or the node did not answer in time.
-    """
-
-    sentence: str
-    hint: str
-    fatal: bool = False
+    sentence: str  # without capital and full stop, so that a node's name can go before it
+    hint: str  # what to do about it, one sentence
+    fatal: bool = False  # the run cannot work with it; else it works slowly or in part, or nothing came in time
 
 
 class _Needs(NamedTuple):
@@ -58,38 +48,37 @@ def troubles(facts: Facts, *, gpus_expected: int, cuda: str, protocol: str) -> l
         ``ucx``, ``tls`` or ``auto``: what the run's comms speak.
     """
     gpu, ucx = gpus_expected > 0, protocol == "ucx"
-    found: list[Trouble] = []
+    sentences: list[Trouble] = []
     if gpu:
-        found += [*_gpus_missing(facts, gpus_expected), *_wrong_cuda(facts, cuda), *_old_gpus(facts)]
+        sentences += [*_gpus_missing(facts, gpus_expected), *_wrong_cuda(facts, cuda), *_old_gpus(facts)]
     if gpu or ucx:
-        found += [*_mixed_packages(facts), *_parts_missing(facts, gpu=gpu, ucx=ucx)]
-        found += [*_ucx_without_rdma(facts, ucx=ucx), *_ports_down(facts), *_memory_not_locked(facts)]
+        sentences += [*_mixed_packages(facts), *_parts_missing(facts, gpu=gpu, ucx=ucx)]
+        sentences += [*(_ucx_without_rdma(facts) if ucx else ()), *_ports(facts)]
     if gpu:
-        found += [*_divided_gpus(facts), *_far_cpus(facts)]
-    return sorted(found, key=lambda trouble: not trouble.fatal)
+        sentences += _gpu_parts(facts)
+    return sorted(sentences, key=lambda trouble: not trouble.fatal)
 
 
 def _gpus_missing(facts: Facts, expected: int) -> Iterable[Trouble]:
     fault, given, there = facts["gpu_error"], facts["visible_devices"], len(facts["gpus"])
     seen = int(facts["visible_count"])
     if fault and not there:
-        hint = "Ask for nodes with GPUs; the environment needs nvidia-ml-py and the driver's library."
-        if facts["modules"].get("nvidia"):
-            hint = (
-                "The node has NVIDIA's driver: start the container with --nv, and have nvidia-ml-py in the environment."
-            )
         late = "nvml" in facts["late"]
+        hint = "Ask for nodes with GPUs; the environment needs nvidia-ml-py and the driver's library."
         if late:
             hint = "The driver starts slowly or hangs: if the workers do not come either, leave this node out."
+        elif facts["modules"].get("nvidia"):
+            hint = "The node has NVIDIA's driver: start the container with --nv,"
+            hint += " and have nvidia-ml-py in the environment."
         yield Trouble(f"no GPU can be seen ({fault})", hint, fatal=not late)
         return
     if fault:
         yield Trouble(f"NVML reports a fault ({fault})", "Tell the site, and leave this node out.")
     if seen < expected:
         why = "CUDA_VISIBLE_DEVICES is not set" if given is None else f"CUDA_VISIBLE_DEVICES is '{given}'"
-        sentence = f"{_count(seen, 'GPU')} visible where {expected} were asked for ({why}, the driver shows {there})"
+        sentence = f"{_count(seen, 'GPU') or '0 GPUs'} visible where {expected} were asked for"
         hint = "Look at how the profile asks for GPUs (slurm.gpu_request), and at this node's health."
-        yield Trouble(sentence, hint, fatal=True)
+        yield Trouble(f"{sentence} ({why}, the driver shows {there})", hint, fatal=True)
 
 
 def _wrong_cuda(facts: Facts, cuda: str) -> Iterable[Trouble]:
@@ -97,12 +86,14 @@ def _wrong_cuda(facts: Facts, cuda: str) -> Iterable[Trouble]:
     profile_cuda = _numbers(cuda)[:1]
     environment = f"but this environment's RAPIDS is built for CUDA {built}"
     if built in _NEEDS and driver and not _runs(built, driver, speaks):
-        fitting = [f"cuda{major}" for major in _NEEDS if _runs(major, driver, speaks)]
-        hint = "Ask the site for a newer driver, or use an older RAPIDS."
-        if fitting:
-            hint = f"Use the {fitting[-1]} extra or image."
+        fitting = [major for major in _NEEDS if _runs(major, driver, speaks)]
+        hint = f"Use the cuda{fitting[-1]} extra or image." if fitting else ""
         sentence = f"driver {driver} speaks CUDA {speaks or 'of an unknown version'}, {environment}"
-        yield Trouble(f"{sentence}, which needs driver {_NEEDS[built].driver} or newer", hint, fatal=True)
+        yield Trouble(
+            f"{sentence}, which needs driver {_NEEDS[built].driver} or newer",
+            hint or "Ask the site for a newer driver, or use an older RAPIDS.",
+            fatal=True,
+        )
     elif profile_cuda and built and profile_cuda != (built,):
         able = f", which driver {driver} can run" if built in _NEEDS and driver else ""
         sentence = f"the profile's gpu.cuda is {profile_cuda[0]}, {environment}{able}"
@@ -117,8 +108,8 @@ def _runs(cuda: int, driver: str, speaks: str) -> bool:
 
 def _built_for(facts: Facts) -> int:
     """Return the CUDA that the environment's packages are built for; 0 if there are none, or several are mixed."""
-    majors = _majors(facts)
-    return next(iter(majors)) if len(majors) == 1 else 0
+    major, *others = _majors(facts) or [0]
+    return 0 if others else major
 
 
 def _majors(facts: Facts) -> dict[int, list[str]]:
@@ -159,38 +150,33 @@ def _parts_missing(facts: Facts, *, gpu: bool, ucx: bool) -> Iterable[Trouble]:
         yield Trouble(f"UCX does not work here ({facts['ucx_error']})", hint, fatal="ucx" not in facts["late"])
 
 
-def _ucx_without_rdma(facts: Facts, *, ucx: bool) -> Iterable[Trouble]:
+def _ucx_without_rdma(facts: Facts) -> Iterable[Trouble]:
     """The silent case: UCX starts, and moves everything over TCP."""
     build = facts["ucx"]
-    if not ucx or not _up(facts) or not build["transports"] or any(map(RDMA.fullmatch, build["transports"])):
+    if not _up(facts) or not build["transports"] or any(map(RDMA.fullmatch, build["transports"])):
         return
+    why = "it was built without InfiniBand"
+    hint = "pip's UCX has no InfiniBand: use the image, conda-forge's ucx with rdma-core, or the site's own UCX"
+    hint += " (RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true)."
     if not facts["modules"].get("verbs", True):
         why = "/dev/infiniband is not there"
         hint = "Bind /dev/infiniband into the container, or start it without --contain."
     elif {"ib", "ib_mlx5"} & set(build["modules"]):
         why = "it found no device that it may use"
         hint = "Look at the variables UCX_TLS and UCX_NET_DEVICES, and at rdma-core in the image."
-    else:
-        why = "it was built without InfiniBand"
-        hint = (
-            "pip's UCX has no InfiniBand: use the image, conda-forge's ucx with rdma-core, or the site's own UCX"
-            " (RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true)."
-        )
     which = f"UCX {build['version']} ({build['library']})"
     yield Trouble(f"{which} would use TCP between nodes, not this node's RDMA network: {why}", hint)
 
 
-def _ports_down(facts: Facts) -> Iterable[Trouble]:
-    for port in _infiniband(facts):
+def _ports(facts: Facts) -> Iterable[Trouble]:
+    infiniband = [port for port in facts["infiniband"] if port["link_layer"] == "InfiniBand"]
+    for port in infiniband:
         if port["state"] != "ACTIVE":
             state = f"{port['state'] or 'in no known state'} ({port['physical_state'] or 'no physical state'})"
             hint = "If the other nodes' port is active, tell the site and leave this node out."
             yield Trouble(f"InfiniBand port {port['name']} is {state}", hint)
-
-
-def _memory_not_locked(facts: Facts) -> Iterable[Trouble]:
     limit = facts["limits"].get("locked_memory", {"soft": None})
-    if _infiniband(facts) and limit["soft"] is not None:
+    if infiniband and limit["soft"] is not None:
         hint = "Ask the site for unlimited locked memory in jobs (slurm.conf: PropagateResourceLimitsExcept=MEMLOCK)."
         if limit["hard"] is None:
             hint = "The hard limit allows it: put 'ulimit -l unlimited' before the run."
@@ -198,33 +184,26 @@ def _memory_not_locked(facts: Facts) -> Iterable[Trouble]:
         yield Trouble(sentence, hint)
 
 
-def _divided_gpus(facts: Facts) -> Iterable[Trouble]:
-    divided = [str(gpu["index"]) for gpu in facts["gpus"] if gpu["visible"] and gpu["mig"]]
-    if divided:
+def _gpu_parts(facts: Facts) -> Iterable[Trouble]:
+    gpus = [gpu for gpu in facts["gpus"] if gpu["visible"]]
+    if divided := [gpu for gpu in gpus if gpu["mig"]]:
         sentence = f"MIG divides {_gpus(divided)}, and parts of GPUs have neither NVLink nor CUDA IPC"
         yield Trouble(sentence, "Ask for whole GPUs.")
-
-
-def _far_cpus(facts: Facts) -> Iterable[Trouble]:
     own = facts["cpus"].get("list", "")
     allowed = from_ranges(own)
-    far = [gpu for gpu in facts["gpus"] if gpu["visible"] and gpu["cpus"] and not allowed & from_ranges(gpu["cpus"])]
+    far = [gpu for gpu in gpus if gpu["cpus"] and not allowed & from_ranges(gpu["cpus"])]
     if allowed and far:
-        names, cores = _gpus([str(gpu["index"]) for gpu in far]), _and(sorted({gpu["cpus"] for gpu in far}))
-        sentence = f"this task may use the CPUs {own}, none of those next to {names} ({cores})"
+        cores = _and(sorted({gpu["cpus"] for gpu in far}))
+        sentence = f"this task may use the CPUs {own}, none of those next to {_gpus(far)} ({cores})"
         yield Trouble(sentence, "Ask for all CPUs of the node.")
 
 
 class _Trait(NamedTuple):
-    """Something in which nodes should not differ.
-
-    ``of`` returns what a node has of it as text, empty if it has nothing, and None if that cannot be compared (which
-    another trait tells).
-    """
+    """Something in which nodes should not differ."""
 
     noun: str
     phrase: str  # with {} for the text
-    of: Callable[[Facts], str | None]
+    of: Callable[[Facts], str | None]  # a node's text, empty if it has none, None if that cannot be compared
 
 
 def differences(probes: Mapping[str, Facts]) -> list[str]:
@@ -232,32 +211,22 @@ def differences(probes: Mapping[str, Facts]) -> list[str]:
 
     ``n3: driver 535.104 where 3 other nodes have 535.274``. Of two equally common values that of the earlier node is
     taken as the usual one. Nodes without a probe are for the caller to name.
-
-    Parameters
-    ----------
-    probes
-        The nodes' probes by name, in the allocation's order.
+    ``probes`` are by name, in the allocation's order.
     """
     sentences = []
     for trait in _traits(probes.values()):
         values = {node: value for node, facts in probes.items() if (value := trait.of(facts)) is not None}
-        for value, nodes, usual, holders in _odd(values):
+        counts = Counter(values.values())
+        usual = max(counts, key=counts.__getitem__, default="")  # the first met among equals
+        holders = [node for node, value in values.items() if value == usual]
+        for value in (value for value in counts if value != usual):
+            nodes = [node for node, own in values.items() if own == value]
             has = trait.phrase.format(value) if value else f"no {trait.noun}"
             other = usual or "none"
             if value and other.removesuffix("s").endswith(f" {trait.noun}"):
                 other = other.partition(" ")[0]  # "3 GPUs where the others have 4"
             sentences.append(f"{_nodes(nodes)}: {has} where {_others(holders, len(probes) - len(nodes))} {other}")
     return sentences
-
-
-def _odd(values: Mapping[str, str]) -> Iterable[tuple[str, list[str], str, list[str]]]:
-    """Return each unusual value with its nodes, and the usual value with its nodes."""
-    counts = Counter(values.values())
-    usual = max(counts, key=counts.__getitem__, default="")  # the first met among equals
-    holders = [node for node, value in values.items() if value == usual]
-    for value in counts:
-        if value != usual:
-            yield value, [node for node, own in values.items() if own == value], usual, holders
 
 
 def _nodes(nodes: list[str]) -> str:
@@ -276,7 +245,7 @@ def _traits(probes: Iterable[Facts]) -> list[_Trait]:
     packages = sorted({name for facts in nodes for name in facts["packages"]})
     transports = sorted({name for facts in nodes for name in facts["ucx"]["transports"]})
     return [
-        _Trait("GPU", "{}", lambda facts: _count(facts["visible_count"], "GPU") if facts["visible_count"] else ""),
+        _Trait("GPU", "{}", lambda facts: _count(facts["visible_count"], "GPU")),
         _Trait("GPU", "{}", lambda facts: _each(facts["gpus"], "name")),
         _Trait("GPU memory", "GPU memory {}", _gpu_memory),
         _Trait("driver", "driver {}", lambda facts: facts["driver"] or None),
@@ -285,8 +254,8 @@ def _traits(probes: Iterable[Facts]) -> list[_Trait]:
         *(_Trait(name, f"{name} {{}}", partial(_package, name)) for name in packages),
         _Trait("UCX", "UCX {}", lambda facts: facts["ucx"]["version"] or None),
         *(_Trait(f"UCX transport {name}", f"UCX transport {name}", partial(_transport, name)) for name in transports),
-        _Trait("active InfiniBand port", "{}", partial(_active, "InfiniBand")),
-        _Trait("active RoCE port", "{}", partial(_active, "Ethernet")),
+        _Trait("active InfiniBand port", "{}", lambda facts: _active(facts, "InfiniBand", "InfiniBand")),
+        _Trait("active RoCE port", "{}", lambda facts: _active(facts, "Ethernet", "RoCE")),
         _Trait("port rate", "port rate {}", lambda facts: _each(_up(facts), "rate")),
         _Trait("locked memory", "locked memory {}", _locked_memory),
         _Trait("CPU", "{}", lambda facts: _count(facts["cpus"]["count"], "CPU") if facts["cpus"] else None),
@@ -307,18 +276,13 @@ def _transport(name: str, facts: Facts) -> str | None:
     return None if not transports else "it" if name in transports else ""
 
 
-def _active(layer: str, facts: Facts) -> str:
-    number = sum(port["link_layer"] == layer for port in _up(facts))
-    return _count(number, f"active {'RoCE' if layer == 'Ethernet' else layer} port") if number else ""
+def _active(facts: Facts, layer: str, name: str) -> str:
+    return _count(sum(port["link_layer"] == layer for port in _up(facts)), f"active {name} port")
 
 
 def _locked_memory(facts: Facts) -> str | None:
     limit = facts["limits"].get("locked_memory")
     return None if limit is None else "unlimited" if limit["soft"] is None else format_bytes(limit["soft"])
-
-
-def _infiniband(facts: Facts) -> list[Facts]:
-    return [port for port in facts["infiniband"] if port["link_layer"] == "InfiniBand"]
 
 
 def _up(facts: Facts) -> list[Facts]:
@@ -330,11 +294,11 @@ def _each(things: Iterable[Facts], key: str) -> str | None:
 
 
 def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    return f"{number} {noun}{'' if number == 1 else 's'}" if number else ""
 
 
-def _gpus(names: list[str]) -> str:
-    return f"GPU{'' if len(names) == 1 else 's'} {_and(names)}"
+def _gpus(gpus: Sequence[Facts]) -> str:
+    return f"GPU{'' if len(gpus) == 1 else 's'} {_and([str(gpu['index']) for gpu in gpus])}"
 
 
 def _and(names: list[str]) -> str:

@@ -11,9 +11,8 @@ import argparse
 import importlib.util
 import json
 import os
+import platform
 import re
-import select
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -23,6 +22,7 @@ from typing import Any
 
 from hpcml.node.hardware import sysfs
 from hpcml.node.hardware.nvml import ask_nvml, described
+from hpcml.node.processes import Question
 
 DEADLINE = 12.0  # seconds for NVML and for UCX, at the same time; on a healthy node both need less than two
 SCHEMA = 1  # of the table; a change that readers must know of raises it
@@ -63,9 +63,8 @@ def probe(
     """
     began = time.monotonic()
     environment = {name: value for name, value in sorted(os.environ.items()) if _ENVIRONMENT.fullmatch(name)}
-    asked = {
-        name: _Child(work) for name, work, known in (("nvml", ask_nvml, nvml), ("ucx", ask_ucx, ucx)) if known is None
-    }
+    nvml_question = Question("NVML", ask_nvml) if nvml is None else None
+    ucx_question = Question("UCX", ask_ucx) if ucx is None else None
     facts: dict[str, Any] = {"schema": SCHEMA, "environment": environment}
     facts |= _said("system", system, {"hostname": ""})
     facts |= _said("packages", lambda: packages(installed(), conda_packages(Path(sys.prefix))), packages({}, {}))
@@ -76,39 +75,32 @@ def probe(
     facts |= _said("cpus", lambda: {"cpus": sysfs.cpus()}, {"cpus": {}})
     facts |= _said("memory", lambda: {"memory": sysfs.memory(root)}, {"memory": {}})
     facts |= _said("modules", lambda: {"modules": sysfs.modules(root)}, {"modules": {}})
-    ends = began + deadline
-    drivers = nvml if nvml is not None else asked["nvml"].answer(ends)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    drivers = nvml_question.answer(began + deadline) if nvml_question else nvml or {}
     facts |= _said("gpu", lambda: described(drivers, root, visible), described({}, root, visible))
-    library = ucx if ucx is not None else asked["ucx"].answer(ends)
+    library = ucx_question.answer(began + deadline) if ucx_question else ucx or {}
     facts |= _said("ucx", lambda: ucx_facts(library), ucx_facts({}))
     facts["late"] = [name for name, raw in (("nvml", drivers), ("ucx", library)) if raw.get("late")]
     return {**facts, "seconds": round(time.monotonic() - began, 3)}
 
 
 def _said(name: str, look: Callable[[], Mapping[str, Any]], instead: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a part of the facts, with the words of its failure, if any, beside it under ``NAME_error``."""
-    key = f"{name}_error"
+    """Return a part of the facts, and why it could not be found out under ``NAME_error``."""
     try:
-        return {key: "", **look()}
+        return {f"{name}_error": "", **look()}
     except Exception as error:  # noqa: BLE001 - whatever a node's files hold, the run must get the rest of the facts
-        return {**instead, key: f"{type(error).__name__}: {error}"}
+        return {**instead, f"{name}_error": f"{type(error).__name__}: {error}"}
 
 
 def system() -> dict[str, str]:
     """Return the names and versions of host, kernel, C library and Python."""
-    kernel = os.uname()
-    try:
-        library = os.confstr("CS_GNU_LIBC_VERSION") or ""
-    except ValueError:
-        library = "not glibc"
-    python = ".".join(str(part) for part in sys.version_info[:3])
+    kernel, (library, version) = os.uname(), platform.libc_ver()
     return {
         "hostname": kernel.nodename,
         "kernel": kernel.release,
         "machine": kernel.machine,
-        "glibc": library.removeprefix("glibc "),
-        "python": python,
+        "glibc": version if library == "glibc" else "not glibc",
+        "python": platform.python_version(),
     }
 
 
@@ -164,23 +156,11 @@ def ask_ucx() -> dict[str, Any]:
         return {"error": "ucxx is not installed" if error.name == "ucxx" else f"ucxx cannot be imported: {error}"}
     except (ImportError, OSError) as error:  # a UCX that is too old, or a library that is not there
         return {"error": f"ucxx cannot be imported: {error}"}
-    library = next(
-        (
-            line.split()[-1]
-            for line in Path("/proc/self/maps").read_text().splitlines()
-            if re.search(r"/libucp\.so[.0-9]*$", line)
-        ),
-        "",
-    )
-    modules = (
-        sorted(
-            path.name.partition(".so")[0].removeprefix("libuct_")
-            for path in (Path(library).parent / "ucx").glob("libuct_*.so*")
-        )
-        if library
-        else []
-    )
-    answers = {"version": list(ucxx.get_ucx_version()), "library": library, "modules": sorted(set(modules))}
+    mapped = re.search(r"/\S*/libucp\.so[.0-9]*$", Path("/proc/self/maps").read_text(), re.MULTILINE)
+    library = mapped[0] if mapped else ""
+    files = (Path(library).parent / "ucx").glob("libuct_*.so*") if library else ()
+    modules = sorted({path.name.partition(".so")[0].removeprefix("libuct_") for path in files})
+    answers = {"version": list(ucxx.get_ucx_version()), "library": library, "modules": modules}
     feature = ucxx.libucxx.Feature
     wanted = (feature.TAG, feature.WAKEUP, feature.STREAM, feature.AM, feature.RMA)  # as ucxx.init() asks
     try:
@@ -191,14 +171,11 @@ def ask_ucx() -> dict[str, Any]:
 
 
 def ucx_facts(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts in UCX's raw answers.
+    """Return ``ucx_error`` and ``ucx``, the facts in UCX's raw answers.
 
-    Returns
-    -------
-    dict
-        ``ucx_error`` and ``ucx``: ``version`` (1.21.0), ``library`` that was loaded, ``modules`` that lie beside it
-        (``ib`` and ``rdmacm`` are missing from pip's build), ``components`` that it opened, and ``transports`` with
-        their devices (``{"rc_mlx5": ["mlx5_0:1"]}``: may be used, which is not yet "are used").
+    ``version`` (1.21.0), ``library`` that was loaded, ``modules`` that lie beside it (``ib`` and ``rdmacm`` are missing
+    from pip's build), ``components`` that it opened, and ``transports`` with their devices (``{"rc_mlx5":
+    ["mlx5_0:1"]}``: may be used, which is not yet "are used").
     """
     transports: dict[str, list[str]] = {}
     for transport, device in _RESOURCE.findall(raw.get("info", "")):
@@ -213,87 +190,14 @@ def ucx_facts(raw: Mapping[str, Any]) -> dict[str, Any]:
     return {"ucx": facts, "ucx_error": raw.get("error", "")}
 
 
-class _Child:
-    """A question in a forked process, whose answer comes as JSON; what goes wrong becomes the answer's ``error``."""
-
-    def __init__(self, work: Callable[[], dict[str, Any]]) -> None:
-        self.name = work.__name__.removeprefix("ask_").upper()
-        self.pid, self.reader, self.failed = 0, -1, ""
-        sys.stdout.flush()
-        sys.stderr.flush()
-        self.began = time.monotonic()
-        self.reader, writer = os.pipe()
-        try:
-            self.pid = os.fork()
-        except OSError as error:
-            self.failed = f"{self.name} was not asked, no process could be started: {error}"
-            os.close(self.reader)
-            os.close(writer)
-            return
-        if self.pid:
-            os.close(writer)
-            return
-        try:
-            signal.set_wakeup_fd(-1)
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                signal.signal(number, signal.SIG_DFL)
-            os.dup2(2, 1)  # libraries warn on standard output, which may be where our caller writes JSON
-            try:
-                answer = work()
-            except Exception as error:  # noqa: BLE001 - said in words to the parent
-                answer = {"error": f"{type(error).__name__}: {error}"}
-            with os.fdopen(writer, "w") as pipe:
-                json.dump(answer, pipe)
-        finally:
-            os._exit(0)  # never back into the parent's code, nor through the libraries' own ends
-
-    def answer(self, ends: float) -> dict[str, Any]:
-        """Wait for the answer until ``ends`` (of time.monotonic), and end the process."""
-        if self.failed:
-            return {"error": self.failed}
-        poll, chunks, late = select.poll(), [], False
-        poll.register(self.reader, select.POLLIN)
-        while not late:
-            late = not poll.poll(max(0.0, ends - time.monotonic()) * 1000)
-            chunk = b"" if late else os.read(self.reader, 65536)
-            if not chunk:
-                break
-            chunks.append(chunk)
-        os.close(self.reader)
-        if late:
-            os.kill(self.pid, signal.SIGKILL)
-        how = self._end()
-        if late:
-            words = f"{self.name} gave no answer within {time.monotonic() - self.began:.0f} s"
-            return {"error": words, "late": True}
-        try:
-            found: dict[str, Any] = json.loads(b"".join(chunks))
-        except ValueError:
-            return {"error": f"the process that asked {self.name} {how}"}
-        return found
-
-    def _end(self) -> str:
-        """Reap the process; one that hangs in the kernel is left alone after a second."""
-        for _ in range(200):
-            try:
-                pid, code = os.waitpid(self.pid, os.WNOHANG)
-            except ChildProcessError:  # the caller ignores SIGCHLD
-                return "is gone"
-            if pid:
-                status = os.waitstatus_to_exitcode(code)
-                return f"was ended by {signal.Signals(-status).name}" if status < 0 else "gave no answer"
-            time.sleep(0.005)
-        return "cannot be ended"
-
-
 def main() -> int:
     """Print the probe of this node as JSON."""
     parser = argparse.ArgumentParser(prog="python -m hpcml.node.hardware.probe", description=__doc__.splitlines()[0])
     parser.add_argument("--raw", action="store_true", help="print the unprocessed answers of NVML and UCX, for tests")
     if parser.parse_args().raw:
         ends = time.monotonic() + DEADLINE
-        children = {"nvml": _Child(ask_nvml), "ucx": _Child(ask_ucx)}
-        facts = {name: child.answer(ends) for name, child in children.items()}
+        questions = {"nvml": Question("NVML", ask_nvml), "ucx": Question("UCX", ask_ucx)}
+        facts = {name: question.answer(ends) for name, question in questions.items()}
     else:
         facts = probe()
     print(json.dumps(facts, indent=2))

@@ -33,13 +33,7 @@ def to_ranges(numbers: Iterable[int]) -> str:
 
 
 def from_ranges(text: str) -> set[int]:
-    """Return the numbers in a list such as ``0-15,32``.
-
-    Raises
-    ------
-    ValueError
-        If the text is no such list.
-    """
+    """Return the numbers in a list such as ``0-15,32``."""
     numbers: set[int] = set()
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")
@@ -48,7 +42,7 @@ def from_ranges(text: str) -> set[int]:
 
 
 def read(path: Path) -> str:
-    """Return a small file's text without the spaces around it, or nothing if it is not there or answers an error.
+    """Return a small file's text, or nothing if it is not there or answers an error.
 
     Files of /sys answer with errors of their own: the ``speed`` of an interface that is down is EINVAL.
     """
@@ -71,13 +65,7 @@ class Position(NamedTuple):
 
 
 def sysfs_bus_id(bus_id: str) -> str:
-    """Return a PCI address as the kernel writes it: NVML's ``00000000:1D:00.0`` is ``0000:1d:00.0``.
-
-    Raises
-    ------
-    ValueError
-        If the text is no PCI address.
-    """
+    """Return a PCI address as the kernel writes it: NVML's ``00000000:1D:00.0`` is ``0000:1d:00.0``."""
     domain, bus, device = bus_id.strip().split(":")
     return f"{int(domain, 16):04x}:{bus.lower()}:{device.lower()}"
 
@@ -118,13 +106,7 @@ def _number(path: Path) -> int | None:
 
 
 def rdma_ports(root: Path) -> list[dict[str, Any]]:
-    """Return the InfiniBand and RoCE ports (``/sys/class/infiniband``), one table a port, by name.
-
-    Raises
-    ------
-    OSError
-        If the folder is there and cannot be listed.
-    """
+    """Return the InfiniBand and RoCE ports (``/sys/class/infiniband``), one table a port, by name."""
     return [
         _port(device, port)
         for device in _listed(root / "sys/class/infiniband")
@@ -185,27 +167,17 @@ def interface_counters(root: Path) -> dict[str, dict[str, Any]]:
 
 
 def interfaces(root: Path) -> list[dict[str, Any]]:
-    """Return the network interfaces (``/sys/class/net``); IPv4 addresses only where ``root`` is this node's own ``/``.
-
-    Raises
-    ------
-    OSError
-        If the folder is there and cannot be listed.
-    """
+    """Return the network interfaces (``/sys/class/net``); IPv4 addresses only of this node's own ``/``."""
     own = addresses() if root == Path("/") else {}
     tables = []
-    for path in _listed(root / "sys/class/net"):
-        if not path.is_dir():
-            continue  # /sys/class/net/bonding_masters is a file
-        number, flags, speed = (read(path / name) for name in ("type", "flags", "speed"))
-        kind = int(number or 0)
-        megabits = int(speed) if re.fullmatch("[0-9]+", speed) else 0  # -1 or an error: not known
+    for path in filter(Path.is_dir, _listed(root / "sys/class/net")):  # bonding_masters is a file
+        kind, flags, speed = (read(path / name) for name in ("type", "flags", "speed"))
         tables.append(
             {
                 "name": path.name,
-                "kind": _KINDS.get(kind, f"type {kind}"),
+                "kind": _KINDS.get(int(kind or 0), f"type {kind or 0}"),
                 "address": read(path / "address"),
-                "megabits": megabits,
+                "megabits": int(speed) if re.fullmatch("[0-9]+", speed) else 0,  # -1 or an error: not known
                 "mtu": int(read(path / "mtu") or 0),
                 "up": bool(int(flags or "0", 16) & 1),  # IFF_UP
                 "state": read(path / "operstate"),
@@ -254,13 +226,7 @@ def cpus() -> dict[str, Any]:
 
 
 def memory(root: Path) -> dict[str, Any]:
-    """Return sizes in bytes: the node's memory, what the control groups leave this process (None: all), and /dev/shm.
-
-    Raises
-    ------
-    OSError, ValueError
-        If /proc/meminfo or /dev/shm cannot be read.
-    """
+    """Return bytes: the node's memory, what the control groups leave this process (None: all), and /dev/shm."""
     match = re.search(r"^MemTotal:\s*([0-9]+) kB", (root / "proc/meminfo").read_text(), re.MULTILINE)
     if match is None:
         raise ValueError("/proc/meminfo has no MemTotal")
@@ -275,18 +241,15 @@ def cgroup_memory_limit(root: Path) -> int | None:
     Version 2 and version 1 are read; Slurm's limit is on the step's or the job's group, above the task's own.
     """
     limits: list[int] = []
+    places = {"": ("", "memory.max"), "memory": ("memory", "memory.limit_in_bytes")}  # by controller
     for line in read(root / "proc/self/cgroup").splitlines():
         _, controllers, group = line.split(":", 2)
-        if controllers == "":
-            top, name = root / "sys/fs/cgroup", "memory.max"
-        elif "memory" in controllers.split(","):
-            top, name = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes"
-        else:
-            continue
-        inner = Path(group.strip("/"))
-        groups = [] if ".." in inner.parts else [inner, *inner.parents]  # "..": outside what this container sees
-        texts = [read(top / part / name) for part in groups or [Path()]]
-        limits += [int(text) for text in texts if text.isdigit() and int(text) < _NO_LIMIT]
+        for folder, name in (places[key] for key in places.keys() & set(controllers.split(","))):
+            inner = Path(group.strip("/"))
+            # "..": outside what this container sees
+            groups = [Path()] if ".." in inner.parts else [inner, *inner.parents]
+            texts = [read(root / "sys/fs/cgroup" / folder / part / name) for part in groups]
+            limits += [int(text) for text in texts if text.isdigit() and int(text) < _NO_LIMIT]
     return min(limits, default=None)
 
 
@@ -299,21 +262,15 @@ def modules(root: Path) -> dict[str, Any]:
     that /sys shows.
     """
     folder = root / "sys/module"
-    there = [name for name in ("nvidia_peermem", "nv_peer_mem") if (folder / name).is_dir()]
     version = read(root / "proc/driver/nvidia/version")
     opened = "Open Kernel Module" in version if version else None
-    if opened and _release(read(root / "proc/sys/kernel/osrelease")) >= (5, 12):
-        there.append("dmabuf")
+    release = [int(number) for number in re.findall(r"[0-9]+", read(root / "proc/sys/kernel/osrelease"))[:2]]
+    there = [name for name in ("nvidia_peermem", "nv_peer_mem") if (folder / name).is_dir()]
     return {
         "nvidia": read(folder / "nvidia/version") if (folder / "nvidia").is_dir() else None,
         "open_driver": opened,
         "gdrcopy": (folder / "gdrdrv").is_dir(),
-        "gpudirect": there,
+        "gpudirect": [*there, *(["dmabuf"] if opened and release >= [5, 12] else [])],
         "verbs": [path.name for path in _listed(root / "dev/infiniband") if path.name.startswith("uverbs")],
         "rdma_cm": (root / "dev/infiniband/rdma_cm").exists(),
     }
-
-
-def _release(text: str) -> tuple[int, int]:
-    match = re.match(r"([0-9]+)\.([0-9]+)", text)
-    return (int(match[1]), int(match[2])) if match else (0, 0)

@@ -1,7 +1,7 @@
 """Which network port lies nearest to which GPU, and what UCX must be told so that it uses that one.
 
-Distances are those of ``nvidia-smi topo -m``, computed from the kernel's PCI tree (``/sys/bus/pci/devices``), so that
-they are known where that program is not there. All works on the facts of `hpcml.node.hardware.probe`.
+Distances are those of ``nvidia-smi topo -m``, computed from the PCI tree in a probe's facts, so that they are known
+where that program is not there.
 
 What ``UCX_NET_DEVICES`` must hold. UCX uses only the listed devices (openucx.readthedocs.io, FAQ, "Which network
 devices does UCX use?"); shared memory and CUDA IPC are not network devices and stay. But connections between Dask
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from hpcml.node.hardware.sysfs import Position, sysfs_bus_id
@@ -45,11 +46,7 @@ def distance(a: Position, b: Position) -> str:
     ``PIX``: at most one PCIe switch between them; ``PXB``: several, but not the host bridge; ``PHB``: the host bridge;
     ``NODE``: host bridges of one NUMA node; ``SYS``: NUMA nodes. Two devices without a known NUMA node count as of one.
     """
-    common = 0
-    for left, right in zip(a.path, b.path, strict=False):
-        if left != right:
-            break
-        common += 1
+    common = len([*takewhile(lambda ends: ends[0] == ends[1], zip(a.path, b.path, strict=False))])
     if common == 0:
         return "NODE" if a.numa == b.numa else "SYS"
     if common == 1:
@@ -64,11 +61,6 @@ def nearest_nics(gpus: Mapping[str, Position], nics: Mapping[str, Position]) -> 
     Every GPU gets a port of its nearest tier (same PCIe switch, else same NUMA node, else any). Within a tier the GPUs
     are spread evenly over the ports; then the nearer port wins, then the order of the arguments, so that the same node
     always gives the same answer. Where there are ports enough to give every GPU one more of its tier, it gets them.
-
-    Parameters
-    ----------
-    gpus, nics
-        Positions by name, in the order that decides between equals.
     """
     chosen: dict[str, list[str]] = {gpu: [] for gpu in gpus}
     if not gpus:
@@ -136,55 +128,28 @@ def usable_ports(ports: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     )
 
 
-def interface_of(facts: Mapping[str, Any], address: str) -> str:
-    """Return the network interface of a node's probe that has an IPv4 address.
-
-    Raises
-    ------
-    NoAffinityError
-        If none has it.
-    """
-    for interface in facts.get("interfaces", []):
-        if address in interface["ipv4"]:
-            return str(interface["name"])
-    raise NoAffinityError(f"no network interface of this node has the address {address}")
-
-
-def bus_of(gpu: str, facts: Mapping[str, Any]) -> str:
-    """Return the PCI address of a GPU of a node's probe.
-
-    Parameters
-    ----------
-    gpu
-        Its PCI address, its index, its UUID or the beginning of that: all that ``CUDA_VISIBLE_DEVICES`` may hold.
-    facts
-        The node's probe.
-
-    Raises
-    ------
-    NoAffinityError
-        If the probe has no such GPU, or its place in the PCI tree is not known.
-    """
-    bus = sysfs_bus_id(gpu) if gpu.count(":") == 2 else ""
-    for found in facts.get("gpus", []):
-        if (bus or gpu) in (found["bus_id"], str(found["index"])) or (
-            gpu[:4] == "GPU-" and found["uuid"].startswith(gpu)
-        ):
-            if not found["pci"]:
+def _bus_of(gpu: str, facts: Mapping[str, Any]) -> str:
+    """Return the PCI address of a GPU of a node's probe, given by all that ``CUDA_VISIBLE_DEVICES`` may hold."""
+    bus = sysfs_bus_id(gpu) if gpu.count(":") == 2 else gpu
+    for entry in facts.get("gpus", []):
+        named = bus in (entry["bus_id"], str(entry["index"]))
+        if named or (gpu.startswith("GPU-") and entry["uuid"].startswith(gpu)):
+            if not entry["pci"]:
                 raise NoAffinityError(f"the place of GPU {gpu} in the PCI tree is not known")
-            return str(found["bus_id"])
+            return str(entry["bus_id"])
     raise NoAffinityError(f"the probe of this node has no GPU {gpu}")
 
 
-def ucx_net_devices(gpu: str, facts: Mapping[str, Any], address: str) -> str:
-    """Return the value of ``UCX_NET_DEVICES`` for the worker of one GPU, as ``mlx5_2:1,ib0``.
+def ucx_environment(gpu: str, facts: Mapping[str, Any], address: str) -> dict[str, str]:
+    """Return the variables for the worker of one GPU when the profile asks for ``network.nic_affinity = "pcie"``.
 
-    It works only together with `EVERYWHERE` in all processes of the run; the module's docstring says why.
+    ``UCX_NET_DEVICES`` (``mlx5_2:1,ib0``) works only together with `EVERYWHERE` in all processes of the run; the
+    module's docstring says why.
 
     Parameters
     ----------
     gpu
-        The worker's GPU: its PCI address, index or UUID.
+        The worker's GPU: its PCI address, its index, its UUID or the beginning of that.
     facts
         This node's probe.
     address
@@ -197,22 +162,17 @@ def ucx_net_devices(gpu: str, facts: Mapping[str, Any], address: str) -> str:
         GPU's port would then not reach another GPU's on the next node, and UCX would fall back to TCP), or no interface
         has the address.
     """
-    bus = bus_of(gpu, facts)
-    gpus = {found["bus_id"]: Position.of(found["pci"]) for found in facts.get("gpus", []) if found["pci"]}
+    bus = _bus_of(gpu, facts)
     ports = usable_ports(facts.get("infiniband", []))
     if not ports:
         raise NoAffinityError("this node has no active InfiniBand or RoCE port")
     subnets = sorted({port["subnet"] for port in ports if port["link_layer"] == "InfiniBand"})
     if len(subnets) > 1:
         raise NoAffinityError(f"the InfiniBand ports belong to different subnets ({', '.join(subnets)})")
+    interface = next((one["name"] for one in facts.get("interfaces", []) if address in one["ipv4"]), None)
+    if interface is None:
+        raise NoAffinityError(f"no network interface of this node has the address {address}")
+    gpus = {entry["bus_id"]: Position.of(entry["pci"]) for entry in facts.get("gpus", []) if entry["pci"]}
     nics = {port["name"]: Position.of(port["pci"]) for port in ports}
     near = nearest_nics(dict(sorted(gpus.items())), nics)[bus]
-    return ",".join([*near, interface_of(facts, address)])
-
-
-def ucx_environment(gpu: str, facts: Mapping[str, Any], address: str) -> dict[str, str]:
-    """Return the variables for the worker of one GPU when the profile asks for ``network.nic_affinity = "pcie"``.
-
-    The arguments and errors are those of `ucx_net_devices`.
-    """
-    return {"UCX_NET_DEVICES": ucx_net_devices(gpu, facts, address), **EVERYWHERE}
+    return {"UCX_NET_DEVICES": ",".join([*near, interface]), **EVERYWHERE}
