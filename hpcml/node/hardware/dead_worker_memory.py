@@ -14,6 +14,7 @@ process of the same number only, so a node's worker task never gives a dead work
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import sys
 import time
@@ -52,13 +53,7 @@ class MappedRange(NamedTuple):
 
 
 def mark() -> tuple[Marker, Any]:
-    """Write a marker into this process's memory pool; return it and the buffer, which must be kept.
-
-    Raises
-    ------
-    MarkError
-        If CUDA refuses.
-    """
+    """Write a marker into this process's memory pool; return it and the buffer, which must be kept."""
     import rmm
 
     driver = _driver()
@@ -72,21 +67,14 @@ def release(marker: Marker) -> int:
     """Close this process's mappings of the memory that holds a marker; return how many bytes they were.
 
     The GPU finishes all that this process has given it first, so nothing reads through a mapping that goes.
-
-    Raises
-    ------
-    MarkError
-        If CUDA refuses.
     """
     driver = _driver()
-    released = 0
     held = [mapping for mapping in _mappings(driver) if _content(driver, mapping, marker) == marker.text]
     if held:
         _called(driver.cuCtxSynchronize())
     for mapping in held:
         _called(driver.cuIpcCloseMemHandle(mapping.start))
-        released += mapping.size
-    return released
+    return sum(mapping.size for mapping in held)
 
 
 def _driver() -> Any:
@@ -136,11 +124,8 @@ def _mappings(driver: Any) -> Iterator[MappedRange]:
 
 def _reserved(maps: str) -> Iterator[tuple[int, int]]:
     """Yield the ranges of private memory without a file and without rights, from /proc/self/maps."""
-    for line in maps.splitlines():
-        fields = line.split()
-        if len(fields) == 5 and fields[1] == "---p":
-            low, _, high = fields[0].partition("-")
-            yield int(low, 16), int(high, 16)
+    for low, high in re.findall(r"^([0-9a-f]+)-([0-9a-f]+) ---p \S+ \S+ \S+ *$", maps, re.MULTILINE):
+        yield int(low, 16), int(high, 16)
 
 
 def _content(driver: Any, mapping: MappedRange, marker: Marker) -> str:
@@ -159,8 +144,7 @@ class Holder:
     """
 
     def __init__(self, worker: Worker, pool: Pool) -> None:
-        self._worker = worker
-        self._pool = pool
+        self._worker, self._pool = worker, pool
         self._buffer: Any = None
         self._tasks: set[asyncio.Task[None]] = set()
         worker.stream_handlers[ASK] = self._asked

@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 CPU = ("cryptography", "dask.array", "dask.dataframe", "distributed")
@@ -44,37 +45,40 @@ def failures(modules: tuple[str, ...]) -> dict[str, str]:
 def mounted() -> list[str]:
     """Return where folders and files of the host are mounted over the image."""
     places = []
-    with open("/proc/self/mountinfo", encoding="utf-8") as file:
-        for line in file:
-            before, _, after = line.partition(" - ")
-            place, kind = before.split()[4], after.split()[0]
-            if place != "/" and kind not in KERNELS and not place.startswith((DRIVER, "/proc", "/sys", "/dev")):
-                places.append(place)
+    for line in pathlib.Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
+        before, _, after = line.partition(" - ")
+        place, kind = before.split()[4], after.split()[0]
+        if place != "/" and kind not in KERNELS and not place.startswith((DRIVER, "/proc", "/sys", "/dev")):
+            places.append(place)
     return places
 
 
-def outside(places: list[str]) -> list[str]:
-    """Return the libraries and modules in use that are the host's and not the image's."""
-    used = {module.__file__ for module in list(sys.modules.values()) if getattr(module, "__file__", None)}
-    with open("/proc/self/maps", encoding="utf-8") as file:
-        used |= {words[5].strip() for line in file if len(words := line.split(maxsplit=5)) == 6 and ".so" in words[5]}
-    hosts = [path for path in used if path and any(path == place or path.startswith(f"{place}/") for place in places)]
-    return sorted(hosts)[:8]
+def within(paths: Iterable[str], places: list[str]) -> list[str]:
+    """Return the paths that lie in one of these places, and are the host's and not the image's."""
+    return [path for path in paths if any(path == place or path.startswith(f"{place}/") for place in places)]
+
+
+def loaded() -> set[str]:
+    """Return the files of the modules and libraries that are in use."""
+    paths = {module.__file__ or "" for module in list(sys.modules.values()) if hasattr(module, "__file__")}
+    lines = pathlib.Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    fields = (line.split(maxsplit=5) for line in lines)
+    return paths | {parts[5].strip() for parts in fields if len(parts) == 6 and ".so" in parts[5]}
 
 
 def verbs() -> str:
     """Return why InfiniBand's library cannot be loaded, or nothing."""
-    try:
-        ctypes.CDLL("libibverbs.so.1")
-    except OSError as error:
-        path = f"{sys.prefix}/lib/libibverbs.so.1"
-        if not os.path.exists(path):
-            return str(error)
+    reason = ""
+    for path in ("libibverbs.so.1", f"{sys.prefix}/lib/libibverbs.so.1"):
+        if path.startswith("/") and not os.path.exists(path):
+            break
         try:
             ctypes.CDLL(path)
-        except OSError as inner:
-            return str(inner)
-    return ""
+        except OSError as error:
+            reason = str(error)
+        else:
+            return ""
+    return reason
 
 
 def driver() -> str:
@@ -100,30 +104,21 @@ def compute() -> str:
 
 def main(gpu: bool) -> None:
     """Print the facts as one line of JSON."""
+    folders = (f"{sys.prefix[1:]}/lib/ucx", "usr/lib/*/ucx", "usr/lib/ucx", "opt/ucx/lib/ucx")
+    modules = [path for folder in folders for path in pathlib.Path("/").glob(f"{folder}/libuct_*.so*")]
     facts: dict[str, Any] = {
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
         "failed": failures((*CPU, *GPU) if gpu else CPU),
         "absent": [name for name in GPU if importlib.util.find_spec(name) is None],
-        "versions": {name: found for name in NAMES if (found := version(name))},
+        "versions": {name: number for name in NAMES if (number := version(name))},
         "verbs": verbs(),
-        "ucx_modules": sorted(
-            {
-                path.name.removeprefix("libuct_").partition(".")[0]
-                for place in (f"{sys.prefix[1:]}/lib/ucx", "usr/lib/*/ucx", "usr/lib/ucx", "opt/ucx/lib/ucx")
-                for path in pathlib.Path("/").glob(f"{place}/libuct_*.so*")
-            }
-        ),
+        "ucx_modules": sorted({path.name.removeprefix("libuct_").partition(".")[0] for path in modules}),
         "compute": compute() if gpu else "",
         "driver": driver() if gpu else "",
-        "library_path": [entry for entry in os.environ.get("LD_LIBRARY_PATH", "").split(":") if entry],
     }
     places = mounted()
-    facts["outside"] = outside(places)
-    facts["library_path"] = [
-        entry
-        for entry in facts["library_path"]
-        if any(entry == place or entry.startswith(f"{place}/") for place in places)
-    ]
+    facts["outside"] = sorted(within(loaded(), places))[:8]
+    facts["library_path"] = within(filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")), places)
     print("\n" + json.dumps(facts), flush=True)
 
 

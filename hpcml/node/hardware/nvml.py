@@ -106,6 +106,7 @@ def _ask_gpu(nvml: Any, index: int, handles: Mapping[int, Any]) -> dict[str, Any
     for fact, function, arguments, convert in _GPU_QUESTIONS:
         answer = ask(fact, function, handle, *arguments)
         facts[fact] = ("" if convert is _text else None) if answer is None else convert(answer)
+    facts["bus_id"] = facts.pop("pci") or ""
     parts = []
     if facts["mig"] and facts["mig"][0]:  # an index without a MIG device answers "not found"
         numbers = range(quietly("", "nvmlDeviceGetMaxMigDeviceCount", handle) or 0)
@@ -121,7 +122,6 @@ def _ask_gpu(nvml: Any, index: int, handles: Mapping[int, Any]) -> dict[str, Any
     }
     return {
         **facts,
-        "bus_id": facts.pop("pci") or "",
         "mig_devices": [_text(quietly("", "nvmlDeviceGetUUID", part)) for part in parts if part is not None],
         "nvlinks": links,
         "p2p": p2p,
