@@ -37,9 +37,16 @@ class EventLog:
             print(f"hpcml: the log of events cannot be written ({error.strerror}): {line}", file=sys.stderr)
 
 
+_STATES = {errors.TIME_LIMIT: "TIMEOUT", errors.CANCELLED: "CANCELLED", errors.PREEMPTED: "PREEMPTED"}
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How the run ended: the exit status, who decided it, one sentence, a next step and lines that show it."""
+    """How the run ended: the exit status, who decided it, one sentence, a next step and lines that show it.
+
+    ``ended_as`` is Slurm's word for it where exit status and ``by`` do not tell: OUT_OF_MEMORY, or CANCELLED of a
+    script that was told to end and ended with 0.
+    """
 
     exit_status: int
     phase: str
@@ -47,17 +54,28 @@ class Outcome:
     reason: str
     hint: str = ""
     quote: tuple[str, ...] = ()
+    ended_as: str = ""
 
-    def write(self, context: Context, state: str, warnings: Sequence[str] = ()) -> None:
-        """Write status.json, the first source of how a run ended; ``state`` is ending or ended."""
+    @property
+    def state(self) -> str:
+        """The run's state in Slurm's words."""
+        if self.ended_as or not self.exit_status:
+            return self.ended_as or "COMPLETED"
+        if self.by == "scheduler" and self.exit_status == errors.ALLOCATION_LOST:
+            return "NODE_FAIL"
+        return "FAILED" if self.by == "script" else _STATES.get(self.exit_status, "FAILED")
+
+    def write(self, context: Context, warnings: Sequence[str] = (), *, over: bool = True) -> None:
+        """Write status.json, the first source of how a run ended; it is not over while the roles are torn down."""
         facts = {
-            "state": state,
+            "over": over,
+            "state": self.state,
             "time": round(time.time(), 3),
             "attempt": context.number,
-            "status": self.exit_status,
+            "exit_status": self.exit_status,
             "phase": self.phase,
             "by": self.by,
-            "reason": self.reason,
+            "message": self.reason,
             "hint": self.hint,
             "quote": list(self.quote),
             "warnings": list(warnings),

@@ -50,6 +50,7 @@ class Outcome(NamedTuple):
     """How an attempt ended (status.json); ``over`` is False while the roles are still torn down."""
 
     over: bool
+    state: str
     attempt: int
     exit_status: int
     by: str
@@ -152,11 +153,12 @@ def outcome(run: directories.Run) -> Outcome | None:
     with complete(run.paths.directory):
         table = Table(facts)
         return Outcome(
-            {"ending": False, "ended": True}[table.get("state", str)],
+            table.get("over", bool),
+            table.get("state", str),
             table.get("attempt", int, 0),
-            table.get("status", int),
+            table.get("exit_status", int),
             table.get("by", str),
-            table.get("reason", str),
+            table.get("message", str),
             table.get("hint", str),
             table.texts("quote"),
         )

@@ -28,19 +28,21 @@ LOOK = 0.15  # seconds between looks at a run's files
 FIRST_ASK_AFTER_START = 7.0  # seconds that a run's own events are trusted at first, before Slurm is asked again
 
 _REPLACED = "not there, or not yours: "  # how the batch script begins to say that the run's folder is another now
-_OUT_OF_MEMORY = "(out of memory)"  # in the sentence of a script that the kernel killed for want of memory
 
-_SLURM_ENDS = {
-    "TIMEOUT": (TIME_LIMIT, "the time limit was reached"),
-    "DEADLINE": (TIME_LIMIT, "the job's deadline was reached"),
-    "CANCELLED": (CANCELLED, "the job was cancelled"),
-    "OUT_OF_MEMORY": (137, "Slurm says that a process of the job was killed for want of memory (OUT_OF_MEMORY)"),
-    "NODE_FAIL": (ALLOCATION_LOST, "a node of the allocation failed"),
-    "BOOT_FAIL": (ALLOCATION_LOST, "a node did not boot"),
-    "PREEMPTED": (PREEMPTED, "the job was preempted: Slurm gave its nodes to another (PREEMPTED)"),
-    "REVOKED": (ALLOCATION_LOST, "the job was revoked"),
+_SLURM_ENDS = {  # the exit status and the sentence of an end that the run itself could not write, and the run's state
+    "TIMEOUT": (TIME_LIMIT, "the time limit was reached", "TIMEOUT"),
+    "DEADLINE": (TIME_LIMIT, "the job's deadline was reached", "TIMEOUT"),
+    "CANCELLED": (CANCELLED, "the job was cancelled", "CANCELLED"),
+    "OUT_OF_MEMORY": (
+        137,
+        "Slurm says that a process of the job was killed for want of memory (OUT_OF_MEMORY)",
+        "OUT_OF_MEMORY",
+    ),
+    "NODE_FAIL": (ALLOCATION_LOST, "a node of the allocation failed", "NODE_FAIL"),
+    "BOOT_FAIL": (ALLOCATION_LOST, "a node did not boot", "NODE_FAIL"),
+    "PREEMPTED": (PREEMPTED, "the job was preempted: Slurm gave its nodes to another (PREEMPTED)", "PREEMPTED"),
+    "REVOKED": (ALLOCATION_LOST, "the job was revoked", "FAILED"),
 }
-_NODE_FAILURES = ("", "NODE_FAIL", "BOOT_FAIL")  # Slurm's words of a job that lost its nodes; none: it was not asked
 
 _STATES = {
     "refused": "REFUSED",
@@ -50,15 +52,14 @@ _STATES = {
     "running": "RUNNING",
     "ending": "RUNNING",
 }
-_STATES_BY_EXIT = {TIME_LIMIT: "TIMEOUT", CANCELLED: "CANCELLED", PREEMPTED: "PREEMPTED"}
 
 
 class Status(NamedTuple):
     """A run at one moment.
 
     ``phase`` is refused, unknown, queued, starting, running, ending or ended. ``workers`` are there of ``expected``.
-    ``times`` are its events' in seconds since 1970. ``silent`` is why Slurm could not be asked; all else is then from
-    the run's own files.
+    ``times`` are its events' in seconds since 1970. ``ended_as`` is Slurm's word for its end. ``silent`` is why Slurm
+    could not be asked; all else is then from the run's own files.
     """
 
     run: str
@@ -85,6 +86,7 @@ class Status(NamedTuple):
     jupyter: str = ""
     times: Mapping[str, float] = {}
     exit_status: int | None = None
+    ended_as: str = ""
     by: str = ""
     hint: str = ""
     quote: tuple[str, ...] = ()
@@ -96,13 +98,7 @@ class Status(NamedTuple):
         """The run's state in Slurm's words; REFUSED and UNKNOWN where there is no job that has one."""
         if self.phase != "ended":
             return _STATES[self.phase]
-        if self.exit_status == 0:
-            return "COMPLETED"
-        if self.job_state == "OUT_OF_MEMORY" or _OUT_OF_MEMORY in self.message:
-            return "OUT_OF_MEMORY"
-        if self.by == "scheduler" and self.exit_status == ALLOCATION_LOST and self.job_state in _NODE_FAILURES:
-            return "NODE_FAIL"
-        return "FAILED" if self.by == "script" else _STATES_BY_EXIT.get(self.exit_status or 0, "FAILED")
+        return "OUT_OF_MEMORY" if self.exit_status and self.job_state == "OUT_OF_MEMORY" else self.ended_as
 
     @property
     def over(self) -> bool:
@@ -111,7 +107,8 @@ class Status(NamedTuple):
 
     def as_json(self) -> dict[str, object]:
         """Return the status as a JSON-ready mapping."""
-        return {"run": self.run, "state": self.state, **self._asdict()}
+        facts = {"run": self.run, "state": self.state, **self._asdict()}
+        return {name: value for name, value in facts.items() if name != "ended_as"}
 
 
 def status(run: directories.Run, known: JobState | None = None, *, ask: bool = True) -> Status:
@@ -177,6 +174,7 @@ def _from_files(run: directories.Run, record: RunRecord) -> Status:
             phase="ended" if end.over else "ending",
             message=end.message,
             exit_status=end.exit_status,
+            ended_as=end.state,
             by=end.by,
             hint=end.hint,
             quote=end.quote,
@@ -322,7 +320,9 @@ def _step_ended(own: Status, run: directories.Run, record: RunRecord, node: str,
     return current._replace(hint=hint, quote=log or current.quote)
 
 
-def _lost(own: Status, run: directories.Run, record: RunRecord, exit_status: int, message: str) -> Status:
+def _lost(
+    own: Status, run: directories.Run, record: RunRecord, exit_status: int, message: str, state: str = "FAILED"
+) -> Status:
     quote = files.tail(run.paths.job_log)
     hint = f"The job's own log: {run.paths.job_log}."
     if room := directories.full(run.paths.directory):
@@ -335,7 +335,8 @@ def _lost(own: Status, run: directories.Run, record: RunRecord, exit_status: int
                 f"BASH_ENV was set: bash reads {record.bash_env} before the batch script. Does it call exit, or fail? "
                 f"Otherwise: {hint[0].lower()}{hint[1:]}"
             )
-    return own._replace(phase="ended", message=message, exit_status=exit_status, by="scheduler", quote=quote, hint=hint)
+    end = own._replace(phase="ended", message=message, exit_status=exit_status, ended_as=state, by="scheduler")
+    return end._replace(quote=quote, hint=hint)
 
 
 def follow(

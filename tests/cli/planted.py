@@ -44,13 +44,13 @@ def ring(path: Path) -> None:
 
 def kinds(path: Path) -> None:
     """Every value is of another kind than the one that is read."""
-    path.write_text(json.dumps({"state": 5, "status": "x", "exit_status": "x", "reason": {"a": 1}, "by": [], "hint": 7, "quote": "x", "job": ["1"],
+    path.write_text(json.dumps({"over": 5, "state": 5, "exit_status": "x", "message": {"a": 1}, "by": [], "hint": 7, "quote": "x", "job": ["1"],
                                 "inside": {"nodes": "many"}, "site": {"a": []}, "pid": "1; id", "started": 3, "event": []}) + "\n")  # fmt: skip
 
 
 def escapes(path: Path) -> None:
     text = ESCAPES
-    facts = {"state": "ended", "status": 3, "exit_status": 3, "reason": text, "by": text, "hint": text, "quote": [text, text], "job": "1", "site": text,
+    facts = {"over": True, "state": "FAILED", "exit_status": 3, "message": text, "by": text, "hint": text, "quote": [text, text], "job": "1", "site": text,
              "inside": {}, "error": text}  # fmt: skip
     path.write_text(json.dumps(facts) + "\n")
 

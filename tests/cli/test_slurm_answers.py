@@ -293,7 +293,7 @@ def test_a_run_that_is_put_back_into_the_queue_has_not_ended(world: World) -> No
     directory = running(world)
     record = json.loads((directory / "submission.json").read_text())
     (directory / "submission.json").write_text(json.dumps({**record, "requeue": True}))
-    end = {"state": "ended", "status": errors.PREEMPTED, "reason": "the job was preempted", "by": "scheduler", "hint": "",
+    end = {"over": True, "state": "PREEMPTED", "exit_status": errors.PREEMPTED, "message": "the job was preempted", "by": "scheduler", "hint": "",
            "quote": [], "attempt": 0}  # fmt: skip
     (directory / "status.json").write_text(json.dumps(end))
     for state, seen in (("COMPLETING", "RUNNING"), ("PENDING", "PENDING"), ("PREEMPTED", "PREEMPTED")):

@@ -81,7 +81,7 @@ class Run:
 
     def why(self) -> str:
         """Return why it ended as it did, with the last lines of what it printed."""
-        return f"exit status {self.status}: {self.table('status.json').get('reason', '')}\n{last_lines(self.output)}"
+        return f"exit status {self.status}: {self.table('status.json').get('message', '')}\n{last_lines(self.output)}"
 
     def must_be(self, status: int = 0) -> None:
         """Refuse a run that ended otherwise.

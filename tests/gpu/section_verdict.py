@@ -45,7 +45,7 @@ def _judge(
     wires = {scope: verdict.get(scope) or {} for scope in ("within", "across")}
     figures = {
         "status": run.status, "line": verdict["line"], "verdict_ok": verdict["ok"], "check_s": facts.get("seconds"),
-        "reason": run.table("status.json").get("reason", ""), "problem": event.get("problem", ""),
+        "reason": run.table("status.json").get("message", ""), "problem": event.get("problem", ""),
         **{f"{scope}_transports": ", ".join(wire.get("transports", ())) for scope, wire in wires.items()},
         **{f"{scope}_gib_s": round(wire.get("bandwidth", 0.0), 3) for scope, wire in wires.items()},
         "over": wires["within"].get("over", ""), "verdict": verdict,
@@ -82,5 +82,5 @@ def _strict(run: Run, verdict: dict[str, Any]) -> str:
     fast = bool((verdict.get("across") or {}).get("ok"))
     if fast:
         return "" if run.status == 0 else run.why()
-    reason = run.table("status.json").get("reason", "")
+    reason = run.table("status.json").get("message", "")
     return "" if run.status == REFUSED and reason else f"status {REFUSED} and a reason were expected: {run.why()}"

@@ -186,7 +186,7 @@ class Cluster:
         deadline = time.monotonic() + seconds
         path = directory / "status.json"
         while time.monotonic() < deadline:
-            if path.exists() and (found := json.loads(path.read_text()))["state"] == "ended":
+            if path.exists() and (found := json.loads(path.read_text()))["over"]:
                 return dict(found)
             time.sleep(0.05)
         pytest.fail(f"no end within {seconds} s; logs: {[p.read_text() for p in directory.glob('logs/*')]}")

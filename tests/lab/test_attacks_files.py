@@ -71,8 +71,8 @@ HOSTILE: dict[str, tuple[str, str]] = {
     "a pipe": ("pipe", ""),
     "a folder": ("folder", ""),
     "a ring of links": ("link", "plan.json"),
-    "other kinds": ("text", '{"state": 5, "reason": {}, "status": "x", "exit_status": "x", "quote": 3, "pid": "1", "job": [], "inside": 3, "event": []}\n'),
-    "escapes": ("text", json.dumps({"state": "ended", "status": 3, "exit_status": 3, "reason": ESCAPES, "by": ESCAPES, "hint": ESCAPES, "quote": [ESCAPES],
+    "other kinds": ("text", '{"over": 5, "state": 5, "message": {}, "exit_status": "x", "quote": 3, "pid": "1", "job": [], "inside": 3, "event": []}\n'),
+    "escapes": ("text", json.dumps({"over": True, "state": "FAILED", "exit_status": 3, "message": ESCAPES, "by": ESCAPES, "hint": ESCAPES, "quote": [ESCAPES],
                                     "job": ESCAPES, "site": ESCAPES, "error": ESCAPES, "inside": {}}) + "\n"),
 }  # fmt: skip
 

@@ -234,7 +234,7 @@ def target(cluster: Cluster) -> Iterator[Target]:
         time.sleep(0.1)
     yield Target(directory, json.loads(path.read_text()))
     (directory / "out/enough").touch()
-    assert cluster.wait_status(directory)["status"] == 0
+    assert cluster.wait_status(directory)["exit_status"] == 0
     assert "45" in (directory / "logs/driver.log").read_text()  # it survived all attacks
     cluster.wait_idle(60)
 

@@ -56,7 +56,7 @@ def test_code_edited_while_the_job_waits_does_not_change_the_run(cluster: Cluste
     cluster.write("held/helper.py", "NAME = 'edited'\n")
     cluster.write("held/main.py", "raise SystemExit('edited')\n")
     cluster.run("scancel", first)
-    assert cluster.wait_status(directory, 120)["status"] == 0
+    assert cluster.wait_status(directory, 120)["exit_status"] == 0
     assert said((directory / "logs/driver.log").read_text()) == ["as submitted"] * 4
 
 

@@ -59,7 +59,7 @@ def test_the_script_raises(cluster: Cluster) -> None:
 def test_the_script_is_killed(cluster: Cluster) -> None:
     ended = cluster.submit(CONNECT + "os.kill(os.getpid(), signal.SIGKILL)", "--nodes", "2")
     assert ended.code == 128 + signal.SIGKILL
-    assert ended.status["reason"] == "the script was killed by SIGKILL"
+    assert ended.status["message"] == "the script was killed by SIGKILL"
     assert slurm_exit(cluster, ended.directory) == "FAILED 137:0"
 
 
@@ -69,7 +69,7 @@ def test_the_script_runs_out_of_memory(cluster: Cluster) -> None:
     hog = "parts = []\nwhile True:\n    parts.append(bytearray(b'x' * (50 << 20)))\n"
     ended = cluster.submit(CONNECT + hog, "--nodes", "1", "--memory-per-node", "900M", "--cpus-per-node", "2")
     assert ended.code == 128 + signal.SIGKILL, ended.err
-    assert "out of memory" in ended.status["reason"]
+    assert "out of memory" in ended.status["message"]
     # Slurm itself marks a job in which something was killed for memory; the batch script's status is kept beside.
     assert slurm_exit(cluster, ended.directory) in ("OUT_OF_MEMORY 0:125", "FAILED 137:0")
 
@@ -92,9 +92,9 @@ def test_the_job_is_cancelled(cluster: Cluster, handles: bool) -> None:
     assert time.monotonic() - start < 8
     if handles:
         assert "saved with the cluster" in (directory / "logs/driver.log").read_text()
-        assert (status["status"], status["by"]) == (0, "script")
+        assert (status["exit_status"], status["by"], status["state"]) == (0, "script", "CANCELLED")
     else:
-        assert (status["status"], status["reason"]) == (errors.CANCELLED, "the run was cancelled")
+        assert (status["exit_status"], status["message"]) == (errors.CANCELLED, "the run was cancelled")
     assert cluster.job(job)["JobState"] == "CANCELLED"
 
 
@@ -119,8 +119,8 @@ def test_workers_that_die_for_good_end_the_run_where_the_policy_says_so(cluster:
         "murder = client.submit(lambda: os.kill(os.getpid(), signal.SIGKILL), workers=['n2'])\n" + WAIT)  # fmt: skip
     ended = cluster.submit(script, "--nodes", "2", "--set", "workers.on_loss=fail", "--set", "workers.restarts=0")
     assert ended.code == errors.ROLE_LOST, ended.err
-    assert "n2" in ended.status["reason"]
-    assert "SIGKILL" in ended.status["reason"]
+    assert "n2" in ended.status["message"]
+    assert "SIGKILL" in ended.status["message"]
 
 
 def test_a_job_that_is_suspended_goes_on(cluster: Cluster) -> None:
@@ -133,7 +133,7 @@ def test_a_job_that_is_suspended_goes_on(cluster: Cluster) -> None:
     time.sleep(4)
     assert cluster.job(job)["JobState"] == "SUSPENDED"
     assert cluster.run("scontrol", "resume", job, user="root").returncode == 0
-    assert cluster.wait_status(directory)["status"] == 0
+    assert cluster.wait_status(directory)["exit_status"] == 0
     assert "3" in (directory / "logs/driver.log").read_text()
 
 
@@ -144,8 +144,8 @@ def test_the_scheduler_is_killed(cluster: Cluster) -> None:
     os.kill(pid, signal.SIGKILL)
     start = time.monotonic()
     status = cluster.wait_status(directory)
-    assert (status["status"], status["phase"]) == (errors.ROLE_LOST, "driver")
-    assert "the Dask scheduler on n1 was lost" in status["reason"]
+    assert (status["exit_status"], status["phase"]) == (errors.ROLE_LOST, "driver")
+    assert "the Dask scheduler on n1 was lost" in status["message"]
     cluster.wait_idle(30)
     assert time.monotonic() - start < 12
 
@@ -155,7 +155,7 @@ def test_a_teardown_that_was_cut_short(cluster: Cluster) -> None:
     ended = cluster.submit("import sys\nsys.exit(3)\n", "--nodes", "1")
     cluster.wait_idle(20)
     path = ended.directory / "status.json"
-    path.write_text(json.dumps({**ended.status, "state": "ending"}))
+    path.write_text(json.dumps({**ended.status, "over": False}))
     assert cluster.run("hpcml", "logs", "-f", ended.directory.name, timeout=30).returncode == 0
     facts = json.loads(cluster.run("hpcml", "status", ended.directory.name, "--json").stdout)
     assert (facts["state"], facts["exit_status"], facts["by"]) == ("FAILED", 3, "script")
@@ -183,7 +183,7 @@ def test_a_slurmd_that_crashes_while_the_script_runs(cluster: Cluster) -> None:
     cluster.wait_event(directory, "driver-started")
     slurmd = int((cluster.lab.places.run / "slurmd-n1.pid").read_text())
     os.kill(slurmd, signal.SIGABRT)
-    assert cluster.wait_status(directory)["status"] == 0
+    assert cluster.wait_status(directory)["exit_status"] == 0
     assert "42" in (directory / "logs/driver.log").read_text()
     cluster.wait_idle(30)
     assert int((cluster.lab.places.run / "slurmd-n1.pid").read_text()) != slurmd

@@ -69,7 +69,7 @@ def test_exit_statuses_and_signals_come_out(cluster: Cluster, image: Path) -> No
     job, directory = cluster.detach("import time; time.sleep(300)", "--nodes", "2", "--image", str(image))
     cluster.wait_event(directory, "driver-started", 60)
     cluster.run("scancel", job)
-    assert cluster.wait_status(directory)["status"] == errors.CANCELLED
+    assert cluster.wait_status(directory)["exit_status"] == errors.CANCELLED
     assert cluster.wait_idle(30) < 30
     deadline = time.monotonic() + 15
     runs = ("squashfuse", "hpcml.node", "/code/", "image.sh")

@@ -80,7 +80,7 @@ def test_a_worker_task_that_is_killed_comes_back_with_its_workers(cluster: Clust
     os.kill(task, signal.SIGKILL)
     assert wait_for(lambda: not set(workers) & set(roles(cluster, "worker", "n2")), 10), "orphans compute on"
     cluster.run("touch", str(directory / "out/killed"))
-    assert cluster.wait_status(directory, 120)["status"] == 0, output(directory)
+    assert cluster.wait_status(directory, 120)["exit_status"] == 0, output(directory)
     assert cluster.wait_event(directory, "worker-task-killed")["node"] == "n2"
     assert output(directory).count("n2: the worker task was killed (exit status 137); it is started again") == 1
     assert "4950" in output(directory)
@@ -97,8 +97,8 @@ def test_a_worker_task_that_cannot_come_back_is_lost(cluster: Cluster, on_loss: 
     said = "n2 lost 2 workers for good: the worker task ended with exit status 137 (killed by SIGKILL); 2 of 4 workers are left."
     if on_loss == "fail":
         status = cluster.wait_status(directory)
-        assert (status["status"], status["warnings"]) == (errors.ROLE_LOST, [said])
-        assert "n2: the worker task ended with exit status 137" in status["reason"]
+        assert (status["exit_status"], status["warnings"]) == (errors.ROLE_LOST, [said])
+        assert "n2: the worker task ended with exit status 137" in status["message"]
     else:
         assert wait_for(lambda: said in output(directory), 10)
         shown = json.loads(cluster.run("hpcml", "status", "loses", "--json").stdout)
@@ -135,8 +135,8 @@ def test_the_step_of_the_workers_is_gone_while_the_script_runs(cluster: Cluster)
     directory = start(cluster, WAITS, *TWO_BY_TWO)
     os.kill(step(cluster, "worker"), signal.SIGKILL)
     status = cluster.wait_status(directory, 60)
-    assert status["status"] == errors.ROLE_LOST, status
-    assert "workers were lost: n1: " in status["reason"]
+    assert status["exit_status"] == errors.ROLE_LOST, status
+    assert "workers were lost: n1: " in status["message"]
     cluster.wait_idle(30)
 
 
@@ -165,5 +165,5 @@ def test_a_step_is_gone_while_its_role_is_awaited(cluster: Cluster, hangs: str, 
     cluster.wait_event(directory, "scheduler-up" if role == "worker" else "allocated", 60)
     os.kill(step(cluster, role), signal.SIGKILL)
     ended = cluster.wait_status(directory, 60)
-    assert ended["status"] == status, ended
+    assert ended["exit_status"] == status, ended
     cluster.wait_idle(30)

@@ -48,7 +48,7 @@ def test_an_interpreter_missing_on_one_node(cluster: Cluster, interpreter: str) 
     over_in_time(cluster, ended)
     assert "n3: the worker task ended with exit status 127" in ended.err
     assert "not found" in ended.err
-    assert "n2" not in ended.status["reason"]
+    assert "n2" not in ended.status["message"]
     assert ended.times()["torn-down"] - ended.times()["scheduler-up"] < 4  # known at once, not at the deadline
 
 
@@ -111,7 +111,7 @@ def test_a_node_that_slurm_knows_is_down(cluster: Cluster) -> None:
         assert "PENDING" in said
     finally:
         cluster.lab.node_up("n3")
-    assert cluster.wait_status(directory)["status"] == 0
+    assert cluster.wait_status(directory)["exit_status"] == 0
 
 
 def test_a_node_that_dies_unnoticed_before_the_start(cluster: Cluster) -> None:
@@ -122,7 +122,7 @@ def test_a_node_that_dies_unnoticed_before_the_start(cluster: Cluster) -> None:
         ended = cluster.submit(SCRIPT, *OPTIONS)
         assert time.monotonic() - start < DEADLINE + 15
         assert ended.code == errors.WORKERS_NEVER_CAME
-        assert "n3" in ended.status["reason"]
+        assert "n3" in ended.status["message"]
     finally:
         cluster.lab.node_up("n3")
 
@@ -132,7 +132,7 @@ def test_a_share_of_memory_that_is_too_small_is_named_before_a_worker_dies_of_it
     options = ("--site", "slurm", "--nodes", "2", "--set", "workers.per_node=64", "--set", "deadlines.workers=60s")
     ended = cluster.submit(SCRIPT, *options)
     assert ended.code == errors.WORKERS_NEVER_CAME, ended.err
-    reason = ended.status["reason"]
+    reason = ended.status["message"]
     assert "128 of 128 workers did not come" in reason
     each = r"the memory of this node gives each of its 64 workers \d+ MiB, and a worker needs \d+ MiB to start"
     assert re.search(f"n[12]: {each}", reason), reason

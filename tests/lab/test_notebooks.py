@@ -185,14 +185,14 @@ def test_its_ends(session: Lab) -> None:
     cluster.run("scancel", "--batch", "--signal=USR1", other.job)  # as Slurm does slurm.signal_lead before the limit
     cluster.wait_event(other.directory, "time-limit-near")
     cluster.run("scancel", other.job)
-    assert cluster.wait_status(other.directory)["status"] == 86  # cancelled, also when the limit was near
+    assert cluster.wait_status(other.directory)["exit_status"] == 86  # cancelled, also when the limit was near
     code = ("import sys; sys.path.insert(0, sys.argv[1]); from notebook_api import Jupyter\n"
             "print(Jupyter(sys.argv[2], open(sys.argv[3]).read()).request('POST', '/api/shutdown')[0])")  # fmt: skip
     done = cluster.run("python", "-c", code, str(cluster.work), session.facts["socket"], session.facts["token_file"],
                        node=session.facts["node"])  # fmt: skip
     assert done.stdout.strip() == "200", done.stderr
     found = cluster.wait_status(session.directory)
-    assert (found["status"], found["reason"]) == (0, "JupyterLab ended: it was shut down")
+    assert (found["exit_status"], found["message"]) == (0, "JupyterLab ended: it was shut down")
     cluster.wait_idle(60)
     assert cluster.job(session.job)["JobState"] == "COMPLETED"
     left = [(pid, line) for pid, line in cluster.lab.processes("alice") if "hpcml.node" in line]
@@ -218,5 +218,5 @@ def test_inside_an_image(cluster: Cluster, image: Path) -> None:
     )
     assert made.cells(*cells).split() == ["42", str(made.directory / "home")]
     cluster.run("scancel", made.job)
-    assert cluster.wait_status(made.directory)["status"] == 86
+    assert cluster.wait_status(made.directory)["exit_status"] == 86
     cluster.wait_idle(60)

@@ -89,7 +89,7 @@ def test_a_preempted_run_is_told_as_that(preempting: Cluster, partition: str) ->
     assert "the job was preempted" in done.stderr
     assert "cancelled" not in done.stderr.replace("CANCELLED", "")
     found = json.loads((directory_of(done) / "status.json").read_text())
-    assert (found["status"], found["by"]) == (errors.PREEMPTED, "scheduler")
+    assert (found["exit_status"], found["by"]) == (errors.PREEMPTED, "scheduler")
     assert "preempted" in preempting.run("hpcml", "status", f"gives-way-{partition}").stdout
 
 

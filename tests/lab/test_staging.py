@@ -158,8 +158,8 @@ def test_a_disk_that_fills_up_meanwhile(cluster: Cluster, image: Path) -> None:
         cluster.run("fallocate", "--length", "300M", "/tmp/small/other", node="n2", user="root")
         status = cluster.wait_status(directory)
         cluster.run("rm", "/tmp/small/other", node="n2", user="root")
-    assert status["status"] == errors.IMAGE
-    assert status["reason"].startswith(("a node's disk is full (/tmp/small)", "sbcast could not copy the image")), (
+    assert status["exit_status"] == errors.IMAGE
+    assert status["message"].startswith(("a node's disk is full (/tmp/small)", "sbcast could not copy the image")), (
         status
     )
     assert cluster.wait_idle(30) < 30

@@ -52,5 +52,5 @@ def test_a_suspended_job_does_not_hang(cluster: Cluster) -> None:
     time.sleep(2)
     assert not (directory / "status.json").exists()
     status = cluster.wait_status(directory, 60)  # then the time that it ran itself is over
-    assert status["status"] == errors.IDLE, status
+    assert status["exit_status"] == errors.IDLE, status
     assert not [words for words in status["warnings"] if "answered" in words], status

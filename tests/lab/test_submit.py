@@ -53,7 +53,7 @@ def test_the_scripts_own_modules_reach_the_workers(cluster: Cluster) -> None:
     done = cluster.run("hpcml", "submit", "--nodes", "2", "--detach", "--json", str(cluster.work / "project/main.py"))
     cluster.write("project/helper.py", "raise SystemExit('edited')\n")
     directory = Path(json.loads(done.stdout)["directory"])
-    assert cluster.wait_status(directory)["status"] == 0
+    assert cluster.wait_status(directory)["exit_status"] == 0
     assert "42" in (directory / "logs/driver.log").read_text()
 
 
@@ -127,7 +127,7 @@ def test_submit_from_inside_a_job(cluster: Cluster) -> None:
     )
     assert done.returncode == 0, (cluster.work / "outer.log").read_text()
     directory = Path(json.loads((cluster.work / "outer.log").read_text())["directory"])
-    assert cluster.wait_status(directory)["status"] == 0
+    assert cluster.wait_status(directory)["exit_status"] == 0
     assert "inner 2" in (directory / "logs/driver.log").read_text()
 
 
@@ -176,7 +176,7 @@ def test_ctrl_c_detaches_and_the_run_goes_on(cluster: Cluster) -> None:
     assert "Detached; the run goes on" in text
     assert "\x1b[K" in text
     directory = cluster.directory("terminal")
-    assert cluster.wait_status(directory)["status"] == 0
+    assert cluster.wait_status(directory)["exit_status"] == 0
     logs = cluster.run("hpcml", "logs", "terminal")
     assert logs.stdout == "started\ndone\n"
 

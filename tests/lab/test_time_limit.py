@@ -47,7 +47,7 @@ def test_the_time_limit(cluster: Cluster, ended: dict[str, Ended], where: str, r
     stays = ended[f"stays{where}"]
     assert stays.code == errors.TIME_LIMIT, stays.err
     assert "told" in stays.out
-    assert stays.status["reason"] == "the time limit was reached"
+    assert stays.status["message"] == "the time limit was reached"
     assert "Ask for more with --time" in stays.err
     assert slurm_exit(cluster, stays.directory).startswith("TIMEOUT")
     cluster.wait_idle(60)

@@ -82,8 +82,8 @@ def test_a_node_with_another_image_ends_the_run_within_the_image_phase(
         ended = cluster.submit(SCRIPT, "--nodes", "4", "--image", str(image))
     assert ended.code == errors.VERSIONS, ended.err
     assert "the script ran" not in ended.out
-    assert "the roles' versions differ: distributed is 2026" in ended.status["reason"]
-    assert "in the driver on n1, 2020.1.0 in the workers on n3" in ended.status["reason"]
+    assert "the roles' versions differ: distributed is 2026" in ended.status["message"]
+    assert "in the driver on n1, 2020.1.0 in the workers on n3" in ended.status["message"]
     assert (ended.status["phase"], ended.status["by"]) == ("image", "hpcml")
     assert "must be the same on all nodes" in ended.err
     assert "driver-started" not in ended.times()
@@ -105,7 +105,7 @@ def test_a_node_with_another_environment(cluster: Cluster) -> None:
     assert f"distributed is {version} in the driver on n1, 2020.1.0 in the workers on n2" in ended.err
     assert ended.status["phase"] == "environment"
     assert "runtime.python" in ended.err
-    assert json.loads((ended.directory / "status.json").read_text())["status"] == errors.VERSIONS
+    assert json.loads((ended.directory / "status.json").read_text())["exit_status"] == errors.VERSIONS
 
 
 def test_a_difference_that_does_no_harm_is_said(cluster: Cluster) -> None:
@@ -173,5 +173,5 @@ def test_a_clock_with_which_no_connection_comes_about(
     ended = cluster.submit("print('the script ran')\n", *options)
     assert ended.code == errors.WORKERS_NEVER_CAME, ended.err
     assert "the script ran" not in ended.out
-    assert re.match(rf"clocks differ: that of n2 is \d+ s or more {words} n1's", ended.status["reason"])
+    assert re.match(rf"clocks differ: that of n2 is \d+ s or more {words} n1's", ended.status["message"])
     cluster.wait_idle(30)

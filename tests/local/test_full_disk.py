@@ -113,7 +113,7 @@ def test_it_is_full_when_the_script_does_not_mind(here: Here, small: Callable[[s
     seen.touch()
     here.until(lambda: status()["phase"] == "ended", 60)
     ended = json.loads((directory / "status.json").read_text())
-    assert ended["status"] == 7, (ended["reason"], ended["quote"])
+    assert ended["exit_status"] == 7, (ended["message"], ended["quote"])
     assert any("is full" in warning for warning in ended["warnings"])
     assert not (directory / "reserve").exists()
 

@@ -22,7 +22,7 @@ def test_a_warning_is_said_once_and_kept(tmp_path: Path) -> None:
     for _ in range(2):
         state.warn("n2 works with less memory")
     assert paths.job_log.read_text() == "hpcml: warning: n2 works with less memory\n"
-    Outcome(0, "driver", "script", "the script ended").write(context, "ended", state.warnings)  # type: ignore[arg-type]
+    Outcome(0, "driver", "script", "the script ended").write(context, state.warnings)  # type: ignore[arg-type]
     assert json.loads(paths.status.read_text())["warnings"] == ["n2 works with less memory"]
     found = status.status(directories.Run("a", paths, {}), ask=False)
     assert found.warnings == ("n2 works with less memory",)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from hpcml import errors
 from hpcml.cli.progress import Progress
+from hpcml.node.outcome import Outcome
+from hpcml.node.settings import Context
 from hpcml.runs import directories
 from hpcml.runs import status as run_status
 from hpcml.schedulers import JobState
@@ -75,13 +78,33 @@ def test_the_batch_script_s_own_end_is_told_with_its_status(run: directories.Run
 
 @pytest.mark.parametrize(("facts", "state"), [
     ({"phase": "refused", "exit_status": errors.REFUSED}, "REFUSED"), ({"phase": "queued"}, "PENDING"), ({"phase": "ending"}, "RUNNING"),
-    ({"exit_status": 0, "by": "script"}, "COMPLETED"), ({"exit_status": 3, "by": "script"}, "FAILED"),
-    ({"exit_status": errors.TIME_LIMIT, "by": "script"}, "FAILED"), ({"exit_status": errors.TIME_LIMIT, "by": "scheduler"}, "TIMEOUT"),
-    ({"exit_status": errors.CANCELLED, "by": "user"}, "CANCELLED"), ({"exit_status": errors.PREEMPTED, "by": "scheduler"}, "PREEMPTED"),
-    ({"exit_status": errors.ROLE_LOST, "by": "hpcml"}, "FAILED"), ({"exit_status": errors.ALLOCATION_LOST, "by": "scheduler"}, "NODE_FAIL"),
-    ({"exit_status": errors.ALLOCATION_LOST, "by": "scheduler", "job_state": "FAILED"}, "FAILED"),
-    ({"exit_status": 137, "by": "scheduler", "job_state": "OUT_OF_MEMORY"}, "OUT_OF_MEMORY"),
-    ({"exit_status": 137, "by": "script", "message": "the script was killed because the node's memory limit was reached (out of memory)"}, "OUT_OF_MEMORY"),
+    ({"exit_status": 137, "ended_as": "FAILED", "job_state": "OUT_OF_MEMORY"}, "OUT_OF_MEMORY"),
+    ({"exit_status": 0, "ended_as": "COMPLETED", "job_state": "OUT_OF_MEMORY"}, "COMPLETED"),
 ])  # fmt: skip
 def test_the_state_is_slurm_s_word(facts: dict[str, Any], state: str) -> None:
     assert run_status.Status("r", "lab", **{"phase": "ended", **facts}).state == state
+
+
+@pytest.mark.parametrize(("exit_status", "by", "ended_as", "state"), [
+    (0, "script", "", "COMPLETED"), (3, "script", "", "FAILED"), (0, "script", "CANCELLED", "CANCELLED"),
+    (errors.TIME_LIMIT, "script", "", "FAILED"), (errors.TIME_LIMIT, "scheduler", "", "TIMEOUT"),
+    (errors.CANCELLED, "user", "", "CANCELLED"), (errors.PREEMPTED, "scheduler", "", "PREEMPTED"),
+    (errors.ROLE_LOST, "hpcml", "", "FAILED"), (errors.ALLOCATION_LOST, "scheduler", "", "NODE_FAIL"),
+    (137, "script", "OUT_OF_MEMORY", "OUT_OF_MEMORY"), (137, "script", "", "FAILED"),
+])  # fmt: skip
+def test_what_the_nodes_write_is_slurm_s_word(
+    run: directories.Run, exit_status: int, by: str, ended_as: str, state: str
+) -> None:
+    end = Outcome(exit_status, "driver", by, "it ended", ended_as=ended_as)
+    end.write(cast("Context", SimpleNamespace(run=run.paths, number=0)))
+    assert run_status.status(run, ask=False).state == state
+
+
+@pytest.mark.parametrize(("word", "exit_status", "state"), [
+    ("NODE_FAIL", errors.ALLOCATION_LOST, "NODE_FAIL"), ("BOOT_FAIL", errors.ALLOCATION_LOST, "NODE_FAIL"),
+    ("FAILED", errors.ALLOCATION_LOST, "FAILED"), ("OUT_OF_MEMORY", 137, "OUT_OF_MEMORY"),
+    ("DEADLINE", errors.TIME_LIMIT, "TIMEOUT"), ("CANCELLED", errors.CANCELLED, "CANCELLED"),
+])  # fmt: skip
+def test_an_end_that_slurm_alone_tells(run: directories.Run, word: str, exit_status: int, state: str) -> None:
+    found = run_status.status(run, JobState(word))
+    assert (found.state, found.exit_status) == (state, exit_status)

@@ -121,7 +121,7 @@ class Activity:
     def _end_supervisor(self, pid: int, reason: str) -> None:
         outcome = Outcome(errors.ROLE_LOST, "driver", "hpcml", reason, "Was it stopped by hand? Submit again.")
         try:
-            outcome.write(self.context, "ending")
+            outcome.write(self.context, over=False)
             outcome.report(self.context)
             write(self.context.attempt.lost, f"{errors.ROLE_LOST}\n")
         except OSError:  # the end itself is worth more than its record

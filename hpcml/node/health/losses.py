@@ -95,7 +95,7 @@ class Losses:
         for name in sorted(names - self.killed):
             _, node, which = name.split("@")
             status = (self.context.attempt.exits / name).read_text().strip()
-            self.events.write("worker-task-killed", node=node, status=status)
+            self.events.write("worker-task-killed", node=node, exit_status=status)
             killed = f"the worker task was killed (exit status {status})"
             self.warn(f"{node}: {killed}; it is started again, with its workers (time {which}).")
         self.killed |= names

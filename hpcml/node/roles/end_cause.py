@@ -18,6 +18,7 @@ LINE = 1.0  # seconds that Slurm's line has, which another process writes beside
 ASK = 3.0  # seconds that the controller has to answer
 NOTES_TICK = 0.25  # seconds between looks at the files that the batch script leaves
 SETTLE = 0.3  # seconds for Slurm's own signal to arrive beside the batch script's file
+_TOLD_TO_END = {"CANCELLED": errors.CANCELLED, "TIMEOUT": errors.TIME_LIMIT}
 _MORE_TIME = "Ask for more with --time, or let the script save and stop."
 
 
@@ -82,11 +83,19 @@ def from_slurm(context: Context, outcome: Outcome, since: int) -> Outcome:
     since
         The length of the job's log when this attempt began.
     """
-    if context.settings.one_machine or outcome.exit_status not in (errors.CANCELLED, errors.TIME_LIMIT):
+    if context.settings.one_machine or outcome.state not in _TOLD_TO_END:
         return outcome
     deadline = time.monotonic() + LINE
     while (cause := _cause(context, since)) is None and time.monotonic() < deadline:
         time.sleep(0.05)
+    if outcome.by != "script":
+        return _by_cause(outcome, cause)
+    # It ended with 0 when it was told to, which stays. Told by a signal to its steps alone, the job was not cancelled.
+    state = _by_cause(replace(outcome, exit_status=_TOLD_TO_END[outcome.state], by="user", ended_as=""), cause).state
+    return replace(outcome, ended_as="" if cause is None and state == "CANCELLED" else state)
+
+
+def _by_cause(outcome: Outcome, cause: str | None) -> Outcome:
     if cause is None:
         return _unsaid(outcome)
     if cause == "PREEMPTION":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
 import time
@@ -41,7 +42,7 @@ def _supervise(context: Context) -> int:
     try:
         folder = scratch.Folder(context.scratch(longest=context.socket_room))
     except scratch.UnsafePlaceError as error:
-        storage.write_end(context.run, context.attempt.ended, {"status": errors.START_FAILED})
+        storage.write_end(context.run, context.attempt.ended, {"exit_status": errors.START_FAILED})
         return _refuse(context, errors.START_FAILED, str(error), _PLACE)
     with folder, Channel(folder.path / "control.sock") as channel:
         state = RunState(context, events, channel)
@@ -60,7 +61,7 @@ def _supervise(context: Context) -> int:
 def _refuse(context: Context, status: int, reason: str, hint: str) -> int:
     """End a run without a supervisor that could."""
     outcome = Outcome(status, "allocated", "hpcml", reason, hint)
-    outcome.write(context, "ended")
+    outcome.write(context)
     outcome.report(context)
     return status
 
@@ -111,15 +112,17 @@ def _follow(state: RunState, script: Script) -> Outcome:
             if full := storage.scarce(state.context.run.directory):  # the script may not need it, or room be made
                 state.warn(f"{full}: what the script and the logs write from now on is lost.")
         if must_end is None and (must_end := state.must_end()):
-            state.events.write("ending", reason=must_end.reason)
+            state.events.write("ending", message=must_end.reason)
             kill_at = time.monotonic() + state.context.settings.driver_grace
             if not state.end_requests.signalled:
                 script.tell_to_end()
         if time.monotonic() > kill_at:
             script.kill()
-    state.events.write("driver-ended", status=status)
-    if must_end is None or (status == 0 and must_end.exit_status in (errors.TIME_LIMIT, errors.CANCELLED)):
+    state.events.write("driver-ended", exit_status=status)
+    if must_end is None:
         return _own_end(state.context, script, status)
+    if status == 0 and must_end.exit_status in (errors.TIME_LIMIT, errors.CANCELLED):
+        return dataclasses.replace(_own_end(state.context, script, status), ended_as=must_end.state)
     # The kernel can take a role in the same moment as the script: then memory is the cause, and not the loss.
     if must_end.exit_status == errors.ROLE_LOST and script.out_of_memory(status):
         return _own_end(state.context, script, status)
@@ -129,4 +132,5 @@ def _follow(state: RunState, script: Script) -> Outcome:
 def _own_end(context: Context, script: Script, status: int) -> Outcome:
     quote = () if status == 0 else tail(context.run.driver_log, width=300)
     by = "hpcml" if context.settings.service and status == errors.START_FAILED else "script"
-    return Outcome(status, "driver", by, script.describe_end(status), quote=quote)
+    ended_as = "OUT_OF_MEMORY" if script.out_of_memory(status) else ""
+    return Outcome(status, "driver", by, script.describe_end(status), quote=quote, ended_as=ended_as)

@@ -19,8 +19,8 @@ def tear_down(state: RunState, outcome: Outcome) -> None:
     """Tell the scheduler to close itself and its workers, and wait for both steps within the deadline."""
     start = time.monotonic()
     context = state.context
-    storage.write_end(context.run, context.attempt.ended, {"status": outcome.exit_status})
-    outcome.write(context, "ending", state.warnings)
+    storage.write_end(context.run, context.attempt.ended, {"exit_status": outcome.exit_status})
+    outcome.write(context, state.warnings, over=False)
     state.closing = True
     state.channel.send(do="close")
     _wait(state, start + (ORDERLY if outcome.phase == "driver" else ORDERLY / 4))
@@ -32,7 +32,7 @@ def tear_down(state: RunState, outcome: Outcome) -> None:
     except OSError as error:  # they open nothing any more, and the script's status stays
         say(context, f"the keys could not be removed: {error}")
     state.events.write("torn-down", seconds=round(time.monotonic() - start, 3), killed=len(left))
-    outcome.write(context, "ended", state.warnings)
+    outcome.write(context, state.warnings)
     storage.release(context.run)
 
 

@@ -23,12 +23,12 @@ HPCML_BEGAN=$(date +%s); export HPCML_BEGAN   # no role can have begun before
 # This script is Slurm's own copy: what else is run comes from that folder, which may have been replaced meanwhile.
 if [ ! -O "$HPCML_RUN_DIR" ] || [ -L "$HPCML_RUN_DIR" ]; then echo "hpcml: not there, or not yours: $HPCML_RUN_DIR" >&2; exit 74; fi
 attempt="$HPCML_RUN_DIR/attempts/$HPCML_ATTEMPT"
-# write_end STATUS PHASE REASON HINT: the run's end where no supervisor can write it, into a file that is there already: the
+# write_end EXIT_STATUS PHASE MESSAGE HINT: the run's end where no supervisor can write it, into a file that is there already: the
 # disk may be full.
 json_text() { printf %s "$1" | tr '\n\t' '  ' | tr -d '[:cntrl:]' | sed 's/[\\"]/\\&/g'; }
 write_end() {
   mkdir -p "$HPCML_RUN_DIR/reserve" 2>/dev/null
-  printf '{"state": "ended", "time": %s, "attempt": %s, "status": %s, "phase": "%s", "by": "hpcml", "reason": "%s", "hint": "%s", "quote": []}' \
+  printf '{"over": true, "state": "FAILED", "time": %s, "attempt": %s, "exit_status": %s, "phase": "%s", "by": "hpcml", "message": "%s", "hint": "%s", "quote": []}' \
     "$(date +%s.%3N)" "$HPCML_ATTEMPT" "$1" "$2" "$(json_text "$3")" "$(json_text "$4")" \
     1<>"$HPCML_RUN_DIR/reserve/0" && mv "$HPCML_RUN_DIR/reserve/0" "$HPCML_RUN_DIR/status.json"
 }
