@@ -62,18 +62,9 @@ MEANING = {
 class HpcmlError(Exception):
     """A failure that the user can act on.
 
-    Parameters
-    ----------
-    message
-        One sentence: what is wrong.
-    place
-        Where: a file, a key, an option, a node. Shown in brackets behind the sentence.
-    hint
-        What to do next, one sentence.
-    exit_status
-        The process's exit status.
-    quote
-        Lines of a log or of another program's answer that show it.
+    ``message`` is one sentence: what is wrong; ``place`` is where (a file, a key, an option, a node) and stands in
+    brackets behind it; ``hint`` is what to do next, one sentence; ``exit_status`` is the process's; ``quote`` are lines
+    of a log or of another program's answer that show it.
     """
 
     exit_status = INTERNAL

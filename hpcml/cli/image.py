@@ -178,8 +178,21 @@ def _own_folder(setting: str) -> Path:
 def _ls(options: Namespace, site: Site) -> int:
     own = [] if options.folders else [_own_folder(site.runtime.image)]
     folders = [layers.user_path(name) for name in options.folders] or own
-    # Nobody said that the folder of the profile's image is there.
-    listed = [one for folder in folders if not own or folder.exists() for one in images.list_images(folder)]
+    listed: list[sif.ImageFacts | HpcmlError] = []
+    for folder in folders:
+        if own and not folder.exists():  # nobody said that the folder of the profile's image is there
+            continue
+        try:
+            paths = sorted(path for path in folder.iterdir() if path.suffix == ".sif" and not path.name.startswith("."))
+        except OSError as error:
+            hint = "Name the folder of your images."
+            message = f"The folder cannot be listed: {error.strerror}"
+            raise NotFoundError(message, place=str(folder), hint=hint) from error
+        for path in paths:
+            try:
+                listed.append(images.inspect(path))
+            except (ImageError, NotFoundError) as error:
+                listed.append(error)
     if options.json:
         common.print_json([_row(one) for one in listed])
         return 0

@@ -57,7 +57,6 @@ def notebook_folder(here: Path, chosen: str) -> Path:
     folder = here / layers.user_path(chosen)
     if not folder.is_dir():
         what = "is not a folder" if folder.exists() else "does not exist"
-        raise NotFoundError(
-            f"The folder for notebooks {what}", place=f"--notebook-dir: {folder}", hint="Make it first: mkdir."
-        )
+        place, hint = f"--notebook-dir: {folder}", "Make it first: mkdir."
+        raise NotFoundError(f"The folder for notebooks {what}", place=place, hint=hint)
     return folder

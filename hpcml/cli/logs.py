@@ -60,7 +60,6 @@ def run(options: Namespace) -> int:
         say(f"hpcml: {end.message}.", sys.stderr)  # the log itself is the script's alone
     if not tails and not options.follow:
         state = run_status.status(run)
-        raise NotFoundError(
-            f"The run has no {role} log yet", place=run.id, hint=f"It is {state.state}: {state.message}."
-        )
+        hint = f"It is {state.state}: {state.message}."
+        raise NotFoundError(f"The run has no {role} log yet", place=run.id, hint=hint)
     return 0

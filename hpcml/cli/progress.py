@@ -56,10 +56,7 @@ class Tail:
     def copy(self, most: int = 1 << 20) -> bool:
         """Write what is new, so many bytes at most; return whether there was something.
 
-        Raises
-        ------
-        StorageError
-            If the file cannot be read; that the reader of this output has gone is no fault of it.
+        That the reader of this output has gone is no fault of the file, whose faults are a StorageError.
         """
         with directories.storage(self.path):
             try:

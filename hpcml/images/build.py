@@ -102,11 +102,9 @@ def check_subordinate(table: Path) -> None:
     except OSError:
         owners = set()  # no table is the same as no line in it
     if not names & owners:
-        raise ImageError(
-            "You have no ids to build as root of a namespace with (--fakeroot)",
-            place=str(table),
-            hint="Ask for a line there and in /etc/subgid, build elsewhere and copy the image, or try --no-fakeroot.",
-        )
+        hint = "Ask for a line there and in /etc/subgid, build elsewhere and copy the image, or try --no-fakeroot."
+        message = "You have no ids to build as root of a namespace with (--fakeroot)"
+        raise ImageError(message, place=str(table), hint=hint)
 
 
 def check_space(definition: Definition, out: Path, program: Program) -> None:
@@ -172,14 +170,8 @@ def pip_settings() -> dict[str, str]:
 def build(order: Order, sink: Callable[[bytes], None]) -> dict[str, object]:
     """Build the image and its record ``OUT.sif.json``; return the record. What fails leaves nothing behind.
 
-    ``sink`` is called with the program's output while it works.
-
-    Raises
-    ------
-    ImageError
-        If the build fails.
-    StorageError
-        If the disk or a quota is full, or the image cannot be put in place.
+    ``sink`` is called with the program's output while it works. It raises ImageError if the build fails, StorageError
+    if the disk or a quota is full.
     """
     place, _ = _temporary(order.program)
     setting = f"{order.program.prefixes[0]}_TMPDIR"
@@ -199,12 +191,9 @@ def build(order: Order, sink: Callable[[bytes], None]) -> dict[str, object]:
         if answer.code != 0:
             raise failure(answer, order)
         if not new.exists():
-            raise ImageError(
-                f"{order.program} reported success and wrote no image",
-                place=str(order.definition.path),
-                hint="Build it by hand, and look at what it prints.",
-                quote=last_lines(answer.text),
-            )
+            hint, quote = "Build it by hand, and look at what it prints.", last_lines(answer.text)
+            message = f"{order.program} reported success and wrote no image"
+            raise ImageError(message, place=str(order.definition.path), hint=hint, quote=quote)
         return _put(order.out, new, _record(order, inspect(new, order.program)))
 
 
@@ -284,30 +273,26 @@ _NO_NETWORK = (
 )
 _FULL = r"(?i)(?:(/[^:\n]*): )?(no space left on device|disk quota exceeded)"
 # What the programs print when a build fails, what it means, and what to do.
-_FAILURES = (
-    (
-        r"(?i)/etc/sub[ug]id|newuidmap|fakeroot.{0,80}(not|fail|denied|unable)|user namespaces? .{0,40}(disabled|not)",
+_FAILURES = {
+    r"(?i)/etc/sub[ug]id|newuidmap|fakeroot.{0,80}(not|fail|denied|unable)|user namespaces? .{0,40}(disabled|not)": (
         "This machine does not let you build as root of a namespace of your own (--fakeroot)",
         "Ask for a line in /etc/subuid and /etc/subgid, or build on another machine and copy the image.",
     ),
-    (r"(?i)must be (the )?root", "The build wants to be root", "Give --fakeroot, or build on a machine where you are."),
-    (
-        r"toomanyrequests|429 Too Many",
+    r"(?i)must be (the )?root": ("The build wants to be root", "Give --fakeroot, or build on a machine where you are."),
+    r"toomanyrequests|429 Too Many": (
         "The registry refuses more downloads for now",
         "Try again in some hours, or log in to it.",
     ),
-    (
-        _NO_NETWORK,
+    _NO_NETWORK: (
         "Something could not be downloaded",
         "Does this machine reach the network (http_proxy, https_proxy)? Compute nodes mostly do not.",
     ),
-    (
-        r"(?i)test script|%test",
+    r"(?i)test script|%test": (
         "The image was made, but fails its own test",
         "The lines above the last say which part.",
     ),
-    (r"(?i)%post|post script", "A command of %post failed", "The lines above the last say which one."),
-)
+    r"(?i)%post|post script": ("A command of %post failed", "The lines above the last say which one."),
+}
 
 
 def failure(answer: subprocesses.Answer, order: Order) -> HpcmlError:
@@ -326,7 +311,7 @@ def failure(answer: subprocesses.Answer, order: Order) -> HpcmlError:
             f"{order.program} did not build the image (its exit status was {answer.code})",
             "Its output is above.",
         )
-        message, hint = next((known for pattern, *known in _FAILURES if re.search(pattern, text)), unknown)
+        message, hint = next((meaning for pattern, meaning in _FAILURES.items() if re.search(pattern, text)), unknown)
     return ImageError(message, place=place, hint=hint, quote=quote)
 
 

@@ -30,7 +30,7 @@ class Finding(NamedTuple):
 def of_the_file(facts: ImageFacts, *, cuda: str, gpus: int) -> Iterator[Finding]:
     """Yield what the file and its labels show."""
     yield Finding("file", GOOD, f"a SIF of {units.format_bytes(facts.size)} for {facts.architecture or 'any machine'}")
-    against = problems(facts, cuda=cuda, gpus=gpus, machine=machine(), pinned=pins())
+    against = problems(facts, cuda=cuda, gpus=gpus, machine=machine())
     for problem in against:
         yield Finding("labels", BAD if problem.fatal else NOTE, problem.what, problem.hint)
     if not against:

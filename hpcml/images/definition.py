@@ -52,13 +52,7 @@ def shipped() -> dict[str, Path]:
 
 
 def find(word: str, folder: Path) -> Definition:
-    """Return the definition that the user means: a file, or the name of one that ships with hpcml.
-
-    Raises
-    ------
-    NotFoundError
-        If there is none, or it cannot be read.
-    """
+    """Return the definition that the user means: a file, or the name of one that ships with hpcml."""
     own = shipped()
     path = own[word] if word in own else folder / layers.user_path(word)
     try:

@@ -37,20 +37,9 @@ def pins() -> dict[str, str]:
 
 
 def inspect(image: Path, program: Program | None = None) -> ImageFacts:
-    """Return what an image says of itself, read from its file.
+    """Return what an image says of itself; NotFoundError if it cannot be read, ImageError if it is none or damaged.
 
-    Parameters
-    ----------
-    program
-        What to ask for the labels of an image that keeps them inside its file system (before Singularity 3.6). Without
-        it such an image has no labels.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no such file, or it may not be read.
-    ImageError
-        If it is not an image, or a damaged one, or the program cannot read it.
+    ``program`` is asked for the labels of an image that keeps them inside its file system; without it there are none.
     """
     try:
         if image.is_dir():
@@ -99,23 +88,13 @@ def known_digest(facts: ImageFacts) -> str:
     return str(record.get("digest", "")) if right and about.st_mtime >= facts.modified - 1 else ""
 
 
-def problems(
-    facts: ImageFacts, *, cuda: str, gpus: int, machine: str, pinned: Mapping[str, str] | None = None
-) -> list[Problem]:
-    """Return what speaks against running in an image, the fatal first; decides by its arguments alone.
+def problems(facts: ImageFacts, *, cuda: str, gpus: int, machine: str) -> list[Problem]:
+    """Return what speaks against running in an image, the fatal first.
 
-    Parameters
-    ----------
-    cuda
-        The CUDA that the site's driver can run: ``12``, ``13``, or ``any``.
-    gpus
-        GPUs on each node that the run asks for.
-    machine
-        The architecture of the nodes, as the kernel names it.
-    pinned
-        The versions that belong together (:func:`pins`); they are not compared without it.
+    ``cuda`` is what the site's driver can run (``12``, ``13``, or ``any``), ``gpus`` how many on each node the run asks
+    for, and ``machine`` the architecture of the nodes, as the kernel names it.
     """
-    found = [*_problems(facts, cuda, gpus, machine), *_version_problems(facts.versions, pinned or {})]
+    found = [*_problems(facts, cuda, gpus, machine), *_version_problems(facts.versions, pins())]
     return sorted(found, key=lambda problem: not problem.fatal)
 
 
@@ -154,26 +133,3 @@ def _version_problems(versions: Mapping[str, str], pinned: Mapping[str, str]) ->
         named = ", ".join(f"{name} {value} (here {pinned[name]})" for name, value in other.items())
         hint = "It may serve well; hpcml image build makes one of this version."
         yield Problem(f"its versions are not those of this hpcml: {named}", hint, fatal=False)
-
-
-def list_images(folder: Path) -> list[ImageFacts | ImageError | NotFoundError]:
-    """Return the images of a folder by name; what cannot be read is its error.
-
-    Raises
-    ------
-    NotFoundError
-        If the folder is not there or cannot be listed.
-    """
-    try:
-        paths = sorted(path for path in folder.iterdir() if path.suffix == ".sif" and not path.name.startswith("."))
-    except OSError as error:
-        raise NotFoundError(
-            f"The folder cannot be listed: {error.strerror}", place=str(folder), hint="Name the folder of your images."
-        ) from error
-    images: list[ImageFacts | ImageError | NotFoundError] = []
-    for path in paths:
-        try:
-            images.append(inspect(path))
-        except (ImageError, NotFoundError) as error:
-            images.append(error)
-    return images

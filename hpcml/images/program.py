@@ -66,12 +66,9 @@ def find(wanted: str, first: str = "") -> Program:
         raise ImageError(f"There is no {' and no '.join(names)} here", place="PATH", hint=hint)
     answer = ask([path, "--version"], TIMEOUT)
     if answer.code != 0:
-        raise ImageError(
-            f"It {'does not answer' if answer.code is None else 'fails'} when asked for its version",
-            place=path,
-            hint="Try it yourself: is its module loaded, and its file system there?",
-            quote=last_lines(answer.text),
-        )
+        message = f"It {'does not answer' if answer.code is None else 'fails'} when asked for its version"
+        hint = "Try it yourself: is its module loaded, and its file system there?"
+        raise ImageError(message, place=path, hint=hint, quote=last_lines(answer.text))
     return identify(path, answer.text)
 
 

@@ -75,14 +75,9 @@ class _Part(NamedTuple):
 
 
 def read(path: Path) -> ImageFacts:
-    """Return what an image says of itself.
+    """Return what an image says of itself; OSError if it cannot be read.
 
-    Raises
-    ------
-    SifError
-        If it is no SIF image, or a part that its header promises is not there.
-    OSError
-        If the file cannot be read.
+    It raises SifError if it is no SIF image, or if a part that its header promises is not there.
     """
     with open(files.open_regular(path, ours=False, follow=True), "rb") as file:
         about = os.fstat(file.fileno())

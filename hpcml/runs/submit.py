@@ -141,7 +141,7 @@ def check_image(prepared: Prepared) -> dict[str, object]:
 
     facts = images.inspect(Path(settings.image))
     gpus, cuda = settings.gpu.count if settings.gpu else 0, prepared.loaded.site.gpu.cuda
-    found = images.problems(facts, cuda=cuda, gpus=gpus, machine=images.machine(), pinned=images.pins())
+    found = images.problems(facts, cuda=cuda, gpus=gpus, machine=images.machine())
     if fatal := [problem for problem in found if problem.fatal]:
         raise ImageError(f"The image cannot be used: {fatal[0].what}", place=str(facts.path), hint=fatal[0].hint)
     known = {"path": str(facts.path), "size": facts.size, "modified": facts.modified, "labels": facts.labels}

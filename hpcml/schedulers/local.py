@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpcml import subprocesses
-from hpcml.errors import NOT_FOUND, HpcmlError, SiteError, UsageError
+from hpcml.errors import NotFoundError, SiteError, UsageError
 from hpcml.paths import RunPaths
 from hpcml.schedulers import JobLayout, JobRequest, JobState, slurm
 from hpcml.sites.schema import Site
@@ -34,10 +34,7 @@ def submit(site: Site, run: RunPaths) -> dict[str, object]:
     try:
         pid = subprocesses.start_in_background(["bash", str(run.script)], run.job_log, environment=clean_environment())
     except subprocesses.CommandMissingError as error:
-        hint = "Put bash on PATH."
-        raise HpcmlError(
-            f"The run cannot be started: {error}", place="PATH", hint=hint, exit_status=NOT_FOUND
-        ) from error
+        raise NotFoundError(f"The run cannot be started: {error}", place="PATH", hint="Put bash on PATH.") from error
     return {"pid": pid, "started": subprocesses.start_time(pid)}
 
 

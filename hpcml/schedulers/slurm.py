@@ -37,63 +37,53 @@ _SCRUBBED = (
 )
 
 # sbatch's own words, and what they mean to the user.
-_REFUSALS = (
-    (
-        r"invalid account",
+_REFUSALS = {
+    r"invalid account": (
         "Slurm does not know this account, or it may not use the partition",
         "Check --account (sacctmgr show assoc user=$USER, or the site's budget command).",
     ),
-    (r"invalid qos", "Slurm does not know this QoS, or the account may not use it", "Check --qos."),
-    (r"invalid partition specified", "There is no such partition", "List them with: sinfo -s."),
-    (
-        r"Requested time limit is invalid",
+    r"invalid qos": ("Slurm does not know this QoS, or the account may not use it", "Check --qos."),
+    r"invalid partition specified": ("There is no such partition", "List them with: sinfo -s."),
+    r"Requested time limit is invalid": (
         "The time limit is not allowed in this partition",
         "Ask for less with --time, or another --partition or --qos.",
     ),
-    (r"Node count specification invalid", "The partition does not give that many nodes", "Ask for fewer with --nodes."),
-    (
-        r"Requested node configuration is not available",
+    r"Node count specification invalid": ("The partition does not give that many nodes", "Ask for fewer with --nodes."),
+    r"Requested node configuration is not available": (
         "No node of the partition has what is asked for",
         "Ask for fewer CPUs, GPUs or less memory per node, or another --partition.",
     ),
-    (
-        r"generic resource|\bgres\b",
+    r"generic resource|\bgres\b": (
         "Slurm does not know the GPUs that are asked for",
         "Check slurm.gpu_request and slurm.gpu_type in the profile (sinfo -o '%P %G').",
     ),
-    (
-        r"Memory specification can not be satisfied",
+    r"Memory specification can not be satisfied": (
         "No node of the partition has that much memory",
         "Ask for less with --memory-per-node.",
     ),
-    (
-        r"More processors requested than permitted|CPU count",
+    r"More processors requested than permitted|CPU count": (
         "The partition has not that many CPUs",
         "Ask for fewer with --nodes or --cpus-per-node.",
     ),
-    (
-        r"accounting/QOS policy|QOS\w*Limit|AssocMax|AssocGrp",
+    r"accounting/QOS policy|QOS\w*Limit|AssocMax|AssocGrp": (
         "The request is beyond a limit of the account or QoS",
         "Ask for fewer nodes or less time, or another --qos.",
     ),
-    (r"dependency problem", "The dependency is not one that Slurm accepts", "Check --dependency (afterok:JOBID)."),
-    (r"Invalid feature", "No node has the feature that is asked for", "Check slurm.extra in the profile."),
-    (
-        r"Access/permission denied|not permitted to use",
+    r"dependency problem": ("The dependency is not one that Slurm accepts", "Check --dependency (afterok:JOBID)."),
+    r"Invalid feature": ("No node has the feature that is asked for", "Check slurm.extra in the profile."),
+    r"Access/permission denied|not permitted to use": (
         "Slurm does not permit this submission",
         "Check --partition and --account, and from which machine you submit; or ask the site's support.",
     ),
-    (
-        r"unrecognized option|invalid option",
+    r"unrecognized option|invalid option": (
         "This Slurm does not know one of the options",
         "Leave it out with slurm.remove in the profile.",
     ),
-    (
-        r"I/O error writing script|[Dd]isk quota|No space left",
+    r"I/O error writing script|[Dd]isk quota|No space left": (
         "Slurm could not store the job script",
         "Slurm's own spool may be full: tell the site's support.",
     ),
-)
+}
 _NOT_CONFIGURED = r"(?i)Could not establish a configuration source|Unable to process configuration"
 _UNREACHABLE = (
     r"(?i)Unable to contact slurm controller|Connection refused|Socket timed out|Unable to establish control|"
@@ -232,7 +222,7 @@ def refusal(answer: Answer, program: str = "sbatch") -> HpcmlError:
         hint = f"Try again in some minutes; {effects.get(program, 'a run that goes on needs no controller')}."
         words = f"Slurm's controller does not answer: {_last(answer)}"
         return SlurmUnreachableError(words, transient=True, place=program, hint=hint)
-    for pattern, words, hint in _REFUSALS if program == "sbatch" else ():
+    for pattern, (words, hint) in _REFUSALS.items() if program == "sbatch" else ():
         if re.search(pattern, answer.text, re.IGNORECASE):
             return SiteError(words, place=program, hint=hint, quote=_quote(answer))
     hint = "Slurm's own words are above; the site's documentation may explain them."

@@ -149,7 +149,7 @@ def facts(**labels: str) -> sif.ImageFacts:
 
 
 def words(of: sif.ImageFacts, cuda: str = "any", gpus: int = 0, machine: str = "x86_64") -> list[tuple[str, bool]]:
-    found = images.problems(of, cuda=cuda, gpus=gpus, machine=machine, pinned=images.pins())
+    found = images.problems(of, cuda=cuda, gpus=gpus, machine=machine)
     assert all(problem.hint for problem in found)
     return [(problem.what, problem.fatal) for problem in found]
 
