@@ -30,7 +30,7 @@ def node_side() -> list[str]:
     own = (
         "__init__.py",
         "script_api.py",
-        "endings.py",
+        "exit_causes.py",
         "errors.py",
         "files.py",
         "paths.py",

@@ -22,7 +22,6 @@ T = TypeVar("T")
 
 RECORD = 64 << 20  # bytes; a run's record, its events: some kilobytes, of very long runs some megabytes
 SETTINGS = 1 << 20  # bytes of a file of settings or a template
-_PIECE = 1 << 22  # bytes
 _ALL_USERS = "4294967295"  # how many users a process outside a user namespace can tell from each other
 _LINKS = 40  # links on one path, as the kernel has it
 
@@ -153,26 +152,17 @@ def is_own_folder(path: str | Path) -> bool:
 # -- reading ---------------------------------------------------------------------------------------------------------
 
 
-def open_regular(
-    path: Path,
-    *,
-    ours: bool = True,
-    closed: bool = False,
-    follow: bool = False,
-    owned: Callable[[os.stat_result], bool] = is_ours,
-) -> int:
+def open_regular(path: Path, *, ours: bool = True, follow: bool = False, obeyed: bool = False) -> int:
     """Open a regular file for reading, without waiting for anybody, and return its descriptor.
 
     Parameters
     ----------
     ours
-        Whether its owner must be one who may decide.
-    owned
-        Who may decide: this user and root unless said otherwise.
-    closed
-        Whether nobody else may be able to write to it.
+        Whether it must belong to this user or to root.
     follow
         Whether the path may be a link.
+    obeyed
+        Whether it must instead be of an owner who is obeyed (:func:`is_obeyed`), and nobody else may write to it.
 
     Raises
     ------
@@ -192,9 +182,9 @@ def open_regular(
         facts = os.fstat(descriptor)
         if not stat.S_ISREG(facts.st_mode):
             raise ForeignError("it is a folder" if stat.S_ISDIR(facts.st_mode) else "it is no regular file", path)
-        if ours and not owned(facts):
+        if ours and not (is_obeyed(facts) if obeyed else is_ours(facts)):
             raise ForeignError(f"it belongs to {account(facts.st_uid)}", path)
-        if ours and closed and (who := written_by_others(facts, path, descriptor)):
+        if obeyed and (who := written_by_others(facts, path, descriptor)):
             raise ForeignError(f"{who} may write to it", path, _closing(facts, path))
     except OSError:
         os.close(descriptor)
@@ -202,15 +192,7 @@ def open_regular(
     return descriptor
 
 
-def read(
-    path: Path,
-    limit: int = RECORD,
-    *,
-    ours: bool = True,
-    closed: bool = False,
-    follow: bool = False,
-    owned: Callable[[os.stat_result], bool] = is_ours,
-) -> bytes:
+def read(path: Path, limit: int = RECORD, *, ours: bool = True, follow: bool = False, obeyed: bool = False) -> bytes:
     """Return what a file holds; see :func:`open_regular`.
 
     Raises
@@ -218,16 +200,13 @@ def read(
     ForeignError
         If it is not such a file, or larger than ``limit`` bytes; OSError if it cannot be read.
     """
-    with open(open_regular(path, ours=ours, closed=closed, follow=follow, owned=owned), "rb") as file:
-        if os.fstat(file.fileno()).st_size > limit:  # before any of it is read: it may be a hole of terabytes
+    with open(open_regular(path, ours=ours, follow=follow, obeyed=obeyed), "rb") as file:
+        size, content = os.fstat(file.fileno()).st_size, b""
+        if size <= limit:  # else it may be a hole of terabytes
+            content = file.read(limit + 1)  # it may grow, or the system may not tell the size
+        if max(size, len(content)) > limit:
             raise ForeignError(f"it is larger than {limit} bytes", path)
-        pieces, size = [], 0
-        while piece := file.read(_PIECE):
-            size += len(piece)
-            if size > limit:  # it grows, or the system does not tell the size
-                raise ForeignError(f"it is larger than {limit} bytes", path)
-            pieces.append(piece)
-    return b"".join(pieces)
+    return content
 
 
 def parsed(parse: Callable[[str], T], text: str) -> T:
@@ -241,13 +220,7 @@ def parsed(parse: Callable[[str], T], text: str) -> T:
 
 
 def read_json(path: Path, limit: int = RECORD, *, ours: bool = True, follow: bool = False) -> Any:
-    """Return what a JSON file holds.
-
-    Raises
-    ------
-    ValueError
-        If it is no JSON; OSError as :func:`read`.
-    """
+    """Return what a JSON file holds; a ValueError if it is no JSON, an OSError as :func:`read`."""
     return parsed(json.loads, read(path, limit, ours=ours, follow=follow).decode())
 
 
@@ -274,7 +247,7 @@ def read_setting(path: Path) -> str:
         if not above.st_mode & stat.S_ISVTX and (who := written_by_others(above, place.parent)):
             raise ForeignError(f"{who} may write to its folder", path, _closing(above, place.parent))
     try:
-        return read(real, SETTINGS, closed=True, owned=is_obeyed).decode()
+        return read(real, SETTINGS, obeyed=True).decode()
     except ForeignError as error:
         raise ForeignError(error.why, path, error.hint) from error
 
@@ -321,23 +294,10 @@ def write(path: Path, data: str | bytes, mode: int = 0o600) -> None:
 # -- the folders above -----------------------------------------------------------------------------------------------
 
 
-class Above(NamedTuple):
-    """A folder or link through which a path leads."""
-
-    path: Path
-    facts: os.stat_result
-
-
-def leading_to(path: Path) -> Iterator[Above]:
-    """Yield every folder and every link that a path leads through, from the root on, as far as they are there.
-
-    Raises
-    ------
-    OSError
-        If the path holds a ring of links.
-    """
+def leading_to(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yield every folder and link that a path leads through, from the root on; an OSError if they are a ring."""
     waiting, here, links = list(reversed(path.parts[1:])), Path("/"), 0
-    yield Above(here, os.lstat(here))
+    yield here, os.lstat(here)
     while waiting:
         part = waiting.pop()
         if part == "..":
@@ -348,7 +308,7 @@ def leading_to(path: Path) -> Iterator[Above]:
             facts = os.lstat(step)
         except FileNotFoundError:
             return
-        yield Above(step, facts)
+        yield step, facts
         if not stat.S_ISLNK(facts.st_mode):
             here = step
             continue
@@ -380,15 +340,7 @@ def replaceable(path: Path, trusted: Collection[str] = ()) -> list[Replaceable]:
     what is replaced. A folder that a group may write to is how projects share their space, and may be meant; one of
     another account, or that everybody may write to, is not.
 
-    Parameters
-    ----------
-    trusted
-        Accounts, and groups as ``@NAME``, that may.
-
-    Raises
-    ------
-    OSError
-        If a folder on the way cannot be looked at.
+    ``trusted`` are accounts, and groups as ``@NAME``, that may.
     """
     found = []
     for place, facts in leading_to(path):

@@ -16,8 +16,7 @@ class Run:
     @property
     def id(self) -> str:
         """The run's id, e.g. ``kmeans-20261121-074500-1a2b``; empty outside a run."""
-        directory = self.directory
-        return directory.name if directory else ""
+        return self.directory.name if self.directory else ""
 
     @property
     def directory(self) -> Path | None:
@@ -91,23 +90,15 @@ def connect(**options: Any) -> Client:
         import dask.config
         from distributed import Client
     except ImportError as error:
-        raise RuntimeError(
-            "hpcml.connect() needs distributed: install hpcml with its extra 'node' or 'local'"
-        ) from error
-    if os.environ.get("HPCML_UCX_KEY"):
-        _authenticate_ucx()
+        reason = "hpcml.connect() needs distributed: install hpcml with its extra 'node' or 'local'"
+        raise RuntimeError(reason) from error
+    if os.environ.get("HPCML_UCX_KEY"):  # it goes before UCX here, so Dask need not import what does that, and say so
+        from hpcml.node.security import preload
+
+        chosen = dask.config.get("distributed.client.preload", [])
+        dask.config.set({"distributed.client.preload": [name for name in chosen if name != preload.__name__]})
     if dask.config.get("scheduler-address", None):  # the batch script's variable, or a worker's own setting in a task
         return Client(**options)
     from hpcml.node.roles.local_cluster import ClosedCluster
 
     return Client(ClosedCluster(**options))
-
-
-def _authenticate_ucx() -> None:
-    """Put the run's key before UCX here, so that Dask need not import the module that does it, and say so."""
-    import dask.config
-
-    from hpcml.node.security import preload
-
-    chosen = dask.config.get("distributed.client.preload", [])
-    dask.config.set({"distributed.client.preload": [name for name in chosen if name != preload.__name__]})

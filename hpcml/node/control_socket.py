@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
-import selectors
+import select
 import socket
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 TOPIC = "hpcml"  # of Dask's events: what workers and clients tell the supervisor by way of the scheduler
@@ -23,12 +22,10 @@ class Channel:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.selector = selectors.DefaultSelector()
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.listener.bind(str(path))
         path.chmod(0o600)
         self.listener.listen(1)
-        self.selector.register(self.listener, selectors.EVENT_READ)
         self.connection: socket.socket | None = None
         self.closed = False
         self.buffer = b""
@@ -36,50 +33,31 @@ class Channel:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.connection is not None:
             self.connection.close()
         self.listener.close()
-        self.selector.close()
         self.path.unlink(missing_ok=True)
 
     def receive(self, timeout: float) -> list[dict[str, Any]]:
         """Return the lines that arrived, waiting at most ``timeout`` seconds for the first."""
-        messages: list[dict[str, Any]] = []
-        for key, _ in self.selector.select(timeout):
-            if key.fileobj is self.listener:
-                self._accept()
-            else:
-                messages += self._read()
-        return messages
+        ready, _, _ = select.select([] if self.closed else [self.connection or self.listener], [], [], timeout)
+        if not ready:
+            return []
+        if self.connection is None:
+            self.connection, _ = self.listener.accept()
+            return []
+        try:
+            data = self.connection.recv(65536)
+        except OSError:
+            data = b""
+        self.closed = not data
+        *lines, self.buffer = (self.buffer + data).split(b"\n")
+        return [json.loads(line) for line in lines if line]
 
     def send(self, **order: object) -> None:
         """Send an order; without a scheduler there is nobody to tell."""
         if self.connection is None or self.closed:
             return
-        try:
+        with contextlib.suppress(OSError):  # it dies in this moment, as the next receive() will see
             self.connection.sendall(json.dumps(order).encode() + b"\n")
-        except OSError:
-            self.closed = True  # it died in this moment; the reader says the same
-
-    def _accept(self) -> None:
-        connection, _ = self.listener.accept()
-        os.set_inheritable(connection.fileno(), False)
-        self.connection = connection
-        self.selector.unregister(self.listener)
-        self.selector.register(connection, selectors.EVENT_READ)
-
-    def _read(self) -> list[dict[str, Any]]:
-        assert self.connection is not None
-        try:
-            data = self.connection.recv(65536)
-        except OSError:
-            data = b""
-        if not data:
-            self.closed = True
-            self.selector.unregister(self.connection)
-            return []
-        *lines, self.buffer = (self.buffer + data).split(b"\n")
-        return [json.loads(line) for line in lines if line]

@@ -25,6 +25,13 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return facts
 
 
+def write_service(path: Path, node: str, socket: Path, identity: str, /, **page: str | None) -> None:
+    """Say at which socket of a node a web service of the run is: what tunnels lead to (runs.record.Service)."""
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    process = {"node": node, "socket": str(socket), "pid": os.getpid(), "started": time.time()}
+    write_json(path, {**process, "identity": identity, **page})
+
+
 def listed(folder: Path) -> set[str]:
     """Return the names in a folder, leaving out files that are being written.
 

@@ -84,9 +84,8 @@ class Outcome:
 
     def or_a_full_disk(self, context: Context) -> Outcome:
         """Return it with a full disk as its cause where that is what hpcml or the script could not live with."""
-        if self.exit_status in (0, errors.STORAGE) or self.by not in ("hpcml", "script"):
-            return self
-        if not (why := storage.trouble(context.run.directory)):
+        asked = self.exit_status not in (0, errors.STORAGE) and self.by in ("hpcml", "script")
+        if not asked or not (why := storage.trouble(context.run.directory)):
             return self
         if self.by == "script":  # it may have failed for another reason: its status stays its own
             return dataclasses.replace(self, reason=f"{self.reason}; {why}", hint=storage.HINT)

@@ -22,7 +22,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from hpcml import files
@@ -41,17 +40,9 @@ class UnsafePlaceError(Exception):
 
 
 class Folder:
-    """A new folder for this process and its children alone, removed at the end.
+    """A new folder in ``place`` for this process and its children alone, removed at the end.
 
-    Parameters
-    ----------
-    place
-        The folder in which it is made.
-
-    Raises
-    ------
-    UnsafePlaceError
-        If it is not there, cannot be written to, or if somebody else could replace what lies in it.
+    An UnsafePlaceError if the place cannot be written to, or if somebody else could replace what lies in it.
     """
 
     def __init__(self, place: str | Path) -> None:
@@ -67,9 +58,7 @@ class Folder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.remove()
 
     def remove(self) -> None:
@@ -85,13 +74,7 @@ class Folder:
 
 
 def live_in(folder: Path) -> None:
-    """Keep a folder of another process of this run from being swept while this process lives.
-
-    Raises
-    ------
-    OSError
-        If it is none, or is being swept.
-    """
+    """Keep a folder of another process of this run from being swept while this process lives."""
     _lock(os.open(folder / LIVES, os.O_RDWR | os.O_NOFOLLOW))
 
 
@@ -120,14 +103,12 @@ def for_dask(otherwise: str) -> str:
     """
     import dask.config
 
-    chosen = dask.config.get("temporary-directory", None)
-    if not chosen:
+    if not (chosen := str(dask.config.get("temporary-directory", None) or "")):
         return otherwise
-    reason = why_not(str(chosen))
-    if not reason and not os.access(chosen, os.W_OK | os.X_OK):
-        reason = f"you may not write to {chosen}"
-    if not reason:
-        return str(chosen)
+    reason = why_not(chosen)
+    if not reason and os.access(chosen, os.W_OK | os.X_OK):
+        return chosen
+    reason = reason or f"you may not write to {chosen}"
     print(f"hpcml: Dask's temporary-directory (DASK_TEMPORARY_DIRECTORY) is not used: {reason}.", file=sys.stderr)
     return otherwise
 
@@ -177,10 +158,8 @@ def sweep(place: str | Path) -> list[str]:
     except OSError:
         return swept
     for name in names:
-        if time.monotonic() > until:
-            break
         with contextlib.suppress(OSError):  # it went by itself, or is not this user's
-            if _sweep_one(Path(real), name):
+            if time.monotonic() < until and _sweep_one(Path(real), name):
                 swept.append(name)
     return swept
 

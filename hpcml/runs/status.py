@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import endings, files, schedulers
+from hpcml import exit_causes, files, schedulers
 from hpcml.errors import (
     ALLOCATION_LOST,
     CANCELLED,
@@ -305,16 +305,16 @@ def _ended_without_word(own: Status, run: directories.Run, record: RunRecord, jo
 def _step_ended(own: Status, run: directories.Run, record: RunRecord, node: str, exit_status: int) -> Status:
     """The driver's step has ended without the supervisor's word: it never started, or it was killed."""
     if "allocated" in own.times:  # what its log says is the script's
-        message = f"the driver's step {endings.of(exit_status, ()).what} and left no word"
+        message = f"the driver's step {exit_causes.of_role(exit_status, ()).what} and left no word"
         return _lost(own, run, record, exit_status, message)
     log = files.tail(run.paths.driver_log)
     if image := record.planned.image:
         full_log = files.tail(run.paths.driver_log, 200) or files.tail(run.paths.job_log, 200)
-        why = endings.not_entered("\n".join(full_log), str(exit_status))
+        why = exit_causes.not_entered("\n".join(full_log), str(exit_status))
         current = _lost(own, run, record, IMAGE, f"{node}: {why.what}")
         hint = why.hint.replace("IMAGE", image)
     else:
-        ended = endings.of(exit_status, log)
+        ended = exit_causes.of_role(exit_status, log)
         current = _lost(own, run, record, START_FAILED, f"the driver's step could not start: it {ended.what}")
         hint = ended.hint or current.hint
     return current._replace(hint=hint, quote=log or current.quote)

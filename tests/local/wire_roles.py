@@ -16,8 +16,8 @@ import asyncio, ctypes, sys
 from pathlib import Path
 role, key, scheduler = sys.argv[1:]
 if key:
-    from hpcml.node.security import ucx_auth
-    ucx_auth.DEADLINE, ucx_auth.LINES_A_MINUTE = 3.0, 1000
+    from hpcml.node.security import connection_limits, ucx_auth
+    ucx_auth.DEADLINE, connection_limits.LINES_A_MINUTE = 3.0, 1000
     ucx_auth.install(Path(key))
 from distributed import Scheduler, Worker
 
@@ -45,7 +45,7 @@ location = parse_address(address)[1]
 host, port = parse_host_port(location)
 
 def install(deadline=10.0):
-    from hpcml.node.security import ucx_auth
+    from hpcml.node.security import connection_limits, ucx_auth
     ucx_auth.DEADLINE = deadline
     ucx_auth.install(Path(key))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcml import endings
+from hpcml import exit_causes
 
 SAID = (
     ("FATAL:   container creation failed: image driver mount failure: image driver squashfuse_ll instance exited with error: "
@@ -38,7 +38,7 @@ SAID = (
 
 @pytest.mark.parametrize(("said", "what"), SAID)
 def test_what_it_means(said: str, what: str) -> None:
-    found = endings.container_error(f"INFO:    gocryptfs not found\n{said}\n")
+    found = exit_causes.container_error(f"INFO:    gocryptfs not found\n{said}\n")
     assert found is not None
     assert found.what == what
     assert found.hint[-1] in ".?"
@@ -46,8 +46,8 @@ def test_what_it_means(said: str, what: str) -> None:
 
 def test_words_that_are_not_known_are_quoted() -> None:
     said = "WARNING: nothing\n\x1b[31mFATAL:  \x1b[0m the moon is full.\nsrun: error: n1: task 0\n"
-    assert endings.container_error(said) is None
-    found = endings.not_entered(said, "255")
+    assert exit_causes.container_error(said) is None
+    found = exit_causes.not_entered(said, "255")
     assert found.what == "the image could not be entered: the moon is full"
     assert "hpcml image check" in found.hint
-    assert endings.not_entered("", "88").what == "the image could not be entered: exit status 88"
+    assert exit_causes.not_entered("", "88").what == "the image could not be entered: exit status 88"

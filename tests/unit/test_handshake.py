@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from hpcml.node.security import connection_limits, ucx_auth
 from hpcml.node.security import tls as secure
-from hpcml.node.security import ucx_auth
 from hpcml.node.security.handshake import HalfOpen, Handshake, RefusedError, UcxAuthError, pack, read_key
 from hpcml.paths import AttemptPaths
 
@@ -145,17 +145,19 @@ def test_too_many_half_open_handshakes() -> None:
 
 
 def test_nobody_fills_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    refusals = ucx_auth._Refusals()
+    (limit,) = ucx_auth.logger.filters
+    assert isinstance(limit, connection_limits.LineLimit)
+    limit.minute = 0.0
     traceback = "Unexpected error in listener handler coroutine\nTraceback …\nTimeoutError"
     with caplog.at_level(logging.WARNING, "hpcml.ucx"):
         for _ in range(1000):
-            refusals.log("no answer in time")
-            assert not refusals.filter(logging.LogRecord("ucx", logging.ERROR, "", 1, traceback, (), None))
-        assert len(caplog.records) == ucx_auth.LINES_A_MINUTE
-        refusals._limit._minute -= 61
-        refusals.log("no answer in time")
-    assert caplog.messages[-1].endswith(f"(and {2000 - ucx_auth.LINES_A_MINUTE} more before)")
-    assert refusals.filter(logging.LogRecord("ucx", logging.ERROR, "", 1, "something else", (), None))
+            ucx_auth._log_refusal("no answer in time")
+            assert not ucx_auth._no_traceback(logging.LogRecord("ucx", logging.ERROR, "", 1, traceback, (), None))
+        assert len(caplog.records) == connection_limits.LINES_A_MINUTE
+        limit.minute -= 61
+        ucx_auth._log_refusal("no answer in time")
+    assert caplog.messages[-1].endswith(f"(and {2000 - connection_limits.LINES_A_MINUTE} more before)")
+    assert ucx_auth._no_traceback(logging.LogRecord("ucx", logging.ERROR, "", 1, "something else", (), None))
 
 
 @pytest.mark.parametrize(("content", "mode", "said"), [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcml import endings
+from hpcml import exit_causes
 
 TRACEBACK = ("Traceback (most recent call last):", '  File "x.py", line 1, in <module>')
 
@@ -25,11 +25,11 @@ TRACEBACK = ("Traceback (most recent call last):", '  File "x.py", line 1, in <m
     ],
 )  # fmt: skip
 def test_the_log_s_own_cause_is_told(status: int, last: str, how: str, hint: str) -> None:
-    found = endings.of(status, (*TRACEBACK, last))
+    found = exit_causes.of_role(status, (*TRACEBACK, last))
     assert how in found.what
     assert hint in found.hint
     assert bool(hint) == bool(found.hint)
 
 
 def test_without_a_log_only_the_status_is_told() -> None:
-    assert endings.of(1, ()) == endings.Cause("ended with exit status 1")
+    assert exit_causes.of_role(1, ()) == exit_causes.Cause("ended with exit status 1")

@@ -16,13 +16,13 @@ from hpcml.node.security import connection_limits
 
 def test_a_loud_logger_has_a_ration(caplog: pytest.LogCaptureFixture) -> None:
     loud = logging.getLogger("hpcml.test.loud")
-    few = connection_limits.LineLimitFilter()
+    few = connection_limits.LineLimit()
     loud.addFilter(few)
     with caplog.at_level(logging.INFO, "hpcml.test.loud"):
         for number in range(5000):
             loud.warning("refused %d", number)
         assert len(caplog.records) == connection_limits.LINES_A_MINUTE
-        few._limit._minute -= 61
+        few.minute -= 61
         loud.error("refused %s", "again")
     untold = 5000 - connection_limits.LINES_A_MINUTE
     assert caplog.messages[-1] == f"refused again (and {untold} more before)"

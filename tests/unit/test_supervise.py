@@ -18,8 +18,7 @@ from hpcml.node.health.losses import Steps
 from hpcml.node.outcome import EventLog, Outcome
 from hpcml.node.roles import script as scripts
 from hpcml.node.roles.run_state import RunState
-from hpcml.node.roles.supervisor import run_script
-from hpcml.node.roles.teardown import tear_down
+from hpcml.node.roles.supervisor import run_script, tear_down
 from hpcml.node.settings import Context
 from hpcml.paths import RunPaths
 from hpcml.plan import plan

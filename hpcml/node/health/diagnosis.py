@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hpcml import endings, errors
+from hpcml import errors, exit_causes
 from hpcml.files import tail
 from hpcml.node import files
 from hpcml.node.outcome import Outcome
@@ -14,7 +14,7 @@ from hpcml.node.settings import Context
 _WHOLE = (200, 4096)  # lines and characters of each: Apptainer's hold paths, and all its options behind a wrong one
 _QUOTE = (12, 300)
 _STEP_GONE = "the step of the worker tasks is gone (was its srun killed?)"
-_NOT_ENTERED = (str(errors.IMAGE), str(endings.CONTAINER_FAILED))  # image.sh's own, and Apptainer's
+_NOT_ENTERED = (str(errors.IMAGE), str(exit_causes.CONTAINER_FAILED))  # image.sh's own, and Apptainer's
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +74,9 @@ def _reason(context: Context, node: str, mark: dict[str, Any], *, ended: bool) -
     if ended:
         status = context.attempt.exit_of("worker", node).read_text().strip()
         if not_entered(context, status):
-            cause = endings.not_entered("\n".join(worker_log(context, node, _WHOLE)), status)
+            cause = exit_causes.not_entered("\n".join(worker_log(context, node, _WHOLE)), status)
             return cause.what, True, cause.hint
-        cause = endings.of(int(status), worker_log(context, node))
+        cause = exit_causes.of_role(int(status), worker_log(context, node))
         return f"the worker task {cause.what}", status != "0", ""  # 0: its workers were retired
     if not mark:
         return "the worker task did not start", False, ""
@@ -109,9 +109,9 @@ def of_the_scheduler(context: Context, closed: bool, late: float, *, step_gone: 
     name = f"the Dask scheduler on {context.node}"
     if status := _scheduler_status(context):
         if not_entered(context, status):
-            cause = endings.not_entered("\n".join(scheduler_log(context, _WHOLE)), status)
+            cause = exit_causes.not_entered("\n".join(scheduler_log(context, _WHOLE)), status)
             return Outcome(errors.IMAGE, "image", "hpcml", f"{context.node}: {cause.what}", cause.hint, quote)
-        ended = endings.of(int(status), quote)
+        ended = exit_causes.of_role(int(status), quote)
         reason, hint = f"{name} {ended.what}", ended.hint or hint
         if status == str(errors.START_FAILED) and quote and quote[-1].startswith("hpcml: "):
             reason = f"{context.node}: {quote[-1].removeprefix('hpcml: ').rstrip('.')}"
@@ -129,7 +129,7 @@ def of_the_scheduler(context: Context, closed: bool, late: float, *, step_gone: 
 def scheduler_end(context: Context) -> str:
     """Return how the scheduler's role ended, to stand behind a sentence; nothing while its step has not recorded it."""
     status = _scheduler_status(context)
-    return f": it {endings.of(int(status), scheduler_log(context)).what}" if status else ""
+    return f": it {exit_causes.of_role(int(status), scheduler_log(context)).what}" if status else ""
 
 
 def of_the_workers(context: Context, present: set[str], late: float, *, step_gone: bool = False) -> Outcome | None:

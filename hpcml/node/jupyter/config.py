@@ -101,8 +101,6 @@ def server_extensions() -> dict[str, bool]:
 
 def write_kernel(data: Path) -> None:
     """Write the run's kernel. It bears Python's usual name, so notebooks open in it and open elsewhere too."""
-    folder = data / "kernels" / "python3"
-    folder.mkdir(parents=True, mode=0o700)
     kernel = {
         "argv": [sys.executable, "-P", "-m", "hpcml.node.jupyter.kernel", "-f", "{connection_file}"],
         "display_name": "hpcml (this run)",
@@ -110,13 +108,11 @@ def write_kernel(data: Path) -> None:
         "metadata": {"debugger": False},  # the debugger's server would listen on a port of loopback, open to all
         "env": {"DASK_DISTRIBUTED__DASHBOARD__LINK": f"/{DASHBOARD}/status"},
     }
-    (folder / "kernel.json").write_text(json.dumps(kernel))
+    _write_json(data / "kernels" / "python3" / "kernel.json", kernel)
 
 
 def write_overrides(config: Path) -> None:
     """Write defaults of JupyterLab's settings, which the user's own settings still go before."""
-    folder = config / "labconfig"
-    folder.mkdir(mode=0o700)
     overrides = {
         "dask-labextension:plugin": {
             "defaultURL": f"{DASHBOARD}/",
@@ -126,7 +122,12 @@ def write_overrides(config: Path) -> None:
         "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False},
         "@jupyterlab/docmanager-extension:plugin": {"autosaveInterval": 30},
     }
-    (folder / "default_setting_overrides.json").write_text(json.dumps(overrides))
+    _write_json(config / "labconfig" / "default_setting_overrides.json", overrides)
+
+
+def _write_json(path: Path, table: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, mode=0o700)
+    path.write_text(json.dumps(table))
 
 
 def close_dask_labextension() -> None:
@@ -145,13 +146,7 @@ class NoCluster:
 
 
 def check(server: ServerApp, places: Places) -> None:
-    """Refuse a server that came out less private than it was meant to be, whatever made it so.
-
-    Raises
-    ------
-    UnsafeError
-        With the first thing that is wrong.
-    """
+    """Refuse a server (UnsafeError) that came out less private than it was meant to be, whatever made it so."""
     from jupyter_server.auth.identity import PasswordIdentityProvider
 
     settings = server.web_app.settings
@@ -176,14 +171,8 @@ def check(server: ServerApp, places: Places) -> None:
 
 
 def check_socket(socket: Path) -> None:
-    """Refuse a socket, once it is there, that others could connect to.
-
-    Raises
-    ------
-    UnsafeError
-        If it is not of mode 0600 and the user's own, in a folder of mode 0700 that is the user's own.
-    """
-    for path, kind, mode in ((socket, stat.S_IFSOCK, 0o600), (socket.parent, stat.S_IFDIR, 0o700)):
-        found = path.lstat()
-        if found.st_mode != kind | mode or found.st_uid != os.getuid():
-            raise UnsafeError(f"{path} has mode {found.st_mode:o} and belongs to user {found.st_uid}")
+    """Refuse a socket, once it is there, that is not 0600 and the user's own, in a folder that is 0700 and so too."""
+    for path, mode in ((socket, stat.S_IFSOCK | 0o600), (socket.parent, stat.S_IFDIR | 0o700)):
+        facts = path.lstat()
+        if facts.st_mode != mode or facts.st_uid != os.getuid():
+            raise UnsafeError(f"{path} has mode {facts.st_mode:o} and belongs to user {facts.st_uid}")

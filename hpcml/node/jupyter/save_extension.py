@@ -63,10 +63,6 @@ def write(folder: Path) -> None:
     static.mkdir(parents=True, mode=0o700)
     (static / "remoteEntry.js").write_text(SCRIPT)
     build = {"load": "static/remoteEntry.js", "extension": "./extension"}
-    package = {
-        "name": NAME,
-        "version": "1.0.0",
-        "description": "Part of hpcml.",
-        "jupyterlab": {"extension": True, "_build": build},
-    }
+    lab = {"extension": True, "_build": build}
+    package = {"name": NAME, "version": "1.0.0", "description": "Part of hpcml.", "jupyterlab": lab}
     (folder / NAME / "package.json").write_text(json.dumps(package))

@@ -40,10 +40,8 @@ def main() -> int:
     try:
         server, token = _server(context, places)
     except ImportError as error:
-        print(
-            f"hpcml: the run's environment lacks JupyterLab: {error}. Install hpcml with its extra 'jupyter' there.",
-            file=sys.stderr,
-        )
+        hint = "Install hpcml with its extra 'jupyter' there."
+        print(f"hpcml: the run's environment lacks JupyterLab: {error}. {hint}", file=sys.stderr)
         return START_FAILED
     except config.UnsafeError as error:
         print(f"hpcml: JupyterLab was not started: {error}.", file=sys.stderr)
@@ -62,16 +60,9 @@ def main() -> int:
 
 
 def _server(context: Context, places: config.Places) -> tuple[ServerApp, str]:
-    """Return the server, listening, and its token, which nobody learns but by the file in the attempt's ``secret``.
-
-    Raises
-    ------
-    ImportError
-        If JupyterLab is not installed here.
-    UnsafeError
-        If what came out is not as private as it was meant to be.
-    """
-    os.environ.update(JUPYTER_RUNTIME_DIR=str(places.runtime), JUPYTER_NO_CONFIG="1", JUPYTER_PATH=_path_with(places))
+    """Return the server, listening, and its token, which nobody learns but by the file in the attempt's ``secret``."""
+    data = os.pathsep.join(filter(None, [str(places.data), os.environ.get("JUPYTER_PATH", "")]))
+    os.environ.update(JUPYTER_RUNTIME_DIR=str(places.runtime), JUPYTER_NO_CONFIG="1", JUPYTER_PATH=data)
     tempfile.tempdir = str(places.config)  # where JUPYTER_NO_CONFIG makes its empty folder
     try:
         from jupyter_core.paths import jupyter_config_dir
@@ -93,10 +84,6 @@ def _server(context: Context, places: config.Places) -> tuple[ServerApp, str]:
     return server, token
 
 
-def _path_with(places: config.Places) -> str:
-    return os.pathsep.join([str(places.data), *filter(None, [os.environ.get("JUPYTER_PATH", "")])])
-
-
 async def _announce(context: Context, server: ServerApp, socket: Path, token: str) -> None:
     """Write where JupyterLab is once it answers; end it if it never does."""
     deadline = time.monotonic() + ANSWER_WITHIN
@@ -105,31 +92,16 @@ async def _announce(context: Context, server: ServerApp, socket: Path, token: st
             identity = await asyncio.wait_for(ask(socket, PROBE, token), 5.0)
             config.check_socket(socket)
             break
-        except config.UnsafeError as error:
-            print(f"hpcml: JupyterLab is ended: {error}.", file=sys.stderr)
-            server.stop()
-            return
-        except (OSError, ValueError, TimeoutError) as error:
-            if time.monotonic() > deadline:
-                print(f"hpcml: JupyterLab does not answer: {error}", file=sys.stderr)
+        except (config.UnsafeError, OSError, ValueError, TimeoutError) as error:
+            unsafe = isinstance(error, config.UnsafeError)
+            if unsafe or time.monotonic() > deadline:
+                what = f"is ended: {error}." if unsafe else f"does not answer: {error}"
+                print(f"hpcml: JupyterLab {what}", file=sys.stderr)
                 server.stop()
                 return
             await asyncio.sleep(0.2)
-    service = context.attempt.service_of("jupyter")
-    service.parent.mkdir(mode=0o700, exist_ok=True)
-    files.write_json(
-        service,
-        {
-            "node": context.node,
-            "socket": str(socket),
-            "pid": os.getpid(),
-            "started": time.time(),
-            "identity": identity["started"],
-            "probe": PROBE,
-            "path": "/lab",
-            "token_file": str(context.attempt.jupyter_token),
-        },
-    )
+    page = {"path": "/lab", "probe": PROBE, "token_file": str(context.attempt.jupyter_token)}
+    files.write_service(context.attempt.service_of("jupyter"), context.node, socket, identity["started"], **page)
 
 
 if __name__ == "__main__":

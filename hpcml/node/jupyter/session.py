@@ -144,9 +144,8 @@ class Session:
     async def _busy(self) -> bool:
         """Whether a kernel computes, or the run's workers do."""
         kernels: Any = self.server.kernel_manager
-        if any(
-            getattr(kernels.get_kernel(name), "execution_state", "") == "busy" for name in kernels.list_kernel_ids()
-        ):
+        states = [getattr(kernels.get_kernel(name), "execution_state", "") for name in kernels.list_kernel_ids()]
+        if "busy" in states:
             return True
         try:
             counts = await asyncio.wait_for(ask(self.scheduler, "/json/counts.json"), 5.0)
@@ -156,15 +155,7 @@ class Session:
 
 
 async def ask(socket: Path, path: str, token: str = "") -> dict[str, Any]:
-    """Return the JSON table that a server on a unix socket of this node gives for a path.
-
-    Raises
-    ------
-    OSError
-        If nobody listens.
-    ValueError
-        If the answer is not 200 or no JSON.
-    """
+    """Return the JSON table that a server on a unix socket of this node gives for a path, or a ValueError."""
     reader, writer = await asyncio.open_unix_connection(str(socket))
     try:
         key = f"Authorization: token {token}\r\n" if token else ""

@@ -26,10 +26,7 @@ NO_FOLDER = "The folder that the run was submitted from must exist on the comput
 class BringUp:
     """Bring the cluster up; whatever keeps it from coming ends the run (RunEndedError).
 
-    Parameters
-    ----------
-    folders
-        What is removed at the run's end.
+    ``folders`` is what is removed at the run's end.
     """
 
     def __init__(self, state: RunState, folders: contextlib.ExitStack) -> None:
@@ -51,11 +48,10 @@ class BringUp:
         self._until(lambda: bool(state.address), settings.scheduler_deadline, self._scheduler_missing)
         environment = self._environment()  # now, because it imports Dask's settings: the workers need longer
         state.phase = "workers"
-        self._until(
-            lambda: len(state.present) >= settings.worker_count, settings.workers_deadline, self._workers_missing
-        )
+        count = settings.worker_count
+        self._until(lambda: len(state.present) >= count, settings.workers_deadline, self._workers_missing)
         self._compare_versions()
-        state.events.write("workers-ready", count=settings.worker_count, seconds=state.seconds)
+        state.events.write("workers-ready", count=count, seconds=state.seconds)
         if settings.fabric != "none" and (settings.gpu or settings.fabric == "rdma" or state.protocol == "ucx"):
             state.phase = "fabric"
             self._check_fabric()
@@ -99,7 +95,7 @@ class BringUp:
         while not done():
             state.step()
             state.end_requests.check(state.phase)
-            if state.phase == "workers":
+            if state.phase != "scheduler":
                 state.check_scheduler()
             late = state.clock.seconds > deadline
             if late or state.time_to_look():
@@ -118,6 +114,13 @@ class BringUp:
     def _workers_missing(self, late: float, step_gone: bool) -> Outcome | None:
         return diagnosis.of_the_workers(self.context, self.state.present, late, step_gone=step_gone)
 
+    def _fabric_missing(self, late: float, _: bool) -> Outcome | None:
+        if late:
+            problem = f"the fabric check did not end within {late:g} s"
+            self.state.fabric = {"line": "", "ok": False, "problem": problem}
+            self.state.events.write("fabric-checked", **self.state.fabric)
+        return None
+
     def _compare_versions(self) -> None:
         """End the run if a role has other versions than the driver; write down when all have told theirs."""
         state, compared = self.state, self.versions
@@ -134,13 +137,8 @@ class BringUp:
             hint = f"{where} must be the same on all nodes: keep it on a file system that they share, or copy it anew."
             raise RunEndedError(Outcome(errors.VERSIONS, what, "hpcml", compared.ends, hint))
         if compared.complete:
-            state.events.write(
-                "environment-ready",
-                seconds=state.seconds,
-                words=compared.words,
-                versions=compared.own,
-                differences=compared.notes,
-            )
+            facts = {"words": compared.words, "versions": compared.own, "differences": compared.notes}
+            state.events.write("environment-ready", seconds=state.seconds, **facts)
             if compared.clocks.note:
                 state.warn(f"{compared.clocks.note}. Tell the site's support: logs and files have wrong times.")
 
@@ -149,16 +147,8 @@ class BringUp:
         state, settings = self.state, self.settings
         state.events.write("fabric-checking")
         state.channel.send(do="check-fabric")
-        deadline = time.monotonic() + settings.fabric_deadline
-        while state.fabric is None and time.monotonic() < deadline:
-            state.step()
-            state.end_requests.check(state.phase)
-            state.check_scheduler()
-        answer = state.fabric
-        if answer is None:
-            problem = f"the fabric check did not end within {settings.fabric_deadline:g} s"
-            answer = {"line": "", "ok": False, "problem": problem}
-            state.events.write("fabric-checked", **answer)
+        self._until(lambda: state.fabric is not None, settings.fabric_deadline, self._fabric_missing)
+        answer = state.fabric or {}
         if line := str(answer.get("line", "")):
             say(self.context, f"fabric: {line}")
         for difference in answer.get("differences", ()):
@@ -167,7 +157,6 @@ class BringUp:
             return
         say(self.context, f"fabric: {answer['problem']}")
         if settings.fabric == "rdma":
-            hint = str(
-                answer.get("remedy") or "See fabric.json in the run's directory; fabric.require = 'warn' goes on."
-            )
+            where = "See fabric.json in the run's directory; fabric.require = 'warn' goes on."
+            hint = str(answer.get("remedy") or where)
             raise state.end(errors.FABRIC, str(answer["problem"]), hint, (line,) if line else ())

@@ -7,6 +7,7 @@ bring-up.
 from __future__ import annotations
 
 import asyncio
+import importlib
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -50,11 +51,15 @@ def _name(netloc: str) -> str:
     return (name if colon and port.isdecimal() else netloc).lower()
 
 
+def _answer(handler: RequestHandler, status: int, text: str) -> None:
+    handler.set_status(status)
+    handler.set_header("Content-Type", "text/plain; charset=utf-8")
+    handler.finish(text)
+
+
 class _Refused(RequestHandler):  # type: ignore[misc]
     def prepare(self) -> None:
-        self.set_status(403)
-        self.set_header("Content-Type", "text/plain; charset=utf-8")
-        self.finish("This is the dashboard of an hpcml run; it answers to localhost and 127.0.0.1 only.\n")
+        _answer(self, 403, "This is the dashboard of an hpcml run; it answers to localhost and 127.0.0.1 only.\n")
 
 
 class _Identity(RequestHandler):  # type: ignore[misc]
@@ -74,12 +79,8 @@ class _Waking(RequestHandler):  # type: ignore[misc]
         application = self.application
         assert isinstance(application, Application)
         if problem := await application.wake():
-            self.set_status(503)
-            self.set_header("Content-Type", "text/plain; charset=utf-8")
-            self.write(
-                f"The dashboard's pages cannot be shown: {problem}.\n"
-                "Install bokeh in the run's environment. /metrics and /health work without.\n"
-            )
+            hint = "Install bokeh in the run's environment. /metrics and /health work without."
+            _answer(self, 503, f"The dashboard's pages cannot be shown: {problem}.\n{hint}\n")
         else:
             self.redirect(self.request.uri or "/")
 
@@ -98,26 +99,20 @@ class Application(RoutingApplication):  # type: ignore[misc]
         """Return Dask's handler of a request; a page that nobody knows yet loads the dashboard."""
         if not is_local(request.headers.get("Host", ""), request.headers.get("Origin", "")):
             return self.get_handler_delegate(request, _Refused)
-        found = super().find_handler(request, **options)
-        unknown = found is None or issubclass(found.handler_class, ErrorHandler)
+        handler = super().find_handler(request, **options)
+        unknown = handler is None or issubclass(handler.handler_class, ErrorHandler)
         if unknown and self.problem != "" and request.method == "GET":
             return self.get_handler_delegate(request, _Waking)
-        return found
+        return handler
 
     async def wake(self) -> str:
         """Mount the dashboard's pages unless they are; return why that is impossible, or nothing."""
         async with self.lock:
             if self.problem is None:
                 try:
-                    pages = await asyncio.to_thread(_import_pages)
+                    pages: Any = await asyncio.to_thread(importlib.import_module, "distributed.dashboard.scheduler")
                     pages.connect(self, self.scheduler.http_server, self.scheduler)
                     self.problem = ""
                 except ImportError as error:
-                    self.problem = str(error).strip().splitlines()[0] if str(error).strip() else "bokeh is missing"
+                    self.problem = (str(error).strip() or "bokeh is missing").splitlines()[0]
             return self.problem
-
-
-def _import_pages() -> Any:
-    import distributed.dashboard.scheduler as pages
-
-    return pages

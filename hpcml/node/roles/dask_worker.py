@@ -23,7 +23,8 @@ from hpcml.node.control_socket import TOPIC
 from hpcml.node.fabric import transfers
 from hpcml.node.hardware import dead_worker_memory, gpus, topology
 from hpcml.node.hardware.network import NoProtocolError, choose_address, choose_protocol, ucx_environment
-from hpcml.node.security import connection_limits, tls, ucx_auth
+from hpcml.node.security import tls, ucx_auth
+from hpcml.node.security.connection_limits import Guarded
 from hpcml.node.settings import Context
 from hpcml.units import in_mib
 
@@ -53,10 +54,7 @@ class Share:
 def too_little_memory(context: Context, share: Share, workers: int, resident: int) -> str:
     """Return why the workers' share of memory is too small to start with, empty if it is not.
 
-    Parameters
-    ----------
-    resident
-        The bytes of the process that has imported all that a worker needs: the least that a worker has.
+    ``resident`` are the bytes of the process that has imported all that a worker needs: the least that a worker has.
     """
     pause = dask.config.get("distributed.worker.memory.pause", 0.8) or 1.0
     need = int(resident / float(pause))
@@ -79,15 +77,11 @@ def _usable_memory(cpus: int) -> int:
     return min(asked * 1024**2 or int(MEMORY_LIMIT), int(MEMORY_LIMIT))
 
 
-class PrivateWorker(Worker):  # type: ignore[misc]
+class PrivateWorker(Guarded, Worker):  # type: ignore[misc]
     """Dask's worker without an HTTP port; it remembers why it was closed and takes part in the fabric check."""
 
     closed_because = ""
     _beat: asyncio.Task[None] | None = None
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        connection_limits.guard()
-        super().__init__(*arguments, **options)
 
     def start_http_server(self, *_: Any, **__: Any) -> None:
         """Open no port: nothing but Dask's TLS comms listens on a node."""
@@ -109,14 +103,9 @@ class PrivateWorker(Worker):  # type: ignore[misc]
 def run(context: Context, slot: int, scratch: Path, share: Share, *, replaces: bool = False) -> int:
     """Run the node's worker number ``slot`` until it is closed; return 0 if for good, 3 if it is expected back.
 
-    What takes long (CUDA's context, UCX) is made while the scheduler still starts; then its address is waited for.
-
-    Parameters
-    ----------
-    scratch
-        The node-local folder of all its workers, where the file :data:`ADDRESS` will appear.
-    replaces
-        Whether another worker was here before, whose GPU memory may just be becoming free.
+    What takes long (CUDA's context, UCX) is made while the scheduler still starts; then its address is waited for. The
+    file :data:`ADDRESS` will appear in ``scratch``, the node-local folder of all its workers. ``replaces``: another
+    worker was here before, whose GPU memory may just be becoming free.
     """
     logging.getLogger("distributed.batched").setLevel(logging.WARNING)  # it logs a traceback at every normal end
     settings = context.settings
@@ -133,12 +122,21 @@ def run(context: Context, slot: int, scratch: Path, share: Share, *, replaces: b
         importlib.import_module("ucxx")
     script_environment.take_up(context, say=slot == 0)  # functions of the script's own modules travel by name
     os.umask(settings.umask)  # for tasks; what Dask spills lies in folders of mode 0700
-    options: dict[str, Any] = {}
+    host, _ = choose_address(settings.interface, single_node=settings.single_node)
+    options: dict[str, Any] = {
+        "name": name,
+        "host": host,
+        "nthreads": share.threads,
+        "memory_limit": share.memory_limit,
+        "resources": dict(settings.resources) or None,
+        "local_directory": str(folder),
+        "death_timeout": settings.workers_deadline,
+    }
     pool: gpus.Pool | None = None
     if device:
         head = slot == 0 and context.node == context.node_names[0]
         pool = gpus.pool(context, device, head=head, wait=replaces)
-        options = gpus.worker_options(context, device, pool, memory_limit=share.memory_limit)
+        options |= gpus.worker_options(context, device, pool, memory_limit=share.memory_limit)
     if expected == "ucx":
         prepare_ucx(context, device)
     address, protocol = _address(context, scratch / ADDRESS)
@@ -147,7 +145,7 @@ def run(context: Context, slot: int, scratch: Path, share: Share, *, replaces: b
     if protocol == "ucx":
         prepare_ucx(context, device)
         time.sleep(stagger(context, slot))
-    reason = asyncio.run(_serve(context, address, name, folder, share, device, pool, options))
+    reason = asyncio.run(_serve(context, address, folder, device, pool, options))
     return 0 if reason in _FOR_GOOD else processes.COME_BACK
 
 
@@ -209,27 +207,9 @@ def _bind_to_adapters(context: Context, device: str) -> None:
 
 
 async def _serve(
-    context: Context,
-    address: str,
-    name: str,
-    folder: Path,
-    share: Share,
-    device: str,
-    pool: gpus.Pool | None,
-    options: dict[str, Any],
+    context: Context, address: str, folder: Path, device: str, pool: gpus.Pool | None, options: dict[str, Any]
 ) -> str:
-    host, _ = choose_address(context.settings.interface, single_node=context.settings.single_node)
-    worker = PrivateWorker(
-        address,
-        nthreads=share.threads,
-        name=name,
-        host=host,
-        memory_limit=share.memory_limit,
-        resources=dict(context.settings.resources) or None,
-        local_directory=str(folder),
-        death_timeout=context.settings.workers_deadline,
-        **options,
-    )
+    worker = PrivateWorker(address, **options)
     transfers.Transfers(worker, folder, device)
     holder = dead_worker_memory.Holder(worker, pool) if pool else None
     await worker

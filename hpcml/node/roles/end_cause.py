@@ -6,6 +6,7 @@ import os
 import re
 import time
 from dataclasses import replace
+from typing import Any
 
 from hpcml import errors
 from hpcml.node import files, storage
@@ -19,7 +20,24 @@ ASK = 3.0  # seconds that the controller has to answer
 NOTES_TICK = 0.25  # seconds between looks at the files that the batch script leaves
 SETTLE = 0.3  # seconds for Slurm's own signal to arrive beside the batch script's file
 _TOLD_TO_END = {"CANCELLED": errors.CANCELLED, "TIMEOUT": errors.TIME_LIMIT}
-_MORE_TIME = "Ask for more with --time, or let the script save and stop."
+_CANCELLED: dict[str, Any] = {
+    "exit_status": errors.CANCELLED,
+    "by": "user",
+    "reason": "the run was cancelled",
+    "hint": "",
+}
+_TIME_LIMIT: dict[str, Any] = {
+    "exit_status": errors.TIME_LIMIT,
+    "by": "scheduler",
+    "reason": "the time limit was reached",
+    "hint": "Ask for more with --time, or let the script save and stop.",
+}
+_PREEMPTED: dict[str, Any] = {
+    "exit_status": errors.PREEMPTED,
+    "by": "scheduler",
+    "reason": "the job was preempted: Slurm gave its nodes to another",
+    "hint": "Submit it again, or ask for a partition or QoS that is not preempted.",
+}
 
 
 class EndRequests:
@@ -34,20 +52,13 @@ class EndRequests:
         self.batch = Process.named(int(os.environ.get("HPCML_BATCH", "0")))
 
     def check(self, phase: str) -> None:
-        """Take note of the time limit, and end the run if that was asked for.
-
-        Raises
-        ------
-        RunEndedError
-            With who asked for it.
-        """
+        """Take note of the time limit, and end the run (RunEndedError) if that was asked for."""
         settings, attempt = self.context.settings, self.context.attempt
         now = time.monotonic()
         if now - self.listed_at > NOTES_TICK:
             self.listed_at, self.names = now, files.listed(attempt.directory)
-        left = (
-            settings.time_limit - (now - self.started) if settings.one_machine and settings.time_limit else float("inf")
-        )
+        timed = settings.one_machine and settings.time_limit
+        left = settings.time_limit - (now - self.started) if timed else float("inf")
         if not self.time_limit_near and (attempt.time_limit.name in self.names or left < settings.signal_lead):
             self.time_limit_near = True
             if attempt.time_limit.name not in self.names:
@@ -60,11 +71,7 @@ class EndRequests:
         self.requested_at = self.requested_at or now
         if not self.signalled and left >= 0 and now - self.requested_at < SETTLE:
             return
-        if self.time_limit_near:
-            raise RunEndedError(
-                Outcome(errors.TIME_LIMIT, phase, "scheduler", "the time limit was reached", _MORE_TIME)
-            )
-        raise RunEndedError(Outcome(errors.CANCELLED, phase, "user", "the run was cancelled"))
+        raise RunEndedError(Outcome(phase=phase, **(_TIME_LIMIT if self.time_limit_near else _CANCELLED)))
 
 
 def log_size(context: Context) -> int:
@@ -78,10 +85,7 @@ def log_size(context: Context) -> int:
 def from_slurm(context: Context, outcome: Outcome, since: int) -> Outcome:
     """Return an outcome of a run that was told to end with the cause that Slurm gives.
 
-    Parameters
-    ----------
-    since
-        The length of the job's log when this attempt began.
+    ``since`` is the length of the job's log when this attempt began.
     """
     if context.settings.one_machine or outcome.state not in _TOLD_TO_END:
         return outcome
@@ -97,19 +101,12 @@ def from_slurm(context: Context, outcome: Outcome, since: int) -> Outcome:
 
 def _by_cause(outcome: Outcome, cause: str | None) -> Outcome:
     if cause is None:
-        return _unsaid(outcome)
-    if cause == "PREEMPTION":
-        return _preempted(outcome)
-    if cause == "TIME LIMIT":
-        return replace(
-            outcome, exit_status=errors.TIME_LIMIT, by="scheduler", reason="the time limit was reached", hint=_MORE_TIME
-        )
-    if cause:
-        exit_status = errors.ALLOCATION_LOST if "NODE" in cause else errors.CANCELLED
-        return replace(
-            outcome, exit_status=exit_status, by="scheduler", reason=f"Slurm ended the job: {cause.lower()}", hint=""
-        )
-    return replace(outcome, exit_status=errors.CANCELLED, by="user", reason="the run was cancelled", hint="")
+        return _told_by_signal(outcome)
+    exit_status = errors.ALLOCATION_LOST if "NODE" in cause else errors.CANCELLED
+    reason = f"Slurm ended the job: {cause.lower()}"
+    other = {"exit_status": exit_status, "by": "scheduler", "reason": reason, "hint": ""}
+    known = {"": _CANCELLED, "PREEMPTION": _PREEMPTED, "TIME LIMIT": _TIME_LIMIT}
+    return replace(outcome, **known.get(cause, other))
 
 
 def _cause(context: Context, since: int) -> str | None:
@@ -127,7 +124,7 @@ def _cause(context: Context, since: int) -> str | None:
     return "" if causes[-1].startswith("SIGNAL") else str(causes[-1])  # what newer Slurms say of a plain scancel
 
 
-def _unsaid(outcome: Outcome) -> Outcome:
+def _told_by_signal(outcome: Outcome) -> Outcome:
     """Only the steps were told: by ``scancel --signal``, or because a preempted job has a grace time.
 
     Where Slurm's commands can be reached from the node, the controller says whether it was the latter.
@@ -136,13 +133,7 @@ def _unsaid(outcome: Outcome) -> Outcome:
         return outcome
     job = answer(["scontrol", "--oneliner", "show", "job", os.environ.get("SLURM_JOB_ID", "")], ASK)
     if re.search(r"\bPreemptTime=\d", job):
-        return _preempted(outcome)
+        return replace(outcome, **_PREEMPTED)
     reason = "the run was told to end (SIGTERM to its steps), and Slurm's log does not say why"
     hint = "" if job else "Slurm's controller could not be asked from the node."
     return replace(outcome, by="scheduler", reason=reason, hint=hint)
-
-
-def _preempted(outcome: Outcome) -> Outcome:
-    hint = "Submit it again, or ask for a partition or QoS that is not preempted."
-    reason = "the job was preempted: Slurm gave its nodes to another"
-    return replace(outcome, exit_status=errors.PREEMPTED, by="scheduler", reason=reason, hint=hint)

@@ -13,18 +13,14 @@ from tornado.httpserver import HTTPServer
 
 from hpcml.node import scratch
 from hpcml.node.roles.dask_worker import PrivateWorker
-from hpcml.node.security import connection_limits
+from hpcml.node.security.connection_limits import Guarded
 
 
-class ClosedScheduler(Scheduler):  # type: ignore[misc]
+class ClosedScheduler(Guarded, Scheduler):  # type: ignore[misc]
     """Dask's scheduler without an HTTP port: every user of the machine reaches loopback, and Dask's pages ask nobody.
 
     ``LocalCluster(dashboard_address=None)`` does not close it: Dask then listens on port 8787 (distributed 2026.7).
     """
-
-    def __init__(self, **options: Any) -> None:
-        connection_limits.guard()
-        super().__init__(**options)
 
     def start_http_server(self, routes: Any, *_: Any, **__: Any) -> None:
         """Open no port: have a server that listens nowhere, for Dask gives it more routes and stops it."""
@@ -33,11 +29,10 @@ class ClosedScheduler(Scheduler):  # type: ignore[misc]
         self.http_server.port = 0
 
 
-class ClosedNanny(Nanny):  # type: ignore[misc]
+class ClosedNanny(Guarded, Nanny):  # type: ignore[misc]
     """A Nanny whose worker has no HTTP port."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        connection_limits.guard()
         super().__init__(*arguments, worker_class=PrivateWorker, **options)
 
 
@@ -45,12 +40,8 @@ class ClosedCluster(LocalCluster):  # type: ignore[misc]
     """Dask's LocalCluster with mutual TLS on loopback, nothing else that listens, and a folder of its own.
 
     Dask's folder in ``/tmp`` has a fixed name, may be anybody's, and comes first on ``sys.path``. This one is made anew
-    in ``local_directory``, else in Dask's ``temporary-directory``, else in TMPDIR or ``/tmp``, gone with the cluster.
-
-    Raises
-    ------
-    RuntimeError
-        If somebody else could replace what lies in that place.
+    in ``local_directory``, else in Dask's ``temporary-directory``, else in TMPDIR or ``/tmp``, gone with the cluster;
+    a RuntimeError if somebody else could replace what lies in that place.
     """
 
     def __init__(self, **options: Any) -> None:

@@ -41,7 +41,7 @@ from hpcml.node.settings import Context, load
 _IN_HOST_MEMORY = ["dask", "pickle", "error"]  # Dask's families of serializers, without "cuda"
 
 
-class PrivateScheduler(Scheduler):  # type: ignore[misc]
+class PrivateScheduler(connection_limits.Guarded, Scheduler):  # type: ignore[misc]
     """Dask's scheduler whose HTTP server (health, metrics, dashboard) listens on a unix socket of mode 0600 only.
 
     Dask has no such option yet (dask/distributed#9363); ``start_http_server`` is the one place that opens the port.
@@ -49,10 +49,6 @@ class PrivateScheduler(Scheduler):  # type: ignore[misc]
 
     socket_path: Path
     polls = 0
-
-    def __init__(self, **options: Any) -> None:
-        connection_limits.guard()
-        super().__init__(**options)
 
     def identity(self, *arguments: Any, **options: Any) -> Any:
         """Answer as Dask does, counting who asks for all workers: Client.wait_for_workers does, again and again."""
@@ -139,19 +135,16 @@ def main() -> int:
     script_environment.answer_no_signals()
     context = load()
     deadline = time.monotonic() + context.settings.scheduler_deadline
-    if not files.wait_for(context.attempt.control, deadline, 0.01):
-        print(
-            "hpcml: the supervisor did not write where it listens (control.json) within the deadline.", file=sys.stderr
-        )
-        return START_FAILED
+    reason = "the supervisor did not write where it listens (control.json) within the deadline"
     try:
-        return asyncio.run(_serve(context))
+        if files.wait_for(context.attempt.control, deadline, 0.01):
+            return asyncio.run(_serve(context))
     except NoAddressError as error:
-        print(f"hpcml: {error} (profile: network.interface).", file=sys.stderr)
-        return START_FAILED
+        reason = f"{error} (profile: network.interface)"
     except NoProtocolError as error:
-        print(f"hpcml: {error} (--protocol, or profile: network.protocol).", file=sys.stderr)
-        return START_FAILED
+        reason = f"{error} (--protocol, or profile: network.protocol)"
+    print(f"hpcml: {reason}.", file=sys.stderr)
+    return START_FAILED
 
 
 async def _serve(context: Context) -> int:
@@ -168,9 +161,9 @@ async def _serve(context: Context) -> int:
     else:
         script_environment.take_up(context)  # the scheduler unpickles task graphs too
     dashboard.configure()
-    PrivateScheduler.socket_path = Path(control["socket"]).with_name("dashboard.sock")
     # Dask puts this folder first on sys.path; by default it is /tmp/dask-scratch-space, which anybody can make.
-    folder = PrivateScheduler.socket_path.parent
+    folder = Path(control["socket"]).parent
+    PrivateScheduler.socket_path = folder / "dashboard.sock"
     scratch.live_in(folder)
     dask.config.set({"temporary-directory": str(folder)})
     # Messages go over TLS also where data goes over UCX: Dask waits for UCX by asking again and again, which keeps a
@@ -192,42 +185,23 @@ async def _serve(context: Context) -> int:
     reporter = Reporter(writer)
     scheduler.add_plugin(reporter)
     security = "" if protocol == "ucx" else tls.explanation("tls", set(), gpus=settings.gpu is not None)
-    facts = {
-        "address": scheduler.address,
-        "node": context.node,
-        "pid": os.getpid(),
-        "interface": why,
-        "protocol": protocol,
-        "because": because,
-        "security": security,
-    }
+    where = {"address": scheduler.address, "node": context.node, "pid": os.getpid(), "interface": why}
+    facts = {**where, "protocol": protocol, "because": because, "security": security}
     files.write_json(context.attempt.scheduler, facts)
-    context.attempt.service_of("dashboard").parent.mkdir(mode=0o700, exist_ok=True)
-    files.write_json(
-        context.attempt.service_of("dashboard"),
-        {
-            "node": context.node,
-            "socket": str(PrivateScheduler.socket_path),
-            "pid": os.getpid(),
-            "started": time.time(),
-            "identity": scheduler.id,
-            "path": "/status",
-            "probe": dashboard.IDENTITY,
-            "token_file": None,
-        },
-    )
+    service = context.attempt.service_of("dashboard")
+    page = {"path": "/status", "probe": dashboard.IDENTITY, "token_file": None}
+    files.write_service(service, context.node, scheduler.socket_path, scheduler.id, **page)
     os.umask(settings.umask)  # for functions that the script runs here
     reporter.send(event="scheduler-up", **facts)
-    opening = asyncio.create_task(_open_ucx(context, reporter)) if protocol == "ucx" else None
-    ended = asyncio.create_task(scheduler.finished())
     activity = Activity(context, scheduler, reporter.send, peer_of(writer.get_extra_info("socket")))
-    watching = asyncio.create_task(activity.watch())
-    told = asyncio.create_task(_heed(reader, reporter, activity, lambda: rounds.check(scheduler, context, protocol)))
-    await asyncio.wait({ended, told}, return_when=asyncio.FIRST_COMPLETED)
-    told.cancel()
-    watching.cancel()
-    if opening:
-        opening.cancel()
+    ended = asyncio.create_task(scheduler.finished())
+    orders = asyncio.create_task(_obey(reader, reporter, activity, lambda: rounds.check(scheduler, context, protocol)))
+    beside = [asyncio.create_task(activity.watch())]
+    if protocol == "ucx":
+        beside.append(asyncio.create_task(_open_ucx(context, reporter)))
+    await asyncio.wait({ended, orders}, return_when=asyncio.FIRST_COMPLETED)
+    for task in (orders, *beside):
+        task.cancel()
     if ended.done():  # the script closed the cluster itself (client.shutdown()): its right, and no loss
         reporter.send(event="scheduler-closed")
     await scheduler.close(reason="the run has ended")
@@ -252,11 +226,8 @@ async def _open_ucx(context: Context, reporter: Reporter) -> None:
     reporter.send(event="ucx-up", security=security)
 
 
-async def _heed(
-    reader: asyncio.StreamReader,
-    reporter: Reporter,
-    activity: Activity,
-    check: Callable[[], Awaitable[dict[str, Any]]],
+async def _obey(
+    reader: asyncio.StreamReader, reporter: Reporter, activity: Activity, check: Callable[[], Awaitable[dict[str, Any]]]
 ) -> None:
     """Do what the supervisor says, until it says close, or its end of the socket is gone."""
     checking: asyncio.Task[None] | None = None

@@ -25,13 +25,7 @@ class Script:
     """The running script, in a process group of its own so that nothing it started outlives it."""
 
     def __init__(self, context: Context, environment: dict[str, str]) -> None:
-        """Start it.
-
-        Raises
-        ------
-        OSError
-            If the folder it should run in is not there, or the interpreter cannot be started.
-        """
+        """Start it; an OSError if its folder is not there, or the interpreter cannot be started."""
         settings = context.settings
         self.context = context
         what = _SERVICES[settings.service] if settings.service else (settings.script,)
@@ -104,52 +98,27 @@ def answer(command: list[str], seconds: float) -> str:
 
 
 def oom_kills() -> int:
-    """Return how many processes of this control group the kernel has killed for memory (cgroup v1 and v2)."""
-    for folder, name in _memory_groups():
-        try:
-            lines = (folder / name).read_text().splitlines()
-        except OSError:
-            continue
-        for line in lines:
-            key, _, value = line.partition(" ")
-            if key == "oom_kill":
-                return int(value)
-    return 0
-
-
-def _memory_groups() -> list[tuple[Path, str]]:
-    """Return this process's memory control groups as folders, and the file in each that counts kills.
+    """Return how many processes of this control group the kernel has killed for memory (cgroup v1 and v2).
 
     /proc/self/cgroup names a group from the hierarchy's root; /proc/self/mountinfo says which part of the hierarchy
-    is mounted where (a container or a bind mount shows only a part).
+    is mounted where (a container or a bind mount shows only a part), see proc(5).
     """
-    found = []
-    for group_type, option, file in (("cgroup", "memory", "memory.oom_control"), ("cgroup2", "", "memory.events")):
-        path = _group_path(option)
-        for root, mounted_at in _mounts(group_type, option) if path else []:
-            if path == root or path.startswith(root.rstrip("/") + "/"):
-                found.append((Path(mounted_at + path[len(root.rstrip("/")) :]), file))
-    return found
-
-
-def _group_path(controller: str) -> str:
-    for line in _lines("/proc/self/cgroup"):
-        _, controllers, path = line.split(":", 2)
-        if controller in controllers.split(","):
-            return path
-    return ""
-
-
-def _mounts(group_type: str, option: str) -> list[tuple[str, str]]:
-    """Return (root, mount point) of the mounted control group hierarchies of a type (see proc(5), mountinfo)."""
-    found = []
-    for line in _lines("/proc/self/mountinfo"):
-        before, _, after = line.partition(" - ")
-        kind, _, options = after.split(" ", 2)
-        if kind == group_type and (not option or option in options.split(",")):
-            fields = before.split()
-            found.append((fields[3], fields[4]))
-    return found
+    groups = [line.split(":", 2) for line in _lines("/proc/self/cgroup")]
+    mounts = [line.partition(" - ") for line in _lines("/proc/self/mountinfo")]
+    for group_type, controller, file in (("cgroup", "memory", "memory.oom_control"), ("cgroup2", "", "memory.events")):
+        path = next((path for _, controllers, path in groups if controller in controllers.split(",")), "")
+        for before, _, after in mounts if path else ():
+            mount_type, _, options = after.split(" ", 2)
+            if mount_type != group_type or (controller and controller not in options.split(",")):
+                continue
+            root, mount_point = before.split()[3:5]
+            root = root.rstrip("/")
+            if path != root and not path.startswith(f"{root}/"):
+                continue
+            for line in _lines(f"{mount_point}{path[len(root) :]}/{file}"):
+                if line.startswith("oom_kill "):
+                    return int(line.split()[1])
+    return 0
 
 
 def _lines(path: str) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import signal
 import time
@@ -13,14 +12,15 @@ from hpcml import errors
 from hpcml.files import tail
 from hpcml.node import scratch, storage
 from hpcml.node.control_socket import Channel
-from hpcml.node.outcome import EventLog, Outcome, RunEndedError
+from hpcml.node.outcome import EventLog, Outcome, RunEndedError, say
 from hpcml.node.roles import end_cause
 from hpcml.node.roles.bring_up import NO_FOLDER, BringUp
 from hpcml.node.roles.run_state import RunState
 from hpcml.node.roles.script import Script
-from hpcml.node.roles.teardown import tear_down
+from hpcml.node.security import tls
 from hpcml.node.settings import Context, load
 
+ORDERLY = 2.0  # seconds that scheduler and workers have to close by themselves, a quarter if they never were all up
 ROOM_TICK = 5.0  # seconds between questions to the run's file system whether it is full
 _PLACE = "Set paths.scratch in the profile, or TMPDIR, to a folder of your own, or to a sticky one of root's."
 
@@ -103,8 +103,7 @@ def run_script(state: RunState, environment: dict[str, str]) -> Outcome:
 
 def _follow(state: RunState, script: Script) -> Outcome:
     must_end: Outcome | None = None
-    kill_at = float("inf")
-    room_looked = 0.0
+    kill_at, room_looked = float("inf"), 0.0
     while (status := script.poll()) is None:
         state.step()
         if state.clock.seconds - room_looked >= ROOM_TICK:
@@ -119,18 +118,47 @@ def _follow(state: RunState, script: Script) -> Outcome:
         if time.monotonic() > kill_at:
             script.kill()
     state.events.write("driver-ended", exit_status=status)
-    if must_end is None:
-        return _own_end(state.context, script, status)
-    if status == 0 and must_end.exit_status in (errors.TIME_LIMIT, errors.CANCELLED):
-        return dataclasses.replace(_own_end(state.context, script, status), ended_as=must_end.state)
+    why = must_end.exit_status if must_end else 0
+    obeyed = status == 0 and why in (errors.TIME_LIMIT, errors.CANCELLED)
+    starved = script.out_of_memory(status)
     # The kernel can take a role in the same moment as the script: then memory is the cause, and not the loss.
-    if must_end.exit_status == errors.ROLE_LOST and script.out_of_memory(status):
-        return _own_end(state.context, script, status)
-    return must_end
-
-
-def _own_end(context: Context, script: Script, status: int) -> Outcome:
-    quote = () if status == 0 else tail(context.run.driver_log, width=300)
-    by = "hpcml" if context.settings.service and status == errors.START_FAILED else "script"
-    ended_as = "OUT_OF_MEMORY" if script.out_of_memory(status) else ""
+    if must_end and not obeyed and not (starved and why == errors.ROLE_LOST):
+        return must_end
+    ended_as = must_end.state if must_end and obeyed else "OUT_OF_MEMORY" if starved else ""
+    quote = () if status == 0 else tail(state.context.run.driver_log, width=300)
+    by = "hpcml" if state.context.settings.service and status == errors.START_FAILED else "script"
     return Outcome(status, "driver", by, script.describe_end(status), quote=quote, ended_as=ended_as)
+
+
+def tear_down(state: RunState, outcome: Outcome) -> None:
+    """Tell the scheduler to close itself and its workers, and wait for both steps within the deadline."""
+    start = time.monotonic()
+    context = state.context
+    storage.write_end(context.run, context.attempt.ended, {"exit_status": outcome.exit_status})
+    outcome.write(context, state.warnings, over=False)
+    state.closing = True
+    state.channel.send(do="close")
+    _wait(state, start + (ORDERLY if outcome.phase == "driver" else ORDERLY / 4))
+    left = state.steps.alive()
+    for pid in left:  # srun kills its tasks when told to end; elsewhere a step is a process group
+        with contextlib.suppress(ProcessLookupError):
+            if context.settings.launched:
+                os.kill(pid, signal.SIGTERM)
+            else:
+                os.killpg(pid, signal.SIGKILL)
+    _wait(state, start + context.settings.teardown_deadline)
+    try:
+        tls.remove_secrets(context.attempt)
+    except OSError as error:  # they open nothing any more, and the script's status stays
+        say(context, f"the keys could not be removed: {error}")
+    state.events.write("torn-down", seconds=round(time.monotonic() - start, 3), killed=len(left))
+    outcome.write(context, state.warnings)
+    storage.release(context.run)
+
+
+def _wait(state: RunState, deadline: float) -> None:
+    """Wait for the end of the steps; what the scheduler says meanwhile is written down."""
+    while state.steps.alive() and time.monotonic() < deadline:
+        state.step()
+    if not state.channel.closed:
+        state.step()  # its last words

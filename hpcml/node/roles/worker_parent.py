@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import select
@@ -61,22 +62,26 @@ class Node:
 
     def mark(self, state: str) -> None:
         """Say on the shared file system what this node's task is doing."""
-        failed = [{"worker": slot.name, "why": slot.last_end} for slot in self.slots if slot.failed]
-        facts = {
-            "node": self.context.node,
-            "pid": os.getpid(),
-            "state": state,
-            "refused": self.refused,
-            "failed": failed,
+        workers = {
+            "failed": [{"worker": slot.name, "why": slot.last_end} for slot in self.slots if slot.failed],
             "retired": [slot.name for slot in self.slots if slot.retired],
             "deaths": {slot.name: slot.deaths for slot in self.slots if slot.deaths},
             "last_ends": {slot.name: slot.last_end for slot in self.slots if slot.deaths},
-            "memory": self.memory,
         }
+        node = {"node": self.context.node, "pid": os.getpid(), "state": state, "refused": self.refused}
         try:
-            files.write_json(self.context.attempt.mark_of(self.context.node), facts)
+            files.write_json(
+                self.context.attempt.mark_of(self.context.node), {**node, **workers, "memory": self.memory}
+            )
         except OSError as error:  # the workers are worth more than the mark; the supervisor sees that the disk is full
             print(f"hpcml: the state of the workers on {self.context.node} cannot be written: {error}", file=sys.stderr)
+
+    def refuse(self, why: str) -> int:
+        """Say why this node can have no workers, and return the role's exit status."""
+        self.refused = why
+        self.mark("refused")
+        print(f"hpcml: {why}.", file=sys.stderr)
+        return WORKERS_NEVER_CAME
 
 
 def main() -> int:
@@ -85,7 +90,7 @@ def main() -> int:
     node = Node(context)
     node.mark("starting")
     if not os.access(context.settings.cwd, os.X_OK):
-        return _refuse(node, f"the folder that the script runs in cannot be entered: {context.settings.cwd}")
+        return node.refuse(f"the folder that the script runs in cannot be entered: {context.settings.cwd}")
     _sweep(context)
     inspection = Inspection(context)  # a child of its own, beside the imports
     with long_import():  # after the sign of life; before the fork, for all workers
@@ -103,15 +108,15 @@ def main() -> int:
                 inspection.end()  # what it finds wrong with the node goes before what the environment lacks
             folder = scratch.Folder(scratch.place_for_dask(context))
         except scratch.UnsafePlaceError as error:
-            return _refuse(node, f"{error} (profile: paths.scratch, or TMPDIR)")
+            return node.refuse(f"{error} (profile: paths.scratch, or TMPDIR)")
         except (gpus.NoGpuError, UnfitError) as error:
-            return _refuse(node, str(error))
+            return node.refuse(str(error))
 
     names = context.worker_names(context.node)
     node.slots = [Slot(name) for name in names]
     share = dask_worker.Share.of_node(context, len(names))
     if too_little := dask_worker.too_little_memory(context, share, len(names), _resident(os.getpid())):
-        return _refuse(node, too_little)
+        return node.refuse(too_little)
     try:
         return _keep(
             node,
@@ -127,33 +132,38 @@ def main() -> int:
 
 def _sweep(context: Context) -> None:
     """Remove what killed roles of earlier runs left on this node, in a child process: it may take long."""
-    if os.fork():  # safe: this process has one Python thread; _reap() takes the child's end
-        return
-    try:
+
+    def sweep() -> int:
         for place in {context.scratch(), context.scratch(longest=context.socket_room), tempfile.gettempdir()}:
             if swept := scratch.sweep(place):
                 print(f"hpcml: removed {len(swept)} folders that roles of earlier runs left in {place}.", flush=True)
+        return 0
+
+    _fork(sweep)  # _reap() takes the child's end
+
+
+def _fork(child: Callable[[], int]) -> int:
+    """Have a child process do something and end with the status that it returns; return its pid."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()  # safe: this process has one Python thread and never starts an event loop
+    if pid:
+        return pid
+    status = 1
+    try:
+        status = child()
     except BaseException:  # noqa: BLE001 - the child must never return into the parent's code
         sys.excepthook(*sys.exc_info())
     finally:
+        sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)
-
-
-def _refuse(node: Node, why: str) -> int:
-    node.refused = why
-    node.mark("refused")
-    print(f"hpcml: {why}.", file=sys.stderr)
-    return WORKERS_NEVER_CAME
+        os._exit(status)
 
 
 class Address:
     """Where the scheduler is: looked up on the shared file system by one process of a node, for all its workers.
 
-    Parameters
-    ----------
-    local
-        The node-local file from which the workers read it. They are forked before it is known, and make ready for it.
+    They are forked before it is known, make ready for it, and read it from the node-local file ``local``.
     """
 
     def __init__(self, context: Context, local: Path) -> None:
@@ -193,20 +203,17 @@ def _keep(node: Node, serve: Callable[[Slot], int], memory_limit: int, address: 
             if not slot.done and not slot.pid and now >= slot.start_at:
                 _start(node, slot, serve)
         select.select([wake], [], [], TICK if address.known else address.interval)
-        _drain(wake)
+        with contextlib.suppress(BlockingIOError):
+            os.read(wake, 4096)
         if not address.look():
-            print(
-                "hpcml: the scheduler did not write its address (scheduler.json) within its deadline.", file=sys.stderr
-            )
+            late = "the scheduler did not write its address (scheduler.json) within its deadline"
+            print(f"hpcml: {late}.", file=sys.stderr)
             return WORKERS_NEVER_CAME
         _reap(node)
         _check_memory(node, memory_limit)
         _stop_if_ended(node)
         if os.getppid() != parent:
-            node.refused = "the step that started the worker task is gone"
-            node.mark("refused")
-            print(f"hpcml: {node.refused}.", file=sys.stderr)
-            return WORKERS_NEVER_CAME
+            return node.refuse("the step that started the worker task is gone")
     failed = any(slot.failed for slot in node.slots)
     node.mark("failed" if failed else "ended")
     return WORKERS_NEVER_CAME if failed else 0
@@ -229,35 +236,19 @@ def _run_has_ended(context: Context) -> bool:
     return context.attempt.ended.name in files.listed(context.attempt.directory)
 
 
-def _drain(descriptor: int) -> None:
-    try:
-        os.read(descriptor, 4096)
-    except BlockingIOError:
-        return
-
-
 def _start(node: Node, slot: Slot, serve: Callable[[Slot], int]) -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    slot.started = time.monotonic()
     parent = os.getpid()
-    slot.pid = os.fork()  # safe: this process has one Python thread and never starts an event loop
-    if slot.pid:
-        return
-    status = 1
-    try:
+
+    def work() -> int:
         processes.end_with(parent)  # without it nobody would replace, watch or end this worker
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         script_environment.answer_no_signals()  # the scheduler closes workers, not a signal: the driver goes first
         # With a dead worker's number, UCX's neighbours would take their mappings of that one's memory for this one's.
-        status = processes.COME_BACK if os.getpid() in node.used_pids else serve(slot)
-    except BaseException:  # noqa: BLE001 - the child must never return into the parent's code
-        sys.excepthook(*sys.exc_info())
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+        return processes.COME_BACK if os.getpid() in node.used_pids else serve(slot)
+
+    slot.started = time.monotonic()
+    slot.pid = _fork(work)
 
 
 def _reap(node: Node) -> None:
@@ -268,12 +259,11 @@ def _reap(node: Node) -> None:
             return
         if not pid:
             return
-        slot = next((slot for slot in node.slots if slot.pid == pid), None)
-        if slot is not None:
-            slot.pid = 0
-            slot.replaces = True
-            node.used_pids.add(pid)
-            _judge(node, slot, os.waitstatus_to_exitcode(code))
+        for slot in node.slots:
+            if slot.pid == pid:
+                slot.pid, slot.replaces = 0, True
+                node.used_pids.add(pid)
+                _judge(node, slot, os.waitstatus_to_exitcode(code))
 
 
 def _judge(node: Node, slot: Slot, code: int) -> None:
@@ -289,11 +279,8 @@ def _judge(node: Node, slot: Slot, code: int) -> None:
     if code == processes.COME_BACK:
         slot.start_at = 0.0
         return
-    how = (
-        slot.cause
-        or _starved(node, code)
-        or (f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}")
-    )
+    plain = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+    how = slot.cause or _starved(node, code) or plain
     slot.cause = ""
     age = time.monotonic() - slot.started
     slot.deaths += 1

@@ -33,8 +33,16 @@ def guard() -> None:
         registry.backends["tls"] = _Backend()
     for name in _LOGGERS:
         log = logging.getLogger(name)
-        if not any(isinstance(one, LineLimitFilter) for one in log.filters):
-            log.addFilter(LineLimitFilter())
+        if not any(isinstance(one, LineLimit) for one in log.filters):
+            log.addFilter(LineLimit())
+
+
+class Guarded:
+    """A mixin for Dask's servers, whose listeners then have the limits."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        guard()
+        super().__init__(*arguments, **options)
 
 
 def raise_file_limit() -> None:
@@ -51,41 +59,27 @@ def most_half_open() -> int:
     return MOST_HALF_OPEN if soft == resource.RLIM_INFINITY else min(MOST_HALF_OPEN, soft // SHARE_OF_FILES)
 
 
-class LineLimit:
-    """At most so many lines a minute; the rest is counted, and told with the next line."""
+class LineLimit(logging.Filter):
+    """A logger's filter: at most so many lines a minute; the rest is counted, and told with the next line."""
 
-    def __init__(self) -> None:
-        self._minute = 0.0
-        self._written = 0
-        self._suppressed = 0
-
-    def take(self, lines: int = LINES_A_MINUTE) -> str | None:
-        """Return what to put behind a line, None if it is one too many."""
-        now = time.monotonic()
-        if now - self._minute > 60:
-            self._minute, self._written = now, 0
-        if self._written >= lines:
-            self._suppressed += 1
-            return None
-        self._written += 1
-        more = f" (and {self._suppressed} more before)" if self._suppressed else ""
-        self._suppressed = 0
-        return more
-
-
-class LineLimitFilter(logging.Filter):
-    """A logger's filter with such a limit."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._limit = LineLimit()
+    minute, written, suppressed = 0.0, 0, 0
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Let a record pass while the limit is not reached."""
-        more = self._limit.take()
-        if more:
-            record.msg, record.args = f"{record.getMessage()}{more}", ()
-        return more is not None
+        now = time.monotonic()
+        if now - self.minute > 60:
+            self.minute, self.written = now, 0
+        if self.written >= LINES_A_MINUTE:
+            self.suppressed += 1
+            return False
+        self.written += 1
+        if self.suppressed:
+            record.msg, record.args = f"{record.getMessage()} (and {self.suppressed} more before)", ()
+            self.suppressed = 0
+        return True
+
+
+logger.addFilter(LineLimit())
 
 
 class _Listener(TLSListener):  # type: ignore[misc]
@@ -95,7 +89,6 @@ class _Listener(TLSListener):  # type: ignore[misc]
 
     async def start(self) -> None:
         self.half_open = HalfOpen(DEADLINE, most_half_open())
-        self.refusals = LineLimit()
         await super().start()
 
     async def _prepare_stream(self, stream: Any, address: str) -> Any:
@@ -107,16 +100,11 @@ class _Listener(TLSListener):  # type: ignore[misc]
             if _is_through(handshake):  # in the moment in which its time was over
                 return stream
             stream.close()
-            self._log_refusal(address, error)
-            return None
-        return stream
-
-    def _log_refusal(self, address: str, error: OSError) -> None:
-        more = self.refusals.take()
-        if more is not None:
             late = isinstance(error, TimeoutError)
             why = "no handshake in time" if late else getattr(error, "real_error", None) or error
-            logger.warning("hpcml.tls: refused %s: %s%s", address, why, more)
+            logger.warning("hpcml.tls: refused %s: %s", address, why)
+            return None
+        return stream
 
 
 def _is_through(handshake: Any) -> bool:

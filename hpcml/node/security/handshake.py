@@ -22,7 +22,7 @@ import stat
 import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 KEY_BYTES = 32
 
@@ -41,34 +41,21 @@ class RefusedError(Exception):
     """The peer did not prove that it holds the key."""
 
 
-class Endpoint(Protocol):
-    """What carries the messages, each as a whole: ``ucxx.Endpoint``."""
-
-    async def send(self, buffer: bytes) -> None:
-        """Send a message."""
-
-    async def recv(self, buffer: bytearray) -> None:
-        """Receive a message; a longer one than the buffer is an error."""
-
-
 class Handshake:
-    """The messages of one handshake.
+    """The messages of one handshake, on a ``ucxx.Endpoint``: it carries each as a whole.
 
     It keeps what it receives into, and must be kept until the endpoint is aborted: UCX writes to a buffer also when
     nobody waits for the message any more.
     """
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Any) -> None:
         self._endpoint = endpoint
         self._buffers: list[bytearray] = []
 
     async def prove_as_connector(self, key: bytes, address: bytes) -> None:
         """Prove to the listener at an address (:func:`pack`) that this end holds the key, after it has done so.
 
-        Raises
-        ------
-        RefusedError
-            If it has not. The endpoint's own errors pass through.
+        A RefusedError if it has not; the endpoint's own errors pass through.
         """
         mine = secrets.token_bytes(32)
         await self._send(_HELLO, address, mine)
@@ -78,13 +65,7 @@ class Handshake:
         await self._send(_PROOF, _mac(key, b"client", address, mine, theirs))
 
     async def prove_as_listener(self, key: bytes, own: set[bytes]) -> None:
-        """Prove it to who has connected to one of the own addresses, and have it prove it.
-
-        Raises
-        ------
-        RefusedError
-            If it has not. The endpoint's own errors pass through.
-        """
+        """Prove it to who has connected to one of the own addresses, and have it prove it; errors as above."""
         address, theirs = await self._receive(_HELLO)
         if address not in own:
             raise RefusedError(f"it wanted {_unpack(address)}, which is not here")
@@ -129,18 +110,11 @@ class HalfOpen:
 
     Who connects and says nothing is dropped at the deadline. If there are too many, the oldest goes at once, not the
     newest: a peer with the key needs milliseconds, so it gets through while others hold connections open.
-
-    Parameters
-    ----------
-    deadline
-        Seconds for one handshake.
-    most
-        How many there may be.
+    ``deadline`` are the seconds for one handshake, ``most`` is how many there may be.
     """
 
     def __init__(self, deadline: float, most: int) -> None:
-        self.deadline = deadline
-        self.most = most
+        self.deadline, self.most = deadline, most
         self._limits: dict[asyncio.Timeout, None] = {}
 
     @contextlib.asynccontextmanager
@@ -160,22 +134,13 @@ class HalfOpen:
 
 
 def read_key(path: Path) -> bytes:
-    """Return the key in a file.
-
-    Raises
-    ------
-    UcxAuthError
-        If others may use the file, if it is not this user's own, or if it does not hold a key.
-    OSError
-        If it cannot be read.
-    """
+    """Return the key in a file; a UcxAuthError if it is not this user's alone, or holds no key."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:
         facts = os.fstat(descriptor)
         if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid():
             raise UcxAuthError(f"{path}: the key of the UCX connections must be a file of your own")
-        if stat.S_IMODE(facts.st_mode) & 0o077:
-            mode = stat.S_IMODE(facts.st_mode)
+        if (mode := stat.S_IMODE(facts.st_mode)) & 0o077:
             raise UcxAuthError(f"{path}: others may use the key of the UCX connections (mode {mode:04o}, not 0600)")
         key = file.read(KEY_BYTES + 1)
     if len(key) != KEY_BYTES:

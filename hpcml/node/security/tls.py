@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
+import inspect
 import os
 import secrets
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpcml import files
 from hpcml.paths import AttemptPaths
 
 if TYPE_CHECKING:
@@ -21,23 +23,11 @@ _PRELOAD = "hpcml.node.security.preload"
 
 
 def make_certificate(paths: AttemptPaths, lifetime: float) -> None:
-    """Write the attempt's key and certificate, readable by the user alone.
+    """Write the attempt's key and certificate, readable by the user alone; an OSError if they exist already.
 
     The authority has one member, itself: the certificate is self-signed, every role presents it and accepts nothing
     else, so who holds the key is in and nobody else is. It is P-256, made on the node when the job starts, and ends
-    with the job.
-
-    Parameters
-    ----------
-    paths
-        The attempt's files; the ``secret`` folder is created 0700 if it is not there.
-    lifetime
-        Seconds until the certificate is no longer valid.
-
-    Raises
-    ------
-    OSError
-        If the files cannot be written, or exist already.
+    with the job: it is valid for ``lifetime`` seconds.
     """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
@@ -46,17 +36,8 @@ def make_certificate(paths: AttemptPaths, lifetime: float) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "hpcml run")])
     now = dt.datetime.now(dt.UTC)
-    usage = x509.KeyUsage(
-        digital_signature=True,
-        key_cert_sign=True,
-        crl_sign=False,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
+    uses = inspect.signature(x509.KeyUsage).parameters
+    usage = x509.KeyUsage(**{use: use in ("digital_signature", "key_cert_sign") for use in uses})
     certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
@@ -77,29 +58,12 @@ def make_certificate(paths: AttemptPaths, lifetime: float) -> None:
 
 
 def make_ucx_key(paths: AttemptPaths) -> None:
-    """Write the key with which both ends of a UCX connection prove themselves (:mod:`hpcml.node.security.ucx_auth`).
-
-    Parameters
-    ----------
-    paths
-        The attempt's files; the ``secret`` folder is created 0700 if it is not there.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be written, or exists already.
-    """
+    """Write the key with which both ends of a UCX connection prove themselves (:mod:`hpcml.node.security.ucx_auth`)."""
     _write_secret(paths.ucx_key, secrets.token_bytes(32))
 
 
 def make_token(paths: AttemptPaths) -> str:
-    """Write the token that lets a browser into JupyterLab, and return it.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be written, or exists already.
-    """
+    """Write the token that lets a browser into JupyterLab, and return it."""
     token = secrets.token_urlsafe(32)
     _write_secret(paths.jupyter_token, token.encode())
     return token
@@ -108,8 +72,7 @@ def make_token(paths: AttemptPaths) -> str:
 def _write_secret(path: Path, content: bytes) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.parent.chmod(0o700)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
+    with os.fdopen(files.create(path), "wb") as file:
         file.write(content)
 
 
@@ -162,14 +125,8 @@ OPEN = "open to whoever reaches it"  # what the progress tells at once, not only
 def explanation(protocol: str, tcp_devices: set[str], *, gpus: bool, group_memory: bool = False) -> str:
     """Return who may talk to the run's processes, and what stays open, in one line (docs/security.md).
 
-    Parameters
-    ----------
-    tcp_devices
-        The network devices on which UCX's own TCP transport listens.
-    gpus
-        Whether NCCL, and raft-dask for some of cuML's estimators, open listeners of their own.
-    group_memory
-        Whether UCX uses shared memory that the user's group may open.
+    ``tcp_devices`` are those on which UCX's own TCP transport listens; with ``gpus`` NCCL, and raft-dask for some of
+    cuML's estimators, open listeners of their own; ``group_memory``: UCX uses memory that the user's group may open.
     """
     if protocol == "ucx":
         protection = "mutual TLS to the scheduler; both ends of a UCX connection prove the run's key, not encrypted"

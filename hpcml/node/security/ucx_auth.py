@@ -35,10 +35,10 @@ from hpcml.node.security.connection_limits import LineLimit
 from hpcml.node.security.handshake import HalfOpen, Handshake, RefusedError, UcxAuthError, pack, read_key
 
 logger = logging.getLogger("hpcml.ucx")
+logger.addFilter(LineLimit())  # so that nobody can fill the disk by knocking
 
 DEADLINE = 10.0  # seconds for the three messages: a busy process on the other side may take some
 MOST_HALF_OPEN = 256  # handshakes under way at one listener
-LINES_A_MINUTE = 20  # of refusals in the log, so that nobody can fill the disk by knocking
 OPEN_TCP = (
     "its tcp lets whoever can connect write this process's memory, and no key helps (docs/security.md). "
     "Use tls, or UCX_TLS=^tcp,sysv where InfiniBand joins the nodes, or UCX_NET_DEVICES=lo on a single node"
@@ -53,21 +53,8 @@ _LOCK = threading.RLock()
 def install(key_file: Path) -> None:
     """Let Dask make and accept UCX connections in this process with the run's key only.
 
-    It must come before the first connection and the first listener; again with the same key it does nothing.
-
-    Parameters
-    ----------
-    key_file
-        32 random bytes in a file of mode 0600 (:func:`hpcml.node.security.tls.make_ucx_key`).
-
-    Raises
-    ------
-    ImportError
-        If distributed-ucxx is not installed.
-    UcxAuthError
-        If the key file is no good, if UCX was used in this process before, or if another key is installed.
-    OSError
-        If the key file cannot be read.
+    It must come before the first connection and the first listener; again with the same key it does nothing. A
+    UcxAuthError if the key file is no good, if UCX was used in this process before, or if another key is installed.
     """
     key = read_key(key_file)
     try:
@@ -122,14 +109,8 @@ class _Connector:
     async def connect(self, address: str, deserialize: bool = True, **arguments: Any) -> Any:
         """Connect and prove.
 
-        Raises
-        ------
-        CommClosedError
-            If nobody answers, or not in time: Dask tries again until ``distributed.comm.timeouts.connect``.
-        FatalCommClosedError
-            If who answers does not hold the key: Dask does not try again, as with TLS.
-        UcxAuthError
-            If UCX runs already, with features that let its peers into the memory.
+        After a CommClosedError (nobody answers, or not in time) Dask tries again until
+        ``distributed.comm.timeouts.connect``; after a FatalCommClosedError (no key) it does not, as with TLS.
         """
         start_ucx()
         from ucxx.exceptions import UCXError, UCXMessageTruncatedError
@@ -164,7 +145,7 @@ class _Listener:
     half_open: HalfOpen
 
     async def start(self) -> None:
-        """Listen; UcxAuthError as in connect()."""
+        """Listen."""
         start_ucx()
         if devices := ", ".join(sorted(tcp_devices() - {"lo"})):
             logger.warning("hpcml.ucx: UCX may use tcp on %s: %s", devices, OPEN_TCP)
@@ -181,7 +162,7 @@ class _Listener:
                 await handshake.prove_as_listener(self.key, self._own_addresses())
         except (RefusedError, UCXError, TimeoutError, OSError) as error:
             comm.abort()
-            _REFUSALS.log(_reason(error))
+            _log_refusal(_reason(error))
             raise CommClosedError("refused: not this run's key") from error
         except BaseException:
             comm.abort()
@@ -192,9 +173,8 @@ class _Listener:
         """Return the address that peers are told to dial, or all of this node's if none was chosen."""
         if self.ip not in _EVERYWHERE:
             return {pack(ensure_ip(self.ip), self.port)}
-        ip = {"AF_INET", "AF_INET6"}
-        entries = [entry for several in psutil.net_if_addrs().values() for entry in several if entry.family.name in ip]
-        return {pack(entry.address, self.port) for entry in entries}
+        entries = [entry for several in psutil.net_if_addrs().values() for entry in several]
+        return {pack(entry.address, self.port) for entry in entries if entry.family.name in ("AF_INET", "AF_INET6")}
 
 
 def _reason(error: BaseException) -> str:
@@ -203,42 +183,26 @@ def _reason(error: BaseException) -> str:
     return str(error) if isinstance(error, RefusedError) else f"it broke off: {error or type(error).__name__}"
 
 
-class _Refusals(logging.Filter):
-    """Log refusals, so many lines a minute, and count the rest.
+def _log_refusal(reason: str) -> None:
+    logger.warning("hpcml.ucx: refused a UCX peer: %s", reason)
 
-    As a filter of UCXX's logger it also takes the place of UCXX's own tracebacks about peers that break off earlier,
-    while the tags are exchanged: there is no limit to those.
+
+def _no_traceback(record: logging.LogRecord) -> bool:
+    """Filter UCXX's log: a line takes the place of its tracebacks about peers that break off while tags are exchanged.
+
+    There is no limit to those.
     """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._limit = LineLimit()
-
-    def log(self, reason: str) -> None:
-        """Log why a peer was refused."""
-        more = self._limit.take(LINES_A_MINUTE)
-        if more is not None:
-            logger.warning("hpcml.ucx: refused a UCX peer: %s%s", reason, more)
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Say whether UCXX shall log this itself."""
-        text = record.getMessage().rstrip()
-        if text.startswith("Unexpected error in listener handler coroutine") or "calling listener callback" in text:
-            self.log(text.splitlines()[-1])
-            return False
-        return True
-
-
-_REFUSALS = _Refusals()
+    text = record.getMessage().rstrip()
+    if text.startswith("Unexpected error in listener handler coroutine") or "calling listener callback" in text:
+        _log_refusal(text.splitlines()[-1])
+        return False
+    return True
 
 
 def start_ucx() -> None:
-    """Start UCX in this process, unless it runs, with no features but :data:`FEATURES`.
+    """Start UCX in this process, unless it runs, with no features but :data:`FEATURES`; a UcxAuthError with others.
 
-    Raises
-    ------
-    UcxAuthError
-        If UCX runs with others: then whoever can connect may read and write this process's memory.
+    With those, whoever can connect may read and write this process's memory.
     """
     from distributed_ucxx import ucxx as transport
 
@@ -246,7 +210,7 @@ def start_ucx() -> None:
         if transport.ucxx is None and _context() is None:
             with _few_features():
                 transport.init_once()
-            logging.getLogger("ucx").addFilter(_REFUSALS)
+            logging.getLogger("ucx").addFilter(_no_traceback)
         context = _context()
         if context is None or context.context.feature_flags != sum(feature.value for feature in _features()):
             raise UcxAuthError("UCX was started in this process with features that let its peers into the memory")

@@ -99,7 +99,7 @@ class Cause(NamedTuple):
     hint: str = ""
 
 
-def of(status: int, log: Sequence[str]) -> Cause:
+def of_role(status: int, log: Sequence[str]) -> Cause:
     """Return how a role ended whose last words are ``log``."""
     last = log[-1].strip() if log else ""
     if status in _NOT_THERE:
