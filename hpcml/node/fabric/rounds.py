@@ -92,13 +92,19 @@ async def measure(
     facts = await _ask(scheduler, dict(everyone), lambda rpc: rpc.hpcml_facts())
     await _ask(scheduler, dict(everyone), lambda rpc: rpc.hpcml_release())
     nccl = await _nccl(scheduler, everyone, context, joined) if joined else None
-    nodes = {name: node for node, pairs in workers.items() for name, _ in pairs}
+    node_of = {name: node for node, pairs in workers.items() for name, _ in pairs}
     return Measurement(
         protocol=protocol,
         memory="cuda" if gpus else "host",
         pairs=tuple(pairs),
-        workers={name: WorkerFacts(nodes[name], **answer) for name, answer in facts.items()},
-        nodes={node: _node_facts(context, node, before[node], after[node]) for node in workers},
+        workers={name: WorkerFacts(node_of[name], **answer) for name, answer in facts.items()},
+        nodes={
+            node: NodeFacts(
+                {} if "error" in {**before[node], **after[node]} else counters.difference(before[node], after[node]),
+                files.read_json(context.attempt.probe_of(node)),
+            )
+            for node in workers
+        },
         nccl=nccl,
     )
 
@@ -162,7 +168,7 @@ async def _join_nccl(scheduler: Scheduler, everyone: list[Named], context: Conte
     """Make a communicator over all workers, while they open each other's memory; {} if NCCL is not to be looked at."""
     if context.settings.gpu is None or not context.settings.nccl or len(everyone) < 2:
         return {}
-    unique_id = (await _ask(scheduler, dict(everyone[:1]), lambda rpc: rpc.hpcml_nccl_id()))[everyone[0][0]]
+    unique_id = await _answer(scheduler.rpc(everyone[0][1]).hpcml_nccl_id())
     if isinstance(unique_id, dict):
         return unique_id
     joins = [
@@ -199,15 +205,8 @@ async def _slowest(
     except TimeoutError:
         return {"error": f"{missing} within {patience:g} s"}
     log = {"log": results[0]["log"]} if "log" in results[0] else {}
-    errors = [
-        f"{name}: {answer['error']}" for (name, _), answer in zip(everyone, results, strict=True) if "error" in answer
-    ]
-    if errors:
-        return {"error": errors[0], **log}
+    for (name, _), answer in zip(everyone, results, strict=True):
+        if "error" in answer:
+            return {"error": f"{name}: {answer['error']}", **log}
     slowest = max(results, key=lambda answer: float(answer[key]))
     return {**slowest, **log, "right": all(one.get("right") for one in results)}
-
-
-def _node_facts(context: Context, node: str, before: dict[str, Any], after: dict[str, Any]) -> NodeFacts:
-    moved = {} if "error" in {**before, **after} else counters.difference(before, after)
-    return NodeFacts(moved=moved, probe=files.read_json(context.attempt.probe_of(node)))

@@ -45,13 +45,6 @@ class Marker(NamedTuple):
     offset: int
 
 
-class MappedRange(NamedTuple):
-    """A range of addresses in this process that CUDA has mapped to another process's memory; ``size`` in bytes."""
-
-    start: int
-    size: int
-
-
 def mark() -> tuple[Marker, Any]:
     """Write a marker into this process's memory pool; return it and the buffer, which must be kept."""
     import rmm
@@ -69,12 +62,12 @@ def release(marker: Marker) -> int:
     The GPU finishes all that this process has given it first, so nothing reads through a mapping that goes.
     """
     driver = _driver()
-    held = [mapping for mapping in _mappings(driver) if _content(driver, mapping, marker) == marker.text]
+    held = [mapping for mapping in _mappings(driver) if _content(driver, *mapping, marker) == marker.text]
     if held:
         _called(driver.cuCtxSynchronize())
-    for mapping in held:
-        _called(driver.cuIpcCloseMemHandle(mapping.start))
-    return sum(mapping.size for mapping in held)
+    for start, _ in held:
+        _called(driver.cuIpcCloseMemHandle(start))
+    return sum(size for _, size in held)
 
 
 def _driver() -> Any:
@@ -97,8 +90,8 @@ def _called(answer: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(values)
 
 
-def _mappings(driver: Any) -> Iterator[MappedRange]:
-    """Yield the ranges that belong to other processes: those of which no handle can be made here.
+def _mappings(driver: Any) -> Iterator[tuple[int, int]]:
+    """Yield start and bytes of what belongs to other processes: those of which no handle can be made here.
 
     CUDA reserves addresses in private ranges without a file (proc(5), maps); there its driver is asked page by page.
     """
@@ -118,7 +111,7 @@ def _mappings(driver: Any) -> Iterator[MappedRange]:
                 driver.cuPointerGetAttribute(attribute.CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, address)
             )
             if not own:
-                yield MappedRange(int(start), int(size))
+                yield int(start), int(size)
             address = max(address + PAGE, -(-(int(start) + int(size)) // PAGE) * PAGE)
 
 
@@ -128,12 +121,12 @@ def _reserved(maps: str) -> Iterator[tuple[int, int]]:
         yield int(low, 16), int(high, 16)
 
 
-def _content(driver: Any, mapping: MappedRange, marker: Marker) -> str:
+def _content(driver: Any, start: int, size: int, marker: Marker) -> str:
     """Return what stands in a mapping where the marker would, empty if the mapping is too small."""
-    if marker.offset + MARKER_BYTES > mapping.size:
+    if marker.offset + MARKER_BYTES > size:
         return ""
     content = bytearray(MARKER_BYTES)
-    status = driver.cuMemcpyDtoH(content, mapping.start + marker.offset, MARKER_BYTES)[0]
+    status = driver.cuMemcpyDtoH(content, start + marker.offset, MARKER_BYTES)[0]
     return content.hex() if int(status) == 0 else ""
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import re
 import resource
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 # <net/if_arp.h>: what /sys/class/net/*/type holds.
 _KINDS = {1: "ethernet", 32: "infiniband", 772: "loopback"}
@@ -52,52 +52,29 @@ def read(path: Path) -> str:
         return ""
 
 
-class Position(NamedTuple):
-    """Where a device sits: the PCI tree from the host bridge down to the device, and its NUMA node (-1: not known)."""
-
-    path: tuple[str, ...]
-    numa: int
-
-    @classmethod
-    def of(cls, pci: Mapping[str, Any]) -> Position:
-        """Return the position that a probe's ``pci`` table holds."""
-        return cls(tuple(pci["path"]), int(pci["numa"]))
-
-
 def sysfs_bus_id(bus_id: str) -> str:
     """Return a PCI address as the kernel writes it: NVML's ``00000000:1D:00.0`` is ``0000:1d:00.0``."""
     domain, bus, device = bus_id.strip().split(":")
     return f"{int(domain, 16):04x}:{bus.lower()}:{device.lower()}"
 
 
-def position_of(device: Path) -> Position:
-    """Return the position of a device from its folder in sysfs, or from a link to it.
-
-    Raises
-    ------
-    OSError
-        If there is no such folder or it is not that of a PCI device.
-    """
-    real = Path(os.path.realpath(device, strict=True))
-    parts = real.parts
-    last = max((index for index, part in enumerate(parts) if _ADDRESS.fullmatch(part)), default=0)
-    if not last:
-        raise FileNotFoundError(f"{real} is not a PCI device")
-    start = next((index for index, part in enumerate(parts) if part.startswith("pci")), last)
-    try:
-        numa = int(Path(*parts[: last + 1], "numa_node").read_text())  # a virtio device sits below its PCI device
-    except (FileNotFoundError, ValueError):
-        numa = -1  # what the kernel itself writes when the firmware does not say
-    return Position(parts[start : last + 1], numa)
-
-
 def pci_of(device: Path) -> dict[str, Any]:
-    """Return the ``pci`` table of a device's folder in /sys, empty if it is no PCI device (or cannot be seen)."""
+    """Return where a device sits, from its folder in sysfs or a link to it; empty if it is no PCI device, or not seen.
+
+    ``path`` is the PCI tree from the host bridge down to the device, ``bus_id`` the device, ``numa`` its NUMA node (-1:
+    not known).
+    """
     try:
-        position = position_of(device)
+        parts = Path(os.path.realpath(device, strict=True)).parts
+        last = max((index for index, part in enumerate(parts) if _ADDRESS.fullmatch(part)), default=0)
+        start = next((index for index, part in enumerate(parts) if part.startswith("pci")), last)
+        numa = read(Path(*parts[: last + 1], "numa_node"))  # a virtio device sits below its PCI device
     except OSError:
         return {}
-    return {"bus_id": position.path[-1], "path": list(position.path), "numa": position.numa}
+    if not last:
+        return {}
+    path = list(parts[start : last + 1])
+    return {"bus_id": path[-1], "path": path, "numa": int(numa or -1)}  # -1 is what the kernel itself writes
 
 
 def _number(path: Path) -> int | None:

@@ -25,8 +25,9 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-from hpcml.node.hardware.sysfs import Position, sysfs_bus_id
+from hpcml.node.hardware.sysfs import sysfs_bus_id
 
+Pci = Mapping[str, Any]  # a probe's ``pci`` table: ``path`` and ``numa`` (`sysfs.pci_of`)
 LEVELS = ("PIX", "PXB", "PHB", "NODE", "SYS")  # from near to far; the names are those of `nvidia-smi topo -m`
 EVERYWHERE = {"UCX_SOCKADDR_TLS_PRIORITY": "tcp"}  # for scheduler, workers and driver, see the module's docstring
 
@@ -40,22 +41,22 @@ class NoAffinityError(Exception):
     """No port can be named for a GPU; the message says why, and UCX is best left to choose."""
 
 
-def distance(a: Position, b: Position) -> str:
+def distance(a: Pci, b: Pci) -> str:
     """Return how far two devices are from each other, in the words of ``nvidia-smi topo -m``.
 
     ``PIX``: at most one PCIe switch between them; ``PXB``: several, but not the host bridge; ``PHB``: the host bridge;
     ``NODE``: host bridges of one NUMA node; ``SYS``: NUMA nodes. Two devices without a known NUMA node count as of one.
     """
-    common = len([*takewhile(lambda ends: ends[0] == ends[1], zip(a.path, b.path, strict=False))])
+    common = len([*takewhile(lambda ends: ends[0] == ends[1], zip(a["path"], b["path"], strict=False))])
     if common == 0:
-        return "NODE" if a.numa == b.numa else "SYS"
+        return "NODE" if a["numa"] == b["numa"] else "SYS"
     if common == 1:
         return "PHB"
     # Below the last common bridge at most the switch's own downstream port and the device.
-    return "PIX" if max(len(a.path), len(b.path)) - common <= 2 else "PXB"
+    return "PIX" if max(len(a["path"]), len(b["path"])) - common <= 2 else "PXB"
 
 
-def nearest_nics(gpus: Mapping[str, Position], nics: Mapping[str, Position]) -> dict[str, list[str]]:
+def nearest_nics(gpus: Mapping[str, Pci], nics: Mapping[str, Pci]) -> dict[str, list[str]]:
     """Return for each GPU the network ports that it should use, the best first.
 
     Every GPU gets a port of its nearest tier (same PCIe switch, else same NUMA node, else any). Within a tier the GPUs
@@ -172,7 +173,7 @@ def ucx_environment(gpu: str, facts: Mapping[str, Any], address: str) -> dict[st
     interface = next((one["name"] for one in facts.get("interfaces", []) if address in one["ipv4"]), None)
     if interface is None:
         raise NoAffinityError(f"no network interface of this node has the address {address}")
-    gpus = {entry["bus_id"]: Position.of(entry["pci"]) for entry in facts.get("gpus", []) if entry["pci"]}
-    nics = {port["name"]: Position.of(port["pci"]) for port in ports}
+    gpus = {entry["bus_id"]: entry["pci"] for entry in facts.get("gpus", []) if entry["pci"]}
+    nics = {port["name"]: port["pci"] for port in ports}
     near = nearest_nics(dict(sorted(gpus.items())), nics)[bus]
     return {"UCX_NET_DEVICES": ",".join([*near, interface]), **EVERYWHERE}
