@@ -28,15 +28,15 @@ def run(options: Namespace) -> int:
     run = submission.adopt(common.find_run(options))
     before = run_status.status(run)
     if before.over:
-        words, did = f"{run.id} has ended already: {before.message}.", False
+        message, did = f"{run.id} has ended already: {before.message}.", False
     elif job := schedulers.job_of(run.submission):
         cancelled = schedulers.get(schedulers.name_in(run.submission)).cancel(job)
         did = bool(cancelled)
-        words = f"{run.id} is being cancelled ({cancelled})." if did else f"{run.id} has ended in this moment."
+        message = f"{run.id} is being cancelled ({cancelled})." if did else f"{run.id} has just ended."
     else:
         raise NotFoundError("The run has no job that could be cancelled", place=run.id, hint=before.hint)
     if options.json:
-        common.print_json({"run": run.id, "cancelled": did, "words": words})
+        common.print_json({"run": run.id, "cancelled": did, "words": message})
     else:
-        say(words)
+        say(message)
     return 0

@@ -66,14 +66,14 @@ def whole(text: str, option: str) -> int:
 def load_site(name: str, cwd: Path | None, assignments: Sequence[str] = ()) -> lookup.LoadedSite:
     """Return a site as :func:`hpcml.sites.lookup.load` does, and say which files of settings do not count."""
     loaded = lookup.load(name, layers.process_environment(), cwd, assignments)
-    for words in loaded.ignored:
-        _note_once(words)
+    for text in loaded.ignored:
+        _note_once(text)
     return loaded
 
 
 @functools.cache
-def _note_once(words: str) -> None:
-    note(words)
+def _note_once(text: str) -> None:
+    note(text)
 
 
 def runs_folder(options: Namespace) -> Path:

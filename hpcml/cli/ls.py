@@ -29,8 +29,8 @@ def run(options: Namespace) -> int:
     """Show the newest runs, newest last, with one question to Slurm for those that have not ended."""
     folder = common.runs_folder(options)
     most = common.whole(options.last, "--last")
-    known = directories.ids(folder)
-    wanted = directories.newest(folder, known, None if options.all else most)
+    run_ids = directories.ids(folder)
+    wanted = directories.newest(folder, run_ids, None if options.all else most)
     rows = _rows([folder / name for name in wanted])
     if options.json:
         common.print_json([row.as_json() for row in rows])
@@ -42,7 +42,7 @@ def run(options: Namespace) -> int:
         code = "" if row.exit_status is None else str(row.exit_status)
         site, job = shown(row.site), shown(row.job)
         say(f"{row.run:<{width}}  {site:<10} {job:>8}  {row.state:<13} {code:>4}  {row.message[:60]}")
-    if len(wanted) == most and (older := known.index(wanted[0]) if wanted else len(known)):
+    if len(wanted) == most and (older := run_ids.index(wanted[0]) if wanted else len(run_ids)):
         say(f"{older} older runs are not shown (hpcml ls --all).", sys.stderr)
     return 0
 
@@ -52,32 +52,32 @@ def _rows(paths: list[Path]) -> list[run_status.Status]:
     from hpcml import schedulers
     from hpcml.runs import status as run_status
 
-    found: list[directories.Run | run_status.Status] = []
+    runs: list[directories.Run | run_status.Status] = []
     for directory in paths:
         try:
-            found.append(directories.load(directory))
+            runs.append(directories.load(directory))
         except StorageError as error:
-            found.append(run_status.unreadable(directory, error))
+            runs.append(run_status.unreadable(directory, error))
     silent = ""
-    known: dict[str, schedulers.JobState] = {}
+    states: dict[str, schedulers.JobState] = {}
     open_runs = {
         run.id: run.submission
-        for run in found
+        for run in runs
         if isinstance(run, directories.Run) and run.job and (run.may_start_again or not run.paths.status.exists())
     }
     try:
-        known = dict(zip(open_runs, schedulers.states(list(open_runs.values())), strict=True))
+        states = dict(zip(open_runs, schedulers.states(list(open_runs.values())), strict=True))
     except SlurmUnreachableError as error:
         say_lines(f"hpcml: {error}", sys.stderr)
         silent = error.message
     rows = []
-    for run in found:
+    for run in runs:
         if isinstance(run, run_status.Status):
             rows.append(run)
             continue
         written = schedulers.UNKNOWN if run.job and run.id not in open_runs else None  # such an end needs no question
         try:
-            row = run_status.status(run, known.get(run.id, written), ask=not run.job)
+            row = run_status.status(run, states.get(run.id, written), ask=not run.job)
         except StorageError as error:
             row = run_status.unreadable(run.paths.directory, error)
         if silent and run.id in open_runs:  # what its own files tell is still true

@@ -31,45 +31,45 @@ def run(options: Namespace) -> int:
         run = submission.adopt(run)
     except SlurmUnreachableError as error:
         silent = error.message
-    found = run_status.status(run)
-    found = found._replace(silent=found.silent or silent)
-    code = UNREACHABLE if found.silent and found.phase == "unknown" else 0
+    status = run_status.status(run)
+    status = status._replace(silent=status.silent or silent)
+    code = UNREACHABLE if status.silent and status.phase == "unknown" else 0
     if options.json:
-        common.print_json(found.as_json())
+        common.print_json(status.as_json())
         return code
-    for key, value in _lines(found):
+    for key, value in _lines(status):
         say(f"{key:<10} {value}")
-    for line in found.quote:
+    for line in status.quote:
         say(f"  | {line}")
-    if found.hint:
-        say(found.hint)
+    if status.hint:
+        say(status.hint)
     return code
 
 
-def _lines(found: run_status.Status) -> list[tuple[str, str]]:
+def _lines(status: run_status.Status) -> list[tuple[str, str]]:
     """Return what is known of a run, each fact under its key."""
     from hpcml.cli.progress import phases
 
-    lines = [("run", found.run), ("site", found.site), ("state", f"{found.state}: {found.message}")]
-    if found.job:
-        lines.append(("job", f"{found.job} {found.job_state}".strip()))
-    if found.silent:
-        lines.append(("slurm", f"{found.silent} (all this is from the run's own files)"))
-    if found.estimate:
-        lines.append(("estimate", f"Slurm expects a start at {found.estimate}"))
-    if found.nodes:
-        lines.append(("nodes", ", ".join(found.nodes)))
-    if found.phase in ("starting", "running"):
-        lines.append(("workers", f"{found.workers}/{found.expected}"))
+    lines = [("run", status.run), ("site", status.site), ("state", f"{status.state}: {status.message}")]
+    if status.job:
+        lines.append(("job", f"{status.job} {status.job_state}".strip()))
+    if status.silent:
+        lines.append(("slurm", f"{status.silent} (all this is from the run's own files)"))
+    if status.estimate:
+        lines.append(("estimate", f"Slurm expects a start at {status.estimate}"))
+    if status.nodes:
+        lines.append(("nodes", ", ".join(status.nodes)))
+    if status.phase in ("starting", "running"):
+        lines.append(("workers", f"{status.workers}/{status.expected}"))
     lines += [
         (key, value)
         for key in ("jupyter", "versions", "protocol", "security", "fabric")
-        if (value := getattr(found, key))
+        if (value := getattr(status, key))
     ]
-    lines += [("differ", difference) for difference in found.differences]
-    lines += [("warning", warning) for warning in found.warnings]
-    lines += phases(found)
-    if found.exit_status is not None:
-        meaning = MEANING.get(found.exit_status, "") if found.by != "script" else "the script's own"
-        lines.append(("exit", f"{found.exit_status} ({meaning})" if meaning else str(found.exit_status)))
-    return [*lines, ("directory", found.directory)]
+    lines += [("differ", difference) for difference in status.differences]
+    lines += [("warning", warning) for warning in status.warnings]
+    lines += phases(status)
+    if status.exit_status is not None:
+        meaning = MEANING.get(status.exit_status, "") if status.by != "script" else "the script's own"
+        lines.append(("exit", f"{status.exit_status} ({meaning})" if meaning else str(status.exit_status)))
+    return [*lines, ("directory", status.directory)]

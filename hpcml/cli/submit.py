@@ -100,8 +100,8 @@ def prepare(options: Namespace, spec: JobSpec) -> submission.Prepared:
 
     loaded = common.load_site(options.site or "", spec.cwd, options.set or ())
     prepared = submission.prepare(loaded, spec)
-    for words in prepared.notes:
-        note(words)
+    for text in prepared.notes:
+        note(text)
     return prepared
 
 
@@ -113,8 +113,8 @@ def start(options: Namespace, spec: JobSpec) -> int:
     _check_modes(options)
     prepared = prepare(options, spec)
     if ignored := schedulers.get(prepared.plan.scheduler).ignored_defaults():
-        words = "give the option, or write [defaults] into the site's settings"
-        note(f"{', '.join(ignored)} do not count here: {words}")
+        hint = "give the option, or write [defaults] into the site's settings"
+        note(f"{', '.join(ignored)} do not count here: {hint}")
     for notice in prepared.plan.notices:
         note(notice)
     if options.dry_run:
@@ -129,12 +129,12 @@ def start(options: Namespace, spec: JobSpec) -> int:
     return _wait(run, as_json=options.json) if wait else 0
 
 
-def _look_at_image(known: dict[str, object]) -> None:
+def _look_at_image(facts: dict[str, object]) -> None:
     """Say what is to be noted of an image that is not refused, and what only the nodes can tell."""
-    notes = known.get("notes")
-    for one in notes if isinstance(notes, list) else ():
-        note(f"the image: {one}")
-    if known:
+    notes = facts.get("notes")
+    for text in notes if isinstance(notes, list) else ():
+        note(f"the image: {text}")
+    if facts:
         note("the image's file was read and nothing started; hpcml image check starts it")
 
 

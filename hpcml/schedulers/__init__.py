@@ -177,7 +177,7 @@ def readable(state: JobState) -> JobState:
 
 def states(submissions: Sequence[Mapping[str, Any]]) -> list[JobState]:
     """Return the states of runs' jobs, with one question to each scheduler; UNREADABLE where a record names no job."""
-    found = [JobState(UNREADABLE, "The run's record does not name its job")] * len(submissions)
+    job_states = [JobState(UNREADABLE, "The run's record does not name its job")] * len(submissions)
     asked: dict[str, dict[int, str]] = {}
     for index, submission in enumerate(submissions):
         with contextlib.suppress(KeyError, TypeError, ValueError):  # a record that was changed
@@ -186,5 +186,5 @@ def states(submissions: Sequence[Mapping[str, Any]]) -> list[JobState]:
         with contextlib.suppress(StorageError):  # of a scheduler that is not known
             answers = get(name).states(list(jobs.values()))
             for index, job in jobs.items():
-                found[index] = answers[job]
-    return found
+                job_states[index] = answers[job]
+    return job_states

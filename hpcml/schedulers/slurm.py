@@ -186,11 +186,11 @@ def _look_again(run_id: str, seconds: float) -> dict[str, object] | None:
     pause = 0.5
     while True:
         try:
-            found = find(run_id, max(1.0, deadline - time.monotonic()))
+            record = find(run_id, max(1.0, deadline - time.monotonic()))
         except SlurmUnreachableError:
-            found = None  # the controller does not answer: the deadline decides
-        if found or time.monotonic() + pause > deadline:
-            return found
+            record = None  # the controller does not answer: the deadline decides
+        if record or time.monotonic() + pause > deadline:
+            return record
         time.sleep(pause)
         pause = min(pause * 2, 5.0)
 
@@ -215,17 +215,18 @@ def sbatch(script: str, timeout: float = TIMEOUT) -> tuple[str, str]:
 def refusal(answer: Answer, program: str = "sbatch") -> HpcmlError:
     """Return the no of one of Slurm's commands as an error in words."""
     if re.search(_NOT_CONFIGURED, answer.text):
-        words, hint = "Slurm's commands are here, but no cluster is configured", "Use --site local, go to a login node"
-        return SlurmUnreachableError(words, place=program, hint=f"{hint}, or set SLURM_CONF.")
+        message = "Slurm's commands are here, but no cluster is configured"
+        hint = "Use --site local, go to a login node, or set SLURM_CONF."
+        return SlurmUnreachableError(message, place=program, hint=hint)
     if re.search(_UNREACHABLE, answer.text):
         effects = {"sbatch": "nothing was submitted", "scancel": "nothing was cancelled: the run goes on"}
         hint = f"Try again in some minutes; {effects.get(program, 'a run that goes on needs no controller')}."
-        words = f"Slurm's controller does not answer: {_last(answer)}"
-        return SlurmUnreachableError(words, transient=True, place=program, hint=hint)
-    for pattern, (words, hint) in _REFUSALS.items() if program == "sbatch" else ():
+        message = f"Slurm's controller does not answer: {_last(answer)}"
+        return SlurmUnreachableError(message, transient=True, place=program, hint=hint)
+    for pattern, (message, hint) in _REFUSALS.items() if program == "sbatch" else ():
         if re.search(pattern, answer.text, re.IGNORECASE):
-            return SiteError(words, place=program, hint=hint, quote=_quote(answer))
-    hint = "Slurm's own words are above; the site's documentation may explain them."
+            return SiteError(message, place=program, hint=hint, quote=_quote(answer))
+    hint = "Slurm's own message are above; the site's documentation may explain them."
     return SiteError("Slurm refused", place=program, hint=hint, quote=_quote(answer))
 
 
@@ -238,11 +239,11 @@ def _last(answer: Answer) -> str:
 
 
 def check(script: Path) -> str:
-    """Ask the live controller whether it would take the script; return its estimate in its own words."""
+    """Ask the live controller whether it would take the script; return its estimate in its own message."""
     answer = _ask(["sbatch", "--test-only", str(script)])
     if answer.code is None:
-        words, hint = "Slurm's controller does not answer", "Slurm is busy or down: try again in some minutes."
-        raise SlurmUnreachableError(words, transient=True, place="sbatch --test-only", hint=hint)
+        message, hint = "Slurm's controller does not answer", "Slurm is busy or down: try again in some minutes."
+        raise SlurmUnreachableError(message, transient=True, place="sbatch --test-only", hint=hint)
     if answer.code != 0:
         raise refusal(answer)
     return _last(answer)
@@ -298,16 +299,16 @@ def states(jobs: Sequence[str]) -> dict[str, JobState]:
     """
     if not jobs:
         return {}
-    found = _queued(jobs)
-    left_out = [job for job in jobs if found[job].state == UNREADABLE] if len(jobs) > 1 else []
+    by_job = _queued(jobs)
+    left_out = [job for job in jobs if by_job[job].state == UNREADABLE] if len(jobs) > 1 else []
     for job in left_out[:_ASKED_ALONE]:
-        found |= _queued([job])
-    gone = [job for job in jobs if found[job].state in (UNREADABLE, UNKNOWN.state)]
+        by_job |= _queued([job])
+    gone = [job for job in jobs if by_job[job].state in (UNREADABLE, UNKNOWN.state)]
     if gone:
         accounted = _accounted(gone)
         # Accounting lags behind the controller: that a job runs, of which the controller knows nothing, is old.
-        found |= {job: state for job, state in accounted.items() if state.ended or found[job].state == UNREADABLE}
-    return found
+        by_job |= {job: state for job, state in accounted.items() if state.ended or by_job[job].state == UNREADABLE}
+    return by_job
 
 
 def _queued(jobs: Sequence[str]) -> dict[str, JobState]:
@@ -319,14 +320,14 @@ def _queued(jobs: Sequence[str]) -> dict[str, JobState]:
     if answer.code != 0 and len(jobs) == 1:
         return {jobs[0]: UNKNOWN}
     last = (_quote(answer) or ("it is empty",))[-1]
-    found = dict.fromkeys(jobs, JobState(UNREADABLE, f"The answer of squeue cannot be read: {last}"))
+    by_job = dict.fromkeys(jobs, JobState(UNREADABLE, f"The answer of squeue cannot be read: {last}"))
     for task, *fields in _rows(answer):
-        if (known := found.get(job := _base(task))) and fields and re.fullmatch(r"[A-Z_]+", fields[0]):
+        if (known := by_job.get(job := _base(task))) and fields and re.fullmatch(r"[A-Z_]+", fields[0]):
             reason, start, nodes = (*fields[1:4], "", "", "")[:3]
             why = reason_in_words(reason) if fields[0] in PENDING else ""
             if known.state == UNREADABLE or known.ended:  # of an array's tasks, one that has not ended counts
-                found[job] = JobState(fields[0], why, "" if start == "N/A" else start, nodes)
-    return found
+                by_job[job] = JobState(fields[0], why, "" if start == "N/A" else start, nodes)
+    return by_job
 
 
 def _base(job: str) -> str:
@@ -336,14 +337,14 @@ def _base(job: str) -> str:
 
 def _accounted(jobs: list[str]) -> dict[str, JobState]:
     """Return what accounting remembers of jobs; nothing where there is none."""
-    found = {}
+    by_job = {}
     options = [f"--jobs={','.join(jobs)}", "--format=JobID,State,ExitCode,Start,NodeList"]
     for fields in _accounting(options):
         if len(fields) == 5 and (job := _base(fields[0])) in jobs:
             word = (fields[1].split() or [""])[0].rstrip("+")  # CANCELLED by 1000
             if word in PENDING | ACTIVE | ENDED:
-                found[job] = JobState(word, exit=fields[2], start=fields[3], nodes=fields[4])
-    return found
+                by_job[job] = JobState(word, exit=fields[2], start=fields[3], nodes=fields[4])
+    return by_job
 
 
 def cancel(job: str) -> str:
