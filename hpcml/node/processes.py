@@ -62,12 +62,7 @@ def end_with(parent: int) -> None:
     """In a child: have Linux kill this process when the process that forked it ends, in whatever way.
 
     It holds for the *thread* that forked, so the parent forks from its only one. A parent that ended before this call
-    sends nothing any more, which getppid() shows.
-
-    Parameters
-    ----------
-    parent
-        The parent's own pid, asked for before the fork.
+    sends nothing any more, which getppid() shows: ``parent`` is its pid, asked for before the fork.
     """
     if sys.platform != "linux":
         return

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any, TextIO
 
-from hpcml.files import write
+from hpcml.files import create, write
 from hpcml.node import files
 from hpcml.paths import RESERVE_COUNT, RESERVE_SIZE, RunPaths
 
@@ -43,20 +43,18 @@ def trouble(folder: Path) -> str:
     """Return why nothing more can be written below a folder, empty if it can: a little is written and taken away."""
     path = folder / f".room.{os.getpid()}"
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        descriptor = create(path)
+        try:
+            left = LITTLE
+            while left:
+                left -= os.write(descriptor, bytes(left))
+            os.fsync(descriptor)  # a network file system may say it only now
+        finally:
+            with contextlib.suppress(OSError):  # said with the same words by close(2) of a network file system
+                os.close(descriptor)
+            path.unlink(missing_ok=True)
     except OSError as error:
         return explanation(error, folder) if is_full(error) else ""
-    try:
-        left = LITTLE
-        while left:
-            left -= os.write(descriptor, bytes(left))
-        os.fsync(descriptor)  # a network file system may say it only now
-    except OSError as error:
-        return explanation(error, folder) if is_full(error) else ""
-    finally:
-        with contextlib.suppress(OSError):  # said with the same words by close(2) of a network file system
-            os.close(descriptor)
-        path.unlink(missing_ok=True)
     return ""
 
 
@@ -66,9 +64,9 @@ def scarce(folder: Path) -> str:
         room = os.statvfs(folder)
     except OSError:
         return ""
-    if room.f_blocks and room.f_bavail * room.f_frsize < LITTLE:  # some FUSE file systems tell nothing
-        return explanation(OSError(errno.ENOSPC, ""), folder)
-    return explanation(OSError(errno.ENOSPC, ""), folder) if room.f_files and not room.f_favail else ""
+    no_bytes = room.f_blocks and room.f_bavail * room.f_frsize < LITTLE  # some FUSE file systems tell nothing
+    full = no_bytes or (room.f_files and not room.f_favail)
+    return explanation(OSError(errno.ENOSPC, ""), folder) if full else ""
 
 
 def write_end(run: RunPaths, path: Path, facts: dict[str, Any]) -> None:

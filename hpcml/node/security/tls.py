@@ -89,9 +89,8 @@ def security(paths: AttemptPaths) -> Security:
     from distributed import Security
 
     certificate, key = str(paths.certificate), str(paths.key)
-    pairs = {
-        f"tls_{role}_{part}": file for role in _CONFIG_ROLES for part, file in (("cert", certificate), ("key", key))
-    }
+    pairs = {f"tls_{role}_cert": certificate for role in _CONFIG_ROLES}
+    pairs |= {f"tls_{role}_key": key for role in _CONFIG_ROLES}
     return Security(require_encryption=True, tls_ca_file=certificate, **pairs)
 
 
