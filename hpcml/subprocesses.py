@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import selectors
 import signal
@@ -13,12 +14,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+NOWHERE, HERE, PIPE = subprocess.DEVNULL, None, subprocess.PIPE  # where a child's standard output goes
 _MOST = 64 << 20  # bytes that a command may answer
-_LONGEST_LINE = 4 << 20  # bytes of a line of a command that speaks in lines
-_AT_ONCE = 1 << 20  # bytes that are read before what they say is looked at
-_KEPT = 65536  # bytes of a streamed command's output that its answer holds
+_KEPT = 65536  # bytes of a long command's output that its answer, or its errors, hold
 _GRACE = 15.0  # seconds that a command which is asked to end has, before the next and harder signal
 _ORPHANS = 2.0  # seconds that what it started has, once it has ended itself
+_LAST_WORDS = 5.0  # seconds for what is still to be read when a command has ended
 
 
 class Answer(NamedTuple):
@@ -35,7 +36,15 @@ class Answer(NamedTuple):
 
 
 class CommandMissingError(Exception):
-    """The program is not on PATH or may not be executed."""
+    """The program is not on PATH or may not be executed; every function here that starts one raises it."""
+
+
+@contextlib.contextmanager
+def _starting(command: Sequence[str]) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CommandMissingError(f"{command[0]}: {error.strerror}") from error
 
 
 def run(
@@ -43,23 +52,17 @@ def run(
 ) -> Answer:
     """Run a command with ``data`` as its input and return its answer.
 
-    One that does not end in time, or answers more than any command here does, is killed.
-
-    Raises
-    ------
-    CommandMissingError
-        If the program cannot be started.
+    One that does not end in time, or answers more than any command here does, is killed. Without an ``environment`` it
+    has this process's.
     """
     end = time.monotonic() + timeout
-    try:
+    with _starting(command):
         process = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
-    except OSError as error:
-        raise CommandMissingError(f"{command[0]}: {error.strerror}") from error
     with process:
         try:
-            said, whole = _exchange(process, data, end)
+            (out, err), whole = _exchange(process, data, end)
             if whole:
                 with contextlib.suppress(subprocess.TimeoutExpired):  # then it is killed below, and has no status
                     process.wait(max(0.0, end - time.monotonic()))
@@ -67,7 +70,7 @@ def run(
             code = process.returncode
             if code is None:
                 process.kill()
-    return Answer(code, _text(said[0]), _text(said[1]))
+    return Answer(code, out.decode(errors="replace"), err.decode(errors="replace"))
 
 
 def _exchange(process: subprocess.Popen[bytes], data: bytes, end: float) -> tuple[tuple[bytes, bytes], bool]:
@@ -112,26 +115,14 @@ def stream(
     *,
     environment: Mapping[str, str] | None = None,
 ) -> Answer:
-    """Run a command and hand on what it says, both streams as one, while it says it; return the end of that.
+    """Run a command and hand on what it says to ``sink``, both streams as one, while it says it; return its end.
 
     If the deadline passes, or this process is interrupted, the command and what it started are ended.
-
-    Parameters
-    ----------
-    timeout
-        Seconds for the whole command.
-    sink
-        Called with each piece of output.
-
-    Raises
-    ------
-    CommandMissingError
-        If the program cannot be started.
     """
     end, kept, code = time.monotonic() + timeout, b"", None
     process: subprocess.Popen[bytes] | None = None
     try:
-        with _signals_held() as came:
+        with _signals_held() as came, _starting(command):
             process = subprocess.Popen(
                 command,
                 env=environment,
@@ -154,16 +145,12 @@ def stream(
                     kept = (kept + piece)[-_KEPT:]
         with contextlib.suppress(subprocess.TimeoutExpired):  # then code stays None, which says so
             code = process.wait(max(0.0, end - time.monotonic()))
-    except OSError as error:
-        if process is not None:
-            raise
-        raise CommandMissingError(f"{command[0]}: {error.strerror}") from error
     finally:
         if process is not None and process.stdout is not None:
             if process.returncode is None:
                 _end_group(process)
             process.stdout.close()
-    return Answer(code, _text(kept), "")
+    return Answer(code, kept.decode(errors="replace"), "")
 
 
 @contextlib.contextmanager
@@ -212,27 +199,108 @@ def _signal_group(group: int, number: int) -> bool:
     return True
 
 
-def _text(data: bytes | str | None) -> str:
-    return data.decode(errors="replace") if isinstance(data, bytes) else data or ""
+class Child:
+    """A command that runs beside this process, in a session of its own: what it says as it comes, and its end.
+
+    Its input is a pipe that ends with this process, so that the other side of an ssh connection sees that we are gone;
+    the terminal's Ctrl-C does not reach it.
+
+    Parameters
+    ----------
+    hear
+        Called, in a thread, with each piece of standard error, and with none at its end; where it returns True the
+        command is ended. Without it :attr:`errors` holds the last of them.
+    out
+        Where its standard output goes: NOWHERE, HERE (this process's own), or PIPE, to read it from :attr:`out`.
+    """
+
+    def __init__(
+        self, command: Sequence[str], hear: Callable[[bytes], bool] | None = None, out: int | None = NOWHERE
+    ) -> None:
+        with _starting(command):
+            self.process: subprocess.Popen[bytes] = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                bufsize=0,
+            )
+        self.errors = ""
+        self.out = io.BufferedReader(self.process.stdout) if self.process.stdout else None  # type: ignore[type-var]
+        self._reader = threading.Thread(target=self._read, args=(hear or self._keep,), daemon=True)
+        self._reader.start()
+
+    def _keep(self, piece: bytes) -> bool:
+        self.errors = (self.errors + piece.decode(errors="replace"))[-_KEPT:]
+        return False
+
+    def _read(self, hear: Callable[[bytes], bool]) -> None:
+        assert self.process.stderr is not None
+        piece = b"first"
+        while piece:
+            piece = os.read(self.process.stderr.fileno(), 1 << 18)
+            if hear(piece):
+                _end_group(self.process, (signal.SIGTERM, signal.SIGKILL), 2.0)
+                return
+
+    @property
+    def code(self) -> int | None:
+        """The exit status, None while it runs."""
+        return self.process.poll()
+
+    def wait(self, seconds: float | None) -> int | None:
+        """Wait so many seconds, or until it ends and all that it said is heard; return the exit status, None before."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(seconds)
+            self._reader.join(_LAST_WORDS)
+        return self.process.returncode
+
+    def write(self, data: bytes) -> None:
+        """Send input; OSError or ValueError if it does not read any more."""
+        assert self.process.stdin is not None
+        rest = memoryview(data)
+        while rest:  # a signal may cut a write short
+            rest = rest[os.write(self.process.stdin.fileno(), rest) :]
+
+    def hang_up(self) -> None:
+        """End its input."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError, ValueError):
+            self.process.stdin.close()
+
+    def stop(self) -> None:
+        """End it and all that it started: by the end of its input and SIGTERM, after 2 s by SIGKILL."""
+        self.hang_up()
+        if self.code is None:
+            _end_group(self.process, (signal.SIGTERM, signal.SIGKILL), 2.0)
+        self._reader.join(_LAST_WORDS)
+        if self.out is not None:
+            self.out.close()
+        if not self._reader.is_alive() and self.process.stderr is not None:
+            self.process.stderr.close()
 
 
 def start_in_background(command: Sequence[str], log: Path, *, environment: Mapping[str, str] | None = None) -> int:
-    """Start a command in a session of its own, so that it outlives this process; return its pid.
-
-    Raises
-    ------
-    CommandMissingError
-        If the program cannot be started.
-    """
-    with open(log, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
-        try:
-            process = subprocess.Popen(
-                command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
-            )
-        except OSError as error:
-            raise CommandMissingError(f"{command[0]}: {error.strerror}") from error
+    """Start a command in a session of its own, so that it outlives this process; return its pid."""
+    with open(log, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as out, _starting(command):
+        process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+        )
     process.returncode = 0  # it is not this process's to wait for: no warning when the object goes
     return process.pid
+
+
+def interactive(command: Sequence[str]) -> int:
+    """Run a command on this process's own terminal, so that it can ask the user; return its exit status."""
+    with _starting(command):
+        return subprocess.run(command, check=False).returncode
+
+
+def become(command: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Replace this process by a command: input, output, signals and exit status are then its own."""
+    with _starting(command):
+        os.execvpe(command[0], list(command), dict(environment))  # noqa: S606 - no shell is meant
 
 
 def start_time(pid: int) -> str:
@@ -257,158 +325,3 @@ def signal_process(pid: int, number: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def interactive(command: Sequence[str]) -> int:
-    """Run a command on this process's own terminal, so that it can ask the user; return its exit status.
-
-    Raises
-    ------
-    CommandMissingError
-        If the program cannot be started.
-    """
-    try:
-        return subprocess.run(command, check=False).returncode
-    except OSError as error:
-        raise CommandMissingError(f"{command[0]}: {error.strerror}") from error
-
-
-class Child:
-    """A command that runs beside this process, in a session of its own: its lines as they come, and its end.
-
-    Its input is a pipe that ends with this process, so that the other side of an ssh connection sees that we are gone.
-
-    Raises
-    ------
-    CommandMissingError
-        If the program cannot be started.
-    """
-
-    def __init__(self, command: Sequence[str]) -> None:
-        try:
-            self.process: subprocess.Popen[bytes] = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise CommandMissingError(f"{command[0]}: {error.strerror}") from error
-        self.errors, self._rest = "", b""
-        assert self.process.stdout is not None
-        assert self.process.stderr is not None
-        self.streams = {self.process.stderr.fileno(), self.process.stdout.fileno()}
-        for stream in self.streams:
-            os.set_blocking(stream, False)
-
-    @property
-    def code(self) -> int | None:
-        """The exit status, None while it runs."""
-        return self.process.poll()
-
-    def lines(self) -> list[str]:
-        """Return the whole lines that have come since the last call, and keep what it says of errors."""
-        assert self.process.stdout is not None
-        assert self.process.stderr is not None
-        if self.process.stderr.closed:
-            return []
-        self.errors = (self.errors + _text(self._drain(self.process.stderr.fileno())))[-_KEPT:]
-        data = self._drain(self.process.stdout.fileno())
-        *whole, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > _LONGEST_LINE:
-            self._rest, self.errors = b"", f"{self.errors}\na line of more than {_LONGEST_LINE} bytes"
-            self.process.kill()
-        return [_text(line) for line in whole]
-
-    def _drain(self, stream: int) -> bytes:
-        pieces: list[bytes] = []
-        while stream in self.streams and sum(map(len, pieces)) < _AT_ONCE:
-            try:
-                piece = os.read(stream, 65536)
-            except BlockingIOError:
-                break
-            if not piece:
-                self.streams.discard(stream)
-            pieces.append(piece)
-        return b"".join(pieces)
-
-    def end(self, grace: float = 2.0) -> None:
-        """End it and all that it started: by the end of its input and SIGTERM, after ``grace`` seconds by SIGKILL."""
-        if self.process.stdin is not None:
-            with contextlib.suppress(OSError):
-                self.process.stdin.close()
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            if self.code is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self.process.pid, number)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self.process.wait(grace)
-        self.lines()
-        for stream in (self.process.stdout, self.process.stderr):
-            if stream is not None:
-                stream.close()
-        self.streams = set()
-
-
-def converse(command: Sequence[str], *, capture: bool) -> subprocess.Popen[bytes]:
-    """Start a command in a session of its own, to talk with it: by pipes for input and errors, and output if asked.
-
-    Else its output is this process's own. The terminal's Ctrl-C does not reach it; the end of its input does.
-
-    Raises
-    ------
-    CommandMissingError
-        If the program cannot be started.
-    """
-    try:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE if capture else None,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            bufsize=0,
-        )
-    except OSError as error:
-        raise CommandMissingError(f"{command[0]}: {error.strerror}") from error
-
-
-def ended(process: subprocess.Popen[bytes], seconds: float | None) -> int | None:
-    """Wait for a process, so many seconds or until it ends; return its exit status, None if it has not ended."""
-    try:
-        return process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        return None
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """End a process that :func:`converse` started, if it has not; its pipes are the caller's to close."""
-    if process.poll() is None:
-        _end_group(process, (signal.SIGTERM, signal.SIGKILL), 2.0)
-
-
-def wait(children: Sequence[Child], timeout: float) -> None:
-    """Wait until one of the children says something or ends, at most ``timeout`` seconds; keep what they said."""
-    with selectors.DefaultSelector() as selector:
-        for child in children:
-            for stream in child.streams:
-                selector.register(stream, selectors.EVENT_READ)
-        if not selector.get_map():
-            time.sleep(min(timeout, 0.05))
-            return
-        selector.select(timeout)
-
-
-def become(command: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Replace this process by a command: input, output, signals and exit status are then its own.
-
-    Raises
-    ------
-    CommandMissingError
-        If the program cannot be started.
-    """
-    try:
-        os.execvpe(command[0], list(command), dict(environment))  # noqa: S606 - no shell is meant
-    except OSError as error:
-        raise CommandMissingError(f"{command[0]}: {error.strerror}") from error

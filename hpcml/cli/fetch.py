@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TextIO
 
+from hpcml import subprocesses
 from hpcml.cli import common
 from hpcml.errors import StorageError, UsageError
 from hpcml.remote import answers, channel
@@ -92,11 +93,11 @@ def _waiting(command: str, options: Namespace, own: list[str]) -> list[str]:
 
 def _pass_on(connection: Connection, words: list[str], upload: channel.Upload | None = None) -> int:
     guarded = sys.stdout.isatty()  # elsewhere its output goes where ours goes, and not through our hands
-    call = channel.Call(connection, words, _Guard(sys.stderr), upload=upload, capture=guarded)
+    out = subprocesses.PIPE if guarded else subprocesses.HERE
+    call = channel.Call(connection, words, _Guard(sys.stderr), upload=upload, out=out)
     reader = None
     if guarded:
-        assert call.process.stdout is not None
-        reader = threading.Thread(target=_Guard(sys.stdout).copy, args=(call.process.stdout,), daemon=True)
+        reader = threading.Thread(target=_Guard(sys.stdout).copy, args=(call.child.out,), daemon=True)
         reader.start()
     try:
         call.begin()
@@ -112,7 +113,7 @@ def _pass_on(connection: Connection, words: list[str], upload: channel.Upload | 
         say(f"Interrupted; {what}.", sys.stderr)
         return 130
     finally:
-        call.close()
+        call.stop()
     if status == 130 and "submitted" in call.facts:
         say(f"From here: hpcml --host {connection.host} logs -f {call.facts['run']}", sys.stderr)
     elif status == 130 and upload:
@@ -198,7 +199,7 @@ def _fetch(login: Login, options: Namespace) -> int:
     words = ["fetch", *([f"--site={options.site}"] if options.site else [])]
     words += [f"--set={value}" for value in options.set or ()]
     # `--` so that no name is taken for an option
-    call = channel.Call(_connect(login), [*words, "--", options.run], _Guard(sys.stderr), capture=True)
+    call = channel.Call(_connect(login), [*words, "--", options.run], _Guard(sys.stderr), out=subprocesses.PIPE)
     try:
         call.begin()
         offer = _offer(call)
@@ -209,7 +210,7 @@ def _fetch(login: Login, options: Namespace) -> int:
             raise
         return status  # the other end has said why
     finally:
-        call.close()
+        call.stop()
     if status == 0 and facts is not None and options.json:
         common.print_json(facts)
     return status
@@ -217,9 +218,9 @@ def _fetch(login: Login, options: Namespace) -> int:
 
 def _offer(call: channel.Call) -> dict[str, Any] | None:
     """Return what the run has, None if the other side ended without an offer; a shell's greeting is skipped."""
-    assert call.out is not None
+    assert call.child.out is not None
     start, before = call.nonce.encode() + b" ", 0
-    while line := call.out.readline(LONGEST_LINE):
+    while line := call.child.out.readline(LONGEST_LINE):
         if line.startswith(start):
             offer = answers.of_offer(line[len(start) :], call.connection.host)
             return {**offer, "files": entries_of(offer["files"], str(offer["run"]))}
@@ -231,7 +232,7 @@ def _offer(call: channel.Call) -> dict[str, Any] | None:
 
 def _take(call: channel.Call, offer: dict[str, Any], options: Namespace) -> dict[str, Any]:
     """Bring the files that are not here yet; return what was done."""
-    assert call.out is not None
+    assert call.child.out is not None
     offered: list[Entry] = offer["files"]
     folder = Path.cwd() / (options.dest or offer["run"])
     with files(folder):
@@ -252,7 +253,7 @@ def _take(call: channel.Call, offer: dict[str, Any], options: Namespace) -> dict
     meter = _Meter(size)
     try:
         for index in wanted:
-            receive(folder, offered[index], call.out.read1, meter.add)
+            receive(folder, offered[index], call.child.out.read1, meter.add)
     finally:
         meter.close()
     return {"run": offer["run"], "folder": str(folder), "fetched": len(wanted), "bytes": size, "here_already": here}

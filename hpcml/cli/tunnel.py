@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import html
 import os
-import select
 import signal
 import sys
 import tempfile
@@ -26,6 +24,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
     from hpcml.remote.answers import Service
+    from hpcml.remote.server import RemoteSession
     from hpcml.runs import directories
 
 
@@ -52,7 +51,7 @@ def add_options(parser: ArgumentParser) -> None:
         "--retry-for", metavar="TIME", default="10m", help="how long a lost cluster is tried again (default 10m)"
     )
     parser.add_argument("--patience", dest="retry_for", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-    for hidden in ("--serve", "--relay"):  # what the laptop's hpcml says to the login node's
+    for hidden in ("--serve", "--relay", "--key"):  # what the laptop's hpcml says to the login node's
         parser.add_argument(hidden, default="", help=argparse.SUPPRESS)
 
 
@@ -83,13 +82,13 @@ def _local_run(options: Namespace) -> directories.Run | None:
 
 def _bridge(options: Namespace, run: directories.Run) -> int:
     from hpcml.remote.ssh import config as ssh_config
-    from hpcml.remote.tunnel import local
+    from hpcml.remote.tunnel import bridge
 
     port = _port(options.port)
     _end_by_signals()
     shown = _Shown(options, ssh_config.places().files)
     try:
-        local.keep(run, options.service, port, _say, shown.show)
+        bridge.keep(run, options.service, port, _say, shown.show)
     except KeyboardInterrupt:
         _say("")
         _say(f"The way is closed; the run goes on. Again: hpcml tunnel {run.id}.")
@@ -260,7 +259,7 @@ def _print_commands(options: Namespace) -> int:
     """Print what to type on the laptop."""
     import socket
 
-    from hpcml.remote.tunnel import probe, server
+    from hpcml.remote.tunnel import server, service_port
 
     try:
         run = _run_of(options)
@@ -270,7 +269,7 @@ def _print_commands(options: Namespace) -> int:
     service = server.service(run, options.service)
     site = common.load_site(options.site or "", None, options.set or ()).site
     login = site.login.host or socket.getfqdn()
-    port = _port(options.port) or probe.port_of(login, run.id, options.service)
+    port = _port(options.port) or service_port.port_of(login, run.id, options.service)
     user = layers.process_environment().get("USER", "")
     lines = server.lines(service, login, user, port)
     if options.json:
@@ -290,28 +289,22 @@ def _print_commands(options: Namespace) -> int:
 
 
 def _serve(options: Namespace) -> int:
-    """Do what the laptop's hpcml asks; each answer is one line of JSON."""
+    """Do what the laptop's hpcml asks, and answer it by facts."""
     from hpcml.remote.tunnel import server
 
+    session: RemoteSession | None = options.caller
     run = _run_of(options)
-    if options.serve == "feed":
-        server.feed(run, lambda facts: say(json_text(facts.as_table())))
-        return 0
-    service = server.service(run, options.service)
-    if options.serve == "hop":
-        _end_by_signals()
-        with contextlib.suppress(KeyboardInterrupt):
-            server.hop(service, lambda path: say(json_text({"socket": path})), _gone)
-        return 0
-    if options.serve == "prepare":
-        say(json_text(server.prepare(run, sys.stdin.readline())))
-        return 0
-    if options.serve == "relay":
-        server.relay(run, service, options.relay)
-    raise NotFoundError(f"There is no way to serve '{options.serve}'", place="--serve", hint="Is one hpcml older?")
-
-
-def _gone(seconds: float) -> bool:
-    """Wait for the end of our input, which is the end of the ssh connection; return whether it came."""
-    ready, _, _ = select.select([sys.stdin], [], [], seconds)
-    return bool(ready) and not os.read(sys.stdin.fileno(), 4096)
+    if options.serve == "relay":  # its input and output are the tunnel's
+        server.relay(run, server.service(run, options.service), options.relay)
+    if session is None:
+        raise UsageError("This is for the laptop's hpcml", place="--serve", hint="Leave --serve out.")
+    match options.serve:
+        case "feed":
+            server.feed(run, lambda facts: session.say(standing=facts.as_table()))
+        case "hop":
+            server.hop(server.service(run, options.service), lambda path: session.say(socket=path))
+        case "prepare":
+            session.say(relay=server.prepare(run, options.key)._asdict())
+        case other:
+            raise NotFoundError(f"There is no way to serve '{other}'", place="--serve", hint="Is one hpcml older?")
+    return 0

@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, cast
 
 from hpcml import files
 from hpcml.errors import ConfigError
@@ -40,12 +40,12 @@ class Service(NamedTuple):
 
 
 class RunFacts(NamedTuple):
-    """How a run stands and where its services are, as far as a tunnel to it has to know."""
+    """How a run stands (``state`` in Slurm's words) and where its services are, as far as a tunnel has to know."""
 
     run: str
     job: str
     state: str
-    words: str
+    message: str
     estimate: str
     services: Mapping[str, Service]
     ends: float | None
@@ -53,10 +53,35 @@ class RunFacts(NamedTuple):
     hint: str
     quote: tuple[str, ...]
 
+    @property
+    def over(self) -> bool:
+        """Whether nothing of the run can come any more."""
+        return self.state not in ("PENDING", "RUNNING", "UNKNOWN")
+
     def as_table(self) -> dict[str, Any]:
-        """Return the facts as they travel; :func:`of_run` reads them."""
+        """Return the facts as they travel; :func:`of_call` reads them."""
         services = {name: service._asdict() for name, service in self.services.items()}
         return {**self._asdict(), "services": services, "quote": list(self.quote)}
+
+
+class Relay(NamedTuple):
+    """An sshd that the login node prepared for this laptop: the folder of its files there, and its host key."""
+
+    folder: str
+    host_key: str
+
+
+class CallFacts(TypedDict, total=False):
+    """What the login node says of a command that it runs for a laptop, one or some facts at a time."""
+
+    hello: int
+    version: str
+    run: str
+    submitted: str
+    exit_status: int
+    standing: RunFacts
+    socket: str
+    relay: Relay
 
 
 def _text(value: Any) -> str:
@@ -136,9 +161,8 @@ _SERVICE: dict[str, Check] = {
 
 def service_of(facts: Any) -> Service:
     """Return the record of a service; MalformedError names the part of it that has not its form."""
-    if not isinstance(facts, dict):
-        raise MalformedError("service")
-    return Service(**_table({"probe": "", "token_file": "", **facts}, _SERVICE))
+    missing = {"probe": "", "token_file": ""}
+    return Service(**_table({**missing, **facts} if isinstance(facts, dict) else facts, _SERVICE))
 
 
 def _services(value: Any) -> dict[str, Service]:
@@ -150,8 +174,8 @@ def _services(value: Any) -> dict[str, Service]:
 _RUN_FACTS: dict[str, Check] = {
     "run": _run,
     "job": _form(r"(\d{1,20}([_+.]\d{1,10})?)?"),
-    "state": _form("refused|unknown|queued|starting|running|ending|ended"),
-    "words": _text,
+    "state": _form("[A-Z_]{1,30}"),
+    "message": _text,
     "estimate": _text,
     "services": _services,
     "ends": _or_none(_moment),
@@ -159,29 +183,36 @@ _RUN_FACTS: dict[str, Check] = {
     "hint": _text,
     "quote": _texts,
 }
+_RELAY: dict[str, Check] = {
+    "folder": _form(_SECRETS + "relay-[A-Za-z0-9_]{1,64}"),
+    "host_key": _form(r"[a-z0-9@.-]{4,64} [A-Za-z0-9+/]{16,8192}={0,3}( [^\x00-\x1f\x7f]{0,200})?"),
+}
 _CALL_FACTS: dict[str, Check] = {
     "hello": _number(0, 10**6),
     "version": _form(r"[A-Za-z0-9.+!-]{1,64}"),
     "run": _run,
     "submitted": _run,
     "exit_status": _number(0, 255),
-}
-_RELAY_FACTS: dict[str, Check] = {
-    "folder": _form(_SECRETS + "relay-[A-Za-z0-9_]{1,64}"),
-    "host_key": _form(r"[a-z0-9@.-]{4,64} [A-Za-z0-9+/]{16,8192}={0,3}( [^\x00-\x1f\x7f]{0,200})?"),
+    "standing": lambda value: RunFacts(**_table(value, _RUN_FACTS)),
+    "socket": _path,
+    "relay": lambda value: Relay(**_table(value, _RELAY)),
 }
 
 
-def _table(facts: dict[str, Any], forms: Mapping[str, Check], *, part: bool = False) -> dict[str, Any]:
+def _table(facts: Any, forms: Mapping[str, Check], *, part: bool = False) -> dict[str, Any]:
     """Return the facts that have a form, all of them unless a ``part`` is enough; others are left out."""
+    if not isinstance(facts, dict):
+        raise MalformedError
     checked = {}
     for name, check in forms.items():
         if name not in facts and part:
             continue
         try:
             checked[name] = check(facts[name])
-        except (MalformedError, KeyError) as error:
+        except KeyError as error:
             raise MalformedError(name) from error
+        except MalformedError as error:
+            raise MalformedError(f"{name}.{error}".rstrip(".")) from error
     return checked
 
 
@@ -210,34 +241,18 @@ def _checked(facts: dict[str, Any], host: str, forms: Mapping[str, Check], *, pa
         raise wrong(host, f"its '{error}' is malformed") from error
 
 
-def of_run(line: str | bytes, host: str) -> RunFacts:
-    """Return what the other end of a tunnel says of a run.
+def of_call(line: str | bytes, host: str) -> CallFacts:
+    """Return what the login node says of a command that it runs for a laptop; its greeting comes with a version.
 
     Raises
     ------
     ConfigError
         If it is something else.
     """
-    return RunFacts(**_checked(_parsed(line, host), host, _RUN_FACTS))
-
-
-def of_call(line: str | bytes, host: str) -> dict[str, Any]:
-    """Return what the login node says of a command that it runs for a laptop; its greeting comes with a version."""
     facts = _checked(_parsed(line, host), host, _CALL_FACTS, part=True)
     if "hello" in facts and "version" not in facts:
         raise wrong(host, "a greeting without a version")
-    return facts
-
-
-def of_hop(line: str | bytes, host: str) -> str:
-    """Return the socket on the login node that leads on to the service."""
-    return str(_checked(_parsed(line, host), host, {"socket": _path})["socket"])
-
-
-def of_relay(line: str | bytes, host: str) -> tuple[str, str]:
-    """Return the folder and the host key of an sshd that was prepared for this laptop."""
-    facts = _checked(_parsed(line, host), host, _RELAY_FACTS)
-    return facts["folder"], facts["host_key"]
+    return cast("CallFacts", facts)
 
 
 def of_token(text: str, host: str) -> str:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
-import os
 import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hpcml import __version__, subprocesses
 from hpcml.errors import (
@@ -21,7 +19,8 @@ from hpcml.errors import (
     LinkError,
 )
 from hpcml.remote import answers
-from hpcml.remote.protocol import GO, PIECE, PROTOCOL, SERVE, Entry, StreamDemux, listing, send
+from hpcml.remote.answers import CallFacts
+from hpcml.remote.protocol import GO, PROTOCOL, SERVE, Entry, StreamDemux, listing, send
 from hpcml.remote.ssh.connection import Connection
 from hpcml.runs.snapshot import take
 from hpcml.sites.schema import Code
@@ -29,7 +28,7 @@ from hpcml.sites.schema import Code
 INTERRUPTED = 10.0  # seconds that the other side has to end after Ctrl-C
 GREETING = 300.0  # seconds for the other side's hpcml to begin: its Python may come from a slow file system
 MOST_BEFORE = 1 << 20  # bytes that a shell may say before that
-_LAST_WORDS = 5.0  # seconds for what is still to be read when ssh has ended
+MOST_KEPT = 1 << 16  # characters of what it says that nobody is shown
 
 
 class Upload:
@@ -54,72 +53,70 @@ class Upload:
 
 
 class Call:
-    """The login node's hpcml at work for us: its standard error and its end are ours to pass on.
+    """The login node's hpcml at work for us: its standard error, its facts and its end.
 
     Parameters
     ----------
     words
         The command and what follows it, as typed. They go by standard input: no shell sees them.
     show
-        Called with what it says on standard error.
+        Called with what it says on standard error; without it :attr:`errors` holds the last of that.
     upload
         What is sent with it.
-    capture
-        Whether :attr:`out` is to be read; else its output goes where this process's goes, byte by byte.
+    out
+        Where its standard output goes (:class:`hpcml.subprocesses.Child`).
     """
 
     def __init__(
         self,
         connection: Connection,
         words: Sequence[str],
-        show: Callable[[bytes], object],
+        show: Callable[[bytes], object] | None = None,
         *,
         upload: Upload | None = None,
-        capture: bool = False,
+        out: int | None = subprocesses.NOWHERE,
     ) -> None:
-        self.connection, self.words, self.show, self.upload = connection, list(words), show, upload
+        self.connection, self.words, self.upload = connection, list(words), upload
+        self.show = show or self._keep
         self.nonce = secrets.token_hex(8)
-        self.facts: dict[str, Any] = {}
+        self.facts: CallFacts = {}
+        self.news = threading.Event()  # set with each fact, and at the end
+        self.errors = ""
         self.wrong: ConfigError | None = None
         self.held: bytes | None = b""  # what was said before the greeting, which may be a shell's
-        self.process = subprocesses.converse(connection.hpcml(SERVE), capture=capture)
-        assert self.process.stdin is not None
-        self.input = self.process.stdin
-        self.out = io.BufferedReader(self.process.stdout) if capture else None  # type: ignore[type-var]
-        self._listener = threading.Thread(target=self._listen, daemon=True)
-        self._listener.start()
+        self._demux = StreamDemux(self.nonce, connection.host)
+        self.child = subprocesses.Child(connection.hpcml(SERVE), self._hear, out)
+
+    @property
+    def code(self) -> int | None:
+        """The exit status of ssh, None while it runs."""
+        return self.child.code
 
     # -- what it says ------------------------------------------------------------------------------------------------
 
-    def _listen(self) -> None:
-        assert self.process.stderr is not None
-        demux = StreamDemux(self.nonce, self.connection.host)
-        descriptor = self.process.stderr.fileno()
-        while True:
-            data = os.read(descriptor, PIECE)
-            try:
-                plain, facts = demux.feed(data, last=not data)
-            except ConfigError as error:
-                self._refuse(error)
-                return
+    def _keep(self, data: bytes) -> None:
+        self.errors = (self.errors + data.decode(errors="replace"))[-MOST_KEPT:]
+
+    def _hear(self, data: bytes) -> bool:
+        """Take in a piece of standard error; return whether the other side does not keep to the form."""
+        facts = None
+        try:
+            plain, facts = self._demux.feed(data, last=not data)
             for fact in facts:
                 self._learn(fact)
             if self.held is not None:
                 self.held += plain
                 if len(self.held) > MOST_BEFORE:
-                    self._refuse(talks_on(self.connection.host))
-                    return
+                    raise talks_on(self.connection.host)
             elif plain:
                 self.show(plain)
-            if not data:
-                return
+        except ConfigError as error:
+            self.wrong = error  # raised by whoever asks for a fact or the end
+        if facts or not data or self.wrong:
+            self.news.set()
+        return self.wrong is not None
 
-    def _refuse(self, error: ConfigError) -> None:
-        """Listen no more to a machine that does not keep to the form; :meth:`end` raises why."""
-        self.wrong = error
-        subprocesses.end(self.process)
-
-    def _learn(self, fact: dict[str, Any]) -> None:
+    def _learn(self, fact: CallFacts) -> None:
         self.facts |= fact
         if "hello" in fact:
             before, self.held = self.held or b"", None
@@ -130,17 +127,28 @@ class Call:
         if "run" in fact:
             self.write(GO)
 
+    def fact(self, name: Literal["socket", "relay"], seconds: float) -> Any:
+        """Return a fact once it is there; None if the other side does not say it in time, or has ended.
+
+        Raises
+        ------
+        ConfigError
+            If what it said is malformed.
+        """
+        deadline = time.monotonic() + seconds
+        while name not in self.facts and self.child.wait(0) is None and (left := deadline - time.monotonic()) > 0:
+            self.news.wait(min(left, 1.0))
+            self.news.clear()
+        if self.wrong is not None:
+            raise self.wrong
+        return self.facts.get(name)
+
     # -- what it is told ---------------------------------------------------------------------------------------------
 
     def write(self, data: bytes) -> None:
         """Send input; one that has gone does not get it, and its end says why."""
         with contextlib.suppress(OSError, ValueError):
-            self._write(data)
-
-    def _write(self, data: bytes) -> None:
-        rest = memoryview(data)
-        while rest:  # a signal may cut a write short
-            rest = rest[os.write(self.input.fileno(), rest) :]
+            self.child.write(data)
 
     def begin(self) -> None:
         """Send the words and the upload."""
@@ -149,9 +157,9 @@ class Call:
         if self.upload:
             header |= {"script": self.upload.script, "files": self.upload.entries}
         with contextlib.suppress(OSError):  # the other side has ended: its own words follow
-            self._write(json.dumps(header).encode() + b"\n")
+            self.child.write(json.dumps(header).encode() + b"\n")
             if self.upload:
-                send(self.upload.folder, self.upload.entries, self._write)
+                send(self.upload.folder, self.upload.entries, self.child.write)
 
     # -- its end -----------------------------------------------------------------------------------------------------
 
@@ -168,14 +176,13 @@ class Call:
         interrupted, began = False, time.monotonic()
         while True:
             try:
-                code = self._wait(began) if not interrupted else subprocesses.ended(self.process, INTERRUPTED)
+                code = self._wait(began) if not interrupted else self.child.wait(INTERRUPTED)
                 break
             except KeyboardInterrupt:
                 if interrupted:
                     raise
                 interrupted = True
-                self.hang_up()
-        self._listener.join(_LAST_WORDS)
+                self.child.hang_up()  # as Ctrl-C there
         if self.wrong is not None:
             raise self.wrong
         if "exit_status" in self.facts:
@@ -186,28 +193,17 @@ class Call:
 
     def _wait(self, began: float) -> int | None:
         """Wait for its end, however long, but not for its beginning; None if that never came."""
-        while (code := subprocesses.ended(self.process, 1.0)) is None:
+        while (code := self.child.wait(1.0)) is None:
             if self.held is not None and time.monotonic() - began > GREETING:
                 host = self.connection.host
                 message = f"The hpcml on {host} did not begin within {GREETING:g} s"
                 raise LinkError(message, place=host, hint=f"Is its file system slow? Try: ssh {host} hpcml --version")
         return code
 
-    def hang_up(self) -> None:
-        """Let the other side see the end of its input, as after Ctrl-C."""
-        with contextlib.suppress(OSError, ValueError):
-            self.input.close()
-
-    def close(self) -> None:
+    def stop(self) -> None:
         """End what is left of it here; it is not heard any more."""
         self.show = lambda _: None
-        self.hang_up()
-        subprocesses.end(self.process)
-        self._listener.join(_LAST_WORDS)
-        if self.out is not None:
-            self.out.close()
-        if not self._listener.is_alive() and self.process.stderr is not None:
-            self.process.stderr.close()
+        self.child.stop()
 
     def _why(self, code: int) -> HpcmlError:
         """Return why it ended without saying its status."""

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from hpcml.errors import StorageError
 from hpcml.remote import answers
 
-PROTOCOL = 1
+PROTOCOL = 2
 SERVE = "--serve-laptop"  # what the login node's hpcml is called with
 LONGEST_LINE = 64 << 20  # bytes of a line of words or of a listing
 GO = b"go\n"  # the laptop knows the run's id: hand it over now
@@ -44,7 +44,7 @@ class StreamDemux:
         self.rest = b""
         self.host = host
 
-    def feed(self, data: bytes, *, last: bool = False) -> tuple[bytes, list[dict[str, Any]]]:
+    def feed(self, data: bytes, *, last: bool = False) -> tuple[bytes, list[answers.CallFacts]]:
         """Return what is for the user and the facts that are whole; a marked line's beginning waits for its end.
 
         Raises
@@ -52,8 +52,8 @@ class StreamDemux:
         ConfigError
             If a fact is malformed.
         """
-        data, facts, plain = self.rest + data, [], b""
-        self.rest = b""
+        facts: list[answers.CallFacts] = []
+        data, self.rest, plain = self.rest + data, b"", b""
         while (begin := data.find(b"\x1e")) >= 0:
             candidate = data[begin : begin + len(self.start)]
             if not self.start.startswith(candidate):  # a record separator of somebody else's

@@ -72,7 +72,7 @@ def test_a_malicious_other_side_writes_nowhere(laptop: Laptop, name: str) -> Non
     other.write_text(f"""import sys, json
 header = json.loads(sys.stdin.readline())
 nonce = header["nonce"]
-sys.stderr.write("\\x1e" + nonce + ' {{"hello": 1, "version": "0"}}\\n'); sys.stderr.flush()
+sys.stderr.write("\\x1e" + nonce + ' {{"hello": 2, "version": "0"}}\\n'); sys.stderr.flush()
 print(nonce, json.dumps({{"run": "r-20260101-000000-0000", "files": [["ok", 1, 0, 511], [{name!r}, 1, 0, 2559]], "ended": True}}), flush=True)
 sys.stdin.readline()
 print("xy", end="", flush=True)

@@ -15,17 +15,17 @@ import planted
 from hpcml import errors, subprocesses
 from remote_world import Laptop
 
-HELLO = '{"hello": 1, "version": "0"}'
+HELLO = '{"hello": 2, "version": "0"}'
 # What stands in the place of hpcml there says; MARK is put before each line of `facts` by it.
 FACTS = {
     "nested": ["[" * 100_000],
     "nested table": ['{"a":' * 100_000],
     "no table": ["[]"],
     "no JSON": ["\x1b[2Jx"],
-    "no version": ['{"hello": 1}'],
+    "no version": ['{"hello": 2}'],
     "no number": ['{"hello": "x", "version": "1"}'],
-    "version": ['{"hello": 1, "version": "1\\u001b[2J"}'],
-    "version of 100 kB": ['{"hello": 1, "version": "' + "1" * 100_000 + '"}'],
+    "version": ['{"hello": 2, "version": "1\\u001b[2J"}'],
+    "version of 100 kB": ['{"hello": 2, "version": "' + "1" * 100_000 + '"}'],
     "run": [HELLO, '{"run": "x; touch /owned"}'],
     "run escapes": [HELLO, '{"run": "\\u001b]0;owned\\u0007-20260101-000000-0000"}'],
     "run is a table": [HELLO, '{"run": {"a": []}}'],
@@ -114,15 +114,29 @@ def test_what_it_prints_drives_no_terminal(laptop: Laptop) -> None:
     assert piped.stdout == b"out \x1b]0;owned\x07 \xc2\x9b2J\n", "a pipe gets every byte"
 
 
-@pytest.mark.parametrize("lines", [
-    "print('[' * 10)", "print('{' * 100000)", "print('{\"a\":' * 100000)", "print('{}')", "print('{\"run\": \"x\"}')", "print('{' + 'x' * (5 << 20), end='')",
-    "while True: print('{\"state\": 1}')", "sys.stderr.write('\\x1b[2J evil\\n'); sys.exit(3)",
+@pytest.mark.parametrize("text", [
+    "fact('[' * 10)", "fact('{' * 100000)", "fact('{\"a\":' * 100000)", "fact('{\"standing\": {}}')", "fact('{\"standing\": {\"run\": \"x\"}}')",
+    "fact('{' + 'x' * (5 << 20), end='')", "while True: fact('{\"standing\": {\"state\": 1}}')", "fact('{\"standing\": 5}')",
+    "sys.stderr.write('\x1b[2J evil\\n'); fact('{\"exit_status\": 3}'); sys.exit(3)", "while True: fact('{\"standing\": [' + 'x' * 65536)",
 ])  # fmt: skip
-def test_a_tunnel_s_facts_that_are_none_are_refused(laptop: Laptop, lines: str) -> None:
-    path = laptop.world.top / "feed.py"
-    path.write_text(f"import sys, time\n{lines}\nsys.stdout.flush()\nsys.exit(3)\n")
-    env = {"HPCML_LOGIN__HPCML": f"{shlex.quote(sys.executable)} {shlex.quote(str(path))}"}
+@pytest.mark.parametrize("hello", [True, False])
+def test_a_tunnel_s_facts_that_are_none_are_refused(laptop: Laptop, text: str, hello: bool) -> None:
+    begin = "def fact(text, end='\\n'):\n    sys.stderr.write(mark + text + end)\n    sys.stderr.flush()\n\n"
+    env = stand_in(laptop, f"{begin}{f'fact({HELLO!r})' if hello else ''}\n{text}\nsys.exit(3)\n")
     done = laptop.world.run("tunnel", "--host", "cluster", "last", env=env)
+    assert done.returncode == errors.CONFIG, done.stderr[-2000:]
+    assert planted.is_plain(done.stderr + done.stdout)
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("lines", [
+    "print('[' * 10)", "print('{}')", "print('{\"run\": \"x\"}')", "print('{' + 'x' * (5 << 20), end='')",
+    "sys.stderr.write('\x1b[2J evil\\n'); sys.exit(3)", "while True: sys.stderr.write('x' * 65536)",
+])  # fmt: skip
+def test_what_is_no_hpcml_for_a_tunnel_is_refused(laptop: Laptop, lines: str) -> None:
+    done = laptop.world.run(
+        "tunnel", "--host", "cluster", "last", env=stand_in(laptop, f"{lines}\nsys.stdout.flush()\nsys.exit(3)\n")
+    )
     assert done.returncode == errors.CONFIG, done.stderr[-2000:]
     assert planted.is_plain(done.stderr + done.stdout)
     assert "Traceback" not in done.stderr
@@ -134,15 +148,30 @@ def test_an_answer_without_an_end_is_cut_off(tmp_path: Path) -> None:
     assert answer.code is None
     assert len(answer.out) < 100 << 20
     assert time.monotonic() - begin < 500
-    child = subprocesses.Child([sys.executable, "-c", "while True: print('x' * 65536, end='')"])
+    words = "import sys\nprint('x' * (1 << 20))\nfor _ in range(999): sys.stderr.write('x' * 65536)\nsys.stderr.write('end')"
+    child = subprocesses.Child([sys.executable, "-c", words])
     try:
-        while child.code is None:
-            subprocesses.wait([child], 1.0)
-            assert child.lines() == []
-            assert time.monotonic() - begin < 500
-        assert "a line of more than" in child.errors
+        assert child.wait(400) == 0
+        assert len(child.errors) == 65536
+        assert child.errors.endswith("end")
     finally:
-        child.end()
+        child.stop()
+    heard: list[bytes] = []
+    child = subprocesses.Child([sys.executable, "-c", "while True: print('x' * 65536)"], out=subprocesses.PIPE)
+    child.stop()
+    assert child.code is not None
+    words = "import sys\nwhile True: sys.stderr.write('x' * 65536)"
+
+    def hear(piece: bytes) -> bool:
+        heard.append(piece)
+        return len(heard) > 9
+
+    child = subprocesses.Child([sys.executable, "-c", words], hear)
+    try:
+        assert child.wait(60) is not None, "who hears it has had enough"
+        assert len(heard) == 10
+    finally:
+        child.stop()
     echo = subprocesses.run(["cat"], 60, data=b"y" * (5 << 20))
     assert (echo.code, len(echo.out)) == (0, 5 << 20)
     assert subprocesses.run(["true"], 60, data=b"y" * (5 << 20)).code == 0, "one that does not read its input"

@@ -171,13 +171,13 @@ def test_another_version_is_noted(laptop: Laptop) -> None:
 def test_another_protocol_is_refused(laptop: Laptop) -> None:
     other = laptop.world.top / "other.py"
     other.write_text(
-        "import sys\nfrom hpcml.remote import server\nserver.PROTOCOL = 2\n"
+        "import sys\nfrom hpcml.remote import server\nserver.PROTOCOL = 3\n"
         "from hpcml.cli.main import main\nsys.exit(main())\n"
     )
     words = f"{shlex.quote(sys.executable)} {shlex.quote(str(other))}"
     done = laptop.world.run("--host", "cluster", "ls", env={"HPCML_LOGIN__HPCML": words})
     assert done.returncode == errors.CONFIG
-    assert "hpcml: Protocol version mismatch: laptop 1, cluster 2 (hpcml)." in done.stderr
+    assert "hpcml: Protocol version mismatch: laptop 2, cluster 3 (hpcml)." in done.stderr
 
 
 def test_the_link_breaks_within_the_files(laptop: Laptop) -> None:

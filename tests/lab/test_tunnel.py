@@ -270,8 +270,9 @@ def test_squatted_names_and_leftovers_on_the_login_node(outside: Outside, dashbo
     assert len(outside.on("login", "bash", "-c", mine).stdout.split()) == 1
     # Killed without a chance to clean up, on both sides.
     for pid, line in outside.lab.processes("alice"):
-        if "--serve hop" in line:
-            outside.on("login", "kill", "-9", str(pid), user="root")
+        if "-L /tmp/hpcml-hop." in line:  # the ssh of the hop, whose parent is the hpcml that serves it
+            parent = outside.on("login", "ps", "-o", "ppid=", "-p", str(pid), user="root").stdout.split()
+            outside.on("login", "kill", "-9", str(pid), *parent, user="root")
     tunnel.up(2)
     assert len(outside.on("login", "bash", "-c", mine).stdout.split()) == 1  # the dead one's was swept away
     tunnel.stop()

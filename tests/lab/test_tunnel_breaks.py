@@ -129,7 +129,7 @@ def test_a_socket_that_is_missing(outside: Outside, dying: tuple[str, Path, Tunn
 def test_a_pending_run_is_waited_for_without_a_login(outside: Outside, dashboard: tuple[str, Path]) -> None:
     holder, directory = outside.cluster.detach(BUSY, "--nodes", "4", "--name", "pends", "--time", "10")
     tunnel = outside.tunnel(directory.name)
-    tunnel.heard("is queued")
+    tunnel.heard("is PENDING")
     before = all_logins(outside)
     time.sleep(21)  # two beats of the line; a poll would show by now
     assert tunnel.process.poll() is None
@@ -138,7 +138,7 @@ def test_a_pending_run_is_waited_for_without_a_login(outside: Outside, dashboard
     assert "estimate" in tunnel.said
     assert tunnel.stop() == 130
     held = outside.tunnel(directory.name)
-    held.heard("is queued")
+    held.heard("is PENDING")
     outside.on("login", "scontrol", "hold", holder)
     assert held.ended(40) == errors.UNAVAILABLE
     assert "held by the user" in held.said

@@ -15,7 +15,7 @@ RUN = "job-20260101-000000-0a1b"
 SERVICE = {"node": "n1", "socket": "/tmp/hpcml-x/dashboard.sock", "path": "/status", "identity": "Scheduler-1", "probe": "/p.json",
            "token_file": f"/home/me/.hpcml/runs/{RUN}/attempts/0/secret/jupyter.token"}  # fmt: skip
 FACTS: dict[str, Any] = {
-    "run": RUN, "job": "12", "state": "running", "words": "the script runs", "estimate": "",
+    "run": RUN, "job": "12", "state": "RUNNING", "message": "the script runs", "estimate": "",
     "services": {"dashboard": SERVICE}, "ends": 1.5e9, "exit_status": None, "hint": "", "quote": ["a"],
 }  # fmt: skip
 NOTHINGS: tuple[Any, ...] = (None, 5, 1.5, True, [], {}, ["x"], {"a": 1}, "")
@@ -24,8 +24,12 @@ WORDS = (
 )  # fmt: skip
 
 
+def standing(facts: dict[str, Any]) -> answers.RunFacts:
+    return answers.of_call(json.dumps({"standing": facts}), "login.example.org")["standing"]
+
+
 def of_run(**changes: Any) -> answers.RunFacts:
-    return answers.of_run(json.dumps(FACTS | changes), "login.example.org")
+    return standing(FACTS | changes)
 
 
 def of_service(**changes: Any) -> answers.Service:
@@ -39,11 +43,11 @@ def test_what_is_right_is_taken_and_the_rest_left_out() -> None:
     assert of_run(services={"dashboard": {key: SERVICE[key] for key in ("node", "socket", "path", "identity")}})
 
 
-@pytest.mark.parametrize("name", ["run", "job", "state", "services", "ends", "exit_status", "words", "quote"])
+@pytest.mark.parametrize("name", ["run", "job", "state", "services", "ends", "exit_status", "message", "quote"])
 def test_facts_of_another_form_are_refused(name: str) -> None:
     tried = 0
     for value in (*NOTHINGS, *WORDS, float("nan"), float("inf"), 10**30, -1):
-        right = {"job": value == "", "services": value == {}, "words": isinstance(value, str),
+        right = {"job": value == "", "services": value == {}, "message": isinstance(value, str),
                  "ends": (isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e11) or value is None,
                  "exit_status": value in (None, 5, -1) and not isinstance(value, bool), "quote": value in ([], ["x"])}.get(name, False)  # fmt: skip
         if right:
@@ -56,7 +60,7 @@ def test_facts_of_another_form_are_refused(name: str) -> None:
         assert str(caught.value).isascii()
     assert tried > 10
     with pytest.raises(errors.ConfigError, match=name):
-        answers.of_run(json.dumps({key: value for key, value in FACTS.items() if key != name}), "x")
+        standing({key: value for key, value in FACTS.items() if key != name})
 
 
 @pytest.mark.parametrize("name", ["node", "socket", "path", "probe", "token_file"])
@@ -96,9 +100,10 @@ def test_a_service_becomes_no_other_command_path_or_address(name: str) -> None:
     "line", ["", "{", "[]", "null", "5", '"x"', "[" * 100_000, '{"a":' * 100_000, "\x1b[2J", "{}", "x" * (2 << 20)]
 )
 def test_what_is_no_table_is_refused(line: str) -> None:
-    for read in (answers.of_run, answers.of_hop, answers.of_relay):
-        with pytest.raises(errors.ConfigError):
-            read(line, "login.example.org")
+    for fact in ("", "standing", "socket", "relay"):
+        if (fact, line) != ("", "{}"):  # a line without facts says nothing
+            with pytest.raises(errors.ConfigError):
+                answers.of_call(f'{{"{fact}": {line}}}' if fact else line, "login.example.org")
     with pytest.raises(errors.ConfigError):
         answers.of_offer(line.encode(), "login.example.org")
 
@@ -108,11 +113,11 @@ def test_what_a_login_node_prepares() -> None:
         "folder": f"/home/me/.hpcml/runs/{RUN}/attempts/0/secret/relay-ab_1",
         "host_key": "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAA me",
     }
-    assert answers.of_relay(json.dumps(good), "x") == (good["folder"], good["host_key"])
+    assert answers.of_call(json.dumps({"relay": good}), "x")["relay"] == (good["folder"], good["host_key"])
     for name, evil in (("folder", "/"), ("folder", "/home/me"), ("folder", good["folder"] + "/.."), ("folder", good["folder"] + "\n"),
                        ("host_key", good["host_key"] + "\n* ssh-ed25519 AAAA"), ("host_key", "x"), ("host_key", None)):  # fmt: skip
         with pytest.raises(errors.ConfigError, match=name):
-            answers.of_relay(json.dumps(good | {name: evil}), "x")
+            answers.of_call(json.dumps({"relay": good | {name: evil}}), "x")
     for token in ("", "short", "a b c d e f", "x\r\nHost: evil", "\x1b[2J" * 4, "x" * 600):
         with pytest.raises(errors.ConfigError):
             answers.of_token(token, "x")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import io
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcml import errors
-from hpcml.remote import channel
+from hpcml.remote import answers, channel
 from hpcml.remote.protocol import Entry, StreamDemux, entries_of, listing, mark, parts_of, receive, send
 from hpcml.remote.ssh.login import check_host
 
@@ -29,7 +28,7 @@ PIECES = st.lists(
 def test_facts_are_found_in_any_bytes_however_they_are_cut(pieces: list[bytes], size: int) -> None:
     data = b"".join(pieces)
     demux, plain = StreamDemux(NONCE), b""
-    facts: list[dict[str, Any]] = []
+    facts: list[answers.CallFacts] = []
     for begin in range(0, len(data), size):
         more, found = demux.feed(data[begin : begin + size])
         plain, facts = plain + more, facts + found

@@ -11,7 +11,7 @@ import pytest
 from hpcml.errors import ConfigError, HostKeyError, LinkError, LoginNeededError, StorageError
 from hpcml.node.roles.dashboard import is_local
 from hpcml.remote.ssh import config, login
-from hpcml.remote.tunnel import probe
+from hpcml.remote.tunnel import service_port
 
 
 def test_a_budget_is_spent_and_comes_back_after_an_hour(tmp_path: Path) -> None:
@@ -97,13 +97,13 @@ def test_certificates_ends_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_port_stays_the_same_and_has_twenty_neighbours() -> None:
-    port = probe.port_of("login", "run-1", "dashboard")
-    assert port == probe.port_of("login", "run-1", "dashboard")
-    assert port != probe.port_of("login", "run-1", "jupyter")
-    tried = probe.candidates(29995)
+    port = service_port.port_of("login", "run-1", "dashboard")
+    assert port == service_port.port_of("login", "run-1", "dashboard")
+    assert port != service_port.port_of("login", "run-1", "jupyter")
+    tried = service_port.candidates(29995)
     assert len(set(tried)) == 20
     assert all(20000 <= candidate < 30000 for candidate in tried)
-    assert probe.candidates(8888)[:2] == [8888, 8889]
+    assert service_port.candidates(8888)[:2] == [8888, 8889]
 
 
 def test_a_folder_for_control_sockets_is_the_user_s_alone(tmp_path: Path) -> None:

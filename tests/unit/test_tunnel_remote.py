@@ -92,8 +92,8 @@ def test_the_facts_say_when_the_time_limit_is(run: directories.Run) -> None:
     diary(run, "allocated")
     attempt(run, 0, dashboard=SERVICE)
     facts = server.facts(run, status.status(run, ask=False))
-    assert (facts.ends, facts.state, facts.services) == (700.0, "starting", {"dashboard": Service(**SERVICE)})
-    assert answers.of_run(json.dumps(facts.as_table()), "login") == facts
+    assert (facts.ends, facts.state, facts.services) == (700.0, "RUNNING", {"dashboard": Service(**SERVICE)})
+    assert answers.of_call(json.dumps({"standing": facts.as_table()}), "login")["standing"] == facts
 
 
 @pytest.mark.parametrize(

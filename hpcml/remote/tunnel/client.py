@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from hpcml import subprocesses
 from hpcml.errors import (
     CONFIG,
     MEANING,
@@ -21,9 +20,10 @@ from hpcml.errors import (
 )
 from hpcml.remote import answers
 from hpcml.remote.answers import RunFacts, Service
+from hpcml.remote.channel import Call
 from hpcml.remote.ssh import login
 from hpcml.remote.ssh.connection import Connection
-from hpcml.remote.tunnel import probe, routes
+from hpcml.remote.tunnel import routes, service_port
 
 TICK = 1.0  # seconds between looks at the clock
 PROBE = 15.0  # seconds between looks through the open tunnel
@@ -97,15 +97,17 @@ class Tunnel:
         connection = self.connection
         connection.open(ask=self.ask is not None)
         while True:
-            words = connection.hpcml("tunnel", "--serve", "feed", self.request.run)
-            feed = subprocesses.Child(words)
+            call = Call(connection, ["tunnel", "--serve", "feed", "--", self.request.run])
             try:
-                if self._follow(feed):
+                call.begin()
+                if self._follow(call):
                     return
             except LinkError:
+                if call.code not in (None, 255) and connection.alive():
+                    raise  # it is the hpcml there that ended, not the line
                 self.close()
             finally:
-                feed.end()
+                call.stop()
             self._reconnect()
 
     def close(self) -> None:
@@ -116,46 +118,42 @@ class Tunnel:
 
     # -- following -------------------------------------------------------------------------------------------------
 
-    def _follow(self, feed: subprocesses.Child) -> bool:
+    def _follow(self, call: Call) -> bool:
         """Act on what the login node says until the run has ended (True) or the line is lost (False)."""
         heard = time.monotonic()
         while True:
-            if time.monotonic() - heard > SILENT:
+            if call.news.wait(TICK):
+                call.news.clear()
+                heard = time.monotonic()
+            elif time.monotonic() - heard > SILENT:
                 self.say(f"{self.connection.host} has said nothing for {SILENT:g} s; asking it anew.")
                 return False
-            subprocesses.wait([feed, *([self.route.child] if self.route else [])], TICK)
-            code = feed.code  # asked before its last lines are read, so that none is missed
-            for line in feed.lines():
-                if line.startswith("{"):
-                    heard = time.monotonic()
-                    self.facts = answers.of_run(line, self.connection.host)
-                    if self.facts.state in ("ended", "refused"):
-                        self.close()
-                        tell_end(self.facts, self.say)
-                        return True
-                    self._show(self.facts)
-            if self.facts:
-                self._keep(self.facts)
-            if code is not None:
-                if code != 255 and self.connection.alive():
-                    raise _remote_failure(feed, self.connection)
+            code = call.child.wait(0)  # asked before its last facts are read, so that none is missed
+            if (facts := call.facts.get("standing")) and facts.over:
                 self.close()
-                return False
+                tell_end(facts, self.say)
+                return True
+            if code is not None:
+                raise _remote_failure(call, call.end())
+            if facts:
+                self.facts = facts
+                self._show(facts)
+                self._keep(facts)
 
     def _show(self, facts: RunFacts) -> None:
         """Say how the run stands, once for each change; nothing while the tunnel is open."""
-        words = facts.words
-        if facts.state == "queued":
-            if any(sign in words for sign in _NEVER):
+        message = facts.message
+        if facts.state == "PENDING":
+            if any(sign in message for sign in _NEVER):
                 self.close()
                 hint = f"Look at it: hpcml status {facts.run}; end it: hpcml cancel {facts.run}."
-                message = f"The run will not start: {words}"
+                message = f"The run will not start: {message}"
                 raise HpcmlError(message, place=f"job {facts.job}", hint=hint, exit_status=UNAVAILABLE)
             estimate = facts.estimate
-            words += f"; Slurm's estimate of the start: {estimate}" if estimate else "; Slurm has no estimate yet"
-        shown = (facts.state, words)
+            message += f"; Slurm's estimate of the start: {estimate}" if estimate else "; Slurm has no estimate yet"
+        shown = (facts.state, message)
         if shown != self.shown and self.route is None:
-            self.say(f"{facts.run} is {facts.state}: {words}.")
+            self.say(f"{facts.run} is {facts.state}: {message}.")
         self.shown = shown
 
     def _keep(self, facts: RunFacts) -> None:
@@ -182,7 +180,7 @@ class Tunnel:
 
     def _look(self, facts: RunFacts, service: Service) -> None:
         """Look through the open tunnel; a service that has not answered several times is gone."""
-        wrong = probe.look(self.port, service, self.token)
+        wrong = service_port.look(self.port, service, self.token)
         self.misses = self.misses + 1 if wrong else 0
         if self.misses >= MISSES:
             hint = f"See what it said: hpcml logs {facts.run} scheduler (on the cluster)."
@@ -248,9 +246,9 @@ class Tunnel:
 
     def _through(self, route: routes.OpenRoute, facts: RunFacts, service: Service) -> str:
         """Put the route on a local port and look through it; return what is wrong, or nothing."""
-        first = self.port or probe.port_of(self.connection.host, facts.run, self.request.service)
-        for port in [first] if self.request.port else probe.candidates(first):
-            if probe.is_free(port) and self.connection.forward(port, route.target, route.control):
+        first = self.port or service_port.port_of(self.connection.host, facts.run, self.request.service)
+        for port in [first] if self.request.port else service_port.candidates(first):
+            if service_port.is_free(port) and self.connection.forward(port, route.target, route.control):
                 route.port = port
                 break
         else:
@@ -258,7 +256,7 @@ class Tunnel:
         if self.port and port != self.port:
             self.say(f"Port {self.port} has been taken by another program; the tunnel is on {port} now.")
         self.token = self._token_of(service)
-        wrong = probe.look(port, service, self.token)
+        wrong = service_port.look(port, service, self.token)
         if not wrong:
             self.port = port
         return wrong
@@ -329,20 +327,18 @@ def port_taken(first: int, *, chosen: bool) -> HpcmlError:
     return HpcmlError(message, place="127.0.0.1", hint=hint, exit_status=UNAVAILABLE)
 
 
-def _remote_failure(feed: subprocesses.Child, connection: Connection) -> HpcmlError:
+def _remote_failure(call: Call, exit_status: int) -> HpcmlError:
     """Return why the login node's hpcml ended, in its own words."""
-    lines = [line for line in feed.errors.splitlines() if line.strip()]
-    if feed.code == 127 or any("not found" in line for line in lines[-1:]):
-        return connection.no_hpcml(lines[-3:])
+    lines = [line for line in call.errors.splitlines() if line.strip()]
     lines = lines[next((place for place, line in enumerate(lines) if _ERROR.match(line)), 0) :]  # a shell may say more
-    message = lines[0].removeprefix("hpcml: ") if lines else f"hpcml there ended with status {feed.code}"
-    exit_status = feed.code if feed.code in MEANING else CONFIG  # killed here, or not hpcml's
-    return HpcmlError(message, place=connection.host, hint=" ".join(lines[1:]), exit_status=exit_status)
+    message = lines[0].removeprefix("hpcml: ") if lines else f"hpcml there ended with status {exit_status}"
+    status = exit_status if exit_status in MEANING else CONFIG
+    return HpcmlError(message, place=call.connection.host, hint=" ".join(lines[1:]), exit_status=status)
 
 
 def tell_end(facts: RunFacts, say: Callable[[str], None]) -> None:
     """Say how the run ended; raise unless it ended well."""
-    say(f"{facts.run} has ended: {facts.words}.")
+    say(f"{facts.run} has ended: {facts.message}.")
     if facts.exit_status:
-        message = f"The run ended with status {facts.exit_status}: {facts.words}"
+        message = f"The run ended with status {facts.exit_status}: {facts.message}"
         raise HpcmlError(message, place=facts.run, hint=facts.hint, exit_status=UNAVAILABLE, quote=facts.quote)

@@ -13,8 +13,8 @@ from typing import NoReturn
 
 from hpcml import files, subprocesses
 from hpcml.errors import HostKeyError, HpcmlError, ServiceGoneError, TunnelError
-from hpcml.remote import answers
-from hpcml.remote.answers import RunFacts
+from hpcml.remote.answers import Relay, RunFacts
+from hpcml.remote.channel import Call
 from hpcml.remote.ssh import config, login
 from hpcml.remote.ssh.connection import Connection, literal, proxy
 from hpcml.sites.layers import process_environment
@@ -33,7 +33,7 @@ class OpenRoute:
     """A route that is open: forwards to ``target`` go over ``control``, for as long as ``child`` lives."""
 
     def __init__(
-        self, name: str, child: subprocesses.Child, control: Path, target: str, folder: Path | None = None
+        self, name: str, child: subprocesses.Child | Call, control: Path, target: str, folder: Path | None = None
     ) -> None:
         self.name, self.child, self.control, self.target, self.folder = name, child, control, target, folder
         self.port = 0
@@ -51,7 +51,7 @@ class OpenRoute:
         if self.port:
             connection.cancel(self.port, self.target, self.control)
             self.port = 0
-        self.child.end()
+        self.child.stop()
         if self.cleanup:
             with contextlib.suppress(HpcmlError):  # the connection may be what has gone
                 connection.run(self.cleanup, 20.0)
@@ -82,9 +82,9 @@ def _control(connection: Connection) -> Path:
     return config.control_socket(connection.places.control, f"{connection.name}-{os.urandom(4).hex()}")
 
 
-def _serve(connection: Connection, what: str, facts: RunFacts, service: str, *options: str) -> list[str]:
-    """Return the arguments that have the login node's hpcml serve this tunnel."""
-    return connection.hpcml("tunnel", "--serve", what, *options, "--service", service, facts.run)
+def _serve(what: str, facts: RunFacts, service: str, *options: str) -> list[str]:
+    """Return the words that have the login node's hpcml serve this tunnel."""
+    return ["tunnel", "--serve", what, *options, f"--service={service}", "--", facts.run]
 
 
 def _direct(connection: Connection, facts: RunFacts, service: str) -> OpenRoute:
@@ -116,20 +116,17 @@ def _as_on_login(connection: Connection, node: str) -> list[str]:
 
 def _twohop(connection: Connection, facts: RunFacts, service: str) -> OpenRoute:
     """The login node is let in by the node; a socket in a folder of the user's own lies between the two."""
-    child = subprocesses.Child(_serve(connection, "hop", facts, service))
-    route = OpenRoute("twohop", child, connection.control, "")
-    deadline = time.monotonic() + READY["twohop"]
+    call = Call(connection, _serve("hop", facts, service))
+    route = OpenRoute("twohop", call, connection.control, "")
     try:
-        while child.code is None and time.monotonic() < deadline:
-            subprocesses.wait([child], 0.2)
-            for line in child.lines():
-                if line.startswith("{"):
-                    route.target = answers.of_hop(line, connection.host)
-                    return route
-        _fail(route, connection)
+        call.begin()
+        route.target = call.fact("socket", READY["twohop"]) or ""
+        if not route.target:
+            _fail(route, connection)
     except BaseException:
         route.close(connection)
         raise
+    return route
 
 
 def _srun(connection: Connection, facts: RunFacts, service: str) -> OpenRoute:
@@ -138,8 +135,7 @@ def _srun(connection: Connection, facts: RunFacts, service: str) -> OpenRoute:
     folder = Path(tempfile.mkdtemp(prefix=f"session-{os.getpid()}-", dir=connection.places.files))
     try:
         key, known_hosts, public = folder / "key", folder / "known_hosts", _session_key(folder)
-        answer = connection.run(_serve(connection, "prepare", facts, service), 30.0, public)
-        remote, host_key = _prepared(answer, connection)
+        remote, host_key = _prepared(connection, _serve("prepare", facts, service, f"--key={public}"))
         name, control = f"hpcml-job-{facts.job}", _control(connection)
         files.write(known_hosts, f"{name} {host_key}\n")
         settings = config.options(
@@ -156,7 +152,7 @@ def _srun(connection: Connection, facts: RunFacts, service: str) -> OpenRoute:
             HostKeyAlias=name,
             ServerAliveInterval="15",
             ForwardAgent="no",
-            ProxyCommand=proxy(_serve(connection, "relay", facts, service, "--relay", Path(remote).name)),
+            ProxyCommand=proxy(connection.hpcml(*_serve("relay", facts, service, f"--relay={Path(remote).name}"))),
             User=connection.user,
         )
         words = ["ssh", "-F", "none", "-S", literal(str(control)), "-NT", *settings, "--", name]
@@ -169,11 +165,19 @@ def _srun(connection: Connection, facts: RunFacts, service: str) -> OpenRoute:
     return _wait(route, connection)
 
 
-def _prepared(answer: subprocesses.Answer, connection: Connection) -> tuple[str, str]:
-    """Return the folder and the host key of the sshd that the login node prepared."""
-    if not (line := _last(answer.out)).startswith("{"):
-        raise TunnelError(f"The login node prepared nothing: {_last(answer.text)}", place="srun")
-    return answers.of_relay(line, connection.host)
+def _prepared(connection: Connection, words: list[str]) -> Relay:
+    """Have the login node prepare an sshd."""
+    call = Call(connection, words)
+    try:
+        call.begin()
+        relay: Relay | None = call.fact("relay", READY["srun"])
+    finally:
+        call.stop()
+    if relay is None and not connection.alive():
+        raise connection.gone(call.errors)
+    if relay is None:
+        raise TunnelError(f"The login node prepared nothing: {_last(call.errors)}", place="srun")
+    return relay
 
 
 def _sweep(notes: Path) -> None:
@@ -184,13 +188,13 @@ def _sweep(notes: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _session_key(folder: Path) -> bytes:
+def _session_key(folder: Path) -> str:
     """Make a key for one tunnel; return its public half."""
     words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "hpcml", "-f", str(folder / "key")]
     answer = subprocesses.run(words, 20.0)
     if answer.code != 0:
         raise TunnelError(f"No key could be made: {answer.text}", place="ssh-keygen")
-    return (folder / "key.pub").read_bytes()
+    return (folder / "key.pub").read_text().strip()
 
 
 def _wait(route: OpenRoute, connection: Connection) -> OpenRoute:
@@ -200,8 +204,7 @@ def _wait(route: OpenRoute, connection: Connection) -> OpenRoute:
         while not route.control.exists():
             if route.child.code is not None or time.monotonic() > deadline:
                 _fail(route, connection)
-            subprocesses.wait([route.child], 0.02)
-            route.child.lines()
+            time.sleep(0.02)
     except BaseException:
         route.close(connection)
         raise
@@ -210,7 +213,7 @@ def _wait(route: OpenRoute, connection: Connection) -> OpenRoute:
 
 def _fail(route: OpenRoute, connection: Connection) -> NoReturn:
     """Raise what a route that did not open means."""
-    route.child.end()
+    route.child.stop()
     complaint = route.child.errors
     if not connection.alive():
         raise connection.gone()

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from hpcml import files, schedulers, subprocesses
 from hpcml.errors import NotFoundError, ServiceGoneError, StorageError, TunnelError
-from hpcml.remote.answers import MalformedError, RunFacts, Service, service_of
+from hpcml.remote.answers import MalformedError, Relay, RunFacts, Service, service_of
 from hpcml.remote.ssh.config import options
-from hpcml.remote.tunnel import probe
+from hpcml.remote.tunnel import service_port
 from hpcml.runs import directories
 from hpcml.runs import record as run_record
 from hpcml.runs import status as run_status
@@ -80,14 +80,14 @@ def service(run: directories.Run, name: str) -> Service:
 def facts(run: directories.Run, status: run_status.Status) -> RunFacts:
     """Return all that the other end of a tunnel has to know of a run."""
     limit, began = run_record.planned(run).time_limit, status.times.get("allocated")
-    state, words, now = status.phase, status.message, services(run)
-    if status.job_state in schedulers.PENDING and state not in ("ended", "refused", "queued"):
-        state, words, now = "queued", "put back into the queue: it will start again", {}
+    state, message, now = status.state, status.message, services(run)
+    if status.job_state in schedulers.PENDING and state in ("RUNNING", "UNKNOWN"):
+        state, message, now = "PENDING", "put back into the queue: it will start again", {}
     return RunFacts(
         run=run.id,
         job=run.job,
         state=state,
-        words=words,
+        message=message,
         estimate=status.estimate,
         services=now,
         ends=began + limit if limit and began else None,
@@ -138,8 +138,8 @@ def _starts_again(run: directories.Run, status: run_status.Status, say: Callable
             return False
         if state.pending:
             again = True
-            words = f"put back into the queue: {state.reason}"
-            say(facts(run, status)._replace(state="queued", words=words, estimate=state.start, services={}))
+            message = f"put back into the queue: {state.reason}"
+            say(facts(run, status)._replace(state="PENDING", message=message, estimate=state.start, services={}))
         if any(event.name == "allocated" for event in run_record.events(run)[began:]):
             return True
         time.sleep(REQUEUE_LOOK if again else LOOK)
@@ -149,15 +149,13 @@ def _starts_again(run: directories.Run, status: run_status.Status, say: Callable
 # -- two hops --------------------------------------------------------------------------------------------------------
 
 
-def hop(target: Service, say: Callable[[str], None], gone: Callable[[float], bool]) -> None:
-    """Have a socket of mode 0600, in a new folder of mode 0700 on this node, lead to the service, until ``gone``.
+def hop(target: Service, say: Callable[[str], None]) -> None:
+    """Have a socket of mode 0600, in a new folder of mode 0700 on this node, lead to the service until interrupted.
 
     Parameters
     ----------
     say
         Called with the socket's path once the service answers through it.
-    gone
-        Waits so many seconds; returns True when whoever asked has gone.
 
     Raises
     ------
@@ -179,24 +177,21 @@ def hop(target: Service, say: Callable[[str], None], gone: Callable[[float], boo
         child = subprocesses.Child(words)
         try:
             deadline = time.monotonic() + HOP_DEADLINE
-            while not here.exists() and child.code is None and time.monotonic() < deadline:
-                subprocesses.wait([child], 0.02)
-                child.lines()
+            while not here.exists() and child.wait(0.02) is None and time.monotonic() < deadline:
+                pass
             if not here.exists():
                 why = _last_line(child, "no answer")
                 raise TunnelError(f"ssh from {host} to {target.node} is refused: {why}", place="two hops")
             try:
-                probe.get(str(here), target.probe or target.path)
+                service_port.get(str(here), target.probe or target.path)
             except (OSError, http.client.HTTPException) as error:
                 raise _silent([*quiet, "--", target.node], target) from error
             say(str(here))
-            while child.code is None and not gone(1.0):
-                child.lines()
-            if child.code is not None:
-                why = _last_line(child, "it did not say why")
-                raise TunnelError(f"the ssh from {host} to {target.node} ended: {why}", place="two hops")
+            child.wait(None)  # as long as the laptop is there: its end interrupts
+            why = _last_line(child, "it did not say why")
+            raise TunnelError(f"the ssh from {host} to {target.node} ended: {why}", place="two hops")
         finally:
-            child.end()
+            child.stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -260,7 +255,7 @@ echo "hpcml: there is no sshd on $(hostname)" >&2; exit 69
 """
 
 
-def prepare(run: directories.Run, public: str) -> dict[str, str]:
+def prepare(run: directories.Run, public: str) -> Relay:
     """Make the files of an sshd that one key may use, in the attempt's secret folder; return folder and host key.
 
     Raises
@@ -287,7 +282,7 @@ def prepare(run: directories.Run, public: str) -> dict[str, str]:
             raise TunnelError(f"No host key could be made: {answer.text}", place="ssh-keygen")
         files.write(folder / "authorized", public.strip() + "\n")
         files.write(folder / "config", _SSHD.format(folder=folder))
-        return {"folder": str(folder), "host_key": (folder / "host.pub").read_text().strip()}
+        return Relay(str(folder), (folder / "host.pub").read_text().strip())
 
 
 def relay(run: directories.Run, target: Service, folder: str) -> None:

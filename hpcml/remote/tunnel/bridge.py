@@ -14,7 +14,7 @@ from typing import Any
 from hpcml import files
 from hpcml.errors import ServiceGoneError
 from hpcml.remote.answers import RunFacts, Service
-from hpcml.remote.tunnel import probe, server
+from hpcml.remote.tunnel import server, service_port
 from hpcml.remote.tunnel.client import Opened, port_taken, tell_end
 from hpcml.runs import directories
 
@@ -109,9 +109,9 @@ class _Local:
     def follow(self, facts: RunFacts) -> None:
         """Have the port lead to the service as it is now."""
         self.last, service = facts, facts.services.get(self.name)
-        if service is None and self.bridge is None and facts.words != self.shown:
-            self.shown = facts.words
-            self.say(f"{facts.run} is {facts.state}: {facts.words}.")
+        if service is None and self.bridge is None and facts.message != self.shown:
+            self.shown = facts.message
+            self.say(f"{facts.run} is {facts.state}: {facts.message}.")
         if service != self.service:
             self.close()
             self.service = service
@@ -123,13 +123,13 @@ class _Local:
         if service.token_file:
             with directories.storage(Path(service.token_file)):
                 token = files.read(Path(service.token_file), 4096).decode(errors="replace").strip()
-        first = self.port or probe.port_of("", self.run.id, self.name)
-        for number in [first] if self.port else probe.candidates(first):
+        first = self.port or service_port.port_of("", self.run.id, self.name)
+        for number in [first] if self.port else service_port.candidates(first):
             try:
                 self.bridge = Bridge(number, service.socket)
             except OSError:
                 continue
-            if wrong := probe.look(number, service, token):
+            if wrong := service_port.look(number, service, token):
                 hint = f"Look at it: hpcml status {self.run.id}."
                 raise ServiceGoneError(f"The {self.name} does not answer: {wrong}", place=service.socket, hint=hint)
             self.opened(number, service, token, "local")

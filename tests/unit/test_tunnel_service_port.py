@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from hpcml.remote.answers import Service
-from hpcml.remote.tunnel import probe
+from hpcml.remote.tunnel import service_port
 
 SERVICE = Service("n1", "/tmp/s", "/status", "Scheduler-1")
 
@@ -50,6 +50,6 @@ def server() -> Iterator[http.server.ThreadingHTTPServer]:
 )
 def test_what_is_no_identity_is_another_service(server: http.server.ThreadingHTTPServer, said: bytes) -> None:
     server.said = said  # type: ignore[attr-defined]
-    assert probe.look(server.server_address[1], SERVICE) in ("something else answers", "another service answers")
+    assert service_port.look(server.server_address[1], SERVICE) in ("something else answers", "another service answers")
     server.said = b'{"id": "Scheduler-1"}'  # type: ignore[attr-defined]
-    assert probe.look(server.server_address[1], SERVICE) == ""
+    assert service_port.look(server.server_address[1], SERVICE) == ""
