@@ -16,8 +16,19 @@ from typing import IO, TYPE_CHECKING, Any, TextIO
 from hpcml import subprocesses
 from hpcml.cli import common
 from hpcml.errors import StorageError, UsageError
-from hpcml.remote import answers, channel
-from hpcml.remote.protocol import LONGEST_LINE, PIECE, CutShortError, Entry, entries_of, files, listing, receive, send
+from hpcml.remote import channel
+from hpcml.remote.protocol import (
+    LONGEST_LINE,
+    PIECE,
+    CutShortError,
+    Entry,
+    Offer,
+    files,
+    listing,
+    offer_of,
+    receive,
+    send,
+)
 from hpcml.remote.ssh.connection import Connection
 from hpcml.remote.ssh.login import login_of
 from hpcml.runs import snapshot
@@ -145,13 +156,7 @@ def _submit(login: Login, command: str, options: Namespace, own: list[str], scri
 
 
 def _check_upload(upload: channel.Upload) -> None:
-    """Say what is not sent, and refuse to send code without the modules that it imports.
-
-    Raises
-    ------
-    UsageError
-        If a module is missing that would not be found on the cluster either.
-    """
+    """Say what is not sent, and refuse to send code without the modules that it imports."""
     if needed := snapshot.needed(upload.taken, upload.folder):
         hint = "Raise that limit (--set code.…=…), or put the script into a folder with less beside it."
         raise UsageError("The code needs what would not be sent", place=snapshot.listed(needed), hint=hint)
@@ -216,35 +221,33 @@ def _fetch(login: Login, options: Namespace) -> int:
     return status
 
 
-def _offer(call: channel.Call) -> dict[str, Any] | None:
+def _offer(call: channel.Call) -> Offer | None:
     """Return what the run has, None if the other side ended without an offer; a shell's greeting is skipped."""
     assert call.child.out is not None
     start, before = call.nonce.encode() + b" ", 0
     while line := call.child.out.readline(LONGEST_LINE):
         if line.startswith(start):
-            offer = answers.of_offer(line[len(start) :], call.connection.host)
-            return {**offer, "files": entries_of(offer["files"], str(offer["run"]))}
+            return offer_of(line[len(start) :], call.connection.host)
         before += len(line)
         if before > channel.MOST_BEFORE:
             raise channel.talks_on(call.connection.host)
     return None
 
 
-def _take(call: channel.Call, offer: dict[str, Any], options: Namespace) -> dict[str, Any]:
+def _take(call: channel.Call, offer: Offer, options: Namespace) -> dict[str, Any]:
     """Bring the files that are not here yet; return what was done."""
     assert call.child.out is not None
-    offered: list[Entry] = offer["files"]
-    folder = Path.cwd() / (options.dest or offer["run"])
+    folder = Path.cwd() / (options.dest or offer.run)
     with files(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    wanted = [index for index, entry in enumerate(offered) if not _here(folder, entry)]
-    size = sum(offered[index].size for index in wanted)
-    here = len(offered) - len(wanted)
+    wanted = [index for index, entry in enumerate(offer.files) if not _here(folder, entry)]
+    size = sum(offer.files[index].size for index in wanted)
+    here = len(offer.files) - len(wanted)
     also = (f"; {here} here already" if here else "") + (
-        f"; {offer['others']} links or special files are not sent" if offer.get("others") else ""
+        f"; {offer.others} links or special files are not sent" if offer.others else ""
     )
-    say(f"{offer['run']}: {len(wanted)} files, {format_bytes(size)} to {folder}{also}.", sys.stderr)
-    if not offer.get("ended"):
+    say(f"{offer.run}: {len(wanted)} files, {format_bytes(size)} to {folder}{also}.", sys.stderr)
+    if not offer.ended:
         note("the run has not ended; fetch again for what comes later")
     if shutil.disk_usage(folder).free < size:
         hint = "Free some, or name another folder: hpcml --host HOST fetch RUN DEST."
@@ -253,10 +256,10 @@ def _take(call: channel.Call, offer: dict[str, Any], options: Namespace) -> dict
     meter = _Meter(size)
     try:
         for index in wanted:
-            receive(folder, offered[index], call.child.out.read1, meter.add)
+            receive(folder, offer.files[index], call.child.out.read1, meter.add)
     finally:
         meter.close()
-    return {"run": offer["run"], "folder": str(folder), "fetched": len(wanted), "bytes": size, "here_already": here}
+    return {"run": offer.run, "folder": str(folder), "fetched": len(wanted), "bytes": size, "here_already": here}
 
 
 def _here(folder: Path, entry: Entry) -> bool:

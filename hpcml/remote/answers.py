@@ -242,13 +242,7 @@ def _checked(facts: dict[str, Any], host: str, forms: Mapping[str, Check], *, pa
 
 
 def of_call(line: str | bytes, host: str) -> CallFacts:
-    """Return what the login node says of a command that it runs for a laptop; its greeting comes with a version.
-
-    Raises
-    ------
-    ConfigError
-        If it is something else.
-    """
+    """Return what the login node says of a command that it runs for a laptop; its greeting comes with a version."""
     facts = _checked(_parsed(line, host), host, _CALL_FACTS, part=True)
     if "hello" in facts and "version" not in facts:
         raise wrong(host, "a greeting without a version")

@@ -17,6 +17,7 @@ from hpcml.errors import (
     ConfigError,
     HpcmlError,
     LinkError,
+    NotFoundError,
 )
 from hpcml.remote import answers
 from hpcml.remote.answers import CallFacts
@@ -214,7 +215,10 @@ class Call:
         if held is None:
             return self._lost(f"The hpcml on {host} ended with status {code} and did not say why")
         if code in (126, 127):
-            return self.connection.no_hpcml(quote)
+            hint = (
+                "Install it there, or say where: login.hpcml in ~/.config/hpcml/config.toml, or --set login.hpcml=PATH."
+            )
+            return NotFoundError(f"There is no hpcml on {host}", place="login.hpcml", hint=hint, quote=quote)
         if code == 255:
             hint = "Close other sessions to it, or ask the site about MaxSessions."
             return LinkError(f"{host} allows no further session on this connection", place=host, hint=hint, quote=quote)

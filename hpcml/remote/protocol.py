@@ -128,14 +128,25 @@ def entries_of(rows: Any, place: str) -> list[Entry]:
     return entries
 
 
-def parts_of(name: str) -> list[str]:
-    """Return the parts of a relative name.
+class Offer(NamedTuple):
+    """What a run has for :command:`hpcml fetch`; ``others`` are links and special files, which are not sent."""
 
-    Raises
-    ------
-    StorageError
-        If it could lead out of the folder.
-    """
+    run: str
+    files: list[Entry]
+    others: int
+    ended: bool
+
+
+def offer_of(line: bytes, host: str) -> Offer:
+    """Return what the other side offers."""
+    facts = answers.of_offer(line, host)
+    return Offer(
+        facts["run"], entries_of(facts["files"], facts["run"]), facts.get("others", 0), facts.get("ended", False)
+    )
+
+
+def parts_of(name: str) -> list[str]:
+    """Return the parts of a relative name."""
     parts = name.split("/")
     try:
         os.fsencode(name)

@@ -69,13 +69,7 @@ def places(control: str = "~/.hpcml/cm") -> Places:
 
 
 def private_folder(path: Path) -> None:
-    """Make a folder of mode 0700, or see that the one there is the user's own and nobody else's to write to.
-
-    Raises
-    ------
-    StorageError
-        If it cannot be made, is a link, belongs to somebody else, or others may write to it or to the one above.
-    """
+    """Make a folder of mode 0700, or see that the one there is the user's own and nobody else's to write to."""
     hint = "Remove it, or choose another with --set login.control=…."
     try:
         with contextlib.suppress(FileExistsError):
@@ -127,13 +121,7 @@ def control_socket(folder: Path, name: str) -> Path:
 
 
 def effective(host: str, file: Path | None = None) -> dict[str, list[str]]:
-    """Return ssh's own view of a host: every setting in force, by its name in small letters.
-
-    Raises
-    ------
-    ConfigError
-        If ssh is missing or refuses the user's configuration.
-    """
+    """Return ssh's own view of a host: every setting in force, by its name in small letters."""
     words = ["ssh", *(["-F", str(file)] if file else []), "-G", "--", host]
     try:
         answer = subprocesses.run(words, ASK)

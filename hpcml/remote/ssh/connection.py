@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpcml import subprocesses
-from hpcml.errors import HpcmlError, LinkError, LoginNeededError, NotFoundError
+from hpcml.errors import HpcmlError, LinkError, LoginNeededError
 from hpcml.remote.ssh import config
 from hpcml.remote.ssh import login as ssh_login
 from hpcml.sites.schema import Login
@@ -194,11 +194,6 @@ class Connection:
         """Return the error for a connection that is lost."""
         quote = tuple(complaint.splitlines()[-3:])
         return LinkError(f"The connection to {self.host} is gone", place=self.host, hint="Try again.", quote=quote)
-
-    def no_hpcml(self, quote: Sequence[str]) -> NotFoundError:
-        """Return the error for a login node where hpcml is not found."""
-        hint = "Install it there, or say where: login.hpcml in ~/.config/hpcml/config.toml, or --set login.hpcml=PATH."
-        return NotFoundError(f"There is no hpcml on {self.host}", place="login.hpcml", hint=hint, quote=tuple(quote))
 
     # -- forwards --------------------------------------------------------------------------------------------------
 

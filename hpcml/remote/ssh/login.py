@@ -11,7 +11,6 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from hpcml import subprocesses
 from hpcml.errors import ConfigError, HostKeyError, HpcmlError, LinkError, LoginNeededError, UsageError
@@ -34,13 +33,7 @@ _NETWORK = (
 
 
 def check_host(host: str, place: str = "--host") -> str:
-    """Return a host's name if ssh can be called with it.
-
-    Raises
-    ------
-    UsageError
-        If it is empty, begins with a dash (an option, to ssh), or holds blanks or control characters.
-    """
+    """Return a host's name if ssh can be called with it."""
     if not host or host.startswith("-") or any(not letter.isprintable() or letter.isspace() for letter in host):
         hint = "Write it as ssh knows it, user@login.example.org, or a site whose profile has login.host."
         raise UsageError(f"{host!r} is not the name of a host", place=place, hint=hint)
@@ -91,41 +84,41 @@ class Budget:
 
     def left(self, now: float) -> int:
         """Return how many more are allowed now."""
-        with self._open() as times:
-            return max(0, self.most - len([moment for moment in times if abs(now - moment) < HOUR]))
+        with self._last_hour(now) as logins:
+            return max(0, self.most - len(logins))
 
     def spend(self, now: float) -> None:
         """Note a login."""
-        with self._open() as times:
-            times[:] = [*(moment for moment in times if abs(now - moment) < HOUR), now]
+        with self._last_hour(now) as logins:
+            logins.append(now)
 
     def refund(self, now: float) -> None:
         """Take back the note of a login that did not get as far as the other side's question who we are."""
-        with self._open() as times, contextlib.suppress(ValueError):
-            times.remove(now)
+        with self._last_hour(now) as logins, contextlib.suppress(ValueError):
+            logins.remove(now)
 
     def free_at(self, now: float) -> float:
         """Return when the next login is allowed."""
-        with self._open() as times:
-            recent = sorted(moment for moment in times if abs(now - moment) < HOUR)
+        with self._last_hour(now) as logins:
+            recent = sorted(logins)
         return now if len(recent) < self.most else recent[-self.most] + HOUR if self.most else now + HOUR
 
     @contextlib.contextmanager
-    def _open(self) -> Iterator[list[float]]:
+    def _last_hour(self, now: float) -> Iterator[list[float]]:
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         with os.fdopen(descriptor, "r+") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            text = file.read()
             try:
-                times = [float(moment) for moment in json.loads(text or "[]")]
+                logins = [float(moment) for moment in json.loads(file.read() or "[]")]
             except (ValueError, TypeError, RecursionError):
-                times = []  # not ours to mend, and the next line writes it anew
-            before = list(times)
-            yield times
-            if times != before:
+                logins = []  # not ours to mend, and the next line writes it anew
+            logins = [moment for moment in logins if abs(now - moment) < HOUR]
+            before = list(logins)
+            yield logins
+            if logins != before:
                 file.seek(0)
                 file.truncate()
-                json.dump(times, file)
+                json.dump(logins, file)
 
 
 def failure(complaint: str, host: str, renew: str = "") -> HpcmlError:
@@ -147,15 +140,10 @@ def failure(complaint: str, host: str, renew: str = "") -> HpcmlError:
     return LinkError(message, place=host, hint=hint, quote=quote[-3:])
 
 
-class Certificate(NamedTuple):
-    """A certificate of the user's: where it is, and when it ends (seconds since 1970; infinite: never)."""
+def certificates(settings: Mapping[str, Sequence[str]]) -> list[float]:
+    """Return when the user's certificates for a host end, in seconds since 1970; infinite: never.
 
-    place: str
-    ends: float
-
-
-def certificates(settings: Mapping[str, Sequence[str]]) -> list[Certificate]:
-    """Return the user's certificates for a host, from its ``CertificateFile`` lines, beside its keys, and in the agent.
+    They are those of its ``CertificateFile`` lines, beside its keys, and in the agent.
 
     Parameters
     ----------
@@ -164,17 +152,17 @@ def certificates(settings: Mapping[str, Sequence[str]]) -> list[Certificate]:
     """
     named = [*settings.get("certificatefile", []), *(f"{path}-cert.pub" for path in settings.get("identityfile", []))]
     paths = {user_path(name) for name in named if name != "none"}
-    listed = []
+    ends: list[float] = []
     for path in sorted(paths):
         if path.is_file():
             answer = subprocesses.run(["ssh-keygen", "-L", "-f", str(path)], ASK)
-            listed += [Certificate(str(path), ends) for ends in validity(answer.out)]
+            ends += validity(answer.out)
     if process_environment().get("SSH_AUTH_SOCK"):
         keys = subprocesses.run(["ssh-add", "-L"], ASK)
         if keys.code == 0 and "-cert-" in keys.out:
             answer = subprocesses.run(["ssh-keygen", "-L", "-f", "-"], ASK, data=keys.out.encode())
-            listed += [Certificate("ssh-agent", ends) for ends in validity(answer.out)]
-    return listed
+            ends += validity(answer.out)
+    return ends
 
 
 def validity(text: str) -> list[float]:
@@ -195,11 +183,11 @@ def clock(moment: float, now: float) -> str:
     return time.strftime("%H:%M" if same else "%Y-%m-%d %H:%M", time.localtime(moment))
 
 
-def warning(certificates: Sequence[Certificate], until: float | None, now: float, renew: str) -> str:
+def warning(certificates: Sequence[float], until: float | None, now: float, renew: str) -> str:
     """Return what the user should know of the certificates' end before relying on the link until then, or nothing."""
     if not certificates:
         return ""
-    ends = max(certificate.ends for certificate in certificates)
+    ends = max(certificates)
     again = f": {renew}" if renew else ""
     if ends <= now:
         return f"your certificate ended {clock(ends, now)}; a new login needs a new one{again}"

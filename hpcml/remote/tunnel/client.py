@@ -312,7 +312,7 @@ class Tunnel:
     def _not_with_an_ended_certificate(self) -> None:
         """Raise where a login is bound to fail: it would count as one, and sites block who fails too often."""
         certificates = login.certificates(self.connection.settings)
-        ends, now = max((certificate.ends for certificate in certificates), default=float("inf")), time.time()
+        ends, now = max(certificates, default=float("inf")), time.time()
         if ends <= now:
             message = f"The link is lost, and your certificate ended at {login.clock(ends, now)}"
             again = self.connection.login.renew or "ask your site how"
