@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -136,6 +137,43 @@ def test_a_tunnel_tries_the_path_of_a_login_shell_too(laptop: Laptop) -> None:
     assert done.returncode == errors.NOT_FOUND, done.stderr
     assert done.stderr.startswith("hpcml: There is no run '$(touch pwned) no'such \\\"run'"), done.stderr
     assert not list(laptop.world.top.rglob("pwned"))
+
+
+def kill_served(laptop: Laptop, questions: int) -> None:
+    """Kill the login node's hpcml of a tunnel, once it has asked Slurm something."""
+    deadline = time.monotonic() + 60
+    while len(laptop.world.calls("squeue")) <= questions:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            ours = f"HOME={laptop.far}\0".encode() in path.read_bytes()
+            if ours and b"--serve-laptop" in path.with_name("cmdline").read_bytes():
+                os.kill(int(path.parent.name), signal.SIGKILL)
+
+
+def test_a_tunnel_s_link_is_lost_and_its_hpcml_killed(laptop: Laptop) -> None:
+    """A lost link is made again by one new login; an hpcml there that dies while the link stands is an error."""
+    laptop.run("submit", "job.py")
+    questions = len(laptop.world.calls("squeue"))
+    words = [str(laptop.world.command), "tunnel", "--host", "cluster", "last"]
+    tunnel = subprocess.Popen(words, env=laptop.world.environment, cwd=laptop.world.project, stdin=subprocess.DEVNULL,
+                              stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True)  # fmt: skip
+    assert tunnel.stderr is not None
+    try:
+        assert "is PENDING: " in tunnel.stderr.readline()
+        (control,) = Path(laptop.world.environment["HPCML_LOGIN__CONTROL"]).iterdir()
+        control.unlink()
+        kill_served(laptop, questions)
+        assert tunnel.stderr.readline() == "The link to cluster is lost; trying again on the same port.\n"
+        assert tunnel.stderr.readline() == "The link is back.\n"
+        kill_served(laptop, len(laptop.world.calls("squeue")))
+        _, said = tunnel.communicate(timeout=60)
+    finally:
+        tunnel.kill()
+    assert tunnel.returncode == errors.UNREACHABLE, said
+    assert "and did not say why" in said
+    assert len([words for words in laptop.calls() if "-fNT" in words]) == 2
 
 
 def test_a_tunnel_finds_no_hpcml_there(laptop: Laptop) -> None:

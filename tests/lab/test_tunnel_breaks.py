@@ -123,7 +123,7 @@ def test_a_socket_that_is_missing(outside: Outside, dying: tuple[str, Path, Tunn
         assert missing.ended() == errors.UNAVAILABLE, missing.said
         assert outside.service(directory, "web")["socket"] in missing.said
     nothing = outside.tunnel(run, "--service", "nosuch")
-    nothing.heard("is running")
+    nothing.heard("is RUNNING")
 
 
 def test_a_pending_run_is_waited_for_without_a_login(outside: Outside, dashboard: tuple[str, Path]) -> None:
