@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 from collections.abc import Mapping
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
+from hpcml import files
 from hpcml.paths import LIBRARY
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -62,6 +65,28 @@ class _Travelling(SourceFileLoader):
 def node_archive() -> bytes:
     """Return the modules that run on the nodes as an archive that Python imports from, with their compiled forms.
 
+    It is kept beside the package's compiled modules, where this user may write, until a module changes.
+    """
+    import zlib
+
+    names = node_side()
+    states = [(name, state.st_mtime_ns, state.st_size) for name in names if (state := (_PACKAGE.parent / name).stat())]
+    folder, prefix = _PACKAGE / "__pycache__", f"lib.{sys.implementation.cache_tag}."
+    kept = folder / f"{prefix}{zlib.crc32(repr(states).encode()):08x}.zip"
+    with contextlib.suppress(OSError):
+        return kept.read_bytes()
+    archive = _archive(names)
+    if not sys.dont_write_bytecode:
+        with contextlib.suppress(OSError):
+            for old in folder.glob(f"{prefix}*.zip"):
+                old.unlink()
+            files.write(kept, archive, 0o644)
+    return archive
+
+
+def _archive(names: list[str]) -> bytes:
+    """Make the archive.
+
     Python compiles nothing that it finds in an archive for the next process: without compiled forms every role would
     compile every module. They hold for this interpreter's version; another one takes the sources. What they name as
     their file is in no folder, so that a traceback shows the lines that travelled. Nothing is packed: that takes ten
@@ -74,12 +99,12 @@ def node_archive() -> bytes:
 
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as members:
-        for file in node_side():
-            loader = _Travelling(file, f"{LIBRARY}/{file}")
-            source = loader.get_data(file)
+        for name in names:
+            loader = _Travelling(name, f"{LIBRARY}/{name}")
+            source = loader.get_data(name)
             unchecked = MAGIC_NUMBER + b"\1\0\0\0" + source_hash(source)
-            members.writestr(zipfile.ZipInfo(file), source)
-            members.writestr(zipfile.ZipInfo(f"{file}c"), unchecked + marshal.dumps(loader.get_code(file)))
+            members.writestr(zipfile.ZipInfo(name), source)
+            members.writestr(zipfile.ZipInfo(f"{name}c"), unchecked + marshal.dumps(loader.get_code(name)))
     return archive.getvalue()
 
 

@@ -4,7 +4,7 @@ hpcml is the one installed beside the interpreter that ``--python`` names; it sh
 ``sbatch`` is the tests' (tests/cli/fakes), which accepts at once. All contenders take turns in every round, and a ratio is
 that of two figures of one round. Processor time is counted beside the time on the clock, which other processes lengthen.
 
-`submit` makes about 170 small files: what a new file costs differs between file systems, and in a crowded /tmp it is most.
+`submit` makes some 20 files: what a new file costs differs between file systems, and in a crowded /tmp it is much.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import stat
@@ -107,7 +108,7 @@ def test_the_library_is_one_file_with_what_runs_on_the_nodes(tmp_path: Path) -> 
 
 IN_ARCHIVE = """
 import sys, traceback
-import hpcml.node.events
+import hpcml.node.settings
 from hpcml import units
 print(units.__loader__.get_code("hpcml.units").co_filename, units.__file__)
 try:
@@ -132,6 +133,29 @@ def test_python_takes_the_compiled_modules_of_the_archive_and_shows_their_lines(
         done = subprocess.run([sys.executable, "-P", "-c", IN_ARCHIVE], capture_output=True, text=True, check=False,
                               cwd=tmp_path, env={"PYTHONPATH": str(path)})  # fmt: skip
         assert done.stdout.splitlines() == [f"{file} {path}/hpcml/{suffix}", "True True"], done.stderr
+
+
+def test_the_archive_is_kept_until_a_module_changes(tmp_path: Path) -> None:
+    package = tmp_path / "hpcml"
+    shutil.copytree(Path(directories.__file__).parent.parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    script = "import sys; from hpcml import assets; sys.stdout.buffer.write(assets.node_archive())"
+    command = [sys.executable, "-P", "-c", script]
+
+    def made() -> bytes:
+        return subprocess.run(command, capture_output=True, check=True, env={"PYTHONPATH": str(tmp_path)}).stdout
+
+    first = made()
+    (kept,) = package.glob("__pycache__/lib.*.zip")
+    assert kept.read_bytes() == first
+    kept.write_bytes(b"kept")
+    assert made() == b"kept"
+    with (package / "units.py").open("a") as file:
+        file.write("# changed\n")
+    changed = made()
+    with zipfile.ZipFile(io.BytesIO(changed)) as members:
+        assert members.read("hpcml/units.py").endswith(b"# changed\n")
+    (kept,) = package.glob("__pycache__/lib.*.zip")
+    assert kept.read_bytes() == changed
 
 
 def test_runs_are_found(tmp_path: Path) -> None:
