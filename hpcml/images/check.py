@@ -60,7 +60,7 @@ def of_the_definition(facts: ImageFacts) -> Iterator[Finding]:
             words, hint = "spython is not installed: not looked at", "pip install 'hpcml[image]'"
         except (Exception, SystemExit) as error:  # noqa: BLE001 - it raises whatever its code stumbles over
             # Apptainer built from it all the same: this is spython's trouble and no reason against the image.
-            words = f"spython cannot read the definition: {error or type(error).__name__}"
+            words = f"spython cannot read the definition: {str(error) or type(error).__name__}"
             hint = "Compare it with a definition that ships with hpcml (hpcml image --help names them)."
     if words:
         yield Finding("definition", NOTE, words, hint)
@@ -75,14 +75,13 @@ def of_the_definition(facts: ImageFacts) -> Iterator[Finding]:
 
 
 def _of_the_last_stage(stage: Any, bases: list[str], facts: ImageFacts) -> Iterator[Finding]:
-    pairs = (line.split(None, 1) for line in stage.labels if isinstance(line, str) and line.startswith(PREFIX))
+    pairs = (line.split(None, 1) for line in stage.labels if isinstance(line, str))
     stated = {pair[0]: pair[1].strip().strip('"') for pair in pairs if len(pair) == 2 and "{{" not in pair[1]}
-    different = [name for name, value in stated.items() if facts.labels.get(name, value) != value]
+    own = ((name, value) for name, value in stated.items() if name.startswith(PREFIX))
+    different = min((name for name, value in own if facts.labels.get(name, value) != value), default="")
     moving = [base for base in bases if not re.search(r"[:@][^/]+$", base) or base.endswith(":latest")]
     if different:
-        words = (
-            f"it says {min(different)} {stated[min(different)]}, the image's label is {facts.labels[min(different)]}"
-        )
+        words = f"it says {different} {stated[different]}, the image's label is {facts.labels[different]}"
         yield Finding("definition", BAD, words, "The image was changed after it was built: build it anew.")
     if moving:
         words = f"it starts from {moving[0]}, which is another image every month"
