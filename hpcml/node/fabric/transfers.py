@@ -84,15 +84,8 @@ class Transfers:
         return seconds
 
     def facts(self) -> dict[str, Any]:
-        """Return what this worker's UCX may use, what it wired, and the variables that steer it."""
-        facts: dict[str, Any] = {
-            "gpu": self.device,
-            "transports": [],
-            "log": {},
-            "version": "",
-            "memory_resource": "",
-            "environment": node_counters.settings(os.environ),
-        }
+        """Return what this worker's UCX may use, what it wired, and the variables that steer it (`WorkerFacts`)."""
+        facts: dict[str, Any] = {"gpu": self.device, "environment": node_counters.settings(os.environ)}
         ucxx = sys.modules.get("ucxx")  # imported by Dask's UCX backend, if that is in use
         if ucxx is not None:
             facts["transports"] = sorted(ucxx.get_active_transports())
