@@ -29,8 +29,8 @@ def run(options: Namespace) -> int:
     before = run_status.status(run)
     if before.over:
         message, did = f"{run.id} has ended already: {before.message}.", False
-    elif job := schedulers.job_of(run.submission):
-        cancelled = schedulers.get(schedulers.name_in(run.submission)).cancel(job)
+    elif run.submission and run.submission.key:
+        cancelled = schedulers.get(run.submission.scheduler).cancel(run.submission.key)
         did = bool(cancelled)
         message = f"{run.id} is being cancelled ({cancelled})." if did else f"{run.id} has just ended."
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpcml.cli import common, submit
 from hpcml.errors import NotFoundError, StorageError, UsageError
@@ -40,7 +40,8 @@ def _show(options: Namespace) -> int:
     if not attempts:
         hint = "CPU runs over TLS check nothing; hpcml fabric --nodes N measures."
         raise NotFoundError("The run has measured no interconnect", place=run.id, hint=hint)
-    facts = directories.read_json(attempts[-1]) or {}
+    table = directories.read_json(attempts[-1])
+    facts: Any = table.facts if table else {}
     if options.json:
         common.print_json(facts)
         return 0

@@ -63,10 +63,13 @@ def _rows(paths: list[Path]) -> list[run_status.Status]:
     open_runs = {
         run.id: run.submission
         for run in runs
-        if isinstance(run, directories.Run) and run.job and (run.may_start_again or not run.paths.status.exists())
+        if isinstance(run, directories.Run)
+        and run.submission
+        and run.job
+        and (run.may_start_again or not run.paths.status.exists())
     }
     try:
-        states = dict(zip(open_runs, schedulers.states(list(open_runs.values())), strict=True))
+        states = schedulers.states(open_runs)
     except SlurmUnreachableError as error:
         say_lines(f"hpcml: {error}", sys.stderr)
         silent = error.message

@@ -176,14 +176,15 @@ def _check(prepared: submission.Prepared, options: Namespace) -> int:
 
 
 def _announce(run: directories.Run, *, as_json: bool) -> None:
+    assert run.submission is not None
     if as_json:
-        common.print_json({"run": run.id, "directory": str(run.paths.directory), **run.submission})
+        common.print_json({"run": run.id, "directory": str(run.paths.directory), **run.submission.as_json()})
         return
     job = f" job {run.job}" if run.job else ""
     say(f"  run        {run.id}{job}  {run.paths.directory}", sys.stderr)
-    if run.submission.get("found_again"):
+    if run.submission.found_again:
         say("  submission Slurm's answer was lost; the job was found again by its comment", sys.stderr)
-    for text in run.submission.get("notes", ()):
+    for text in run.submission.notes:
         note(str(text))
 
 

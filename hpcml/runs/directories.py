@@ -11,22 +11,24 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hpcml import assets, files
 from hpcml.errors import NotFoundError, StorageError
 from hpcml.paths import RESERVE_COUNT, RESERVE_SIZE, RunPaths
+from hpcml.runs.tables import Table, complete
+from hpcml.schedulers import Submission
 from hpcml.sites import layers
 
 _ID = re.compile(r"(?P<name>[A-Za-z0-9._-]+)-(?P<time>\d{8}-\d{6}-[0-9a-f]{4})")
 
 
 class Run(NamedTuple):
-    """A run on disk: its id, its files and what submission.json says of how it was handed over."""
+    """A run on disk: its id, its files and what submission.json says of how it was handed over, None before that."""
 
     id: str
     paths: RunPaths
-    submission: dict[str, Any]
+    submission: Submission | None
 
     @property
     def name(self) -> str:
@@ -36,12 +38,12 @@ class Run(NamedTuple):
     @property
     def job(self) -> str:
         """Slurm's job id, empty on the local site and before the submission."""
-        return str(self.submission.get("job", ""))
+        return self.submission.job if self.submission else ""
 
     @property
     def may_start_again(self) -> bool:
         """Whether Slurm may put its job back into the queue: the profile asks for ``--requeue``."""
-        return bool(self.job and self.submission.get("requeue"))
+        return bool(self.submission and self.submission.job and self.submission.requeue)
 
 
 def _name_of(run_id: str) -> str:
@@ -208,10 +210,17 @@ def load(directory: Path) -> Run:
         hint = "Runs of others are not looked at: what their files say would be done in your name."
         raise StorageError("The folder is not yours, or is none", place=str(directory), hint=hint)
     paths = RunPaths(directory)
-    return Run(directory.name, paths, read_json(paths.submission) or {})
+    table = read_json(paths.submission)
+    if not table or not table.facts:
+        return Run(directory.name, paths, None)
+    with complete(directory):
+        submission = table.record(Submission, ("exit_status",) if "error" in table.facts else ())
+    if submission.pid and "scheduler" not in table.facts:
+        submission = submission._replace(scheduler="local")
+    return Run(directory.name, paths, submission)
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
+def read_json(path: Path) -> Table | None:
     """Return a JSON file of a run, None if it is not there.
 
     Raises
@@ -229,7 +238,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
             raise StorageError(f"The file is not valid JSON: {error}", place=str(path), hint=hint) from error
     if not isinstance(facts, dict):
         raise StorageError("The file is not a JSON table", place=str(path), hint=hint)
-    return facts
+    return Table(facts)
 
 
 def ids(folder: Path) -> list[str]:

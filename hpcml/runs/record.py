@@ -2,39 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from hpcml import files
-from hpcml.errors import ANSWER_LOST, StorageError
 from hpcml.paths import RunPaths
 from hpcml.runs import directories
-
-T = TypeVar("T")
+from hpcml.runs.tables import Table, complete
 
 
 class Planned(NamedTuple):
     """What a run was to be; ``workers`` in all, ``time_limit`` in seconds, 0 without one."""
 
+    scheduler: str = "local"
     site: str = ""
     image: str = ""
     service: str = ""
     workers: int = 0
     time_limit: int = 0
-
-
-class Refusal(NamedTuple):
-    """Why a run was not submitted; ``lost``: it is not known whether it was."""
-
-    message: str
-    exit_status: int
-    lost: bool
-    hint: str = ""
-    quote: tuple[str, ...] = ()
 
 
 class Event(NamedTuple):
@@ -60,84 +47,29 @@ class Outcome(NamedTuple):
 
 
 class RunRecord(NamedTuple):
-    """All that a run's own files tell of it.
-
-    ``job`` is Slurm's number, empty without one; ``bash_env`` is the file that bash reads before the batch script.
-    ``outcome`` is None while the run has not ended, or has begun again.
-    """
+    """What a run's files tell beside its submission; ``outcome`` is None until it has ended, or has begun again."""
 
     planned: Planned
-    job: str
-    refusal: Refusal | None
-    bash_env: str
     events: tuple[Event, ...]
     outcome: Outcome | None
-
-
-class Table:
-    """A table of a file that may have been changed: a value is of the kind asked for, or the file is damaged."""
-
-    def __init__(self, facts: object) -> None:
-        if not isinstance(facts, dict):
-            raise TypeError("not a table")
-        self.facts: dict[str, object] = facts
-
-    def get(self, key: str, kind: type[T], default: T | None = None) -> T:
-        """Return a value; without a default it has to be there.
-
-        Raises
-        ------
-        KeyError, TypeError
-            If it is missing or of another kind.
-        """
-        value = self.facts[key] if default is None else self.facts.get(key, default)
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise TypeError(f"{key} is of another kind")
-        return value
-
-    def texts(self, key: str) -> tuple[str, ...]:
-        """Return a list of texts, empty if there is none; TypeError if it is of another kind."""
-        values = self.get(key, list, [])
-        if not all(isinstance(value, str) for value in values):
-            raise TypeError(f"{key} is of another kind")
-        return tuple(values)
-
-    def number(self, key: str) -> float:
-        """Return a number; KeyError or TypeError if it is none."""
-        value = self.facts[key]
-        return float(value) if isinstance(value, float) else self.get(key, int)
-
-
-@contextlib.contextmanager
-def complete(directory: Path) -> Iterator[None]:
-    """Turn what a damaged file of a run lacks, or has of another kind, into a StorageError that names the run."""
-    try:
-        yield
-    except (KeyError, TypeError, ValueError) as error:
-        hint = "It was changed or cut short; the logs of the run may tell more."
-        message = f"The run's record is not complete ({type(error).__name__}: {error})"
-        raise StorageError(message, place=str(directory), hint=hint) from error
 
 
 def load(run: directories.Run) -> RunRecord:
     """Return what a run's files tell; StorageError if one of them cannot be read, or lacks something."""
     with complete(run.paths.directory):
-        submission = Table(dict(run.submission))
-        submission.get("pid", int, 0)
-        job, shell = submission.get("job", str, ""), submission.get("bash_env", str, "")
-        refusal = _refusal(submission)
         happened, end = events(run), outcome(run)
         if end and _began_again(happened, end.attempt):
             end = None
-        return RunRecord(planned(run), job, refusal, shell, tuple(happened), end)
+        return RunRecord(planned(run), tuple(happened), end)
 
 
 def planned(run: directories.Run) -> Planned:
     """Return what the run was to be, from plan.json; StorageError if it is damaged."""
     with complete(run.paths.directory):
-        plan = Table(directories.read_json(run.paths.plan) or {})
+        plan = directories.read_json(run.paths.plan) or Table({})
         inside = Table(plan.get("inside", dict, {}))
         return Planned(
+            plan.get("scheduler", str, "local"),
             plan.get("site", str, ""),
             inside.get("image", str, ""),
             inside.get("service", str, ""),
@@ -148,10 +80,9 @@ def planned(run: directories.Run) -> Planned:
 
 def outcome(run: directories.Run) -> Outcome | None:
     """Return what status.json says, None if it is not there; StorageError if it is damaged."""
-    if (facts := directories.read_json(run.paths.status)) is None:
+    if (table := directories.read_json(run.paths.status)) is None:
         return None
     with complete(run.paths.directory):
-        table = Table(facts)
         return Outcome(
             table.get("over", bool),
             table.get("state", str),
@@ -162,14 +93,6 @@ def outcome(run: directories.Run) -> Outcome | None:
             table.get("hint", str),
             table.texts("quote"),
         )
-
-
-def _refusal(submission: Table) -> Refusal | None:
-    if "error" not in submission.facts:
-        return None
-    exit_status = submission.get("exit_status", int)
-    message, hint = submission.get("error", str), submission.get("hint", str, "")
-    return Refusal(message, exit_status, exit_status == ANSWER_LOST, hint, submission.texts("quote"))
 
 
 def events(run: directories.Run) -> list[Event]:
@@ -232,4 +155,4 @@ def jupyter_node(paths: RunPaths) -> str:
     """Return the node on which the newest attempt's JupyterLab answers, empty while none does."""
     facts = directories.read_json(paths.attempt(newest_attempt(paths) or 0).service_of("jupyter"))
     with complete(paths.directory):
-        return Table(facts).get("node", str) if facts else ""
+        return facts.get("node", str) if facts else ""

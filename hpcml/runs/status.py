@@ -10,6 +10,7 @@ from typing import NamedTuple
 from hpcml import exit_causes, files, schedulers
 from hpcml.errors import (
     ALLOCATION_LOST,
+    ANSWER_LOST,
     CANCELLED,
     IMAGE,
     PREEMPTED,
@@ -21,7 +22,8 @@ from hpcml.errors import (
 )
 from hpcml.runs import directories
 from hpcml.runs import record as records
-from hpcml.runs.record import Event, RunRecord, Table
+from hpcml.runs.record import Event, RunRecord
+from hpcml.runs.tables import Table, complete
 from hpcml.schedulers import JobState
 
 LOOK = 0.15  # seconds between looks at a run's files
@@ -126,10 +128,14 @@ def status(run: directories.Run, known: JobState | None = None, *, ask: bool = T
     StorageError
         If the run's record lacks something, or cannot be read.
     """
-    with records.complete(run.paths.directory):
+    with complete(run.paths.directory):
         record = records.load(run)
         own = _from_files(run, record)
-    if not record.refusal and (own.phase != "ended" or run.may_start_again) and (ask or known is not None):
+    if (
+        not (run.submission and run.submission.error)
+        and (own.phase != "ended" or run.may_start_again)
+        and (ask or known is not None)
+    ):
         own = _ask_owner(own, run, record, known)
     if own.phase in ("starting", "running", "ending") and (room := directories.full(run.paths.directory)):
         hint = f"{room[0].upper()}{room[1:]}: what the script and the logs write now is lost."
@@ -148,16 +154,16 @@ def _from_files(run: directories.Run, record: RunRecord) -> Status:
     new = Status(
         run.id,
         planned.site,
-        job=record.job,
+        job=run.job,
         in_image=bool(planned.image),
         service=planned.service,
         expected=planned.workers,
         directory=str(run.paths.directory),
     )
-    if refusal := record.refusal:
+    if (refusal := run.submission) and refusal.error:
         return new._replace(
-            phase="unknown" if refusal.lost else "refused",
-            message=refusal.message,
+            phase="unknown" if refusal.exit_status == ANSWER_LOST else "refused",
+            message=refusal.error,
             exit_status=refusal.exit_status,
             hint=refusal.hint,
             quote=refusal.quote,
@@ -251,7 +257,7 @@ def _ask_owner(own: Status, run: directories.Run, record: RunRecord, known: JobS
         hint = f"If it was accepted, its comment is hpcml:{run.id} (squeue --me -o '%i %k')."
         return own._replace(phase="unknown", message="the submission's answer was not recorded", hint=hint)
     try:
-        with records.complete(run.paths.directory):
+        with complete(run.paths.directory):
             job = schedulers.state(run.submission) if known is None else schedulers.readable(known)
     except SlurmUnreachableError as error:
         own = own._replace(silent=error.message)
@@ -291,38 +297,36 @@ def _ended_without_word(own: Status, run: directories.Run, record: RunRecord, jo
     if own.exit_status is not None:
         return own._replace(phase="ended")  # the end was written, the teardown was cut short
     if job.state in _SLURM_ENDS:
-        return _lost(own, run, record, *_SLURM_ENDS[job.state])
+        return _lost(own, run, *_SLURM_ENDS[job.state])
     if driver := records.driver_exit(run.paths):
         return _step_ended(own, run, record, *driver)
     if not own.times and (log := files.tail(run.paths.job_log)) and log[-1].startswith("hpcml: "):
         message = log[-1].removeprefix("hpcml: ").rstrip(".")  # the batch script's own word
-        return _lost(own, run, record, STORAGE if message.startswith(_REPLACED) else START_FAILED, message)
+        return _lost(own, run, STORAGE if message.startswith(_REPLACED) else START_FAILED, message)
     forgotten = "Slurm knows no such job any more" if job == schedulers.UNKNOWN else f"Slurm: {job.state}"
     message = job.reason or f"the job ended without a word ({forgotten})"
-    return _lost(own, run, record, ALLOCATION_LOST, message)
+    return _lost(own, run, ALLOCATION_LOST, message)
 
 
 def _step_ended(own: Status, run: directories.Run, record: RunRecord, node: str, exit_status: int) -> Status:
     """The driver's step has ended without the supervisor's word: it never started, or it was killed."""
     if "allocated" in own.times:  # what its log says is the script's
         message = f"the driver's step {exit_causes.of_role(exit_status, ()).what} and left no word"
-        return _lost(own, run, record, exit_status, message)
+        return _lost(own, run, exit_status, message)
     log = files.tail(run.paths.driver_log)
     if image := record.planned.image:
         full_log = files.tail(run.paths.driver_log, 200) or files.tail(run.paths.job_log, 200)
         why = exit_causes.not_entered("\n".join(full_log), str(exit_status))
-        current = _lost(own, run, record, IMAGE, f"{node}: {why.what}")
+        current = _lost(own, run, IMAGE, f"{node}: {why.what}")
         hint = why.hint.replace("IMAGE", image)
     else:
         ended = exit_causes.of_role(exit_status, log)
-        current = _lost(own, run, record, START_FAILED, f"the driver's step could not start: it {ended.what}")
+        current = _lost(own, run, START_FAILED, f"the driver's step could not start: it {ended.what}")
         hint = ended.hint or current.hint
     return current._replace(hint=hint, quote=log or current.quote)
 
 
-def _lost(
-    own: Status, run: directories.Run, record: RunRecord, exit_status: int, message: str, state: str = "FAILED"
-) -> Status:
+def _lost(own: Status, run: directories.Run, exit_status: int, message: str, state: str = "FAILED") -> Status:
     quote = files.tail(run.paths.job_log)
     hint = f"The job's own log: {run.paths.job_log}."
     if room := directories.full(run.paths.directory):
@@ -330,9 +334,9 @@ def _lost(
         hint = "Free some space, or keep runs elsewhere (--set paths.runs=…); then submit again."
     elif not own.times and not quote:
         hint = "Is paths.runs on a file system that all nodes share? The job left nothing there."
-        if record.bash_env:
+        if bash_env := run.submission.bash_env if run.submission else "":
             hint = (
-                f"BASH_ENV was set: bash reads {record.bash_env} before the batch script. Does it call exit, or fail? "
+                f"BASH_ENV was set: bash reads {bash_env} before the batch script. Does it call exit, or fail? "
                 f"Otherwise: {hint[0].lower()}{hint[1:]}"
             )
     end = own._replace(phase="ended", message=message, exit_status=exit_status, ended_as=state, by="scheduler")
@@ -373,7 +377,7 @@ def follow(
         if began and distance < FIRST_ASK_AFTER_START:  # its own events tell now
             distance = FIRST_ASK_AFTER_START
             ask_at = now + distance
-        if run.job and now >= ask_at:
+        if run.submission and run.job and now >= ask_at:
             try:
                 state = schedulers.state(run.submission)
                 heard = now

@@ -12,7 +12,8 @@ from hpcml import __version__, assets, files, schedulers
 from hpcml.errors import ANSWER_LOST, HpcmlError, ImageError, UsageError
 from hpcml.paths import RunPaths
 from hpcml.plan.plan import Plan, RunLocation, plan
-from hpcml.runs import directories, snapshot
+from hpcml.runs import directories, record, snapshot
+from hpcml.schedulers import Submission
 from hpcml.schedulers.request import JobSpec, check_script, job_name
 from hpcml.sites import layers
 from hpcml.sites.lookup import LoadedSite, config_folders, why_ignored
@@ -110,20 +111,21 @@ def submit(prepared: Prepared) -> directories.Run:
     made = prepared.plan
     notes = _write(prepared, check_image(prepared))
     paths = RunPaths(Path(made.directory))
-    record: dict[str, object] = {"site": made.site, "time": round(time.time(), 3), "scheduler": made.scheduler}
-    if made.may_start_again:
-        record["requeue"] = True
-    if notes:
-        record["notes"] = notes
-    if bash_env := layers.process_environment().get("BASH_ENV"):
-        record["bash_env"] = bash_env  # bash reads it before the batch script, and it may end bash
+    begun = round(time.time(), 3)
+
+    def write(answer: Submission) -> directories.Run:
+        bash_env = layers.process_environment().get("BASH_ENV", "")  # it may end bash before the batch script
+        facts = answer._replace(site=made.site, time=begun, scheduler=made.scheduler, requeue=made.may_start_again)
+        facts = facts._replace(notes=tuple(notes), bash_env=bash_env)
+        directories.write_json(paths.submission, facts.as_json())
+        return directories.Run(made.run_id, paths, facts)
+
     try:
-        record |= schedulers.get(made.scheduler).submit(prepared.loaded.site, paths)
+        return write(schedulers.get(made.scheduler).submit(prepared.loaded.site, paths))
     except HpcmlError as error:
-        directories.write_json(paths.submission, {**record, **error.as_json()})
+        refusal = Submission(error=error.message, place=error.place, hint=error.hint, exit_status=error.exit_status)
+        write(refusal._replace(quote=error.quote))
         raise
-    directories.write_json(paths.submission, record)
-    return directories.Run(made.run_id, paths, record)
 
 
 def check_image(prepared: Prepared) -> dict[str, object]:
@@ -190,13 +192,16 @@ def adopt(run: directories.Run) -> directories.Run:
     SlurmUnreachableError
         If Slurm does not answer, so that nothing new is known.
     """
-    lost = run.submission.get("exit_status") == ANSWER_LOST
-    if run.submission and not lost:
+    old = run.submission
+    if old and old.exit_status != ANSWER_LOST:
         return run
-    scheduler = schedulers.name_in(run.submission or directories.read_json(run.paths.plan) or {})
-    found = schedulers.get(scheduler).find(run.id)
-    if found is None:
+    scheduler = old.scheduler if old else record.planned(run).scheduler
+    answer = schedulers.get(scheduler).find(run.id)
+    if answer is None:
         return run
-    kept = {key: value for key, value in run.submission.items() if key in ("site", "time", "notes", "requeue")}
-    directories.write_json(run.paths.submission, {**kept, "scheduler": scheduler, **found})
-    return directories.load(run.paths.directory)
+    known = old or Submission()
+    answer = answer._replace(
+        scheduler=scheduler, site=known.site, time=known.time, notes=known.notes, requeue=known.requeue
+    )
+    directories.write_json(run.paths.submission, answer.as_json())
+    return run._replace(submission=answer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from hpcml.errors import SlurmUnreachableError, StorageError
 from hpcml.paths import RunPaths
@@ -95,10 +95,45 @@ UNKNOWN = JobState("UNKNOWN")
 UNREADABLE = "UNREADABLE"
 
 
+class Submission(NamedTuple):
+    """How a run was handed over, as submission.json keeps it; fields that say nothing are empty.
+
+    A scheduler fills in what names the job: ``job`` and ``cluster``, or ``pid`` and ``started`` of a process here, and
+    ``found_again`` where its answer was lost. A refusal has ``error`` and the facts behind it. ``requeue``: the job may
+    start again. ``bash_env`` is the file that bash reads before the batch script.
+    """
+
+    site: str = ""
+    time: float = 0.0
+    scheduler: str = "slurm"
+    requeue: bool = False
+    notes: tuple[str, ...] = ()
+    bash_env: str = ""
+    job: str = ""
+    cluster: str = ""
+    found_again: bool = False
+    pid: int = 0
+    started: str = ""
+    error: str = ""
+    place: str = ""
+    hint: str = ""
+    exit_status: int = 0
+    quote: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """What names the run to its scheduler: a job id, or a process and its start; empty if it has no job."""
+        return f"{self.pid} {self.started}" if self.pid else self.job
+
+    def as_json(self) -> dict[str, object]:
+        """Return what it says as a JSON-ready mapping."""
+        return {name: value for name, value in self._asdict().items() if value}
+
+
 class Scheduler(Protocol):
     """What hpcml asks of a scheduler; a module with these functions is one. docs/schedulers.md says what each must do.
 
-    ``job`` is what :func:`job_of` reads from the record that ``submit`` or ``find`` returned. ``ONE_MACHINE``: runs
+    ``job`` is the key of what ``submit`` or ``find`` returned. ``ONE_MACHINE``: runs
     are on the machine that they are submitted from, and no ssh leads to their nodes. ``submit``, ``find``, ``states``,
     ``cancel`` and ``check`` raise SlurmUnreachableError if nobody answers and nothing was done, SiteError for a
     no, and ``submit`` an HpcmlError of status ANSWER_LOST if it is not known whether the job exists.
@@ -109,10 +144,10 @@ class Scheduler(Protocol):
     def lay_out(self, site: Site, request: JobRequest) -> JobLayout:
         """Return the scheduler's part of the batch script: pure, and refusing what the site cannot give."""
 
-    def submit(self, site: Site, run: RunPaths) -> dict[str, object]:
+    def submit(self, site: Site, run: RunPaths) -> Submission:
         """Hand over the run's batch script; return what submission.json keeps of the answer."""
 
-    def find(self, run_id: str) -> dict[str, object] | None:
+    def find(self, run_id: str) -> Submission | None:
         """Return what ``submit`` would have, of a run whose answer was lost; None if there is no such job."""
 
     def states(self, jobs: Sequence[str]) -> dict[str, JobState]:
@@ -145,26 +180,9 @@ def get(name: str) -> Scheduler:
     return modules[name]
 
 
-def name_in(record: Mapping[str, Any]) -> str:
-    """Return the scheduler's name in a plan.json or submission.json; old ones say only whether it is Slurm."""
-    old = "slurm" if (record.get("slurm") or record.get("job")) and "pid" not in record else "local"
-    return str(record.get("scheduler") or old)
-
-
-def job_of(submission: Mapping[str, Any]) -> str:
-    """Return what names the run to its scheduler: a job id, or a process and its start; empty if it has no job.
-
-    A record that was changed is a KeyError, TypeError or ValueError.
-    """
-    if "pid" in submission:
-        return f"{int(submission['pid'])} {submission['started']}"
-    return str(submission.get("job") or "")
-
-
-def state(submission: Mapping[str, Any]) -> JobState:
+def state(submission: Submission) -> JobState:
     """Return the state of one run's job; raise SlurmUnreachableError if its scheduler gives no readable answer."""
-    job = job_of(submission)
-    return readable(get(name_in(submission)).states([job])[job])
+    return readable(get(submission.scheduler).states([submission.key])[submission.key])
 
 
 def readable(state: JobState) -> JobState:
@@ -175,16 +193,12 @@ def readable(state: JobState) -> JobState:
     return state
 
 
-def states(submissions: Sequence[Mapping[str, Any]]) -> list[JobState]:
-    """Return the states of runs' jobs, with one question to each scheduler; UNREADABLE where a record names no job."""
-    job_states = [JobState(UNREADABLE, "The run's record does not name its job")] * len(submissions)
-    asked: dict[str, dict[int, str]] = {}
-    for index, submission in enumerate(submissions):
-        with contextlib.suppress(KeyError, TypeError, ValueError):  # a record that was changed
-            asked.setdefault(name_in(submission), {})[index] = job_of(submission)
-    for name, jobs in asked.items():
-        with contextlib.suppress(StorageError):  # of a scheduler that is not known
+def states(submissions: Mapping[str, Submission]) -> dict[str, JobState]:
+    """Return the states of runs' jobs by run, with one question to each scheduler."""
+    job_states = dict.fromkeys(submissions, JobState(UNREADABLE, "The run's record does not name its job"))
+    for name in {submission.scheduler for submission in submissions.values()}:
+        jobs = {run: submission.key for run, submission in submissions.items() if submission.scheduler == name}
+        with contextlib.suppress(StorageError):
             answers = get(name).states(list(jobs.values()))
-            for index, job in jobs.items():
-                job_states[index] = answers[job]
+            job_states |= {run: answers[job] for run, job in jobs.items()}
     return job_states

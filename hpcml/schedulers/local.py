@@ -9,7 +9,7 @@ from pathlib import Path
 from hpcml import subprocesses
 from hpcml.errors import NotFoundError, SiteError, UsageError
 from hpcml.paths import RunPaths
-from hpcml.schedulers import JobLayout, JobRequest, JobState, slurm
+from hpcml.schedulers import JobLayout, JobRequest, JobState, Submission, slurm
 from hpcml.sites.schema import Site
 
 ONE_MACHINE = True
@@ -29,13 +29,13 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
     return JobLayout(prologue=prologue, one_machine=ONE_MACHINE, reasons=(reason,) if count > 1 else ())
 
 
-def submit(site: Site, run: RunPaths) -> dict[str, object]:
+def submit(site: Site, run: RunPaths) -> Submission:
     """Start the batch script in the background."""
     try:
         pid = subprocesses.start_in_background(["bash", str(run.script)], run.job_log, environment=clean_environment())
     except subprocesses.CommandMissingError as error:
         raise NotFoundError(f"The run cannot be started: {error}", place="PATH", hint="Put bash on PATH.") from error
-    return {"pid": pid, "started": subprocesses.start_time(pid)}
+    return Submission(pid=pid, started=subprocesses.start_time(pid))
 
 
 def find(run_id: str) -> None:

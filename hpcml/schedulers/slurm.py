@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hpcml.errors import ANSWER_LOST, HpcmlError, SiteError, SlurmUnreachableError
 from hpcml.paths import RunPaths
-from hpcml.schedulers import ACTIVE, ENDED, PENDING, UNKNOWN, UNREADABLE, JobState, slurm_options
+from hpcml.schedulers import ACTIVE, ENDED, PENDING, UNKNOWN, UNREADABLE, JobState, Submission, slurm_options
 from hpcml.sites.layers import process_environment
 from hpcml.sites.schema import Site
 from hpcml.subprocesses import Answer, CommandMissingError, run
@@ -163,7 +163,7 @@ class AnswerLostError(HpcmlError):
     """Whether the job was accepted is not known."""
 
 
-def submit(site: Site, run: RunPaths) -> dict[str, object]:
+def submit(site: Site, run: RunPaths) -> Submission:
     """Submit a run's batch script, and look for the job if the answer is lost."""
     timeout, run_id = float(site.slurm.timeout), run.directory.name
     try:
@@ -174,10 +174,10 @@ def submit(site: Site, run: RunPaths) -> dict[str, object]:
         message = "It is not known whether Slurm took the job"
         hint = f"It was not sent twice. When Slurm answers again: hpcml status {run_id}."
         raise HpcmlError(message, place="sbatch", hint=hint, exit_status=ANSWER_LOST, quote=lost.quote) from lost
-    return {"job": job, "cluster": cluster}
+    return Submission(job=job, cluster=cluster)
 
 
-def _look_again(run_id: str, seconds: float) -> dict[str, object] | None:
+def _look_again(run_id: str, seconds: float) -> Submission | None:
     """Look for the job of a run a few times within a deadline; None if it is not there.
 
     A request whose answer was lost may still be on its way, so one look that finds nothing proves nothing.
@@ -249,7 +249,7 @@ def check(script: Path) -> str:
     return _last(answer)
 
 
-def find(run_id: str, timeout: float = TIMEOUT) -> dict[str, object] | None:
+def find(run_id: str, timeout: float = TIMEOUT) -> Submission | None:
     """Return the record of a run's job, which carries the run's id as its comment; None if there is none.
 
     squeue knows waiting, running and recently ended jobs; sacct is asked as well where there is accounting.
@@ -261,7 +261,7 @@ def find(run_id: str, timeout: float = TIMEOUT) -> dict[str, object] | None:
     job = _job_of_run(_rows(answer), run_id) or _job_of_run(
         _accounting(["--format=JobID,Comment", "--starttime=now-2days"], timeout), run_id
     )
-    return {"job": job, "cluster": "", "found_again": True} if job else None
+    return Submission(job=job, found_again=True) if job else None
 
 
 def _job_of_run(rows: list[list[str]], run_id: str) -> str:

@@ -111,7 +111,7 @@ def test_a_banner_around_the_job_id_is_overlooked(world: World, out: str) -> Non
     record = json.loads((world.directory() / "submission.json").read_text())
     assert code == 0
     assert record["job"] == "12"
-    assert record["cluster"] == ("cluster" if ";" in out else "")
+    assert record.get("cluster", "") == ("cluster" if ";" in out else "")
 
 
 @pytest.mark.parametrize("answer", [{"out": "", "code": 0}, {"out": "who knows\n"}, {"err": LOST, "code": 1, "out": ""},

@@ -86,9 +86,9 @@ def test_an_answer_that_cannot_be_read_is_no_end(answers: Path, said: str) -> No
     found = slurm.states(["12"])["12"]
     assert (found.state, found.ended) == ("UNREADABLE", False)
     with pytest.raises(SlurmUnreachableError, match="cannot be read"):
-        schedulers.state({"job": "12"})
+        schedulers.state(schedulers.Submission(job="12"))
     say(answers, "sacct", "12|FAILED|3:0|Unknown|n4\n")
-    assert schedulers.state({"job": "12"}).state == "FAILED"
+    assert schedulers.state(schedulers.Submission(job="12")).state == "FAILED"
 
 
 def test_what_follows_the_state_may_be_anything(answers: Path) -> None:
@@ -111,7 +111,7 @@ def test_the_tasks_of_an_array_and_the_parts_of_a_job(answers: Path) -> None:
 def test_accounting_that_lags_behind_is_not_believed(answers: Path) -> None:
     say(answers, "squeue", err=INVALID, code=1)
     say(answers, "sacct", "12|RUNNING|0:0|2026-11-22T08:00:00|n1\n")
-    assert schedulers.state({"job": "12"}) == schedulers.UNKNOWN
+    assert schedulers.state(schedulers.Submission(job="12")) == schedulers.UNKNOWN
 
 
 @pytest.mark.parametrize("said", ["", "7\n8\n", "Submitted\n", "12 13\n"])
@@ -145,10 +145,10 @@ def test_a_squeue_that_fails_is_no_answer(answers: Path) -> None:
 
 def test_a_job_is_found_by_its_comment_alone(answers: Path) -> None:
     say(answers, "squeue", "11|hpcml:x-20261121-074500-1a2\n12|hpcml:x-20261121-074500-1a2b\n13|(null)\n")
-    assert slurm.find("x-20261121-074500-1a2b") == {"job": "12", "cluster": "", "found_again": True}
+    assert slurm.find("x-20261121-074500-1a2b") == schedulers.Submission(job="12", found_again=True)
     assert slurm.find("x") is None
     say(answers, "sacct", "9|hpcml:y\n")
-    assert slurm.find("y") == {"job": "9", "cluster": "", "found_again": True}
+    assert slurm.find("y") == schedulers.Submission(job="9", found_again=True)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def test_a_warning_is_said_once_and_kept(tmp_path: Path) -> None:
     assert paths.job_log.read_text() == "hpcml: warning: n2 works with less memory\n"
     Outcome(0, "driver", "script", "the script ended").write(context, state.warnings)  # type: ignore[arg-type]
     assert json.loads(paths.status.read_text())["warnings"] == ["n2 works with less memory"]
-    found = status.status(directories.Run("a", paths, {}), ask=False)
+    found = status.status(directories.Run("a", paths, None), ask=False)
     assert found.warnings == ("n2 works with less memory",)
     events.write("allocated", nodes=["n1"], job="7", node="n1")  # Slurm has started the job again
-    assert status.status(directories.Run("a", paths, {}), ask=False).warnings == ()
+    assert status.status(directories.Run("a", paths, None), ask=False).warnings == ()

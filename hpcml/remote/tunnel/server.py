@@ -45,7 +45,7 @@ def services(run: directories.Run) -> dict[str, Service]:
     folder = attempt.service_of("any").parent
     with directories.storage(folder):
         names = sorted(path.stem for path in folder.glob("[!.]*.json"))
-    records = {name: record for name in names if (record := directories.read_json(attempt.service_of(name)))}
+    records = {name: table.facts for name in names if (table := directories.read_json(attempt.service_of(name)))}
     for name, record in records.items():
         token = record.get("token_file")
         if token and Path(str(token)).resolve().parent != attempt.secret.resolve():
@@ -132,7 +132,7 @@ def _starts_again(run: directories.Run, status: run_status.Status, say: Callable
     again = False
     began = len(run_record.events(run))
     until = time.monotonic() + COMPLETING
-    while run.job and status.phase == "ended":
+    while run.submission and run.job and status.phase == "ended":
         state = schedulers.state(run.submission)
         if not state.pending and not (state.active and (again or time.monotonic() < until)):
             return False
@@ -298,7 +298,7 @@ def relay(run: directories.Run, target: Service, folder: str) -> None:
     config = run.paths.attempt(run_record.newest_attempt(run.paths) or 0).secret / Path(folder).name / "config"
     if not config.is_file():
         raise StorageError("There is no such relay", place=folder, hint="Start the tunnel again.")
-    scheduler = schedulers.get(schedulers.name_in(run.submission))
+    scheduler = schedulers.get(run.submission.scheduler if run.submission else "slurm")
     step = ["/bin/sh", "-c", _STEP, "sh", target.socket, str(config)]
     words = [*scheduler.step_on(run.job, target.node, "hpcml-tunnel"), *step]
     try:
