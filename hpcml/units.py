@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Self
 
 # Nine digits at most: beyond that no number is meant, and Python refuses to convert some thousands.
@@ -100,37 +101,34 @@ def parse_memory(text: str) -> int:
     return int(float(match[1]) * 1024 ** _MEMORY_EXPONENT[match[2].upper()])
 
 
-class Seconds(float):
-    """A duration in seconds that keeps the words it was written in; without words it is none (0)."""
+class _Written:
+    """A number that keeps the words it was written in; without words it is none (0)."""
 
     text: str
+    parse: Callable[[str], float]
 
-    def __new__(cls, text: str | None = None) -> Self:  # noqa: D102
-        value = super().__new__(cls, 0.0 if text is None else parse_seconds(text))
+    def __new__(cls, text: str | None = None) -> Self:
+        value = super().__new__(cls, 0 if text is None else cls.parse(text))  # type: ignore[call-arg]
         value.text = text or ""
         return value
 
 
-class TimeLimit(int):
-    """A time limit in seconds that keeps the words it was written in; without words it is none (0)."""
+class Seconds(_Written, float):
+    """A duration in seconds."""
 
-    text: str
-
-    def __new__(cls, text: str | None = None) -> Self:  # noqa: D102
-        value = super().__new__(cls, 0 if text is None else parse_time_limit(text))
-        value.text = text or ""
-        return value
+    parse = staticmethod(parse_seconds)
 
 
-class Memory(int):
-    """A size in bytes that keeps the words it was written in; without words it is none (0)."""
+class TimeLimit(_Written, int):
+    """A time limit in seconds."""
 
-    text: str
+    parse = staticmethod(parse_time_limit)
 
-    def __new__(cls, text: str | None = None) -> Self:  # noqa: D102
-        value = super().__new__(cls, 0 if text is None else parse_memory(text))
-        value.text = text or ""
-        return value
+
+class Memory(_Written, int):
+    """A size in bytes."""
+
+    parse = staticmethod(parse_memory)
 
 
 def in_mib(size: int) -> str:
