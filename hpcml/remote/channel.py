@@ -82,7 +82,7 @@ class Call:
         self.nonce = secrets.token_hex(8)
         self.facts: CallFacts = {}
         self.news = threading.Event()  # set with each fact, and at the end
-        self.errors = ""
+        self._kept = ""
         self.wrong: ConfigError | None = None
         self.held: bytes | None = b""  # what was said before the greeting, which may be a shell's
         self._demux = StreamDemux(self.nonce, connection.host)
@@ -93,10 +93,15 @@ class Call:
         """The exit status of ssh, None while it runs."""
         return self.child.code
 
+    @property
+    def errors(self) -> str:
+        """What it said that nobody was shown, and what ssh or a shell said before it began."""
+        return (self.held or b"").decode(errors="replace") + self._kept
+
     # -- what it says ------------------------------------------------------------------------------------------------
 
     def _keep(self, data: bytes) -> None:
-        self.errors = (self.errors + data.decode(errors="replace"))[-MOST_KEPT:]
+        self._kept = (self._kept + data.decode(errors="replace"))[-MOST_KEPT:]
 
     def _hear(self, data: bytes) -> bool:
         """Take in a piece of standard error; return whether the other side does not keep to the form."""
