@@ -93,7 +93,9 @@ def main(arguments: list[str] | None = None) -> int:
             say(f"make_data: {folder} exists and was not made by this program. Give --out another.", sys.stderr)
             return 2
         with (
-            contextlib.closing(hpcml.connect()) if "DASK_SCHEDULER_ADDRESS" in os.environ else contextlib.nullcontext()
+            contextlib.closing(hpcml.connect(backend="auto"))
+            if "DASK_SCHEDULER_ADDRESS" in os.environ
+            else contextlib.nullcontext()
         ):
             write_genotypes(options, folder)
         return 0
@@ -103,7 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
     if folder.exists() and not (folder / "truth.json").exists():
         say(f"make_data: {folder} exists and was not made by this program. Give --out another.", sys.stderr)
         return 2
-    client = hpcml.connect() if "DASK_SCHEDULER_ADDRESS" in os.environ else None
+    client = hpcml.connect(backend="auto") if "DASK_SCHEDULER_ADDRESS" in os.environ else None
     size = datasets.write(
         folder, drawn, rows=options.rows, partitions=options.partitions, form=options.format, seed=options.seed,
         client=client,

@@ -1,6 +1,7 @@
 """Which libraries do the work: cuDF, CuPy and cuML on GPUs, pandas, NumPy, dask-ml and scikit-learn on CPUs.
 
-The run decides (it sets Dask's ``array.backend`` and ``dataframe.backend``); a job asks here and nowhere else.
+``hpcml.connect(backend="auto")`` decides by the run's workers (it sets Dask's ``array.backend`` and
+``dataframe.backend``); a job asks here and nowhere else.
 """
 
 from __future__ import annotations

@@ -257,7 +257,7 @@ def run(
             check()
         options.out.mkdir(parents=True, exist_ok=True)
         (options.out / "result.json").unlink(missing_ok=True)  # an earlier run must not speak for this one
-        with hpcml.connect() as client:
+        with hpcml.connect(backend="auto") as client:
             job = Job(name, options, client)
             with telling_spilled(job):
                 work(job)

@@ -193,11 +193,3 @@ def ucx_settings(gpu: Gpu | None, *, worker: bool) -> dict[str, Any]:
     if not worker:
         settings["distributed-ucxx.rmm.pool-size"] = "1GiB"
     return settings
-
-
-def dask_backends(gpu: Gpu | None) -> dict[str, Any]:
-    """Return the settings that make dask.array and dask.dataframe create CuPy and cuDF collections, where installed."""
-    if gpu is None:
-        return {}
-    wanted = {"array.backend": "cupy", "dataframe.backend": "cudf"}
-    return {key: value for key, value in wanted.items() if _installed(value)}

@@ -70,13 +70,13 @@ class BringUp:
     def _environment(self) -> dict[str, str]:
         """Return the script's environment, in which a plain ``Client()`` is let into the cluster."""
         state, settings = self.state, self.settings
-        chosen = tls.as_variables(gpus.dask_backends(settings.gpu))
+        chosen: dict[str, str] = {}
         if state.protocol == "ucx":
-            chosen |= tls.as_variables(gpus.ucx_settings(settings.gpu, worker=False))
+            chosen = tls.as_variables(gpus.ucx_settings(settings.gpu, worker=False))
             chosen |= ucx_environment(single_node=settings.single_node)
         own = tls.client_environment(self.context.attempt, state.address, state.protocol)
         own |= tls.as_variables({"temporary-directory": self._dask_folder()})
-        return {**chosen, **os.environ, **own}  # a backend that the user chose stays
+        return {**chosen, **os.environ, **own}  # what the user chose of UCX stays
 
     def _dask_folder(self) -> str:
         """Make the folder for what the script has Dask start: in Dask's own place in /tmp anybody may put modules."""

@@ -114,7 +114,6 @@ def run(context: Context, slot: int, scratch: Path, share: Share, *, replaces: b
     folder.mkdir(mode=0o700, exist_ok=True)
     os.environ.update(transfers.log_environment(folder))
     device = gpus.take(settings.gpu, slot) if settings.gpu else ""
-    dask.config.set(gpus.dask_backends(settings.gpu))
     dask.config.set({"temporary-directory": str(folder)})  # for what tasks have Dask start: nothing of others' is there
     expected = _expected_protocol(context)
     if expected == "ucx":

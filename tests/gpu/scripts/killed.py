@@ -160,7 +160,7 @@ class Killer:
 
 
 def main() -> None:
-    client = hpcml.connect()
+    client = hpcml.connect(backend="auto")
     killer = Killer(client)
     folder = Path(sys.argv[1])
     names = sorted(killer.workers())
