@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,7 +66,7 @@ class Run:
 run = Run()
 
 
-def connect(**options: Any) -> Client:
+def connect(*, backend: str = "", **options: Any) -> Client:
     """Return a ``distributed.Client`` that is right for where the script runs.
 
     In a run it is connected to the run's cluster, all of whose workers are there already. Elsewhere a cluster of
@@ -75,14 +76,21 @@ def connect(**options: Any) -> Client:
 
     Parameters
     ----------
+    backend
+        What ``dask.array`` and ``dask.dataframe`` create in this process and in tasks: ``gpu`` for CuPy and cuDF,
+        ``cpu`` for NumPy and pandas, ``auto`` for what suits the workers, unless Dask's own ``DASK_ARRAY__BACKEND``
+        or ``DASK_DATAFRAME__BACKEND`` is set. Without it Dask's settings stay as they are: those of CPUs.
     options
-        Passed to ``distributed.Client`` in a run, to ``distributed.LocalCluster`` elsewhere.
+        Of ``distributed.Client`` and of ``distributed.LocalCluster``, in a run and elsewhere. A run has the workers
+        that it was submitted with: options for a cluster are named on stderr there, and do nothing.
 
     Raises
     ------
     RuntimeError
         If Dask's ``distributed`` is not installed in this environment, or if, outside a run, others could replace
         what lies in the folder for temporary files.
+    ValueError
+        If ``backend`` is another word, or ``gpu`` where the workers have no GPU.
     OSError
         If the run's scheduler does not answer (``distributed``'s own time-out).
     """
@@ -97,8 +105,16 @@ def connect(**options: Any) -> Client:
 
         chosen = dask.config.get("distributed.client.preload", [])
         dask.config.set({"distributed.client.preload": [name for name in chosen if name != preload.__name__]})
+    named = inspect.signature(Client).parameters
+    of_cluster = {name: value for name, value in options.items() if name not in named or name in ("kwargs", "security")}
+    of_client = {name: value for name, value in options.items() if name not in of_cluster}
     if dask.config.get("scheduler-address", None):  # the batch script's variable, or a worker's own setting in a task
-        return Client(**options)
+        from hpcml.node.script import run_cluster
+
+        return run_cluster.connect(of_client, of_cluster, backend)
+    if backend not in ("", "auto", "cpu"):
+        raise ValueError(f"hpcml.connect(backend={backend!r}): outside a run the workers have no GPU: auto or cpu")
     from hpcml.node.roles.local_cluster import ClosedCluster
 
-    return Client(ClosedCluster(**options))
+    of_both = {name: options[name] for name in ("asynchronous", "loop") if name in options}
+    return Client(ClosedCluster(**of_both, **of_cluster), **of_client)

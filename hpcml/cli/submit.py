@@ -51,6 +51,7 @@ FLAGS = {
     "--wait": "wait, pass on the script's output and exit with its status (on a terminal: the default)",
     "--detach": "do not wait (elsewhere: the default)",
     "--json": "print facts as JSON",
+    "--own-clusters": "let the script open Dask clusters of its own beside the run's",
 }
 
 
@@ -150,6 +151,8 @@ def make_spec(options: Namespace, script: list[str]) -> JobSpec:
     given = {name: value for name in JobSpec._fields if (value := getattr(options, name, None)) is not None}
     for name, value in given.items():
         option = f"--{name.replace('_', '-')}"
+        if name == "own_clusters":
+            continue
         if name in _COUNTS:
             given[name] = common.whole(value, option)
         elif not value.strip():

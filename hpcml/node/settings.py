@@ -42,7 +42,8 @@ class Settings(NamedTuple):
     script and its tasks. ``protocol`` is auto, tls or ucx; ``fabric`` is what the interconnect must prove: none (not
     asked), warn or rdma. ``image`` is what the roles run in, empty without one. ``one_machine``: all nodes of the run
     are this machine, and hpcml itself keeps the time limit. ``launched``: a program started the steps (srun) and ends
-    their tasks when it is told to; else a step is a process group.
+    their tasks when it is told to; else a step is a process group. ``own_clusters``: a Dask cluster that the script
+    opens is one beside the run's. ``code_of`` is the folder whose copy the script runs in, empty if none.
     """
 
     one_machine: bool
@@ -79,6 +80,8 @@ class Settings(NamedTuple):
     image: str = ""
     service: str = ""
     idle: float = 0.0
+    own_clusters: bool = False
+    code_of: str = ""
 
     @property
     def single_node(self) -> bool:

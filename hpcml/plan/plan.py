@@ -271,4 +271,6 @@ def _inside(site: Site, request: JobRequest, layout: JobLayout, umask: int) -> S
         image=spec.image,
         service=spec.service,
         idle=spec.idle,
+        own_clusters=spec.own_clusters,
+        code_of="" if in_place or spec.staged or spec.service else str(spec.script.parent),
     )

@@ -16,6 +16,8 @@ import zmq
 from ipykernel import iostream, kernelapp
 from zmq.eventloop.zmqstream import ZMQStream
 
+from hpcml.node.script import replacements
+
 _FOR_THE_SERVER = ("JUPYTER_NO_CONFIG", "JUPYTER_RUNTIME_DIR")
 
 
@@ -49,6 +51,7 @@ def main() -> None:
     for name in _FOR_THE_SERVER:  # what a cell or its children do with Jupyter is their own affair
         os.environ.pop(name, None)
     sys.path.insert(0, "")  # modules beside the notebook, which -P kept away while the kernel itself was imported
+    replacements.install()  # what a cell opens as a cluster is the run's
     kernelapp.IOPubThread = PrivateIOPubThread
     umask = os.umask(0o077)  # for its sockets
     kernel = kernelapp.IPKernelApp.instance()

@@ -36,7 +36,16 @@ class ClosedNanny(Guarded, Nanny):  # type: ignore[misc]
         super().__init__(*arguments, worker_class=PrivateWorker, **options)
 
 
-class ClosedCluster(LocalCluster):  # type: ignore[misc]
+class NoHttpPort:
+    """What makes the scheduler of a LocalCluster, or of a class derived from it, open no HTTP port."""
+
+    async def _start(self) -> Any:
+        self.scheduler_spec["cls"] = ClosedScheduler  # type: ignore[attr-defined] # the constructor takes no class for it
+        self.scheduler_spec["options"]["dashboard"] = False  # type: ignore[attr-defined]
+        return await super()._start()  # type: ignore[misc]
+
+
+class ClosedCluster(NoHttpPort, LocalCluster):  # type: ignore[misc]
     """Dask's LocalCluster with mutual TLS on loopback, nothing else that listens, and a folder of its own.
 
     Dask's folder in ``/tmp`` has a fixed name, may be anybody's, and comes first on ``sys.path``. This one is made anew
@@ -61,11 +70,6 @@ class ClosedCluster(LocalCluster):  # type: ignore[misc]
         except BaseException:
             folder.remove()
             raise
-
-    async def _start(self) -> Any:
-        self.scheduler_spec["cls"] = ClosedScheduler  # LocalCluster's constructor takes no class for it
-        self.scheduler_spec["options"]["dashboard"] = False
-        return await super()._start()
 
     async def _close(self) -> None:
         await super()._close()

@@ -18,6 +18,9 @@ _SERVICES = {  # -P: not with the user's folder as modules
     "fabric": ("-P", "-m", "hpcml.node.fabric"),
 }
 
+# The working directory is no place for hpcml itself. No -P: processes that the script starts would inherit it.
+_START = "import sys; sys.path[:] = filter(None, sys.path); from hpcml.node.script.launcher import main; main()"
+
 _SUPERVISOR = ("HPCML_BATCH", "HPCML_STEPS")  # what the batch script tells the supervisor alone
 
 
@@ -28,9 +31,10 @@ class Script:
         """Start it; an OSError if its folder is not there, or the interpreter cannot be started."""
         settings = context.settings
         self.context = context
-        what = _SERVICES[settings.service] if settings.service else (settings.script,)
+        what = _SERVICES[settings.service] if settings.service else ("-c", _START, settings.script)
         command = [sys.executable, "-u", *what, *settings.arguments]
         environment = {name: value for name, value in environment.items() if name not in _SUPERVISOR}
+        environment |= {"HPCML_CODE_OF": settings.code_of} if settings.code_of else {}
         jupyter = settings.service == "jupyter"
         if not jupyter:  # which takes up both itself, when its own files are made
             script_environment.restore(environment)

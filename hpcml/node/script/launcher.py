@@ -1,0 +1,75 @@
+"""Run the user's script as plain Python does, with the run's cluster behind the classes that open one.
+
+``python -c START SCRIPT ARGUMENTS``. Only what Python itself has
+loaded before a script is imported here: a file named as a module of the standard library may lie beside the script.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from traceback import TracebackException
+    from types import TracebackType
+
+
+_CODE_OF = os.environ.pop("HPCML_CODE_OF", "")  # the folder whose copy the script is in
+
+
+def main() -> None:
+    """Become the script that the command line names: ``__main__``, ``sys.argv`` and ``sys.path`` are the script's."""
+    from hpcml.node.script import replacements
+
+    del sys.argv[0]  # the -c
+    path = sys.argv[0]
+    folder = os.path.dirname(os.path.realpath(path))  # noqa: PTH120 - pathlib is not loaded before a script
+    sys.excepthook = print_error
+    if any(os.path.exists(f"{folder}/{name}") for name in ("hpcml", "hpcml.py")):
+        print("hpcml: a module hpcml beside the script hides hpcml's own: the script gets no hpcml.connect(), and what"
+              " it opens as a cluster is its own; another name for it ends that.", file=sys.stderr)  # fmt: skip
+        for name in [name for name in sys.modules if name.partition(".")[0] == "hpcml"]:
+            del sys.modules[name]
+    else:
+        replacements.install()
+    if not os.environ.get("PYTHONSAFEPATH"):
+        sys.path.insert(0, folder)
+    with open(path, "rb") as file:
+        source = file.read()
+    namespace = vars(sys.modules["__main__"])
+    kept = {
+        "__builtins__": namespace["__builtins__"],
+        "__loader__": importlib.machinery.SourceFileLoader("__main__", path),
+    }
+    namespace.clear()
+    namespace.update(kept, __name__="__main__", __file__=path, __doc__=None, __package__=None, __spec__=None)
+    namespace.update(__cached__=None, __annotations__={})
+    exec(compile(source, path, "exec", dont_inherit=True), namespace)  # noqa: S102 - it is what was submitted
+
+
+def print_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print an uncaught exception as Python does, without hpcml's frames, and with the names of the original files."""
+    import traceback
+
+    while trace and (trace.tb_frame.f_globals is globals() or trace.tb_frame.f_code.co_filename == "<string>"):
+        trace = trace.tb_next
+    described = traceback.TracebackException(kind, error, trace, compact=True)
+    if _CODE_OF:
+        _name_originals(described, f"{os.environ['HPCML_RUN_DIR']}/code/", f"{_CODE_OF}/")
+    print("".join(described.format()), file=sys.stderr, end="")
+
+
+def _name_originals(described: TracebackException | None, copy: str, original: str) -> None:
+    """Replace the folder of the run's copy in the file names of an exception and of its causes."""
+    if described is None:
+        return
+    for frame in described.stack:
+        if frame.filename.startswith(copy):
+            _ = frame.line  # read from the copy, which is what ran: the original may be another by now
+            frame.filename = original + frame.filename[len(copy) :]
+    if (getattr(described, "filename", None) or "").startswith(copy):  # of a SyntaxError
+        described.filename = original + described.filename[len(copy) :]
+    for other in (described.__cause__, described.__context__, *(getattr(described, "exceptions", None) or ())):
+        _name_originals(other, copy, original)

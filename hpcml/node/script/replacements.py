@@ -1,0 +1,97 @@
+"""Which classes and functions open the run's cluster in the script's process, and when they are put in place.
+
+Scripts open a Dask cluster in a dozen ways. In a run the cluster is there: :func:`install` waits for the modules that
+define those ways, and replaces them as each is imported. Nothing is imported before the script does it.
+"""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+# By package, what stands in place of each name: a class as RunCluster, a function, or Client with the run's address.
+NAMES = {
+    "distributed": {"Client": "client", "LocalCluster": "cluster", "SSHCluster": "cluster"},
+    "dask_cuda": {"LocalCUDACluster": "cluster"},
+    "dask_jobqueue": dict.fromkeys(
+        ("HTCondorCluster", "LSFCluster", "MoabCluster", "OARCluster", "PBSCluster", "SGECluster", "SLURMCluster",
+         "SLURMRunner"), "cluster"),
+    "dask_mpi": {"initialize": "initialize", "execute": "execute", "send_close_signal": "nothing"},
+}  # fmt: skip
+# Packages that do nothing else: a script may import them where they are not installed.
+_ABSENT = ("dask_jobqueue", "dask_jobqueue.slurm", "dask_mpi")
+
+
+def install() -> None:
+    """Have the names replaced in what this process imports from now on."""
+    sys.meta_path.insert(0, _Watch())
+    sys.meta_path.append(_Absent())
+
+
+class _Watch:
+    """Finds nothing itself: it has a module's own loader followed by the replacement of names in the module."""
+
+    def __init__(self) -> None:
+        self.searching = False
+
+    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
+        """Return the module's own spec, with a loader that replaces names after it, None for all other modules."""
+        if name not in NAMES or self.searching:
+            return None
+        from importlib.util import find_spec
+
+        self.searching = True
+        try:
+            spec = find_spec(name)
+        finally:
+            self.searching = False
+        if spec and spec.loader:
+            run = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                run(module)
+                _replace(name)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _replace(package: str) -> None:
+    """Replace the names in all modules of a package, which has just been imported whole."""
+    from hpcml.node.script import run_cluster
+
+    modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == package]
+    for name, kind in NAMES[package].items():
+        originals = [vars(module)[name] for module in modules if name in vars(module)]
+        replaced = run_cluster.replacement(kind, originals[0]) if originals else None
+        for module in modules:
+            if name in vars(module):
+                setattr(module, name, replaced)
+
+
+class _Absent:
+    """Makes the packages that only open clusters, where nobody else finds them."""
+
+    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
+        """Return a spec of an empty package with the names that open the run's cluster."""
+        if name not in _ABSENT:
+            return None
+        from importlib.machinery import ModuleSpec
+
+        return ModuleSpec(name, self, is_package=True)  # type: ignore[arg-type]
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Let Python make the module."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Fill it."""
+        import distributed  # noqa: F401 - replaced itself before run_cluster is imported
+
+        from hpcml.node.script import run_cluster
+
+        for name, kind in NAMES[module.__name__.partition(".")[0]].items():
+            setattr(module, name, run_cluster.replacement(kind, type(name, (), {})))

@@ -1,0 +1,368 @@
+"""The run's cluster in the place of one that a script opens: its workers are there, and are what the plan says.
+
+What was asked for and what the run gives is said once for each line of the script, on stderr.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import json
+import os
+import re
+import socket
+import sys
+import types
+from collections.abc import Callable, Generator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import dask.config
+from distributed import Client, LocalCluster, Security, WorkerPlugin
+from distributed.core import ConnectionPool, Status
+from distributed.deploy.cluster import Cluster
+
+from hpcml.node.settings import load
+
+_OPENING = {
+    "hpcml",
+    "distributed",
+    "dask",
+    "dask_cuda",
+    "dask_jobqueue",
+    "dask_mpi",
+    "tornado",
+    "asyncio",
+    "contextlib",
+}
+_ANSWER_WITHIN = 3.0  # seconds for an address of the script's own to accept a connection
+_LONGEST = 60  # characters of the arguments in a note
+
+_noted: set[tuple[str, str, int]] = set()
+
+
+def replacement(kind: str, original: Any) -> Any:
+    """Return what stands for a class or function that opens a cluster; itself, where that is so already."""
+    if getattr(original, "of_hpcml", False):
+        return original
+    if kind == "client":
+        return adopt(original)
+    if own_clusters():
+        return own(original) if isinstance(original, type) and issubclass(original, LocalCluster) else original
+    if kind == "cluster":
+        return type(original.__name__, (RunCluster,), {"__doc__": original.__doc__, "__module__": original.__module__})
+    return {"initialize": _initialize, "execute": _execute, "nothing": _nothing}[kind]
+
+
+def own_clusters() -> bool:
+    """Whether the script opens clusters of its own, as ``--own-clusters`` asks."""
+    return load().settings.own_clusters
+
+
+def address() -> str:
+    """Return the address of the run's scheduler: the supervisor's word to the script, or a worker's own setting."""
+    return os.environ.get("DASK_SCHEDULER_ADDRESS") or str(dask.config.get("scheduler-address"))
+
+
+class RunCluster(Cluster):  # type: ignore[misc]
+    """Dask's interface of a cluster onto the run's own.
+
+    It takes what any cluster's constructor takes. Its size is the plan's: ``scale`` and ``adapt`` change nothing, and
+    ``wait_for_workers`` waits for those that the run has. ``close`` ends this object and not the run.
+    """
+
+    of_hpcml = True
+    _supports_scaling = False
+
+    def __init__(
+        self, *arguments: Any, asynchronous: bool = False, loop: Any = None, of_client: Any = None, **options: Any
+    ) -> None:
+        """Open a connection to the run's scheduler; or, for ``client.cluster``, use that of a client."""
+        super().__init__(asynchronous=asynchronous, loop=loop, quiet=True, name="hpcml")
+        self.asked = options.get("n_workers") or 0
+        self.security = Security()
+        self._info: Mapping[str, Any] = {"workers": {}}
+        self._pool: ConnectionPool | None = None
+        if of_client is None:
+            self._pool = ConnectionPool(limit=4, connection_args=self.security.get_connection_args("client"))
+            self._loop_runner.start()
+        self.scheduler_comm = (self._pool or of_client.rpc)(address())
+        self.status = Status.running
+        if self._pool:
+            if not self.asynchronous:
+                self.sync(self._open)
+            _note_run(_call(type(self).__name__, arguments, options))
+
+    def __del__(self) -> None:
+        """Close the connection of an object that nobody closed (Dask's own warning would ask the scheduler)."""
+        if pool := getattr(self, "_pool", None):
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self.loop.add_callback(pool.close)
+
+    def __await__(self) -> Generator[Any, None, RunCluster]:
+        return self._open().__await__()
+
+    async def _open(self) -> RunCluster:
+        if self._pool and self._pool.status == Status.init:
+            await self._pool.start()
+            self._info = await self.scheduler_comm.identity(n_workers=-1)
+        return self
+
+    @property
+    def scheduler_info(self) -> Mapping[str, Any]:
+        """What the scheduler says of itself and its workers: now, or in asynchronous code when it was last asked."""
+        if self.status == Status.running and not self.asynchronous:
+            self._info = self.sync(self.scheduler_comm.identity, n_workers=-1)
+        return self._info
+
+    @scheduler_info.setter
+    def scheduler_info(self, value: Mapping[str, Any]) -> None:
+        self._info = value
+
+    @property
+    def workers(self) -> Mapping[str, Any]:
+        """The run's workers by address."""
+        workers: Mapping[str, Any] = self.scheduler_info["workers"]
+        return workers
+
+    @property
+    def worker_spec(self) -> Mapping[str, Any]:
+        """The run's workers, as SpecCluster has them."""
+        return self.workers
+
+    @property
+    def n_workers(self) -> int:
+        """How many workers the run was planned with (dask-jobqueue's SLURMRunner has this)."""
+        return load().settings.worker_count
+
+    @property
+    def scheduler(self) -> types.SimpleNamespace:
+        """The scheduler's address, as LocalCluster's scheduler has it: the scheduler is in another process."""
+        return types.SimpleNamespace(address=self.scheduler_address)
+
+    def scale(self, n: int = 0, jobs: int = 0, **options: Any) -> None:
+        """Change nothing: a run has the workers that it was submitted with."""
+        self.asked = max(self.asked, n, jobs)
+        _note_run(_call("scale", (n,) if n else (), options | ({"jobs": jobs} if jobs else {})))
+
+    def adapt(self, *_: Any, **options: Any) -> Any:
+        """Change nothing, and return what can be stopped."""
+        wanted = [options.get(name) or 0 for name in ("minimum", "minimum_jobs")]
+        self.asked = max(self.asked, *wanted)
+        _note_run(_call("adapt", (), options))
+        return types.SimpleNamespace(stop=_nothing, periodic_callback=None, **_bounds(options))
+
+    def job_script(self) -> str:
+        """Return the batch script of the run, as dask-jobqueue's clusters return theirs."""
+        return Path(os.environ["HPCML_RUN_DIR"], "job.sh").read_text()
+
+    async def _wait_for_workers(self, n_workers: int = 0, timeout: float | None = None) -> None:  # noqa: ASYNC109
+        await super()._wait_for_workers(
+            min(n_workers, self.n_workers) if n_workers <= self.asked else n_workers, timeout
+        )
+
+    async def _close(self) -> None:
+        if self.status != Status.closed:
+            self.status = Status.closed
+            if self._pool:
+                await self._pool.close()
+
+    def close(self, timeout: float | None = None) -> Any:
+        """Let go of the run's cluster, which goes on until the script ends."""
+        closing = super().close(timeout=timeout)
+        if self._pool and not self.asynchronous:
+            self._loop_runner.stop()
+        return closing
+
+
+def _cluster_of(client: Any, asked: int) -> RunCluster:
+    return RunCluster(asynchronous=client.asynchronous, loop=client.loop, of_client=client, n_workers=asked)
+
+
+def _bounds(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: options.get(name, value) for name, value in (("minimum", 0), ("maximum", float("inf")))}
+
+
+@functools.cache
+def own(original: type) -> type:
+    """Return a LocalCluster class that opens its own cluster beside the run's, with no port for others, and says so."""
+    from hpcml.node.roles.dask_worker import PrivateWorker
+    from hpcml.node.roles.local_cluster import ClosedCluster, NoHttpPort
+
+    of_cpus = original is LocalCluster
+    base: tuple[type, ...] = (ClosedCluster,) if of_cpus else (NoHttpPort, original)
+    closed = {} if of_cpus else {"host": "127.0.0.1", "worker_class": PrivateWorker}
+
+    class Own(*base):  # type: ignore[misc]
+        of_hpcml = True
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            asked = _call(original.__name__, arguments, options)
+            _note(asked, f"a cluster of its own on this node (--own-clusters), beside {_size().rpartition(' ')[0]}")
+            if arguments and of_cpus:
+                raise TypeError("LocalCluster takes its options by name in a run")
+            super().__init__(*arguments, **closed | options)
+
+    return type(original.__name__, (Own,), {"__doc__": original.__doc__, "__module__": original.__module__})
+
+
+def adopt(client: type) -> type:
+    """Have a Client class connect to the run's cluster, unless it is given one that answers; return the class."""
+    original = client.__init__  # type: ignore[misc]
+    if inspect.getmodule(original) is not inspect.getmodule(client):
+        return client  # it is adopted already
+    signature = inspect.signature(original)
+    named = {name for name, one in signature.parameters.items() if one.kind is one.POSITIONAL_OR_KEYWORD}
+
+    @functools.wraps(original, assigned=("__doc__", "__name__", "__qualname__"))
+    def __init__(self: Any, *arguments: Any, **options: Any) -> None:  # noqa: N807
+        given = signature.bind(self, *arguments, **options).arguments
+        asked = _call("Client", arguments, options)
+        target = given.get("address")
+        if target is None and given.get("scheduler_file") is None:
+            target = dask.config.get("scheduler-address", None)
+        if not isinstance(target, str | None) or _answers(target, given):
+            original(self, *arguments, **options)
+            return
+        kept = {name: value for name, value in given.items() if name in named - {"self", "address", "scheduler_file"}}
+        of_a_cluster = given.get("kwargs", {})
+        if of_a_cluster and own_clusters():
+            closed = own(LocalCluster)(
+                **of_a_cluster, **{name: kept[name] for name in ("asynchronous", "loop") if name in kept}
+            )
+            original(self, closed, **kept)
+            return
+        if not isinstance(kept.get("security"), Security) or of_a_cluster:
+            kept.pop("security", None)  # a cluster's own, made for it
+        original(self, address(), **kept)
+        self.cluster = _cluster_of(self, of_a_cluster.get("n_workers") or 0)
+        if target != address() or of_a_cluster:
+            _note_run(asked)
+
+    client.__init__ = __init__  # type: ignore[misc]
+    return client
+
+
+def _answers(target: str | None, given: Mapping[str, Any]) -> bool:
+    """Whether another scheduler can be meant: one that answers, by TLS, as Dask talks in a run, or by own security."""
+    if (file := given.get("scheduler_file")) is not None:
+        try:
+            target = json.loads(Path(file).read_bytes())["address"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+    if not target or target == address():
+        return False
+    protocol, _, place = target.rpartition("://")
+    if protocol not in ("", "tcp", "tls", "ucx", "ucxx", "ws", "wss"):
+        return True  # in this process: inproc://
+    if protocol != "tls" and not isinstance(given.get("security"), Security):
+        return False
+    host, _, port = place.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _ANSWER_WITHIN).close()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def connect(of_client: Mapping[str, Any], of_cluster: Mapping[str, Any], backend: str) -> Any:
+    """Return a client of the run for ``hpcml.connect()``; options for a cluster are noted."""
+    chosen = _backends(backend)
+    dask.config.set(chosen)
+    client = Client(**of_client)
+    if "HPCML_RUN_DIR" in os.environ:
+        if chosen and not client.asynchronous:
+            client.register_plugin(BackendPlugin(chosen))
+        if client.cluster is None:  # in a process that the script started
+            client.cluster = _cluster_of(client, 0)
+        client.cluster.asked = of_cluster.get("n_workers") or 0
+        if of_cluster:
+            _note_run(_call("hpcml.connect", (), of_cluster))
+    return client
+
+
+class BackendPlugin(WorkerPlugin):  # type: ignore[misc]
+    """Has tasks create the same kind of arrays and frames as the script, on workers that come later too."""
+
+    name = "hpcml-backend"
+
+    def __init__(self, settings: Mapping[str, str]) -> None:
+        self.settings = settings
+
+    def setup(self, worker: Any) -> None:  # noqa: ARG002 - Dask calls it so
+        """Set Dask's settings in the worker."""
+        dask.config.set(self.settings)
+
+
+def _backends(backend: str) -> dict[str, str]:
+    """Return Dask's settings for a backend by name, as :func:`hpcml.connect` describes it."""
+    if backend not in ("", "auto", "cpu", "gpu"):
+        raise ValueError(f"hpcml.connect(backend={backend!r}): no such backend; there are auto, cpu and gpu")
+    has_gpus = bool(backend) and "HPCML_RUN_DIR" in os.environ and load().settings.gpu is not None
+    if backend == "gpu" and not has_gpus:
+        raise ValueError("hpcml.connect(backend='gpu'): this run has no GPU workers; submit with --gpus-per-node")
+    if not backend or (backend == "auto" and not has_gpus):
+        return {}
+    libraries = ("numpy", "pandas") if backend == "cpu" else ("cupy", "cudf")
+    chosen = {f"{kind}.backend": library for kind, library in zip(("array", "dataframe"), libraries, strict=True)}
+    if backend == "auto":
+        own = {key for key in chosen if "DASK_" + key.upper().replace(".", "__") in os.environ}
+        chosen = {key: library for key, library in chosen.items() if key not in own and find_spec(library)}
+    return chosen
+
+
+def _initialize(*arguments: Any, **options: Any) -> bool:
+    """Stand for dask_mpi's: this process is the client, and scheduler and workers run elsewhere."""
+    _note_run(_call("dask_mpi.initialize", arguments, options))
+    return True
+
+
+def _execute(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Stand for dask_mpi's: the function is the client's part."""
+    _note_run(_call("dask_mpi.execute", (), {}))
+    return function(*arguments, **options.get("func_kwargs", {}))
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Do nothing: what this ends is the run's."""
+
+
+def _call(name: str, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> str:
+    """Return a call as it stands in the script, without the values that may hold a secret, cut where it is long."""
+    words = [*map(_shown, arguments), *(f"{key}={_shown(value)}" for key, value in options.items())]
+    text = ", ".join(words)
+    return f"{name}({text if len(text) <= _LONGEST else text[: _LONGEST - 1] + '…'})"
+
+
+def _shown(value: Any) -> str:
+    """Return a value for a note: numbers, and words as an address, a size or a file name, which are no secrets."""
+    if value is None or isinstance(value, int | float):
+        return repr(value)
+    return repr(value) if isinstance(value, str) and re.fullmatch(r"[\w./:*-]{1,40}", value) else "…"
+
+
+def _note_run(asked: str) -> None:
+    """Say that the run's workers stand for what was asked."""
+    _note(asked, f"{_size()} used")
+
+
+def _size() -> str:
+    settings = load().settings
+    workers, nodes = settings.worker_count, settings.nodes
+    kind = "GPU worker" if settings.gpu else "worker"
+    size = f"this run's {workers} {kind}{'s' if workers > 1 else ''} on {nodes} node{'s' if nodes > 1 else ''}"
+    return f"{size} {'are' if workers > 1 else 'is'}"
+
+
+def _note(asked: str, given: str) -> None:
+    """Say on stderr, once for each line of the script, what stands for a cluster that it asked for."""
+    frame = sys._getframe(1)  # noqa: SLF001 - inspect's reads the source of each frame
+    while frame.f_back and str(frame.f_globals.get("__name__")).partition(".")[0] in _OPENING:
+        frame = frame.f_back
+    path, line = frame.f_code.co_filename, frame.f_lineno
+    if (asked, path, line) not in _noted:
+        _noted.add((asked, path, line))
+        place = f"line {line}" if frame.f_globals.get("__name__") == "__main__" else f"{Path(path).name}, line {line}"
+        print(f"hpcml: {asked} in {place}: {given}.", file=sys.stderr)

@@ -1,0 +1,158 @@
+"""Scripts that open a Dask cluster in the ways that people do: unchanged in a run, on the run's own workers."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from test_local import Here, here
+
+pytestmark = pytest.mark.local
+IDIOMS = Path(__file__).parent / "idioms"
+__all__ = ["here"]
+
+# What is noted of each: what was called, in which line.
+NOTES = {
+    "client_options": ["Client 6"],
+    "local_cluster": [
+        "LocalCluster 12",
+        "scale 13",
+        "LocalCluster 12",
+        "scale 13",
+        "LocalCluster 18",
+        "adapt 20",
+        "scale 21",
+    ],
+    "slurm_cluster": ["SLURMCluster 6", "scale 14"],
+    "slurm_runner": ["SLURMRunner 6"],
+    "mpi": ["dask_mpi.initialize 6"],
+    "scheduler_file": ["Client 7"],
+    "old_address": ["Client 6"],
+    "asynchronous": ["LocalCluster 9", "Client 11"],
+    "hpcml_connect": ["hpcml.connect 19"],
+}
+
+
+def notes(done: subprocess.CompletedProcess[str]) -> list[str]:
+    return [line.removeprefix("hpcml: ") for line in done.stdout.splitlines() if line.startswith("hpcml: ")]
+
+
+@pytest.mark.parametrize("name", NOTES)
+def test_a_script_that_opens_its_own_cluster_gets_the_runs(here: Here, name: str) -> None:
+    (here.folder / f"{name}.py").write_text((IDIOMS / f"{name}.py").read_text())
+    done = here.run("submit", "--nodes", "2", "--wait", f"{name}.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "result True" in done.stdout.splitlines()
+    assert [re.sub(r"\(.*\) in line", "", note.rpartition(": this")[0]) for note in notes(done)] == NOTES[name]
+    assert all(note.endswith(": this run's 2 workers on 2 nodes are used.") for note in notes(done))
+    assert "WARNING" not in done.stdout
+
+
+def test_every_idiom_has_its_notes() -> None:
+    assert {path.stem for path in IDIOMS.glob("*.py")} == set(NOTES)
+
+
+ERROR = """
+import helper
+def outer():
+    helper.fail({})
+try:
+    {}["a"]
+except KeyError:
+    outer()
+"""
+
+
+def test_a_traceback_names_the_files_as_they_were_submitted(here: Here) -> None:
+    (here.folder / "helper.py").write_text("def fail(table):\n    return table['b']\n")
+    done = here.submit(ERROR)
+    assert done.returncode == 1
+    files = [line.split('"')[1] for line in done.stdout.splitlines() if line.startswith("  File ")]
+    script = str(here.folder / "my script.py")
+    assert files == [script, script, script, str(here.folder / "helper.py")], done.stdout
+    assert "KeyError: 'b'" in done.stdout
+    assert "During handling of the above exception" in done.stdout
+
+
+def test_a_module_named_hpcml_beside_the_script_is_the_scripts(here: Here) -> None:
+    (here.folder / "hpcml.py").write_text("NAME = 'own'\n")
+    done = here.submit("import hpcml\nprint('result', hpcml.NAME)\n")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "result own" in done.stdout
+    assert "a module hpcml beside the script hides hpcml's own" in done.stdout
+
+
+OTHER = """
+from dask.distributed import Client, Scheduler, Worker, Security
+import asyncio, os, sys
+async def main():
+    security = Security.temporary()
+    async with Scheduler(port=0, host="127.0.0.1", security=security, dashboard=False, dashboard_address=None) as scheduler:
+        async with Client(scheduler.address, asynchronous=True, security=security) as client:
+            print("result", client.scheduler.address == scheduler.address != os.environ["DASK_SCHEDULER_ADDRESS"])
+asyncio.run(main())
+"""
+
+
+def test_another_scheduler_that_answers_is_the_one_that_was_asked_for(here: Here) -> None:
+    done = here.submit(OTHER)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "result True" in done.stdout
+    assert not notes(done)
+
+
+OWN = """
+import json, os, psutil
+from dask.distributed import Client, LocalCluster
+
+if __name__ == "__main__":
+    me = psutil.Process()
+    with LocalCluster(n_workers=2, threads_per_worker=1) as cluster, Client(cluster) as client:
+        own = {me.pid, *(child.pid for child in me.children(recursive=True))}
+        doors = [one.laddr for one in psutil.net_connections("tcp") if one.status == "LISTEN" and one.pid in own]
+        hosts = sorted({host for host, _ in doors})
+        print("result", json.dumps([len(client.nthreads()), hosts, len(doors), client.submit(sum, [1, 2]).result(),
+                                    cluster.scheduler_address != os.environ["DASK_SCHEDULER_ADDRESS"]]))
+    with Client(n_workers=1) as client:
+        print(len(client.nthreads()), client.cluster.dashboard_link)
+    with Client() as client:
+        print(client.scheduler.address == os.environ["DASK_SCHEDULER_ADDRESS"])
+"""
+
+
+def test_own_clusters_are_closed_to_others(here: Here) -> None:
+    done = here.submit(OWN, "--own-clusters")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert 'result [2, ["127.0.0.1"], 5, 3, true]' in done.stdout  # a scheduler, two workers, their Nannies
+    assert done.stdout.splitlines()[-2:] == ["1 ", "True"]
+    beside = "a cluster of its own on this node (--own-clusters), beside this run's 1 worker on 1 node."
+    assert notes(done) == [f"LocalCluster(n_workers=2, threads_per_worker=1) in line 7: {beside}",
+                           f"LocalCluster(n_workers=1) in line 13: {beside}"]  # fmt: skip
+
+
+BACKENDS = """
+import dask, hpcml
+client = hpcml.connect()
+print(dask.config.get("array.backend"), set(client.run(dask.config.get, "array.backend").values()))
+client = hpcml.connect(backend="auto")
+print(dask.config.get("array.backend"))
+for name in ("gpu", "gpus"):
+    try:
+        hpcml.connect(backend=name)
+    except ValueError as error:
+        print(error)
+hpcml.connect(backend="cpu")
+print(dask.config.get("array.backend"), set(client.run(dask.config.get, "array.backend").values()))
+"""
+
+
+def test_backends_are_the_scripts_choice(here: Here) -> None:
+    done = here.submit(BACKENDS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-5:] == [
+        "numpy {'numpy'}", "numpy",
+        "hpcml.connect(backend='gpu'): this run has no GPU workers; submit with --gpus-per-node",
+        "hpcml.connect(backend='gpus'): no such backend; there are auto, cpu and gpu", "numpy {'numpy'}"]  # fmt: skip
