@@ -54,6 +54,7 @@ LIMITS = {  # seconds
     "memory": 540,
     "killed": 420,
     "tasks": 420,
+    "idioms": 300,
 }
 HOST_MEMORY = "16G"  # for each worker: the machine's own figure grows as it is used
 

@@ -86,6 +86,8 @@ COLUMNS: dict[str, list[tuple[str, str, Format]]] = {
               ("most", "most_ms", number(0, " ms")), ("one task", "one_ms", number(1, " ms")),
               ("script's CPU, idle", "idle_cpu", number(2)), ("import", "import_s", number(2, " s")),
               ("connect", "connect_s", number(2, " s")), ("scheduler up", "scheduler_up_s", number(2, " s"))],
+    "idioms": [("of", "kind", str), ("figure", "figure", str), ("alone", "alone", str), ("took", "seconds", number(1, " s")),
+               ("workers", "workers", str), ("opened in", "open_s", number(2, " s")), ("alone", "alone_open_s", number(2, " s"))],
 }  # fmt: skip
 RATIO = {"kmeans": "CPU fit / fit", "auth": "authenticated / plain", "bringup": "usable / by hand",
          "merge": "hpcml / Local", "image": "to workers, inside / outside", "gallery": "CPU / GPU",
