@@ -31,6 +31,7 @@ NOTES = {
     "mpi": ["dask_mpi.initialize 6"],
     "scheduler_file": ["Client 7"],
     "old_address": ["Client 6"],
+    "derived": ["QuietCluster 8"],
     "asynchronous": ["LocalCluster 9", "Client 11"],
     "hpcml_connect": ["hpcml.connect 19"],
 }
@@ -102,6 +103,31 @@ def test_another_scheduler_that_answers_is_the_one_that_was_asked_for(here: Here
     assert done.returncode == 0, done.stdout + done.stderr
     assert "result True" in done.stdout
     assert not notes(done)
+
+
+CUDA = {
+    "__init__": "from .local_cuda_cluster import LocalCUDACluster\n",
+    "local_cuda_cluster": """
+from distributed import LocalCluster
+class LocalCUDACluster(LocalCluster):
+    def __init__(self, CUDA_VISIBLE_DEVICES=None, rmm_pool_size=None, **options):
+        super().__init__(n_workers=0, **options)
+        self.new_spec["options"]["preload"] = []
+""",
+}
+
+
+def test_a_local_cuda_cluster_is_the_runs_too(here: Here) -> None:
+    """dask-cuda's class is derived from LocalCluster, and its package is imported after Dask's."""
+    (here.folder / "dask_cuda").mkdir()
+    for name, text in CUDA.items():
+        (here.folder / "dask_cuda" / f"{name}.py").write_text(text)
+    done = here.submit("from dask.distributed import Client\nfrom dask_cuda import LocalCUDACluster\n"
+                       "with LocalCUDACluster(rmm_pool_size='4GiB') as cluster, Client(cluster) as client:\n"
+                       "    print('result', client.submit(sum, [1, 2]).result())\n")  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "result 3" in done.stdout
+    assert notes(done) == ["LocalCUDACluster(rmm_pool_size='4GiB') in line 3: this run's 1 worker on 1 node is used."]
 
 
 OWN = """

@@ -45,14 +45,14 @@ _noted: set[tuple[str, str, int]] = set()
 
 def replacement(kind: str, original: Any) -> Any:
     """Return what stands for a class or function that opens a cluster; itself, where that is so already."""
-    if getattr(original, "of_hpcml", False):
+    if "of_hpcml" in vars(original):  # its own, not that of a replaced class which it is derived from
         return original
     if kind == "client":
         return adopt(original)
     if own_clusters():
         return own(original) if isinstance(original, type) and issubclass(original, LocalCluster) else original
     if kind == "cluster":
-        return type(original.__name__, (RunCluster,), {"__doc__": original.__doc__, "__module__": original.__module__})
+        return type(original.__name__, (RunCluster,), _members(original))
     return {"initialize": _initialize, "execute": _execute, "nothing": _nothing}[kind]
 
 
@@ -73,7 +73,6 @@ class RunCluster(Cluster):  # type: ignore[misc]
     ``wait_for_workers`` waits for those that the run has. ``close`` ends this object and not the run.
     """
 
-    of_hpcml = True
     _supports_scaling = False
 
     def __init__(
@@ -196,8 +195,6 @@ def own(original: type) -> type:
     closed = {} if of_cpus else {"host": "127.0.0.1", "worker_class": PrivateWorker}
 
     class Own(*base):  # type: ignore[misc]
-        of_hpcml = True
-
         def __init__(self, *arguments: Any, **options: Any) -> None:
             asked = _call(original.__name__, arguments, options)
             _note(asked, f"a cluster of its own on this node (--own-clusters), beside {_size().rpartition(' ')[0]}")
@@ -205,7 +202,11 @@ def own(original: type) -> type:
                 raise TypeError("LocalCluster takes its options by name in a run")
             super().__init__(*arguments, **closed | options)
 
-    return type(original.__name__, (Own,), {"__doc__": original.__doc__, "__module__": original.__module__})
+    return type(original.__name__, (Own,), _members(original))
+
+
+def _members(original: type) -> dict[str, Any]:
+    return {"__doc__": original.__doc__, "__module__": original.__module__, "of_hpcml": True}
 
 
 def adopt(client: type) -> type:
