@@ -36,7 +36,7 @@ IDLE = 93
 
 MEANING = {
     USAGE: "the command line is wrong",
-    REFUSED: "the request does not fit the site, or Slurm refused the job",
+    REFUSED: "the script cannot run, the request does not fit the site, or Slurm refused the job",
     NOT_FOUND: "a script, a run or a file was not found or cannot be read",
     UNREACHABLE: "the cluster, or its Slurm, cannot be reached",
     UNAVAILABLE: "a tunnel has nothing to lead to, or no port to lead from",
@@ -117,6 +117,12 @@ class NotFoundError(HpcmlError):
 
 class SiteError(HpcmlError):
     """The site, or its scheduler, does not give what is asked for."""
+
+    exit_status = REFUSED
+
+
+class ScriptError(HpcmlError):
+    """The script does not compile, or lacks what it imports."""
 
     exit_status = REFUSED
 

@@ -31,8 +31,7 @@ from hpcml.remote.protocol import (
 )
 from hpcml.remote.ssh.connection import Connection
 from hpcml.remote.ssh.login import login_of
-from hpcml.runs import snapshot
-from hpcml.schedulers import request
+from hpcml.runs import script_checks, snapshot
 from hpcml.sites.schema import Login
 from hpcml.terminal import Raw, note, say
 from hpcml.units import format_bytes
@@ -135,7 +134,7 @@ def _pass_on(connection: Connection, words: list[str], upload: channel.Upload | 
 def _submit(login: Login, command: str, options: Namespace, own: list[str], script: list[str]) -> int:
     here = Path.cwd()
     path = here / script[0]
-    request.check_script(path)
+    script_checks.check_file(path)
     # The limits of the copy are this end's; the login node's count once more when the run takes its own.
     limits = [word for word in options.set or () if word.startswith("code.")]
     code = common.load_site("", here, limits).site.code

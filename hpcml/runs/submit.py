@@ -12,11 +12,12 @@ from hpcml import __version__, assets, files, schedulers
 from hpcml.errors import ANSWER_LOST, HpcmlError, ImageError, UsageError
 from hpcml.paths import RunPaths
 from hpcml.plan.plan import Plan, RunLocation, plan
-from hpcml.runs import directories, record, snapshot
+from hpcml.runs import directories, record, script_checks, snapshot
 from hpcml.schedulers import Submission
-from hpcml.schedulers.request import JobSpec, check_script, job_name
+from hpcml.schedulers.request import JobSpec, job_name
 from hpcml.sites import layers
 from hpcml.sites.lookup import LoadedSite, config_folders, why_ignored
+from hpcml.sites.schema import Site
 
 
 class Prepared(NamedTuple):
@@ -44,7 +45,7 @@ def prepare(loaded: LoadedSite, spec: JobSpec) -> Prepared:
     from hpcml.plan import batch_script  # Jinja2, the longest import of all: after all that is cheap to refuse
 
     if not spec.service:
-        check_script(spec.script)
+        script_checks.check_file(spec.script)
     run_id = directories.new_id(job_name(spec))
     folder = directories.runs_folder(loaded.site.paths.runs, layers.process_environment())
     directory = folder / run_id
@@ -57,7 +58,17 @@ def prepare(loaded: LoadedSite, spec: JobSpec) -> Prepared:
         notes.append(f"the batch script is made by {template}")
     there = spec._replace(cwd=RunPaths(directory).code) if spec.staged else spec
     made = plan(loaded.site, there, RunLocation(directory, sys.executable, __version__, layers.user_umask()))
+    if not spec.service:
+        notes += _check_code(loaded.site, spec, made)
     return Prepared(loaded, spec, made, batch_script.render(made, own_templates), template, tuple(notes))
+
+
+def _check_code(site: Site, spec: JobSpec, made: Plan) -> list[str]:
+    """Return what is to be noted of the script's code, as the run's interpreter will see it."""
+    prepared = bool(site.runtime.modules or site.runtime.setup or "PYTHONPATH" in site.environment)
+    base = spec.script.parent if spec.staged else spec.cwd
+    python, image = made.steps[-1].command[0], bool(made.inside.image)
+    return script_checks.check_code(spec.script, base, python, image=image, prepared=prepared)
 
 
 def template_folders(cwd: Path) -> tuple[list[Path], list[str]]:

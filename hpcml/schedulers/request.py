@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import stat
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml.errors import NotFoundError, UsageError
+from hpcml.errors import UsageError
 from hpcml.units import Memory, TimeLimit
 
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._-]+")
@@ -66,37 +65,6 @@ def measure(name: str, text: str) -> TimeLimit | Memory:
         return kind(text)
     except ValueError as error:
         raise UsageError(str(error), place=f"--{name.replace('_', '-')}", hint=hint) from error
-
-
-def check_script(script: Path) -> None:
-    """Refuse a script that cannot run, before anything is written.
-
-    Raises
-    ------
-    NotFoundError
-        If it does not exist, is no file or cannot be read.
-    UsageError
-        If it is empty or no text, or its path holds a line break.
-    """
-    if any(character in str(script) for character in "\n\r\0"):
-        raise UsageError("The script's path holds a line break", place=repr(str(script)), hint="Rename the file.")
-    try:
-        kind = stat.S_IFMT(script.stat().st_mode)
-        if kind != stat.S_IFREG:  # asked first, because to open a pipe would be to wait for its writer
-            what = "a folder" if kind == stat.S_IFDIR else "not a regular file"
-            raise NotFoundError(f"SCRIPT is {what}", place=str(script), hint="Name a .py file.")
-        with script.open("rb") as file:
-            start = file.read(4096)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        hint = "Check the spelling; options of hpcml go before SCRIPT, the script's own behind it."
-        raise NotFoundError("There is no such script", place=str(script), hint=hint) from error
-    except OSError as error:
-        hint = "Let yourself read it (chmod u+r), or name another."
-        raise NotFoundError(f"The script cannot be read: {error.strerror}", place=str(script), hint=hint) from error
-    if not start:
-        raise UsageError("The script is empty", place=str(script), hint="Was it saved?")
-    if b"\0" in start:
-        raise UsageError("The script is not a text: it holds zero bytes", place=str(script), hint="Name a .py file.")
 
 
 def job_name(spec: JobSpec) -> str:

@@ -1,0 +1,287 @@
+"""What can be known of a script before nodes are asked for: whether it is Python, compiles, and finds its imports."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import os
+import re
+import stat
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from hpcml.errors import NotFoundError, ScriptError, UsageError
+from hpcml.sites import layers
+
+_ANSWER = 2.0  # seconds for another interpreter to compile a script that does not compile here
+_MOST_FILES = 200  # modules beside the script that are looked into
+_NOTED = 3  # missing modules in a note
+_COMPILE = "import sys; compile(open(sys.argv[1], 'rb').read(), sys.argv[1], 'exec')"
+_PROVIDED = ("hpcml", "dask_jobqueue", "dask_mpi")  # by the run itself (hpcml.node.script.replacements)
+# A script that changes where modules are found, or installs them, is its own affair.
+_CHANGES_THE_PATH = re.compile(r"\b(sys\.path|addsitedir|meta_path|sys\.modules|pip|conda)\b")
+# By the end of the name: what a file is, and the words that run it.
+_LANGUAGES = {
+    ".sh": ("a shell script", "bash {}"),
+    ".bash": ("a shell script", "bash {}"),
+    ".sbatch": ("a batch script", "bash {}"),
+    ".slurm": ("a batch script", "bash {}"),
+    ".r": ("an R script", "Rscript {}"),
+    ".jl": ("a Julia script", "julia {}"),
+    ".pl": ("a Perl script", "perl {}"),
+}
+
+
+class _Import(NamedTuple):
+    """A module that some file needs to be loaded: its top-level name, and where that is said."""
+
+    name: str
+    file: Path
+    line: int
+
+
+def check_file(script: Path) -> None:
+    """Refuse a script that cannot run, by its first bytes.
+
+    Raises
+    ------
+    NotFoundError
+        If it does not exist, is no file or cannot be read.
+    UsageError
+        If it is empty, or no Python (the hint says what runs it), or its path holds a line break.
+    """
+    if any(character in str(script) for character in "\n\r\0"):
+        raise UsageError("The script's path holds a line break", place=repr(str(script)), hint="Rename the file.")
+    try:
+        kind = stat.S_IFMT(script.stat().st_mode)
+        if kind != stat.S_IFREG:  # asked first, because to open a pipe would be to wait for its writer
+            what = "a folder" if kind == stat.S_IFDIR else "not a regular file"
+            raise NotFoundError(f"SCRIPT is {what}", place=str(script), hint="Name a .py file.")
+        with script.open("rb") as file:
+            start = file.read(4096)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        hint = "Check the spelling; options of hpcml go before SCRIPT, the script's own behind it."
+        raise NotFoundError("There is no such script", place=str(script), hint=hint) from error
+    except OSError as error:
+        hint = "Let yourself read it (chmod u+r), or name another."
+        raise NotFoundError(f"The script cannot be read: {error.strerror}", place=str(script), hint=hint) from error
+    if not start:
+        raise UsageError("The script is empty", place=str(script), hint="Was it saved?")
+    if other := _other_language(script, start):
+        what, words = other
+        raise UsageError(f"SCRIPT is {what}, not Python", place=str(script), hint=words)
+    if b"\0" in start:
+        raise UsageError("The script is not a text: it holds zero bytes", place=str(script), hint="Name a .py file.")
+
+
+def _other_language(script: Path, start: bytes) -> tuple[str, str] | None:
+    """Return what a file is that is no Python, and what to do; None if it may be Python."""
+    if start.startswith(b"\x7fELF"):
+        return "a compiled program", "A .py file is a script."
+    if script.suffix == ".ipynb":
+        return "a notebook", "Save it as a script: jupyter nbconvert --to script."
+    if (program := _interpreter(start)) and "python" not in program and script.suffix != ".py":
+        return f"a script for {program}", "Call it from a .py file (subprocess.run)."
+    if language := _LANGUAGES.get(script.suffix.lower()):
+        return language[0], "Call it from a .py file (subprocess.run)."
+    return None
+
+
+def _interpreter(start: bytes) -> str:
+    """Return the name of the program that a file's first line asks for, empty if it has no such line."""
+    line = start.partition(b"\n")[0].decode(errors="replace")
+    words = line.removeprefix("#!").split() if line.startswith("#!") else []
+    names = [os.path.basename(word) for word in words if not word.startswith("-") and "=" not in word]
+    return next((name for name in names if name != "env"), "")
+
+
+def check_code(script: Path, base: Path, python: str, *, image: bool = False, prepared: bool = False) -> list[str]:
+    """Compile a script and the modules beside it that it imports, and look for the modules that they need.
+
+    Parameters
+    ----------
+    base
+        The folder from which files are named in messages.
+    python
+        The interpreter that will run it.
+    image
+        Whether that is inside an image, which is not asked here.
+    prepared
+        Whether the site loads modules or runs lines of its own before, which may change what is found.
+
+    Returns
+    -------
+    list of str
+        What the user should know, as sentences without capital and full stop.
+
+    Raises
+    ------
+    ScriptError
+        If a file does not compile, or it is certain that a module of the script is not there.
+    """
+    try:
+        needed, plain = _needed(script)
+    except SyntaxError as error:
+        where = place(base, error.filename, error.lineno)
+        own = ".".join(map(str, sys.version_info[:2]))
+        if image:
+            return [f"{where} does not compile by Python {own}: {error.msg}; the image's Python may be newer"]
+        if not _fails_too(python, Path(str(error.filename))):
+            return [f"{where} does not compile by Python {own}, which hpcml uses here: {error.msg}"]
+        raise _does_not_compile(error, where) from error
+    except ValueError as error:  # a zero byte in the file
+        raise ScriptError(f"The script does not compile: {error}", place=place(base, script)) from error
+    except (RecursionError, MemoryError, OSError):  # its own affair, which shows when it runs
+        return []
+    return [] if image else _tell_missing(script, base, needed, _Environment(python), certain=plain and not prepared)
+
+
+def place(base: Path, file: object, line: int | None = None) -> str:
+    """Return a file as a user would name it from a folder, with a line."""
+    path = str(file)
+    path = path.removeprefix(f"{base}/")
+    return f"{path}:{line}" if line else path
+
+
+def _does_not_compile(error: SyntaxError, where: str) -> ScriptError:
+    """Return a SyntaxError with its line, and a mark below it where Python knows the place."""
+    quote: tuple[str, ...] = ()
+    if error.text and error.text.strip():
+        line = error.text.rstrip("\n")
+        kept = line.lstrip()
+        at = (error.offset or 0) - 1 - (len(line) - len(kept))
+        length = (error.end_offset or 0) - (error.offset or 0) if error.end_lineno == error.lineno else 1
+        quote = (kept, " " * at + "^" * max(1, min(length, len(kept) - at))) if at >= 0 else (kept,)
+    hint = "Correct that line; nothing was submitted."
+    return ScriptError(f"The script does not compile: {error.msg}", place=where, hint=hint, quote=quote)
+
+
+def _fails_too(python: str, file: Path) -> bool:
+    """Whether the interpreter of the run does not compile a file either: it may be newer than this one."""
+    if python == sys.executable:
+        return True
+    from hpcml import subprocesses
+
+    try:
+        answer = subprocesses.run([python, "-I", "-S", "-c", _COMPILE, str(file)], _ANSWER)
+    except subprocesses.CommandMissingError:  # it is on the nodes alone
+        return False
+    return answer.code == 1 and re.search(r"^(Syntax|Indentation|Tab)Error", answer.err, re.MULTILINE) is not None
+
+
+# -- imports -----------------------------------------------------------------------------------------------------------
+
+
+def _needed(script: Path) -> tuple[list[_Import], bool]:
+    """Return the imports of the script and of the modules beside it, and whether no file changes where they are found.
+
+    Raises
+    ------
+    SyntaxError
+        If one of them does not compile.
+    """
+    folder, needed, plain = script.resolve().parent, [], True
+    waiting, seen = [script], {script}
+    while waiting and len(seen) <= _MOST_FILES:
+        path = waiting.pop(0)
+        source = path.read_bytes()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python says them when it runs
+            tree = ast.parse(source, str(path))
+            compile(tree, str(path), "exec", dont_inherit=True)
+        plain = plain and not _CHANGES_THE_PATH.search(source.decode(errors="replace"))
+        for name, line in _imports(tree):
+            beside = _beside(folder, name)
+            if beside is None:
+                needed.append(_Import(name, path, line))
+            waiting += {file for file in [beside] if file and file.suffix == ".py"} - seen
+            seen |= {beside} if beside else set()
+    return needed, plain
+
+
+def _imports(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Yield the top-level names that a module imports whatever happens, with their lines."""
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            yield from ((one.name.partition(".")[0], node.lineno) for one in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            yield node.module.partition(".")[0], node.lineno
+
+
+def _beside(folder: Path, name: str) -> Path | None:
+    """Return the file of a module in a folder: its source, or another file or folder that Python would import."""
+    for candidate in (folder / name / "__init__.py", folder / f"{name}.py"):
+        if candidate.is_file():
+            return candidate
+    others = [folder / name] if (folder / name).is_dir() else list(folder.glob(f"{name}.*.so"))
+    return others[0] if others else None
+
+
+class _Environment:
+    """Where an interpreter finds modules, as far as its files tell; ``certain`` if nothing else can add to it."""
+
+    def __init__(self, python: str) -> None:
+        self.own = python == sys.executable
+        prefix = Path(python).parent.parent
+        self.certain = self.known = False
+        self.folders: list[str] = []
+        settings = ""
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            settings = (prefix / "pyvenv.cfg").read_text()
+        closed = bool(settings) and "include-system-site-packages = true" not in settings.lower()
+        self.folders = [str(path) for path in prefix.glob("lib*/python3.*/site-packages")]
+        if self.own:
+            self.known, self.certain = True, closed
+        elif self.folders and (closed or (prefix / "conda-meta").is_dir()):
+            self.known = True
+            own = layers.process_environment().get("PYTHONPATH", "").split(":")
+            self.folders += [*_named_by_pth(self.folders), *filter(None, own)]
+
+    def has(self, name: str) -> bool:
+        """Whether a top-level module is there."""
+        if name in sys.stdlib_module_names or name in _PROVIDED:
+            return True
+        from importlib.machinery import PathFinder
+        from importlib.util import find_spec
+
+        if not self.own:
+            return PathFinder.find_spec(name, self.folders) is not None
+        try:
+            return name in sys.modules or find_spec(name) is not None
+        except (ImportError, ValueError):
+            return True  # a finder of the environment's own is broken: this is not the place to say so
+
+
+def _named_by_pth(folders: list[str]) -> list[str]:
+    """Return the folders that .pth files add; a line with code may add others."""
+    added: list[Path] = []
+    for path in (path for folder in folders for path in Path(folder).glob("*.pth")):
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            added += [path.parent / line.strip() for line in path.read_text().splitlines() if line.strip()]
+    return [str(folder) for folder in added if folder.is_dir()]
+
+
+def _tell_missing(
+    script: Path, base: Path, needed: list[_Import], environment: _Environment, *, certain: bool
+) -> list[str]:
+    """Return a note of the modules that are not found; a ScriptError where it is certain that the script ends there."""
+    if not environment.known:
+        return []
+    found: dict[str, bool] = {}
+    for one in needed:
+        if one.name not in found:
+            found[one.name] = environment.has(one.name)
+    missing = list({one.name: one for one in reversed(needed) if not found[one.name]}.values())[::-1]
+    if not missing:
+        return []
+    if certain and environment.certain and (own := [one for one in missing if one.file == script]):
+        first = own[0]
+        how = f"Add it, mostly by {sys.executable} -m pip install {first.name}; nothing was submitted."
+        message = f"The script imports '{first.name}', which the run's environment does not have"
+        raise ScriptError(message, place=place(base, first.file, first.line), hint=how)
+    told = ", ".join(f"{one.name} ({place(base, one.file, one.line)})" for one in missing[:_NOTED])
+    more = f" and {len(missing) - _NOTED} more" if len(missing) > _NOTED else ""
+    return [f"imported, and not found in the environment of runtime.python as seen from here: {told}{more}"]

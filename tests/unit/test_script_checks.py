@@ -1,0 +1,147 @@
+"""What is known of a script before nodes are asked for."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcml.errors import REFUSED, HpcmlError, ScriptError, UsageError
+from hpcml.runs import script_checks
+
+
+def script(folder: Path, text: str, name: str = "main.py") -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def check(path: Path, python: str = sys.executable, **options: bool) -> list[str]:
+    return script_checks.check_code(path, path.parent, python, **options)
+
+
+def test_a_syntax_error_is_told_with_its_line_and_a_mark(tmp_path: Path) -> None:
+    with pytest.raises(ScriptError) as caught:
+        check(script(tmp_path, "import os\nif True:\n    print(1\n"))
+    error = caught.value
+    assert (error.exit_status, error.place) == (REFUSED, "main.py:3")
+    assert error.quote == ("print(1", "     ^")
+
+
+@pytest.mark.parametrize("text", ["return 1\n", "if 1:\nx = 2\n", "x = 1\n\ty = 2\n", "await f()\n", "print 'x'\n"])
+def test_what_python_does_not_compile_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ScriptError):
+        check(script(tmp_path, text))
+
+
+def test_modules_beside_the_script_are_compiled_too_where_it_imports_them(tmp_path: Path) -> None:
+    script(tmp_path, "def f(:\n", "unused.py")
+    script(tmp_path, "from . import *\nimport broken\n", "pack/__init__.py")
+    assert check(script(tmp_path, "import pack\nprint('\\d')\n")) != []  # broken is not there yet
+    script(tmp_path, "x = = 1\n", "broken.py")
+    with pytest.raises(ScriptError) as caught:
+        check(tmp_path / "main.py")
+    assert caught.value.place == "broken.py:1"
+
+
+def other_python(folder: Path, answer: str) -> str:
+    """Return an interpreter that is not this one."""
+    path = folder / "bin/python"
+    path.parent.mkdir(parents=True)
+    path.write_text(f"#!/bin/sh\n{answer}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_newer_interpreter_decides_itself_what_it_compiles(tmp_path: Path) -> None:
+    path = script(tmp_path, "x = = 1\n")
+    assert "does not compile by Python" in check(path, other_python(tmp_path, "exit 0"))[0]
+    assert "does not compile by Python" in check(path, "/nowhere/bin/python")[0]
+    assert "the image's Python may be newer" in check(path, image=True)[0]
+    refusing = other_python(tmp_path / "other", "echo SyntaxError: no >&2; exit 1")
+    with pytest.raises(ScriptError):
+        check(path, refusing)
+
+
+CONDITIONAL = """
+import os, numpy.linalg
+from typing import TYPE_CHECKING
+import beside, pack.part, dask_mpi
+from dask_jobqueue import SLURMCluster
+import hpcml
+if TYPE_CHECKING:
+    import nothing_a
+try:
+    import nothing_b
+except ImportError:
+    nothing_b = None
+def f():
+    import nothing_c
+"""
+
+
+def test_imports_that_are_there_or_may_not_be_needed_are_not_told(tmp_path: Path) -> None:
+    script(tmp_path, "", "beside.py")
+    script(tmp_path, "", "pack/part.py")
+    assert check(script(tmp_path, CONDITIONAL)) == []
+
+
+def test_a_missing_module_is_an_error_where_nothing_can_add_it(tmp_path: Path) -> None:
+    path = script(tmp_path, "import os\nimport nowhere_here.part\n")
+    with pytest.raises(ScriptError) as caught:
+        check(path)
+    assert "'nowhere_here'" in caught.value.message
+    assert caught.value.place == "main.py:2"
+    assert f"{sys.executable} -m pip install nowhere_here" in caught.value.hint
+    assert "nowhere_here (main.py:2)" in check(path, prepared=True)[0]
+    assert check(path, image=True) == []
+
+
+@pytest.mark.parametrize("line", ["import sys; sys.path.append('/x')", "import pip", "'pip install'"])
+def test_a_missing_module_is_a_note_where_the_script_may_add_it(tmp_path: Path, line: str) -> None:
+    assert "nowhere_here (main.py:2)" in check(script(tmp_path, f"{line}\nimport nowhere_here\n"))[0]
+
+
+def test_a_missing_module_of_a_module_beside_the_script_is_a_note(tmp_path: Path) -> None:
+    script(tmp_path, "import nowhere_here\n", "beside.py")
+    assert "nowhere_here (beside.py:1)" in check(script(tmp_path, "import beside\n"))[0]
+
+
+def test_another_environment_is_known_by_its_files(tmp_path: Path) -> None:
+    path = script(tmp_path, "import one\nimport two\nimport four\n")
+    python = other_python(tmp_path, "exit 0")
+    assert check(path, python) == []  # nothing is known of it
+    packages = tmp_path / "lib/python3.12/site-packages"
+    script(packages, "", "one/__init__.py")
+    script(tmp_path / "editable", "", "two.py")
+    script(packages, f"{tmp_path}/editable\n", "x.pth")
+    script(tmp_path, "include-system-site-packages = false\n", "pyvenv.cfg")
+    assert [word for word in ("one (", "two (", "four (") if word in check(path, python)[0]] == ["four ("]
+
+
+@pytest.mark.parametrize(("name", "start", "what"), [
+    ("a", b"\x7fELF\0\1", "a compiled program"), ("run.sh", b"echo 1\n", "a shell script"), ("fit.R", b"x <- 1\n", "an R script"),
+    ("job", b"#!/bin/bash -l\n", "a script for bash"), ("job", b"#!/usr/bin/env -S Rscript --vanilla\n", "a script for Rscript"),
+    ("fit.jl", b"x = 1\n", "a Julia script"), ("n.ipynb", b"{}", "a notebook"),
+])  # fmt: skip
+def test_what_is_no_python_is_told_as_what_it_is(tmp_path: Path, name: str, start: bytes, what: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(start)
+    with pytest.raises(UsageError) as caught:
+        script_checks.check_file(path)
+    assert caught.value.message.startswith(f"SCRIPT is {what}")
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("start", ["#!/usr/bin/env python3\n", "#!/opt/x/bin/python3.12 -u\n", "print(1)\n"])
+def test_what_may_be_python_is_taken_whatever_its_name(tmp_path: Path, start: str) -> None:
+    script_checks.check_file(script(tmp_path, start, "job"))
+
+
+def test_a_script_of_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.py"
+    path.write_bytes(b"abc\0")
+    with pytest.raises(HpcmlError, match="zero bytes"):
+        script_checks.check_file(path)
