@@ -36,6 +36,7 @@ def node_side() -> list[str]:
         "exit_causes.py",
         "errors.py",
         "files.py",
+        "help_layout.py",
         "paths.py",
         "terminal.py",
         "units.py",

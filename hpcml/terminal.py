@@ -8,6 +8,7 @@ text (``\x1b``, ``\n``, ``\u202e``).
 from __future__ import annotations
 
 import codecs
+import os
 import sys
 
 TYPE_CHECKING = False  # as typing's, whose import would double the time of --help
@@ -46,6 +47,31 @@ def _escape(match: re.Match[str]) -> str:
 def say(line: object = "", file: TextIO | None = None, *, end: str = "\n") -> None:
     """Print one line at once, to standard output unless said otherwise; a line break in it is shown, not made."""
     print(shown(line), file=file or sys.stdout, end=end, flush=True)
+
+
+def columns(stream: TextIO, elsewhere: int = 0) -> int:
+    """Return how many columns the terminal has that a stream goes to, or ``elsewhere`` if it goes to none."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except (OSError, ValueError):
+        return elsewhere
+
+
+def folded(text: str, width: int, *, first: str = "", rest: str = "", open_end: str = "") -> list[str]:
+    """Return a text in lines of at most so many columns, broken between words only.
+
+    ``first`` and ``rest`` begin the first line and the others; ``open_end`` ends each that goes on.
+    """
+    lines, line = [], first
+    words = text.split()
+    for position, word in enumerate(words):
+        room = width - len(open_end if position < len(words) - 1 else "")
+        if line.strip() and line != first and len(line) + 1 + len(word) > room:
+            lines.append(line + open_end)
+            line = rest + word
+        else:
+            line += f" {word}" if line not in (first, rest) else word
+    return [*lines, line]
 
 
 def json_text(facts: object, indent: int | None = None) -> str:

@@ -7,19 +7,24 @@ import os
 import sys
 
 from hpcml import __version__, errors
-from hpcml.terminal import json_text, say, say_lines
+from hpcml.terminal import columns, folded, json_text, say, say_lines
 
 TYPE_CHECKING = False  # as typing's, whose import would be most of what --help takes
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
     from types import ModuleType
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
     from hpcml.remote.server import RemoteSession
 
 TEXT = """hpcml runs a plain Python script on N nodes of a Slurm machine: a Dask scheduler, workers and the script
 in one allocation, closed to everybody else. Without Slurm it runs the same script on this machine."""
+NOTES = (
+    "RUN is a run's id or its beginning, its name, its Slurm job id, or 'last'.",
+    "On a laptop, --host HOST (or HPCML_HOST) runs the command on that login node, by ssh.",
+    "hpcml COMMAND --help says more; hpcml --version says which hpcml this is.",
+)
 
 # What each command is called with and does.
 COMMANDS = {
@@ -41,28 +46,28 @@ _TAKE_A_SCRIPT = ("submit", "plan")
 
 def overview() -> str:
     """Return what ``hpcml --help`` prints, without argparse, whose import would double the time."""
-    width = max(len(f"{name} {words}") for name, (words, _) in COMMANDS.items())
-    rows = [f"  {f'{name} {words}':<{width}}  {does}" for name, (words, does) in COMMANDS.items()]
-    listed = "\n".join(rows)
-    return f"""usage: hpcml [--host HOST] COMMAND …
-
-{TEXT}
-
-commands:
-{listed}
-
-RUN is a run's id or its beginning, its name, its Slurm job id, or 'last'.
-On a laptop, --host HOST (or HPCML_HOST) runs the command on that login node, by ssh.
-hpcml COMMAND --help says more; hpcml --version says which hpcml this is.
-"""
+    width = min(columns(sys.stdout, 80), 100)
+    wide = max(map(len, COMMANDS)) + 4
+    lines = ["usage: hpcml [--host HOST] COMMAND …", "", *folded(TEXT, width), "", "commands:"]
+    for name, (_, does) in COMMANDS.items():
+        lines += folded(does, width, first=f"  {name:<{wide - 2}}", rest=" " * wide)
+    lines.append("")
+    for text in NOTES:
+        lines += folded(text, width)
+    return "\n".join([*lines, ""])
 
 
 def build_parser(command: str) -> argparse.ArgumentParser:
     """Return the parser of one command."""
     import argparse
 
+    from hpcml.help_layout import HelpLayout
+
     class Parser(argparse.ArgumentParser):
-        """argparse with hpcml's way of failing: one sentence, a next step, status 64."""
+        """argparse with hpcml's way of failing (one sentence, a next step, status 64) and its layout of help."""
+
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**{"formatter_class": HelpLayout, **options})
 
         def error(self, message: str) -> NoReturn:
             """Raise instead of exiting, so that every error is printed in one place."""

@@ -21,6 +21,7 @@ from distributed import KilledWorker
 
 import hpcml
 from gallery import spill
+from hpcml.help_layout import HelpLayout
 from hpcml.terminal import say
 from hpcml.units import format_bytes
 
@@ -89,14 +90,13 @@ def parser(name: str, description: str | None, *, rows: int | None, data: bool =
     name
         The job's: it begins every message.
     description
-        The module's docstring, which ``--help`` shows as it stands; the exit statuses are added.
+        The module's docstring, which ``--help`` shows in lines that fit the terminal; the exit statuses are added.
     rows
         The default of ``--rows``, for made data; None for a job that makes none.
     data
         Whether the job reads files at all.
     """
-    layout = argparse.RawDescriptionHelpFormatter
-    made = argparse.ArgumentParser(name, description=f"{description}\n{STATUSES}", formatter_class=layout)
+    made = argparse.ArgumentParser(name, description=f"{description}\n{STATUSES}", formatter_class=HelpLayout)
     if data:
         made.add_argument("--data", help="a file, a folder or a quoted glob (default: data made for the purpose)")
     if rows is not None:

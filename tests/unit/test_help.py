@@ -1,0 +1,76 @@
+"""Help fits the terminal, and breaks lines between words only."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from gallery import job
+from hpcml.cli import main
+from hpcml.terminal import columns, folded
+
+JOBS = sorted(Path(job.__file__).parents[1].glob("*.py"))
+
+
+def check(text: str, wide: str, width: int) -> None:
+    assert not [line for line in text.splitlines() if len(line) > width]
+    gone_on = re.sub(r" \\$", "", text, flags=re.MULTILINE)
+    assert gone_on.split() == wide.split()
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("command", main.COMMANDS)
+def test_of_a_command(command: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
+    monkeypatch.setattr("hpcml.help_layout.WIDEST", 1000)
+    wide = main.build_parser(command).format_help()
+    monkeypatch.setenv("COLUMNS", str(width))
+    check(main.build_parser(command).format_help(), wide, width)
+
+
+@pytest.mark.parametrize("width", [60, 80])
+@pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)
+def test_of_a_job(path: Path, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its text and the options that all jobs have."""
+    description = ast.get_docstring(ast.parse(path.read_text()), clean=False)
+    assert description
+    monkeypatch.setenv("COLUMNS", "1000")
+    monkeypatch.setattr("hpcml.help_layout.WIDEST", 1000)
+    wide = job.parser(path.stem, description, rows=1000).format_help()
+    monkeypatch.setenv("COLUMNS", str(width))
+    text = job.parser(path.stem, description, rows=1000).format_help()
+    check(text, wide, width)
+    assert re.search(r"^    (python|hpcml) .*", text, re.MULTILINE)  # examples are lines of their own
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_of_hpcml_itself(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcml.cli.main.columns", lambda *_: 1000)
+    wide = main.overview()
+    monkeypatch.setattr("hpcml.cli.main.columns", lambda *_: width)
+    check(main.overview(), wide, width)
+
+
+def test_a_pipe_has_no_width() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stream:
+        assert columns(stream) == 0
+        assert columns(stream, 80) == 80
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("", [""]),
+        ("a bc def", ["a bc", "def"]),
+        ("longer-than-it a", ["longer-than-it", "a"]),
+        ("a --own-clusters", ["a", "--own-clusters"]),
+    ],
+)
+def test_words_stay_whole(text: str, lines: list[str]) -> None:
+    assert folded(text, 5) == lines
