@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcml.cli import common
 from hpcml.errors import SlurmUnreachableError, StorageError
 from hpcml.runs import directories
-from hpcml.terminal import say, say_lines, shown
+from hpcml.terminal import columns, say, say_lines, shown
+from hpcml.units import format_time_limit
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
+    from collections.abc import Sequence
 
     from hpcml.runs import status as run_status
+
+HEADER = ("RUN", "STATE", "EXIT", "NODES", "AGE", "TIME", "JOB", "SITE", "WHAT")
+_NUMBERS = {HEADER.index(title) for title in ("EXIT", "NODES", "AGE", "TIME", "JOB")}  # aligned to the right
+_LEAST_WANTED = [HEADER.index(title) for title in ("SITE", "JOB", "TIME", "AGE", "NODES")]
+_WHAT = HEADER.index("WHAT")
+_SHORTEST_WHAT = 12  # characters; less tells nothing
+_DATE = len("-20260131-235959-ffff")  # the end of an id
+_SHORTEST_RUN = _DATE + 2  # a letter of the name, and that it is cut
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -35,16 +46,88 @@ def run(options: Namespace) -> int:
     if options.json:
         common.print_json([row.as_json() for row in rows])
         return 0
-    width = max([len(row.run) for row in rows], default=3)
     if rows:
-        say(f"{'RUN':<{width}}  {'SITE':<10} {'JOB':>8}  {'STATE':<13} {'EXIT':>4}  WHAT")
-    for row in rows:
-        code = "" if row.exit_status is None else str(row.exit_status)
-        site, job = shown(row.site), shown(row.job)
-        say(f"{row.run:<{width}}  {site:<10} {job:>8}  {row.state:<13} {code:>4}  {row.message[:60]}")
+        now = time.time()
+        for line in table([cells(row, now) for row in rows], columns(sys.stdout)):
+            say(line)
     if len(wanted) == most and (older := run_ids.index(wanted[0]) if wanted else len(run_ids)):
         say(f"{older} older runs are not shown (hpcml ls --all).", sys.stderr)
     return 0
+
+
+def cells(row: run_status.Status, now: float) -> tuple[str, ...]:
+    """Return a run's cells under ``HEADER``; what is not known is ``-``."""
+    submitted, begin = directories.submitted_at(row.run), row.times.get("allocated")
+    end = row.times.get("torn-down", row.times.get("driver-ended")) if row.over else now
+    facts = (
+        row.run,
+        row.state,
+        row.exit_status,
+        len(row.nodes) or row.node_count or None,
+        None if submitted is None else _age(max(0, int(now - submitted))),
+        None if begin is None or end is None else _duration(max(0, round(end - begin))),
+        row.job,
+        row.site,
+        row.message,
+    )
+    return tuple("-" if fact in (None, "") else shown(fact) for fact in facts)
+
+
+def table(rows: Sequence[Sequence[str]], width: int) -> list[str]:
+    """Return a header and rows in aligned columns of two spaces between; ``width`` 0 is as wide as they are.
+
+    Where they are too wide, what a run waits for or how it ended is cut, then whole columns go, and names are cut last.
+    """
+    lines = [HEADER, *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
+    kept = list(range(len(HEADER)))
+    if width:
+        kept.remove(_WHAT)
+        for column in _LEAST_WANTED:
+            if _sum(widths, kept) > width:
+                kept.remove(column)
+        if (room := width - _sum(widths, kept) - 2) >= _SHORTEST_WHAT:
+            widths[_WHAT] = min(widths[_WHAT], room)
+            kept.append(_WHAT)
+        widths[0] = max(_SHORTEST_RUN, min(widths[0], width - _sum(widths, kept) + widths[0]))
+    texts = []
+    for line in lines:
+        parts = [(cut_name if column == 0 else cut)(line[column], widths[column]) for column in kept]
+        aligned = [
+            f"{part:>{widths[column]}}" if column in _NUMBERS else f"{part:<{widths[column]}}"
+            for column, part in zip(kept, parts, strict=True)
+        ]
+        texts.append("  ".join(aligned).rstrip())
+    return texts
+
+
+def _sum(widths: Sequence[int], kept: Sequence[int]) -> int:
+    return sum(widths[column] + 2 for column in kept) - 2
+
+
+def cut(text: str, width: int) -> str:
+    """Return a text of at most so many characters."""
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def cut_name(run_id: str, width: int) -> str:
+    """Return a run's id with as much of its name as there is room for; the date and what follows stay."""
+    name, date = run_id[:-_DATE], run_id[-_DATE:]
+    return run_id if len(run_id) <= width else cut(name, width - _DATE) + date
+
+
+def _age(seconds: int) -> str:
+    """Return an age in its largest unit: ``12s``, ``5m``, ``3h``, ``40d``."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= size:
+            return f"{seconds // size}{unit}"
+    return f"{seconds}s"
+
+
+def _duration(seconds: int) -> str:
+    """Return a duration as squeue writes it: ``0:12``, ``1:02:05``, ``2-01:00:00``."""
+    text = format_time_limit(seconds).removeprefix("00:")
+    return text.removeprefix("0")
 
 
 def _rows(paths: list[Path]) -> list[run_status.Status]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import calendar
 import contextlib
 import errno
 import json
@@ -118,6 +119,14 @@ def new_id(name: str) -> str:
     seconds, nanoseconds = divmod(time.time_ns(), 10**9)
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(seconds))
     return f"{name}-{stamp}-{nanoseconds * 65536 // 10**9:04x}"
+
+
+def submitted_at(run_id: str) -> float | None:
+    """Return when a run was submitted, in seconds since 1970, as its id tells; None if it is no run's id."""
+    if match := _ID.fullmatch(run_id):
+        with contextlib.suppress(ValueError):
+            return calendar.timegm(time.strptime(match["time"][:15], "%Y%m%d-%H%M%S"))
+    return None
 
 
 _STORAGE_HINTS = {

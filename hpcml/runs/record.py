@@ -14,12 +14,13 @@ from hpcml.runs.tables import Table, complete
 
 
 class Planned(NamedTuple):
-    """What a run was to be; ``workers`` in all, ``time_limit`` in seconds, 0 without one."""
+    """What a run was to be; ``nodes`` and ``workers`` in all, ``time_limit`` in seconds, 0 without one."""
 
     scheduler: str = "local"
     site: str = ""
     image: str = ""
     service: str = ""
+    nodes: int = 0
     workers: int = 0
     time_limit: int = 0
 
@@ -73,6 +74,7 @@ def planned(run: directories.Run) -> Planned:
             plan.get("site", str, ""),
             inside.get("image", str, ""),
             inside.get("service", str, ""),
+            inside.get("nodes", int, 0),
             inside.get("nodes", int, 0) * inside.get("workers_per_node", int, 0),
             inside.get("time_limit", int, 0),
         )

@@ -59,7 +59,8 @@ _STATES = {
 class Status(NamedTuple):
     """A run at one moment.
 
-    ``phase`` is refused, unknown, queued, starting, running, ending or ended. ``workers`` are there of ``expected``.
+    ``phase`` is refused, unknown, queued, starting, running, ending or ended. ``node_count`` is how
+    many nodes it asked for; ``workers`` are there of ``expected``.
     ``times`` are its events' in seconds since 1970. ``ended_as`` is Slurm's word for its end. ``silent`` is why Slurm
     could not be asked; all else is then from the run's own files.
     """
@@ -73,6 +74,7 @@ class Status(NamedTuple):
     job_state: str = ""
     estimate: str = ""
     nodes: tuple[str, ...] = ()
+    node_count: int = 0
     workers: int = 0
     expected: int = 0
     protocol: str = ""
@@ -157,6 +159,7 @@ def _from_files(run: directories.Run, record: RunRecord) -> Status:
         job=run.job,
         in_image=bool(planned.image),
         service=planned.service,
+        node_count=planned.nodes,
         expected=planned.workers,
         directory=str(run.paths.directory),
     )

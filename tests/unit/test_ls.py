@@ -1,0 +1,86 @@
+"""The table of runs at every width."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcml.cli import ls
+from hpcml.runs import directories
+from hpcml.runs.status import Status
+
+ID = "kmeans-20261122-223919-4499"
+LONG = "a-name-that-is-as-long-as-a-name-of-a-run-can-be-in-practice-20261122-223920-77aa"
+NOW = 1795387159.0 + 65  # 65 s after ID
+TIMES = {"allocated": NOW - 60, "driver-ended": NOW - 3, "torn-down": NOW - 2}
+ROWS = [
+    Status(ID, "leonardo", "ended", "the script ended with exit status 0", job="12345678", nodes=("a", "b"), times=TIMES,
+           exit_status=0, ended_as="OUT_OF_MEMORY"),
+    Status("b-20261120-000000-0000", "leonardo", "queued", "waiting for free nodes", job="12345679", node_count=128),
+    Status("c-20261122-223959-0000", "local", "running", "the script runs", nodes=("n1",), times={"allocated": NOW - 7}),
+    Status("d-20261122-223959-0000", "lab", "ended", "a node of the allocation failed", job="7", exit_status=87,
+           ended_as="NODE_FAIL", times={"allocated": NOW - 9}),
+]  # fmt: skip
+
+
+def lines(width: int, *more: Status) -> list[str]:
+    return ls.table([ls.cells(row, NOW) for row in (*ROWS, *more)], width)
+
+
+def test_in_a_pipe_nothing_is_cut() -> None:
+    table = [line.split("  ") for line in lines(0)]
+    cells = [[cell.strip() for cell in row if cell.strip()] for row in table]
+    assert cells == [
+        list(ls.HEADER),
+        [ID, "OUT_OF_MEMORY", "0", "2", "1m", "0:58", "12345678", "leonardo", "the script ended with exit status 0"],
+        ["b-20261120-000000-0000", "PENDING", "-", "128", "2d", "-", "12345679", "leonardo", "waiting for free nodes"],
+        ["c-20261122-223959-0000", "RUNNING", "-", "1", "25s", "0:07", "-", "local", "the script runs"],
+        ["d-20261122-223959-0000", "NODE_FAIL", "87", "-", "25s", "-", "7", "lab", "a node of the allocation failed"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("width", "titles"),
+    [
+        (60, "RUN STATE EXIT NODES AGE"),
+        (80, "RUN STATE EXIT NODES AGE TIME JOB"),
+        (120, "RUN STATE EXIT NODES AGE TIME JOB SITE WHAT"),
+    ],
+)
+def test_a_terminal_s_width(width: int, titles: str) -> None:
+    table = lines(width)
+    assert table[0].split() == titles.split()
+    assert max(map(len, table)) <= width
+    assert [line.split()[0] for line in table[1:]] == [row.run for row in ROWS]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_long_name_is_cut_last(width: int) -> None:
+    table = lines(width, ROWS[0]._replace(run=LONG))
+    assert max(map(len, table)) <= width
+    run, state = table[-1].split()[:2]
+    assert state == "OUT_OF_MEMORY"
+    assert run.endswith("-20261122-223920-77aa")
+    assert (run == LONG) == (width == 120)
+    assert ID in table[1]
+
+
+def test_when_a_run_was_submitted() -> None:
+    assert directories.submitted_at(ID) == NOW - 65
+    assert directories.submitted_at("kmeans") is None
+    assert directories.submitted_at("x-20269999-999999-0000") is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "age", "duration"),
+    [
+        (0, "0s", "0:00"),
+        (59, "59s", "0:59"),
+        (3600, "1h", "1:00:00"),
+        (36000, "10h", "10:00:00"),
+        (176400, "2d", "2-01:00:00"),
+    ],
+)
+def test_ages_and_durations(seconds: int, age: str, duration: str) -> None:
+    row = Status(ID, "", "running", times={"allocated": NOW - 65})
+    cells = ls.cells(row, NOW - 65 + seconds)
+    assert (cells[4], cells[5]) == (age, duration)
