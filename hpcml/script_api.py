@@ -71,8 +71,8 @@ def connect(*, backend: str = "", **options: Any) -> Client:
 
     In a run it is connected to the run's cluster, all of whose workers are there already. Elsewhere a cluster of
     this machine's CPUs is started (for this process's lifetime), closed to other users of the machine by mutual TLS;
-    it has no dashboard and opens no HTTP port. In an allocation made by hand (``salloc``) that is the node where the
-    script runs: ``hpcml submit`` uses them all.
+    it has no dashboard and opens no HTTP port. A script needs no main guard: the workers do not import it. In an
+    allocation made by hand (``salloc``) that is the node where the script runs: ``hpcml submit`` uses them all.
 
     Parameters
     ----------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import logging.handlers
@@ -12,8 +13,10 @@ import socket
 import ssl
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from hpcml.node.roles.dask_worker import PrivateWorker
@@ -39,6 +42,153 @@ def main():
 if __name__ == "__main__":
     main()
 """
+
+WITHOUT_GUARD = """
+import os, sys
+print("runs", flush=True)
+import hpcml
+
+class Pair:
+    def __init__(self, value):
+        self.value = value
+
+def paired(value):
+    import beside
+    return Pair(beside.twice(value)), os.getpid()
+
+client = hpcml.connect(n_workers=2, threads_per_worker=1)
+results = [future.result() for future in client.map(paired, range(4), pure=False)]
+pids = set(client.run(os.getpid).values())
+print(len(pids), os.getpid() in pids, sum(pair.value for pair, _ in results), type(results[0][0]) is Pair, flush=True)
+"""
+EXPECTED = "runs\n2 False 12 True\n"
+KERNEL = """
+import sys
+import time
+from jupyter_client.manager import start_new_kernel
+manager, client = start_new_kernel(kernel_name="python3")
+answer = client.execute_interactive(open("script.py").read(), timeout=60,
+    output_hook=lambda message: print(message["content"].get("text", ""), end=""))
+client.stop_channels()
+manager.shutdown_kernel()
+sys.exit(answer["content"]["status"] != "ok")
+"""
+WAYS = {  # the arguments of Python, and the text on its standard input
+    "script": (["script.py"], ""),
+    "stdin": (["-"], WITHOUT_GUARD),
+    "-c": (["-c", WITHOUT_GUARD], ""),
+    "-m": (["-m", "package.module"], ""),
+    "REPL": (["-i", "-q"], WITHOUT_GUARD),
+    "kernel": (["-c", KERNEL], ""),
+}
+
+
+def prepare(folder: Path, script: str) -> dict[str, str]:
+    """Write a script, as a module too, and one beside it; return an environment whose TMPDIR is empty."""
+    (folder / "tmp").mkdir()
+    (folder / "package").mkdir()
+    for path in ("script.py", "package/module.py"):
+        (folder / path).write_text(script)
+    (folder / "beside.py").write_text("def twice(value):\n    return 2 * value\n")
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("HPCML_", "DASK_"))}
+    return own | {"TMPDIR": str(folder / "tmp")}
+
+
+def wait_until_gone(folder: Path) -> None:
+    """Wait until no process has the folder in its environment, and nothing is left in its ``tmp``."""
+    until = time.monotonic() + 20
+    while left := (processes_of(folder), list((folder / "tmp").glob("hpcml-*"))):
+        if left == ([], []):
+            return
+        assert time.monotonic() < until, left
+        time.sleep(0.1)
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    mine = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("TMPDIR") == str(folder / "tmp"):
+                mine.append(process)
+    return mine
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_main_guard_is_needed(tmp_path: Path, way: str) -> None:
+    if way == "kernel":
+        pytest.importorskip("ipykernel")
+    arguments, text = WAYS[way]
+    done = subprocess.run([sys.executable, *arguments], env=prepare(tmp_path, WITHOUT_GUARD), cwd=tmp_path, input=text,
+                          capture_output=True, text=True, timeout=90, check=False)  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, EXPECTED), done.stderr
+    wait_until_gone(tmp_path)
+
+
+ENDS = {
+    "an exception": ("1 / 0", 1),
+    "sys.exit": ("sys.exit(3)", 3),
+    "os._exit": ("os._exit(4)", 4),
+    "SIGTERM": ("os.kill(os.getpid(), 15)", -15),
+    "SIGKILL": ("os.kill(os.getpid(), 9)", -9),
+    "Ctrl-C": (
+        "import signal, time\nclient.submit(time.sleep, 60)\ntime.sleep(1)\nos.killpg(0, 2)\ntime.sleep(60)",
+        -2,
+    ),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_nothing_is_left_behind(tmp_path: Path, end: str) -> None:
+    line, status = ENDS[end]
+    environment = prepare(tmp_path, f"{WITHOUT_GUARD}\n{line}\n")
+    done = subprocess.run([sys.executable, "script.py"], env=environment, cwd=tmp_path, capture_output=True, text=True,
+                          timeout=90, check=False, start_new_session=True)  # fmt: skip
+    assert (done.returncode, done.stdout) == (status, EXPECTED), done.stderr
+    wait_until_gone(tmp_path)
+
+
+LIFE = """
+import asyncio, os, signal, hpcml
+
+client = hpcml.connect(n_workers=1, threads_per_worker=1, memory_limit="500MB", local_directory=os.environ["TMPDIR"],
+                       dashboard_address=":0", silence_logs=50)
+def pids():
+    return sorted(client.run(os.getpid).values())
+client.cluster.scale(2)
+client.wait_for_workers(2, timeout=30)
+before = pids()
+client.restart()
+client.wait_for_workers(2, timeout=30)
+assert not set(before) & set(pids()), "restart"
+os.kill(pids()[0], signal.SIGKILL)
+while len(client.nthreads()) == 2:
+    pass
+client.wait_for_workers(2, timeout=30)
+client.cluster.adapt(minimum=3, maximum=3)
+client.wait_for_workers(3, timeout=30)
+client.cluster.close()
+client.close()
+
+with hpcml.connect(processes=False, n_workers=1) as inside:
+    assert inside.submit(os.getpid).result() == os.getpid()
+inside.cluster.close()
+
+async def later():
+    client = await hpcml.connect(asynchronous=True, n_workers=1)
+    assert await client.submit(sum, [1, 2]) == 3
+    await client.cluster.close()
+    await client.close()
+
+asyncio.run(later())
+print("done")
+"""
+
+
+def test_a_cluster_s_life_without_main_guard(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "script.py"], env=prepare(tmp_path, LIFE), cwd=tmp_path, capture_output=True,
+                          text=True, timeout=120, check=False)  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+    wait_until_gone(tmp_path)
 
 
 def answers(port: int, *, tls: bool) -> bytes:

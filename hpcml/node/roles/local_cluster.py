@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import multiprocessing.spawn
+import os
+import subprocess
 import tempfile
 import threading
 import weakref
+from pathlib import Path
 from typing import Any
 
 from distributed import LocalCluster, Nanny, Scheduler
 from distributed.http.routing import RoutingApplication
+from distributed.nanny import WorkerProcess
 from tornado.httpserver import HTTPServer
 
 from hpcml.node import scratch
 from hpcml.node.roles.dask_worker import PrivateWorker
 from hpcml.node.security.connection_limits import Guarded
+
+WITHOUT_SCRIPT = "Dask worker of hpcml.connect()"  # the name of a process that multiprocessing starts
+REMOVE_AFTERWARDS = """
+read -r nothing
+for attempt in 1 2 3 4 5; do rm -rf -- "$1" 2>/dev/null && exit; sleep 1; done
+"""
 
 
 class ClosedScheduler(Guarded, Scheduler):  # type: ignore[misc]
@@ -29,11 +40,61 @@ class ClosedScheduler(Guarded, Scheduler):  # type: ignore[misc]
         self.http_server.port = 0
 
 
+class _WithoutScript(WorkerProcess):  # type: ignore[misc]
+    """A worker's process that does not import the user's script: without a main guard that would run it again.
+
+    Functions and classes of ``__main__`` travel by value in any case (cloudpickle).
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "process" and value is not None:  # it is set before the process is started
+            value._process.name = WITHOUT_SCRIPT  # noqa: SLF001 - AsyncProcess has a name, and no way to give one
+        super().__setattr__(name, value)
+
+
+def _leave_out_script() -> None:
+    """Have multiprocessing tell processes of that name nothing of ``__main__``; again it does nothing."""
+    original = multiprocessing.spawn.get_preparation_data
+    if original.__module__ == __name__:
+        return
+
+    def get_preparation_data(name: str) -> dict[str, Any]:
+        described: dict[str, Any] = original(name)
+        if name == WITHOUT_SCRIPT:
+            described = {key: value for key, value in described.items() if not key.startswith("init_main_from_")}
+        return described
+
+    multiprocessing.spawn.get_preparation_data = get_preparation_data
+
+
 class ClosedNanny(Guarded, Nanny):  # type: ignore[misc]
-    """A Nanny whose worker has no HTTP port."""
+    """A Nanny whose worker has no HTTP port, and does not import the user's script."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
+        _leave_out_script()
         super().__init__(*arguments, worker_class=PrivateWorker, **options)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "process" and type(value) is WorkerProcess:  # Dask has no option for this class
+            value.__class__ = _WithoutScript
+        super().__setattr__(name, value)
+
+
+class Remover:
+    """A shell that waits for the end of this process, in whatever way it ends, and removes a folder then."""
+
+    def __init__(self, folder: Path) -> None:
+        self._owner = os.getpid()
+        self._shell = subprocess.Popen(
+            ["sh", "-c", REMOVE_AFTERWARDS, "sh", str(folder)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, cwd="/", start_new_session=True,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """End the shell: the folder is gone."""
+        if os.getpid() == self._owner:  # a fork of the owner's has no say
+            self._shell.kill()
+            self._shell.communicate()
 
 
 class NoHttpPort:
@@ -60,17 +121,21 @@ class ClosedCluster(NoHttpPort, LocalCluster):  # type: ignore[misc]
         except scratch.UnsafePlaceError as error:
             raise RuntimeError(f"{error}; set TMPDIR to a folder of your own, or to a sticky one of root's") from error
         threading.Thread(target=scratch.sweep, args=(place,), name="hpcml-sweep", daemon=True).start()
-        weakref.finalize(self, folder.remove)  # at the interpreter's exit too
-        self._folder = folder
+        self._removed = weakref.finalize(self, _remove, folder, Remover(folder.path))  # at the interpreter's exit too
         processes = options.get("processes", True)
         closed = {"security": True, "host": "127.0.0.1", "worker_class": ClosedNanny if processes else PrivateWorker}
         options["scheduler_kwargs"] = {**(options.get("scheduler_kwargs") or {}), "local_directory": str(folder.path)}
         try:
             super().__init__(**{**closed, **options, "local_directory": str(folder.path)})
         except BaseException:
-            folder.remove()
+            self._removed()
             raise
 
     async def _close(self) -> None:
         await super()._close()
-        self._folder.remove()
+        self._removed()
+
+
+def _remove(folder: scratch.Folder, remover: Remover) -> None:
+    folder.remove()
+    remover.close()
