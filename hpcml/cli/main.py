@@ -71,6 +71,9 @@ def build_parser(command: str) -> argparse.ArgumentParser:
 
         def error(self, message: str) -> NoReturn:
             """Raise instead of exiting, so that every error is printed in one place."""
+            word = message.removeprefix("unrecognized arguments: ").split(" ")[0]
+            if word.startswith("-") and word != message:
+                raise _no_option(word, self)
             raise errors.UsageError(message[:1].upper() + message[1:], place=self.prog, hint=f"Try {self.prog} --help.")
 
     words, does = COMMANDS[command]
@@ -167,6 +170,23 @@ def _host(given: str | None) -> tuple[str, str] | None:
 
     host, named_by = (process_environment().get("HPCML_HOST", ""), "HPCML_HOST") if given is None else (given, "--host")
     return (host, named_by) if host else None
+
+
+def _no_option(word: str, parser: argparse.ArgumentParser) -> errors.UsageError:
+    """Return the error for an option that a command does not have: what sbatch's stands for here, or what was meant."""
+    from hpcml.schedulers import sbatch_options
+    from hpcml.sites.layers import nearest
+
+    option = word.partition("=")[0] if word.startswith("--") else word[:2]
+    long_options = {name[2:] for action in parser._actions for name in action.option_strings if name[:2] == "--"}  # noqa: SLF001 - there is no other way to ask
+    hint = sbatch_options.instead(option) if "nodes" in long_options else ""
+    if not hint and option.startswith("--"):
+        near = nearest(option[2:], sorted(long_options))
+        hint = f"Did you mean --{near}?" if near else ""
+    if not hint and "nodes" in long_options and option.startswith("--"):
+        hint = f"If it is sbatch's, pass it on: --sbatch={word}. Otherwise try {parser.prog} --help."
+    hint = hint or f"Try {parser.prog} --help."
+    return errors.UsageError(f"There is no option '{option}'", place=parser.prog, hint=hint)
 
 
 def _no_command(word: str) -> errors.UsageError:

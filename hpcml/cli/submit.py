@@ -5,17 +5,18 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpcml.cli import common
 from hpcml.errors import INTERNAL, MEANING, HpcmlError, UsageError
 from hpcml.runs import directories
 from hpcml.schedulers.request import JobSpec, measure
+from hpcml.schedulers.sbatch_options import directive, gpus
 from hpcml.sites import layers
 from hpcml.terminal import Raw, note, say, say_lines
 
 if TYPE_CHECKING:  # each command imports what it needs: `submit` is to be fast
-    from argparse import ArgumentParser, Namespace
+    from argparse import Action, ArgumentParser, Namespace
 
     from hpcml.runs import status as run_status
     from hpcml.runs import submit as submission
@@ -34,7 +35,7 @@ VALUES = {
     "how much": {
         "--nodes": "how many nodes",
         "--time": "time limit: 30 (minutes), 2:00:00, 1-12:00:00 or 90m",
-        "--gpus-per-node": "GPUs on each node",
+        "--gpus-per-node": "GPUs on each node: 4, or of a type: a100:4",
         "--cpus-per-node": "CPUs on each node",
         "--memory-per-node": "memory on each node, e.g. 120G",
     },
@@ -44,7 +45,35 @@ VALUES = {
         "--protocol": "Dask's protocol: auto, ucx or tcp (always with TLS)",
         "--image": "run all roles inside this Apptainer image",
     },
+    "passed to Slurm": {
+        "--constraint": "features that the nodes have",
+        "--exclude": "nodes not to take",
+        "--nodelist": "nodes to take",
+        "--reservation": "reservation to run in",
+        "--mail-user": "who gets mail",
+        "--mail-type": "when, e.g. END,FAIL",
+        "--begin": "not before, e.g. 20:00 or now+1hour",
+        "--gres": "gpu:4 or gpu:a100:4 (as --gpus-per-node), or others",
+        "--sbatch": "any other of sbatch's: --sbatch=--licenses=foo (repeatable)",
+    },
 }
+# Slurm's own words for the same.
+ALSO = {
+    "--account": ("-A",),
+    "--partition": ("-p",),
+    "--qos": ("-q",),
+    "--dependency": ("-d",),
+    "--nodes": ("-N",),
+    "--time": ("-t",),
+    "--memory-per-node": ("--mem",),
+    "--name": ("-J", "--job-name"),
+    "--constraint": ("-C",),
+    "--exclude": ("-x",),
+    "--nodelist": ("-w",),
+    "--begin": ("-b",),
+}
+_PASSED = "passed to Slurm"
+_EXCLUSIVE = "whole nodes, shared with nobody"
 FLAGS = {
     "--dry-run": "print the batch script and submit nothing",
     "--check": "ask Slurm whether it would take the job; submit nothing",
@@ -58,19 +87,53 @@ FLAGS = {
 def add_options(parser: ArgumentParser, flags: Iterable[str] = FLAGS) -> None:
     """Add what each verb takes that submits a run; ``flags`` are those of the last group that it has."""
     parser.epilog = "All that follows SCRIPT belongs to the script, dashes included."
+    passed, gres = _actions()
     for title, options in VALUES.items():
         group = parser.add_argument_group(title)
         for option, text in options.items():
-            many = "append" if option == "--set" else "store"
-            group.add_argument(option, action=many, help=text, metavar=option.lstrip("-").upper().replace("-", "_"))
+            action: str | type[Action] = "append" if option in ("--set", "--sbatch") else "store"
+            if title == _PASSED and option != "--sbatch":
+                action = gres if option == "--gres" else passed
+            name = option.lstrip("-").replace("-", "_")
+            dest = "sbatch" if title == _PASSED else name
+            group.add_argument(option, *ALSO.get(option, ()), action=action, help=text, metavar=name.upper(), dest=dest)
+        if title == _PASSED:
+            group.add_argument("--exclusive", action=passed, nargs=0, help=_EXCLUSIVE, dest="sbatch")
     group = parser.add_argument_group("what to do")
     for flag in flags:
         group.add_argument(flag, action="store_true", help=FLAGS[flag])
 
 
+def _actions() -> tuple[type[Action], type[Action]]:
+    """Return the actions that collect options for sbatch in their order, so that the last of one counts."""
+    import argparse
+
+    from hpcml.schedulers import sbatch_options
+
+    class Passed(argparse.Action):
+        """One option for sbatch."""
+
+        def __call__(self, _: ArgumentParser, options: Namespace, value: Any, __: str | None = None) -> None:
+            """Add it to those that are passed on."""
+            text = f"{self.option_strings[0]}={value}" if self.nargs is None else self.option_strings[0]
+            options.sbatch = [*(options.sbatch or []), text]
+
+    class Gres(Passed):
+        """``--gres``, whose GPUs are hpcml's own."""
+
+        def __call__(self, parser: ArgumentParser, options: Namespace, value: Any, word: str | None = None) -> None:
+            """Divide the GPUs from the rest."""
+            gpus, rest = sbatch_options.gres(value)
+            options.gpus_per_node = gpus or options.gpus_per_node
+            if rest:
+                super().__call__(parser, options, rest, word)
+
+    return Passed, Gres
+
+
 def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Divide the words behind the verb into hpcml's own and the script with all that follows it."""
-    with_value = {option for group in VALUES.values() for option in group}
+    with_value = {word for group in VALUES.values() for option in group for word in (option, *ALSO.get(option, ()))}
     position = 0
     while position < len(words):
         word = words[position]
@@ -149,9 +212,12 @@ def _check_modes(options: Namespace) -> None:
 def make_spec(options: Namespace, script: list[str]) -> JobSpec:
     """Return the request; an option that was not given keeps the record's own "not said"."""
     given = {name: value for name in JobSpec._fields if (value := getattr(options, name, None)) is not None}
+    given["sbatch"] = tuple(dict(directive(text, "hpcml submit") for text in given.pop("sbatch", ())).items())
+    if "gpus_per_node" in given:
+        given["gpu_type"], given["gpus_per_node"] = gpus(given["gpus_per_node"])
     for name, value in given.items():
         option = f"--{name.replace('_', '-')}"
-        if name == "own_clusters":
+        if name in ("own_clusters", "gpu_type", "sbatch"):
             continue
         if name in _COUNTS:
             given[name] = common.whole(value, option)

@@ -6,6 +6,7 @@ from hpcml import units
 from hpcml.errors import ConfigError, UsageError
 from hpcml.node.settings import Gpu
 from hpcml.schedulers.request import JobSpec
+from hpcml.sites.layers import nearest
 from hpcml.sites.schema import Site
 
 _PROTOCOLS = {"": "", "auto": "auto", "ucx": "ucx", "tls": "tls", "tcp": "tls"}  # TCP is always with TLS
@@ -28,7 +29,9 @@ def protocol(site: Site, spec: JobSpec) -> str:
         If the request names another.
     """
     if spec.protocol not in _PROTOCOLS:
-        raise UsageError(f"There is no protocol '{spec.protocol}'", place="--protocol", hint="One of: auto, ucx, tcp.")
+        near = nearest(spec.protocol, ["auto", "ucx", "tcp"])
+        hint = f"Did you mean {near}?" if near else "One of: auto, ucx, tcp."
+        raise UsageError(f"There is no protocol '{spec.protocol}'", place="--protocol", hint=hint)
     return _PROTOCOLS[spec.protocol] or site.network.protocol
 
 

@@ -64,6 +64,7 @@ def check_file(script: Path) -> None:
             start = file.read(4096)
     except (FileNotFoundError, NotADirectoryError) as error:
         hint = "Check the spelling; options of hpcml go before SCRIPT, the script's own behind it."
+        hint = f"Did you mean {near}?" if (near := _near(script)) else hint
         raise NotFoundError("There is no such script", place=str(script), hint=hint) from error
     except OSError as error:
         hint = "Let yourself read it (chmod u+r), or name another."
@@ -285,3 +286,13 @@ def _tell_missing(
     told = ", ".join(f"{one.name} ({place(base, one.file, one.line)})" for one in missing[:_NOTED])
     more = f" and {len(missing) - _NOTED} more" if len(missing) > _NOTED else ""
     return [f"imported, and not found in the environment of runtime.python as seen from here: {told}{more}"]
+
+
+def _near(path: Path) -> str:
+    """Return the file beside a path that was probably meant, or nothing."""
+    try:
+        files = [Path(entry.name) for entry in os.scandir(path.parent) if entry.is_file()]
+    except OSError:
+        return ""
+    by_stem = {file.stem: file.name for file in files if file.suffix == path.suffix or file.stem == path.stem}
+    return by_stem.get(layers.nearest(path.stem, list(by_stem)), "")

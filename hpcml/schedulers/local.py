@@ -26,7 +26,13 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
         raise SiteError("The local site has one machine, and so one node with GPUs", place="--nodes", hint=hint)
     reason = f"the local site has one machine: the workers of {count} nodes all run on it"
     prologue = ("export HPCML_NODE=local HPCML_NODE_NAMES=local",)
-    return JobLayout(prologue=prologue, one_machine=ONE_MACHINE, reasons=(reason,) if count > 1 else ())
+    passed = ", ".join(option for option, _ in request.spec.sbatch)
+    return JobLayout(
+        prologue=prologue,
+        one_machine=ONE_MACHINE,
+        reasons=(reason,) if count > 1 else (),
+        notices=(f"the local site has no counterpart of sbatch's {passed}: not used",) if passed else (),
+    )
 
 
 def submit(site: Site, run: RunPaths) -> Submission:

@@ -28,7 +28,8 @@ class JobSpec(NamedTuple):
     ``service`` is a program of hpcml's in the place of a script (``jupyter``, ``fabric``; ``script`` is then only its
     name); JupyterLab ends after ``idle`` seconds without use (0: never). ``staged``: script and ``cwd`` are there for
     the submission only, and the script runs in the run's own copy of them. ``sources`` are the folders that the copy of
-    the code may link to. ``own_clusters``: see the nodes' settings.
+    the code may link to. ``own_clusters``: see the nodes' settings. ``sbatch`` are options that are
+    passed on, as (name, value) with an empty value for a flag; no name twice.
     """
 
     script: Path
@@ -51,6 +52,8 @@ class JobSpec(NamedTuple):
     staged: bool = False
     sources: tuple[Path, ...] = ()
     own_clusters: bool = False
+    gpu_type: str = ""
+    sbatch: tuple[tuple[str, str], ...] = ()
 
     def given(self) -> dict[str, object]:
         """Return what was said, by its name here."""

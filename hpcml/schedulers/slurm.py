@@ -70,7 +70,10 @@ _REFUSALS = {
         "Ask for fewer nodes or less time, or another --qos.",
     ),
     r"dependency problem": ("The dependency is not one that Slurm accepts", "Check --dependency (afterok:JOBID)."),
-    r"Invalid feature": ("No node has the feature that is asked for", "Check slurm.extra in the profile."),
+    r"Invalid feature": (
+        "No node has the feature that is asked for",
+        "Check --constraint, or slurm.extra in the profile (sinfo -o '%P %f').",
+    ),
     r"Access/permission denied|not permitted to use": (
         "Slurm does not permit this submission",
         "Check --partition and --account, and from which machine you submit; or ask the site's support.",

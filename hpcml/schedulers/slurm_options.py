@@ -10,6 +10,7 @@ from hpcml.errors import ConfigError, SiteError, UsageError
 from hpcml.paths import ROLES
 from hpcml.schedulers import JobLayout, JobRequest, Launcher
 from hpcml.schedulers.request import JobSpec
+from hpcml.sites.layers import nearest
 from hpcml.sites.schema import Partition, Site
 
 # Directives that a profile cannot have: by its comment a job is found again, and an array would run in one directory.
@@ -37,6 +38,9 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
     notices: list[str] = []
     name = _partition(site, request, reasons, notices)
     directives = _directives(site, request, name, reasons, notices)
+    known_qos = {site.defaults.qos, *(partition.qos for partition in site.partitions.values())} - {""}
+    if request.asked.qos and request.asked.qos not in known_qos and (near := nearest(request.asked.qos, [*known_qos])):
+        notices.append(f"QoS {request.asked.qos} is not in the profile: did you mean {near}?")
     return JobLayout(
         directives=directives,
         directive_word="#SBATCH",
@@ -65,6 +69,8 @@ def _partition(site: Site, request: JobRequest, reasons: list[str], notices: lis
     named = spec.partition
     if asked and site.partitions and named not in site.partitions:
         reasons.append(f"partition {named} is not in the profile: its limits are not known here")
+        if near := nearest(named, list(site.partitions)):
+            notices.append(f"partition {named} is not in the profile: did you mean {near}?")
     if asked or not site.partitions:
         if misfit := _misfit(site, named, spec):
             others = (name for name in site.partitions if name != named and not _misfit(site, name, spec))
@@ -112,7 +118,8 @@ def _directives(
 ) -> tuple[tuple[str, str], ...]:
     """Return the #SBATCH options in order, as (option, value) with an empty value for a flag.
 
-    The profile's ``extra`` replace hpcml's own, but none that stands for an option of the user's.
+    The profile's ``extra`` replace hpcml's own, but none that stands for an option of the user's. What the user passes
+    to sbatch comes last.
     """
     spec = request.spec
     if site.slurm.account_required and not spec.account:
@@ -132,7 +139,7 @@ def _directives(
         ("--nodes", str(spec.nodes)),
         ("--ntasks-per-node", "1"),
         ("--cpus-per-task", str(cpus or "")),
-        *_gpu_directives(site, spec.gpus_per_node),
+        *_gpu_directives(site, spec.gpus_per_node, spec.gpu_type),
         ("--mem", units.format_memory_for_slurm(memory) if memory else ""),
         ("--time", units.format_time_limit(spec.time) if spec.time else ""),
         ("--dependency", spec.dependency),
@@ -146,9 +153,12 @@ def _directives(
         for name in sorted(request.asked.given())
         for option in _MEANS.get(name, ())
     }
+    passed = dict(spec.sbatch)
     extra = []
     for option, value in (_extra_directive(site, line) for line in site.slurm.extra):
-        if option in users and not (option == "--gres" and not value.startswith("gpu")):
+        if option in passed or (option == "--requeue" and "--no-requeue" in passed):
+            reasons.append(f"{option} is given: {option}={value} of the profile's slurm.extra does not count")
+        elif option in users and not (option == "--gres" and not value.startswith("gpu")):
             reasons.append(f"{users[option]} is given: {option}={value} of the profile's slurm.extra does not count")
         else:
             extra.append((option, value))
@@ -159,11 +169,15 @@ def _directives(
         for option, _ in own
         if option in users and option in removed
     ]
-    flags = [] if ("--requeue", "") in extra else ["--no-requeue"]
+    flags = [] if ("--requeue", "") in extra or "--requeue" in passed else ["--no-requeue"]
     flags += ["--exclusive"] if site.resources.exclusive else []
-    left_out = {*removed, *(option for option, _ in extra)}
     own += [(flag, "") for flag in flags]
-    return (*((option, value) for option, value in own if option not in left_out), *extra)
+    if "--gres" in passed:  # what hpcml asks for stands there too: a second --gres would replace it
+        own_gres = [value for option, value in own if option == "--gres" and option not in removed]
+        passed["--gres"] = ",".join([*own_gres, passed["--gres"]])
+    reasons += [f"{option}={value}: asked for".replace("=:", ":") for option, value in spec.sbatch]
+    left_out = {*removed, *(option for option, _ in extra), *passed}
+    return (*((option, value) for option, value in own if option not in left_out), *extra, *passed.items())
 
 
 def _extra_directive(site: Site, line: str) -> tuple[str, str]:
@@ -181,10 +195,11 @@ def _known_directive(site: Site, option: str) -> str:
     return option
 
 
-def _gpu_directives(site: Site, gpus: int) -> list[tuple[str, str]]:
+def _gpu_directives(site: Site, gpus: int, asked_type: str) -> list[tuple[str, str]]:
     if not gpus or site.slurm.gpu_request == "none":
         return []
-    kind = f"{site.slurm.gpu_type}:" if site.slurm.gpu_type else ""
+    gpu_type = asked_type or site.slurm.gpu_type
+    kind = f"{gpu_type}:" if gpu_type else ""
     if site.slurm.gpu_request == "gres":
         return [("--gres", f"gpu:{kind}{gpus}")]
     return [("--gpus-per-node", f"{kind}{gpus}")]

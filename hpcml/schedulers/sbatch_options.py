@@ -1,0 +1,105 @@
+"""sbatch's options as users type them: what is passed on, and what hpcml decides or names otherwise."""
+
+from __future__ import annotations
+
+import re
+
+from hpcml.errors import UsageError
+
+_DIRECTIVE = re.compile(r"--[a-z][a-z0-9-]*")
+# What hpcml has an option for, or decides itself, by sbatch's long and short words: one sentence each.
+_NAMES = {
+    "--nodes": "Use --nodes.",
+    "--job-name": "Use --name.",
+    "--account": "Use --account.",
+    "--partition": "Use --partition.",
+    "--qos": "Use --qos.",
+    "--time": "Use --time.",
+    "--dependency": "Use --dependency.",
+    "--mem": "Use --memory-per-node.",
+}
+INSTEAD = {
+    "--gpus": "Use --gpus-per-node: GPUs are asked for by node.",
+    "-G": "Use --gpus-per-node: GPUs are asked for by node.",
+    "--gpus-per-task": "Use --gpus-per-node: each GPU gets a worker.",
+    "--gpus-per-socket": "Use --gpus-per-node: GPUs are asked for by node.",
+    "--ntasks": "Use --nodes, and --set workers.per_node=N for more workers on a node.",
+    "-n": "Use --nodes (-N), and --set workers.per_node=N for more workers on a node.",
+    "--ntasks-per-node": "Use --set workers.per_node=N: one task per node starts all its workers.",
+    "--cpus-per-task": "Use --cpus-per-node; --set workers.threads=N says how many threads a worker has.",
+    "-c": "Use --cpus-per-node; --set workers.threads=N says how many threads a worker has.",
+    "--cpus-per-gpu": "Use --cpus-per-node.",
+    "--mem-per-cpu": "Use --memory-per-node.",
+    "--mem-per-gpu": "Use --memory-per-node.",
+    "--array": "Submit once for each element: a run has one directory.",
+    "-a": "Submit once for each element: a run has one directory.",
+    "--output": "The output is kept in the run's logs: hpcml logs.",
+    "-o": "The output is kept in the run's logs: hpcml logs.",
+    "--error": "The output is kept in the run's logs: hpcml logs.",
+    "-e": "The output is kept in the run's logs: hpcml logs.",
+    "--open-mode": "The output is kept in the run's logs: hpcml logs.",
+    "--chdir": "The script runs in the folder that you submit from: change to it first.",
+    "-D": "The script runs in the folder that you submit from: change to it first.",
+    "--export": "Use [environment] in the site's settings.",
+    "--export-file": "Use [environment] in the site's settings.",
+    "--signal": "Use --set slurm.signal_lead=TIME.",
+    "--comment": "By its comment hpcml finds the job again; --name names it.",
+    "--clusters": "Submit on a login node of that cluster.",
+    "--cluster": "Submit on a login node of that cluster.",
+    "-M": "Submit on a login node of that cluster.",
+    "--wrap": "Name a script.",
+    "--parsable": "Use --json.",
+    "--test-only": "Use --check.",
+}
+
+
+def instead(option: str) -> str:
+    """Return which option of hpcml's stands for one of sbatch's, or why there is none; nothing if it is neither."""
+    return INSTEAD.get(option, "")
+
+
+def directive(text: str, place: str) -> tuple[str, str]:
+    """Return an option for sbatch, as ``--constraint=fast`` or ``--exclusive``, as its name and value.
+
+    Raises
+    ------
+    UsageError
+        If it is no option in its long form, has an empty value, or is one that hpcml decides.
+    """
+    option, equals, value = (part.strip() for part in text.partition("="))
+    if not _DIRECTIVE.fullmatch(option):
+        raise UsageError(f"'{text}' is not an option of sbatch", place=place, hint="Write --sbatch=--constraint=fast.")
+    if equals and not value:
+        raise UsageError(f"{option} is empty", place=place, hint="Leave it out, or give it a value.")
+    if why := _NAMES.get(option, "") or instead(option):
+        raise UsageError(f"{option} is not passed to sbatch: hpcml decides it", place=place, hint=why)
+    if option == "--gres" and "gpu" in re.split(r"[:,]", value):
+        hint = "Use --gpus-per-node N or TYPE:N."
+        raise UsageError("--gres=gpu is not passed to sbatch: hpcml decides it", place=place, hint=hint)
+    return option, value
+
+
+def gres(text: str) -> tuple[str, str]:
+    """Divide what ``--gres`` asks for into the GPUs of a node, as ``4`` or ``a100:4``, and the rest.
+
+    Raises
+    ------
+    UsageError
+        If it is empty, or its GPUs have no plain number.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    gpus = [part for part in parts if re.match(r"gpu\b", part)]
+    if not all(parts) or len(gpus) > 1:
+        raise UsageError(f"'{text}' cannot be read", place="--gres", hint="Write --gres gpu:4 or gpu:a100:4.")
+    wanted = "".join(gpus).removeprefix("gpu").removeprefix(":")
+    if gpus and not wanted.rpartition(":")[2].isdecimal():
+        wanted = f"{wanted}:1".lstrip(":")  # as Slurm reads it
+    return wanted, ",".join(part for part in parts if part not in gpus)
+
+
+def gpus(text: str) -> tuple[str, str]:
+    """Divide GPUs of a node into their type and their number: ``a100:4``, or ``4`` of no type."""
+    kind, _, count = text.rpartition(":")
+    if kind and not re.fullmatch(r"[A-Za-z0-9_.-]+", kind):
+        raise UsageError(f"'{text}' is not TYPE:N", place="--gpus-per-node", hint="Write --gpus-per-node a100:4.")
+    return kind, count

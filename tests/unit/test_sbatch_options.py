@@ -1,0 +1,128 @@
+"""sbatch's options: which are passed on, how they meet the profile's, and which option stands for the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcml.cli import main, submit
+from hpcml.errors import UsageError
+from hpcml.plan import plan
+from hpcml.schedulers import sbatch_options
+from hpcml.schedulers.request import JobSpec
+from hpcml.sites import schema
+from hpcml.sites.layers import Layers, build
+
+LOCATION = plan.RunLocation(Path("/runs/job-20261121-074500-1a2b"), "/usr/bin/python3", "0")
+
+
+def request(*words: str) -> JobSpec:
+    return submit.make_spec(main.build_parser("submit").parse_args(words), ["job.py"])
+
+
+def planned(table: dict[str, Any], *words: str) -> plan.Plan:
+    layers = Layers()
+    layers.add({"scheduler": "slurm", "name": "here", **table}, "test")
+    return plan.plan(build(schema.Site, layers), request(*words), LOCATION)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("-N", "4"), {"nodes": 4}),
+        (("-N4",), {"nodes": 4}),
+        (("-N=4",), {"nodes": 4}),
+        (("-N", "4", "--nodes", "2"), {"nodes": 2}),
+        (("-A", "a", "-p", "b", "-q", "c", "-J", "d"), {"account": "a", "partition": "b", "qos": "c", "name": "d"}),
+        (("-t", "1:00:00"), {"time": 3600}),
+        (("--mem", "10G"), {"memory_per_node": 10 * 1024**3}),
+        (("--gres", "gpu:4"), {"gpus_per_node": 4, "gpu_type": "", "sbatch": ()}),
+        (("--gres=gpu",), {"gpus_per_node": 1}),
+        (("--gres=gpu:a100",), {"gpus_per_node": 1, "gpu_type": "a100"}),
+        (("--gres=gpu:a100:4",), {"gpus_per_node": 4, "gpu_type": "a100"}),
+        (("--gpus-per-node", "a100:4"), {"gpus_per_node": 4, "gpu_type": "a100"}),
+        (("--gres=gpu:a100:4", "--gpus-per-node", "2"), {"gpus_per_node": 2, "gpu_type": ""}),
+        (("--gres=gpu:2,tmpfs:10g",), {"gpus_per_node": 2, "sbatch": (("--gres", "tmpfs:10g"),)}),
+        (("-C", "a", "--constraint=b"), {"sbatch": (("--constraint", "b"),)}),
+        (("-C", "a", "--sbatch=--constraint=b"), {"sbatch": (("--constraint", "b"),)}),
+        (("--exclusive", "-x", "n1"), {"sbatch": (("--exclusive", ""), ("--exclude", "n1"))}),
+    ],
+)
+def test_slurms_words(words: tuple[str, ...], expected: dict[str, Any]) -> None:
+    spec = request(*words)
+    assert {name: getattr(spec, name) for name in expected} == expected
+
+
+def test_the_script_begins_behind_a_short_options_value() -> None:
+    assert submit.split_script(["-N", "4", "-A", "x", "a.py", "-N", "2"]) == (
+        ["-N", "4", "-A", "x"],
+        ["a.py", "-N", "2"],
+    )
+    assert submit.split_script(["-N4", "--exclusive", "a.py"]) == (["-N4", "--exclusive"], ["a.py"])
+
+
+@pytest.mark.parametrize("option", [*sbatch_options.INSTEAD, "--nodes", "--job-name", "--mem"])
+def test_what_hpcml_decides_is_not_passed_on(option: str) -> None:
+    if not option.startswith("--"):
+        return
+    with pytest.raises(UsageError, match="hpcml decides it") as caught:
+        request(f"--sbatch={option}=1")
+    assert caught.value.hint.endswith((".", "hpcml logs."))
+
+
+@pytest.mark.parametrize("text", ["constraint=x", "-C x", "", "--constraint=", "--gres=gpu:2", "--gres=tmpfs:1,gpu:2"])
+def test_what_is_no_option_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        request(f"--sbatch={text}")
+
+
+@pytest.mark.parametrize("text", ["", "gpu:4,", "gpu:1,gpu:2", "gpu:a:b:c d"])
+def test_gres_that_cannot_be_read(text: str) -> None:
+    with pytest.raises(UsageError):
+        request(f"--gres={text}")
+
+
+def test_options_are_passed_on_and_replace_the_profiles() -> None:
+    profile = {"slurm": {"extra": ["--constraint=cpu", "--requeue"], "gpu_request": "gres"}}
+    made = planned(profile, "-C", "fast", "--gres=gpu:a100:2,tmpfs:1g", "--exclusive", "--sbatch=--no-requeue")
+    found = dict(made.directives)
+    assert found["--constraint"] == "fast"
+    assert found["--gres"] == "gpu:a100:2,tmpfs:1g"
+    assert found["--exclusive"] == found["--no-requeue"] == ""
+    assert "--requeue" not in found
+    assert not made.may_start_again
+    assert "--constraint is given: --constraint=cpu of the profile's slurm.extra does not count" in made.reasons
+    names = [option for option, _ in made.directives]
+    assert len(names) == len(set(names))
+
+
+def test_the_local_site_says_that_it_passes_nothing_on() -> None:
+    made = planned({"scheduler": "local"}, "-C", "fast", "--exclusive")
+    assert made.notices == ("the local site has no counterpart of sbatch's --constraint, --exclusive: not used",)
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("--node", "4"), "Did you mean --nodes?"),
+        (("--wiat",), "Did you mean --wait?"),
+        (("--gpus=4",), "Use --gpus-per-node"),
+        (("-n4",), "Use --nodes"),
+        (("--licenses=foo",), "--sbatch=--licenses=foo"),
+    ],
+)
+def test_an_unknown_option_is_answered_with_what_is_meant(words: tuple[str, ...], hint: str) -> None:
+    with pytest.raises(UsageError, match="There is no option") as caught:
+        main.build_parser("submit").parse_args(words)
+    assert hint in caught.value.hint
+
+
+def test_near_names_of_the_profile() -> None:
+    table = {"partitions": {"long": {"qos": "slow"}, "gpu": {}}}
+    assert "did you mean long?" in planned(table, "-p", "lomg").notices[0]
+    assert "did you mean slow?" in planned(table, "-q", "slwo").notices[0]
+    with pytest.raises(UsageError) as caught:
+        planned({}, "--protocol", "uxc")
+    assert caught.value.hint == "Did you mean ucx?"
