@@ -71,6 +71,7 @@ class AttemptPaths:
         self.time_limit = directory / "time-limit"
         self.ended = directory / "ended"
         self.lost = directory / "lost"
+        self.script_error = directory / "script-error.json"
         self.fabric = directory / "fabric.json"
 
     def exit_of(self, role: str, node: str) -> Path:

@@ -281,6 +281,8 @@ def _wait(run: directories.Run, *, as_json: bool) -> int:
     assert last is not None
     if last.by != "script":
         _explain(last)
+    elif last.exit_status and last.hint and not as_json:
+        say(f"hpcml: {last.hint}", sys.stderr)
     if as_json:
         common.print_json(last.as_json())
     return INTERNAL if last.exit_status is None else last.exit_status

@@ -290,6 +290,13 @@ def test_a_nanny_plugin_is_refused_in_words(here: Here) -> None:
     assert "have no Nanny" in done.stdout
 
 
+def test_a_failed_script_s_last_line_is_the_next_step(here: Here) -> None:
+    done = here.submit("def f():\n    input()\nf()\n")
+    assert (done.returncode, done.stdout.count("EOFError")) == (1, 1)
+    assert done.stderr.splitlines()[-1].startswith("hpcml: A batch job has no keyboard")
+    assert "no keyboard" in here.status()["hint"]
+
+
 def test_output_passes_byte_for_byte(here: Here) -> None:
     """Bytes that are no text, long lines, progress bars, no line break at the end; hpcml's lines are elsewhere."""
     text = "import sys\nsys.stdout.buffer.write(bytes(range(256)) * 4000 + b'\\xff\\0\\r 50%\\r 99%')\n"

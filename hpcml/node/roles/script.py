@@ -35,6 +35,7 @@ class Script:
         command = [sys.executable, "-u", *what, *settings.arguments]
         environment = {name: value for name, value in environment.items() if name not in _SUPERVISOR}
         environment |= {"HPCML_CODE_OF": settings.code_of} if settings.code_of else {}
+        environment |= {} if settings.service else {"HPCML_SCRIPT_ERROR": str(context.attempt.script_error)}
         jupyter = settings.service == "jupyter"
         if not jupyter:  # which takes up both itself, when its own files are made
             script_environment.restore(environment)

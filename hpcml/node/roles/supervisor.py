@@ -13,7 +13,7 @@ from hpcml.files import tail
 from hpcml.node import scratch, storage
 from hpcml.node.control_socket import Channel
 from hpcml.node.outcome import EventLog, Outcome, RunEndedError, say
-from hpcml.node.roles import end_cause
+from hpcml.node.roles import end_cause, error_hints
 from hpcml.node.roles.bring_up import NO_FOLDER, BringUp
 from hpcml.node.roles.run_state import RunState
 from hpcml.node.roles.script import Script
@@ -127,7 +127,8 @@ def _follow(state: RunState, script: Script) -> Outcome:
     ended_as = must_end.state if must_end and obeyed else "OUT_OF_MEMORY" if starved else ""
     quote = () if status == 0 else tail(state.context.run.driver_log, width=300)
     by = "hpcml" if state.context.settings.service and status == errors.START_FAILED else "script"
-    return Outcome(status, "driver", by, script.describe_end(status), quote=quote, ended_as=ended_as)
+    hint = error_hints.next_step(state.context) if status else ""
+    return Outcome(status, "driver", by, script.describe_end(status), hint, quote, ended_as)
 
 
 def tear_down(state: RunState, outcome: Outcome) -> None:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 
 _CODE_OF = os.environ.pop("HPCML_CODE_OF", "")  # the folder whose copy the script is in
+_NOTE = os.environ.pop("HPCML_SCRIPT_ERROR", "")  # where an error that ends the script is written down
+_PROCESS = os.getpid()
+_LONGEST = 2000  # characters of a message that are written down
 
 
 def main() -> None:
@@ -59,6 +62,30 @@ def print_error(kind: type[BaseException], error: BaseException, trace: Tracebac
     if _CODE_OF:
         _name_originals(described, f"{os.environ['HPCML_RUN_DIR']}/code/", f"{_CODE_OF}/")
     print("".join(described.format()), file=sys.stderr, end="")
+    if _NOTE and os.getpid() == _PROCESS:  # not of a process that the script has forked
+        _write_down(error, described)
+
+
+def _write_down(error: BaseException | None, described: TracebackException) -> None:
+    """Write type, message, file and line of an error and of its causes, for the hint at the run's end."""
+    path, sys.path[:] = list(sys.path), [entry for entry in sys.path if entry.startswith((sys.prefix, sys.base_prefix))]
+    try:
+        import json
+    finally:
+        sys.path[:] = path
+    chain: list[dict[str, object]] = []
+    while error is not None and len(chain) < 10:
+        one = {"type": type(error).__name__, "message": str(error)[:_LONGEST], "name": getattr(error, "name", None)}
+        chain.append(one)
+        error = error.__cause__ or error.__context__
+    last = described.stack[-1] if described.stack else None
+    facts = {"file": last.filename if last else "", "line": last.lineno if last else None, "chain": chain}
+    try:
+        descriptor = os.open(_NOTE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(descriptor, "w") as file:
+            json.dump(facts, file, default=str)
+    except OSError as problem:  # the log says what happened; the disk may be full
+        print(f"hpcml: {_NOTE} cannot be written: {problem.strerror}", file=sys.stderr)
 
 
 def _name_originals(described: TracebackException | None, copy: str, original: str) -> None:

@@ -1,0 +1,50 @@
+"""What a user can do about the error that ended the script, where hpcml knows it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any
+
+from hpcml.node import files
+from hpcml.node.settings import Context
+
+_MIXED = (
+    "NumPy's and CuPy's arrays were mixed: client = hpcml.connect(backend=\"gpu\") makes Dask's arrays CuPy's, and"
+    " .get() copies one to the CPU."
+)
+_NO_KEYBOARD = "A batch job has no keyboard: give the script by arguments or a file what input() asks for."
+# The error's type, what its message holds, and the next step.
+_HINTS = (
+    ("TypeError", r"Unsupported type <class 'numpy\.ndarray'>", _MIXED),
+    ("TypeError", r"Implicit conversion to a (host )?NumPy array", _MIXED),
+    ("EOFError", r"EOF when reading a line", _NO_KEYBOARD),
+)
+
+
+def next_step(context: Context) -> str:
+    """Return the next step after the error that the script's process has written down, empty if none is known."""
+    try:
+        error = files.read_json(context.attempt.script_error)
+    except (OSError, ValueError) as problem:
+        return f"What ended the script cannot be read: {problem}."
+    for one in (error or {}).get("chain", ()):
+        if hint := _hint(one, context.settings.image):
+            return hint
+    return ""
+
+
+def _hint(error: dict[str, Any], image: str) -> str:
+    if error["type"] == "ModuleNotFoundError" and error["name"] and "." not in error["name"]:
+        return _add_module(error["name"], image)
+    return next(
+        (hint for kind, text, hint in _HINTS if error["type"] == kind and re.search(text, error["message"])), ""
+    )
+
+
+def _add_module(name: str, image: str) -> str:
+    """Say where a module is missing and how it gets there; its package may have another name."""
+    if image:
+        return f"The image {image} has no module '{name}': build one that has it (hpcml image build --help)."
+    add = f"{sys.executable} -m pip install {name}"
+    return f"{sys.executable}, which ran the script, has no module '{name}': {add}; or set runtime.python to another."

@@ -1,0 +1,71 @@
+"""The next step after the error that ended a script."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from hpcml.node.roles import error_hints
+from hpcml.node.script import launcher
+from hpcml.node.settings import Context
+from hpcml.paths import AttemptPaths
+
+
+def run(folder: Path, text: str, *, image: str = "") -> tuple[str, str]:
+    """Run a script as a run does and return the hint, and what the script said."""
+    attempt = AttemptPaths(folder)
+    script = folder / "main.py"
+    script.write_text(text)
+    start = "import sys; from hpcml.node.script.launcher import main; main()"
+    root = Path(launcher.__file__).parents[3]
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", start, str(script)], capture_output=True, text=True, check=False, timeout=60,
+        env={"HPCML_SCRIPT_ERROR": str(attempt.script_error), "PYTHONPATH": str(root)}, stdin=subprocess.DEVNULL)  # fmt: skip
+    context: Any = SimpleNamespace(attempt=attempt, settings=SimpleNamespace(image=image))
+    return error_hints.next_step(cast("Context", context)), done.stderr
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    ("import nowhere_here", f"{sys.executable} -m pip install nowhere_here"),
+    ("input('name? ')", "no keyboard"),
+    ("raise TypeError(\"Unsupported type <class 'numpy.ndarray'>\")", 'hpcml.connect(backend="gpu")'),
+    ("raise TypeError('Implicit conversion to a NumPy array is not allowed.')", ".get()"),
+    ("raise TypeError('Implicit conversion to a host NumPy array via __array__ is not allowed')", ".get()"),
+    ("try:\n    input()\nexcept EOFError as error:\n    raise RuntimeError('x') from error", "no keyboard"),
+])  # fmt: skip
+def test_an_error_that_is_known_has_a_next_step(tmp_path: Path, text: str, words: str) -> None:
+    hint, said = run(tmp_path, text)
+    assert words in hint
+    assert said.count("Traceback") >= 1
+
+
+@pytest.mark.parametrize("text", [
+    "1 / 0", "raise SystemExit(3)", "raise TypeError('x')", "import os.nowhere", "print(1)", "import os; os._exit(1)",
+    "import os\nif not os.fork():\n    input()\nos.wait(); os._exit(1)",
+])  # fmt: skip
+def test_other_ends_have_none(tmp_path: Path, text: str) -> None:
+    assert run(tmp_path, text)[0] == ""
+
+
+def test_in_an_image_the_image_lacks_a_module(tmp_path: Path) -> None:
+    assert (
+        "The image /x/y.sif has no module 'nowhere_here'" in run(tmp_path, "import nowhere_here", image="/x/y.sif")[0]
+    )
+
+
+def test_a_file_beside_the_script_with_a_name_of_the_library_is_not_taken(tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('taken')")
+    hint, said = run(tmp_path, "import nowhere_here")
+    assert "nowhere_here" in hint, said
+
+
+def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "script-error.json").mkdir()
+    hint, said = run(tmp_path, "import nowhere_here")
+    assert "cannot be written: Is a directory" in said
+    assert hint.startswith("What ended the script cannot be read")
