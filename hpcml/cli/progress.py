@@ -13,10 +13,10 @@ from typing import NamedTuple, TextIO
 from hpcml import files
 from hpcml.runs import directories
 from hpcml.runs.status import Status
-from hpcml.terminal import Raw, say, shown
+from hpcml.terminal import Raw, columns, say, shown
 from hpcml.units import format_seconds
 
-_MARKS = {"ok": ("✓", "32"), "bad": ("✗", "31"), "wait": ("·", "33")}
+_MARKS = {"ok": ("✓", "32"), "bad": ("✗", "31"), "wait": ("·", "1")}  # bold: yellow cannot be read on white
 
 
 class Tail:
@@ -140,7 +140,9 @@ class Progress:
         self.colour = self.live and not environment.get("NO_COLOR")
         self.shown: set[str] = set()
         self.attempt = 0
-        self.line = ""
+        self.line = self.drawn = ""  # the text that goes on changing, and as much of it as the terminal shows
+        self.columns = 0
+        self.folds = not environment.get("XTERM_VERSION")  # xterm alone cuts its lines when it becomes narrower
         self.since = time.time()
 
     def show(self, status: Status) -> None:
@@ -148,7 +150,9 @@ class Progress:
         self.show_past(status)
         present = _present(status)
         if status.phase == "ended":
-            mark, text = "ok" if status.exit_status == 0 else "bad", f"{status.message} (status {status.exit_status})"
+            mark, text = "ok" if status.exit_status == 0 else "bad", status.message
+            if not text.endswith(f" exit status {status.exit_status}"):
+                text += f" (status {status.exit_status})"
             self._once("end", _Line(mark, "ended", text, "driver-ended", "driver-started"), status.times)
         elif present and status.phase == "running":  # the script writes now: no line may stay open beside its own
             self._once(f"now {present}", _Line("wait", *present))
@@ -182,12 +186,25 @@ class Progress:
         if text == self.line:
             return
         self.clear()
+        self.line = text
         if self.live:
-            self.stream.write(_fitted(text, os.get_terminal_size(self.stream.fileno()).columns or 80))
-            self.stream.flush()
+            self._draw()
         else:
             say(text, self.stream)
-        self.line = text
+
+    def _draw(self) -> None:
+        self.columns = columns(self.stream, 80)
+        self.drawn = _fitted(self.line, self.columns)
+        self.stream.write(self.drawn)
+        self.stream.flush()
+
+    def fit(self) -> None:
+        """Draw the changing line anew if the terminal has another width now."""
+        if self.live and self.line and columns(self.stream, 80) != self.columns:
+            line = self.line
+            self._clear_changing()
+            self.line = line
+            self._draw()
 
     def clear(self) -> None:
         """Take the changing line away, and end the line that the script's output has left open."""
@@ -199,7 +216,8 @@ class Progress:
 
     def _clear_changing(self) -> None:
         if self.live and self.line:
-            self.stream.write("\r\x1b[K")
+            above = (_cells(self.drawn) - 1) // columns(self.stream, 80) if self.folds else 0
+            self.stream.write(f"\x1b[{above}A\r\x1b[J" if above > 0 else "\r\x1b[K")
         self.stream.flush()
         self.line = ""
 
@@ -216,11 +234,16 @@ def _may_meet(out: TextIO, err: TextIO) -> bool:
     return len(kinds) == 1 and not stat.S_ISREG(one.st_mode)  # two terminals, or two pipes to the same reader
 
 
-def _fitted(text: str, columns: int) -> str:
+def _cells(text: str) -> int:
+    """Return how many columns a text takes."""
+    return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in text)
+
+
+def _fitted(text: str, width: int) -> str:
     """Return a text cut to less than a line, so that the terminal does not break it and all of it can be cleared."""
-    left = columns - 2
+    left = width - 2
     for position, character in enumerate(text):
-        left -= 2 if unicodedata.east_asian_width(character) in "WF" else 1
+        left -= _cells(character)
         if left < 0:
             return f"{text[:position]}…"
     return text

@@ -264,10 +264,16 @@ def _wait(run: directories.Run, *, as_json: bool) -> int:
 
     output = Tail(run.paths.driver_log, sys.stdout, own=True)
     progress = Progress(sys.stderr, layers.process_environment(), output)
-    pass_on, mark = (lambda: None, lambda: None) if as_json else (output.copy_marked, output.mark)
+    pass_on = (lambda: None) if as_json else output.copy_marked
+
+    def before() -> None:
+        progress.fit()
+        if not as_json:
+            output.mark()
+
     try:
         last = None
-        for last in run_status.follow(run, pass_on, before=mark):
+        for last in run_status.follow(run, pass_on, before=before):
             if last.phase == "ended" and not as_json:  # all that the script wrote stands before its end
                 progress.show_past(last)
                 while output.copy():
@@ -275,12 +281,14 @@ def _wait(run: directories.Run, *, as_json: bool) -> int:
             progress.show(last)
     except KeyboardInterrupt:
         progress.clear()
-        back, end = f"hpcml logs -f {run.id}", f"hpcml cancel {run.id}"
-        say_lines(f"\nDetached; the run goes on. Back to it: {back}; end it: {end}.", sys.stderr)
+        say_lines(
+            f"\nDetached; the run goes on.\n  back to it  hpcml logs -f {run.id}\n  end it      hpcml cancel {run.id}",
+            sys.stderr,
+        )
         return 130
     assert last is not None
     if last.by != "script":
-        _explain(last)
+        explain(last)
     elif last.exit_status and last.hint and not as_json:
         say(f"hpcml: {last.hint}", sys.stderr)
     if as_json:
@@ -288,10 +296,12 @@ def _wait(run: directories.Run, *, as_json: bool) -> int:
     return INTERNAL if last.exit_status is None else last.exit_status
 
 
-def _explain(last: run_status.Status) -> None:
+def explain(last: run_status.Status) -> None:
     """Say why hpcml or Slurm ended a run; the script's own end speaks for itself."""
     status = last.exit_status or 0
     meaning = MEANING.get(status, "")
+    if last.message == meaning and not last.hint and not last.quote:
+        return  # the last line said it all: the run was cancelled
     error = HpcmlError(
         last.message[:1].upper() + last.message[1:],
         place=f"status {status}: {meaning}" if meaning else "",

@@ -17,6 +17,7 @@ from typing import TextIO
 
 import pytest
 
+from hpcml.cli import submit
 from hpcml.cli.progress import Progress, Tail
 from hpcml.errors import StorageError
 from hpcml.runs.status import Status
@@ -83,6 +84,82 @@ def test_a_long_wait_stays_one_line(columns: int, tmp_path: Path) -> None:
 
     shown = on_a_terminal(columns, act)
     assert [line.partition("  ")[0] for line in shown if line] == ["✓ nodes", "· scheduler"]
+
+
+@pytest.mark.parametrize("xterm", [True, False])
+def test_a_terminal_that_changes_its_width(xterm: bool, tmp_path: Path) -> None:
+    """Narrower: what the terminal has folded goes with the rows above (xterm cuts instead). Wider: more is shown."""
+    written: list[str] = []
+
+    def act(stream: TextIO) -> None:
+        environment = {"TERM": "xterm", **({"XTERM_VERSION": "XTerm(379)"} if xterm else {})}
+        progress = Progress(stream, environment, Tail(tmp_path / "log", stream))
+        progress.show(Status("r", "lab", "queued", QUEUED, job="12"))
+        progress.stream = Noting(stream, written)  # type: ignore[assignment]
+        progress.fit()  # the same width: nothing is written
+        for columns in (40, 200):
+            fcntl.ioctl(stream.fileno(), termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+            progress.fit()
+
+    on_a_terminal(100, act)
+    above, narrow, clear, wide = written
+    assert above == ("\r\x1b[K" if xterm else "\x1b[2A\r\x1b[J")
+    assert len(narrow) == 39
+    assert clear == "\r\x1b[K"
+    assert wide == f"· queued     job 12: {QUEUED}"
+
+
+class Noting:
+    """A stream that keeps what is written to it, too."""
+
+    def __init__(self, stream: TextIO, written: list[str]) -> None:
+        self.stream, self.written = stream, written
+
+    def write(self, text: str) -> int:
+        self.written.append(text)
+        return self.stream.write(text)
+
+    def flush(self) -> None:
+        self.stream.flush()
+
+    def fileno(self) -> int:
+        return self.stream.fileno()
+
+
+@pytest.mark.parametrize(
+    ("environment", "colour", "changes"),
+    [
+        ({"TERM": "xterm"}, True, True),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, False, True),
+        ({"TERM": "dumb"}, False, False),
+        ({}, False, False),
+    ],
+)
+def test_what_a_terminal_obeys(environment: dict[str, str], colour: bool, changes: bool) -> None:
+    def act(stream: TextIO) -> None:
+        progress = Progress(stream, environment)
+        assert (progress.colour, progress.live) == (colour, changes)
+        written: list[str] = []
+        progress.stream = Noting(stream, written)  # type: ignore[assignment]
+        progress.show(Status("r", "lab", "ended", "the run was cancelled", exit_status=86))
+        assert "".join(written).startswith("\x1b[31m✗\x1b[0m" if colour else "✗ ")
+
+    on_a_terminal(80, act)
+
+
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [
+        ("the script ended with exit status 3", "the script ended with exit status 3"),
+        ("the run was cancelled", "the run was cancelled (status 3)"),
+        ("the script ended with exit status 13", "the script ended with exit status 13 (status 3)"),
+    ],
+)
+def test_an_exit_status_is_said_once(message: str, line: str) -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    Progress(out, {"TERM": "xterm"}).show(Status("r", "lab", "ended", message, exit_status=3))
+    assert isinstance(out.buffer, io.BytesIO)
+    assert out.buffer.getvalue().decode() == f"✗ ended      {line}\n"
 
 
 @pytest.mark.parametrize("columns", [60, 80])
@@ -171,3 +248,18 @@ def test_a_log_that_is_no_file_of_ours_is_an_error_of_storage(tmp_path: Path) ->
         Tail(tmp_path / "log", stream).copy()
     with contextlib.suppress(BrokenPipeError):
         stream.close()
+
+
+@pytest.mark.parametrize(
+    ("last", "lines"),
+    [
+        (Status("r", "lab", "ended", "the run was cancelled", exit_status=86), 0),
+        (Status("r", "lab", "ended", "the run was cancelled", exit_status=86, hint="Look there."), 1),
+        (Status("r", "lab", "ended", "n2 has no worker", exit_status=81), 1),
+    ],
+)
+def test_an_end_is_explained_where_there_is_more_to_say(
+    last: Status, lines: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    submit.explain(last)
+    assert len(capsys.readouterr().err.splitlines()) == lines
