@@ -74,6 +74,14 @@ def folded(text: str, width: int, *, first: str = "", rest: str = "", open_end: 
     return [*lines, line]
 
 
+def say_fitted(text: str, file: TextIO, *, first: str = "", rest: str = "") -> None:
+    """Print a text after ``first``; where it is wider than the terminal, in lines that begin with ``rest``."""
+    text, width = shown(text), columns(file)
+    fits = not width or len(first) + len(text) <= width
+    for line in [first + text] if fits else folded(text, width, first=first, rest=rest):
+        say(line, file)
+
+
 def json_text(facts: object, indent: int | None = None) -> str:
     """Return facts as JSON that :func:`say` leaves as it is: DEL is the one character that JSON does not escape."""
     import json

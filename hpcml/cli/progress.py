@@ -13,7 +13,7 @@ from typing import NamedTuple, TextIO
 from hpcml import files
 from hpcml.runs import directories
 from hpcml.runs.status import Status
-from hpcml.terminal import Raw, columns, say, shown
+from hpcml.terminal import Raw, columns, say, say_fitted, shown
 from hpcml.units import format_seconds
 
 _MARKS = {"ok": ("✓", "32"), "bad": ("✗", "31"), "wait": ("·", "1")}  # bold: yellow cannot be read on white
@@ -175,11 +175,11 @@ class Progress:
         self.shown.add(key)
         self.clear()
         sign, colour = _MARKS[line.mark]
-        self.stream.write(f"\x1b[{colour}m{sign}\x1b[0m" if self.colour else sign)
         times = times or {}
         timed = line.begin in times and line.event in times
         took = f"  {format_seconds(max(0.0, times[line.event] - times[line.begin]))}" if timed else ""
-        say(f" {line.role:<10} {line.text}{took}", self.stream)
+        self.stream.write(f"\x1b[{colour}m{sign}\x1b[0m" if self.colour else sign)
+        say_fitted(f"{line.text}{took}", self.stream, first=f" {line.role:<10} ", rest=" " * 13)
 
     def _now(self, role: str, words: str) -> None:
         text = shown(f"{_MARKS['wait'][0]} {role:<10} {words}")

@@ -13,7 +13,7 @@ from hpcml.runs import directories
 from hpcml.schedulers.request import JobSpec, measure
 from hpcml.schedulers.sbatch_options import directive, gpus
 from hpcml.sites import layers
-from hpcml.terminal import Raw, note, say, say_lines
+from hpcml.terminal import Raw, note, say, say_fitted, say_lines
 
 if TYPE_CHECKING:  # each command imports what it needs: `submit` is to be fast
     from argparse import Action, ArgumentParser, Namespace
@@ -250,7 +250,7 @@ def _announce(run: directories.Run, *, as_json: bool) -> None:
         common.print_json({"run": run.id, "directory": str(run.paths.directory), **run.submission.as_json()})
         return
     job = f" job {run.job}" if run.job else ""
-    say(f"  run        {run.id}{job}  {run.paths.directory}", sys.stderr)
+    say_fitted(f"{run.id}{job}  {run.paths.directory}", sys.stderr, first="  run        ", rest=" " * 13)
     if run.submission.found_again:
         say("  submission Slurm's answer was lost; the job was found again by its comment", sys.stderr)
     for text in run.submission.notes:

@@ -251,15 +251,29 @@ def test_a_log_that_is_no_file_of_ours_is_an_error_of_storage(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("last", "lines"),
+    ("last", "more"),
     [
-        (Status("r", "lab", "ended", "the run was cancelled", exit_status=86), 0),
-        (Status("r", "lab", "ended", "the run was cancelled", exit_status=86, hint="Look there."), 1),
-        (Status("r", "lab", "ended", "n2 has no worker", exit_status=81), 1),
+        (Status("r", "lab", "ended", "the run was cancelled", exit_status=86), False),
+        (Status("r", "lab", "ended", "the run was cancelled", exit_status=86, hint="Look there."), True),
+        (Status("r", "lab", "ended", "n2 has no worker", exit_status=81), True),
     ],
 )
 def test_an_end_is_explained_where_there_is_more_to_say(
-    last: Status, lines: int, capsys: pytest.CaptureFixture[str]
+    last: Status, more: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     submit.explain(last)
-    assert len(capsys.readouterr().err.splitlines()) == lines
+    assert bool(capsys.readouterr().err) == more
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_a_long_line_goes_on_below_its_text(columns: int) -> None:
+    reason = "3 roles, python 3.11.2, dask 2026.7.1, ucx 1.21.0, pandas 3.0.1, cudf 26.10.00"
+    status = Status("r", "lab", "starting", versions=reason, times={"allocated": 1.0, "environment-ready": 2.0,
+                    "scheduler-up": 2.0})  # fmt: skip
+
+    shown = on_a_terminal(columns, lambda stream: Progress(stream, {"TERM": "xterm"}).show_past(status))
+    line = next(number for number, text in enumerate(shown) if text.startswith("✓ python     3 roles"))
+    text = " ".join("\n".join(shown[line:]).split())
+    assert text.startswith(f"✓ python {reason} 1.0 s")
+    if columns < 120:
+        assert shown[line + 1].startswith(" " * 13)
