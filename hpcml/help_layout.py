@@ -24,6 +24,13 @@ class HelpLayout(argparse.HelpFormatter):
         super().__init__(prog, indent_increment, max_help_position)
         self._width = min(self._width, WIDEST)
 
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        """Name the value of an option once, behind all its spellings."""
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        value = self._format_args(action, self._get_default_metavar_for_optional(action))
+        return f"{', '.join(action.option_strings)} {value}"
+
     def _split_lines(self, text: str, width: int) -> list[str]:
         return folded(text, width)
 

@@ -314,7 +314,8 @@ def test_a_running_run_is_shown_without_the_controller(cluster: Cluster) -> None
 def test_a_run_has_few_files(cluster: Cluster, per_node: int) -> None:
     """However many workers a node has: quotas and file systems count files."""
     script = "import hpcml\nprint(len(hpcml.connect().scheduler_info(n_workers=-1)['workers']), 'workers')\n"
-    ended = cluster.submit(script, "--nodes", "4", "--set", f"workers.per_node={per_node}")
+    ended = cluster.submit(script, "--nodes", "4", "--set", f"workers.per_node={per_node}",
+                           "--set", "workers.memory_limit=400MB")  # fmt: skip
     assert f"{4 * per_node} workers" in ended.out, ended.err
     files = [str(path.relative_to(ended.directory)) for path in ended.directory.rglob("*") if path.is_file()]
     assert len(files) <= 40, sorted(files)
