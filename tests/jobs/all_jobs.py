@@ -51,7 +51,9 @@ if __name__ == "__main__":
     parser.add_argument("seconds", type=int, nargs="?", default=300)
     parser.add_argument("times", type=int, nargs="?", default=1)
     given = parser.parse_args()
-    with hpcml.connect() as client:  # one cluster for all: each job's own would be started anew on the local site
+    with hpcml.connect(
+        backend="auto"
+    ) as client:  # one cluster for all: each job's own would be started anew on the local site
         hpcml.connect = lambda **_: contextlib.nullcontext(client)
         found = main(given.options, given.seconds, hpcml.run.out)
         good = {name: words for name, words in given.options.items() if found[name] == 0 and "/" not in name}
