@@ -1,25 +1,52 @@
 """hpcml: one command turns a plain Python script into a run on N nodes of a Slurm machine.
 
 Scripts use two names: :func:`connect` gives a ``distributed.Client`` wherever the script runs, and :data:`run` says
-what is known about the run (output directory, attempt, whether to stop soon). Importing hpcml imports neither Dask
-nor any command-line library.
+what is known about the run that the script is part of (output directory, attempt, whether to stop soon).
+
+Other programs use three: :func:`submit` starts a run, :func:`find_run` and :func:`list_runs` give runs that are there.
+What they return is a :class:`RunHandle`, and what they raise an :class:`HpcmlError`. Importing hpcml imports neither
+Dask nor any command-line library.
 """
 
 from __future__ import annotations
 
 TYPE_CHECKING = False  # as typing's, whose import would be most of what --help takes
 if TYPE_CHECKING:
+    from hpcml.errors import HpcmlError
+    from hpcml.login_api import find_run, list_runs, submit
+    from hpcml.runs.handle import RunHandle
     from hpcml.script_api import connect, run
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "connect", "run"]
+__all__ = ["HpcmlError", "RunHandle", "__version__", "connect", "find_run", "list_runs", "run", "submit"]
+
+_MODULES = {
+    "connect": "script_api",
+    "run": "script_api",
+    "submit": "login_api",
+    "find_run": "login_api",
+    "list_runs": "login_api",
+    "RunHandle": "runs.handle",
+    "HpcmlError": "errors",
+}
 
 
 def __getattr__(name: str) -> object:
-    """Import the script's side when it is first asked for: the command line does without it."""
-    if name not in ("connect", "run"):
+    """Import what has a name here when it is first asked for: the command line does without it."""
+    if name not in _MODULES:
         raise AttributeError(f"module 'hpcml' has no attribute '{name}'")
-    from hpcml import script_api
+    from importlib import import_module
 
-    return getattr(script_api, name)
+    module = f"hpcml.{_MODULES[name]}"
+    try:
+        return getattr(import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name not in (module, "hpcml.runs"):
+            raise
+        reason = f"hpcml.{name} is for the machine that submits: inside a run hpcml has connect and run"
+        raise AttributeError(reason) from error
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpcml.paths import AttemptPaths
+
 if TYPE_CHECKING:
     from distributed import Client
 
@@ -118,3 +120,30 @@ def connect(*, backend: str = "", **options: Any) -> Client:
 
     of_both = {name: options[name] for name in ("asynchronous", "loop") if name in options}
     return Client(ClosedCluster(**of_both, **of_cluster), **of_client)
+
+
+def connect_to(attempt: AttemptPaths, address: str, **options: Any) -> Client:
+    """Return a client of the cluster of a run that this process is no part of, by the run's own keys.
+
+    Raises
+    ------
+    RuntimeError
+        If Dask's ``distributed`` is not installed in this environment.
+    OSError
+        If the scheduler at ``address`` does not answer, or the keys are gone.
+    """
+    try:
+        from distributed import Client
+    except ImportError as error:
+        reason = "a client of a run needs distributed: install hpcml with its extra 'node' or 'local'"
+        raise RuntimeError(reason) from error
+    from hpcml.node.security import tls
+
+    return Client(address, security=tls.security(attempt), **options)
+
+
+def client_variables(attempt: AttemptPaths, address: str, protocol: str) -> dict[str, str]:
+    """Return the variables with which a plain ``distributed.Client()`` finds the cluster of a run and is let in."""
+    from hpcml.node.security import tls
+
+    return tls.client_environment(attempt, address, protocol)

@@ -198,7 +198,7 @@ def test_commands_named_in_the_text_exist(page: Path) -> None:
     for code in codes(split(page)[1]):
         words = code.replace("\\|", "|").split(" | ")[0].split()
         words = [*words[:1], *main.split_host(words[1:])[1]]
-        if words[0] != "hpcml" or len(words) == 1 or words[1] in ("COMMAND", "--help", "--version"):
+        if words[0] != "hpcml" or len(words) == 1 or words[1] in ("COMMAND", "help", "--help", "--version"):
             continue
         assert words[1] in main.COMMANDS, code
         used, _ = main.split_script(words[1], words[2:])

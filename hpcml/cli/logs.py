@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpcml import files
 from hpcml.cli import common
-from hpcml.errors import NotFoundError, UsageError
-from hpcml.sites import layers
+from hpcml.errors import NotFoundError
+from hpcml.runs import directories
 from hpcml.terminal import say, shown
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-_ROLES = {"driver": "driver", "scheduler": "scheduler", "worker": "worker", "workers": "worker", "job": "job"}
+_PIECE = 65536  # bytes that are read at once
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -25,30 +27,30 @@ def add_options(parser: ArgumentParser) -> None:
     common.add_json(parser, argparse.SUPPRESS)
     parser.add_argument("role", metavar="ROLE", nargs="?", help="driver (default), scheduler, worker or job")
     parser.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
+    parser.add_argument("-n", "--lines", metavar="N", help="begin with the last N lines of each log")
 
 
 def run(options: Namespace) -> int:
     """Print a role's log, and what comes to it."""
     from hpcml.cli.progress import Tail
+    from hpcml.runs import handle
     from hpcml.runs import record as records
     from hpcml.runs import status as run_status
 
-    word = options.role
-    if word is None and options.run in _ROLES:
-        options.run, word = "last", options.run  # hpcml logs worker
-    role = _ROLES.get(word or "driver")
-    if role is None:
-        near = layers.nearest(word, list(_ROLES))
-        hint = f"Did you mean {near}?" if near else "One of: driver, scheduler, worker, job."
-        raise UsageError(f"There is no role '{word}'", place="hpcml logs", hint=hint)
+    if options.role is None and options.run in handle.ROLES:
+        options.run, options.role = "last", options.run  # hpcml logs worker
+    most = None if options.lines is None else common.whole(options.lines, "-n")
+    role = handle.role_of(options.role or "driver")
     run = common.find_run(options)
     tails: dict[Path, Tail] = {}
 
     def copy() -> None:
-        for path in sorted(run.paths.logs.glob("worker-*.log" if role == "worker" else f"{role}.log")):
+        for path in handle.log_files(run, role):
             header = f"==> {shown(path.name)} <==\n" if role == "worker" else ""
-            tail = tails.setdefault(path, Tail(path, sys.stdout, header))
-            while tail.copy():
+            if path not in tails:
+                tails[path] = Tail(path, sys.stdout, header)
+                tails[path].position = 0 if most is None else _start_of_last(path, most)
+            while tails[path].copy():
                 pass
 
     if options.follow:
@@ -62,4 +64,22 @@ def run(options: Namespace) -> int:
         state = run_status.status(run)
         hint = f"It is {state.state}: {state.message}."
         raise NotFoundError(f"The run has no {role} log yet", place=run.id, hint=hint)
+    return 0
+
+
+def _start_of_last(path: Path, lines: int) -> int:
+    """Return where the last lines of a log begin; one that is not ended yet counts."""
+    with directories.storage(path), open(files.open_regular(path), "rb") as file:
+        start = end = file.seek(0, os.SEEK_END)
+        breaks = 0
+        while start > 0:
+            piece_start = max(0, start - _PIECE)
+            file.seek(piece_start)
+            piece = file.read(start - piece_start)
+            for position in range(len(piece) - 1, -1, -1):
+                if piece[position] == 10 and piece_start + position < end - 1:
+                    breaks += 1
+                if breaks == lines:
+                    return piece_start + position + 1
+            start = piece_start
     return 0

@@ -34,7 +34,8 @@ COMMANDS = {
     "jupyter": ("[OPTIONS]", "run JupyterLab on the first node, with a cluster of its own"),
     "ls": ("", "list the runs"),
     "status": ("[RUN]", "how a run stands"),
-    "logs": ("[-f] [RUN] [ROLE]", "show a run's logs"),
+    "logs": ("[-f] [-n N] [RUN] [ROLE]", "show a run's logs"),
+    "wait": ("[OPTIONS] RUN…", "wait until runs have ended"),
     "cancel": ("RUN", "cancel a run"),
     "fetch": ("RUN [DEST]", "bring a run's results home to your laptop"),
     "tunnel": ("[OPTIONS] [RUN]", "open a run's dashboard on your laptop"),
@@ -76,6 +77,12 @@ def build_parser(command: str) -> argparse.ArgumentParser:
                 raise _no_option(word, self)
             raise errors.UsageError(message[:1].upper() + message[1:], place=self.prog, hint=f"Try {self.prog} --help.")
 
+        def format_help(self) -> str:
+            """Return the help with examples at its end."""
+            from hpcml.cli import examples
+
+            return super().format_help() + examples.of(self.prog)
+
     words, does = COMMANDS[command]
     parser = Parser(
         prog=f"hpcml {command}",
@@ -115,6 +122,8 @@ def main(argv: Sequence[str] | None = None, caller: RemoteSession | None = None)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr] # paths may hold anything
     command, own = (words[0], words[1:]) if words else ("", [])
+    if command == "help" and own:
+        command, own = own[0], ["--help"]
     try:
         if command in ("", "-h", "--help", "help", "--version"):
             sys.stdout.write(f"hpcml {__version__}\n" if command == "--version" else overview())

@@ -169,18 +169,25 @@ def prepare(options: Namespace, spec: JobSpec) -> submission.Prepared:
     return prepared
 
 
-def start(options: Namespace, spec: JobSpec) -> int:
-    """Submit a request, or do what the options want instead, and wait for its end or not."""
+def prepare_to_submit(options: Namespace, spec: JobSpec) -> submission.Prepared:
+    """Return what is to be submitted, and say what is to be noted of that; ``hpcml.submit()`` calls it too."""
     from hpcml import schedulers
-    from hpcml.runs import submit as submission
 
-    _check_modes(options)
     prepared = prepare(options, spec)
     if ignored := schedulers.get(prepared.plan.scheduler).ignored_defaults():
         hint = "give the option, or write [defaults] into the site's settings"
         note(f"{', '.join(ignored)} do not count here: {hint}")
     for notice in prepared.plan.notices:
         note(notice)
+    return prepared
+
+
+def start(options: Namespace, spec: JobSpec) -> int:
+    """Submit a request, or do what the options want instead, and wait for its end or not."""
+    from hpcml.runs import submit as submission
+
+    _check_modes(options)
+    prepared = prepare_to_submit(options, spec)
     if options.dry_run:
         Raw(sys.stdout).write(prepared.script.encode(), last=True)
     if options.dry_run or options.check:

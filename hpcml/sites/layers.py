@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -270,6 +271,21 @@ def narrow_umask() -> None:
     umask = os.umask(0o077)
     os.umask((umask | 0o022) & 0o077)
     _umask[:] = _umask or [umask]
+
+
+@contextlib.contextmanager
+def narrowed_umask() -> Iterator[None]:
+    """Have :func:`narrow_umask` hold for a while: in a program that is not hpcml's own."""
+    before = list(_umask)
+    umask = os.umask(0o077)
+    os.umask(umask)
+    _umask[:] = [umask]
+    narrow_umask()
+    try:
+        yield
+    finally:
+        os.umask(umask)
+        _umask[:] = before
 
 
 def user_umask() -> int:

@@ -1,0 +1,27 @@
+"""Examples at the end of each command's help."""
+
+from __future__ import annotations
+
+EXAMPLES = {
+    "submit": ("--nodes 4 --time 2h train.py --epochs 10", "--nodes 2 --gpus-per-node 4 --dry-run train.py"),
+    "plan": ("--nodes 4 train.py",),
+    "fabric": ("--nodes 2 --gpus-per-node 4", "last"),
+    "jupyter": ("--nodes 2 --time 4h",),
+    "ls": ("", "--last 50"),
+    "status": ("", "train --json"),
+    "logs": ("", "-f -n 20 last worker"),
+    "wait": ("last", "prepare train"),
+    "cancel": ("last", "12345"),
+    "fetch": ("last results",),
+    "tunnel": ("last", "--host me@login.example.org --open last"),
+    "site": ("ls", "show leonardo --origin"),
+    "image": ("build cpu", "check --gpu rapids-cu12.sif"),
+}
+
+
+def of(program: str) -> str:
+    """Return the end of the help of ``hpcml COMMAND``, empty for a command's own verbs."""
+    command = program.removeprefix("hpcml ")
+    host = "--host me@login.example.org " if command == "fetch" else ""
+    lines = [f"  hpcml {host}{command} {words}".rstrip() for words in EXAMPLES.get(command, ())]
+    return "\n".join(["", f"example{'s' if len(lines) > 1 else ''}:", *lines, ""]) if lines else ""

@@ -1,0 +1,43 @@
+"""``hpcml wait``: wait until runs have ended."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from hpcml.cli import common
+from hpcml.runs import directories
+from hpcml.terminal import say, say_lines
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+
+def add_options(parser: ArgumentParser) -> None:
+    """Add what only this verb takes, and the common options."""
+    parser.add_argument("run", metavar="RUN", nargs="+", help="run id, its beginning, name, Slurm job id, or 'last'")
+    common.add_site(parser)
+    common.add_json(parser)
+
+
+def run(options: Namespace) -> int:
+    """Wait for each run; return the exit status of the last that failed, 0 if none did."""
+    from hpcml.runs import handle
+
+    folder = common.runs_folder(options)
+    handles = [handle.RunHandle(directories.find(folder, word)) for word in options.run]
+    answers, failed = [], 0
+    try:
+        for one in handles:
+            last = one.wait_status()
+            answers.append(last.as_json())
+            exit_status = handle.exit_status_of(last)
+            failed = exit_status or failed
+            if not options.json:
+                say(f"{one.id}  {last.state}  {exit_status}  {last.message}")
+    except KeyboardInterrupt:
+        say_lines("\nStopped waiting; the runs go on.", sys.stderr)
+        return 130
+    if options.json:
+        common.print_json(answers)
+    return failed

@@ -1,0 +1,269 @@
+"""A run as an object: what ``hpcml.submit`` returns, and what the commands about one run do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hpcml import files, schedulers
+from hpcml.errors import INTERNAL, HpcmlError, LinkError, NotFoundError, SlurmUnreachableError, UsageError
+from hpcml.paths import AttemptPaths
+from hpcml.runs import directories
+from hpcml.runs import record as records
+from hpcml.runs import status as run_status
+from hpcml.runs.status import Status
+from hpcml.runs.tables import complete
+from hpcml.sites import layers
+from hpcml.terminal import shown
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+ROLES = {"driver": "driver", "scheduler": "scheduler", "worker": "worker", "workers": "worker", "job": "job"}
+_LONGEST_LOG = 1 << 30  # bytes
+_CONNECT_WITHIN = 5.0  # seconds for the scheduler's address to accept a connection
+
+
+class Cancelled(NamedTuple):
+    """What became of a cancellation: whether the run was told to end, and that in words."""
+
+    told: bool
+    message: str
+
+
+class Scheduler(NamedTuple):
+    """Where a run's Dask scheduler is, the protocol that its workers move data by, and the attempt's files."""
+
+    attempt: AttemptPaths
+    address: str
+    protocol: str
+
+
+class RunHandle:
+    """A run that was submitted, by this process or another: how it stands, its results, and its end.
+
+    :func:`hpcml.submit`, :func:`hpcml.find_run` and :func:`hpcml.list_runs` return such handles. Each question reads
+    the run's own files, and asks Slurm where they do not tell. All can raise ``hpcml.HpcmlError``: a StorageError if
+    the run's record cannot be read, a SlurmUnreachableError if Slurm has to be asked and does not answer.
+    """
+
+    def __init__(self, run: directories.Run) -> None:
+        self.run = run
+
+    @property
+    def id(self) -> str:
+        """The run's id, e.g. ``kmeans-20261121-074500-1a2b``."""
+        return self.run.id
+
+    @property
+    def job(self) -> str:
+        """Slurm's job id, empty on the local site."""
+        return self.run.job
+
+    @property
+    def directory(self) -> Path:
+        """The run's directory."""
+        return self.run.paths.directory
+
+    @property
+    def out(self) -> Path:
+        """The folder for results, which the script knows as ``hpcml.run.out``."""
+        return self.run.paths.out
+
+    @property
+    def state(self) -> str:
+        """Slurm's word for how the run stands (PENDING, RUNNING, COMPLETED, …); REFUSED or UNKNOWN without a job."""
+        return self.status().state
+
+    @property
+    def exit_status(self) -> int | None:
+        """The run's exit status (docs/exit-status.md), None until it has ended."""
+        status = self.status()
+        return status.exit_status if status.over else None
+
+    def status(self) -> Status:
+        """Return all that is known of the run now, as ``hpcml status`` does."""
+        from hpcml.runs import submit as submission
+
+        self.run = submission.adopt(self.run)
+        return run_status.status(self.run)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the run's end and return its exit status, 0 if all went well.
+
+        Parameters
+        ----------
+        timeout
+            Seconds to wait; without it there is no limit but the run's own.
+
+        Raises
+        ------
+        TimeoutError
+            If the run has not ended within ``timeout``; it goes on.
+        HpcmlError
+            If its record cannot be read, or Slurm does not answer for five minutes.
+        """
+        return exit_status_of(self.wait_status(timeout))
+
+    def wait_status(self, timeout: float | None = None) -> Status:
+        """Wait as :meth:`wait` does, and return all that is known of the run at its end."""
+        end = None if timeout is None else time.monotonic() + timeout
+        last: Status | None = None
+
+        def look() -> None:
+            if end is not None and time.monotonic() >= end and not (last and last.over):
+                raise TimeoutError(f"the run {self.id} has not ended within {timeout:g} s; it goes on")
+
+        for last in run_status.follow(self.run, look):  # noqa: B007 - `look` reads it
+            pass
+        assert last is not None
+        return last
+
+    def logs(self, role: str = "driver") -> str:
+        """Return the log of ``driver`` (what the script printed), ``scheduler``, ``worker`` (of all nodes) or ``job``.
+
+        Raises
+        ------
+        UsageError
+            If there is no such role.
+        StorageError
+            If a log cannot be read, or holds more than a GiB.
+        """
+        role, texts = role_of(role), []
+        for path in log_files(self.run, role):
+            with directories.storage(path):
+                text = files.read(path, _LONGEST_LOG).decode(errors="replace")
+            texts.append(f"==> {path.name} <==\n{text}" if role == "worker" else text)
+        return "".join(texts)
+
+    def cancel(self) -> bool:
+        """Tell the run to end, as ``hpcml cancel`` does; return False if it has ended already.
+
+        Raises
+        ------
+        NotFoundError
+            If it has no job that could be cancelled.
+        """
+        return cancel(self.run).told
+
+    def cluster(self, **options: Any) -> Client:
+        """Return a ``distributed.Client`` that is connected to the cluster of this run, by the run's own keys.
+
+        It works where the address of the run's scheduler can be reached: on the machine of a local run, and on a login
+        node in the same network as the compute nodes. ``options`` are those of ``distributed.Client``. Close the client
+        when you are done; the run goes on.
+
+        Raises
+        ------
+        NotFoundError
+            If the run has no cluster now.
+        LinkError
+            If this machine cannot reach it.
+        RuntimeError
+            If Dask's ``distributed`` is not installed in this environment.
+        """
+        import socket
+
+        from hpcml import script_api
+
+        scheduler = scheduler_of(self.run, self.status())
+        host, _, port = scheduler.address.rpartition("://")[2].rpartition(":")
+        hint = f"Try it on a login node of the cluster; the dashboard is shown by: hpcml tunnel {self.id}."
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_WITHIN).close()
+            return script_api.connect_to(scheduler.attempt, scheduler.address, **options)
+        except OSError as error:
+            message = f"This machine cannot reach the run's Dask scheduler: {error.strerror or error}"
+            raise LinkError(message, place=scheduler.address, hint=hint) from error
+
+    def __repr__(self) -> str:
+        job = f", job {self.job}" if self.job else ""
+        return f"<hpcml run {self.id}{job}, {shown(self.directory)}>"
+
+
+def exit_status_of(last: Status) -> int:
+    """Return the exit status that a command or a wait for a run ends with."""
+    return INTERNAL if last.exit_status is None else last.exit_status
+
+
+def role_of(word: str) -> str:
+    """Return the role whose logs a word means; UsageError if there is none."""
+    if word not in ROLES:
+        near = layers.nearest(word, list(ROLES))
+        hint = f"Did you mean {near}?" if near else "One of: driver, scheduler, worker, job."
+        raise UsageError(f"There is no role '{word}'", place="hpcml logs", hint=hint)
+    return ROLES[word]
+
+
+def log_files(run: directories.Run, role: str) -> list[Path]:
+    """Return the logs of a role that are there."""
+    return sorted(run.paths.logs.glob("worker-*.log" if role == "worker" else f"{role}.log"))
+
+
+def cancel(run: directories.Run) -> Cancelled:
+    """Tell a run to end; its driver is told first and has its grace. One that has ended is no error.
+
+    Raises
+    ------
+    NotFoundError
+        If it has no job that could be cancelled.
+    SiteError, SlurmUnreachableError
+        As Slurm answers.
+    """
+    from hpcml.runs import submit as submission
+
+    run = submission.adopt(run)
+    before = run_status.status(run)
+    if before.over:
+        return Cancelled(False, f"{run.id} has ended already: {before.message}.")
+    if not (run.submission and run.submission.key):
+        raise NotFoundError("The run has no job that could be cancelled", place=run.id, hint=before.hint)
+    what = schedulers.get(run.submission.scheduler).cancel(run.submission.key)
+    return Cancelled(bool(what), f"{run.id} is being cancelled ({what})." if what else f"{run.id} has just ended.")
+
+
+def scheduler_of(run: directories.Run, status: Status) -> Scheduler:
+    """Return where the Dask scheduler of a run is that goes on; NotFoundError if it has none now."""
+    attempt = run.paths.attempt(records.newest_attempt(run.paths) or 0)
+    table = None if status.over or status.phase == "queued" else directories.read_json(attempt.scheduler)
+    if table is None:
+        place, hint = f"{run.id}: {status.state}: {status.message}", f"See how it stands: hpcml status {run.id}."
+        raise NotFoundError("The run has no cluster now", place=place, hint=hint)
+    with complete(run.paths.directory):
+        return Scheduler(attempt, table.get("address", str), table.get("protocol", str))
+
+
+class Standing(NamedTuple):
+    """How one of many runs stands: ``alive`` also if it may be; ``problem`` is why nothing is known of it."""
+
+    run: directories.Run
+    status: Status | None
+    alive: bool
+    problem: str = ""
+
+
+def standings(runs: Sequence[directories.Run]) -> list[Standing]:
+    """Return how many runs stand, with one question to each scheduler; what cannot be known is a ``problem``."""
+    silent = ""
+    states: dict[str, schedulers.JobState] = {}
+    try:
+        states = schedulers.states({run.id: run.submission for run in runs if run.submission and run.submission.key})
+    except SlurmUnreachableError as error:
+        silent = error.message
+    rows = []
+    for run in runs:
+        known = states.get(run.id)
+        try:
+            status = run_status.status(
+                run, None if known and known.state == schedulers.UNREADABLE else known, ask=False
+            )
+        except HpcmlError as error:
+            rows.append(Standing(run, None, True, error.message))
+            continue
+        alive = not status.over or bool(known and (known.pending or known.active))
+        if silent and run.may_start_again:
+            alive = True
+        rows.append(Standing(run, status, alive, silent if alive else ""))
+    return rows

@@ -1,0 +1,67 @@
+"""The verbs that act on runs which are there: wait, logs -n, help."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hpcml import errors
+from hpcml.cli.examples import EXAMPLES
+from hpcml.cli.main import COMMANDS
+from world import World
+
+
+def end(directory: Path, exit_status: int = 0) -> None:
+    """Write a run's end as its supervisor does."""
+    facts: dict[str, object] = {"over": True, "state": "FAILED" if exit_status else "COMPLETED", "exit_status": exit_status, "by": "script",
+             "message": f"the script ended with exit status {exit_status}", "hint": "", "quote": []}  # fmt: skip
+    (directory / "status.json").write_text(json.dumps(facts))
+
+
+def test_wait_ends_with_the_status_of_the_last_that_failed(world: World) -> None:
+    runs = [world.submit("--name", name) for name in ("a", "b", "c")]
+    for directory, exit_status in zip(runs, (3, 4, 0), strict=True):
+        end(directory, exit_status)
+    done = world.run("wait", "a", "b", "c")
+    assert done.returncode == 4, done.stderr
+    assert [line.split()[1:3] for line in done.stdout.splitlines()] == [
+        ["FAILED", "3"],
+        ["FAILED", "4"],
+        ["COMPLETED", "0"],
+    ]
+    assert world.run("wait", "c").returncode == 0
+    assert [row["exit_status"] for row in json.loads(world.run("wait", "--json", "a", "c").stdout)] == [3, 0]
+
+
+def test_wait_finds_all_runs_before_it_waits(world: World) -> None:
+    world.submit("--name", "a")  # which waits in the queue for ever
+    done = world.run("wait", "a", "nosuch", timeout=20)
+    assert done.returncode == errors.NOT_FOUND
+    assert world.run("wait").returncode == errors.USAGE
+
+
+def test_the_last_lines_of_a_log(world: World) -> None:
+    directory = world.submit()
+    end(directory)
+    log = directory / "logs/driver.log"
+    for text in ("", "one", "one\n", "one\ntwo\nthree\n", "one\n\ntwo", "x" * 70000 + "\n" + "y" * 70000 + "\nz\n"):
+        log.write_text(text)
+        for count in (0, 1, 2, 3, 99):
+            lines = text.splitlines(keepends=True)
+            assert world.run("logs", "-n", str(count)).stdout == "".join(lines[-count:] if count else [])
+    assert world.run("logs", "-n", "few").returncode == errors.USAGE
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_takes_a_command_and_has_examples(world: World, name: str) -> None:
+    done = world.run("help", name)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == world.run(name, "--help").stdout
+    assert done.stdout.rstrip().endswith(EXAMPLES[name][-1])
+
+
+def test_help_of_no_command(world: World) -> None:
+    assert "Did you mean hpcml submit?" in world.run("help", "submt").stderr
+    assert world.run("help").stdout == world.run("--help").stdout
