@@ -1,11 +1,14 @@
-"""``hpcml cancel``: cancel a run."""
+"""``hpcml cancel``: cancel a run, or all of them."""
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from hpcml.cli import common
-from hpcml.terminal import say
+from hpcml.errors import HpcmlError, StorageError, UsageError
+from hpcml.runs import directories
+from hpcml.terminal import note, say, say_lines
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -13,15 +16,24 @@ if TYPE_CHECKING:
 
 def add_options(parser: ArgumentParser) -> None:
     """Add the common options."""
-    common.add_run(parser, default=None)
+    common.add_run(parser, default="")
+    parser.add_argument("--all", action="store_true", help="all of your runs that have not ended")
+    parser.add_argument("--yes", action="store_true", help="with --all: do not ask")
     common.add_site(parser)
     common.add_json(parser)
 
 
 def run(options: Namespace) -> int:
-    """Tell the run to end; its driver is told first and has its grace."""
+    """Tell the run to end, or all of them; its driver is told first and has its grace."""
     from hpcml.runs import handle
 
+    if options.all == bool(options.run):
+        hint = "Name a run, or give --all. Try hpcml cancel --help."
+        raise UsageError(
+            "RUN is missing" if not options.all else "RUN and --all exclude each other", place="hpcml cancel", hint=hint
+        )
+    if options.all:
+        return _all(options)
     run = common.find_run(options)
     told, message = handle.cancel(run)
     if options.json:
@@ -29,3 +41,48 @@ def run(options: Namespace) -> int:
     else:
         say(message)
     return 0
+
+
+def _all(options: Namespace) -> int:
+    """Cancel all runs of this user that have not ended; return the status of the last that could not be."""
+    from hpcml.runs import handle
+
+    going, failed = _going(options), 0
+    if not options.json:
+        for run in going:
+            say(f"{run.id}  {run.job}".rstrip())
+    if not going:
+        say("No run is going on.", sys.stderr)
+    elif not common.confirmed(f"Cancel {len(going)} run{'' if len(going) == 1 else 's'}?", options.yes):
+        say("Nothing was cancelled.", sys.stderr)
+        return 1
+    answers = []
+    for run in going:
+        try:
+            told, message = handle.cancel(run)
+        except HpcmlError as error:
+            told, message, failed = False, str(error), error.exit_status
+        answers.append({"run": run.id, "cancelled": told, "words": message})
+    if options.json:
+        common.print_json(answers)
+    else:
+        for answer in answers:
+            say_lines(str(answer["words"]))
+    return failed
+
+
+def _going(options: Namespace) -> list[directories.Run]:
+    """Return the runs of this user that have not ended, or may not have."""
+    from hpcml.runs import handle
+
+    folder = common.runs_folder(options)
+    runs = []
+    for run_id in directories.newest(folder, directories.ids(folder)):
+        try:
+            run = directories.load(folder / run_id)
+        except StorageError as error:
+            note(f"{run_id}: {error.message}")
+            continue
+        if run.submission and run.submission.key and (run.may_start_again or not run.paths.status.exists()):
+            runs.append(run)
+    return [one.run for one in handle.standings(runs) if one.alive]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 from hpcml.errors import NotFoundError, UsageError
 from hpcml.runs import directories
 from hpcml.sites import layers, lookup
-from hpcml.terminal import json_text, note, say_lines
+from hpcml.terminal import json_text, note, say, say_lines
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -85,3 +86,21 @@ def runs_folder(options: Namespace) -> Path:
 def find_run(options: Namespace) -> directories.Run:
     """Return the run that the options name."""
     return directories.find(runs_folder(options), options.run)
+
+
+def confirmed(question: str, yes: bool) -> bool:
+    """Whether the user says yes: on the command line, or on the terminal that is asked.
+
+    Raises
+    ------
+    UsageError
+        If there is no terminal.
+    """
+    if yes:
+        return True
+    if not sys.stdin.isatty():
+        raise UsageError(
+            "There is no terminal to ask on", place=question, hint="Give --yes to do it without a question."
+        )
+    say(f"{question} [y/N] ", sys.stderr, end="")
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

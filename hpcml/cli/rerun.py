@@ -1,0 +1,76 @@
+"""``hpcml rerun``: submit a run's request again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcml.cli import common, submit
+from hpcml.errors import StorageError
+from hpcml.runs import directories
+from hpcml.runs.tables import Table, complete
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+    from hpcml.schedulers.request import JobSpec
+
+
+def add_options(parser: ArgumentParser) -> None:
+    """Add a submission's options, and the run whose request it is."""
+    submit.add_options(parser)
+    parser.epilog = "The script is taken as it is now, in the folder from which the run was submitted."
+    common.add_run(parser, default=None)
+
+
+def run(options: Namespace) -> int:
+    """Submit the request of a run again; options given now win over those that it was submitted with."""
+    run = common.find_run(options)
+    request = directories.read_json(run.paths.request)
+    plan = directories.read_json(run.paths.plan)
+    if request is None or plan is None:
+        hint = "Submit it anew: hpcml submit SCRIPT."
+        raise StorageError("The run's record holds no request", place=str(run.paths.request), hint=hint)
+    with complete(run.paths.directory):
+        recorded = Table(request.get("spec", dict))
+        options.site = options.site or plan.get("site", str)
+        _take_over(options, recorded)
+        options.set = [*_settings(request.get("site", dict)), *(options.set or ())]
+        spec = _spec(options, recorded, run)
+    return submit.start(options, spec)
+
+
+def _take_over(options: Namespace, recorded: Table) -> None:
+    """Put the recorded request where the command line says nothing."""
+    for name in vars(options):
+        value = recorded.facts.get(name)
+        if name == "sbatch":  # what was given now stands last, so that it counts
+            recorded_words = [
+                f"{option}={text}" if text else str(option) for option, text in recorded.get(name, list, [])
+            ]
+            options.sbatch = [*recorded_words, *(options.sbatch or ())] or None
+        elif name == "gpus_per_node" and value is not None and options.gpus_per_node is None:
+            options.gpus_per_node = ":".join(filter(None, (recorded.get("gpu_type", str, ""), str(value))))
+        elif value not in (None, False) and not getattr(options, name):
+            setattr(options, name, value if isinstance(value, bool) else str(value))
+
+
+def _settings(site: dict[str, Any]) -> list[str]:
+    """Return what was given with ``--set``."""
+    return [
+        f"{key}={json.dumps(entry['value'])}"
+        for key, entry in site.items()
+        if isinstance(entry, dict) and entry.get("origin") == "--set"
+    ]
+
+
+def _spec(options: Namespace, recorded: Table, run: directories.Run) -> JobSpec:
+    """Return the request; of a script that a laptop sent, the run's own copy is all there is."""
+    staged, service = recorded.get("staged", bool, False), recorded.get("service", str, "")
+    script, folder = Path(recorded.get("script", str)), Path(recorded.get("cwd", str))
+    if staged:
+        script, folder = run.paths.code / script.name, run.paths.code
+    spec = submit.make_spec(options, [service or str(script), *recorded.texts("arguments")])
+    spec = spec._replace(cwd=folder, staged=staged, service=service, idle=recorded.number("idle"))
+    return spec._replace(sources=()) if staged else spec

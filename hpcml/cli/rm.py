@@ -1,0 +1,95 @@
+"""``hpcml rm``: remove runs that have ended, with all their files."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from hpcml import units
+from hpcml.cli import common
+from hpcml.errors import StorageError, UsageError
+from hpcml.runs import directories
+from hpcml.terminal import note, say
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+    from hpcml.runs.handle import Standing
+
+
+def add_options(parser: ArgumentParser) -> None:
+    """Add what only this verb takes, and the common options."""
+    parser.epilog = "A run that may still be going on is never removed."
+    parser.add_argument("run", metavar="RUN", nargs="*", help="run id, its beginning, name, Slurm job id, or 'last'")
+    parser.add_argument("--older", metavar="AGE", help="all runs submitted longer ago, e.g. 30d or 12h")
+    parser.add_argument("--failed", action="store_true", help="all runs that failed; with --older: those of them")
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    common.add_site(parser)
+    common.add_json(parser)
+
+
+def run(options: Namespace) -> int:
+    """Show what is to be removed and how large it is, ask, and remove it."""
+    from hpcml.runs import handle, removal
+
+    chosen = bool(options.older or options.failed)
+    if bool(options.run) == chosen:
+        hint = "Name runs, or give --older 30d, --failed or both."
+        raise UsageError("Which runs are to be removed is not clear", place="hpcml rm", hint=hint)
+    ended = []
+    for standing in handle.standings(_runs(options)):
+        if not standing.alive and _is_wanted(options, standing):
+            ended.append(standing.run)
+        elif standing.alive and not chosen:
+            how = standing.problem or (standing.status.message if standing.status else "")
+            note(f"{standing.run.id} may still be going on and stays ({how or 'it has not ended'})")
+    sizes = [removal.size(run) for run in ended]
+    if not options.json:
+        for run, size in zip(ended, sizes, strict=True):
+            say(f"{run.id}  {units.format_bytes(size):>10}  {run.paths.directory}")
+    left = 0 if chosen else len(options.run) - len(ended)
+    total = f"{len(ended)} run{'' if len(ended) == 1 else 's'}, {units.format_bytes(sum(sizes))}"
+    if ended and not common.confirmed(f"Remove {total}?", options.yes):
+        say("Nothing was removed.", sys.stderr)
+        return 1
+    for run in ended:
+        removal.remove(run)
+    if options.json:
+        common.print_json({"removed": [run.id for run in ended], "bytes": sum(sizes)})
+    else:
+        say(f"Removed {total}.", sys.stderr)
+    return 1 if left else 0
+
+
+def _runs(options: Namespace) -> list[directories.Run]:
+    folder = common.runs_folder(options)
+    if options.run:
+        named = [directories.find(folder, word) for word in options.run]
+        return list({run.id: run for run in named}.values())
+    before = time.time() - _seconds(options.older)
+    runs = []
+    for run_id in directories.newest(folder, directories.ids(folder)):
+        submitted = directories.submitted_at(run_id)
+        if submitted is None or submitted > before:
+            continue
+        try:
+            runs.append(directories.load(folder / run_id))
+        except StorageError as error:
+            note(f"{run_id} stays: {error.message}")
+    return runs
+
+
+def _seconds(age: str | None) -> float:
+    if age is None:
+        return 0.0
+    try:
+        return units.parse_seconds(age)
+    except ValueError as error:
+        raise UsageError(str(error), place="--older", hint="Write --older 30d.") from error
+
+
+def _is_wanted(options: Namespace, standing: Standing) -> bool:
+    if not options.failed:
+        return True
+    return bool(standing.status and (standing.status.phase == "refused" or standing.status.exit_status))

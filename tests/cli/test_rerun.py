@@ -1,0 +1,72 @@
+"""A run's request is submitted again: what was recorded, and what is given now."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from hpcml import errors
+from world import World
+
+OPTIONS = ("--nodes", "2", "--time", "45m", "--name", "first", "--account", "me", "--constraint", "fast", "--mem", "4G",
+           "--set", "workers.per_node=3", "--set", "workers.threads=2", "--own-clusters")  # fmt: skip
+
+
+def plan(directory: Path) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads((directory / "plan.json").read_text())
+    return facts
+
+
+def spec(directory: Path) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads((directory / "request.json").read_text())["spec"]
+    return facts
+
+
+def rerun(world: World, *options: str) -> Path:
+    """Run it from another folder than the script's; return the new run's directory."""
+    before = set(world.left())
+    done = world.run("rerun", *options, cwd=world.home)
+    assert done.returncode == 0, done.stderr
+    (name,) = set(world.left()) - before
+    return world.runs / name
+
+
+def test_the_same_request(world: World) -> None:
+    done = world.run("submit", "--site", "slurm", *OPTIONS, "job.py", "--nodes", "9", "a b", "")
+    assert done.returncode == 0, done.stderr
+    first = world.directory()
+    again = rerun(world, "last")
+    assert spec(again) == spec(first)
+    one, other = plan(first), plan(again)
+    assert one["directives"] == [
+        [name, value.replace(again.name, first.name)] for name, value in other["directives"]
+    ] or str(other["directives"]).replace(again.name, first.name) == str(one["directives"])
+    assert other["inside"]["workers_per_node"] == 3
+
+
+def test_what_is_given_now_wins_and_the_script_is_as_it_is_now(world: World) -> None:
+    world.run("submit", "--site", "slurm", *OPTIONS, "job.py", "--k", "8")
+    world.script.write_text("print('other')\n")
+    again = rerun(
+        world, "first", "--nodes", "4", "--set", "workers.per_node=5", "--constraint", "slow", "--name", "second"
+    )
+    assert again.name.startswith("second-")
+    assert (again / "code/job.py").read_text() == "print('other')\n"
+    facts = plan(again)
+    assert (facts["inside"]["nodes"], facts["inside"]["workers_per_node"]) == (4, 5)
+    assert facts["inside"]["arguments"] == ["--k", "8"]
+    script = (again / "job.sh").read_text()
+    assert "slow" in script
+    assert "fast" not in script
+
+
+def test_what_cannot_be_run_again(world: World) -> None:
+    assert world.run("rerun").returncode == errors.USAGE
+    assert world.run("rerun", "last").returncode == errors.NOT_FOUND
+    directory = world.submit()
+    world.script.unlink()
+    assert world.run("rerun", "last").returncode == errors.NOT_FOUND
+    (directory / "request.json").write_text("{}")
+    assert world.run("rerun", "last").returncode == errors.STORAGE
+    assert len(world.left()) == 1
