@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from hpcml.cli import common
 from hpcml.errors import MEANING, UNREACHABLE, SlurmUnreachableError
-from hpcml.terminal import say
+from hpcml.terminal import say, say_fitted
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -38,11 +39,11 @@ def run(options: Namespace) -> int:
         common.print_json(status.as_json())
         return code
     for key, value in _lines(status):
-        say(f"{key:<10} {value}")
+        say_fitted(value, sys.stdout, first=f"{key:<10} ", rest=" " * 11)
     for line in status.quote:
         say(f"  | {line}")
     if status.hint:
-        say(status.hint)
+        say_fitted(status.hint, sys.stdout)
     return code
 
 
