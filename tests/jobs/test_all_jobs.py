@@ -21,7 +21,10 @@ def test_the_list_holds_every_job() -> None:
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_help_shows_what_all_jobs_have(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_what_all_jobs_have(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
     with pytest.raises(SystemExit) as ended:
         importlib.import_module(name).main(["--help"])
     assert ended.value.code == 0
@@ -30,6 +33,7 @@ def test_help_shows_what_all_jobs_have(name: str, capsys: pytest.CaptureFixture[
     assert not [option for option in options if option not in said]
     assert f"jobs/{name}.py" in said  # how to run it
     assert "Exit status: 0 done; 2 " in said
+    assert max(map(len, said.splitlines())) <= 60
 
 
 @pytest.mark.parametrize("name", JOBS)
