@@ -17,7 +17,7 @@ from hpcml.runs.handle import RunHandle
 from hpcml.sites import layers
 from hpcml.terminal import json_text, note
 
-_OF_THE_COMMAND = ("dry_run", "check", "wait", "detach", "json")  # what becomes of the request, and the answer
+_OF_THE_COMMAND = ("help", "dry_run", "check", "wait", "detach", "json")  # what becomes of the request, and the answer
 
 
 def submit(script: str | os.PathLike[str], *arguments: object, **options: Any) -> RunHandle:
@@ -61,7 +61,9 @@ def submit(script: str | os.PathLike[str], *arguments: object, **options: Any) -
 
 def words_of(parser: argparse.ArgumentParser, options: Mapping[str, Any]) -> list[str]:
     """Return keywords as the words of a command line; UsageError if there is no such option."""
-    names = [name for name in vars(parser.parse_args([])) if name not in _OF_THE_COMMAND]
+    options_there = parser._option_string_actions  # noqa: SLF001 - argparse tells them nowhere else
+    names = [word[2:].replace("-", "_") for word in options_there if word.startswith("--")]
+    names = [name for name in names if name not in _OF_THE_COMMAND]
     words = []
     for name, value in options.items():
         if name not in names:

@@ -39,6 +39,7 @@ def test_importing_hpcml_imports_little() -> None:
      ["--set=workers.per_node=4", '--set=paths.trust=["a"]', "--set=x.y=true"]),
     ({"set": ["a.b=1", "c.d=2"]}, ["--set=a.b=1", "--set=c.d=2"]),
     ({"name": "--wait"}, ["--name=--wait"]),
+    ({"constraint": "fast", "exclusive": True, "sbatch": ["--nice=5"]}, ["--constraint=fast", "--exclusive", "--sbatch=--nice=5"]),
 ])  # fmt: skip
 def test_keywords_are_options(options: dict[str, Any], words: list[str]) -> None:
     assert login_api.words_of(build_parser("submit"), options) == words
