@@ -229,7 +229,7 @@ def refusal(answer: Answer, program: str = "sbatch") -> HpcmlError:
     for pattern, (message, hint) in _REFUSALS.items() if program == "sbatch" else ():
         if re.search(pattern, answer.text, re.IGNORECASE):
             return SiteError(message, place=program, hint=hint, quote=_quote(answer))
-    hint = "Slurm's own message are above; the site's documentation may explain them."
+    hint = "Slurm's own words are above; the site's documentation may explain them."
     return SiteError("Slurm refused", place=program, hint=hint, quote=_quote(answer))
 
 
@@ -242,7 +242,7 @@ def _last(answer: Answer) -> str:
 
 
 def check(script: Path) -> str:
-    """Ask the live controller whether it would take the script; return its estimate in its own message."""
+    """Ask the live controller whether it would take the script; return its estimate in its own words."""
     answer = _ask(["sbatch", "--test-only", str(script)])
     if answer.code is None:
         message, hint = "Slurm's controller does not answer", "Slurm is busy or down: try again in some minutes."
