@@ -27,7 +27,7 @@ def client() -> Iterator[Client]:
 
 @pytest.fixture(autouse=True)
 def connected(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hpcml, "connect", lambda: contextlib.nullcontext(client))
+    monkeypatch.setattr(hpcml, "connect", lambda **_: contextlib.nullcontext(client))
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ def processes() -> Iterator[Client]:
 def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     """Two workers of a tenth of the data's size together."""
     with cluster_of(ROWS * 64 // 20, processes=False) as client:
-        monkeypatch.setattr(hpcml, "connect", lambda: contextlib.nullcontext(client))
+        monkeypatch.setattr(hpcml, "connect", lambda **_: contextlib.nullcontext(client))
         yield client
 
 
@@ -62,7 +62,7 @@ def blobs(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 def test_data_of_one_and_a_half_times_the_memory_is_spilled(
     run_job: RunJob, processes: Client, blobs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hpcml, "connect", lambda: contextlib.nullcontext(processes))
+    monkeypatch.setattr(hpcml, "connect", lambda **_: contextlib.nullcontext(processes))
     result, _ = run_job(kmeans, "--data", blobs, "--k", "4")
     assert result["rows"] == ROWS
     assert result["memory"] == 2 * LIMIT
@@ -146,7 +146,7 @@ def test_a_worker_killed_during_the_fit_changes_nothing(
     processes: Client, run_job: RunJob, blobs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its chunks are read again by others; the result is that of an undisturbed run."""
-    monkeypatch.setattr(hpcml, "connect", lambda: contextlib.nullcontext(processes))
+    monkeypatch.setattr(hpcml, "connect", lambda **_: contextlib.nullcontext(processes))
     few = blobs / "part-0000[0-3].parquet"
     undisturbed, _ = run_job(kmeans, "--data", few, "--k", "4")
     phase, killed = Job.phase, []
