@@ -203,7 +203,9 @@ def read(path: Path, limit: int = RECORD, *, ours: bool = True, follow: bool = F
     with open(open_regular(path, ours=ours, follow=follow, obeyed=obeyed), "rb") as file:
         size, content = os.fstat(file.fileno()).st_size, b""
         if size <= limit:  # else it may be a hole of terabytes
-            content = file.read(limit + 1)  # it may grow, or the system may not tell the size
+            content = file.read(min(size, limit) + 1)
+            while len(content) <= limit and (more := file.read(min(65536, limit + 1 - len(content)))):
+                content += more  # it grew, or the system does not tell the size
         if max(size, len(content)) > limit:
             raise ForeignError(f"it is larger than {limit} bytes", path)
     return content

@@ -5,6 +5,7 @@ from __future__ import annotations
 import grp
 import os
 import pwd
+import resource
 import shutil
 import stat
 import struct
@@ -222,3 +223,15 @@ def test_a_long_name_is_cut_by_its_bytes(tmp_path: Path) -> None:
     assert path.read_text() == "x"
     files.beside(tmp_path / ("世" * 200)).name.encode()  # no half of a character
     assert len(os.fsencode(files.beside(tmp_path / ("世" * 200)).name)) <= 255
+
+
+def test_a_limit_far_above_a_files_size_takes_no_memory(tmp_path: Path) -> None:
+    (tmp_path / "small").write_text("abc")
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 28), hard))
+    try:
+        assert files.read(tmp_path / "small", 1 << 40) == b"abc"
+        assert files.read(Path("/proc/self/stat"), 1 << 40, ours=False).startswith(str(os.getpid()).encode())
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
