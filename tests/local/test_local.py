@@ -129,7 +129,7 @@ def test_no_folder_that_others_can_plant_is_used(here: Here, asked: str) -> None
     here.environment["TMPDIR"] = str(common)
     if asked:
         here.environment["DASK_TEMPORARY_DIRECTORY"] = str(common / asked)
-    done = here.submit(FOLDERS, "--nodes", "2")
+    done = here.submit(FOLDERS, "--nodes", "2", "--own-clusters")
     assert done.returncode == 0, done.stderr
     scheduler, *others = json.loads(done.stdout.splitlines()[-1])
     assert scheduler.startswith("/tmp/hpcml-")  # a socket lies beside it, and the test's path is too long for one

@@ -50,9 +50,17 @@ def test_as_many_workers_as_the_run_has(here: Here) -> None:  # noqa: F811
     assert (done.returncode, done.stdout) == (0, "all\n"), done.stderr
 
 
+# In the script itself these are the run's own cluster (test_idioms.py).
+CONNECT_IN_A_CHILD = (
+    "import subprocess, sys\n"
+    'text = "from distributed import Client; Client({})"\n'
+    "sys.exit(subprocess.run([sys.executable, '-c', text]).returncode)\n"
+)
+
+
 def test_a_scheduler_file_that_is_not_there(here: Here) -> None:  # noqa: F811
     """It is said, and goes on: a script that needs no cluster is none of hpcml's business."""
-    text = "from distributed import Client\nClient(scheduler_file='missing.json')\n"
+    text = CONNECT_IN_A_CHILD.format("scheduler_file='missing.json'")
     started(here, text, "--set", "deadlines.connect_notice=2s", "--set", "deadlines.driver_grace=1s")
     here.until(lambda: warned(here, "has run for 2 s without connecting to its cluster"), 60)
     assert here.status()["phase"] == "running"
@@ -62,8 +70,7 @@ def test_a_scheduler_file_that_is_not_there(here: Here) -> None:  # noqa: F811
 
 
 def test_an_address_nobody_answers_at(here: Here) -> None:  # noqa: F811
-    text = "from distributed import Client\nClient('tls://127.0.0.1:9', timeout=3)\n"
-    done = here.submit(text)
+    done = here.submit(CONNECT_IN_A_CHILD.format("'tls://127.0.0.1:9', timeout=3"))
     assert done.returncode == 1
     assert "Timed out" in done.stdout + done.stderr
 

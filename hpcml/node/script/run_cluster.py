@@ -5,14 +5,17 @@ What was asked for and what the run gives is said once for each line of the scri
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import inspect
 import json
+import math
 import os
 import re
 import socket
 import sys
+import time
 import types
 from collections.abc import Callable, Generator, Mapping
 from importlib.util import find_spec
@@ -20,9 +23,11 @@ from pathlib import Path
 from typing import Any
 
 import dask.config
+from dask.utils import parse_timedelta
 from distributed import Client, LocalCluster, Security, WorkerPlugin
 from distributed.core import ConnectionPool, Status
 from distributed.deploy.cluster import Cluster
+from distributed.exceptions import WorkerStartTimeoutError
 
 from hpcml.node.settings import load
 
@@ -158,9 +163,16 @@ class RunCluster(Cluster):  # type: ignore[misc]
         return Path(os.environ["HPCML_RUN_DIR"], "job.sh").read_text()
 
     async def _wait_for_workers(self, n_workers: int = 0, timeout: float | None = None) -> None:  # noqa: ASYNC109
-        await super()._wait_for_workers(
-            min(n_workers, self.n_workers) if n_workers <= self.asked else n_workers, timeout
-        )
+        wanted = min(n_workers, self.n_workers) if n_workers <= self.asked else n_workers
+        deadline = time.monotonic() + (parse_timedelta(timeout) if timeout else math.inf)
+        while (there := await self._count()) < wanted:
+            if time.monotonic() > deadline:
+                raise WorkerStartTimeoutError(there, wanted, timeout)
+            await asyncio.sleep(0.1)  # as Dask does: so often, it tells the scheduler that the script waits
+
+    async def _count(self) -> int:
+        self._info = await self.scheduler_comm.identity(n_workers=-1)
+        return sum(worker["status"] == Status.running.name for worker in self._info["workers"].values())
 
     async def _close(self) -> None:
         if self.status != Status.closed:
