@@ -67,9 +67,8 @@ class Hangs:
         if not self.use["connected"] and ran > settings.connect_notice > 0:
             self.warn(
                 f"The script has run for {settings.connect_notice:g} s without connecting to its cluster. Client() and "
-                "hpcml.connect() find it; in processes that the script starts, Client(scheduler_file=…), another address "
-                "and LocalCluster() do not. "
-                "A script that needs no cluster goes on."
+                "hpcml.connect() find it; in processes that the script starts, Client(scheduler_file=…), another "
+                "address and LocalCluster() do not. A script that needs no cluster goes on."
             )
         if idle > settings.idle_notice > 0:
             self.warn(f"Nothing has used the cluster for {_duration(settings.idle_notice)}, and {held}.")
