@@ -318,4 +318,5 @@ def test_a_run_has_few_files(cluster: Cluster, per_node: int) -> None:
                            "--set", "workers.memory_limit=400MB")  # fmt: skip
     assert f"{4 * per_node} workers" in ended.out, ended.err
     files = [str(path.relative_to(ended.directory)) for path in ended.directory.rglob("*") if path.is_file()]
-    assert len(files) <= 40, sorted(files)
+    own = [name for name in files if not name.startswith("code/")]  # other tests' scripts lie beside this one
+    assert len(own) < 40, sorted(own)
