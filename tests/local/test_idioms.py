@@ -86,6 +86,15 @@ def test_a_module_named_hpcml_beside_the_script_is_the_scripts(here: Here) -> No
     assert "a module hpcml beside the script hides hpcml's own" in done.stdout
 
 
+def test_a_folder_named_hpcml_hides_nothing(here: Here) -> None:
+    (here.folder / "hpcml").mkdir()
+    (here.folder / "hpcml" / "data.txt").write_text("1")
+    done = here.submit("import hpcml\nprint('result', hpcml.connect(n_workers=2).submit(sum, [1, 2]).result())\n")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "result 3" in done.stdout
+    assert notes(done) == ["hpcml.connect(n_workers=2) in line 2: this run's 1 worker on 1 node is used."]
+
+
 OTHER = """
 from dask.distributed import Client, Scheduler, Worker, Security
 import asyncio, os, sys

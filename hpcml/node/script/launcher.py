@@ -30,7 +30,7 @@ def main() -> None:
     path = sys.argv[0]
     folder = os.path.dirname(os.path.realpath(path))  # noqa: PTH120 - pathlib is not loaded before a script
     sys.excepthook = print_error
-    if any(os.path.exists(f"{folder}/{name}") for name in ("hpcml", "hpcml.py")):
+    if any(os.path.exists(f"{folder}/{name}") for name in ("hpcml.py", "hpcml/__init__.py")):
         print("hpcml: a module hpcml beside the script hides hpcml's own: the script gets no hpcml.connect(), and what"
               " it opens as a cluster is its own; another name for it ends that.", file=sys.stderr)  # fmt: skip
         for name in [name for name in sys.modules if name.partition(".")[0] == "hpcml"]:
