@@ -224,12 +224,10 @@ def _members(original: type) -> dict[str, Any]:
 def adopt(client: type) -> type:
     """Have a Client class connect to the run's cluster, unless it is given one that answers; return the class."""
     original = client.__init__  # type: ignore[misc]
-    if inspect.getmodule(original) is not inspect.getmodule(client):
-        return client  # it is adopted already
     signature = inspect.signature(original)
     named = {name for name, one in signature.parameters.items() if one.kind is one.POSITIONAL_OR_KEYWORD}
 
-    @functools.wraps(original, assigned=("__doc__", "__name__", "__qualname__"))
+    @functools.wraps(original)
     def __init__(self: Any, *arguments: Any, **options: Any) -> None:  # noqa: N807
         given = signature.bind(self, *arguments, **options).arguments
         asked = _call("Client", arguments, options)
@@ -255,6 +253,7 @@ def adopt(client: type) -> type:
             _note_run(asked)
 
     client.__init__ = __init__  # type: ignore[misc]
+    client.of_hpcml = True  # type: ignore[attr-defined]
     return client
 
 
