@@ -14,6 +14,7 @@ EXAMPLES = {
     "cancel": ("last", "--all --yes"),
     "rerun": ("last", "train --nodes 8 --time 4h"),
     "rm": ("train-20261121-074500-1a2b", "--failed --older 30d"),
+    "shell": ("last", "train n2"),
     "fetch": ("last results",),
     "tunnel": ("last", "--host me@login.example.org --open last"),
     "site": ("ls", "show leonardo --origin"),

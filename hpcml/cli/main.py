@@ -39,6 +39,7 @@ COMMANDS = {
     "cancel": ("RUN | --all", "cancel a run, or all of them"),
     "rerun": ("RUN [OPTIONS]", "submit a run's request again"),
     "rm": ("RUN… | [--older AGE] [--failed]", "remove runs that have ended, with all their files"),
+    "shell": ("RUN [NODE]", "open a shell on a node of a run"),
     "fetch": ("RUN [DEST]", "bring a run's results home to your laptop"),
     "tunnel": ("[OPTIONS] [RUN]", "open a run's dashboard on your laptop"),
     "site": ("ls | show [SITE]", "list and show site profiles"),

@@ -168,6 +168,9 @@ class Scheduler(Protocol):
     def step_on(self, job: str, node: str, name: str) -> list[str]:
         """Return the words that run a command on a node of a job, with its input and output, for `hpcml tunnel`."""
 
+    def shell_on(self, job: str, node: str) -> list[str]:
+        """Return the words that run a program on a node of a job and on this terminal, for `hpcml shell`."""
+
 
 def get(name: str) -> Scheduler:
     """Return a scheduler by its name; StorageError if there is none: a profile's is checked, a record's may be any."""

@@ -18,6 +18,7 @@ from hpcml.subprocesses import Answer, CommandMissingError, run
 ONE_MACHINE = False
 lay_out = slurm_options.lay_out
 step_on = slurm_options.step_on
+shell_on = slurm_options.shell_on
 TIMEOUT = 60.0  # seconds for one question; slurmctld's own MessageTimeout is 10 to 100
 _LOOK_AGAIN = 20.0  # seconds for which a job whose submission was not answered is looked for
 

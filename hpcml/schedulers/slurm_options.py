@@ -236,3 +236,9 @@ def step_on(job: str, node: str, name: str) -> list[str]:
     resources = ["--overlap", "--nodes=1", "--ntasks=1", "--cpus-per-task=1", "--mem=0", "--gres=none", "--mpi=none"]
     quiet = ["--unbuffered", "--quiet", "--chdir=/", f"--job-name={name}", "--export=NONE"]
     return ["srun", f"--jobid={job}", f"--nodelist={node}", *resources, *quiet]
+
+
+def shell_on(job: str, node: str) -> list[str]:
+    """Return srun and its options for a program on this terminal, on one node of a job that runs."""
+    place = [f"--jobid={job}", f"--nodelist={node}", "--nodes=1", "--ntasks=1"]
+    return ["srun", *place, "--overlap", "--mem=0", "--mpi=none", "--job-name=hpcml-shell", "--pty"]

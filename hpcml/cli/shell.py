@@ -1,0 +1,56 @@
+"""``hpcml shell``: a shell on a node of a run, with the run's environment."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from hpcml import schedulers
+from hpcml.cli import common
+from hpcml.errors import NotFoundError, UsageError
+from hpcml.terminal import say
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+
+def add_options(parser: ArgumentParser) -> None:
+    """Add what only this verb takes, and the common options."""
+    parser.epilog = "In it, distributed.Client() and hpcml.connect() are connected to the run's cluster."
+    common.add_run(parser)
+    parser.add_argument(
+        "node", metavar="NODE", nargs="?", default="", help="one of the run's nodes (default: the first)"
+    )
+    common.add_site(parser)
+
+
+def run(options: Namespace) -> int:
+    """Start the shell on this terminal, and return its exit status."""
+    from hpcml import script_api, subprocesses
+    from hpcml.runs import handle
+
+    if options.caller or not sys.stdin.isatty():
+        hint = "Log in with a terminal (ssh -t HOST), and call it there."
+        raise UsageError("A shell needs a terminal", place="hpcml shell", hint=hint)
+    one = handle.RunHandle(common.find_run(options))
+    status = one.status()
+    scheduler = handle.scheduler_of(one.run, status)
+    node = options.node or (status.nodes[0] if status.nodes else "")
+    if node not in status.nodes:
+        hint = f"One of: {', '.join(status.nodes)}."
+        raise NotFoundError(f"The run has no node '{node}'", place=one.id, hint=hint)
+    assert one.run.submission is not None
+    owner = schedulers.get(one.run.submission.scheduler)
+    environment = owner.clean_environment() | script_api.client_variables(*scheduler)
+    environment |= {
+        "HPCML_RUN_DIR": str(one.directory),
+        "HPCML_ATTEMPT": scheduler.attempt.directory.name,
+        "HPCML_NODES": str(len(status.nodes)),
+    }
+    say(f"A shell on {node} in the run {one.id}; exit ends it, not the run.", sys.stderr)
+    command = [*owner.shell_on(one.job, node), environment.get("SHELL") or "bash"]
+    try:
+        subprocesses.become(command, environment)
+    except subprocesses.CommandMissingError as error:
+        raise NotFoundError(f"The shell cannot be started: {error}", place="PATH", hint="Is SHELL right?") from error
+    return 0
