@@ -98,6 +98,8 @@ def plan(site: Site, asked: JobSpec, location: RunLocation) -> Plan:
     request = JobRequest(spec, asked, paths, _signal_lead(site, spec.time, reasons))
     layout = schedulers.get(site.scheduler).lay_out(site, request)
     reasons += layout.reasons
+    origins = [f"{option}: {origin}" for option, origin in spec.origins]
+    reasons += origins
     _check_workers(site, spec.gpus_per_node, layout.memory)
     python = interpreter(site) if spec.image else site.runtime.python or location.python
     if spec.image:
@@ -131,7 +133,11 @@ def plan(site: Site, asked: JobSpec, location: RunLocation) -> Plan:
         scripts=tuple(script.name for script in scripts),
         inside=_inside(site, request, layout, location.umask),
         reasons=tuple(reasons),
-        notices=(*layout.notices, *_notices(site)),
+        notices=(
+            *([f"taken from elsewhere: {', '.join(origins)}"] if origins else ()),
+            *layout.notices,
+            *_notices(site),
+        ),
     )
 
 

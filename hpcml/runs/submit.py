@@ -46,6 +46,7 @@ def prepare(loaded: LoadedSite, spec: JobSpec) -> Prepared:
 
     if not spec.service:
         script_checks.check_file(spec.script)
+    spec = schedulers.get(loaded.site.scheduler).with_variables(spec, loaded.is_from_this_call)
     run_id = directories.new_id(job_name(spec))
     folder = directories.runs_folder(loaded.site.paths.runs, layers.process_environment())
     directory = folder / run_id

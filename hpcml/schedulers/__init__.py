@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -158,6 +158,12 @@ class Scheduler(Protocol):
 
     def check(self, script: Path) -> str:
         """Return what the scheduler says of a script that it is only shown."""
+
+    def with_variables(self, spec: JobSpec, overridden: Callable[[str], bool]) -> JobSpec:
+        """Return a request with what the user's variables for the scheduler say where the command line says nothing.
+
+        ``overridden`` tells whether a default of that name was set by something that counts more.
+        """
 
     def ignored_defaults(self) -> list[str]:
         """Return the user's variables that hold defaults for the scheduler's own commands, none of which count."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hpcml import subprocesses
 from hpcml.errors import NotFoundError, SiteError, UsageError
 from hpcml.paths import RunPaths
 from hpcml.schedulers import JobLayout, JobRequest, JobState, Submission, slurm
+from hpcml.schedulers.request import JobSpec
 from hpcml.sites.schema import Site
 
 ONE_MACHINE = True
@@ -67,6 +68,11 @@ def cancel(job: str) -> str:
 def check(script: Path) -> str:
     """Refuse: there is nobody to ask."""
     raise UsageError("The local site has no Slurm to ask", place="--check", hint="Leave --check out.")
+
+
+def with_variables(spec: JobSpec, overridden: Callable[[str], bool]) -> JobSpec:
+    """Return the request as it is: no command of a scheduler's is called."""
+    return spec
 
 
 def ignored_defaults() -> list[str]:

@@ -29,7 +29,8 @@ class JobSpec(NamedTuple):
     name); JupyterLab ends after ``idle`` seconds without use (0: never). ``staged``: script and ``cwd`` are there for
     the submission only, and the script runs in the run's own copy of them. ``sources`` are the folders that the copy of
     the code may link to. ``own_clusters``: see the nodes' settings. ``sbatch`` are options that are
-    passed on, as (name, value) with an empty value for a flag; no name twice.
+    passed on, as (name, value) with an empty value for a flag; no name twice. ``origins`` are
+    options that the command line did not give, and where they come from.
     """
 
     script: Path
@@ -54,6 +55,7 @@ class JobSpec(NamedTuple):
     own_clusters: bool = False
     gpu_type: str = ""
     sbatch: tuple[tuple[str, str], ...] = ()
+    origins: tuple[tuple[str, str], ...] = ()
 
     def given(self) -> dict[str, object]:
         """Return what was said, by its name here."""
@@ -61,13 +63,13 @@ class JobSpec(NamedTuple):
         return {name: value for name, value in said if getattr(value, "text", value) not in ("", NOT_SAID)}
 
 
-def measure(name: str, text: str) -> TimeLimit | Memory:
-    """Return the time limit or the memory of a request; UsageError if the text is none."""
+def measure(name: str, text: str, place: str = "") -> TimeLimit | Memory:
+    """Return the time limit or the memory of a request; UsageError at ``place`` if the text is none."""
     kind, hint = _MEASURES[name]
     try:
         return kind(text)
     except ValueError as error:
-        raise UsageError(str(error), place=f"--{name.replace('_', '-')}", hint=hint) from error
+        raise UsageError(str(error), place=place or f"--{name.replace('_', '-')}", hint=hint) from error
 
 
 def job_name(spec: JobSpec) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from hpcml.errors import ANSWER_LOST, HpcmlError, SiteError, SlurmUnreachableError
 from hpcml.paths import RunPaths
 from hpcml.schedulers import ACTIVE, ENDED, PENDING, UNKNOWN, UNREADABLE, JobState, Submission, slurm_options
+from hpcml.schedulers.request import JobSpec, measure
 from hpcml.sites.layers import process_environment
 from hpcml.sites.schema import Site
 from hpcml.subprocesses import Answer, CommandMissingError, run
@@ -36,6 +38,16 @@ _SCRUBBED = (
     "PMI",
     "HPCML_",
 )
+
+# What sbatch reads itself (sbatch(1), INPUT ENVIRONMENT VARIABLES): the request's field, or the option passed on.
+_INPUT_VARIABLES = {
+    "SBATCH_ACCOUNT": "account",
+    "SBATCH_PARTITION": "partition",
+    "SBATCH_QOS": "qos",
+    "SBATCH_TIMELIMIT": "time",
+    "SBATCH_CONSTRAINT": "--constraint",
+    "SBATCH_RESERVATION": "--reservation",
+}
 
 # sbatch's own words, and what they mean to the user.
 _REFUSALS = {
@@ -142,8 +154,24 @@ def clean_environment() -> dict[str, str]:
     return {key: value for key, value in process_environment().items() if key in _KEPT or not key.startswith(_SCRUBBED)}
 
 
+def with_variables(spec: JobSpec, overridden: Callable[[str], bool]) -> JobSpec:
+    """Return the request with the defaults that the user's shell gives sbatch; within a job they are the job's own."""
+    environment = process_environment()
+    if "SLURM_JOB_ID" in environment:
+        return spec
+    for variable, name in _INPUT_VARIABLES.items():
+        text = environment.get(variable, "").strip()
+        if not text or name in dict(spec.sbatch) or name in spec.given() or overridden(name):
+            continue
+        given: Any = measure(name, text, variable) if name == "time" else text
+        new = {"sbatch": (*spec.sbatch, (name, text))} if name.startswith("--") else {name: given}
+        origin = (f"--{name.removeprefix('--')} {text}", variable)
+        spec = spec._replace(**new, origins=(*spec.origins, origin))
+    return spec
+
+
 def ignored_defaults() -> list[str]:
-    """Return the variables with which a user's shell gives sbatch defaults, none of which count here.
+    """Return the variables with which a user's shell gives sbatch defaults that do not count here.
 
     Inside a job they are the job's own and no wish of the user's.
     """
@@ -151,7 +179,9 @@ def ignored_defaults() -> list[str]:
     if "SLURM_JOB_ID" in environment:
         return []
     return sorted(
-        name for name in environment if name.startswith("SBATCH_") or name in ("SLURM_ACCOUNT", "SLURM_CLUSTERS")
+        name
+        for name in environment
+        if (name.startswith("SBATCH_") and name not in _INPUT_VARIABLES) or name in ("SLURM_ACCOUNT", "SLURM_CLUSTERS")
     )
 
 

@@ -77,19 +77,35 @@ def _partition(site: Site, request: JobRequest, reasons: list[str], notices: lis
             other = next(others, "")
             hint = f"Try --partition {other}." if other else "Ask for less."
             raise SiteError(misfit, place=f"profile {site.name}", hint=hint)
+        notices += _unused_gpus(site, named, spec)
         return named
+    in_order = sorted(site.partitions, key=lambda name: name != named)
+    with_gpus = [name for name in in_order if _unused_gpus(site, name, spec)]
+    none_asked = [f"Partition '{name}' has GPUs, and none is requested (--gpus-per-node)" for name in with_gpus]
     misfits: list[str] = []
-    for candidate in sorted(site.partitions, key=lambda name: name != named):
+    for candidate in sorted(in_order, key=lambda name: name in with_gpus):
         misfit = _misfit(site, candidate, spec)
         if not misfit:
-            reasons += [f"partition {candidate}: the first that fits", *misfits]
-            if misfits and named:
-                notices.append(f"partition {candidate} is asked for, because: {misfits[0]}")
+            passed_over = misfits if candidate in with_gpus else [*none_asked, *misfits]
+            reasons += [f"partition {candidate}: the first that fits", *passed_over]
+            if passed_over and named and candidate != named:
+                notices.append(f"partition {candidate} is asked for, because: {passed_over[0]}")
+            notices += _unused_gpus(site, candidate, spec)
             return candidate
         misfits.append(misfit)
     if len(misfits) == 1:
         raise SiteError(misfits[0], place=f"profile {site.name}", hint="Ask for less.")
     raise SiteError("No partition fits", place=f"profile {site.name}", hint="Ask for less.", quote=tuple(misfits))
+
+
+def _unused_gpus(site: Site, name: str, spec: JobSpec) -> list[str]:
+    """Return a warning if the nodes of a partition have GPUs that the request leaves unused, else nothing."""
+    count = site.partitions.get(name, Partition()).gpus_per_node
+    if spec.gpus_per_node or not count:
+        return []
+    nodes = "1 node" if spec.nodes == 1 else f"{spec.nodes} nodes"
+    cost = f"no GPU is used, and {nodes} of {name} with {spec.nodes * count} GPUs taken"
+    return [f"{cost}: ask for them with --gpus-per-node {count}, or take a partition without GPUs"]
 
 
 def _misfit(site: Site, name: str, spec: JobSpec) -> str:

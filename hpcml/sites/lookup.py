@@ -31,6 +31,10 @@ class LoadedSite(NamedTuple):
         """Whether a value comes from the project's file, which may have come with somebody else's code."""
         return bool(self.project) and self.layers.origin(key).startswith(self.project)
 
+    def is_from_this_call(self, default: str) -> bool:
+        """Whether a default (``account``) was set by ``--set`` or a variable of hpcml's, and not by a file."""
+        return self.layers.origin(f"defaults.{default}").startswith(("--set", "HPCML_"))
+
 
 def config_folders(environment: Mapping[str, str]) -> list[Path]:
     """Return the machine-wide and the user's configuration folder, most general first."""

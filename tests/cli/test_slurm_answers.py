@@ -358,9 +358,35 @@ def test_the_path_of_the_hostile_world_is_in_the_plan(world: World) -> None:
     assert Path(plan["inside"]["cwd"]) == world.project
 
 
-def test_defaults_of_the_users_shell_do_not_count_and_are_told(world: World) -> None:
-    done = world.run("submit", "--site", "slurm", "job.py", env={"SBATCH_ACCOUNT": "mine", "SBATCH_PARTITION": "big"})
+SHELL = {
+    "SBATCH_ACCOUNT": "mine",
+    "SBATCH_PARTITION": "big",
+    "SBATCH_TIMELIMIT": "1:00:00",
+    "SBATCH_CONSTRAINT": "fast",
+    "SBATCH_NO_REQUEUE": "1",
+}
+
+
+def test_defaults_of_the_users_shell_count_below_the_command_line(world: World) -> None:
+    options = ("submit", "--site", "slurm", "--dry-run", "--set", "defaults.account=files", "-p", "small", "job.py")
+    done = world.run(*options, env=SHELL)
     assert done.returncode == 0, done.stderr
-    assert "SBATCH_ACCOUNT, SBATCH_PARTITION do not count here" in done.stderr
-    inside = world.run("submit", "--site", "slurm", "job.py", env={"SBATCH_ACCOUNT": "mine", "SLURM_JOB_ID": "1"})
-    assert "do not count" not in inside.stderr
+    assert "#SBATCH --account=files" in done.stdout  # --set is the command line too
+    assert "#SBATCH --partition=small" in done.stdout
+    assert "#SBATCH --time=01:00:00" in done.stdout
+    assert "#SBATCH --constraint=fast" in done.stdout
+    assert "--time 1:00:00: SBATCH_TIMELIMIT" in done.stderr
+    assert "SBATCH_NO_REQUEUE do not count here" in done.stderr
+    inside = world.run(*options, env={**SHELL, "SLURM_JOB_ID": "1"})
+    assert "SBATCH_" not in inside.stderr
+    assert "fast" not in inside.stdout
+
+
+def test_an_account_of_the_users_shell_is_enough_where_one_is_wanted(world: World) -> None:
+    command = ("plan", "--site", "leonardo", "job.py")
+    assert world.run(*command).returncode == errors.USAGE
+    plan = json.loads(world.run(*command, env=SHELL | {"SBATCH_PARTITION": "boost_usr_prod"}).stdout)
+    assert ["--account", "mine"] in plan["directives"]
+    assert "--account mine: SBATCH_ACCOUNT" in plan["reasons"]
+    wrong = world.run(*command, env={"SBATCH_TIMELIMIT": "soon"})
+    assert (wrong.returncode, "SBATCH_TIMELIMIT" in wrong.stderr) == (errors.USAGE, True)

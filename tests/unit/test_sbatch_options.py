@@ -126,3 +126,24 @@ def test_near_names_of_the_profile() -> None:
     with pytest.raises(UsageError) as caught:
         planned({}, "--protocol", "uxc")
     assert caught.value.hint == "Did you mean ucx?"
+
+
+LEONARDO = {"defaults": {"partition": "boost"}, "partitions": {"boost": {"gpus_per_node": 4}, "cpu": {"max_nodes": 8}}}
+
+
+def partition_and_notices(*words: str) -> tuple[str, str]:
+    made = planned(LEONARDO, *words)
+    return dict(made.directives)["--partition"], " ".join(made.notices)
+
+
+def test_nodes_with_gpus_are_not_taken_silently_without_them() -> None:
+    partition, notices = partition_and_notices("-N4")
+    assert partition == "cpu"
+    assert "'boost' has GPUs, and none is requested" in notices
+    partition, notices = partition_and_notices("-N4", "-p", "boost")
+    assert partition == "boost"
+    assert "no GPU is used, and 4 nodes of boost with 16 GPUs taken" in notices
+    partition, notices = partition_and_notices("-N9")  # too many for the other
+    assert partition == "boost"
+    assert "36 GPUs" in notices
+    assert partition_and_notices("-N4", "--gres=gpu:4") == ("boost", "")

@@ -2,7 +2,7 @@
 #SBATCH --job-name=kmeans
 #SBATCH --comment=hpcml:dialect-20261121-074500-1a2b
 #SBATCH --account=IscrC_hpcml
-#SBATCH --partition=boost_usr_prod
+#SBATCH --partition=dcgp_usr_prod
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=4

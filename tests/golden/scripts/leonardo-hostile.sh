@@ -2,10 +2,10 @@
 #SBATCH --job-name=my-script-1
 #SBATCH --comment=hpcml:hostile-20261121-074500-1a2b
 #SBATCH --account="it's \"a\" $b\\c #d"
-#SBATCH --partition=boost_usr_prod
+#SBATCH --partition=dcgp_usr_prod
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
-#SBATCH --cpus-per-task=32
+#SBATCH --cpus-per-task=112
 #SBATCH --mem=494000M
 #SBATCH --time=00:30:00
 #SBATCH --output="/scratch/a b/it's \"x\" $HOME `id` #1 50%%j/é/hostile-20261121-074500-1a2b/logs/job.log"

@@ -2,10 +2,10 @@
 #SBATCH --job-name=kmeans
 #SBATCH --comment=hpcml:image-20261121-074500-1a2b
 #SBATCH --account=IscrC_hpcml
-#SBATCH --partition=boost_usr_prod
+#SBATCH --partition=dcgp_usr_prod
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
-#SBATCH --cpus-per-task=32
+#SBATCH --cpus-per-task=112
 #SBATCH --mem=494000M
 #SBATCH --time=00:30:00
 #SBATCH --output=/scratch/alice/runs/image-20261121-074500-1a2b/logs/job.log
