@@ -94,6 +94,7 @@ def build_parser(command: str) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     _module(command).add_options(parser)
+    parser.set_defaults(parser=parser)  # which reads the options in a script too
     return parser
 
 

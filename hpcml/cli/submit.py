@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hpcml.cli import common
+from hpcml.cli import common, script_options
 from hpcml.errors import INTERNAL, MEANING, HpcmlError, UsageError
 from hpcml.runs import directories
 from hpcml.schedulers.request import JobSpec, measure
@@ -152,10 +152,13 @@ def run(options: Namespace) -> int:
 
 def script_spec(options: Namespace) -> JobSpec:
     """Return the request for the script of the command line; one that a laptop sends is received before."""
-    if options.caller is None:
-        return make_spec(options, options.script_words)
-    spec: JobSpec = options.caller.spec(make_spec(options, options.caller.stage(options.script_words)))
-    return spec
+    words = options.script_words if options.caller is None else options.caller.stage(options.script_words)
+    script = common.here() / words[0]
+    known = (*FLAGS, *(option for group in VALUES.values() for option in group))
+    script_options.note_misplaced(words[1:], script, known)
+    origins = script_options.lay_below(options, script)
+    spec: JobSpec = make_spec(options, words)._replace(origins=origins)
+    return spec if options.caller is None else options.caller.spec(spec)
 
 
 def prepare(options: Namespace, spec: JobSpec) -> submission.Prepared:
