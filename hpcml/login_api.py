@@ -17,7 +17,8 @@ from hpcml.runs.handle import RunHandle
 from hpcml.sites import layers
 from hpcml.terminal import json_text, note
 
-_OF_THE_COMMAND = ("help", "dry_run", "check", "wait", "detach", "json")  # what becomes of the request, and the answer
+# what becomes of the request, and the answer
+_OF_THE_COMMAND = ("help", "dry_run", "check", "wait", "detach", "json", "parser")
 
 
 def submit(script: str | os.PathLike[str], *arguments: object, **options: Any) -> RunHandle:

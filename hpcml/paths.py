@@ -25,6 +25,7 @@ class RunPaths:
         self.plan = directory / "plan.json"
         self.script = directory / "job.sh"
         self.step = directory / "step.sh"
+        self.variables = directory / "environment.sh"
         self.image = directory / "image.sh"
         self.sources = directory / "sources"
         self.stage = directory / "stage.sh"

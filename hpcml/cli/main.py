@@ -172,6 +172,10 @@ def _dispatch(command: str, own: list[str], script: list[str], host: str | None,
         if not hasattr(options, "host"):
             from hpcml.cli import fetch
 
+            if getattr(options, "env", None) or getattr(options, "env_file", None):
+                from hpcml.cli import variables
+
+                own = variables.carried(own, options)
             return fetch.run_on_host(*there, command, options, own, script)
         options.host = options.host or there[0]  # a verb that finds its way itself
     return int(_module(command).run(options))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpcml import files
 from hpcml.cli import common, submit
 from hpcml.errors import StorageError
 from hpcml.runs import directories
@@ -36,6 +38,8 @@ def run(options: Namespace) -> int:
         recorded = Table(request.get("spec", dict))
         options.site = options.site or plan.get("site", str)
         _take_over(options, recorded)
+        if recorded.facts.get("environment"):
+            options.env = [*_variables(run.paths.variables), *(options.env or ())]
         options.set = [*_settings(request.get("site", dict)), *(options.set or ())]
         spec = _spec(options, recorded, run)
     return submit.start(options, spec)
@@ -54,6 +58,17 @@ def _take_over(options: Namespace, recorded: Table) -> None:
             options.gpus_per_node = ":".join(filter(None, (recorded.get("gpu_type", str, ""), str(value))))
         elif value not in (None, False) and not getattr(options, name):
             setattr(options, name, value if isinstance(value, bool) else str(value))
+
+
+def _variables(path: Path) -> list[str]:
+    """Return the variables of a run as ``--env`` takes them."""
+    try:
+        return [word for word in shlex.split(files.read(path).decode()) if word != "export"]
+    except OSError as error:
+        hint = "Submit it anew: hpcml submit --env … SCRIPT."
+        raise StorageError(
+            f"The run's variables cannot be read: {error.strerror}", place=str(path), hint=hint
+        ) from error
 
 
 def _settings(site: dict[str, Any]) -> list[str]:

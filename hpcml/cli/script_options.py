@@ -119,6 +119,6 @@ def note_misplaced(words: Sequence[str], script: Path, known: Iterable[str]) -> 
     own = list(words[: words.index("--")]) if "--" in words else list(words)
     options, text = set(known), _start(script)
     misplaced = [word for word in own if word.partition("=")[0] in options and word.partition("=")[0] not in text]
-    if misplaced:
+    if misplaced and text:
         listed = ", ".join(dict.fromkeys(misplaced))
         note(f"{listed} behind {script.name} goes to the script; options of hpcml stand before it")

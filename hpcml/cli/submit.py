@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hpcml.cli import common, script_options
+from hpcml.cli import common, script_options, variables
 from hpcml.errors import INTERNAL, MEANING, HpcmlError, UsageError
 from hpcml.runs import directories
 from hpcml.schedulers.request import JobSpec, measure
@@ -44,6 +44,8 @@ VALUES = {
         "--set": "KEY=VALUE of the profile, e.g. workers.per_node=4 (repeatable)",
         "--protocol": "Dask's protocol: auto, ucx or tcp (always with TLS)",
         "--image": "run all roles inside this Apptainer image",
+        "--env": "NAME=VALUE for the run, or NAME as it is here (repeatable)",
+        "--env-file": "file of lines NAME=VALUE (repeatable)",
     },
     "passed to Slurm": {
         "--constraint": "features that the nodes have",
@@ -72,6 +74,7 @@ ALSO = {
     "--nodelist": ("-w",),
     "--begin": ("-b",),
 }
+_SEVERAL = ("--set", "--sbatch", "--env", "--env-file")
 _PASSED = "passed to Slurm"
 _EXCLUSIVE = "whole nodes, shared with nobody"
 FLAGS = {
@@ -91,7 +94,7 @@ def add_options(parser: ArgumentParser, flags: Iterable[str] = FLAGS) -> None:
     for title, options in VALUES.items():
         group = parser.add_argument_group(title)
         for option, text in options.items():
-            action: str | type[Action] = "append" if option in ("--set", "--sbatch") else "store"
+            action: str | type[Action] = "append" if option in _SEVERAL else "store"
             if title == _PASSED and option != "--sbatch":
                 action = gres if option == "--gres" else passed
             name = option.lstrip("-").replace("-", "_")
@@ -153,9 +156,11 @@ def run(options: Namespace) -> int:
 def script_spec(options: Namespace) -> JobSpec:
     """Return the request for the script of the command line; one that a laptop sends is received before."""
     words = options.script_words if options.caller is None else options.caller.stage(options.script_words)
-    script = common.here() / words[0]
+    first = 1 if words[0] in ("-m", "--") and words[1:] else 0  # what stands before the name of another kind
+    script = common.here() / words[first]
     known = (*FLAGS, *(option for group in VALUES.values() for option in group))
-    script_options.note_misplaced(words[1:], script, known)
+    if words[0] != "--":
+        script_options.note_misplaced(words[first + 1 :], script, known)
     origins = script_options.lay_below(options, script)
     spec: JobSpec = make_spec(options, words)._replace(origins=origins)
     return spec if options.caller is None else options.caller.spec(spec)
@@ -222,12 +227,13 @@ def _check_modes(options: Namespace) -> None:
 def make_spec(options: Namespace, script: list[str]) -> JobSpec:
     """Return the request; an option that was not given keeps the record's own "not said"."""
     given = {name: value for name in JobSpec._fields if (value := getattr(options, name, None)) is not None}
+    given["environment"] = variables.given(options)
     given["sbatch"] = tuple(dict(directive(text, "hpcml submit") for text in given.pop("sbatch", ())).items())
     if "gpus_per_node" in given:
         given["gpu_type"], given["gpus_per_node"] = gpus(given["gpus_per_node"])
     for name, value in given.items():
         option = f"--{name.replace('_', '-')}"
-        if name in ("own_clusters", "gpu_type", "sbatch"):
+        if name in ("own_clusters", "gpu_type", "sbatch", "environment"):
             continue
         if name in _COUNTS:
             given[name] = common.whole(value, option)

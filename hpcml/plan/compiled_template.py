@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from hpcml.plan.plan import Plan
 
-TEMPLATE_CRC = 402679381  # of the template that this was made from
+TEMPLATE_CRC = 1666472426  # of the template that this was made from
 
 
 def lay_out(
@@ -27,6 +27,8 @@ def lay_out(
         yield from ('module load ', sh(module), ' || { echo "hpcml: cannot be loaded: module" ', sh(module), ' >&2; exit 80; }\n',)
     for name, value in plan.environment:
         yield from ('export ', comment(name), '=', sh(value), '\n',)
+    if plan.variables:
+        yield from ('. "$HPCML_RUN_DIR/environment.sh"   # ', argv(plan.variables), '\n',)
     yield from ('# What the script is given back, which step.sh keeps from hpcml\'s own processes in part.\nexport HPCML_PYTHONPATH="${PYTHONPATH-}" PYTHONUNBUFFERED=1\nexport PYTHONPATH="$HPCML_RUN_DIR/lib.zip${PYTHONPATH:+:$PYTHONPATH}"\n\n',)
     for line in plan.prologue:
         yield from (comment(line), '\n',)

@@ -49,7 +49,8 @@ class Plan(NamedTuple):
     """A run as it will be submitted.
 
     ``entry`` are the words that lead into an image, before it and a role's interpreter, none without one; ``stage`` is
-    how the image is copied to the nodes before. ``prologue`` are the scheduler's own lines before the steps, and
+    how the image is copied to the nodes before. ``variables`` are the names of the user's own; their values are in a
+    file of the run's directory alone. ``prologue`` are the scheduler's own lines before the steps, and
     ``scripts`` the shell that the run needs beside the batch script. ``reasons`` say why it came out so, ``notices``
     what the user should know.
     """
@@ -66,6 +67,7 @@ class Plan(NamedTuple):
     modules: tuple[str, ...]
     setup: tuple[str, ...]
     environment: tuple[tuple[str, str], ...]
+    variables: tuple[str, ...]
     prologue: tuple[str, ...]
     entry: tuple[str, ...]
     stage: Stage | None
@@ -126,6 +128,7 @@ def plan(site: Site, asked: JobSpec, location: RunLocation) -> Plan:
         modules=site.runtime.modules,
         setup=site.runtime.setup,
         environment=_environment(site, spec),
+        variables=tuple(name for name, _ in spec.environment),
         prologue=layout.prologue,
         entry=entry(site, spec, paths) if spec.image else (),
         stage=staged,
@@ -212,7 +215,8 @@ def _environment(site: Site, spec: JobSpec) -> tuple[tuple[str, str], ...]:
         if not _VARIABLE.fullmatch(name):
             hint = "Use letters, digits and '_', no digit first."
             raise ConfigError(f"'{name}' is not a variable's name", place=f"site {site.name}: environment", hint=hint)
-    inner = (("HPCML_CONTAINER_ENV", " ".join(site.environment)),) if spec.image else ()  # beside the run's own
+    inherited = dict.fromkeys((*site.environment, *(name for name, _ in spec.environment)))
+    inner = (("HPCML_CONTAINER_ENV", " ".join(inherited)),) if spec.image else ()  # beside the run's own
     if spec.image and spec.gpus_per_node and "CUPY_CACHE_DIR" not in site.environment:
         inner = (*inner, ("HPCML_CUPY_CACHE", kernels(spec.image)))
     shared = shared_environment(site, spec.gpus_per_node, spec.protocol)

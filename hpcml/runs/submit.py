@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import stat
 import sys
 import time
@@ -46,10 +47,10 @@ def prepare(loaded: LoadedSite, spec: JobSpec) -> Prepared:
 
     if not spec.service:
         script_checks.check_file(spec.script)
-    spec = schedulers.get(loaded.site.scheduler).with_variables(spec, loaded.is_from_this_call)
     run_id = directories.new_id(job_name(spec))
     folder = directories.runs_folder(loaded.site.paths.runs, layers.process_environment())
     directory = folder / run_id
+    spec = schedulers.get(loaded.site.scheduler).with_variables(spec, loaded.is_from_this_call)
     own_templates, notes = template_folders(spec.cwd)
     notes += directories.check_folder(folder, loaded.site.paths.trust)
     template = next((str(path) for folder in own_templates if (path := folder / batch_script.TEMPLATE).is_file()), "")
@@ -179,6 +180,9 @@ def _write(prepared: Prepared, image: dict[str, object]) -> list[str]:
         directories.write_json(paths.request, request)
         directories.write_json(paths.plan, layers.as_table(made))
         files.write(paths.script, prepared.script)
+        if spec.environment:
+            lines = (f"export {name}={shlex.quote(value)}\n" for name, value in spec.environment)
+            files.write(paths.variables, "".join(lines).encode(errors="surrogateescape"))
         group = stat.S_IMODE(paths.out.stat().st_mode) & 0o7000  # set-group-id of the folder for runs
         paths.out.chmod(group | 0o777 & ~made.inside.umask)
         for name in made.scripts:

@@ -24,13 +24,15 @@ class JobSpec(NamedTuple):
     In the plan's copy the site's defaults stand where nothing was said, and ``image`` is an absolute path; 0 CPUs, no
     memory and no time are then what Slurm gives.
 
+    ``origins`` are options that the command line did not give, and where they come from. ``environment`` are variables
+    of the run, whose values may be secret.
+
     ``cwd`` is where the script runs: the folder that the user submitted from, so that relative data paths hold.
     ``service`` is a program of hpcml's in the place of a script (``jupyter``, ``fabric``; ``script`` is then only its
     name); JupyterLab ends after ``idle`` seconds without use (0: never). ``staged``: script and ``cwd`` are there for
     the submission only, and the script runs in the run's own copy of them. ``sources`` are the folders that the copy of
     the code may link to. ``own_clusters``: see the nodes' settings. ``sbatch`` are options that are
-    passed on, as (name, value) with an empty value for a flag; no name twice. ``origins`` are
-    options that the command line did not give, and where they come from.
+    passed on, as (name, value) with an empty value for a flag; no name twice.
     """
 
     script: Path
@@ -51,15 +53,16 @@ class JobSpec(NamedTuple):
     service: str = ""
     idle: float = 0.0
     staged: bool = False
+    origins: tuple[tuple[str, str], ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
     sources: tuple[Path, ...] = ()
     own_clusters: bool = False
     gpu_type: str = ""
     sbatch: tuple[tuple[str, str], ...] = ()
-    origins: tuple[tuple[str, str], ...] = ()
 
     def given(self) -> dict[str, object]:
-        """Return what was said, by its name here."""
-        said = self._asdict().items()
+        """Return what was said, by its name here; of variables the names alone."""
+        said = (self._asdict() | {"environment": tuple(name for name, _ in self.environment)}).items()
         return {name: value for name, value in said if getattr(value, "text", value) not in ("", NOT_SAID)}
 
 

@@ -1,0 +1,78 @@
+"""``--env`` and ``--env-file``: variables of a run, whose values are shown nowhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcml.cli import common
+from hpcml.errors import NotFoundError, UsageError
+from hpcml.sites import layers
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def given(options: Namespace) -> tuple[tuple[str, str], ...]:
+    """Return the variables that the options set, by name; the last of a name counts, and ``--env`` above files.
+
+    Raises
+    ------
+    NotFoundError
+        If a file cannot be read.
+    UsageError
+        If a name is none or hpcml's own, or a variable that is to be taken from here is not set.
+    """
+    variables: dict[str, str] = {}
+    for file in getattr(options, "env_file", None) or ():
+        for number, line in enumerate(_read(common.here() / layers.user_path(file), file), 1):
+            text = line.strip().removeprefix("export ").strip()
+            if text and not text.startswith("#"):
+                name, value = _variable(text, f"{file}, line {number}")
+                value = value.strip()
+                quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "\"'"
+                variables[name] = value[1:-1] if quoted else value
+    for text in getattr(options, "env", None) or ():
+        name, value = _variable(text, "--env")
+        variables[name] = value
+    return tuple(sorted(variables.items()))
+
+
+def _read(path: Path, shown: str) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or "it is not UTF-8"
+        hint = "Name a file of lines NAME=VALUE."
+        raise NotFoundError(f"The file of variables cannot be read: {why}", place=shown, hint=hint) from error
+
+
+def _variable(text: str, place: str) -> tuple[str, str]:
+    """Return name and value of ``NAME=VALUE``, or of ``NAME`` as it is here; no value stands in an error."""
+    name, equals, value = text.partition("=")
+    name = name.strip() if place != "--env" else name
+    if not _NAME.fullmatch(name):
+        shown = name if equals else "what is there"
+        raise UsageError(f"{shown!a} is not a variable's name", place=place, hint="Write NAME=VALUE.")
+    if name.startswith("HPCML_"):
+        raise UsageError(f"{name} belongs to hpcml", place=place, hint="Use --set for the profile's values.")
+    if not equals:
+        here = layers.process_environment()
+        if name not in here:
+            raise UsageError(f"The variable {name} is not set here", place=place, hint=f"Write {name}=VALUE.")
+        value = here[name]
+    return name, value
+
+
+def carried(own: Sequence[str], options: Namespace) -> list[str]:
+    """Return a command's own words with the variables' values in them, for another machine to read."""
+    kept, takes_value = [], False
+    for word in own:
+        if not takes_value and word not in ("--env", "--env-file") and not word.startswith(("--env=", "--env-file=")):
+            kept.append(word)
+        takes_value = not takes_value and word in ("--env", "--env-file")
+    return [*kept, *(f"--env={name}={value}" for name, value in given(options))]
