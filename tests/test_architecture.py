@@ -30,6 +30,9 @@ GPU_PACKAGES = {
 }  # imported in functions, where they are there
 PICTURE_PACKAGES = {"matplotlib"}  # without it hpcml fabric says so, and leaves the picture out
 JUPYTER_PACKAGES = {
+    "jupyter_client",
+    "nbclient",
+    "nbformat",
     "jupyter_core",
     "jupyter_server",
     "jupyterlab",

@@ -133,8 +133,14 @@ def _pass_on(connection: Connection, words: list[str], upload: channel.Upload | 
 
 def _submit(login: Login, command: str, options: Namespace, own: list[str], script: list[str]) -> int:
     here = Path.cwd()
+    if script[0] in ("-m", "--"):
+        hint = "Send a Python file, which may start it (subprocess.run), or submit it on the login node."
+        raise UsageError("A module or program cannot be sent to a login node", place=script[0], hint=hint)
     path = here / script[0]
-    script_checks.check_file(path)
+    if path.suffix == ".ipynb":
+        script_checks.check_notebook(path, script[1:])
+    else:
+        script_checks.check_file(path)
     # The limits of the copy are this end's; the login node's count once more when the run takes its own.
     limits = [word for word in options.set or () if word.startswith("code.")]
     code = common.load_site("", here, limits).site.code
@@ -150,7 +156,7 @@ def _submit(login: Login, command: str, options: Namespace, own: list[str], scri
         connection = _connect(login)
         many = f"{len(upload.entries)} file{'s' if len(upload.entries) != 1 else ''}"
         say(f"  sending    {many}, {format_bytes(upload.size)} to {connection.host}", sys.stderr)
-        words = [command, *_waiting(command, options, own), "--", upload.script, *script[1:]]
+        words = [command, *_waiting(command, options, own), f"./{upload.script}", *script[1:]]
         return _pass_on(connection, words, upload)
 
 

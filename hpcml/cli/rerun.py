@@ -88,4 +88,5 @@ def _spec(options: Namespace, recorded: Table, run: directories.Run) -> JobSpec:
         script, folder = run.paths.code / script.name, run.paths.code
     spec = submit.make_spec(options, [service or str(script), *recorded.texts("arguments")])
     spec = spec._replace(cwd=folder, staged=staged, service=service, idle=recorded.number("idle"))
-    return spec._replace(sources=()) if staged else spec
+    spec = spec._replace(script=script, form=recorded.get("form", str, ""))
+    return spec._replace(sources=()) if staged or not script.is_absolute() else spec

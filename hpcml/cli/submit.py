@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcml.cli import common, script_options, variables
@@ -23,6 +25,7 @@ if TYPE_CHECKING:  # each command imports what it needs: `submit` is to be fast
 
 _COUNTS = ("nodes", "gpus_per_node", "cpus_per_node")
 _MEASURES = ("memory_per_node", "time")
+_PYTHON = (".py", ".ipynb")  # with these ends a file is no program, behind `--` too
 # Options by group; those that take a value are followed by it or by `=VALUE`.
 VALUES = {
     "where": {
@@ -89,7 +92,10 @@ FLAGS = {
 
 def add_options(parser: ArgumentParser, flags: Iterable[str] = FLAGS) -> None:
     """Add what each verb takes that submits a run; ``flags`` are those of the last group that it has."""
-    parser.epilog = "All that follows SCRIPT belongs to the script, dashes included."
+    parser.epilog = (
+        "All that follows SCRIPT belongs to the script, dashes included. "
+        "In the place of SCRIPT: -m package.module, or -- ./program."
+    )
     passed, gres = _actions()
     for title, options in VALUES.items():
         group = parser.add_argument_group(title)
@@ -135,13 +141,20 @@ def _actions() -> tuple[type[Action], type[Action]]:
 
 
 def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Divide the words behind the verb into hpcml's own and the script with all that follows it."""
+    """Divide the words behind the verb into hpcml's own and the script with all that follows it.
+
+    The script of ``-m MODULE`` begins with ``-m``, and that of ``-- PROGRAM`` with ``--``.
+    """
     with_value = {word for group in VALUES.values() for option in group for word in (option, *ALSO.get(option, ()))}
     position = 0
     while position < len(words):
         word = words[position]
         if word == "--":
-            return list(words[:position]), list(words[position + 1 :])
+            script = list(words[position + 1 :])
+            is_python = script and script[0].endswith(_PYTHON)
+            return list(words[:position]), script if is_python or not script else ["--", *script]
+        if word == "-m":
+            return list(words[:position]), list(words[position:])
         if not word.startswith("-") or word == "-":
             return list(words[:position]), list(words[position:])
         position += 2 if word in with_value else 1
@@ -242,9 +255,25 @@ def make_spec(options: Namespace, script: list[str]) -> JobSpec:
         elif name in _MEASURES:
             given[name] = measure(name, value)
     here = common.here()
-    path = here / script[0]
-    sources = tuple(dict.fromkeys((path.parent.resolve(), path.resolve().parent)))
-    return JobSpec(script=path, arguments=tuple(script[1:]), cwd=here, sources=sources, **given)
+    path, script, form = _named(script, here)
+    sources = tuple(dict.fromkeys((path.parent.resolve(), path.resolve().parent))) if path.is_absolute() else ()
+    return JobSpec(script=path, arguments=tuple(script[1:]), cwd=here, sources=sources, form=form, **given)
+
+
+def _named(script: list[str], here: Path) -> tuple[Path, list[str], str]:
+    """Return what the words name, its words, and its form (as in the request)."""
+    form = {"-m": "module", "--": "program"}.get(script[0], "")
+    if not form:
+        return here / script[0], script, "notebook" if script[0].endswith(".ipynb") else ""
+    if not script[1:]:
+        raise UsageError("MODULE is missing", place="-m", hint="Write hpcml submit -m package.module.")
+    if form == "module" and not all(word.isidentifier() for word in script[1].split(".")):
+        hint = "Write the dotted name, as for python -m: hpcml submit -m package.module."
+        raise UsageError(f"'{script[1]}' is no module's name", place="-m", hint=hint)
+    name, path = script[1], layers.process_environment().get("PATH", "")
+    if form == "module" or "/" in name or ((here / name).is_file() and not shutil.which(name, path=path)):
+        return here / name, script[1:], form
+    return Path(name), script[1:], form
 
 
 def _check(prepared: submission.Prepared, options: Namespace) -> int:

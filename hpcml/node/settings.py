@@ -43,7 +43,9 @@ class Settings(NamedTuple):
     asked), warn or rdma. ``image`` is what the roles run in, empty without one. ``one_machine``: all nodes of the run
     are this machine, and hpcml itself keeps the time limit. ``launched``: a program started the steps (srun) and ends
     their tasks when it is told to; else a step is a process group. ``own_clusters``: a Dask cluster that the script
-    opens is one beside the run's. ``code_of`` is the folder whose copy the script runs in, empty if none.
+    opens is one beside the run's. ``code_of`` is the folder whose copy the script runs in, empty if none. ``form``
+    is what ``script`` is: a Python file (empty), ``module`` (the folder and the dotted name), ``program`` or
+    ``notebook``.
     """
 
     one_machine: bool
@@ -82,6 +84,7 @@ class Settings(NamedTuple):
     idle: float = 0.0
     own_clusters: bool = False
     code_of: str = ""
+    form: str = ""
 
     @property
     def single_node(self) -> bool:
@@ -117,7 +120,7 @@ class Context(NamedTuple):
     @property
     def socket_room(self) -> int:
         """How long the folder may be in which the run's folder for sockets is made; kernels' names are long."""
-        return 38 if self.settings.service == "jupyter" else 70
+        return 38 if self.settings.service == "jupyter" or self.settings.form == "notebook" else 70
 
     def worker_names(self, node: str) -> tuple[str, ...]:
         """Return the names of a node's workers: ``n3``, or ``n3-0``, ``n3-1`` … when there are several."""

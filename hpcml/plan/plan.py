@@ -245,7 +245,7 @@ def _steps(paths: RunPaths, layout: JobLayout, python: str) -> tuple[Step, ...]:
 
 def _inside(site: Site, request: JobRequest, layout: JobLayout, umask: int) -> Settings:
     spec, code = request.spec, request.paths.code
-    in_place = site.code.snapshot == "none" and not spec.staged
+    in_place = not spec.copied or (site.code.snapshot == "none" and not spec.staged)
     return Settings(
         one_machine=layout.one_machine,
         launched=bool(layout.launchers),
@@ -282,5 +282,6 @@ def _inside(site: Site, request: JobRequest, layout: JobLayout, umask: int) -> S
         service=spec.service,
         idle=spec.idle,
         own_clusters=spec.own_clusters,
-        code_of="" if in_place or spec.staged or spec.service else str(spec.script.parent),
+        code_of="" if in_place or spec.staged else str(spec.script.parent),
+        form=spec.form,
     )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import json
 import os
 import re
+import shutil
 import stat
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,22 +55,7 @@ def check_file(script: Path) -> None:
     UsageError
         If it is empty, or no Python (the hint says what runs it), or its path holds a line break.
     """
-    if any(character in str(script) for character in "\n\r\0"):
-        raise UsageError("The script's path holds a line break", place=repr(str(script)), hint="Rename the file.")
-    try:
-        kind = stat.S_IFMT(script.stat().st_mode)
-        if kind != stat.S_IFREG:  # asked first, because to open a pipe would be to wait for its writer
-            what = "a folder" if kind == stat.S_IFDIR else "not a regular file"
-            raise NotFoundError(f"SCRIPT is {what}", place=str(script), hint="Name a .py file.")
-        with script.open("rb") as file:
-            start = file.read(4096)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        hint = "Check the spelling; options of hpcml go before SCRIPT, the script's own behind it."
-        hint = f"Did you mean {near}?" if (near := _near(script)) else hint
-        raise NotFoundError("There is no such script", place=str(script), hint=hint) from error
-    except OSError as error:
-        hint = "Let yourself read it (chmod u+r), or name another."
-        raise NotFoundError(f"The script cannot be read: {error.strerror}", place=str(script), hint=hint) from error
+    start = _start_of(script, "script")
     if not start:
         raise UsageError("The script is empty", place=str(script), hint="Was it saved?")
     if other := _other_language(script, start):
@@ -78,17 +65,42 @@ def check_file(script: Path) -> None:
         raise UsageError("The script is not a text: it holds zero bytes", place=str(script), hint="Name a .py file.")
 
 
+def _start_of(script: Path, kind_of: str) -> bytes:
+    """Return the first bytes of a file that is to be run."""
+    if any(character in str(script) for character in "\n\r\0"):
+        raise UsageError("The script's path holds a line break", place=repr(str(script)), hint="Rename the file.")
+    try:
+        kind = stat.S_IFMT(script.stat().st_mode)
+        if kind != stat.S_IFREG:  # asked first, because to open a pipe would be to wait for its writer
+            what = "a folder" if kind == stat.S_IFDIR else "not a regular file"
+            raise NotFoundError(f"{kind_of.upper()} is {what}", place=str(script), hint="Name a .py file.")
+        with script.open("rb") as file:
+            return file.read(4096)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        hint = "Check the spelling; options of hpcml go before SCRIPT, the script's own behind it."
+        hint = f"Did you mean {near}?" if (near := _near(script)) else hint
+        raise NotFoundError(f"There is no such {kind_of}", place=str(script), hint=hint) from error
+    except OSError as error:
+        hint = "Let yourself read it (chmod u+r), or name another."
+        raise NotFoundError(f"The {kind_of} cannot be read: {error.strerror}", place=str(script), hint=hint) from error
+
+
 def _other_language(script: Path, start: bytes) -> tuple[str, str] | None:
     """Return what a file is that is no Python, and what to do; None if it may be Python."""
     if start.startswith(b"\x7fELF"):
-        return "a compiled program", "A .py file is a script."
-    if script.suffix == ".ipynb":
-        return "a notebook", "Save it as a script: jupyter nbconvert --to script."
+        return "a compiled program", f"Run it so: hpcml submit -- {_as_path(script)}."
     if (program := _interpreter(start)) and "python" not in program and script.suffix != ".py":
-        return f"a script for {program}", "Call it from a .py file (subprocess.run)."
+        direct = _as_path(script) if os.access(script, os.X_OK) else f"{program} {os.path.relpath(script)}"
+        return f"a script for {program}", f"Run it so: hpcml submit -- {direct}."
     if language := _LANGUAGES.get(script.suffix.lower()):
-        return language[0], "Call it from a .py file (subprocess.run)."
+        return language[0], f"Run it so: hpcml submit -- {language[1].format(os.path.relpath(script))}."
     return None
+
+
+def _as_path(script: Path) -> str:
+    """Return a file as a shell would start it from here."""
+    path = os.path.relpath(script)
+    return str(script) if path.startswith("..") else f"./{path}"
 
 
 def _interpreter(start: bytes) -> str:
@@ -99,7 +111,89 @@ def _interpreter(start: bytes) -> str:
     return next((name for name in names if name != "env"), "")
 
 
-def check_code(script: Path, base: Path, python: str, *, image: bool = False, prepared: bool = False) -> list[str]:
+def check_notebook(notebook: Path, arguments: Sequence[str]) -> None:
+    """Refuse a notebook that cannot be executed.
+
+    Raises
+    ------
+    UsageError
+        If the file is no notebook, is of another language, or has arguments behind it, which nothing in it can read.
+    """
+    _start_of(notebook, "notebook")
+    try:
+        facts = json.loads(notebook.read_bytes())
+        cells, info = facts["cells"], facts.get("metadata", {}).get("kernelspec", {})
+        language = str(info.get("language") or "python").lower()
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        hint = "Save it in Jupyter again; versions before 4 of the format are not read."
+        raise UsageError("The file is not a notebook", place=str(notebook), hint=hint) from error
+    if language != "python" or not isinstance(cells, list):
+        raise UsageError(f"The notebook's language is {language}", place=str(notebook), hint="Python's are executed.")
+    if arguments:
+        raise UsageError("A notebook takes no arguments", place=" ".join(arguments), hint="Use environment variables.")
+
+
+def check_program(program: Path, path: str | None, *, prepared: bool) -> None:
+    """Refuse a program that cannot be started.
+
+    Parameters
+    ----------
+    program
+        Its file, or a bare name that is found on PATH.
+    path
+        PATH, None inside an image, where the files are others.
+    prepared
+        Whether the site loads modules or runs lines of its own before, which may add programs.
+
+    Raises
+    ------
+    NotFoundError
+        If it does not exist, is no file or cannot be read.
+    UsageError
+        If it is not executable, or the system does not know how to run it.
+    """
+    if not program.is_absolute():
+        if path is not None and not prepared and not shutil.which(program, path=path):
+            hint = "Check the spelling; a program of yours is named with its path, as ./program."
+            raise NotFoundError(f"There is no program '{program}' on PATH or in this folder", place="--", hint=hint)
+        return
+    start = _start_of(program, "program")
+    known = start.startswith((b"\x7fELF", b"#!"))
+    if not known or not os.access(program, os.X_OK):
+        shell = "bash" if not (language := _LANGUAGES.get(program.suffix.lower())) else language[1].split()[0]
+        run = f"name what runs it: hpcml submit -- {shell} {program.name}"
+        hint = f"{'Make it so (chmod u+x), or' if known else 'Begin it with #!, or'} {run}."
+        what = "is not executable" if known else "has no first line that says what runs it (#!)"
+        raise UsageError(f"The program {what}", place=str(program), hint=hint)
+
+
+def check_module_code(module: Path, python: str, *, image: bool = False, prepared: bool = False) -> list[str]:
+    """Do what :func:`check_code` does for a module by its name, in the folder or in the environment.
+
+    Raises
+    ------
+    ScriptError
+        As there, and if it is certain that there is no such module, or that it is a package that cannot be run.
+    """
+    folder, words = module.parent, module.name.split(".")
+    stem = folder.joinpath(*words)
+    for file in (stem / "__main__.py", stem.with_name(f"{stem.name}.py")):
+        if file.is_file():
+            return check_code(file, folder, python, folder=folder, image=image, prepared=prepared)
+    if stem.is_dir():
+        hint = "Name a module in it, or give it a file __main__.py."
+        raise ScriptError(f"The package {module.name} cannot be run: it has no __main__", place=str(stem), hint=hint)
+    environment = _Environment(python)
+    beside = (folder / words[0]).is_dir()
+    if not image and not prepared and environment.known and (beside or not environment.has(words[0])):
+        hint = "Submit from the folder that holds its top-level package, as for python -m."
+        raise ScriptError(f"There is no module '{module.name}'", place=str(folder), hint=hint)
+    return []
+
+
+def check_code(
+    script: Path, base: Path, python: str, *, folder: Path | None = None, image: bool = False, prepared: bool = False
+) -> list[str]:
     """Compile a script and the modules beside it that it imports, and look for the modules that they need.
 
     Parameters
@@ -108,6 +202,8 @@ def check_code(script: Path, base: Path, python: str, *, image: bool = False, pr
         The folder from which files are named in messages.
     python
         The interpreter that will run it.
+    folder
+        The first folder on its path of modules, if it is not the script's.
     image
         Whether that is inside an image, which is not asked here.
     prepared
@@ -124,7 +220,7 @@ def check_code(script: Path, base: Path, python: str, *, image: bool = False, pr
         If a file does not compile, or it is certain that a module of the script is not there.
     """
     try:
-        needed, plain = _needed(script)
+        needed, plain = _needed(script, folder or script.resolve().parent)
     except SyntaxError as error:
         where = place(base, error.filename, error.lineno)
         own = ".".join(map(str, sys.version_info[:2]))
@@ -176,7 +272,7 @@ def _fails_too(python: str, file: Path) -> bool:
 # -- imports -----------------------------------------------------------------------------------------------------------
 
 
-def _needed(script: Path) -> tuple[list[_Import], bool]:
+def _needed(script: Path, folder: Path) -> tuple[list[_Import], bool]:
     """Return the imports of the script and of the modules beside it, and whether no file changes where they are found.
 
     Raises
@@ -184,7 +280,8 @@ def _needed(script: Path) -> tuple[list[_Import], bool]:
     SyntaxError
         If one of them does not compile.
     """
-    folder, needed, plain = script.resolve().parent, [], True
+    needed: list[_Import] = []
+    plain = True
     waiting, seen = [script], {script}
     while waiting and len(seen) <= _MOST_FILES:
         path = waiting.pop(0)

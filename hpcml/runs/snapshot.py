@@ -254,7 +254,9 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def take(script: Path, target: Path, code: Code, *, linked: bool = True, limited: bool = True) -> Taken:
+def take(
+    script: Path, target: Path, code: Code, *, linked: bool = True, limited: bool = True, module: bool = False
+) -> Taken:
     """Copy the script, and the small files around it, into the run's folder for code, and link what is not copied.
 
     The folder is the one that Python imports from: that of the file to which a script that is a link leads.
@@ -265,6 +267,8 @@ def take(script: Path, target: Path, code: Code, *, linked: bool = True, limited
         Whether what is not copied is linked; else it is missing, and told as such.
     limited
         Whether the limits of ``code`` hold.
+    module
+        Whether ``script`` is a folder and the name of a module in it: the folder is copied, and no file first.
 
     Raises
     ------
@@ -276,7 +280,9 @@ def take(script: Path, target: Path, code: Code, *, linked: bool = True, limited
     with storage(target):
         if code.snapshot == "none":
             return Taken()
-        shutil.copy2(script, target / script.name)
+        scripts = [] if module else [script.name]
+        for name in scripts:
+            shutil.copy2(script, target / name)
         folder = script.resolve().parent
         choice = _Choice(folder, target, code, script.name, linked=linked)
         if code.snapshot == "folder":
@@ -286,7 +292,7 @@ def take(script: Path, target: Path, code: Code, *, linked: bool = True, limited
         for name in choice.folders:
             (target / name).mkdir(parents=True, exist_ok=True)
         made = [name for name in choice.copies if _copy(folder, target, name, choice)]
-        above = tuple(_lines_above(target, [script.name, *(name for name in made if name.endswith(".py"))]))
+        above = tuple(_lines_above(target, [*scripts, *(name for name in made if name.endswith(".py"))]))
         if not linked:
             return Taken(missing=tuple(choice.left_out), above=above)
         return _link_rest(choice, script, target)._replace(above=above)

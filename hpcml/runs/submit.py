@@ -46,7 +46,7 @@ def prepare(loaded: LoadedSite, spec: JobSpec) -> Prepared:
     from hpcml.plan import batch_script  # Jinja2, the longest import of all: after all that is cheap to refuse
 
     if not spec.service:
-        script_checks.check_file(spec.script)
+        _check_script(loaded.site, spec)
     run_id = directories.new_id(job_name(spec))
     folder = directories.runs_folder(loaded.site.paths.runs, layers.process_environment())
     directory = folder / run_id
@@ -60,16 +60,34 @@ def prepare(loaded: LoadedSite, spec: JobSpec) -> Prepared:
         notes.append(f"the batch script is made by {template}")
     there = spec._replace(cwd=RunPaths(directory).code) if spec.staged else spec
     made = plan(loaded.site, there, RunLocation(directory, sys.executable, __version__, layers.user_umask()))
-    if not spec.service:
+    if not spec.service and spec.form in ("", "module"):
         notes += _check_code(loaded.site, spec, made)
     return Prepared(loaded, spec, made, batch_script.render(made, own_templates), template, tuple(notes))
 
 
+def _check_script(site: Site, spec: JobSpec) -> None:
+    """Refuse what cannot be run, before anything is written."""
+    if spec.form == "program":
+        path = None if site.runtime.kind == "image" or spec.image else layers.process_environment().get("PATH", "")
+        script_checks.check_program(spec.script, path, prepared=_is_prepared(site))
+    elif spec.form == "notebook":
+        script_checks.check_notebook(spec.script, spec.arguments)
+    elif not spec.form:
+        script_checks.check_file(spec.script)
+
+
+def _is_prepared(site: Site) -> bool:
+    """Whether the site changes the environment before the roles start."""
+    changed = {"PATH", "PYTHONPATH"} & site.environment.keys()
+    return bool(site.runtime.modules or site.runtime.setup or changed)
+
+
 def _check_code(site: Site, spec: JobSpec, made: Plan) -> list[str]:
     """Return what is to be noted of the script's code, as the run's interpreter will see it."""
-    prepared = bool(site.runtime.modules or site.runtime.setup or "PYTHONPATH" in site.environment)
     base = spec.script.parent if spec.staged else spec.cwd
-    python, image = made.steps[-1].command[0], bool(made.inside.image)
+    python, image, prepared = made.steps[-1].command[0], bool(made.inside.image), _is_prepared(site)
+    if spec.form == "module":
+        return script_checks.check_module_code(spec.script, python, image=image, prepared=prepared)
     return script_checks.check_code(spec.script, base, python, image=image, prepared=prepared)
 
 
@@ -187,10 +205,11 @@ def _write(prepared: Prepared, image: dict[str, object]) -> list[str]:
         paths.out.chmod(group | 0o777 & ~made.inside.umask)
         for name in made.scripts:
             files.write(paths.directory / name, (assets.folder("templates") / name).read_text(encoding="utf-8"))
-        if spec.service:
+        if not spec.copied:
             return []
         lasting = not spec.staged  # what a laptop sent is copied whole: where it lies now, it is removed
-        taken = snapshot.take(spec.script, paths.code, loaded.site.code, linked=lasting, limited=lasting)
+        module = spec.form == "module"
+        taken = snapshot.take(spec.script, paths.code, loaded.site.code, linked=lasting, limited=lasting, module=module)
         if needed := snapshot.needed(taken, paths.code):
             hint = "Raise that limit (--set code.…=…), or run the script where it lies (--set code.snapshot=none)."
             raise UsageError("The code needs what its copy would not have", place=snapshot.listed(needed), hint=hint)

@@ -33,6 +33,9 @@ class JobSpec(NamedTuple):
     the submission only, and the script runs in the run's own copy of them. ``sources`` are the folders that the copy of
     the code may link to. ``own_clusters``: see the nodes' settings. ``sbatch`` are options that are
     passed on, as (name, value) with an empty value for a flag; no name twice.
+
+    ``form`` is what ``script`` is: a Python file (empty), a ``module`` (the folder that is first on the path of
+    modules, and the dotted name), a ``notebook``, or a ``program`` (a bare name is found on PATH, on the node).
     """
 
     script: Path
@@ -59,6 +62,12 @@ class JobSpec(NamedTuple):
     own_clusters: bool = False
     gpu_type: str = ""
     sbatch: tuple[tuple[str, str], ...] = ()
+    form: str = ""
+
+    @property
+    def copied(self) -> bool:
+        """Whether there is a folder of code that the run takes a copy of: a program on PATH has none."""
+        return not self.service and self.script.is_absolute()
 
     def given(self) -> dict[str, object]:
         """Return what was said, by its name here; of variables the names alone."""
@@ -88,4 +97,5 @@ def job_name(spec: JobSpec) -> str:
             hint = f"Use letters, digits, '.', '_' and '-', at most {LONGEST_NAME}, a letter or digit first."
             raise UsageError(f"The name {spec.name!r} cannot be used", place="--name", hint=hint)
         return spec.name
-    return _NOT_IN_A_NAME.sub("-", spec.script.stem).strip("-._")[:LONGEST_NAME] or "run"
+    name = spec.script.name if spec.form == "module" else spec.script.stem
+    return _NOT_IN_A_NAME.sub("-", name).strip("-._")[:LONGEST_NAME] or "run"

@@ -70,3 +70,13 @@ def test_what_cannot_be_run_again(world: World) -> None:
     (directory / "request.json").write_text("{}")
     assert world.run("rerun", "last").returncode == errors.STORAGE
     assert len(world.left()) == 1
+
+
+def test_a_module_and_a_program_are_what_they_were(world: World) -> None:
+    (world.project / "pack.py").write_text("print(1)\n")
+    for words in (("-m", "pack", "--k"), ("--", "bash", "x.sh")):
+        before = set(world.left())
+        done = world.run("submit", "--site", "slurm", *words)
+        assert done.returncode == 0, done.stderr
+        (name,) = set(world.left()) - before
+        assert spec(rerun(world, name)) == spec(world.runs / name)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcml.cli import submit
 from hpcml.errors import REFUSED, HpcmlError, ScriptError, UsageError
 from hpcml.runs import script_checks
 
@@ -18,8 +19,8 @@ def script(folder: Path, text: str, name: str = "main.py") -> Path:
     return path
 
 
-def check(path: Path, python: str = sys.executable, **options: bool) -> list[str]:
-    return script_checks.check_code(path, path.parent, python, **options)
+def check(path: Path, python: str = sys.executable, *, image: bool = False, prepared: bool = False) -> list[str]:
+    return script_checks.check_code(path, path.parent, python, image=image, prepared=prepared)
 
 
 def test_a_syntax_error_is_told_with_its_line_and_a_mark(tmp_path: Path) -> None:
@@ -124,7 +125,7 @@ def test_another_environment_is_known_by_its_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "start", "what"), [
     ("a", b"\x7fELF\0\1", "a compiled program"), ("run.sh", b"echo 1\n", "a shell script"), ("fit.R", b"x <- 1\n", "an R script"),
     ("job", b"#!/bin/bash -l\n", "a script for bash"), ("job", b"#!/usr/bin/env -S Rscript --vanilla\n", "a script for Rscript"),
-    ("fit.jl", b"x = 1\n", "a Julia script"), ("n.ipynb", b"{}", "a notebook"),
+    ("fit.jl", b"x = 1\n", "a Julia script"),
 ])  # fmt: skip
 def test_what_is_no_python_is_told_as_what_it_is(tmp_path: Path, name: str, start: bytes, what: str) -> None:
     path = tmp_path / name
@@ -145,3 +146,38 @@ def test_a_script_of_no_text_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"abc\0")
     with pytest.raises(HpcmlError, match="zero bytes"):
         script_checks.check_file(path)
+
+
+def test_a_module_s_code_is_checked_from_its_folder(tmp_path: Path) -> None:
+    script(tmp_path, "from . import part\nimport beside\n", "pack/train.py")
+    script(tmp_path, "", "beside.py")
+    assert script_checks.check_module_code(tmp_path / "pack.train", sys.executable) == []
+    script(tmp_path, "x = = 1\n", "beside.py")
+    with pytest.raises(ScriptError) as caught:
+        script_checks.check_module_code(tmp_path / "pack.train", sys.executable)
+    assert caught.value.place == "beside.py:1"
+
+
+@pytest.mark.parametrize(("words", "own", "rest"), [
+    (["--nodes", "2", "-m", "a.b", "-m"], ["--nodes", "2"], ["-m", "a.b", "-m"]),
+    (["--wait", "--", "./x", "--wait"], ["--wait"], ["--", "./x", "--wait"]),
+    (["--", "-x.py", "1"], [], ["-x.py", "1"]), (["a.py", "--", "-m"], [], ["a.py", "--", "-m"]), (["--"], [], []),
+])  # fmt: skip
+def test_what_stands_in_the_place_of_a_script(words: list[str], own: list[str], rest: list[str]) -> None:
+    assert submit.split_script(words) == (own, rest)
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    ("{}", "not a notebook"), ("x = 1", "not a notebook"), ("[1]", "not a notebook"), ("", "not a notebook"),
+    ('{"cells": [], "metadata": {"kernelspec": {"language": "R"}}}', "language is r"),
+])  # fmt: skip
+def test_what_is_no_notebook_of_python_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        script_checks.check_notebook(script(tmp_path, text, "n.ipynb"), ())
+
+
+def test_a_notebook_has_no_arguments(tmp_path: Path) -> None:
+    path = script(tmp_path, '{"cells": []}', "n.ipynb")
+    script_checks.check_notebook(path, ())
+    with pytest.raises(UsageError, match="takes no arguments"):
+        script_checks.check_notebook(path, ("--k",))

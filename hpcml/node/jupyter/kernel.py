@@ -50,7 +50,9 @@ def main() -> None:
     """Run the kernel that the server's command line describes."""
     for name in _FOR_THE_SERVER:  # what a cell or its children do with Jupyter is their own affair
         os.environ.pop(name, None)
-    sys.path.insert(0, "")  # modules beside the notebook, which -P kept away while the kernel itself was imported
+    sys.path.insert(
+        0, os.environ.pop("HPCML_NOTEBOOK_FOLDER", "")
+    )  # modules beside the notebook, which -P kept away while the kernel itself was imported
     replacements.install()  # what a cell opens as a cluster is the run's
     kernelapp.IOPubThread = PrivateIOPubThread
     umask = os.umask(0o077)  # for its sockets

@@ -31,8 +31,16 @@ class Script:
         """Start it; an OSError if its folder is not there, or the interpreter cannot be started."""
         settings = context.settings
         self.context = context
-        what = _SERVICES[settings.service] if settings.service else ("-c", _START, settings.script)
-        command = [sys.executable, "-u", *what, *settings.arguments]
+        python = (sys.executable, "-u")
+        if settings.service:
+            command = [*python, *_SERVICES[settings.service], *settings.arguments]
+        elif settings.form == "notebook":
+            command = [*python, "-P", "-m", "hpcml.node.jupyter.execute", settings.script, *settings.arguments]
+        elif settings.form == "program":
+            command = [settings.script, *settings.arguments]
+        else:
+            module = ["-m"] if settings.form == "module" else []
+            command = [*python, "-c", _START, *module, settings.script, *settings.arguments]
         environment = {name: value for name, value in environment.items() if name not in _SUPERVISOR}
         environment |= {"HPCML_CODE_OF": settings.code_of} if settings.code_of else {}
         environment |= {} if settings.service else {"HPCML_SCRIPT_ERROR": str(context.attempt.script_error)}
@@ -82,6 +90,8 @@ class Script:
         if self.context.settings.service == "jupyter" and status in (0, START_FAILED):
             ended = (files.read_json(self.context.attempt.service_of("jupyter")) or {}).get("ended", "it was shut down")
             return f"JupyterLab ended: {ended}" if status == 0 else "JupyterLab could not be started"
+        if status == START_FAILED and self.context.settings.form == "notebook":
+            return "the notebook could not be executed: the run's environment lacks what does it"
         if status == 0:
             return "the script ended with exit status 0"
         if self.out_of_memory(status):

@@ -126,7 +126,8 @@ def _follow(state: RunState, script: Script) -> Outcome:
         return must_end
     ended_as = must_end.state if must_end and obeyed else "OUT_OF_MEMORY" if starved else ""
     quote = () if status == 0 else tail(state.context.run.driver_log, width=300)
-    by = "hpcml" if state.context.settings.service and status == errors.START_FAILED else "script"
+    settings = state.context.settings
+    by = "hpcml" if (settings.service or settings.form == "notebook") and status == errors.START_FAILED else "script"
     hint = error_hints.next_step(state.context) if status else ""
     return Outcome(status, "driver", by, script.describe_end(status), hint, quote, ended_as)
 

@@ -1,6 +1,6 @@
 """Run the user's script as plain Python does, with the run's cluster behind the classes that open one.
 
-``python -c START SCRIPT ARGUMENTS``. Only what Python itself has
+``python -c START SCRIPT ARGUMENTS``, or ``-m FOLDER/MODULE`` in the place of SCRIPT. Only what Python itself has
 loaded before a script is imported here: a file named as a module of the standard library may lie beside the script.
 """
 
@@ -13,7 +13,8 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from traceback import TracebackException
-    from types import TracebackType
+    from types import CodeType, TracebackType
+    from typing import Any
 
 
 _CODE_OF = os.environ.pop("HPCML_CODE_OF", "")  # the folder whose copy the script is in
@@ -27,6 +28,8 @@ def main() -> None:
     from hpcml.node.script import replacements
 
     del sys.argv[0]  # the -c
+    is_module = sys.argv[0] == "-m"
+    del sys.argv[: int(is_module)]
     path = sys.argv[0]
     folder = os.path.dirname(os.path.realpath(path))  # noqa: PTH120 - pathlib is not loaded before a script
     sys.excepthook = print_error
@@ -39,17 +42,39 @@ def main() -> None:
         replacements.install()
     if not os.environ.get("PYTHONSAFEPATH"):
         sys.path.insert(0, folder)
-    with open(path, "rb") as file:
-        source = file.read()
+    if is_module:
+        code, facts = _of_module(os.path.basename(path))
+        sys.argv[0] = facts["__file__"]
+    else:
+        with open(path, "rb") as file:
+            code = compile(file.read(), path, "exec", dont_inherit=True)
+        loader = importlib.machinery.SourceFileLoader("__main__", path)
+        facts = {"__file__": path, "__loader__": loader, "__package__": None, "__spec__": None, "__cached__": None}
     namespace = vars(sys.modules["__main__"])
-    kept = {
-        "__builtins__": namespace["__builtins__"],
-        "__loader__": importlib.machinery.SourceFileLoader("__main__", path),
-    }
+    builtins = namespace["__builtins__"]
     namespace.clear()
-    namespace.update(kept, __name__="__main__", __file__=path, __doc__=None, __package__=None, __spec__=None)
-    namespace.update(__cached__=None, __annotations__={})
-    exec(compile(source, path, "exec", dont_inherit=True), namespace)  # noqa: S102 - it is what was submitted
+    namespace.update(facts, __name__="__main__", __builtins__=builtins, __doc__=None, __annotations__={})
+    exec(code, namespace)  # noqa: S102 - it is what was submitted
+
+
+def _of_module(name: str) -> tuple[CodeType, dict[str, Any]]:
+    """Return the code of a module, or of a package's ``__main__``, and what ``python -m`` gives it as names."""
+    import importlib.util
+
+    spec = importlib.util.find_spec(name)
+    if spec and spec.submodule_search_locations is not None:
+        spec = importlib.util.find_spec(f"{name}.__main__")
+        if spec is None:
+            raise ImportError(
+                f"No module named {name}.__main__; '{name}' is a package and has none to be run", name=name
+            )
+    if spec is None or spec.loader is None:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+    code = spec.loader.get_code(spec.name)  # type: ignore[attr-defined]
+    if code is None:
+        raise ImportError(f"No code object available for {name}", name=name)
+    facts = {"__file__": spec.origin, "__loader__": spec.loader, "__package__": spec.parent, "__spec__": spec}
+    return code, {**facts, "__cached__": spec.cached}
 
 
 def print_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -1,0 +1,111 @@
+"""What can be submitted beside a Python file: a module by its name, any program, a notebook."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from test_code import put
+from test_local import HPCML, Here, here
+
+pytestmark = pytest.mark.local
+__all__ = ["here"]
+
+
+def submit(here: Here, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([HPCML, "submit", "--wait", *words], cwd=here.folder, env={**here.environment, **variables},
+                          capture_output=True, text=True, timeout=120, check=False)  # fmt: skip
+
+
+MODULE = """
+import sys, json, os
+from . import other
+from .deep.part import h
+from distributed import Client
+import beside
+client = Client()
+print(json.dumps({"sum": sum(client.gather(client.map(h, [1, 2, 3]))), "name": __name__, "package": __package__,
+                  "spec": __spec__.name, "argv": sys.argv[1:], "file": sys.argv[0] == __file__, "cwd": os.getcwd(),
+                  "copy": __file__.startswith(os.environ["HPCML_RUN_DIR"]), "beside": beside.here, "other": other.value}))
+"""
+PACKAGE = {
+    "pack/__init__.py": "", "pack/train.py": MODULE, "pack/__main__.py": "from pack import train",
+    "pack/other.py": "value = 7", "pack/deep/part.py": "def h(x):\n    return 10 * x", "beside.py": "here = 1",
+}  # fmt: skip
+
+
+def test_a_module_runs_as_under_python_m(here: Here) -> None:
+    put(here.folder, PACKAGE)
+    done = submit(here, "-m", "pack.train", "--k", "-m")
+    assert done.returncode == 0, done.stderr + done.stdout
+    told = json.loads(done.stdout)
+    assert told == {
+        "sum": 60, "name": "__main__", "package": "pack", "spec": "pack.train", "argv": ["--k", "-m"], "file": True,
+        "cwd": str(here.folder), "copy": True, "beside": 1, "other": 7,
+    }  # fmt: skip
+
+
+PROGRAM = """#!/bin/bash
+printf '%s\\n' "$@" "$PWD" "$(cat "$(dirname "$0")/data.txt")" "${DASK_SCHEDULER_ADDRESS%%:*}"
+ls "$DASK_DISTRIBUTED__COMM__TLS__CA_FILE" >/dev/null || exit 1
+"$PYTHON" client.py || exit 1
+exit 7
+"""
+CLIENT = "from distributed import Client\nprint(Client().submit(sum, [1, 2]).result())\n"
+
+
+def test_a_program_has_the_cluster_and_its_status_is_the_run_s(here: Here) -> None:
+    put(here.folder, {"bin/run": PROGRAM, "bin/data.txt": "data", "client.py": CLIENT})
+    (here.folder / "bin/run").chmod(0o755)
+    done = submit(here, "--", "bin/run", "a b", "--nodes", PYTHON=sys.executable)
+    assert done.returncode == 7, done.stderr
+    assert done.stdout.split("\n")[:6] == ["a b", "--nodes", str(here.folder), "data", "tls", "3"]
+
+
+def test_a_program_on_path_runs_from_the_folder_of_submission(here: Here) -> None:
+    put(here.folder, {"tool.py": "def f(x):\n    return x + 1\n", "run.sh": '"$PYTHON" use.py\n',
+                      "use.py": "import tool\nfrom distributed import Client\nprint(Client().submit(tool.f, 1).result())\n"})  # fmt: skip
+    done = submit(here, "--", "bash", "run.sh", PYTHON=sys.executable)
+    assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr
+
+
+def notebook(here: Here, *cells: str) -> None:
+    """Write a notebook whose kernel is one of another machine."""
+    common: dict[str, Any] = {"cell_type": "code", "metadata": {}, "execution_count": None, "outputs": []}
+    table = {"nbformat": 4, "nbformat_minor": 4, "cells": [{**common, "source": text} for text in cells],
+             "metadata": {"kernelspec": {"name": "conda-env-x", "display_name": "x", "language": "python"}}}  # fmt: skip
+    put(here.folder, {"n.ipynb": json.dumps(table), "beside.py": "def h(x):\n    return 10 * x\n"})
+
+
+def executed(here: Here) -> list[dict[str, Any]]:
+    path = Path(here.status()["directory"], "out", "n.ipynb")
+    cells: list[dict[str, Any]] = json.loads(path.read_text())["cells"]
+    return cells
+
+
+def test_a_notebook_is_executed_in_the_run_s_cluster(here: Here) -> None:
+    notebook(
+        here, "from dask.distributed import Client, LocalCluster\nimport beside\nclient = Client(LocalCluster(n_workers=7))",
+        "import os\nprint(sum(client.gather(client.map(beside.h, [1, 2]))), len(client.ncores()), os.getcwd())", "1 + 1",
+    )  # fmt: skip
+    done = submit(here, "--nodes", "2", "n.ipynb")
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert done.stdout.splitlines()[-2:] == [f"30 2 {here.folder}", done.stdout.splitlines()[-1]]
+    assert executed(here)[2]["outputs"][0]["data"]["text/plain"] == ["2"]
+    assert executed(here)[1]["outputs"][0]["text"][0].startswith("30 2")
+
+
+def test_a_notebook_whose_cell_fails_is_kept(here: Here) -> None:
+    notebook(here, "print('first')", "import nowhere_here", "print('never')")
+    done = submit(here, "n.ipynb")
+    assert done.returncode == 1
+    assert "cell 2 failed" in done.stdout
+    assert "ModuleNotFoundError: No module named 'nowhere_here'" in done.stdout
+    assert "never" not in done.stdout.replace("print('never')", "")
+    assert done.stderr.splitlines()[-1].startswith(f"hpcml: {sys.executable}, which ran the script, has no module")
+    assert [len(cell["outputs"]) for cell in executed(here)] == [1, 1, 0]
