@@ -29,6 +29,7 @@ NOTES = (
 # What each command is called with and does.
 COMMANDS = {
     "submit": ("[OPTIONS] SCRIPT [ARGS…]", "run a script"),
+    "run": ("[OPTIONS] SCRIPT [ARGS…]", "run a script in the allocation that is there (salloc, a batch script)"),
     "plan": ("[OPTIONS] SCRIPT [ARGS…]", "show the plan of a submission as JSON"),
     "fabric": ("[OPTIONS] [RUN]", "measure the interconnect between the nodes, or show what a run measured"),
     "jupyter": ("[OPTIONS]", "run JupyterLab on the first node, with a cluster of its own"),
@@ -45,7 +46,7 @@ COMMANDS = {
     "site": ("ls | show [SITE]", "list and show site profiles"),
     "image": ("build | show | check | ls", "build, show, check and list images"),
 }
-_TAKE_A_SCRIPT = ("submit", "plan")
+_TAKE_A_SCRIPT = ("submit", "run", "plan")
 
 
 def overview() -> str:

@@ -217,8 +217,8 @@ def start(options: Namespace, spec: JobSpec) -> int:
     with options.caller.handing_over(prepared.plan.run_id) if options.caller else contextlib.nullcontext():
         run = submission.submit(prepared)
     wait = options.wait or (not options.detach and not options.json and sys.stderr.isatty() and sys.stdout.isatty())
-    _announce(run, as_json=options.json and not wait)  # with both, the one JSON answer is how the run ended
-    return _wait(run, as_json=options.json) if wait else 0
+    announce(run, as_json=options.json and not wait)  # with both, the one JSON answer is how the run ended
+    return wait_for_end(run, as_json=options.json) if wait else 0
 
 
 def _look_at_image(facts: dict[str, object]) -> None:
@@ -289,7 +289,8 @@ def _check(prepared: submission.Prepared, options: Namespace) -> int:
     return 0
 
 
-def _announce(run: directories.Run, *, as_json: bool) -> None:
+def announce(run: directories.Run, *, as_json: bool) -> None:
+    """Say which run it is and where, on stderr, or as JSON."""
     assert run.submission is not None
     if as_json:
         common.print_json({"run": run.id, "directory": str(run.paths.directory), **run.submission.as_json()})
@@ -302,7 +303,7 @@ def _announce(run: directories.Run, *, as_json: bool) -> None:
         note(str(text))
 
 
-def _wait(run: directories.Run, *, as_json: bool) -> int:
+def wait_for_end(run: directories.Run, *, as_json: bool) -> int:
     """Show the run until it ends, pass on its output, and return its exit status; Ctrl-C detaches."""
     from hpcml.cli.progress import Progress, Tail
     from hpcml.runs import status as run_status

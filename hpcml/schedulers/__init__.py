@@ -99,8 +99,9 @@ class Submission(NamedTuple):
     """How a run was handed over, as submission.json keeps it; fields that say nothing are empty.
 
     A scheduler fills in what names the job: ``job`` and ``cluster``, or ``pid`` and ``started`` of a process here, and
-    ``found_again`` where its answer was lost. A refusal has ``error`` and the facts behind it. ``requeue``: the job may
-    start again. ``bash_env`` is the file that bash reads before the batch script.
+    ``found_again`` where its answer was lost. ``directory`` names a run among others of one job. A refusal has
+    ``error`` and the facts behind it. ``requeue``: the job may start again. ``bash_env`` is the file that bash reads
+    before the batch script.
     """
 
     site: str = ""
@@ -114,6 +115,7 @@ class Submission(NamedTuple):
     found_again: bool = False
     pid: int = 0
     started: str = ""
+    directory: str = ""
     error: str = ""
     place: str = ""
     hint: str = ""
@@ -122,7 +124,12 @@ class Submission(NamedTuple):
 
     @property
     def key(self) -> str:
-        """What names the run to its scheduler: a job id, or a process and its start; empty if it has no job."""
+        """What names the run to its scheduler, empty if it has no job.
+
+        It is a job id, a process and its start, or a job and the run's directory.
+        """
+        if self.directory:
+            return f"{self.job} {self.directory}"
         return f"{self.pid} {self.started}" if self.pid else self.job
 
     def as_json(self) -> dict[str, object]:
@@ -180,9 +187,9 @@ class Scheduler(Protocol):
 
 def get(name: str) -> Scheduler:
     """Return a scheduler by its name; StorageError if there is none: a profile's is checked, a record's may be any."""
-    from hpcml.schedulers import local, slurm
+    from hpcml.schedulers import allocation, local, slurm
 
-    modules: dict[str, Scheduler] = {"slurm": slurm, "local": local}
+    modules: dict[str, Scheduler] = {"slurm": slurm, "local": local, "allocation": allocation}
     if name not in modules:
         hint = "It was changed, or made by a newer hpcml."
         raise StorageError(f"The run's record names a scheduler that is not known: {name!a}", place=name, hint=hint)

@@ -24,7 +24,7 @@ shell_on = slurm_options.shell_on
 TIMEOUT = 60.0  # seconds for one question; slurmctld's own MessageTimeout is 10 to 100
 _LOOK_AGAIN = 20.0  # seconds for which a job whose submission was not answered is looked for
 
-_KEPT = {"SLURM_CONF", "SLURM_JWT"}
+KEPT = {"SLURM_CONF", "SLURM_JWT"}
 _SCRUBBED = (
     "SLURM_",
     "SBATCH_",
@@ -151,7 +151,7 @@ def clean_environment() -> dict[str, str]:
     A submission from inside a job would otherwise inherit that job's sizes and bindings, and SQUEUE_FORMAT or
     SLURM_TIME_FORMAT would change answers; SLURM_CONF says which cluster is meant and stays.
     """
-    return {key: value for key, value in process_environment().items() if key in _KEPT or not key.startswith(_SCRUBBED)}
+    return {key: value for key, value in process_environment().items() if key in KEPT or not key.startswith(_SCRUBBED)}
 
 
 def with_variables(spec: JobSpec, overridden: Callable[[str], bool]) -> JobSpec:
@@ -185,7 +185,8 @@ def ignored_defaults() -> list[str]:
     )
 
 
-def _ask(command: list[str], timeout: float = TIMEOUT) -> Answer:
+def ask(command: list[str], timeout: float = TIMEOUT) -> Answer:
+    """Return what one of Slurm's commands answers, without the user's defaults for it."""
     try:
         return run(command, timeout, environment=clean_environment())
     except CommandMissingError as error:
@@ -234,7 +235,7 @@ def sbatch(script: str, timeout: float = TIMEOUT) -> tuple[str, str]:
 
     It raises AnswerLostError if the request may have arrived but the answer did not.
     """
-    answer = _ask(["sbatch", "--parsable", script], timeout)
+    answer = ask(["sbatch", "--parsable", script], timeout)
     if answer.code is None or (answer.code != 0 and re.search(_MAYBE_SENT, answer.text)):
         raise AnswerLostError("The answer of sbatch did not arrive", quote=_quote(answer))
     if answer.code != 0:
@@ -274,7 +275,7 @@ def _last(answer: Answer) -> str:
 
 def check(script: Path) -> str:
     """Ask the live controller whether it would take the script; return its estimate in its own words."""
-    answer = _ask(["sbatch", "--test-only", str(script)])
+    answer = ask(["sbatch", "--test-only", str(script)])
     if answer.code is None:
         message, hint = "Slurm's controller does not answer", "Slurm is busy or down: try again in some minutes."
         raise SlurmUnreachableError(message, transient=True, place="sbatch --test-only", hint=hint)
@@ -289,7 +290,7 @@ def find(run_id: str, timeout: float = TIMEOUT) -> Submission | None:
     squeue knows waiting, running and recently ended jobs; sacct is asked as well where there is accounting.
     """
     command = ["squeue", "--noheader", "--states=all", f"--user={os.getuid()}", "--format=%i|%k"]
-    answer = _ask(command, timeout)
+    answer = ask(command, timeout)
     if answer.code != 0:
         raise _silent(answer)
     job = _job_of_run(_rows(answer), run_id) or _job_of_run(
@@ -309,7 +310,7 @@ def _rows(answer: Answer) -> list[list[str]]:
 def _accounting(options: list[str], timeout: float = TIMEOUT) -> list[list[str]]:
     """Return the rows of sacct's answer; none where there is no accounting, which is no error."""
     try:
-        answer = _ask(["sacct", "--noheader", "--parsable2", "--allocations", *options], timeout)
+        answer = ask(["sacct", "--noheader", "--parsable2", "--allocations", *options], timeout)
     except SlurmUnreachableError:
         return []  # it is not installed
     return _rows(answer) if answer.code == 0 else []
@@ -348,7 +349,7 @@ def states(jobs: Sequence[str]) -> dict[str, JobState]:
 def _queued(jobs: Sequence[str]) -> dict[str, JobState]:
     """Return what squeue says of jobs; what cannot be read of it is UNREADABLE."""
     command = ["squeue", "--all", "--noheader", "--states=all", f"--jobs={','.join(jobs)}", "--format=%i|%T|%r|%S|%N"]
-    answer = _ask(command)
+    answer = ask(command)
     if answer.code != 0 and "Invalid job id" not in answer.text:
         raise _silent(answer)
     if answer.code != 0 and len(jobs) == 1:
@@ -383,7 +384,7 @@ def _accounted(jobs: list[str]) -> dict[str, JobState]:
 
 def cancel(job: str) -> str:
     """Cancel a job; one that has ended already is no error."""
-    answer = _ask(["scancel", job])
+    answer = ask(["scancel", job])
     if answer.code == 0 or "Invalid job id" in answer.text or "already completing or completed" in answer.text:
         return f"job {job}"
     raise refusal(answer, "scancel")

@@ -18,7 +18,7 @@ from hpcml.sites.schema import Partition, Site
 _RESERVED = ("--comment", "--array", "--clusters", "--cluster")
 _DIRECTIVE = re.compile(r"--[a-z][a-z0-9-]*")
 # Which of sbatch's options a user's option stands for: one that is given is not overridden by the profile's.
-_MEANS = {
+MEANS = {
     "name": ("--job-name",),
     "nodes": ("--nodes",),
     "gpus_per_node": ("--gres", "--gpus", "--gpus-per-node", "--gpus-per-task"),
@@ -46,7 +46,7 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
         directive_word="#SBATCH",
         may_start_again=("--requeue", "") in directives,
         prologue=('cpus="${SLURM_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}"',),
-        launchers={role: _launcher(site, request, role) for role in (*ROLES, "stage")},
+        launchers={role: launcher(site, request, role) for role in (*ROLES, "stage")},
         nodes_word='"$SLURM_JOB_NUM_NODES"',
         memory=_memory(site, request, name),
         reasons=tuple(reasons),
@@ -155,7 +155,7 @@ def _directives(
         ("--nodes", str(spec.nodes)),
         ("--ntasks-per-node", "1"),
         ("--cpus-per-task", str(cpus or "")),
-        *_gpu_directives(site, spec.gpus_per_node, spec.gpu_type),
+        *gpu_directives(site, spec.gpus_per_node, spec.gpu_type),
         ("--mem", units.format_memory_for_slurm(memory) if memory else ""),
         ("--time", units.format_time_limit(spec.time) if spec.time else ""),
         ("--dependency", spec.dependency),
@@ -167,7 +167,7 @@ def _directives(
     users = {
         option: f"--{name.replace('_', '-')}"
         for name in sorted(request.asked.given())
-        for option in _MEANS.get(name, ())
+        for option in MEANS.get(name, ())
     }
     passed = dict(spec.sbatch)
     extra = []
@@ -211,7 +211,8 @@ def _known_directive(site: Site, option: str) -> str:
     return option
 
 
-def _gpu_directives(site: Site, gpus: int, asked_type: str) -> list[tuple[str, str]]:
+def gpu_directives(site: Site, gpus: int, asked_type: str) -> list[tuple[str, str]]:
+    """Return the option that asks for so many GPUs on each node, none if none are wanted."""
     if not gpus or site.slurm.gpu_request == "none":
         return []
     gpu_type = asked_type or site.slurm.gpu_type
@@ -226,7 +227,7 @@ def filename_pattern(path: Path) -> str:
     return str(path).replace("%", "%%")
 
 
-def _launcher(site: Site, request: JobRequest, role: str) -> Launcher:
+def launcher(site: Site, request: JobRequest, role: str) -> Launcher:
     """Return srun and its options for a role; how many CPUs a task has is known in the allocation.
 
     ``--wait=0`` and ``--kill-on-bad-exit`` are said outright, because a site's WaitTime would otherwise kill the

@@ -89,14 +89,20 @@ def from_slurm(context: Context, outcome: Outcome, since: int) -> Outcome:
     """
     if context.settings.one_machine or outcome.state not in _TOLD_TO_END:
         return outcome
-    deadline = time.monotonic() + LINE
+    deadline = time.monotonic() + (0.0 if _in_allocation() else LINE)
     while (cause := _cause(context, since)) is None and time.monotonic() < deadline:
         time.sleep(0.05)
     if outcome.by != "script":
         return _by_cause(outcome, cause)
     # It ended with 0 when it was told to, which stays. Told by a signal to its steps alone, the job was not cancelled.
     state = _by_cause(replace(outcome, exit_status=_TOLD_TO_END[outcome.state], by="user", ended_as=""), cause).state
-    return replace(outcome, ended_as="" if cause is None and state == "CANCELLED" else state)
+    told_by_signal = cause is None and state == "CANCELLED" and not _in_allocation()
+    return replace(outcome, ended_as="" if told_by_signal else state)
+
+
+def _in_allocation() -> bool:
+    """Whether the run is one of several in a job: it can be cancelled without the job, of which Slurm says nothing."""
+    return "HPCML_ALLOCATION" in os.environ
 
 
 def _by_cause(outcome: Outcome, cause: str | None) -> Outcome:
@@ -118,7 +124,8 @@ def _cause(context: Context, since: int) -> str | None:
             text = file.read(1 << 20).decode(errors="replace")
     except OSError:
         return None
-    causes = re.findall(rf"\*\*\* JOB {job} ON \S+ CANCELLED AT \S+(?: DUE (?:TO|to) ([^*\n]+?))? \*\*\*", text)
+    whose = rf"(?:JOB {job}|STEP {job}\.\S+) ON \S+"
+    causes = re.findall(rf"\*\*\* {whose} CANCELLED AT \S+(?: DUE (?:TO|to) ([^*\n]+?))? \*\*\*", text)
     if not causes:
         return None
     return "" if causes[-1].startswith("SIGNAL") else str(causes[-1])  # what newer Slurms say of a plain scancel
@@ -134,6 +141,8 @@ def _told_by_signal(outcome: Outcome) -> Outcome:
     job = answer(["scontrol", "--oneliner", "show", "job", os.environ.get("SLURM_JOB_ID", "")], ASK)
     if re.search(r"\bPreemptTime=\d", job):
         return replace(outcome, **_PREEMPTED)
+    if _in_allocation():
+        return outcome
     reason = "the run was told to end (SIGTERM to its steps), and Slurm's log does not say why"
     hint = "" if job else "Slurm's controller could not be asked from the node."
     return replace(outcome, by="scheduler", reason=reason, hint=hint)

@@ -1,0 +1,144 @@
+"""``hpcml run``: run a script in the allocation that is there, in the foreground, and exit with its status."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from hpcml import subprocesses
+from hpcml.cli import common, submit
+from hpcml.errors import SiteError, SlurmUnreachableError, UsageError
+from hpcml.schedulers import allocation, slurm_options
+from hpcml.schedulers.request import JobSpec
+from hpcml.terminal import Raw, note, say_lines
+from hpcml.units import Memory, TimeLimit
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+    from hpcml.paths import RunPaths
+    from hpcml.runs import directories
+    from hpcml.runs.submit import Prepared
+    from hpcml.schedulers.allocation import Allocation
+
+_STEPS_END = 30.0  # seconds that the run's steps have when it has written its end
+_LONGER = 5.0  # seconds by which a time limit must have been put off to count
+
+
+def add_options(parser: ArgumentParser) -> None:
+    """Add a submission's options; those that ask Slurm for something may only say what the allocation has."""
+    submit.add_options(parser, ["--dry-run", "--json", "--own-clusters"])
+    parser.description = "Run a script on all nodes of the allocation that is there (salloc, or your own batch script)."
+
+
+def run(options: Namespace) -> int:
+    """Run the script, pass on its output, and return its status; a signal ends the run, not the allocation."""
+    from hpcml.runs import submit as submission
+
+    given = allocation.current()
+    prepared = _prepare(options, fitted(submit.script_spec(options), given))
+    if options.dry_run:
+        Raw(sys.stdout).write(prepared.script.encode(), last=True)
+        return 0
+    try:
+        others = allocation.other_steps(given.job)
+    except SlurmUnreachableError:
+        others = []  # a note less
+    if others:
+        note(f"other steps run in this allocation and share its nodes: {', '.join(others)}")
+    ending = _Ending()
+    here = submission.submit(prepared)
+    ending.begin(here.paths, given, prepared.plan.inside.signal_lead)
+    if not options.json:
+        submit.announce(here, as_json=False)
+    status = submit.wait_for_end(here, as_json=options.json)
+    _wait_for_steps(here)
+    return status
+
+
+def fitted(spec: JobSpec, given: Allocation) -> JobSpec:
+    """Return the request with what the allocation has; UsageError if it asks for anything else."""
+    has = {"nodes": len(given.nodes), "gpus_per_node": given.gpus, "cpus_per_node": given.cpus}
+    for name, value in spec.given().items():
+        option = f"--{name.replace('_', '-')}"
+        if name in has and value != has[name]:
+            hint = f"Leave {option} out: a run takes all nodes with all that the allocation has there."
+            what = f"{option} asks for {value}, and the allocation has {has[name]}"
+            raise UsageError(what, place=f"job {given.job}", hint=hint)
+        if name in slurm_options.MEANS and name not in (*has, "name"):
+            hint = f"Leave {option} out here, and give it to salloc or sbatch."
+            raise UsageError(f"{option} cannot change the allocation that is there", place="hpcml run", hint=hint)
+    minutes = max(1, int(given.end - time.time()) // 60) if given.end else 0
+    return spec._replace(
+        **has,  # type: ignore[arg-type]
+        memory_per_node=Memory(f"{given.memory}M") if given.memory else Memory(),
+        time=TimeLimit(str(minutes)) if minutes else TimeLimit(),
+    )
+
+
+def _prepare(options: Namespace, spec: JobSpec) -> Prepared:
+    from hpcml.runs import submit as submission
+
+    loaded = common.load_site(options.site or "", spec.cwd, options.set or ())
+    if loaded.site.scheduler != "slurm":
+        hint = "Name the machine's profile with --site (hpcml site ls)."
+        raise SiteError("The site has no Slurm, and so no allocation", place=f"site {loaded.site.name}", hint=hint)
+    loaded = loaded._replace(site=loaded.site._replace(scheduler="allocation"))
+    prepared = submission.prepare(loaded, spec)
+    for text in (*prepared.notes, *prepared.plan.notices):
+        note(text)
+    return prepared
+
+
+class _Ending:
+    """What ends a run from here: a signal to this process, and the time limit, which its script is told before."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.paths: RunPaths | None = None
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._on_signal)
+
+    def begin(self, paths: RunPaths, given: Allocation, lead: float) -> None:
+        """Pass on from now what is to be told to the run."""
+        self.paths = paths
+        if self.asked:
+            allocation.note(paths, "terminate")
+        if given.end:
+            threading.Thread(target=self._tell_of_the_limit, args=(given.end, lead), daemon=True).start()
+
+    def _on_signal(self, number: int, _: object) -> None:
+        if not self.asked:
+            name = signal.Signals(number).name
+            say_lines(f"\nhpcml: the run is told to end ({name}); the allocation stays.", sys.stderr)
+        self.asked = True
+        if self.paths:
+            allocation.note(self.paths, "terminate")
+
+    def _tell_of_the_limit(self, end: float, lead: float) -> None:
+        assert self.paths is not None
+        while True:
+            time.sleep(max(0.0, end - lead - time.time()))
+            try:
+                later = allocation.current().end
+            except (SiteError, SlurmUnreachableError, UsageError):
+                later = end
+            if later <= end + _LONGER:
+                allocation.note(self.paths, "time-limit")
+                return
+            end = later
+
+
+def _wait_for_steps(run: directories.Run) -> None:
+    """Wait until the run's steps have gone, so that the next line of a batch script has the nodes to itself."""
+    assert run.submission is not None
+    pid, started = run.submission.pid, run.submission.started
+    deadline = time.monotonic() + _STEPS_END
+    while subprocesses.start_time(pid) == started:
+        if time.monotonic() > deadline:
+            note(f"the run's steps have not ended {_STEPS_END:g} s after it")
+            return
+        time.sleep(0.05)

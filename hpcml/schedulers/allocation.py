@@ -1,0 +1,252 @@
+"""An allocation that is there (salloc, or the user's own batch script): a run is one step of it, on the first node.
+
+The batch script that Slurm would have been given is the command of that step, and starts the roles as steps beside it.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from hpcml import files, subprocesses
+from hpcml.errors import HpcmlError, SiteError, SlurmUnreachableError, UsageError
+from hpcml.paths import ROLES, RunPaths
+from hpcml.schedulers import UNKNOWN, JobLayout, JobRequest, JobState, Launcher, Submission, slurm, slurm_options
+from hpcml.sites.layers import process_environment
+from hpcml.sites.schema import Site
+from hpcml.units import expand_hosts
+
+ONE_MACHINE = False
+_JOB_VARIABLES = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_CLUSTER_NAME")  # what srun and the roles need of the job
+_GONE = JobState("UNKNOWN", "the run's steps are gone and left no word (were they killed?)")
+_LOOK = 0.05  # seconds between looks whether the run's step has begun
+_TAKE = "Take one with salloc, write the line into your own batch script, or use hpcml submit."
+# Steps of the allocation that are no work of the user's: the batch script, and the shell of salloc.
+_NO_WORK = re.compile(r"\.(batch|extern|interactive)$")
+
+
+class Allocation(NamedTuple):
+    """What Slurm gave: node names, and of the node that has least of it CPUs, memory in MiB (0: not known) and GPUs.
+
+    ``end`` is in seconds since 1970, 0 without a time limit.
+    """
+
+    job: str
+    nodes: tuple[str, ...]
+    cpus: int
+    memory: int
+    gpus: int
+    end: float
+
+
+def current() -> Allocation:
+    """Return the allocation that this process is in; one question to Slurm.
+
+    Raises
+    ------
+    UsageError
+        If there is none.
+    SiteError
+        If it has ended, has not begun, or is none that a run can be in.
+    SlurmUnreachableError
+        If Slurm does not answer.
+    """
+    environment = process_environment()
+    job = environment.get("SLURM_JOB_ID") or environment.get("SLURM_JOBID") or ""
+    if not job:
+        raise UsageError("There is no allocation here: SLURM_JOB_ID is not set", place="hpcml run", hint=_TAKE)
+    if environment.get("SLURM_HET_SIZE"):
+        hint = "Take one of a single kind of nodes."
+        raise SiteError("A run cannot be in a heterogeneous allocation", place=f"job {job}", hint=hint)
+    answer = slurm.ask(["scontrol", "--details", "--oneliner", "show", "job", job])
+    if answer.code != 0:
+        if "Invalid job id" in answer.text:
+            raise SiteError("Slurm knows no such job any more", place=f"SLURM_JOB_ID={job}", hint=_TAKE)
+        raise slurm.refusal(answer, "scontrol")
+    return parse(job, answer.out)
+
+
+def parse(job: str, text: str) -> Allocation:
+    """Return the allocation that ``scontrol --details --oneliner show job`` tells of."""
+    facts = dict(word.split("=", 1) for word in text.split() if "=" in word)
+    if (state := facts.get("JobState", "")) != "RUNNING":
+        raise SiteError(
+            f"The allocation is not there: its job is {state or 'not known'}", place=f"job {job}", hint=_TAKE
+        )
+    kinds = re.findall(r" Nodes=(\S+) CPU_IDs=(\S+) Mem=(\d+) GRES=(\S*)", text)
+    if not kinds:
+        hint = "Use hpcml submit, and please report it."
+        raise SiteError("The answer of scontrol cannot be read: it names no nodes", place=f"job {job}", hint=hint)
+    gpus = {_gpus(gres) for *_, gres in kinds}
+    if len(gpus) > 1:
+        numbers = " and ".join(map(str, sorted(gpus)))
+        hint = "Take one with as many on each node (--gpus-per-node)."
+        raise SiteError(f"The nodes of the allocation have {numbers} GPUs", place=f"job {job}", hint=hint)
+    return Allocation(
+        job,
+        tuple(expand_hosts(facts["NodeList"])),
+        min(_count(cpu_ids) for _, cpu_ids, _, _ in kinds),
+        min(int(memory) for _, _, memory, _ in kinds),
+        gpus.pop(),
+        _seconds(facts.get("EndTime", "")),
+    )
+
+
+def _count(ids: str) -> int:
+    """Return how many numbers a list as ``0-3,8`` names."""
+    spans = [span.split("-") for span in ids.split(",")]
+    return sum(int(span[-1]) - int(span[0]) + 1 for span in spans)
+
+
+def _gpus(gres: str) -> int:
+    """Return how many GPUs are in ``gpu:a100:4(IDX:0-3),nvme:1(…)``."""
+    return sum(int(number) for number in re.findall(r"(?:^|,)gpu(?::[^:,(]+)?:(\d+)", gres))
+
+
+def _seconds(stamp: str) -> float:
+    try:
+        return time.mktime(time.strptime(stamp, "%Y-%m-%dT%H:%M:%S"))
+    except ValueError:  # Unknown, NONE: no limit
+        return 0.0
+
+
+def other_steps(job: str) -> list[str]:
+    """Return the steps that run in the allocation, as ``12.0 (name) on n[1-2]``; none if Slurm does not answer."""
+    inside = process_environment().get("SLURM_STEP_ID", "")
+    rows = [row for row in _steps(["--job", job]) if row[0] != f"{job}.{inside}" and not _NO_WORK.search(row[0])]
+    return [f"{step} ({name}) on {nodes}" for step, name, nodes in rows]
+
+
+def _steps(options: Sequence[str]) -> list[tuple[str, str, str]]:
+    answer = slurm.ask(["squeue", "--steps", "--noheader", *options, "--format=%i|%j|%N"])
+    if answer.code != 0:
+        raise slurm.refusal(answer, "squeue")
+    rows = [line.strip().split("|") for line in answer.out.splitlines()]
+    return [(row[0], row[1], row[2]) for row in rows if len(row) == 3]
+
+
+def lay_out(site: Site, request: JobRequest) -> JobLayout:
+    """Return the launchers of the steps, with all that the allocation has on each node."""
+    spec = request.spec
+    kept = "|".join((*sorted(slurm.KEPT), *_JOB_VARIABLES))
+    return JobLayout(
+        prologue=(
+            f'for name in "${{!SLURM_@}}"; do case $name in {kept}) ;; *) unset "$name" ;; esac; done',
+            f"export HPCML_ALLOCATION=1; cpus={spec.cpus_per_node}",
+        ),
+        launchers={role: _launcher(site, request, role) for role in (*ROLES, "stage")},
+        nodes_word=str(spec.nodes),
+        memory=int(spec.memory_per_node),
+        reasons=("the nodes, their CPUs, memory and GPUs are those of the allocation",),
+    )
+
+
+def _launcher(site: Site, request: JobRequest, role: str) -> Launcher:
+    """Return srun as a submission has it, and what its batch script inherits from the directives said outright."""
+    launcher = slurm_options.launcher(site, request, role)
+    memory = int(request.spec.memory_per_node) // 1024**2
+    asked = (f"--mem={memory}M",) if memory else ()
+    gpus = tuple(
+        f"{option}={value}" for option, value in slurm_options.gpu_directives(site, request.spec.gpus_per_node, "")
+    )
+    return launcher._replace(options=(*asked, *gpus, *launcher.options))
+
+
+def submit(site: Site, run: RunPaths) -> Submission:
+    """Start the run's step, and return when its batch script has begun.
+
+    SiteError if that is not within ``deadlines.scheduler``, or srun refuses.
+    """
+    job = current().job
+    words = ["--overlap", "--nodes=1", "--ntasks=1", "--relative=0", "--cpus-per-task=1", "--mem=0", "--gres=none"]
+    words += ["--mpi=none", "--cpu-bind=none", "--export=ALL", f"--job-name={run.directory.name}", "--open-mode=append"]
+    words += [f"--output={slurm_options.filename_pattern(run.job_log)}", "bash", str(run.script)]
+    environment = clean_environment() | _of_the_job()
+    try:
+        pid = subprocesses.start_in_background(["srun", *words], run.job_log, environment=environment)
+    except subprocesses.CommandMissingError as error:
+        hint = "Load the site's Slurm module."
+        raise SlurmUnreachableError(f"Slurm's command cannot be started: {error}", place="PATH", hint=hint) from error
+    started = subprocesses.start_time(pid)
+    deadline = time.monotonic() + float(site.deadlines.scheduler)
+    attempts = run.directory / "attempts"
+    while not (attempts.is_dir() and any(attempts.iterdir())):
+        if subprocesses.start_time(pid) != started:
+            if attempts.is_dir() and any(attempts.iterdir()):
+                break
+            raise _not_started(job, run, "srun refused the run's first step")
+        if time.monotonic() > deadline:
+            subprocesses.signal_process(pid, 9)
+            raise _not_started(job, run, f"The run's first step did not start within {site.deadlines.scheduler.text}")
+        time.sleep(_LOOK)
+    return Submission(job=job, pid=pid, started=started, directory=str(run.directory))
+
+
+def _not_started(job: str, run: RunPaths, what: str) -> HpcmlError:
+    try:
+        holders = other_steps(job)
+    except HpcmlError:
+        holders = []
+    others = f"; other steps hold nodes of the allocation: {', '.join(holders)}" if holders else ""
+    hint = "End them first, or wait for them (wait, in a batch script)." if holders else "Does srun hostname work here?"
+    return SiteError(f"{what}{others}", place=f"job {job}", hint=hint, quote=files.tail(run.job_log))
+
+
+def _of_the_job() -> dict[str, str]:
+    environment = process_environment()
+    values = {name: environment[name] for name in _JOB_VARIABLES if name in environment}
+    return {"SLURM_JOB_ID": environment.get("SLURM_JOBID", ""), **values}
+
+
+def find(run_id: str) -> None:
+    """Return None: no answer is lost here."""
+
+
+def states(jobs: Sequence[str]) -> dict[str, JobState]:
+    """Return how runs stand: one whose step is there runs, of others the allocation's end tells."""
+    keys = {key: key.partition(" ") for key in jobs}
+    running = {name for _, name, _ in _steps(["--me"])}
+    by_key = {key: JobState("RUNNING") for key, (_, _, folder) in keys.items() if Path(folder).name in running}
+    rest = {key: job for key, (job, _, _) in keys.items() if key not in by_key}
+    of_jobs = slurm.states(sorted(set(rest.values()))) if rest else {}
+    for key, job in rest.items():
+        state = of_jobs[job]
+        by_key[key] = _GONE if state.active or state.pending or state == UNKNOWN else state
+    return by_key
+
+
+def cancel(job: str) -> str:
+    """Tell a run's supervisor to end it; the allocation stays."""
+    run = RunPaths(Path(job.partition(" ")[2]))
+    return "its steps; the allocation stays" if note(run, "terminate") else ""
+
+
+def note(run: RunPaths, name: str) -> bool:
+    """Leave the note ``terminate`` or ``time-limit`` for the supervisor; return False if the run has not begun."""
+    attempts = sorted(run.directory.glob("attempts/*"), key=lambda path: int(path.name))
+    if attempts:
+        files.write(attempts[-1] / name, "")
+    return bool(attempts)
+
+
+def check(script: Path) -> str:  # noqa: ARG001
+    """Refuse: nothing is asked for."""
+    raise UsageError("A run in an allocation asks Slurm for nothing", place="--check", hint="Leave --check out.")
+
+
+def ignored_defaults() -> list[str]:
+    """Return nothing: no command that takes defaults for a job is called."""
+    return []
+
+
+def clean_environment() -> dict[str, str]:
+    """Return the environment without what the allocation, or a step of it, set for Slurm's commands."""
+    return slurm.clean_environment()
+
+
+def step_on(job: str, node: str, name: str) -> list[str]:
+    """Return srun and its options for a command on one node of the allocation."""
+    return slurm.step_on(job.partition(" ")[0], node, name)

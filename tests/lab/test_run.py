@@ -1,0 +1,169 @@
+"""``hpcml run`` in an allocation: the same ends as a submission, from salloc and from a batch script, and no nodes held."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from conftest import Cluster, Ended, directory_of
+from hpcml import errors
+from lab_state import wait_for
+from test_exit_status import CONNECT, WAIT
+
+pytestmark = pytest.mark.lab
+
+SALLOC = ("salloc", "--quiet", "--partition=boost", "--nodes=2", "--time=5", "--mem=3000M")
+SUM = CONNECT + "print('sum', client.submit(sum, [1, 2, 3]).result())\n"
+
+
+def run(cluster: Cluster, text: str, *options: str, salloc: tuple[str, ...] = (), timeout: float = 150) -> Ended:
+    """Run a script in an allocation of salloc's, from the login node."""
+    words = cluster.command(text, *options)
+    begin = time.monotonic()
+    done = cluster.run(*SALLOC, *salloc, "hpcml", "run", *words[2:], timeout=timeout)
+    assert "  run " in done.stderr, done.stderr
+    return Ended(done.returncode, done.stdout, done.stderr, directory_of(done), time.monotonic() - begin)
+
+
+def start(cluster: Cluster, text: str, name: str, *options: str) -> tuple[subprocess.Popen[str], Path]:
+    """Begin such a run; return salloc's process and the run's directory, when its script runs."""
+    words = cluster.command(text, "--name", name, *options)
+    process = cluster.lab.popen([*SALLOC, "hpcml", "run", *words[2:]], cwd=cluster.work)
+    known: list[Path] = []
+
+    def there() -> bool:
+        answer = cluster.run("hpcml", "status", name, "--json")
+        if answer.returncode == 0:
+            known.append(Path(json.loads(answer.stdout)["directory"]))
+        return answer.returncode == 0
+
+    assert wait_for(there, 30), process.communicate()
+    cluster.wait_event(known[0], "driver-started")
+    return process, known[0]
+
+
+ENDS = {
+    "well": (SUM, (), 0, "script", "sum 6"),
+    "own status": ("import sys\nsys.exit(3)\n", (), 3, "script", ""),
+    "raises": (CONNECT + "raise ValueError('too few stars')\n", (), 1, "script", "ValueError: too few stars"),
+    "killed": (CONNECT + "os.kill(os.getpid(), signal.SIGKILL)\n", (), 137, "script", ""),
+    "no interpreter": (SUM, ("--set", "runtime.python=/opt/gone/python"), errors.START_FAILED, "scheduler", ""),
+    "no worker": (
+        SUM,
+        ("--set", "deadlines.workers=8s", "--set", "environment.DASK_DISTRIBUTED__WORKER__PRELOAD=no_such_module"),
+        errors.WORKERS_NEVER_CAME,
+        "hpcml",
+        "",
+    ),
+    "no scheduler": (
+        SUM,
+        ("--set", "environment.DASK_DISTRIBUTED__SCHEDULER__PRELOAD=no_such_module"),
+        errors.START_FAILED,
+        "hpcml",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_an_end(cluster: Cluster, name: str) -> None:
+    text, options, status, by, output = ENDS[name]
+    ended = run(cluster, text, *options)
+    assert ended.code == status, ended.err
+    assert output in ended.out
+    facts = json.loads(cluster.run("hpcml", "status", ended.directory.name, "--json").stdout)
+    assert (facts["exit_status"], facts["by"], facts["phase"]) == (status, by, "ended")
+
+
+def test_a_run_is_cancelled_and_the_allocation_stays(cluster: Cluster) -> None:
+    words = cluster.command(CONNECT + WAIT, "--name", "cancelled")
+    line = f"hpcml run {' '.join(words[2:])}; echo status $?; date +%s.%N; srun --overlap hostname; date +%s.%N"
+    process = cluster.lab.popen([*SALLOC, "bash", "-c", line], cwd=cluster.work)
+    assert wait_for(lambda: "the script runs" in cluster.run("hpcml", "status", "cancelled").stdout, 30)
+    listed = cluster.run("hpcml", "ls").stdout
+    assert "cancelled" in listed
+    assert "RUNNING" in listed
+    assert "the allocation stays" in cluster.run("hpcml", "cancel", "cancelled").stdout
+    out, err = process.communicate(timeout=60)
+    lines = out.splitlines()
+    assert f"status {errors.CANCELLED}" in lines, err
+    assert lines.count("n1") == lines.count("n2") == 1
+    assert "the run was cancelled" in cluster.run("hpcml", "status", "cancelled").stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_command_ends_the_run(cluster: Cluster, number: signal.Signals) -> None:
+    process, directory = start(cluster, CONNECT + WAIT, f"sig{number.value}")
+    own = [pid for pid, line in cluster.lab.processes("alice") if "hpcml run" in line and "salloc" not in line]
+    assert own
+    began = time.monotonic()
+    os.kill(own[0], number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == errors.CANCELLED, err
+    assert time.monotonic() - began < 10
+    assert "is told to end" in err
+    assert cluster.wait_status(directory)["message"] == "the run was cancelled"
+
+
+def test_the_allocation_is_cancelled(cluster: Cluster) -> None:
+    process, directory = start(cluster, CONNECT + WAIT, "revoked")
+    job = json.loads((directory / "submission.json").read_text())["job"]
+    cluster.run("scancel", job)
+    process.communicate(timeout=60)
+    status = cluster.wait_status(directory)
+    assert (status["exit_status"], status["state"]) == (errors.CANCELLED, "CANCELLED")
+
+
+BATCH = """#!/bin/bash
+#SBATCH --nodes=4 --ntasks-per-node=2 --cpus-per-task=4 --mem-per-cpu=400M --time=5 --output={log}
+hpcml run {first}
+echo "first $? $(date +%s.%N)"
+srun --ntasks=4 --ntasks-per-node=1 hostname
+echo "next $(date +%s.%N)"
+hpcml run {second}
+echo "second $?"
+"""
+
+
+def test_two_runs_one_after_another_in_a_batch_script(cluster: Cluster) -> None:
+    """The script's own sizes (tasks, memory per CPU) do not reach the run, and what it took is free for the next line."""
+    log = cluster.work / f"batch{cluster.count}.log"
+    first, second = (" ".join(cluster.command(SUM, "--name", name)[2:]) for name in ("first", "second"))
+    script = cluster.write("batch.sh", BATCH.format(log=log, first=first, second=second))
+    done = cluster.run("sbatch", "--wait", str(script))
+    text = log.read_text()
+    assert done.returncode == 0, text
+    assert text.count("sum 6") == 2, text
+    words = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.strip()}
+    assert words["first"][0] == words["second"][0] == "0"
+    assert {"n1", "n2", "n3", "n4"} <= set(text.split())
+    assert float(words["next"][0]) - float(words["first"][1]) < 2
+    job = done.stdout.split()[-1]
+    assert json.loads(cluster.run("hpcml", "status", job, "--json").stdout)["exit_status"] == 0
+
+
+def test_other_steps_hold_the_nodes(cluster: Cluster) -> None:
+    """A step with all CPUs and memory does not keep the run out; it is named."""
+    words = cluster.command(SUM)
+    line = f"srun --job-name=holder sleep 40 & sleep 2; hpcml run {' '.join(words[2:])}"
+    done = cluster.run(*SALLOC, "--ntasks-per-node=1", "--cpus-per-task=8", "bash", "-c", line)
+    assert done.returncode == 0, done.stderr
+    assert "(holder) on n[1-2]" in done.stderr
+
+
+def test_outside_and_with_other_sizes(cluster: Cluster) -> None:
+    script = str(cluster.write("sizes.py", SUM))
+    outside = cluster.run("hpcml", "run", script)
+    assert outside.returncode == errors.USAGE
+    assert "salloc" in outside.stderr
+    line = f"hpcml run --nodes 4 {script}; hpcml run --time 3 {script}; hpcml run --nodes 2 --dry-run {script}"
+    inside = cluster.run(*SALLOC, "bash", "-c", line)
+    assert "--nodes asks for 4, and the allocation has 2" in inside.stderr
+    assert "--time cannot change the allocation" in inside.stderr
+    assert "export HPCML_ALLOCATION=1; cpus=" in inside.stdout
