@@ -62,18 +62,20 @@ def run(options: Namespace) -> int:
 def fitted(spec: JobSpec, given: Allocation) -> JobSpec:
     """Return the request with what the allocation has; UsageError if it asks for anything else."""
     has = {"nodes": len(given.nodes), "gpus_per_node": given.gpus, "cpus_per_node": given.cpus}
-    for name, value in spec.given().items():
+    others = {name.lstrip("-").replace("-", "_"): value or name for name, value in spec.sbatch}
+    for name, value in (spec.given() | others).items():
         option = f"--{name.replace('_', '-')}"
         if name in has and value != has[name]:
             hint = f"Leave {option} out: a run takes all nodes with all that the allocation has there."
             what = f"{option} asks for {value}, and the allocation has {has[name]}"
             raise UsageError(what, place=f"job {given.job}", hint=hint)
-        if name in slurm_options.MEANS and name not in (*has, "name"):
+        if name in others or (name in slurm_options.MEANS and name not in (*has, "name")):
             hint = f"Leave {option} out here, and give it to salloc or sbatch."
             raise UsageError(f"{option} cannot change the allocation that is there", place="hpcml run", hint=hint)
     minutes = max(1, int(given.end - time.time()) // 60) if given.end else 0
     return spec._replace(
         **has,  # type: ignore[arg-type]
+        gpu_type="",
         memory_per_node=Memory(f"{given.memory}M") if given.memory else Memory(),
         time=TimeLimit(str(minutes)) if minutes else TimeLimit(),
     )

@@ -1,0 +1,91 @@
+"""What Slurm says of an allocation, what a request may say beside it, and the script that runs in it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from hpcml.cli import run
+from hpcml.errors import HpcmlError, SiteError, UsageError
+from hpcml.plan.plan import RunLocation, plan
+from hpcml.schedulers import allocation
+from hpcml.schedulers.allocation import Allocation
+from hpcml.schedulers.request import JobSpec
+from hpcml.sites.schema import Site
+from hpcml.units import Memory, TimeLimit
+
+SHOWN = (
+    "JobId=291 JobName=x JobState=RUNNING EndTime=2026-11-22T22:44:52 NodeList=n[1-3] NumNodes=3 JOB_GRES=gpu:6 "
+    "  Nodes=n[1-2] CPU_IDs=0-7 Mem=2048 GRES=gpu:2(IDX:0-1)   Nodes=n3 CPU_IDs=0-3,8 Mem=4096 GRES=gpu:a100:2(IDX:0-1) "
+    "MinCPUsNode=8 TresPerNode=gres:gpu:2 \n"
+)
+GIVEN = Allocation("291", ("n1", "n2", "n3"), 5, 2048, 2, 0.0)
+
+
+def test_what_scontrol_tells() -> None:
+    end = time.mktime(time.strptime("2026-11-22T22:44:52", "%Y-%m-%dT%H:%M:%S"))
+    assert allocation.parse("291", SHOWN) == GIVEN._replace(end=end)
+    unlimited = allocation.parse("291", SHOWN.replace("2026-11-22T22:44:52", "Unknown"))
+    assert unlimited.end == 0
+    assert allocation.parse("291", SHOWN.replace("gpu:2(IDX:0-1)", "").replace("gpu:a100:2(IDX:0-1)", "")).gpus == 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("RUNNING", "COMPLETED", "its job is COMPLETED"),
+        ("gpu:a100:2", "gpu:a100:4", "have 2 and 4 GPUs"),
+        ("CPU_IDs", "Cpus", "names no nodes"),
+    ],
+)
+def test_what_no_run_can_be_in(old: str, new: str, sentence: str) -> None:
+    with pytest.raises(SiteError, match=sentence):
+        allocation.parse("291", SHOWN.replace(old, new))
+
+
+def test_no_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SLURM_JOB_ID", "SLURM_JOBID"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(UsageError, match="no allocation here"):
+        allocation.current()
+
+
+def spec(**asked: object) -> JobSpec:
+    return JobSpec(Path("/home/alice/a.py"), (), Path("/home/alice"))._replace(**asked)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({"nodes": 4}, "--nodes asks for 4, and the allocation has 3"),
+        ({"gpus_per_node": 4}, "--gpus-per-node asks for 4, and the allocation has 2"),
+        ({"time": TimeLimit("5")}, "--time cannot change the allocation"),
+        ({"memory_per_node": Memory("1G")}, "--memory-per-node cannot change"),
+        ({"account": "acc"}, "--account cannot change"),
+        ({"sbatch": (("--constraint", "a"), ("--exclusive", ""))}, "--constraint cannot change"),
+        ({"dependency": "afterok:1"}, "--dependency cannot change"),
+    ],
+)
+def test_what_the_allocation_does_not_have_is_refused(asked: dict[str, object], sentence: str) -> None:
+    with pytest.raises(HpcmlError, match=sentence):
+        run.fitted(spec(**asked), GIVEN)
+
+
+def test_a_request_takes_all_that_is_there() -> None:
+    fitted = run.fitted(spec(nodes=3, name="mine"), GIVEN._replace(end=time.time() + 630))
+    assert (fitted.nodes, fitted.gpus_per_node, fitted.cpus_per_node, fitted.name) == (3, 2, 5, "mine")
+    assert (int(fitted.memory_per_node), int(fitted.time)) == (2048 * 1024**2, 600)
+
+
+def test_the_steps_have_what_directives_would_have_said() -> None:
+    site = Site(name="slurm", scheduler="allocation")
+    made = plan(site, run.fitted(spec(), GIVEN), RunLocation(Path("/scratch/runs/a-1"), "/usr/bin/python", "0"))
+    assert made.directives == ()
+    assert "export HPCML_ALLOCATION=1; cpus=5" in made.prologue
+    assert "|SLURM_JOB_ID|" in made.prologue[0]
+    for step in made.steps:
+        assert step.launcher is not None
+        assert {"--overlap", "--mem=2048M", "--gpus-per-node=2"} <= set(step.launcher.options)
+    assert made.inside.nodes == 3
