@@ -33,6 +33,7 @@ def run(cluster: Cluster, text: str, *options: str, salloc: tuple[str, ...] = ()
 
 def start(cluster: Cluster, text: str, name: str, *options: str) -> tuple[subprocess.Popen[str], Path]:
     """Begin such a run; return salloc's process and the run's directory, when its script runs."""
+    name = f"{name}-{time.time_ns()}"  # an earlier run of that name would be taken for this one
     words = cluster.command(text, "--name", name, *options)
     process = cluster.lab.popen([*SALLOC, "hpcml", "run", *words[2:]], cwd=cluster.work)
     known: list[Path] = []
@@ -82,19 +83,20 @@ def test_an_end(cluster: Cluster, name: str) -> None:
 
 
 def test_a_run_is_cancelled_and_the_allocation_stays(cluster: Cluster) -> None:
-    words = cluster.command(CONNECT + WAIT, "--name", "cancelled")
+    name = f"cancelled-{time.time_ns()}"
+    words = cluster.command(CONNECT + WAIT, "--name", name)
     line = f"hpcml run {' '.join(words[2:])}; echo status $?; date +%s.%N; srun --overlap hostname; date +%s.%N"
     process = cluster.lab.popen([*SALLOC, "bash", "-c", line], cwd=cluster.work)
-    assert wait_for(lambda: "the script runs" in cluster.run("hpcml", "status", "cancelled").stdout, 30)
+    assert wait_for(lambda: "the script runs" in cluster.run("hpcml", "status", name).stdout, 30)
     listed = cluster.run("hpcml", "ls").stdout
-    assert "cancelled" in listed
+    assert name in listed
     assert "RUNNING" in listed
-    assert "the allocation stays" in cluster.run("hpcml", "cancel", "cancelled").stdout
+    assert "the allocation stays" in cluster.run("hpcml", "cancel", name).stdout
     out, err = process.communicate(timeout=60)
     lines = out.splitlines()
     assert f"status {errors.CANCELLED}" in lines, err
     assert lines.count("n1") == lines.count("n2") == 1
-    assert "the run was cancelled" in cluster.run("hpcml", "status", "cancelled").stdout
+    assert "the run was cancelled" in cluster.run("hpcml", "status", name).stdout
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -167,3 +169,21 @@ def test_outside_and_with_other_sizes(cluster: Cluster) -> None:
     assert "--nodes asks for 4, and the allocation has 2" in inside.stderr
     assert "--time cannot change the allocation" in inside.stderr
     assert "export HPCML_ALLOCATION=1; cpus=" in inside.stdout
+
+
+def test_in_an_image(cluster: Cluster, image: Path) -> None:
+    ended = run(cluster, SUM, "--image", str(image))
+    assert ended.code == 0, ended.err
+    assert "sum 6" in ended.out
+
+
+def test_the_time_limit_of_the_allocation(cluster: Cluster) -> None:
+    """The command tells the script before, as Slurm does in a submission, and the run says what ended it."""
+    text = (
+        CONNECT
+        + "while not hpcml.run.should_stop():\n    time.sleep(0.2)\nprint('told', flush=True)\ntime.sleep(300)\n"
+    )
+    ended = run(cluster, text, "--set", "slurm.signal_lead=30s", salloc=("--time=1",), timeout=200)
+    assert "told" in ended.out
+    assert ended.status["message"] == "the time limit was reached"
+    assert ended.status["exit_status"] == errors.TIME_LIMIT
