@@ -36,6 +36,7 @@ PAGES = sorted(
 )
 OWN = [page for page in PAGES if page.parent in (ROOT, DOCS)]  # the others speak of more than hpcml's command
 RUN = re.compile(r"<!-- run\b(?P<words>.*?)-->")
+NOT_RUN = re.compile(r"<!-- not run: \S.*-->")
 FENCE = re.compile(r"```(?P<words>[a-z ]*)")
 OPTION = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
 DEADLINE = 240  # seconds for the runnable blocks of one page
@@ -44,7 +45,10 @@ WRONG = "# wrong on purpose"
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: where it begins, its language (and the word behind it), its text, and how it is run, if it is."""
+    """A fenced block: where it begins, its language (and the word behind it), its text, and how it is run, if it is.
+
+    ``excused``: a comment says why it is not run.
+    """
 
     page: Path
     line: int
@@ -52,6 +56,11 @@ class Block:
     kind: str
     text: str
     run: dict[str, str] | None
+    excused: bool
+
+    @property
+    def on_lab(self) -> bool:
+        return (self.run or {}).get("on") == "lab"
 
     @property
     def place(self) -> str:
@@ -67,20 +76,21 @@ def split(page: Path) -> tuple[list[Block], str]:
     """Return a page's fenced blocks, and its text without them."""
     blocks: list[Block] = []
     prose: list[str] = []
-    opened: tuple[int, list[str], dict[str, str] | None] | None = None
+    opened: tuple[int, list[str], dict[str, str] | None, bool] | None = None
     inside: list[str] = []
     for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
         fence = FENCE.fullmatch(line)
         if opened is not None and line == "```":
             words = [*opened[1], "", ""]
-            blocks.append(Block(page, opened[0], words[0], words[1], "\n".join(inside) + "\n", opened[2]))
+            blocks.append(Block(page, opened[0], words[0], words[1], "\n".join(inside) + "\n", *opened[2:]))
             opened = None
         elif opened is not None:
             inside.append(line)
         elif fence:
             marked = RUN.fullmatch(prose[-1]) if prose else None
             said = dict(word.split("=") for word in marked["words"].split()) if marked else None
-            opened, inside = (number, fence["words"].split(), said), []
+            excused = bool(prose and NOT_RUN.fullmatch(prose[-1]))
+            opened, inside = (number, fence["words"].split(), said, excused), []
         else:
             prose.append(line)
     assert opened is None, f"{page.name}: a block is not closed"
@@ -361,30 +371,68 @@ def test_templates_render(block: Block, tmp_path: Path) -> None:
 # -- what is marked runnable runs ---------------------------------------------------------------------------------
 
 # check STATUS EXPECTED PLACE
+# On a terminal a submission waits.
+TERMINAL = """hpcml() {
+  case " $* " in
+    *" --detach "* | *" --dry-run "* | *" --check "*) command hpcml "$@" ;;
+    " submit "*) command hpcml submit --wait "${@:2}" ;;
+    *) command hpcml "$@" ;;
+  esac
+}"""
 CHECK = 'check() { [ "$1" = "$2" ] || { echo "$3: exit status $1, $2 expected" >&2; exit 1; }; }'
 
 
-def session(blocks: list[Block], folder: Path) -> str:
+GIVEN = {  # scripts of the user's that pages speak of
+    "train.py": "import hpcml\nprint(hpcml.connect().submit(sum, [1, 2]).result())\n",
+    "first.py": "import hpcml\nprint(len(hpcml.connect().scheduler_info()['workers']))\n",
+}
+
+
+def saved(name: str, text: str) -> str:
+    return f"cat >{shlex.quote(name)} <<'END OF FILE'\n{text}END OF FILE"
+
+
+def session(blocks: list[Block], *, on_lab: bool = False) -> str:
     """Return the runnable blocks of a page as one bash script; Python is saved, and submitted unless a line does so."""
     typed = [line for block in blocks if block.language == "bash" for line in block.commands()]
-    lines = [CHECK]
+    lines = [CHECK, TERMINAL, *(saved(name, text) for name, text in GIVEN.items()), 'top="$PWD"']
     for block in blocks:
         run = block.run or {}
-        status = run.get("status", "0")
         if block.language == "python":
-            target = folder / run["file"]
-            lines.append(f"cat >{shlex.quote(str(target))} <<'END OF FILE'\n{block.text}END OF FILE")
-            if not any(line.startswith("hpcml submit") and target.name in line for line in typed):
-                lines.append(
-                    f"hpcml submit --site local --wait {shlex.quote(str(target))}\ncheck $? {status} {block.place}"
-                )
+            name = run["file"]
+            lines.append(f'(cd "$top" || exit 1\n{saved(name, block.text)}\n)')
+            if not on_lab and not any(line.startswith("hpcml submit") and Path(name).name in line for line in typed):
+                starts = "python" if run.get("with") == "python" else "hpcml submit --site local --wait"
+                lines.append(f'(cd "$top" && {starts} {shlex.quote(name)})')
+                lines.append(f"check $? {run.get('status', '0')} {block.place}")
             continue
+        if block.on_lab != on_lab:
+            continue
+        if "after" in run:
+            lines.append(f"hpcml submit --wait {run['after']}\ncheck $? 0 {block.place}")
         commands = block.commands()
-        lines += [f"{line}\ncheck $? {status if line == commands[-1] else 0} {block.place}" for line in commands]
+        statuses = run.get("status", "0").split(",")
+        statuses = ["0"] * (len(commands) - len(statuses)) + statuses  # of the last lines
+        for line, status in zip(commands, statuses, strict=True):
+            lines.append(f"{line}\ncheck $? {status} {block.place}")
     return "\n".join(lines) + "\n"
 
 
-RUNNABLE = sorted({block.page for block in OWN_BLOCKS if block.run is not None})
+@pytest.mark.parametrize(
+    "block", [block for block in OWN_BLOCKS if block.language != "text"], ids=lambda one: one.place
+)
+def test_each_block_is_run_or_says_why_not(block: Block) -> None:
+    """``text`` is output, and settings, profiles and templates are loaded above."""
+    loaded = block.language in ("toml", "jinja")
+    assert loaded or (block.run is not None) != block.excused, "write <!-- run --> or <!-- not run: WHY --> above it"
+
+
+def of_page(page: Path) -> list[Block]:
+    return [block for block in OWN_BLOCKS if block.page == page and block.run is not None]
+
+
+LAB_PAGES = sorted({block.page for block in OWN_BLOCKS if block.on_lab})
+RUNNABLE = sorted({block.page for block in OWN_BLOCKS if block.run is not None and not block.on_lab})
 
 
 def test_the_first_pages_are_run() -> None:
@@ -394,12 +442,11 @@ def test_the_first_pages_are_run() -> None:
 @pytest.mark.local
 @pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: page.name)
 def test_runnable_blocks_run(page: Path, tmp_path: Path) -> None:
-    blocks = [block for block in OWN_BLOCKS if block.page == page and block.run is not None]
     foreign = ("HPCML_", "DASK_", "SLURM_", "SBATCH_")
     environment = {key: value for key, value in os.environ.items() if not key.startswith(foreign)}
     binaries = f"{Path(sys.executable).parent}:{environment['PATH']}"
     environment |= {"HOME": str(tmp_path), "HPCML_SITE": "local", "HPCML_SYSTEM_CONFIG": "/nowhere", "PATH": binaries}
-    script = session(blocks, tmp_path)
+    script = session(of_page(page))
     try:
         done = subprocess.run(
             ["bash", "-c", script],
