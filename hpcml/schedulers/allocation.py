@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from hpcml import files, subprocesses
 from hpcml.errors import HpcmlError, SiteError, SlurmUnreachableError, UsageError
 from hpcml.paths import ROLES, RunPaths
 from hpcml.schedulers import UNKNOWN, JobLayout, JobRequest, JobState, Launcher, Submission, slurm, slurm_options
+from hpcml.schedulers.request import JobSpec
 from hpcml.sites.layers import process_environment
 from hpcml.sites.schema import Site
 from hpcml.units import expand_hosts
@@ -250,3 +251,13 @@ def clean_environment() -> dict[str, str]:
 def step_on(job: str, node: str, name: str) -> list[str]:
     """Return srun and its options for a command on one node of the allocation."""
     return slurm.step_on(job.partition(" ")[0], node, name)
+
+
+def shell_on(job: str, node: str) -> list[str]:
+    """Return srun and its options for a program on this terminal, on one node of the allocation."""
+    return slurm.shell_on(job.partition(" ")[0], node)
+
+
+def with_variables(spec: JobSpec, overridden: Callable[[str], bool]) -> JobSpec:  # noqa: ARG001
+    """Return the request as it is: sbatch's variables ask for nothing here."""
+    return spec
