@@ -4,6 +4,7 @@ from __future__ import annotations
 
 EXAMPLES = {
     "submit": ("--nodes 4 --time 2h train.py --epochs 10", "--nodes 2 --gpus-per-node 4 --dry-run a.py"),
+    "run": ("train.py --epochs 10",),
     "plan": ("--nodes 4 train.py",),
     "fabric": ("--nodes 2 --gpus-per-node 4", "last"),
     "jupyter": ("--nodes 2 --time 4h",),
