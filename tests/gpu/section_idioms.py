@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
+import shlex
 from functools import partial
 from typing import Any
 
-from harness import SCRIPTS, Case, HarnessError, World, last_lines, read_json
+from harness import JOB, SCRIPTS, Case, HarnessError, World, last_lines, read_json
 from results import Result, result
 
 DEADLINE = 200
 ABOUT = 60  # seconds of one run
+SETTINGS = ["fabric.require=none", "gpu.rmm_pool_size=8G"]
 FIGURE = float(sum(sum(range(1000 * (seed + 1))) for seed in range(8)))
 
 
 def cases(world: World) -> list[Case]:
-    """Return the two scripts, on two nodes where there are GPUs for both."""
-    nodes = 2 if world.gpus > 1 else 1
-    count = max(world.gpus // nodes, 1)
+    """Return the scripts, for each shape that uses all GPUs."""
     return [
-        Case(f"{nodes} × {count}: its own LocalCUDACluster", 2 * ABOUT, partial(_idioms, world, nodes, count)),
-        Case(f"{nodes} × {count}: without a main guard", ABOUT / 2, partial(_no_guard, world, nodes, count)),
+        Case(f"{nodes} × {count}: {what}", seconds, partial(function, world, nodes, count))
+        for nodes, count in world.shapes()
+        for what, seconds, function in (
+            ("its own LocalCUDACluster", 2 * ABOUT, _idioms),
+            ("without a main guard", ABOUT / 2, _no_guard),
+            ("from Python", ABOUT / 2, _python_api),
+            ("in a batch script by hand", ABOUT / 2, _by_hand),
+        )
     ]
 
 
 def _submit(world: World, script: str, nodes: int, count: int) -> tuple[dict[str, Any], str]:
     folder = world.folder("idioms")
     run = world.submit(SCRIPTS / script, [str(folder / "result.json")], nodes=nodes, gpus=count,
-                       settings=["fabric.require=none", "gpu.rmm_pool_size=8G"], timeout=DEADLINE)  # fmt: skip
+                       settings=SETTINGS, timeout=DEADLINE)  # fmt: skip
     run.must_be(0)
     return read_json(folder / "result.json"), run.output
 
@@ -64,3 +70,47 @@ def _no_guard(world: World, nodes: int, count: int) -> list[Result]:
     right = found == {"figure": FIGURE, "workers": nodes * count} and "Client(scheduler_file=" in output
     return [result(f"{nodes} × {count}: Client(scheduler_file=…), no main guard", ok=right, figures=found,
                    error="" if right else last_lines(output))]  # fmt: skip
+
+
+def _python_api(world: World, nodes: int, count: int) -> list[Result]:
+    world.shape(nodes, count)
+    folder = world.folder("python-api")
+    settings = [*SETTINGS, f"paths.runs={folder}/runs"]
+    words = [
+        world.python,
+        str(SCRIPTS / "python_api.py"),
+        str(folder / "result.json"),
+        str(nodes),
+        str(count),
+        *settings,
+    ]
+    done = world.command(words, timeout=DEADLINE, cwd=folder)
+    world.clear()
+    found = read_json(folder / "result.json") if done.status == 0 else {}
+    right = found == {
+        "figure": FIGURE,
+        "workers": nodes * count,
+        "protocol": found.get("protocol"),
+        "status": 0,
+        "out": True,
+    }
+    return [result(f"{nodes} × {count}: hpcml.submit and run.cluster()", ok=right, figures=found,
+                   error="" if right else last_lines(done.output))]  # fmt: skip
+
+
+def _by_hand(world: World, nodes: int, count: int) -> list[Result]:
+    world.shape(nodes, count)
+    folder = world.folder("by-hand")
+    settings = [word for setting in (*SETTINGS, f"paths.runs={folder}/runs") for word in ("--set", setting)]
+    run = [world.python, "-m", "hpcml", "run", *settings, str(SCRIPTS / "no_guard.py"), str(folder / "result.json")]
+    script = folder / "by_hand.sh"
+    script.write_text(f"#!/bin/bash\n{shlex.join(run)}\necho status $?\nnvidia-smi -L | wc -l\n")
+    asked = [f"--nodes={nodes}", f"--gres=gpu:{count}", "--exclusive", "--time=10", f"--job-name={JOB}"]
+    words = ["sbatch", "--wait", *asked, f"--output={folder}/job.log", str(script)]
+    done = world.batch(words, timeout=DEADLINE, cwd=folder, environment={})
+    path = folder / "job.log"
+    log = path.read_text(errors="replace") if path.exists() else done.output
+    found = read_json(folder / "result.json") if (folder / "result.json").exists() else {}
+    right = found == {"figure": FIGURE, "workers": nodes * count} and "status 0\n" in log
+    return [result(f"{nodes} × {count}: hpcml run in a batch script by hand", ok=right, figures=found,
+                   error="" if right else last_lines(log))]  # fmt: skip
