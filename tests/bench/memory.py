@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).resolve().parents[2] / "jobs")]
+sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).resolve().parents[2] / "jobs/workloads")]
 
 from distributed import Client, LocalCluster  # noqa: E402
 from distributed.diagnostics import MemorySampler  # noqa: E402

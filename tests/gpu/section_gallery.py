@@ -65,7 +65,7 @@ def _both(world: World) -> list[Result]:
     world.shape(nodes, gpus)
     folder = world.folder("gallery-cpu")
     scripts, out = folder / "jobs", folder / "out"
-    shutil.copytree(ROOT / "jobs", scripts, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "jobs/workloads", scripts, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "tests/jobs/all_jobs.py", scripts)
     program, how = str(scripts / "all_jobs.py"), [str(EACH), str(min(world.rounds, TIMES))]
     made = json.dumps(makers(FEW_ROWS if world.cpu_only else ROWS))

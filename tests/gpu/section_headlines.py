@@ -2,7 +2,7 @@
 
 Sizes are those of the publications for eight GPUs, times the number of GPUs here over eight: so much data for each GPU,
 and the published seconds are what they are compared with. The join is small enough to be as published on any GPU.
-scripts/by_hand.py has the work; it runs in an hpcml run and on a LocalCUDACluster, in turns, with the same memory pool. Search is jobs/search.py, which times scikit-learn itself.
+scripts/by_hand.py has the work; it runs in an hpcml run and on a LocalCUDACluster, in turns, with the same memory pool. Search is jobs/workloads/search.py, which times scikit-learn itself.
 """
 
 from __future__ import annotations
@@ -127,16 +127,16 @@ def _headline(world: World, title: str, name: str, protocol: str, shared: dict[s
 def _add_job(world: World, title: str, sizes: dict[str, Any], judgement: Result) -> None:
     """Run the gallery's job of the same work, and put its seconds beside the others."""
     name, words, phase = JOBS[title]
-    if not (ROOT / f"jobs/{name}.py").exists() or world.left() < A_JOB:
+    if not (ROOT / f"jobs/workloads/{name}.py").exists() or world.left() < A_JOB:
         return
     settings = ["fabric.require=none", *([] if world.cpu_only else ["gpu.device_memory_limit=none"])]
-    run = world.submit(ROOT / f"jobs/{name}.py", words.format(**sizes).split(), nodes=1, gpus=world.gpus,
+    run = world.submit(ROOT / f"jobs/workloads/{name}.py", words.format(**sizes).split(), nodes=1, gpus=world.gpus,
                        settings=settings, timeout=2 * HEADLINES[title].about)  # fmt: skip
     if run.status == 0:
         judgement["figures"]["job_s"] = run.table("out/result.json")["seconds"][phase]
     else:
         judgement["ok"] = False
-        judgement["error"] = "; ".join(filter(None, [judgement["error"], f"jobs/{name}.py: {run.why()}"]))
+        judgement["error"] = "; ".join(filter(None, [judgement["error"], f"{name}.py: {run.why()}"]))
 
 
 def judged(
@@ -216,13 +216,13 @@ def _weak_scaling(world: World) -> list[Result]:
 
 
 def _search(world: World) -> list[Result]:
-    """jobs/search.py's grid over Ridge on 28 MB, and scikit-learn's own search on the same host, folds and candidates."""
-    if not (ROOT / "jobs/search.py").exists():
-        return [skipped("search", "jobs/search.py is not here")]
+    """jobs/workloads/search.py's grid over Ridge on 28 MB, and scikit-learn's own search on the same host, folds and candidates."""
+    if not (ROOT / "jobs/workloads/search.py").exists():
+        return [skipped("search", "jobs/workloads/search.py is not here")]
     world.shape(1, world.gpus)
     rows = 2_000 if world.cpu_only else SEARCH_ROWS
     words = ["--model", "ridge", "--compare", "--rows", str(rows), "--features", str(SEARCH_FEATURES)]
-    run = world.submit(ROOT / "jobs/search.py", words, nodes=1, gpus=world.gpus, timeout=180)
+    run = world.submit(ROOT / "jobs/workloads/search.py", words, nodes=1, gpus=world.gpus, timeout=180)
     run.must_be(0)
     metrics = run.table("out/result.json")
     ours, theirs = metrics["seconds"]["search"], metrics["scikit_learn"]["seconds"]

@@ -1,6 +1,6 @@
 """Data larger than the GPUs' memory: half as much again is spilled and said to be, ten times is refused with the nodes it needs.
 
-jobs/pca_svd.py keeps the matrix as it is stored and passes over it twice, so that all of it comes back from the
+jobs/workloads/pca_svd.py keeps the matrix as it is stored and passes over it twice, so that all of it comes back from the
 hosts' memory in each pass. With CPU workers in place of GPUs it is spilled to disk. What such copies cost on this
 machine is measured by themselves.
 """
@@ -44,7 +44,7 @@ def options(world: World) -> list[str]:
 
 def _run(world: World, times: float, about: float) -> Run:
     world.shape(1, world.gpus)
-    return world.submit(ROOT / "jobs/pca_svd.py", words(world, times), nodes=1, gpus=world.gpus, timeout=2 * about,
+    return world.submit(ROOT / "jobs/workloads/pca_svd.py", words(world, times), nodes=1, gpus=world.gpus, timeout=2 * about,
                         settings=["fabric.require=none"], options=options(world))  # fmt: skip
 
 

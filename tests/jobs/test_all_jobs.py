@@ -1,4 +1,4 @@
-"""Every file of jobs/ is known to the tests that go across all jobs, explains itself and has its page."""
+"""Every file of jobs/workloads/ is known to the tests that go across all jobs, explains itself and has its page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gallery import job
 from tests.jobs.job_list import JOBS, TOOLS
 
 FOLDER = pathlib.Path(kmeans.__file__).parent
-PAGES = FOLDER.parent / "docs/gallery"
+PAGES = FOLDER.parent.parent / "docs/gallery"
 
 
 def test_the_list_holds_every_job() -> None:
@@ -31,7 +31,7 @@ def test_help_shows_what_all_jobs_have(
     said = capsys.readouterr().out
     options = ("--out", "--seed", "--any-size", *(("--data",) if JOBS[name].kind else ()))
     assert not [option for option in options if option not in said]
-    assert f"jobs/{name}.py" in said  # how to run it
+    assert f"jobs/workloads/{name}.py" in said  # how to run it
     assert "Exit status: 0 done; 2 " in said
     assert max(map(len, said.splitlines())) <= 60
 
@@ -39,7 +39,7 @@ def test_help_shows_what_all_jobs_have(
 @pytest.mark.parametrize("name", JOBS)
 def test_each_has_its_page(name: str) -> None:
     page = (PAGES / f"{name}.md").read_text()
-    assert f"jobs/{name}.py" in page
+    assert f"jobs/workloads/{name}.py" in page
     assert "GPU" in page  # whether it ran on some
 
 

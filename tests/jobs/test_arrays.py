@@ -1,4 +1,4 @@
-"""jobs/arrays.py: the sum is NumPy's of the same numbers, theory is kept, chunks fit, nothing stays in memory."""
+"""jobs/workloads/arrays.py: the sum is NumPy's of the same numbers, theory is kept, chunks fit, nothing stays in memory."""
 
 from __future__ import annotations
 

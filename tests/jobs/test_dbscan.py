@@ -1,4 +1,4 @@
-"""jobs/dbscan.py: real runs on small data, labels checked against scikit-learn on the same rows."""
+"""jobs/workloads/dbscan.py: real runs on small data, labels checked against scikit-learn on the same rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""jobs/etl.py: every figure against pandas on the same rows, in four formats; what is refused."""
+"""jobs/workloads/etl.py: every figure against pandas on the same rows, in four formats; what is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""jobs/forest.py: the very forest that scikit-learn grows on the same rows, and the same one from its exported form."""
+"""jobs/workloads/forest.py: the very forest that scikit-learn grows on the same rows, and the same one from its exported form."""
 
 from __future__ import annotations
 

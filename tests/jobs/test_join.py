@@ -1,4 +1,4 @@
-"""jobs/join.py: what comes out is pandas' merge, by shuffle and by broadcast, whatever the partitions."""
+"""jobs/workloads/join.py: what comes out is pandas' merge, by shuffle and by broadcast, whatever the partitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""jobs/kmeans.py and jobs/make_data.py: real runs on small data, numbers checked against scikit-learn."""
+"""jobs/workloads/kmeans.py and jobs/workloads/make_data.py: real runs on small data, numbers checked against scikit-learn."""
 
 from __future__ import annotations
 

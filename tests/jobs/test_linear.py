@@ -1,4 +1,4 @@
-"""jobs/linear.py: coefficients and metrics are scikit-learn's on the same rows, whatever the partitions."""
+"""jobs/workloads/linear.py: coefficients and metrics are scikit-learn's on the same rows, whatever the partitions."""
 
 from __future__ import annotations
 

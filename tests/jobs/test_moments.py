@@ -1,4 +1,4 @@
-"""jobs/gallery/moments.py: the same figures as pandas, with gaps, infinite values and columns without spread."""
+"""jobs/workloads/gallery/moments.py: the same figures as pandas, with gaps, infinite values and columns without spread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""jobs/naive_bayes.py: the model is scikit-learn's of all rows at once, to the last count."""
+"""jobs/workloads/naive_bayes.py: the model is scikit-learn's of all rows at once, to the last count."""
 
 from __future__ import annotations
 

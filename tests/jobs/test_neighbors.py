@@ -1,4 +1,4 @@
-"""jobs/neighbors.py: real runs on small data, neighbours and predictions checked against scikit-learn."""
+"""jobs/workloads/neighbors.py: real runs on small data, neighbours and predictions checked against scikit-learn."""
 
 from __future__ import annotations
 

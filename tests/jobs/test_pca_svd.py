@@ -1,4 +1,4 @@
-"""jobs/pca_svd.py and its genotypes: real runs on small matrices, numbers checked against scikit-learn and NumPy."""
+"""jobs/workloads/pca_svd.py and its genotypes: real runs on small matrices, numbers checked against scikit-learn and NumPy."""
 
 from __future__ import annotations
 

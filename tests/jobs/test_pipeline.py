@@ -1,4 +1,4 @@
-"""jobs/pipeline.py: a whole pass, its report, and the exported pipeline on columns as they are."""
+"""jobs/workloads/pipeline.py: a whole pass, its report, and the exported pipeline on columns as they are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""jobs/preprocess.py: prepared rows are those of scikit-learn's own transformers, fitted on all rows at once."""
+"""jobs/workloads/preprocess.py: prepared rows are those of scikit-learn's own transformers, fitted on all rows at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""jobs/score.py and gallery/models.py: models are loaded where nothing of the run is, and hostile ones run nothing."""
+"""jobs/workloads/score.py and gallery/models.py: models are loaded where nothing of the run is, and hostile ones run nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""jobs/search.py: scores against scikit-learn's GridSearchCV, what moves, and what a lost worker costs."""
+"""jobs/workloads/search.py: scores against scikit-learn's GridSearchCV, what moves, and what a lost worker costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""jobs/to_torch.py: memory that is shared, a network that learns, and what is said where torch is missing."""
+"""jobs/workloads/to_torch.py: memory that is shared, a network that learns, and what is said where torch is missing."""
 
 from __future__ import annotations
 

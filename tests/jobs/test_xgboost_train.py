@@ -1,4 +1,4 @@
-"""jobs/xgboost_train.py: metrics against XGBoost on one machine, the export, and the ports that it opens."""
+"""jobs/workloads/xgboost_train.py: metrics against XGBoost on one machine, the export, and the ports that it opens."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def directory_of(done: subprocess.CompletedProcess[str]) -> Path:
 
 @dataclass
 class Clustered:
-    """What jobs/kmeans.py gave in a run, and how soon after it all nodes were idle."""
+    """What jobs/workloads/kmeans.py gave in a run, and how soon after it all nodes were idle."""
 
     directory: Path
     idle_after: float
@@ -246,9 +246,9 @@ def cluster(lab: Lab) -> Cluster:
 
 
 def kmeans(cluster: Cluster, *options: str) -> Clustered:
-    """Run jobs/kmeans.py, as it comes with the lab's hpcml; with the same numbers each time."""
+    """Run jobs/workloads/kmeans.py, as it comes with the lab's hpcml; with the same numbers each time."""
     folder = cluster.run("python", "-c", "from hpcml import assets; print(assets.folder('jobs'))").stdout.strip()
-    done = cluster.run("hpcml", "submit", *options, "--wait", f"{folder}/kmeans.py", *KMEANS, timeout=300)
+    done = cluster.run("hpcml", "submit", *options, "--wait", f"{folder}/workloads/kmeans.py", *KMEANS, timeout=300)
     ended = time.time()
     assert done.returncode == 0, done.stderr + done.stdout
     cluster.wait_idle(30)

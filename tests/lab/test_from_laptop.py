@@ -88,7 +88,7 @@ def test_kmeans_on_four_nodes_gives_the_laptop_s_result(
     logins = outside.logins("login") + outside.logins("login2")
     project /= "kmeans"
     outside.laptop("mkdir", "-p", str(project))
-    jobs = assets.folder("jobs")
+    jobs = assets.folder("jobs") / "workloads"
     outside.laptop("mkdir", "-p", str(project / "gallery"))
     for path in jobs.rglob("*.py"):
         write(outside, project / path.relative_to(jobs), path.read_text())

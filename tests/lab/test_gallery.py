@@ -27,7 +27,8 @@ class Both(NamedTuple):
 @pytest.fixture(scope="module")
 def both(cluster: Cluster) -> Both:
     jobs = cluster.run("python", "-c", "from hpcml import assets; print(assets.folder('jobs'))").stdout.strip()
-    cluster.run("cp", "-r", jobs, str(cluster.work / "gallery"))  # so that workers find the jobs' functions by name
+    # A copy, so that workers find the jobs' functions by name.
+    cluster.run("cp", "-r", f"{jobs}/workloads", str(cluster.work / "gallery"))
     script = cluster.write("gallery/all_jobs.py", ALL_JOBS.read_text())
     options = json.dumps({name: listed.small for name, listed in JOBS.items()})
     places = (["--nodes", "4"], ["--site", "local"])

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.lab
 
 
 def test_kmeans_gives_the_laptop_s_result(kmeans_on_nodes: Clustered, kmeans_here: Clustered) -> None:
-    """`hpcml submit --nodes 4 --wait jobs/kmeans.py --k 8` on four nodes, and the same script on the local site."""
+    """`hpcml submit --nodes 4 --wait jobs/workloads/kmeans.py --k 8` on four nodes, and the same script on the local site."""
     assert kmeans_on_nodes.idle_after <= 5
     for found in (kmeans_on_nodes, kmeans_here):
         assert (found.directory / "out/kmeans.png").stat().st_size > 10_000

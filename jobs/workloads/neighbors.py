@@ -4,9 +4,9 @@ Reads Parquet, CSV, JSON lines or ORC (or makes data) and writes into --out: res
 (Parquet: `row`, the global number of the held-out row, and the rows and distances of its neighbours, nearest first) or
 predictions/ (`row`, the target and `predicted`); for a classifier or regressor of at most 100,000 rows also model/.
 
-    python jobs/neighbors.py                                                    a laptop: classes of made data
-    python jobs/neighbors.py --what regress --data 'flats/*.parquet' --target price  a laptop: your data
-    hpcml submit --nodes 4 jobs/neighbors.py --what search --rows 100_000_000   a cluster: the same script
+    python jobs/workloads/neighbors.py                                          a laptop: classes of made data
+    python jobs/workloads/neighbors.py --what regress --data 'flats/*.parquet' --target price  a laptop: your data
+    hpcml submit --nodes 4 jobs/workloads/neighbors.py --what search --rows 100_000_000   a cluster: the same script
 
 The index is spread over the workers. On CPUs scikit-learn searches each block of it and the answers are merged, which
 is exact; on GPUs cuML does both. Held-out rows are drawn by global row number, so partitions do not matter. The search

@@ -2,11 +2,11 @@
 
 Reads files (or makes a table with gaps and rare categories) and writes into --out: result.json, preprocess.png,
 prepared/ (Parquet: numbers, ready for the other jobs), model/ (scikit-learn's ColumnTransformer, which prepares new
-rows on any machine, by jobs/score.py) and labels/ (its LabelEncoder, where there is a --target).
+rows on any machine, by jobs/workloads/score.py) and labels/ (its LabelEncoder, where there is a --target).
 
-    python jobs/preprocess.py --rare 100                                            a laptop: made data, seconds
-    python jobs/preprocess.py --data 'sales/*.csv' --target kind --nulls drop       a laptop: your data
-    hpcml submit --nodes 4 jobs/preprocess.py --rows 500_000_000                    a cluster: the same script
+    python jobs/workloads/preprocess.py --rare 100                                  a laptop: made data, seconds
+    python jobs/workloads/preprocess.py --data 'sales/*.csv' --target kind --nulls drop       a laptop: your data
+    hpcml submit --nodes 4 jobs/workloads/preprocess.py --rows 500_000_000          a cluster: the same script
 
 All workers find the sums, extremes and category counts; scikit-learn's transformers are then fitted on small tables of
 just these, and each worker prepares its own partitions: on CPUs by pandas, on GPUs by cuDF, with the same calls. A

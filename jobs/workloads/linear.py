@@ -3,9 +3,9 @@
 Reads files (or makes rows from known coefficients), trains on four fifths of the rows, tests on the rest, and writes
 into --out: result.json, coefficients.csv, linear.png and model/ (scikit-learn's form, for a machine without a GPU).
 
-    python jobs/linear.py --what lasso --alpha 0.1                                a laptop: made data, seconds
-    python jobs/linear.py --what logistic --data 'cells/*.parquet' --target kind  a laptop: your data
-    hpcml submit --nodes 4 jobs/linear.py --what ridge --rows 1_000_000_000       a cluster: the same script
+    python jobs/workloads/linear.py --what lasso --alpha 0.1                      a laptop: made data, seconds
+    python jobs/workloads/linear.py --what logistic --data 'cells/*.parquet' --target kind  a laptop: your data
+    hpcml submit --nodes 4 jobs/workloads/linear.py --what ridge --rows 1_000_000_000       a cluster: the same script
 
 On CPUs, the first four are scikit-learn's estimators, on all rows without moving them: Dask's QR makes of centred rows
 and target a triangle of as many lines as columns, whose squared errors differ from the rows' by a constant, so that the

@@ -3,9 +3,9 @@
 Draws a matrix of standard normal numbers, computes (x + 1)[::2, ::2].sum() of it without ever holding it, and checks
 the sum and the spread against theory. Writes into --out: result.json and arrays.png (when each worker worked on what).
 
-    python jobs/arrays.py                                        a laptop: 2 GB, seconds
-    python jobs/arrays.py --rows 30_000 --columns 40_000         a laptop: a shape of one's own
-    hpcml submit --nodes 2 jobs/arrays.py --size 2TB             a cluster: 500,000 × 500,000
+    python jobs/workloads/arrays.py                              a laptop: 2 GB, seconds
+    python jobs/workloads/arrays.py --rows 30_000 --columns 40_000         a laptop: a shape of one's own
+    hpcml submit --nodes 2 jobs/workloads/arrays.py --size 2TB   a cluster: 500,000 × 500,000
 
 Every chunk is drawn, added to, thinned out and summed by one task, which then forgets it: memory holds a chunk or two
 for each thread, whatever --size is, so nothing is refused for its size; time is what limits it. A --chunk that is too

@@ -5,9 +5,9 @@ fare). Writes into --out: report.html, one page with tables and pictures of ever
 model/, one scikit-learn pipeline that takes the columns as they are; and predictions/, what the exported model says of
 all rows.
 
-    python jobs/pipeline.py                                                 a laptop: made data
-    python jobs/pipeline.py --data 'trips/*.parquet' --target total_amount  a laptop: your data
-    hpcml submit --nodes 4 jobs/pipeline.py --rows 2_000_000                a cluster: the same script
+    python jobs/workloads/pipeline.py                                       a laptop: made data
+    python jobs/workloads/pipeline.py --data 'trips/*.parquet' --target total_amount  a laptop: your data
+    hpcml submit --nodes 4 jobs/workloads/pipeline.py --rows 2_000_000      a cluster: the same script
 
 Every phase works by partitions on all workers but two: medians, categories and scales are learnt from a sample of up to
 200,000 training rows, and models are fitted on one worker each (as in search.py), so the prepared rows must fit one.
@@ -103,7 +103,7 @@ def preparation(kinds: dict[str, list[str]]) -> Any:
 
 def work(job: Job) -> None:
     options, known, client = job.options, job.result, job.client
-    page = pages.Page("From a table to a model in service", "Written by jobs/pipeline.py.")
+    page = pages.Page("From a table to a model in service", "Written by jobs/workloads/pipeline.py.")
     if options.data is None:
         with job.phase("generate"):
             options.data = datasets.made(job, "trips")

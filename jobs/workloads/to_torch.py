@@ -6,9 +6,9 @@ trains on its partitions, and the parameters, weighted by rows, are averaged. Wr
 history.parquet, predictions/ (Parquet: the test's rows, the target and `prediction`), network.npz (the averaged
 parameters and the scales: plain NumPy) and to_torch.png.
 
-    python jobs/to_torch.py                                                 a laptop: made data
-    python jobs/to_torch.py --data 'flights/*.parquet' --target late --rounds 20
-    hpcml submit --nodes 4 jobs/to_torch.py --rows 50_000_000               a cluster: the same script
+    python jobs/workloads/to_torch.py                                       a laptop: made data
+    python jobs/workloads/to_torch.py --data 'flights/*.parquet' --target late --rounds 20
+    hpcml submit --nodes 4 jobs/workloads/to_torch.py --rows 50_000_000     a cluster: the same script
 
 torch is no part of hpcml's environments; where a worker lacks it, the job says so before it reads anything and ends
 with status 2. The averages depend on how rows are divided among partitions: compare runs of the same partitions.

@@ -4,8 +4,8 @@ Reads the model's folder (manifest.json and model.skops or model.json), checks t
 that the model takes, and writes into --out: predictions/ (Parquet: the features, the target if it is there, and
 `prediction`, in the input's order), score.png, and result.json, with metrics where the target is there.
 
-    python jobs/score.py --model out/model --data 'new/*.parquet'       a laptop
-    hpcml submit --nodes 4 jobs/score.py --model /work/ada/model --data /work/ada/new
+    python jobs/workloads/score.py --model out/model --data 'new/*.parquet'       a laptop
+    hpcml submit --nodes 4 jobs/workloads/score.py --model /work/ada/model --data /work/ada/new
 
 A row with a missing or infinite value gets no prediction, unless the model takes such values. What transforms instead
 of predicting (encoders, PCA) writes its columns in place of `prediction`, and draws no picture.

@@ -3,9 +3,9 @@
 Reads files of counts (or makes documents: a column per word, `y` the topic), trains on four fifths of the rows, tests
 on the rest, and writes into --out: result.json, words.csv, naive_bayes.png and model/ (scikit-learn's form).
 
-    python jobs/naive_bayes.py                                                   a laptop: made data, seconds
-    python jobs/naive_bayes.py --data 'texts/*.parquet' --target topic           a laptop: your data
-    hpcml submit --nodes 4 jobs/naive_bayes.py --rows 20_000_000 --words 500     a cluster: the same script
+    python jobs/workloads/naive_bayes.py                                         a laptop: made data, seconds
+    python jobs/workloads/naive_bayes.py --data 'texts/*.parquet' --target topic           a laptop: your data
+    hpcml submit --nodes 4 jobs/workloads/naive_bayes.py --rows 20_000_000 --words 500     a cluster: the same script
 
 All that the model learns are sums: how often each word is in the documents of each class. On CPUs scikit-learn counts
 each block of rows (partial_fit), Dask adds the counts, and scikit-learn makes the model of the sums; whole numbers add

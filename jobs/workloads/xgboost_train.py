@@ -5,9 +5,9 @@ there), stops when the validation no longer gets better, and writes into --out: 
 round), predictions/ (Parquet: the test's rows, the target and `prediction`), importance.csv, xgboost_train.png and
 model/ (XGBoost's JSON and a manifest).
 
-    python jobs/xgboost_train.py                                            a laptop: made data, regression
-    python jobs/xgboost_train.py --task classification --data 'flights/*.parquet' --target late
-    hpcml submit --nodes 4 jobs/xgboost_train.py --rows 50_000_000          a cluster: the same script
+    python jobs/workloads/xgboost_train.py                                  a laptop: made data, regression
+    python jobs/workloads/xgboost_train.py --task classification --data 'flights/*.parquet' --target late
+    hpcml submit --nodes 4 jobs/workloads/xgboost_train.py --rows 50_000_000          a cluster: the same script
 
 While it trains, XGBoost opens TCP ports of its own that ask nobody who they are: docs/gallery/xgboost_train.md says
 which, and what a stranger could do. Cuts of the histograms are approximate and depend on how rows lie on the workers,

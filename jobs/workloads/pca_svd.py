@@ -3,9 +3,9 @@
 Makes genotypes (uint8) or floats on the workers, or reads a Zarr array (plain, or four genotypes a byte) or a table,
 and writes into --out: result.json, components.parquet, scores/ (Parquet, in the input's order), pca_svd.png, model/.
 
-    python jobs/pca_svd.py                                                    a laptop: 20,000 × 1,000 genotypes
-    python jobs/pca_svd.py --what pca --data 'measured/*.parquet' --k 3       a laptop: a table, exact and tall
-    hpcml submit --nodes 2 jobs/pca_svd.py --rows 10_000_000 --columns 20_000 --raw --power-iterations 0
+    python jobs/workloads/pca_svd.py                                          a laptop: 20,000 × 1,000 genotypes
+    python jobs/workloads/pca_svd.py --what pca --data 'measured/*.parquet' --k 3  a laptop: a table, exact and tall
+    hpcml submit --nodes 2 jobs/workloads/pca_svd.py --rows 10_000_000 --columns 20_000 --raw --power-iterations 0
 
 The last is the 200 GB of Dask's post "Very Large SVDs" (2020), as there: bytes stay bytes in memory and become floats
 chunk by chunk in each pass. --what pca and truncated are exact, by dask-ml (tall-and-skinny QR) or cuML, for matrices

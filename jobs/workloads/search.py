@@ -5,9 +5,9 @@ candidates and a fold's number, fits them with scikit-learn on a CPU or cuML on 
 --out: result.json, candidates.parquet (parameters, mean, deviation and rank, scores by fold), search.png, and model/,
 the best candidate fitted on all rows.
 
-    python jobs/search.py --model ridge --compare                            a laptop: made data, a few seconds
-    python jobs/search.py --model forest --search random --tries 30 --data 'measured/*.parquet' --target price
-    hpcml submit --nodes 4 jobs/search.py --model forest                     a cluster: the same script
+    python jobs/workloads/search.py --model ridge --compare                  a laptop: made data, a few seconds
+    python jobs/workloads/search.py --model forest --search random --tries 30 --data 'measured/*.parquet' --target price
+    hpcml submit --nodes 4 jobs/workloads/search.py --model forest           a cluster: the same script
 
 The rows must fit each worker as a whole; if not, the job says so before it reads. Folds are drawn by global row number
 and seed, so partitions and workers make no difference. The same folds are what scikit-learn's GridSearchCV is given by

@@ -5,9 +5,9 @@ of every column, cleaning by rules, counts of values, correlation, encoding, gro
 result.json, describe.csv, correlation.csv, groups.csv, etl.png (the data at a glance) and clean/ (Parquet: rows that
 break no rule, text as codes, and hour, weekday and minutes of a trip).
 
-    python jobs/etl.py --rows 1_000_000                                           a laptop: made trips, seconds
-    python jobs/etl.py --data 'trips/*.csv' --by passenger_count --value fare     a laptop: your data
-    hpcml submit --nodes 2 jobs/etl.py --rows 120_000_000                         a cluster: 10 GB of CSV
+    python jobs/workloads/etl.py --rows 1_000_000                                 a laptop: made trips, seconds
+    python jobs/workloads/etl.py --data 'trips/*.csv' --by passenger_count --value fare     a laptop: your data
+    hpcml submit --nodes 2 jobs/workloads/etl.py --rows 120_000_000               a cluster: 10 GB of CSV
 
 The aggregate, --by's groups and --value's mean, is timed by itself from the files on: its GB/s are the files' bytes (of
 Parquet the columns' uncompressed bytes) by the phase's seconds, reading, parsing and grouping included. Rows with a

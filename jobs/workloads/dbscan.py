@@ -4,9 +4,9 @@ Reads Parquet, CSV, JSON lines or ORC (or makes half-moons in noise) and writes 
 kdistance.png (where eps was not given) and assignments/ (Parquet: the features and `cluster`, -1 for noise, rows in the
 input's order). There is no model: DBSCAN says nothing about rows that it has not seen.
 
-    python jobs/dbscan.py                                                     a laptop: made data, a few seconds
-    python jobs/dbscan.py --data 'measured/*.parquet' --columns x,y --eps 0.3 a laptop: your data
-    hpcml submit --nodes 2 jobs/dbscan.py --rows 2_000_000                    a cluster: the same script
+    python jobs/workloads/dbscan.py                                           a laptop: made data, a few seconds
+    python jobs/workloads/dbscan.py --data 'measured/*.parquet' --columns x,y --eps 0.3 a laptop: your data
+    hpcml submit --nodes 2 jobs/workloads/dbscan.py --rows 2_000_000          a cluster: the same script
 
 Workers do not add memory here. scikit-learn's DBSCAN runs on one worker (no library has one that spreads over Dask's
 CPU workers); cuML's copies all data to each GPU and divides the work. The job says so before it starts, and refuses

@@ -3,9 +3,9 @@
 Reads files (or makes blobs, two per class), trains on four fifths of the rows, tests on the rest, and writes into
 --out: result.json, importances.csv, forest.png and model/ (scikit-learn's form, for a machine without a GPU).
 
-    python jobs/forest.py --trees 100                                             a laptop: made data, seconds
-    python jobs/forest.py --what regressor --data 'homes/*.parquet' --target price  a laptop: your data
-    hpcml submit --nodes 4 jobs/forest.py --rows 50_000_000 --trees 500           a cluster: the same script
+    python jobs/workloads/forest.py --trees 100                                   a laptop: made data, seconds
+    python jobs/workloads/forest.py --what regressor --data 'homes/*.parquet' --target price  a laptop: your data
+    hpcml submit --nodes 4 jobs/workloads/forest.py --rows 50_000_000 --trees 500           a cluster: the same script
 
 On CPUs each task grows some of the trees by scikit-learn on all training rows, with the seeds that scikit-learn's own
 forest of that seed gives these trees; so the forest is the very one that a single machine grows, however many workers

@@ -1,8 +1,8 @@
 """Write a data set of any size as Parquet, CSV, JSON lines or ORC, with the truth it was made from beside it.
 
-    python jobs/make_data.py blobs --rows 1_000_000 --features 8 --centres 8 --partitions 16 --out blobs
-    python jobs/make_data.py genotypes --rows 100_000 --columns 5_000 --packed --out genotypes.zarr
-    hpcml submit --nodes 4 jobs/make_data.py blobs --rows 4_000_000_000 --features 32 --dtype float32
+    python jobs/workloads/make_data.py blobs --rows 1_000_000 --features 8 --centres 8 --partitions 16 --out blobs
+    python jobs/workloads/make_data.py genotypes --rows 100_000 --columns 5_000 --packed --out genotypes.zarr
+    hpcml submit --nodes 4 jobs/workloads/make_data.py blobs --rows 4_000_000_000 --features 32 --dtype float32
 
 The same kind, --seed, --rows and shape give the same rows in the same order, whatever --partitions is and however many
 workers write. A partition is about 1 GB in memory unless --partitions says otherwise. --out (default: the kind's name

@@ -5,9 +5,9 @@ with a whole-numbered payload and a key out of --keys distinct ones, all as like
 both or by a broadcast of the right one, and checks rows and sums of what came out against what the keys' counts say.
 Writes into --out: result.json and join.png (when each worker worked, and how even the result's partitions are).
 
-    python jobs/join.py                                                     a laptop: 2,000,000 rows with 20,000
-    python jobs/join.py --rows 10_000_000 --how broadcast                   a laptop: the right table to every worker
-    hpcml submit --nodes 2 jobs/join.py --rows 1_000_000_000                a cluster: with 10,000,000 on 5,000,000 keys
+    python jobs/workloads/join.py                                           a laptop: 2,000,000 rows with 20,000
+    python jobs/workloads/join.py --rows 10_000_000 --how broadcast         a laptop: the right table to every worker
+    hpcml submit --nodes 2 jobs/workloads/join.py --rows 1_000_000_000      a cluster: with 10,000,000 on 5,000,000 keys
 
 A row is a function of its number and --seed alone: the tables are the same for any number of workers and partitions,
 and the same on CPUs and GPUs. The joined rows are summed where they arise and not kept. GB/s are the bytes of both
