@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TextIO
 
 from hpcml import subprocesses
-from hpcml.cli import common
+from hpcml.cli import common, submit
 from hpcml.errors import StorageError, UsageError
 from hpcml.remote import channel
 from hpcml.remote.protocol import (
@@ -96,7 +96,7 @@ class _Guard:
 def _waiting(command: str, options: Namespace, own: list[str]) -> list[str]:
     """Return a command's own words with --wait where this end's terminal decides: the other end has none."""
     chosen = any(getattr(options, name, False) for name in _CHOICES)
-    if command not in ("submit", "jupyter") or chosen or not (sys.stderr.isatty() and sys.stdout.isatty()):
+    if command not in ("submit", "rerun", "jupyter") or chosen or not (sys.stderr.isatty() and sys.stdout.isatty()):
         return own
     return ["--wait", *own]
 
@@ -133,13 +133,17 @@ def _pass_on(connection: Connection, words: list[str], upload: channel.Upload | 
 
 def _submit(login: Login, command: str, options: Namespace, own: list[str], script: list[str]) -> int:
     here = Path.cwd()
-    if script[0] in ("-m", "--"):
-        hint = "Send a Python file, which may start it (subprocess.run), or submit it on the login node."
-        raise UsageError("A module or program cannot be sent to a login node", place=script[0], hint=hint)
-    path = here / script[0]
-    if path.suffix == ".ipynb":
-        script_checks.check_notebook(path, script[1:])
-    else:
+    path, (_, *arguments), form = submit.named(script, here)
+    if form == "program" and (here / path).is_file():
+        path = here / path  # what PATH leads to on this laptop does not count
+    if not path.is_absolute():
+        hint = f"Send a script of yours that starts it (hpcml --host … {command} -- ./script.sh), or submit it there."
+        raise UsageError(f"There is no file '{path}' here that could be sent", place="--", hint=hint)
+    if form == "notebook":
+        script_checks.check_notebook(path, arguments)
+    elif form == "program":
+        script_checks.check_program(path, None, prepared=True)
+    elif not form:
         script_checks.check_file(path)
     # The limits of the copy are this end's; the login node's count once more when the run takes its own.
     limits = [word for word in options.set or () if word.startswith("code.")]
@@ -148,15 +152,16 @@ def _submit(login: Login, command: str, options: Namespace, own: list[str], scri
         hint = "Leave it out, or copy the code there and submit it there."
         raise UsageError("A script of this laptop cannot run where it lies", place="code.snapshot = 'none'", hint=hint)
     with tempfile.TemporaryDirectory(prefix="hpcml-upload-") as folder:  # 0700
-        upload = channel.Upload(path, Path(folder), code)
+        upload = channel.Upload(path, Path(folder), code, module=form == "module")
         _check_upload(upload)
-        if missing := channel.unsent(script[1:], here, upload.entries):
+        if missing := channel.unsent(arguments, here, upload.entries):
             verb = "names a file of this laptop that is" if len(missing) == 1 else "name files of this laptop that are"
             note(f"{', '.join(map(repr, missing))} {verb} not sent; paths are the cluster's")
         connection = _connect(login)
         many = f"{len(upload.entries)} file{'s' if len(upload.entries) != 1 else ''}"
         say(f"  sending    {many}, {format_bytes(upload.size)} to {connection.host}", sys.stderr)
-        words = [command, *_waiting(command, options, own), f"./{upload.script}", *script[1:]]
+        what = {"module": ["-m", upload.script], "program": ["--", f"./{upload.script}"]}
+        words = [command, *_waiting(command, options, own), *what.get(form, [f"./{upload.script}"]), *arguments]
         return _pass_on(connection, words, upload)
 
 

@@ -81,6 +81,15 @@ def build_parser(command: str) -> argparse.ArgumentParser:
                 raise _no_option(word, self)
             raise errors.UsageError(message[:1].upper() + message[1:], place=self.prog, hint=f"Try {self.prog} --help.")
 
+        def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+            """Refuse ``--`` as an option's value, as in ``--name=--``; argparse takes it away and breaks down."""
+            if action.option_strings and action.nargs is None and arg_strings == ["--"]:
+                option = action.option_strings[0]
+                raise errors.UsageError(
+                    f"{option} has no value: '--' is none", place=self.prog, hint=f"Try {self.prog} --help."
+                )
+            return super()._get_values(action, arg_strings)
+
         def format_help(self) -> str:
             """Return the help with examples at its end."""
             from hpcml.cli import examples

@@ -14,6 +14,7 @@ from hpcml.terminal import note, say
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
+    from collections.abc import Sequence
 
     from hpcml.runs.handle import Standing
 
@@ -37,19 +38,18 @@ def run(options: Namespace) -> int:
     if bool(options.run) == chosen:
         hint = "Name runs, or give --older 30d, --failed or both."
         raise UsageError("Which runs are to be removed is not clear", place="hpcml rm", hint=hint)
-    ended = []
-    for standing in handle.standings(_runs(options)):
-        if not standing.alive and _is_wanted(options, standing):
-            ended.append(standing.run)
-        elif standing.alive and not chosen:
-            how = standing.problem or (standing.status.message if standing.status else "")
-            note(f"{standing.run.id} may still be going on and stays ({how or 'it has not ended'})")
+    standings = handle.standings(_runs(options))
+    ended = [one.run for one in standings if not one.alive and _is_wanted(options, one)]
+    staying = [] if chosen else [one for one in standings if one.alive]
     sizes = [removal.size(run) for run in ended]
+    total = f"{_count(ended)}, {units.format_bytes(sum(sizes))}"
     if not options.json:
         for run, size in zip(ended, sizes, strict=True):
             say(f"{run.id}  {units.format_bytes(size):>10}  {run.paths.directory}")
-    left = 0 if chosen else len(options.run) - len(ended)
-    total = f"{len(ended)} run{'' if len(ended) == 1 else 's'}, {units.format_bytes(sum(sizes))}"
+        sys.stdout.flush()  # the list stands before what is said of it, in a file too
+    for one in staying:
+        how = one.problem or (one.status.message if one.status else "") or "it has not ended"
+        note(f"{one.run.id} stays, because it may still be going on ({how})")
     if ended and not common.confirmed(f"Remove {total}?", options.yes):
         say("Nothing was removed.", sys.stderr)
         return 1
@@ -58,8 +58,13 @@ def run(options: Namespace) -> int:
     if options.json:
         common.print_json({"removed": [run.id for run in ended], "bytes": sum(sizes)})
     else:
-        say(f"Removed {total}.", sys.stderr)
-    return 1 if left else 0
+        stay = f"; {_count(staying)} stay{'s' if len(staying) == 1 else ''}" if staying and ended else ""
+        say(f"Removed {total}{stay}." if ended else "Nothing was removed.", sys.stderr)
+    return 1 if staying else 0
+
+
+def _count(runs: Sequence[object]) -> str:
+    return f"{len(runs)} run{'' if len(runs) == 1 else 's'}"
 
 
 def _runs(options: Namespace) -> list[directories.Run]:

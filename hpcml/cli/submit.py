@@ -255,12 +255,12 @@ def make_spec(options: Namespace, script: list[str]) -> JobSpec:
         elif name in _MEASURES:
             given[name] = measure(name, value)
     here = common.here()
-    path, script, form = _named(script, here)
+    path, script, form = named(script, here)
     sources = tuple(dict.fromkeys((path.parent.resolve(), path.resolve().parent))) if path.is_absolute() else ()
     return JobSpec(script=path, arguments=tuple(script[1:]), cwd=here, sources=sources, form=form, **given)
 
 
-def _named(script: list[str], here: Path) -> tuple[Path, list[str], str]:
+def named(script: list[str], here: Path) -> tuple[Path, list[str], str]:
     """Return what the words name, its words, and its form (as in the request)."""
     form = {"-m": "module", "--": "program"}.get(script[0], "")
     if not form:

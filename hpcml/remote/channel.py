@@ -39,6 +39,8 @@ class Upload:
     ----------
     folder
         An empty folder of the laptop's, for the copy.
+    module
+        Whether ``script`` is a folder and the name of a module in it.
 
     Raises
     ------
@@ -46,9 +48,9 @@ class Upload:
         If the script cannot run; StorageError if it cannot be read or copied.
     """
 
-    def __init__(self, script: Path, folder: Path, code: Code) -> None:
+    def __init__(self, script: Path, folder: Path, code: Code, *, module: bool = False) -> None:
         self.script, self.folder = script.name, folder
-        self.taken = take(script, folder, code, linked=False)
+        self.taken = take(script, folder, code, linked=False, module=module)
         self.entries: list[Entry] = listing(folder)[0]
         self.size = sum(entry.size for entry in self.entries)
 

@@ -76,6 +76,8 @@ class RemoteSession:
     def stage(self, script: list[str]) -> list[str]:
         """Receive the script and the files around it; return the script's words with its new path.
 
+        A module keeps its name: :meth:`spec` looks for it in what was sent.
+
         Raises
         ------
         StorageError
@@ -92,14 +94,19 @@ class RemoteSession:
         for entry in entries:
             receive(self.staging, entry, self.read)
         path = self.staging / str(self.header["script"])
-        if not path.is_file() or path.parent != self.staging:
+        if script[0] != "-m" and (not path.is_file() or path.parent != self.staging):
             raise UsageError("The script is not among what was sent", place=str(self.header["script"]))
         self.watch()
-        return [str(path), *script[1:]]
+        if script[0] == "-m":
+            return script
+        return ["--", str(path), *script[2:]] if script[0] == "--" else [str(path), *script[1:]]
 
     def spec(self, spec: JobSpec) -> JobSpec:
         """Return the request of a staged script: its folder is the staging folder, until the run has its own copy."""
-        return spec if self.staging is None else spec._replace(cwd=self.staging, staged=True, sources=())
+        if self.staging is None:
+            return spec
+        script = self.staging / spec.script.name if spec.form == "module" else spec.script
+        return spec._replace(script=script, cwd=self.staging, staged=True, sources=())
 
     @contextlib.contextmanager
     def handing_over(self, run_id: str) -> Iterator[None]:

@@ -89,6 +89,8 @@ CASES = [
     Bad("empty-script", _submit(script="e.py"), U, ("The script is empty", "Was it saved?"), _write("project/e.py", "")),
     Bad("binary-script", _submit(script="b.py"), U, ("not a text", "zero bytes"), _write("project/b.py", b"x\0\1\2")),
     Bad("program-as-script", _submit(script="b"), U, ("a compiled program",), _write("project/b", b"\x7fELF\0\1\2")),
+    Bad("dashes-as-a-value", ("submit", "--sbatch=--", "job.py"), U, ("--sbatch has no value", "hpcml submit --help")),
+    Bad("dashes-as-a-short-value", ("submit", "-J--", "job.py"), U, ("--name has no value",)),
     Bad("no-module", ("submit", "--site", "slurm", "-m"), U, ("MODULE is missing", "-m package.module")),
     Bad("no-such-module", ("submit", "--site", "slurm", "-m", "nowhere.part"), R, ("no module 'nowhere.part'", "top-level package")),
     Bad("module-by-file", ("submit", "--site", "slurm", "-m", "./x/y"), U, ("no module's name",)),

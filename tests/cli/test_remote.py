@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from hpcml import errors
+from hpcml.cli import fetch
 from remote_world import Laptop
 
 HOSTILE = (
@@ -50,6 +52,52 @@ def test_a_submission_arrives_as_if_typed_there(laptop: Laptop) -> None:
     assert laptop.staged() == []
     assert not list(laptop.world.top.rglob("pwned"))
     assert len(laptop.world.jobs()) == 1
+
+
+def test_a_module_and_a_program_are_sent_with_their_folder(laptop: Laptop) -> None:
+    package = laptop.world.project / "pack"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "part.py").write_text("from . import other\n")
+    (package / "other.py").write_text("x = 1\n")
+    program = laptop.world.project / "run.sh"
+    program.write_text("#!/bin/sh\nexit 3\n")
+    program.chmod(0o755)
+    for words, script in (
+        (("-m", "pack.part"), "pack.part"),
+        (("--", "./run.sh"), "run.sh"),
+        (("--", "run.sh"), "run.sh"),
+    ):
+        before = set(laptop.runs())
+        done = laptop.run("submit", "--nodes", "2", *words, "--k", "a b")
+        assert done.returncode == 0, done.stderr
+        (run,) = set(laptop.runs()) - before
+        directory = laptop.far / ".hpcml/runs" / run
+        inside = json.loads((directory / "plan.json").read_text())["inside"]
+        assert inside["form"] == {"-m": "module", "--": "program"}[words[0]]
+        assert inside["script"] == str(directory / "code" / script)
+        assert (inside["arguments"], inside["cwd"], inside["nodes"]) == (["--k", "a b"], str(directory / "code"), 2)
+        assert (directory / "code/pack/other.py").is_file()
+        assert os.access(directory / "code/run.sh", os.X_OK)
+        assert laptop.run("rerun", run).returncode == 0
+    assert laptop.staged() == []
+    assert laptop.run("plan", "-m", "pack.part").returncode == 0
+    done = laptop.run("submit", "--", "bash", "x.sh")
+    assert done.returncode == errors.USAGE
+    assert "no file 'bash' here that could be sent" in done.stderr
+    done = laptop.run("submit", "-m", "nowhere.part")
+    assert done.returncode == errors.REFUSED
+    assert "no module 'nowhere.part'" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["submit", "rerun", "jupyter"])
+def test_what_submits_waits_where_this_end_has_a_terminal(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    waiting = fetch._waiting
+    assert waiting(command, argparse.Namespace(), ["last"]) == ["--wait", "last"]
+    assert waiting(command, argparse.Namespace(detach=True), ["last", "--detach"]) == ["last", "--detach"]
+    assert waiting("status", argparse.Namespace(), ["last"]) == ["last"]
 
 
 def test_no_word_of_the_user_is_on_a_command_line(laptop: Laptop) -> None:

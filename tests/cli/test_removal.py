@@ -60,10 +60,15 @@ def test_a_run_that_may_be_alive_stays(world: World) -> None:
     ended(world, "gone")
     done = world.run("rm", "waiting", "ending", "gone", "--yes")
     assert done.returncode == 1
-    assert done.stderr.count("may still be going on and stays") == 2
+    assert done.stderr.count("stays, because it may still be going on") == 2
+    assert done.stderr.splitlines()[-1].startswith("Removed 1 run, ")
+    assert done.stderr.splitlines()[-1].endswith("; 2 runs stay.")
     assert world.left() == sorted([waiting.name, ending.name])
     world.answer("squeue", code=1, err="slurm_load_jobs error: Unable to contact slurm controller\n")
-    assert world.run("rm", "waiting", "--yes").returncode == 1
+    done = world.run("rm", "waiting", "--yes")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "Nothing was removed."
+    assert "Removed" not in done.stderr
     assert world.run("rm", "--failed", "--yes").returncode == 0
     assert waiting.is_dir()
 
