@@ -52,9 +52,12 @@ class HelpLayout(argparse.HelpFormatter):
         groups: Iterable[argparse._MutuallyExclusiveGroup],
         prefix: str | None = None,
     ) -> None:
-        """Add the usage; one that is written out is folded too."""
+        """Add the usage; one that is written out is folded too, each line of it by itself."""
         if usage and usage is not argparse.SUPPRESS:
-            usage = "\n".join(folded(usage, self._width - len("usage: "), rest=" " * len("usage:   ")))
+            room, rest = self._width - len("usage: "), " " * len("usage:   ")
+            usage = f"\n{' ' * len('usage: ')}".join(
+                "\n".join(folded(line, room, rest=rest)) for line in usage.split("\n")
+            )
         super().add_usage(usage, actions, groups, prefix)
 
 

@@ -74,11 +74,24 @@ def folded(text: str, width: int, *, first: str = "", rest: str = "", open_end: 
     return [*lines, line]
 
 
+def fitted(text: str, width: int, *, first: str = "", rest: str = "", last: str = "") -> list[str]:
+    """Return a text after ``first``; where it is wider than ``width``, in lines that begin with ``rest``.
+
+    ``last`` stands two spaces behind its end, or on a line of its own; ``width`` 0 is wide enough for all.
+    """
+    text = shown(text)
+    fits = not width or len(first) + len(text) <= width
+    lines = [first + text] if fits else folded(text, width, first=first, rest=rest)
+    if last and width and len(lines[-1]) + 2 + len(last) > width:
+        lines.append(rest + last)
+    elif last:
+        lines[-1] += f"  {last}"
+    return lines
+
+
 def say_fitted(text: str, file: TextIO, *, first: str = "", rest: str = "") -> None:
     """Print a text after ``first``; where it is wider than the terminal, in lines that begin with ``rest``."""
-    text, width = shown(text), columns(file)
-    fits = not width or len(first) + len(text) <= width
-    for line in [first + text] if fits else folded(text, width, first=first, rest=rest):
+    for line in fitted(text, columns(file), first=first, rest=rest):
         say(line, file)
 
 
@@ -95,9 +108,21 @@ def say_lines(text: str, file: TextIO | None = None) -> None:
         say(line, file)
 
 
-def note(words: object) -> None:
+def say_message(text: object) -> None:
+    """Print an error or a note of hpcml's to standard error, each line folded between words.
+
+    What is quoted in it, behind a margin, stays as it is.
+    """
+    for line in str(text).split("\n"):
+        if line.startswith(" "):
+            say(line, sys.stderr)
+        else:
+            say_fitted(line, sys.stderr)
+
+
+def note(text: object) -> None:
     """Print a note of hpcml's to standard error."""
-    say(f"hpcml: note: {words}.", sys.stderr)
+    say_message(f"hpcml: note: {shown(text)}.")
 
 
 class Raw:

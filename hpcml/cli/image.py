@@ -29,12 +29,21 @@ if TYPE_CHECKING:
 
 def add_options(parser: ArgumentParser) -> None:
     """Add a parser for each of ``build``, ``show``, ``check`` and ``ls``."""
-    parser.usage = "hpcml image build [OPTIONS] DEFINITION [OUT.sif] | show IMAGE | check [--gpu] IMAGE | ls [FOLDER…]"
+    usage = {
+        "build": "[OPTIONS] DEFINITION [OUT.sif]",
+        "show": "[OPTIONS] IMAGE",
+        "check": "[OPTIONS] [--gpu] IMAGE",
+        "ls": "[OPTIONS] [FOLDER…]",
+    }
+    parser.usage = "\n".join(f"hpcml image {what} {words}" for what, words in usage.items())
     parser.epilog = f"DEFINITION is a .def file or one that ships with hpcml: {', '.join(definition.shipped())}."
     verbs = parser.add_subparsers(prog="hpcml image", dest="what", metavar="build|show|check|ls", required=True)
 
     def add(what: str, text: str, action: Callable[[Namespace, Site], int]) -> ArgumentParser:
-        verb = verbs.add_parser(what, help=text, description=f"{text[:1].upper()}{text[1:]}.", allow_abbrev=False)
+        description = f"{text[:1].upper()}{text[1:]}."
+        verb = verbs.add_parser(
+            what, help=text, description=description, usage=f"hpcml image {what} {usage[what]}", allow_abbrev=False
+        )
         verb.set_defaults(action=action)
         common.add_site(verb, "program and folder for images")
         common.add_json(verb)

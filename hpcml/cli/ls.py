@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hpcml.cli import common
 from hpcml.errors import SlurmUnreachableError, StorageError
 from hpcml.runs import directories
-from hpcml.terminal import columns, say, say_lines, shown
+from hpcml.terminal import columns, say, say_message, shown
 from hpcml.units import format_time_limit
 
 if TYPE_CHECKING:
@@ -56,9 +56,13 @@ def run(options: Namespace) -> int:
 
 
 def cells(row: run_status.Status, now: float) -> tuple[str, ...]:
-    """Return a run's cells under ``HEADER``; what is not known is ``-``."""
+    """Return a run's cells under ``HEADER``; what is not known is ``-``.
+
+    ``WHAT`` is empty where a script has ended by itself: its state and exit status tell all.
+    """
     submitted, begin = directories.submitted_at(row.run), row.times.get("allocated")
     end = row.times.get("torn-down", row.times.get("driver-ended")) if row.over else now
+    told = row.by == "script" and row.message.endswith(f" exit status {row.exit_status}")  # by STATE and EXIT
     facts = (
         row.run,
         row.state,
@@ -68,9 +72,9 @@ def cells(row: run_status.Status, now: float) -> tuple[str, ...]:
         None if begin is None or end is None else _duration(max(0, round(end - begin))),
         row.job,
         row.site,
-        row.message,
     )
-    return tuple("-" if fact in (None, "") else shown(fact) for fact in facts)
+    what = "" if told else shown(row.message)
+    return (*("-" if fact in (None, "") else shown(fact) for fact in facts), what)
 
 
 def table(rows: Sequence[Sequence[str]], width: int) -> list[str]:
@@ -79,14 +83,14 @@ def table(rows: Sequence[Sequence[str]], width: int) -> list[str]:
     Where they are too wide, what a run waits for or how it ended is cut, then whole columns go, and names are cut last.
     """
     lines = [HEADER, *rows]
+    says_what = any(row[_WHAT] for row in rows)
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
-    kept = list(range(len(HEADER)))
+    kept = [column for column in range(len(HEADER)) if column != _WHAT or not width]
     if width:
-        kept.remove(_WHAT)
         for column in _LEAST_WANTED:
             if _sum(widths, kept) > width:
                 kept.remove(column)
-        if (room := width - _sum(widths, kept) - 2) >= _SHORTEST_WHAT:
+        if (room := width - _sum(widths, kept) - 2) >= _SHORTEST_WHAT and says_what:
             widths[_WHAT] = min(widths[_WHAT], room)
             kept.append(_WHAT)
         widths[0] = max(_SHORTEST_RUN, min(widths[0], width - _sum(widths, kept) + widths[0]))
@@ -154,7 +158,7 @@ def _rows(paths: list[Path]) -> list[run_status.Status]:
     try:
         states = schedulers.states(open_runs)
     except SlurmUnreachableError as error:
-        say_lines(f"hpcml: {error}", sys.stderr)
+        say_message(f"hpcml: {error}")
         silent = error.message
     rows = []
     for run in runs:

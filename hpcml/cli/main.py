@@ -7,7 +7,7 @@ import os
 import sys
 
 from hpcml import __version__, errors
-from hpcml.terminal import columns, folded, json_text, say, say_lines
+from hpcml.terminal import columns, folded, json_text, say, say_lines, say_message
 
 TYPE_CHECKING = False  # as typing's, whose import would be most of what --help takes
 if TYPE_CHECKING:
@@ -79,6 +79,8 @@ def build_parser(command: str) -> argparse.ArgumentParser:
             word = message.removeprefix("unrecognized arguments: ").split(" ")[0]
             if word.startswith("-") and word != message:
                 raise _no_option(word, self)
+            if (missing := message.removeprefix("the following arguments are required: ")) != message:
+                message = f"{missing} {'are' if ', ' in missing else 'is'} missing"
             raise errors.UsageError(message[:1].upper() + message[1:], place=self.prog, hint=f"Try {self.prog} --help.")
 
         def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
@@ -244,5 +246,5 @@ def _defect(error: Exception) -> errors.HpcmlError:
 def _fail(error: errors.HpcmlError, as_json: bool) -> int:
     if as_json:
         say(json_text(error.as_json()))
-    say_lines(f"hpcml: {error}", sys.stderr)
+    say_message(f"hpcml: {error}")
     return error.exit_status

@@ -13,7 +13,7 @@ from typing import NamedTuple, TextIO
 from hpcml import files
 from hpcml.runs import directories
 from hpcml.runs.status import Status
-from hpcml.terminal import Raw, columns, say, say_fitted, shown
+from hpcml.terminal import Raw, columns, fitted, say, shown
 from hpcml.units import format_seconds
 
 _MARKS = {"ok": ("✓", "32"), "bad": ("✗", "31"), "wait": ("·", "1")}  # bold: yellow cannot be read on white
@@ -177,9 +177,13 @@ class Progress:
         sign, colour = _MARKS[line.mark]
         times = times or {}
         timed = line.begin in times and line.event in times
-        took = f"  {format_seconds(max(0.0, times[line.event] - times[line.begin]))}" if timed else ""
+        took = format_seconds(max(0.0, times[line.event] - times[line.begin])) if timed else ""
+        first, *rest = fitted(
+            line.text, columns(self.stream), first=f"{sign} {line.role:<10} ", rest=" " * 13, last=took
+        )
         self.stream.write(f"\x1b[{colour}m{sign}\x1b[0m" if self.colour else sign)
-        say_fitted(f"{line.text}{took}", self.stream, first=f" {line.role:<10} ", rest=" " * 13)
+        for text in (first.removeprefix(sign), *rest):
+            say(text, self.stream)
 
     def _now(self, role: str, words: str) -> None:
         text = shown(f"{_MARKS['wait'][0]} {role:<10} {words}")

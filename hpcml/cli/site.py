@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hpcml.cli import common
 from hpcml.errors import ConfigError
 from hpcml.sites import layers, lookup
-from hpcml.terminal import json_text, say, say_lines
+from hpcml.terminal import json_text, say, say_fitted, say_message
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -57,7 +57,7 @@ def _site_ls(options: Namespace) -> int:
     try:
         chosen = common.load_site("", common.here(), options.set or ()).site.name
     except ConfigError as error:
-        say_lines(f"hpcml: {error}", sys.stderr)
+        say_message(f"hpcml: {error}")
         chosen = ""
     for name, paths in sorted(lookup.profile_files(layers.process_environment()).items()):
         description = lookup.read_profile(paths[-1]).get("description", "")
@@ -68,5 +68,6 @@ def _site_ls(options: Namespace) -> int:
         common.print_json(rows)
         return 0
     for row in rows:
-        say(f"{'*' if row['here'] else ' '} {row['site']:<12} {row['description']}")
+        mark = "*" if row["here"] else " "
+        say_fitted(str(row["description"]), sys.stdout, first=f"{mark} {row['site']:<12} ", rest=" " * 15)
     return 0

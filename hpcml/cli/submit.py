@@ -15,7 +15,7 @@ from hpcml.runs import directories
 from hpcml.schedulers.request import JobSpec, measure
 from hpcml.schedulers.sbatch_options import directive, gpus
 from hpcml.sites import layers
-from hpcml.terminal import Raw, note, say, say_fitted, say_lines
+from hpcml.terminal import Raw, note, say, say_fitted, say_lines, say_message
 
 if TYPE_CHECKING:  # each command imports what it needs: `submit` is to be fast
     from argparse import Action, ArgumentParser, Namespace
@@ -336,7 +336,7 @@ def wait_for_end(run: directories.Run, *, as_json: bool) -> int:
     if last.by != "script":
         explain(last)
     elif last.exit_status and last.hint and not as_json:
-        say(f"hpcml: {last.hint}", sys.stderr)
+        say_message(f"hpcml: {last.hint}")
     if as_json:
         common.print_json(last.as_json())
     return INTERNAL if last.exit_status is None else last.exit_status
@@ -354,4 +354,4 @@ def explain(last: run_status.Status) -> None:
         hint=last.hint,
         quote=last.quote,
     )
-    say_lines(f"hpcml: {error}", sys.stderr)
+    say_message(f"hpcml: {error}")

@@ -152,7 +152,7 @@ BEFOREHAND = {
     "nowhere": refused("own.def", "no/where/a.sif", status=errors.NOT_FOUND, says=("folder for the image is not there", "no/where")),
     "no-space": refused("big.def", status=errors.STORAGE, says=("Too little space", "the build takes about", "APPTAINER_TMPDIR")),
     "no-value": refused("needs.def", status=errors.USAGE, says=("build argument THIS has no value", "--build-arg THIS=VALUE")),
-    "no-name": refused(status=errors.USAGE, says=("arguments are required: DEFINITION", "hpcml image build --help")),
+    "no-name": refused(status=errors.USAGE, says=("DEFINITION is missing", "hpcml image build --help")),
     "three-names": refused("a", "b", "c", status=errors.USAGE, says=("Unrecognized arguments: c", "--help")),
     "gpu": refused("--gpu", "own.def", status=errors.USAGE, says=("There is no option '--gpu'", "--help")),
 }  # fmt: skip
@@ -236,7 +236,7 @@ def test_what_is_no_image(world: World, command: str) -> None:
     image(world, command, "job.py", status=errors.IMAGE, says=("not an image (SIF)", "job.py", "hpcml image build"))
     image(world, command, "nope.sif", status=errors.NOT_FOUND, says=("No such file", "nope.sif"))
     image(world, command, ".", status=errors.IMAGE, says=("a folder, not an image file",))
-    image(world, command, status=errors.USAGE, says=("arguments are required: IMAGE",))
+    image(world, command, status=errors.USAGE, says=("IMAGE is missing",))
     image(world, command, "--force", "job.py", status=errors.USAGE, says=("There is no option '--force'",))
 
 

@@ -277,3 +277,21 @@ def test_a_long_line_goes_on_below_its_text(columns: int) -> None:
     assert text.startswith(f"✓ python {reason} 1.0 s")
     if columns < 120:
         assert shown[line + 1].startswith(" " * 13)
+
+
+@pytest.mark.parametrize("columns", range(60, 76))
+def test_no_line_of_a_phase_is_broken_by_the_terminal(columns: int, tmp_path: Path) -> None:
+    """Also where it just fits, mark and duration included."""
+    versions = "3 roles, python 3.11.2, dask 2026.7.1, ucx 1.21.0"
+    facts = {"times": {**STARTED, "environment-ready": 1.5}, "versions": versions, "protocol": "tls"}
+
+    def act(stream: TextIO) -> None:
+        progress = Progress(stream, {"TERM": "xterm"}, Tail(tmp_path / "log", stream))
+        progress.show_past(Status("r", "lab", "starting", "", nodes=("n1",), **facts))  # type: ignore[arg-type]
+
+    shown = on_a_terminal(columns, act)
+    first = next(number for number, line in enumerate(shown) if "python" in line)
+    whole = f"✓ python     {versions}  0.5 s"
+    assert " ".join(" ".join(shown[first:]).split()) == " ".join(whole.split())
+    assert shown[first] == whole if len(whole) <= columns else shown[first + 1].startswith(" " * 13)
+    assert any(line.endswith(("  0.5 s", " " * 13 + "0.5 s")) for line in shown)

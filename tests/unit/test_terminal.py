@@ -81,3 +81,13 @@ def test_json_on_the_terminal_is_still_json(text: str, capsys: pytest.CaptureFix
     said = capsys.readouterr().out
     assert json.loads(said) == {"x": text}
     assert said.replace("\n", "").isprintable()
+
+
+@pytest.mark.parametrize("width", range(14, 60))
+def test_what_stands_behind_a_text_keeps_its_distance(width: int) -> None:
+    lines = terminal.fitted(
+        "3 roles, python 3.11.2, dask 2026.7.1", width, first="✓ python     ", rest=" " * 13, last="0.5 s"
+    )
+    assert "".join(lines).endswith(("  0.5 s", " " * 13 + "0.5 s"))
+    assert all(len(line) <= width or len(line.split()) <= 3 for line in lines)
+    assert " ".join(" ".join(lines).split()) == "✓ python 3 roles, python 3.11.2, dask 2026.7.1 0.5 s"

@@ -34,6 +34,9 @@ def main() -> int:
     facts = {"verdict": verdict.to_json(), "measurement": asdict(measurement)}
     (out / "fabric.json").write_text(json.dumps(facts, indent=1) + "\n")
     nodes = {name: worker.node for name, worker in measurement.workers.items()}
+    if not measurement.pairs:
+        say(f"{verdict.line}: this run has one worker. To measure two nodes: hpcml fabric --nodes 2.")
+        return 0
     say_lines(picture.matrix_text(measurement.pairs, nodes))
     say()
     say(verdict.line)

@@ -1,0 +1,114 @@
+"""A terminal of a given width: what it shows while a command runs in it, and at the end."""
+
+from __future__ import annotations
+
+import codecs
+import fcntl
+import os
+import pty
+import select
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyte
+
+ROWS = 400  # so many that nothing leaves the screen
+
+
+class Cell(NamedTuple):
+    """One place of the screen."""
+
+    text: str = " "
+    colour: str = "default"
+    bold: bool = False
+
+
+Line = tuple[Cell, ...]
+
+
+class Result(NamedTuple):
+    """What was seen: the lines at the end and at each moment asked for, without empty cells at their ends."""
+
+    lines: list[Line]
+    moments: dict[str, list[Line]]
+    status: int
+
+    @property
+    def text(self) -> list[str]:
+        return plain(self.lines)
+
+
+def plain(lines: Sequence[Line]) -> list[str]:
+    """Return lines as text."""
+    return ["".join(cell.text for cell in line) for line in lines]
+
+
+def run(
+    words: Sequence[str],
+    columns: int,
+    environment: dict[str, str],
+    folder: Path,
+    *,
+    moments: Sequence[str] = (),
+    timeout: float = 120,
+) -> Result:
+    """Run a command in a terminal; a moment is the first time that the screen holds a text.
+
+    Raises
+    ------
+    TimeoutError
+        If the command has not ended in time; what the screen shows is in the message.
+    """
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, columns, 0, 0))
+    screen = pyte.Screen(columns, ROWS)
+    stream, decoder = pyte.Stream(screen), codecs.getincrementaldecoder("utf-8")("replace")
+    process = subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, env={"TERM": "xterm-256color", **environment},
+                               cwd=folder, start_new_session=True)  # fmt: skip
+    os.close(theirs)
+    seen: dict[str, list[Line]] = {}
+    end = time.monotonic() + timeout
+    try:
+        while data := _read(ours, end):
+            for character in decoder.decode(data):  # one by one: a moment may pass within what is read at once
+                stream.feed(character)
+                if character in "\r\n\x1b" or not moments:
+                    continue
+                row = screen.buffer[screen.cursor.y]
+                line = "".join(row[column].data for column in range(columns))
+                for moment in moments:
+                    if moment not in seen and moment in line:
+                        seen[moment] = _lines(screen)
+        return Result(_lines(screen), seen, process.wait(timeout=10))
+    except TimeoutError as error:
+        raise TimeoutError("\n".join(plain(_lines(screen)))) from error
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+def _read(descriptor: int, end: float) -> bytes:
+    if not select.select([descriptor], [], [], max(0.0, end - time.monotonic()))[0]:
+        raise TimeoutError
+    try:
+        return os.read(descriptor, 65536)
+    except OSError:  # EIO: the other end is closed
+        return b""
+
+
+def _lines(screen: Any) -> list[Line]:
+    lines = []
+    for row in range(screen.lines):
+        cells = [screen.buffer[row][column] for column in range(screen.columns)]
+        while cells and cells[-1].data == " ":
+            cells.pop()
+        lines.append(tuple(Cell(cell.data, cell.fg, cell.bold) for cell in cells))
+    while lines and not lines[-1]:
+        lines.pop()
+    return lines

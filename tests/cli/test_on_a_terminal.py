@@ -1,0 +1,114 @@
+"""What a person sees on terminals of 60, 80 and 120 columns: no word is broken, colours only where they are wanted."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyte", reason="pyte, which draws the terminal, is not installed here")
+
+from hpcml.cli import main
+from screen import Result, run
+from world import World
+
+WIDTHS = (60, 80, 120)
+
+
+def see(world: World, columns: int, *words: str, **variables: str) -> Result:
+    return run([str(world.command), *words], columns, {**world.environment, **variables}, world.project)
+
+
+def whole_words(shown: list[str], columns: int, longest: int) -> list[str]:
+    """Return the lines that the terminal broke: full to the last column, and no single word is so long."""
+    return [line for line in shown if len(line) == columns and max(map(len, line.split())) < longest]
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+def test_help_fits(world: World, columns: int) -> None:
+    for words in (["--help"], *([name, "--help"] for name in main.COMMANDS), ["image", "build", "--help"]):
+        seen = see(world, columns, *words)
+        assert seen.status == 0
+        assert not whole_words(seen.text, columns, columns) or words == ["--help"], words
+        assert all(line == line.rstrip() for line in seen.text)
+
+
+ERRORS: dict[str, tuple[list[str], str]] = {
+    "script": (["submit", "--site", "local", "typo.py"], "The script does not compile: '(' was never closed (typo.py:2)."),
+    "module": (["submit", "--site", "local", "absent.py"], "The script imports 'sklaern', which the run's environment does not have (absent.py:1)."),
+    "argument": (["image", "check"], "IMAGE is missing (hpcml image check)."),
+    "option": (["submit", "--nodse", "2", "a.py"], "There is no option '--nodse' (hpcml submit)."),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+@pytest.mark.parametrize("name", ERRORS)
+def test_an_error_is_folded_between_words(world: World, name: str, columns: int) -> None:
+    (world.project / "typo.py").write_text("import hpcml\nclient = hpcml.connect(\n")
+    (world.project / "absent.py").write_text("import sklaern\n")
+    words, sentence = ERRORS[name]
+    seen = see(world, columns, *words)
+    text = seen.text
+    assert sentence in " ".join(text).replace("hpcml: ", "", 1)
+    pieces = " ".join(text).split()
+    assert all(word in pieces for word in sentence.split())
+    assert all(len(line) <= columns for line in text)
+
+
+def test_what_is_quoted_stays_as_it_is(world: World) -> None:
+    """The mark below the fault stands where it stood."""
+    (world.project / "typo.py").write_text("import hpcml\nclient  =  hpcml.connect(\n")
+    text = see(world, 60, "submit", "--site", "local", "typo.py").text
+    assert "  | client  =  hpcml.connect(" in text
+    assert f"  | {'^':>25}" in text
+
+
+def test_notes_are_folded(world: World) -> None:
+    seen = see(world, 60, "submit", "--site", "slurm", "--detach", "--env", "lower=1", "job.py", "--nodes", "2")
+    broken = [line for line in seen.text if len(line) == 60 and " " in line and not line.startswith(" ")]
+    assert any(line.startswith("hpcml: note: ") for line in seen.text)
+    assert not broken
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+def test_sites_are_listed_under_their_column(world: World, columns: int) -> None:
+    text = see(world, columns, "site", "ls").text
+    assert any(line.split()[0] == "leonardo" for line in text)
+    for line in text:
+        assert len(line) <= columns
+        assert line[2:3] != " " or line.startswith(" " * 15)
+
+
+def test_a_run_that_ended_by_itself_has_nothing_more_to_tell(world: World) -> None:
+    directory = world.submit("--name", "good")
+    facts: dict[str, Any] = {"over": True, "state": "COMPLETED", "exit_status": 0, "phase": "ended", "by": "script",
+             "message": "the script ended with exit status 0", "hint": "", "quote": [], "time": 1.0, "attempt": 0}  # fmt: skip
+    (directory / "status.json").write_text(json.dumps(facts))
+    head, line = see(world, 120, "ls").text
+    assert "WHAT" not in head
+    assert "ended" not in line
+    world.submit("--name", "waits")
+    head, line, waits = see(world, 120, "ls").text
+    assert head.endswith("WHAT")
+    assert "exit status" not in line
+    assert len(waits) > head.index("WHAT")
+
+
+def test_no_colour_where_none_is_wanted(world: World) -> None:
+    """Colours are for a terminal that has them and a user who has not said no."""
+    for variables, coloured in (({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)):
+        seen = see(
+            world,
+            80,
+            "submit",
+            "--site",
+            "local",
+            "--wait",
+            "--set",
+            "runtime.python='/nowhere/python'",
+            "job.py",
+            **variables,
+        )
+        cells = [cell for line in seen.lines for cell in line]
+        assert any(cell.colour != "default" or cell.bold for cell in cells) == coloured, variables
