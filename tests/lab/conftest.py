@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import attacks
 import lab_image
 import lab_ssh
+from lab_state import PATIENCE
 from labs import Lab
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ class Cluster:
         try:
             started.extend(self.lab.popen(list(command), cwd=self.work) for command in commands)
             for process in started:
-                out, err = process.communicate(timeout=timeout)
+                out, err = process.communicate(timeout=PATIENCE * timeout)
                 done.append(subprocess.CompletedProcess(process.args, process.returncode, out, err))
         finally:
             for process in started:
@@ -171,7 +172,7 @@ class Cluster:
 
     def wait_event(self, directory: Path, event: str, seconds: float = 30) -> dict[str, Any]:
         """Wait until the run's diary has an event; return it."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + PATIENCE * seconds
         while time.monotonic() < deadline:
             path = directory / "events.jsonl"
             for line in path.read_text().splitlines() if path.exists() else []:
@@ -183,7 +184,7 @@ class Cluster:
 
     def wait_status(self, directory: Path, seconds: float = 60) -> dict[str, Any]:
         """Wait until the run has written its end; return it."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + PATIENCE * seconds
         path = directory / "status.json"
         while time.monotonic() < deadline:
             if path.exists() and (found := json.loads(path.read_text()))["over"]:
@@ -284,7 +285,7 @@ def _clean(request: pytest.FixtureRequest) -> Iterator[None]:
     cluster: Cluster = request.getfixturevalue("cluster")
     cluster.run("scancel", "--me", "--quiet")
     cluster.wait_idle(60)
-    deadline = time.monotonic() + 15  # a run of the local site sweeps up behind itself after it has written its end
+    deadline = time.monotonic() + 60  # a run of the local site sweeps up behind itself after it has written its end
     while (left := cluster.processes()) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not left, left

@@ -16,6 +16,7 @@ from typing import IO
 from lab_paths import LabError, Places
 
 POLL_S = 0.05
+PATIENCE = 3  # deadlines are those of a quiet machine; a busy one gets so many times as long
 HOLDER_MARK = "HPCML_LAB_HOLDER"
 
 
@@ -136,8 +137,8 @@ def reap(pid: int) -> None:
 
 
 def wait_for(condition: Callable[[], bool], seconds: float, poll: float = POLL_S) -> bool:
-    """Poll until the condition holds; False when the deadline passes first."""
-    deadline = time.monotonic() + seconds
+    """Poll until the condition holds; False when the deadline (times ``PATIENCE``) passes first."""
+    deadline = time.monotonic() + PATIENCE * seconds
     while not condition():
         if time.monotonic() >= deadline:
             return False

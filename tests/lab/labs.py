@@ -20,6 +20,7 @@ import lab_ssh
 import slurm_conf
 from lab_paths import PROGRAM, LabError, Places, account_name, all_nodes, compute_nodes
 from lab_state import (
+    PATIENCE,
     Started,
     State,
     all_pids,
@@ -286,7 +287,7 @@ class Lab:
         stdin = subprocess.DEVNULL if input is None else subprocess.PIPE
         with self.popen(argv, node=node, user=user, env=env, cwd=cwd, stdin=stdin) as process:
             try:
-                out, err = process.communicate(input, timeout=timeout)
+                out, err = process.communicate(input, timeout=PATIENCE * timeout)
             except BaseException:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)

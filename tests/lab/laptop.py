@@ -18,6 +18,7 @@ import pytest
 
 import lab_ssh
 from conftest import Cluster
+from lab_state import PATIENCE
 from labs import Lab
 
 # A web service of a run that stands for Jupyter: on a socket of mode 0600, with a token in a file, and with bytes to
@@ -113,7 +114,7 @@ class Tunnel:
         if self.process.poll() is None:
             os.kill(self.process.pid, signal.SIGINT)
             try:
-                self.process.wait(20)
+                self.process.wait(60)
             except subprocess.TimeoutExpired:
                 os.killpg(self.process.pid, signal.SIGKILL)
                 self.process.wait(5)
@@ -124,7 +125,7 @@ class Tunnel:
 
 
 def until(condition: Callable[[], bool], seconds: float, words: Callable[[], str] = lambda: "") -> None:
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + PATIENCE * seconds
     while not condition():
         if time.monotonic() > deadline:
             pytest.fail(f"not within {seconds:g} s; {words()}")

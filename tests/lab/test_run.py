@@ -92,7 +92,7 @@ def test_a_run_is_cancelled_and_the_allocation_stays(cluster: Cluster) -> None:
     assert name in listed
     assert "RUNNING" in listed
     assert "the allocation stays" in cluster.run("hpcml", "cancel", name).stdout
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=180)
     lines = out.splitlines()
     assert f"status {errors.CANCELLED}" in lines, err
     assert lines.count("n1") == lines.count("n2") == 1
@@ -106,9 +106,9 @@ def test_a_signal_to_the_command_ends_the_run(cluster: Cluster, number: signal.S
     assert own
     began = time.monotonic()
     os.kill(own[0], number)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=180)
     assert process.returncode == errors.CANCELLED, err
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     assert "is told to end" in err
     assert cluster.wait_status(directory)["message"] == "the run was cancelled"
 
@@ -117,7 +117,7 @@ def test_the_allocation_is_cancelled(cluster: Cluster) -> None:
     process, directory = start(cluster, CONNECT + WAIT, "revoked")
     job = json.loads((directory / "submission.json").read_text())["job"]
     cluster.run("scancel", job)
-    process.communicate(timeout=60)
+    process.communicate(timeout=180)
     status = cluster.wait_status(directory)
     assert (status["exit_status"], status["state"]) == (errors.CANCELLED, "CANCELLED")
 

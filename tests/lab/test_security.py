@@ -71,7 +71,7 @@ def target(cluster: Cluster) -> Iterator[Target]:
     """A run of alice's that stays until the tests of this module are done."""
     _, directory = cluster.detach(SCRIPT, "--nodes", "4", "--name", "target")
     cluster.wait_event(directory, "driver-started")
-    path, deadline = directory / "out/addresses.json", time.monotonic() + 30
+    path, deadline = directory / "out/addresses.json", time.monotonic() + 120
     while not path.exists():
         assert time.monotonic() < deadline
         time.sleep(0.1)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.lab
 
 def test_kmeans_gives_the_laptop_s_result(kmeans_on_nodes: Clustered, kmeans_here: Clustered) -> None:
     """`hpcml submit --nodes 4 --wait jobs/workloads/kmeans.py --k 8` on four nodes, and the same script on the local site."""
-    assert kmeans_on_nodes.idle_after <= 5
+    assert kmeans_on_nodes.idle_after <= 20
     for found in (kmeans_on_nodes, kmeans_here):
         assert (found.directory / "out/kmeans.png").stat().st_size > 10_000
         assert list((found.directory / "out/assignments").glob("*.parquet"))
@@ -142,7 +142,7 @@ def test_a_pending_job_says_why(cluster: Cluster) -> None:
     hold = "import time\ntime.sleep(60)\n"
     first, _ = cluster.detach(hold, "--nodes", "4")
     cluster.detach(hold, "--nodes", "4", "--name", "second")
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not re.search(r"PENDING: (waiting for free nodes|other jobs go first)",
                         text := cluster.run("hpcml", "status", "second").stdout):  # fmt: skip
         assert time.monotonic() < deadline, text
@@ -277,7 +277,7 @@ def test_a_time_format_of_the_shell_does_not_end_a_queued_run(cluster: Cluster) 
     process = cluster.lab.popen(
         command, cwd=str(cluster.work), env=strange, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while "PENDING" not in (said := cluster.run("hpcml", "status", "patient", env=strange).stdout):
         assert time.monotonic() < deadline, said
         assert process.poll() is None, process.communicate()

@@ -169,7 +169,7 @@ def test_the_printed_commands_work_without_hpcml_and_hold_no_secret(
         until(lambda: outside.status_of(port) == "200", 20)
     finally:
         ssh.terminate()
-        ssh.communicate(timeout=10)
+        ssh.communicate(timeout=180)
     hop = outside.lab.popen(["bash", "-c", f"exec {first}"], node="laptop")
     assert hop.stdout is not None
     path = hop.stdout.readline().strip()
@@ -181,7 +181,7 @@ def test_the_printed_commands_work_without_hpcml_and_hold_no_secret(
     finally:
         for process in (ssh, hop):
             process.terminate()
-            process.communicate(timeout=10)
+            process.communicate(timeout=180)
     until(
         lambda: not [line for _, line in outside.lab.processes("alice") if path in line], 15
     )  # it ends with the laptop

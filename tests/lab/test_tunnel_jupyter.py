@@ -38,7 +38,7 @@ with sync_playwright() as play:
     page.wait_for_selector('#jp-main-statusbar :text("hpcml (this run) | Idle")')
     page.click(".jp-Notebook .jp-Cell:last-child .cm-content")
     page.keyboard.insert_text(cell)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while page.locator('.jp-Cell:first-child .jp-InputPrompt:has-text("[ ]")').count():
         assert time.monotonic() < deadline, "the cell was never run"
         page.click(".jp-Notebook .jp-Cell:first-child .cm-content")

@@ -38,7 +38,7 @@ def target(cluster: Cluster) -> Iterator[Target]:
     """A run of alice's over UCX that stays until the tests of this module are done."""
     _, directory = cluster.detach(SCRIPT, "--nodes", "2", "--protocol", "ucx", "--name", "target")
     cluster.wait_event(directory, "driver-started", 60)
-    path, deadline = directory / "out/addresses.json", time.monotonic() + 60
+    path, deadline = directory / "out/addresses.json", time.monotonic() + 120
     while not path.exists():
         assert time.monotonic() < deadline, (directory / "logs/driver.log").read_text()
         time.sleep(0.1)

@@ -88,7 +88,7 @@ def test_a_node_with_another_image_ends_the_run_within_the_image_phase(
     assert "must be the same on all nodes" in ended.err
     assert "driver-started" not in ended.times()
     assert ended.times()["torn-down"] - ended.times()["allocated"] < 8
-    assert cluster.wait_idle(30) < 30
+    cluster.wait_idle(30)
 
 
 def test_a_node_with_another_environment(cluster: Cluster) -> None:

@@ -32,7 +32,7 @@ class Here:
     folder: Path
     environment: dict[str, str]
 
-    def run(self, *words: str, timeout: float = 90) -> subprocess.CompletedProcess[str]:
+    def run(self, *words: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [HPCML, *words], cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=timeout,
             check=False)  # fmt: skip
@@ -58,7 +58,8 @@ class Here:
         return found
 
     def until(self, condition: Callable[[], object], seconds: float = 30) -> None:
-        deadline = time.monotonic() + seconds
+        """Wait for an event; a busy machine gets three times as long as a quiet one is given."""
+        deadline = time.monotonic() + 3 * seconds
         while not condition():
             assert time.monotonic() < deadline, self.run("status").stdout
             time.sleep(0.05)
@@ -194,8 +195,10 @@ def test_the_script_is_killed(here: Here) -> None:
 
 
 def test_the_time_limit(here: Here) -> None:
-    script = CONNECT + "while not hpcml.run.should_stop(): time.sleep(0.1)\nprint('told', flush=True)\ntime.sleep(60)\n"
-    done = here.submit(script, "--time", "8s", "--set", "slurm.signal_lead=4s")
+    script = (
+        CONNECT + "while not hpcml.run.should_stop(): time.sleep(0.1)\nprint('told', flush=True)\ntime.sleep(600)\n"
+    )
+    done = here.submit(script, "--time", "30s", "--set", "slurm.signal_lead=8s")
     assert done.returncode == errors.TIME_LIMIT, done.stderr
     assert "told" in done.stdout
 
@@ -203,7 +206,7 @@ def test_the_time_limit(here: Here) -> None:
 @pytest.mark.parametrize("stubborn", [False, True])
 def test_cancel(here: Here, stubborn: bool) -> None:
     deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" if stubborn else ""
-    _, directory = here.detach(CONNECT + deaf + "print('waiting', flush=True)\ntime.sleep(60)\n",
+    _, directory = here.detach(CONNECT + deaf + "print('waiting', flush=True)\ntime.sleep(600)\n",
                                "--set", "deadlines.driver_grace=2s")  # fmt: skip
     log = directory / "logs/driver.log"
     here.until(lambda: log.exists() and "waiting" in log.read_text())
@@ -213,7 +216,7 @@ def test_cancel(here: Here, stubborn: bool) -> None:
 
 
 def test_the_scheduler_is_killed(here: Here) -> None:
-    _, directory = here.detach(CONNECT + "time.sleep(60)\n", "--set", "deadlines.driver_grace=2s")
+    _, directory = here.detach(CONNECT + "time.sleep(600)\n", "--set", "deadlines.driver_grace=2s")
     here.until(
         lambda: (directory / "events.jsonl").exists() and "driver-started" in (directory / "events.jsonl").read_text()
     )
@@ -227,7 +230,7 @@ def test_the_scheduler_is_killed(here: Here) -> None:
 def test_a_part_of_hpcml_is_killed(here: Here, role: str) -> None:
     """Whichever process dies, nothing of the run survives it for long, and the run is not left open."""
     _, directory = here.detach(
-        CONNECT + "time.sleep(60)\n",
+        CONNECT + "time.sleep(600)\n",
         "--set",
         "workers.on_loss=fail",
         "--set",

@@ -134,7 +134,7 @@ class Cluster:
 
     def wait_for(self, role: str, words: str, since: int = 0, seconds: float = 20) -> str:
         """Return what the role's log says behind a place in it, once the words are there."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + 3 * seconds
         while words not in (text := self.log(role).read_bytes()[since:].decode()):
             assert time.monotonic() < deadline, f"{role} never said {words!r}: {text}"
             assert self.processes[role].poll() is None, text

@@ -173,7 +173,7 @@ def test_a_stream_that_is_late_is_ended_with_all_that_it_started(tmp_path: Path,
     command = ["bash", "-c", f"echo $$ >{tmp_path}/pid; {shape}"]
     answer = subprocesses.stream(command, 0.5, lambda _: None)
     assert answer.code is None
-    group, end = int((tmp_path / "pid").read_text()), time.monotonic() + 10
+    group, end = int((tmp_path / "pid").read_text()), time.monotonic() + 120
     while living(group) and time.monotonic() < end:  # killed, and not gone yet
         time.sleep(0.02)
     assert living(group) == []

@@ -157,7 +157,7 @@ os.kill(parent, {int(signal.SIGKILL)})
 """
     subprocess.run([sys.executable, "-c", text], check=False)
     left = int((tmp_path / "False").read_text())
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while processes.Process.named(left).state:
         assert time.monotonic() < deadline
         time.sleep(0.02)
