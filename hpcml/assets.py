@@ -14,6 +14,11 @@ from hpcml import files
 from hpcml.paths import LIBRARY
 
 _PACKAGE = Path(__file__).resolve().parent
+# What a run's library has in the place of the command line, for scripts that call hpcml.
+COMMAND_LINE = {
+    "hpcml/cli/__init__.py": "hpcml/cli/__init__.py",
+    **dict.fromkeys(("hpcml/__main__.py", "hpcml/cli/main.py"), "hpcml/node/command_line.py"),
+}
 
 
 def folder(kind: str) -> Path:
@@ -100,9 +105,9 @@ def _archive(names: list[str]) -> bytes:
 
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as members:
-        for name in names:
-            loader = _Travelling(name, f"{LIBRARY}/{name}")
-            source = loader.get_data(name)
+        for name in (*names, *COMMAND_LINE):
+            loader = _Travelling(name, f"{LIBRARY}/{COMMAND_LINE.get(name, name)}")
+            source = loader.get_data(loader.path)
             unchecked = MAGIC_NUMBER + b"\1\0\0\0" + source_hash(source)
             members.writestr(zipfile.ZipInfo(name), source)
             members.writestr(zipfile.ZipInfo(f"{name}c"), unchecked + marshal.dumps(loader.get_code(name)))

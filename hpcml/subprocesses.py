@@ -281,14 +281,22 @@ class Child:
             self.process.stderr.close()
 
 
-def start_in_background(command: Sequence[str], log: Path, *, environment: Mapping[str, str] | None = None) -> int:
+def start_in_background(
+    command: Sequence[str], log: Path, *, environment: Mapping[str, str] | None = None, stdin: int = NOWHERE
+) -> int:
     """Start a command in a session of its own, so that it outlives this process; return its pid."""
     with open(log, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as out, _starting(command):
         process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+            command, env=environment, stdin=stdin, stdout=out, stderr=out, start_new_session=True
         )
     process.returncode = 0  # it is not this process's to wait for: no warning when the object goes
     return process.pid
+
+
+def lifeline() -> int:
+    """Return the end of a pipe to read from that ends with this process, in whatever way; no child has the other."""
+    reading, _ = os.pipe()
+    return reading
 
 
 def interactive(command: Sequence[str]) -> int:

@@ -60,24 +60,45 @@ def run(options: Namespace) -> int:
 
 
 def fitted(spec: JobSpec, given: Allocation) -> JobSpec:
-    """Return the request with what the allocation has; UsageError if it asks for anything else."""
-    has = {"nodes": len(given.nodes), "gpus_per_node": given.gpus, "cpus_per_node": given.cpus}
+    """Return the request with what the allocation has.
+
+    What the script's own lines ask for is meant for a submission: it is left out, with a note.
+
+    Raises
+    ------
+    UsageError
+        If the command line asks for anything else.
+    """
+    gpus = given.gpus if spec.gpus_per_node else 0  # 0 is asked for: workers on CPUs
+    has = {"nodes": len(given.nodes), "gpus_per_node": gpus, "cpus_per_node": given.cpus}
+    lines = {text.replace("=", " ").split(" ")[0]: (text, place) for text, place in spec.origins}
     others = {name.lstrip("-").replace("-", "_"): value or name for name, value in spec.sbatch}
+    left_out: dict[str, str] = {}
     for name, value in (spec.given() | others).items():
         option = f"--{name.replace('_', '-')}"
-        if name in has and value != has[name]:
+        differs = name in has and value != has[name]
+        changes = name in others or (name in slurm_options.MEANS and name not in (*has, "name"))
+        if (differs or changes) and option in lines:
+            left_out[name] = "{} ({})".format(*lines[option])
+        elif differs:
             hint = f"Leave {option} out: a run takes all nodes with all that the allocation has there."
             what = f"{option} asks for {value}, and the allocation has {has[name]}"
             raise UsageError(what, place=f"job {given.job}", hint=hint)
-        if name in others or (name in slurm_options.MEANS and name not in (*has, "name")):
+        elif changes:
             hint = f"Leave {option} out here, and give it to salloc or sbatch."
             raise UsageError(f"{option} cannot change the allocation that is there", place="hpcml run", hint=hint)
+    if left_out:
+        note(f"for a submission, and without effect in an allocation: {', '.join(left_out.values())}")
     minutes = max(1, int(given.end - time.time()) // 60) if given.end else 0
+    unasked = {name: JobSpec._field_defaults[name] for name in (*left_out, "sbatch") if name in JobSpec._fields}
     return spec._replace(
-        **has,  # type: ignore[arg-type]
-        gpu_type="",
-        memory_per_node=Memory(f"{given.memory}M") if given.memory else Memory(),
-        time=TimeLimit(str(minutes)) if minutes else TimeLimit(),
+        **{
+            **unasked,
+            **has,
+            "gpu_type": "",
+            "memory_per_node": Memory(f"{given.memory}M") if given.memory else Memory(),
+            "time": TimeLimit(str(minutes)) if minutes else TimeLimit(),
+        }
     )
 
 

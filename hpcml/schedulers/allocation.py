@@ -6,6 +6,7 @@ The batch script that Slurm would have been given is the command of that step, a
 from __future__ import annotations
 
 import re
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,6 +26,12 @@ _JOB_VARIABLES = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_CLUSTER_NAME")  #
 _GONE = JobState("UNKNOWN", "the run's steps are gone and left no word (were they killed?)")
 _LOOK = 0.05  # seconds between looks whether the run's step has begun
 _TAKE = "Take one with salloc, write the line into your own batch script, or use hpcml submit."
+# The run's step: the batch script, and beside it a watch on hpcml run, whose death by SIGKILL ends the run too.
+_STEP = """
+{ while read -r _; do :; done
+  until for attempt in "$2"/attempts/*/; do : >"${attempt}terminate" || false; done; do sleep 0.1; done
+} <&0 >/dev/null 2>&1 &
+exec bash "$1" </dev/null"""
 # Steps of the allocation that are no work of the user's: the batch script, and the shell of salloc.
 _NO_WORK = re.compile(r"\.(batch|extern|interactive)$")
 
@@ -59,6 +66,13 @@ def current() -> Allocation:
     job = environment.get("SLURM_JOB_ID") or environment.get("SLURM_JOBID") or ""
     if not job:
         raise UsageError("There is no allocation here: SLURM_JOB_ID is not set", place="hpcml run", hint=_TAKE)
+    if run := environment.get("HPCML_RUN_DIR"):
+        hint = "Its cluster is there already: hpcml.connect(). Or write both lines into one batch script."
+        raise UsageError("A run cannot begin in another run", place=f"HPCML_RUN_DIR={run}", hint=hint)
+    tasks = environment.get("SLURM_STEP_NUM_TASKS", "1")
+    if tasks != "1" and not sys.stdin.isatty():
+        hint = "Write hpcml run without srun: it starts a process on each node itself."
+        raise UsageError(f"srun starts this command {tasks} times", place="hpcml run", hint=hint)
     if environment.get("SLURM_HET_SIZE"):
         hint = "Take one of a single kind of nodes."
         raise SiteError("A run cannot be in a heterogeneous allocation", place=f"job {job}", hint=hint)
@@ -72,6 +86,8 @@ def current() -> Allocation:
 
 def parse(job: str, text: str) -> Allocation:
     """Return the allocation that ``scontrol --details --oneliner show job`` tells of."""
+    # of an array's first task it tells all tasks
+    text = next((line for line in text.splitlines() if line.startswith(f"JobId={job} ")), text)
     facts = dict(word.split("=", 1) for word in text.split() if "=" in word)
     if (state := facts.get("JobState", "")) != "RUNNING":
         raise SiteError(
@@ -161,13 +177,15 @@ def submit(site: Site, run: RunPaths) -> Submission:
 
     SiteError if that is not within ``deadlines.scheduler``, or srun refuses.
     """
-    job = current().job
+    given = current()
     words = ["--overlap", "--nodes=1", "--ntasks=1", "--relative=0", "--cpus-per-task=1", "--mem=0", "--gres=none"]
     words += ["--mpi=none", "--cpu-bind=none", "--export=ALL", f"--job-name={run.directory.name}", "--open-mode=append"]
-    words += [f"--output={slurm_options.filename_pattern(run.job_log)}", "bash", str(run.script)]
-    environment = clean_environment() | _of_the_job()
+    words += [f"--output={slurm_options.filename_pattern(run.job_log)}", "bash", "-c", _STEP, "hpcml"]
+    words += [str(run.script), str(run.directory)]
+    lifeline = subprocesses.lifeline()
+    environment = clean_environment() | _of_the_job(given)
     try:
-        pid = subprocesses.start_in_background(["srun", *words], run.job_log, environment=environment)
+        pid = subprocesses.start_in_background(["srun", *words], run.job_log, environment=environment, stdin=lifeline)
     except subprocesses.CommandMissingError as error:
         hint = "Load the site's Slurm module."
         raise SlurmUnreachableError(f"Slurm's command cannot be started: {error}", place="PATH", hint=hint) from error
@@ -178,12 +196,14 @@ def submit(site: Site, run: RunPaths) -> Submission:
         if subprocesses.start_time(pid) != started:
             if attempts.is_dir() and any(attempts.iterdir()):
                 break
-            raise _not_started(job, run, "srun refused the run's first step")
+            raise _not_started(given.job, run, "srun refused the run's first step")
         if time.monotonic() > deadline:
             subprocesses.signal_process(pid, 9)
-            raise _not_started(job, run, f"The run's first step did not start within {site.deadlines.scheduler.text}")
+            raise _not_started(
+                given.job, run, f"The run's first step did not start within {site.deadlines.scheduler.text}"
+            )
         time.sleep(_LOOK)
-    return Submission(job=job, pid=pid, started=started, directory=str(run.directory))
+    return Submission(job=given.job, pid=pid, started=started, directory=str(run.directory))
 
 
 def _not_started(job: str, run: RunPaths, what: str) -> HpcmlError:
@@ -196,10 +216,11 @@ def _not_started(job: str, run: RunPaths, what: str) -> HpcmlError:
     return SiteError(f"{what}{others}", place=f"job {job}", hint=hint, quote=files.tail(run.job_log))
 
 
-def _of_the_job() -> dict[str, str]:
+def _of_the_job(given: Allocation) -> dict[str, str]:
+    """Return what srun and the roles need to know of the job; in a step the variables tell of the step's own nodes."""
     environment = process_environment()
-    values = {name: environment[name] for name in _JOB_VARIABLES if name in environment}
-    return {"SLURM_JOB_ID": environment.get("SLURM_JOBID", ""), **values}
+    cluster = {name: environment[name] for name in ("SLURM_CLUSTER_NAME",) if name in environment}
+    return cluster | {"SLURM_JOB_ID": given.job, "SLURM_JOB_NODELIST": ",".join(given.nodes)}
 
 
 def find(run_id: str) -> None:

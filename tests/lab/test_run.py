@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import time
 from pathlib import Path
@@ -49,39 +47,6 @@ def start(cluster: Cluster, text: str, name: str, *options: str) -> tuple[subpro
     return process, known[0]
 
 
-ENDS = {
-    "well": (SUM, (), 0, "script", "sum 6"),
-    "own status": ("import sys\nsys.exit(3)\n", (), 3, "script", ""),
-    "raises": (CONNECT + "raise ValueError('too few stars')\n", (), 1, "script", "ValueError: too few stars"),
-    "killed": (CONNECT + "os.kill(os.getpid(), signal.SIGKILL)\n", (), 137, "script", ""),
-    "no interpreter": (SUM, ("--set", "runtime.python=/opt/gone/python"), errors.START_FAILED, "scheduler", ""),
-    "no worker": (
-        SUM,
-        ("--set", "deadlines.workers=8s", "--set", "environment.DASK_DISTRIBUTED__WORKER__PRELOAD=no_such_module"),
-        errors.WORKERS_NEVER_CAME,
-        "hpcml",
-        "",
-    ),
-    "no scheduler": (
-        SUM,
-        ("--set", "environment.DASK_DISTRIBUTED__SCHEDULER__PRELOAD=no_such_module"),
-        errors.START_FAILED,
-        "hpcml",
-        "",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", ENDS)
-def test_an_end(cluster: Cluster, name: str) -> None:
-    text, options, status, by, output = ENDS[name]
-    ended = run(cluster, text, *options)
-    assert ended.code == status, ended.err
-    assert output in ended.out
-    facts = json.loads(cluster.run("hpcml", "status", ended.directory.name, "--json").stdout)
-    assert (facts["exit_status"], facts["by"], facts["phase"]) == (status, by, "ended")
-
-
 def test_a_run_is_cancelled_and_the_allocation_stays(cluster: Cluster) -> None:
     name = f"cancelled-{time.time_ns()}"
     words = cluster.command(CONNECT + WAIT, "--name", name)
@@ -97,20 +62,6 @@ def test_a_run_is_cancelled_and_the_allocation_stays(cluster: Cluster) -> None:
     assert f"status {errors.CANCELLED}" in lines, err
     assert lines.count("n1") == lines.count("n2") == 1
     assert "the run was cancelled" in cluster.run("hpcml", "status", name).stdout
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_to_the_command_ends_the_run(cluster: Cluster, number: signal.Signals) -> None:
-    process, directory = start(cluster, CONNECT + WAIT, f"sig{number.value}")
-    own = [pid for pid, line in cluster.lab.processes("alice") if "hpcml run" in line and "salloc" not in line]
-    assert own
-    began = time.monotonic()
-    os.kill(own[0], number)
-    _, err = process.communicate(timeout=180)
-    assert process.returncode == errors.CANCELLED, err
-    assert time.monotonic() - began < 60
-    assert "is told to end" in err
-    assert cluster.wait_status(directory)["message"] == "the run was cancelled"
 
 
 def test_the_allocation_is_cancelled(cluster: Cluster) -> None:

@@ -32,6 +32,11 @@ def test_what_scontrol_tells() -> None:
     assert allocation.parse("291", SHOWN.replace("gpu:2(IDX:0-1)", "").replace("gpu:a100:2(IDX:0-1)", "")).gpus == 0
 
 
+def test_the_first_task_of_an_array_is_told_of_with_the_others() -> None:
+    other = SHOWN.replace("JobId=291", "JobId=292").replace("n[1-3]", "n[7-9]")
+    assert allocation.parse("291", SHOWN + other) == allocation.parse("291", SHOWN)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
@@ -49,6 +54,17 @@ def test_no_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SLURM_JOB_ID", "SLURM_JOBID"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(UsageError, match="no allocation here"):
+        allocation.current()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [("HPCML_RUN_DIR", "/runs/a", "in another run"), ("SLURM_STEP_NUM_TASKS", "4", "starts this command 4 times")],
+)
+def test_where_no_run_can_begin(monkeypatch: pytest.MonkeyPatch, name: str, value: str, sentence: str) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "291")
+    monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match=sentence):
         allocation.current()
 
 
@@ -71,6 +87,19 @@ def spec(**asked: object) -> JobSpec:
 def test_what_the_allocation_does_not_have_is_refused(asked: dict[str, object], sentence: str) -> None:
     with pytest.raises(HpcmlError, match=sentence):
         run.fitted(spec(**asked), GIVEN)
+
+
+def test_what_the_script_s_lines_ask_for_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = (("--nodes 8", "line 1 of a.py"), ("--account acc", "line 2 of a.py"), ("--constraint=a", "line 3 of a.py"))
+    asked = spec(nodes=8, account="acc", sbatch=(("--constraint", "a"),), origins=lines)
+    fitted = run.fitted(asked, GIVEN)
+    assert (fitted.nodes, fitted.account, fitted.sbatch) == (3, "", ())
+    said = capsys.readouterr().err
+    assert "--nodes 8 (line 1 of a.py), --account acc (line 2 of a.py), --constraint=a (line 3 of a.py)" in said
+
+
+def test_no_gpus_may_be_asked_for() -> None:
+    assert run.fitted(spec(gpus_per_node=0), GIVEN).gpus_per_node == 0
 
 
 def test_a_request_takes_all_that_is_there() -> None:

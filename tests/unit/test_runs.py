@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from hpcml import files
+from hpcml import assets, files
 from hpcml.errors import NotFoundError, StorageError
 from hpcml.runs import directories, snapshot
 from hpcml.sites.schema import Code
@@ -101,9 +101,21 @@ def test_the_library_is_one_file_with_what_runs_on_the_nodes(tmp_path: Path) -> 
         copied = [name for name in members.namelist() if name.endswith(".py")]
         assert sorted(members.namelist()) == sorted([*copied, *(f"{name}c" for name in copied)])
         assert "hpcml/node/__main__.py" in copied
-        assert "hpcml/cli/main.py" not in copied
+        assert "hpcml/cli/submit.py" not in copied
         for name in copied:
-            assert members.read(name) == (root / name).read_bytes()
+            assert members.read(name) == (root / assets.COMMAND_LINE.get(name, name)).read_bytes()
+
+
+def test_the_command_line_is_found_behind_the_library(tmp_path: Path) -> None:
+    """A script that calls hpcml gets the installed one, though the run's library comes first on its path."""
+    with directories.creating(tmp_path / "a"):
+        pass
+    root = Path(directories.__file__).parent.parent.parent
+    found = {"HPCML_RUN_DIR": str(tmp_path / "a"), "PYTHONPATH": f"{tmp_path / 'a/lib.zip'}:{root}"}
+    for words in (("-m", "hpcml"), ("-c", "from hpcml.cli.main import main; main()")):
+        command = [sys.executable, *words, "--version"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=found, cwd=tmp_path)
+        assert done.stdout.startswith("hpcml "), done.stderr
 
 
 IN_ARCHIVE = """
