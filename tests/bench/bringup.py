@@ -42,6 +42,7 @@ from lab_paths import PROGRAM
 from one_run import BenchError, Run, run_patiently
 
 IMAGES = ",".join(contenders.INSIDE)
+RUN = ",".join(contenders.RUN)
 QUIET = 0.2  # processors that others may keep busy
 
 
@@ -90,6 +91,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", default="", metavar="NAMES", help=f"some of {names}, and with --image of {IMAGES}")
     parser.add_argument("--image", nargs="?", type=Path, const=Path(), metavar="FILE",
                         help="hpcml and the script by hand inside an image (default: the lab's) beside those outside")  # fmt: skip
+    parser.add_argument("--allocation", action="store_true",
+                        help=f"hpcml run in an allocation ({RUN}) beside hpcml submit")  # fmt: skip
     parser.add_argument("--source", type=_source, action="append", default=[], metavar="NAME=DIR",
                         help="one more contender: hpcml from another folder (README.md)")  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure and what it was measured on")
@@ -113,6 +116,9 @@ def _chosen(lab: Lab, arguments: argparse.Namespace) -> list[Contender]:
             raise BenchError(f"There is no image {path}. Run: {PROGRAM} image, or give --image FILE.")
         known |= {one.name: one for one in contenders.inside(str(path.resolve()))}
         usual = f"hpcml,sbatch,{IMAGES}"
+    if arguments.allocation:
+        known |= {one.name: one for one in contenders.in_allocation()}
+        usual = f"hpcml,{RUN}"
     wanted = [word for word in (arguments.only or usual).split(",") if word]
     if unknown := [word for word in wanted if word not in known]:
         raise BenchError(f"There is no contender {unknown[0]!r}. Use some of: {', '.join(known)}.")
@@ -141,7 +147,7 @@ def _names(runs: list[Run]) -> list[str]:
 
 
 def _place(name: str) -> tuple[int, str]:
-    order = [*(one.name for one in contenders.ALL), *contenders.INSIDE]
+    order = [*(one.name for one in contenders.ALL), *contenders.INSIDE, *contenders.RUN]
     return (order.index(name) if name in order else len(order)), name
 
 
@@ -212,7 +218,7 @@ def _cell(numbers: list[float], key: str) -> str:
 def _ratios(runs: list[Run], scaled: bool) -> list[str]:
     """Return what hpcml takes of each other one's time, from the medians and by round."""
     small, large = ("sbatch", "runner", "cluster"), ("sbatch-32",)
-    known = {one.name for one in contenders.ALL} | set(contenders.INSIDE)
+    known = {one.name for one in contenders.ALL} | {*contenders.INSIDE, *contenders.RUN}
     ours, theirs = contenders.INSIDE
     added = [(name, "hpcml-32" if name.endswith("-32") else "hpcml") for name in _names(runs) if name not in known]
     pairs = [(name, "hpcml", "registered", "registered") for name in small]
@@ -222,6 +228,7 @@ def _ratios(runs: list[Run], scaled: bool) -> list[str]:
     pairs += [(name, "hpcml-32", "usable", "usable") for name in large]
     pairs += [(theirs, ours, key, key) for key in ("registered", "usable")]
     pairs += [(outside, inside, "usable", "usable") for outside, inside in (("hpcml", ours), ("sbatch", theirs))]
+    pairs += [("hpcml", name, key, key) for name in contenders.RUN for key in ("registered", "usable", "submit")]
     pairs += [(name, own, "registered", "registered") for name, own in added]
     lines = []
     for other, own, their_key, our_key in pairs:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 NODES = 4
 JOB = "bringup"
 INSIDE = ("hpcml-image", "sbatch-image")
+RUN = ("run-salloc", "run-batch")
 CPUS = 8
 FOLDER = "$BRINGUP"  # replaced by the folder of the run
 VENV = "$VENV"  # replaced by the lab's environment
@@ -197,6 +198,35 @@ def hpcml(name: str, workers: int, source: str = "") -> Contender:
     )
     environment = {"PYTHONPATH": source} if source else {}
     return Contender(name, workers, command, {"script.py": _HPCML}, environment=environment)
+
+
+_RUN_BATCH = """\
+#!/bin/bash
+#SBATCH --job-name={job}
+#SBATCH --nodes={nodes}
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task={cpus}
+#SBATCH --mem=3500M
+#SBATCH --time=00:20:00
+#SBATCH --output={folder}/job.log
+{venv}/bin/python -m hpcml run --name {job} script.py
+"""
+
+
+def in_allocation() -> tuple[Contender, Contender]:
+    """Return ``hpcml run`` in an allocation: as salloc's command on the login node, and in a batch script on the first node.
+
+    salloc's command is a bash too, so that BASH_ENV writes the time when the allocation is there.
+    """
+    sizes = (f"--nodes={NODES}", "--ntasks-per-node=1", f"--cpus-per-task={CPUS}", "--mem=3500M", "--time=00:20:00")
+    salloc = ("salloc", "--quiet", f"--job-name={JOB}", *sizes)
+    line = f"{VENV}/bin/python -m hpcml run --name {JOB} script.py; exit $?"  # no exec: bash stays, as a shell does
+    by_salloc, by_batch = RUN
+    files = {"script.py": _HPCML}
+    return (
+        Contender(by_salloc, NODES, (*salloc, "bash", "-c", line), files),
+        Contender(by_batch, NODES, ("sbatch", "job.sh"), {**files, "job.sh": _RUN_BATCH}),
+    )
 
 
 def inside(image: str) -> tuple[Contender, Contender]:
