@@ -30,7 +30,8 @@ while True:
         client = run.cluster()
         break
     except hpcml.HpcmlError:
-        if time.monotonic() - began > WITHIN:
+        if run.exit_status is not None or time.monotonic() - began > WITHIN:
+            run.cancel()
             raise
         time.sleep(0.2)
 with client:
