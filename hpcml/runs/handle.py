@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 ROLES = {"driver": "driver", "scheduler": "scheduler", "worker": "worker", "workers": "worker", "job": "job"}
 _LONGEST_LOG = 1 << 30  # bytes
+LOOPBACK = "127.0.0.1"  # of a run on one node, which nothing else needs to reach
 _CONNECT_WITHIN = 5.0  # seconds for the scheduler's address to accept a connection
 
 
@@ -168,8 +169,14 @@ class RunHandle:
 
         from hpcml import script_api
 
-        scheduler = scheduler_of(self.run, self.status())
+        status = self.status()
+        scheduler = scheduler_of(self.run, status)
         host, _, port = scheduler.address.rpartition("://")[2].rpartition(":")
+        if host == LOOPBACK and self.job and (node := status.nodes[0]) != socket.gethostname().partition(".")[0]:
+            # whoever listens at that port here is another
+            message = f"The Dask scheduler of this run listens on the loopback address of {node} alone, as its one node"
+            hint = f"Use two nodes or more, or Python in a shell there: hpcml shell {self.id}."
+            raise LinkError(message, place=scheduler.address, hint=hint)
         hint = f"Try it on a login node of the cluster; the dashboard is shown by: hpcml tunnel {self.id}."
         try:
             socket.create_connection((host.strip("[]"), int(port)), _CONNECT_WITHIN).close()

@@ -33,6 +33,16 @@ try:
     other.cluster()
 except hpcml.HpcmlError as error:
     print(error)
+alone = hpcml.submit("script.py", nodes=1, time="5m")
+while alone.status().phase != "running":
+    assert alone.exit_status is None, alone.status()
+    time.sleep(0.1)
+try:
+    alone.cluster()
+except hpcml.HpcmlError as error:
+    print(error)
+alone.cancel()
+print(alone.wait(60))
 """
 
 
@@ -44,3 +54,5 @@ def test_a_run_from_python(cluster: Cluster) -> None:
     lines = done.stdout.splitlines()
     assert lines[:3] == ["['n1', 'n2'] 42", "0 COMPLETED 0 stopped", "True 86 CANCELLED"]
     assert lines[3].startswith("The run has no cluster now")
+    assert "listens on the loopback address of n1 alone" in done.stdout, done.stdout
+    assert lines[-1] == "86"
