@@ -34,7 +34,12 @@ NOTES = {
     "derived": ["QuietCluster 8"],
     "asynchronous": ["LocalCluster 9", "Client 11"],
     "hpcml_connect": ["hpcml.connect 19"],
+    "resources": ["LocalCluster 6", "Client 8", "SLURMCluster 10"],
+    "site_cluster": ["SiteCluster 11", "scale 15", "SpecCluster 20"],
+    "threads": ["Client 6"],
 }
+
+APART = ", in processes of their own: what a task changes in the script's memory is not seen there"
 
 
 def notes(done: subprocess.CompletedProcess[str]) -> list[str]:
@@ -48,7 +53,9 @@ def test_a_script_that_opens_its_own_cluster_gets_the_runs(here: Here, name: str
     assert done.returncode == 0, done.stdout + done.stderr
     assert "result True" in done.stdout.splitlines()
     assert [re.sub(r"\(.*\) in line", "", note.rpartition(": this")[0]) for note in notes(done)] == NOTES[name]
-    assert all(note.endswith(": this run's 2 workers on 2 nodes are used.") for note in notes(done))
+    apart = name == "threads"
+    given = f"this run's 2 workers on 2 nodes are used{APART if apart else ''}."
+    assert all(note.endswith(f": {given}") for note in notes(done))
     assert "WARNING" not in done.stdout
 
 
@@ -112,6 +119,30 @@ def test_another_scheduler_that_answers_is_the_one_that_was_asked_for(here: Here
     assert done.returncode == 0, done.stdout + done.stderr
     assert "result True" in done.stdout
     assert not notes(done)
+
+
+BY_HAND = """
+import asyncio, os, psutil
+from distributed import Client, Scheduler, Worker
+async def main():
+    async with Scheduler() as scheduler, Worker(scheduler.address) as worker:
+        async with Client(scheduler.address, asynchronous=True) as client:
+            doors = {one.laddr.port for one in psutil.Process().net_connections("tcp") if one.status == "LISTEN"}
+            print("result", await client.submit(sum, [1, 2]), doors == {scheduler.port, worker.port})
+asyncio.run(main())
+"""
+
+
+def test_a_scheduler_by_hand_is_used_and_has_no_page_for_everybody(here: Here) -> None:
+    """Its two ports talk TLS to those who have the run's key; Dask's HTTP pages ask nobody."""
+    done = here.submit(BY_HAND)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "result 3 True" in done.stdout
+    (note,) = notes(done)
+    assert note.startswith("Client('tls://")
+    assert note.endswith(
+        "in line 6: the scheduler that answers there is used, and none of this run's 1 worker on 1 node."
+    )
 
 
 CUDA = {

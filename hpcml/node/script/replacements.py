@@ -13,17 +13,19 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
-# By package, what stands in place of each name: a class as RunCluster, a function, or Client with the run's address.
+# By package, what stands in place of each name: a class as RunCluster, a function, Client with the run's address, or
+# the servers that a script opens by hand, without Dask's pages.
 NAMES = {
-    "distributed": {"Client": "client", "LocalCluster": "cluster", "SSHCluster": "cluster"},
+    "distributed": {"Client": "client", "LocalCluster": "cluster", "SSHCluster": "cluster", "SpecCluster": "cluster",
+                    "SubprocessCluster": "cluster", "ServerNode": "server"},
     "dask_cuda": {"LocalCUDACluster": "cluster"},
     "dask_jobqueue": dict.fromkeys(
-        ("HTCondorCluster", "LSFCluster", "MoabCluster", "OARCluster", "PBSCluster", "SGECluster", "SLURMCluster",
-         "SLURMRunner"), "cluster"),
+        ("HTCondorCluster", "JobQueueCluster", "LSFCluster", "MoabCluster", "OARCluster", "PBSCluster", "SGECluster",
+         "SLURMCluster", "SLURMRunner"), "cluster"),
     "dask_mpi": {"initialize": "initialize", "execute": "execute", "send_close_signal": "nothing"},
 }  # fmt: skip
 # Packages that do nothing else: a script may import them where they are not installed.
-_ABSENT = ("dask_jobqueue", "dask_jobqueue.slurm", "dask_mpi")
+_ABSENT = ("dask_jobqueue", "dask_jobqueue.core", "dask_jobqueue.slurm", "dask_mpi")
 
 
 def install() -> None:

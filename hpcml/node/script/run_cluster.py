@@ -28,6 +28,9 @@ from distributed import Client, LocalCluster, Security, WorkerPlugin
 from distributed.core import ConnectionPool, Status
 from distributed.deploy.cluster import Cluster
 from distributed.exceptions import WorkerStartTimeoutError
+from distributed.http.routing import RoutingApplication
+from distributed.protocol.pickle import dumps
+from tornado.httpserver import HTTPServer
 
 from hpcml.node.settings import load
 
@@ -54,6 +57,9 @@ def replacement(kind: str, original: Any) -> Any:
         return original
     if kind == "client":
         return adopt(original)
+    if kind == "server":
+        original.start_http_server = _open_no_port
+        return original
     if own_clusters():
         return own(original) if isinstance(original, type) and issubclass(original, LocalCluster) else original
     if kind == "cluster":
@@ -86,6 +92,7 @@ class RunCluster(Cluster):  # type: ignore[misc]
         """Open a connection to the run's scheduler; or, for ``client.cluster``, use that of a client."""
         super().__init__(asynchronous=asynchronous, loop=loop, quiet=True, name="hpcml")
         self.asked = options.get("n_workers") or 0
+        self.resources = _resources(options)
         self.security = Security()
         self._info: Mapping[str, Any] = {"workers": {}}
         self._pool: ConnectionPool | None = None
@@ -97,7 +104,7 @@ class RunCluster(Cluster):  # type: ignore[misc]
         if self._pool:
             if not self.asynchronous:
                 self.sync(self._open)
-            _note_run(_call(type(self).__name__, arguments, options))
+            _note_run(_call(type(self).__name__, arguments, options), options)
 
     def __del__(self) -> None:
         """Close the connection of an object that nobody closed (Dask's own warning would ask the scheduler)."""
@@ -112,6 +119,10 @@ class RunCluster(Cluster):  # type: ignore[misc]
         if self._pool and self._pool.status == Status.init:
             await self._pool.start()
             self._info = await self.scheduler_comm.identity(n_workers=-1)
+            if self.resources:
+                plugin = ResourcesPlugin(self.resources)
+                words = {"plugin": dumps(plugin), "name": plugin.name, "idempotent": False}
+                await self.scheduler_comm.register_worker_plugin(**words)
         return self
 
     @property
@@ -150,6 +161,8 @@ class RunCluster(Cluster):  # type: ignore[misc]
         """Change nothing: a run has the workers that it was submitted with."""
         self.asked = max(self.asked, n, jobs)
         _note_run(_call("scale", (n,) if n else (), options | ({"jobs": jobs} if jobs else {})))
+
+    scale_up = scale  # as SpecCluster has it
 
     def adapt(self, *_: Any, **options: Any) -> Any:
         """Change nothing, and return what can be stopped."""
@@ -236,6 +249,8 @@ def adopt(client: type) -> type:
             target = dask.config.get("scheduler-address", None)
         if not isinstance(target, str | None) or _answers(target, given):
             original(self, *arguments, **options)
+            if isinstance(target, str | None) and "inproc:" not in str(target) and given.get("security") is None:
+                _note(asked, f"the scheduler that answers there is used, and none of {_size().rpartition(' ')[0]}")
             return
         kept = {name: value for name, value in given.items() if name in named - {"self", "address", "scheduler_file"}}
         of_a_cluster = given.get("kwargs", {})
@@ -249,8 +264,10 @@ def adopt(client: type) -> type:
             kept.pop("security", None)  # a cluster's own, made for it
         original(self, address(), **kept)
         self.cluster = _cluster_of(self, of_a_cluster.get("n_workers") or 0)
+        if (resources := _resources(of_a_cluster)) and not self.asynchronous:
+            self.register_plugin(ResourcesPlugin(resources))
         if target != address() or of_a_cluster:
-            _note_run(asked)
+            _note_run(asked, of_a_cluster)
 
     client.__init__ = __init__  # type: ignore[misc]
     client.of_hpcml = True  # type: ignore[attr-defined]
@@ -295,6 +312,29 @@ def connect(of_client: Mapping[str, Any], of_cluster: Mapping[str, Any], backend
     return client
 
 
+class ResourcesPlugin(WorkerPlugin):  # type: ignore[misc]
+    """Gives workers the resources that the script asked for with its cluster, or tasks that name them would not run."""
+
+    name = "hpcml-resources"
+
+    def __init__(self, resources: Mapping[str, float]) -> None:
+        self.resources = resources
+
+    async def setup(self, worker: Any) -> None:
+        """Tell the scheduler of them, for a worker that comes later too."""
+        await worker.set_resources(**self.resources)
+
+
+def _resources(options: Mapping[str, Any]) -> Mapping[str, float]:
+    """Return the resources of each worker in the options of a cluster, among those for `dask worker` too."""
+    if given := options.get("resources"):
+        return dict(given)
+    words = " ".join(map(str, options.get("worker_extra_args") or options.get("extra") or ()))
+    found = re.search(r"--resources[= ]['\"]?((?:\w+=[\d.e]+[ ,]*)+)", words)
+    pairs = (pair.partition("=") for pair in re.split("[ ,]+", found[1].strip(" ,"))) if found else ()
+    return {name: float(amount) for name, _, amount in pairs}
+
+
 class BackendPlugin(WorkerPlugin):  # type: ignore[misc]
     """Has tasks create the same kind of arrays and frames as the script, on workers that come later too."""
 
@@ -337,6 +377,13 @@ def _execute(function: Callable[..., Any], *arguments: Any, **options: Any) -> A
     return function(*arguments, **options.get("func_kwargs", {}))
 
 
+def _open_no_port(self: Any, routes: Any, *_: Any, **__: Any) -> None:
+    """Stand for the HTTP port of a scheduler or worker that the script opens by hand: it asks nobody who they are."""
+    self.http_application = RoutingApplication(routes)
+    self.http_server = HTTPServer(self.http_application)  # Dask gives it more routes, asks for its port and stops it
+    self.http_server.port = 0
+
+
 def _nothing(*_: Any, **__: Any) -> None:
     """Do nothing: what this ends is the run's."""
 
@@ -355,9 +402,11 @@ def _shown(value: Any) -> str:
     return repr(value) if isinstance(value, str) and re.fullmatch(r"[\w./:*-]{1,40}", value) else "…"
 
 
-def _note_run(asked: str) -> None:
+def _note_run(asked: str, options: Mapping[str, Any] | None = None) -> None:
     """Say that the run's workers stand for what was asked."""
-    _note(asked, f"{_size()} used")
+    apart = options is not None and options.get("processes") is False
+    aside = ", in processes of their own: what a task changes in the script's memory is not seen there" if apart else ""
+    _note(asked, f"{_size()} used{aside}")
 
 
 def _size() -> str:
