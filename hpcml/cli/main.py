@@ -81,6 +81,8 @@ def build_parser(command: str) -> argparse.ArgumentParser:
                 raise _no_option(word, self)
             if (missing := message.removeprefix("the following arguments are required: ")) != message:
                 message = f"{missing} {'are' if ', ' in missing else 'is'} missing"
+                if "|" in missing:
+                    message = f"one of these words is missing: {missing.replace('|', ', ')}"
             raise errors.UsageError(message[:1].upper() + message[1:], place=self.prog, hint=f"Try {self.prog} --help.")
 
         def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:

@@ -199,7 +199,7 @@ CASES = [
     Bad("cancel-without-run", ("cancel",), U, ("RUN", "hpcml cancel --help")),
     Bad("unknown-role", ("logs", "last", "wroker"), U, ("no role 'wroker'", "Did you mean worker?")),
     Bad("ls-bad-number", ("ls", "--last", "many"), U, ("'many' is not a whole number", "--last")),
-    Bad("site-nothing", ("site",), U, ("ls|show", "hpcml site --help")),
+    Bad("site-nothing", ("site",), U, ("One of these words is missing: ls, show", "hpcml site --help")),
     Bad("site-unknown-verb", ("site", "list"), U, ("list", "hpcml site --help")),
     Bad("site-unknown", ("site", "show", "labb"), C, ("no site 'labb'", "Did you mean lab?"), env=HAS_LAB),
 ]  # fmt: skip

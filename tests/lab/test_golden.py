@@ -14,6 +14,7 @@ pytestmark = pytest.mark.lab
 # What the lab has not got, and what stands for it there. Lines that become empty are left out.
 REWRITTEN = (
     ("--partition=boost_usr_prod", "--partition=boost"),
+    ("--partition=dcgp_usr_prod", "--partition=boost"),
     ("--account=IscrC_hpcml", "--account=lab_account"),
     ('--account="it\'s \\"a\\" $b\\\\c #d"', "--account=lab_account"),
     ("--cpus-per-task=32", "--cpus-per-task=8"),
