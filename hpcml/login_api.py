@@ -39,7 +39,7 @@ def submit(script: str | os.PathLike[str], *arguments: object, **options: Any) -
     Returns
     -------
     RunHandle
-        The run, which Slurm has taken. Notes go to standard error.
+        The run, which Slurm has taken; with ``prepare=True`` its ``line`` submits it. Notes go to standard error.
 
     Raises
     ------
@@ -54,7 +54,8 @@ def submit(script: str | os.PathLike[str], *arguments: object, **options: Any) -
     request = parser.parse_args(words_of(parser, options))
     request.caller, request.script_words = None, [os.fspath(script), *map(str, arguments)]
     with layers.narrowed_umask():
-        run = submission.submit(submit_verb.prepare_to_submit(request, submit_verb.script_spec(request)))
+        prepared = submit_verb.prepare_to_submit(request, submit_verb.script_spec(request))
+        run = submission.submit(prepared, by_hand=request.prepare)
     for text in run.submission.notes if run.submission else ():
         note(text)
     return RunHandle(run)

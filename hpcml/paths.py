@@ -33,6 +33,7 @@ class RunPaths:
         self.sweep = directory / "sweep.sh"
         self.home = directory / "home"
         self.submission = directory / "submission.json"
+        self.job = directory / "job"
         self.events = directory / "events.jsonl"
         self.status = directory / "status.json"
         self.reserve = directory / "reserve"

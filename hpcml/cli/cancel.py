@@ -83,6 +83,10 @@ def _going(options: Namespace) -> list[directories.Run]:
         except StorageError as error:
             note(f"{run_id}: {error.message}")
             continue
-        if run.submission and run.submission.key and (run.may_start_again or not run.paths.status.exists()):
+        if (
+            run.submission
+            and (run.submission.key or run.submission.line)
+            and (run.may_start_again or not run.paths.status.exists())
+        ):
             runs.append(run)
     return [one.run for one in handle.standings(runs) if one.alive]

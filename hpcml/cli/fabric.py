@@ -24,13 +24,13 @@ def run(options: Namespace) -> int:
     """Show RUN's measurement, or submit the job that measures every node against every other."""
     if options.run:
         return _show(options)
-    if not (options.detach or options.dry_run or options.check):
+    if not (options.detach or options.dry_run or options.prepare or options.check):
         options.wait = True
     return submit.start(options, submit.make_spec(options, ["fabric"])._replace(service="fabric"))
 
 
 def _show(options: Namespace) -> int:
-    for name in ("nodes", "gpus_per_node", "dry_run", "check", "wait", "detach"):
+    for name in ("nodes", "gpus_per_node", "dry_run", "prepare", "check", "wait", "detach"):
         if getattr(options, name):
             option = f"--{name.replace('_', '-')}"
             hint = "Leave out RUN or the option."

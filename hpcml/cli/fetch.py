@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from hpcml.remote.server import RemoteSession
 
-_CHOICES = ("wait", "detach", "json", "dry_run", "check")  # who gives one of these has said whether to wait
+_CHOICES = ("wait", "detach", "json", "dry_run", "prepare", "check")  # who gives one of these has said whether to wait
 
 
 def run_on_host(host: str, named_by: str, command: str, options: Namespace, own: list[str], script: list[str]) -> int:

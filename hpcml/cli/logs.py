@@ -33,7 +33,7 @@ def add_options(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Print a role's log, and what comes to it."""
     from hpcml.cli.progress import Tail
-    from hpcml.runs import handle
+    from hpcml.runs import adoption, handle
     from hpcml.runs import record as records
     from hpcml.runs import status as run_status
 
@@ -61,7 +61,7 @@ def run(options: Namespace) -> int:
     if role == "driver" and (end := records.outcome(run)) and end.by != "script":
         say(f"hpcml: {end.message}.", sys.stderr)  # the log itself is the script's alone
     if not tails and not options.follow:
-        state = run_status.status(run)
+        state = run_status.status(adoption.adopt(run) if adoption.is_prepared(run) else run)
         hint = f"It is {state.state}: {state.message}."
         raise NotFoundError(f"The run has no {role} log yet", place=run.id, hint=hint)
     return 0

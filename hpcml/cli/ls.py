@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hpcml.runs import status as run_status
+    from hpcml.schedulers import Submission
 
 HEADER = ("RUN", "STATE", "EXIT", "NODES", "AGE", "TIME", "JOB", "SITE", "WHAT")
 _NUMBERS = {HEADER.index(title) for title in ("EXIT", "NODES", "AGE", "TIME", "JOB")}  # aligned to the right
@@ -147,19 +148,13 @@ def _rows(paths: list[Path]) -> list[run_status.Status]:
             runs.append(run_status.unreadable(directory, error))
     silent = ""
     states: dict[str, schedulers.JobState] = {}
-    open_runs = {
-        run.id: run.submission
-        for run in runs
-        if isinstance(run, directories.Run)
-        and run.submission
-        and run.job
-        and (run.may_start_again or not run.paths.status.exists())
-    }
     try:
-        states = schedulers.states(open_runs)
+        runs = _with_jobs(runs)
+        states = schedulers.states(_open_runs(runs))
     except SlurmUnreachableError as error:
         say_message(f"hpcml: {error}")
         silent = error.message
+    open_runs = _open_runs(runs)
     rows = []
     for run in runs:
         if isinstance(run, run_status.Status):
@@ -170,7 +165,28 @@ def _rows(paths: list[Path]) -> list[run_status.Status]:
             row = run_status.status(run, states.get(run.id, written), ask=not run.job)
         except StorageError as error:
             row = run_status.unreadable(run.paths.directory, error)
-        if silent and run.id in open_runs:  # what its own files tell is still true
+        if silent and (run.id in open_runs or row.phase == "prepared"):  # what its own files tell is still true
             row = row._replace(silent=silent, message=row.message or silent)
         rows.append(row)
     return rows
+
+
+def _with_jobs(runs: list[directories.Run | run_status.Status]) -> list[directories.Run | run_status.Status]:
+    """Return the runs with the jobs of those that were prepared and are submitted by now."""
+    from hpcml.runs import adoption
+
+    prepared = [run for run in runs if isinstance(run, directories.Run) and adoption.is_prepared(run)]
+    jobs = {run.id: run for run in adoption.adopt_all(prepared)}
+    return [jobs.get(run.id, run) if isinstance(run, directories.Run) else run for run in runs]
+
+
+def _open_runs(runs: list[directories.Run | run_status.Status]) -> dict[str, Submission]:
+    """Return those of which Slurm has to be asked."""
+    return {
+        run.id: run.submission
+        for run in runs
+        if isinstance(run, directories.Run)
+        and run.submission
+        and run.job
+        and (run.may_start_again or not run.paths.status.exists())
+    }

@@ -24,12 +24,12 @@ def add_options(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Show what is known of a run."""
+    from hpcml.runs import adoption
     from hpcml.runs import status as run_status
-    from hpcml.runs import submit as submission
 
     run, silent = common.find_run(options), ""
     try:
-        run = submission.adopt(run)
+        run = adoption.adopt(run)
     except SlurmUnreachableError as error:
         silent = error.message
     status = run_status.status(run)

@@ -82,6 +82,7 @@ _PASSED = "passed to Slurm"
 _EXCLUSIVE = "whole nodes, shared with nobody"
 FLAGS = {
     "--dry-run": "print the batch script and submit nothing",
+    "--prepare": "write the run and print the sbatch line that submits it; submit nothing",
     "--check": "ask Slurm whether it would take the job; submit nothing",
     "--wait": "wait, pass on the script's output and exit with its status (on a terminal: the default)",
     "--detach": "do not wait (elsewhere: the default)",
@@ -196,8 +197,11 @@ def prepare_to_submit(options: Namespace, spec: JobSpec) -> submission.Prepared:
 
     prepared = prepare(options, spec)
     if ignored := schedulers.get(prepared.plan.scheduler).ignored_defaults():
-        hint = "give the option, or write [defaults] into the site's settings"
-        note(f"{', '.join(ignored)} do not count here: {hint}")
+        if options.prepare:
+            note(f"{', '.join(ignored)} count when the line is typed: sbatch reads them")
+        else:
+            hint = "give the option, or write [defaults] into the site's settings"
+            note(f"{', '.join(ignored)} do not count here: {hint}")
     for notice in prepared.plan.notices:
         note(notice)
     return prepared
@@ -215,7 +219,10 @@ def start(options: Namespace, spec: JobSpec) -> int:
         _look_at_image(submission.check_image(prepared))
         return _check(prepared, options) if options.check else 0
     with options.caller.handing_over(prepared.plan.run_id) if options.caller else contextlib.nullcontext():
-        run = submission.submit(prepared)
+        run = submission.submit(prepared, by_hand=options.prepare)
+    if options.prepare:
+        _announce_line(run, as_json=options.json)
+        return 0
     wait = options.wait or (not options.detach and not options.json and sys.stderr.isatty() and sys.stdout.isatty())
     announce(run, as_json=options.json and not wait)  # with both, the one JSON answer is how the run ended
     return wait_for_end(run, as_json=options.json) if wait else 0
@@ -231,7 +238,7 @@ def _look_at_image(facts: dict[str, object]) -> None:
 
 
 def _check_modes(options: Namespace) -> None:
-    modes = ("dry-run", "check", "wait", "detach", *(["json"] if options.dry_run else []))
+    modes = ("dry-run", "prepare", "check", "wait", "detach", *(["json"] if options.dry_run else []))
     chosen = [f"--{mode}" for mode in modes if getattr(options, mode.replace("-", "_"))]
     if len(chosen) > 1:
         raise UsageError(f"{' and '.join(chosen)} exclude each other", place="hpcml submit", hint="Give one of them.")
@@ -293,7 +300,7 @@ def announce(run: directories.Run, *, as_json: bool) -> None:
     """Say which run it is and where, on stderr, or as JSON."""
     assert run.submission is not None
     if as_json:
-        common.print_json({"run": run.id, "directory": str(run.paths.directory), **run.submission.as_json()})
+        _print_facts(run)
         return
     job = f" job {run.job}" if run.job else ""
     say_fitted(f"{run.id}{job}  {run.paths.directory}", sys.stderr, first="  run        ", rest=" " * 13)
@@ -301,6 +308,21 @@ def announce(run: directories.Run, *, as_json: bool) -> None:
         say("  submission Slurm's answer was lost; the job was found again by its comment", sys.stderr)
     for text in run.submission.notes:
         note(str(text))
+
+
+def _print_facts(run: directories.Run) -> None:
+    assert run.submission is not None
+    common.print_json({"run": run.id, "directory": str(run.paths.directory), **run.submission.as_json()})
+
+
+def _announce_line(run: directories.Run, *, as_json: bool) -> None:
+    """Say which run was prepared on stderr, and on stdout the line that submits it, alone."""
+    assert run.submission is not None
+    if as_json:
+        _print_facts(run)
+        return
+    announce(run, as_json=False)
+    Raw(sys.stdout).write(f"{run.submission.line}\n".encode(), last=True)
 
 
 def wait_for_end(run: directories.Run, *, as_json: bool) -> int:

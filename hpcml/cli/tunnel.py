@@ -250,9 +250,9 @@ class _Shown:
 
 
 def _run_of(options: Namespace) -> directories.Run:
-    from hpcml.runs import submit as submission
+    from hpcml.runs import adoption
 
-    return submission.adopt(common.find_run(options))
+    return adoption.adopt(common.find_run(options))
 
 
 def _print_commands(options: Namespace) -> int:

@@ -50,9 +50,9 @@ class Plan(NamedTuple):
 
     ``entry`` are the words that lead into an image, before it and a role's interpreter, none without one; ``stage`` is
     how the image is copied to the nodes before. ``variables`` are the names of the user's own; their values are in a
-    file of the run's directory alone. ``prologue`` are the scheduler's own lines before the steps, and
-    ``scripts`` the shell that the run needs beside the batch script. ``reasons`` say why it came out so, ``notices``
-    what the user should know.
+    file of the run's directory alone. ``prologue`` are the scheduler's own lines before the steps, ``job_word`` is the
+    job's id as bash reads it, and ``scripts`` the shell that the run needs beside the batch script. ``reasons`` say why
+    it came out so, ``notices`` what the user should know.
     """
 
     run_id: str
@@ -69,6 +69,7 @@ class Plan(NamedTuple):
     environment: tuple[tuple[str, str], ...]
     variables: tuple[str, ...]
     prologue: tuple[str, ...]
+    job_word: str
     entry: tuple[str, ...]
     stage: Stage | None
     steps: tuple[Step, ...]
@@ -130,6 +131,7 @@ def plan(site: Site, asked: JobSpec, location: RunLocation) -> Plan:
         environment=_environment(site, spec),
         variables=tuple(name for name, _ in spec.environment),
         prologue=layout.prologue,
+        job_word=layout.job_word,
         entry=entry(site, spec, paths) if spec.image else (),
         stage=staged,
         steps=_steps(paths, layout, python),

@@ -224,9 +224,19 @@ def load(directory: Path) -> Run:
         return Run(directory.name, paths, None)
     with complete(directory):
         submission = table.record(Submission, ("exit_status",) if "error" in table.facts else ())
+    if submission.line and (job := begun_job(paths)):
+        submission = submission._replace(job=job, line="")
     if submission.pid and "scheduler" not in table.facts:
         submission = submission._replace(scheduler="local")
     return Run(directory.name, paths, submission)
+
+
+def begun_job(paths: RunPaths) -> str:
+    """Return the id that the run's batch script left when it began, empty before."""
+    with contextlib.suppress(OSError):
+        if (job := str(paths.job.readlink())).isdecimal():
+            return job
+    return ""
 
 
 def read_json(path: Path) -> Table | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hpcml import files, schedulers
 from hpcml.errors import INTERNAL, HpcmlError, LinkError, NotFoundError, SlurmUnreachableError, UsageError
 from hpcml.paths import AttemptPaths
-from hpcml.runs import directories
+from hpcml.runs import adoption, directories
 from hpcml.runs import record as records
 from hpcml.runs import status as run_status
 from hpcml.runs.status import Status
@@ -64,6 +64,11 @@ class RunHandle:
         return self.run.job
 
     @property
+    def line(self) -> str:
+        """What submits a run that was only prepared (``submit(…, prepare=True)``), empty when a job of it has begun."""
+        return self.run.submission.line if self.run.submission else ""
+
+    @property
     def directory(self) -> Path:
         """The run's directory."""
         return self.run.paths.directory
@@ -75,7 +80,7 @@ class RunHandle:
 
     @property
     def state(self) -> str:
-        """Slurm's word for how the run stands (PENDING, RUNNING, COMPLETED, …); REFUSED or UNKNOWN without a job."""
+        """Slurm's word for how the run stands (PENDING, RUNNING, …); REFUSED, PREPARED or UNKNOWN without a job."""
         return self.status().state
 
     @property
@@ -86,9 +91,7 @@ class RunHandle:
 
     def status(self) -> Status:
         """Return all that is known of the run now, as ``hpcml status`` does."""
-        from hpcml.runs import submit as submission
-
-        self.run = submission.adopt(self.run)
+        self.run = adoption.adopt(self.run)
         return run_status.status(self.run)
 
     def wait(self, timeout: float | None = None) -> int:
@@ -219,14 +222,13 @@ def cancel(run: directories.Run) -> Cancelled:
     SiteError, SlurmUnreachableError
         As Slurm answers.
     """
-    from hpcml.runs import submit as submission
-
-    run = submission.adopt(run)
+    run = adoption.adopt(run)
     before = run_status.status(run)
     if before.over:
         return Cancelled(False, f"{run.id} has ended already: {before.message}.")
     if not (run.submission and run.submission.key):
-        raise NotFoundError("The run has no job that could be cancelled", place=run.id, hint=before.hint)
+        hint = f"It is not submitted. Remove it: hpcml rm {run.id}." if before.phase == "prepared" else before.hint
+        raise NotFoundError("The run has no job that could be cancelled", place=run.id, hint=hint)
     what = schedulers.get(run.submission.scheduler).cancel(run.submission.key)
     return Cancelled(bool(what), f"{run.id} is being cancelled ({what})." if what else f"{run.id} has just ended.")
 
@@ -252,10 +254,12 @@ class Standing(NamedTuple):
 
 
 def standings(runs: Sequence[directories.Run]) -> list[Standing]:
-    """Return how many runs stand, with one question to each scheduler; what cannot be known is a ``problem``."""
+    """Return how many runs stand, with a question or two to each scheduler; what cannot be known is a ``problem``."""
     silent = ""
     states: dict[str, schedulers.JobState] = {}
     try:
+        jobs = {run.id: run for run in adoption.adopt_all([run for run in runs if adoption.is_prepared(run)])}
+        runs = [jobs.get(run.id, run) for run in runs]
         states = schedulers.states({run.id: run.submission for run in runs if run.submission and run.submission.key})
     except SlurmUnreachableError as error:
         silent = error.message
@@ -270,6 +274,8 @@ def standings(runs: Sequence[directories.Run]) -> list[Standing]:
             rows.append(Standing(run, None, True, error.message))
             continue
         alive = not status.over or bool(known and (known.pending or known.active))
+        if status.phase == "prepared":
+            alive = bool(silent)
         if silent and run.may_start_again:
             alive = True
         rows.append(Standing(run, status, alive, silent if alive else ""))

@@ -17,14 +17,15 @@ from hpcml.errors import (
     START_FAILED,
     STORAGE,
     TIME_LIMIT,
+    NotFoundError,
     SlurmUnreachableError,
     StorageError,
 )
-from hpcml.runs import directories
+from hpcml.runs import adoption, directories
 from hpcml.runs import record as records
 from hpcml.runs.record import Event, RunRecord
 from hpcml.runs.tables import Table, complete
-from hpcml.schedulers import JobState
+from hpcml.schedulers import JobState, Submission
 
 LOOK = 0.15  # seconds between looks at a run's files
 FIRST_ASK_AFTER_START = 7.0  # seconds that a run's own events are trusted at first, before Slurm is asked again
@@ -49,6 +50,7 @@ _SLURM_ENDS = {  # the exit status and the sentence of an end that the run itsel
 _STATES = {
     "refused": "REFUSED",
     "unknown": "UNKNOWN",
+    "prepared": "PREPARED",
     "queued": "PENDING",
     "starting": "RUNNING",
     "running": "RUNNING",
@@ -59,7 +61,7 @@ _STATES = {
 class Status(NamedTuple):
     """A run at one moment.
 
-    ``phase`` is refused, unknown, queued, starting, running, ending or ended. ``node_count`` is how
+    ``phase`` is refused, unknown, prepared, queued, starting, running, ending or ended. ``node_count`` is how
     many nodes it asked for; ``workers`` are there of ``expected``.
     ``times`` are its events' in seconds since 1970. ``ended_as`` is Slurm's word for its end. ``silent`` is why Slurm
     could not be asked; all else is then from the run's own files.
@@ -99,7 +101,7 @@ class Status(NamedTuple):
 
     @property
     def state(self) -> str:
-        """The run's state in Slurm's words; REFUSED and UNKNOWN where there is no job that has one."""
+        """The run's state in Slurm's words; REFUSED, PREPARED and UNKNOWN where there is no job that has one."""
         if self.phase != "ended":
             return _STATES[self.phase]
         return "OUT_OF_MEMORY" if self.exit_status and self.job_state == "OUT_OF_MEMORY" else self.ended_as
@@ -133,6 +135,9 @@ def status(run: directories.Run, known: JobState | None = None, *, ask: bool = T
     with complete(run.paths.directory):
         record = records.load(run)
         own = _from_files(run, record)
+    if adoption.is_prepared(run) and not run.job and own.phase == "unknown":
+        hint = f"It waits for this line: {run.submission.line if run.submission else ''}"
+        return own._replace(phase="prepared", message="not submitted yet", hint=hint)
     if (
         not (run.submission and run.submission.error)
         and (own.phase != "ended" or run.may_start_again)
@@ -356,7 +361,8 @@ def follow(
 
     Its own files are looked at often, Slurm seldom: after 1 s at first, then at growing distances up to 15 s while it
     waits; from 7 s up to 30 s while it runs. When the driver's step has ended and the run's files do not say how, Slurm
-    is asked at once and then as at first: the job is about to end.
+    is asked at once and then as at first: the job is about to end. Of a prepared run the job is looked for each time,
+    until one has begun.
 
     Parameters
     ----------
@@ -367,6 +373,11 @@ def follow(
     before
         Called at every look before the run's files are read: what the script wrote until then is not older than what
         the status tells.
+
+    Raises
+    ------
+    NotFoundError
+        If it is a prepared run that nobody has submitted.
     """
     ask_at, distance, look_at = 0.0, 1.0, 0.0
     state: JobState | None = None
@@ -380,9 +391,10 @@ def follow(
         if began and distance < FIRST_ASK_AFTER_START:  # its own events tell now
             distance = FIRST_ASK_AFTER_START
             ask_at = now + distance
-        if run.submission and run.job and now >= ask_at:
+        if run.submission and (run.job or run.submission.line) and now >= ask_at:
             try:
-                state = schedulers.state(run.submission)
+                run = _submitted(run)
+                state = schedulers.state(run.submission or Submission())
                 heard = now
             except SlurmUnreachableError:
                 if now - heard > patience:
@@ -407,6 +419,17 @@ def follow(
                 over, distance, ask_at = record, 1.0, 0.0
         each()
         time.sleep(LOOK)
+
+
+def _submitted(run: directories.Run) -> directories.Run:
+    """Return a run with its job; NotFoundError if it is prepared and has none."""
+    if not adoption.is_prepared(run):
+        return run
+    run = adoption.adopt(run)
+    if not run.job:
+        hint = f"Type its line first: {run.submission.line if run.submission else ''}"
+        raise NotFoundError("The run is prepared, and nobody has submitted it", place=run.id, hint=hint)
+    return run
 
 
 def _stamp(path: Path) -> tuple[int, int]:

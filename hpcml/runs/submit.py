@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcml import __version__, assets, files, schedulers
-from hpcml.errors import ANSWER_LOST, HpcmlError, ImageError, UsageError
+from hpcml.errors import HpcmlError, ImageError, UsageError
 from hpcml.paths import RunPaths
 from hpcml.plan.plan import Plan, RunLocation, plan
-from hpcml.runs import directories, record, script_checks, snapshot
+from hpcml.runs import directories, script_checks, snapshot
 from hpcml.schedulers import Submission
 from hpcml.schedulers.request import JobSpec, job_name
 from hpcml.sites import layers
@@ -126,8 +126,10 @@ def check(prepared: Prepared) -> str:
         return schedulers.get(prepared.plan.scheduler).check(script)
 
 
-def submit(prepared: Prepared) -> directories.Run:
+def submit(prepared: Prepared, *, by_hand: bool = False) -> directories.Run:
     """Write the run's directory, hand the script over and record the answer.
+
+    With ``by_hand`` nothing is handed over: the record holds the line with which a person does it.
 
     Raises
     ------
@@ -140,8 +142,10 @@ def submit(prepared: Prepared) -> directories.Run:
         With status ``ANSWER_LOST`` if it is not known whether the job exists.
     """
     made = prepared.plan
-    notes = _write(prepared, check_image(prepared))
     paths = RunPaths(Path(made.directory))
+    scheduler = schedulers.get(made.scheduler)
+    line = scheduler.line(paths) if by_hand else ""
+    notes = _write(prepared, check_image(prepared))
     begun = round(time.time(), 3)
 
     def write(answer: Submission) -> directories.Run:
@@ -151,8 +155,10 @@ def submit(prepared: Prepared) -> directories.Run:
         directories.write_json(paths.submission, facts.as_json())
         return directories.Run(made.run_id, paths, facts)
 
+    if by_hand:
+        return write(Submission(line=line))
     try:
-        return write(schedulers.get(made.scheduler).submit(prepared.loaded.site, paths))
+        return write(scheduler.submit(prepared.loaded.site, paths))
     except HpcmlError as error:
         refusal = Submission(error=error.message, place=error.place, hint=error.hint, exit_status=error.exit_status)
         write(refusal._replace(quote=error.quote))
@@ -217,26 +223,3 @@ def _write(prepared: Prepared, image: dict[str, object]) -> list[str]:
             linked = taken.places if loaded.site.code.snapshot != "none" else spec.sources
             files.write(paths.sources, "".join(f"{folder}\n" for folder in linked if folder != spec.cwd))
         return taken.notes()
-
-
-def adopt(run: directories.Run) -> directories.Run:
-    """Return the run with its job, if Slurm took one whose answer never came (or was never recorded).
-
-    Raises
-    ------
-    SlurmUnreachableError
-        If Slurm does not answer, so that nothing new is known.
-    """
-    old = run.submission
-    if old and old.exit_status != ANSWER_LOST:
-        return run
-    scheduler = old.scheduler if old else record.planned(run).scheduler
-    answer = schedulers.get(scheduler).find(run.id)
-    if answer is None:
-        return run
-    known = old or Submission()
-    answer = answer._replace(
-        scheduler=scheduler, site=known.site, time=known.time, notes=known.notes, requeue=known.requeue
-    )
-    directories.write_json(run.paths.submission, answer.as_json())
-    return run._replace(submission=answer)

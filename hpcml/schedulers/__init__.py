@@ -44,7 +44,8 @@ class JobLayout(NamedTuple):
 
     ``directive_word`` begins each directive's line. ``prologue`` are lines of bash before the steps. ``launchers`` are
     by role, with ``stage`` for the copy of an image; a role without one is started as a process of the batch script.
-    ``nodes_word`` is the number of nodes as bash reads it. ``memory`` is a node's in bytes, 0 if not known.
+    ``nodes_word`` is the number of nodes as bash reads it, and ``job_word`` the id of the run's own job, empty without
+    one. ``memory`` is a node's in bytes, 0 if not known.
     ``may_start_again``: the scheduler may put the job back into its queue. ``one_machine``: all nodes of the run are
     this machine, and hpcml itself keeps the time limit and removes what a run leaves behind.
     """
@@ -55,6 +56,7 @@ class JobLayout(NamedTuple):
     prologue: tuple[str, ...] = ()
     launchers: Mapping[str, Launcher] = {}
     nodes_word: str = "1"
+    job_word: str = ""
     memory: int = 0
     one_machine: bool = False
     reasons: tuple[str, ...] = ()
@@ -101,7 +103,8 @@ class Submission(NamedTuple):
     A scheduler fills in what names the job: ``job`` and ``cluster``, or ``pid`` and ``started`` of a process here, and
     ``found_again`` where its answer was lost. ``directory`` names a run among others of one job. A refusal has
     ``error`` and the facts behind it. ``requeue``: the job may start again. ``bash_env`` is the file that bash reads
-    before the batch script.
+    before the batch script. ``line`` is what a person types to submit a run that was only prepared; its job may be
+    another until one has begun.
     """
 
     site: str = ""
@@ -116,6 +119,7 @@ class Submission(NamedTuple):
     pid: int = 0
     started: str = ""
     directory: str = ""
+    line: str = ""
     error: str = ""
     place: str = ""
     hint: str = ""
@@ -154,8 +158,14 @@ class Scheduler(Protocol):
     def submit(self, site: Site, run: RunPaths) -> Submission:
         """Hand over the run's batch script; return what submission.json keeps of the answer."""
 
-    def find(self, run_id: str) -> Submission | None:
-        """Return what ``submit`` would have, of a run whose answer was lost; None if there is no such job."""
+    def line(self, run: RunPaths) -> str:
+        """Return the line of shell that hands over the run's batch script; UsageError if there is none to type."""
+
+    def find(self, run_ids: Sequence[str]) -> dict[str, Submission]:
+        """Return what ``submit`` would have, of runs whose answer was lost, or that a person handed over.
+
+        A run without a job is left out; of several jobs one that has not ended counts.
+        """
 
     def states(self, jobs: Sequence[str]) -> dict[str, JobState]:
         """Return the states of jobs, in one question."""

@@ -223,8 +223,14 @@ def _of_the_job(given: Allocation) -> dict[str, str]:
     return cluster | {"SLURM_JOB_ID": given.job, "SLURM_JOB_NODELIST": ",".join(given.nodes)}
 
 
-def find(run_id: str) -> None:
-    """Return None: no answer is lost here."""
+def line(run: RunPaths) -> str:  # noqa: ARG001
+    """Refuse: there is no command to type."""
+    raise UsageError("A run in an allocation is not submitted", place="--prepare", hint="Leave --prepare out.")
+
+
+def find(run_ids: Sequence[str]) -> dict[str, Submission]:  # noqa: ARG001
+    """Return nothing: no answer is lost here."""
+    return {}
 
 
 def states(jobs: Sequence[str]) -> dict[str, JobState]:

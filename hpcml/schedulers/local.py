@@ -45,8 +45,18 @@ def submit(site: Site, run: RunPaths) -> Submission:
     return Submission(pid=pid, started=subprocesses.start_time(pid))
 
 
-def find(run_id: str) -> None:
-    """Return None: no answer is lost here."""
+def line(run: RunPaths) -> str:
+    """Refuse: there is no command to type."""
+    raise UsageError(
+        "The local site has no sbatch to type",
+        place="--prepare",
+        hint="Leave --prepare out, or name a site with Slurm (--site).",
+    )
+
+
+def find(run_ids: Sequence[str]) -> dict[str, Submission]:
+    """Return nothing: no answer is lost here."""
+    return {}
 
 
 def states(jobs: Sequence[str]) -> dict[str, JobState]:

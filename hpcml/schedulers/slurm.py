@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -221,7 +222,7 @@ def _look_again(run_id: str, seconds: float) -> Submission | None:
     pause = 0.5
     while True:
         try:
-            record = find(run_id, max(1.0, deadline - time.monotonic()))
+            record = find([run_id], max(1.0, deadline - time.monotonic())).get(run_id)
         except SlurmUnreachableError:
             record = None  # the controller does not answer: the deadline decides
         if record or time.monotonic() + pause > deadline:
@@ -284,23 +285,35 @@ def check(script: Path) -> str:
     return _last(answer)
 
 
-def find(run_id: str, timeout: float = TIMEOUT) -> Submission | None:
-    """Return the record of a run's job, which carries the run's id as its comment; None if there is none.
+def line(run: RunPaths) -> str:
+    """Return the line that submits a run's batch script, whose directives say all else."""
+    return f"sbatch {shlex.quote(str(run.script))}"
+
+
+def find(run_ids: Sequence[str], timeout: float = TIMEOUT) -> dict[str, Submission]:
+    """Return the records of runs' jobs, which carry the run's id as their comment.
 
     squeue knows waiting, running and recently ended jobs; sacct is asked as well where there is accounting.
     """
-    command = ["squeue", "--noheader", "--states=all", f"--user={os.getuid()}", "--format=%i|%k"]
+    command = ["squeue", "--noheader", "--states=all", f"--user={os.getuid()}", "--format=%i|%T|%k"]
     answer = ask(command, timeout)
     if answer.code != 0:
         raise _silent(answer)
-    job = _job_of_run(_rows(answer), run_id) or _job_of_run(
-        _accounting(["--format=JobID,Comment", "--starttime=now-2days"], timeout), run_id
-    )
-    return Submission(job=job, found_again=True) if job else None
+    found = _jobs_of_runs(_rows(answer))
+    if missing := set(run_ids) - found.keys():
+        accounted = _jobs_of_runs(_accounting(["--format=JobID,State,Comment", "--starttime=now-2days"], timeout))
+        found |= {run_id: accounted[run_id] for run_id in missing & accounted.keys()}
+    return {run_id: Submission(job=found[run_id], found_again=True) for run_id in run_ids if run_id in found}
 
 
-def _job_of_run(rows: list[list[str]], run_id: str) -> str:
-    return next((_base(job) for job, *comment in rows if comment == [f"hpcml:{run_id}"]), "")
+def _jobs_of_runs(rows: list[list[str]]) -> dict[str, str]:
+    """Return the job of each run that rows of job, state and comment name: one that has not ended, and the newest."""
+    jobs: dict[str, tuple[bool, int]] = {}
+    for row in rows:
+        if len(row) == 3 and row[2].startswith("hpcml:") and (number := _base(row[0])).isdecimal():
+            run_id = row[2].removeprefix("hpcml:")
+            jobs[run_id] = max(jobs.get(run_id, (False, 0)), (row[1].split(" ")[0] not in ENDED, int(number)))
+    return {run_id: str(number) for run_id, (_, number) in jobs.items()}
 
 
 def _rows(answer: Answer) -> list[list[str]]:

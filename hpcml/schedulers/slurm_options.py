@@ -48,6 +48,7 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
         prologue=('cpus="${SLURM_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}"',),
         launchers={role: launcher(site, request, role) for role in (*ROLES, "stage")},
         nodes_word='"$SLURM_JOB_NUM_NODES"',
+        job_word='"$SLURM_JOB_ID"',
         memory=_memory(site, request, name),
         reasons=tuple(reasons),
         notices=tuple(notices),

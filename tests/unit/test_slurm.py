@@ -74,7 +74,7 @@ def test_without_accounting_installed(answers: Path, monkeypatch: pytest.MonkeyP
     say(answers, "squeue", err=INVALID, code=1)
     assert slurm.states(["14"]) == {"14": schedulers.UNKNOWN}
     say(answers, "squeue", "")
-    assert slurm.find("x") is None
+    assert slurm.find(["x"]) == {}
 
 
 @pytest.mark.parametrize(
@@ -140,15 +140,24 @@ def test_a_squeue_that_fails_is_no_answer(answers: Path) -> None:
     with pytest.raises(SlurmUnreachableError, match="does not answer"):
         slurm.states(["12"])
     with pytest.raises(SlurmUnreachableError, match="does not answer"):
-        slurm.find("x")
+        slurm.find(["x"])
 
 
 def test_a_job_is_found_by_its_comment_alone(answers: Path) -> None:
-    say(answers, "squeue", "11|hpcml:x-20261121-074500-1a2\n12|hpcml:x-20261121-074500-1a2b\n13|(null)\n")
-    assert slurm.find("x-20261121-074500-1a2b") == schedulers.Submission(job="12", found_again=True)
-    assert slurm.find("x") is None
-    say(answers, "sacct", "9|hpcml:y\n")
-    assert slurm.find("y") == schedulers.Submission(job="9", found_again=True)
+    run = "x-20261121-074500-1a2b"
+    say(answers, "squeue", f"11|PENDING|hpcml:{run[:-1]}\n12|PENDING|hpcml:{run}\n13|RUNNING|(null)\n")
+    assert slurm.find([run, "x"]) == {run: schedulers.Submission(job="12", found_again=True)}
+    say(answers, "sacct", "9|CANCELLED by 1000|hpcml:y\n")
+    assert slurm.find(["y"]) == {"y": schedulers.Submission(job="9", found_again=True)}
+
+
+def test_of_two_jobs_of_a_run_one_that_has_not_ended_is_found(answers: Path) -> None:
+    say(
+        answers,
+        "squeue",
+        "8|PENDING|hpcml:x\n9|PENDING|hpcml:x\n10_4|CANCELLED|hpcml:x\n11|FAILED|hpcml:y\n7|FAILED|hpcml:y\n",
+    )
+    assert {run: found.job for run, found in slurm.find(["x", "y"]).items()} == {"x": "9", "y": "11"}
 
 
 @pytest.mark.parametrize(

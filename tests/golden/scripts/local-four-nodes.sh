@@ -4,6 +4,7 @@
 # teardown are in `python -m hpcml.node`; this script's exit status is the driver's.
 set -u
 umask 077
+unset "${!HPCML_@}"   # those of another run, or of the shell from which a person submits
 export HPCML_RUN_DIR=/scratch/alice/runs/four-nodes-20261121-074500-1a2b
 export HPCML_ATTEMPT="${SLURM_RESTART_COUNT:-0}" HPCML_RESTARTS=3 HPCML_NODES=4
 HPCML_BEGAN=$(date +%s); export HPCML_BEGAN   # no role can have begun before

@@ -14,11 +14,18 @@
 # teardown are in `python -m hpcml.node`; this script's exit status is the driver's.
 set -u
 umask 077
+unset "${!HPCML_@}"   # those of another run, or of the shell from which a person submits
 export HPCML_RUN_DIR=/scratch/alice/runs/one-node-20261121-074500-1a2b
 export HPCML_ATTEMPT="${SLURM_RESTART_COUNT:-0}" HPCML_RESTARTS=3 HPCML_NODES=1
 HPCML_BEGAN=$(date +%s); export HPCML_BEGAN   # no role can have begun before
 # This script is Slurm's own copy: what else is run comes from that folder, which may have been replaced meanwhile.
 if [ ! -O "$HPCML_RUN_DIR" ] || [ -L "$HPCML_RUN_DIR" ]; then echo "hpcml: not there, or not yours: $HPCML_RUN_DIR" >&2; exit 74; fi
+# A run is one job: the first that leaves its id here, and the same one when it starts again. A link has its text at once.
+this_job="$SLURM_JOB_ID"; ln -sn "$this_job" "$HPCML_RUN_DIR/job" 2>/dev/null; job=$(readlink "$HPCML_RUN_DIR/job")
+if [ -n "$job" ] && [ "$job" != "$this_job" ]; then
+  echo "This run is job $job, so job $this_job changes nothing in it; to run it again: hpcml rerun" one-node-20261121-074500-1a2b >&2
+  exit 64
+fi
 attempt="$HPCML_RUN_DIR/attempts/$HPCML_ATTEMPT"
 # write_end EXIT_STATUS PHASE MESSAGE HINT: the run's end where no supervisor can write it, into a file that is there already: the
 # disk may be full.
