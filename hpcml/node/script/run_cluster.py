@@ -231,7 +231,9 @@ def own(original: type) -> type:
 
 
 def _members(original: type) -> dict[str, Any]:
-    return {"__doc__": original.__doc__, "__module__": original.__module__, "of_hpcml": True}
+    # Dask closes what is in _instances at exit.
+    kept = {name: vars(original)[name] for name in ("_instances",) if name in vars(original)}
+    return {"__doc__": original.__doc__, "__module__": original.__module__, "of_hpcml": True, **kept}
 
 
 def adopt(client: type) -> type:
