@@ -1,0 +1,42 @@
+"""Average a stack of images that is larger than memory: what is faint in each becomes clear in all.
+
+Your own data: frames = da.from_zarr("frames.zarr"), an array of (frames, rows, columns) in chunks of some frames.
+"""
+
+import json
+import time
+
+import dask
+import dask.array as da
+import matplotlib.pyplot as plt
+import numpy as np
+
+import hpcml
+
+client = hpcml.connect(backend="auto")  # arrays are CuPy's on GPUs, NumPy's on CPUs
+count, side = 400, 256  # 210 MB; of 400,000 frames memory would hold no more: a chunk for each thread
+across, down = np.meshgrid(np.linspace(-1, 1, side), np.linspace(-1, 1, side))
+signal = 0.4 * np.cos(12 * np.hypot(across, down)) ** 2
+noise = da.random.default_rng(0).normal(size=(count, side, side), chunks=(50, side, side))
+frames = noise + da.from_array(signal, chunks=-1).to_backend()
+
+start = time.perf_counter()
+first, mean, deviation = dask.compute(
+    *(part.to_backend("numpy") for part in (frames[0], frames.mean(axis=0), frames.std(axis=0)))
+)
+seconds = time.perf_counter() - start
+
+error = float(np.sqrt(np.mean((mean - signal) ** 2)))  # that of one frame is 1, and it falls with the square root
+result = {"shape": frames.shape, "bytes": frames.nbytes, "mean": float(mean.mean()), "noise": float(deviation.mean())}
+result |= {"error": error, "expected_error": count**-0.5, "gigabytes_per_second": frames.nbytes / 1e9 / seconds}
+out = hpcml.run.out  # the run's folder for results; outside a run ./out
+np.save(out / "mean.npy", mean)
+(out / "result.json").write_text(json.dumps(result | {"seconds": seconds}, indent=1))
+
+figure, panels = plt.subplots(1, 2, figsize=(10, 4.5), layout="constrained")
+for axes, image, title in zip(panels, (first, mean), ("one frame", f"the mean of {count}"), strict=True):
+    figure.colorbar(axes.imshow(image, cmap="gray"), ax=axes)
+    axes.set(title=title, xlabel="column", ylabel="row")
+figure.savefig(out / "arrays.png", dpi=150)
+print(f"{frames.nbytes / 1e9:.2f} GB in {seconds:.1f} s; the mean is off by {error:.4f} (one frame by 1)")
+print(f"picture: {out / 'arrays.png'}")

@@ -1,0 +1,56 @@
+"""Read CSV files, throw out what cannot be, count by group, and write clean Parquet.
+
+Your own data: put its path in the place of made(…), and change the columns and the rules for a good row.
+"""
+
+import json
+import tempfile
+import time
+
+import dask.dataframe as dd
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+
+import hpcml
+
+
+def made(folder):  # eight files of taxi trips, some of them impossible
+    for number in range(8):
+        rng, rows = np.random.default_rng(number), 25_000
+        pickup = pd.Timestamp("2026-01-01") + pd.to_timedelta(rng.integers(0, 30 * 86_400, rows), unit="s")
+        miles = rng.gamma(2.0, 1.5, rows).round(2)
+        trips = pd.DataFrame({"pickup": pickup, "miles": miles, "fare": (3 + 2.5 * miles).round(2)})
+        trips.loc[rng.random(rows) < 0.01, "miles"] = 9_999.0
+        trips.loc[rng.random(rows) < 0.01, "fare"] *= -1
+        trips.to_csv(f"{folder}/trips-{number}.csv", index=False)
+    return f"{folder}/trips-*.csv"
+
+
+client = hpcml.connect(backend="auto")  # tables are cuDF's on GPUs, pandas' on CPUs
+out = hpcml.run.out  # the run's folder for results; outside a run ./out
+folder = tempfile.TemporaryDirectory(dir=out.parent, prefix="trips-")  # where all nodes see it; it goes at the end
+files = made(folder.name)
+
+start = time.perf_counter()
+trips = dd.read_csv(files, dtype={"miles": "float64", "fare": "float64"})
+trips["pickup"] = trips["pickup"].astype("datetime64[us]")
+good = (trips["miles"] > 0) & (trips["miles"] < 200) & (trips["fare"] > 0)
+clean = trips[good].persist()
+clean["hour"] = clean["pickup"].dt.hour
+by_hour = clean.groupby("hour")["fare"].agg(["count", "mean"]).to_backend("pandas").compute().sort_index()
+clean.to_parquet(str(out / "clean"), write_index=False)
+read, kept = len(trips), len(clean)
+seconds = time.perf_counter() - start
+
+result = {"read": read, "kept": kept, "hours": by_hour["count"].tolist(), "mean_fare": by_hour["mean"].tolist()}
+(out / "result.json").write_text(json.dumps(result | {"seconds": seconds}, indent=1))
+
+figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.5), layout="constrained")
+left.bar(by_hour.index, by_hour["count"])
+left.set(xlabel="hour of the day", ylabel="trips", title=f"{kept:,} of {read:,} rows are possible")
+right.bar(by_hour.index, by_hour["mean"])
+right.set(xlabel="hour of the day", ylabel="mean fare, dollars")
+figure.savefig(out / "etl.png", dpi=150)
+print(f"{kept:,} of {read:,} rows kept, in {seconds:.1f} s: {out / 'clean'}")
+print(f"picture: {out / 'etl.png'}")

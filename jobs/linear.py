@@ -1,0 +1,57 @@
+"""Predict a number with linear regression, and see what each feature adds to it.
+
+Your own data, in the place of the made rows (all features in numbers, a row of x for each of y):
+    table = dd.read_parquet("measured/*.parquet")
+    x, y = (table[columns].to_dask_array(lengths=True) for columns in (["width", "height"], "price"))
+"""
+
+import json
+import time
+
+import dask.array as da
+import matplotlib.pyplot as plt
+import numpy as np
+from sklearn.datasets import make_regression
+from sklearn.metrics import r2_score
+
+import hpcml
+
+if hpcml.run.gpus:
+    from cuml.dask.linear_model import LinearRegression
+    from cupy import asnumpy
+
+    options = {}
+else:
+    from dask_ml.linear_model import LinearRegression
+    from numpy import asarray as asnumpy
+
+    options = {"solver": "newton"}  # exact: without a penalty, as cuML's
+
+client = hpcml.connect(backend="auto")  # arrays are CuPy's on GPUs, NumPy's on CPUs
+features, target = make_regression(100_000, 8, n_informative=5, noise=20, random_state=0)
+x, y = (da.from_array(part, chunks=(12_500, *part.shape[1:])).to_backend() for part in (features, target))
+
+number = np.arange(len(x))
+train, test = number[number % 5 > 0], number[number % 5 == 0]  # every fifth row is kept apart for the test
+x_train, y_train, x_test, y_test = (part.persist() for part in (x[train], y[train], x[test], y[test]))
+
+start = time.perf_counter()
+model = LinearRegression(**options).fit(x_train, y_train)
+predicted, true = asnumpy(model.predict(x_test).compute()), asnumpy(y_test.compute())
+seconds = time.perf_counter() - start
+
+coefficients = asnumpy(model.coef_)
+result = {"rows": len(x), "coefficients": coefficients.tolist(), "intercept": float(model.intercept_)}
+result |= {"r2": r2_score(true, predicted), "seconds": seconds}
+out = hpcml.run.out  # the run's folder for results; outside a run ./out
+(out / "result.json").write_text(json.dumps(result, indent=1))
+
+figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.5), layout="constrained")
+left.barh([f"feature {place}" for place in range(len(coefficients))], coefficients)
+left.set(xlabel="coefficient: change of the target for 1 more of the feature")
+right.hexbin(true, predicted, gridsize=50, bins="log", mincnt=1)
+right.axline((0, 0), slope=1, color="black", linewidth=1)
+right.set(xlabel="true", ylabel="predicted", title=f"R² {result['r2']:.4f} on {len(true):,} rows kept apart")
+figure.savefig(out / "linear.png", dpi=150)
+print(f"R² {result['r2']:.4f} on {len(true):,} rows kept apart, in {seconds:.1f} s")
+print(f"picture: {out / 'linear.png'}")

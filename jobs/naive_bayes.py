@@ -1,0 +1,58 @@
+"""Tell what documents are about by how often they use which words.
+
+Your own data, in the place of the made counts (a row for each document, a column for each word; classes 0, 1, 2 …):
+    table = dd.read_parquet("counts/*.parquet")
+    y, x = (part.to_dask_array(lengths=True) for part in (table["class"], table.drop(columns="class")))
+"""
+
+import json
+import time
+
+import dask.array as da
+import matplotlib.pyplot as plt
+import numpy as np
+from sklearn.metrics import ConfusionMatrixDisplay, accuracy_score
+
+import hpcml
+
+if hpcml.run.gpus:
+    from cuml.dask.naive_bayes import MultinomialNB
+    from cupy import asnumpy
+
+    model = MultinomialNB(alpha=1.0)
+else:
+    from dask_ml.wrappers import Incremental
+    from numpy import asarray as asnumpy
+    from sklearn.naive_bayes import MultinomialNB
+
+    model = Incremental(MultinomialNB(alpha=1.0))  # counts add up: one block after the other gives the same model
+
+client = hpcml.connect(backend="auto")  # arrays are CuPy's on GPUs, NumPy's on CPUs
+rng, classes, words = np.random.default_rng(0), np.arange(6, dtype="int32"), 100
+frequencies = rng.gamma(0.5, size=(len(classes), words)) + 0.3
+about = rng.integers(0, len(classes), 8_000).astype("int32")
+counts = rng.poisson(15 * frequencies[about] / frequencies[about].sum(axis=1, keepdims=True))
+x = da.from_array(counts.astype("float64"), chunks=(1_000, -1)).to_backend()
+y = da.from_array(about, chunks=1_000).to_backend()
+
+number = np.arange(len(x))
+train, test = number[number % 5 > 0], number[number % 5 == 0]  # every fifth document is kept apart for the test
+x_train, y_train, x_test, y_test = (part.persist() for part in (x[train], y[train], x[test], y[test]))
+
+start = time.perf_counter()
+model.fit(x_train, y_train, classes=classes)
+predicted, true = asnumpy(model.predict(x_test).compute()), asnumpy(y_test.compute())
+seconds = time.perf_counter() - start
+
+accuracy = float(accuracy_score(true, predicted))
+result = {"documents": len(x), "words": words, "accuracy": accuracy, "guessing": 1 / len(classes), "seconds": seconds}
+out = hpcml.run.out  # the run's folder for results; outside a run ./out
+np.save(out / "predicted.npy", predicted)
+(out / "result.json").write_text(json.dumps(result, indent=1))
+
+figure, axes = plt.subplots(figsize=(6, 5), layout="constrained")
+ConfusionMatrixDisplay.from_predictions(true, predicted, ax=axes, cmap="Blues", colorbar=False)
+axes.set(title=f"{accuracy:.1%} of {len(true):,} documents are right")
+figure.savefig(out / "naive_bayes.png", dpi=150)
+print(f"{accuracy:.2%} of {len(true):,} documents kept apart are right, in {seconds:.1f} s")
+print(f"picture: {out / 'naive_bayes.png'}")

@@ -1,0 +1,59 @@
+"""Find a model's best parameters by cross-validation: every fit is a task, the rows are sent once.
+
+Your own data, in the place of the made rows (they must fit into each worker); the model and GRID as you like:
+    table = pd.read_parquet("measured.parquet")
+    x, y = table[["width", "height"]].to_numpy(), table["price"].to_numpy()
+"""
+
+import json
+import time
+
+import matplotlib.pyplot as plt
+import numpy as np
+from sklearn.datasets import make_regression
+from sklearn.model_selection import KFold
+
+import hpcml
+
+if hpcml.run.gpus:
+    from cuml.linear_model import Ridge
+    from cupy import asarray
+else:
+    from numpy import asarray
+    from sklearn.linear_model import Ridge
+
+GRID, FOLDS = np.logspace(0, 4, 17).tolist(), 5
+
+
+def score(rows, alpha, fold):  # runs on a worker: fits without a fold, and tells R² on it
+    x, y = rows
+    fit, test = list(KFold(FOLDS, shuffle=True, random_state=0).split(x))[fold]
+    model = Ridge(alpha=alpha).fit(asarray(x[fit]), asarray(y[fit]))
+    return float(model.score(asarray(x[test]), asarray(y[test])))
+
+
+client = hpcml.connect()
+x, y = make_regression(600, 100, n_informative=20, noise=200, random_state=0)
+
+start = time.perf_counter()
+rows = client.scatter((x, y), broadcast=True, hash=False)
+tasks = [client.submit(score, rows, alpha, fold) for alpha in GRID for fold in range(FOLDS)]
+scores = np.reshape(client.gather(tasks), (len(GRID), FOLDS))
+best = int(scores.mean(axis=1).argmax())
+model = Ridge(alpha=GRID[best]).fit(asarray(x), asarray(y))
+seconds = time.perf_counter() - start
+
+result = {"fits": scores.size, "alpha": GRID, "r2": scores.mean(axis=1).tolist(), "seconds": seconds}
+result |= {"best_alpha": GRID[best], "best_r2": float(scores[best].mean())}
+out = hpcml.run.out  # the run's folder for results; outside a run ./out
+(out / "result.json").write_text(json.dumps(result, indent=1))
+
+figure, axes = plt.subplots(layout="constrained")
+axes.plot(GRID, scores, color="lightgrey", label=["one fold", *[None] * (FOLDS - 1)])
+axes.plot(GRID, result["r2"], marker="o", label="mean of the folds")
+axes.axvline(GRID[best], color="black", linestyle="--", label=f"best alpha: {GRID[best]:.3g}")
+axes.set(xscale="log", xlabel="alpha", ylabel="R² on rows outside the fit")
+axes.legend()
+figure.savefig(out / "search.png", dpi=150)
+print(f"best of {len(GRID)}: alpha {GRID[best]:.3g}, R² {result['best_r2']:.4f}; {scores.size} fits in {seconds:.1f} s")
+print(f"picture: {out / 'search.png'}")
