@@ -2,20 +2,29 @@
 SHELL := /bin/bash
 PYTHON ?= $(shell for p in /usr/bin/python3 python3; do $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 BIN := .venv/bin
+RUNS := .venv/.runs
 ENVIRONMENT := .venv/.complete
 
-.PHONY: help demo test check bless lab lab-down lab-shell bench docs clean
+.PHONY: help demo quick test check bless lab lab-down lab-shell bench docs clean
 
 help:            ## show this list
 	@grep -E '^[a-z-]+: .*##' Makefile | sed 's/:.*##/\t/' | expand -t 14
 
-$(ENVIRONMENT): pyproject.toml
-	@PYTHON="$(PYTHON)" tests/setup_environment.sh
+# The demo's share. What a run imports is compiled then: pip would compile all, for longer than all else takes.
+$(RUNS): pyproject.toml
+	@PYTHON="$(PYTHON)" tests/setup_environment.sh local --no-compile
 	@touch $@
 
-demo: $(ENVIRONMENT)  ## run k-means on this machine and show where the picture is
+$(ENVIRONMENT): pyproject.toml
+	@PYTHON="$(PYTHON)" tests/setup_environment.sh local,test,image,ucx,jupyter
+	@touch $(RUNS) $@
+
+demo: $(RUNS)    ## run k-means on this machine and show where the picture is
 	$(BIN)/hpcml submit --site local --wait jobs/kmeans.py --k 5
 	@$(BIN)/hpcml status last | sed -n 's/^directory  *\(.*\)/The picture: \1\/out\/kmeans.png/p'
+
+quick: $(ENVIRONMENT)  ## what to run before each commit: units, the command line and a run on this machine
+	@$(BIN)/python tests/run_tiers.py unit cli one-run
 
 test: $(ENVIRONMENT)  ## run every tier that this machine can run, and say why not for the others
 	@$(BIN)/python tests/run_tiers.py $(MUST_RUN)

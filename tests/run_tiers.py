@@ -1,6 +1,6 @@
 """Run every tier of tests that this machine can run, say why not for the others, and fail a tier that ran no test.
 
-``make test`` calls it. The lab tier needs root and installs what it lacks on Debian and Ubuntu (tests/lab/lab.py). It
+``make test`` calls it, and ``make quick`` with the tiers that it names. The lab tier needs root and installs what it lacks on Debian and Ubuntu (tests/lab/lab.py). It
 mostly waits for Slurm, so the other tiers run beside it (``LANES``). Each tier's output grows in ``.pytest_cache/TIER.txt``
 and is shown whole when the tier ends. What failed is run once more at the end, alone: that it passes then tells a test
 that a busy machine fails from one that always fails, and makes neither good.
@@ -26,7 +26,8 @@ from xml.etree import ElementTree as ET
 ROOT = Path(__file__).resolve().parent.parent
 MOST_FAILURES = 10
 LAB = [sys.executable, str(ROOT / "tests/lab/lab.py")]
-LANES = (("lab",), ("local", "unit"), ("cli", "jobs"))  # beside each other; the tiers of a lane one after the other
+# Beside each other; the tiers of a lane one after the other.
+LANES = (("lab",), ("local", "one-run", "unit"), ("cli", "jobs"))
 STEPS_BACK = {"unit": 5, "cli": 5, "jobs": 5}  # nice: what only computes leaves the cores to what has deadlines
 SHOWING = threading.Lock()
 
@@ -47,7 +48,9 @@ TIERS = (
     Tier("jobs", "every job of the gallery against scikit-learn, pandas and NumPy", ("tests/jobs",)),
     Tier("local", "real Dask under bash on this machine", ("tests/local",)),
     Tier("lab", "a real Slurm of four nodes", ("tests/lab",)),
+    Tier("one-run", "one run under bash: two of the local tier", ("tests/local/test_local.py::test_the_script_s_own_status",)),
 )  # fmt: skip
+ONLY_WHEN_NAMED = ("one-run",)  # another tier runs it too
 
 
 @dataclass
@@ -69,13 +72,14 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a script's `make test &`
     parser = argparse.ArgumentParser(description=__doc__)
     names = [tier.name for tier in TIERS]
-    parser.add_argument("tiers", nargs="*", metavar="TIER", help=f"of {', '.join(names)} (default: all)")
+    parser.add_argument("tiers", nargs="*", metavar="TIER", help=f"of {', '.join(names)} (default: all but one-run)")
     parser.add_argument("--must-run", action="append", default=[], metavar="TIER", help="fail if it cannot run here")
     options = parser.parse_args()
     if unknown := [name for name in (*options.tiers, *options.must_run) if name not in names]:
         parser.error(f"no such tier: {', '.join(unknown)}")
-    asked = [tier for tier in TIERS if not options.tiers or tier.name in options.tiers]
-    if os.geteuid() == 0 and (not options.tiers or "lab" in options.tiers):
+    named = options.tiers or [name for name in names if name not in ONLY_WHEN_NAMED]
+    asked = [tier for tier in TIERS if tier.name in named]
+    if os.geteuid() == 0 and "lab" in named:
         _lab("install", "--accounting")  # before all: the unit tier uses shellcheck, which comes with it
     results = _run_all(asked)
     print(f"\n{'tier':<8} {'passed':>7} {'failed':>7} {'skipped':>8} {'time':>7}")

@@ -1,7 +1,8 @@
 #!/bin/bash
-# Make .venv with hpcml (editable) and all that demo and tests need. Wants python3 >= 3.11; installs python3-venv where
-# a Debian or Ubuntu lacks it and this runs as root.
+# setup_environment.sh EXTRAS [PIP'S OPTIONS]: make .venv with hpcml (editable) and these extras of pyproject.toml. Wants python3 >= 3.11;
+# installs python3-venv where a Debian or Ubuntu lacks it and this runs as root.
 set -euo pipefail
+extras=${1:?which extras?}
 python=${PYTHON:-python3}
 if [ -z "$python" ] || ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
   echo "hpcml needs Python 3.11 or newer (PYTHON=$python). Name one: make PYTHON=/path/to/python3 demo." >&2; exit 65
@@ -16,4 +17,4 @@ if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
 fi
 [ -x .venv/bin/python ] || "$python" -m venv .venv
 echo "installing into .venv (some minutes the first time) …"
-.venv/bin/python -m pip install --quiet --quiet --disable-pip-version-check --editable ".[local,test,image,ucx,jupyter]"
+.venv/bin/python -m pip install --quiet --quiet --disable-pip-version-check "${@:2}" --editable ".[$extras]"
