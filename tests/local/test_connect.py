@@ -148,24 +148,25 @@ def test_nothing_is_left_behind(tmp_path: Path, end: str) -> None:
 
 
 LIFE = """
-import asyncio, os, signal, hpcml
+import asyncio, os, signal, time, hpcml
 
 client = hpcml.connect(n_workers=1, threads_per_worker=1, memory_limit="500MB", local_directory=os.environ["TMPDIR"],
                        dashboard_address=":0", silence_logs=50)
 def pids():
     return sorted(client.run(os.getpid).values())
 client.cluster.scale(2)
-client.wait_for_workers(2, timeout=30)
+client.wait_for_workers(2, timeout=120)
 before = pids()
 client.restart()
-client.wait_for_workers(2, timeout=30)
+client.wait_for_workers(2, timeout=120)
 assert not set(before) & set(pids()), "restart"
+known = set(client.nthreads())
 os.kill(pids()[0], signal.SIGKILL)
-while len(client.nthreads()) == 2:
-    pass
-client.wait_for_workers(2, timeout=30)
+while known == set(client.nthreads()):  # by address: its nanny can have another there before anybody counts one
+    time.sleep(0.05)
+client.wait_for_workers(2, timeout=120)
 client.cluster.adapt(minimum=3, maximum=3)
-client.wait_for_workers(3, timeout=30)
+client.wait_for_workers(3, timeout=120)
 client.cluster.close()
 client.close()
 
@@ -186,7 +187,7 @@ print("done")
 
 def test_a_cluster_s_life_without_main_guard(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "script.py"], env=prepare(tmp_path, LIFE), cwd=tmp_path, capture_output=True,
-                          text=True, timeout=120, check=False)  # fmt: skip
+                          text=True, timeout=600, check=False)  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
     wait_until_gone(tmp_path)
 
