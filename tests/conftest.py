@@ -8,9 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from remote_world import Laptop
 from world import World
+
+# No property fails because the machine is busy.
+settings.register_profile("without clocks", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("without clocks")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

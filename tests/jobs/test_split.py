@@ -33,7 +33,7 @@ def test_partitions_make_no_difference_and_no_row_is_lost(rows: int) -> None:
 
 
 @given(st.integers(1, 300_000), st.integers(0, 300_000), st.integers(0, 9), st.floats(0.01, 0.99))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_part_of_the_rows_is_drawn_as_in_the_whole(total: int, at: int, seed: int, share: float) -> None:
     start = min(at, total - 1)
     whole = split.is_test(0, total, total, seed, share)

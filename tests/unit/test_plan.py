@@ -198,7 +198,7 @@ PROFILES = st.fixed_dictionaries(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(PROFILES, SPECS)
 def test_any_request_plans_or_explains_itself(profile: dict[str, Any], request_: dict[str, Any]) -> None:
     try:
@@ -214,7 +214,7 @@ def test_any_request_plans_or_explains_itself(profile: dict[str, Any], request_:
     assert len(directives) == len(made.directives), "no value begins a line of its own"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(SPECS)
 def test_a_plan_is_the_same_twice(request_: dict[str, Any]) -> None:
     try:
