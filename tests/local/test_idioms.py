@@ -170,6 +170,25 @@ def test_a_local_cuda_cluster_is_the_runs_too(here: Here) -> None:
     assert notes(done) == ["LocalCUDACluster(rmm_pool_size='4GiB') in line 3: this run's 1 worker on 1 node is used."]
 
 
+LOOKS_INSIDE = """
+from distributed import LocalCluster
+cluster = LocalCluster(n_workers=2)
+print("result", len(cluster.scheduler.workers), cluster.scheduler.address == cluster.scheduler_address)
+cluster.scale(0)
+cluster.scheduler.retire_workers()
+"""
+
+
+def test_a_script_that_looks_into_the_scheduler_is_told_where_it_is(here: Here) -> None:
+    done = here.submit(LOOKS_INSIDE)
+    assert done.returncode == 1
+    assert "result 1 True" in done.stdout
+    assert "scale(0) in line 5" in done.stdout
+    assert (
+        "AttributeError: cluster.scheduler.retire_workers: the run's scheduler is a process of its own;" in done.stdout
+    )
+
+
 OWN = """
 import json, os, psutil
 from dask.distributed import Client, LocalCluster

@@ -153,14 +153,14 @@ class RunCluster(Cluster):  # type: ignore[misc]
         return load().settings.worker_count
 
     @property
-    def scheduler(self) -> types.SimpleNamespace:
-        """The scheduler's address, as LocalCluster's scheduler has it: the scheduler is in another process."""
-        return types.SimpleNamespace(address=self.scheduler_address)
+    def scheduler(self) -> _Elsewhere:
+        """What there is of LocalCluster's scheduler object: the run's scheduler is in another process."""
+        return _Elsewhere(self)
 
-    def scale(self, n: int = 0, jobs: int = 0, **options: Any) -> None:
+    def scale(self, n: int | None = None, jobs: int = 0, **options: Any) -> None:
         """Change nothing: a run has the workers that it was submitted with."""
-        self.asked = max(self.asked, n, jobs)
-        _note_run(_call("scale", (n,) if n else (), options | ({"jobs": jobs} if jobs else {})))
+        self.asked = max(self.asked, n or 0, jobs)
+        _note_run(_call("scale", () if n is None else (n,), options | ({"jobs": jobs} if jobs else {})))
 
     scale_up = scale  # as SpecCluster has it
 
@@ -199,6 +199,20 @@ class RunCluster(Cluster):  # type: ignore[misc]
         if self._pool and not self.asynchronous:
             self._loop_runner.stop()
         return closing
+
+
+class _Elsewhere:
+    """Address and workers of the run's scheduler, for scripts that look into the scheduler object of their cluster."""
+
+    def __init__(self, cluster: RunCluster) -> None:
+        self.address: str = cluster.scheduler_address
+        self.workers = cluster.workers
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"cluster.scheduler.{name}: the run's scheduler is a process of its own; client.scheduler_info() tells of "
+            "it, and client.run_on_scheduler() calls a function there"
+        )
 
 
 def _cluster_of(client: Any, asked: int) -> RunCluster:
