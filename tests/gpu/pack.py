@@ -37,7 +37,7 @@ SMALLEST_TWIN = 1 << 16
 USELESS_FOLDERS = ("include", "cmake", "tests", "__pycache__", "pkgconfig")
 USELESS_FILES = ("*.a", "*.pxd", "*.pyx", "libucx/bin/io_demo", "libucx/bin/ucx_perftest*", "nvidia/libnvcomp/bin/*",
                  "libucx/lib/ucx/libucx_perftest*")  # fmt: skip
-DEADLINE = 1800  # seconds for pip, and for compressing
+DEADLINE = 7200  # seconds for pip, and for compressing on a busy machine
 
 
 class PackError(Exception):
