@@ -55,6 +55,7 @@ LIMITS = {  # seconds
     "killed": 420,
     "tasks": 420,
     "idioms": 300,
+    "examples": 360,
 }
 HOST_MEMORY = "16G"  # for each worker: the machine's own figure grows as it is used
 

@@ -88,6 +88,7 @@ COLUMNS: dict[str, list[tuple[str, str, Format]]] = {
               ("connect", "connect_s", number(2, " s")), ("scheduler up", "scheduler_up_s", number(2, " s"))],
     "idioms": [("of", "kind", str), ("figure", "figure", str), ("alone", "alone", str), ("took", "seconds", number(1, " s")),
                ("workers", "workers", str), ("opened in", "open_s", number(2, " s")), ("alone", "alone_open_s", number(2, " s"))],
+    "examples": [("on GPUs", "gpu_s", number(1, " s")), ("on CPUs", "cpu_s", number(1, " s")), ("figures apart", "apart", small)],
 }  # fmt: skip
 RATIO = {"kmeans": "CPU fit / fit", "auth": "authenticated / plain", "bringup": "usable / by hand",
          "merge": "hpcml / Local", "image": "to workers, inside / outside", "gallery": "CPU / GPU",

@@ -1,0 +1,25 @@
+"""Every short example of jobs/: the figures of its result.json that are the same wherever it runs (no test framework here)."""
+
+from __future__ import annotations
+
+# By figure, how far GPUs may be from CPUs, relative to the CPUs': other algorithms, float32, and random numbers of CuPy's.
+EXAMPLES: dict[str, dict[str, float]] = {
+    "arrays": {"shape": 0, "mean": 0.02, "noise": 0.001, "error": 0.02},
+    "dbscan": {"rows": 0, "clusters": 0, "eps": 0.001, "noise": 0.01},
+    "etl": {"read": 0, "kept": 0, "hours": 0, "mean_fare": 1e-9},
+    "forest": {"rows": 0, "accuracy": 0.05},
+    "join": {"rows": 0, "sums": 0},
+    "kmeans": {"rows": 0, "sizes": 0.005, "centres": 0.01},
+    "linear": {"rows": 0, "coefficients": 1e-5, "r2": 1e-6},
+    "logistic": {"rows": 0, "coefficients": 0.02, "accuracy": 0.005, "roc_auc": 0.002},
+    "minimal": {},
+    "naive_bayes": {"documents": 0, "accuracy": 0.005},
+    "neighbors": {"known": 0, "asked": 0, "accuracy": 0.005},
+    "pca_svd": {"shape": 0, "shares": 0.005, "singular_values": 0.05},
+    "pipeline": {"read": 0, "used": 0, "model": 1e-5, "error": 1e-6},
+    "preprocess": {"rows": 0, "columns": 0, "scales": 1e-9, "categories": 0},
+    "score": {"rows": 0, "files": 0, "error": 1e-9},
+    "search": {"fits": 0, "r2": 0.001},
+    "to_torch": {"accuracy": 0.05},
+    "xgboost_train": {"rows": 0, "r2": 0.01},
+}
