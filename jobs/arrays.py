@@ -35,7 +35,7 @@ np.save(out / "mean.npy", mean)
 
 figure, panels = plt.subplots(1, 2, figsize=(10, 4.5), layout="constrained")
 for axes, image, title in zip(panels, (first, mean), ("one frame", f"the mean of {count}"), strict=True):
-    figure.colorbar(axes.imshow(image, cmap="gray"), ax=axes)
+    figure.colorbar(axes.imshow(image, cmap="gray"), ax=axes, label="brightness")
     axes.set(title=title, xlabel="column", ylabel="row")
 figure.savefig(out / "arrays.png", dpi=150)
 print(f"{frames.nbytes / 1e9:.2f} GB in {seconds:.1f} s; the mean is off by {error:.4f} (one frame by 1)")

@@ -24,14 +24,14 @@ else:
     options = {"n_jobs": -1}
 
 client = hpcml.connect(backend="auto")
-rng, min_samples = np.random.default_rng(0), 10
+rng, min_samples = np.random.default_rng(0), 20
 moons, _ = make_moons(18_000, noise=0.05, random_state=0)
 points = np.concatenate([moons, rng.uniform((-2, -1.5), (3, 2), (2_000, 2))]).astype("float32")
 
 start = time.perf_counter()
 some = rng.choice(len(points), 2_000, replace=False)
 distances, _ = NearestNeighbors(n_neighbors=min_samples).fit(points).kneighbors(points[some])
-curve = np.sort(distances[:, -1])  # how far rows are from their tenth neighbour: far only in noise
+curve = np.sort(distances[:, -1])  # how far rows are from their twentieth neighbour: far only in noise
 share, height = np.linspace(0, 1, len(curve)), (curve - curve[0]) / (curve[-1] - curve[0])
 eps = float(curve[np.argmax(share - height)])  # the knee: farthest from the line between the curve's ends
 labels = DBSCAN(eps=eps, min_samples=min_samples, **options).fit_predict(points)
@@ -50,10 +50,9 @@ left.plot(share, curve)
 left.axhline(eps, color="black", linestyle="--", label=f"eps {eps:.3f}, at the knee")
 left.set(xlabel="share of the rows", ylabel=f"distance to neighbour {min_samples}")
 left.legend()
-right.scatter(*points[labels < 0].T, s=2, color="lightgrey", label="noise")
+right.scatter(*points[labels < 0].T, s=2, color="lightgrey")
 right.scatter(*points[labels >= 0].T, s=2, c=labels[labels >= 0], cmap="tab10")
-right.set(xlabel="column 0", ylabel="column 1", title=f"{clusters} clusters, {noise:,} rows of noise")
-right.legend()
+right.set(xlabel="column 0", ylabel="column 1", title=f"{clusters} clusters, {noise:,} rows of noise in grey")
 figure.savefig(out / "dbscan.png", dpi=150)
 print(f"{clusters} clusters of {sizes} rows, {noise:,} rows of noise, in {seconds:.1f} s")
 print(f"picture: {out / 'dbscan.png'}")

@@ -18,8 +18,9 @@ import hpcml
 def made(folder):  # eight files of taxi trips, some of them impossible
     for number in range(8):
         rng, rows = np.random.default_rng(number), 25_000
-        pickup = pd.Timestamp("2026-01-01") + pd.to_timedelta(rng.integers(0, 30 * 86_400, rows), unit="s")
-        miles = rng.gamma(2.0, 1.5, rows).round(2)
+        hours = 24 * rng.integers(0, 30, rows) + rng.normal(15, 5, rows) % 24  # most in the afternoon
+        pickup = pd.Timestamp("2026-01-01") + pd.to_timedelta((3600 * hours).astype(int), unit="s")
+        miles = (rng.gamma(2.0, 1.5, rows) + 4 * (hours % 24 < 6)).round(2)  # by night they are longer
         trips = pd.DataFrame({"pickup": pickup, "miles": miles, "fare": (3 + 2.5 * miles).round(2)})
         trips.loc[rng.random(rows) < 0.01, "miles"] = 9_999.0
         trips.loc[rng.random(rows) < 0.01, "fare"] *= -1
