@@ -374,7 +374,7 @@ def test_templates_render(block: Block, tmp_path: Path) -> None:
 # On a terminal a submission waits.
 TERMINAL = """hpcml() {
   case " $* " in
-    *" --detach "* | *" --dry-run "* | *" --check "*) command hpcml "$@" ;;
+    *" --detach "* | *" --prepare "* | *" --dry-run "* | *" --check "*) command hpcml "$@" ;;
     " submit "*) command hpcml submit --wait "${@:2}" ;;
     *) command hpcml "$@" ;;
   esac

@@ -41,11 +41,18 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
     known_qos = {site.defaults.qos, *(partition.qos for partition in site.partitions.values())} - {""}
     if request.asked.qos and request.asked.qos not in known_qos and (near := nearest(request.asked.qos, [*known_qos])):
         notices.append(f"QoS {request.asked.qos} is not in the profile: did you mean {near}?")
+    own, others = "NODE", "SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU"
+    if "--mem" not in dict(directives):
+        own, others = "CPU", "SLURM_MEM_PER_NODE"
     return JobLayout(
         directives=directives,
         directive_word="#SBATCH",
         may_start_again=("--requeue", "") in directives,
-        prologue=('cpus="${SLURM_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}"',),
+        prologue=(
+            'cpus="${SLURM_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}"',
+            # sbatch that is typed in a job passes that job's on, and srun takes no two of them
+            f'if [ -n "${{SLURM_MEM_PER_{own}-}}" ]; then unset {others}; fi',
+        ),
         launchers={role: launcher(site, request, role) for role in (*ROLES, "stage")},
         nodes_word='"$SLURM_JOB_NUM_NODES"',
         job_word='"$SLURM_JOB_ID"',

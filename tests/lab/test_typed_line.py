@@ -79,13 +79,23 @@ def test_cancelled_while_it_waits_it_can_be_typed_again(cluster: Cluster) -> Non
     assert state(cluster, directory.name) == "COMPLETED"
 
 
-def test_it_is_typed_within_a_job_and_a_run(cluster: Cluster) -> None:
-    """A workflow manager may be a job, or a run: neither its sizes nor its run's variables reach the new one."""
+def test_it_is_typed_within_a_run(cluster: Cluster) -> None:
+    """A workflow manager may be a run itself: what that run has set does not reach the new one."""
     line, directory = prepare(cluster, SUM, "--nodes", "2")
-    script = f"import subprocess; print(subprocess.run({line!r}, shell=True, capture_output=True, text=True, check=True).stdout)\n"
-    outer = cluster.submit(script, "--set", "slurm.remove=['--mem']", "--sbatch=--mem-per-cpu=400M")
+    script = f"import subprocess\nprint(subprocess.run({line!r}, shell=True, capture_output=True, text=True, check=True).stdout)\n"
+    outer = cluster.submit(script)
     assert outer.code == 0, outer.err
     assert re.search(r"Submitted batch job \d+", outer.out)
+    done = cluster.run("hpcml", "wait", directory.name)
+    assert done.returncode == 0, done.stdout + cluster.run("hpcml", "logs", directory.name, "job").stdout
+
+
+def test_it_is_typed_within_a_job_of_other_sizes(cluster: Cluster) -> None:
+    line, directory = prepare(cluster, SUM, "--nodes", "2")
+    outer = cluster.run(
+        "sbatch", "--wait", "--nodes=1", "--ntasks=2", "--cpus-per-task=2", "--mem-per-cpu=300M", f"--wrap={line}"
+    )
+    assert outer.returncode == 0, outer.stderr
     done = cluster.run("hpcml", "wait", directory.name)
     assert done.returncode == 0, done.stdout + cluster.run("hpcml", "logs", directory.name, "job").stdout
 

@@ -57,6 +57,7 @@ export HPCML_PYTHONPATH="${PYTHONPATH-}" PYTHONUNBUFFERED=1
 export PYTHONPATH="$HPCML_RUN_DIR/lib.zip${PYTHONPATH:+:$PYTHONPATH}"
 
 cpus="${SLURM_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}"
+if [ -n "${SLURM_MEM_PER_NODE-}" ]; then unset SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU; fi
 set -m   # each step is a process group of its own, and can be ended whole
 srun --cpus-per-task="$cpus" --overlap --kill-on-bad-exit=1 --wait=0 --cpu-bind=none --export=ALL --nodes=1 --ntasks=1 --relative=0 --job-name=scheduler --output=/scratch/alice/runs/environment-20261121-074500-1a2b/logs/scheduler.log --open-mode=append \
   /bin/sh /scratch/alice/runs/environment-20261121-074500-1a2b/step.sh scheduler /opt/hpcml/bin/python -P -m hpcml.node scheduler </dev/null & scheduler=$!
