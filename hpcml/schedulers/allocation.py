@@ -169,7 +169,8 @@ def _launcher(site: Site, request: JobRequest, role: str) -> Launcher:
     gpus = tuple(
         f"{option}={value}" for option, value in slurm_options.gpu_directives(site, request.spec.gpus_per_node, "")
     )
-    return launcher._replace(options=(*asked, *gpus, *launcher.options))
+    hidden = () if request.spec.gpus_per_node else ("--gres=none",)  # those of the allocation, if it has some
+    return launcher._replace(options=(*asked, *gpus, *hidden, *launcher.options))
 
 
 def submit(site: Site, run: RunPaths) -> Submission:

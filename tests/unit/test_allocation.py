@@ -12,8 +12,8 @@ from hpcml.errors import HpcmlError, SiteError, UsageError
 from hpcml.plan.plan import RunLocation, plan
 from hpcml.schedulers import allocation
 from hpcml.schedulers.allocation import Allocation
-from hpcml.schedulers.request import JobSpec
-from hpcml.sites.schema import Site
+from hpcml.schedulers.request import NOT_SAID, JobSpec
+from hpcml.sites.schema import Site, SlurmOptions
 from hpcml.units import Memory, TimeLimit
 
 SHOWN = (
@@ -117,4 +117,12 @@ def test_the_steps_have_what_directives_would_have_said() -> None:
     for step in made.steps:
         assert step.launcher is not None
         assert {"--overlap", "--mem=2048M", "--gpus-per-node=2"} <= set(step.launcher.options)
+        assert "--gres=none" not in step.launcher.options
     assert made.inside.nodes == 3
+
+
+@pytest.mark.parametrize(("gpus", "hidden"), [(0, True), (NOT_SAID, False)])
+def test_gpus_are_hidden_from_a_run_that_wants_none(gpus: int, hidden: bool) -> None:
+    site = Site(name="slurm", scheduler="allocation", slurm=SlurmOptions(gpu_request="none"))
+    made = plan(site, run.fitted(spec(gpus_per_node=gpus), GIVEN), RunLocation(Path("/scratch/runs/a-1"), "/p", "0"))
+    assert all(step.launcher and ("--gres=none" in step.launcher.options) is hidden for step in made.steps)
