@@ -1,0 +1,93 @@
+"""The batch scripts in templates/sbatch, unchanged: only sbatch's command line says what is the lab's."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from conftest import Cluster
+from hpcml import errors
+from lab_state import PATIENCE
+from test_exit_status import CONNECT
+
+pytestmark = pytest.mark.lab
+
+WORKERS = (
+    CONNECT
+    + "import os, sys\nprint(hpcml.run.nodes, hpcml.run.gpus, len(client.scheduler_info(n_workers=-1)['workers']), sys.argv[1:])\n"
+    + "print(client.submit(os.path.exists, '/opt/hpcml').result())\n"
+)
+
+
+class Job(NamedTuple):
+    """A batch job that has ended: its exit status, what its script printed, and the run in it."""
+
+    code: int
+    log: str
+    run: Path
+    facts: dict[str, str]
+
+
+def submit(cluster: Cluster, name: str, *words: str, export: str = "") -> Job:
+    """Submit a copy of a template as its first lines say; return how the job ended."""
+    folder = cluster.run("python", "-c", "from hpcml import assets; print(assets.folder('templates'))").stdout.strip()
+    cluster.run("cp", f"{folder}/sbatch/{name}", str(cluster.work))
+    values = f"--export=ALL,VENV={cluster.lab.places.venv}{export}"
+    done = cluster.run(
+        "sbatch", "--wait", "--account=lab_account", "--partition=boost", values, name, *words, timeout=200 * PATIENCE
+    )
+    job = re.findall(r"\d+", done.stdout)[0]
+    log = (cluster.work / f"hpcml-{name.removesuffix('.sh')}-{job}.log").read_text()
+    return Job(done.returncode, log, cluster.directory(job), cluster.job(job))
+
+
+def test_cpu(cluster: Cluster) -> None:
+    script = cluster.write("workers.py", WORKERS)
+    done = submit(cluster, "cpu.sh", script.name, "--epochs", "10")
+    assert done.code == 0, done.log
+    assert "2 0 2 ['--epochs', '10']\nFalse\n" in done.log
+    assert (done.facts["Account"], done.facts["TimeLimit"], done.facts["NumCPUs"]) == ("lab_account", "00:30:00", "16")
+
+
+def test_the_job_s_status_is_the_script_s(cluster: Cluster) -> None:
+    script = cluster.write("fails.py", "raise SystemExit(7)\n")
+    assert submit(cluster, "cpu.sh", script.name).code == 7
+
+
+def test_gpu_asks_for_gpus_and_every_worker_would_have_one(cluster: Cluster) -> None:
+    """The lab's GPUs are null devices: Slurm hands all of them out, and the nodes are refused in words."""
+    script = cluster.write("workers.py", WORKERS)
+    done = submit(cluster, "gpu.sh", script.name)
+    assert done.code == errors.WORKERS_NEVER_CAME, done.log
+    assert "no GPU can be seen" in done.log
+    probes = [json.loads(path.read_text()) for path in done.run.glob("attempts/0/probe/*.json")]
+    assert [probe["visible_devices"] for probe in probes] == ["0,1,2,3"] * 2
+    assert json.loads((done.run / "plan.json").read_text())["inside"]["workers_per_node"] == 4
+
+
+def test_gpu_without_its_gpus(cluster: Cluster) -> None:
+    script = cluster.write("workers.py", WORKERS)
+    done = submit(cluster, "gpu.sh", "--gpus-per-node", "0", script.name)
+    assert done.code == 0, done.log
+    assert "2 0 2 []\nFalse\n" in done.log
+
+
+def test_gpu_image(cluster: Cluster, image: Path) -> None:
+    """Every role is inside the image; the lab's has no RAPIDS, so it is tried without the GPUs."""
+    script = cluster.write("workers.py", WORKERS)
+    done = submit(cluster, "gpu-image.sh", "--gpus-per-node", "0", script.name, export=f",IMAGE={image}")
+    assert done.code == 0, done.log
+    assert "2 0 2 []\nTrue\n" in done.log
+
+
+def test_gpu_image_with_its_gpus_from_the_place_in_the_script(cluster: Cluster, image: Path) -> None:
+    cluster.run("ln", "-sf", str(image), str(cluster.work / "rapids-cu12.sif"))
+    script = cluster.write("workers.py", WORKERS)
+    done = submit(cluster, "gpu-image.sh", script.name, export=f",WORK={cluster.work}")
+    assert done.code == errors.WORKERS_NEVER_CAME, done.log
+    assert "no GPU can be seen" in done.log
+    assert json.loads((done.run / "request.json").read_text())["image"]["path"] == str(cluster.work / "rapids-cu12.sif")
