@@ -47,7 +47,8 @@ def node_side() -> list[str]:
         "units.py",
     )
     root = len(f"{_PACKAGE}/")
-    node = [f"{folder}/{name}"[root:] for folder, _, names in os.walk(_PACKAGE / "node") for name in names]
+    folders = ("node", "failures")
+    node = [f"{at}/{name}"[root:] for one in folders for at, _, names in os.walk(_PACKAGE / one) for name in names]
     return [f"hpcml/{name}" for name in (*own, *sorted(name for name in node if name.endswith(".py")))]
 
 

@@ -10,6 +10,7 @@ EXAMPLES = {
     "jupyter": ("--nodes 2 --time 4h",),
     "ls": ("", "--last 50"),
     "status": ("", "train --json"),
+    "why": ("", "train --json"),
     "logs": ("", "-f -n 20 last worker"),
     "wait": ("last", "prepare train"),
     "cancel": ("last", "--all --yes"),

@@ -35,6 +35,7 @@ COMMANDS = {
     "jupyter": ("[OPTIONS]", "run JupyterLab on the first node, with a cluster of its own"),
     "ls": ("", "list the runs"),
     "status": ("[RUN]", "how a run stands"),
+    "why": ("[RUN]", "why a run failed, and what to do"),
     "logs": ("[-f] [-n N] [RUN] [ROLE]", "show a run's logs"),
     "wait": ("[OPTIONS] RUN…", "wait until runs have ended"),
     "cancel": ("RUN | --all", "cancel a run, or all of them"),

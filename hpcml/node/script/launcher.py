@@ -99,10 +99,12 @@ def _write_down(error: BaseException | None, described: TracebackException) -> N
     finally:
         sys.path[:] = path
     chain: list[dict[str, object]] = []
+    handled = False
     while error is not None and len(chain) < 10:
         one = {"type": type(error).__name__, "message": str(error)[:_LONGEST], "name": getattr(error, "name", None)}
-        chain.append(one)
-        error = error.__cause__ or error.__context__
+        chain.append({**one, "handled": handled})
+        handled = error.__cause__ is None  # the next was raised before, and this one while it was handled
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     last = described.stack[-1] if described.stack else None
     facts = {"file": last.filename if last else "", "line": last.lineno if last else None, "chain": chain}
     try:

@@ -1,0 +1,194 @@
+"""What a run's logs show: the lines that a rule knows, each with its file, its line and its time."""
+
+from __future__ import annotations
+
+import bisect
+import os
+import re
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hpcml import files
+from hpcml.failures.rules import RULES, Rule
+from hpcml.paths import RunPaths
+
+HEAD, TAIL = 32 << 10, 160 << 10  # bytes of a log that are read: its begin and its end
+_COUNTED = 64 << 20  # bytes; of a longer log the numbers of its last lines are not counted
+_LONGEST = 400  # characters of a line that are kept
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_STAMP = re.compile(r"^(?:\[?(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)|.*CANCELLED AT (\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d))")
+_PATTERNS = [(rule, re.compile(rule.pattern, re.MULTILINE)) for rule in RULES]
+_NO_END = " - INFO - "  # Dask's level for what is no trouble
+_PLACE = re.compile(r'^  File "(.+)", line (\d+) in (\S+)')
+_AFTER = 4  # lines behind a crash in which the place of it stands
+
+
+class Line(NamedTuple):
+    """A line that shows something.
+
+    ``file`` is its path in the run's directory, empty if it is of no log; ``number`` counts from 1, 0 if it is not
+    known. ``time`` is in seconds since 1970 by the run's own clocks, 0 if it is not known. ``source`` is driver,
+    scheduler, worker, job, library or record.
+    """
+
+    text: str
+    source: str
+    file: str = ""
+    number: int = 0
+    time: float = 0.0
+    node: str = ""
+
+
+class Hit(NamedTuple):
+    """A line and the rule that knows it; ``groups`` are the pattern's."""
+
+    rule: Rule
+    line: Line
+    groups: tuple[str, ...] = ()
+    place: str = ""
+
+
+class Piece(NamedTuple):
+    """Some of a log's text, and the number of its first line (0 if it is not known)."""
+
+    text: str
+    first: int
+
+
+def logs(paths: RunPaths, most: int) -> Iterator[tuple[str, str, Path]]:
+    """Yield the source, the node and the path of each log that counts, the newest ``most`` of many."""
+    for source, path in (("job", paths.job_log), ("driver", paths.driver_log), ("scheduler", paths.scheduler_log)):
+        yield source, "", path
+    try:
+        names = sorted(os.listdir(paths.logs))
+    except OSError:
+        return  # the run has no logs: other evidence is all there is
+    for source, begin in (("worker", "worker-"), ("library", "nccl-")):
+        found = [name for name in names if name.startswith(begin) and name.endswith(".log")]
+        if len(found) > most:  # a worker that failed wrote last before the end, and its log is among the smaller
+            found = sorted(found, key=lambda name: _size(paths.logs / name))[:most]
+        for name in found:
+            node = name.removeprefix(begin).removesuffix(".log")
+            yield source, node.rpartition(".")[0] or node if source == "library" else node, paths.logs / name
+
+
+def _size(path: Path) -> int:
+    try:
+        return os.lstat(path).st_size
+    except OSError:
+        return 0
+
+
+def pieces(path: Path) -> list[Piece]:
+    """Return the begin and the end of a log; nothing if it is not there, is a link, or another account's."""
+    try:
+        descriptor = files.open_regular(path)
+    except OSError:
+        return []  # it is no evidence
+    with open(descriptor, "rb") as file:
+        size = os.fstat(descriptor).st_size
+        if size <= HEAD + TAIL:
+            return [Piece(_text(file.read(HEAD + TAIL)), 1)]
+        head = file.read(HEAD)
+        skipped = size - HEAD - TAIL
+        breaks = head.count(b"\n")
+        for _ in range(skipped >> 16) if size <= _COUNTED else ():
+            breaks += file.read(1 << 16).count(b"\n")
+        file.seek(HEAD + (skipped >> 16 << 16))
+        rest = file.read(TAIL + (1 << 16))
+        return [Piece(_text(head), 1), Piece(_text(rest), breaks + 1 if size <= _COUNTED else 0)]
+
+
+def _text(data: bytes) -> str:
+    return _COLOURS.sub("", data.decode(errors="replace").replace("\r\n", "\n"))
+
+
+def hits(paths: RunPaths, most: int) -> list[Hit]:
+    """Return the lines of a run's logs that a rule knows, in the order of the files."""
+    found: list[Hit] = []
+    for source, node, path in logs(paths, most):
+        for piece in pieces(path):
+            found += hits_in(piece, source, node, f"{path.parent.name}/{path.name}", _changed(path))
+    return found
+
+
+def _changed(path: Path) -> float:
+    try:
+        return os.lstat(path).st_mtime
+    except OSError:
+        return 0.0
+
+
+def hits_in(piece: Piece, source: str, node: str = "", name: str = "", changed: float = 0.0) -> list[Hit]:
+    """Return the lines of a text that a rule knows, in order; each mechanism's first and as many more as there are.
+
+    A line without a time has that of the line before it that has one, else of the first behind it, else the file's.
+    """
+    lines = piece.text.split("\n")
+    starts = [0]
+    for line in lines[:-1]:
+        starts.append(starts[-1] + len(line) + 1)
+    found: dict[tuple[int, str], Hit] = {}
+    for rule, pattern in _PATTERNS:
+        for match in pattern.finditer(piece.text):
+            index = bisect.bisect_right(starts, match.start()) - 1
+            if _NO_END in lines[index] and rule.name not in _TOLD_AS_INFO:
+                continue
+            number = piece.first + index if piece.first else 0
+            text = lines[index].strip()[:_LONGEST]
+            when = _time_at(lines, index) or changed
+            groups = tuple(group or "" for group in match.groups())
+            hit = Hit(rule, Line(text, source, name, number, when, node), groups, _place(lines, index))
+            found.setdefault((index, rule.name), hit)
+    return [found[key] for key in sorted(found)]
+
+
+_TOLD_AS_INFO = {"worker-killed", "worker-segfault", "worker-abort", "worker-bus"}  # by Dask's nanny
+
+
+def _place(lines: Sequence[str], index: int) -> str:
+    """Return where Python was when it crashed, as faulthandler shows it below."""
+    if not lines[index].startswith("Fatal Python error"):
+        return ""
+    for line in lines[index + 1 : index + 40]:
+        if match := _PLACE.match(line):
+            return f"{match[1]}, line {match[2]}, in {match[3]}"
+    return ""
+
+
+def _time_at(lines: Sequence[str], index: int) -> float:
+    for line in (*reversed(lines[max(0, index - 200) : index + 1]), *lines[index + 1 : index + 200]):
+        if match := _STAMP.match(line[:200]):
+            date, clock = match[1] or match[3], match[2] or match[4]
+            try:
+                return time.mktime(time.strptime(f"{date} {clock}", "%Y-%m-%d %H:%M:%S"))
+            except (ValueError, OverflowError):
+                return 0.0
+    return 0.0
+
+
+def script_error(path: Path) -> dict[str, Any]:
+    """Return what a script's uncaught error was (script-error.json), empty if it is not there or is none."""
+    try:
+        facts = files.read_json(path, HEAD)
+    except (OSError, ValueError):
+        return {}
+    chain = facts.get("chain") if isinstance(facts, dict) else None
+    whole = isinstance(chain, list) and all(isinstance(one, dict) and isinstance(one.get("type"), str) for one in chain)
+    return facts if whole else {}
+
+
+def last_error(path: Path) -> Line | None:
+    """Return the last line of a log if it is the one that ends a traceback."""
+    for piece in reversed(pieces(path)):
+        lines = piece.text.rstrip().split("\n")
+        if _ERROR.fullmatch(lines[-1]) and any(line.startswith("Traceback (most recent") for line in lines):
+            number = piece.first + len(lines) - 1 if piece.first else 0
+            return Line(lines[-1][:_LONGEST], "driver", f"{path.parent.name}/{path.name}", number)
+        return None
+    return None
+
+
+_ERROR = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Warning)(?::\s.*)?")

@@ -1,0 +1,375 @@
+"""Which of what a run shows is the cause of its failure: the first that began it, never what followed.
+
+How the run ended decides where to look. A script that raised an error of its own tells the cause itself, whatever
+workers survived before. Where the end only follows from another (a lost worker, a broken connection), the earliest
+line of a log that begins a failure is the cause. Without one it is unknown.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from hpcml import errors
+from hpcml.failures import evidence
+from hpcml.failures.evidence import Hit, Line
+from hpcml.failures.rules import BY_NAME, Retry, Role
+
+_SHOWN = 3  # lines of evidence, and of what followed
+_TOLD = 300  # characters of an error's message in a sentence
+_ANOTHER_ATTEMPT = 90.0  # seconds before the attempt began; the clocks of nodes may differ
+# What hpcml has found out itself and told in a sentence that no log tells better.
+_FINAL = {
+    errors.STORAGE: "disk full or not usable",
+    errors.CANCELLED: "cancelled",
+    errors.IMAGE: "image cannot be used",
+    errors.FABRIC: "not the transport asked for",
+    errors.VERSIONS: "versions differ",
+    errors.PREEMPTED: "preempted",
+    errors.IDLE: "idle too long",
+    errors.INTERNAL: "defect in hpcml",
+}
+_OPEN = {  # what hpcml ended a run for, which began elsewhere
+    errors.START_FAILED: "could not start",
+    errors.WORKERS_NEVER_CAME: "workers did not come",
+    errors.ROLE_LOST: "workers or scheduler lost",
+    errors.ALLOCATION_LOST: "ended without a word",
+}
+_SIGNALS = {
+    signal.SIGSEGV: "segfault",
+    signal.SIGBUS: "bus-error",
+    signal.SIGABRT: "abort",
+    signal.SIGILL: "illegal",
+}
+
+
+class Ending(NamedTuple):
+    """How a run ended; ``error`` is script-error.json, ``form`` what its script is, ``times`` its events'."""
+
+    exit_status: int
+    by: str
+    state: str
+    message: str
+    hint: str = ""
+    quote: tuple[str, ...] = ()
+    times: Mapping[str, float] = {}
+    error: Mapping[str, Any] = {}
+    last_error: Line | None = None
+    form: str = ""
+
+
+class Cause(NamedTuple):
+    """Why a run failed.
+
+    ``what`` is one clause, ``short`` at most six words; ``known`` is False where there is no evidence of it.
+    ``rule`` is the name of the rule, empty where there is none. ``occurrences`` lines on ``nodes`` show the same.
+    """
+
+    what: str
+    short: str
+    known: bool = True
+    rule: str = ""
+    remedy: str = ""
+    retry: Retry = Retry.NONE
+    evidence: tuple[Line, ...] = ()
+    followed: tuple[Line, ...] = ()
+    occurrences: int = 0
+    nodes: tuple[str, ...] = ()
+
+
+def judge(end: Ending, hits: Sequence[Hit]) -> Cause | None:
+    """Return why a run failed, from how it ended and the lines of its logs; None if it did not fail."""
+    if not end.exit_status and end.state in ("COMPLETED", ""):
+        return None
+    began = end.times.get("allocated", 0.0)
+    hits = [hit for hit in hits if not hit.line.time or hit.line.time > began - _ANOTHER_ATTEMPT]
+    status = end.exit_status
+    if end.state == "TIMEOUT" or (end.by != "script" and status == errors.TIME_LIMIT):
+        return _time_limit(end, hits)
+    if end.by != "script" and status in _FINAL:
+        retry = Retry.NONE
+        return Cause(end.message, _FINAL[status], remedy=end.hint, retry=retry, evidence=_quoted(end))
+    if end.state == "CANCELLED":
+        return Cause(end.message, "cancelled", remedy=end.hint)
+    if _starved(end, hits):
+        return _out_of_memory(end, hits)
+    if end.by == "script" and end.error.get("chain"):
+        return _raised(end, hits)
+    if end.by == "script":
+        return _ended(end, hits)
+    return _lost(end, hits)
+
+
+def _roots(hits: Sequence[Hit], *, own: bool) -> list[Hit]:
+    """Return the lines that begin a failure, the earliest first; ``own``: the script's output counts too."""
+    roots = [hit for hit in hits if hit.rule.role is Role.ROOT and (own or hit.line.source != "driver")]
+    return sorted(roots, key=lambda hit: hit.line.time or float("inf"))
+
+
+def _of(hit: Hit, hits: Sequence[Hit], what: str = "") -> Cause:
+    """Return the cause that a line tells, with all lines that tell the same, and what followed."""
+    rule = hit.rule
+    same = [other for other in hits if other.rule.name == rule.name]
+    first: dict[tuple[str, str], Line] = {}
+    for other in (hit, *same):
+        first.setdefault((other.line.file, other.line.node), other.line)
+    after = sorted(
+        (other for other in hits if other.rule.role in (Role.CASCADE, Role.CONFIRMATION)), key=lambda one: one.line.time
+    )
+    followed: dict[str, Line] = {}
+    for other in after:
+        followed.setdefault(other.rule.name, other.line)
+    nodes = dict.fromkeys(line.node for line in first.values() if line.node)
+    sentence = what or _filled(rule.cause, hit)
+    if hit.place:
+        sentence += f" ({hit.place})"
+    return Cause(
+        sentence,
+        _filled(rule.short, hit),
+        True,
+        rule.name,
+        rule.remedy,
+        rule.retry,
+        tuple(first.values())[:_SHOWN],
+        tuple(followed.values())[:_SHOWN],
+        max(len(same), 1),
+        tuple(nodes),
+    )
+
+
+def _filled(text: str, hit: Hit) -> str:
+    for index, group in enumerate(hit.groups):
+        text = text.replace(f"{{{index}}}", group[:100])
+    return text
+
+
+def _quoted(end: Ending) -> tuple[Line, ...]:
+    return tuple(Line(text, "record") for text in end.quote[-_SHOWN:])
+
+
+def _time_limit(end: Ending, hits: Sequence[Hit]) -> Cause:
+    """Say in which phase the time limit came."""
+    times = end.times
+    if "driver-started" in times:
+        where = "while the script ran"
+    elif "workers-ready" in times:
+        where = "while the interconnect was checked"
+    elif "scheduler-up" in times:
+        where = "before all workers were there"
+    elif "allocated" in times:
+        where = "before the scheduler was up"
+    elif "image-staging" in times:
+        where = "while the image was copied"
+    else:
+        where = "before the run began"
+    found = [hit.line for hit in hits if hit.rule.name == "time-limit"]
+    rule = BY_NAME["time-limit"]
+    remedy = end.hint or rule.remedy
+    return Cause(
+        f"the time limit was reached {where}",
+        "time limit",
+        True,
+        rule.name,
+        remedy,
+        rule.retry,
+        tuple(found[:1]),
+        (),
+        1,
+    )
+
+
+def _starved(end: Ending, hits: Sequence[Hit]) -> bool:
+    """Whether the script or the job was killed for want of memory: only a kill that is confirmed counts."""
+    if end.state == "OUT_OF_MEMORY" or "memory limit was reached (out of memory)" in end.message:
+        return True
+    killed = end.exit_status == 128 + signal.SIGKILL or (end.by != "script" and end.exit_status in _OPEN)
+    return killed and any(hit.rule.role is Role.CONFIRMATION for hit in hits)
+
+
+def _out_of_memory(end: Ending, hits: Sequence[Hit]) -> Cause:
+    confirmed = [hit for hit in hits if hit.rule.role is Role.CONFIRMATION or hit.rule.name == "worker-oom"]
+    rule = BY_NAME["oom-kill"]
+    if confirmed:
+        found = _of(min(confirmed, key=lambda hit: hit.line.time or float("inf")), hits, rule.cause)
+        what = "the script was killed because the node's memory limit was reached" if end.by == "script" else found.what
+        lines = tuple(hit.line for hit in confirmed)[:_SHOWN]
+        return found._replace(what=what, rule=rule.name, evidence=lines, followed=(), short=rule.short)
+    return Cause(end.message, rule.short, True, rule.name, rule.remedy, rule.retry, _quoted(end))
+
+
+def _raised(end: Ending, hits: Sequence[Hit]) -> Cause:
+    """The script ended by an error that nobody caught: the first of its chain is the cause, unless it only followed."""
+    chain = [f"{one.get('type')}: {one.get('message')}".rstrip(": ") for one in end.error["chain"]]
+    file, number = str(end.error.get("file") or ""), end.error.get("line")
+    when = end.times.get("driver-ended", 0.0)
+    lines = [Line(text.split("\n")[0][:_TOLD], "driver", "logs/driver.log", 0, when) for text in chain]
+    if end.last_error and end.last_error.text.endswith(lines[0].text):
+        lines[0] = lines[0]._replace(number=end.last_error.number)
+    known = {index: found for index, text in enumerate(chain) if (found := _known(text, lines[index]))}
+    told = {hit.rule.name for hit in known.values()}
+    hits = [hit for hit in hits if hit.line.source != "driver" or hit.rule.name not in told]
+    index = _beginning(end.error["chain"], known)
+    hit = known.get(index)
+    if hit and hit.rule.role is Role.CASCADE:
+        return _after(hit, hits)
+    own = f"{file}, line {number}" if file and isinstance(number, int) else ""
+    later = tuple(line for position, line in enumerate(lines) if position != index)
+    if hit and (worse := _deeper(hit, hits)):
+        return worse._replace(followed=(lines[0],))
+    if hit:
+        cause = _of(hit, [*hits, hit])
+        shown = (lines[index]._replace(text=_at(lines[index].text, own)), *cause.evidence[1:])
+        return cause._replace(evidence=shown[:_SHOWN], followed=later, remedy=end.hint or cause.remedy)
+    name = chain[index].partition(":")[0]
+    short = f"{name} in {_short(file)}:{number}" if own else name
+    what = f"the script raised {lines[index].text}"
+    line = lines[index]._replace(text=_at(lines[index].text, own))
+    remedy = end.hint or "The traceback in the script's log shows how it came there."
+    return Cause(what, short, True, "script-error", remedy, Retry.NONE, (line,), later, 1)
+
+
+_PASSED_ON = ("CancelledError", "GeneratorExit", "StopIteration", "StopAsyncIteration")  # how Python itself goes on
+_TRIED = ("ImportError", "ModuleNotFoundError", "KeyError", "AttributeError", "FileNotFoundError", *_PASSED_ON)
+
+
+def _beginning(chain: Sequence[Mapping[str, Any]], known: Mapping[int, Hit]) -> int:
+    """Return which error of a chain came first, of which the last is the one that was raised first.
+
+    One that was raised to be handled ("try this, else that") is no beginning, unless another was raised from it. An
+    error whose words tell nothing gives way to those that were raised from it.
+    """
+    for index in range(len(chain) - 1, 0, -1):
+        if chain[index]["type"] in (_TRIED if chain[index].get("handled") else _PASSED_ON):
+            continue
+        above = index
+        while above not in known and above and not chain[above].get("handled"):
+            above -= 1
+        return above if above in known else index
+    return 0
+
+
+def _short(file: str) -> str:
+    return file.rpartition("/")[2].replace(" ", "_")
+
+
+def _at(text: str, place: str) -> str:
+    return f"{text} ({place})" if place else text
+
+
+def _known(text: str, line: Line) -> Hit | None:
+    """Return what an error's own words tell, if a rule knows them; of several the one that begins a failure."""
+    found = [
+        hit._replace(line=line)
+        for hit in evidence.hits_in(evidence.Piece(text, 1), "driver")
+        if hit.rule.role in (Role.ROOT, Role.CASCADE)
+    ]
+    return min(found, key=lambda hit: hit.rule.role is not Role.ROOT, default=None)
+
+
+_SPEAK_FOR_OTHERS = {"nccl-system"}  # their own log tells what was behind them
+
+
+def _deeper(hit: Hit, hits: Sequence[Hit]) -> Cause | None:
+    if hit.rule.name not in _SPEAK_FOR_OTHERS:
+        return None
+    behind = [other for other in _roots(hits, own=True) if other.line.source == "library" or "nccl" in other.rule.name]
+    behind = [other for other in behind if other.rule.name not in _SPEAK_FOR_OTHERS]
+    return _of(behind[0], hits) if behind else None
+
+
+def _after(cascade: Hit, hits: Sequence[Hit]) -> Cause:
+    """The script's end followed from something else: the earliest beginning in the logs, or unknown."""
+    roots = _roots(hits, own=False)
+    if roots:
+        found = _of(roots[0], hits)
+        return found._replace(followed=(cascade.line, *found.followed)[:_SHOWN])
+    confirmed = [hit for hit in hits if hit.rule.role is Role.CONFIRMATION]
+    if confirmed:
+        return _of(confirmed[0], hits)._replace(followed=(cascade.line,))
+    rule = cascade.rule
+    what = f"{rule.cause}, and nothing in the run's logs says why"
+    return Cause(what, f"{_six(rule.cause)}", False, rule.name, evidence=(cascade.line,), occurrences=1)
+
+
+def _six(text: str) -> str:
+    return " ".join(text.split()[:6]).rstrip(",:;")
+
+
+def _ended(end: Ending, hits: Sequence[Hit]) -> Cause:
+    """The script ended without an error that was written down: by a signal, by itself, or with an error it printed."""
+    status = end.exit_status
+    number = status - 128
+    if status > 128 and number in signal.valid_signals():
+        return _signalled(end, hits, signal.Signals(number))
+    kind = "program" if end.form == "program" else "script"
+    if status in (126, 127) and kind == "program":
+        what = f"the program {'is not there on the node' if status == 127 else 'cannot be executed'}"
+        return Cause(
+            what, "program cannot be started", evidence=_quoted(end), remedy="Is it on a path that all nodes see?"
+        )
+    if end.last_error:
+        line = end.last_error._replace(time=end.times.get("driver-ended", 0.0))
+        known = _known(line.text, line)
+        if known and known.rule.role is Role.CASCADE:
+            return _after(known, hits)
+        if known:
+            return _of(known, [*hits, known])
+        name = line.text.partition(":")[0].rpartition(".")[2]
+        remedy = "The traceback in the script's log shows how it came there."
+        return Cause(
+            f"the {kind} printed {line.text}", name, True, "script-error", remedy, evidence=(line,), occurrences=1
+        )
+    if crashed := [hit for hit in hits if hit.line.source == "driver" and hit.rule.name in _SIGNALS.values()]:
+        return _of(crashed[0], hits)
+    what = f"the {kind} ended itself with exit status {status}, without an error that Python shows"
+    remedy = "It calls sys.exit or os._exit, or a library does: its last lines may say why."
+    if kind == "program":
+        what, remedy = f"the program ended with exit status {status}", "Its last lines may say why."
+    lines = tuple(Line(text, "driver", "logs/driver.log") for text in end.quote[-_SHOWN:])
+    return Cause(what, f"{kind} chose exit status {status}", True, "exit", end.hint or remedy, evidence=lines)
+
+
+def _signalled(end: Ending, hits: Sequence[Hit], number: signal.Signals) -> Cause:
+    rule = BY_NAME.get(_SIGNALS.get(number, ""))
+    if rule:
+        found = [hit for hit in hits if hit.rule.name == rule.name and hit.line.source == "driver"]
+        what = f"the script was killed by {number.name}: {rule.cause}"
+        if found:
+            return _of(found[-1], hits, what)
+        return Cause(what, rule.short, True, rule.name, rule.remedy, rule.retry, _quoted(end), (), 1)
+    what = f"the script was killed by {number.name}, and nothing says by whom"
+    remedy = "SIGKILL comes from the kernel for want of memory, from a person or from the site." if number == 9 else ""
+    return Cause(what, f"killed by {number.name}", False, "signal", remedy, evidence=_quoted(end))
+
+
+def _lost(end: Ending, hits: Sequence[Hit]) -> Cause:
+    """Slurm or hpcml ended the run for something that began elsewhere; its own sentence is the least there is."""
+    status = end.exit_status
+    text = "\n".join((end.message, *end.quote))
+    told = [hit for hit in evidence.hits_in(evidence.Piece(text, 0), "record") if hit.rule.role is Role.ROOT]
+    told = [hit._replace(line=hit.line._replace(node=_node_in(end.message))) for hit in told]
+    if end.state == "NODE_FAIL":
+        rule = BY_NAME["node-failure"]
+        named = [hit for hit in hits if hit.rule.name == rule.name]
+        nodes = tuple(dict.fromkeys(hit.groups[0] for hit in named if hit.groups and hit.groups[0]))
+        lines = tuple(hit.line for hit in named[:_SHOWN])
+        return Cause(end.message, rule.short, True, rule.name, rule.remedy, rule.retry, lines, (), 1, nodes)
+    roots = _roots(hits, own=status != errors.WORKERS_NEVER_CAME)
+    if roots:
+        found = _of(roots[0], hits)
+        return found._replace(followed=(Line(end.message, "record", "status.json"), *found.followed)[:_SHOWN])
+    if told:
+        found = _of(told[0], told)
+        return found._replace(followed=(Line(end.message, "record", "status.json"),))
+    known = status not in (errors.ALLOCATION_LOST, 128 + signal.SIGKILL)
+    return Cause(end.message, _OPEN.get(status, "ended"), known, "", end.hint, evidence=_quoted(end))
+
+
+def _node_in(message: str) -> str:
+    """Return the node that a sentence of hpcml begins with or names as the first."""
+    for part in message.removeprefix("workers were lost: ").split("; "):
+        head = part.partition(": ")[0]
+        if head and " " not in head:
+            return head
+    return ""

@@ -1,0 +1,217 @@
+"""Why a run failed: its cause with the lines that show it, a next step, and the option to try again with."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+from hpcml.errors import SlurmUnreachableError
+from hpcml.failures import evidence, judgement
+from hpcml.failures.evidence import Line
+from hpcml.failures.judgement import Cause, Ending
+from hpcml.failures.rules import Retry, Role
+from hpcml.runs import adoption, directories, handle
+from hpcml.runs import status as run_status
+from hpcml.runs.status import Status
+from hpcml.runs.tables import Table, complete
+from hpcml.units import expand_hosts, parse_memory
+
+MOST_LOGS = 128  # workers' logs that are read
+_MORE = 1.5  # times what was asked for is worth a try
+_WARNINGS = 3
+
+
+class Answer(NamedTuple):
+    """Why a run failed, or how it stands if it did not.
+
+    ``cause`` is one sentence; ``known`` is False where there is no evidence of it, and ``look`` then says where some
+    may be. ``options`` are what to submit it again with, ``again`` is that command.
+    """
+
+    run: str
+    state: str
+    failed: bool
+    cause: str = ""
+    short: str = ""
+    known: bool = True
+    rule: str = ""
+    occurrences: int = 0
+    nodes: tuple[str, ...] = ()
+    evidence: tuple[Line, ...] = ()
+    followed: tuple[Line, ...] = ()
+    warnings: tuple[Line, ...] = ()
+    next_step: str = ""
+    options: tuple[str, ...] = ()
+    again: str = ""
+    look: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, object]:
+        """Return the answer as a JSON-ready mapping."""
+        lines = {
+            name: [line._asdict() for line in getattr(self, name)] for name in ("evidence", "followed", "warnings")
+        }
+        return {**self._asdict(), **lines}
+
+
+def why(run: directories.Run) -> Answer:
+    """Return why a run failed; of one that did not, how it stands.
+
+    Raises
+    ------
+    StorageError
+        If the run's record cannot be read.
+    """
+    with contextlib.suppress(SlurmUnreachableError):  # the status says so
+        run = adoption.adopt(run)
+    return of_status(run, run_status.status(run))
+
+
+def of_status(run: directories.Run, status: Status) -> Answer:
+    """Return why a run failed that stands so."""
+    if status.phase == "refused":
+        return _refused(status)
+    if not status.over:
+        never = "never start" in status.message
+        cause = f"the run waits: {status.message}" if status.phase == "queued" else status.message
+        step = f"Cancel it: hpcml cancel {run.id}." if never else status.hint
+        return Answer(run.id, status.state, never, cause, next_step=step, rule="dependency" if never else "")
+    hits = evidence.hits(run.paths, MOST_LOGS)
+    found = judgement.judge(_ending(run, status), hits)
+    if found is None:
+        return Answer(run.id, status.state, False, "the run ended well: there is no failure to explain")
+    options = _options(run, found)
+    warnings: dict[str, Line] = {}
+    for hit in hits:
+        if hit.rule.role is Role.WARNING:
+            warnings.setdefault(hit.rule.name, hit.line)
+    return Answer(
+        run.id,
+        status.state,
+        True,
+        found.what,
+        found.short,
+        found.known,
+        found.rule,
+        found.occurrences,
+        found.nodes,
+        found.evidence,
+        found.followed,
+        tuple(warnings.values())[:_WARNINGS],
+        found.remedy,
+        options,
+        " ".join(("hpcml rerun", run.id, *options)) if options else "",
+        () if found.known else _where(run),
+    )
+
+
+def _refused(status: Status) -> Answer:
+    text = "\n".join((status.message, *status.quote))
+    known = [hit for hit in evidence.hits_in(evidence.Piece(text, 0), "record") if hit.rule.role is Role.ROOT]
+    rule = known[0].rule if known else None
+    lines = tuple(Line(text, "record", "submission.json") for text in status.quote[-3:])
+    return Answer(
+        status.run,
+        status.state,
+        True,
+        status.message,
+        rule.short if rule else "refused",
+        rule=rule.name if rule else "",
+        evidence=lines,
+        next_step=status.hint or (rule.remedy if rule else ""),
+    )
+
+
+def _ending(run: directories.Run, status: Status) -> Ending:
+    attempt = run.paths.attempt(status.attempt)
+    form = ""
+    if request := directories.read_json(run.paths.request):
+        with complete(run.paths.directory):
+            form = Table(request.get("spec", dict, {})).get("form", str, "")
+    return Ending(
+        status.exit_status or 0,
+        status.by,
+        status.state,
+        status.message,
+        status.hint,
+        status.quote,
+        status.times,
+        evidence.script_error(attempt.script_error),
+        evidence.last_error(run.paths.driver_log),
+        form,
+    )
+
+
+def _options(run: directories.Run, cause: Cause) -> tuple[str, ...]:
+    """Return the options that a cause makes worth a try; none where what was asked for is not known."""
+    planned = directories.read_json(run.paths.plan) or Table({})
+    with complete(run.paths.directory):
+        inside = Table(planned.get("inside", dict, {}))
+        match cause.retry:
+            case Retry.EXCLUDE if cause.nodes and not inside.get("one_machine", bool, False):
+                return ("--exclude", ",".join((*_excluded(run), *cause.nodes)))
+            case Retry.TIME if limit := inside.get("time_limit", int, 0):
+                return ("--time", _longer(limit))
+            case Retry.MEMORY if cause.rule == "worker-memory" and (share := inside.get("memory_limit", int, 0)):
+                return ("--set", f"workers.memory_limit={_larger(share)}")
+            case Retry.MEMORY if size := _memory(planned):
+                return ("--memory-per-node", _larger(size))
+    return ()
+
+
+def _memory(plan: Table) -> int:
+    """Return the bytes that the batch script asks for on each node, 0 if it leaves them to Slurm."""
+    for option in plan.get("directives", list, []):
+        word = " ".join(map(str, option)) if isinstance(option, list) else str(option)
+        name, _, value = word.replace("=", " ").partition(" ")
+        if name == "--mem":
+            try:
+                return parse_memory(value.strip())
+            except ValueError:
+                return 0
+    return 0
+
+
+def _excluded(run: directories.Run) -> list[str]:
+    """Return the nodes that the request excludes already: the option given anew takes their place."""
+    request = directories.read_json(run.paths.request)
+    spec = Table(request.get("spec", dict, {})) if request else Table({})
+    found: list[str] = []
+    for option in spec.get("sbatch", list, []):
+        if isinstance(option, list) and len(option) == 2 and option[0] == "--exclude":
+            try:
+                found += expand_hosts(str(option[1]))
+            except ValueError:
+                found.append(str(option[1]))
+    return found
+
+
+def _larger(size: int) -> str:
+    """Return half as much memory again, as ``--memory-per-node`` takes it."""
+    gib = 1024**3
+    wanted = size * _MORE
+    return f"{math.ceil(wanted / gib)}G" if wanted >= 2 * gib else f"{math.ceil(wanted / 1024**2)}M"
+
+
+def _longer(seconds: int) -> str:
+    """Return half as much time again, in whole minutes, of hours in tens of them."""
+    step = 600 if seconds >= 3600 else 60
+    wanted = math.ceil(seconds * _MORE / step) * step
+    return f"{wanted // 3600}:{wanted // 60 % 60:02d}:00"
+
+
+def _where(run: directories.Run) -> tuple[str, ...]:
+    """Return the commands that show what there is of a run whose cause is not known."""
+    found = [
+        f"hpcml logs {run.id} {role}"
+        for role in ("job", "driver", "scheduler", "worker")
+        if any(map(_has_text, handle.log_files(run, role)))
+    ]
+    if run.job:
+        found.append(f"sacct -j {run.job} --format=JobID,State,ExitCode,DerivedExitCode,NodeList,Elapsed")
+    return tuple(found)
+
+
+def _has_text(path: Path) -> bool:
+    return any(piece.text.strip() for piece in evidence.pieces(path))

@@ -1,0 +1,108 @@
+"""`hpcml why` on runs that failed, run on, were refused, or hold hostile files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import planted
+from failure_texts import TEXTS
+from hpcml import errors
+from world import World
+
+FAILED = {"over": True, "state": "FAILED", "time": 1.0, "attempt": 0, "exit_status": 82, "by": "hpcml", "hint": "", "quote": [],
+          "message": "workers were lost: n3: the worker task ended with exit status 1"}  # fmt: skip
+
+
+def failed(world: World, *options: str, **facts: object) -> Path:
+    """Submit a run and write what it would have written that failed."""
+    directory = world.submit("--name", "job", *options)
+    (directory / "logs").mkdir(exist_ok=True)
+    (directory / "events.jsonl").write_text(
+        '{"time": 1.0, "attempt": 0, "event": "allocated", "nodes": ["n1", "n3"]}\n'
+    )
+    (directory / "status.json").write_text(json.dumps(FAILED | facts))
+    return directory
+
+
+def why(world: World, *words: str) -> dict[str, Any]:
+    done = world.run("why", "--json", *words)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_a_faulty_node_is_named_with_the_command_to_do_without_it(world: World) -> None:
+    directory = failed(world, "--exclude", "n[7-8]")
+    (directory / "logs/worker-n3.log").write_text(f"first\n{TEXTS['ecc'][0]}\n")
+    (directory / "logs/worker-n1.log").write_text(f"{TEXTS['comm-closed'][0]}\n")
+    lines = world.run("why").stdout.splitlines()
+    assert lines[0] == "cause      A GPU's memory is faulty (ECC) (on n3)."
+    assert lines[1].startswith("evidence   logs/worker-n3.log, line 2, ")
+    assert lines[1].endswith(" on n3")
+    assert lines[2] == f"  | {TEXTS['ecc'][0]}"
+    assert f"again      hpcml rerun {directory.name} --exclude n7,n8,n3" in lines
+    assert any(TEXTS["comm-closed"][0][:60] in line for line in lines)
+
+
+def test_more_memory_and_more_time_than_was_asked_for(world: World) -> None:
+    directory = failed(world, "--memory-per-node", "42G", "--time", "2:00:00", exit_status=137, by="script", state="OUT_OF_MEMORY",
+                       message="the script was killed because the node's memory limit was reached (out of memory)")  # fmt: skip
+    assert why(world)["options"] == ["--memory-per-node", "63G"]
+    (directory / "status.json").write_text(json.dumps(FAILED | {"exit_status": 85, "by": "scheduler", "state": "TIMEOUT",
+                                                               "message": "the time limit was reached"}))  # fmt: skip
+    found = why(world)
+    assert (found["short"], found["options"]) == ("time limit", ["--time", "3:00:00"])
+
+
+def test_without_evidence_it_is_not_known_and_says_where_to_look(world: World) -> None:
+    directory = failed(world, exit_status=87, by="scheduler", message="the job ended without a word (Slurm: FAILED)")
+    (directory / "logs/job.log").write_text("nothing of use\n")
+    done = world.run("why")
+    assert done.stdout.startswith("cause      Not known: the job ended without a word (Slurm: FAILED).\n")
+    assert f"look       hpcml logs {directory.name} job\n" in done.stdout
+    assert "again" not in done.stdout
+
+
+def test_a_run_that_ended_well_waits_or_was_refused(world: World) -> None:
+    directory = failed(
+        world, exit_status=0, by="script", state="COMPLETED", message="the script ended with exit status 0"
+    )
+    (directory / "logs/driver.log").write_text("out of memory\nKilled\nOSError: [Errno 28] No space left on device\n")
+    found = why(world)
+    assert (found["failed"], found["cause"]) == (False, "the run ended well: there is no failure to explain")
+    shutil.rmtree(directory)
+    world.submit()
+    found = why(world)
+    assert (found["failed"], found["state"]) == (False, "PENDING")
+    world.answer("sbatch", err=TEXTS["qos"][0], code=1)
+    assert world.run("submit", "--site", "slurm", "--name", "no", str(world.script)).returncode == 65
+    found = why(world, "no")
+    assert (found["failed"], found["state"], found["rule"]) == (True, "REFUSED", "qos")
+
+
+def test_hostile_logs_are_shown_and_not_obeyed(world: World) -> None:
+    directory = failed(world)
+    (directory / "logs/worker-n3.log").write_text(f"{planted.ESCAPES}\n{TEXTS['ecc'][0]}{planted.ESCAPES}\n")
+    done = world.run("why")
+    assert "ECC" in done.stdout
+    assert planted.is_plain(done.stdout + done.stderr)
+
+
+@pytest.mark.parametrize("name", ["logs/worker-n3.log", "attempts/0/script-error.json", "plan.json"])
+def test_hostile_files_are_passed_over_or_named(world: World, name: str) -> None:
+    good = failed(world, by="script", exit_status=1)
+    for index, make in enumerate(planted.HOSTILE):
+        directory = world.runs / f"bad{index}-20261121-000000-0000"
+        shutil.copytree(good, directory)
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        make(path)
+        done = world.run("why", f"bad{index}")
+        assert done.returncode in (0, errors.STORAGE), (make, done.stderr)
+        assert planted.is_plain(done.stdout + done.stderr), make

@@ -1,0 +1,255 @@
+"""The cause of a failure: every recorded text by its rule, and which of several is the first."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from failure_texts import HARMLESS, TEXTS
+from hpcml import errors
+from hpcml.failures import evidence, judgement
+from hpcml.failures.evidence import Hit, Line, Piece
+from hpcml.failures.judgement import Cause, Ending
+from hpcml.failures.rules import BY_NAME, RULES, Role
+from hpcml.paths import RunPaths
+
+KILLED_WORKER = {"type": "KilledWorker", "message": "Attempted to run task 'f' on 4 different workers, but all died"}
+CASCADE = Ending(1, "script", "FAILED", "the script ended with exit status 1", error={"chain": [KILLED_WORKER]})
+BASE = time.mktime((2026, 11, 22, 23, 40, 12, 0, 0, -1))
+
+
+def hits(*texts: str, source: str = "worker", node: str = "n1") -> list[Hit]:
+    return evidence.hits_in(Piece("\n".join(texts), 1), source, node, f"logs/worker-{node}.log")
+
+
+def cause(end: Ending, found: list[Hit]) -> Cause:
+    judged = judgement.judge(end, found)
+    assert judged is not None
+    return judged
+
+
+def raised(*chain: tuple[str, str], **facts: Any) -> Ending:
+    links = [{"type": kind, "message": text} for kind, text in chain]
+    return CASCADE._replace(error={"file": "/home/me/a b.py", "line": 7, "chain": links}, **facts)
+
+
+def test_every_rule_has_its_recorded_text_and_no_other_rule_knows_it() -> None:
+    assert set(TEXTS) == set(BY_NAME)
+    assert len(RULES) == len(BY_NAME) >= 60
+    also = {
+        ("comm-closed", "ucx-reset"),
+        ("no-module", "import-name"),
+        ("image-room", "quota"),
+        ("lost-tasks", "lost-scattered"),
+    }
+    also |= {
+        ("prolog", "requeue-limit"),
+        ("nccl-shm", "disk-full"),
+        ("disk-full", "abort"),
+        ("open-files", "comm-closed"),
+    }
+    for name, texts in TEXTS.items():
+        for text in texts:
+            found = {hit.rule.name for hit in hits(text)}
+            assert name in found, (name, text)
+            extra = {other for other in found - {name} if (name, other) not in also and (other, name) not in also}
+            assert not extra, (text, extra)
+
+
+def test_a_root_has_words_for_the_next_step_and_for_a_table() -> None:
+    for rule in RULES:
+        assert len(rule.short.split()) <= 6
+        if rule.role in (Role.ROOT, Role.CONFIRMATION):
+            assert rule.short
+            assert rule.remedy.endswith(".")
+
+
+def test_what_tells_nothing_is_known_by_no_rule() -> None:
+    assert hits(*HARMLESS) == []
+
+
+CASCADES = [name for name, rule in BY_NAME.items() if rule.role is not Role.ROOT]
+ROOTS = [name for name, rule in BY_NAME.items() if rule.role is Role.ROOT]
+
+
+OTHERS = [TEXTS[name][0] for name in CASCADES]
+
+
+@pytest.mark.parametrize(
+    ("root", "others"), [(root, OTHERS) for root in ROOTS] + [("disk-full", [other]) for other in OTHERS]
+)
+def test_what_follows_is_never_the_cause_wherever_it_stands(root: str, others: list[str]) -> None:
+    text = TEXTS[root][0]
+    for texts in ((*others, text), (text, *others)):
+        assert cause(CASCADE, hits(*texts)).rule == root, texts
+
+
+def test_without_a_beginning_the_cause_is_not_known() -> None:
+    for name in CASCADES:
+        found = cause(CASCADE, hits(TEXTS[name][0]))
+        assert found.known is (BY_NAME[name].role is Role.CONFIRMATION), name
+    assert "nothing in the run's logs says why" in cause(CASCADE, []).what
+
+
+def at(seconds: int, text: str) -> str:
+    stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(BASE + seconds))
+    return f"{stamp},001 - distributed.worker - ERROR - {text}"
+
+
+def test_the_earliest_by_the_run_s_clock_counts_whatever_the_order_of_the_logs() -> None:
+    full, gone = TEXTS["disk-full"][0], TEXTS["stale-handle"][0]
+    for first, second in itertools.permutations([("n1", at(0, full)), ("n2", at(5, gone))]):
+        found = cause(CASCADE, [*hits(first[1], node=first[0]), *hits(second[1], node=second[0])])
+        assert (found.rule, found.nodes) == ("disk-full", ("n1",))
+
+
+def test_the_same_on_many_nodes_is_one_cause_with_its_nodes() -> None:
+    found = cause(CASCADE, [hit for node in ("n1", "n2", "n3") for hit in hits(TEXTS["ecc"][0], node=node)])
+    assert (found.rule, found.occurrences, found.nodes, found.retry) == ("ecc", 3, ("n1", "n2", "n3"), "exclude")
+
+
+def test_the_script_s_own_error_is_the_cause_though_a_worker_had_trouble_before() -> None:
+    found = cause(raised(("ValueError", "bad \x1b[31mword")), hits(TEXTS["worker-memory"][0]))
+    assert found.rule == "script-error"
+    assert found.short == "ValueError in a_b.py:7"
+
+
+FULL = ("OSError", "[Errno 28] No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("chain", "handled", "rule", "words"),
+    [
+        ((FULL, ("ValueError", "first")), True, "script-error", "ValueError: first"),  # cleaning up failed too
+        ((("RuntimeError", "no result"), FULL), False, "disk-full", "disk"),
+        ((("ConfigError", "no x"), ("KeyError", "'x'")), True, "script-error", "ConfigError: no x"),
+        ((("ConfigError", "no x"), ("KeyError", "'x'")), False, "script-error", "KeyError: 'x'"),
+        ((("TimeoutError", "Only 3/4 workers arrived after 60"), ("CancelledError", "")), False, "wait-workers", "workers"),
+        ((("RuntimeError", "P2P 5fd1 failed during transfer phase"), ("RuntimeError", "")), False, "shuffle", "shuffle"),
+    ],
+)  # fmt: skip
+def test_the_first_of_a_chain_of_errors_is_the_cause(
+    chain: tuple[tuple[str, str], ...], handled: bool, rule: str, words: str
+) -> None:
+    end = raised(*chain)
+    end.error["chain"][1]["handled"] = handled
+    found = cause(end, [])
+    assert (found.rule, words in found.what) == (rule, True), found
+
+
+def test_an_error_that_speaks_for_another_gives_it_the_word() -> None:
+    end = raised(("RuntimeError", "NCCL_ERROR: b'unhandled system error'"))
+    assert cause(end, []).rule == "nccl-system"
+    assert cause(end, hits(TEXTS["nccl-shm"][0], source="library")).rule in ("nccl-shm", "disk-full")
+
+
+def test_a_kill_is_out_of_memory_only_where_that_is_confirmed() -> None:
+    killed = Ending(137, "script", "FAILED", "the script was killed by SIGKILL")
+    assert not cause(killed, []).known
+    found = cause(killed, hits(TEXTS["oom-kill"][0], source="job"))
+    assert (found.known, found.short, found.retry) == (True, "out of memory", "memory")
+
+
+@pytest.mark.parametrize(("number", "rule"), [(139, "segfault"), (135, "bus-error"), (134, "abort"), (132, "illegal")])
+def test_a_signal_has_its_meaning(number: int, rule: str) -> None:
+    end = Ending(number, "script", "FAILED", "the script was killed")
+    assert cause(end, []).rule == rule
+
+
+def test_the_place_of_a_crash_is_told() -> None:
+    log = 'Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n  File "/a/job.py", line 9 in f\n'
+    end = Ending(139, "script", "FAILED", "the script was killed by SIGSEGV")
+    assert "/a/job.py, line 9, in f" in cause(end, hits(log, source="driver")).what
+
+
+def test_a_run_that_ended_well_has_no_cause() -> None:
+    end = Ending(0, "script", "COMPLETED", "the script ended with exit status 0")
+    assert judgement.judge(end, hits(*(texts[0] for texts in TEXTS.values()))) is None
+
+
+def test_the_time_limit_says_in_which_phase() -> None:
+    end = Ending(errors.TIME_LIMIT, "scheduler", "TIMEOUT", "the time limit was reached")
+    words = {
+        (): "before the run began",
+        ("image-staging",): "while the image was copied",
+        ("allocated",): "before the scheduler was up",
+        ("allocated", "scheduler-up"): "before all workers were there",
+        ("allocated", "scheduler-up", "workers-ready", "driver-started"): "while the script ran",
+    }
+    for events, phase in words.items():
+        assert cause(end._replace(times=dict.fromkeys(events, 1.0)), []).what.endswith(phase)
+
+
+def test_lines_of_another_attempt_do_not_count() -> None:
+    end = CASCADE._replace(times={"allocated": BASE + 1000})
+    assert not cause(end, hits(at(0, TEXTS["disk-full"][0]))).known
+    assert cause(end, hits(at(1001, TEXTS["disk-full"][0]))).rule == "disk-full"
+
+
+def test_what_the_script_printed_does_not_begin_a_failure_that_others_began() -> None:
+    assert not cause(CASCADE, hits(TEXTS["disk-full"][0], source="driver")).known
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    (tmp_path / "logs").mkdir()
+    return RunPaths(tmp_path)
+
+
+def test_the_begin_and_the_end_of_a_long_log_are_read_with_their_lines(paths: RunPaths) -> None:
+    count = 100_000
+    body = "x" * 40 + "\n"
+    paths.worker_log("n1").write_text(f"{TEXTS['memlock'][0]}\n{body * count}{TEXTS['ecc'][0]}\n{body}")
+    found = evidence.hits(paths, 8)
+    assert [(hit.rule.name, hit.line.number, hit.line.node) for hit in found] == [
+        ("memlock", 1, "n1"),
+        ("ecc", count + 2, "n1"),
+    ]
+
+
+def test_a_hole_of_terabytes_is_read_in_no_time(paths: RunPaths) -> None:
+    with paths.driver_log.open("wb") as file:
+        file.truncate(1 << 40)
+        file.seek(0, os.SEEK_END)
+        file.write(b"\nFatal Python error: Segmentation fault\n")
+    (hit,) = evidence.hits(paths, 8)
+    assert (hit.rule.name, hit.line.number) == ("segfault", 0)
+
+
+def test_links_pipes_and_folders_are_no_evidence(paths: RunPaths, tmp_path: Path) -> None:
+    (tmp_path / "foreign").write_text(TEXTS["ecc"][0])
+    paths.worker_log("n1").symlink_to(tmp_path / "foreign")
+    os.mkfifo(paths.worker_log("n2"))
+    paths.worker_log("n3").mkdir()
+    assert evidence.hits(paths, 8) == []
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", '{"chain": 3}', '{"chain": [3]}', '{"chain": [{"type": 1}]}', "\x00"])
+def test_a_damaged_note_of_the_script_s_error_is_none(paths: RunPaths, text: str) -> None:
+    path = paths.directory / "script-error.json"
+    path.write_text(text)
+    end = CASCADE._replace(error=evidence.script_error(path))
+    assert cause(end, []).rule == "exit"
+
+
+def test_the_note_of_the_script_s_error_is_read(paths: RunPaths) -> None:
+    path = paths.directory / "script-error.json"
+    path.write_text(json.dumps({"file": "a.py", "line": 3, "chain": [{"type": "KeyError", "message": "'x'"}]}))
+    assert cause(CASCADE._replace(error=evidence.script_error(path)), []).short == "KeyError in a.py:3"
+
+
+def test_an_error_that_the_script_s_own_hook_printed_is_told(paths: RunPaths) -> None:
+    paths.driver_log.write_text('Traceback (most recent call last):\n  File "a.py", line 1\nmy.OddError: words\n\n')
+    line = evidence.last_error(paths.driver_log)
+    assert line == Line("my.OddError: words", "driver", "logs/driver.log", 3)
+    end = Ending(1, "script", "FAILED", "the script ended with exit status 1", last_error=line)
+    assert cause(end, []).short == "OddError"
