@@ -23,6 +23,8 @@ class HelpLayout(argparse.HelpFormatter):
     def __init__(self, prog: str, indent_increment: int = 2, max_help_position: int = 24) -> None:
         super().__init__(prog, indent_increment, max_help_position)
         self._width = min(self._width, WIDEST)
+        if self._width >= 100:  # room for long options and what they mean on one line
+            self._max_help_position = 44
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         """Name the value of an option once, behind all its spellings."""

@@ -60,15 +60,17 @@ def columns(stream: TextIO, elsewhere: int = 0) -> int:
 def folded(text: str, width: int, *, first: str = "", rest: str = "", open_end: str = "") -> list[str]:
     """Return a text in lines of at most so many columns, broken between words only.
 
-    ``first`` and ``rest`` begin the first line and the others; ``open_end`` ends each that goes on.
+    ``first`` and ``rest`` begin the first line and the others; ``open_end`` ends each that goes on. A word too long for
+    what ``rest`` leaves has fewer spaces before it.
     """
     lines, line = [], first
     words = text.split()
     for position, word in enumerate(words):
         room = width - len(open_end if position < len(words) - 1 else "")
-        if line.strip() and line != first and len(line) + 1 + len(word) > room:
-            lines.append(line + open_end)
-            line = rest + word
+        short = len(line) + (line != first) + len(word) > room
+        if short and line.strip() and (line != first or len(word) > room - len(rest)):
+            lines.append(line.rstrip() + open_end)
+            line = (rest if rest.strip() else rest[: max(0, room - len(word))]) + word
         else:
             line += f" {word}" if line not in (first, rest) else word
     return [*lines, line]

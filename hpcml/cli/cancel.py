@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hpcml.cli import common
 from hpcml.errors import HpcmlError, StorageError, UsageError
 from hpcml.runs import directories
-from hpcml.terminal import note, say, say_lines
+from hpcml.terminal import note, say, say_fitted
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -39,7 +39,7 @@ def run(options: Namespace) -> int:
     if options.json:
         common.print_json({"run": run.id, "cancelled": told, "words": message})
     else:
-        say(message)
+        say_fitted(message, sys.stdout)
     return 0
 
 
@@ -67,7 +67,8 @@ def _all(options: Namespace) -> int:
         common.print_json(answers)
     else:
         for answer in answers:
-            say_lines(str(answer["words"]))
+            for line in str(answer["words"]).split("\n"):
+                say_fitted(line, sys.stdout)
     return failed
 
 

@@ -15,6 +15,7 @@ from hpcml.terminal import json_text, note, say, say_lines
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
+    from typing import TextIO
 
 
 def add_run(parser: ArgumentParser, *, default: str | None = "last") -> None:
@@ -86,6 +87,13 @@ def runs_folder(options: Namespace) -> Path:
 def find_run(options: Namespace) -> directories.Run:
     """Return the run that the options name."""
     return directories.find(runs_folder(options), options.run)
+
+
+def typed(path: object, stream: TextIO) -> str:
+    """Return a path as a person types it: on a terminal with ``~`` for the home folder, elsewhere whole."""
+    home = layers.process_environment().get("HOME", "").rstrip("/")
+    text = str(path)
+    return f"~{text[len(home) :]}" if home and stream.isatty() and text.startswith(f"{home}/") else text
 
 
 def confirmed(question: str, yes: bool) -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from hpcml.cli import common, submit
 from hpcml.errors import NotFoundError, StorageError, UsageError
 from hpcml.runs import directories
-from hpcml.terminal import say
+from hpcml.terminal import say, say_fitted
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -47,9 +48,9 @@ def _show(options: Namespace) -> int:
         return 0
     try:
         verdict = facts["verdict"]
-        say(verdict["line"])
+        say_fitted(verdict["line"], sys.stdout, rest="  ")
         for sentence in filter(None, (*verdict["problems"], verdict["remedy"])):
-            say(f"  {sentence}")
+            say_fitted(sentence, sys.stdout, first="  ", rest="    ")
         for pair in facts["measurement"]["pairs"]:
             rate = pair["bytes"] / 1024**3 / pair["seconds"] if pair["seconds"] else 0.0
             say(f"  {pair['scope']:<7} {pair['source']} → {pair['target']}  {pair['error'] or f'{rate:.2f} GiB/s'}")

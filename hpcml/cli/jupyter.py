@@ -10,7 +10,7 @@ from hpcml import units
 from hpcml.cli import submit
 from hpcml.errors import NotFoundError, UsageError
 from hpcml.sites import layers
-from hpcml.terminal import say
+from hpcml.terminal import say_fitted
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -34,7 +34,8 @@ def run(options: Namespace) -> int:
     spec = spec._replace(service="jupyter", idle=idle, cwd=notebook_folder(spec.cwd, options.notebook_dir))
     status = submit.start(options, spec)
     if status == 0 and options.detach and not options.json:
-        say("  next       when it is up (hpcml status): hpcml tunnel --service jupyter last", sys.stderr)
+        text = "when it is up (hpcml status): hpcml tunnel --service jupyter last"
+        say_fitted(text, sys.stderr, first="  next       ", rest=" " * 13)
     return status
 
 

@@ -26,7 +26,7 @@ _LEAST_WANTED = [HEADER.index(title) for title in ("SITE", "JOB", "TIME", "AGE",
 _WHAT = HEADER.index("WHAT")
 _SHORTEST_WHAT = 12  # characters; less tells nothing
 _DATE = len("-20260131-235959-ffff")  # the end of an id
-_SHORTEST_RUN = _DATE + 2  # a letter of the name, and that it is cut
+_USUAL_RUN = 32  # characters; a longer id stands on a line of its own where the terminal is narrow
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -81,23 +81,28 @@ def cells(row: run_status.Status, now: float) -> tuple[str, ...]:
 def table(rows: Sequence[Sequence[str]], width: int) -> list[str]:
     """Return a header and rows in aligned columns of two spaces between; ``width`` 0 is as wide as they are.
 
-    Where they are too wide, what a run waits for or how it ended is cut, then whole columns go, and names are cut last.
+    Where they are too wide, what a run waits for or how it ended is cut, then a long id takes a line of its own, then
+    whole columns go. An id is cut only where the terminal is narrower than itself.
     """
     lines = [HEADER, *rows]
     says_what = any(row[_WHAT] for row in rows)
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
     kept = [column for column in range(len(HEADER)) if column != _WHAT or not width]
     if width:
+        if _sum(widths, kept) > width:
+            widths[0] = max(len(line[0]) for line in lines if len(line[0]) <= _USUAL_RUN)
         for column in _LEAST_WANTED:
             if _sum(widths, kept) > width:
                 kept.remove(column)
         if (room := width - _sum(widths, kept) - 2) >= _SHORTEST_WHAT and says_what:
             widths[_WHAT] = min(widths[_WHAT], room)
             kept.append(_WHAT)
-        widths[0] = max(_SHORTEST_RUN, min(widths[0], width - _sum(widths, kept) + widths[0]))
     texts = []
     for line in lines:
-        parts = [(cut_name if column == 0 else cut)(line[column], widths[column]) for column in kept]
+        parts = [cut(line[column], widths[column]) for column in kept]
+        if len(line[0]) > widths[0]:
+            texts.append(cut_name(line[0], width))
+            parts[0] = ""
         aligned = [
             f"{part:>{widths[column]}}" if column in _NUMBERS else f"{part:<{widths[column]}}"
             for column, part in zip(kept, parts, strict=True)

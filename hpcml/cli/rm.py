@@ -10,7 +10,7 @@ from hpcml import units
 from hpcml.cli import common
 from hpcml.errors import StorageError, UsageError
 from hpcml.runs import directories
-from hpcml.terminal import note, say
+from hpcml.terminal import note, say, say_fitted
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -45,7 +45,8 @@ def run(options: Namespace) -> int:
     total = f"{_count(ended)}, {units.format_bytes(sum(sizes))}"
     if not options.json:
         for run, size in zip(ended, sizes, strict=True):
-            say(f"{run.id}  {units.format_bytes(size):>10}  {run.paths.directory}")
+            folder = common.typed(run.paths.directory, sys.stdout)
+            say_fitted(f"{run.id}  {units.format_bytes(size):>10}  {folder}", sys.stdout, rest="  ")
         sys.stdout.flush()  # the list stands before what is said of it, in a file too
     for one in staying:
         how = one.problem or (one.status.message if one.status else "") or "it has not ended"

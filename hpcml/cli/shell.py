@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hpcml import schedulers
 from hpcml.cli import common
 from hpcml.errors import NotFoundError, UsageError
-from hpcml.terminal import say
+from hpcml.terminal import say_fitted
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -47,7 +47,7 @@ def run(options: Namespace) -> int:
         "HPCML_ATTEMPT": scheduler.attempt.directory.name,
         "HPCML_NODES": str(len(status.nodes)),
     }
-    say(f"A shell on {node} in the run {one.id}; exit ends it, not the run.", sys.stderr)
+    say_fitted(f"A shell on {node} in the run {one.id}; exit ends it, not the run.", sys.stderr)
     command = [*owner.shell_on(one.job, node), environment.get("SHELL") or "bash"]
     try:
         subprocesses.become(command, environment)

@@ -73,4 +73,4 @@ def _lines(status: run_status.Status) -> list[tuple[str, str]]:
     if status.exit_status is not None:
         meaning = MEANING.get(status.exit_status, "") if status.by != "script" else "the script's own"
         lines.append(("exit", f"{status.exit_status} ({meaning})" if meaning else str(status.exit_status)))
-    return [*lines, ("directory", status.directory)]
+    return [*lines, ("directory", common.typed(status.directory, sys.stdout))]

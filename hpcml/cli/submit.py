@@ -15,7 +15,7 @@ from hpcml.runs import directories
 from hpcml.schedulers.request import JobSpec, measure
 from hpcml.schedulers.sbatch_options import directive, gpus
 from hpcml.sites import layers
-from hpcml.terminal import Raw, note, say, say_fitted, say_lines, say_message
+from hpcml.terminal import Raw, note, say_fitted, say_lines, say_message
 
 if TYPE_CHECKING:  # each command imports what it needs: `submit` is to be fast
     from argparse import Action, ArgumentParser, Namespace
@@ -290,9 +290,9 @@ def _check(prepared: submission.Prepared, options: Namespace) -> int:
     if options.json:
         common.print_json({"accepted": True, "answer": answer, "reasons": list(prepared.plan.reasons)})
     else:
-        say(f"Slurm would take it: {answer}.")
+        say_fitted(f"Slurm would take it: {answer}.", sys.stdout)
         for reason in prepared.plan.reasons:
-            say(f"  {reason}")
+            say_fitted(reason, sys.stdout, first="  ", rest="    ")
     return 0
 
 
@@ -303,9 +303,11 @@ def announce(run: directories.Run, *, as_json: bool) -> None:
         _print_facts(run)
         return
     job = f" job {run.job}" if run.job else ""
-    say_fitted(f"{run.id}{job}  {run.paths.directory}", sys.stderr, first="  run        ", rest=" " * 13)
+    folder = common.typed(run.paths.directory, sys.stderr)
+    say_fitted(f"{run.id}{job}  {folder}", sys.stderr, first="  run        ", rest=" " * 13)
     if run.submission.found_again:
-        say("  submission Slurm's answer was lost; the job was found again by its comment", sys.stderr)
+        text = "Slurm's answer was lost; the job was found again by its comment"
+        say_fitted(text, sys.stderr, first="  submission ", rest=" " * 13)
     for text in run.submission.notes:
         note(str(text))
 

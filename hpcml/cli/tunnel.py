@@ -18,7 +18,7 @@ from hpcml.cli import common
 from hpcml.errors import NotFoundError, UsageError
 from hpcml.sites import layers
 from hpcml.sites.schema import Login
-from hpcml.terminal import json_text, say, say_lines
+from hpcml.terminal import json_text, say, say_fitted, say_lines
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -176,7 +176,7 @@ def _port(text: str) -> int:
 
 
 def _say(text: str) -> None:
-    say(text, sys.stderr)
+    say_fitted(text, sys.stderr)
 
 
 def _ask(why: str) -> bool:

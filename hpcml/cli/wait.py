@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hpcml.cli import common
 from hpcml.runs import directories
-from hpcml.terminal import say, say_lines
+from hpcml.terminal import say_fitted, say_lines
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -27,6 +27,9 @@ def run(options: Namespace) -> int:
     folder = common.runs_folder(options)
     handles = [handle.RunHandle(directories.find(folder, word)) for word in options.run]
     answers, failed = [], 0
+    if sys.stderr.isatty() and not options.json:
+        what = handles[0].id if len(handles) == 1 else f"{len(handles)} runs"
+        say_fitted(f"Waiting for {what}; Ctrl-C ends the waiting alone.", sys.stderr)
     try:
         for one in handles:
             last = one.wait_status()
@@ -34,7 +37,7 @@ def run(options: Namespace) -> int:
             exit_status = handle.exit_status_of(last)
             failed = exit_status or failed
             if not options.json:
-                say(f"{one.id}  {last.state}  {exit_status}  {last.message}")
+                say_fitted(f"{one.id}  {last.state}  {exit_status}  {last.message}", sys.stdout, rest="  ")
     except KeyboardInterrupt:
         say_lines("\nStopped waiting; the runs go on.", sys.stderr)
         return 130

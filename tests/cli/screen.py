@@ -7,6 +7,7 @@ import fcntl
 import os
 import pty
 import select
+import shutil
 import struct
 import subprocess
 import termios
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 import pyte
 
 ROWS = 400  # so many that nothing leaves the screen
+_SETSID = shutil.which("setsid") or "/usr/bin/setsid"  # makes the terminal the command's own, so that Ctrl-C reaches it
 
 
 class Cell(NamedTuple):
@@ -31,12 +33,34 @@ class Cell(NamedTuple):
 Line = tuple[Cell, ...]
 
 
+class _Terminal(pyte.Screen):  # type: ignore[misc]
+    """A screen that remembers which of its lines it broke."""
+
+    def __init__(self, columns: int, lines: int) -> None:
+        self.draws, self.breaks = False, set[int]()
+        super().__init__(columns, lines)
+
+    def draw(self, data: str) -> None:
+        self.draws = True
+        super().draw(data)
+        self.draws = False
+
+    def linefeed(self) -> None:
+        if self.draws:
+            self.breaks.add(self.cursor.y)
+        super().linefeed()
+
+
 class Result(NamedTuple):
-    """What was seen: the lines at the end and at each moment asked for, without empty cells at their ends."""
+    """What was seen: the lines at the end and at each moment asked for, without empty cells at their ends.
+
+    ``broken``: the lines that were wider than the terminal, which broke them.
+    """
 
     lines: list[Line]
     moments: dict[str, list[Line]]
     status: int
+    broken: list[str]
 
     @property
     def text(self) -> list[str]:
@@ -55,9 +79,12 @@ def run(
     folder: Path,
     *,
     moments: Sequence[str] = (),
+    keys: dict[str, bytes] | None = None,
     timeout: float = 120,
 ) -> Result:
     """Run a command in a terminal; a moment is the first time that the screen holds a text.
+
+    ``keys`` are pressed at their moments.
 
     Raises
     ------
@@ -66,10 +93,11 @@ def run(
     """
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, columns, 0, 0))
-    screen = pyte.Screen(columns, ROWS)
+    screen, keys = _Terminal(columns, ROWS), keys or {}
+    moments = [*moments, *keys]
     stream, decoder = pyte.Stream(screen), codecs.getincrementaldecoder("utf-8")("replace")
-    process = subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, env={"TERM": "xterm-256color", **environment},
-                               cwd=folder, start_new_session=True)  # fmt: skip
+    process = subprocess.Popen([_SETSID, "--ctty", *words], stdin=theirs, stdout=theirs, stderr=theirs, env={"TERM": "xterm-256color", **environment},
+                               cwd=folder)  # fmt: skip
     os.close(theirs)
     seen: dict[str, list[Line]] = {}
     end = time.monotonic() + timeout
@@ -84,7 +112,10 @@ def run(
                 for moment in moments:
                     if moment not in seen and moment in line:
                         seen[moment] = _lines(screen)
-        return Result(_lines(screen), seen, process.wait(timeout=10))
+                        os.write(ours, keys.get(moment, b""))
+        lines = _lines(screen)
+        broken = [text for row, text in enumerate(plain(lines)) if row in screen.breaks]
+        return Result(lines, seen, process.wait(timeout=10), broken)
     except TimeoutError as error:
         raise TimeoutError("\n".join(plain(_lines(screen)))) from error
     finally:

@@ -112,3 +112,29 @@ def test_no_colour_where_none_is_wanted(world: World) -> None:
         )
         cells = [cell for line in seen.lines for cell in line]
         assert any(cell.colour != "default" or cell.bold for cell in cells) == coloured, variables
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+def test_the_terminal_breaks_no_line_about_a_run(world: World, columns: int) -> None:
+    submitted = see(world, columns, "submit", "--detach", "--name", "name_of_twenty_letter", "job.py")
+    assert "~/.hpcml/runs/name_of_twenty_letter-" in " ".join(submitted.text)
+    for words in (["status"], ["ls"], ["cancel"], ["cancel", "--all", "--yes"], ["wait", "--help"]):
+        seen = see(world, columns, *words)
+        assert seen.text
+        assert not seen.broken, words
+        assert str(world.home) not in "".join(seen.text)
+
+
+def test_a_path_is_whole_in_a_pipe(world: World) -> None:
+    world.submit("--name", "here")
+    assert f"directory  {world.runs}/here-" in world.run("status").stdout
+
+
+def test_who_waits_on_a_terminal_is_told_so(world: World) -> None:
+    world.submit("--name", "long")
+    seen = run(
+        [str(world.command), "wait", "long"], 80, world.environment, world.project, keys={"waiting alone": b"\x03"}
+    )
+    assert seen.status == 130
+    assert seen.text[0].startswith("Waiting for long-")
+    assert seen.text[-1] == "Stopped waiting; the runs go on."

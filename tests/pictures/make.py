@@ -8,6 +8,8 @@ tests/pictures/make.py --look FOLDER   write what each command shows at 60, 80 a
 from __future__ import annotations
 
 import argparse
+import itertools
+import re
 import shutil
 import subprocess
 import sys
@@ -36,6 +38,7 @@ print("workers:", len(client.scheduler_info()["workers"]), "mean:", round(float(
 SCRIPTS = {
     "first.py": FIRST,
     "sum_of_everything_in_a_long_name.py": FIRST,
+    "slow.py": 'import time\n\nimport hpcml\n\nhpcml.connect()\nfor step in range(1, 600):\n    print("step", step, flush=True)\n    time.sleep(1)\n',
     "missing.py": "import hpcml\nimport sklaern\n",
     "divide.py": "import hpcml\n\n\ndef share(total, people):\n    return total / people\n\n\n"
     "client = hpcml.connect()\nprint(client.submit(share, 1, 0).result())\n",
@@ -60,9 +63,12 @@ class Desk:
             "HPCML_SYSTEM_CONFIG": "/nowhere",
         }
 
-    def see(self, typed: str, columns: int, moments: Sequence[str] = (), **variables: str) -> Result:
-        """Type a line, and return what the terminal shows."""
-        return run(["bash", "-c", typed], columns, {**self.environment, **variables}, self.folder, moments=moments)
+    def see(self, typed: str, columns: int, moments: Sequence[str] = (), keys: dict[str, bytes] | None = None,
+            **variables: str) -> Result:  # fmt: skip
+        """Type a line, press keys at moments, and return what the terminal shows."""
+        return run(
+            ["bash", "-c", typed], columns, {**self.environment, **variables}, self.folder, moments=moments, keys=keys
+        )
 
     def piped(self, typed: str, **variables: str) -> str:
         """Return what a command writes into a pipe, standard error with it."""
@@ -79,82 +85,98 @@ def prompt(typed: str, columns: int) -> list[Line]:
 
 COMMANDS = {
     "nothing": "hpcml",
-    "help": "hpcml --help",
     "submit-help": "hpcml submit --help",
     "submit": "hpcml submit --nodes 2 --wait first.py",
     "submit-long": "hpcml submit sum_of_everything_in_a_long_name.py",
+    "interrupted": "hpcml submit slow.py",
+    "wait-interrupted": "hpcml wait slow",
+    "status-running": "hpcml status slow",
+    "cancel": "hpcml cancel slow",
+    "wait-cancelled": "hpcml wait slow",
+    "cancel-again": "hpcml cancel slow",
     "detach": "hpcml submit --detach first.py",
+    "wait": "hpcml wait last",
     "missing": "hpcml submit missing.py",
     "divide": "hpcml submit divide.py",
-    "why": "hpcml why last",
     "typo": "hpcml submit typo.py",
     "no-option": "hpcml submit --nodse 2 first.py",
     "no-command": "hpcml sumbit first.py",
     "no-file": "hpcml submit frist.py",
+    "no-run": "hpcml status frist",
     "ls": "hpcml ls",
     "status": "hpcml status first",
     "status-failed": "hpcml status divide",
     "logs": "hpcml logs first",
-    "logs-worker": "hpcml logs first worker",
-    "logs-help": "hpcml logs --help",
-    "ls-help": "hpcml ls --help",
-    "run-help": "hpcml run --help",
-    "image-help": "hpcml image --help",
-    "image-build-help": "hpcml image build --help",
-    "tunnel-help": "hpcml tunnel --help",
-    "jupyter-help": "hpcml jupyter --help",
-    "fabric-help": "hpcml fabric --help",
+    "logs-scheduler": "hpcml logs first scheduler",
     "fabric": "hpcml fabric",
     "fabric-run": "hpcml fabric first",
     "site-ls": "hpcml site ls",
     "site-show": "hpcml site show local",
-    "plan": "hpcml plan first.py",
     "dry-run": "hpcml submit --site leonardo --account my_account --nodes 4 --dry-run first.py",
     "image-ls": "hpcml image ls",
-    "image-check": "hpcml image check",
+    "image-check": "hpcml image check absent.sif",
+    "jupyter-detach": "hpcml jupyter --detach",
+    "cancel-all": "hpcml cancel --all --yes",
     "rm": "hpcml rm --failed < /dev/null",
     "rerun": "hpcml rerun first",
-    "wait": "hpcml wait last",
-    "cancel": "hpcml cancel last",
     "tunnel": "hpcml tunnel last",
-}
-PLAIN = ("submit", "typo", "ls", "status", "help")  # are also shown in a pipe, and with NO_COLOR
-MOMENTS = ("the batch script starts", "workers    0/2", "workers    1/2")
+    **{f"{name}-help": f"hpcml {name} --help" for name in ("ls", "run", "image", "image build", "tunnel", "jupyter", "fabric")},
+}  # fmt: skip
+PLAIN = (
+    "submit",
+    "typo",
+    "ls",
+    "status",
+    "nothing",
+    "wait",
+    "cancel-again",
+)  # are also shown in a pipe, and with NO_COLOR
+MOMENTS = {"submit": ("the batch script starts", "workers    0/2", "workers    1/2")}
+KEYS = {"interrupted": {"step 1": b"\x03"}, "wait-interrupted": {"alone": b"\x03"}}
+BROKEN = re.compile(
+    r'^\s*(\||File "|\^+$|#SBATCH|\d{4}-\d\d-\d\d )'
+)  # quotes and logs, which stay as they were written
 
 
 def look(folder: Path, chosen: Sequence[str], widths: Sequence[int] = WIDTHS) -> None:
-    """Write pictures of the commands, each at all widths in both themes, and what they write into a pipe."""
+    """Write pictures of the commands, each at all widths in both themes, and what they write into a pipe.
+
+    A line in the list ends in ``broken`` where the terminal broke one that hpcml did not fold.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    wanted = [name for name in COMMANDS if not chosen or name in chosen]
     for columns in widths:
         with tempfile.TemporaryDirectory() as home:
             desk = Desk(Path(home) / "home/ada")
-            for name, typed in COMMANDS.items():
-                if chosen and name not in (*chosen, "submit", "divide"):
-                    continue
-                seen = desk.see(typed, columns, MOMENTS if name == "submit" else ())
-                parts = [*seen.moments.values(), seen.lines]
+            for name in [name for name in COMMANDS if name in (*wanted, "submit", "divide", "interrupted")]:
+                typed = COMMANDS[name]
+                seen = desk.see(typed, columns, MOMENTS.get(name, ()), KEYS.get(name))
+                parts = [*seen.moments.values(), seen.lines] if name in MOMENTS else [seen.lines]
                 lines = [line for part in parts for line in (*prompt(typed, columns), *part, ())]
-                lines += prompt(f"# {seen.status}", columns)
+                lines += [*prompt("echo $?", columns), tuple(map(Cell, str(seen.status)))]
                 for theme in svg.THEMES:
-                    picture = svg.render(lines, columns, svg.THEMES[theme])
-                    (folder / f"{name}-{columns}-{theme}.svg").write_text(picture)
-                widest = max((len(line) for line in seen.lines), default=0)
+                    (folder / f"{name}-{columns}-{theme}.svg").write_text(svg.render(lines, columns, svg.THEMES[theme]))
+                broken = [line for line in seen.broken if not BROKEN.match(line)]
+                what = f"  broken: {broken}" if broken else ""
                 print(
-                    f"{name:<16} {columns:>4} columns: {len(seen.lines):>3} lines, widest {widest}, status {seen.status}",
+                    f"{name:<16} {columns:>4} columns, {len(seen.lines):>3} lines, status {seen.status}{what}",
                     flush=True,
                 )
                 if columns == 80 and name in PLAIN:
                     (folder / f"{name}-pipe.txt").write_text(desk.piped(typed))
                     plain = desk.see(typed, 80, NO_COLOR="1")
                     coloured = [cell for line in plain.lines for cell in line if cell.colour != "default" or cell.bold]
-                    assert not coloured or name in chosen, f"NO_COLOR: {name} has colours"
+                    assert not coloured, f"NO_COLOR: {name} has colours"
+            desk.piped("hpcml cancel --all --yes")
+    for name, theme in itertools.product(wanted, svg.THEMES):
+        sheet(folder, name, theme, widths)
 
 
-def sheet(folder: Path, name: str, theme: str) -> None:
+def sheet(folder: Path, name: str, theme: str, widths: Sequence[int]) -> None:
     """Write one PNG of a command at all widths."""
     from playwright.sync_api import sync_playwright
 
-    body = "".join(f"<p>{(folder / f'{name}-{columns}-{theme}.svg').read_text()}</p>" for columns in WIDTHS)
+    body = "".join(f"<p>{(folder / f'{name}-{columns}-{theme}.svg').read_text()}</p>" for columns in widths)
     back = "#222" if theme == "dark" else "#eee"
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])

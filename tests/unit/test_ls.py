@@ -54,14 +54,20 @@ def test_a_terminal_s_width(width: int, titles: str) -> None:
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
-def test_a_long_name_is_cut_last(width: int) -> None:
+def test_a_long_id_has_a_line_of_its_own(width: int) -> None:
     table = lines(width, ROWS[0]._replace(run=LONG))
     assert max(map(len, table)) <= width
-    run, state = table[-1].split()[:2]
-    assert state == "OUT_OF_MEMORY"
+    run, cells = table[-2:]
     assert run.endswith("-20261122-223920-77aa")
-    assert (run == LONG) == (width == 120)
-    assert ID in table[1]
+    assert (run == LONG) == (width == 120)  # it has 101 characters
+    assert cells.index("OUT_OF_MEMORY") == table[0].index("STATE")
+    assert table[:-2] == lines(width)
+
+
+def test_long_ids_alone() -> None:
+    head, run, cells = ls.table([ls.cells(ROWS[0]._replace(run=LONG[-50:]), NOW)], 60)
+    assert run == LONG[-50:]
+    assert cells.index("OUT_OF_MEMORY") == head.index("STATE")
 
 
 def test_when_a_run_was_submitted() -> None:

@@ -91,3 +91,9 @@ def test_what_stands_behind_a_text_keeps_its_distance(width: int) -> None:
     assert "".join(lines).endswith(("  0.5 s", " " * 13 + "0.5 s"))
     assert all(len(line) <= width or len(line.split()) <= 3 for line in lines)
     assert " ".join(" ".join(lines).split()) == "✓ python 3 roles, python 3.11.2, dask 2026.7.1 0.5 s"
+
+
+def test_a_word_as_wide_as_the_terminal_has_no_margin() -> None:
+    word = "w" * 20
+    assert terminal.fitted(f"{word} and more", 20, first="  run  ", rest=" " * 7) == ["  run", word, "       and more"]
+    assert terminal.fitted(word, 22, first="  run  ", rest=" " * 7) == ["  run", f"  {word}"]

@@ -35,7 +35,8 @@ def main() -> int:
     (out / "fabric.json").write_text(json.dumps(facts, indent=1) + "\n")
     nodes = {name: worker.node for name, worker in measurement.workers.items()}
     if not measurement.pairs:
-        say(f"{verdict.line}: this run has one worker. To measure two nodes: hpcml fabric --nodes 2.")
+        say(f"{verdict.line}: this run has one worker.")
+        say("To measure two nodes: hpcml fabric --nodes 2.")
         return 0
     say_lines(picture.matrix_text(measurement.pairs, nodes))
     say()

@@ -109,7 +109,7 @@ class _Local:
     def follow(self, facts: RunFacts) -> None:
         """Have the port lead to the service as it is now."""
         self.last, service = facts, facts.services.get(self.name)
-        if service is None and self.bridge is None and facts.message != self.shown:
+        if service is None and self.bridge is None and not facts.over and facts.message != self.shown:
             self.shown = facts.message
             self.say(f"{facts.run} is {facts.state}: {facts.message}.")
         if service != self.service:

@@ -152,7 +152,7 @@ class Tunnel:
             estimate = facts.estimate
             message += f"; Slurm's estimate of the start: {estimate}" if estimate else "; Slurm has no estimate yet"
         shown = (facts.state, message)
-        if shown != self.shown and self.route is None:
+        if shown != self.shown and self.route is None and not facts.over:
             self.say(f"{facts.run} is {facts.state}: {message}.")
         self.shown = shown
 
