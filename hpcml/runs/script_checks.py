@@ -23,6 +23,15 @@ _MOST_FILES = 200  # modules beside the script that are looked into
 _NOTED = 3  # missing modules in a note
 _COMPILE = "import sys; compile(open(sys.argv[1], 'rb').read(), sys.argv[1], 'exec')"
 _PROVIDED = ("hpcml", "dask_jobqueue", "dask_mpi")  # by the run itself (hpcml.node.script.replacements)
+# Packages that open a Dask cluster in a cloud, on Kubernetes or YARN, or at a gateway.
+_CLUSTERS_ELSEWHERE = (
+    "coiled",
+    "dask_cloudprovider",
+    "dask_databricks",
+    "dask_gateway",
+    "dask_kubernetes",
+    "dask_yarn",
+)
 # A script that changes where modules are found, or installs them, is its own affair.
 _CHANGES_THE_PATH = re.compile(r"\b(sys\.path|addsitedir|meta_path|sys\.modules|pip|conda)\b")
 # By the end of the name: what a file is, and the words that run it.
@@ -372,17 +381,22 @@ def _tell_missing(
     for one in needed:
         if one.name not in found:
             found[one.name] = environment.has(one.name)
+    elsewhere = {one.name: one for one in reversed(needed) if found[one.name] and one.name in _CLUSTERS_ELSEWHERE}
+    words = "opens a cluster elsewhere; in a run, Client() in its place is the run's own"
+    notes = [f"{name} ({place(base, one.file, one.line)}) {words}" for name, one in elsewhere.items()]
     missing = list({one.name: one for one in reversed(needed) if not found[one.name]}.values())[::-1]
     if not missing:
-        return []
+        return notes
     if certain and environment.certain and (own := [one for one in missing if one.file == script]):
         first = own[0]
         how = f"Add it, mostly by {sys.executable} -m pip install {first.name}; nothing was submitted."
+        if first.name in _CLUSTERS_ELSEWHERE:
+            how = "It opens a cluster elsewhere: in a run, Client() in the place of that cluster is the run's own."
         message = f"The script imports '{first.name}', which the run's environment does not have"
         raise ScriptError(message, place=place(base, first.file, first.line), hint=how)
     told = ", ".join(f"{one.name} ({place(base, one.file, one.line)})" for one in missing[:_NOTED])
     more = f" and {len(missing) - _NOTED} more" if len(missing) > _NOTED else ""
-    return [f"imported, and not found in the environment of runtime.python as seen from here: {told}{more}"]
+    return [*notes, f"imported, and not found in the environment of runtime.python as seen from here: {told}{more}"]
 
 
 def _near(path: Path) -> str:

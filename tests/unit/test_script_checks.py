@@ -105,6 +105,22 @@ def test_a_missing_module_is_a_note_where_the_script_may_add_it(tmp_path: Path, 
     assert "nowhere_here (main.py:2)" in check(script(tmp_path, f"{line}\nimport nowhere_here\n"))[0]
 
 
+def test_a_package_that_opens_clusters_elsewhere_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is missing, to install it would not be the way; where it is there, it would open another cluster."""
+    path = script(tmp_path, "import coiled\ncluster = coiled.Cluster(n_workers=4)\n")
+    with pytest.raises(ScriptError) as caught:
+        check(path)
+    assert caught.value.place == "main.py:1"
+    assert "pip" not in caught.value.hint
+    assert "Client() in the place of that cluster" in caught.value.hint
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "coiled.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path / "there")
+    assert check(path) == [
+        "coiled (main.py:1) opens a cluster elsewhere; in a run, Client() in its place is the run's own"
+    ]
+
+
 def test_a_missing_module_of_a_module_beside_the_script_is_a_note(tmp_path: Path) -> None:
     script(tmp_path, "import nowhere_here\n", "beside.py")
     assert "nowhere_here (beside.py:1)" in check(script(tmp_path, "import beside\n"))[0]

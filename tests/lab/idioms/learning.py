@@ -1,0 +1,33 @@
+"""joblib's dask backend under scikit-learn, Dask-ML on NumPy data, and XGBoost on Dask."""
+
+import json
+
+import dask.array as da
+import joblib
+import numpy as np
+from dask.distributed import Client
+from dask_ml.cluster import KMeans
+from dask_ml.preprocessing import StandardScaler
+from sklearn.datasets import make_classification
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV
+from xgboost import dask as dxgb
+
+if __name__ == "__main__":
+    found = {}
+    client = Client(processes=True, n_workers=4, threads_per_worker=1)
+    X, y = make_classification(n_samples=600, n_features=6, random_state=3)
+    with joblib.parallel_config(backend="dask"):
+        search = GridSearchCV(LogisticRegression(), {"C": [0.01, 0.1, 1.0]}, cv=3, n_jobs=-1).fit(X, y)
+        found["joblib"] = joblib.Parallel()(joblib.delayed(pow)(n, 2) for n in range(6))
+    found["search"] = [search.best_params_["C"], round(search.best_score_, 6)]
+    scaled = StandardScaler().fit_transform(da.from_array(X, chunks=(150, 6)))
+    found["scaled"] = [abs(round(float(value), 6)) for value in scaled.std(axis=0).compute()]
+    centres = KMeans(n_clusters=2, init=X[:2], max_iter=20, random_state=0).fit(da.from_array(X, chunks=(150, 6)))
+    found["kmeans"] = sorted(np.round(centres.cluster_centers_[:, 0], 5).tolist())
+    data = dxgb.DaskDMatrix(client, da.from_array(X, chunks=(150, 6)), da.from_array(y, chunks=150))
+    trained = dxgb.train(client, {"objective": "binary:logistic", "max_depth": 3}, data, num_boost_round=5)
+    predicted = dxgb.predict(client, trained, data).compute()
+    found["xgboost"] = bool(((predicted > 0.5) == y).mean() > 0.9)
+    client.close()
+    print("result", json.dumps(found))
