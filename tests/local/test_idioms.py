@@ -138,6 +138,7 @@ def test_a_scheduler_by_hand_is_used_and_has_no_page_for_everybody(here: Here) -
     done = here.submit(BY_HAND)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "result 3 True" in done.stdout
+    assert "WARNING" not in done.stdout
     (note,) = notes(done)
     assert note.startswith("Client('tls://")
     assert note.endswith(

@@ -24,7 +24,7 @@ from typing import Any
 
 import dask.config
 from dask.utils import parse_timedelta
-from distributed import Client, LocalCluster, Security, WorkerPlugin
+from distributed import Client, LocalCluster, Scheduler, Security, WorkerPlugin
 from distributed.core import ConnectionPool, Status
 from distributed.deploy.cluster import Cluster
 from distributed.exceptions import WorkerStartTimeoutError
@@ -299,6 +299,8 @@ def _answers(target: str | None, given: Mapping[str, Any]) -> bool:
             return False
     if not target or target == address():
         return False
+    if any(one.status == Status.running and one.address == target for one in Scheduler._instances):  # noqa: SLF001
+        return True  # in this process too, and a connection without TLS would be a warning in its log
     protocol, _, place = target.rpartition("://")
     if protocol not in ("", "tcp", "tls", "ucx", "ucxx", "ws", "wss"):
         return True  # in this process: inproc://
