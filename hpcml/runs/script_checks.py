@@ -245,6 +245,27 @@ def check_code(
     return [] if image else _tell_missing(script, base, needed, _Environment(python), certain=plain and not prepared)
 
 
+def missing_argument(script: Path, base: Path, given: int) -> list[str]:
+    """Return a note where a script reads the scheduler's file from an argument of its own that is not given."""
+    try:
+        tree = ast.parse(script.read_bytes())
+    except (SyntaxError, ValueError, RecursionError, OSError):  # check_code says what is wrong
+        return []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.keyword) and node.arg == "scheduler_file" and _number_of_argument(node.value) > given:
+            what = "takes the scheduler's file from an argument that is not given"
+            return [f"{place(base, script, node.value.lineno)} {what}; Client() is the run's, and so is any word there"]
+    return []
+
+
+def _number_of_argument(value: ast.expr) -> int:
+    """Return N of ``sys.argv[N]``, 0 for anything else."""
+    if not isinstance(value, ast.Subscript) or ast.unparse(value.value) not in ("sys.argv", "argv"):
+        return 0
+    number = value.slice.value if isinstance(value.slice, ast.Constant) else 0
+    return number if isinstance(number, int) else 0
+
+
 def place(base: Path, file: object, line: int | None = None) -> str:
     """Return a file as a user would name it from a folder, with a line."""
     path = str(file)

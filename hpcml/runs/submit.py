@@ -88,7 +88,8 @@ def _check_code(site: Site, spec: JobSpec, made: Plan) -> list[str]:
     python, image, prepared = made.steps[-1].command[0], bool(made.inside.image), _is_prepared(site)
     if spec.form == "module":
         return script_checks.check_module_code(spec.script, python, image=image, prepared=prepared)
-    return script_checks.check_code(spec.script, base, python, image=image, prepared=prepared)
+    notes = script_checks.check_code(spec.script, base, python, image=image, prepared=prepared)
+    return [*notes, *script_checks.missing_argument(spec.script, base, len(spec.arguments))]
 
 
 def template_folders(cwd: Path) -> tuple[list[Path], list[str]]:

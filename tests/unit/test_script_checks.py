@@ -121,6 +121,19 @@ def test_a_package_that_opens_clusters_elsewhere_is_told_of(tmp_path: Path, monk
     ]
 
 
+def test_a_scheduler_file_that_no_argument_names_is_told_of(tmp_path: Path) -> None:
+    """The IndexError would come on a node."""
+    path = script(tmp_path, "import sys\nfrom distributed import Client\nclient = Client(scheduler_file=sys.argv[1])\n")
+    (note,) = script_checks.missing_argument(path, tmp_path, 0)
+    assert note.startswith("main.py:3 takes the scheduler's file from an argument that is not given; Client() is")
+    assert script_checks.missing_argument(path, tmp_path, 1) == []
+    other = script(
+        tmp_path, "Client(scheduler_file=argv[-1], name=sys.argv[3])\nClient(scheduler_file=f(sys.argv[1]))\n"
+    )
+    assert script_checks.missing_argument(other, tmp_path, 0) == []
+    assert script_checks.missing_argument(script(tmp_path, "print 'x'\n"), tmp_path, 0) == []
+
+
 def test_a_missing_module_of_a_module_beside_the_script_is_a_note(tmp_path: Path) -> None:
     script(tmp_path, "import nowhere_here\n", "beside.py")
     assert "nowhere_here (beside.py:1)" in check(script(tmp_path, "import beside\n"))[0]
