@@ -17,7 +17,7 @@ client = hpcml.connect(backend="auto")  # arrays are CuPy's on GPUs, NumPy's on 
 count, side = 400, 256  # 210 MB; of 400,000 frames memory would hold no more: a chunk for each thread
 across, down = np.meshgrid(np.linspace(-1, 1, side), np.linspace(-1, 1, side))
 signal = 0.4 * np.cos(12 * np.hypot(across, down)) ** 2
-noise = da.random.default_rng(0).normal(size=(count, side, side), chunks=(50, side, side))
+noise = da.random.default_rng(0).standard_normal(size=(count, side, side), chunks=(50, side, side))
 frames = noise + da.from_array(signal, chunks=-1).to_backend()
 
 start = time.perf_counter()

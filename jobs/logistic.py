@@ -20,7 +20,7 @@ if hpcml.run.gpus:
     from cuml.dask.linear_model import LogisticRegression
     from cupy import asnumpy
 
-    options = {}
+    options = {"penalty": None}  # as newton has none
 else:
     from dask_ml.linear_model import LogisticRegression
     from numpy import asarray as asnumpy

@@ -15,6 +15,7 @@ from sklearn.metrics import ConfusionMatrixDisplay, accuracy_score
 
 import hpcml
 
+client = hpcml.connect(backend="auto")  # arrays are CuPy's on GPUs, NumPy's on CPUs
 if hpcml.run.gpus:
     from cuml.dask.naive_bayes import MultinomialNB
     from cupy import asnumpy
@@ -27,7 +28,6 @@ else:
 
     model = Incremental(MultinomialNB(alpha=1.0))  # counts add up: one block after the other gives the same model
 
-client = hpcml.connect(backend="auto")  # arrays are CuPy's on GPUs, NumPy's on CPUs
 rng, classes, words = np.random.default_rng(0), np.arange(6, dtype="int32"), 100
 frequencies = rng.gamma(0.5, size=(len(classes), words)) + 0.3
 about = rng.integers(0, len(classes), 8_000).astype("int32")

@@ -17,6 +17,7 @@ from sklearn.metrics import ConfusionMatrixDisplay, accuracy_score
 import hpcml
 
 k = 15
+client = hpcml.connect(backend="auto")  # arrays are CuPy's on GPUs, NumPy's on CPUs
 if hpcml.run.gpus:
     from cuml.dask.neighbors import KNeighborsClassifier
     from cupy import asnumpy
@@ -29,7 +30,6 @@ else:
 
     model = ParallelPostFit(KNeighborsClassifier(n_neighbors=k))  # the asked rows are divided among the workers
 
-client = hpcml.connect(backend="auto")  # arrays are CuPy's on GPUs, NumPy's on CPUs
 features, classes = make_blobs(50_000, 2, centers=6, cluster_std=1.3, random_state=8)
 x = da.from_array(features, chunks=(6_250, -1)).to_backend()
 y = da.from_array(classes.astype("int32"), chunks=6_250).to_backend()

@@ -25,7 +25,8 @@ def made(folder):  # a model, and eight files of rows that it has not seen
         table = pd.DataFrame(rng.uniform(0, 1, (10_000, 2)), columns=COLUMNS)
         table["price"] = np.sin(6 * table["width"]) + table["height"] ** 2 + rng.normal(0, 0.05, len(table))
         table.to_parquet(f"{folder}/{number}.parquet")
-    joblib.dump(DecisionTreeRegressor(max_depth=9).fit(table[COLUMNS], table["price"]), f"{folder}/model.joblib")
+    model = DecisionTreeRegressor(max_depth=9, random_state=0).fit(table[COLUMNS], table["price"])
+    joblib.dump(model, f"{folder}/model.joblib")
     return f"{folder}/model.joblib", [f"{folder}/{number}.parquet" for number in range(8)]
 
 
