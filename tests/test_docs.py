@@ -131,15 +131,16 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_and_anchors_resolve(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)\s]+)\)", split(page)[1]):
-        if re.match(r"[a-z]+:", target):
-            continue
-        name, _, anchor = target.partition("#")
-        found = (page.parent / name).resolve() if name else page
-        assert found.exists(), target
-        assert not anchor or anchor in anchors(found), target
+def test_links_and_anchors_resolve(subtests: pytest.Subtests) -> None:
+    for page in PAGES:
+        with subtests.test(page=str(page.relative_to(ROOT))):
+            for target in re.findall(r"\]\(([^)\s]+)\)", split(page)[1]):
+                if re.match(r"[a-z]+:", target):
+                    continue
+                name, _, anchor = target.partition("#")
+                found = (page.parent / name).resolve() if name else page
+                assert found.exists(), target
+                assert not anchor or anchor in anchors(found), target
 
 
 def test_every_page_is_reached_from_the_readme() -> None:
@@ -147,9 +148,10 @@ def test_every_page_is_reached_from_the_readme() -> None:
     assert {f"docs/{page.name}" for page in DOCS.glob("*.md")} <= set(linked)
 
 
-@pytest.mark.parametrize("page", OWN, ids=lambda page: page.name)
-def test_no_page_holds_a_placeholder(page: Path) -> None:
-    assert not re.search(r"@@|TODO|FIXME|XXX", page.read_text(encoding="utf-8"))
+def test_no_page_holds_a_placeholder(subtests: pytest.Subtests) -> None:
+    for page in OWN:
+        with subtests.test(page=page.name):
+            assert not re.search(r"@@|TODO|FIXME|XXX", page.read_text(encoding="utf-8"))
 
 
 def test_make_targets_exist() -> None:
@@ -191,29 +193,31 @@ def parse(words: list[str]) -> None:
     lookup.load(name if name in lookup.profile_files(known) else "local", known, Path("/"), options.set or ())
 
 
-@pytest.mark.parametrize("block", [pytest.param(block, id=block.place) for block in SHELL])
-def test_command_lines_parse(block: Block) -> None:
-    for line in block.commands():
-        for words in simple_commands(line):
-            set_here = [word for word in words if re.match(r"HPCML_\w+=", word)]
-            for name, value in (word.split("=", 1) for word in set_here):
-                lookup.load("local", {"HPCML_SYSTEM_CONFIG": "/nowhere", name: value}, Path("/"))
-            rest = [word for word in words if word not in (*set_here, "export")]
-            if rest[:1] == ["hpcml"] and WRONG not in line:
-                parse(rest[1:])
+def test_command_lines_parse(subtests: pytest.Subtests) -> None:
+    for block in SHELL:
+        with subtests.test(block=block.place):
+            for line in block.commands():
+                for words in simple_commands(line):
+                    set_here = [word for word in words if re.match(r"HPCML_\w+=", word)]
+                    for name, value in (word.split("=", 1) for word in set_here):
+                        lookup.load("local", {"HPCML_SYSTEM_CONFIG": "/nowhere", name: value}, Path("/"))
+                    rest = [word for word in words if word not in (*set_here, "export")]
+                    if rest[:1] == ["hpcml"] and WRONG not in line:
+                        parse(rest[1:])
 
 
-@pytest.mark.parametrize("page", OWN, ids=lambda page: page.name)
-def test_commands_named_in_the_text_exist(page: Path) -> None:
-    for code in codes(split(page)[1]):
-        words = code.replace("\\|", "|").split(" | ")[0].split()
-        words = [*words[:1], *main.split_host(words[1:])[1]]
-        if words[0] != "hpcml" or len(words) == 1 or words[1] in ("COMMAND", "help", "--help", "--version"):
-            continue
-        assert words[1] in main.COMMANDS, code
-        used, _ = main.split_script(words[1], words[2:])
-        known = {option for action in actions(main.build_parser(words[1])) for option in action.option_strings}
-        assert {word for word in used if OPTION.fullmatch(word)} <= known, code
+def test_commands_named_in_the_text_exist(subtests: pytest.Subtests) -> None:
+    for page in OWN:
+        with subtests.test(page=page.name):
+            for code in codes(split(page)[1]):
+                words = code.replace("\\|", "|").split(" | ")[0].split()
+                words = [*words[:1], *main.split_host(words[1:])[1]]
+                if words[0] != "hpcml" or len(words) == 1 or words[1] in ("COMMAND", "help", "--help", "--version"):
+                    continue
+                assert words[1] in main.COMMANDS, code
+                used, _ = main.split_script(words[1], words[2:])
+                known = {option for action in actions(main.build_parser(words[1])) for option in action.option_strings}
+                assert {word for word in used if OPTION.fullmatch(word)} <= known, code
 
 
 def actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
@@ -225,17 +229,18 @@ def actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
                 yield from actions(verb)
 
 
-@pytest.mark.parametrize("command", main.COMMANDS)
-def test_options_are_documented_and_no_others(command: str) -> None:
-    sections = re.split(r"^## hpcml ", prose("commands.md").split("## Variables")[0], flags=re.MULTILINE)[1:]
-    section = next(text for text in sections if text.startswith(f"{command}\n"))
-    expected = set()
-    for action in actions(main.build_parser(command)):
-        if action.help != argparse.SUPPRESS:
-            value = "" if action.nargs == 0 else f" {action.metavar}"
-            expected |= {f"{option}{value}" for option in action.option_strings}
-    assert {code for cells in rows(section) for code in codes(cells[0])} == expected
-    assert [text.split("\n")[0] for text in sections] == list(main.COMMANDS)
+def test_options_are_documented_and_no_others(subtests: pytest.Subtests) -> None:
+    for command in main.COMMANDS:
+        with subtests.test(command=command):
+            sections = re.split(r"^## hpcml ", prose("commands.md").split("## Variables")[0], flags=re.MULTILINE)[1:]
+            section = next(text for text in sections if text.startswith(f"{command}\n"))
+            expected = set()
+            for action in actions(main.build_parser(command)):
+                if action.help != argparse.SUPPRESS:
+                    value = "" if action.nargs == 0 else f" {action.metavar}"
+                    expected |= {f"{option}{value}" for option in action.option_strings}
+            assert {code for cells in rows(section) for code in codes(cells[0])} == expected
+            assert [text.split("\n")[0] for text in sections] == list(main.COMMANDS)
 
 
 # -- tables that equal the code -----------------------------------------------------------------------------------
@@ -248,10 +253,11 @@ def test_exit_statuses() -> None:
     assert told == errors.MEANING
 
 
-@pytest.mark.parametrize("page", OWN, ids=lambda page: page.name)
-def test_statuses_named_in_the_text_exist(page: Path) -> None:
-    named = {int(number) for number in re.findall(r"status(?:es)? (\d\d)\b", split(page)[1])}
-    assert {number for number in named if 64 <= number <= 95} <= errors.MEANING.keys() | {95}
+def test_statuses_named_in_the_text_exist(subtests: pytest.Subtests) -> None:
+    for page in OWN:
+        with subtests.test(page=page.name):
+            named = {int(number) for number in re.findall(r"status(?:es)? (\d\d)\b", split(page)[1])}
+            assert {number for number in named if 64 <= number <= 95} <= errors.MEANING.keys() | {95}
 
 
 def keys_of(record: Any, prefix: str = "") -> Iterator[tuple[str, object]]:
@@ -277,9 +283,10 @@ def test_profile_keys_and_defaults() -> None:
     assert told == dict(keys_of(schema.Site))
 
 
-@pytest.mark.parametrize("key", schema.CHOICES)
-def test_choices_of_a_key(key: str) -> None:
-    assert set(codes(documented_keys()[key][1])) == set(schema.CHOICES[key])
+def test_choices_of_a_key(subtests: pytest.Subtests) -> None:
+    for key in schema.CHOICES:
+        with subtests.test(key=key):
+            assert set(codes(documented_keys()[key][1])) == set(schema.CHOICES[key])
 
 
 def test_shipped_profiles() -> None:
@@ -418,13 +425,14 @@ def session(blocks: list[Block], *, on_lab: bool = False) -> str:
     return "\n".join(lines) + "\n"
 
 
-@pytest.mark.parametrize(
-    "block", [block for block in OWN_BLOCKS if block.language != "text"], ids=lambda one: one.place
-)
-def test_each_block_is_run_or_says_why_not(block: Block) -> None:
+def test_each_block_is_run_or_says_why_not(subtests: pytest.Subtests) -> None:
     """``text`` is output, and settings, profiles and templates are loaded above."""
-    loaded = block.language in ("toml", "jinja")
-    assert loaded or (block.run is not None) != block.excused, "write <!-- run --> or <!-- not run: WHY --> above it"
+    for block in (block for block in OWN_BLOCKS if block.language != "text"):
+        with subtests.test(block=block.place):
+            loaded = block.language in ("toml", "jinja")
+            assert loaded or (block.run is not None) != block.excused, (
+                "write <!-- run --> or <!-- not run: WHY --> above it"
+            )
 
 
 def of_page(page: Path) -> list[Block]:

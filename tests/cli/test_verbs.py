@@ -54,12 +54,13 @@ def test_the_last_lines_of_a_log(world: World) -> None:
     assert world.run("logs", "-n", "few").returncode == errors.USAGE
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_help_takes_a_command_and_has_examples(world: World, name: str) -> None:
-    done = world.run("help", name)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == world.run(name, "--help").stdout
-    assert done.stdout.rstrip().endswith(EXAMPLES[name][-1])
+def test_help_takes_a_command_and_has_examples(subtests: pytest.Subtests, world: World) -> None:
+    for name in COMMANDS:
+        with subtests.test(name=name):
+            done = world.run("help", name)
+            assert (done.returncode, done.stderr) == (0, "")
+            assert done.stdout == world.run(name, "--help").stdout
+            assert done.stdout.rstrip().endswith(EXAMPLES[name][-1])
 
 
 def test_help_of_no_command(world: World) -> None:

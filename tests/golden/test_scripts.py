@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 
 import pytest
@@ -53,30 +54,30 @@ def test_shellcheck_has_nothing_to_say() -> None:
 CONTROL = ["a\nb", "a\rb", "a\0b", "a\tb", "a\x1bb", "a\x7fb", "a\udcffb"]
 
 
-@pytest.mark.parametrize("bad", CONTROL, ids=repr)
-@pytest.mark.parametrize("where", ["account", "partition", "qos", "dependency"])
-def test_a_control_character_in_a_directive_is_refused_in_words(where: str, bad: str) -> None:
-    with pytest.raises(UsageError, match="line break or a control character"):
-        batch_script.render(make("slurm", CASES[0], spec={where: bad}))
+def test_a_control_character_in_a_directive_is_refused_in_words(subtests: pytest.Subtests) -> None:
+    for bad, where in itertools.product(CONTROL, ("account", "partition", "qos", "dependency")):
+        with (
+            subtests.test(bad=ascii(bad), where=where),
+            pytest.raises(UsageError, match="line break or a control character"),
+        ):
+            batch_script.render(make("slurm", CASES[0], spec={where: bad}))
 
 
-@pytest.mark.parametrize("bad", CONTROL, ids=repr)
-@pytest.mark.parametrize(
-    "settings",
-    [
-        lambda bad: {"runtime": {"python": f"/{bad}"}},
-        lambda bad: {"runtime": {"setup": [bad]}},
-        lambda bad: {"runtime": {"modules": [bad]}},
-        lambda bad: {"environment": {"A": bad}},
-        lambda bad: {"slurm": {"extra": [f"--constraint={bad}"]}},
-        lambda bad: {"slurm": {"srun_extra": [bad]}},
-    ],
-    ids=["python", "setup", "modules", "environment", "extra", "srun_extra"],
-)
-def test_a_control_character_in_a_profile_is_refused_in_words(settings: object, bad: str) -> None:
-    assert callable(settings)
-    with pytest.raises(UsageError, match="line break or a control character"):
-        batch_script.render(make("slurm", CASES[0], settings(bad)))
+def test_a_control_character_in_a_profile_is_refused_in_words(subtests: pytest.Subtests) -> None:
+    for bad in CONTROL:
+        for settings in (
+            {"runtime": {"python": f"/{bad}"}},
+            {"runtime": {"setup": [bad]}},
+            {"runtime": {"modules": [bad]}},
+            {"environment": {"A": bad}},
+            {"slurm": {"extra": [f"--constraint={bad}"]}},
+            {"slurm": {"srun_extra": [bad]}},
+        ):
+            with (
+                subtests.test(settings=ascii(settings)),
+                pytest.raises(UsageError, match="line break or a control character"),
+            ):
+                batch_script.render(make("slurm", CASES[0], settings))
 
 
 @pytest.mark.parametrize("bad", ["\n", "\r", "\x1b"], ids=repr)

@@ -102,12 +102,15 @@ SPOILT: dict[str, tuple[Spoil, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("how", SPOILT)
-def test_spoilt_files(refuses: Callable[..., str], listed: Listed, tmp_path: pathlib.Path, how: str) -> None:
-    spoil, words = SPOILT[how]
-    make(tmp_path / "data", listed)
-    spoil(tmp_path / "data")
-    assert words in refuses(tmp_path / "data")
+def test_spoilt_files(
+    subtests: pytest.Subtests, refuses: Callable[..., str], listed: Listed, tmp_path: pathlib.Path
+) -> None:
+    for how, (spoil, words) in SPOILT.items():
+        with subtests.test(how=how):
+            data = tmp_path / how
+            make(data, listed)
+            spoil(data)
+            assert words in refuses(data)
 
 
 def test_one_corrupt_footer_of_a_hundred_is_named(

@@ -38,20 +38,21 @@ def commands() -> list[tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize(("place", "command"), commands())
-def test_a_command_can_be_typed(place: str, command: str) -> None:
-    words = shlex.split(command)
-    if words[0] == "hpcml":
-        own, script = main.split_script("submit", words[2:])
-        main.build_parser("submit").parse_args(own)
-    else:
-        script = words[1:]
-    path = ROOT / script[0]
-    name = path.stem
-    assert path.is_file(), place
-    if path.parent.name == "jobs":  # an example: its options are in its text
-        assert all(f'"{word}"' in path.read_text() for word in script[1:] if word.startswith("--"))
-        return
-    assert name in (*JOBS, *TOOLS), place
-    if name in OWN_OPTIONS and "--help" not in script:
-        importlib.import_module(name).parse(script[1:])  # SystemExit is an option that is not there, or wrong
+def test_a_command_can_be_typed(subtests: pytest.Subtests) -> None:
+    for place, command in commands():
+        with subtests.test(place=place, command=command):
+            words = shlex.split(command)
+            if words[0] == "hpcml":
+                own, script = main.split_script("submit", words[2:])
+                main.build_parser("submit").parse_args(own)
+            else:
+                script = words[1:]
+            path = ROOT / script[0]
+            name = path.stem
+            assert path.is_file(), place
+            if path.parent.name == "jobs":  # an example: its options are in its text
+                assert all(f'"{word}"' in path.read_text() for word in script[1:] if word.startswith("--"))
+                continue
+            assert name in (*JOBS, *TOOLS), place
+            if name in OWN_OPTIONS and "--help" not in script:
+                importlib.import_module(name).parse(script[1:])  # SystemExit is an option that is not there, or wrong

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import os
 import re
 from pathlib import Path
@@ -22,29 +23,29 @@ def check(text: str, wide: str, width: int) -> None:
     assert gone_on.split() == wide.split()
 
 
-@pytest.mark.parametrize("width", [60, 80, 120])
-@pytest.mark.parametrize("command", main.COMMANDS)
-def test_of_a_command(command: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "1000")
-    monkeypatch.setattr("hpcml.help_layout.WIDEST", 1000)
-    wide = main.build_parser(command).format_help()
-    monkeypatch.setenv("COLUMNS", str(width))
-    check(main.build_parser(command).format_help(), wide, width)
+def test_of_a_command(subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPatch) -> None:
+    for command, width in itertools.product(main.COMMANDS, (60, 80, 120)):
+        with subtests.test(command=command, width=width):
+            monkeypatch.setenv("COLUMNS", "1000")
+            monkeypatch.setattr("hpcml.help_layout.WIDEST", 1000)
+            wide = main.build_parser(command).format_help()
+            monkeypatch.setenv("COLUMNS", str(width))
+            check(main.build_parser(command).format_help(), wide, width)
 
 
-@pytest.mark.parametrize("width", [60, 80])
-@pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)
-def test_of_a_job(path: Path, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_job(subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its text and the options that all jobs have."""
-    description = ast.get_docstring(ast.parse(path.read_text()), clean=False)
-    assert description
-    monkeypatch.setenv("COLUMNS", "1000")
-    monkeypatch.setattr("hpcml.help_layout.WIDEST", 1000)
-    wide = job.parser(path.stem, description, rows=1000).format_help()
-    monkeypatch.setenv("COLUMNS", str(width))
-    text = job.parser(path.stem, description, rows=1000).format_help()
-    check(text, wide, width)
-    assert re.search(r"^    (python|hpcml) .*", text, re.MULTILINE)  # examples are lines of their own
+    for path, width in itertools.product(JOBS, (60, 80)):
+        with subtests.test(job=path.stem, width=width):
+            description = ast.get_docstring(ast.parse(path.read_text()), clean=False)
+            assert description
+            monkeypatch.setenv("COLUMNS", "1000")
+            monkeypatch.setattr("hpcml.help_layout.WIDEST", 1000)
+            wide = job.parser(path.stem, description, rows=1000).format_help()
+            monkeypatch.setenv("COLUMNS", str(width))
+            text = job.parser(path.stem, description, rows=1000).format_help()
+            check(text, wide, width)
+            assert re.search(r"^    (python|hpcml) .*", text, re.MULTILINE)  # examples are lines of their own
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

@@ -63,13 +63,14 @@ def test_the_script_begins_behind_a_short_options_value() -> None:
     assert submit.split_script(["-N4", "--exclusive", "a.py"]) == (["-N4", "--exclusive"], ["a.py"])
 
 
-@pytest.mark.parametrize("option", [*sbatch_options.INSTEAD, "--nodes", "--job-name", "--mem"])
-def test_what_hpcml_decides_is_not_passed_on(option: str) -> None:
-    if not option.startswith("--"):
-        return
-    with pytest.raises(UsageError, match="hpcml decides it") as caught:
-        request(f"--sbatch={option}=1")
-    assert caught.value.hint.endswith((".", "hpcml logs."))
+def test_what_hpcml_decides_is_not_passed_on(subtests: pytest.Subtests) -> None:
+    for option in (*sbatch_options.INSTEAD, "--nodes", "--job-name", "--mem"):
+        with subtests.test(option=option):
+            if not option.startswith("--"):
+                continue
+            with pytest.raises(UsageError, match="hpcml decides it") as caught:
+                request(f"--sbatch={option}=1")
+            assert caught.value.hint.endswith((".", "hpcml logs."))
 
 
 @pytest.mark.parametrize("text", ["constraint=x", "-C x", "", "--constraint=", "--gres=gpu:2", "--gres=tmpfs:1,gpu:2"])

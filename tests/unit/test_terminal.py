@@ -22,18 +22,19 @@ EVIL = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("text", EVIL, ids=ascii)
-def test_nothing_in_a_line_is_obeyed(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    terminal.say(f"before {text} after")
-    said = capsys.readouterr().out
-    assert said.count("\n") == 1
-    assert said.endswith(" after\n")
-    assert said[:-1].isprintable()
-    assert "\\" in said, "what was there is seen"
-    terminal.say_lines(str(HpcmlError(f"x{text}y", place=text, hint=text, quote=(text, text))))
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 4, lines
-    assert all(line.isprintable() for line in lines)
+def test_nothing_in_a_line_is_obeyed(subtests: pytest.Subtests, capsys: pytest.CaptureFixture[str]) -> None:
+    for text in EVIL:
+        with subtests.test(text=ascii(text)):
+            terminal.say(f"before {text} after")
+            said = capsys.readouterr().out
+            assert said.count("\n") == 1
+            assert said.endswith(" after\n")
+            assert said[:-1].isprintable()
+            assert "\\" in said, "what was there is seen"
+            terminal.say_lines(str(HpcmlError(f"x{text}y", place=text, hint=text, quote=(text, text))))
+            lines = capsys.readouterr().out.splitlines()
+            assert len(lines) == 4, lines
+            assert all(line.isprintable() for line in lines)
 
 
 def test_every_control_and_format_character_is_shown() -> None:
@@ -75,22 +76,24 @@ def test_a_terminal_is_not_driven_by_a_log_and_a_pipe_gets_every_byte() -> None:
     assert kept.getvalue() == log
 
 
-@pytest.mark.parametrize("text", EVIL, ids=ascii)
-def test_json_on_the_terminal_is_still_json(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    terminal.say_lines(terminal.json_text({"x": text}, indent=1))
-    said = capsys.readouterr().out
-    assert json.loads(said) == {"x": text}
-    assert said.replace("\n", "").isprintable()
+def test_json_on_the_terminal_is_still_json(subtests: pytest.Subtests, capsys: pytest.CaptureFixture[str]) -> None:
+    for text in EVIL:
+        with subtests.test(text=ascii(text)):
+            terminal.say_lines(terminal.json_text({"x": text}, indent=1))
+            said = capsys.readouterr().out
+            assert json.loads(said) == {"x": text}
+            assert said.replace("\n", "").isprintable()
 
 
-@pytest.mark.parametrize("width", range(14, 60))
-def test_what_stands_behind_a_text_keeps_its_distance(width: int) -> None:
-    lines = terminal.fitted(
-        "3 roles, python 3.11.2, dask 2026.7.1", width, first="✓ python     ", rest=" " * 13, last="0.5 s"
-    )
-    assert "".join(lines).endswith(("  0.5 s", " " * 13 + "0.5 s"))
-    assert all(len(line) <= width or len(line.split()) <= 3 for line in lines)
-    assert " ".join(" ".join(lines).split()) == "✓ python 3 roles, python 3.11.2, dask 2026.7.1 0.5 s"
+def test_what_stands_behind_a_text_keeps_its_distance(subtests: pytest.Subtests) -> None:
+    for width in range(14, 60):
+        with subtests.test(width=width):
+            lines = terminal.fitted(
+                "3 roles, python 3.11.2, dask 2026.7.1", width, first="✓ python     ", rest=" " * 13, last="0.5 s"
+            )
+            assert "".join(lines).endswith(("  0.5 s", " " * 13 + "0.5 s"))
+            assert all(len(line) <= width or len(line.split()) <= 3 for line in lines)
+            assert " ".join(" ".join(lines).split()) == "✓ python 3 roles, python 3.11.2, dask 2026.7.1 0.5 s"
 
 
 def test_a_word_as_wide_as_the_terminal_has_no_margin() -> None:
