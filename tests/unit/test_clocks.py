@@ -46,6 +46,11 @@ def test_a_difference_that_it_does_not_bear(clocks: Clocks, told: float, *, fata
     assert "n2" in clocks.note
 
 
+def test_half_a_minute_is_told(clocks: Clocks) -> None:
+    clocks.take("n2", NOW + 30)
+    assert clocks.note == "clocks differ: that of n2 is 30 s or more ahead of n1's"
+
+
 def test_a_first_node_that_is_wrong_is_named_itself(clocks: Clocks) -> None:
     for node, late in (("n2", 7200.0), ("n3", 7201.0), ("n4", 7199.0)):
         clocks.take(node, NOW + late)

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from hpcml import errors
+from hpcml.node.outcome import Outcome
 from hpcml.node.roles import end_cause
 
 LINE = "slurmstepd: error: *** JOB 45 ON n1 CANCELLED AT 2026-11-22T15:02:26{} ***\n"
@@ -29,3 +31,28 @@ def test_slurm_s_line(ending: str, cause: str, tmp_path: Path, monkeypatch: pyte
     log.write_text("x" * (3 << 20) + "\n" + LINE.format(ending))  # more than is read: the line stands at the end
     assert end_cause._cause(context, 0) == cause  # type: ignore[arg-type]
     assert end_cause._cause(context, log.stat().st_size) is None  # type: ignore[arg-type]
+
+
+def test_the_last_line_of_the_own_job_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "45")
+    log = tmp_path / "job.log"
+    context = SimpleNamespace(run=SimpleNamespace(job_log=log))
+    log.write_text(LINE.format(" DUE TO TIME LIMIT").replace("45", "46"))
+    assert end_cause._cause(context, 0) is None  # type: ignore[arg-type]
+    log.write_text(LINE.format(" DUE TO TIME LIMIT") + LINE.format(" DUE TO PREEMPTION"))
+    assert end_cause._cause(context, 0) == "PREEMPTION"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("cause", "status"),
+    [
+        ("", errors.CANCELLED),
+        ("TIME LIMIT", errors.TIME_LIMIT),
+        ("PREEMPTION", errors.PREEMPTED),
+        ("NODE FAILURE", errors.ALLOCATION_LOST),
+        ("JOB REQUEUE", errors.CANCELLED),
+    ],
+)
+def test_what_a_cause_means(cause: str, status: int) -> None:
+    asked = Outcome(errors.CANCELLED, "script", "user", "the run was cancelled")
+    assert end_cause._by_cause(asked, cause).exit_status == status

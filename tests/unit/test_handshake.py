@@ -172,6 +172,23 @@ def test_a_key_file_that_is_no_good(tmp_path: Path, content: int | None, mode: i
         read_key(path)
 
 
+def test_a_key_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "key"
+    path.write_bytes(KEY)
+    path.chmod(0o600)
+    assert read_key(path) == KEY
+    monkeypatch.setattr("os.geteuid", lambda: path.stat().st_uid + 1)
+    with pytest.raises(UcxAuthError, match="a file of your own"):
+        read_key(path)
+
+
+def test_a_proof_holds_for_one_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listener with two addresses is not made to prove itself as the one by messages meant for the other."""
+    first = talk()[2].sent[0]
+    connector, *_ = talk(dialled=HERE, own=THERE, says={1: first[:1] + THERE + first[1 + len(THERE) :]})
+    assert isinstance(connector, RefusedError)
+
+
 def test_the_keys_of_an_attempt(tmp_path: Path) -> None:
     paths = AttemptPaths(tmp_path / "attempt")
     secure.make_ucx_key(paths)

@@ -247,3 +247,23 @@ def test_each_image_keeps_its_compiled_kernels_where_gpus_are_asked_for() -> Non
     own = {**TWO, "environment": {"CUPY_CACHE_DIR": "/work/kernels"}}
     assert named(own, gpus_per_node=1, image="/images/a.sif") is None
     assert named(TWO, gpus_per_node=1, image="/images/\udcff.sif"), "the script's own check refuses it, in words"
+
+
+def test_what_the_user_says_goes_before_the_profile() -> None:
+    table = {**TWO, "defaults": {"partition": "long", "account": "profile"}}
+    assert directives(table)["--account"] == "profile"
+    assert directives(table, account="mine")["--account"] == "mine"
+
+
+def test_workers_that_are_too_small_to_start_are_refused() -> None:
+    table = {**TWO, "workers": {"per_node": 64}}
+    with pytest.raises(SiteError, match="64 workers share 3000 MiB of a node: 47 MiB each"):
+        plan.plan(site(table), spec(memory_per_node="3000M"), PLACE)
+    plan.plan(site(table), spec(memory_per_node="64G"), PLACE)
+
+
+def test_one_thread_for_each_gpu_and_the_profiles_variables() -> None:
+    made = plan.plan(site({**TWO, "environment": {"RAPIDS_NO_INITIALIZE": "0"}}), spec(gpus_per_node=4), PLACE)
+    assert made.inside.threads == 1
+    assert [value for name, value in made.environment if name == "RAPIDS_NO_INITIALIZE"] == ["0"]
+    assert dict(made.environment)["UCX_WARN_UNUSED_ENV_VARS"] == "n"

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hpcml import schedulers
 from hpcml.errors import SiteError, SlurmUnreachableError
 from hpcml.schedulers import JobState, slurm
+from hpcml.schedulers.request import JobSpec
 from hpcml.subprocesses import Answer
 
 
@@ -194,3 +195,23 @@ def test_any_refusal_has_words_and_a_next_step(out: str, err: str, code: int) ->
     assert isinstance(error, (SiteError, SlurmUnreachableError))
     assert error.message
     assert error.hint
+
+
+def test_no_cluster_and_a_busy_controller_are_told_apart(answers: Path) -> None:
+    say(answers, "sbatch", err="sbatch: error: Could not establish a configuration source\n", code=1)
+    with pytest.raises(SlurmUnreachableError, match="no cluster is configured") as caught:
+        slurm.sbatch("job.sh")
+    assert not caught.value.transient
+    say(answers, "sbatch", err="sbatch: error: Unable to contact slurm controller (connect failure)\n", code=1)
+    with pytest.raises(SlurmUnreachableError, match="does not answer") as caught:
+        slurm.sbatch("job.sh")
+    assert caught.value.transient
+
+
+def test_the_command_line_goes_before_the_shells_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setenv("SBATCH_ACCOUNT", "shell")
+    monkeypatch.setenv("SBATCH_PARTITION", "shell")
+    asked = JobSpec(Path("job.py"), (), Path("/home/me"), account="mine")
+    made = slurm.with_variables(asked, lambda _: False)
+    assert (made.account, made.partition) == ("mine", "shell")

@@ -37,3 +37,12 @@ def test_the_limit_of_files_is_raised(soft: int, hard: int, most: int) -> None:
     done = subprocess.run(["bash", "-c", f'ulimit -Sn {soft}; ulimit -Hn {hard}; exec "$@"', "-", sys.executable, "-c", code],
                           capture_output=True, text=True, timeout=120, check=False)  # fmt: skip
     assert done.stdout.split() == [str(hard), str(hard), str(most)], done.stderr
+
+
+def test_a_machine_without_limits_gets_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some programs make a table of all files that there may be."""
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1 << 30))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: asked.append(limits))
+    connection_limits.raise_file_limit()
+    assert asked == [(1 << 20, 1 << 30)]
