@@ -190,6 +190,32 @@ def test_a_script_that_looks_into_the_scheduler_is_told_where_it_is(here: Here) 
     )
 
 
+WAITS_BY_ITSELF = """
+import time
+from distributed import Client, LocalCluster
+cluster = LocalCluster(n_workers=16)
+client = Client(cluster)
+for attempt in range(30):
+    if len(client.scheduler_info()["workers"]) >= 16:
+        break
+while attempt > 9 and len(cluster.workers) < 16:
+    attempt -= 1
+"""
+
+
+def test_a_script_that_counts_workers_in_a_loop_is_told_that_no_more_come(here: Here) -> None:
+    """Once for each such line; it would wait for ever, with its nodes."""
+    done = here.submit(WAITS_BY_ITSELF)
+    assert done.returncode == 0, done.stdout + done.stderr
+    used, *told = notes(done)
+    assert used.startswith("LocalCluster(n_workers=16)")
+    there = "this run's 1 worker on 1 node is all there will be."
+    assert told == [
+        f"scheduler_info(), asked 10 times in line 7: {there}",
+        f"scheduler_info, asked 10 times in line 9: {there}",
+    ]
+
+
 OWN = """
 import json, os, psutil
 from dask.distributed import Client, LocalCluster

@@ -6,6 +6,7 @@ What was asked for and what the run gives is said once for each line of the scri
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import functools
 import inspect
@@ -48,6 +49,9 @@ _OPENING = {
 _ANSWER_WITHIN = 3.0  # seconds for an address of the script's own to accept a connection
 _LONGEST = 60  # characters of the arguments in a note
 
+_LOOP = 10  # questions for the workers in one line that are a loop
+
+_polls: collections.Counter[tuple[str, str, int]] = collections.Counter()
 _noted: set[tuple[str, str, int]] = set()
 
 
@@ -129,6 +133,7 @@ class RunCluster(Cluster):  # type: ignore[misc]
     def scheduler_info(self) -> Mapping[str, Any]:
         """What the scheduler says of itself and its workers: now, or in asynchronous code when it was last asked."""
         if self.status == Status.running and not self.asynchronous:
+            _note_polling("scheduler_info")
             self._info = self.sync(self.scheduler_comm.identity, n_workers=-1)
         return self._info
 
@@ -286,8 +291,21 @@ def adopt(client: type) -> type:
             _note_run(asked, of_a_cluster)
 
     client.__init__ = __init__  # type: ignore[misc]
+    client.scheduler_info = _counted(client.scheduler_info)  # type: ignore[attr-defined]
     client.of_hpcml = True  # type: ignore[attr-defined]
     return client
+
+
+def _counted(ask: Callable[..., Any]) -> Callable[..., Any]:
+    """Return Client.scheduler_info, which notices a loop."""
+
+    @functools.wraps(ask)
+    def scheduler_info(self: Any, *arguments: Any, **options: Any) -> Any:
+        if self.status == "running" and self.scheduler.address == address():
+            _note_polling("scheduler_info()")
+        return ask(self, *arguments, **options)
+
+    return scheduler_info
 
 
 def _answers(target: str | None, given: Mapping[str, Any]) -> bool:
@@ -435,11 +453,26 @@ def _size() -> str:
     return f"{size} {'are' if workers > 1 else 'is'}"
 
 
-def _note(asked: str, given: str) -> None:
-    """Say on stderr, once for each line of the script, what stands for a cluster that it asked for."""
+def _note_polling(asked: str) -> None:
+    """Say to a script that asks for the workers in a loop that there come no more: it may wait for them."""
+    frame = _scripts_frame()
+    place = (asked, frame.f_code.co_filename, frame.f_lineno)
+    _polls[place] += 1
+    if _polls[place] == _LOOP:
+        _note(f"{asked}, asked {_LOOP} times", f"{_size()} all there will be")
+
+
+def _scripts_frame() -> types.FrameType:
+    """Return the innermost frame that is not of a library which opens clusters."""
     frame = sys._getframe(1)  # noqa: SLF001 - inspect's reads the source of each frame
     while frame.f_back and str(frame.f_globals.get("__name__")).partition(".")[0] in _OPENING:
         frame = frame.f_back
+    return frame
+
+
+def _note(asked: str, given: str) -> None:
+    """Say on stderr, once for each line of the script, what stands for a cluster that it asked for."""
+    frame = _scripts_frame()
     path, line = frame.f_code.co_filename, frame.f_lineno
     if (asked, path, line) not in _noted:
         _noted.add((asked, path, line))
