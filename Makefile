@@ -5,7 +5,7 @@ BIN := .venv/bin
 RUNS := .venv/.runs
 ENVIRONMENT := .venv/.complete
 
-.PHONY: help demo quick test check bless lab lab-down lab-shell bench docs clean
+.PHONY: help demo quick test check bless lab lab-down lab-shell bench pictures docs clean
 
 help:            ## show this list
 	@grep -E '^[a-z-]+: .*##' Makefile | sed 's/:.*##/\t/' | expand -t 14
@@ -50,6 +50,9 @@ lab-down:        ## end the lab
 
 bench: $(ENVIRONMENT)  ## bring-up against the hand-written script and dask-jobqueue, on the lab
 	$(PYTHON) tests/bench/bringup.py
+
+pictures: $(ENVIRONMENT)  ## make the pictures of the documentation again, from real runs (Chromium)
+	$(BIN)/python tests/pictures/make.py
 
 docs: $(ENVIRONMENT)  ## check that the documentation's commands and links hold
 	$(BIN)/pytest -q tests/test_docs.py

@@ -154,6 +154,26 @@ def test_no_page_holds_a_placeholder(subtests: pytest.Subtests) -> None:
             assert not re.search(r"@@|TODO|FIXME|XXX", page.read_text(encoding="utf-8"))
 
 
+def test_pictures_are_small_and_shown() -> None:
+    """``make pictures`` makes them; a page is quick to load, and no picture is left behind."""
+    shown = {
+        target for page in PAGES for target in re.findall(r"!\[[^\]]+\]\((?:docs/)?pictures/([^)]+)\)", split(page)[1])
+    }
+    assert {path.name for path in (DOCS / "pictures").iterdir()} == shown
+    assert all(path.stat().st_size <= 150_000 for path in (DOCS / "pictures").iterdir())
+    assert not [
+        path.name for path in (DOCS / "pictures").glob("*.svg") if re.search(r"/(tmp|root|work)/", path.read_text())
+    ]
+
+
+def test_the_readme_s_fabric_lines_were_recorded() -> None:
+    text = next(block.text for block in BLOCKS if block.page == ROOT / "README.md" and " fabric " in block.text)
+    told = [" ".join(line.split()) for line in re.split(r"^[✓✗] fabric ", text, flags=re.MULTILINE)[1:]]
+    recorded = (DOCS / "benchmarks/gpu-2-verdict.json").read_text()
+    assert len(told) == 2
+    assert all(f'"line": {json.dumps(line)}' in recorded for line in told)
+
+
 def test_make_targets_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     typed = "\n".join(line for block in SHELL for line in block.commands())

@@ -10,15 +10,15 @@ from __future__ import annotations
 import argparse
 import itertools
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cli"))
 
+import browser
 import svg
 
 from screen import Cell, Line, Result, run
@@ -42,8 +42,16 @@ SCRIPTS = {
     "missing.py": "import hpcml\nimport sklaern\n",
     "divide.py": "import hpcml\n\n\ndef share(total, people):\n    return total / people\n\n\n"
     "client = hpcml.connect()\nprint(client.submit(share, 1, 0).result())\n",
+    "busy.py": "import dask.array as da\nimport hpcml\n\nclient = hpcml.connect()\nx = da.random.default_rng(0).normal(size=(40_000, 2_000), chunks=(500, 2_000))\n"
+    "for step in range(1_000):\n    (x.T @ x - step).sum().compute()\n",
     "typo.py": "import hpcml\n\nclient = hpcml.connect(\nprint(client)\n",
 }
+
+CELLS = (
+    'import dask.array as da\nimport hpcml\n\nclient = hpcml.connect()\nprint(len(client.scheduler_info()["workers"]), "workers")',
+    "x = da.random.default_rng(0).normal(size=(20_000, 1_000), chunks=(2_000, 1_000))\nx",
+    "round(float(x.mean().compute()), 4)",
+)
 
 
 class Desk:
@@ -98,6 +106,7 @@ COMMANDS = {
     "wait": "hpcml wait last",
     "missing": "hpcml submit missing.py",
     "divide": "hpcml submit divide.py",
+    "why": "hpcml why divide",
     "typo": "hpcml submit typo.py",
     "no-option": "hpcml submit --nodse 2 first.py",
     "no-command": "hpcml sumbit first.py",
@@ -174,23 +183,69 @@ def look(folder: Path, chosen: Sequence[str], widths: Sequence[int] = WIDTHS) ->
 
 def sheet(folder: Path, name: str, theme: str, widths: Sequence[int]) -> None:
     """Write one PNG of a command at all widths."""
-    from playwright.sync_api import sync_playwright
-
     body = "".join(f"<p>{(folder / f'{name}-{columns}-{theme}.svg').read_text()}</p>" for columns in widths)
-    back = "#222" if theme == "dark" else "#eee"
-    with sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1080, "height": 400})
-        page.set_content(f"<body style='background:{back}'>{body}</body>")
-        page.screenshot(path=str(folder / f"{name}-{theme}.png"), full_page=True)
-        browser.close()
+    browser.photograph(body, 1080, folder / f"{name}-{theme}.png", "#222" if theme == "dark" else "#eee")
+
+
+def terminal(desk: Desk, name: str, *commands: str) -> None:
+    """Write the picture of a terminal in which commands are typed one after the other."""
+    lines: list[Line] = []
+    typed = []
+    for command in commands:
+        typed.append(len(lines))
+        lines += [*prompt(command, 80), *desk.see(command, 80).lines, ()]
+    (PICTURES / f"{name}.svg").write_text(svg.render(lines[:-1], 80, svg.THEMES["dark"], typed))
+
+
+def document(chosen: Sequence[str]) -> None:
+    """Write the pictures of the documentation, or those that are named."""
+    PICTURES.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as home:
+        desk = Desk(Path(home) / "home/ada")
+        try:
+            for name, draw in DOCUMENTED.items():
+                if not chosen or name in chosen:
+                    draw(desk)
+                    print(*sorted(path.relative_to(PICTURES.parent) for path in PICTURES.glob(f"{name}.*")), flush=True)
+        finally:
+            desk.piped("hpcml cancel --all --yes; hpcml ls --json >/dev/null")
+
+
+def _runs(desk: Desk) -> None:
+    for script in ("first.py", "divide.py"):
+        desk.piped(f"hpcml submit --wait {script}")
+    terminal(desk, "runs", "hpcml ls", "hpcml status first")
+
+
+def _dashboard(desk: Desk) -> None:
+    desk.piped("hpcml submit --detach --nodes 4 busy.py")
+    with browser.tunnel(["busy"], desk.environment, desk.folder) as address:
+        browser.dashboard(address, PICTURES / "dashboard.png")
+    desk.piped("hpcml cancel busy; hpcml wait busy")
+
+
+def _jupyter(desk: Desk) -> None:
+    (desk.folder / "tour.ipynb").write_text(browser.as_notebook(CELLS))
+    desk.piped("hpcml jupyter --detach --nodes 4")
+    with browser.tunnel(["--service", "jupyter", "jupyter"], desk.environment, desk.folder) as address:
+        token = next(desk.home.glob(".hpcml/runs/jupyter-*/attempts/*/secret/jupyter.token")).read_text().strip()
+        browser.notebook(address, token, "tour.ipynb", "0.0001", PICTURES / "jupyter.png")
+    desk.piped("hpcml cancel jupyter; hpcml wait jupyter")
+
+
+DOCUMENTED: dict[str, Callable[[Desk], None]] = {
+    "submit": lambda desk: terminal(desk, "submit", "hpcml submit --nodes 4 first.py"),
+    "runs": _runs,
+    "dashboard": _dashboard,
+    "jupyter": _jupyter,
+}
 
 
 def main() -> int:
     """Write the pictures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--look", type=Path, metavar="FOLDER", help="write pictures of every command there instead")
-    parser.add_argument("--only", default="", metavar="NAME,…", help="with --look: these commands")
+    parser.add_argument("--only", default="", metavar="NAME,…", help="these pictures, or these commands with --look")
     parser.add_argument(
         "--widths", type=int, nargs="+", default=WIDTHS, metavar="COLUMNS", help="with --look: these widths"
     )
@@ -198,6 +253,8 @@ def main() -> int:
     chosen = [name for name in options.only.split(",") if name]
     if options.look:
         look(options.look, chosen, options.widths)
+    else:
+        document(chosen)
     return 0
 
 
