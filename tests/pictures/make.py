@@ -104,7 +104,7 @@ COMMANDS = {
     "wait-cancelled": "hpcml wait slow",
     "cancel-again": "hpcml cancel slow",
     "detach": "hpcml submit --detach first.py",
-    "wait": "hpcml wait last",
+    "wait": "hpcml wait first",
     "missing": "hpcml submit missing.py",
     "divide": "hpcml submit divide.py",
     "why": "hpcml why divide",
