@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cli"))
@@ -78,6 +79,10 @@ class Desk:
         return run(
             ["bash", "-c", typed], columns, {**self.environment, **variables}, self.folder, moments=moments, keys=keys
         )
+
+    def close(self) -> None:
+        """End the runs that are left, so that none outlives its files."""
+        self.piped("hpcml cancel --all --yes; hpcml wait $(hpcml ls | awk 'NR > 1 {print $1}')")
 
     def piped(self, typed: str, **variables: str) -> str:
         """Return what a command writes into a pipe, standard error with it."""
@@ -158,26 +163,30 @@ def look(folder: Path, chosen: Sequence[str], widths: Sequence[int] = WIDTHS) ->
     for columns in widths:
         with tempfile.TemporaryDirectory() as home:
             desk = Desk(Path(home) / "home/ada")
-            for name in [name for name in COMMANDS if name in (*wanted, "submit", "divide", "interrupted")]:
-                typed = COMMANDS[name]
-                seen = desk.see(typed, columns, MOMENTS.get(name, ()), KEYS.get(name))
-                parts = [*seen.moments.values(), seen.lines] if name in MOMENTS else [seen.lines]
-                lines = [line for part in parts for line in (*prompt(typed, columns), *part, ())]
-                lines += [*prompt("echo $?", columns), tuple(map(Cell, str(seen.status)))]
-                for theme in svg.THEMES:
-                    (folder / f"{name}-{columns}-{theme}.svg").write_text(svg.render(lines, columns, svg.THEMES[theme]))
-                broken = [line for line in seen.broken if not BROKEN.match(line)]
-                what = f"  broken: {broken}" if broken else ""
-                print(
-                    f"{name:<16} {columns:>4} columns, {len(seen.lines):>3} lines, status {seen.status}{what}",
-                    flush=True,
-                )
-                if columns == 80 and name in PLAIN:
-                    (folder / f"{name}-pipe.txt").write_text(desk.piped(typed))
-                    plain = desk.see(typed, 80, NO_COLOR="1")
-                    coloured = [cell for line in plain.lines for cell in line if cell.colour != "default" or cell.bold]
-                    assert not coloured, f"NO_COLOR: {name} has colours"
-            desk.piped("hpcml cancel --all --yes")
+            with closing(desk):
+                for name in [name for name in COMMANDS if name in (*wanted, "submit", "divide", "interrupted")]:
+                    typed = COMMANDS[name]
+                    seen = desk.see(typed, columns, MOMENTS.get(name, ()), KEYS.get(name))
+                    parts = [*seen.moments.values(), seen.lines] if name in MOMENTS else [seen.lines]
+                    lines = [line for part in parts for line in (*prompt(typed, columns), *part, ())]
+                    lines += [*prompt("echo $?", columns), tuple(map(Cell, str(seen.status)))]
+                    for theme in svg.THEMES:
+                        (folder / f"{name}-{columns}-{theme}.svg").write_text(
+                            svg.render(lines, columns, svg.THEMES[theme])
+                        )
+                    broken = [line for line in seen.broken if not BROKEN.match(line)]
+                    what = f"  broken: {broken}" if broken else ""
+                    print(
+                        f"{name:<16} {columns:>4} columns, {len(seen.lines):>3} lines, status {seen.status}{what}",
+                        flush=True,
+                    )
+                    if columns == 80 and name in PLAIN:
+                        (folder / f"{name}-pipe.txt").write_text(desk.piped(typed))
+                        plain = desk.see(typed, 80, NO_COLOR="1")
+                        coloured = [
+                            cell for line in plain.lines for cell in line if cell.colour != "default" or cell.bold
+                        ]
+                        assert not coloured, f"NO_COLOR: {name} has colours"
     for name, theme in itertools.product(wanted, svg.THEMES):
         sheet(folder, name, theme, widths)
 
@@ -203,13 +212,11 @@ def document(chosen: Sequence[str]) -> None:
     PICTURES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as home:
         desk = Desk(Path(home) / "home/ada")
-        try:
+        with closing(desk):
             for name, draw in DOCUMENTED.items():
                 if not chosen or name in chosen:
                     draw(desk)
                     print(*sorted(path.relative_to(PICTURES.parent) for path in PICTURES.glob(f"{name}.*")), flush=True)
-        finally:
-            desk.piped("hpcml cancel --all --yes; hpcml ls --json >/dev/null")
 
 
 def _runs(desk: Desk) -> None:
