@@ -18,6 +18,7 @@ REWRITTEN = (
     ("--account=IscrC_hpcml", "--account=lab_account"),
     ('--account="it\'s \\"a\\" $b\\\\c #d"', "--account=lab_account"),
     ("--cpus-per-task=32", "--cpus-per-task=8"),
+    ("--cpus-per-task=112", "--cpus-per-task=8"),
     ("--mem=494000M", "--mem=3500M"),
     ("=gpu:a100:2", "=gpu:2"),
     ("#SBATCH --constraint=gpu\n", ""),
