@@ -42,7 +42,10 @@ def run(options: Namespace) -> int:
         say_fitted(value, sys.stdout, first=f"{key:<10} ", rest=" " * 11)
     for line in status.quote:
         say(f"  | {line}")
-    if status.hint:
+    if status.phase == "prepared" and run.submission:
+        say("It waits for this line:")
+        say(run.submission.line)  # whole, also on a narrow terminal: it is to be copied
+    elif status.hint:
         say_fitted(status.hint, sys.stdout)
     return code
 

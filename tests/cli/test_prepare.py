@@ -71,7 +71,7 @@ def test_it_is_listed_and_says_its_line(world: World) -> None:
     assert "not submitted yet" in row
     told = world.run("status", "last").stdout
     assert "PREPARED: not submitted yet" in told
-    assert line in " ".join(told.split())
+    assert told.endswith(f"It waits for this line:\n{line}\n")
     for words, place in (
         (("wait", "last"), line),
         (("logs", "-f", "last"), line),
