@@ -25,7 +25,7 @@ else:
 
 client = hpcml.connect(backend="auto")
 rng, min_samples = np.random.default_rng(0), 20
-moons, _ = make_moons(18_000, noise=0.05, random_state=0)
+moons, moon = make_moons(18_000, noise=0.05, random_state=0)
 points = np.concatenate([moons, rng.uniform((-2, -1.5), (3, 2), (2_000, 2))]).astype("float32")
 
 start = time.perf_counter()

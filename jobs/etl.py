@@ -30,7 +30,7 @@ def made(folder):  # eight files of taxi trips, some of them impossible
 
 client = hpcml.connect(backend="auto")  # tables are cuDF's on GPUs, pandas' on CPUs
 out = hpcml.run.out  # the run's folder for results; outside a run ./out
-folder = tempfile.TemporaryDirectory(dir=out.parent, prefix="trips-")  # where all nodes see it; it goes at the end
+folder = tempfile.TemporaryDirectory(dir=out.parent, prefix="trips-")  # where all nodes see it
 files = made(folder.name)
 
 start = time.perf_counter()
@@ -53,5 +53,6 @@ left.set(xlabel="hour of the day", ylabel="trips", title=f"{kept:,} of {read:,} 
 right.bar(by_hour.index, by_hour["mean"])
 right.set(xlabel="hour of the day", ylabel="mean fare, dollars")
 figure.savefig(out / "etl.png", dpi=150)
+folder.cleanup()
 print(f"{kept:,} of {read:,} rows kept, in {seconds:.1f} s: {out / 'clean'}")
 print(f"picture: {out / 'etl.png'}")

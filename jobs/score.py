@@ -36,7 +36,7 @@ def score(part, model):  # runs on a worker, on a partition
 
 client = hpcml.connect(backend="cpu")  # scikit-learn's models work on CPUs, where there are GPUs too
 out = hpcml.run.out  # the run's folder for results; outside a run ./out
-folder = tempfile.TemporaryDirectory(dir=out.parent, prefix="score-")  # where all nodes see it; it goes at the end
+folder = tempfile.TemporaryDirectory(dir=out.parent, prefix="score-")  # where all nodes see it
 model_file, files = made(folder.name)
 
 start = time.perf_counter()
@@ -55,5 +55,6 @@ axes.hexbin(few["price"], few["prediction"], gridsize=50, bins="log", mincnt=1)
 axes.axline((0, 0), slope=1, color="black", linewidth=1)
 axes.set(xlabel="true price", ylabel="predicted price", title=f"root mean square error {error:.3f}")
 figure.savefig(out / "score.png", dpi=150)
+folder.cleanup()
 print(f"{result['rows']:,} rows of {result['files']} files scored in {seconds:.1f} s: {out / 'scored'}")
 print(f"picture: {out / 'score.png'}")

@@ -1,0 +1,326 @@
+"""The short examples of jobs/: each as a user runs it, against scikit-learn, pandas and NumPy on the same rows.
+
+All run on two workers of this process. What is compared with is computed here, on whole tables and arrays, without Dask.
+"""
+
+from __future__ import annotations
+
+import ast
+import gc
+import importlib.util
+import json
+import os
+import runpy
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+import sklearn.cluster
+import sklearn.decomposition
+import sklearn.ensemble
+import sklearn.linear_model
+import sklearn.metrics
+import sklearn.model_selection
+import sklearn.naive_bayes
+import sklearn.neighbors
+import threadpoolctl
+import xgboost
+from distributed import Client
+
+import hpcml
+from tests.jobs.example_list import EXAMPLES
+
+JOBS = Path(__file__).resolve().parent.parent.parent / "jobs"
+NAMES = sorted(path.stem for path in JOBS.glob("*.py"))
+LIBRARIES = {
+    "cuml",
+    "cupy",
+    "dask",
+    "dask_ml",
+    "joblib",
+    "matplotlib",
+    "numpy",
+    "pandas",
+    "sklearn",
+    "torch",
+    "xgboost",
+}
+OF_PYTHON = {"argparse", "json", "tempfile", "time"}
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed here")
+
+
+class Ran(NamedTuple):
+    """What an example left: result.json, its out/, its variables and the lines that it printed."""
+
+    result: dict[str, Any]
+    out: Path
+    variables: dict[str, Any]
+    lines: list[str]
+
+
+RunExample = Callable[..., Ran]
+
+
+@pytest.fixture
+def run_example(
+    client: Client, connected: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[RunExample]:
+    """Return a function that runs an example by its name, and looks at what all of them must leave."""
+
+    def run_example(name: str, *words: str) -> Ran:
+        monkeypatch.setattr(hpcml, "connect", lambda **_: client)
+        monkeypatch.setattr(sys, "argv", [name, *words])
+        monkeypatch.chdir(tmp_path)
+        capsys.readouterr()
+        variables = runpy.run_path(str(JOBS / f"{name}.py"), run_name="__main__")
+        lines = capsys.readouterr().out.splitlines()
+        out = tmp_path / "out"
+        result = json.loads((out / "result.json").read_text())
+        assert result.keys() >= {*EXAMPLES[name], "seconds"}
+        assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert lines[-1] == f"picture: {out / f'{name}.png'}"
+        assert " s" in lines[-2]
+        assert len(lines) <= 5
+        return Ran(result, out, variables, lines)
+
+    with threadpoolctl.threadpool_limits(1):
+        yield run_example
+    plt.close("all")
+    gc.collect()
+    assert os.listdir(tmp_path) == ["out"]  # data that was made is gone
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_example_is_short_and_stands_alone(name: str) -> None:
+    text = (JOBS / f"{name}.py").read_text()
+    tree = ast.parse(text)
+    if name != "minimal":
+        assert 25 <= len(text.splitlines()) <= 60
+        assert "Your own data" in (ast.get_docstring(tree) or "")
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    modules = {alias.name for node in imports if isinstance(node, ast.Import) for alias in node.names}
+    modules |= {node.module or "" for node in imports if isinstance(node, ast.ImportFrom)}
+    assert {module.split(".")[0] for module in modules} <= LIBRARIES | OF_PYTHON | {"hpcml"}
+    assert not [module for module in modules if module.startswith("hpcml.")]
+    assert "sys.path" not in text
+
+
+def test_every_example_is_listed() -> None:
+    assert sorted(EXAMPLES) == NAMES
+    readme = (JOBS / "README.md").read_text()
+    assert [name for name in NAMES if f"| `{name}.py` |" not in readme] == []
+
+
+def test_every_workload_has_an_example_of_its_name() -> None:
+    workloads = {path.stem for path in (JOBS / "workloads").glob("*.py")}
+    assert workloads - {"make_data"} <= set(NAMES)
+
+
+def parts(variables: dict[str, Any], x: Any, y: Any) -> tuple[Any, Any, Any, Any]:
+    """Return rows to train on, their target, and those kept apart: every fifth."""
+    test = np.arange(len(x)) % 5 == 0
+    return x[~test], y[~test], x[test], y[test]
+
+
+def test_kmeans(run_example: RunExample) -> None:
+    result, out, variables, _ = run_example("kmeans")
+    points, start = variables["points"], variables["first"].cluster_centers_
+    model = sklearn.cluster.KMeans(5, init=start, n_init=1).fit(points)
+    assert np.allclose(result["centres"], model.cluster_centers_, rtol=1e-3)
+    labels = np.load(out / "labels.npy")
+    nearest = sklearn.metrics.pairwise_distances_argmin(points, np.array(result["centres"]))
+    assert (labels == nearest).all()
+    assert result["sizes"] == np.bincount(labels).tolist()
+
+
+def test_kmeans_reads_files(run_example: RunExample, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("measured")
+    table = pd.DataFrame({"a": [0.0, 0.1, 9.0, 9.1] * 50, "b": [1.0] * 200})
+    table[:80].to_parquet(folder / "one.parquet")
+    table[80:].to_parquet(folder / "two.parquet")
+    result = run_example("kmeans", "--data", f"{folder}/*.parquet", "--k", "2").result
+    assert sorted(result["centres"]) == [pytest.approx([0.05, 1]), pytest.approx([9.05, 1])]
+    assert result["sizes"] == [100, 100]
+
+
+def test_linear(run_example: RunExample) -> None:
+    result, _, variables, _ = run_example("linear")
+    x, y, x_test, y_test = parts(variables, variables["features"], variables["target"])
+    model = sklearn.linear_model.LinearRegression().fit(x, y)
+    assert np.allclose(result["coefficients"], model.coef_, rtol=1e-6, atol=1e-6)
+    assert result["intercept"] == pytest.approx(model.intercept_, rel=1e-6)
+    assert result["r2"] == pytest.approx(model.score(x_test, y_test), rel=1e-9)
+
+
+def test_logistic(run_example: RunExample) -> None:
+    result, _, variables, _ = run_example("logistic")
+    x, y, x_test, y_test = parts(variables, variables["features"], variables["classes"])
+    model = sklearn.linear_model.LogisticRegression(tol=1e-8).fit(x, y)  # its penalty hardly counts against 80,000 rows
+    assert np.allclose(result["coefficients"], model.coef_[0], rtol=2e-3)
+    assert result["intercept"] == pytest.approx(model.intercept_[0], rel=2e-3)
+    assert result["accuracy"] == pytest.approx(model.score(x_test, y_test), abs=1e-3)
+    area = sklearn.metrics.roc_auc_score(y_test, model.predict_proba(x_test)[:, 1])
+    assert result["roc_auc"] == pytest.approx(area, abs=1e-4)
+
+
+def test_forest(run_example: RunExample) -> None:
+    result, _, variables, _ = run_example("forest")
+    x, y, x_test, y_test = parts(variables, variables["features"].astype("float32"), variables["classes"])
+    model = sklearn.ensemble.RandomForestClassifier(n_estimators=60, max_depth=12, random_state=0).fit(x, y)
+    assert result["accuracy"] == model.score(x_test, y_test)  # the very same trees
+    assert np.allclose(result["importances"], model.feature_importances_, rtol=1e-9)
+
+
+def test_pca_svd(run_example: RunExample) -> None:
+    result, out, variables, _ = run_example("pca_svd")
+    model = sklearn.decomposition.PCA(5, svd_solver="full").fit(variables["values"])
+    assert np.allclose(result["shares"], model.explained_variance_ratio_, rtol=1e-6)
+    assert np.allclose(abs(np.load(out / "components.npy")[:3]), abs(model.components_[:3]), atol=1e-6)
+    assert np.allclose(result["singular_values"][:3], model.singular_values_[:3], rtol=1e-3)
+    assert np.allclose(result["singular_values"], model.singular_values_, rtol=0.05)  # the last two are noise
+
+
+def test_neighbors(run_example: RunExample) -> None:
+    result, out, variables, _ = run_example("neighbors")
+    x, y, x_test, y_test = parts(variables, variables["features"], variables["classes"])
+    model = sklearn.neighbors.KNeighborsClassifier(15).fit(x, y)
+    assert (np.load(out / "predicted.npy") == model.predict(x_test)).all()
+    assert result["accuracy"] == model.score(x_test, y_test)
+
+
+def test_dbscan(run_example: RunExample) -> None:
+    result, out, variables, _ = run_example("dbscan")
+    labels = np.load(out / "labels.npy")
+    moon = np.append(variables["moon"], np.full(2_000, -1))
+    assert result["clusters"] == 2
+    assert sklearn.metrics.adjusted_rand_score(moon, labels) > 0.95
+    again = sklearn.cluster.DBSCAN(eps=result["eps"], min_samples=20).fit_predict(variables["points"])
+    assert sklearn.metrics.adjusted_rand_score(again, labels) == 1
+    assert result["noise"] == (again < 0).sum()
+
+
+def test_naive_bayes(run_example: RunExample) -> None:
+    result, out, variables, _ = run_example("naive_bayes")
+    x, y, x_test, y_test = parts(variables, variables["counts"], variables["about"])
+    model = sklearn.naive_bayes.MultinomialNB().fit(x, y)
+    assert (np.load(out / "predicted.npy") == model.predict(x_test)).all()
+    assert result["accuracy"] == model.score(x_test, y_test)
+
+
+def test_preprocess(run_example: RunExample) -> None:
+    result, out, variables, _ = run_example("preprocess")
+    raw, prepared = variables["table"].compute(), pd.read_parquet(out / "prepared")
+    assert raw.isna().any().all()
+    numbers, texts = raw[["age", "income"]], raw[["city", "payment"]].fillna("missing")
+    scaled = (numbers.fillna(numbers.mean()) - numbers.mean()) / numbers.std()
+    assert np.allclose(prepared[["age", "income"]], scaled, rtol=1e-9, atol=1e-9)
+    columns = pd.get_dummies(texts).astype("int8")
+    assert (prepared[columns.columns].to_numpy() == columns.to_numpy()).all()
+    assert sorted(prepared) == sorted([*numbers, *columns]) == sorted(result["columns"])
+    assert result["categories"]["city"] == texts["city"].value_counts().to_dict()
+
+
+def test_search(run_example: RunExample) -> None:
+    result, _, variables, _ = run_example("search")
+    folds = sklearn.model_selection.KFold(5, shuffle=True, random_state=0)
+    grid = {"alpha": variables["GRID"]}
+    search = sklearn.model_selection.GridSearchCV(sklearn.linear_model.Ridge(), grid, cv=folds)
+    search.fit(variables["x"], variables["y"])
+    assert np.allclose(result["r2"], search.cv_results_["mean_test_score"], rtol=1e-9)
+    assert result["best_alpha"] == search.best_params_["alpha"]
+
+
+def test_xgboost_train(run_example: RunExample) -> None:
+    result, out, variables, _ = run_example("xgboost_train")
+    x, y, x_test, y_test = parts(variables, variables["features"], variables["target"])
+    fitted, tested = xgboost.DMatrix(x, y), xgboost.DMatrix(x_test, y_test)
+    alone = xgboost.train(
+        variables["PARAMETERS"], fitted, 300, evals=[(tested, "test")], early_stopping_rounds=10, verbose_eval=False
+    )
+    reached = sklearn.metrics.r2_score(y_test, alone.predict(tested))
+    assert result["r2"] == pytest.approx(reached, abs=0.005)  # where trees are cut depends on how rows lie
+    kept = xgboost.Booster(model_file=str(out / "model.json"))
+    assert sklearn.metrics.r2_score(y_test, kept.predict(tested)) == pytest.approx(result["r2"], abs=1e-9)
+    assert sorted(result["gain"])[:5] == ["f0", "f1", "f2", "f3", "f4"]  # the others are noise
+
+
+def test_etl(run_example: RunExample, tmp_path_factory: pytest.TempPathFactory) -> None:
+    result, out, variables, _ = run_example("etl")
+    folder = tmp_path_factory.mktemp("trips")
+    variables["made"](folder)
+    trips = pd.concat([pd.read_csv(path, parse_dates=["pickup"]) for path in folder.glob("*.csv")])
+    good = trips[(trips["miles"] > 0) & (trips["miles"] < 200) & (trips["fare"] > 0)]
+    assert result["read"] == len(trips) > result["kept"] == len(good)
+    hours = good.groupby(good["pickup"].dt.hour)["fare"].agg(["count", "mean"])
+    assert result["hours"] == hours["count"].tolist()
+    assert np.allclose(result["mean_fare"], hours["mean"], rtol=1e-9)
+    clean = pd.read_parquet(out / "clean")
+    assert len(clean) == len(good)
+    assert clean["fare"].sum() == pytest.approx(good["fare"].sum())
+
+
+def test_join(run_example: RunExample) -> None:
+    result, _, variables, _ = run_example("join")
+    orders, customers = variables["orders"].compute(), variables["customers"].compute()
+    joined = orders.merge(customers, on="customer")
+    assert result["rows"] == {"orders": len(orders), "customers": len(customers), "joined": len(joined)}
+    assert len(joined) < len(orders)
+    assert result["sums"] == joined.groupby("region")["cents"].sum().to_dict()
+
+
+def test_arrays(run_example: RunExample) -> None:
+    result, out, variables, _ = run_example("arrays")
+    frames = variables["frames"].compute()
+    assert np.allclose(np.load(out / "mean.npy"), frames.mean(axis=0), rtol=1e-12, atol=1e-12)
+    assert result["noise"] == pytest.approx(frames.std(axis=0).mean(), rel=1e-9)
+    assert result["error"] == pytest.approx(result["expected_error"], rel=0.02)  # 65,536 pixels: five sigmas are 1.4 %
+
+
+def test_pipeline(run_example: RunExample) -> None:
+    result, _, variables, _ = run_example("pipeline")
+    table = variables["features"](variables["trips"].compute().dropna()).to_numpy()
+    test = np.arange(len(table)) % 5 == 0
+    model = sklearn.linear_model.LinearRegression().fit(table[~test, :-1], table[~test, -1])
+    found = [result["model"][name] for name in ("miles", "night", "airport")]
+    assert np.allclose(found, model.coef_, rtol=1e-6, atol=1e-9)
+    error = np.sqrt(np.mean((table[test, -1] - model.predict(table[test, :-1])) ** 2))
+    assert result["error"] == pytest.approx(error, rel=1e-6)
+    assert result["error"] < result["error_of_the_mean"] / 5
+    assert result["used"] == len(table) < result["read"] == 100_000
+
+
+def test_score(run_example: RunExample, tmp_path_factory: pytest.TempPathFactory) -> None:
+    import joblib
+
+    result, out, variables, _ = run_example("score")
+    model_file, files = variables["made"](tmp_path_factory.mktemp("score"))
+    table = pd.concat(map(pd.read_parquet, files), ignore_index=True)
+    told = joblib.load(model_file).predict(table[["width", "height"]])
+    assert np.allclose(pd.read_parquet(out / "scored")["prediction"], told, rtol=1e-12)
+    assert result["rows"] == len(table)
+    assert result["error"] == pytest.approx(np.sqrt(np.mean((told - table["price"]) ** 2)), rel=1e-9)
+
+
+@needs_torch
+def test_to_torch(run_example: RunExample) -> None:
+    result, _, variables, _ = run_example("to_torch")
+    x, y = variables["features"], variables["target"]
+    alone = sklearn.linear_model.LogisticRegression().fit(x[4_000:], y[4_000:])
+    assert result["accuracy"] > alone.score(x[:4_000], y[:4_000]) + 0.05  # a network sees what no straight line does
+    assert result["losses"][-1] < 0.7 * result["losses"][0]
+
+
+def test_minimal(
+    client: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(hpcml, "connect", lambda **_: client)
+    monkeypatch.chdir(tmp_path)
+    capsys.readouterr()
+    runpy.run_path(str(JOBS / "minimal.py"), run_name="__main__")
+    assert float(capsys.readouterr().out) == pytest.approx(0.5, abs=2e-4)  # of 100 million: seven sigmas
+    assert os.listdir(tmp_path) == []
