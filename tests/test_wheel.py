@@ -46,6 +46,8 @@ def test_it_holds_code_and_assets(wheel: Path) -> None:
     for folder in ("templates", "templates/sbatch", "jobs", "containers"):
         for path in (ROOT / folder).glob("*.*"):
             assert f"hpcml/_assets/{folder}/{path.name}" in names
+    for path in (ROOT / "jobs").glob("*.py"):  # what `hpcml new` writes
+        assert f"hpcml/_assets/jobs/{path.name}" in names
     assert not [name for name in names if name.startswith(("tests/", "hpcml/_assets/tests"))]
     assert not [name for name in names if "__pycache__" in name or Path(name).stem == "lab"]
 

@@ -8,6 +8,7 @@ EXAMPLES = {
     "plan": ("--nodes 4 train.py",),
     "fabric": ("--nodes 2 --gpus-per-node 4", "last"),
     "jupyter": ("--nodes 2 --time 4h",),
+    "new": ("train", "groups kmeans"),
     "ls": ("", "--last 50"),
     "status": ("", "train --json"),
     "why": ("", "train --json"),

@@ -33,6 +33,7 @@ COMMANDS = {
     "plan": ("[OPTIONS] SCRIPT [ARGS…]", "show the plan of a submission as JSON"),
     "fabric": ("[OPTIONS] [RUN]", "measure the interconnect between the nodes, or show what a run measured"),
     "jupyter": ("[OPTIONS]", "run JupyterLab on the first node, with a cluster of its own"),
+    "new": ("[NAME [EXAMPLE]]", "write an example script into the current folder, or list the examples"),
     "ls": ("", "list the runs"),
     "status": ("[RUN]", "how a run stands"),
     "why": ("[RUN]", "why a run failed, and what to do"),

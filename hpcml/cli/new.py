@@ -1,0 +1,93 @@
+"""``hpcml new``: write an example script into the current folder, to be changed."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcml import assets, files
+from hpcml.cli import common
+from hpcml.errors import StorageError, UsageError
+from hpcml.sites.layers import nearest
+from hpcml.terminal import say_fitted
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+DEFAULT = "minimal"  # what is written where no example is named
+
+
+def examples() -> dict[str, Path]:
+    """Return the examples that ship with hpcml, by name."""
+    return {path.stem: path for path in sorted(assets.folder("jobs").glob("*.py"))}
+
+
+def add_options(parser: ArgumentParser) -> None:
+    """Add what only this verb takes, and the common options."""
+    parser.epilog = f"EXAMPLE is one of {', '.join(examples())}. hpcml new alone says what each of them does."
+    parser.add_argument("name", nargs="?", default="", metavar="NAME", help="the script to write: NAME or NAME.py")
+    parser.add_argument(
+        "example", nargs="?", default="", metavar="EXAMPLE", help="default: the example called NAME, or minimal"
+    )
+    common.add_json(parser)
+    parser.set_defaults(host=None)  # a script is written where the user sits
+
+
+def run(options: Namespace) -> int:
+    """Write an example, or list them all."""
+    known = examples()
+    if not options.name:
+        _list(known, as_json=options.json)
+        return 0
+    path = Path(options.name if options.name.endswith(".py") else f"{options.name}.py")
+    example = options.example.removesuffix(".py") or (path.stem if path.stem in known else DEFAULT)
+    if example not in known:
+        near = nearest(example, list(known))
+        hint = f"Did you mean hpcml new {options.name} {near}?" if near else "hpcml new lists them."
+        raise UsageError(f"There is no example '{example}'", place="hpcml new", hint=hint)
+    text = known[example].read_bytes()
+    _write(path, text)
+    if options.json:
+        common.print_json({"path": str(path.absolute()), "example": example})
+        return 0
+    say_fitted(f"{path} is written: {_does(text.decode())}", sys.stdout)
+    say_fitted(f"Its first lines say what to change. On this machine: python {path}; as a run: hpcml submit {path}",
+               sys.stdout)  # fmt: skip
+    return 0
+
+
+def _write(path: Path, text: bytes) -> None:
+    """Write a file that is not there yet, whole or not at all."""
+    try:
+        descriptor = files.create(path, 0o666)
+    except FileExistsError:
+        raise UsageError(f"{path} is there already", place="hpcml new", hint="Choose another name.") from None
+    except OSError as error:
+        hint = "Go to a folder in which you may write."
+        raise StorageError(f"{path} cannot be written: {error.strerror}", place="hpcml new", hint=hint) from error
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(text)
+    except OSError as error:
+        path.unlink()
+        hint = "Make room, or go to another folder."
+        raise StorageError(f"{path} cannot be written: {error.strerror}", place="hpcml new", hint=hint) from error
+
+
+def _list(known: dict[str, Path], *, as_json: bool) -> None:
+    does = {name: _does(path.read_text()) for name, path in known.items()}
+    if as_json:
+        common.print_json(does)
+        return
+    wide = max(map(len, does)) + 2
+    for name, sentence in does.items():
+        say_fitted(sentence, sys.stdout, first=f"{name:<{wide}}", rest=" " * wide)
+
+
+def _does(script: str) -> str:
+    """Return the sentence that an example begins with."""
+    found = re.match(r'"""(.+?)(?:"""|\n)', script)
+    return found[1] if found else ""
