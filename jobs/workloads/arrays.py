@@ -153,7 +153,7 @@ def draw(job: Job, tasks: list[dict[str, Any]]) -> None:
     computed = picture.spans(tasks)
     known["threads_used"] = len({thread for thread, *_ in computed})
     seconds = known["seconds"]["sum"]
-    title = f"{format_bytes(known['bytes'])} in {seconds:.4g} s, {known['bytes'] / 1e9 / seconds:.4g} GB/s"
+    title = f"{known['bytes'] / 1e9:.4g} GB in {seconds:.4g} s, {known['bytes'] / 1e9 / seconds:.4g} GB/s"
     drawn, (times, flow) = picture.figure(title, panels=2, height=4)
     picture.timeline(times, tasks)
     edges = np.linspace(0, max((stop for *_, stop in computed), default=1.0), BINS + 1)

@@ -36,6 +36,7 @@ COPIES = 3  # of the rows that live at once: as read, cleaned, and a task's work
 BINS, TOP, DRAWN = 40, 12, 3  # of a histogram; values in a count; histograms in the picture
 CATEGORIES = 1_000  # distinct texts that are encoded, at most
 TIMES = ["pickup", "dropoff"]
+UNITS = {"trip_distance": "miles", "fare": "dollars", "tip": "dollars", "total": "dollars", "minutes": "minutes"}
 
 
 class Rule(NamedTuple):
@@ -177,6 +178,7 @@ def work(job: Job) -> None:
     with job.phase("count"):
         texts = [name for name, kind in source.types.items() if inputs.is_text(kind) and name not in TIMES]
         counted = count(frame, by, texts)
+        cleaned = backend.to_numpy(frame.groupby(by)[value].mean(split_out=1).compute()).sort_index()
         known["counts"] = {name: dict(list(found.items())[:TOP]) for name, found in counted.items()}
     with job.phase("correlate"):
         together = moments.of(frame, numeric).correlation().rename_axis("column")
@@ -196,7 +198,7 @@ def work(job: Job) -> None:
     with job.phase("write", last=True):
         tables.write_parquet(job, frame, "clean")
         shapes = {name: (ends[name].to_numpy(), found) for name, found in zip(drawn, bins, strict=True)}
-        draw(job, means, groups, shapes, together)
+        draw(job, pd.DataFrame({"as read": means, "clean": cleaned}), groups, shapes, together)
     seconds = known["seconds"]
     rates = {"aggregate": bytes_read(source, [by, value]), "read": source.bytes}
     known["gigabytes_per_second"] = {name: round(size / 1e9 / seconds[name], 9) for name, size in rates.items()}
@@ -208,13 +210,18 @@ def draw(job: Job, means: Any, groups: Any, shapes: dict[str, Any], together: pd
     rows, dropped = known["rows_read"], known["rows_dropped"]
     figure, panels = picture.figure(f"{rows:,} rows, {dropped / rows:.1%} left out", panels=2, rows=4, height=2.8)
     means_of, by_hour, frequent, rules = panels[::2]  # the left column; the right one: three columns, and correlations
-    means_of.bar([str(name) for name in known["means"]][:TOP], means.to_numpy()[:TOP])
-    means_of.set(title=f"mean {value}, as read", xlabel=by)
+    low, high = means.min(axis=None), means.max(axis=None)
+    scale = {"yscale": "log", "ylim": (low / 5, 5 * high)} if low > 0 else {}
+    for place, (name, column) in enumerate(means.iloc[:TOP].items()):
+        means_of.bar(np.arange(len(column)) + 0.4 * place - 0.2, column, width=0.4, label=name)
+    means_of.set_xticks(range(len(means.iloc[:TOP])), [str(name) for name in known["means"]][:TOP])
+    means_of.set(title=f"mean {value} (outliers rule it as read)", xlabel=by, ylabel=UNITS.get(value), **scale)
+    means_of.legend(frameon=False, fontsize=8, ncols=2, loc="upper right")
     by_hour.plot(groups.index, groups["count"], marker="o")
-    by_hour.set(title=f"rows by {groups.index.name}", ylim=(0, None), xlabel=groups.index.name)
+    by_hour.set(title=f"rows by {groups.index.name}", ylim=(0, None), xlabel=groups.index.name, ylabel="rows")
     last = list(known["counts"].items())[-1]
     frequent.bar(list(last[1]), list(last[1].values()))
-    frequent.set(title=f"most frequent {last[0]}")
+    frequent.set(title=f"most frequent {last[0]}", ylabel="rows")
     faults = dict(sorted(known["broken"].items(), key=operator.itemgetter(1))[-TOP:])
     short = [textwrap.fill(name.replace("_", "_ "), 16).replace("_ ", "_") for name in faults]
     rules.barh(short, [100 * count / rows for count in faults.values()], color=picture.OKABE_ITO[5])
@@ -224,7 +231,7 @@ def draw(job: Job, means: Any, groups: Any, shapes: dict[str, Any], together: pd
         low, high = ends
         place = low + (np.arange(BINS) + 0.5) * (high - low) / BINS
         axes.bar(place, found, width=(high - low) / BINS)
-        axes.set(title=f"{name} (last bar: all above)")
+        axes.set(title=f"{name} (last bar: all above)", xlabel=UNITS.get(name), ylabel="rows")
     picture.matrix(figure, panels[7], together, "correlation")
     picture.save(job, "etl.png", figure)
 

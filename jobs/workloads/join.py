@@ -179,7 +179,9 @@ def draw(job: Job, tasks: list[dict[str, Any]], parts: Any) -> None:
     drawn, (times, sizes) = picture.figure(title, panels=2, height=4)
     picture.timeline(times, tasks)
     sizes.bar(np.arange(len(parts)), parts.to_numpy(), width=1, edgecolor="white")
-    sizes.set(xlabel="partition of the result", title=f"rows joined; {format_bytes(known['bytes_moved'])} moved")
+    sizes.set(
+        xlabel="partition of the result", ylabel="rows joined", title=f"{known['bytes_moved'] / 1e6:,.4g} MB moved"
+    )
     sizes.xaxis.set_major_locator(MaxNLocator(integer=True))
     picture.save(job, "join.png", drawn)
 

@@ -278,7 +278,9 @@ def evaluation(job: Job, true: Any, predicted: Any) -> Any:
     shared = {"bins": 60, "range": (-spread, spread), "alpha": 0.7}
     right.hist(true - true.mean(), label="the mean", color="#bbbbbb", **shared)
     right.hist(true - predicted, label=known["model"], **shared)
-    right.set(xlabel="error", ylabel="rows")
+    outside = [int((abs(one) > spread).sum()) for one in (true - true.mean(), true - predicted)]
+    beyond = f"beyond the ends: {outside[0]:,} of {len(true):,} rows by the mean, {outside[1]:,} by {known['model']}"
+    right.set(xlabel=f"error\n{beyond}", ylabel="rows")
     right.legend(frameon=False)
     return drawn
 

@@ -45,7 +45,7 @@ def roc(axes: Any, is_class: dict[str, npt.NDArray[np.bool_]], score: dict[str, 
         area = sklearn.metrics.auc(wrong, right)
         axes.plot(wrong, right, label=f"class {name}: area {area:.3f}")
     axes.plot([0, 1], [0, 1], color="black", linewidth=1, linestyle="--")
-    axes.set(xlabel="others taken for it", ylabel="found")
+    axes.set(xlabel="false positive rate", ylabel="true positive rate")
     axes.legend(frameon=False, fontsize=9)
 
 

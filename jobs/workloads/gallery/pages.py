@@ -12,14 +12,15 @@ from matplotlib.figure import Figure
 
 STYLE = """
 :root { color-scheme: light; font: 15px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff }
-body { max-width: 62rem; margin: 2rem auto; padding: 0 1rem }
+body { max-width: 90rem; margin: 2rem auto; padding: 0 1rem }
 h1 { font-size: 1.7rem; margin-bottom: .2rem } h2 { margin: 2.2rem 0 .4rem; border-bottom: 2px solid #0072B2 }
 nav a { margin-right: 1rem; color: #0072B2 }
 table { border-collapse: collapse; margin: .8rem 0; font-variant-numeric: tabular-nums }
 caption { text-align: left; color: #555; padding: .2rem 0 }
 th, td { padding: .15rem .7rem; text-align: right; border-bottom: 1px solid #e3e3e3 }
 th:first-child, tbody th { text-align: left } thead th { border-bottom: 1px solid #888 }
-img { max-width: 100%; margin: .6rem 0 } .wide { overflow-x: auto }
+img { max-width: 100%; margin: .6rem 0; display: block }
+.wide { overflow-x: auto; display: inline-block; vertical-align: top; margin-right: 2.5rem; max-width: 100% }
 """
 
 

@@ -86,7 +86,7 @@ def timeline(axes: Any, tasks: list[dict[str, Any]]) -> None:
     axes.barh(lanes, np.subtract(stops, starts), left=starts, height=0.8, color=colour or None, linewidth=0)
     many = f"{LANES} of {len(threads)}" if len(threads) > LANES else f"{len(threads)}"
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set(xlabel="seconds", ylabel="thread", title=f"tasks of {many} threads")
+    axes.set(xlabel="seconds", ylabel="thread", title=f"{many} threads: a bar is a task, white is waiting")
 
 
 def colours(k: int) -> list[str]:
