@@ -74,7 +74,7 @@ def cells(row: run_status.Status, now: float) -> tuple[str, ...]:
         row.job,
         row.site,
     )
-    what = "" if told else shown(row.message)
+    what = shown(row.cause) or ("" if told else shown(row.message))
     return (*("-" if fact in (None, "") else shown(fact) for fact in facts), what)
 
 

@@ -12,6 +12,7 @@ from hpcml.terminal import say, say_fitted
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
+    from hpcml.runs import directories
     from hpcml.runs import status as run_status
 
 
@@ -38,7 +39,7 @@ def run(options: Namespace) -> int:
     if options.json:
         common.print_json(status.as_json())
         return code
-    for key, value in _lines(status):
+    for key, value in _lines(status, _cause(run, status)):
         say_fitted(value, sys.stdout, first=f"{key:<10} ", rest=" " * 11)
     for line in status.quote:
         say(f"  | {line}")
@@ -50,11 +51,24 @@ def run(options: Namespace) -> int:
     return code
 
 
-def _lines(status: run_status.Status) -> list[tuple[str, str]]:
+def _cause(run: directories.Run, status: run_status.Status) -> str:
+    """Return why a run failed in one line; empty where its state tells it, or it did not fail."""
+    if not (status.phase == "ended" and status.exit_status):
+        return ""
+    from hpcml.cli.why import sentence
+    from hpcml.runs import why
+
+    answer = why.of_status(run, status)
+    return sentence(answer) if answer.failed and answer.cause != status.message else ""
+
+
+def _lines(status: run_status.Status, cause: str = "") -> list[tuple[str, str]]:
     """Return what is known of a run, each fact under its key."""
     from hpcml.cli.progress import phases
 
     lines = [("run", status.run), ("site", status.site), ("state", f"{status.state}: {status.message}")]
+    if cause:
+        lines.append(("cause", cause))
     if status.job:
         lines.append(("job", f"{status.job} {status.job_state}".strip()))
     if status.silent:

@@ -357,13 +357,29 @@ def wait_for_end(run: directories.Run, *, as_json: bool) -> int:
         )
         return 130
     assert last is not None
-    if last.by != "script":
-        explain(last)
-    elif last.exit_status and last.hint and not as_json:
-        say_message(f"hpcml: {last.hint}")
+    _tell_end(run, last, as_json=as_json)
     if as_json:
         common.print_json(last.as_json())
     return INTERNAL if last.exit_status is None else last.exit_status
+
+
+def _tell_end(run: directories.Run, last: run_status.Status, *, as_json: bool) -> None:
+    """Say why a run failed and what to do, where the line of its end has not said it.
+
+    That is so where it is a sentence of hpcml's own, or where the script chose its number.
+    """
+    if last.by != "script":
+        explain(last)
+    if not last.exit_status or as_json:
+        return
+    from hpcml.cli.why import sentence
+    from hpcml.runs import why
+
+    answer = why.of_status(run, last)
+    if answer.failed and answer.rule not in ("", "exit") and answer.cause != last.message:
+        say_message(f"hpcml: cause: {sentence(answer)} More: hpcml why {run.id}.")
+    if last.by == "script" and last.hint:
+        say_message(f"hpcml: {last.hint}")
 
 
 def explain(last: run_status.Status) -> None:

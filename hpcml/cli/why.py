@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 
 from hpcml.cli import common
 from hpcml.cli.ls import cut
+from hpcml.errors import StorageError
 from hpcml.terminal import say, say_fitted
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
     from hpcml.failures.evidence import Line
+    from hpcml.runs import directories
     from hpcml.runs.why import Answer
 
 _WIDEST = 240  # characters of a quoted line
@@ -24,17 +26,37 @@ def add_options(parser: ArgumentParser) -> None:
     common.add_run(parser)
     common.add_site(parser)
     common.add_json(parser)
+    parser.add_argument("--bundle", action="store_true", help="pack what support needs into RUN.tar.gz here")
 
 
 def run(options: Namespace) -> int:
     """Show why a run failed."""
     from hpcml.runs import why
 
-    answer = why.why(common.find_run(options))
+    run = common.find_run(options)
+    answer = why.why(run)
+    if options.bundle:
+        return _bundle(run, answer, as_json=options.json)
     if options.json:
         common.print_json(answer.as_json())
         return 0
     _show(answer)
+    return 0
+
+
+def _bundle(run: directories.Run, answer: Answer, *, as_json: bool) -> int:
+    """Pack the run's record and its logs, without secrets, into a file in the current folder."""
+    from hpcml.runs import bundle
+
+    target = common.here() / f"{run.id}.tar.gz"
+    if target.exists():
+        raise StorageError("The file is there already", place=str(target), hint="Remove it, or go to another folder.")
+    count = bundle.write(run, answer, target)
+    if as_json:
+        common.print_json({"bundle": str(target), "files": count})
+    else:
+        say(f"{target}: {count} files.")
+        say_fitted("Secrets and the values of variables were taken out; look at it before you send it.", sys.stdout)
     return 0
 
 

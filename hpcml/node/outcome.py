@@ -22,11 +22,13 @@ class EventLog:
 
     def __init__(self, path: Path, attempt: int) -> None:
         self.attempt = attempt
+        self.times: dict[str, float] = {}
         self.descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def write(self, event: str, **facts: object) -> None:
         """Write one event with its time (seconds since 1970) and the attempt it belongs to."""
-        line = json.dumps({"time": round(time.time(), 3), "attempt": self.attempt, "event": event, **facts})
+        self.times[event] = time.time()
+        line = json.dumps({"time": round(self.times[event], 3), "attempt": self.attempt, "event": event, **facts})
         whole = line.encode() + b"\n"
         try:
             before = os.fstat(self.descriptor).st_size
@@ -65,8 +67,11 @@ class Outcome:
             return "NODE_FAIL"
         return "FAILED" if self.by == "script" else _STATES.get(self.exit_status, "FAILED")
 
-    def write(self, context: Context, warnings: Sequence[str] = (), *, over: bool = True) -> None:
-        """Write status.json, the first source of how a run ended; it is not over while the roles are torn down."""
+    def write(self, context: Context, warnings: Sequence[str] = (), *, over: bool = True, cause: str = "") -> None:
+        """Write status.json, the first source of how a run ended; it is not over while the roles are torn down.
+
+        ``cause`` is why it failed, in six words at most.
+        """
         facts = {
             "over": over,
             "state": self.state,
@@ -77,6 +82,7 @@ class Outcome:
             "by": self.by,
             "message": self.reason,
             "hint": self.hint,
+            "cause": cause,
             "quote": list(self.quote),
             "warnings": list(warnings),
         }

@@ -45,6 +45,7 @@ class Outcome(NamedTuple):
     message: str
     hint: str
     quote: tuple[str, ...]
+    cause: str = ""
 
 
 class RunRecord(NamedTuple):
@@ -94,6 +95,7 @@ def outcome(run: directories.Run) -> Outcome | None:
             table.get("message", str),
             table.get("hint", str),
             table.texts("quote"),
+            table.get("cause", str, ""),
         )
 
 

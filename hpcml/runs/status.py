@@ -63,7 +63,8 @@ class Status(NamedTuple):
 
     ``phase`` is refused, unknown, prepared, queued, starting, running, ending or ended. ``node_count`` is how
     many nodes it asked for; ``workers`` are there of ``expected``.
-    ``times`` are its events' in seconds since 1970. ``ended_as`` is Slurm's word for its end. ``silent`` is why Slurm
+    ``times`` are its events' in seconds since 1970. ``ended_as`` is Slurm's word for its end, ``cause`` why
+    it failed in some words, as the run itself has written it. ``silent`` is why Slurm
     could not be asked; all else is then from the run's own files.
     """
 
@@ -95,6 +96,7 @@ class Status(NamedTuple):
     ended_as: str = ""
     by: str = ""
     hint: str = ""
+    cause: str = ""
     quote: tuple[str, ...] = ()
     directory: str = ""
     silent: str = ""
@@ -191,6 +193,7 @@ def _from_files(run: directories.Run, record: RunRecord) -> Status:
             ended_as=end.state,
             by=end.by,
             hint=end.hint,
+            cause=end.cause,
             quote=end.quote,
         )
     if current.service == "jupyter" and current.phase == "running" and (node := records.jupyter_node(run.paths)):
@@ -283,7 +286,7 @@ def _with_answer(own: Status, run: directories.Run, record: RunRecord, job: JobS
         if job.ended:
             return own
         # An attempt of a job that may be put back into the queue has ended: the run has not, the job is there still.
-        again = own._replace(phase="ending", exit_status=None, by="", hint="", quote=())
+        again = own._replace(phase="ending", exit_status=None, by="", hint="", cause="", quote=())
         return (
             again._replace(phase="queued", message=f"put back into the queue: {job.reason}") if job.pending else again
         )

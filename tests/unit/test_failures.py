@@ -17,6 +17,7 @@ from hpcml.failures import evidence, judgement
 from hpcml.failures.evidence import Hit, Line, Piece
 from hpcml.failures.judgement import Cause, Ending
 from hpcml.failures.rules import BY_NAME, RULES, Role
+from hpcml.node.roles import worker_parent
 from hpcml.paths import RunPaths
 
 KILLED_WORKER = {"type": "KilledWorker", "message": "Attempted to run task 'f' on 4 different workers, but all died"}
@@ -253,3 +254,12 @@ def test_an_error_that_the_script_s_own_hook_printed_is_told(paths: RunPaths) ->
     assert line == Line("my.OddError: words", "driver", "logs/driver.log", 3)
     end = Ending(1, "script", "FAILED", "the script ended with exit status 1", last_error=line)
     assert cause(end, []).short == "OddError"
+
+
+def test_what_nccl_and_ucx_wrote_beside_a_worker_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "n1-0").mkdir()
+    shm, ib = TEXTS["nccl-shm"][0], TEXTS["ib-retry"][0]
+    (tmp_path / "n1-0/nccl-71.log").write_text(f"n1:71:71 [0] NCCL INFO Channel 00/02\n{shm}\n")
+    (tmp_path / "n1-0/ucx-71.log").write_text(f"[n1:71:0] ucp.c:1 UCX  INFO  tcp\n{ib}\n")
+    worker_parent._keep_troubles(tmp_path)
+    assert capsys.readouterr().err.splitlines() == [shm, ib]

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from hpcml.errors import START_FAILED
@@ -44,6 +45,7 @@ class Script:
         environment = {name: value for name, value in environment.items() if name not in _SUPERVISOR}
         environment |= {"HPCML_CODE_OF": settings.code_of} if settings.code_of else {}
         environment |= {} if settings.service else {"HPCML_SCRIPT_ERROR": str(context.attempt.script_error)}
+        environment |= libraries_logs(context, environment)
         jupyter = settings.service == "jupyter"
         if not jupyter:  # which takes up both itself, when its own files are made
             script_environment.restore(environment)
@@ -99,6 +101,16 @@ class Script:
         if status > 128 and status - 128 in signal.valid_signals():
             return f"the script was killed by {signal.Signals(status - 128).name}"
         return f"the script ended with exit status {status}"
+
+
+def libraries_logs(context: Context, chosen: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables by which NCCL and UCX tell what goes wrong; what the user chose stays.
+
+    NCCL keeps silent otherwise, and has a file for each process; no line is written where nothing goes wrong.
+    """
+    nccl = {"NCCL_DEBUG": "WARN", "NCCL_DEBUG_FILE": str(context.run.logs / "nccl-%h.%p.log")}
+    ucx = {"UCX_LOG_LEVEL": "warn"}
+    return {**({} if nccl.keys() & chosen.keys() else nccl), **({} if ucx.keys() & chosen.keys() else ucx)}
 
 
 def answer(command: list[str], seconds: float) -> str:

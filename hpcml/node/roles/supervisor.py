@@ -21,6 +21,7 @@ from hpcml.node.security import tls
 from hpcml.node.settings import Context, load
 
 ORDERLY = 2.0  # seconds that scheduler and workers have to close by themselves, a quarter if they never were all up
+MOST_LOGS = 16  # workers' logs that are read at the end of a run that failed
 ROOM_TICK = 5.0  # seconds between questions to the run's file system whether it is full
 _PLACE = "Set paths.scratch in the profile, or TMPDIR, to a folder of your own, or to a sticky one of root's."
 
@@ -154,8 +155,35 @@ def tear_down(state: RunState, outcome: Outcome) -> None:
     except OSError as error:  # they open nothing any more, and the script's status stays
         say(context, f"the keys could not be removed: {error}")
     state.events.write("torn-down", seconds=round(time.monotonic() - start, 3), killed=len(left))
-    outcome.write(context, state.warnings)
+    outcome.write(context, state.warnings, cause=_cause(state, outcome))
     storage.release(context.run)
+
+
+def _cause(state: RunState, outcome: Outcome) -> str:
+    """Return why the run failed in some words, for ``hpcml ls``; empty where that is not known."""
+    context = state.context
+    if not outcome.exit_status:
+        return ""
+    try:
+        from hpcml.failures import evidence, judgement
+
+        end = judgement.Ending(
+            outcome.exit_status,
+            outcome.by,
+            outcome.state,
+            outcome.reason,
+            outcome.hint,
+            outcome.quote,
+            state.events.times,
+            evidence.script_error(context.attempt.script_error),
+            evidence.last_error(context.run.driver_log),
+            context.settings.form,
+        )
+        found = judgement.judge(end, evidence.hits(context.run, MOST_LOGS))
+    except Exception as error:  # noqa: BLE001 - the run's end must be written whatever happens
+        say(context, f"why the run failed could not be looked at: {error!r}")
+        return ""
+    return found.short if found and found.known else ""
 
 
 def _wait(state: RunState, deadline: float) -> None:

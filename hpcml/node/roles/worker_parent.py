@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import select
 import signal
 import sys
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpcml.errors import WORKERS_NEVER_CAME
-from hpcml.files import write
+from hpcml.files import tail, write
 from hpcml.node import files, processes, scratch, script_environment
 from hpcml.node.hardware.node_check import Inspection, UnfitError
 from hpcml.node.processes import long_import
@@ -25,6 +26,8 @@ from hpcml.units import in_mib
 
 TICK = 0.2  # seconds between looks at memory and at the parent
 LIVED = 10.0  # seconds after which a worker that dies did not die at its start
+_LIBRARY_LINES = 40  # lines of UCX's and NCCL's own logs that are kept of a node
+_TROUBLE = re.compile(r"NCCL WARN| UCX  (?:ERROR|FATAL) ")
 WATCH_END = 60.0  # seconds for which the end of a worker makes its node look for the end of the run
 MEMORY_TERMINATE = 0.95  # of the memory limit: Dask's own fraction, distributed.worker.memory.terminate
 
@@ -127,7 +130,18 @@ def main() -> int:
     finally:
         for slot in node.slots:
             _end(slot)
+        _keep_troubles(folder.path)
         folder.remove()
+
+
+def _keep_troubles(folder: Path) -> None:
+    """Print what UCX and NCCL wrote of troubles into their own files, which go with the node's scratch."""
+    told = 0
+    for path in sorted((*folder.glob("*/nccl-*.log"), *folder.glob("*/ucx-*.log"))):
+        for line in tail(path, _LIBRARY_LINES):
+            if _TROUBLE.search(line) and told < _LIBRARY_LINES:
+                told += 1
+                print(line[:400], file=sys.stderr)
 
 
 def _sweep(context: Context) -> None:

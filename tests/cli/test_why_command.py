@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -106,3 +108,50 @@ def test_hostile_files_are_passed_over_or_named(world: World, name: str) -> None
         done = world.run("why", f"bad{index}")
         assert done.returncode in (0, errors.STORAGE), (make, done.stderr)
         assert planted.is_plain(done.stdout + done.stderr), make
+
+
+def test_status_and_ls_show_the_cause(world: World) -> None:
+    directory = failed(world, cause="GPU memory faulty")
+    (directory / "logs/worker-n3.log").write_text(TEXTS["ecc"][0] + "\n")
+    assert "cause      A GPU's memory is faulty (ECC) (on n3).\n" in world.run("status").stdout
+    assert world.run("ls").stdout.splitlines()[-1].endswith("  GPU memory faulty")
+
+
+SECRETS = {
+    "environment.sh": "export HF_HOME='/home/me/very private' API=hunter2hunter2\n",
+    "logs/driver.log": "token=tok-123456 and /home/me/very private\nAuthorization: Bearer abcdef123456\npassword: 'swordfish1'\n"
+    "https://me:passw0rd9@host.example/x?token=qqq111\nAKIAABCDEFGHIJKLMNOP hf_abcdefghijklmnopqrst\n"
+    "-----BEGIN RSA PRIVATE KEY-----\nMIIEzzz\n-----END RSA PRIVATE KEY-----\nthe value is hunter2hunter2\nplain words stay\n",
+    "attempts/0/secret/jupyter.token": "jupytersecret77",
+    "logs/job.log": "open http://n1/lab with jupytersecret77\n",
+    "code/secret.py": "K = 'in the code'\n",
+    "out/result.txt": "a result\n",
+}
+PLANTED = ("very private", "hunter2", "tok-123456", "abcdef123456", "swordfish1", "passw0rd9", "qqq111", "AKIAABCDEFGHIJKLMNOP",
+           "hf_abcdefghijklmnopqrst", "MIIEzzz", "jupytersecret77", "in the code", "a result", "argument99", "of a stranger")  # fmt: skip
+
+
+def test_a_bundle_holds_what_support_needs_and_no_secret(world: World) -> None:
+    directory = failed(world)
+    for name, text in SECRETS.items():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (world.top / "foreign").write_text("of a stranger")
+    (directory / "logs/worker-n9.log").symlink_to(world.top / "foreign")
+    request = json.loads((directory / "request.json").read_text())
+    request["spec"]["arguments"] = ["--api-key", "argument99"]
+    (directory / "request.json").write_text(json.dumps(request))
+    done = world.run("why", "--bundle")
+    assert done.returncode == 0, done.stderr
+    packed = world.project / f"{directory.name}.tar.gz"
+    assert packed.stat().st_mode & 0o777 == 0o600
+    with tarfile.open(packed) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+        texts = "\n".join((archive.extractfile(one) or io.BytesIO()).read().decode() for one in archive.getmembers())
+    assert {"why.json", "status.json", "events.jsonl", "plan.json", "job.sh", "logs/driver.log"} <= names
+    assert [secret for secret in PLANTED if secret in texts] == []
+    assert "plain words stay" in texts
+    again = world.run("why", "--bundle")
+    assert again.returncode == errors.STORAGE
+    assert "there already" in again.stderr
