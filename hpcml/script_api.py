@@ -46,7 +46,9 @@ class Run:
 
     @property
     def gpus(self) -> int:
-        """The number of GPUs that this process can see on its node, by CUDA_VISIBLE_DEVICES."""
+        """The number of the run's GPUs on this node; 0 outside a run, where :func:`connect` starts workers on CPUs."""
+        if self.directory is None:
+            return 0
         return len([word for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()])
 
     def should_stop(self) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import hpcml
 from hpcml import assets, files
 from hpcml.errors import NotFoundError, StorageError
 from hpcml.runs import directories, snapshot
@@ -510,3 +511,11 @@ def test_a_script_that_vanished_is_an_error(project: Path) -> None:
     (project / "job.py").unlink()
     with pytest.raises(StorageError, match="No such file"):
         taken(project)
+
+
+def test_a_process_outside_a_run_has_no_gpus_of_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.delenv("HPCML_RUN_DIR", raising=False)
+    assert hpcml.run.gpus == 0, "connect() starts workers on CPUs there"
+    monkeypatch.setenv("HPCML_RUN_DIR", str(tmp_path))
+    assert hpcml.run.gpus == 2
