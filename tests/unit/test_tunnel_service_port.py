@@ -27,7 +27,7 @@ def server() -> Iterator[http.server.ThreadingHTTPServer]:
             pass
 
     found = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=found.serve_forever)
+    thread = threading.Thread(target=found.serve_forever, args=(0.01,))
     thread.start()
     yield found
     found.shutdown()
