@@ -276,15 +276,15 @@ def test_hostile_files_in_a_run_of_one_s_own(cluster: Cluster, place: Place, att
     assert done.returncode == 0, done.stderr
     (own,) = [path for path in runs.iterdir() if not path.name.startswith(".")]
     uid, gid = pwd.getpwnam(MALLORY).pw_uid, pwd.getpwnam(MALLORY).pw_gid
+    alice = pwd.getpwnam(ALICE)
     names: list[tuple[str, str, str]] = []
     for file in ("submission.json", "plan.json", "status.json", "events.jsonl"):
         for kind, (how, what) in HOSTILE.items():
             name = f"open{len(names)}-20250101-0000{len(names):02d}-0000"
             names.append((name, f"{kind} as {file}", kind))
-            shutil.copytree(own, runs / name)
-            shutil.chown(runs / name, ALICE, ALICE)
-            for path in (runs / name).rglob("*"):
-                shutil.chown(path, ALICE, ALICE)
+            shutil.copytree(own, runs / name, symlinks=True)
+            for path in (runs / name, *(runs / name).rglob("*")):
+                os.chown(path, alice.pw_uid, alice.pw_gid, follow_symlinks=False)
             (runs / name / file).unlink()
             _put(runs / name / file, how, what)
             if kind != "escapes":  # alice's own: what a program of hers was made to write
