@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import MutableMapping
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from hpcml.node.settings import Context
 from hpcml.paths import LIBRARY
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_mask = threading.local()  # of the thread that forks
 _OWN = "HPCML_PYTHONPATH"  # PYTHONPATH as the user has it
 
 
@@ -59,12 +61,22 @@ def answer_no_signals() -> None:
     """
     for number in _SIGNALS:
         signal.signal(number, lambda *_: None)
-    os.register_at_fork(after_in_child=_answer_again)
+    os.register_at_fork(before=_hold_back, after_in_parent=_let_in, after_in_child=_answer_again)
+
+
+def _hold_back() -> None:
+    """Have signals wait: what a fork is sent before it answers again would be lost, and ``Pool.join`` hang."""
+    _mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+
+
+def _let_in() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _mask.before)
 
 
 def _answer_again() -> None:
     for number in _SIGNALS:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    _let_in()
 
 
 def _draw_anew() -> None:
