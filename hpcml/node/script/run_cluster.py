@@ -297,11 +297,11 @@ def adopt(client: type) -> type:
 
 
 def _counted(ask: Callable[..., Any]) -> Callable[..., Any]:
-    """Return Client.scheduler_info, which notices a loop."""
+    """Return Client.scheduler_info, which notices a loop of a client that computes nothing meanwhile."""
 
     @functools.wraps(ask)
     def scheduler_info(self: Any, *arguments: Any, **options: Any) -> Any:
-        if self.status == "running" and self.scheduler.address == address():
+        if self.status == "running" and self.scheduler.address == address() and not self.futures:
             _note_polling("scheduler_info()")
         return ask(self, *arguments, **options)
 
