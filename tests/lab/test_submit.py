@@ -123,7 +123,8 @@ def test_submit_from_inside_a_job(cluster: Cluster) -> None:
         "outer.sh", f"#!/bin/bash\nexport SBATCH_PARTITION=nowhere\nhpcml submit --nodes 2 --detach --json {script}\n"
     )
     done = cluster.run(
-        "sbatch", "--parsable", "--wait", "-N1", "-n1", "--mem=100M", f"--output={cluster.work}/outer.log", str(outer)
+        *("sbatch", "--parsable", "--wait", "-N1", "-n1", "--mem=100M"),
+        *(f"--output={cluster.work}/outer.log", f"--error={cluster.work}/outer.err", str(outer)),
     )
     assert done.returncode == 0, (cluster.work / "outer.log").read_text()
     directory = Path(json.loads((cluster.work / "outer.log").read_text())["directory"])
@@ -271,7 +272,8 @@ def test_a_controller_that_falls_silent(cluster: Cluster) -> None:
 def test_a_time_format_of_the_shell_does_not_end_a_queued_run(cluster: Cluster) -> None:
     """Such a format makes squeue's line one that cannot be read, which is no end."""
     hold = "import time\ntime.sleep(600)\n"
-    cluster.detach(hold, "--nodes", "4", "--time", "10")
+    _, holding = cluster.detach(hold, "--nodes", "4", "--time", "10")
+    cluster.wait_event(holding, "driver-started")
     command = cluster.command("print('my turn')\n", "--nodes", "4", "--time", "10", "--wait", "--name", "patient")
     strange = {"SLURM_TIME_FORMAT": "%Q%n%%", "SQUEUE_FORMAT": "%i", "SQUEUE_STATES": "RUNNING"}
     process = cluster.lab.popen(
