@@ -22,7 +22,7 @@ _STAMP = re.compile(r"^(?:\[?(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)|.*CANCELLED A
 _PATTERNS = [(rule, re.compile(rule.pattern, re.MULTILINE)) for rule in RULES]
 _NO_END = " - INFO - "  # Dask's level for what is no trouble
 _PLACE = re.compile(r'^  File "(.+)", line (\d+) in (\S+)')
-_AFTER = 4  # lines behind a crash in which the place of it stands
+_NEAR = 200  # lines from one without a time to one that has one
 
 
 class Line(NamedTuple):
@@ -130,6 +130,7 @@ def hits_in(piece: Piece, source: str, node: str = "", name: str = "", changed: 
     starts = [0]
     for line in lines[:-1]:
         starts.append(starts[-1] + len(line) + 1)
+    times: _Times | None = None  # most logs have no such line
     found: dict[tuple[int, str], Hit] = {}
     for rule, pattern in _PATTERNS:
         for match in pattern.finditer(piece.text):
@@ -138,7 +139,8 @@ def hits_in(piece: Piece, source: str, node: str = "", name: str = "", changed: 
                 continue
             number = piece.first + index if piece.first else 0
             text = lines[index].strip()[:_LONGEST]
-            when = _time_at(lines, index) or changed
+            times = times or _Times(lines)
+            when = times.at(index) or changed
             groups = tuple(group or "" for group in match.groups())
             hit = Hit(rule, Line(text, source, name, number, when, node), groups, _place(lines, index))
             found.setdefault((index, rule.name), hit)
@@ -158,15 +160,30 @@ def _place(lines: Sequence[str], index: int) -> str:
     return ""
 
 
-def _time_at(lines: Sequence[str], index: int) -> float:
-    for line in (*reversed(lines[max(0, index - 200) : index + 1]), *lines[index + 1 : index + 200]):
-        if match := _STAMP.match(line[:200]):
-            date, clock = match[1] or match[3], match[2] or match[4]
-            try:
-                return time.mktime(time.strptime(f"{date} {clock}", "%Y-%m-%d %H:%M:%S"))
-            except (ValueError, OverflowError):
-                return 0.0
-    return 0.0
+class _Times:
+    """When the lines of a text were written, by those that begin with a time; each is looked at once."""
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        found = [(index, match) for index, line in enumerate(lines) if (match := _STAMP.match(line[:200]))]
+        self.places = [index for index, _ in found]
+        self.stamps = [match for _, match in found]
+
+    def at(self, index: int) -> float:
+        """Return the time of a line, or of the nearest before it, else behind it; 0 if none is near."""
+        behind = bisect.bisect_right(self.places, index)
+        if behind and index - self.places[behind - 1] <= _NEAR:
+            return self._seconds(behind - 1)
+        if behind < len(self.places) and self.places[behind] - index < _NEAR:
+            return self._seconds(behind)
+        return 0.0
+
+    def _seconds(self, position: int) -> float:
+        match = self.stamps[position]
+        date, clock = match[1] or match[3], match[2] or match[4]
+        try:
+            return time.mktime(time.strptime(f"{date} {clock}", "%Y-%m-%d %H:%M:%S"))
+        except (ValueError, OverflowError):
+            return 0.0
 
 
 def script_error(path: Path) -> dict[str, Any]:
@@ -182,13 +199,15 @@ def script_error(path: Path) -> dict[str, Any]:
 
 def last_error(path: Path) -> Line | None:
     """Return the last line of a log if it is the one that ends a traceback."""
-    for piece in reversed(pieces(path)):
-        lines = piece.text.rstrip().split("\n")
-        if _ERROR.fullmatch(lines[-1]) and any(line.startswith("Traceback (most recent") for line in lines):
-            number = piece.first + len(lines) - 1 if piece.first else 0
-            return Line(lines[-1][:_LONGEST], "driver", f"{path.parent.name}/{path.name}", number)
+    found = pieces(path)
+    if not found:
         return None
-    return None
+    text, first = found[-1]
+    lines = text.rstrip().split("\n")
+    if not _ERROR.fullmatch(lines[-1]) or not any(line.startswith("Traceback (most recent") for line in lines):
+        return None
+    number = first + len(lines) - 1 if first else 0
+    return Line(lines[-1][:_LONGEST], "driver", f"{path.parent.name}/{path.name}", number)
 
 
 _ERROR = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Warning)(?::\s.*)?")

@@ -88,8 +88,7 @@ def judge(end: Ending, hits: Sequence[Hit]) -> Cause | None:
     if end.state == "TIMEOUT" or (end.by != "script" and status == errors.TIME_LIMIT):
         return _time_limit(end, hits)
     if end.by != "script" and status in _FINAL:
-        retry = Retry.NONE
-        return Cause(end.message, _FINAL[status], remedy=end.hint, retry=retry, evidence=_quoted(end))
+        return Cause(end.message, _FINAL[status], remedy=end.hint, evidence=_quoted(end))
     if end.state == "CANCELLED":
         return Cause(end.message, "cancelled", remedy=end.hint)
     if _starved(end, hits):
