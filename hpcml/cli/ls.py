@@ -180,8 +180,7 @@ def _with_jobs(runs: list[directories.Run | run_status.Status]) -> list[director
     """Return the runs with the jobs of those that were prepared and are submitted by now."""
     from hpcml.runs import adoption
 
-    prepared = [run for run in runs if isinstance(run, directories.Run) and adoption.is_prepared(run)]
-    jobs = {run.id: run for run in adoption.adopt_all(prepared)}
+    jobs = adoption.of_prepared(run for run in runs if isinstance(run, directories.Run))
     return [jobs.get(run.id, run) if isinstance(run, directories.Run) else run for run in runs]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from hpcml import schedulers
 from hpcml.errors import ANSWER_LOST
@@ -31,6 +31,11 @@ def adopt_all(runs: Sequence[directories.Run]) -> list[directories.Run]:
     for name in set(open_runs.values()):
         found |= schedulers.get(name).find([run_id for run_id, one in open_runs.items() if one == name])
     return [_with_job(run, found[run.id]) if run.id in found else run for run in known]
+
+
+def of_prepared(runs: Iterable[directories.Run]) -> dict[str, directories.Run]:
+    """Return the runs that were only prepared by id, with their jobs; see :func:`adopt_all`."""
+    return {run.id: run for run in adopt_all([run for run in runs if is_prepared(run)])}
 
 
 def is_prepared(run: directories.Run) -> bool:

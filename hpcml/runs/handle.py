@@ -258,7 +258,7 @@ def standings(runs: Sequence[directories.Run]) -> list[Standing]:
     silent = ""
     states: dict[str, schedulers.JobState] = {}
     try:
-        jobs = {run.id: run for run in adoption.adopt_all([run for run in runs if adoption.is_prepared(run)])}
+        jobs = adoption.of_prepared(runs)
         runs = [jobs.get(run.id, run) for run in runs]
         states = schedulers.states({run.id: run.submission for run in runs if run.submission and run.submission.key})
     except SlurmUnreachableError as error:
