@@ -1,6 +1,7 @@
 """Average a stack of images that is larger than memory: what is faint in each becomes clear in all.
 
 Your own data: frames = da.from_zarr("frames.zarr"), an array of (frames, rows, columns) in chunks of some frames.
+Leave out error then: it needs the true image, signal.
 """
 
 import json
@@ -28,13 +29,13 @@ seconds = time.perf_counter() - start
 
 error = float(np.sqrt(np.mean((mean - signal) ** 2)))  # that of one frame is 1, and it falls with the square root
 result = {"shape": frames.shape, "bytes": frames.nbytes, "mean": float(mean.mean()), "noise": float(deviation.mean())}
-result |= {"error": error, "expected_error": count**-0.5, "gigabytes_per_second": frames.nbytes / 1e9 / seconds}
+result |= {"error": error, "expected_error": len(frames) ** -0.5, "gigabytes_per_second": frames.nbytes / 1e9 / seconds}
 out = hpcml.run.out  # the run's folder for results; outside a run ./out
 np.save(out / "mean.npy", mean)
 (out / "result.json").write_text(json.dumps(result | {"seconds": seconds}, indent=1))
 
 figure, panels = plt.subplots(1, 2, figsize=(10, 4.5), layout="constrained")
-for axes, image, title in zip(panels, (first, mean), ("one frame", f"the mean of {count}"), strict=True):
+for axes, image, title in zip(panels, (first, mean), ("one frame", f"the mean of {len(frames)}"), strict=True):
     figure.colorbar(axes.imshow(image, cmap="gray"), ax=axes, label="brightness")
     axes.set(title=title, xlabel="column", ylabel="row")
 figure.savefig(out / "arrays.png", dpi=150)

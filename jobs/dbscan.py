@@ -1,7 +1,8 @@
 """Find clusters of any shape, and the noise between them, with DBSCAN.
 
 Your own data, in the place of the made rows (columns in numbers of about the same size; they must fit into one node):
-    points = pd.read_parquet("measured.parquet").to_numpy()
+    import pandas as pd
+    points = pd.read_parquet("measured.parquet").to_numpy("float32")
 """
 
 import json

@@ -1,6 +1,7 @@
 """Join two tables that are too large for one machine, and sum up by what came from the other.
 
-Your own data: orders = dd.read_parquet("orders/*.parquet"), customers the same, and your columns' names below.
+Your own data, in the place of the made tables; then your columns' names below:
+    orders, customers = (dd.read_parquet(f"{table}/*.parquet") for table in ("orders", "customers"))
 """
 
 import json

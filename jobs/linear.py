@@ -1,7 +1,8 @@
 """Predict a number with linear regression, and see what each feature adds to it.
 
 Your own data, in the place of the made rows (all features in numbers, a row of x for each of y):
-    table = dd.read_parquet("measured/*.parquet")
+    import dask.dataframe as dd
+    table = dd.read_parquet("measured/*.parquet").persist()
     x, y = (table[columns].to_dask_array(lengths=True) for columns in (["width", "height"], "price"))
 """
 

@@ -1,7 +1,8 @@
 """Tell two classes apart with logistic regression, and see how sure it is.
 
 Your own data, in the place of the made rows (features in numbers of about the same size; y is 0 or 1):
-    table = dd.read_parquet("measured/*.parquet")
+    import dask.dataframe as dd
+    table = dd.read_parquet("measured/*.parquet").persist()
     x, y = (table[columns].to_dask_array(lengths=True) for columns in (["width", "height"], "broken"))
 """
 
@@ -47,7 +48,6 @@ accuracy, area = float(((chance > 0.5) == true).mean()), float(roc_auc_score(tru
 result = {"rows": len(x), "coefficients": weights.tolist(), "intercept": bias, "accuracy": accuracy, "roc_auc": area}
 out = hpcml.run.out  # the run's folder for results; outside a run ./out
 (out / "result.json").write_text(json.dumps(result | {"seconds": seconds}, indent=1))
-
 figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.5), layout="constrained")
 left.hist([chance[true == 0], chance[true == 1]], bins=40, stacked=True, label=["truly class 0", "truly class 1"])
 left.set(xlabel="predicted probability of class 1", ylabel="rows")

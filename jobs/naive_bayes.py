@@ -1,7 +1,8 @@
 """Tell what documents are about by how often they use which words.
 
 Your own data, in the place of the made counts (a row for each document, a column for each word; classes 0, 1, 2 …):
-    table = dd.read_parquet("counts/*.parquet")
+    import dask.dataframe as dd
+    table = dd.read_parquet("counts/*.parquet").persist()
     y, x = (part.to_dask_array(lengths=True) for part in (table["class"], table.drop(columns="class")))
 """
 

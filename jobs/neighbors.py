@@ -1,7 +1,8 @@
 """Give rows the class that most of their nearest neighbours have.
 
 Your own data, in the place of the made rows (features in numbers of about the same size; classes 0, 1, 2 …):
-    table = dd.read_parquet("measured/*.parquet")
+    import dask.dataframe as dd
+    table = dd.read_parquet("measured/*.parquet").persist()
     x, y = (table[columns].to_dask_array(lengths=True) for columns in (["width", "height"], "kind"))
 """
 

@@ -1,7 +1,8 @@
 """Find the few directions in which many columns vary: PCA for tall tables, compressed SVD for wide matrices.
 
 Your own data, in the place of the made rows:
-    x = dd.read_parquet("measured/*.parquet").to_dask_array(lengths=True)   # or da.from_zarr("matrix.zarr")
+    import dask.dataframe as dd
+    x = dd.read_parquet("measured/*.parquet").to_dask_array(lengths=True).persist()  # or da.from_zarr("matrix.zarr")
 """
 
 import json
@@ -26,7 +27,8 @@ else:
     options = {"svd_solver": "full"}  # exact, as cuML's
 
 client = hpcml.connect(backend="auto")  # arrays are CuPy's on GPUs, NumPy's on CPUs
-rng, k = np.random.default_rng(0), 5
+k = 5
+rng = np.random.default_rng(0)
 group = rng.integers(0, 3, 20_000)
 hidden = np.column_stack([6.0 * np.cos(2.1 * group), 6.0 * np.sin(2.1 * group), rng.normal(size=20_000)])
 values = hidden @ rng.normal(size=(3, 50)) + rng.normal(size=(20_000, 50))

@@ -1,6 +1,7 @@
 """Prepare a table for a model: fill gaps, scale numbers, turn categories into columns of 0 and 1, write Parquet.
 
-Your own data: table = dd.read_parquet("measured/*.parquet") in the place of the made one, and the names of its columns:
+Your own data, in the place of the made table; then its columns' names in NUMBERS and CATEGORIES:
+    table = dd.read_parquet("measured/*.parquet")
 """
 
 import json

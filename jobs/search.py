@@ -1,6 +1,7 @@
 """Find a model's best parameters by cross-validation: every fit is a task, the rows are sent once.
 
 Your own data, in the place of the made rows (they must fit into each worker); the model and GRID as you like:
+    import pandas as pd
     table = pd.read_parquet("measured.parquet")
     x, y = table[["width", "height"]].to_numpy(), table["price"].to_numpy()
 """

@@ -1,9 +1,9 @@
 """Train a small PyTorch network where the partitions lie: each worker takes steps, then the weights are averaged.
 
 torch is no part of hpcml: install it beside the other libraries, or name an image that has it.
-Your own data, in the place of the made rows (features in numbers of about the same size; classes 0, 1, 2 …):
-    table = dd.read_parquet("measured/*.parquet")
-    x, y = (table[columns].to_dask_array(lengths=True) for columns in (["width", "height"], "kind"))
+Your own data, in the place of the made rows (FEATURES numbers of about the same size; CLASSES classes 0, 1, 2 …):
+    import pandas as pd
+    features, target = (pd.read_parquet("measured/")[of].to_numpy() for of in (["width", "height"], "kind"))
 """
 
 import json

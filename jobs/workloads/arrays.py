@@ -184,7 +184,7 @@ def sized(text: str) -> int:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = jobs.parser("arrays", __doc__, rows=15_811, data=False)
+    parser = jobs.Parser("arrays", __doc__, rows=15_811, data=False)
     add = parser.add_argument
     add("--columns", type=jobs.count, help="columns (default: by --size)")
     add(
@@ -194,7 +194,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         help="bytes of the array, where --rows or --columns is not given (default 2GB)",
     )
     add("--chunk", type=sized, help="bytes of a chunk (default: as partitions, about 1 GB on a GPU)")
-    return parser.parse_args(arguments)
+    return parser.options(arguments)
 
 
 def main(arguments: list[str] | None = None) -> int:

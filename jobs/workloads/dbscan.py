@@ -205,16 +205,13 @@ def write(job: Job, x: Any, names: list[str], numbered: npt.NDArray[np.int32]) -
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = job.parser("dbscan", __doc__, rows=20_000)
+    parser = job.Parser("dbscan", __doc__, rows=20_000)
     add = parser.add_argument
     add("--columns", type=job.names, default=[], help="features: a,b,c (default: all, if numeric)")
     add("--label", help="a column of true clusters, to compare with (default: what truth.json says)")
-    add("--eps", type=float, help="radius of a neighbourhood (default: the knee of the k-distances)")
+    add("--eps", type=job.positive, help="radius of a neighbourhood (default: the knee of the k-distances)")
     add("--min-samples", type=job.count, default=10, help="rows in a core row's neighbourhood, itself too (default 10)")
-    options = parser.parse_args(arguments)
-    if options.eps is not None and not 0 < options.eps < float("inf"):
-        parser.error("--eps must be above 0.")
-    return options
+    return parser.options(arguments)
 
 
 def main(arguments: list[str] | None = None) -> int:

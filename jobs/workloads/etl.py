@@ -211,11 +211,11 @@ def draw(job: Job, means: Any, groups: Any, shapes: dict[str, Any], together: pd
     figure, panels = picture.figure(f"{rows:,} rows, {dropped / rows:.1%} left out", panels=2, rows=4, height=2.8)
     means_of, by_hour, frequent, rules = panels[::2]  # the left column; the right one: three columns, and correlations
     low, high = means.min(axis=None), means.max(axis=None)
-    scale = {"yscale": "log", "ylim": (low / 5, 5 * high)} if low > 0 else {}
-    for place, (name, column) in enumerate(means.iloc[:TOP].items()):
-        means_of.bar(np.arange(len(column)) + 0.4 * place - 0.2, column, width=0.4, label=name)
+    scale = {"yscale": "log", "ylim": (low / 5, 5 * high)} if low > 0 else {}  # impossible rows lift means as read
+    for mark, (name, column) in zip("os", means.iloc[:TOP].items(), strict=True):
+        means_of.plot(range(len(column)), column, mark, label=name)
     means_of.set_xticks(range(len(means.iloc[:TOP])), [str(name) for name in known["means"]][:TOP])
-    means_of.set(title=f"mean {value} (outliers rule it as read)", xlabel=by, ylabel=UNITS.get(value), **scale)
+    means_of.set(title=f"mean {value}", xlabel=by, ylabel=UNITS.get(value), **scale)
     means_of.legend(frameon=False, fontsize=8, ncols=2, loc="upper right")
     by_hour.plot(groups.index, groups["count"], marker="o")
     by_hour.set(title=f"rows by {groups.index.name}", ylim=(0, None), xlabel=groups.index.name, ylabel="rows")
@@ -237,14 +237,12 @@ def draw(job: Job, means: Any, groups: Any, shapes: dict[str, Any], together: pd
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = job.parser("etl", __doc__, rows=200_000)
+    parser = job.Parser("etl", __doc__, rows=200_000)
     add = parser.add_argument
     add("--by", default="passenger_count", help="the aggregate's groups (default passenger_count)")
     add("--value", default="trip_distance", help="the column whose mean it is (default trip_distance)")
-    add("--form", choices=datasets.FORMATS, help="format of made data (default csv)")
-    options = parser.parse_args(arguments)
-    if options.data and options.form:
-        parser.error("--form describes made data. Leave it out, or leave out --data.")
+    parser.add_made("--form", choices=datasets.FORMATS, help="format of made data (default csv)")
+    options = parser.options(arguments)
     options.form = options.form or "csv"
     return options
 

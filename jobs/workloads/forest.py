@@ -29,6 +29,7 @@ from gallery.inputs import chunks_of
 from gallery.job import Job
 
 COPIES_ON_EACH = 3  # of the training rows in a worker that grows trees: its partitions, the whole, a moment of both
+FEW = 4  # features
 MAX_SEED = np.iinfo(np.int32).max  # scikit-learn draws its trees' seeds below this
 Floats = npt.NDArray[np.floating[Any]]
 
@@ -115,31 +116,40 @@ def work(job: Job) -> None:
         job.write_text(
             "importances.csv", pd.Series(weights, data.names, name="importance").to_csv(index_label="feature")
         )
-        draw(job, data, weights, true, said)
+        draw(job, data, weights, portable, rows, true, said)
         models.export(job, portable, features=dict.fromkeys(data.names, "float32"), target=options.target,
                       metrics=supervised.tested(known["metrics"]))  # fmt: skip
 
 
-def draw(job: Job, data: supervised.Divided, weights: Floats, true: Floats, said: Floats) -> None:
-    """Write forest.png: the features' importance, and the confusion matrix or predictions against the truth."""
+def draw(
+    job: Job, data: supervised.Divided, weights: Floats, portable: Any, rows: Floats, true: Floats, said: Floats
+) -> None:
+    """Write forest.png: the confusion matrix or predictions against the truth; beside it the features' importance.
+
+    Of fewer than FEW features the importance says little; a classifier's picture has its ROC curves then.
+    """
     told = "  ".join(f"{name} {value:.4f}" for name, value in job.result["metrics"].items())
     title = f"Random forest of {job.options.trees} trees, {job.result['rows']:,} rows: {told}"
-    drawn, (left, right) = picture.figure(title, panels=2, height=5.2)
-    charts.bars(left, data.names, weights, "importance")
+    many, roc = len(data.names) >= FEW, "roc_auc" in job.result["metrics"]
+    drawn, panels = picture.figure(title, panels=1 + (many or roc), height=5.2)
+    if many:
+        charts.bars(panels[0], data.names, weights, "importance: share of the impurity that splits by it remove")
+    elif roc:
+        supervised.draw_roc(panels[0], portable, data.labels, rows, true)
     if data.labels is None:
-        charts.predicted(right, true, said)
+        charts.predicted(panels[-1], true, said)
     else:
-        charts.confusion(right, np.array(job.result["confusion"]), [str(label) for label in data.labels])
+        charts.confusion(panels[-1], np.array(job.result["confusion"]), [str(label) for label in data.labels])
     picture.save(job, "forest.png", drawn)
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = job.parser("forest", __doc__, rows=50_000)
+    parser = job.Parser("forest", __doc__, rows=50_000)
     add = parser.add_argument
     add("--what", choices=("classifier", "regressor"), default="classifier", help="default classifier")
     add("--target", default="y", help="the column to predict (default y); classifier: whole numbers, one per class")
     add("--columns", type=job.names, default=[], help="features: a,b,c (default: all others, if numeric)")
-    add("--features", type=job.count, help="features of made data (default 2; regressor: 8)")
+    parser.add_made("--features", type=job.count, help="features of made data (default 2; regressor: 8)")
     add("--trees", type=job.count, default=100, help="default 100")
     add("--depth", type=job.count, help="most levels of a tree (default: until its leaves are pure)")
     add("--leaf", type=job.count, default=1, help="fewest rows of a leaf (default 1)")
@@ -149,10 +159,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         default=128,
         help="GPUs: values of a feature that a split is chosen from (default 128)",
     )
-    options = parser.parse_args(arguments)
-    if options.data and options.features:
-        parser.error("--features describes made data. Leave it out, or leave out --data.")
-    return options
+    return parser.options(arguments)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -187,13 +187,13 @@ def draw(job: Job, tasks: list[dict[str, Any]], parts: Any) -> None:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = jobs.parser("join", __doc__, rows=2_000_000, data=False)
+    parser = jobs.Parser("join", __doc__, rows=2_000_000, data=False)
     add = parser.add_argument
     add("--right", type=jobs.count, help="rows of the right table (default a hundredth of --rows)")
     add("--keys", type=jobs.count, help="distinct keys (default half of --right)")
     add("--how", choices=("shuffle", "broadcast"), default="shuffle", help="what is sent where (default shuffle)")
     add("--shuffle", choices=("tasks", "p2p"), help="Dask's way (default: tasks on GPUs, p2p on CPUs)")
-    options = parser.parse_args(arguments)
+    options = parser.options(arguments)
     options.right = options.right or max((options.rows or options.default_rows) // 100, 1)
     options.keys = options.keys or max(options.right // 2, 1)
     return options

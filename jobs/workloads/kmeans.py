@@ -29,11 +29,9 @@ import sklearn.metrics
 
 from gallery import backend, datasets, inputs, job, knee, memory, models, picture, tables
 from gallery.job import Job, RefusedError
-from hpcml.terminal import say
 
 SAMPLE = 50_000  # rows brought to the driver, to start from
 SCORED, DRAWN = 4_000, 20_000  # of these, how many the silhouette looks at, and how many picture and elbow do
-SHOWN = 8  # clusters and features in the printed table; centres.csv has them all
 SCALABLE = "k-means||"  # both libraries' name for it
 COPIES = 2  # of the features that live at once: 1.84 were measured (docs/gallery/memory.md)
 Floats = npt.NDArray[np.floating[Any]]
@@ -164,23 +162,13 @@ def work(job: Job) -> None:
     with job.phase("write", last=True):
         tables.write_parquet(job, tables.frame_of({tuple(names): x, "cluster": labels}), "assignments")
         few = slice(None, None, -(-len(sample) // DRAWN))
-        title = f"k-means: {k} cluster{'s' * (k > 1)}, {len(x):,} rows, inertia {inertia:,.6g}"
+        size = f"{inertia:,.0f}" if inertia >= 1e4 else f"{inertia:.5g}"
+        title = f"k-means: {k} cluster{'s' * (k > 1)}, {len(x):,} rows, inertia {size}"
         picture.clusters(job, "kmeans.png", sample[few], nearest[few], centres, names, title)
         scores = {"inertia": inertia, "silhouette": known["silhouette"]}
         models.export(job, portable(centres, dtype), features=dict.fromkeys(names, dtype), target=None, metrics=scores)
     passes = {"read": known["rows_read"], "fit": len(x) * known["iterations"], "predict": len(x)}
     known["rows_per_second"] = {name: round(rows / max(known["seconds"][name], 1e-9)) for name, rows in passes.items()}
-    show(known)
-
-
-def show(known: dict[str, Any]) -> None:
-    """Print the clusters with their sizes and centres, as far as they fit a terminal."""
-    names = known["features"][:SHOWN]
-    say("".join([f"  {'cluster':>7} {'rows':>12}", *(f" {name[:12]:>12}" for name in names)]))
-    for number, (size, centre) in enumerate(zip(known["sizes"], known["centres"], strict=True)):
-        if number < SHOWN:
-            say("".join([f"  {number:>7} {size:>12,}", *(f" {value:>12.5g}" for value in centre[:SHOWN])]))
-    say()
 
 
 def several(text: str) -> list[int]:
@@ -199,21 +187,16 @@ def several(text: str) -> list[int]:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = job.parser("kmeans", __doc__, rows=200_000)
+    parser = job.Parser("kmeans", __doc__, rows=200_000)
     add = parser.add_argument
     add("--columns", type=job.names, default=[], help="features: a,b,c (default: all, if numeric)")
-    add("--features", type=job.count, help="features of made data (default 2)")
+    parser.add_made("--features", type=job.count, help="features of made data (default 2)")
     add("--k", type=job.count, default=8, help="clusters (default 8)")
     add("--elbow", type=several, help="also find the inertia for these k, on the sample: 2-12 or 2,4,8")
     add("--init", choices=("sample", SCALABLE), default="sample", help="how to start, see above (default sample)")
     add("--max-iter", type=job.count, default=300, help="most iterations (default 300)")
-    add("--tol", type=float, default=1e-8, help="least squared move, relative to the variance (default 1e-8)")
-    options = parser.parse_args(arguments)
-    if options.data and options.features:
-        parser.error("--features describes made data. Leave it out, or leave out --data.")
-    if not 0 <= options.tol < 1:
-        parser.error("--tol must be from 0 to below 1.")
-    return options
+    add("--tol", type=job.share, default=1e-8, help="least squared move, relative to the variance (default 1e-8)")
+    return parser.options(arguments)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -181,31 +181,24 @@ def draw(
     if labels is None:
         charts.predicted(right, true, portable.predict(rows))
     elif "roc_auc" in metrics:
-        chances = portable.predict_proba(rows)
-        shown = [1] if len(labels) == 2 else range(min(len(labels), 8))
-        charts.roc(right, {str(labels[place]): true == labels[place] for place in shown},
-                   {str(labels[place]): chances[:, place] for place in shown})  # fmt: skip
+        supervised.draw_roc(right, portable, labels, rows, true)
     picture.save(job, "linear.png", drawn)
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = job.parser("linear", __doc__, rows=200_000)
+    parser = job.Parser("linear", __doc__, rows=200_000)
     add = parser.add_argument
     add("--what", choices=list(NAMES), default="ols", help="the model (default ols)")
     add("--target", default="y", help="the column to predict (default y); logistic: whole numbers, one per class")
     add("--columns", type=job.names, default=[], help="features: a,b,c (default: all others, if numeric)")
-    add("--features", type=job.count, help="features of made data (default 8; logistic: 2)")
-    add("--alpha", type=float, default=1.0, help="strength of the penalty of ridge, lasso, elasticnet (default 1)")
-    add("--l1-ratio", type=float, default=0.5, help="elasticnet: share of the absolute values (default 0.5)")
-    add("--c", type=float, default=1.0, help="logistic: inverse strength of the squared penalty (default 1)")
+    parser.add_made("--features", type=job.count, help="features of made data (default 8; logistic: 2)")
+    add("--alpha", type=job.positive, default=1.0, help="penalty's strength of ridge, lasso, elasticnet (default 1)")
+    ratio = job.value(float, "a number from 0 to 1", lambda number: 0 <= number <= 1)
+    add("--l1-ratio", type=ratio, default=0.5, help="elasticnet: share of the absolute values (default 0.5)")
+    add("--c", type=job.positive, default=1.0, help="logistic: inverse strength of the squared penalty (default 1)")
     add("--max-iter", type=job.count, default=1_000, help="most iterations (default 1,000)")
-    add("--tol", type=float, default=1e-6, help="when to stop, as the library takes it (default 1e-6)")
-    options = parser.parse_args(arguments)
-    if options.data and options.features:
-        parser.error("--features describes made data. Leave it out, or leave out --data.")
-    if not (options.alpha > 0 and options.c > 0 and options.tol > 0 and 0 <= options.l1_ratio <= 1):
-        parser.error("--alpha, --c and --tol must be above 0, --l1-ratio from 0 to 1.")
-    return options
+    add("--tol", type=job.positive, default=1e-6, help="when to stop, as the library takes it (default 1e-6)")
+    return parser.options(arguments)
 
 
 def main(arguments: list[str] | None = None) -> int:

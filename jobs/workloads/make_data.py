@@ -23,7 +23,7 @@ import sys
 from typing import Any
 
 from gallery import datasets, matrices
-from gallery.job import count, seed
+from gallery.job import count, seed, share
 from gallery.kinds import KINDS
 from hpcml.terminal import say
 from hpcml.units import format_bytes
@@ -59,7 +59,7 @@ def add_genotypes(kinds: Any) -> None:
     one = kinds.add_parser("genotypes", help="Genotypes of five populations, a Zarr array (uint8: 0, 1, 2; 3 missing).")
     one.add_argument("--rows", type=count, default=20_000, help="default 20,000")
     one.add_argument("--columns", type=count, default=1_000, help="variants (default 1,000)")
-    one.add_argument("--missing", type=float, default=0.01, help="share that is missing (default 0.01)")
+    one.add_argument("--missing", type=share, default=0.01, help="share that is missing (default 0.01)")
     one.add_argument("--packed", action="store_true", help="four genotypes a byte")
     one.add_argument("--seed", type=seed, default=0)
     one.add_argument("--out", type=pathlib.Path, help="default: genotypes.zarr in the run's output directory")

@@ -25,7 +25,6 @@ import sklearn.naive_bayes
 
 from gallery import backend, charts, datasets, job, models, picture, scores, supervised
 from gallery.job import Job, RefusedError
-from hpcml.terminal import say
 
 TELLING = 8  # words that tell a class from the others best: in result.json and the picture
 Floats = npt.NDArray[np.floating[Any]]
@@ -92,9 +91,6 @@ def work(job: Job) -> None:
         draw(job, [str(label) for label in labels], chances, table)
         models.export(job, portable, features=dict.fromkeys(data.names, "float64"), target=options.target,
                       metrics=supervised.tested(known["metrics"]))  # fmt: skip
-    for name, words in list(known["telling"].items())[:8]:
-        say(f"  class {name:<10} {', '.join(words)}")
-    say()
 
 
 def draw(job: Job, labels: list[str], chances: pd.DataFrame, table: npt.NDArray[np.int64]) -> None:
@@ -114,19 +110,14 @@ def draw(job: Job, labels: list[str], chances: pd.DataFrame, table: npt.NDArray[
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = job.parser("naive_bayes", __doc__, rows=50_000)
+    parser = job.Parser("naive_bayes", __doc__, rows=50_000)
     add = parser.add_argument
     add("--target", default="y", help="the class, a whole number (default y)")
     add("--columns", type=job.names, default=[], help="columns of counts: a,b,c (default: all others, if numeric)")
-    add("--alpha", type=float, default=1.0, help="added to each count, so that none is 0 (default 1)")
-    add("--words", type=job.count, help="columns of made data (default 200)")
-    add("--classes", type=job.count, help="classes of made data (default 6)")
-    options = parser.parse_args(arguments)
-    if options.data and (options.words or options.classes):
-        parser.error("--words and --classes describe made data. Leave them out, or leave out --data.")
-    if not options.alpha > 0:
-        parser.error("--alpha must be above 0.")
-    return options
+    add("--alpha", type=job.positive, default=1.0, help="added to each count, so that none is 0 (default 1)")
+    parser.add_made("--words", type=job.count, help="columns of made data (default 200)")
+    parser.add_made("--classes", type=job.count, help="classes of made data (default 6)")
+    return parser.options(arguments)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -228,18 +228,15 @@ def export(job: Job, index: Any, targets: Any, names: list[str], target: str) ->
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = job.parser("neighbors", __doc__, rows=50_000)
+    parser = job.Parser("neighbors", __doc__, rows=50_000)
     add = parser.add_argument
     add("--what", choices=tuple(CLASSES), default="classify", help="what to do (default classify)")
     add("--k", type=job.count, default=5, help="neighbours (default 5)")
     add("--columns", type=job.names, default=[], help="features: a,b,c (default: all but the target, if numeric)")
     add("--target", help="the column to predict (default: what truth.json says)")
     add("--queries", type=job.count, help="rows to hold out (default: a fifth, at most 10,000)")
-    add("--features", type=job.count, help="features of made data (default 2)")
-    options = parser.parse_args(arguments)
-    if options.data and options.features:
-        parser.error("--features describes made data. Leave it out, or leave out --data.")
-    return options
+    parser.add_made("--features", type=job.count, help="features of made data (default 2)")
+    return parser.options(arguments)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -173,8 +173,9 @@ def work(job: Job) -> None:
     admit(job, matrix)
     if options.storage == "zarr" and not options.data:
         with job.phase("write_zarr"):
-            matrices.write(job.out / "matrix.zarr", matrix, options.seed)
-        matrix = matrices.read(str(job.out / "matrix.zarr"), job.threads)
+            folder = job.folder_for_data() / "matrix.zarr"
+            matrices.write(folder, matrix, options.seed)
+        matrix = matrices.read(str(folder), job.threads)
     (rows, columns), size = matrix.shape, int(matrix.stored.nbytes)
     with job.phase("load"):
         matrix, sums = matrices.load(matrix)
@@ -215,25 +216,8 @@ def rates(known: dict[str, Any], options: argparse.Namespace) -> None:
         known["svd_gb_per_second"] = gigabytes * known["svd_passes"] / max(seconds["svd"], 1e-9)
 
 
-def share(text: str) -> float:
-    """Read a share from 0 to below 1.
-
-    Raises
-    ------
-    argparse.ArgumentTypeError
-        For anything else.
-    """
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a share from 0 to below 1")
-    return number
-
-
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = job.parser("pca_svd", __doc__, rows=20_000)
+    parser = job.Parser("pca_svd", __doc__, rows=20_000)
     add = parser.add_argument
     add("--what", choices=("pca", "truncated", "compressed"), default="compressed", help="method (default compressed)")
     add("--k", type=job.count, default=10, help="components (default 10)")
@@ -243,11 +227,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         help="of a made matrix: plain, by a Zarr array on disk, or 2 bits a genotype (default memory)")  # fmt: skip
     add("--dtype", choices=("uint8", "float32", "float64"), default="uint8",
         help="of a made matrix: genotypes, or floats of rank 5 with noise (default uint8)")  # fmt: skip
-    add("--missing", type=share, default=0.01, help="share of made genotypes that are missing (default 0.01)")
+    add("--missing", type=job.share, default=0.01, help="share of made genotypes that are missing (default 0.01)")
     add("--power-iterations", type=int, choices=range(9), default=2, help="of compressed, 0 … 8 (default 2)")
     add("--iterator", choices=("power", "QR"), default="power", help="of compressed: QR is more exact and slower")
     add("--raw", action="store_true", help="compressed: decompose the matrix as it is, not centred")
-    options = parser.parse_args(arguments)
+    options = parser.options(arguments)
     if options.storage == "packed" and options.dtype != "uint8":
         parser.error("--storage packed holds genotypes. Use it with --dtype uint8.")
     if options.raw and options.what != "compressed":

@@ -202,6 +202,7 @@ def work(job: Job) -> None:
                    f"{known['export_difference']:.2g}.")  # fmt: skip
         page.table(pd.Series(known["seconds"], name="seconds").to_frame(), "time by phase")
         job.write_text("report.html", page.html())
+        job.pictures["report.html"] = job.pictures["pipeline.png"]
 
 
 def understand(job: Job, page: pages.Page, frame: Any, kinds: dict[str, list[str]], total: int) -> None:
@@ -286,12 +287,12 @@ def evaluation(job: Job, true: Any, predicted: Any) -> Any:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = job.parser("pipeline", __doc__, rows=20_000)
+    parser = job.Parser("pipeline", __doc__, rows=20_000)
     add = parser.add_argument
     add("--columns", type=job.names, default=[], help="features: a,b,c (default: all but the target)")
     add("--target", default="fare", help="column to predict, a number (default fare)")
     add("--trees", type=job.count, default=30, help="of a forest (default 30)")
-    return parser.parse_args(arguments)
+    return parser.options(arguments)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -240,6 +240,7 @@ def draw(job: Job, plan: Plan, here: pd.DataFrame) -> None:
         charts.bars(left, list(found), np.array(list(found.values()), dtype=float), f"rows by {name}", most=40)
         left.axvline(plan.rare, color="black", linewidth=1, linestyle="--", label=f"--rare {plan.rare}")
         left.set_xscale("log")
+        left.set_xlim(left=1)
         left.tick_params(axis="y", labelsize=7)
         left.legend(frameon=False, fontsize=9, loc="lower right")
     for number in plan.fill:
@@ -251,7 +252,7 @@ def draw(job: Job, plan: Plan, here: pd.DataFrame) -> None:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = job.parser("preprocess", __doc__, rows=200_000)
+    parser = job.Parser("preprocess", __doc__, rows=200_000)
     add = parser.add_argument
     add("--target", help="a column of labels, to be numbered 0, 1 … (default: none; made data: label)")
     add("--columns", type=job.names, default=[], help="columns to prepare: a,b,c (default: all)")
@@ -261,7 +262,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--rare", type=job.count, default=1, help="categories of fewer rows share one column (default 1: none)")
     unmet = "a category that the exported model has not met: refused, all columns 0, or as a rare one (default ignore)"
     add("--unknown", choices=("error", "ignore", "rare"), default="ignore", help=unmet)
-    return parser.parse_args(arguments)
+    return parser.options(arguments)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -224,9 +224,9 @@ def judge(job: Job, scored: Any, target: str, kind: str) -> None:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = job.parser("score", __doc__, rows=None)
+    parser = job.Parser("score", __doc__, rows=None)
     parser.add_argument("--model", type=pathlib.Path, required=True, help="the folder that a job exported")
-    options = parser.parse_args(arguments)
+    options = parser.options(arguments)
     if not options.data:
         parser.error("--data is needed: the files to score.")
     return options

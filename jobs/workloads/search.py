@@ -31,7 +31,6 @@ import sklearn.model_selection
 
 from gallery import backend, datasets, inputs, job, models, picture, tables, trials
 from gallery.job import Job, RefusedError
-from hpcml.terminal import say
 
 CPU = {"ridge": "sklearn.linear_model.Ridge", "forest": "sklearn.ensemble.RandomForestRegressor"}
 GPU = {"ridge": "cuml.linear_model.Ridge", "forest": "cuml.ensemble.RandomForestRegressor"}
@@ -44,7 +43,6 @@ RANDOM: dict[str, dict[str, Any]] = {
     "forest": {"max_depth": scipy.stats.randint(3, 13), "max_features": scipy.stats.uniform(0.2, 0.8)},
 }
 TRIES, TREES = 16, 20
-SHOWN = 5  # candidates in the printed table; candidates.parquet has them all
 
 
 def candidates(options: argparse.Namespace) -> list[trials.Parameters]:
@@ -132,13 +130,15 @@ def work(job: Job) -> None:
             fitted = job.client.submit(trials.refit, rows, model, tried[best], pure=False).result()
         if options.compare:
             with job.phase("compare"):
-                known["scikit_learn"] = compare(job, rows.result(), tried, table)
+                known["scikit_learn"] = theirs = compare(job, rows.result(), tried, table)
+                job.note(f"scikit-learn's GridSearchCV took {theirs['seconds']:.2f} s on {theirs['threads']} threads "
+                         f"of this host, {theirs['ratio']:.2f} times as long as this search; scores differ by "
+                         f"{theirs['largest_difference']:.1g} at most.")  # fmt: skip
     with job.phase("write", last=True):
         scores = {"r2_cross_validated": known["best_score"]}
         models.export(job, fitted, features=dict.fromkeys(names, dtype), target=options.target, metrics=scores)
         draw(job, table, best)
     known["fits_per_second"] = len(found) / known["seconds"]["search"]
-    show(job, table, list(tried[0]))
 
 
 def check_target(source: inputs.Source, target: str) -> None:
@@ -201,39 +201,22 @@ def draw(job: Job, table: pd.DataFrame, best: int) -> None:
     picture.save(job, "search.png", drawn)
 
 
-def show(job: Job, table: pd.DataFrame, parameters: list[str]) -> None:
-    """Print the best candidates, and the comparison where one was asked for."""
-    say("".join(f"  {name[:14]:>14}" for name in (*parameters, "mean_score", "std_score")))
-    for _, row in table.sort_values("rank").head(SHOWN).iterrows():
-        say("".join(f"  {row[name]:>14.6g}" for name in (*parameters, "mean_score", "std_score")))
-    if theirs := job.result.get("scikit_learn"):
-        say()
-        say(f"  scikit-learn's GridSearchCV on {theirs['threads']} threads of this host: {theirs['seconds']:.2f} s,")
-        say(
-            f"  {theirs['ratio']:.2f} times this search's; scores differ by {theirs['largest_difference']:.1g} at most."
-        )
-    say()
-
-
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = job.parser("search", __doc__, rows=20_000)
+    parser = job.Parser("search", __doc__, rows=20_000)
     add = parser.add_argument
     add("--columns", type=job.names, default=[], help="features: a,b,c (default: all but the target, if numeric)")
     add("--target", default="y", help="column to predict, a number (default y)")
-    add("--features", type=job.count, help="features of made data (default 20)")
+    parser.add_made("--features", type=job.count, help="features of made data (default 20)")
     add("--model", choices=sorted(CPU), default="ridge", help="what is fitted (default ridge)")
     add("--search", choices=("grid", "random"), default="grid", help="how candidates are chosen (default grid)")
     add("--tries", type=job.count, help=f"candidates of a random search (default {TRIES})")
-    add("--folds", type=job.count, default=5, help="parts that rows are divided into, 2 to 255 (default 5)")
+    folds = job.value(int, "a whole number from 2 to 255", lambda number: 2 <= number <= 255)
+    add("--folds", type=folds, default=5, help="parts that rows are divided into, 2 to 255 (default 5)")
     add("--trees", type=job.count, default=TREES, help=f"of a forest (default {TREES})")
     add("--compare", action="store_true", help="run scikit-learn's GridSearchCV on this host too")
-    options = parser.parse_args(arguments)
-    if options.data and options.features:
-        parser.error("--features describes made data. Leave it out, or leave out --data.")
+    options = parser.options(arguments)
     if options.tries and options.search == "grid":
         parser.error("--tries is of a random search. Leave it out, or give --search random.")
-    if not 2 <= options.folds <= 255:
-        parser.error("--folds must be from 2 to 255.")
     return options
 
 

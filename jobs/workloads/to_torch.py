@@ -238,21 +238,16 @@ def draw(job: Job, history: list[float], confusion: Any, labels: Any) -> None:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = job.parser("to_torch", __doc__, rows=50_000)
+    parser = job.Parser("to_torch", __doc__, rows=50_000)
     add = parser.add_argument
     add("--columns", type=job.names, default=[], help="features: a,b,c (default: all but the target, if numeric)")
     add("--target", default="y", help="column with the class, whole numbers (default y)")
-    add("--features", type=job.count, help="features of made data (default 8)")
+    parser.add_made("--features", type=job.count, help="features of made data (default 8)")
     add("--hidden", type=job.count, default=32, help="units of the hidden layer (default 32)")
     add("--rounds", type=job.count, default=10, help="times that parameters are averaged (default 10)")
     add("--batch", type=job.count, default=256, help="rows of a step (default 256)")
-    add("--rate", type=float, default=0.05, help="learning rate (default 0.05)")
-    options = parser.parse_args(arguments)
-    if options.data and options.features:
-        parser.error("--features describes made data. Leave it out, or leave out --data.")
-    if not 0 < options.rate <= 1:
-        parser.error("--rate must be above 0 and at most 1.")
-    return options
+    add("--rate", type=job.rate, default=0.05, help="learning rate (default 0.05)")
+    return parser.options(arguments)
 
 
 def main(arguments: list[str] | None = None) -> int:

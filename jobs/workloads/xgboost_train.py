@@ -210,22 +210,17 @@ def draw(job: Job, curves: dict[str, list[float]], shares: pd.Series) -> None:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = job.parser("xgboost_train", __doc__, rows=50_000)
+    parser = job.Parser("xgboost_train", __doc__, rows=50_000)
     add = parser.add_argument
     add("--columns", type=job.names, default=[], help="features: a,b,c (default: all but the target, if numeric)")
     add("--target", default="y", help="column to predict, numeric (default y)")
-    add("--features", type=job.count, help="features of made data (default 12)")
+    parser.add_made("--features", type=job.count, help="features of made data (default 12)")
     add("--task", choices=("regression", "classification"), default="regression", help="default regression")
     add("--rounds", type=job.count, default=300, help="most rounds (default 300)")
     add("--patience", type=job.count, default=10, help="rounds without a better validation to stop after (default 10)")
     add("--depth", type=job.count, default=6, help="greatest depth of a tree (default 6)")
-    add("--rate", type=float, default=0.2, help="learning rate (default 0.2)")
-    options = parser.parse_args(arguments)
-    if options.data and options.features:
-        parser.error("--features describes made data. Leave it out, or leave out --data.")
-    if not 0 < options.rate <= 1:
-        parser.error("--rate must be above 0 and at most 1.")
-    return options
+    add("--rate", type=job.rate, default=0.2, help="learning rate (default 0.2)")
+    return parser.options(arguments)
 
 
 def main(arguments: list[str] | None = None) -> int:

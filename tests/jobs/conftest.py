@@ -43,7 +43,9 @@ def run_job(tmp_path: pathlib.Path) -> RunJob:
         assert result["job"] == job.__name__
         for path in out.glob("*.png"):
             assert path.read_bytes().startswith(b"\x89PNG")
-        assert not [path for path in out.iterdir() if "unfinished" in path.name]
+        assert not [
+            path for path in out.iterdir() if path.name.startswith(".")
+        ]  # unfinished, or data for the job alone
         return result, out
 
     return run_job

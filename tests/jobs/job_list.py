@@ -51,7 +51,7 @@ JOBS = {
     "pipeline": Listed("--rows 3000", ("rows", "metrics.r2"), "trips", "--trees 10", gpu_tolerance=0.02),
     "search": Listed("--rows 2000", ("candidates", "best_score"), "regression features=4", "", ("nan",)),
 }  # fmt: skip
-# More of what the jobs can do, compared on GPUs and CPUs only (tests/gpu); what comes after the bar is a name.
+# More of what the jobs can do, compared on GPUs and CPUs only (tests/bench/gpu); what comes after the bar is a name.
 VARIANTS = {
     "linear/ridge": Listed("", ("metrics.r2",), "regression features=4", "--what ridge --alpha 10"),
     "linear/lasso": Listed("", ("metrics.r2",), "regression features=4", "--what lasso --alpha 0.1"),

@@ -87,13 +87,6 @@ def test_refusals(refused: Refused, moons: pathlib.Path, tmp_path: pathlib.Path,
     assert "needs 141 KiB on one worker, 14.4 times its memory (9.8 KiB)" in refused(dbscan, "--data", moons)
 
 
-def test_refusals_of_options(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        dbscan.main(["--eps", "0"])
-    assert caught.value.code == 2
-    assert "--eps must be above 0" in capsys.readouterr().err
-
-
 def test_clusters_are_numbered_by_their_first_row() -> None:
     assert dbscan.number(np.array([-1, 2, 0, 2, 5, -1, 0])).tolist() == [-1, 0, 1, 0, 2, -1, 1]
     assert dbscan.number(np.array([-1, -1])).tolist() == [-1, -1]

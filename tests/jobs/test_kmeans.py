@@ -221,25 +221,6 @@ def test_refusals_of_data(refused: Refused, tmp_path: pathlib.Path) -> None:
     assert not (tmp_path / "refused" / "result.json").exists()
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--k", "0"],
-        ["--k", "two"],
-        ["--tol", "1"],
-        ["--seed", "-1"],
-        ["--data", "x", "--features", "5"],
-        ["--elbow", "2-3"],
-        ["--elbow", "2,x,4"],
-    ],
-)
-def test_refusals_of_options(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        kmeans.main(arguments)
-    assert caught.value.code == 2
-    assert arguments[0] in capsys.readouterr().err
-
-
 def test_told_to_stop_it_ends_after_the_phase(
     blobs: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

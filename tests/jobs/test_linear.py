@@ -124,14 +124,6 @@ def test_too_much_for_one_worker_is_refused(
     assert "more nodes do not help. Give fewer rows" in said
 
 
-@pytest.mark.parametrize("arguments", [["--alpha", "0"], ["--l1-ratio", "2"], ["--what", "magic"], ["--tol", "x"]])
-def test_refusals_of_options(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        linear.main(arguments)
-    assert caught.value.code == 2
-    assert arguments[0] in capsys.readouterr().err
-
-
 def test_predictions_by_coefficients_are_the_model_s(made: dict[str, pathlib.Path]) -> None:
     x_train, x_test, y_train, _ = rows_of(made["regression"])
     model = sklearn.linear_model.Lasso(0.3).fit(x_train, y_train)

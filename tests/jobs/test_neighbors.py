@@ -108,10 +108,3 @@ def test_refusals(refused: Refused, data: pathlib.Path, tmp_path: pathlib.Path) 
     assert "y holds fractions" in refused(neighbors, "--data", data / "regress")
     few = ("--what", "regress", "--data", tmp_path / "one.parquet", "--target", "y", "--k", "3", "--queries", "1")
     assert "3 usable rows less 1 held out are not 3 neighbours. Lower --k." in refused(neighbors, *few)
-
-
-def test_refusals_of_options(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        neighbors.main(["--data", "x", "--features", "3"])
-    assert caught.value.code == 2
-    assert "--features describes made data" in capsys.readouterr().err

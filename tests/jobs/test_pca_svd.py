@@ -160,13 +160,3 @@ def test_a_table_and_refusals(run_job: RunJob, refused: Refused, tmp_path: pathl
     assert "no Zarr array that can be read" in refused(pca_svd, "--data", tmp_path / "holes.zarr")
     monkeypatch.setattr(memory, "capacity", lambda _: memory.Capacity(1, 2, 1_000_000, 0))
     assert "Ask for --nodes" in refused(pca_svd, "--storage", "zarr")
-
-
-@pytest.mark.parametrize(
-    "arguments", [["--storage", "packed", "--dtype", "float32"], ["--raw", "--what", "pca"], ["--missing", "1"]]
-)
-def test_refusals_of_options(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        pca_svd.main(arguments)
-    assert caught.value.code == 2
-    assert arguments[0] in capsys.readouterr().err

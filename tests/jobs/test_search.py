@@ -111,11 +111,3 @@ def test_refusals(
     assert "name is not numeric" in refused(search, *few, "--target", "name")
     monkeypatch.setattr(memory, "capacity", lambda _: memory.Capacity(2, 2, 20_000, 0))
     assert "on one worker" in refused(search, "--data", data)
-
-
-@pytest.mark.parametrize("arguments", [["--tries", "3"], ["--folds", "1"], ["--features", "3", "--data", "x"]])
-def test_refusals_of_options(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        search.main(arguments)
-    assert caught.value.code == 2
-    assert arguments[0] in capsys.readouterr().err

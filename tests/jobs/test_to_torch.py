@@ -11,9 +11,7 @@ import pytest
 
 import to_torch
 from gallery import datasets, kinds
-from tests.jobs.job_tests import Refused, RunJob
-
-needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed here")
+from tests.jobs.job_tests import Refused, RunJob, needs_torch
 
 
 @pytest.fixture(scope="module")
@@ -74,11 +72,3 @@ def test_refusals_of_data(refused: Refused, data: pathlib.Path, tmp_path: pathli
     assert "two classes are needed" in refused(to_torch, *one)
     assert "no class labels" in refused(to_torch, *one, "--target", "half")
     assert "no column late" in refused(to_torch, "--data", data, "--target", "late")
-
-
-@pytest.mark.parametrize("arguments", [["--rate", "0"], ["--features", "3", "--data", "x"]])
-def test_refusals_of_options(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        to_torch.main(arguments)
-    assert caught.value.code == 2
-    assert arguments[0] in capsys.readouterr().err

@@ -53,4 +53,4 @@ def bars(axes: Any, names: list[str], values: Floats, label: str, *, most: int =
     """Draw the largest values as bars, the largest on top."""
     order = np.argsort(-values)[:most][::-1]
     axes.barh([names[place] for place in order], values[order], color=OKABE_ITO[0])
-    axes.set(xlabel=label)
+    axes.set(xlabel=label if len(order) == len(names) else f"{label} (the largest {len(order)} of {len(names)})")

@@ -108,25 +108,21 @@ def write(
     return sum(sizes)
 
 
-def made(job: Job, kind: str, *, name: str = "", rows: int = 0, form: str = "parquet", **shape: Any) -> str:
-    """Write a data set into the results' folder for a job that was given none; return its path for ``inputs``.
+def made(job: Job, kind: str, *, form: str = "parquet", **shape: Any) -> str:
+    """Write a data set for a job that was given none, until the job ends; return its path for ``inputs``.
 
     Parameters
     ----------
-    name
-        The folder; by default the kind's name.
-    rows
-        By default the job's ``--rows``.
     shape
         What the kind takes, for example ``features=8``.
     """
-    folder = job.out / (name or kind)
     drawn = KINDS[kind](seed=job.options.seed, **shape)
-    total = rows or job.rows
+    total = job.rows
     row_bytes = max(sum(drawn.row_bytes().values()), 1)
     memory.admit(job, COPIES * total * row_bytes, f"Made data of {total:,} rows", quietly=True)
     most = min(FILE, parts.wanted(job.client))
     files = min(total, max(ENOUGH, job.threads, -(-total * row_bytes // most)))
+    folder = job.folder_for_data() / kind
     write(folder, drawn, rows=total, partitions=files, form=form, seed=job.options.seed, client=job.client)
     return str(folder)
 

@@ -7,13 +7,15 @@ import contextlib
 import errno
 import importlib.metadata
 import json
+import math
 import os
 import pathlib
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import dask
 import numpy as np
@@ -23,14 +25,13 @@ import hpcml
 from gallery import spill
 from hpcml.help_layout import HelpLayout
 from hpcml.terminal import say
-from hpcml.units import format_bytes
 
 LONG = 20  # seconds of a phase after which it is told at its end, so that a run cut short tells how far it came
 DONE, REFUSED, STOPPED, LOST = 0, 2, 3, 4
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 VERSIONED = ("dask", "distributed", "numpy", "pandas", "pyarrow", "scikit-learn", "dask-ml", "cuml-cu12", "cuml-cu13",
              "cudf-cu12", "cudf-cu13", "cuml", "cudf", "xgboost", "xgboost-cpu", "skops", "zarr", "torch")  # fmt: skip
-IN_BYTES = ("size", "largest_result")  # besides all names with the word bytes or memory
+TOLD = 3  # phases, the longest, whose seconds are printed
 STATUSES = """Exit status: 0 done; 2 the input or an option is wrong, or it cannot fit; 3 told to stop soon, result.json
 then says "complete": false; 4 the work was broken off, most often because workers were lost for want of memory."""
 
@@ -47,34 +48,33 @@ class StopSoonError(Exception):
     """The run was told to stop; the phase that is named has ended."""
 
 
-def count(text: str) -> int:
-    """Read a whole number of at least 1, as 1000000 or 1_000_000.
+def value(kind: Callable[[str], Any], what: str, fits: Callable[[Any], bool]) -> Callable[[str], Any]:
+    """Return a reader of an option's value, for ``type=``: argparse refuses what it cannot read or does not fit.
 
-    Raises
-    ------
-    argparse.ArgumentTypeError
-        For anything else.
+    Parameters
+    ----------
+    kind
+        int or float: how the text is read.
+    what
+        What a value must be, for the message: "a number above 0".
+    fits
+        Whether a value that was read is one.
     """
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return number
+
+    def read(text: str) -> Any:
+        with contextlib.suppress(ValueError):
+            if fits(found := kind(text)):
+                return found
+        raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
+
+    return read
 
 
-def seed(text: str) -> int:
-    """Read a seed, 0 … 4294967295, as scikit-learn takes it.
-
-    Raises
-    ------
-    argparse.ArgumentTypeError
-        For anything else.
-    """
-    if not text.isdecimal() or int(text) >= 2**32:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 4294967295")
-    return int(text)
+count = value(int, "a whole number of at least 1", lambda number: number >= 1)
+seed = value(int, "a whole number from 0 to 4294967295", lambda number: 0 <= number < 2**32)  # as scikit-learn takes it
+positive = value(float, "a number above 0", lambda number: 0 < number < math.inf)
+share = value(float, "a share from 0 to below 1", lambda number: 0 <= number < 1)
+rate = value(float, "a number above 0 and at most 1", lambda number: 0 < number <= 1)
 
 
 def names(text: str) -> list[str]:
@@ -82,8 +82,8 @@ def names(text: str) -> list[str]:
     return [name for name in text.split(",") if name]
 
 
-def parser(name: str, description: str | None, *, rows: int | None, data: bool = True) -> argparse.ArgumentParser:
-    """Return a parser with the options that all jobs have: --data, --rows, --out, --seed and --any-size.
+class Parser(argparse.ArgumentParser):
+    """A parser with the options that all jobs have: --data, --rows, --out, --seed and --any-size.
 
     Parameters
     ----------
@@ -96,24 +96,47 @@ def parser(name: str, description: str | None, *, rows: int | None, data: bool =
     data
         Whether the job reads files at all.
     """
-    made = argparse.ArgumentParser(name, description=f"{description}\n{STATUSES}", formatter_class=HelpLayout)
-    if data:
-        made.add_argument("--data", help="a file, a folder or a quoted glob (default: data made for the purpose)")
-    if rows is not None:
-        made.add_argument("--rows", type=count, help=f"rows of made data (default {rows:,})")
-    made.add_argument("--seed", type=seed, default=0, help="for made data and all that is drawn (default 0)")
-    made.add_argument(
-        "--out",
-        type=pathlib.Path,
-        help="folder for the results (default: the run's output directory; outside a run: out)",
-    )
-    made.add_argument("--any-size", action="store_true", help="start even where the data seems not to fit")
-    made.set_defaults(default_rows=rows, data=None, **({} if rows else {"rows": None}))
-    return made
+
+    def __init__(self, name: str, description: str | None, *, rows: int | None, data: bool = True) -> None:
+        super().__init__(name, description=f"{description}\n{STATUSES}", formatter_class=HelpLayout)
+        self.of_made: list[str] = []
+        self.set_defaults(default_rows=rows, data=None, rows=None)
+        add = self.add_argument
+        if data:
+            add("--data", help="a file, a folder or a quoted glob (default: data made for the purpose)")
+        if rows is not None:
+            self.add_made("--rows", type=count, help=f"rows of made data (default {rows:,})")
+        add("--seed", type=seed, default=0, help="for made data and all that is drawn (default 0)")
+        add("--out", type=pathlib.Path,
+            help="folder for the results (default: the run's output directory; outside a run: out)")  # fmt: skip
+        add("--any-size", action="store_true", help="start even where the data seems not to fit")
+
+    def add_made(self, option: str, **how: Any) -> None:
+        """Add an option that describes made data, so that it is refused beside --data; it has no default."""
+        self.add_argument(option, **how)
+        self.of_made.append(option)
+
+    def options(self, arguments: list[str] | None) -> argparse.Namespace:
+        """Return the options of a command line, or end with status 2 and a sentence."""
+        found = self.parse_args(arguments)
+        given = [option for option in self.of_made if getattr(found, option[2:]) is not None]
+        if found.data and given:
+            self.error(f"{given[0]} describes made data. Leave it out, or leave out --data.")
+        return found
+
+    def error(self, message: str) -> NoReturn:
+        """End with status 2 and one sentence, without the usage, which is as long as the help."""
+        say(f"{self.prog}: {message.removesuffix('.')}. {self.prog}.py --help lists the options.", sys.stderr)
+        raise SystemExit(REFUSED)
 
 
 class Job:
     """A job that runs: the client of its cluster, its options, and what it has found out so far.
+
+    Parameters
+    ----------
+    beside
+        Whether data that the job makes for itself may lie beside ``out``: where that is the run's own.
 
     Attributes
     ----------
@@ -121,11 +144,15 @@ class Job:
         What result.json will say, in this order; ``result["seconds"]`` has a time per phase.
     out
         The folder for results, absolute; it exists.
+    pictures
+        What was found, in a line, by the name of the picture or report that shows it.
     """
 
-    def __init__(self, name: str, options: argparse.Namespace, client: Any) -> None:
+    def __init__(self, name: str, options: argparse.Namespace, client: Any, *, beside: bool = False) -> None:
         self.name, self.options, self.client = name, options, client
         self.out: pathlib.Path = options.out
+        self.pictures: dict[str, str] = {}
+        self._beside, self._ends = beside, contextlib.ExitStack()
         given = {key: value for key, value in vars(options).items() if key not in ("out", "default_rows", "any_size")}
         given["data"] = options.data or "made"
         if options.rows is None:
@@ -178,9 +205,32 @@ class Job:
             unfinished.write_text(text)
 
     def finish(self) -> None:
-        """Write result.json and show what is worth reading of it."""
+        """Write result.json, and print what was found, where the pictures are and how long it took."""
         self.write_text("result.json", json.dumps(self.result, indent=1, allow_nan=False, default=plain) + "\n")
-        show(self.result, self.out)
+        names = sorted(self.pictures, key=lambda name: name != f"{self.name}.png")
+        if names:
+            say(self.pictures[names[0]])
+        for name in names:
+            say(f"{'report' if name.endswith('.html') else 'picture'}: {self.out / name}")
+        seconds: dict[str, float] = self.result["seconds"]
+        longest = sorted(seconds, key=lambda phase: -seconds[phase])[:TOLD]
+        said = ", ".join(f"{phase} {seconds[phase]:,.1f}" for phase in longest)
+        say(f"time: {sum(seconds.values()):,.1f} s ({said})")
+        say(f"all figures: {self.out / 'result.json'}")
+
+    def folder_for_data(self) -> pathlib.Path:
+        """Return a new folder for data that the job makes for itself, which all nodes see and which goes at its end.
+
+        It stands beside the run's output directory; in a folder of ``--out`` it is inside and hidden, as nothing is
+        known of what is beside.
+        """
+        prefix, place = ("", self.out.parent) if self._beside else (".", self.out)
+        made = tempfile.TemporaryDirectory(prefix=f"{prefix}{self.name}-data-", dir=place)
+        return pathlib.Path(self._ends.enter_context(made))
+
+    def close(self) -> None:
+        """Remove the data that the job made for itself."""
+        self._ends.close()
 
     @contextlib.contextmanager
     def folder(self, name: str) -> Iterator[pathlib.Path]:
@@ -249,17 +299,17 @@ def run(
     check
         What can be refused before a cluster is asked for, for example a path that is not there.
     """
+    beside = options.out is None
     options.out = (options.out or hpcml.run.out).absolute()
     status, job = DONE, None
     try:
-        check_options(options)
         if check is not None:
             check()
         options.out.mkdir(parents=True, exist_ok=True)
         (options.out / "result.json").unlink(missing_ok=True)  # an earlier run must not speak for this one
         with hpcml.connect(backend="auto") as client:
-            job = Job(name, options, client)
-            with telling_spilled(job):
+            job = Job(name, options, client, beside=beside)
+            with contextlib.closing(job), telling_spilled(job):
                 work(job)
         job.result["complete"] = True
         job.finish()
@@ -298,19 +348,7 @@ def no_room(error: BaseException | None) -> str:
     return ""
 
 
-def check_options(options: argparse.Namespace) -> None:
-    """Refuse options that contradict each other.
-
-    Raises
-    ------
-    RefusedError
-        Says which.
-    """
-    if options.data and options.rows:
-        raise RefusedError("--rows describes made data. Leave it out, or leave out --data.")
-
-
-def plain(value: Any) -> Any:
+def plain(found: Any) -> Any:
     """Return what JSON can hold for NumPy's and CuPy's scalars and arrays, paths and sets.
 
     Raises
@@ -318,38 +356,12 @@ def plain(value: Any) -> Any:
     TypeError
         For anything else.
     """
-    if isinstance(value, pathlib.Path):
-        return str(value)
-    if isinstance(value, set | frozenset | tuple):
-        return sorted(value)
-    if hasattr(value, "get") and hasattr(value, "dtype"):  # CuPy's
-        value = value.get()
-    if isinstance(value, np.generic | np.ndarray):
-        return value.tolist()
-    raise TypeError(f"{type(value).__name__} in result.json: {value!r}")
-
-
-def show(result: dict[str, Any], out: pathlib.Path) -> None:
-    """Print what is worth reading: words, figures, bytes in a unit, times in one line; tables stay in result.json."""
-    for name, value in {**result, "results": str(out)}.items():
-        if isinstance(value, bool):
-            text = "yes" if value else "no"
-        elif isinstance(value, int) and (name in IN_BYTES or not {"bytes", "memory"}.isdisjoint(name.split("_"))):
-            text = format_bytes(value)
-        elif isinstance(value, int | float | np.number):
-            text = f"{value:,}" if isinstance(value, int | np.integer) else f"{value:,.6g}"
-        elif name == "spilled":
-            text = "  ".join(f"{part} {format_bytes(figure)}" for part, figure in value.items() if figure) or "nothing"
-        elif name in ("seconds", "rows_per_second", "gigabytes_per_second", "metrics") and isinstance(value, dict):
-            text = "  ".join(f"{part} {_short(figure)}" for part, figure in value.items())
-        elif isinstance(value, str):
-            text = value
-        else:
-            continue
-        say(f"  {name.replace('_', ' '):<16} {text}")
-
-
-def _short(figure: Any) -> str:
-    if isinstance(figure, float):
-        return f"{figure:,.0f}" if abs(figure) >= 1e4 else f"{figure:,.4g}"
-    return f"{figure:,}" if isinstance(figure, int) else str(figure)
+    if isinstance(found, pathlib.Path):
+        return str(found)
+    if isinstance(found, set | frozenset | tuple):
+        return sorted(found)
+    if hasattr(found, "get") and hasattr(found, "dtype"):  # CuPy's
+        found = found.get()
+    if isinstance(found, np.generic | np.ndarray):
+        return found.tolist()
+    raise TypeError(f"{type(found).__name__} in result.json: {found!r}")

@@ -53,9 +53,10 @@ def figure(title: str, *, panels: int = 1, rows: int = 1, height: float = 6.4) -
 
 
 def save(job: Job, name: str, drawn: Figure) -> None:
-    """Write a figure into the results, whole or not at all."""
+    """Write a figure into the results, whole or not at all; its title is what the job says that it found."""
     with job.file(name) as path:
         drawn.savefig(path)
+    job.pictures[name] = drawn.get_suptitle()
 
 
 def matrix(drawn: Figure, axes: Any, values: Any, title: str) -> None:

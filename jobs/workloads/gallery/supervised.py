@@ -9,12 +9,13 @@ import dask
 import numpy as np
 import numpy.typing as npt
 
-from gallery import inputs, memory, scores, split, tables
+from gallery import charts, inputs, memory, scores, split, tables
 from gallery.inputs import Source
 from gallery.job import BrokenOffError, Job, RefusedError
 
 TEST = 0.2  # the share of rows that a model is tested on
 SAMPLE = 20_000  # test rows brought to the driver: for ROC AUC, the picture and the exported model's agreement
+CURVES = 8  # classes whose ROC curves are drawn
 AGREE = 0.95  # of these, at least: a forest's thresholds are rounded, so that a row on one may fall to its other side
 
 
@@ -115,6 +116,14 @@ def roc_auc(portable: Any, labels: Any, rows: Any, true: Any) -> dict[str, float
     chances = portable.predict_proba(rows)
     chances = chances[:, 1] if len(labels) == 2 else chances
     return {"roc_auc": float(sklearn.metrics.roc_auc_score(true, chances, multi_class="ovr", labels=labels))}
+
+
+def draw_roc(axes: Any, portable: Any, labels: Any, rows: Any, true: Any) -> None:
+    """Draw the ROC curves of the sample: of two classes the second's, of many the first eight."""
+    chances = portable.predict_proba(rows)
+    shown = [1] if len(labels) == 2 else range(min(len(labels), CURVES))
+    charts.roc(axes, {str(labels[place]): true == labels[place] for place in shown},
+               {str(labels[place]): chances[:, place] for place in shown})  # fmt: skip
 
 
 def tested(metrics: dict[str, float]) -> dict[str, float]:
