@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """A real Slurm of several nodes on one GPU machine, each node a network namespace with its share of the GPUs.
 
-    python3 tests/gpu/slurm.py up --nodes 2 --gpus-per-node 1      start (root); --slurm DIR: the pack's slurm/ folder
-    python3 tests/gpu/slurm.py exec -- hpcml submit …              run a command where Slurm's controller is
-    python3 tests/gpu/slurm.py down                                end it; nothing stays but TOP/log
+    python3 tests/bench/gpu/slurm.py up --nodes 2 --gpus-per-node 1      start (root); --slurm DIR: the pack's slurm/ folder
+    python3 tests/bench/gpu/slurm.py exec -- hpcml submit …              run a command where Slurm's controller is
+    python3 tests/bench/gpu/slurm.py down                                end it; nothing stays but TOP/log
 
 Every node has its own host name, address and network, and the machine's files, processes and /tmp. There is no way out
 of these networks. Other labs on the machine have other namespaces, addresses and munge sockets.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes.util
+import functools
 import json
 import os
 import secrets
@@ -22,15 +23,17 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(1, str(Path(__file__).resolve().parents[2] / "lab"))
 
 import slurm_pack
 import slurm_text
+from lab_state import start_time
+from lab_state import wait_for as wait_patiently
 from slurm_text import Shape
 
 TOP = Path("/tmp/hpcml-gpu")
@@ -39,7 +42,7 @@ NAMESPACES = Path("/run/netns")
 LOADER_CONF = Path("/etc/ld.so.conf.d/hpcml-gpu.conf")
 READY = {"idle", "mixed", "allocated", "completing"}
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-POLL = 0.05
+wait_for = functools.partial(wait_patiently, patience=1)  # a deadline here is part of the sections' budget
 
 # As systemd's `Restart=on-abort`: Slurm 22.05's slurmd now and then dies of a "double free" of its own.
 KEEPER = """
@@ -283,25 +286,6 @@ def _known(library: Path) -> bool:
     """Whether the system has a library of this name already."""
     done = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True, check=False, timeout=60)
     return f"\t{library.name} " in done.stdout
-
-
-def start_time(pid: int) -> int | None:
-    """Return when a process began, in clock ticks since the boot; None if it is gone or has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else int(fields[19])
-
-
-def wait_for(condition: Callable[[], bool], seconds: float, poll: float = POLL) -> bool:
-    """Look until a condition holds; False when the time is over."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(poll)
-    return True
 
 
 def _end(started: Sequence[int]) -> None:

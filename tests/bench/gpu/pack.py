@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Pack RAPIDS, Dask, hpcml's needs and a Slurm for a GPU machine that has no network.
 
-    python3 tests/gpu/pack.py OUT               download, blank foreign GPU code, compress, split (about 6 minutes)
-    python3 tests/gpu/pack.py OUT --no-slurm    without Slurm's programs (for a machine that has its own)
+    python3 tests/bench/gpu/pack.py OUT               download, blank foreign GPU code, compress, split (about 6 minutes)
+    python3 tests/bench/gpu/pack.py OUT --no-slurm    without Slurm's programs (for a machine that has its own)
 
 OUT/part1 … OUT/partN each hold one file of at most --part-mib MiB. Bring all files into one folder on the GPU machine;
 run.py --pack FOLDER puts them together. The versions are in pins.toml; README.md says what is left out and why.

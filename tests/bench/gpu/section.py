@@ -16,6 +16,7 @@ import traceback
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(1, str(Path(__file__).resolve().parents[2] / "lab"))
 
 from harness import Case, HarnessError, World
 from results import Result, failure, skipped

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """The GPU tier in one command: unpack, start Slurm, run the sections, write JSON, print a table, end Slurm.
 
-    python3 tests/gpu/run.py --pack DIR --gpus 2                 a GPU machine without RAPIDS and Slurm (root): pack.py's parts
-    python3 tests/gpu/run.py --gpus 4 --own-slurm -- --site mysite --account me    RAPIDS and Slurm are here
-    python3 tests/gpu/run.py --cpu                               no GPU: CPU workers, to try the tier itself
+    python3 tests/bench/gpu/run.py --pack DIR --gpus 2                 a GPU machine without RAPIDS and Slurm (root): pack.py's parts
+    python3 tests/bench/gpu/run.py --gpus 4 --own-slurm -- --site mysite --account me    RAPIDS and Slurm are here
+    python3 tests/bench/gpu/run.py --cpu                               no GPU: CPU workers, to try the tier itself
 
 What follows ``--`` are options for every ``hpcml submit``. Each section runs in a process of its own under a deadline; one
 that fails or hangs is written down, with where it hung, and the next one runs. See README.md for the sections.
@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(1, str(Path(__file__).resolve().parents[2] / "lab"))
 
 import machine
 import pack
@@ -91,7 +92,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options.sections = [name for name in SECTIONS if not options.only or name in options.only.split(",")]
     if unknown := set(filter(None, options.only.split(","))) - set(SECTIONS):
         parser.error(f"there is no section {min(unknown)!r}: {', '.join(SECTIONS)}")
-    options.command = shlex.join(["python3", "tests/gpu/run.py", *words])
+    options.command = shlex.join(["python3", "tests/bench/gpu/run.py", *words])
     return options
 
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Turn docs/benchmarks/gpu-*.json into the tables of docs/benchmarks/README.md, between its markers.
 
-python3 tests/gpu/table.py            write the page
-python3 tests/gpu/table.py --check    exit 1 if the page does not show what the files hold
+python3 tests/bench/gpu/table.py            write the page
+python3 tests/bench/gpu/table.py --check    exit 1 if the page does not show what the files hold
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from results import SECTIONS, Document, Result, read
 
-FOLDER = Path(__file__).resolve().parent.parent.parent / "docs/benchmarks"
+FOLDER = Path(__file__).resolve().parents[3] / "docs/benchmarks"
 PAGE = FOLDER / "README.md"
-BEGIN, END = "<!-- gpu tables: begin (tests/gpu/table.py) -->", "<!-- gpu tables: end -->"
-NOTHING = "No figures yet: nobody has run [tests/gpu](../../tests/gpu/README.md) and left its files here."
+BEGIN, END = "<!-- gpu tables: begin (tests/bench/gpu/table.py) -->", "<!-- gpu tables: end -->"
+NOTHING = "No figures yet: nobody has run [tests/bench/gpu](../../tests/bench/gpu/README.md) and left its files here."
 LONGEST = 160  # characters of an error in a table
 
 Format = Callable[[Any], str]
@@ -226,7 +226,10 @@ def main(arguments: list[str] | None = None) -> int:
     old = page.read_text(encoding="utf-8")
     new = page_with(old, render(read(options.folder)))
     if options.check and new != old:
-        print(f"{page} does not show what the files beside it hold. Run: python3 tests/gpu/table.py", file=sys.stderr)
+        print(
+            f"{page} does not show what the files beside it hold. Run: python3 tests/bench/gpu/table.py",
+            file=sys.stderr,
+        )
         return 1
     if not options.check:
         page.write_text(new, encoding="utf-8")

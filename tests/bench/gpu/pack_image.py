@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Pack an Apptainer and a small image for a GPU machine that has neither, nor a network: OUT/apptainer.txz and OUT/image.sif.
 
-    sudo python3 tests/gpu/pack_image.py OUT --python /opt/python3.12     where the lab is installed (tests/lab): about a minute
+    sudo python3 tests/bench/gpu/pack_image.py OUT --python /opt/python3.12     where the lab is installed (tests/lab): about a minute
 
 On the GPU machine: ``tar -C / -xf apptainer.txz``, then ``run.py --image image.sif``. The image (image.def) holds Debian and the
 CPython that is named, and no packages: those of the GPU machine are bound into it. Its C library must do for the packages.
@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "lab"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "lab"))
 
 import lab_image
 import slurm_pack

@@ -14,12 +14,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lab_state import start_time
 from results import Result, failure, result
-from slurm import Lab, start_time, wait_for
+from slurm import Lab, wait_for
 from slurm_text import Shape
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent.parent
+ROOT = HERE.parents[2]
 SCRIPTS = HERE / "scripts"
 JOB = "hpcml-gpu-tier"  # the Slurm name of every job of this tier
 MARK = "HPCML_GPU_TIER"  # in the environment of every process that belongs to a command
