@@ -50,12 +50,12 @@ def ask_nvml() -> dict[str, Any]:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         return {"error": f"NVML, the NVIDIA driver's library, does not work here: {error}"}
-    ask = _Asker(pynvml)
+    ask = Asker(pynvml)
     count = ask("count", "nvmlDeviceGetCount") or 0
     handles = {index: ask(f"gpu{index}", "nvmlDeviceGetHandleByIndex", index) for index in range(count)}
     answering = {index: handle for index, handle in handles.items() if handle is not None}
     answers = {
-        "driver": _text(ask("driver", "nvmlSystemGetDriverVersion")),
+        "driver": text(ask("driver", "nvmlSystemGetDriverVersion")),
         "cuda": ask("cuda", "nvmlSystemGetCudaDriverVersion_v2"),
         "gpus": [_ask_gpu(pynvml, index, answering) for index in answering],
     }
@@ -63,18 +63,27 @@ def ask_nvml() -> dict[str, Any]:
     return {**answers, "errors": ask.errors, "error": ""}
 
 
-class _Asker:
+class Asker:
     """Calls NVML's functions by name; a refusal becomes words, so that it does not hide the other answers."""
 
     def __init__(self, nvml: Any) -> None:
         self.nvml, self.errors = nvml, dict[str, str]()
 
     def __call__(self, fact: str, function: str, *arguments: Any) -> Any:
+        """Return what a function answers, None if NVML refuses; the words are kept under ``fact``."""
         try:
             return getattr(self.nvml, function)(*arguments)
         except (self.nvml.NVMLError, AttributeError, ValueError) as error:  # AttributeError: an older nvidia-ml-py
             self.errors.setdefault(fact, str(error))
             return None
+
+    def refused(self, function: str, *arguments: Any) -> bool:
+        """Call a function that answers nothing; return whether NVML refused."""
+        try:
+            getattr(self.nvml, function)(*arguments)
+        except (self.nvml.NVMLError, AttributeError, ValueError):
+            return True
+        return False
 
     def links(self, handle: Any) -> dict[int, int]:
         """Return by number whether each link is active; one that the GPU does not have answers an error."""
@@ -84,37 +93,34 @@ class _Asker:
         return {link: int(state) for link, state in states.items() if state is not None}
 
 
-def _text(answer: str | bytes | None) -> str:
+def text(answer: str | bytes | None) -> str:
+    """Return an answer of NVML as text; older versions of nvidia-ml-py give bytes."""
     return answer.decode(errors="replace") if isinstance(answer, bytes) else answer or ""
 
 
 _GPU_QUESTIONS: tuple[tuple[str, str, tuple[Any, ...], Callable[[Any], Any]], ...] = (
-    ("uuid", "nvmlDeviceGetUUID", (), _text),
-    ("name", "nvmlDeviceGetName", (), _text),
+    ("uuid", "nvmlDeviceGetUUID", (), text),
+    ("name", "nvmlDeviceGetName", (), text),
     ("memory", "nvmlDeviceGetMemoryInfo", (), lambda memory: int(memory.total)),
     ("bar1", "nvmlDeviceGetBAR1MemoryInfo", (), lambda memory: int(memory.bar1Total)),
     ("capability", "nvmlDeviceGetCudaComputeCapability", (), list),
-    ("pci", "nvmlDeviceGetPciInfo", (), lambda pci: _text(pci.busId)),
+    ("pci", "nvmlDeviceGetPciInfo", (), lambda pci: text(pci.busId)),
     ("mig", "nvmlDeviceGetMigMode", (), list),
     ("affinity", "nvmlDeviceGetCpuAffinity", (_AFFINITY_WORDS,), lambda words: [int(word) for word in words]),
 )
 
 
 def _ask_gpu(nvml: Any, index: int, handles: Mapping[int, Any]) -> dict[str, Any]:
-    handle, ask, quietly = handles[index], _Asker(nvml), _Asker(nvml)
+    handle, ask, quietly = handles[index], Asker(nvml), Asker(nvml)
     facts: dict[str, Any] = {"index": index}
     for fact, function, arguments, convert in _GPU_QUESTIONS:
         answer = ask(fact, function, handle, *arguments)
-        facts[fact] = ("" if convert is _text else None) if answer is None else convert(answer)
+        facts[fact] = ("" if convert is text else None) if answer is None else convert(answer)
     facts["bus_id"] = facts.pop("pci") or ""
-    parts = []
-    if facts["mig"] and facts["mig"][0]:  # an index without a MIG device answers "not found"
-        numbers = range(quietly("", "nvmlDeviceGetMaxMigDeviceCount", handle) or 0)
-        parts = [quietly("", "nvmlDeviceGetMigDeviceHandleByIndex", handle, number) for number in numbers]
     links = []  # link, active, version, kind of peer, the peer's PCI address
     for link, active in quietly.links(handle).items():
         version, kind, peer = (quietly("", function, handle, link) if active else None for function in _LINK_QUESTIONS)
-        links.append([link, active, version, kind, _text(peer and peer.busId)])
+        links.append([link, active, version, kind, text(peer and peer.busId)])
     p2p = {
         str(other): ask("p2p", "nvmlDeviceGetP2PStatus", handle, peer, _P2P_READ)
         for other, peer in handles.items()
@@ -122,11 +128,20 @@ def _ask_gpu(nvml: Any, index: int, handles: Mapping[int, Any]) -> dict[str, Any
     }
     return {
         **facts,
-        "mig_devices": [_text(quietly("", "nvmlDeviceGetUUID", part)) for part in parts if part is not None],
+        "mig_devices": mig_devices(nvml, handle) if facts["mig"] and facts["mig"][0] else [],
         "nvlinks": links,
         "p2p": p2p,
         "errors": ask.errors,
     }
+
+
+def mig_devices(nvml: Any, handle: Any) -> list[str]:
+    """Return the UUIDs of the MIG devices of a GPU."""
+    ask = Asker(nvml)
+    numbers = range(ask("", "nvmlDeviceGetMaxMigDeviceCount", handle) or 0)
+    parts = [ask("", "nvmlDeviceGetMigDeviceHandleByIndex", handle, number) for number in numbers]
+    # An index without a MIG device answers "not found".
+    return [text(ask("", "nvmlDeviceGetUUID", part)) for part in parts if part is not None]
 
 
 def memory(index: int) -> tuple[int, int]:
@@ -159,7 +174,7 @@ def nvlink_counters() -> tuple[dict[str, Any] | None, str]:
                 handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             except pynvml.NVMLError_NoPermission:
                 continue  # a GPU that Slurm gave to another job is counted too
-            uuid = _text(pynvml.nvmlDeviceGetUUID(handle))
+            uuid = text(pynvml.nvmlDeviceGetUUID(handle))
             handles[uuid], indices[uuid] = handle, index
         return {uuid: {"index": indices[uuid], **_moved(pynvml, uuid, handles)} for uuid in handles}, ""
     except pynvml.NVMLError as error:
@@ -169,11 +184,11 @@ def nvlink_counters() -> tuple[dict[str, Any] | None, str]:
 
 
 def _moved(nvml: Any, uuid: str, handles: Mapping[str, Any]) -> dict[str, Any]:
-    handle, ask = handles[uuid], _Asker(nvml)
-    links = [link for link, state in ask.links(handle).items() if state == nvml.NVML_FEATURE_ENABLED]
+    handle, ask = handles[uuid], Asker(nvml)
+    links = active_links(nvml, handle)
     if not links:
         return {"links": 0, "tx": None, "rx": None, "peers": [], "why": "no active NVLink"}
-    tx, rx, why = _throughput(nvml, handle, links)
+    tx, rx, why = link_bytes(nvml, handle, links)
     joined = {
         other: ask("", "nvmlDeviceGetP2PStatus", handle, peer, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
         for other, peer in handles.items()
@@ -183,7 +198,12 @@ def _moved(nvml: Any, uuid: str, handles: Mapping[str, Any]) -> dict[str, Any]:
     return {"links": len(links), "tx": tx, "rx": rx, "peers": None if None in joined.values() else peers, "why": why}
 
 
-def _throughput(nvml: Any, handle: Any, links: list[int]) -> tuple[int | None, int | None, str]:
+def active_links(nvml: Any, handle: Any) -> list[int]:
+    """Return the numbers of a GPU's links that are active."""
+    return [link for link, state in Asker(nvml).links(handle).items() if state == nvml.NVML_FEATURE_ENABLED]
+
+
+def link_bytes(nvml: Any, handle: Any, links: list[int]) -> tuple[int | None, int | None, str]:
     """Return the bytes that all links have sent and received since the driver started, or why nobody knows.
 
     The payload counters first, then those with protocol overhead (both in KiB, nvml.h), then those of NVLink 5 (bytes,

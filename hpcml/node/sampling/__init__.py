@@ -1,0 +1,1 @@
+"""What a run uses while it lasts, written into small files: of each node, and of Dask."""

@@ -1,0 +1,181 @@
+"""What the scheduler's samples say: its own counters, added up by kind, at a cost that does not grow with the tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hpcml import samples
+from hpcml.node.sampling import dask_state
+from hpcml.node.sampling.dask_state import DaskState, Writer, kind_of
+from hpcml.node.sampling.sample_file import SampleFile
+from hpcml.paths import AttemptPaths
+
+
+def prefix(now: Mapping[str, int], entered: Mapping[str, int]) -> Any:
+    return SimpleNamespace(states=defaultdict(int, now), state_counts=defaultdict(int, entered))
+
+
+def worker(name: str, processing: int = 0, **metrics: Any) -> Any:
+    return SimpleNamespace(name=name, processing=dict.fromkeys(range(processing)), metrics=metrics)
+
+
+def scheduler(tasks: int, **facts: Any) -> Any:
+    facts = {"task_prefixes": {}, "workers": {}, "cumulative_worker_metrics": {}, **facts}
+    return SimpleNamespace(tasks=range(tasks), **facts)
+
+
+def test_tasks_that_are_gone_are_counted() -> None:
+    dask = scheduler(5, task_prefixes={
+        "a": prefix({"processing": 2, "memory": 1, "forgotten": 3}, {"memory": 4, "forgotten": 3, "processing": 9, "released": 9}),
+        "b": prefix({"waiting": 1, "queued": 1, "erred": 0}, {"erred": 1}),
+    })  # fmt: skip
+    state = DaskState(dask)
+    assert state.sample()["tasks"] == {"known": 8, "done": 4, "processing": 2, "waiting": 1, "queued": 1, "erred": 1}
+    dask.tasks, dask.task_prefixes = range(1), {"a": prefix({"memory": 1}, {"memory": 1})}  # client.restart()
+    assert state.sample()["tasks"] == {"known": 9, "done": 5, "processing": 0, "waiting": 0, "queued": 0, "erred": 1}
+    dask.task_prefixes = {"a": prefix({"memory": 1}, {"memory": 90})}  # lost and computed again and again
+    assert state.sample()["tasks"]["done"] == 9
+
+
+def test_workers_also_those_that_have_said_nothing_yet() -> None:
+    known = worker("n1-0", 3, memory=100, spilled_bytes={"memory": 9, "disk": 7}, cpu=99.96, **{dask_state.SENT: 50})
+    dask = scheduler(0, workers={"tls://1": known, "tls://2": worker("n2")})
+    state = DaskState(dask)
+    sample = state.sample()
+    assert sample["workers"] == {"n1-0": [3, 100, 7, 100.0], "n2": [0, 0, 0, 0.0]}
+    assert sample["metrics"]["transfer_bytes"] == 50
+    del dask.workers["tls://1"]
+    dask.workers["tls://3"] = worker("n1-0", **{dask_state.SENT: 5})
+    assert state.sample()["metrics"]["transfer_bytes"] == 55  # a worker that has gone has sent what it has sent
+
+
+def test_fine_metrics_by_kind(subtests: pytest.Subtests) -> None:
+    """Names as distributed 2026.7 gives them."""
+    names = {
+        ("execute", "inc", "thread-cpu", "seconds"): "execute",
+        ("execute", "inc", "thread-noncpu", "seconds"): "execute",
+        ("execute", "inc", "executor", "seconds"): "other",
+        ("execute", "inc", "other", "seconds"): "other",
+        ("execute", "inc", "disk-read", "seconds"): "spill",
+        ("execute", "inc", "disk-read", "bytes"): "spill_bytes",
+        ("execute", "inc", "disk-read", "count"): "",
+        ("execute", "inc", "memory-read", "bytes"): "",
+        ("execute", "inc", "deserialize", "seconds"): "serialize",
+        ("gather-dep", "network", "seconds"): "transfer",
+        ("gather-dep", "decompress", "seconds"): "serialize",
+        ("gather-dep", "other", "seconds"): "transfer",
+        ("get-data", "network", "seconds"): "",
+        ("get-data", "serialize", "seconds"): "serialize",
+        ("get-data", "disk-read", "seconds"): "spill",
+        ("memory-monitor", "disk-write", "seconds"): "spill",
+        ("memory-monitor", "disk-write", "bytes"): "spill_bytes",
+        ("memory-monitor", "serialize", "seconds"): "spill",
+        ("p2p", "background-comms", "process", "bytes"): "transfer_bytes",
+        ("p2p", "background-disk", "disk-write", "bytes"): "spill_bytes",
+        ("p2p", "background-comms", "send", "seconds"): "",
+        ("p2p", "foreground", "thread-cpu", "seconds"): "",
+        ("odd",): "",
+    }
+    for name, kind in names.items():
+        with subtests.test(str(name)):
+            assert kind_of(name) == kind
+    values: dict[object, int] = {**dict.fromkeys(names, 2), "latency": 7}
+    metrics = DaskState(scheduler(0, cumulative_worker_metrics=values)).sample()["metrics"]
+    assert metrics["execute"] == 4.0
+    assert metrics["spill_bytes"] == 6
+    assert set(metrics) == {"execute", "transfer", "spill", "serialize", "other", "transfer_bytes", "spill_bytes"}
+
+
+def test_a_sample_s_cost_does_not_grow_with_the_tasks() -> None:
+    """Nothing walks over the tasks: here they cannot be."""
+
+    class Many:
+        def __len__(self) -> int:
+            return 10**6
+
+    workers = {f"tls://{number}": worker(f"n{number}", memory=1 << 34, cpu=100.0) for number in range(128)}
+    prefixes = {str(number): prefix({"processing": 1}, {"memory": 7800}) for number in range(128)}
+    dask = scheduler(0, workers=workers, task_prefixes=prefixes)
+    dask.tasks = Many()
+    sample = DaskState(dask).sample()
+    assert sample["tasks"]["known"] == 10**6
+    assert len(json.dumps(sample)) < 8000
+
+
+def test_a_file_system_that_stands_still_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    thaws, written = threading.Event(), list[bytes]()
+
+    class Frozen(SampleFile):
+        def append(self, text: bytes) -> None:
+            thaws.wait(60)
+            written.append(text)
+
+    monkeypatch.setattr(dask_state, "SampleFile", Frozen)
+    monkeypatch.setattr(dask_state, "interval", lambda *_, **__: 0.001)
+    settings = SimpleNamespace(sample_every=5.0, nodes=1)
+    context: Any = SimpleNamespace(settings=settings, attempt=AttemptPaths(tmp_path))
+
+    async def main() -> int:
+        task = asyncio.create_task(dask_state.watch(context, scheduler(7)))
+        turns = 0
+        deadline = time.monotonic() + 60
+        while turns < 50 and time.monotonic() < deadline:
+            await asyncio.sleep(0.001)
+            turns += 1
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return turns
+
+    assert asyncio.run(main()) == 50
+    assert not written
+    thaws.set()
+    deadline = time.monotonic() + 60
+    while len(written) < 16 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert 16 <= len(written) <= 17  # the others were left out
+
+
+def test_the_last_sample_is_written_at_the_end(tmp_path: Path) -> None:
+    context: Any = SimpleNamespace(settings=SimpleNamespace(sample_every=5.0, nodes=1), attempt=AttemptPaths(tmp_path))
+    dask = scheduler(1)
+
+    async def main() -> None:
+        task = asyncio.create_task(dask_state.watch(context, dask))
+        await asyncio.sleep(0.05)
+        dask.tasks = range(9)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        series = samples.dask(context.attempt)
+        if series and series.samples and series.samples[-1].tasks.known == 9:
+            break
+        time.sleep(0.01)
+    assert series is not None
+    assert [one.tasks.known for one in series.samples] == [1, 9]
+
+
+def test_a_dask_of_another_kind_ends_the_samples_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    context: Any = SimpleNamespace(settings=SimpleNamespace(sample_every=5.0, nodes=1), attempt=AttemptPaths(tmp_path))
+    asyncio.run(dask_state.watch(context, SimpleNamespace()))
+    assert "AttributeError" in capfd.readouterr().err
+    writer = Writer(SampleFile(tmp_path / "a" / "b" / "c", {}))
+    for _ in range(100):
+        writer.write(b"")
+    context.settings.sample_every = 0.0
+    asyncio.run(dask_state.watch(context, SimpleNamespace()))
+    assert "Error" not in capfd.readouterr().err.replace("FileNotFoundError", "")
