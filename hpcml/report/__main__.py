@@ -1,0 +1,16 @@
+"""``python -m hpcml.report RUN_DIRECTORY ATTEMPT``: make a run's report when a line comes in by standard input."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+from hpcml.paths import RunPaths
+from hpcml.report.make import make  # before the line comes: the import takes most of the time
+
+# A cancelled job tells all of its processes to end; how long this one may take, the supervisor decides.
+for _number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+    signal.signal(_number, signal.SIG_IGN)
+if sys.stdin.readline():
+    make(RunPaths(Path(sys.argv[1])), int(sys.argv[2]))

@@ -1,0 +1,201 @@
+"""What is worth saying of a run: rules as data over its figures, at most three sentences, the worst first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+SHORTEST = 300.0  # seconds of the script under which nothing is said: samples of less show little
+MOST = 3
+# What rules may speak of: shares in percent of the hours paid, and others (docs/report.md).
+FIGURES = (
+    "seconds", "paid_hours", "useful", "bring_up", "idle_tail", "not_known", "without_tasks", "transfers", "spilling",
+    "tasks_without_gpu", "gpus", "gpus_unused", "gpu_use", "cpu_use", "imbalance", "throttled", "energy_kwh",
+    "memory_peak", "memory_asked", "memory_used", "time_used",
+)  # fmt: skip
+
+
+class Rule(NamedTuple):
+    """A sentence that is said where a figure is above or below its limit.
+
+    The sentence may name any figure as ``{figure}``. Of the rules that hold those with most ``weight`` times the figure
+    (for ``below``: times what is missing to 100) come first. Where one holds that is ``alone``, no other is said.
+    """
+
+    name: str
+    figure: str
+    sentence: str
+    above: float | None = None
+    below: float | None = None
+    weight: float = 1.0
+    alone: bool = False
+
+    def holds(self, figures: Mapping[str, float]) -> bool:
+        """Whether the sentence is to be said; not where its figure, or one that it names, is not known."""
+        value = figures.get(self.figure)
+        if value is None:
+            return False
+        if self.above is not None and value <= self.above:
+            return False
+        return self.below is None or value < self.below
+
+    def score(self, figures: Mapping[str, float]) -> float:
+        """Return how bad it is."""
+        value = figures[self.figure]
+        return self.weight * (100 - value if self.below is not None else value)
+
+
+class Advice(NamedTuple):
+    """A sentence, with the rule and the figure that it comes from."""
+
+    rule: str
+    figure: str
+    value: float
+    sentence: str
+
+
+RULES = (
+    Rule(
+        "gpu-unused",
+        "gpus_unused",
+        "{gpus_unused} of {gpus} GPUs were never used: ask for fewer, or let the script give work to each.",
+        above=0,
+        alone=True,
+    ),
+    Rule(
+        "gpu-low",
+        "gpu_use",
+        "While the script ran the GPUs were in use {gpu_use} % of the time: fewer GPUs, or larger pieces of work for "
+        "each, would cost less.",
+        below=25,
+    ),
+    Rule(
+        "cpu-low",
+        "cpu_use",
+        "While the script ran {cpu_use} % of the cores were in use: fewer cores, or more threads "
+        "(workers.per_node, workers.threads), would cost less.",
+        below=65,
+        weight=0.8,
+    ),
+    Rule(
+        "spilling",
+        "spilling",
+        "{spilling} % of the time paid went into spilling: use smaller partitions, more nodes or GPUs, or keep less in "
+        "memory (persist, large intermediates).",
+        above=10,
+        weight=2.0,
+    ),
+    Rule(
+        "transfers",
+        "transfers",
+        "{transfers} % of the time paid went into waiting for data from other workers: use fewer and larger "
+        "partitions, or fewer shuffles, and see whether the interconnect was used (hpcml fabric).",
+        above=20,
+        weight=1.5,
+    ),
+    Rule(
+        "no-tasks",
+        "without_tasks",
+        "{without_tasks} % of the time paid the script ran without a task for the workers: do that part with Dask "
+        "too, or before the nodes are paid for.",
+        above=30,
+        weight=1.2,
+    ),
+    Rule(
+        "tasks-without-gpu",
+        "tasks_without_gpu",
+        "{tasks_without_gpu} % of the time paid tasks ran that did not use their GPU: reading files or work on the "
+        "CPU; keep data on the GPU (cudf, cupy), or let more threads read (workers.threads).",
+        above=40,
+    ),
+    Rule(
+        "slow-start",
+        "bring_up",
+        "{bring_up} % of the time paid passed before the script started: an image on the nodes' own disks "
+        "(runtime.stage) and a Python environment with fewer small files start faster.",
+        above=20,
+    ),
+    Rule(
+        "idle-tail",
+        "idle_tail",
+        "{idle_tail} % of the time paid was after the last task: let the script end then, and write results from the "
+        "workers.",
+        above=15,
+        weight=1.1,
+    ),
+    Rule(
+        "imbalance",
+        "imbalance",
+        "The GPU least in use had {imbalance} % less than the median GPU: even out the partitions.",
+        above=30,
+        weight=0.6,
+    ),
+    Rule(
+        "throttled",
+        "throttled",
+        "A GPU was slowed down by heat or its power supply in {throttled} % of the samples: tell the site, and "
+        "try other nodes (--exclude).",
+        above=10,
+        weight=1.5,
+    ),
+    Rule(
+        "time-asked",
+        "time_used",
+        "The run used {time_used} % of the time asked for: with less it would have started earlier (--time).",
+        below=60,
+        weight=0.2,
+    ),
+    Rule(
+        "memory-asked",
+        "memory_used",
+        "At most {memory_used} % of the memory asked for was in use: with less it would have started earlier "
+        "(--memory-per-node).",
+        below=50,
+        weight=0.1,
+    ),
+)
+
+
+def changed(rules: Iterable[Rule], changes: Mapping[str, Mapping[str, object]]) -> tuple[Rule, ...]:
+    """Return rules with a site's changes: limits of a rule that is there, or a rule more.
+
+    A change has ``figure``, ``above``, ``below`` and ``sentence`` as they are to be; ``off`` takes the rule away.
+    """
+    found = {rule.name: rule for rule in rules}
+    for name, change in changes.items():
+        if change.get("off"):
+            found.pop(name, None)
+            continue
+        rule = found.get(name) or Rule(name, "", "")
+        rule = rule._replace(
+            figure=str(change.get("figure") or rule.figure), sentence=str(change.get("sentence") or rule.sentence)
+        )
+        if above := change.get("above"):
+            rule = rule._replace(above=float(str(above)))
+        if below := change.get("below"):
+            rule = rule._replace(below=float(str(below)))
+        found[name] = rule
+    return tuple(found.values())
+
+
+def advise(rules: Iterable[Rule], figures: Mapping[str, float]) -> tuple[Advice, ...]:
+    """Return what is to be said, the worst first; nothing of a short run."""
+    if figures.get("seconds", 0.0) < SHORTEST:
+        return ()
+    held = [rule for rule in rules if rule.holds(figures)]
+    held = [rule for rule in held if rule.alone] or held
+    held.sort(key=lambda rule: -rule.score(figures))
+    return tuple(
+        Advice(rule.name, rule.figure, figures[rule.figure], _filled(rule.sentence, figures)) for rule in held[:MOST]
+    )
+
+
+def _filled(sentence: str, figures: Mapping[str, float]) -> str:
+    """Return a sentence with its figures; one that is not known is a question mark."""
+
+    def text(match: re.Match[str]) -> str:
+        value = figures.get(match[1])
+        return "?" if value is None else f"{value:.1f}" if 0 < value < 1 else f"{value:.0f}"
+
+    return re.sub(r"\{(\w+)\}", text, sentence)

@@ -1,0 +1,106 @@
+"""How a run ended and why, for its report: from its own files, where nobody else has judged it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from hpcml import files
+from hpcml.failures import evidence, judgement
+from hpcml.failures.evidence import Line
+from hpcml.paths import AttemptPaths, RunPaths
+
+MOST_LOGS = 16  # workers' logs that are read
+
+
+class End(NamedTuple):
+    """How a run ended; ``cause`` is a sentence, empty where it did not fail; ``over`` is False while it goes on."""
+
+    over: bool = False
+    state: str = "RUNNING"
+    exit_status: int | None = None
+    message: str = "the run has not written that it ended"
+    cause: str = ""
+    evidence: tuple[Line, ...] = ()
+    followed: tuple[Line, ...] = ()
+    warnings: tuple[str, ...] = ()
+    next_step: str = ""
+    again: str = ""
+
+
+def sentence(cause: str, *, known: bool, occurrences: int = 0, nodes: Sequence[str] = ()) -> str:
+    """Return a cause in one line."""
+    text = cause[:1].upper() + cause[1:] if known else f"Not known: {cause}"
+    named = ", ".join(nodes[:4]) + (f" and {len(nodes) - 4} more nodes" if len(nodes) > 4 else "")
+    if occurrences > 1:
+        text += f" ({occurrences} times{f' on {named}' if named else ''})"
+    elif named:
+        text += f" (on {named})"
+    return f"{text.rstrip('.')}."
+
+
+def table(path: Any) -> dict[str, Any]:
+    """Return what a JSON file of the run holds; empty if it is not there or is no table."""
+    try:
+        found = files.read_json(path)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def number(value: object) -> float | None:
+    """Return a finite number of a file, None for anything else."""
+    whole = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e20
+    return float(value) if whole and isinstance(value, (int, float)) else None
+
+
+def events(paths: RunPaths, attempt: int) -> list[dict[str, Any]]:
+    """Return the events of an attempt in order; lines that are none are passed over."""
+    try:
+        lines = files.read(paths.events).split(b"\n")[:-1]
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        try:
+            event = files.parsed(json.loads, line.decode())
+        except ValueError:
+            continue
+        if (
+            isinstance(event, dict)
+            and isinstance(event.get("event"), str)
+            and _is_time(event.get("time"))
+            and event.get("attempt", 0) == attempt
+        ):
+            found.append(event)
+    return found
+
+
+def _is_time(value: object) -> bool:
+    return 0 < (number(value) or 0) < 1e11
+
+
+def of_files(paths: RunPaths, attempt: AttemptPaths, times: Mapping[str, float]) -> End:
+    """Return how the run ended by its own status.json, and why, by its logs."""
+    facts = table(paths.status)
+    status = facts.get("exit_status")
+    if not isinstance(status, int):
+        return End()
+    state, by, message = (str(facts.get(name, "")) for name in ("state", "by", "message"))
+    quote = tuple(map(str, facts.get("quote", ()))) if isinstance(facts.get("quote"), list) else ()
+    warnings = tuple(map(str, facts.get("warnings", ()))) if isinstance(facts.get("warnings"), list) else ()
+    hint = str(facts.get("hint", ""))
+    end = End(True, state, status, message, warnings=warnings, next_step=hint)
+    form = str(table(paths.plan).get("inside", {}).get("form", ""))
+    ending = judgement.Ending(
+        status, by, state, message, hint, quote, times,
+        evidence.script_error(attempt.script_error), evidence.last_error(paths.driver_log), form,
+    )  # fmt: skip
+    found = judgement.judge(ending, evidence.hits(paths, MOST_LOGS) if status or state != "COMPLETED" else [])
+    if found is None:
+        return end
+    cause = sentence(found.what, known=found.known, occurrences=found.occurrences, nodes=found.nodes)
+    return end._replace(
+        cause=cause, evidence=found.evidence, followed=found.followed, next_step=found.remedy or end.next_step
+    )

@@ -1,0 +1,188 @@
+"""The report's page as a Jinja2 template, with its style and the script that shows values under the pointer."""
+
+STYLE = """
+:root { color-scheme: light dark; --back: #fff; --text: #1b1f24; --soft: #59636e; --rule: #d8dee4; --panel: #f6f8fa;
+  --good: #1a7f37; --bad: #b42318; --none: #e6e9ed;
+  --c0: #1f6feb; --c1: #d1570b; --c2: #1a7f37; --c3: #a333c8; --c4: #b58900; --c5: #c2255c; --c6: #0c8599; --c7: #6b7280;
+  --starting: #8c959f; --importing: #6b8fb5; --script: #d29922; --tasks: #e08a3c; --transfers: #8250df; --spilling: #c2255c;
+  --useful: #2da44e; --tail: #b0b7bf; --unknown: #dfe3e8; --heat: 31 111 235; }
+@media (prefers-color-scheme: dark) { :root { --back: #0d1117; --text: #e6edf3; --soft: #9198a1; --rule: #30363d;
+  --panel: #161b22; --good: #3fb950; --bad: #ff7b72; --none: #21262d;
+  --c0: #58a6ff; --c1: #f0883e; --c2: #3fb950; --c3: #d2a8ff; --c4: #e3b341; --c5: #ff7eb6; --c6: #39c5cf; --c7: #9198a1;
+  --starting: #6e7681; --importing: #527aa3; --script: #bb8009; --tasks: #c0702b; --transfers: #8957e5; --spilling: #bf4b8a;
+  --useful: #238636; --tail: #484f58; --unknown: #2b3138; --heat: 88 166 255; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 1180px; padding: 20px 24px 48px; background: var(--back); color: var(--text);
+  font: 15px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; }
+h1 { font-size: 24px; margin: 0; overflow-wrap: anywhere; }
+h2 { font-size: 17px; margin: 34px 0 8px; }
+h3 { font-size: 14px; margin: 16px 0 2px; font-weight: 600; }
+p { margin: 6px 0; } .soft, dt, th, figcaption { color: var(--soft); }
+.lead { font-size: 17px; } .good { color: var(--good); } .bad { color: var(--bad); }
+.cards { display: flex; flex-wrap: wrap; gap: 10px; margin: 16px 0 0; }
+.card { background: var(--panel); border: 1px solid var(--rule); border-radius: 6px; padding: 8px 14px; min-width: 120px; }
+.card b { display: block; font-size: 20px; font-variant-numeric: tabular-nums; } .card span { color: var(--soft); font-size: 13px; }
+table { border-collapse: collapse; width: 100%; font-size: 14px; } th { text-align: left; font-weight: 500; }
+th, td { padding: 4px 10px 4px 0; border-bottom: 1px solid var(--rule); vertical-align: top; overflow-wrap: anywhere; }
+td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+pre { background: var(--panel); border: 1px solid var(--rule); border-radius: 6px; padding: 8px 12px; overflow-x: auto;
+  white-space: pre-wrap; overflow-wrap: anywhere; font-size: 13px; margin: 4px 0; }
+figure { margin: 0; } svg { display: block; width: 100%; height: auto; overflow: visible; }
+.advice { border-left: 4px solid var(--script); background: var(--panel); padding: 6px 14px; margin: 8px 0; }
+.wide { overflow-x: auto; } td:first-child { white-space: nowrap; }
+svg text { font-size: 12px; fill: var(--soft); font-family: inherit; } svg text.on { fill: #fff; font-weight: 600; }
+.grid { stroke: var(--rule); stroke-width: 1; vector-effect: non-scaling-stroke; }
+polyline { fill: none; stroke-width: 1.4; vector-effect: non-scaling-stroke; stroke-linejoin: round; }
+.key { display: inline-block; width: 11px; height: 11px; border-radius: 2px; margin: 0 5px 0 0; }
+.legend { display: flex; flex-wrap: wrap; gap: 2px 16px; font-size: 13px; color: var(--soft); margin: 2px 0; }
+.cursor { stroke: var(--soft); stroke-width: 1; vector-effect: non-scaling-stroke; pointer-events: none; }
+#tip { position: absolute; display: none; pointer-events: none; background: var(--back); border: 1px solid var(--rule);
+  border-radius: 6px; padding: 5px 9px; font-size: 12px; line-height: 1.4; white-space: pre; font-variant-numeric: tabular-nums; }
+@media (max-width: 640px) { body { padding: 14px 12px 32px; } h1 { font-size: 20px; } .card { min-width: 100px; flex: 1; }
+  svg text { font-size: 18px; } .heat text { font-size: 14px; } }
+@media print { :root { --back: #fff; --text: #000; --soft: #444; --rule: #bbb; --panel: #fff; --good: #1a7f37; --bad: #b42318;
+  --none: #e6e9ed; --c0: #1f6feb; --c1: #d1570b; --c2: #1a7f37; --c3: #a333c8; --c4: #b58900; --c5: #c2255c; --c6: #0c8599;
+  --c7: #6b7280; --heat: 31 111 235; --starting: #8c959f; --importing: #6b8fb5; --script: #d29922; --tasks: #e08a3c;
+  --transfers: #8250df; --spilling: #c2255c; --useful: #2da44e; --tail: #b0b7bf; --unknown: #dfe3e8; }
+  * { print-color-adjust: exact; -webkit-print-color-adjust: exact; } body { max-width: none; padding: 0; font-size: 12px; }
+  figure, tr, .advice, .card { break-inside: avoid; } h2, h3 { break-after: avoid; } .wide { overflow: visible; } }
+"""
+
+SCRIPT = """
+const tip = document.getElementById("tip");
+function clock(s) {
+  s = Math.round(s); const p = n => String(n).padStart(2, "0");
+  return s < 60 ? s + " s" : s < 3600 ? Math.floor(s / 60) + ":" + p(s % 60)
+    : Math.floor(s / 3600) + ":" + p(Math.floor(s / 60) % 60) + ":" + p(s % 60);
+}
+for (const svg of document.querySelectorAll("svg.lines")) {
+  const top = +svg.dataset.top, height = +svg.dataset.height, seconds = +svg.dataset.seconds, left = 62, right = 992;
+  let groups = null, cursor = null;
+  const read = () => [...svg.querySelectorAll("g")].map(g => [g.dataset.title, [...g.querySelectorAll("polyline")].map(
+    p => p.getAttribute("points").split(" ").map(q => q.split(",").map(Number)))]);
+  svg.addEventListener("pointermove", event => {
+    const box = svg.getBoundingClientRect(), x = Math.min(right, Math.max(left, (event.clientX - box.left) / box.width * 1000));
+    groups = groups || read();
+    if (!cursor) {
+      cursor = document.createElementNS("http://www.w3.org/2000/svg", "line");
+      cursor.setAttribute("class", "cursor"); cursor.setAttribute("y1", 4); cursor.setAttribute("y2", height); svg.append(cursor);
+    }
+    cursor.setAttribute("x1", x); cursor.setAttribute("x2", x); cursor.style.display = "";
+    const rows = [clock((x - left) / (right - left) * seconds)];
+    for (const [title, parts] of groups) for (const part of parts) {
+      if (x < part[0][0] - 2 || x > part[part.length - 1][0] + 2) continue;
+      let low = 0, high = part.length - 1;
+      while (high - low > 1) { const m = (low + high) >> 1; if (part[m][0] < x) low = m; else high = m; }
+      const near = x - part[low][0] < part[high][0] - x ? part[low] : part[high];
+      rows.push(title + "  " + +((height - near[1]) / (height - 8) * top).toPrecision(3) + " " + svg.dataset.unit);
+      break;
+    }
+    tip.textContent = rows.join("\\n"); tip.style.display = "block";
+    const over = event.pageX + tip.offsetWidth + 24 > document.documentElement.clientWidth;
+    tip.style.left = (over ? event.pageX - tip.offsetWidth - 14 : event.pageX + 14) + "px";
+    tip.style.top = (event.pageY + 14) + "px";
+  });
+  svg.addEventListener("pointerleave", () => { tip.style.display = "none"; if (cursor) cursor.style.display = "none"; });
+}
+"""
+
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{{ policy }}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="referrer" content="no-referrer">
+<title>{{ facts.run }}: {{ facts.ending.state }}</title>
+<style>{{ style }}</style>
+</head>
+<body>
+<header>
+<h1>{{ facts.run }}</h1>
+<p class="soft">{{ facts.script }}{% if facts.job %} · job {{ facts.job }}{% endif %} · site {{ facts.site }} ·
+{{ facts.began | moment }} · {{ nodes }}</p>
+<p class="lead"><b class="{{ 'good' if good else 'bad' if facts.ending.over else '' }}">{{ facts.ending.state }}</b>:
+{{ facts.ending.message }}{% if told_status %} (exit status {{ facts.ending.exit_status }}){% endif %}</p>
+</header>
+{% if facts.ending.cause %}
+<section><h2>Why</h2>
+<p class="lead">{{ facts.ending.cause }}</p>
+{% for line in facts.ending.evidence %}
+<p class="soft">{{ line.file }}{% if line.number %}, line {{ line.number }}{% endif %}{% if line.time %}, {{ line.time | moment }}{% endif %}
+{%- if line.node %}, on {{ line.node }}{% endif %}</p>
+<pre>{{ line.text }}</pre>
+{% endfor %}
+{% if facts.ending.followed %}<p class="soft">What followed:</p>
+{% for line in facts.ending.followed %}<pre>{{ line.text }}</pre>{% endfor %}{% endif %}
+{% if facts.ending.next_step %}<p>Next: {{ facts.ending.next_step }}</p>{% endif %}
+{% if facts.ending.again %}<pre>{{ facts.ending.again }}</pre>{% endif %}
+</section>
+{% endif %}
+<div class="cards">
+{% for title, value in cards %}<div class="card"><b>{{ value }}</b><span>{{ title }}</span></div>
+{% endfor %}</div>
+{% for one in facts.advice %}
+<p class="advice">{{ one.sentence }} <span class="soft">(rule {{ one.rule }}: {{ one.figure }} = {{ "%.3g" | format(one.value) }})</span></p>
+{% endfor %}
+{% if phases %}
+<section><h2>Phases</h2><figure>{{ phases }}
+<div class="legend">{% for phase in facts.phases %}<span><i class="key k-{{ phase.kind }}"></i>{{ phase.title }}
+{{ (phase.end - phase.begin) | duration }}</span>{% endfor %}</div></figure></section>
+{% endif %}
+{% if ledger %}
+<section><h2>Where the {{ unit }}-hours went</h2>
+<p>{{ facts.ledger.number | count }} {{ unit }}{{ "s" if facts.ledger.number != 1 }} for {{ (facts.end - facts.began) | duration }}:
+{{ facts.ledger.paid | hours }} {{ unit }}-hours.</p>
+<figure>{{ ledger }}</figure>
+<table><tr><th>Part</th><th class="n">{{ unit }}-hours</th><th class="n">share</th><th>What it is</th></tr>
+{% for kind, title, hours, share, text in parts %}<tr><td><i class="key k-{{ kind }}"></i>{{ title }}</td>
+<td class="n">{{ hours | hours }}</td><td class="n">{{ "%.1f" | format(share) }} %</td><td class="soft">{{ text }}</td></tr>
+{% endfor %}<tr><td><b>Sum</b></td><td class="n"><b>{{ facts.ledger.parts.values() | sum | hours }}</b></td><td class="n">100 %</td><td></td></tr>
+</table></section>
+{% endif %}
+{% if pictures %}
+<section><h2>Over time</h2>
+{% for title, note, picture, legend in pictures %}
+<figure><h3>{{ title }}</h3>{% if note %}<p class="soft">{{ note }}</p>{% endif %}
+<div class="wide">{{ picture }}</div>
+{% if legend | length > 1 %}<div class="legend">{% for name in legend %}<span><i class="key k{{ loop.index0 % 8 }}"></i>{{ name }}</span>{% endfor %}</div>{% endif %}
+</figure>
+{% endfor %}</section>
+{% endif %}
+{% if facts.devices %}
+<section><h2>GPUs</h2><div class="wide"><table><tr><th>GPU</th><th>model</th><th class="n">mean use</th><th class="n">highest memory</th>
+<th class="n">mean power</th><th class="n">energy</th></tr>
+{% for one in facts.devices[:256] %}<tr><td>{{ one.label }}</td><td>{{ one.name }}</td><td class="n">{{ one.use | percent }}</td>
+<td class="n">{{ one.memory | size }}{% if one.memory_size %} of {{ one.memory_size | size }}{% endif %}</td>
+<td class="n">{% if one.power is none %}–{% else %}{{ "%.0f" | format(one.power) }} W{% endif %}</td>
+<td class="n">{% if one.energy is none %}–{% else %}{{ "%.3f" | format(one.energy) }} kWh{% endif %}</td></tr>
+{% endfor %}</table></div>
+<p class="soft">Use is NVML's: the share of time in which some kernel ran, however small.</p></section>
+{% endif %}
+<section><h2>Asked for and used</h2><table><tr><th></th><th>asked for</th><th>used</th></tr>
+{% for what, asked, used in facts.asked %}<tr><td>{{ what }}</td><td>{{ asked }}</td><td>{{ used }}</td></tr>{% endfor %}</table></section>
+{% if facts.fabric %}
+<section><h2>Interconnect</h2><p><b class="{{ 'good' if facts.fabric_ok else 'bad' }}">{{ "✓" if facts.fabric_ok else "✗" }}</b> {{ facts.fabric }}</p>
+{% if facts.fabric_remedy and not facts.fabric_ok %}<p>Remedy: {{ facts.fabric_remedy }}</p>{% endif %}</section>
+{% endif %}
+{% if facts.topology %}
+<section><h2>Nodes</h2><table>{% for name, text in facts.topology[:256] %}<tr><td>{{ name }}</td><td>{{ text }}</td></tr>{% endfor %}</table></section>
+{% endif %}
+{% if facts.happened %}
+<section><h2>On the nodes</h2>{% for text in facts.happened %}<p>{{ text }}</p>{% endfor %}</section>
+{% endif %}
+{% if facts.ending.warnings %}
+<section><h2>Warnings</h2>{% for text in facts.ending.warnings %}<p>{{ text }}</p>{% endfor %}</section>
+{% endif %}
+{% if facts.versions %}
+<section><h2>Versions</h2><p class="soft">{% for name, version in facts.versions %}{{ name }} {{ version }}{{ ", " if not loop.last }}{% endfor %}</p></section>
+{% endif %}
+{% if facts.unknown %}
+<section><h2>Not known</h2>{% for text in facts.unknown %}<p>{{ text }}</p>{% endfor %}</section>
+{% endif %}
+<p class="soft">hpcml {{ facts.version }}, made {{ facts.made | moment }}, of attempt {{ facts.attempt }}. Times are since the allocation's start.</p>
+<div id="tip" role="status"></div>
+<script>{{ script }}</script>
+</body>
+</html>
+"""

@@ -1,0 +1,67 @@
+"""The report of a run, made on the login node from the run's files and what Slurm says of its end."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from hpcml import files
+from hpcml.errors import NotFoundError, StorageError
+from hpcml.report.ending import End, sentence
+from hpcml.runs import directories, why
+from hpcml.runs import record as records
+from hpcml.runs import status as run_status
+
+
+def make(run: directories.Run) -> Path:
+    """Write a run's report (``report.html``, ``report.json``) and return the page's path.
+
+    Raises
+    ------
+    NotFoundError
+        If nothing of the run has started.
+    StorageError
+        If its files cannot be read, or the report cannot be written.
+    """
+    from hpcml.report.make import make as write
+
+    status = run_status.status(run)
+    attempt = records.newest_attempt(run.paths)
+    if attempt is None or status.phase in ("refused", "prepared", "queued"):
+        hint = f"hpcml status {run.id} says how it stands."
+        raise NotFoundError("The run has not started: there is nothing to report", place=run.id, hint=hint)
+    answer = why.of_status(run, status)
+    end = End(
+        status.over,
+        status.state,
+        status.exit_status,
+        status.message,
+        warnings=status.warnings,
+        next_step=answer.next_step,
+    )
+    if answer.failed:
+        cause = sentence(answer.cause, known=answer.known, occurrences=answer.occurrences, nodes=answer.nodes)
+        end = end._replace(cause=cause, evidence=answer.evidence, followed=answer.followed, again=answer.again)
+    try:
+        return write(run.paths, attempt, end)
+    except OSError as error:
+        hint = "Is there room (quota), and may you write there?"
+        raise StorageError(
+            f"The report cannot be written: {error.strerror}", place=str(run.paths.directory), hint=hint
+        ) from error
+
+
+def facts(page: Path) -> Any:
+    """Return the facts of a report that was made; StorageError if they cannot be read."""
+    with directories.storage(page):
+        return files.read_json(page.with_suffix(".json"))
+
+
+def page_of(run: directories.Run) -> Path | None:
+    """Return the page of a run's report if there is one that may be used."""
+    try:
+        os.close(files.open_regular(run.paths.report))
+    except OSError:
+        return None
+    return run.paths.report

@@ -1,0 +1,365 @@
+"""What ``hpcml top`` shows of a run at one moment: how it stands, and the newest samples of its nodes and tasks."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hpcml import files, samples
+from hpcml.runs import directories
+from hpcml.runs.record import Planned
+from hpcml.runs.status import Status
+from hpcml.samples import DaskSample, DaskSeries, NodeSeries, Number, Pair, total
+
+LINES = 12  # of the script's output
+MOST_WARNINGS = 50
+_WINDOW = 30.0  # seconds over which tasks are counted
+_STEADY = 20.0  # seconds without a new task, after which the time left is told
+_SILENT = 20.0, 4  # a node is silent whose last sample is so many seconds and intervals older than the newest of all
+_LOG_TAIL = 16384  # bytes
+_FIRST, _NEWS = 1 << 16, 1 << 14  # bytes at the end of a node's file that are read at first, and for what is new
+_ESCAPES = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]P^_X][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]|\x9b[0-?]*[ -/]*[@-~]"
+)
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+_Stamp = tuple[int, int, int]
+
+
+class Gpu(NamedTuple):
+    """A GPU at one moment: use in per cent, bytes in use and in all, W, °C, NVLink in bytes per second."""
+
+    number: int = 0
+    use: float | None = None
+    memory: float | None = None
+    memory_size: float | None = None
+    power: float | None = None
+    temperature: float | None = None
+    nvlink: float | None = None
+
+
+class Node(NamedTuple):
+    """A node at one moment.
+
+    ``workers`` are on it, None if the scheduler has not said. ``cpu`` is cores in use of ``cores``, memory in bytes;
+    ``net``, ``ib`` and ``disk`` bytes per second in both directions; ``silent`` seconds without a sample.
+    """
+
+    name: str = ""
+    workers: int | None = None
+    sampled: bool = False
+    silent: float = 0.0
+    cpu: float | None = None
+    cores: float | None = None
+    memory: float | None = None
+    memory_size: float | None = None
+    spilled: float | None = None
+    net: float | None = None
+    ib: float | None = None
+    disk: float | None = None
+    gpus: tuple[Gpu, ...] = ()
+
+
+class Work(NamedTuple):
+    """Dask's tasks; ``rate`` is tasks per second, ``left`` seconds where that can be told.
+
+    ``spilled`` is bytes on disk, ``transfer`` and ``spill`` are bytes per second.
+    """
+
+    known: int | None = None
+    done: int | None = None
+    processing: int | None = None
+    erred: int | None = None
+    rate: float | None = None
+    left: float | None = None
+    spilled: float | None = None
+    transfer: float | None = None
+    spill: float | None = None
+
+
+class View(NamedTuple):
+    """A run at one moment; durations are in seconds, so that no other machine's clock counts.
+
+    ``elapsed`` is how long the phase lasts, of an ended run how long it took, ``left`` what is left of ``limit``.
+    ``expected`` workers are planned, ``silent`` is why Slurm could not be asked, ``output`` the script's last lines.
+    """
+
+    run: str = ""
+    site: str = ""
+    job: str = ""
+    state: str = ""
+    phase: str = ""
+    message: str = ""
+    estimate: str = ""
+    silent: str = ""
+    elapsed: float | None = None
+    left: float | None = None
+    limit: int = 0
+    node_count: int = 0
+    workers: int = 0
+    expected: int = 0
+    exit_status: int | None = None
+    cause: str = ""
+    hint: str = ""
+    warnings: tuple[str, ...] = ()
+    output: tuple[str, ...] = ()
+    work: Work | None = None
+    nodes: tuple[Node, ...] = ()
+    over: bool = False
+
+
+class Look(NamedTuple):
+    """What one look at a run's files found, before anything is made of it."""
+
+    nodes: Mapping[str, NodeSeries]
+    dask: DaskSeries | None
+    output: tuple[str, ...]
+
+
+class Reader:
+    """Reads the ends of a run's files; a file that has not changed since the last look is not read again."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[Path, tuple[_Stamp, NodeSeries | None]] = {}
+        self._dask: tuple[_Stamp | None, DaskSeries | None] = None, None
+
+    def look(self, run: directories.Run, attempt: int) -> Look:
+        """Read the newest samples and the last lines of the script's output; what cannot be read is not there."""
+        paths = run.paths.attempt(attempt)
+        found = {path.name.removesuffix(".jsonl"): self._node(path) for path in samples.files_of_nodes(paths)}
+        return Look(
+            {name: series for name, series in found.items() if series is not None},
+            self._tasks(paths.dask_samples),
+            last_lines(run.paths.driver_log),
+        )
+
+    def _tasks(self, path: Path) -> DaskSeries | None:
+        if (stamp := _stamp(path)) != self._dask[0]:
+            self._dask = stamp, samples.last_of_dask(path, count=64)
+        return self._dask[1]
+
+    def _node(self, path: Path) -> NodeSeries | None:
+        if (stamp := _stamp(path)) is None:
+            return None
+        known = self._nodes.get(path)
+        if known is None or known[0][0] != stamp[0] or known[1] is None:
+            series = samples.last_of_node(path, most=_FIRST)
+        elif known[0] == stamp:
+            return known[1]
+        elif series := samples.last_of_node(path, most=_NEWS):
+            series = series._replace(events=tuple(dict.fromkeys((*known[1].events, *series.events))))
+        self._nodes[path] = stamp, series
+        return series
+
+
+def _stamp(path: Path) -> _Stamp | None:
+    """Return what changes when a file does, None where there is none."""
+    try:
+        facts = path.lstat()
+    except OSError:
+        return None
+    return facts.st_ino, facts.st_size, facts.st_mtime_ns
+
+
+def last_lines(path: Path, most: int = LINES) -> tuple[str, ...]:
+    """Return the last lines of a log without what a terminal would obey; of a progress bar its newest state."""
+    try:
+        with open(files.open_regular(path), "rb") as file:
+            start = max(0, os.fstat(file.fileno()).st_size - _LOG_TAIL)
+            file.seek(start)
+            text = file.read(_LOG_TAIL).decode(errors="replace")
+    except OSError:
+        return ()
+    lines = text.split("\n")[1 if start else 0 :] if "\n" in text else [text]
+    return tuple([line for line in map(plain, lines) if line][-most:])
+
+
+def plain(line: str) -> str:
+    """Return a line without escape sequences and control characters, and of a rewritten one what stands there last."""
+    line = _ESCAPES.sub("", line)
+    last = next((part for part in reversed(line.split("\r")) if part.strip()), "")
+    return _CONTROLS.sub("", last.replace("\t", "    ")).rstrip()[:1000]
+
+
+# -- what is made of it ----------------------------------------------------------------------------------------------
+
+
+def view(status: Status, planned: Planned, look: Look, now: float, cause: str = "") -> View:
+    """Return what is shown of a run.
+
+    Parameters
+    ----------
+    look
+        The newest samples: two of each node give its rates.
+    now
+        Seconds since 1970.
+    cause
+        Why it failed, in one line.
+    """
+    elapsed, left = _times(status, planned, now)
+    dask = look.dask.samples if look.dask else ()
+    shows_nodes = status.phase in ("starting", "running", "ending", "ended")
+    return View(
+        run=status.run,
+        site=status.site,
+        job=status.job,
+        state=status.state,
+        phase=status.phase,
+        message=status.message,
+        estimate=status.estimate,
+        silent=status.silent,
+        elapsed=elapsed,
+        left=left,
+        limit=planned.time_limit,
+        node_count=len(status.nodes) or status.node_count,
+        workers=status.workers,
+        expected=status.expected,
+        exit_status=status.exit_status,
+        cause=cause,
+        hint=status.hint,
+        warnings=(*status.warnings, *_events(look.nodes))[-MOST_WARNINGS:],
+        output=look.output,
+        work=_work(dask) if dask and shows_nodes else None,
+        nodes=_nodes(status, look, dask[-1] if dask else None) if shows_nodes else (),
+        over=status.over,
+    )
+
+
+def _times(status: Status, planned: Planned, now: float) -> tuple[float | None, float | None]:
+    """Return how long the phase lasts, or the run took, and what is left of its time limit."""
+    times = status.times
+    began = times.get("allocated", min(times.values(), default=None))
+    if status.over:
+        end = times.get("torn-down", times.get("driver-ended", times.get("ending")))
+        return (None if began is None or end is None else max(0.0, end - began)), None
+    since = {
+        "running": times.get("driver-started"),
+        "starting": began,
+        "ending": times.get("ending", times.get("driver-ended")),
+    }.get(status.phase, directories.submitted_at(status.run))
+    limit = planned.time_limit
+    left = max(0.0, began + limit - now) if limit and began is not None else None
+    return (None if since is None else max(0.0, now - since)), left
+
+
+def _events(nodes: Mapping[str, NodeSeries]) -> list[str]:
+    """Return the samples' own events as warnings, the oldest first."""
+    found = []
+    for name, series in nodes.items():
+        of_host = series.header.memory_of == "host"
+        found += [(event.t, text) for event in series.events if (text := event.sentence(name, of_host=of_host))]
+    return list(dict.fromkeys(text for _, text in sorted(found)))[-20:]
+
+
+def _rate(before: Number | None, after: Number | None, seconds: float) -> float | None:
+    """Return a counter's change per second, None where it began anew or is not known."""
+    if before is None or after is None or seconds <= 0 or after < before:
+        return None
+    return (after - before) / seconds
+
+
+def _both_ways(before: Pair, after: Pair, seconds: float) -> float | None:
+    return total(_rate(old, new, seconds) for old, new in zip(before, after, strict=True))
+
+
+def _nodes(status: Status, look: Look, dask: DaskSample | None) -> tuple[Node, ...]:
+    """Return the run's nodes in their order, then others that wrote samples."""
+    names = dict.fromkeys([*status.nodes, *look.nodes])
+    newest = max([series.samples[-1].t for series in look.nodes.values() if series.samples], default=0.0)
+    workers, spilled = dict.fromkeys(names, 0), dict.fromkeys(names, 0.0)
+    for name, facts in dask.workers.items() if dask else ():
+        node = name if name in workers else name.rpartition("-")[0]  # a node's only worker has its name
+        if node in workers:
+            workers[node] += 1
+            spilled[node] += facts.spilled or 0
+    return tuple(
+        _node(name, look.nodes.get(name), newest)._replace(
+            workers=workers[name] if dask else None, spilled=spilled[name] if dask else None
+        )
+        for name in names
+    )
+
+
+def _node(name: str, series: NodeSeries | None, newest: float) -> Node:
+    if series is None or not series.samples:
+        return Node(name)
+    header, last = series.header, series.samples[-1]
+    before = series.samples[-2] if len(series.samples) > 1 else last
+    passed = last.t - before.t
+    gpus = []
+    for place, facts in enumerate(last.gpus):
+        known = header.gpus[place] if place < len(header.gpus) else None
+        old = before.gpus[place] if place < len(before.gpus) else facts
+        link = _both_ways((old.nvlink_rx, old.nvlink_tx), (facts.nvlink_rx, facts.nvlink_tx), passed)
+        gpus.append(
+            Gpu(
+                number=known.index if known else place,
+                use=facts.use,
+                memory=facts.memory,
+                memory_size=known.memory if known else None,
+                power=facts.power,
+                temperature=facts.temperature,
+                nvlink=None if link is None else link * 1024,
+            )
+        )
+    late = newest - last.t
+    return Node(
+        name,
+        sampled=True,
+        silent=late if late > max(_SILENT[0], _SILENT[1] * header.every) else 0.0,
+        cpu=last.cpu,
+        cores=header.cores,
+        memory=last.memory,
+        memory_size=header.memory,
+        net=_both_ways(before.net, last.net, passed),
+        ib=_both_ways(before.ib, last.ib, passed),
+        disk=_both_ways(before.disk, last.disk, passed),
+        gpus=tuple(gpus),
+    )
+
+
+def _work(series: tuple[DaskSample, ...]) -> Work:
+    """Return what is made of the scheduler's samples, oldest first."""
+    last = series[-1]
+    window = [sample for sample in series if last.t - sample.t <= _WINDOW]
+    first, before = window[0], window[-2] if len(window) > 1 else last
+    rate = _rate(first.tasks.done, last.tasks.done, last.t - first.t)
+    known, done = last.tasks.known, last.tasks.done
+    # Only where no task was added for a while: a script that goes on submitting has no end that could be told.
+    steady = [sample for sample in window if sample.tasks.known == known]
+    left = None
+    if rate and known is not None and done is not None and steady[0] is first and last.t - first.t >= _STEADY:
+        left = max(0.0, known - done) / rate
+    passed = last.t - before.t
+
+    def moved(name: str) -> float | None:
+        return _rate(before.metrics.get(name), last.metrics.get(name), passed)
+
+    return Work(
+        known=_count(known),
+        done=_count(done),
+        processing=_count(last.tasks.processing),
+        erred=_count(last.tasks.erred),
+        rate=rate,
+        left=left,
+        spilled=total(worker.spilled for worker in last.workers.values()),
+        transfer=moved("transfer_bytes"),
+        spill=moved("spill_bytes"),
+    )
+
+
+def _count(number: Number | None) -> int | None:
+    return None if number is None else int(number)
+
+
+def as_table(value: object) -> Any:
+    """Return a view, or what is in it, as it is printed for programs."""
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return {name: as_table(part) for name, part in value._asdict().items()}
+    if isinstance(value, tuple):
+        return [as_table(part) for part in value]
+    return round(value, 3) if isinstance(value, float) else value

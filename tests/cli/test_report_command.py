@@ -1,0 +1,79 @@
+"""`hpcml report` on runs that wait, that were refused, that failed, and that hold hostile files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import planted
+from hpcml import errors
+from world import World
+
+EVENTS = ("allocated", "workers-ready", "driver-started", "driver-ended", "torn-down")
+ENDED = {"over": True, "state": "FAILED", "time": 1e9 + 50, "attempt": 0, "exit_status": 1, "by": "script", "hint": "", "quote": [],
+         "message": "the script ended with exit status 1"}  # fmt: skip
+
+
+def ended(world: World) -> Path:
+    """Submit a run and write what it would have written that failed."""
+    directory = world.submit("--name", "job")
+    (directory / "attempts/0").mkdir(parents=True)
+    lines = [{"time": 1e9 + 10 * place, "attempt": 0, "event": name} for place, name in enumerate(EVENTS)]
+    lines[0]["nodes"] = ["n1", "n2"]
+    (directory / "events.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    (directory / "status.json").write_text(json.dumps(ENDED))
+    return directory
+
+
+def test_a_run_that_has_not_started_has_no_report(world: World) -> None:
+    directory = world.submit()
+    done = world.run("report")
+    assert done.returncode == errors.NOT_FOUND
+    assert "has not started" in done.stderr
+    assert not (directory / "report.html").exists()
+
+
+def test_a_run_that_failed(world: World) -> None:
+    directory = ended(world)
+    (directory / "logs").mkdir(exist_ok=True)
+    (directory / "logs/driver.log").write_text(f"<script>{planted.ESCAPES}</script>\n")
+    assert "report " not in world.run("status").stdout
+    done = world.run("report")
+    assert (done.returncode, done.stdout) == (0, f"{directory}/report.html\n"), done.stderr
+    assert f"report     {directory}/report.html" in world.run("status").stdout
+    found = json.loads(world.run("report", "--json").stdout)
+    assert found["ledger"]["unit"] == "node"
+    assert found["ledger"]["paid"] == pytest.approx(2 * 50 / 3600)
+    assert found["ending"]["cause"]
+    assert "<script>\x1b" not in (directory / "report.html").read_text()
+
+
+def test_a_file_in_the_place_of_the_report_is_not_written_through(world: World) -> None:
+    directory = ended(world)
+    other = world.top / "other"
+    other.write_text("mine")
+    (directory / "report.html").symlink_to(other)
+    assert "report " not in world.run("status").stdout
+    assert world.run("report").returncode == 0
+    assert other.read_text() == "mine"
+    assert not (directory / "report.html").is_symlink()
+    assert (directory / "report.html").stat().st_mode & 0o777 == 0o600
+    (directory / "report.html").unlink()
+    (directory / "report.html").mkdir()
+    done = world.run("report")
+    assert done.returncode == errors.STORAGE
+    assert "cannot be written" in done.stderr
+
+
+def test_hostile_files_are_passed_over(world: World, subtests: pytest.Subtests) -> None:
+    directory = ended(world)
+    samples = directory / "attempts/0/samples/nodes"
+    samples.mkdir(parents=True)
+    for place, make in enumerate(planted.HOSTILE):
+        path = samples / f"n{place}.jsonl"
+        with subtests.test(place=place):
+            make(path)
+            done = world.run("report")
+            assert done.returncode == 0, done.stderr

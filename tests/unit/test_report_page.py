@@ -1,0 +1,184 @@
+"""The report's page: what it shows, that it asks nothing of a network, and that no text of others gets into its markup."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import report_samples
+from hpcml.failures.evidence import Line as Evidence
+from hpcml.report import facts, page, picture, series
+from hpcml.report.ending import End
+from hpcml.report.make import make
+from hpcml.report.picture import Line
+from report_samples import Shape
+
+HOSTILE = (
+    "</style></script></title><script>alert(1)</script><img src=http://x.example/a onerror=alert(2)>\"'{{ 7 * 7 }}&"
+)
+
+
+class Reader(HTMLParser):
+    """The elements of a page and their attributes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+
+def test_a_page_asks_nothing_of_a_network(tmp_path: Path) -> None:
+    text = make(report_samples.write(tmp_path / "run"), 0).read_text()
+    elements = Reader(text).elements
+    policy = next(attributes["content"] for _, attributes in elements if attributes.get("http-equiv"))
+    assert policy
+    assert policy.startswith("default-src 'none'; style-src 'sha256-")
+    assert "unsafe" not in policy
+    assert not {tag for tag, _ in elements} & {
+        "link",
+        "img",
+        "iframe",
+        "object",
+        "embed",
+        "base",
+        "form",
+        "use",
+        "image",
+        "a",
+    }
+    asking = [
+        name
+        for _, attributes in elements
+        for name in attributes
+        if name in ("src", "href", "xlink:href", "style") or name.startswith("on")
+    ]
+    assert not asking
+    assert not re.search(r"url\(|@import|https?://(?!www\.w3\.org/2000/svg)", text)
+
+
+def test_texts_of_others_stay_texts(tmp_path: Path) -> None:
+    paths = report_samples.write(tmp_path / "run", Shape(seconds=60))
+    plain = [tag for tag, _ in Reader(make(paths, 0).read_text()).elements]
+    line = Evidence(HOSTILE, "driver", HOSTILE, 1, 1.0, HOSTILE)
+    end = End(True, HOSTILE, 1, HOSTILE, HOSTILE, (line,), (line,), (HOSTILE,), HOSTILE, HOSTILE)
+    found = facts.load(paths, 0, end)
+    node = found.series["n1"]
+    hostile_node = node._replace(gpus=tuple(gpu._replace(name=HOSTILE) for gpu in node.gpus))
+    hostile = found._replace(
+        run=HOSTILE, site=HOSTILE, job=HOSTILE, script=HOSTILE, nodes=(HOSTILE,), fabric=HOSTILE, fabric_remedy=HOSTILE, fabric_ok=False,
+        versions=((HOSTILE, HOSTILE),), topology=((HOSTILE, HOSTILE),), unknown=(HOSTILE,), series={HOSTILE: hostile_node},
+        devices=tuple(device._replace(label=HOSTILE, name=HOSTILE) for device in found.devices),
+    )  # fmt: skip
+    text = page.html(hostile)
+    tags = [tag for tag, _ in Reader(text).elements]
+    assert tags.count("script") == plain.count("script") == 1
+    assert "img" not in tags
+    assert "{{ 7 * 7 }}" in text
+    assert "49" not in re.findall(r"alert\(2\)&gt;&#34;&#39;(\d+)", text)
+
+
+def test_the_facts_are_those_of_the_page(tmp_path: Path) -> None:
+    paths = report_samples.write(tmp_path / "run")
+    text = make(paths, 0).read_text()
+    told = json.loads(paths.report_facts.read_text())
+    assert sum(told["ledger"]["parts"].values()) == pytest.approx(told["ledger"]["paid"], rel=0.01)
+    assert told["ledger"]["paid"] == pytest.approx(8.0)
+    assert f"{told['figures']['energy_kwh']:.3g} kWh" in text
+    energy = sum(series.increase(gpu.columns["energy"]) or 0 for gpu in series.nodes(paths.attempt(0))["n1"].gpus)
+    assert told["figures"]["energy_kwh"] == pytest.approx(energy / 3.6e6)
+    assert len(text) < 2 << 20
+
+
+def test_events_of_the_nodes_are_told(tmp_path: Path) -> None:
+    paths = report_samples.write(tmp_path / "run", Shape(seconds=60))
+    began = report_samples.BEGAN
+    events = [{"t": began + 30, "event": "xid", "gpu": 3, "xid": 79}, {"t": began + 31, "event": "oom", "kills": 2}]
+    with paths.attempt(0).samples_of("n1").open("a") as file:
+        file.writelines(f"{json.dumps(event)}\n" for event in [*events, {"t": began, "event": "<b>"}])
+    found = facts.load(paths, 0)
+    assert [text.partition(", after ")[0] for text in found.happened] == [
+        "n1: GPU 3 reported Xid 79",
+        "n1: the kernel killed 2 processes for want of memory",
+    ]
+    assert found.happened[0] in page.html(found)
+
+
+def test_nodes_stand_in_the_allocation_s_order(tmp_path: Path) -> None:
+    found = facts.load(report_samples.write(tmp_path / "run", Shape(nodes=11, gpus=0, seconds=60)), 0)
+    assert list(found.series) == list(found.nodes) == [f"n{number}" for number in range(1, 12)]
+
+
+def test_no_empty_plot(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    shapes = {
+        "without samples": (Shape(samples=False), 0),
+        "on CPUs": (Shape(nodes=2, gpus=0, seconds=90), 1),
+        "on GPUs": (Shape(seconds=90), 1),
+        "of a second": (Shape(seconds=1.6, bring_up=0.1), 0),
+    }
+    for name, (shape, least) in shapes.items():
+        with subtests.test(name):
+            text = make(report_samples.write(tmp_path / name, shape), 0).read_text()
+            plots = re.findall(r'<svg class="lines".*?</svg>', text)
+            assert len(plots) >= least
+            assert all("polyline" in plot or "circle" in plot for plot in plots)
+            assert ("Over time" in text) == bool(plots)
+
+
+def test_a_report_of_damaged_files(tmp_path: Path) -> None:
+    paths = report_samples.write(tmp_path / "run", Shape(seconds=120))
+    whole = facts.load(paths, 0).ledger
+    node = paths.attempt(0).samples_of("n1")
+    bad = ["{", "[]", '{"t": NaN}', '{"t": "x", "cpu": 1}', '{"t": -5, "cpu": 1}', "[" * 3000, '{"t": 5, "gpus": [3]}']
+    for path, last in ((node, '{"t": 9e9, "cpu": 3'), (paths.events, "")):
+        lines = path.read_text().splitlines()
+        mixed = [line for number, one in enumerate(lines) for line in (one, bad[number % len(bad)])]
+        path.write_text("\n".join([*mixed, last]))
+    assert facts.load(paths, 0).ledger == whole
+    for text in ("", "[]", "{", '{"inside": 3, "directives": 5, "name": []}'):
+        for path in (paths.plan, paths.status, paths.events, node, paths.attempt(0).dask_samples):
+            path.write_text(text)
+        assert "</html>" in make(paths, 0).read_text()
+
+
+def test_a_counter_that_falls_is_a_reset() -> None:
+    assert series.increase([100.0, 150.0, None, 10.0, 30.0]) == 70
+    assert series.increase([5.0, None]) is None
+
+
+points = st.lists(st.tuples(st.floats(0, 1e5), st.floats(-1e9, 1e9)), min_size=1, max_size=4000).map(
+    lambda found: sorted(dict(found).items())
+)
+
+
+@given(points, st.integers(1, 500))
+def test_thinning_keeps_the_highest_and_the_lowest(found: list[tuple[float, float]], bins: int) -> None:
+    thinned = picture.thin(found, bins)
+    assert len(thinned) <= max(2 * bins, 2)
+    assert set(thinned) <= set(found)
+    assert thinned == sorted(thinned)
+    for choose in (min, max):
+        assert choose(value for _, value in thinned) == choose(value for _, value in found)
+
+
+def test_a_spike_stays_in_the_picture() -> None:
+    t = [float(at) for at in range(86400)]
+    values = [1.0] * len(t)
+    values[43210] = 99.0
+    drawn = picture.lines([Line("x", t, values)], 86400, name="x", unit="W")
+    points = re.findall(r"([\d.]+),([\d.]+)", drawn)
+    assert len(points) <= 1000
+    assert min(float(y) for _, y in points) < 10
+
+
+def test_a_line_is_interrupted_where_nothing_is_known() -> None:
+    line = Line("x", [0, 5, 10, 300, 305, 310], [1, 2, None, 3, 4, 5])
+    assert [len(part) for part in picture.pieces(line, 20)] == [2, 3]

@@ -1,0 +1,59 @@
+"""The report that a supervisor has made: what goes wrong with it is said, and changes nothing else."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import report_samples
+from hpcml.node.roles import report
+from hpcml.node.settings import Context
+from hpcml.paths import RunPaths
+from report_samples import Shape
+
+
+def context(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> Context:
+    """Return the context of a process of the run; the report's process finds hpcml as this one does."""
+    monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
+    return Context(paths, paths.attempt(0), 0, None, "n1", ("n1",))  # type: ignore[arg-type] # it needs no settings
+
+
+def test_it_is_made_when_it_is_told_to_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = report_samples.write(tmp_path / "run", Shape(seconds=60))
+    made = report.Report(context(paths, monkeypatch))
+    assert not paths.report.exists()
+    made.begin()
+    made.end()
+    assert not paths.job_log.exists()
+    assert json.loads(paths.report_facts.read_text())["ending"]["state"] == "COMPLETED"
+    assert "</html>" in paths.report.read_text()
+
+
+def test_what_goes_wrong_is_said_in_the_job_s_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
+) -> None:
+    def nothing(_: RunPaths) -> None: ...
+
+    def blocked(paths: RunPaths) -> None:
+        paths.report.mkdir()
+
+    def late(_: RunPaths) -> None:
+        monkeypatch.setattr(report, "LONGEST", 0.0)
+
+    def no_interpreter(_: RunPaths) -> None:
+        monkeypatch.setattr(sys, "executable", "/nowhere/python")
+
+    for cause, words in ((blocked, "Is a directory"), (late, "it was not ready in 0 s"), (no_interpreter, "/nowhere")):
+        with subtests.test(cause.__name__):
+            paths = report_samples.write(tmp_path / cause.__name__, Shape(seconds=60))
+            cause(paths)
+            made = report.Report(context(paths, monkeypatch))
+            made.begin()
+            made.end()
+            log = paths.job_log.read_text()
+            assert words in log
+            assert f"make it later: hpcml report {cause.__name__}" in log
+            assert log.count("\n") == 1
