@@ -1,0 +1,106 @@
+"""``hpcml --host HOST top`` on a laptop: the login node looks at the run, and this terminal draws what it says."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import IO, TYPE_CHECKING
+
+from hpcml.cli import top
+from hpcml.errors import ConfigError
+from hpcml.remote import answers, channel
+from hpcml.remote.protocol import PIECE
+from hpcml.subprocesses import PIPE
+from hpcml.terminal import Raw
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from hpcml.remote.ssh.connection import Connection
+    from hpcml.runs.view import View
+
+_LOOK = 0.1  # seconds
+_LAST_WORDS = 5.0  # seconds for the other end to end after an answer that is no view
+
+
+def draws_here(command: str, options: Namespace) -> bool:
+    """Whether the view is drawn here; elsewhere the other end's own lines are passed on."""
+    if command == "status":
+        options.once, options.interval = False, None
+    return not options.json and sys.stdout.isatty() and (options.once or top.is_live(options))
+
+
+def watch(connection: Connection, options: Namespace) -> int:
+    """Show a run of another machine until it has ended or the user leaves; return the exit status."""
+    words = ["top", "--json", *(["--once"] if options.once else ["--interval", f"{top.interval(options):g}s"])]
+    words += ["--site", options.site] if options.site else []
+    words += [word for assignment in options.set or () for word in ("--set", assignment)]
+    said: list[bytes] = []  # shown when the terminal is its user's again
+    call = channel.Call(connection, [*words, "--", options.run], said.append, out=PIPE)
+    assert call.child.out is not None
+    reader = _Reader(call.child.out, connection.host)
+    status: list[int] = []
+
+    def work(show: Callable[[View], None], poll: Callable[[float], None]) -> None:
+        call.begin()
+        while reader.alive:
+            poll(_LOOK)
+            if view := reader.newest():
+                show(view)
+        if reader.wrong is None:
+            status.append(call.end())
+        elif call.child.wait(_LAST_WORDS) is None or not call.facts.get("exit_status"):
+            raise reader.wrong  # else it was an error of the other end, which has said it in words too
+        else:
+            status.append(call.facts["exit_status"])
+
+    try:
+        if options.once:
+            work(top.print_frame, lambda _: None)
+            code = 0
+        else:
+            code = top.on_screen(work)
+    finally:
+        call.stop()
+        raw = Raw(sys.stderr)
+        for piece in said:
+            raw.write(piece)
+    return code or (status[0] if status else 0)
+
+
+class _Reader:
+    """Reads views, a line each, in a thread; of several only the newest is kept."""
+
+    def __init__(self, source: IO[bytes], host: str) -> None:
+        self.source, self.host = source, host
+        self.wrong: ConfigError | None = None
+        self._views: list[View] = []
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether there may come more, or is more."""
+        return bool(self._views) or self._thread.is_alive()
+
+    def newest(self) -> View | None:
+        """Return the newest view if it was not asked for yet."""
+        view = None
+        while self._views:
+            view = self._views.pop(0)
+        return view
+
+    def _read(self) -> None:
+        line = b""
+        try:
+            while data := os.read(self.source.fileno(), PIECE):
+                *lines, line = (line + data).split(b"\n")
+                if len(line) > answers.LONGEST_VIEW:
+                    raise answers.wrong(self.host, f"a view of more than {answers.LONGEST_VIEW} bytes")
+                self._views += [answers.of_view(one, self.host) for one in lines[-1:]]
+        except ConfigError as error:
+            self.wrong = error
+        except (OSError, ValueError):  # the call has ended, and its pipe with it
+            return
