@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from hpcml.failures.evidence import Line
     from hpcml.runs import directories
+    from hpcml.runs import status as run_status
     from hpcml.runs.why import Answer
 
 _WIDEST = 240  # characters of a quoted line
@@ -31,20 +33,26 @@ def add_options(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Show why a run failed."""
-    from hpcml.runs import why
+    from hpcml.runs import bad_nodes, why
 
     run = common.find_run(options)
-    answer = why.why(run)
+    known, answer = why.look(run)
+    bad_nodes.remember(known, answer)
     if options.bundle:
-        return _bundle(run, answer, as_json=options.json)
+        return _bundle(run, answer, _host(options), as_json=options.json)
     if options.json:
         common.print_json(answer.as_json())
         return 0
-    _show(answer)
+    _show(answer, _host(options))
     return 0
 
 
-def _bundle(run: directories.Run, answer: Answer, *, as_json: bool) -> int:
+def _host(options: Namespace) -> str:
+    """Return how the laptop that sent the command names this machine, empty where none did."""
+    return options.caller.host if options.caller else ""
+
+
+def _bundle(run: directories.Run, answer: Answer, host: str, *, as_json: bool) -> int:
     """Pack the run's record and its logs, without secrets, into a file in the current folder."""
     from hpcml.runs import bundle
 
@@ -55,29 +63,32 @@ def _bundle(run: directories.Run, answer: Answer, *, as_json: bool) -> int:
     if as_json:
         common.print_json({"bundle": str(target), "files": count})
     else:
-        say(f"{target}: {count} files.")
+        say(f"{host}{':' if host else ''}{target}: {count} files.")
+        if host:
+            say_fitted("It is on the other machine: scp copies it from there.", sys.stdout)
         say_fitted("Secrets and the values of variables were taken out; look at it before you send it.", sys.stdout)
     return 0
 
 
 def sentence(answer: Answer) -> str:
     """Return the cause in one line."""
-    text = answer.cause[:1].upper() + answer.cause[1:]
-    if not answer.known:
-        text = f"Not known: {answer.cause}"
-    if answer.occurrences > 1:
-        where = f" on {_named(answer.nodes)}" if answer.nodes else ""
-        text += f" ({answer.occurrences} times{where})"
-    elif answer.nodes:
-        text += f" (on {_named(answer.nodes)})"
-    return f"{text.rstrip('.')}."
+    from hpcml.report import ending
+
+    return ending.sentence(answer.cause, known=answer.known, occurrences=answer.occurrences, nodes=answer.nodes)
 
 
-def _named(nodes: tuple[str, ...]) -> str:
-    return ", ".join(nodes[:4]) + (f" and {len(nodes) - 4} more nodes" if len(nodes) > 4 else "")
+def cause_of(run: directories.Run, status: run_status.Status) -> str:
+    """Return why a run failed in one line; empty where its state tells it, or it did not fail."""
+    if not (status.phase == "ended" and status.exit_status):
+        return ""
+    from hpcml.runs import bad_nodes, why
+
+    answer = why.of_status(run, status)
+    bad_nodes.remember(status, answer)
+    return sentence(answer) if answer.failed and answer.cause != status.message else ""
 
 
-def _show(answer: Answer) -> None:
+def _show(answer: Answer, host: str = "") -> None:
     key = "cause" if answer.failed else "run"
     say_fitted(sentence(answer), sys.stdout, first=f"{key:<10} ", rest=" " * 11)
     if not answer.failed:
@@ -90,11 +101,18 @@ def _show(answer: Answer) -> None:
                 say(title)
             say(f"  | {cut(line.text, _WIDEST)}")
     for command in answer.look:
-        say(f"{'look':<10} {command}")
+        say(f"{'look':<10} {_from(host, command)}")
     if answer.next_step:
         say_fitted(answer.next_step, sys.stdout, first=f"{'next':<10} ", rest=" " * 11)
     if answer.again:
-        say(f"{'again':<10} {answer.again}")
+        say(f"{'again':<10} {_from(host, answer.again)}")
+
+
+def _from(host: str, command: str) -> str:
+    """Return a command as it is typed on the machine of who asked."""
+    if host and command.startswith("hpcml "):
+        return f"hpcml --host {shlex.quote(host)} {command.removeprefix('hpcml ')}"
+    return command
 
 
 def _place(line: Line) -> str:

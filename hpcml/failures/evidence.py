@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import math
 import os
 import re
 import time
@@ -18,10 +19,12 @@ HEAD, TAIL = 32 << 10, 160 << 10  # bytes of a log that are read: its begin and 
 _COUNTED = 64 << 20  # bytes; of a longer log the numbers of its last lines are not counted
 _LONGEST = 400  # characters of a line that are kept
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-_STAMP = re.compile(r"^(?:\[?(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)|.*CANCELLED AT (\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d))")
+_TIME = r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)"
+_STAMP = re.compile(rf"^(?:\[?{_TIME}(?:[.,](\d{{1,6}}))?|.*CANCELLED AT {_TIME})")
 _PATTERNS = [(rule, re.compile(rule.pattern, re.MULTILINE)) for rule in RULES]
 _NO_END = " - INFO - "  # Dask's level for what is no trouble
 _PLACE = re.compile(r'^  File "(.+)", line (\d+) in (\S+)')
+_LAST_WORDS = ("Fatal Python error", "terminate called")  # of a process: what comes behind is told at once
 _NEAR = 200  # lines from one without a time to one that has one
 
 
@@ -41,6 +44,17 @@ class Line(NamedTuple):
     node: str = ""
 
 
+class When(NamedTuple):
+    """Between which times of its node's clock a line was written, and when its file was changed.
+
+    What is not known is 0, or infinite.
+    """
+
+    least: float = 0.0
+    most: float = math.inf
+    changed: float = 0.0
+
+
 class Hit(NamedTuple):
     """A line and the rule that knows it; ``groups`` are the pattern's."""
 
@@ -48,6 +62,8 @@ class Hit(NamedTuple):
     line: Line
     groups: tuple[str, ...] = ()
     place: str = ""
+    when: When = When()
+    within: float = 0.0  # seconds by which its node's clock may be wrong after it was corrected
 
 
 class Piece(NamedTuple):
@@ -140,9 +156,10 @@ def hits_in(piece: Piece, source: str, node: str = "", name: str = "", changed: 
             number = piece.first + index if piece.first else 0
             text = lines[index].strip()[:_LONGEST]
             times = times or _Times(lines)
-            when = times.at(index) or changed
+            seconds, least, most = times.at(index, ends=text.startswith(_LAST_WORDS))
+            found_in = Line(text, source, name, number, seconds or changed, node)
             groups = tuple(group or "" for group in match.groups())
-            hit = Hit(rule, Line(text, source, name, number, when, node), groups, _place(lines, index))
+            hit = Hit(rule, found_in, groups, _place(lines, index), When(least, most, changed))
             found.setdefault((index, rule.name), hit)
     return [found[key] for key in sorted(found)]
 
@@ -160,6 +177,9 @@ def _place(lines: Sequence[str], index: int) -> str:
     return ""
 
 
+_NEVER = (0.0, 0.0)
+
+
 class _Times:
     """When the lines of a text were written, by those that begin with a time; each is looked at once."""
 
@@ -168,22 +188,32 @@ class _Times:
         self.places = [index for index, _ in found]
         self.stamps = [match for _, match in found]
 
-    def at(self, index: int) -> float:
-        """Return the time of a line, or of the nearest before it, else behind it; 0 if none is near."""
-        behind = bisect.bisect_right(self.places, index)
-        if behind and index - self.places[behind - 1] <= _NEAR:
-            return self._seconds(behind - 1)
-        if behind < len(self.places) and self.places[behind] - index < _NEAR:
-            return self._seconds(behind)
-        return 0.0
+    def at(self, index: int, *, ends: bool = False) -> tuple[float, float, float]:
+        """Return a line's time (0 if none is near), and the times between which it was written.
 
-    def _seconds(self, position: int) -> float:
+        Its time is its own, or that of the nearest before it, else behind it. If the line ``ends`` a process it is that
+        behind it, else that before.
+        """
+        place = bisect.bisect_right(self.places, index)
+        before = self._seconds(place - 1) if place else _NEVER
+        if place and self.places[place - 1] == index and before[0]:
+            return before[0], *before
+        after = self._seconds(place) if place < len(self.places) else _NEVER
+        most = max(before[0], after[1]) if after[0] else math.inf
+        near = [before[0] if place and index - self.places[place - 1] <= _NEAR else 0.0]
+        near.append(after[0] if place < len(self.places) and self.places[place] - index < _NEAR else 0.0)
+        return next(filter(None, reversed(near) if ends else near), 0.0), before[0], most
+
+    def _seconds(self, position: int) -> tuple[float, float]:
+        """Return the first and the last moment that a time means, which may be given in whole seconds."""
         match = self.stamps[position]
-        date, clock = match[1] or match[3], match[2] or match[4]
+        date, clock, part = match[1] or match[4], match[2] or match[5], match[3]
         try:
-            return time.mktime(time.strptime(f"{date} {clock}", "%Y-%m-%d %H:%M:%S"))
+            whole = time.mktime(time.strptime(f"{date} {clock}", "%Y-%m-%d %H:%M:%S"))
         except (ValueError, OverflowError):
-            return 0.0
+            return _NEVER
+        seconds = whole + float(f"0.{part or 0}")
+        return seconds, seconds if part else whole + 1
 
 
 def script_error(path: Path) -> dict[str, Any]:

@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hpcml import errors
-from hpcml.failures import evidence
+from hpcml.failures import evidence, order
 from hpcml.failures.evidence import Hit, Line
+from hpcml.failures.order import Clocks
 from hpcml.failures.rules import BY_NAME, Retry, Role
 
 _SHOWN = 3  # lines of evidence, and of what followed
@@ -23,6 +24,7 @@ _ANOTHER_ATTEMPT = 90.0  # seconds before the attempt began; the clocks of nodes
 _FINAL = {
     errors.STORAGE: "disk full or not usable",
     errors.CANCELLED: "cancelled",
+    errors.NO_PROGRESS: "no newer checkpoint",
     errors.IMAGE: "image cannot be used",
     errors.FABRIC: "not the transport asked for",
     errors.VERSIONS: "versions differ",
@@ -45,7 +47,10 @@ _SIGNALS = {
 
 
 class Ending(NamedTuple):
-    """How a run ended; ``error`` is script-error.json, ``form`` what its script is, ``times`` its events'."""
+    """How a run ended; ``error`` is script-error.json, ``form`` what its script is, ``times`` its events'.
+
+    ``clocks`` are the nodes' against the first node's.
+    """
 
     exit_status: int
     by: str
@@ -57,6 +62,7 @@ class Ending(NamedTuple):
     error: Mapping[str, Any] = {}
     last_error: Line | None = None
     form: str = ""
+    clocks: Clocks = {}
 
 
 class Cause(NamedTuple):
@@ -83,10 +89,16 @@ def judge(end: Ending, hits: Sequence[Hit]) -> Cause | None:
     if not end.exit_status and end.state in ("COMPLETED", ""):
         return None
     began = end.times.get("allocated", 0.0)
+    hits = [order.corrected(hit, end.clocks) for hit in hits]
     hits = [hit for hit in hits if not hit.line.time or hit.line.time > began - _ANOTHER_ATTEMPT]
     status = end.exit_status
+    if end.by == "script" and status == errors.STOPPED:
+        remedy = "Submitted with --until-done it goes on by itself, from its last checkpoint."
+        return Cause(errors.MEANING[status], "stopped, to be continued", remedy=end.hint or remedy)
     if end.state == "TIMEOUT" or (end.by != "script" and status == errors.TIME_LIMIT):
         return _time_limit(end, hits)
+    if end.by != "script" and status == errors.CANCELLED and (hit := _known(end.message, Line(end.message, "record"))):
+        return Cause(end.message, hit.rule.short, True, hit.rule.name, end.hint)
     if end.by != "script" and status in _FINAL:
         return Cause(end.message, _FINAL[status], remedy=end.hint, evidence=_quoted(end))
     if end.state == "CANCELLED":
@@ -101,9 +113,8 @@ def judge(end: Ending, hits: Sequence[Hit]) -> Cause | None:
 
 
 def _roots(hits: Sequence[Hit], *, own: bool) -> list[Hit]:
-    """Return the lines that begin a failure, the earliest first; ``own``: the script's output counts too."""
-    roots = [hit for hit in hits if hit.rule.role is Role.ROOT and (own or hit.line.source != "driver")]
-    return sorted(roots, key=lambda hit: hit.line.time or float("inf"))
+    """Return the lines that begin a failure; ``own``: the script's output counts too."""
+    return [hit for hit in hits if hit.rule.role is Role.ROOT and (own or hit.line.source != "driver")]
 
 
 def _of(hit: Hit, hits: Sequence[Hit], what: str = "") -> Cause:
@@ -164,6 +175,11 @@ def _time_limit(end: Ending, hits: Sequence[Hit]) -> Cause:
         where = "before the run began"
     found = [hit.line for hit in hits if hit.rule.name == "time-limit"]
     rule = BY_NAME["time-limit"]
+    frozen = [hit for hit in hits if hit.rule.name in ("frozen", "thawed")]
+    if frozen and frozen[-1].rule.name == "frozen":
+        cause = _of(frozen[-1], frozen[-1:])
+        what = f"{cause.what}, until the time limit was reached"
+        return cause._replace(what=what, nodes=(frozen[-1].groups[0],), followed=tuple(found[:1]))
     remedy = end.hint or rule.remedy
     return Cause(
         f"the time limit was reached {where}",
@@ -191,10 +207,17 @@ def _out_of_memory(end: Ending, hits: Sequence[Hit]) -> Cause:
     rule = BY_NAME["oom-kill"]
     if confirmed:
         found = _of(min(confirmed, key=lambda hit: hit.line.time or float("inf")), hits, rule.cause)
-        what = "the script was killed because the node's memory limit was reached" if end.by == "script" else found.what
+        who = "the script" if end.by == "script" else _victim(confirmed)
+        what = f"{who} was killed because the node's memory limit was reached" if who else found.what
         lines = tuple(hit.line for hit in confirmed)[:_SHOWN]
         return found._replace(what=what, rule=rule.name, evidence=lines, followed=(), short=rule.short)
     return Cause(end.message, rule.short, True, rule.name, rule.remedy, rule.retry, _quoted(end))
+
+
+def _victim(confirmed: Sequence[Hit]) -> str:
+    """Return whom the kernel killed where Slurm says it of a role's step, in that role's log; empty if of none."""
+    sources = {hit.line.source for hit in confirmed if hit.rule.name == "oom-kill"}
+    return "the scheduler" if sources & {"scheduler", "worker", "driver"} == {"scheduler"} else ""
 
 
 def _raised(end: Ending, hits: Sequence[Hit]) -> Cause:
@@ -217,15 +240,17 @@ def _raised(end: Ending, hits: Sequence[Hit]) -> Cause:
     if hit and (worse := _deeper(hit, hits)):
         return worse._replace(followed=(lines[0],))
     if hit:
-        cause = _of(hit, [*hits, hit])
+        cause = _no_files(_of(hit, [*hits, hit]), end.error["chain"][index])
         shown = (lines[index]._replace(text=_at(lines[index].text, own)), *cause.evidence[1:])
-        return cause._replace(evidence=shown[:_SHOWN], followed=later, remedy=end.hint or cause.remedy)
+        remedy = cause.remedy if cause.nodes else end.hint or cause.remedy  # the hint is for the script's own node
+        return cause._replace(evidence=shown[:_SHOWN], followed=later, remedy=remedy)
     name = chain[index].partition(":")[0]
     short = f"{name} in {_short(file)}:{number}" if own else name
     what = f"the script raised {lines[index].text}"
     line = lines[index]._replace(text=_at(lines[index].text, own))
     remedy = end.hint or "The traceback in the script's log shows how it came there."
-    return Cause(what, short, True, "script-error", remedy, Retry.NONE, (line,), later, 1)
+    nodes = dict.fromkeys(hit.line.node for hit in hits if hit.rule.name == "task-error" and hit.groups[0] == name)
+    return Cause(what, short, True, "script-error", remedy, Retry.NONE, (line,), later, 1, tuple(nodes))
 
 
 _PASSED_ON = ("CancelledError", "GeneratorExit", "StopIteration", "StopAsyncIteration")  # how Python itself goes on
@@ -246,6 +271,15 @@ def _beginning(chain: Sequence[Mapping[str, Any]], known: Mapping[int, Hit]) -> 
             above -= 1
         return above if above in known else index
     return 0
+
+
+def _no_files(cause: Cause, error: Mapping[str, Any]) -> Cause:
+    """Return the cause with what is full where the script's process has looked: no more files, though there is room."""
+    folder = error.get("no_files")
+    if not isinstance(folder, str) or not folder:
+        return cause
+    what = f"the file system of {folder[:_TOLD]} can hold no more files (no inodes are left)"
+    return cause._replace(what=what, short="no room for more files", remedy="Remove files there: df -i tells how many.")
 
 
 def _short(file: str) -> str:
@@ -274,14 +308,14 @@ def _deeper(hit: Hit, hits: Sequence[Hit]) -> Cause | None:
         return None
     behind = [other for other in _roots(hits, own=True) if other.line.source == "library" or "nccl" in other.rule.name]
     behind = [other for other in behind if other.rule.name not in _SPEAK_FOR_OTHERS]
-    return _of(behind[0], hits) if behind else None
+    one = order.first(behind)
+    return _of(one, hits) if one else None
 
 
 def _after(cascade: Hit, hits: Sequence[Hit]) -> Cause:
     """The script's end followed from something else: the earliest beginning in the logs, or unknown."""
-    roots = _roots(hits, own=False)
-    if roots:
-        found = _of(roots[0], hits)
+    if root := order.first(_roots(hits, own=False)):
+        found = _of(root, hits)
         return found._replace(followed=(cascade.line, *found.followed)[:_SHOWN])
     confirmed = [hit for hit in hits if hit.rule.role is Role.CONFIRMATION]
     if confirmed:
@@ -353,10 +387,9 @@ def _lost(end: Ending, hits: Sequence[Hit]) -> Cause:
         named = [hit for hit in hits if hit.rule.name == rule.name]
         nodes = tuple(dict.fromkeys(hit.groups[0] for hit in named if hit.groups and hit.groups[0]))
         lines = tuple(hit.line for hit in named[:_SHOWN])
-        return Cause(end.message, rule.short, True, rule.name, rule.remedy, rule.retry, lines, (), 1, nodes)
-    roots = _roots(hits, own=status != errors.WORKERS_NEVER_CAME)
-    if roots:
-        found = _of(roots[0], hits)
+        return Cause(rule.cause, rule.short, True, rule.name, rule.remedy, rule.retry, lines, (), 1, nodes)
+    if root := order.first(_roots(hits, own=status != errors.WORKERS_NEVER_CAME)):
+        found = _of(root, hits)
         return found._replace(followed=(Line(end.message, "record", "status.json"), *found.followed)[:_SHOWN])
     if told:
         found = _of(told[0], told)

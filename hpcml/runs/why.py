@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import math
+import signal
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml.errors import SlurmUnreachableError
+from hpcml import schedulers
+from hpcml.errors import ALLOCATION_LOST, SlurmUnreachableError
 from hpcml.failures import evidence, judgement
 from hpcml.failures.evidence import Line
 from hpcml.failures.judgement import Cause, Ending
@@ -55,8 +57,8 @@ class Answer(NamedTuple):
         return {**self._asdict(), **lines}
 
 
-def why(run: directories.Run) -> Answer:
-    """Return why a run failed; of one that did not, how it stands.
+def look(run: directories.Run) -> tuple[Status, Answer]:
+    """Return how a run stands, and why it failed if it did.
 
     Raises
     ------
@@ -65,22 +67,27 @@ def why(run: directories.Run) -> Answer:
     """
     with contextlib.suppress(SlurmUnreachableError):  # the status says so
         run = adoption.adopt(run)
-    return of_status(run, run_status.status(run))
+    known = run_status.status(run)
+    return known, of_status(run, known)
 
 
 def of_status(run: directories.Run, status: Status) -> Answer:
     """Return why a run failed that stands so."""
     if status.phase == "refused":
-        return _refused(status)
+        return refused(status)
     if not status.over:
         never = "never start" in status.message
         cause = f"the run waits: {status.message}" if status.phase == "queued" else status.message
         step = f"Cancel it: hpcml cancel {run.id}." if never else status.hint
-        return Answer(run.id, status.state, never, cause, next_step=step, rule="dependency" if never else "")
+        told = tuple(Line(sentence, "record", "events.jsonl") for sentence in status.warnings[-_WARNINGS:])
+        rule = "dependency" if never else ""
+        return Answer(run.id, status.state, never, cause, rule=rule, warnings=told, next_step=step)
     hits = evidence.hits(run.paths, MOST_LOGS)
     found = judgement.judge(_ending(run, status), hits)
     if found is None:
         return Answer(run.id, status.state, False, "the run ended well: there is no failure to explain")
+    if not found.known or (status.state == "NODE_FAIL" and not found.nodes):
+        found = _by_scheduler(run, status, found)
     options = _options(run, found)
     warnings: dict[str, Line] = {}
     for hit in hits:
@@ -106,7 +113,40 @@ def of_status(run: directories.Run, status: Status) -> Answer:
     )
 
 
-def _refused(status: Status) -> Answer:
+def _by_scheduler(run: directories.Run, status: Status, cause: Cause) -> Cause:
+    """Return the cause with what the scheduler says of the job's end, which is asked where nothing else tells it."""
+    if not run.submission or not run.submission.key or status.by != "scheduler":
+        return cause
+    ended = schedulers.end(run.submission)
+    if status.state == "NODE_FAIL":
+        return (
+            cause._replace(nodes=_hosts(ended.failed_nodes)) if ended.failed_nodes else _first_node(run, status, cause)
+        )
+    if status.exit_status != ALLOCATION_LOST or ended.signal not in {known.value for known in signal.Signals}:
+        return cause
+    name = signal.Signals(ended.signal).name
+    remedy = "It ran on the first node: a person, the site or the kernel ended it. Submit it again."
+    what = f"the batch script was killed by {name}"
+    return cause._replace(what=what, short="batch script killed", known=True, rule="batch-killed", remedy=remedy)
+
+
+def _hosts(listed: str) -> tuple[str, ...]:
+    try:
+        return tuple(expand_hosts(listed))
+    except ValueError:
+        return (listed,)
+
+
+def _first_node(run: directories.Run, status: Status, cause: Cause) -> Cause:
+    """Return the first node as the one that failed if the supervisor, which runs there, left no word of the end."""
+    if run.paths.status.exists() or not status.nodes or not status.times:
+        return cause
+    what = "a node failed, or lost its network: the first one, whose supervisor left no word of the end"
+    return cause._replace(what=what, nodes=status.nodes[:1])
+
+
+def refused(status: Status) -> Answer:
+    """Return why Slurm or hpcml did not take a run."""
     text = "\n".join((status.message, *status.quote))
     known = [hit for hit in evidence.hits_in(evidence.Piece(text, 0), "record") if hit.rule.role is Role.ROOT]
     rule = known[0].rule if known else None
@@ -140,6 +180,7 @@ def _ending(run: directories.Run, status: Status) -> Ending:
         evidence.script_error(attempt.script_error),
         evidence.last_error(run.paths.driver_log),
         form,
+        status.clocks,
     )
 
 

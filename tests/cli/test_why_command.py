@@ -155,3 +155,81 @@ def test_a_bundle_holds_what_support_needs_and_no_secret(world: World) -> None:
     again = world.run("why", "--bundle")
     assert again.returncode == errors.STORAGE
     assert "there already" in again.stderr
+
+
+LOST = {"exit_status": 87, "by": "scheduler", "message": "the job ended without a word (Slurm: FAILED)"}
+
+
+def test_a_batch_script_that_was_killed_is_told_by_slurm(world: World) -> None:
+    failed(world, **LOST)
+    world.answer("sacct", out="0:9|\n")
+    assert world.run("why").stdout.startswith("cause      The batch script was killed by SIGKILL.\n")
+    world.answer("sacct", err="Slurm accounting storage is disabled", code=1)
+    world.answer(
+        "scontrol", out="JobId=17 JobName=job JobState=FAILED Reason=NonZeroExitCode ExitCode=0:15 NodeList=n1\n"
+    )
+    assert (why(world)["cause"], why(world)["known"]) == ("the batch script was killed by SIGTERM", True)
+    for silent in ("JobId=17 ExitCode=1:0\n", "JobId=17 ExitCode=0:999\n", ""):
+        world.answer("scontrol", out=silent)
+        found = why(world)
+        assert (found["known"], found["cause"]) == (False, LOST["message"]), silent
+
+
+@pytest.mark.parametrize(("said", "nodes"), [("n3", ["n3"]), ("n[3-4]", ["n3", "n4"]), ("", []), ("\x1b[31mn3", [])])
+def test_the_node_that_failed_is_told_by_accounting_where_no_log_does(
+    world: World, said: str, nodes: list[str]
+) -> None:
+    directory = failed(world, **LOST | {"state": "NODE_FAIL", "message": "a node of the allocation failed"})
+    world.answer("sacct", out=f"0:0|{said}\n")
+    found = why(world)
+    assert (found["short"], found["nodes"]) == ("node failed", nodes)
+    assert found["options"] == (["--exclude", ",".join(nodes)] if nodes else [])
+    (directory / "logs/job.log").write_text("srun: error: Node failure on n1\n")
+    assert why(world)["nodes"] == ["n1"]
+
+
+def test_a_supervisor_that_left_no_word_was_on_the_node_that_failed(world: World) -> None:
+    directory = failed(world)
+    (directory / "status.json").unlink()
+    world.set_job(json.loads((directory / "submission.json").read_text())["job"], state="NODE_FAIL")
+    world.answer("sacct", out="")
+    found = why(world)
+    assert (found["short"], found["nodes"], found["options"]) == ("node failed", ["n1"], ["--exclude", "n1"])
+    world.answer("sacct", out="0:0|n3\n")
+    assert why(world)["nodes"] == ["n3"]
+
+
+def test_a_run_that_goes_on_shows_what_it_has_warned_of(world: World) -> None:
+    directory = failed(world)
+    (directory / "status.json").unlink()
+    said = (
+        "n3: the script has waited for a file system that does not answer for 20 s (/data/a.npy, request_wait_answer)."
+    )
+    with (directory / "events.jsonl").open("a") as file:
+        file.writelines(
+            json.dumps({"time": 2.0, "attempt": 0, **facts}) + "\n"
+            for facts in ({"event": "driver-started"}, {"event": "warning", "sentence": said})
+        )
+    lines = world.run("why").stdout.splitlines()
+    assert lines[0].startswith("run        The script runs")
+    assert lines[-2:] == ["warning    events.jsonl", f"  | {said}"]
+
+
+def test_a_run_whose_record_was_cut_off(world: World) -> None:
+    """The machine that wrote it went down: what is whole counts, the rest is named in one sentence."""
+    directory = failed(world)
+    (directory / "logs/worker-n3.log").write_text(TEXTS["ecc"][0] + "\n")
+    with (directory / "events.jsonl").open("a") as file:
+        file.write('{"time": 2.0, "attempt": 0, "ev')
+    assert why(world)["rule"] == "ecc"
+    for name in ("status.json", "plan.json", "request.json"):
+        whole = (directory / name).read_text()
+        (directory / name).write_text(whole[: len(whole) // 2])
+        done = world.run("why")
+        assert done.returncode == errors.STORAGE, (name, done.stdout)
+        assert name in done.stderr
+        assert "Traceback" not in done.stderr
+        (directory / name).write_text(whole)
+    (directory / "status.json").unlink()
+    shutil.rmtree(directory / "logs")
+    assert why(world)["state"] in ("PENDING", "RUNNING")

@@ -16,7 +16,7 @@ from hpcml.node.settings import Context
 from hpcml.paths import AttemptPaths
 
 
-def run(folder: Path, text: str, *, image: str = "") -> tuple[str, str]:
+def run(folder: Path, text: str, *, image: str = "", sweep: str = "") -> tuple[str, str]:
     """Run a script as a run does and return the hint, and what the script said."""
     attempt = AttemptPaths(folder)
     script = folder / "main.py"
@@ -26,7 +26,7 @@ def run(folder: Path, text: str, *, image: str = "") -> tuple[str, str]:
     done = subprocess.run(
         [sys.executable, "-P", "-c", start, str(script)], capture_output=True, text=True, check=False, timeout=60,
         env={"HPCML_SCRIPT_ERROR": str(attempt.script_error), "PYTHONPATH": str(root)}, stdin=subprocess.DEVNULL)  # fmt: skip
-    context: Any = SimpleNamespace(attempt=attempt, settings=SimpleNamespace(image=image))
+    context: Any = SimpleNamespace(attempt=attempt, settings=SimpleNamespace(image=image, sweep=sweep))
     return error_hints.next_step(cast("Context", context)), done.stderr
 
 
@@ -50,6 +50,10 @@ def test_an_error_that_is_known_has_a_next_step(tmp_path: Path, text: str, words
 ])  # fmt: skip
 def test_other_ends_have_none(tmp_path: Path, text: str) -> None:
     assert run(tmp_path, text)[0] == ""
+
+
+def test_of_a_sweep_it_is_the_sweep_s_own_command(tmp_path: Path) -> None:
+    assert run(tmp_path, "1 / 0", sweep="mine")[0].endswith("hpcml sweep status mine.")
 
 
 def test_in_an_image_the_image_lacks_a_module(tmp_path: Path) -> None:

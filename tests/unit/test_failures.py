@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import os
@@ -17,6 +18,7 @@ from hpcml.failures import evidence, judgement
 from hpcml.failures.evidence import Hit, Line, Piece
 from hpcml.failures.judgement import Cause, Ending
 from hpcml.failures.rules import BY_NAME, RULES, Role
+from hpcml.node.health import clock_offset, frozen
 from hpcml.node.roles import worker_parent
 from hpcml.paths import RunPaths
 
@@ -55,6 +57,7 @@ def test_every_rule_has_its_recorded_text_and_no_other_rule_knows_it() -> None:
         ("disk-full", "abort"),
         ("open-files", "comm-closed"),
     }
+    also |= {(name, "task-error") for name in TEXTS}  # which says that a task raised an error, whatever it was
     for name, texts in TEXTS.items():
         for text in texts:
             found = {hit.rule.name for hit in hits(text)}
@@ -98,7 +101,7 @@ def test_without_a_beginning_the_cause_is_not_known() -> None:
     assert "nothing in the run's logs says why" in cause(CASCADE, []).what
 
 
-def at(seconds: int, text: str) -> str:
+def at(seconds: float, text: str) -> str:
     stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(BASE + seconds))
     return f"{stamp},001 - distributed.worker - ERROR - {text}"
 
@@ -155,6 +158,16 @@ def test_a_kill_is_out_of_memory_only_where_that_is_confirmed() -> None:
     assert not cause(killed, []).known
     found = cause(killed, hits(TEXTS["oom-kill"][0], source="job"))
     assert (found.known, found.short, found.retry) == (True, "out of memory", "memory")
+
+
+def test_slurm_s_word_in_the_scheduler_s_log_names_the_scheduler() -> None:
+    lost = Ending(errors.ROLE_LOST, "hpcml", "FAILED", "the Dask scheduler on n1 was lost")
+    own, task = (
+        hits(TEXTS["oom-kill"][0], source="scheduler", node=""),
+        hits(TEXTS["oom-task"][0], source="job", node=""),
+    )
+    assert cause(lost, [*task, *own]).what.startswith("the scheduler was killed because the node's memory limit")
+    assert "scheduler" not in cause(lost, [*own, *hits(TEXTS["oom-kill"][0])]).what
 
 
 @pytest.mark.parametrize(("number", "rule"), [(139, "segfault"), (135, "bus-error"), (134, "abort"), (132, "illegal")])
@@ -263,3 +276,129 @@ def test_what_nccl_and_ucx_wrote_beside_a_worker_is_kept(tmp_path: Path, capsys:
     (tmp_path / "n1-0/ucx-71.log").write_text(f"[n1:71:0] ucp.c:1 UCX  INFO  tcp\n{ib}\n")
     worker_parent._keep_troubles(tmp_path)
     assert capsys.readouterr().err.splitlines() == [shm, ib]
+
+
+# -- clocks ------------------------------------------------------------------------------------------------------------
+
+
+def on_two_nodes(shift: float, *, apart: float, texts: tuple[str, str]) -> list[Hit]:
+    """Return what n1 wrote, and n2 so many seconds later; n2's clock is ahead by ``shift`` seconds."""
+    stamps = (0, apart + shift)
+    lines = {f"n{node}": at(stamp, text) for node, stamp, text in zip((1, 2), stamps, texts, strict=True)}
+    return [hit for node, line in lines.items() for hit in hits(line, node=node)]
+
+
+@pytest.mark.parametrize("shift", [-90, 0, 90])
+@pytest.mark.parametrize("apart", [-5, 5])
+def test_the_clocks_of_nodes_are_taken_into_account(shift: int, apart: int) -> None:
+    found = on_two_nodes(shift, apart=apart, texts=(TEXTS["disk-full"][0], TEXTS["memory-error"][0]))
+    end = CASCADE._replace(times={"allocated": BASE - 60}, clocks={"n2": (shift, 0.01)})
+    first = "disk-full" if apart > 0 else "memory-error"
+    judged = cause(end, found)
+    assert judged.rule == first
+    assert abs(judged.evidence[0].time - (BASE + min(0, apart))) < 0.1  # shown by the first node's clock
+
+
+def test_lines_of_a_node_far_behind_are_of_this_attempt() -> None:
+    late = hits(at(-500, TEXTS["disk-full"][0]), node="n2")
+    end = CASCADE._replace(times={"allocated": BASE})
+    assert not cause(end, late).known
+    assert cause(end._replace(clocks={"n2": (-520, 0.01)}), late).rule == "disk-full"
+
+
+@pytest.mark.parametrize("apart", [-1.0, 1.0])
+def test_what_the_clocks_cannot_order_is_ordered_by_what_it_is(apart: float) -> None:
+    """A fault of a node goes before what a program says of it, and that before the end of a process."""
+    end = CASCADE._replace(clocks={"n1": (0, 0), "n2": (0, 2.0)})
+    names = ("stale-handle", "disk-full", "worker-exit")
+    for first, second in itertools.combinations(names, 2):
+        for texts in ((first, second), (second, first)):
+            one, other = (TEXTS[name][0] for name in texts)
+            assert cause(end, on_two_nodes(0, apart=apart, texts=(one, other))).rule == first
+            certain = cause(end, on_two_nodes(0, apart=5, texts=(one, other))).rule
+            assert certain == texts[0]
+
+
+def test_in_one_log_the_order_of_the_lines_counts_whatever_they_are() -> None:
+    texts = (TEXTS["worker-exit"][0], TEXTS["stale-handle"][0])
+    for first, second in itertools.permutations(texts):
+        assert cause(CASCADE, hits(first, second)).evidence[0].text == first
+
+
+def test_a_line_without_a_time_was_written_between_those_around_it() -> None:
+    (hit,) = hits(at(0, "a"), TEXTS["disk-full"][0], at(60, "b"))
+    assert hit.line.time == pytest.approx(BASE, abs=0.1)
+    assert hit.when[:2] == (hit.line.time, hit.line.time + 60)
+    (hit,) = hits(at(0, "a"), "Fatal Python error: Segmentation fault", at(60, "b"))
+    assert hit.line.time == pytest.approx(BASE + 60, abs=0.1)
+
+
+def test_the_shortest_exchange_tells_another_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way there and the way back take so long; this clock is 90 s ahead, and the shortest exchange lies by 0.1 s."""
+    now, ways = BASE, iter([(0.5, 2.0), (0.3, 0.1), (3.0, 0.0), (1.0, 1.0), (0.0, 4.0)])
+    monkeypatch.setattr(time, "time", lambda: now + 90)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+
+    async def ask() -> float:
+        nonlocal now
+        there, back = next(ways)
+        now += there + back
+        return now - back
+
+    ahead, within = asyncio.run(clock_offset.measure(ask))
+    assert ahead == pytest.approx(89.9, abs=1e-3)
+    assert within == pytest.approx(0.2, abs=1e-3)
+
+
+# -- a file system that does not answer --------------------------------------------------------------------------------
+
+FROZEN = Ending(errors.TIME_LIMIT, "scheduler", "TIMEOUT", "the time limit was reached", times={"driver-started": 1.0})
+
+
+def test_a_file_system_that_does_not_answer_is_the_cause_of_a_time_limit() -> None:
+    waits, goes_on, limit = (TEXTS[name][0] for name in ("frozen", "thawed", "time-limit"))
+    found = cause(FROZEN, hits(waits, limit, source="job", node=""))
+    assert (found.rule, found.nodes, found.retry) == ("frozen", ("n3",), "exclude")
+    assert "/data/a.npy" in found.what
+    assert cause(FROZEN, hits(waits, goes_on, limit, source="job", node="")).rule == "time-limit"
+
+
+class Process:
+    """A folder like that of a process in /proc, with one thread."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.thread = folder, folder / "task/7"
+        (folder / "fd").mkdir()
+        (folder / "fd/5").symlink_to("/data/a.npy")
+        self.thread.mkdir(parents=True)
+        (self.thread / "syscall").write_text("0 0x5 0x7f 0x10 0 0 0 0x7 0x7\n")
+        self.sleeps("request_wait_answer", 3)
+
+    def sleeps(self, function: str, times: int) -> None:
+        (self.thread / "wchan").write_text(function)
+        (self.thread / "status").write_text(
+            f"State:\tS\nvoluntary_ctxt_switches:\t{times}\nnonvoluntary_ctxt_switches:\t0\n"
+        )
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Process:
+    return Process(tmp_path)
+
+
+def test_one_long_wait_for_a_file_system_is_seen(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frozen, "_READS", {"0"})
+    look = frozen.Frozen(1)
+    look.place = process.folder
+    assert [look.look(now) for now in (0, 10, 19)] == ["", "", ""]
+    assert look.look(21) == "/data/a.npy, request_wait_answer"
+    process.sleeps("request_wait_answer", 4)  # it was woken in between: the file system is slow
+    assert look.look(22) == ""
+    process.sleeps("futex_wait_queue", 5)
+    assert [look.look(now) for now in (30, 60)] == ["", ""]
+
+
+def test_a_process_that_has_gone_waits_for_nothing(tmp_path: Path) -> None:
+    look = frozen.Frozen(1)
+    look.place = tmp_path / "gone"
+    assert [look.look(now) for now in (0, 60)] == ["", ""]

@@ -17,6 +17,8 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
 
 from hpcml.node import files
 from hpcml.node.security import tls
@@ -83,10 +85,20 @@ def _digest(versions: Mapping[str, str]) -> str:
     return f"{zlib.crc32(json.dumps(versions, sort_keys=True).encode()):08x}"
 
 
-def tell(context: Context, role: str) -> None:
-    """Say on the shared file system which versions this role has, and what time it is here."""
+def tell(context: Context, role: str) -> Path:
+    """Say on the shared file system which versions this role has, and what time it is here; return the file."""
     own = here()
-    files.write_json(context.attempt.versions / f"{role}@{context.node}@{_digest(own)}@{time.time():.1f}", own)
+    path = context.attempt.versions / f"{role}@{context.node}@{_digest(own)}@{time.time():.1f}"
+    files.write_json(path, own)
+    return path
+
+
+def forget(note: Path) -> None:
+    """Remove a worker task's note when the task has ended, if the scheduler's says the same: runs have few files."""
+    _, _, digest, _ = note.name.split("@")
+    with suppress(OSError):  # the folder is gone, or the file system full: then there is a file more
+        if any(name.split("@")[::2] == ["scheduler", digest] for name in files.listed(note.parent)):
+            note.unlink(missing_ok=True)
 
 
 class Clocks:
@@ -99,12 +111,15 @@ class Clocks:
         self.node, self.behind, self.ahead = node, behind, ahead
         self.began = float(os.environ.get("HPCML_BEGAN") or time.time() - NOTED)
         self.differences: dict[str, float] = {}
+        self.bounds: dict[str, tuple[float, float]] = {}  # seconds ahead, and by how many that may be wrong
 
     def take(self, node: str, told: float) -> None:
         """Take in the time that a role on a node told when it started, as soon as it is seen."""
         if node == self.node:
             return
-        least = max(0.0, told - time.time()) or min(0.0, told - self.began)
+        seen = time.time()
+        self.bounds[node] = (told - (seen + self.began) / 2, abs(seen - self.began) / 2)
+        least = max(0.0, told - seen) or min(0.0, told - self.began)
         if abs(least) > abs(self.differences.get(node, 0.0)) or node not in self.differences:
             self.differences[node] = least
 

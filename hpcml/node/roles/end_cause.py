@@ -49,6 +49,8 @@ class EndRequests:
         self.started = time.monotonic()
         self.requested_at = self.listed_at = 0.0
         self.names: set[str] = set()
+        self.longest_save = 0.0
+        self.ends = float(os.environ.get("SLURM_JOB_END_TIME") or "inf")  # newer Slurms say it
         self.batch = Process.named(int(os.environ.get("HPCML_BATCH", "0")))
 
     def check(self, phase: str) -> None:
@@ -57,13 +59,14 @@ class EndRequests:
         now = time.monotonic()
         if now - self.listed_at > NOTES_TICK:
             self.listed_at, self.names = now, files.listed(attempt.directory)
+            self._look_at_saves()
         timed = settings.one_machine and settings.time_limit
         left = settings.time_limit - (now - self.started) if timed else float("inf")
-        if not self.time_limit_near and (attempt.time_limit.name in self.names or left < settings.signal_lead):
+        if not self.time_limit_near and (attempt.time_limit.name in self.names or self._margin_reached(left)):
             self.time_limit_near = True
             if attempt.time_limit.name not in self.names:
                 storage.write_end(self.context.run, attempt.time_limit, {})
-            self.events.write("time-limit-near", seconds=settings.signal_lead)
+            self.events.write("time-limit-near", seconds=self.lead)
         if settings.one_machine and self.batch.pid and not self.batch.alive:
             raise RunEndedError(Outcome(errors.ALLOCATION_LOST, phase, "hpcml", "the batch script was killed"))
         if not (self.signalled or left < 0 or attempt.terminate.name in self.names):
@@ -72,6 +75,40 @@ class EndRequests:
         if not self.signalled and left >= 0 and now - self.requested_at < SETTLE:
             return
         raise RunEndedError(Outcome(phase=phase, **(_TIME_LIMIT if self.time_limit_near else _CANCELLED)))
+
+    @property
+    def lead(self) -> float:
+        """How many seconds before the time limit the script is told: twice its longest save, if that is more."""
+        settings = self.context.settings
+        most = settings.time_limit / 2 or float("inf")
+        return max(settings.signal_lead, min(2 * self.longest_save, most))
+
+    def _margin_reached(self, left: float) -> bool:
+        """Whether the time limit is near; Slurm's own signal tells of the margin that was asked for at submission."""
+        settings = self.context.settings
+        if left == float("inf") and self.lead > settings.signal_lead and not settings.one_machine:
+            left = self.ends - time.time()
+        return left < self.lead
+
+    def _look_at_saves(self) -> None:
+        path = self.context.attempt.saves
+        if path.name in self.names:
+            self.longest_save = float((files.read_json(path) or {}).get("longest", 0.0))
+
+    def slow_save(self) -> str:
+        """Return that there is little time for a save where the script is told to end; empty if there is enough."""
+        settings, seconds = self.context.settings, self.longest_save
+        if 2 * seconds > settings.driver_grace:
+            left = f"has {settings.driver_grace:g} s when the run is cancelled or preempted (deadlines.driver_grace)"
+        elif 2 * seconds > self.lead or (self.lead > settings.signal_lead and not self._knows_its_end):
+            left = f"has {settings.signal_lead:g} s before the time limit (slurm.signal_lead)"
+        else:
+            return ""
+        return f"a save took {seconds:.1f} s, and the script {left}"
+
+    @property
+    def _knows_its_end(self) -> bool:
+        return self.context.settings.one_machine or self.ends < float("inf")
 
 
 def log_size(context: Context) -> int:
@@ -87,7 +124,8 @@ def from_slurm(context: Context, outcome: Outcome, since: int) -> Outcome:
 
     ``since`` is the length of the job's log when this attempt began.
     """
-    if context.settings.one_machine or outcome.state not in _TOLD_TO_END:
+    stopped = outcome.by == "script" and outcome.exit_status == errors.STOPPED
+    if context.settings.one_machine or stopped or outcome.state not in _TOLD_TO_END:
         return outcome
     deadline = time.monotonic() + (0.0 if _in_allocation() else LINE)
     while (cause := _cause(context, since)) is None and time.monotonic() < deadline:

@@ -31,7 +31,8 @@ def next_step(context: Context) -> str:
     for one in (error or {}).get("chain", ()):
         if hint := _hint(one, context.settings.image):
             return hint
-    return ""
+    sweep = context.settings.sweep
+    return f"The sweep's points, and why some failed: hpcml sweep status {sweep}." if sweep else ""
 
 
 def _hint(error: dict[str, Any], image: str) -> str:

@@ -1,0 +1,305 @@
+"""Failures of time, files, memory and nodes, staged side by side on a real Slurm: `hpcml why` names the cause of each."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import lab_image
+from conftest import ALL_NODES, Cluster
+from lab_state import wait_for
+from staged import record
+from test_losses import environment
+from test_why import why
+
+pytestmark = pytest.mark.lab
+
+CONNECT = "import hpcml, os, subprocess, sys, time\nclient = hpcml.connect()\n"
+WAITS = f"{CONNECT}time.sleep(300)\n"
+GO = f"{CONNECT}while not (hpcml.run.out / 'go').exists():\n    time.sleep(0.1)\n"
+EACH = "for worker in client.scheduler_info(n_workers=-1)['workers']:\n    client.submit(f, workers=[worker], pure=False).result()\n"
+SHARED = """from multiprocessing.shared_memory import SharedMemory
+def fill():
+    shared = SharedMemory(create=True, size=10**8)
+    shared.buf[:] = bytes(10**8)
+"""
+FILES = "def f(n):\n    open(f'{}/{{n}}', 'w').close()\n"
+PLACE = Path("/tmp/hpcml-test-why")  # node-local: each node has its own
+PYTHON, HANGS, OLD, TOOLS = PLACE / "python", PLACE / "hangs", PLACE / "old", PLACE / "tools"
+FULL, FROZEN, DIES = PLACE / "full", PLACE / "frozen", PLACE / "dies"
+SMALL = ("--cpus-per-node", "2", "--memory-per-node", "950M")  # several fit on a node beside each other
+ONE = ("--nodes", "1", *SMALL)
+N3 = (*ONE, "--nodelist", "n3")
+N4 = (*ONE, "--nodelist", "n4")
+BOTH = ("--nodes", "2", "--nodelist", "n3,n4", *SMALL)
+MINUTE = ("--time", "1", "--set", "slurm.signal_lead=5s")  # Slurm's shortest; all runs share it
+
+
+def awaiting(role: str, deadline: str) -> tuple[str, ...]:
+    """Return options of a run whose role never gets beyond its start."""
+    hangs = ("--set", f"runtime.python={HANGS}", "--set", f"environment.HPCML_TEST_HANGS={role}")
+    return (*hangs, "--set", f"deadlines.{deadline}=300s")
+
+
+class Stage(NamedTuple):
+    """A failure: the script, its options, and what the cause says; ``{home}`` and ``{image}`` in an option are the test's."""
+
+    script: str
+    options: tuple[str, ...]
+    says: str
+    nodes: tuple[str, ...] = ()
+
+
+STAGES = {
+    "time limit while the scheduler is awaited": Stage(
+        WAITS, (*ONE, *MINUTE, *awaiting("scheduler", "scheduler")), "time limit was reached before the scheduler was up"
+    ),
+    "time limit while workers are awaited": Stage(
+        WAITS, (*ONE, *MINUTE, *awaiting("worker", "workers")), "time limit was reached before all workers were there"
+    ),
+    "time limit while the fabric is measured": Stage(
+        WAITS,
+        (*BOTH, *MINUTE, "--set", "fabric.require=rdma", "--set", "deadlines.fabric=300s",
+         "--set", "environment.DASK_DISTRIBUTED__SCHEDULER__PRELOAD={home}/slow_check.py"),
+        "time limit was reached while the interconnect was checked",
+    ),
+    "time limit in the script": Stage(WAITS, (*ONE, *MINUTE), "time limit was reached while the script ran"),
+    "time limit in the tear-down": Stage(
+        f"{GO}sys.exit(3)\n", (*ONE, *MINUTE, "--set", "deadlines.teardown=300s"), "ended itself with exit status 3"
+    ),
+    "file system frozen": Stage(
+        f"{GO}open('{FROZEN}/mount/data', 'rb').read()\n", (*N3, *MINUTE), "a file system did not answer", ("n3",)
+    ),
+    "file system's program has ended": Stage(
+        f"{GO}open('{DIES}/mount/data', 'rb').read()\n", N3, "file system's program has ended"
+    ),
+    "/dev/shm full, script": Stage(f"{SHARED}fill()\n", N4, "mostly /dev/shm is full"),
+    "/dev/shm full, task": Stage(f"{CONNECT}{SHARED}client.submit(fill).result()\n", N4, "mostly /dev/shm is full", ("n4",)),
+    "no inodes, script": Stage(f"{FILES.format(FULL)}for n in range(99):\n    f(n)\n", N4, "can hold no more files"),
+    "no inodes, task": Stage(
+        f"{CONNECT}{FILES.format(FULL)}client.gather(client.map(f, range(99)))\n", N4, "can hold no more files", ("n4",)
+    ),
+    "module missing on one node": Stage(
+        f"{CONNECT}def f():\n    sys.path.insert(0, '{TOOLS}')\n    import hpcml_test_tool\n{EACH}", BOTH,
+        "module hpcml_test_tool is not installed", ("n4",),
+    ),
+    "command missing on one node": Stage(
+        f"{CONNECT}def f():\n    subprocess.run(['{TOOLS}/tool'], check=True)\n{EACH}", BOTH, f"No such file or directory: '{TOOLS}/tool'", ("n4",)
+    ),
+    "interpreter missing on one node": Stage(
+        "pass\n", (*BOTH, "--set", f"runtime.python={PYTHON}"), "n4: the worker task ended with exit status 127"
+    ),
+    "other versions on one node": Stage("pass\n", (*BOTH, "--set", f"runtime.python={OLD}"), "missing in the workers on n4"),
+    "wrong interface": Stage("pass\n", (*BOTH, "--set", "network.interface=ib7"), "network interface ib7 has no address"),
+    "hung script": Stage(WAITS, (*ONE, "--set", "deadlines.idle=10s"), "nothing used the cluster for 10 s"),
+    "image unreadable on one node": Stage("pass\n", (*BOTH, "--image", "{image}"), "n4: the file is not an image"),
+    "scheduler out of memory": Stage(
+        f"{CONNECT}client.run_on_scheduler(lambda: [bytearray(10**7) for _ in range(10**4)])\n",
+        ("--nodes", "1", "--memory-per-node", "900M", "--cpus-per-node", "2", "--set", "workers.memory_limit=300M"),
+        "the scheduler was killed because the node's memory limit was reached",
+    ),
+}  # fmt: skip
+
+
+def put(cluster: Cluster, node: str, path: Path, text: str) -> None:
+    cluster.run("mkdir", "-p", str(path.parent), node=node)
+    cluster.lab.exec(["tee", str(path)], node=node, input=text)
+    cluster.run("chmod", "755", str(path), node=node)
+
+
+def root(cluster: Cluster, node: str, text: str) -> None:
+    done = cluster.run("sh", "-ec", text, node=node, user="root")
+    assert done.returncode == 0, done.stderr
+
+
+def interpreters(cluster: Cluster) -> None:
+    """Put interpreters in place: one that hangs in a role, and what n4 alone lacks or has in another version."""
+    for node in ALL_NODES:
+        plain = 'exec "$(command -v python)" "$@"\n'
+        put(cluster, node, HANGS, f'#!/bin/sh\ncase "$*" in *"$HPCML_TEST_HANGS") sleep 1000;; esac\n{plain}')
+        put(cluster, node, OLD, '#!/bin/sh\nexec /usr/bin/python3 "$@"\n' if node == "n4" else f"#!/bin/sh\n{plain}")
+        if node != "n4":
+            put(cluster, node, PYTHON, f"#!/bin/sh\n{plain}")
+            put(cluster, node, TOOLS / "tool", "#!/bin/sh\n")
+            put(cluster, node, TOOLS / "hpcml_test_tool.py", "")
+
+
+@contextmanager
+def mounted(cluster: Cluster, place: Path) -> Iterator[int]:
+    """Mount a file system on n3 whose program is a process: yield its pid."""
+    root(cluster, "n3", f"umount --lazy {place}/mount 2>/dev/null || true; mkdir -p {place}/in {place}/mount; chmod 755 {place} {place}/mount; "
+         f"head -c 9000000 /dev/urandom > {place}/in/data; mksquashfs {place}/in {place}/image -quiet -noappend")  # fmt: skip
+    with cluster.lab.popen(
+        ["squashfuse", "-f", "-o", "allow_other", f"{place}/image", f"{place}/mount"], node="n3", user="root"
+    ) as program:
+        try:
+            there = ("test", "-e", f"{place}/mount/data")
+            assert wait_for(lambda: cluster.run(*there, node="n3").returncode == 0, 30)
+            yield program.pid
+        finally:
+            program.kill()
+            cluster.run("umount", "--lazy", f"{place}/mount", node="n3", user="root")
+
+
+@contextmanager
+def staged(cluster: Cluster, image: Path | None) -> Iterator[tuple[int, int]]:
+    """Make the nodes such that the stages fail; yield the programs of n3's two file systems."""
+    with ExitStack() as stack:
+        for node in ALL_NODES:
+            stack.callback(cluster.run, "rm", "-rf", str(PLACE), node=node, user="root")
+        interpreters(cluster)
+        slow = "import asyncio\nfrom hpcml.node.fabric import rounds\nasync def check(*_):\n    await asyncio.sleep(1000)\n"
+        cluster.write("slow_check.py", f"{slow}rounds.check = check\n")
+        stack.enter_context(cluster.covered("n4", "mount -t tmpfs -o size=1m none /dev/shm", "/dev/shm"))
+        small = f"mkdir -p {FULL}; mount -t tmpfs -o nr_inodes=8,mode=777 none {FULL}"
+        stack.enter_context(cluster.covered("n4", small, str(FULL)))
+        if image:
+            other = cluster.write("other.sif", "this is no image\n")
+            stack.enter_context(cluster.covered("n4", f"mount --bind {other} {image}", str(image)))
+        pids = [stack.enter_context(mounted(cluster, place)) for place in (FROZEN, DIES)]
+        yield pids[0], pids[1]
+
+
+def stop_workers_step(cluster: Cluster, directory: Path) -> None:
+    """Stop the srun of a run's workers, so that its tear-down lasts."""
+    drivers = [pid for pid, line in cluster.processes() if line.endswith("hpcml.node driver")]
+    found = [words for pid in drivers if (words := environment(pid)).get("HPCML_RUN_DIR") == str(directory)]
+    os.kill(int(found[0]["HPCML_STEPS"].split()[1]), signal.SIGSTOP)
+
+
+def answer(cluster: Cluster, directory: Path, seconds: float) -> dict[str, Any]:
+    """Return what `hpcml why` says of a run when it has ended."""
+    assert wait_for(lambda: why(cluster, directory)["state"] not in ("PENDING", "RUNNING"), seconds), directory
+    return why(cluster, directory)
+
+
+@pytest.fixture(scope="module")
+def answers(cluster: Cluster) -> dict[str, dict[str, Any]]:
+    """What `hpcml why` says of all stages, which ran beside each other."""
+    places = cluster.lab.places
+    image = None if lab_image.reason_against(places) else lab_image.image(places)
+    cluster.wait_idle(60)
+    with staged(cluster, image) as (frozen, dies):
+        started: dict[str, Path] = {}
+        for name, stage in STAGES.items():
+            if "{image}" in stage.options and not image:
+                continue
+            options = tuple(option.format(home=cluster.work, image=image) for option in stage.options)
+            started[name] = cluster.detach(stage.script, *options)[1]
+        waits = [name for name, stage in STAGES.items() if stage.script.startswith(GO)]
+        for name in waits:
+            cluster.wait_event(started[name], "driver-started", 120)
+        os.kill(frozen, signal.SIGSTOP)
+        os.kill(dies, signal.SIGKILL)
+        stop_workers_step(cluster, started["time limit in the tear-down"])
+        for name in waits:
+            cluster.run("touch", str(started[name] / "out/go"))
+        return {name: answer(cluster, directory, 200) for name, directory in started.items()}
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_a_staged_failure_names_its_cause(answers: dict[str, dict[str, Any]], name: str) -> None:
+    if name not in answers:
+        pytest.skip("there is no image to stage it with")
+    stage, found = STAGES[name], answers[name]
+    record(name, found, stage.says)
+    assert found["known"], found
+    assert stage.says in found["cause"]
+    assert set(found["nodes"]) >= set(stage.nodes)
+
+
+def test_a_controller_that_was_away_is_not_the_cause(cluster: Cluster) -> None:
+    """The script fails meanwhile: asked then and afterwards, its own error is the cause."""
+    _, directory = cluster.detach(f"{GO}raise ValueError('of its own')\n", *ONE)
+    cluster.wait_event(directory, "driver-started", 60)
+    services = cluster.lab.services()
+    controller = services.state.daemons["slurmctld"]
+    os.kill(controller.pid, signal.SIGKILL)
+    try:
+        assert wait_for(lambda: not controller.alive, 20)
+        cluster.run("touch", str(directory / "out/go"))
+        cluster.wait_status(directory)
+        meanwhile = why(cluster, directory)
+    finally:
+        services.start_controller()
+    found = why(cluster, directory)
+    record("controller restarted", found, "ValueError: of its own")
+    assert (meanwhile["cause"], found["cause"]) == ("the script raised ValueError: of its own",) * 2
+
+
+TWO = ("--nodes", "2", "--cpus-per-node", "1", "--memory-per-node", "780M")
+N1_N2 = (*TWO, "--nodelist", "n1,n2")
+# The runs that lose n2, and the event until which each has come.
+DOWN = {
+    "node down while workers are awaited": Stage(WAITS, (*N1_N2, *awaiting("worker", "workers")), "scheduler-up", ("n2",)),
+    "node down in the script": Stage(WAITS, N1_N2, "driver-started", ("n2",)),
+    "node down in the script, on_loss=fail": Stage(WAITS, (*N1_N2, "--set", "workers.on_loss=fail"), "driver-started", ("n2",)),
+    "node down in the tear-down": Stage(f"{GO}sys.exit(3)\n", (*N1_N2, "--set", "deadlines.teardown=300s"), "driver-started"),
+    "first node down": Stage(WAITS, (*TWO, "--nodelist", "n2,n3"), "driver-started", ("n2",)),
+}  # fmt: skip
+
+
+def test_a_node_that_goes_down_is_the_cause_in_each_phase(cluster: Cluster, subtests: pytest.Subtests) -> None:
+    """All of them lose the same node at the same moment; a script that had ended before has its own end."""
+    interpreters(cluster)
+    started = {name: cluster.detach(stage.script, *stage.options)[1] for name, stage in DOWN.items()}
+    for name, stage in DOWN.items():
+        cluster.wait_event(started[name], stage.says, 60)
+    ending = started["node down in the tear-down"]
+    stop_workers_step(cluster, ending)
+    cluster.run("touch", str(ending / "out/go"))
+    cluster.wait_event(ending, "driver-ended", 30)
+    cluster.lab.node_down("n2", crash=True, tell=True)
+    try:
+        for name, stage in DOWN.items():
+            found = answer(cluster, started[name], 120)
+            says = "a node failed" if stage.nodes else "exit status 3"
+            record(name, found, says)
+            with subtests.test(name):
+                assert (found["known"], found["nodes"]) == (True, list(stage.nodes)), found
+                assert says in found["cause"], found
+    finally:
+        cluster.lab.node_up("n2")
+        for node in ALL_NODES:
+            cluster.run("rm", "-rf", str(PLACE), node=node, user="root")
+
+
+CRASHES = """import ctypes, os
+by_name = {facts["name"]: address for address, facts in client.scheduler_info(n_workers=-1)["workers"].items()}
+def crash(how):
+    how()
+first = client.submit(crash, os.abort, workers=[by_name["n1"]])
+while by_name["n1"] in client.scheduler_info(n_workers=-1)["workers"]:
+    time.sleep(0.1)
+time.sleep(3)  # longer than what is not known of the clocks
+client.submit(ctypes.string_at, 0, workers=[by_name["n2"]]).result()
+"""
+
+
+@pytest.mark.parametrize("shift", [-90, 90])
+def test_the_first_of_two_crashes_is_the_cause_though_a_clock_is_wrong(cluster: Cluster, shift: int) -> None:
+    """The clock of n2's roles differs by a minute and a half; its worker crashes some seconds after n1's."""
+    for node in ALL_NODES:
+        put(
+            cluster,
+            node,
+            PLACE / "sitecustomize.py",
+            f"import time\nreal = time.time\ntime.time = lambda: real() + {shift}\n",
+        )
+        path = f'PYTHONPATH="{PLACE}:$PYTHONPATH" ' if node == "n2" else ""
+        put(cluster, node, PYTHON, f'#!/bin/sh\n{path}exec "$(command -v python)" "$@"\n')
+    options = ("--set", f"runtime.python={PYTHON}", "--set", "workers.restarts=0", "--nodelist", "n1,n2")
+    ended = cluster.submit(CONNECT + CRASHES, "--nodes", "2", *options)
+    for node in ALL_NODES:
+        cluster.run("rm", "-rf", str(PLACE), node=node, user="root")
+    measured = {event["node"]: event for event in ended.events if event["event"] == "clock"}["n2"]
+    assert abs(measured["ahead"] - shift) <= measured["within"] + 0.01, measured
+    found = why(cluster, ended.directory)
+    record(f"crash of the first of two workers, a clock {shift} s wrong", found, "abort")
+    assert (found["rule"], found["nodes"]) == ("abort", ["n1"]), found
