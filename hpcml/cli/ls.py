@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import datetime
+import fnmatch
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcml.cli import common
-from hpcml.errors import SlurmUnreachableError, StorageError
+from hpcml.errors import SlurmUnreachableError, StorageError, UsageError
 from hpcml.runs import directories
 from hpcml.terminal import columns, say, say_message, shown
-from hpcml.units import format_time_limit
+from hpcml.units import format_age, format_time_limit, parse_seconds
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -22,9 +24,10 @@ if TYPE_CHECKING:
 
 HEADER = ("RUN", "STATE", "EXIT", "NODES", "AGE", "TIME", "JOB", "SITE", "WHAT")
 _NUMBERS = {HEADER.index(title) for title in ("EXIT", "NODES", "AGE", "TIME", "JOB")}  # aligned to the right
-_LEAST_WANTED = [HEADER.index(title) for title in ("SITE", "JOB", "TIME", "AGE", "NODES")]
+_LEAST_WANTED = [HEADER.index(title) for title in ("SITE", "JOB", "AGE", "EXIT", "TIME", "NODES")]
 _WHAT = HEADER.index("WHAT")
 _SHORTEST_WHAT = 12  # characters; less tells nothing
+_BLOCK = 200  # runs that are read at a time, at first, while those that failed are looked for
 _DATE = len("-20260131-235959-ffff")  # the end of an id
 _USUAL_RUN = 32  # characters; a longer id stands on a line of its own where the terminal is narrow
 
@@ -35,25 +38,74 @@ def add_options(parser: ArgumentParser) -> None:
     common.add_json(parser)
     parser.add_argument("--last", default="20", metavar="N", help="how many runs, newest last (default 20)")
     parser.add_argument("--all", action="store_true", help="all of them")
+    parser.add_argument("--failed", action="store_true", help="those that failed, were cancelled or refused")
+    parser.add_argument("--since", metavar="WHEN", help="submitted since then: 7d or 12h ago, or a date, 2026-11-20")
+    parser.add_argument("--name", metavar="PATTERN", help="of this name, also a shell pattern: 'kmeans*'")
 
 
 def run(options: Namespace) -> int:
     """Show the newest runs, newest last, with one question to Slurm for those that have not ended."""
     folder = common.runs_folder(options)
-    most = common.whole(options.last, "--last")
-    run_ids = directories.ids(folder)
-    wanted = directories.newest(folder, run_ids, None if options.all else most)
-    rows = _rows([folder / name for name in wanted])
+    most = None if options.all else common.whole(options.last, "--last")
+    run_ids = _chosen(options, directories.ids(folder))
+    rows, rest = _newest(folder, run_ids, most, failed=options.failed)
     if options.json:
         common.print_json([row.as_json() for row in rows])
         return 0
     if rows:
         now = time.time()
-        for line in table([cells(row, now) for row in rows], columns(sys.stdout)):
-            say(line)
-    if len(wanted) == most and (older := run_ids.index(wanted[0]) if wanted else len(run_ids)):
-        say(f"{older} older runs are not shown (hpcml ls --all).", sys.stderr)
+        lines = [cells(row, now) for row in rows]
+        causes = [line[_WHAT] if row.failed else "" for row, line in zip(rows, lines, strict=True)]
+        for text in table(lines, columns(sys.stdout), causes):
+            say(text)
+    if rest and options.failed:
+        say("Older runs that failed are not shown, if there are any (add --all).", sys.stderr)
+    elif rest:
+        say(f"{len(rest)} older runs are not shown (hpcml ls --all).", sys.stderr)
     return 0
+
+
+def _chosen(options: Namespace, run_ids: Sequence[str]) -> list[str]:
+    """Return the runs that their ids alone do not rule out, oldest first."""
+    since, pattern = _moment(options.since), options.name
+    return [
+        run_id
+        for run_id in run_ids
+        if (pattern is None or fnmatch.fnmatchcase(directories.name_of(run_id), pattern))
+        and (not since or (directories.submitted_at(run_id) or 0) >= since)
+    ]
+
+
+def _moment(text: str | None) -> float:
+    """Return when a duration ago, or a local date, was, in seconds since 1970; 0 if nothing was given."""
+    if text is None:
+        return 0.0
+    try:
+        return datetime.datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError):
+        try:
+            return time.time() - parse_seconds(text)
+        except ValueError:
+            hint = "Write --since 7d, --since 12h or --since 2026-11-20."
+            raise UsageError(f"'{text}' is neither an age nor a date", place="--since", hint=hint) from None
+
+
+def _newest(
+    folder: Path, run_ids: list[str], most: int | None, *, failed: bool
+) -> tuple[list[run_status.Status], list[str]]:
+    """Return the newest runs, oldest first, all or so many, and the ids of those that were not looked at."""
+    rows: list[run_status.Status] = []
+    said: set[str] = set()
+    block = _BLOCK if failed else most
+    while run_ids and (most is None or len(rows) < most):
+        found = directories.newest(folder, run_ids, None if most is None else block)
+        run_ids = run_ids[: run_ids.index(found[0])] if found else []
+        rows = [row for row in _rows([folder / name for name in found], said) if row.failed or not failed] + rows
+        block = block and 2 * block  # few questions to Slurm, however far back a failure is
+    if most is not None and len(rows) > most:
+        run_ids = [*run_ids, *(row.run for row in rows[: len(rows) - most])]
+        rows = rows[len(rows) - most :]
+    return rows, run_ids
 
 
 def cells(row: run_status.Status, now: float) -> tuple[str, ...]:
@@ -61,28 +113,38 @@ def cells(row: run_status.Status, now: float) -> tuple[str, ...]:
 
     ``WHAT`` is empty where a script has ended by itself: its state and exit status tell all.
     """
-    submitted, begin = directories.submitted_at(row.run), row.times.get("allocated")
-    end = row.times.get("torn-down", row.times.get("driver-ended")) if row.over else now
+    submitted, seconds = directories.submitted_at(row.run), row.seconds(now)
     told = row.by == "script" and row.message.endswith(f" exit status {row.exit_status}")  # by STATE and EXIT
     facts = (
         row.run,
         row.state,
         row.exit_status,
         len(row.nodes) or row.node_count or None,
-        None if submitted is None else _age(max(0, int(now - submitted))),
-        None if begin is None or end is None else _duration(max(0, round(end - begin))),
+        None if submitted is None else format_age(now - submitted),
+        None if seconds is None else _duration(seconds),
         row.job,
         row.site,
     )
-    what = shown(row.cause) or ("" if told else shown(row.message))
+    what = shown(_cause(row)) or ("" if told else shown(row.message))
     return (*("-" if fact in (None, "") else shown(fact) for fact in facts), what)
 
 
-def table(rows: Sequence[Sequence[str]], width: int) -> list[str]:
+def _cause(row: run_status.Status) -> str:
+    """Return why a run failed in some words, empty where its record has none."""
+    if row.phase != "refused":
+        return row.cause
+    from hpcml.runs import why
+
+    answer = why.refused(row)
+    return answer.short if answer.rule else ""
+
+
+def table(rows: Sequence[Sequence[str]], width: int, causes: Sequence[str] = ()) -> list[str]:
     """Return a header and rows in aligned columns of two spaces between; ``width`` 0 is as wide as they are.
 
     Where they are too wide, what a run waits for or how it ended is cut, then a long id takes a line of its own, then
-    whole columns go. An id is cut only where the terminal is narrower than itself.
+    whole columns go. An id is cut only where the terminal is narrower than itself. ``causes`` are why runs failed, row
+    by row: one that finds no room in its column is a line below its row.
     """
     lines = [HEADER, *rows]
     says_what = any(row[_WHAT] for row in rows)
@@ -98,16 +160,21 @@ def table(rows: Sequence[Sequence[str]], width: int) -> list[str]:
             widths[_WHAT] = min(widths[_WHAT], room)
             kept.append(_WHAT)
     texts = []
-    for line in lines:
+    for line, cause in zip(lines, ("", *(causes or [""] * len(rows))), strict=True):
         parts = [cut(line[column], widths[column]) for column in kept]
         if len(line[0]) > widths[0]:
             texts.append(cut_name(line[0], width))
             parts[0] = ""
+        below = cause and (_WHAT not in kept or len(cause) > widths[_WHAT])
+        if below and _WHAT in kept:
+            parts[-1] = ""
         aligned = [
             f"{part:>{widths[column]}}" if column in _NUMBERS else f"{part:<{widths[column]}}"
             for column, part in zip(kept, parts, strict=True)
         ]
         texts.append("  ".join(aligned).rstrip())
+        if below:
+            texts.append(cut(f"  {cause}", width))
     return texts
 
 
@@ -126,22 +193,17 @@ def cut_name(run_id: str, width: int) -> str:
     return run_id if len(run_id) <= width else cut(name, width - _DATE) + date
 
 
-def _age(seconds: int) -> str:
-    """Return an age in its largest unit: ``12s``, ``5m``, ``3h``, ``40d``."""
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
-        if seconds >= size:
-            return f"{seconds // size}{unit}"
-    return f"{seconds}s"
-
-
 def _duration(seconds: int) -> str:
     """Return a duration as squeue writes it: ``0:12``, ``1:02:05``, ``2-01:00:00``."""
     text = format_time_limit(seconds).removeprefix("00:")
     return text.removeprefix("0")
 
 
-def _rows(paths: list[Path]) -> list[run_status.Status]:
-    """Return the state of many runs; what cannot be read or asked is unknown and keeps no other from being shown."""
+def _rows(paths: list[Path], said: set[str]) -> list[run_status.Status]:
+    """Return the state of many runs; what cannot be read or asked is unknown and keeps no other from being shown.
+
+    ``said`` are the errors that were shown already.
+    """
     from hpcml import schedulers
     from hpcml.runs import status as run_status
 
@@ -157,8 +219,9 @@ def _rows(paths: list[Path]) -> list[run_status.Status]:
         runs = _with_jobs(runs)
         states = schedulers.states(_open_runs(runs))
     except SlurmUnreachableError as error:
-        say_message(f"hpcml: {error}")
-        silent = error.message
+        if error.message not in said:
+            say_message(f"hpcml: {error}")
+        said.add(silent := error.message)
     open_runs = _open_runs(runs)
     rows = []
     for run in runs:

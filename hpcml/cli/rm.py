@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcml import units
@@ -41,8 +42,8 @@ def run(options: Namespace) -> int:
     standings = handle.standings(_runs(options))
     ended = [one.run for one in standings if not one.alive and _is_wanted(options, one)]
     staying = [] if chosen else [one for one in standings if one.alive]
-    sizes = [removal.size(run) for run in ended]
-    total = f"{_count(ended)}, {units.format_bytes(sum(sizes))}"
+    sizes = [removal.size(run.paths.directory) for run in ended]
+    total = f"{count(ended)}, {units.format_bytes(sum(sizes))}"
     if not options.json:
         for run, size in zip(ended, sizes, strict=True):
             folder = common.typed(run.paths.directory, sys.stdout)
@@ -59,12 +60,13 @@ def run(options: Namespace) -> int:
     if options.json:
         common.print_json({"removed": [run.id for run in ended], "bytes": sum(sizes)})
     else:
-        stay = f"; {_count(staying)} stay{'s' if len(staying) == 1 else ''}" if staying and ended else ""
+        stay = f"; {count(staying)} stay{'s' if len(staying) == 1 else ''}" if staying and ended else ""
         say(f"Removed {total}{stay}." if ended else "Nothing was removed.", sys.stderr)
     return 1 if staying else 0
 
 
-def _count(runs: Sequence[object]) -> str:
+def count(runs: Sequence[object]) -> str:
+    """Return how many runs there are, in words."""
     return f"{len(runs)} run{'' if len(runs) == 1 else 's'}"
 
 
@@ -73,9 +75,14 @@ def _runs(options: Namespace) -> list[directories.Run]:
     if options.run:
         named = [directories.find(folder, word) for word in options.run]
         return list({run.id: run for run in named}.values())
-    before = time.time() - _seconds(options.older)
+    before = time.time() - seconds_of(options.older, "--older")
+    return loaded(folder, directories.newest(folder, directories.ids(folder)), before)
+
+
+def loaded(folder: Path, run_ids: Sequence[str], before: float) -> list[directories.Run]:
+    """Return those of some runs that were submitted before then; one that cannot be read stays, and is named."""
     runs = []
-    for run_id in directories.newest(folder, directories.ids(folder)):
+    for run_id in run_ids:
         submitted = directories.submitted_at(run_id)
         if submitted is None or submitted > before:
             continue
@@ -86,16 +93,15 @@ def _runs(options: Namespace) -> list[directories.Run]:
     return runs
 
 
-def _seconds(age: str | None) -> float:
+def seconds_of(age: str | None, option: str) -> float:
+    """Return the seconds of an option's age, 0 if it was not given."""
     if age is None:
         return 0.0
     try:
         return units.parse_seconds(age)
     except ValueError as error:
-        raise UsageError(str(error), place="--older", hint="Write --older 30d.") from error
+        raise UsageError(str(error), place=option, hint=f"Write {option} 30d.") from error
 
 
 def _is_wanted(options: Namespace, standing: Standing) -> bool:
-    if not options.failed:
-        return True
-    return bool(standing.status and (standing.status.phase == "refused" or standing.status.exit_status))
+    return not options.failed or bool(standing.status and standing.status.failed)

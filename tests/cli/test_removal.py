@@ -137,3 +137,89 @@ def test_all_are_cancelled(world: World) -> None:
     assert done.returncode == 0, done.stderr
     assert [call["arguments"] for call in world.calls("scancel")] == [["102"], ["103"]]
     assert world.run("cancel", "--all", "--yes").stderr == "No run is going on.\n"
+
+
+def aged(directory: Path, name: str) -> Path:
+    """Copy a run that has ended to one of another date."""
+    copy = directory.with_name(name)
+    shutil.copytree(directory, copy)
+    return copy
+
+
+def test_gc_by_age_size_and_number(world: World) -> None:
+    kept = ended(world, "new")
+    old = [aged(kept, f"old-2020010{day}-000000-0000") for day in (1, 2, 3)]
+    (old[1] / "out/large").write_bytes(b"x" * (3 << 20))
+
+    def taken(*words: str) -> object:
+        return json.loads(world.run("gc", *words, "--yes", "--json").stdout)["removed"]
+
+    assert world.run("gc").returncode == errors.USAGE
+    assert world.run("gc", "--older-than", "soon").returncode == errors.USAGE
+    assert world.run("gc", "--larger-than", "much").returncode == errors.USAGE
+    assert taken("--older-than", "30d", "--keep", "4") == taken("--keep", "9") == taken("--larger-than", "40M") == []
+    asked = world.run("gc", "--older-than", "30d")
+    assert asked.returncode == errors.USAGE
+    assert "--yes" in asked.stderr
+    assert [line.split()[0] for line in asked.stdout.splitlines()] == [run.name for run in old]
+    assert all(run.is_dir() for run in old)
+    assert taken("--older-than", "30d", "--larger-than", "3M") == [old[1].name]
+    assert taken("--older-than", "30d", "--keep", "2") == [old[0].name]
+    assert taken("--keep", "0", "--older-than", "30d") == [old[2].name]
+    assert world.left() == [kept.name]
+    assert world.run("gc", "--older-than", "30d").stderr == "Nothing was removed.\n"
+
+
+def test_gc_leaves_what_may_be_alive_or_is_not_a_run(world: World) -> None:
+    waiting = world.submit("--name", "waiting")
+    ending = world.submit("--name", "ending")
+    end(ending)  # and its job is there still
+    unreadable = aged(ended(world, "gone"), "bad-20200101-000000-0000")
+    (unreadable / "submission.json").write_text("{")
+    unsaid = aged(waiting, "unsaid-20200101-000000-0000")
+    (unsaid / "submission.json").unlink()
+    mine = world.runs / "my-notes"
+    mine.mkdir()
+    (world.runs / "link-20200101-000000-0000").symlink_to(mine)
+    done = world.run("gc", "--keep", "0", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert "3 runs may still be going on and stay" in done.stderr
+    assert f"{unreadable.name} stays" in done.stderr
+    left = {waiting.name, ending.name, unreadable.name, unsaid.name, mine.name, "link-20200101-000000-0000"}
+    assert set(world.left()) == left
+    world.answer("squeue", code=1, err="slurm_load_jobs error: Unable to contact slurm controller\n")
+    done = world.run("gc", "--keep", "0", "--yes")
+    assert "does not answer" in done.stderr
+    assert {waiting.name, unsaid.name} <= set(world.left())
+
+
+def test_gc_takes_what_a_killed_removal_left(world: World) -> None:
+    directory = ended(world, "a")
+    half = world.runs / f".{directory.name}.{'0' * 16}.removed"
+    shutil.copytree(directory, half)
+    (half / "status.json").unlink()
+    (half / "out").chmod(0o500)
+    new = world.runs / f".b-20200101-000000-0000.{'0' * 16}.new"  # it may be a submission that goes on
+    new.mkdir()
+    other = world.runs / ".a.0.removed"
+    other.mkdir()
+    assert half.name not in world.run("ls", "--all").stdout
+    assert json.loads(world.run("ls", "--all", "--json").stdout)[0]["run"] == directory.name
+    done = world.run("gc", "--older-than", "30d", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert "the rest of 1" in done.stderr
+    assert set(world.left()) == {directory.name, new.name, other.name}
+
+
+def test_two_removals_at_once_are_one(world: World) -> None:
+    half = world.runs / f".a-20200101-000000-0000.{'0' * 16}.removed"
+    for number in range(300):
+        (half / f"out/{number}").mkdir(parents=True)
+        (half / f"out/{number}/file").write_text("x")
+    command = [str(world.command), "gc", "--older-than", "1d", "--yes"]
+    both = [
+        subprocess.Popen(command, env=world.environment, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
+        for _ in range(2)
+    ]
+    assert [one.communicate(timeout=60)[1] and one.returncode for one in both] == [0, 0]
+    assert world.left() == []

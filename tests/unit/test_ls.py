@@ -41,7 +41,7 @@ def test_in_a_pipe_nothing_is_cut() -> None:
 @pytest.mark.parametrize(
     ("width", "titles"),
     [
-        (60, "RUN STATE EXIT NODES AGE"),
+        (60, "RUN STATE NODES TIME"),
         (80, "RUN STATE EXIT NODES AGE TIME JOB"),
         (120, "RUN STATE EXIT NODES AGE TIME JOB SITE WHAT"),
     ],
@@ -51,6 +51,24 @@ def test_a_terminal_s_width(width: int, titles: str) -> None:
     assert table[0].split() == titles.split()
     assert max(map(len, table)) <= width
     assert [line.split()[0] for line in table[1:]] == [row.run for row in ROWS]
+
+
+@pytest.mark.parametrize(("width", "below"), [(0, False), (60, True), (80, True), (120, True), (140, False)])
+def test_a_cause_is_told_at_every_width(width: int, below: bool) -> None:
+    """In its column, or on a line below its row where that column finds no room."""
+    cause = "Dask worker killed, memory was full"
+    row = ROWS[3]._replace(cause=cause)
+    cells = ls.cells(row, NOW)
+    table = ls.table([ls.cells(ROWS[0], NOW), cells, ls.cells(ROWS[1], NOW)], width, ["", cells[-1], ""])
+    assert [line for line in table if cause in line] == [table[3] if below else table[2]]
+    assert (table[3] == f"  {cause}") == below
+    assert width == 0 or max(map(len, table)) <= width
+
+
+def test_which_runs_failed() -> None:
+    assert [row.failed for row in ROWS] == [False, False, False, True]
+    assert Status(ID, "", "refused", exit_status=72).failed
+    assert not Status(ID, "", "unknown", exit_status=75).failed
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

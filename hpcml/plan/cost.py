@@ -1,0 +1,98 @@
+"""What a request costs in the site's unit: pure, by the rules of Slurm's TRESBillingWeights (slurm.conf(5))."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from hpcml.sites.schema import Partition, Site
+from hpcml.units import parse_memory
+
+_WEIGHT = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([KMGT]?)", re.IGNORECASE)
+_UNITS = {"": 2, "K": 1, "M": 2, "G": 3, "T": 4}  # powers of 1024; memory without a unit is counted in MiB
+
+
+class Request(NamedTuple):
+    """What a batch script asks for: on all nodes together, memory in bytes, ``seconds`` 0 without a time limit."""
+
+    nodes: int
+    cpus: int
+    memory: int
+    gpus: int
+    seconds: int
+    partition: str = ""
+    account: str = ""
+
+    @property
+    def node_hours(self) -> float:
+        """Its nodes for all of its time."""
+        return self.nodes * self.seconds / 3600
+
+
+def request(site: Site, directives: Sequence[tuple[str, str]], nodes: int, seconds: int) -> Request:
+    """Return what directives ask for; of whole nodes all that the profile says of them."""
+    said = dict(directives)
+    partition = site.partitions.get(said.get("--partition", ""), Partition())
+    cpus = _number(said.get("--cpus-per-task", ""), 1)
+    memory = _memory(said.get("--mem", ""))
+    gpus = _gpus(said.get("--gres", "")) or _gpus(f"gpu:{said.get('--gpus-per-node', '')}")
+    if "--exclusive" in said or (memory == 0 and "--mem" in said):  # --mem=0 is all of a node's
+        memory = max(memory, int(partition.memory_per_node))
+    if "--exclusive" in said:
+        cpus, gpus = max(cpus, partition.cpus_per_node), max(gpus, partition.gpus_per_node)
+    return Request(
+        nodes,
+        nodes * cpus,
+        nodes * memory,
+        nodes * gpus,
+        seconds,
+        said.get("--partition", ""),
+        said.get("--account", ""),
+    )
+
+
+def _number(text: str, default: int) -> int:
+    return int(text) if text.isdecimal() else default
+
+
+def _memory(text: str) -> int:
+    try:
+        return parse_memory(text)
+    except ValueError:
+        return 0
+
+
+def _gpus(text: str) -> int:
+    """Return the GPUs of ``gpu:4``, ``gpu:a100:4`` or ``gpu`` among other resources."""
+    parts = [part.split(":") for part in text.split(",")]
+    return sum(_number(part[-1], 1 if len(part) == 1 else 0) for part in parts if part[0] == "gpu" and part[-1])
+
+
+def weights(texts: Mapping[str, str]) -> tuple[dict[str, float], list[str]]:
+    """Return the weight of each resource by its name in small letters, memory's for a byte; and what is none."""
+    found, wrong = {}, []
+    for name, text in texts.items():
+        match = _WEIGHT.fullmatch(text.strip())
+        if match is None or (match[2] and name.lower() != "mem"):
+            wrong.append(f"cost.weights: '{text}' is no weight of {name}")
+            continue
+        unit = 1024 ** _UNITS[match[2].upper()] if name.lower() == "mem" else 1
+        found[name.lower()] = float(match[1]) / unit
+    return found, wrong
+
+
+def billing(asked: Request, by_name: Mapping[str, float], *, largest: bool) -> float:
+    """Return what an hour of a request costs: the sum of its weighted resources, or the largest of them.
+
+    ``largest`` is Slurm's PriorityFlags=MAX_TRES. A weight of a type of GPU (``gres/gpu:a100``) counts
+    where there is none for all of them.
+    """
+    gpu = by_name.get("gres/gpu", max((by_name[name] for name in by_name if name.startswith("gres/gpu:")), default=0.0))
+    parts = (
+        asked.cpus * by_name.get("cpu", 0.0),
+        asked.memory * by_name.get("mem", 0.0),
+        asked.gpus * gpu,
+        asked.nodes * by_name.get("node", 0.0),
+    )
+    return max(parts) if largest else sum(parts)

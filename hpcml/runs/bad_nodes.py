@@ -1,0 +1,191 @@
+"""The nodes on which runs of this user failed by the node's own fault, remembered for a day for each site."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from hpcml import errors, files
+from hpcml.errors import HpcmlError
+from hpcml.failures.rules import BY_NAME, Retry
+from hpcml.runs import directories
+from hpcml.runs.status import Status, status
+from hpcml.sites.layers import process_environment
+
+if TYPE_CHECKING:
+    from hpcml.runs.why import Answer
+
+DAY = 86400.0
+_LOCKED_WITHIN = 1.0  # seconds for other submissions to write
+_LIMIT = 1 << 20  # bytes of a site's file
+_LOOKED_AT = 20  # runs of the last day that are looked at when another is submitted
+_JUDGED_WITHIN = 1.0  # seconds for their logs; what is left is for the next submission
+_MOST = 200  # nodes that are remembered
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+class BadNode(NamedTuple):
+    """A node, why a run failed on it in some words, which run, and when, in seconds since 1970."""
+
+    node: str
+    why: str
+    run: str
+    time: float
+
+
+class Memory:
+    """What is known of a site's nodes, in a file of the user's home that all of their submissions share."""
+
+    def __init__(self, site: str, home: str | None = None) -> None:
+        home = process_environment().get("HOME", "") if home is None else home
+        self.path = Path(home) / ".hpcml" / "nodes" / f"{site}.json"
+        self.usable = bool(home) and bool(_NAME.fullmatch(site))
+
+    def nodes(self, now: float) -> list[BadNode]:
+        """Return the nodes that failed within a day, by name."""
+        return sorted(self._read(now)[0].values())
+
+    def judged(self, now: float) -> set[str]:
+        """Return the runs of the last day whose cause is known already."""
+        return set(self._read(now)[1])
+
+    def add(self, runs: Sequence[str], found: Sequence[BadNode], now: float) -> None:
+        """Remember the nodes that some judged runs have shown; a file that cannot be written is left as it is."""
+        if not self.usable or not runs:
+            return
+        with self._locked() as locked:
+            if locked:
+                nodes, judged = self._read(now)
+                for one in found:
+                    if now - one.time < DAY and (one.node not in nodes or nodes[one.node].time < one.time):
+                        nodes[one.node] = one
+                judged |= dict.fromkeys(runs, now)
+                newest = sorted(nodes.values(), key=lambda one: one.time)[-_MOST:]
+                facts = {"nodes": [one._asdict() for one in newest], "judged": judged}
+                with contextlib.suppress(OSError):  # a full disk is told by the submission, which needs more of it
+                    files.write(self.path, json.dumps(facts, indent=1) + "\n")
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[bool]:
+        """Hold the lock of the file; False where the home has none, or others keep it too long."""
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+            descriptor = os.open(self.path.with_suffix(".lock"), flags, 0o600)
+        except OSError:
+            yield False
+            return
+        try:
+            yield files.is_own_folder(self.path.parent) and _lock(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _read(self, now: float) -> tuple[dict[str, BadNode], dict[str, float]]:
+        """Return nodes and judged runs of the last day; of a damaged file nothing, which is then written anew."""
+        nodes: dict[str, BadNode] = {}
+        judged: dict[str, float] = {}
+        if not self.usable:
+            return nodes, judged
+        try:
+            facts = files.read_json(self.path, _LIMIT)
+            for one in facts["nodes"]:
+                bad = BadNode(str(one["node"]), str(one["why"]), str(one["run"]), float(one["time"]))
+                if _NAME.fullmatch(bad.node) and abs(now - bad.time) < DAY:  # the node's clock may be ahead
+                    nodes[bad.node] = bad
+            judged = {str(run): float(at) for run, at in facts["judged"].items() if abs(now - float(at)) < DAY}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return nodes, judged
+        return nodes, judged
+
+
+def _lock(descriptor: int) -> bool:
+    end = time.monotonic() + _LOCKED_WITHIN
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES) or time.monotonic() > end:
+                return False  # a file system without locks, or somebody who holds it
+            time.sleep(0.02)
+        else:
+            return True
+
+
+def at_fault(known: Status, rule: str, nodes: Sequence[str]) -> tuple[str, ...]:
+    """Return the nodes that a run failed on by their own fault, judged by the rule that tells its cause.
+
+    What all nodes of a run show is none of theirs. A node that alone did not get its workers up, or could not use
+    the image, is at fault, unless it was for want of memory.
+    """
+    retry = BY_NAME[rule].retry if rule in BY_NAME else Retry.NONE
+    if retry is Retry.EXCLUDE:
+        found = tuple(node for node in nodes if node in known.nodes)
+    elif (
+        known.by == "hpcml"
+        and retry is not Retry.MEMORY
+        and known.exit_status in (errors.WORKERS_NEVER_CAME, errors.IMAGE)
+    ):
+        named = [node for node in known.nodes if re.search(rf"(?:^|[:;] ){re.escape(node)}: ", known.message)]
+        first = known.exit_status == errors.IMAGE and named == list(known.nodes[:1])  # it is the first that tries
+        found = tuple(named) if len(named) == 1 and not first else ()
+    else:
+        return ()
+    alone = len(known.nodes) == 1 and retry is Retry.EXCLUDE
+    return found if alone or set(found) < set(known.nodes) else ()
+
+
+def learn(folder: Path, site: str, now: float) -> None:
+    """Judge the runs on a site that failed within a day and were not judged yet, and remember their bad nodes."""
+    memory = Memory(site)
+    days = {f"-{time.strftime('%Y%m%d', time.gmtime(now - back))}-" for back in (0.0, DAY)}
+    recent = [run_id for run_id in directories.ids(folder) if any(day in run_id for day in days)]
+    judged = memory.judged(now) if recent else set()
+    ended: list[str] = []
+    found: list[BadNode] = []
+    end = time.monotonic() + _JUDGED_WITHIN
+    for run_id in reversed(directories.newest(folder, [one for one in recent if one not in judged], _LOOKED_AT)):
+        if time.monotonic() > end:
+            break
+        with contextlib.suppress(HpcmlError):  # one that cannot be read tells nothing; ls names it
+            run = directories.load(folder / run_id)
+            known = status(run, ask=False)
+            if known.phase != "ended" or known.site != site or run.may_start_again:
+                continue
+            ended.append(run_id)
+            if known.job and known.exit_status:
+                from hpcml.runs import why
+
+                found += _shown_by(known, why.of_status(run, known))
+    memory.add(ended, found, now)
+
+
+def remember(known: Status, answer: Answer) -> None:
+    """Remember the nodes that a run has shown, of which the cause has just been looked for."""
+    if known.phase != "ended" or not (known.job and answer.failed):
+        return
+    memory, now = Memory(known.site), time.time()
+    if known.run not in memory.judged(now):
+        memory.add([known.run], _shown_by(known, answer), now)
+
+
+def _shown_by(known: Status, answer: Answer) -> list[BadNode]:
+    when = max(known.times.values(), default=directories.submitted_at(known.run) or 0.0)
+    return [BadNode(node, answer.short, known.run, when) for node in at_fault(known, answer.rule, answer.nodes)]
+
+
+def sentence(bad: Sequence[BadNode]) -> str:
+    """Return in one line which nodes failed and the option that leaves them out."""
+    first = bad[0]
+    names = ",".join(one.node for one in bad)
+    if len(bad) == 1:
+        return f"{first.node} failed a run within a day ({first.why}, {first.run}): leave it out with --exclude {names}"
+    words = "; ".join(f"{one.node}: {one.why}" for one in bad[:3]) + ("; …" if len(bad) > 3 else "")
+    return f"{len(bad)} nodes failed runs within a day ({words}): leave them out with --exclude {names}"

@@ -1,0 +1,230 @@
+"""What a submission would cost, when it may start, and whether it asks for much more time than runs before it took."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import re
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from hpcml import schedulers, subprocesses, units
+from hpcml.errors import HpcmlError
+from hpcml.plan import cost
+from hpcml.runs import directories
+from hpcml.runs import record as records
+from hpcml.runs.status import status
+from hpcml.runs.submit import Prepared
+
+DEADLINE = 2.0  # seconds for all that is asked before a submission
+_PAST = 5  # newest runs of the script that are looked at
+_ENOUGH = 2  # of them tell something
+_LOOKED_AT = 20  # records that are read for them, at most
+_LEAST_ASKED = 900  # seconds; a shorter time limit is not judged
+
+
+class Budget(NamedTuple):
+    """A grant in the site's unit: all of it, and what is used."""
+
+    total: float
+    used: float
+
+    @property
+    def left(self) -> float:
+        """What may still be spent."""
+        return max(0.0, self.total - self.used)
+
+
+class Outlook(NamedTuple):
+    """What is known before a submission; what nobody told is None or empty, and ``problems`` say why."""
+
+    request: cost.Request
+    billed: float | None = None
+    unit: str = ""
+    by_slurm: float | None = None
+    budget: Budget | None = None
+    account: str = ""
+    start: str = ""
+    advice: str = ""
+    problems: tuple[str, ...] = ()
+
+
+def look(prepared: Prepared, *, whole: bool) -> Outlook:
+    """Return what a submission would cost and when it may start.
+
+    The site's commands are asked where its profile says so (``cost``), all within ``DEADLINE``; whatever fails
+    is left out. ``whole``: Slurm's own weights are compared too.
+    """
+    site, made = prepared.loaded.site, prepared.plan
+    request = cost.request(site, made.directives, made.inside.nodes, made.inside.time_limit)
+    weights, problems = cost.weights(site.cost.weights)
+    hours = request.seconds / 3600
+    billed = cost.billing(request, weights, largest=site.cost.largest) * hours if weights and hours else None
+    found = Outlook(request, billed, site.cost.unit or "billing-h", account=request.account)
+    questions: dict[str, Callable[[], object]] = {}
+    if site.cost.budget and request.account and not _is_another_s(prepared):
+        questions["budget"] = lambda: ask_budget(site.cost.budget, site.cost.budget_row, request.account)
+    if site.cost.ask:
+        questions["slurm"] = lambda: _ask_scheduler(prepared, request.partition, whole=whole)
+    answers = _answers(questions)
+    problems += [f"{name} gave no answer within {DEADLINE:g} s" for name in questions if name not in answers]
+    problems += [str(answer) for answer in answers.values() if isinstance(answer, str)]
+    if isinstance(budget := answers.get("budget"), Budget):
+        found = found._replace(budget=budget)
+    if isinstance(said := answers.get("slurm"), schedulers.Prospect):
+        found = found._replace(start=said.start)
+        theirs, more = cost.weights(said.weights)
+        if hours and theirs and not more:
+            found = found._replace(by_slurm=cost.billing(request, theirs, largest=said.largest) * hours)
+    return found._replace(advice=shorter(prepared), problems=tuple(problems))
+
+
+def _is_another_s(prepared: Prepared) -> bool:
+    """Whether the project's file names the command: it may have come with somebody else's code."""
+    return any(prepared.loaded.is_from_project(f"cost.{key}") for key in ("budget", "budget_row"))
+
+
+def _answers(questions: dict[str, Callable[[], object]]) -> dict[str, object]:
+    """Return the answers that came within the deadline; a thread whose command hangs is left behind."""
+    answers: dict[str, object] = {}
+
+    def ask(name: str, question: Callable[[], object]) -> None:
+        try:
+            answers[name] = question()
+        except (HpcmlError, OSError, subprocesses.CommandMissingError) as error:
+            answers[name] = f"{name}: {error.message if isinstance(error, HpcmlError) else error}"
+
+    end = time.monotonic() + DEADLINE
+    threads = [threading.Thread(target=ask, args=one, daemon=True) for one in questions.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+    return dict(answers)
+
+
+def _ask_scheduler(prepared: Prepared, partition: str, *, whole: bool) -> schedulers.Prospect:
+    with tempfile.TemporaryDirectory(prefix="hpcml-check-") as folder:
+        script = Path(folder) / "job.sh"
+        script.write_text(prepared.script)
+        asked = partition if whole else ""
+        return schedulers.get(prepared.plan.scheduler).prospect(script, asked, DEADLINE)
+
+
+def ask_budget(command: Sequence[str], row: str, account: str) -> Budget | str:
+    """Return what the site's command says of an account's grant, or why that is not known."""
+    answer = subprocesses.run(command, DEADLINE)
+    if answer.code != 0:
+        return f"{command[0]} failed{f' with exit status {answer.code}' if answer.code else ' to answer in time'}"
+    return budget_of(answer.out, row, account)
+
+
+def budget_of(text: str, row: str, account: str) -> Budget | str:
+    """Return the grant that a row of a command's answer tells, or why none does.
+
+    ``row`` is a regular expression with ``{account}`` in it and the groups ``total`` and ``used``.
+    """
+    try:
+        match = re.search(row.replace("{account}", re.escape(account)), text, re.MULTILINE)
+        if match is None:
+            return f"the budget command says nothing of account {account}"
+        return Budget(float(match["total"]), float(match["used"]))
+    except (re.error, IndexError, ValueError, TypeError) as error:
+        return f"cost.budget_row does not fit the answer: {error}"
+
+
+def shorter(prepared: Prepared) -> str:
+    """Return that runs of the same script took less than half of the time that is asked for now; empty if not so."""
+    asked = prepared.plan.inside.time_limit
+    if asked < _LEAST_ASKED:
+        return ""
+    taken: list[int] = []
+    try:
+        for run in _runs_like(prepared):
+            known = status(run, ask=False)
+            if known.phase == "ended" and known.exit_status == 0 and (seconds := known.seconds()) is not None:
+                taken.append(seconds)
+            if len(taken) == _PAST:
+                break
+    except HpcmlError:
+        return ""  # a run that cannot be read tells nothing; ls names it
+    if len(taken) < _ENOUGH or 2 * max(taken) >= asked:
+        return ""
+    enough = units.format_time_limit(math.ceil(max(max(taken) * 1.5, 300) / 300) * 300)
+    took, limit = units.format_time_limit(max(taken)), units.format_time_limit(asked)
+    return f"the last {len(taken)} runs of it took {took} at most of the {limit} asked: --time {enough} may do"
+
+
+def _runs_like(prepared: Prepared) -> Iterator[directories.Run]:
+    """Yield the newest runs of the same script on as many nodes, the newest first."""
+    made, script = prepared.plan, str(prepared.spec.script)
+    folder = Path(made.directory).parent
+    run_ids = directories.ids(folder, made.name)
+    for run_id in reversed(directories.newest(folder, run_ids, _LOOKED_AT)):
+        run = directories.load(folder / run_id)
+        asked = directories.read_json(run.paths.request)
+        same = asked is not None and asked.get("spec", dict, {}).get("script") == script
+        if same and records.planned(run).nodes == made.inside.nodes:
+            yield run
+
+
+def lines(found: Outlook, now: datetime.datetime, *, whole: bool) -> list[tuple[str, str]]:
+    """Return what is to be said of a submission as titles and texts: at most two, or all that is known."""
+    start = _start(found.start, now)
+    said = []
+    if whole or start or found.billed is not None or found.budget:
+        costs = _costs(found)
+        said.append(("cost", costs if whole or not start else f"{costs}; {start}"))
+    if whole and found.by_slurm is not None:
+        theirs = f"by Slurm's own weights {_amount(found.by_slurm)} {found.unit}"
+        differs = found.billed is not None and not math.isclose(found.by_slurm, found.billed, rel_tol=0.01)
+        said.append(("", f"{theirs}: the profile's are others" if differs else theirs))
+    if whole and start:
+        said.append(("start", start))
+    if found.advice:
+        said.append(("time", found.advice))
+    if whole:
+        said += [("not known", problem) for problem in found.problems]
+    return said
+
+
+def _costs(found: Outlook) -> str:
+    if not found.request.seconds:
+        text = "no time limit is asked for, so it is not known"
+    else:
+        text = f"{_amount(found.request.node_hours)} node-h"
+    if found.billed is not None:
+        text += f" = {_amount(found.billed)} {found.unit}"
+    if found.budget is None:
+        return text
+    if found.billed is None:
+        return f"{text}; {_amount(found.budget.left)} {found.unit} of {found.account} are left"
+    share = 100 * found.billed / found.budget.total if found.budget.total else 100.0
+    text += f", {_amount(share)} % of the grant of {found.account} ({_amount(found.budget.left)} left)"
+    return f"{text}: more than is left" if found.billed > found.budget.left else text
+
+
+def _amount(value: float) -> str:
+    """Return a number with three digits that count, without an exponent."""
+    if value >= 100:
+        return f"{value:.0f}"
+    return f"{value:.3g}" if value >= 0.001 or not value else "less than 0.001"
+
+
+def _start(text: str, now: datetime.datetime) -> str:
+    """Return Slurm's estimate as a person reads it; empty if there is none."""
+    try:
+        start = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        return ""
+    if (start - now).total_seconds() < 120:
+        return "Slurm would start it now"
+    return (
+        f"Slurm would start it {start:%H:%M}"
+        if start.date() == now.date()
+        else f"Slurm would start it {start:%Y-%m-%d %H:%M}"
+    )

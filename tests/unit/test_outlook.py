@@ -1,0 +1,136 @@
+"""What a submission would cost and when it may start: the rules of billing, recorded answers, and what is said of them."""
+
+from __future__ import annotations
+
+import datetime
+
+import pytest
+
+from hpcml.plan import cost
+from hpcml.runs import outlook
+from hpcml.runs.outlook import Budget, Outlook
+from hpcml.sites import lookup
+
+NOW = datetime.datetime(2026, 11, 23, 8, 0)  # noqa: DTZ001 - as sbatch tells the time
+LEONARDO = lookup.load("leonardo", {}, None).site
+
+# `saldo -b` on Leonardo, 2026-09-18, as a user published it; and the example of CINECA's own page.
+SALDO = """\
+-----------------------------------------------------------------------------------------------------------------------------------------
+account                start         end         total        localCluster   totConsumed     totConsumed     monthTotal     monthConsumed
+                                             (local h)   Consumed(local h)     (local h)               %      (local h)         (local h)
+-----------------------------------------------------------------------------------------------------------------------------------------
+CNHPC_1526560       20240711    20260430        640000              557186        557186            87.1             0                  0
+IscrB_FM-EEG24      20250120    20260220       2400000             1160939       1160939            48.4             0                  0
+IscrB_WearUsFM      20260107    20270107       2000000             1205697       1205697            60.3        164383              99394
+"""
+SALDO_OF_THE_PAGE = """\
+account          start         end         total        localCluster   totConsumed     totConsumed     monthTotal     monthConsumed
+                                       (local h)   Consumed(local h)     (local h)               %      (local h)         (local h)
+Proj_A        20110323    20300323         50000               25000      55027726            50.0            600               600
+Proj_C        20230524    20300323          6500                   0             0             0.0              0                 0
+"""
+
+
+def test_the_recorded_answers_of_saldo(subtests: pytest.Subtests) -> None:
+    cases = [
+        (SALDO, "IscrB_WearUsFM", Budget(2000000, 1205697)),
+        (SALDO, "CNHPC_1526560", Budget(640000, 557186)),
+        (SALDO, "CNHPC_152656", None),
+        (SALDO, "account", None),
+        (SALDO, "IscrB.WearUsFM", None),
+        (SALDO_OF_THE_PAGE, "Proj_A", Budget(50000, 25000)),
+        (SALDO_OF_THE_PAGE, "Proj_C", Budget(6500, 0)),
+        ("saldo: command failed\n", "Proj_A", None),
+    ]
+    for text, account, known in cases:
+        with subtests.test(account=account):
+            found = outlook.budget_of(text, LEONARDO.cost.budget_row, account)
+            assert (found if isinstance(found, Budget) else None) == known
+            assert isinstance(found, Budget) or account in found
+
+
+@pytest.mark.parametrize("row", ["", "(", "^{account} (?P<total>x)?", "^(?P<total>a)(?P<used>c)"])
+def test_a_row_that_does_not_fit_is_told(row: str) -> None:
+    assert isinstance(outlook.budget_of("account\n", row, "account"), str)
+
+
+def request(**directives: str) -> cost.Request:
+    given = tuple((f"--{name.replace('_', '-')}", value) for name, value in directives.items())
+    return cost.request(LEONARDO, given, 2, 3600)
+
+
+def test_what_a_script_asks_for(subtests: pytest.Subtests) -> None:
+    gib = 1024**3
+    cases = [
+        (request(cpus_per_task="8", mem="4096M", gres="gpu:a100:4"), (16, 8 * gib, 8)),
+        (request(gpus_per_node="2"), (2, 0, 4)),
+        (request(gres="gpu"), (2, 0, 2)),
+        (request(gres="lustre:1,gpu:3"), (2, 0, 6)),
+        (request(gres="lustre:1"), (2, 0, 0)),
+        (request(partition="boost_usr_prod", exclusive=""), (64, 2 * 494000 * 1024**2, 8)),
+        (request(partition="dcgp_usr_prod", exclusive=""), (224, 2 * 494000 * 1024**2, 0)),
+        (request(partition="boost_usr_prod", mem="0"), (2, 2 * 494000 * 1024**2, 0)),
+    ]
+    for found, expected in cases:
+        with subtests.test(expected=expected):
+            assert (found.cpus, found.memory, found.gpus) == expected
+            assert found.node_hours == 2
+
+
+def test_billing_as_slurm_s_manual_has_it(subtests: pytest.Subtests) -> None:
+    """slurm.conf(5): CPU=1.0,Mem=0.25G,GRES/gpu=2.0 for 1 CPU and 8 GB is 3.0, and with MAX_TRES 2.0."""
+    manual, none = cost.weights({"CPU": "1.0", "Mem": "0.25G", "GRES/gpu": "2.0"})
+    leonardo, _ = cost.weights(LEONARDO.cost.weights)
+    one = cost.Request(1, 1, 8 * 1024**3, 0, 3600)
+    half = cost.Request(1, 2, 0, 2, 3600)
+    cases = [
+        (one, manual, False, 3.0),
+        (one, manual, True, 2.0),
+        (half, manual, False, 6.0),
+        (half, leonardo, True, 16.0),  # published: 2 GPUs of a Leonardo node bill 16, a whole node 32
+        (cost.Request(1, 32, 0, 4, 3600), leonardo, True, 32.0),
+        (one, cost.weights({"mem": "1"})[0], False, 8192.0),  # MiB without a unit
+        (half, cost.weights({"gres/gpu:a100": "5", "node": "3"})[0], False, 13.0),
+    ]
+    assert none == []
+    for asked, weights, largest, expected in cases:
+        with subtests.test(expected=expected):
+            assert cost.billing(asked, weights, largest=largest) == pytest.approx(expected)
+    assert cost.weights({"cpu": "many", "gres/gpu": "2G", "node": "1"}) == (
+        {"node": 1.0},
+        ["cost.weights: 'many' is no weight of cpu", "cost.weights: '2G' is no weight of gres/gpu"],
+    )
+
+
+def test_at_most_two_lines_at_a_submission(subtests: pytest.Subtests) -> None:
+    asked = cost.Request(8, 256, 0, 32, 3600)
+    bare = Outlook(asked, unit="core-h", account="a")
+    known = bare._replace(billed=256.0, budget=Budget(2000000, 1205697), start="2026-11-23T14:20:00", advice="x")
+    share = "8 node-h = 256 core-h, 0.0128 % of the grant of a (794303 left)"
+    cases = [
+        (bare, []),
+        (bare._replace(problems=("saldo failed",)), []),
+        (known, [("cost", f"{share}; Slurm would start it 14:20"), ("time", "x")]),
+        (bare._replace(start="2026-11-29T01:02:03"), [("cost", "8 node-h; Slurm would start it 2026-11-29 01:02")]),
+        (bare._replace(start="2026-11-23T08:00:30"), [("cost", "8 node-h; Slurm would start it now")]),
+        (bare._replace(start="Unknown"), []),
+        (bare._replace(budget=Budget(10, 4)), [("cost", "8 node-h; 6 core-h of a are left")]),
+        (
+            bare._replace(billed=256.0, budget=Budget(300, 200)),
+            [("cost", "8 node-h = 256 core-h, 85.3 % of the grant of a (100 left): more than is left")],
+        ),
+    ]
+    for found, expected in cases:
+        with subtests.test(expected=expected):
+            assert outlook.lines(found, NOW, whole=False) == expected
+    whole = outlook.lines(known._replace(by_slurm=512.0, problems=("saldo failed",)), NOW, whole=True)
+    assert whole == [
+        ("cost", share),
+        ("", "by Slurm's own weights 512 core-h: the profile's are others"),
+        ("start", "Slurm would start it 14:20"),
+        ("time", "x"),
+        ("not known", "saldo failed"),
+    ]
+    unlimited = bare._replace(request=asked._replace(seconds=0))
+    assert outlook.lines(unlimited, NOW, whole=True) == [("cost", "no time limit is asked for, so it is not known")]
