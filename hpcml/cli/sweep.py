@@ -1,0 +1,317 @@
+"""``hpcml sweep``: the points of a sweep that are missing become a run; and how a sweep stands, and its table."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcml.cli import common, submit
+from hpcml.errors import UsageError
+from hpcml.runs import directories
+from hpcml.schedulers.request import job_name
+from hpcml.sites import layers
+from hpcml.sweeps import keys, points, store, table
+from hpcml.terminal import columns, fit, say, say_fitted, shown
+from hpcml.units import format_seconds
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+    from hpcml.runs.submit import Prepared
+
+VERBS = ("status", "table")
+_FIRST = 3  # points that are shown before a submission
+_FLAGS = ("--wait", "--detach", "--json")
+_VALUES = ("--grid", "--points", "--seed", "--max-fails", "--metric")
+_LISTS = ("--zip", "--random")
+
+
+def add_options(parser: ArgumentParser) -> None:
+    """Add a submission's options, the points, and what is to be done with them."""
+    parser.usage = (
+        "hpcml sweep [OPTIONS] SCRIPT --grid NAME=VALUES… [-- ARGS…]\n"
+        "hpcml sweep status [NAME]\n"
+        "hpcml sweep table NAME [--csv | --json]"
+    )
+    submit.add_options(parser, _FLAGS)
+    parser.epilog = "Each point's values follow the script's own arguments as options: SCRIPT ARGS… --lr 0.1 --k 16."
+    parser.set_defaults(prepare=False, check=False)
+    group = parser.add_argument_group("the points, each row of one option with each of the others")
+    add = group.add_argument
+    add("--grid", action="append", metavar="NAME=VALUES", help="k=8,16,32 or k=range(1,4) (repeatable)")
+    add("--zip", action="append", nargs="+", metavar="NAME=VALUES", help="values in pairs: a=1,2 b=3,4 (repeatable)")
+    add("--points", action="append", metavar="FILE", help="a row a point: .csv with a line of names, or .jsonl")
+    text = "N draws: 50 x=uniform(0,1) k=randint(1,9) c=choice(a,b) r=loguniform(1e-4,1)"
+    add("--random", action="append", nargs="+", metavar="N NAME=…", help=text)
+    add("--seed", metavar="SEED", default="0", help="of --random (0)")
+    group = parser.add_argument_group("the sweep")
+    add = group.add_argument
+    add("--dry-run", action="store_true", help="say which points there are and what they cost; submit nothing")
+    add("--only-failed", action="store_true", help="run again what failed, and nothing else")
+    add("--max-fails", metavar="N", help="begin no more points when more than N have failed")
+    add("--metric", metavar="NAME", default="", help="what sorts the table (default: the first that is reported)")
+    add("--maximize", action="store_true", help="the largest is the best")
+    add("--yes", action="store_true", help="run points again that another script or image made, without a question")
+    add("--csv", action="store_true", help="the table as CSV")
+    parser.add_argument("words", nargs="*", metavar="status|table NAME", help="look at a sweep that is there")
+
+
+def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Divide the words behind the verb into hpcml's own and the script with what follows ``--``."""
+    end = words.index("--") if "--" in words else len(words)
+    own, arguments = list(words[:end]), list(words[end + 1 :])
+    with_value = {
+        word for group in submit.VALUES.values() for name in group for word in (name, *submit.ALSO.get(name, ()))
+    }
+    with_value |= set(_VALUES)
+    position = 0
+    while position < len(own):
+        word = own[position]
+        if word in VERBS:
+            return list(words), []
+        if not word.startswith("-") or word == "-":
+            return [*own[:position], *own[position + 1 :]], [word, *arguments]
+        position += 2 if word in with_value else 1
+        if word in _LISTS:
+            position += word == "--random"
+            while position < len(own) and "=" in own[position] and not own[position].startswith("-"):
+                position += 1
+    return own, []
+
+
+def run(options: Namespace) -> int:
+    """Look at a sweep, or submit what is missing of it."""
+    verb, *rest = options.words or [""]
+    if verb in VERBS and not options.script_words:
+        return _look(options, verb, rest)
+    if options.words:
+        hint = "The script's own arguments go behind --, at the end."
+        raise UsageError(f"'{verb}' is no option", place="hpcml sweep", hint=hint)
+    if not options.script_words:
+        raise UsageError("SCRIPT is missing", place="hpcml sweep", hint="Name a Python file.")
+    return _begin(options)
+
+
+# -- what is there -----------------------------------------------------------------------------------------------------
+
+
+def _look(options: Namespace, verb: str, words: list[str]) -> int:
+    runs = common.runs_folder(options)
+    if len(words) > 1 or (verb == "table" and not words):
+        raise UsageError(
+            "One sweep's NAME is wanted", place=f"hpcml sweep {verb}", hint="List them: hpcml sweep status."
+        )
+    if verb == "table":
+        return _table(options, runs, words[0])
+    found = [store.find(runs, name) for name in words] or [store.find(runs, name) for name in store.names(runs)]
+    answers = []
+    for sweep in found:
+        standing = store.standing(runs, sweep)
+        rows = _rows(options, runs, sweep, standing)
+        facts = {state: sum(row.state == state for row in rows) for state in ("ok", "failed", "under way", "missing")}
+        answers.append({"sweep": sweep.name, "points": len(rows), **facts, "runs": list(sweep.runs)})
+        if options.json:
+            continue
+        say_fitted(table.counts(rows), sys.stdout, first=f"{sweep.name}  ", rest="  ")
+        for text in standing.problems:
+            say_fitted(text, sys.stdout, first="  ", rest="    ")
+        if words:
+            _tell_causes(rows)
+            say_fitted(" ".join(sweep.runs[-4:]), sys.stdout, first="  runs     ", rest=" " * 11)
+    if options.json:
+        common.print_json(answers[0] if words else answers)
+    return 0
+
+
+def _rows(options: Namespace, runs: Path, sweep: store.Sweep, standing: store.Standing) -> list[table.Row]:
+    metric = options.metric or table.metric_of(sweep, standing)
+    return table.rows(sweep, standing, str(runs), metric, maximize=options.maximize or sweep.maximize)
+
+
+def _table(options: Namespace, runs: Path, name: str) -> int:
+    sweep = store.find(runs, name)
+    standing = store.standing(runs, sweep)
+    rows = _rows(options, runs, sweep, standing)
+    if options.json:
+        common.print_json([row._asdict() for row in rows])
+    elif options.csv:
+        for line in table.as_csv(rows).splitlines():
+            say(line)
+    else:
+        metric = options.metric or table.metric_of(sweep, standing)
+        for line in _lines(rows, metric, columns(sys.stdout)):
+            say(line)
+        say_fitted(f"{table.counts(rows)}.", sys.stderr)
+    return 0
+
+
+def _lines(rows: Sequence[table.Row], metric: str, width: int) -> list[str]:
+    """Return the table for a terminal: metric, state, time, point; below what failed its cause."""
+    if not rows:
+        return []
+    cells = [(metric, "state", "time", "point", "")]
+    for row in rows:
+        value = row.metrics.get(metric)
+        number = "nan" if metric in row.metrics and value is None else "" if value is None else f"{value:.6g}"
+        spent = "" if row.seconds is None else format_seconds(row.seconds)
+        cells.append((number, row.state, spent, row.point, row.cause))
+    wide = [max(len(line[column]) for line in cells) for column in range(3)]
+    lines = []
+    for number, state, spent, point, cause in cells:
+        first = f"{number:>{wide[0]}}  " if wide[0] else ""
+        lines.append(f"{first}{state:<{wide[1]}}  {spent:>{wide[2]}}  {point}")
+        lines += [f"  {cause}"] if cause else []
+    return [fit(shown(line), width) if width else shown(line) for line in lines]
+
+
+def _tell_causes(rows: Sequence[table.Row]) -> None:
+    for cause, number, example in table.causes(rows):
+        say_fitted(f"{number} failed: {cause} (as {example})", sys.stdout, first="  ", rest="    ")
+
+
+# -- what is missing ---------------------------------------------------------------------------------------------------
+
+
+def _begin(options: Namespace) -> int:
+    """Submit the points that no run has ended or goes on with."""
+    wanted = points.points(_request(options))
+    spec = submit.script_spec(options)
+    if spec.form:
+        hint = "Submit it by itself, or call it from a Python file."
+        raise UsageError("A sweep starts a Python file, and this is none", place=spec.script.name, hint=hint)
+    if spec.profile:
+        hint = "Profile one of its points: hpcml submit --profile … SCRIPT ARGS…."
+        raise UsageError("A sweep records no profile", place="--profile", hint=hint)
+    _check_arguments(wanted, spec.arguments)
+    submit.check_modes(options)
+    max_fails = None if options.max_fails is None else common.whole(options.max_fails, "--max-fails")
+    name = job_name(spec)
+    prepared = submit.prepare_to_submit(options, spec._replace(name=name, sweep=name))
+    runs = Path(prepared.plan.directory).parent
+    planned = _planned(prepared, wanted)
+    before = store.load(runs, name)
+    standing = store.standing(runs, before) if before else store.Standing({}, {})
+    chosen = _chosen(planned, standing, only_failed=options.only_failed)
+    _tell(prepared, planned, chosen, standing)
+    stale = store.stale(planned, standing)
+    if not chosen or options.dry_run:
+        if options.json:
+            common.print_json(_facts(name, planned, chosen, standing))
+        return 0
+    question = f"{stale} points are stale, made by another script, image or arguments. Run them again?"
+    if stale and not common.confirmed(question, options.yes):
+        say("Nothing was submitted.", sys.stderr)
+        return 1
+    old = before or store.Sweep(name)
+    store.save(
+        runs,
+        old._replace(
+            points=tuple(planned),
+            runs=(*old.runs, prepared.plan.run_id),
+            metric=options.metric or old.metric,
+            maximize=options.maximize or old.maximize,
+        ),
+    )
+    return submit.hand_over(options, prepared._replace(points=_for_the_nodes(name, chosen, max_fails)))
+
+
+def _request(options: Namespace) -> points.Request:
+    here = common.here()
+    paths = [here / layers.user_path(text) for text in options.points or ()]
+    seed = common.whole(options.seed, "--seed")
+    return points.Request(options.grid or (), options.zip or (), paths, options.random or (), seed)
+
+
+def _check_arguments(wanted: Sequence[points.Point], arguments: Sequence[str]) -> None:
+    """Refuse a name that the script's own arguments give already: which of the two counted would be a guess."""
+    given = {word.partition("=")[0] for word in arguments}
+    if twice := sorted({value.name for point in wanted for value in point if f"--{value.name}" in given}):
+        hint = "Take it out behind --, or out of the points."
+        raise UsageError(f"--{twice[0]} is among the script's arguments and the points", place="hpcml sweep", hint=hint)
+
+
+def _planned(prepared: Prepared, wanted: Sequence[points.Point]) -> list[store.Planned]:
+    """Return the points with their keys."""
+    from hpcml.runs import submit as submission
+
+    spec = prepared.spec
+    with directories.storage(spec.script):
+        code = keys.of_code(spec.script.resolve())
+    facts = submission.check_image(prepared)
+    image = str(facts.get("digest") or [facts.get(name) for name in ("path", "size", "modified")]) if facts else ""
+    return [store.Planned(keys.key(point, code, spec.arguments, image), point) for point in wanted]
+
+
+def _chosen(planned: Sequence[store.Planned], standing: store.Standing, *, only_failed: bool) -> list[store.Planned]:
+    """Return the points to run: those that no run has ended or goes on with, or only those that failed."""
+    free = [one for one in planned if one.key not in standing.under_way]
+    if only_failed:
+        return [one for one in free if (end := standing.ended.get(one.key)) and not end.ok]
+    return [one for one in free if one.key not in standing.ended]
+
+
+def _tell(
+    prepared: Prepared, planned: Sequence[store.Planned], chosen: Sequence[store.Planned], standing: store.Standing
+) -> None:
+    """Say which points there are, which of them are to run, and what that may cost."""
+
+    def line(title: str, text: str) -> None:
+        say_fitted(text, sys.stderr, first=f"  {title:<11}", rest=" " * 13)
+
+    for position, one in enumerate(chosen[:_FIRST]):
+        line("" if position else "points", points.shown(one.point))
+    if len(chosen) > _FIRST:
+        line("", f"… and {len(chosen) - _FIRST} more")
+    ends = [standing.ended[one.key] for one in planned if one.key in standing.ended]
+    ok, failed = sum(one.ok for one in ends), sum(not one.ok for one in ends)
+    busy = sum(one.key in standing.under_way for one in planned)
+    words = [f"{ok} done" if ok else "", f"{failed} failed" if failed else "", f"{busy} under way" if busy else ""]
+    line("count", ", ".join([f"{len(planned)} points", *filter(None, words), f"{len(chosen)} to run"]))
+    if not chosen:
+        if failed and not busy:
+            line("next", "run again what failed: --only-failed")
+        return
+    inside = prepared.plan.inside
+    nodes = f"{inside.nodes} node{'' if inside.nodes == 1 else 's'}"
+    if not inside.one_machine:
+        submit.tell_outlook(prepared, whole=True)
+    elif inside.time_limit:
+        hours = inside.nodes * inside.time_limit / 3600
+        line("cost", f"at most {hours:.3g} node-hours: {nodes} for {format_seconds(inside.time_limit)}")
+    else:
+        line("cost", f"{nodes} until the last point ends: there is no time limit")
+    if seconds := sorted(one.seconds for one in ends):
+        middle = seconds[len(seconds) // 2]
+        hours = inside.nodes * middle * len(chosen) / 3600
+        line("", f"about {hours:.3g} node-hours if they take as long as those before: {format_seconds(middle)} each")
+
+
+def _facts(
+    name: str, planned: Sequence[store.Planned], chosen: Sequence[store.Planned], standing: store.Standing
+) -> dict[str, object]:
+    ended = [standing.ended[one.key].ok for one in planned if one.key in standing.ended]
+    return {
+        "sweep": name,
+        "points": len(planned),
+        "ok": sum(ended),
+        "failed": len(ended) - sum(ended),
+        "under_way": sum(one.key in standing.under_way for one in planned),
+        "to_run": [{value.name: value.typed for value in one.point} for one in chosen],
+    }
+
+
+def _for_the_nodes(name: str, chosen: Sequence[store.Planned], max_fails: int | None) -> str:
+    """Return the points as the first node reads them."""
+    rows = [
+        {
+            "key": one.key,
+            "values": {value.name: value.typed for value in one.point},
+            "words": points.words(one.point),
+            "shown": points.shown(one.point),
+        }
+        for one in chosen
+    ]
+    return json.dumps({"sweep": name, "max_fails": max_fails, "points": rows}, indent=1) + "\n"

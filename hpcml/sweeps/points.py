@@ -1,0 +1,289 @@
+"""The points of a sweep: words of the command line, or files, become a list of named values."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import math
+import random
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from hpcml import files
+from hpcml.errors import HpcmlError, NotFoundError, UsageError
+
+MOST = 10_000  # points of a sweep: each has files of its own
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
+_RANGE = re.compile(r"range\(([^()]*)\)")
+_DRAW = re.compile(r"(\w+)\((.*)\)")
+_WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
+_LONGEST_FILE = 16 << 20  # bytes
+
+Typed = int | float | bool | str
+
+
+class Value(NamedTuple):
+    """One value of a point: its name, the text that the script gets, and what ``hpcml.run.point`` has."""
+
+    name: str
+    text: str
+    typed: Typed
+
+
+Point = tuple[Value, ...]
+
+
+class Request(NamedTuple):
+    """What a command line says of the points, in words as they were typed.
+
+    ``zips`` and ``randoms`` are lists of words, the first of ``randoms`` a number of draws; ``files`` are paths.
+    """
+
+    grids: Sequence[str] = ()
+    zips: Sequence[Sequence[str]] = ()
+    files: Sequence[Path] = ()
+    randoms: Sequence[Sequence[str]] = ()
+    seed: int = 0
+
+
+def points(request: Request) -> list[Point]:
+    """Return all points: each row of one option with each row of the others, no point twice.
+
+    Raises
+    ------
+    UsageError
+        If a word is none of a point, a name stands twice, there are no points or more than :data:`MOST`.
+    NotFoundError
+        If a file of points cannot be read.
+    """
+    axes: list[list[Point]] = []
+    axes += [_grid(word) for word in request.grids]
+    axes += [_zip(words) for words in request.zips]
+    axes += [_file(path) for path in request.files]
+    axes += [_random(words, request.seed) for words in request.randoms]
+    if not axes:
+        raise _wrong("The sweep has no points", "hpcml sweep", "Write --grid k=8,16,32, or --points FILE.csv.")
+    seen: set[str] = set()
+    for axis in axes:
+        names = {value.name for point in axis for value in point}
+        if twice := sorted(names & seen):
+            raise _wrong(f"'{twice[0]}' is given by two options", twice[0], "Give each name once.")
+        seen |= names
+    _check_count(math.prod(len(axis) for axis in axes))
+    return list(dict.fromkeys(tuple(itertools.chain(*rows)) for rows in itertools.product(*axes)))
+
+
+def typed(text: str) -> Typed:
+    """Return a text as a whole number, a number, True or False, else as it is."""
+    if _WHOLE.fullmatch(text):
+        return int(text)
+    try:
+        number = float(text)
+    except ValueError:
+        return {"true": True, "false": False}.get(text.lower(), text)
+    return number if math.isfinite(number) and "_" not in text else text
+
+
+def _grid(word: str) -> list[Point]:
+    name, texts = _axis(word, "--grid")
+    return [(Value(name, text, typed(text)),) for text in texts]
+
+
+def _zip(words: Sequence[str]) -> list[Point]:
+    axes = [_axis(word, "--zip") for word in words]
+    lengths = {len(texts) for _, texts in axes}
+    if len(lengths) > 1:
+        told = ", ".join(f"{name} has {len(texts)}" for name, texts in axes)
+        raise _wrong(f"The lists of --zip are not of one length: {told}", "--zip", "Give each name as many values.")
+    _check_names([name for name, _ in axes], "--zip")
+    rows = zip(*([Value(name, text, typed(text)) for text in texts] for name, texts in axes), strict=True)
+    return list(rows)
+
+
+def _axis(word: str, option: str) -> tuple[str, list[str]]:
+    """Return the name and the values of ``k=8,16``, ``k=range(1,4)`` (as Python's), ``c="a,b",d``."""
+    name, sign, text = word.partition("=")
+    hint = f"Write {option} k=8,16,32."
+    if not sign:
+        raise _wrong(f"'{word}' is not NAME=VALUES", option, hint)
+    _check_names([name], option)
+    if match := _RANGE.fullmatch(text):
+        return name, _range(match[1], word, option)
+    if not text:
+        raise _wrong(f"'{name}' has no values", option, hint)
+    try:
+        texts = next(csv.reader([text], strict=True))
+    except (csv.Error, StopIteration):
+        raise _wrong(f"The values of '{name}' cannot be read: {text}", option, 'Quote as c="a,b",d.') from None
+    if "" in texts:
+        raise _wrong(f"A value of '{name}' is empty", option, "Take out the comma that is too many.")
+    _check_count(len(texts))
+    return name, texts
+
+
+def _range(text: str, word: str, option: str) -> list[str]:
+    texts = [one.strip() for one in text.split(",")]
+    numbers = [int(one) for one in texts if _WHOLE.fullmatch(one)]
+    if not (1 <= len(numbers) == len(texts) <= 3) or 0 in numbers[2:]:
+        hint = "Write range(START,STOP) or range(START,STOP,STEP), whole numbers; STOP is not among them."
+        raise _wrong(f"'{word}' is no range", option, hint)
+    values = range(*numbers)
+    if not values:
+        raise _wrong(f"'{word}' is empty", option, "START must stand before STOP.")
+    _check_count(len(values))
+    return [str(one) for one in values]
+
+
+# -- random points ---------------------------------------------------------------------------------------------------
+
+
+def _random(words: Sequence[str], seed: int) -> list[Point]:
+    """Return the draws; a draw depends on seed, name and number alone, so that more draws begin with the same."""
+    hint = "Write --random 50 x=uniform(0,1) k=randint(1,10) c=choice(a,b) lr=loguniform(1e-4,1)."
+    if len(words) < 2 or not re.fullmatch("[0-9]{1,18}", words[0]) or not int(words[0]):
+        raise _wrong("--random has no number and distributions", "--random", hint)
+    count = int(words[0])
+    _check_count(count)
+    draws = []
+    for word in words[1:]:
+        name, _, text = word.partition("=")
+        _check_names([name], "--random")
+        match = _DRAW.fullmatch(text)
+        draw = _distribution(match[1], next(csv.reader([match[2]]), [])) if match else None
+        if draw is None:
+            raise _wrong(f"'{word}' is no distribution", "--random", hint)
+        draws.append((name, draw))
+    _check_names([name for name, _ in draws], "--random")
+    rows = []
+    for number in range(count):
+        texts = [(name, draw(random.Random(f"{seed}/{name}/{number}"))) for name, draw in draws]  # noqa: S311
+        rows.append(tuple(Value(name, text, typed(text)) for name, text in texts))
+    return rows
+
+
+def _distribution(kind: str, words: list[str]) -> Callable[[random.Random], str] | None:
+    words = [word.strip() for word in words]
+    if kind == "choice" and words and "" not in words:
+        return lambda source: source.choice(words)
+    if len(words) != 2:
+        return None
+    if kind == "randint" and all(map(_WHOLE.fullmatch, words)) and int(words[0]) <= int(words[1]):
+        first, last = map(int, words)
+        return lambda source: str(source.randint(first, last))
+    try:
+        low, high = map(float, words)
+    except ValueError:
+        return None
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        return None
+    if kind == "uniform":
+        return lambda source: repr(source.uniform(low, high))
+    if kind == "loguniform" and low > 0:
+        return lambda source: repr(math.exp(source.uniform(math.log(low), math.log(high))))
+    return None
+
+
+# -- files of points -------------------------------------------------------------------------------------------------
+
+
+def _file(path: Path) -> list[Point]:
+    place = f"--points {path}"
+    try:
+        text = files.read(path, _LONGEST_FILE, ours=False, follow=True).decode("utf-8-sig")
+    except OSError as error:
+        raise NotFoundError(f"The file of points cannot be read: {error.strerror}", place=place) from error
+    except UnicodeDecodeError as error:
+        raise _wrong("The file of points is no text in UTF-8", place, "Save it as UTF-8.") from error
+    readers = {".csv": _csv, ".jsonl": _jsonl}
+    if path.suffix not in readers:
+        raise _wrong("The file of points is neither .csv nor .jsonl", place, "Name it so that its end says which.")
+    rows = []
+    for row in readers[path.suffix](text, place):
+        rows.append(row)
+        _check_count(len(rows))
+    if not rows:
+        raise _wrong("The file holds no points", place, "Write a row, or a line, for each point.")
+    return rows
+
+
+def _csv(text: str, place: str) -> Iterator[Point]:
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    names: list[str] = []
+    try:
+        for row in reader:
+            if not row:
+                continue
+            if not names:
+                names = [name.strip() for name in row]
+                _check_names(names, place)
+                continue
+            if len(row) != len(names) or "" in row:
+                hint = "Give each row a value under each name."
+                raise _wrong(f"Line {reader.line_num} has not {len(names)} values", place, hint)
+            yield tuple(Value(name, one, typed(one)) for name, one in zip(names, row, strict=True))
+    except csv.Error as error:
+        raise _wrong(f"Line {reader.line_num} is no CSV: {error}", place, "Close its quotes.") from error
+
+
+def _jsonl(text: str, place: str) -> Iterator[Point]:
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        hint = 'Write one table on each line: {"k": 8, "lr": 0.1}.'
+        try:
+            table = files.parsed(json.loads, line)
+        except ValueError as error:
+            raise _wrong(f"Line {number} is no JSON", place, hint) from error
+        right = isinstance(table, dict) and table and all(_is_value(one) for one in table.values())
+        if not right:
+            raise _wrong(f"Line {number} is no table of numbers and texts", place, hint)
+        _check_names(list(table), place)
+        yield tuple(Value(name, one if isinstance(one, str) else json.dumps(one), one) for name, one in table.items())
+
+
+def _is_value(one: object) -> bool:
+    return (isinstance(one, str) and one != "") or (isinstance(one, int | float) and math.isfinite(one))
+
+
+# -- what holds for all ----------------------------------------------------------------------------------------------
+
+
+def _check_names(names: Iterable[str], place: str) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if not _NAME.fullmatch(name):
+            hint = "Use letters, digits, '_' and '-', a letter first, at most 64."
+            raise _wrong(f"'{name}' cannot be a name of the script's options", place, hint)
+        if name in seen:
+            raise _wrong(f"'{name}' is given twice", place, "Give each name once.")
+        seen.add(name)
+
+
+def _check_count(count: int) -> None:
+    if count > MOST:
+        hint = "Divide it into several sweeps, or draw some: --random 100 …."
+        raise _wrong(f"The sweep would have {count:,} points, and {MOST:,} are the most", "hpcml sweep", hint)
+
+
+def _wrong(message: str, place: str, hint: str) -> HpcmlError:
+    return UsageError(message, place=place, hint=hint)
+
+
+def words(point: Point) -> list[str]:
+    """Return a point as options of the script: ``--lr 0.1``, or ``--lr=-1`` where it looks like one."""
+    return [
+        word
+        for value in point
+        for word in (
+            (f"--{value.name}={value.text}",) if value.text.startswith("-") else (f"--{value.name}", value.text)
+        )
+    ]
+
+
+def shown(point: Point) -> str:
+    """Return a point on one line: ``lr=0.1 k=16``."""
+    return " ".join(f"{value.name}={value.text}" for value in point)

@@ -1,0 +1,197 @@
+"""The record of a sweep: a file with its points and runs beside the runs, and what the runs say of their points."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from hpcml import files
+from hpcml.errors import NotFoundError, StorageError
+from hpcml.runs import directories, handle
+from hpcml.runs.tables import Table, complete
+from hpcml.schedulers.request import LONGEST_NAME
+from hpcml.sweeps.points import Point, Typed, Value
+
+_LARGEST = 1 << 20  # bytes of a point's record
+FOLDER = "sweeps"  # in the folder for runs
+
+
+class Ended(NamedTuple):
+    """What a run wrote of a point that has ended; ``metrics`` are the last values, None for one that was no number."""
+
+    run: str
+    ok: bool
+    exit_status: int
+    cause: str
+    seconds: float
+    metrics: Mapping[str, float | None]
+    values: tuple[tuple[str, Typed], ...]
+    restarted: str = ""
+
+
+class Planned(NamedTuple):
+    """A point of the sweep by its key, which also holds the script and the image."""
+
+    key: str
+    point: Point
+
+
+class Sweep(NamedTuple):
+    """What is known of a sweep: its points in order, its runs from old to new, and the metric that sorts the table."""
+
+    name: str
+    points: tuple[Planned, ...] = ()
+    runs: tuple[str, ...] = ()
+    metric: str = ""
+    maximize: bool = False
+
+
+class Standing(NamedTuple):
+    """How the points stand: ended ones by key, those of runs that go on with the run's id, and why a run is unknown."""
+
+    ended: dict[str, Ended]
+    under_way: dict[str, str]
+    problems: tuple[str, ...] = ()
+
+
+def path_of(runs: Path, name: str) -> Path:
+    """Return the file of a sweep in a folder for runs."""
+    return runs / FOLDER / name / "sweep.json"
+
+
+def load(runs: Path, name: str) -> Sweep | None:
+    """Return what is known of a sweep, None if there is no such one.
+
+    Raises
+    ------
+    StorageError
+        If its file cannot be read, or is damaged.
+    """
+    path = path_of(runs, name)
+    if (table := directories.read_json(path)) is None:
+        return None
+    with complete(path.parent):
+        points = tuple(_planned(Table(one)) for one in table.get("points", list))
+        return Sweep(
+            name, points, table.texts("runs"), table.get("metric", str, ""), table.get("maximize", bool, False)
+        )
+
+
+def _planned(table: Table) -> Planned:
+    values = []
+    for one in table.get("values", list):
+        name, text, typed = one
+        if not (isinstance(name, str) and isinstance(text, str) and isinstance(typed, int | float | bool | str)):
+            raise TypeError("a value is of another kind")
+        values.append(Value(name, text, typed))
+    return Planned(table.get("key", str), tuple(values))
+
+
+def find(runs: Path, name: str) -> Sweep:
+    """Return a sweep; NotFoundError if there is no such one."""
+    if found := load(runs, name):
+        return found
+    there = names(runs)
+    hint = f"There are: {', '.join(there[:8])}." if there else "Begin one: hpcml sweep SCRIPT --grid k=8,16."
+    raise NotFoundError(f"There is no sweep '{name}'", place=str(runs / FOLDER), hint=hint)
+
+
+def names(runs: Path) -> list[str]:
+    """Return the names of all sweeps."""
+    folder = runs / FOLDER
+    with directories.storage(folder):
+        try:
+            return sorted(
+                name for name in os.listdir(folder) if len(name) <= LONGEST_NAME and path_of(runs, name).exists()
+            )
+        except FileNotFoundError:
+            return []
+
+
+def save(runs: Path, sweep: Sweep) -> None:
+    """Write the file of a sweep; StorageError if that fails."""
+    path = path_of(runs, sweep.name)
+    points = [{"key": one.key, "values": [list(value) for value in one.point]} for one in sweep.points]
+    facts = {"points": points, "runs": sweep.runs, "metric": sweep.metric, "maximize": sweep.maximize}
+    with directories.storage(path):
+        for folder in (runs, path.parent.parent, path.parent):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for folder in (path.parent.parent, path.parent):
+            if not files.is_own_folder(folder):
+                raise StorageError("The folder is not yours, or is none", place=str(folder), hint="Remove it.")
+        directories.write_json(path, facts)
+
+
+def standing(runs: Path, sweep: Sweep) -> Standing:
+    """Return how the points of a sweep stand, by what its runs have written; the newest run's word counts.
+
+    A run that goes on, or of which nobody knows whether it does, keeps the points that it has not ended.
+    """
+    ended: dict[str, Ended] = {}
+    problems = []
+    found = [directories.load(runs / run_id) for run_id in sweep.runs if files.is_own_folder(runs / run_id)]
+    under_way: dict[str, str] = {}
+    for one in handle.standings(found):
+        records = _records(one.run)
+        ended |= records
+        if one.problem:
+            problems.append(f"{one.run.id}: {one.problem}")
+        written = one.status is not None and one.status.over and not one.run.may_start_again
+        if one.alive and not written:  # Slurm may take some seconds more for a job whose driver has ended
+            under_way |= {key: one.run.id for key in _keys(one.run) if key not in records}
+    return Standing(ended, under_way, tuple(problems))
+
+
+def _keys(run: directories.Run) -> list[str]:
+    """Return the keys of the points that a run was submitted with."""
+    table = directories.read_json(run.paths.points)
+    with complete(run.paths.directory):
+        return [Table(one).get("key", str) for one in table.get("points", list)] if table else []
+
+
+def _records(run: directories.Run) -> dict[str, Ended]:
+    """Return how the points of a run have ended, by key."""
+    folder = run.paths.point_records
+    with directories.storage(folder):
+        try:
+            names = sorted(name for name in os.listdir(folder) if name.endswith(".json") and not name.startswith("."))
+        except FileNotFoundError:
+            return {}
+    return {name.removesuffix(".json"): _ended(run, folder / name) for name in names}
+
+
+def _ended(run: directories.Run, path: Path) -> Ended:
+    hint = "It was changed or cut short: remove it, and the point counts as missing."
+    with directories.storage(path):
+        try:
+            table = Table(files.read_json(path, _LARGEST))
+        except (ValueError, TypeError) as error:
+            raise StorageError("The record of a point cannot be read", place=str(path), hint=hint) from error
+    with complete(run.paths.directory):
+        metrics = table.get("metrics", dict)
+        values = table.get("values", dict)
+        if not all(value is None or isinstance(value, int | float) for value in metrics.values()):
+            raise TypeError("a metric is of another kind")
+        if not all(isinstance(value, int | float | bool | str) for value in values.values()):
+            raise TypeError("a value is of another kind")
+        return Ended(
+            run.id,
+            table.get("status", str) == "ok",
+            table.get("exit_status", int),
+            table.get("cause", str),
+            table.number("seconds"),
+            metrics,
+            tuple(values.items()),
+            table.get("restarted", str, ""),
+        )
+
+
+def stale(points: Sequence[Planned], before: Standing) -> int:
+    """Return how many points have ended with the same values and another script, arguments or image only."""
+    known = {frozenset(one.values) for one in before.ended.values()}
+    return sum(
+        one.key not in before.ended and frozenset((value.name, value.typed) for value in one.point) in known
+        for one in points
+    )

@@ -1,0 +1,200 @@
+"""``hpcml sweep`` before and after its runs: what it says and submits, what it makes of records, and what it refuses."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import planted
+from hpcml import errors
+from world import World
+
+GRID = ("job.py", "--grid", "k=8,16", "--grid", "lr=0.1,0.01", "--nodes", "2")
+
+
+def sweep(world: World, *words: str, status: int = 0) -> tuple[str, str]:
+    done = world.run("sweep", "--site", "slurm", *words)
+    assert done.returncode == status, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stdout, done.stderr
+
+
+def run_of(world: World, number: int = -1) -> Path:
+    return world.runs / [name for name in world.left() if name.startswith("job-")][number]
+
+
+def points_of(run: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((run / "points.json").read_text())["points"]
+    return found
+
+
+def end(run: Path, point: dict[str, Any], cause: str = "", **metrics: float | None) -> None:
+    """Write the record of a point as the first node does."""
+    facts = {"key": point["key"], "values": point["values"], "status": "failed" if cause else "ok", "cause": cause,
+             "exit_status": int(bool(cause)), "seconds": 2.0, "metrics": metrics, "reports": len(metrics), "restarted": ""}  # fmt: skip
+    (run / "points").mkdir(exist_ok=True)
+    (run / "points" / f"{point['key']}.json").write_text(json.dumps(facts))
+
+
+def end_run(run: Path) -> None:
+    facts = {"over": True, "state": "FAILED", "attempt": 0, "exit_status": 1, "by": "script", "message": "", "hint": ""}
+    (run / "status.json").write_text(json.dumps({**facts, "quote": []}))
+
+
+def test_points_and_cost_are_said_before_the_submission(world: World) -> None:
+    _, said = sweep(world, *GRID, "--dry-run", "--time", "30", "--", "--epochs", "3")
+    assert [line for line in said.splitlines() if not line.startswith("hpcml: note")][:7] == [
+        "  points     k=8 lr=0.1",
+        "             k=8 lr=0.01",
+        "             k=16 lr=0.1",
+        "             … and 1 more",
+        "  count      4 points, 4 to run",
+        "  cost       1 node-h",
+    ] + [line for line in said.splitlines() if line.startswith("  start")]
+    assert world.left() == []
+    sweep(world, *GRID, "--", "--epochs", "3")
+    [run] = [name for name in world.left() if name.startswith("job-")]
+    points = points_of(world.runs / run)
+    assert [point["words"] for point in points][:2] == [["--k", "8", "--lr", "0.1"], ["--k", "8", "--lr", "0.01"]]
+    assert points[0]["values"] == {"k": 8, "lr": 0.1}
+    assert json.loads((world.runs / "sweeps/job/sweep.json").read_text())["runs"] == [run]
+    inside = json.loads((world.runs / run / "plan.json").read_text())["inside"]
+    assert (inside["sweep"], inside["arguments"]) == ("job", ["--epochs", "3"])
+
+
+def test_only_what_is_missing_is_submitted(world: World) -> None:
+    sweep(world, *GRID)
+    first = run_of(world)
+    points = points_of(first)
+    end(first, points[0], loss=0.5)
+    _, said = sweep(world, *GRID)
+    assert "4 points, 1 done, 3 under way, 0 to run" in said
+    end(first, points[1], "ValueError: no")
+    end_run(first)
+    _, said = sweep(world, *GRID, "--grid", "s=1", "--dry-run")
+    assert "4 points, 4 to run" in said, "another point has another key"
+    _, said = sweep(world, *GRID)
+    assert "4 points, 1 done, 1 failed, 2 to run" in said
+    assert "if they take as long as those before: 2.0 s each" in said
+    second = run_of(world)
+    assert [one["key"] for one in points_of(second)] == [points[2]["key"], points[3]["key"]]
+    for point in points_of(second):
+        end(second, point, loss=0.25)
+    end_run(second)
+    _, said = sweep(world, *GRID)
+    assert "3 done, 1 failed, 0 to run" in said
+    assert "--only-failed" in said
+    sweep(world, *GRID, "--only-failed")
+    third = run_of(world)
+    assert [one["key"] for one in points_of(third)] == [points[1]["key"]]
+    out, _ = sweep(world, "status", "job", "--json")
+    assert {key: value for key, value in json.loads(out).items() if key != "runs"} == {
+        "sweep": "job", "points": 4, "ok": 3, "failed": 1, "under way": 0, "missing": 0,
+    }  # fmt: skip
+
+
+def test_a_changed_script_is_asked_about(world: World) -> None:
+    sweep(world, *GRID)
+    first = run_of(world)
+    for point in points_of(first):
+        end(first, point, loss=1.0)
+    end_run(first)
+    world.script.write_text("print('other')\n")
+    _, said = sweep(world, *GRID, status=errors.USAGE)
+    assert "4 points are stale" in said
+    assert run_of(world) == first
+    sweep(world, *GRID, "--yes")
+    assert len(points_of(run_of(world))) == 4
+    assert run_of(world) != first
+
+
+def test_the_table(world: World) -> None:
+    sweep(world, *GRID)
+    run = run_of(world)
+    points = points_of(run)
+    end(run, points[0], loss=0.5, speed=2)
+    end(run, points[1], loss=None)
+    end(run, points[2], "ValueError: \x1b[2J no", loss=0.1)
+    out, said = sweep(world, "table", "job")
+    assert out == (
+        "loss  state       time  point\n"
+        " 0.5  ok         2.0 s  k=8 lr=0.1\n"
+        " nan  ok         2.0 s  k=8 lr=0.01\n"
+        " 0.1  failed     2.0 s  k=16 lr=0.1\n"
+        "  ValueError: \\x1b[2J no\n"
+        "      under way         k=16 lr=0.01\n"
+    )
+    assert said == "4 points: 2 ok, 1 failed, 1 under way.\n"
+    out, _ = sweep(world, "table", "job", "--csv", "--metric", "speed", "--maximize")
+    rows = list(csv.DictReader(out.splitlines()))
+    assert [(row["k"], row["lr"], row["loss"], row["speed"], row["state"]) for row in rows][:2] == [
+        ("8", "0.1", "0.5", "2", "ok"), ("8", "0.01", "nan", "", "ok"),
+    ]  # fmt: skip
+    out, _ = sweep(world, "table", "job", "--json")
+    assert json.loads(out)[0]["values"] == {"k": "8", "lr": "0.1"}
+    assert "1 failed: ValueError: \\x1b[2J no (as k=16 lr=0.1)" in sweep(world, "status", "job")[0]
+    assert sweep(world, "status")[0].startswith("job  4 points: 2 ok, 1 failed, 1 under way")
+
+
+def test_damaged_records_are_named(world: World, subtests: pytest.Subtests) -> None:
+    sweep(world, *GRID)
+    run = run_of(world)
+    key = points_of(run)[0]["key"]
+    record, state = run / "points" / f"{key}.json", world.runs / "sweeps/job/sweep.json"
+    (run / "points").mkdir()
+    whole = state.read_text()
+    for path in (record, state):
+        for damage in (planted.deep, planted.hole, planted.endless, planted.pipe, planted.folder, planted.kinds):
+            with subtests.test(path=path.name, damage=damage.__name__):
+                path.unlink(missing_ok=True)
+                damage(path)
+                for words in (("status",), ("table", "job"), GRID):
+                    _, said = sweep(world, *words, status=errors.STORAGE)
+                    assert str(path) in said or str(path.parent) in said or str(run) in said
+                path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+        if path == state:
+            path.write_text(whole)
+
+
+REFUSED: list[tuple[tuple[str, ...], str]] = [
+    ((), "SCRIPT is missing"),
+    (("job.py",), "The sweep has no points"),
+    (("job.py", "--grid", "k=1", "other"), "'other' is no option"),
+    (("job.py", "--grid", "k=1", "--", "--k", "3"), "--k is among the script's arguments and the points"),
+    (("job.py", "--grid", "k=1", "--max-fails", "x"), "'x' is not a whole number"),
+    (("job.py", "--random", "5", "x=uniform(0,1)", "--seed", "x"), "'x' is not a whole number"),
+    (("job.py", "--grid", "k=1", "--wait", "--detach"), "--wait and --detach exclude each other"),
+    (("job.py", "--grid", "k=1", "--profile", "dask"), "A sweep records no profile"),
+    (("book.ipynb", "--grid", "k=1"), "A sweep starts a Python file"),
+    (("job.py", "--grid", "a=range(1000)", "--grid", "b=range(1000)"), "The sweep would have 1,000,000 points"),
+    (("table",), "One sweep's NAME is wanted"),
+    (("table", "a", "b"), "One sweep's NAME is wanted"),
+]
+
+
+def test_what_is_refused(world: World, subtests: pytest.Subtests) -> None:
+    for words, sentence in REFUSED:
+        with subtests.test(words=words):
+            _, said = sweep(world, *words, status=errors.USAGE)
+            assert said.startswith(f"hpcml: {sentence}")
+    _, said = sweep(world, "table", "none", status=errors.NOT_FOUND)
+    assert said.startswith("hpcml: There is no sweep 'none'")
+    assert world.left() == []
+    sweep(world, *GRID)
+    done = world.run("rerun", "last")
+    assert done.returncode == errors.USAGE
+    assert done.stderr.startswith("hpcml: The run is one of the sweep 'job'")
+    done = world.run("--host", "nowhere.invalid", "sweep", *GRID)
+    assert done.returncode == errors.USAGE
+    assert done.stderr.startswith("hpcml: A sweep is begun on the login node")
+
+
+def test_options_stand_before_or_behind_the_script(world: World) -> None:
+    sweep(world, "--zip", "a=1,2", "b=3,4", "--random", "2", "x=uniform(0,1)", "job.py", "-N2", "--name", "mine")
+    [run] = [name for name in world.left() if name.startswith("mine-")]
+    assert len(points_of(world.runs / run)) == 4
+    assert (world.runs / "sweeps/mine/sweep.json").exists()

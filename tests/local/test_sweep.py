@@ -1,0 +1,194 @@
+"""``hpcml sweep`` with real Dask: every point once, what failed is named, what is missing is run, nothing twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from test_local import HPCML, Here, here
+
+pytestmark = pytest.mark.local
+__all__ = ["here"]
+
+# Each start of a point adds its arguments to a file, which is how they are counted.
+SCRIPT = """
+import argparse, json, os, sys, time
+import hpcml
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--log")
+parser.add_argument("--k", type=int)
+parser.add_argument("--mode", default="")
+chosen = parser.parse_args()
+with open(chosen.log, "a") as log:
+    log.write(f"{chosen.k}{chosen.mode}\\n")
+client = hpcml.connect()
+futures = client.map(lambda x: x * chosen.k, range(10))
+if chosen.mode == "crash":
+    raise ValueError(f"no {chosen.k}")
+if chosen.mode == "wait":
+    while not hpcml.run.should_stop():
+        time.sleep(0.05)
+if chosen.mode == "kill":
+    os.kill(os.getpid(), 9)
+client.publish_dataset(left=futures)
+facts = {"point": hpcml.run.point, "seed": hpcml.run.seed, "tasks": client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks)),
+         "clients": client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.client_comms)), "name": __name__, "file": __file__}
+(hpcml.run.out / "facts.json").write_text(json.dumps(facts))
+hpcml.run.report(loss=1 / chosen.k, step=1)
+hpcml.run.report(loss=sum(client.gather(futures)) / 45, step=2)
+import atexit
+atexit.register(print, "at exit")
+left_open = open(hpcml.run.out / "open", "w")
+left_open.write("written")
+print("point", chosen.k)
+if chosen.mode == "three":
+    sys.exit(3)
+"""
+
+
+class Sweep:
+    """The command in a folder with the script, and what the points leave behind."""
+
+    def __init__(self, here: Here) -> None:
+        self.here, self.log = here, here.folder / "starts"
+        (here.folder / "train.py").write_text(SCRIPT)
+
+    def __call__(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return self.here.run("sweep", *words, "--", "--log", str(self.log))
+
+    @property
+    def started(self) -> list[str]:
+        return sorted(self.log.read_text().split()) if self.log.exists() else []
+
+    def rows(self) -> list[dict[str, Any]]:
+        done = self.here.run("sweep", "table", "train", "--json")
+        assert done.returncode == 0, done.stderr
+        found: list[dict[str, Any]] = json.loads(done.stdout)
+        return found
+
+
+@pytest.fixture
+def sweep(here: Here) -> Sweep:
+    return Sweep(here)
+
+
+def test_a_sweep_and_again(sweep: Sweep, here: Here) -> None:
+    """Six points of which three fail; the same command does nothing; more points and the failed ones alone."""
+    zips = ("--zip", "k=3,1,2,4,5,6", "mode=run,crash,run,kill,run,three")
+    done = sweep("--wait", "--nodes", "2", "train.py", *zips)
+    assert done.returncode == 1, done.stderr + done.stdout
+    assert "k=3 mode=run" in done.stderr
+    assert "… and 3 more" in done.stderr
+    assert "sweep: 3 of 6 points are done, 3 failed." in done.stdout
+    assert here.status()["message"] == "3 of 6 points are done, 3 failed"
+    assert here.status()["hint"] == "The sweep's points, and why some failed: hpcml sweep status train."
+    assert sweep.started == ["1crash", "2run", "3run", "4kill", "5run", "6three"]
+    rows = sweep.rows()
+    assert [(row["values"]["k"], row["state"], row["cause"]) for row in rows] == [
+        ("2", "ok", ""), ("3", "ok", ""), ("5", "ok", ""),
+        ("6", "failed", "exit status 3"),  # it had reported a loss
+        ("1", "failed", "ValueError: no 1 (train.py:15)"), ("4", "failed", "killed by SIGKILL"),
+    ]  # fmt: skip
+    assert [row["metrics"] for row in rows[:3]] == [{"loss": 2.0}, {"loss": 3.0}, {"loss": 5.0}]
+    facts = [json.loads(Path(row["out"], "facts.json").read_text()) for row in rows[:3]]
+    assert [one["point"] for one in facts] == [{"k": k, "mode": "run"} for k in (2, 3, 5)]
+    assert [one["tasks"] for one in facts] == [10, 10, 10]  # none of the point before
+    assert [one["clients"] for one in facts] == [2, 2, 2]  # its own, and the one that cleans
+    assert len({one["seed"] for one in facts}) == 3
+    assert {one["name"] for one in facts} == {"__main__"}
+    logs = Path(here.status()["directory"], "points")
+    assert (logs / f"{rows[0]['key']}.log").read_text() == "point 2\nat exit\n"
+    assert {Path(row["out"], "open").read_text() for row in rows[:3]} == {"written"}
+
+    again = sweep("--wait", "train.py", *zips)
+    assert (again.returncode, sweep.started) == (0, ["1crash", "2run", "3run", "4kill", "5run", "6three"]), again.stderr
+    assert "3 done, 3 failed, 0 to run" in again.stderr
+
+    only = sweep("--wait", "--only-failed", "--max-fails", "0", "train.py", *zips)
+    assert only.returncode == 1
+    assert "1 failed, 2 are left: more than 0 failed" in only.stdout
+    assert sweep.started == ["1crash", "1crash", "2run", "3run", "4kill", "5run", "6three"]
+
+    (here.folder / "train.py").write_text(f"# another\n{SCRIPT}")
+    asked = sweep("train.py", *zips)
+    assert asked.returncode == 64
+    assert "6 points are stale" in asked.stderr
+    assert len(sweep.started) == 7
+
+
+def test_what_was_interrupted_is_missing_and_what_goes_on_is_not_submitted_twice(sweep: Sweep, here: Here) -> None:
+    zips = ("--zip", "k=1,2,3", "mode=run,wait,run")
+    done = sweep("--detach", "train.py", *zips)
+    assert done.returncode == 0, done.stderr
+    here.until(lambda: sweep.started == ["1run", "2wait"])
+    again = sweep("train.py", *zips)
+    assert again.returncode == 0
+    assert "2 under way, 0 to run" in again.stderr
+    assert here.run("cancel", "train").returncode == 0
+    assert here.run("wait", "train").returncode == 86
+    assert sorted(row["state"] for row in sweep.rows()) == ["missing", "missing", "ok"]
+
+    done = sweep("--json", "train.py", *zips)
+    run = json.loads(done.stdout)
+    here.until(lambda: sweep.started == ["1run", "2wait", "2wait"])
+    os.kill(run["pid"], signal.SIGTERM)  # as at a cancellation by hand
+    assert here.run("wait", run["run"]).returncode == 86
+    assert len(json.loads(here.run("sweep", "status", "train", "--json").stdout)["runs"]) == 2
+
+
+LEFT = """
+import time, sys
+import numpy
+import hpcml
+client = hpcml.connect()
+if sys.argv[-1] == "1":  # memory that a worker keeps
+    def keep():
+        import builtins
+        builtins.kept = bytearray(b"x") * (400 << 20)
+    client.run(keep)
+if sys.argv[-1] == "2":  # a task that does not end with its point
+    from distributed import fire_and_forget
+    begun = hpcml.run.out / "begun"
+    def stay():
+        begun.touch()
+        time.sleep(60)
+    fire_and_forget(client.submit(stay))
+    while not begun.exists():
+        time.sleep(0.02)
+names = client.run(lambda: __import__("os").getpid())
+print(sorted(names.values()))
+"""
+
+
+def test_workers_that_are_not_free_are_restarted(here: Here) -> None:
+    (here.folder / "left.py").write_text(LEFT)
+    done = here.run("sweep", "--wait", "--set", "workers.memory_limit=1G", "left.py", "--grid", "case=0,1,2,3")
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "the workers were restarted: 1 of the workers kept up to " in done.stdout
+    assert "the workers were restarted: tasks of the point still ran on 1 of the workers" in done.stdout
+    records = [json.loads(path.read_text()) for path in Path(here.status()["directory"], "points").glob("*.json")]
+    assert sorted((one["values"]["case"], bool(one["restarted"])) for one in records) == [
+        (0, False), (1, True), (2, True), (3, False),
+    ]  # fmt: skip
+
+
+def test_ctrl_c_leaves_the_run_and_again_finds_it(sweep: Sweep, here: Here) -> None:
+    words = [HPCML, "sweep", "--wait", "train.py", "--zip", "k=1,2", "mode=run,wait", "--", "--log", str(sweep.log)]
+    with subprocess.Popen(words, cwd=here.folder, env=here.environment, stderr=subprocess.PIPE, text=True,
+                          stdout=subprocess.DEVNULL) as command:  # fmt: skip
+        here.until(lambda: sweep.started == ["1run", "2wait"])
+        command.send_signal(signal.SIGINT)
+        _, said = command.communicate(timeout=60)
+    assert command.returncode == 130
+    assert "Detached; the run goes on." in said
+    assert "1 under way, 0 to run" in here.run(*words[1:2], *words[3:]).stderr
+    assert here.run("cancel", "train").returncode == 0
+    assert here.run("wait", "train").returncode == 86
+    assert sweep.started == ["1run", "2wait"]

@@ -1,0 +1,171 @@
+"""The points of a sweep: what words and files say, what is refused, and when two points are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hpcml.errors import HpcmlError
+from hpcml.sweeps import keys, points
+from hpcml.sweeps.points import Request
+
+
+def values(request: Request) -> list[dict[str, object]]:
+    return [{value.name: value.typed for value in point} for point in points.points(request)]
+
+
+def test_grids_are_combined_each_with_each() -> None:
+    assert values(Request(grids=["k=8,16", "lr=0.1,1e-2"])) == [
+        {"k": 8, "lr": 0.1}, {"k": 8, "lr": 0.01}, {"k": 16, "lr": 0.1}, {"k": 16, "lr": 0.01},
+    ]  # fmt: skip
+
+
+def test_a_zip_is_pairs_and_combined_with_a_grid() -> None:
+    rows = values(Request(grids=["s=x"], zips=[["a=1,2", "b=3,4"]]))
+    assert rows == [{"s": "x", "a": 1, "b": 3}, {"s": "x", "a": 2, "b": 4}]
+
+
+def test_a_value_keeps_its_text_and_has_a_kind(subtests: pytest.Subtests) -> None:
+    for text, kind in (("8", 8), ("-1", -1), ("1e-2", 0.01), ("0.10", 0.1), ("true", True), ("False", False),
+                       ("adam", "adam"), ("nan", "nan"), ("1_0", "1_0"), ("0x10", "0x10")):  # fmt: skip
+        with subtests.test(text=text):
+            [[value]] = points.points(Request(grids=[f"k={text}"]))
+            assert (value.text, value.typed, type(value.typed)) == (text, kind, type(kind))
+
+
+def test_ranges_and_quotes() -> None:
+    assert values(Request(grids=["k=range(1,8,3)"])) == [{"k": 1}, {"k": 4}, {"k": 7}]
+    assert values(Request(grids=['c="a,b",c'])) == [{"c": "a,b"}, {"c": "c"}]
+
+
+def test_no_point_twice() -> None:
+    assert values(Request(grids=["k=8,8,16"])) == [{"k": 8}, {"k": 16}]
+
+
+def test_files(tmp_path: Path) -> None:
+    table, lines = tmp_path / "p.csv", tmp_path / "p.jsonl"
+    table.write_text('\ufeffk,name\n8,"a,b"\n\n16,c\n')
+    lines.write_text('{"k": 8, "deep": true, "name": "a"}\n\n{"k": 0.5}\n')
+    assert values(Request(files=[table])) == [{"k": 8, "name": "a,b"}, {"k": 16, "name": "c"}]
+    assert values(Request(files=[lines])) == [{"k": 8, "deep": True, "name": "a"}, {"k": 0.5}]
+    assert [value.text for value in points.points(Request(files=[lines]))[0]] == ["8", "true", "a"]
+
+
+def test_more_draws_begin_with_the_same_ones() -> None:
+    words = ["x=uniform(0,1)", "k=randint(1,3)", "c=choice(a,b)", "r=loguniform(1e-4,1)"]
+    few, many = (values(Request(randoms=[[count, *words]])) for count in ("5", "9"))
+    assert few == many[:5]
+    assert values(Request(randoms=[["5", words[0]]], seed=1)) != [{"x": row["x"]} for row in few]
+    assert all(0 <= float(str(row["x"])) <= 1 and row["k"] in (1, 2, 3) and row["c"] in ("a", "b") for row in many)
+    assert all(1e-4 <= float(str(row["r"])) <= 1 for row in many)
+
+
+WRONG: list[tuple[Request, str]] = [
+    (Request(), "The sweep has no points"),
+    (Request(grids=["k"]), "'k' is not NAME=VALUES"),
+    (Request(grids=["k="]), "'k' has no values"),
+    (Request(grids=["k=1,,2"]), "A value of 'k' is empty"),
+    (Request(grids=['k="a'],), "The values of 'k' cannot be read"),
+    (Request(grids=["=1"]), "'' cannot be a name"),
+    (Request(grids=["a b=1"]), "'a b' cannot be a name"),
+    (Request(grids=["--k=1"]), "'--k' cannot be a name"),
+    (Request(grids=["k=range(3,1)"]), "'k=range(3,1)' is empty"),
+    (Request(grids=["k=range(1,2,0)"]), "'k=range(1,2,0)' is no range"),
+    (Request(grids=["k=range(1,00002,00)"]), "'k=range(1,00002,00)' is no range"),
+    (Request(grids=["k=range(a)"]), "'k=range(a)' is no range"),
+    (Request(grids=["k=1", "k=2"]), "'k' is given by two options"),
+    (Request(zips=[["a=1,2", "b=3"]]), "The lists of --zip are not of one length: a has 2, b has 1"),
+    (Request(zips=[["a=1", "a=2"]]), "'a' is given twice"),
+    (Request(grids=["a=range(1000)", "b=range(1000)"]), "The sweep would have 1,000,000 points, and 10,000 are the most"),
+    (Request(grids=["a=range(1000000000000000)"]), "The sweep would have 1,000,000,000,000,000 points"),
+    (Request(randoms=[["1000000", "x=uniform(0,1)"]]), "The sweep would have 1,000,000 points"),
+    (Request(randoms=[["x=uniform(0,1)"]]), "--random has no number and distributions"),
+    (Request(randoms=[["0", "x=uniform(0,1)"]]), "--random has no number and distributions"),
+    (Request(randoms=[["5", "x=normal(0,1)"]]), "'x=normal(0,1)' is no distribution"),
+    (Request(randoms=[["5", "x=uniform(1,0)"]]), "'x=uniform(1,0)' is no distribution"),
+    (Request(randoms=[["5", "x=uniform(0,inf)"]]), "'x=uniform(0,inf)' is no distribution"),
+    (Request(randoms=[["5", "x=loguniform(0,1)"]]), "'x=loguniform(0,1)' is no distribution"),
+    (Request(randoms=[["5", "x=choice()"]]), "'x=choice()' is no distribution"),
+]  # fmt: skip
+
+
+def test_what_is_wrong_is_one_sentence(subtests: pytest.Subtests) -> None:
+    for request, sentence in WRONG:
+        with subtests.test(sentence=sentence), pytest.raises(HpcmlError) as raised:
+            points.points(request)
+        assert raised.value.message.startswith(sentence)
+        assert raised.value.place
+        assert raised.value.hint
+
+
+def test_a_wrong_file_is_one_sentence(subtests: pytest.Subtests, tmp_path: Path) -> None:
+    cases: list[tuple[str, bytes, str]] = [
+        ("p.csv", b"", "The file holds no points"),
+        ("p.csv", b"k,l\n", "The file holds no points"),
+        ("p.csv", b"k,l\n1\n", "Line 2 has not 2 values"),
+        ("p.csv", b"k,l\n1,\n", "Line 2 has not 2 values"),
+        ("p.csv", b"k,k\n1,2\n", "'k' is given twice"),
+        ("p.csv", b'k\n"1\n', "Line 2 is no CSV"),
+        ("p.csv", b"\xff\xfe\n", "The file of points is no text in UTF-8"),
+        ("p.jsonl", b"[1]\n", "Line 1 is no table of numbers and texts"),
+        ("p.jsonl", b'{"k": null}\n', "Line 1 is no table of numbers and texts"),
+        ("p.jsonl", b'{"k": NaN}\n', "Line 1 is no table of numbers and texts"),
+        ("p.jsonl", b'{"k": [1]}\n', "Line 1 is no table of numbers and texts"),
+        ("p.jsonl", b'{"k": 1}\n{"k"\n', "Line 2 is no JSON"),
+        ("p.jsonl", b"[" * 100_000, "Line 1 is no JSON"),
+        ("p.jsonl", b'{"k": 1}\n' * 10_001, "The sweep would have 10,001 points"),
+        ("p.txt", b"k\n1\n", "The file of points is neither .csv nor .jsonl"),
+    ]
+    for number, (name, content, sentence) in enumerate(cases):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / name).write_bytes(content)
+        with subtests.test(sentence=sentence, content=content[:40]), pytest.raises(HpcmlError) as raised:
+            points.points(Request(files=[folder / name]))
+        assert raised.value.message.startswith(sentence)
+    with pytest.raises(HpcmlError, match="cannot be read: No such file"):
+        points.points(Request(files=[tmp_path / "none.csv"]))
+
+
+def test_words_for_the_script() -> None:
+    [point] = points.points(Request(grids=["lr=-0.1", "k=8"]))
+    assert points.words(point) == ["--lr=-0.1", "--k", "8"]
+    assert points.shown(point) == "lr=-0.1 k=8"
+
+
+def test_what_makes_a_key(subtests: pytest.Subtests) -> None:
+    [point] = points.points(Request(grids=["k=8", "l=1"]))
+    [turned] = points.points(Request(grids=["l=1", "k=8"]))
+    [other] = points.points(Request(grids=["k=8.0", "l=1"]))
+    key = keys.key(point, "code", ["--epochs", "3"], "image")
+    assert key == keys.key(turned, "code", ["--epochs", "3"], "image")
+    changes: dict[str, Callable[[], str]] = {
+        "values": lambda: keys.key(other, "code", ["--epochs", "3"], "image"),
+        "code": lambda: keys.key(point, "other", ["--epochs", "3"], "image"),
+        "arguments": lambda: keys.key(point, "code", ["--epochs", "4"], "image"),
+        "image": lambda: keys.key(point, "code", ["--epochs", "3"], ""),
+    }
+    for what, changed in changes.items():
+        with subtests.test(what=what):
+            assert changed() != key
+
+
+def test_which_files_are_the_code(tmp_path: Path) -> None:
+    for name, text in {
+        "train.py": "def f():\n    import beside\nfrom pack.part import x\nimport numpy\n",
+        "beside.py": "import deeper\n", "deeper.py": "y = 1\n", "pack/__init__.py": "", "pack/part.py": "x = 1\n",
+        "other.py": "z = 1\n", "data.csv": "1\n",
+    }.items():  # fmt: skip
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    script = tmp_path / "train.py"
+    before = keys.of_code(script)
+    for name, counts in (("other.py", False), ("data.csv", False), ("beside.py", True), ("deeper.py", True),
+                         ("pack/part.py", True), ("train.py", True)):  # fmt: skip
+        text = (tmp_path / name).read_text()
+        (tmp_path / name).write_text(f"{text}#\n")
+        assert (keys.of_code(script) != before) == counts, name
+        (tmp_path / name).write_text(text)
+    assert keys.of_code(script) == before
