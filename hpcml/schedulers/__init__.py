@@ -45,7 +45,8 @@ class JobLayout(NamedTuple):
     ``directive_word`` begins each directive's line. ``prologue`` are lines of bash before the steps. ``launchers`` are
     by role, with ``stage`` for the copy of an image; a role without one is started as a process of the batch script.
     ``nodes_word`` is the number of nodes as bash reads it, and ``job_word`` the id of the run's own job, empty without
-    one. ``memory`` is a node's in bytes, 0 if not known.
+    one; ``follow_up`` is the bash that submits the batch script again for when that job has ended and prints an id,
+    ``forget`` the words before an id that cancel a job. ``memory`` is a node's in bytes, 0 if not known.
     ``may_start_again``: the scheduler may put the job back into its queue. ``one_machine``: all nodes of the run are
     this machine, and hpcml itself keeps the time limit and removes what a run leaves behind.
     """
@@ -57,6 +58,8 @@ class JobLayout(NamedTuple):
     launchers: Mapping[str, Launcher] = {}
     nodes_word: str = "1"
     job_word: str = ""
+    follow_up: str = ""
+    forget: str = ""
     memory: int = 0
     one_machine: bool = False
     reasons: tuple[str, ...] = ()
@@ -93,8 +96,28 @@ class JobState(NamedTuple):
         return self.state in ENDED
 
 
+class JobEnd(NamedTuple):
+    """What a scheduler says of how a job ended; ``signal`` ended its batch script, ``failed_nodes`` are named so."""
+
+    signal: int = 0
+    failed_nodes: str = ""
+
+
 UNKNOWN = JobState("UNKNOWN")
+FOR_JOBS = "waiting for the jobs it depends on"  # why a job waits
 UNREADABLE = "UNREADABLE"
+
+
+class Prospect(NamedTuple):
+    """What a scheduler says of a submission before it is made; what it does not tell is empty.
+
+    ``start`` is when it would begin (ISO 8601, by the clock of this machine), ``weights`` the partition's billing
+    weights, and ``largest`` whether the largest weighted resource counts and not their sum.
+    """
+
+    start: str = ""
+    weights: Mapping[str, str] = {}
+    largest: bool = False
 
 
 class Submission(NamedTuple):
@@ -170,11 +193,17 @@ class Scheduler(Protocol):
     def states(self, jobs: Sequence[str]) -> dict[str, JobState]:
         """Return the states of jobs, in one question."""
 
+    def end(self, job: str) -> JobEnd:
+        """Return what is said of how a job ended; nothing where nobody answers: it is asked as the last."""
+
     def cancel(self, job: str) -> str:
         """Tell a job to end; return what was told, in words, empty if it was gone."""
 
     def check(self, script: Path) -> str:
         """Return what the scheduler says of a script that it is only shown."""
+
+    def prospect(self, script: Path, partition: str, seconds: float) -> Prospect:
+        """Return what it says of a script that is only shown, and of a partition if one is named, within a deadline."""
 
     def with_variables(self, spec: JobSpec, overridden: Callable[[str], bool]) -> JobSpec:
         """Return a request with what the user's variables for the scheduler say where the command line says nothing.
@@ -209,6 +238,11 @@ def get(name: str) -> Scheduler:
 def state(submission: Submission) -> JobState:
     """Return the state of one run's job; raise SlurmUnreachableError if its scheduler gives no readable answer."""
     return readable(get(submission.scheduler).states([submission.key])[submission.key])
+
+
+def end(submission: Submission) -> JobEnd:
+    """Return what a run's scheduler says of how its job ended."""
+    return get(submission.scheduler).end(submission.key)
 
 
 def readable(state: JobState) -> JobState:

@@ -15,7 +15,18 @@ from typing import NamedTuple
 from hpcml import files, subprocesses
 from hpcml.errors import HpcmlError, SiteError, SlurmUnreachableError, UsageError
 from hpcml.paths import ROLES, RunPaths
-from hpcml.schedulers import UNKNOWN, JobLayout, JobRequest, JobState, Launcher, Submission, slurm, slurm_options
+from hpcml.schedulers import (
+    UNKNOWN,
+    JobEnd,
+    JobLayout,
+    JobRequest,
+    JobState,
+    Launcher,
+    Prospect,
+    Submission,
+    slurm,
+    slurm_options,
+)
 from hpcml.schedulers.request import JobSpec
 from hpcml.sites.layers import process_environment
 from hpcml.sites.schema import Site
@@ -247,6 +258,11 @@ def states(jobs: Sequence[str]) -> dict[str, JobState]:
     return by_key
 
 
+def end(job: str) -> JobEnd:  # noqa: ARG001 - what Slurm says of the job is not of the run
+    """Return nothing: the run's own files say how it ended."""
+    return JobEnd()
+
+
 def cancel(job: str) -> str:
     """Tell a run's supervisor to end it; the allocation stays."""
     run = RunPaths(Path(job.partition(" ")[2]))
@@ -264,6 +280,11 @@ def note(run: RunPaths, name: str) -> bool:
 def check(script: Path) -> str:  # noqa: ARG001
     """Refuse: nothing is asked for."""
     raise UsageError("A run in an allocation asks Slurm for nothing", place="--check", hint="Leave --check out.")
+
+
+def prospect(script: Path, partition: str, seconds: float) -> Prospect:  # noqa: ARG001
+    """Return nothing: its nodes are there."""
+    return Prospect()
 
 
 def ignored_defaults() -> list[str]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hpcml import subprocesses
+from hpcml import files, subprocesses
 from hpcml.errors import NotFoundError, SiteError, UsageError
 from hpcml.paths import RunPaths
-from hpcml.schedulers import JobLayout, JobRequest, JobState, Submission, slurm
+from hpcml.schedulers import JobEnd, JobLayout, JobRequest, JobState, Prospect, Submission, slurm
 from hpcml.schedulers.request import JobSpec
 from hpcml.sites.schema import Site
 
@@ -37,9 +38,14 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
 
 
 def submit(site: Site, run: RunPaths) -> Submission:
-    """Start the batch script in the background."""
+    """Start the batch script in the background, or what waits for other runs and then becomes it."""
+    words, blocked = ["bash", str(run.script)], []
+    if files.read_json(run.plan).get("after"):
+        words = [sys.executable, "-P", "-m", "hpcml.runs.after", str(run.directory)]
+        blocked = [signal.SIGTERM]  # until it can write that it was cancelled
+    environment = clean_environment()
     try:
-        pid = subprocesses.start_in_background(["bash", str(run.script)], run.job_log, environment=clean_environment())
+        pid = subprocesses.start_in_background(words, run.job_log, environment=environment, blocked=blocked)
     except subprocesses.CommandMissingError as error:
         raise NotFoundError(f"The run cannot be started: {error}", place="PATH", hint="Put bash on PATH.") from error
     return Submission(pid=pid, started=subprocesses.start_time(pid))
@@ -69,6 +75,11 @@ def _lives(job: str) -> bool:
     return pid.isdecimal() and subprocesses.start_time(int(pid)) == started != ""
 
 
+def end(job: str) -> JobEnd:
+    """Return nothing: the run's own files say how it ended."""
+    return JobEnd()
+
+
 def cancel(job: str) -> str:
     """Tell the batch script to end."""
     pid = int(job.partition(" ")[0])
@@ -78,6 +89,11 @@ def cancel(job: str) -> str:
 def check(script: Path) -> str:
     """Refuse: there is nobody to ask."""
     raise UsageError("The local site has no Slurm to ask", place="--check", hint="Leave --check out.")
+
+
+def prospect(script: Path, partition: str, seconds: float) -> Prospect:
+    """Return nothing: there is nobody to ask."""
+    return Prospect()
 
 
 def with_variables(spec: JobSpec, overridden: Callable[[str], bool]) -> JobSpec:

@@ -18,6 +18,39 @@ _MEASURES: dict[str, tuple[type[TimeLimit | Memory], str]] = {
 }
 
 
+ENDS = {"ok": "to end well", "any": "to end", "fail": "to fail"}
+
+
+class Awaited(NamedTuple):
+    """A run that another waits for: its id (what the user calls it, at first), the end that is wanted, and its job."""
+
+    run: str
+    when: str = "ok"
+    job: str = ""
+
+    @classmethod
+    def of(cls, text: str) -> Awaited:
+        """Return what ``RUN`` or ``RUN:ok|any|fail`` means; UsageError if it is neither."""
+        run, colon, when = text.partition(":")
+        if not run or (colon and when not in ENDS):
+            hint = "Write RUN (it is to end well), RUN:any or RUN:fail."
+            raise UsageError(f"'{text}' does not say which run to wait for", place="--after", hint=hint)
+        return cls(run, when or "ok")
+
+    @property
+    def text(self) -> str:
+        """The same as :meth:`of` reads it."""
+        return f"{self.run}:{self.when}"
+
+    def words(self) -> str:
+        """Return the end that is waited for, in words."""
+        return f"{self.run} {ENDS[self.when]}"
+
+    def met_by(self, exit_status: int | None) -> bool:
+        """Whether an end with that status is the one; nobody knows how a run ended that has none."""
+        return self.when == "any" or (exit_status is not None and (exit_status == 0) == (self.when == "ok"))
+
+
 class JobSpec(NamedTuple):
     """A request: a script, its arguments and what was said about the allocation (empty or ``NOT_SAID``: not said).
 
@@ -32,10 +65,14 @@ class JobSpec(NamedTuple):
     name); JupyterLab ends after ``idle`` seconds without use (0: never). ``staged``: script and ``cwd`` are there for
     the submission only, and the script runs in the run's own copy of them. ``sources`` are the folders that the copy of
     the code may link to. ``own_clusters``: see the nodes' settings. ``sbatch`` are options that are
-    passed on, as (name, value) with an empty value for a flag; no name twice.
+    passed on, as (name, value) with an empty value for a flag; no name twice. ``after`` are the runs to wait for.
+
+    ``until_done``, ``max_restarts`` and ``max_node_hours``: see the nodes' settings.
 
     ``form`` is what ``script`` is: a Python file (empty), a ``module`` (the folder that is first on the path of
     modules, and the dotted name), a ``notebook``, or a ``program`` (a bare name is found on PATH, on the node).
+    ``profile`` are names of profilers, with commas.
+    ``sweep`` is the sweep whose points the script is started for, empty without one.
     """
 
     script: Path
@@ -63,6 +100,12 @@ class JobSpec(NamedTuple):
     gpu_type: str = ""
     sbatch: tuple[tuple[str, str], ...] = ()
     form: str = ""
+    profile: str = ""
+    after: tuple[Awaited, ...] = ()
+    sweep: str = ""
+    until_done: bool = False
+    max_restarts: int = NOT_SAID
+    max_node_hours: float = 0.0
 
     @property
     def copied(self) -> bool:
@@ -72,7 +115,7 @@ class JobSpec(NamedTuple):
     def given(self) -> dict[str, object]:
         """Return what was said, by its name here; of variables the names alone."""
         said = (self._asdict() | {"environment": tuple(name for name, _ in self.environment)}).items()
-        return {name: value for name, value in said if getattr(value, "text", value) not in ("", NOT_SAID)}
+        return {name: value for name, value in said if getattr(value, "text", value) not in ("", NOT_SAID, ())}
 
 
 def measure(name: str, text: str, place: str = "") -> TimeLimit | Memory:

@@ -12,7 +12,19 @@ from typing import Any
 
 from hpcml.errors import ANSWER_LOST, HpcmlError, SiteError, SlurmUnreachableError
 from hpcml.paths import RunPaths
-from hpcml.schedulers import ACTIVE, ENDED, PENDING, UNKNOWN, UNREADABLE, JobState, Submission, slurm_options
+from hpcml.schedulers import (
+    ACTIVE,
+    ENDED,
+    FOR_JOBS,
+    PENDING,
+    UNKNOWN,
+    UNREADABLE,
+    JobEnd,
+    JobState,
+    Prospect,
+    Submission,
+    slurm_options,
+)
 from hpcml.schedulers.request import JobSpec, measure
 from hpcml.sites.layers import process_environment
 from hpcml.sites.schema import Site
@@ -112,7 +124,7 @@ _MAYBE_SENT = r"(?i)Socket timed out|Zero Bytes were transmitted|Connection rese
 REASONS = {
     "Resources": "waiting for free nodes",
     "Priority": "other jobs go first",
-    "Dependency": "waiting for the jobs it depends on",
+    "Dependency": FOR_JOBS,
     "DependencyNeverSatisfied": "the job it depends on ended otherwise: it will never start",
     "BeginTime": "waiting for its begin time",
     "JobHeldUser": "held by the user (scontrol release)",
@@ -137,6 +149,7 @@ REASONS = {
     "Licenses": "waiting for a licence",
     "None": "Slurm has not looked at it yet",
 }
+_ASKED_AT_ONCE = 5000
 _ASKED_ALONE = 16  # jobs that are asked for once more, each alone, where an answer for many left them out
 
 
@@ -237,7 +250,7 @@ def sbatch(script: str, timeout: float = TIMEOUT) -> tuple[str, str]:
     It raises AnswerLostError if the request may have arrived but the answer did not.
     """
     answer = ask(["sbatch", "--parsable", script], timeout)
-    if answer.code is None or (answer.code != 0 and re.search(_MAYBE_SENT, answer.text)):
+    if _is_silent(answer) or (answer.code != 0 and re.search(_MAYBE_SENT, answer.text)):
         raise AnswerLostError("The answer of sbatch did not arrive", quote=_quote(answer))
     if answer.code != 0:
         raise refusal(answer)
@@ -246,6 +259,11 @@ def sbatch(script: str, timeout: float = TIMEOUT) -> tuple[str, str]:
     if len(ids) != 1:
         raise AnswerLostError("The answer of sbatch is not a job id", quote=_quote(answer))
     return ids[0][0], ids[0][1]
+
+
+def _is_silent(answer: Answer) -> bool:
+    """Whether a command said nothing and failed: it was ended, by us or by a site's wrapper (``timeout``: 124)."""
+    return answer.code is None or (answer.code != 0 and not answer.text)
 
 
 def refusal(answer: Answer, program: str = "sbatch") -> HpcmlError:
@@ -276,13 +294,41 @@ def _last(answer: Answer) -> str:
 
 def check(script: Path) -> str:
     """Ask the live controller whether it would take the script; return its estimate in its own words."""
-    answer = ask(["sbatch", "--test-only", str(script)])
-    if answer.code is None:
+    return _last(_test_only(script, TIMEOUT))
+
+
+def _test_only(script: Path, timeout: float) -> Answer:
+    answer = ask(["sbatch", "--test-only", str(script)], timeout)
+    if _is_silent(answer):
         message, hint = "Slurm's controller does not answer", "Slurm is busy or down: try again in some minutes."
         raise SlurmUnreachableError(message, transient=True, place="sbatch --test-only", hint=hint)
     if answer.code != 0:
         raise refusal(answer)
-    return _last(answer)
+    return answer
+
+
+def prospect(script: Path, partition: str, seconds: float) -> Prospect:
+    """Return when Slurm would start a script, and how a partition's jobs are billed if one is named.
+
+    ``--test-only`` says so of the queue as it is at this moment.
+    """
+    end = time.monotonic() + seconds
+    start = re.search(r"to start at (\d{4}-\d\d-\d\dT[0-9:]{8})", _test_only(script, seconds).err)
+    found = Prospect(start[1] if start else "")
+    if not partition:
+        return found
+    shown = ask(["scontrol", "show", "partition", partition], max(0.1, end - time.monotonic())).out
+    texts = re.search(r"\bTRESBillingWeights=(\S+)", shown)
+    if texts is None or texts[1] == "(null)":
+        return found
+    config = ask(["scontrol", "show", "config"], max(0.1, end - time.monotonic())).out
+    flags = re.search(r"(?m)^PriorityFlags\s*=\s*(.*)$", config)
+    names = flags[1].split(",") if flags else []
+    if "MAX_TRES_GRES" in names:  # another rule, of Slurm 24.11 and newer
+        return found
+    pairs = (part.partition("=") for part in texts[1].split(","))
+    weights = {name: weight for name, _, weight in pairs if weight}
+    return found._replace(weights=weights, largest="MAX_TRES" in names)
 
 
 def line(run: RunPaths) -> str:
@@ -298,10 +344,10 @@ def find(run_ids: Sequence[str], timeout: float = TIMEOUT) -> dict[str, Submissi
     command = ["squeue", "--noheader", "--states=all", f"--user={os.getuid()}", "--format=%i|%T|%k"]
     answer = ask(command, timeout)
     if answer.code != 0:
-        raise _silent(answer)
+        raise silent(answer)
     found = _jobs_of_runs(_rows(answer))
     if missing := set(run_ids) - found.keys():
-        accounted = _jobs_of_runs(_accounting(["--format=JobID,State,Comment", "--starttime=now-2days"], timeout))
+        accounted = _jobs_of_runs(accounting(["--format=JobID,State,Comment", "--starttime=now-2days"], timeout))
         found |= {run_id: accounted[run_id] for run_id in missing & accounted.keys()}
     return {run_id: Submission(job=found[run_id], found_again=True) for run_id in run_ids if run_id in found}
 
@@ -320,7 +366,7 @@ def _rows(answer: Answer) -> list[list[str]]:
     return [line.strip().split("|") for line in answer.out.splitlines()]
 
 
-def _accounting(options: list[str], timeout: float = TIMEOUT) -> list[list[str]]:
+def accounting(options: list[str], timeout: float = TIMEOUT) -> list[list[str]]:
     """Return the rows of sacct's answer; none where there is no accounting, which is no error."""
     try:
         answer = ask(["sacct", "--noheader", "--parsable2", "--allocations", *options], timeout)
@@ -329,7 +375,7 @@ def _accounting(options: list[str], timeout: float = TIMEOUT) -> list[list[str]]
     return _rows(answer) if answer.code == 0 else []
 
 
-def _silent(answer: Answer) -> SlurmUnreachableError:
+def silent(answer: Answer) -> SlurmUnreachableError:
     """Return the error for a question that squeue did not answer."""
     error = refusal(answer, "squeue")
     if isinstance(error, SlurmUnreachableError):
@@ -343,10 +389,16 @@ def states(jobs: Sequence[str]) -> dict[str, JobState]:
 
     A job that Slurm says it does not know is UNKNOWN; one of which its answer says nothing that can be read is
     UNREADABLE, which is not an end. squeue says so outright only where it is asked for one job, so those that an answer
-    for many leaves out are asked for again.
+    for many leaves out are asked for again. One argument of a command holds 128 KiB: beyond some thousand jobs
+    there are several questions.
     """
-    if not jobs:
-        return {}
+    by_job: dict[str, JobState] = {}
+    for first in range(0, len(jobs), _ASKED_AT_ONCE):
+        by_job |= _states(jobs[first : first + _ASKED_AT_ONCE])
+    return by_job
+
+
+def _states(jobs: Sequence[str]) -> dict[str, JobState]:
     by_job = _queued(jobs)
     left_out = [job for job in jobs if by_job[job].state == UNREADABLE] if len(jobs) > 1 else []
     for job in left_out[:_ASKED_ALONE]:
@@ -364,7 +416,7 @@ def _queued(jobs: Sequence[str]) -> dict[str, JobState]:
     command = ["squeue", "--all", "--noheader", "--states=all", f"--jobs={','.join(jobs)}", "--format=%i|%T|%r|%S|%N"]
     answer = ask(command)
     if answer.code != 0 and "Invalid job id" not in answer.text:
-        raise _silent(answer)
+        raise silent(answer)
     if answer.code != 0 and len(jobs) == 1:
         return {jobs[0]: UNKNOWN}
     last = (_quote(answer) or ("it is empty",))[-1]
@@ -387,12 +439,34 @@ def _accounted(jobs: list[str]) -> dict[str, JobState]:
     """Return what accounting remembers of jobs; nothing where there is none."""
     by_job = {}
     options = [f"--jobs={','.join(jobs)}", "--format=JobID,State,ExitCode,Start,NodeList"]
-    for fields in _accounting(options):
+    for fields in accounting(options):
         if len(fields) == 5 and (job := _base(fields[0])) in jobs:
             word = (fields[1].split() or [""])[0].rstrip("+")  # CANCELLED by 1000
             if word in PENDING | ACTIVE | ENDED:
                 by_job[job] = JobState(word, exit=fields[2], start=fields[3], nodes=fields[4])
     return by_job
+
+
+def end(job: str) -> JobEnd:
+    """Return what accounting says of how a job ended, or the controller where there is none.
+
+    Slurm's Reason is not asked: it is the last thing that a job waited for.
+    """
+    for fields in accounting([f"--jobs={job}", "--format=ExitCode,FailedNode"]):
+        if len(fields) == 2:
+            return JobEnd(_signal(fields[0]), fields[1] if re.fullmatch(r"[\w\[\],.-]+", fields[1]) else "")
+    try:
+        answer = ask(["scontrol", "--oneliner", "show", "job", job])
+    except SlurmUnreachableError:
+        return JobEnd()
+    found = re.search(r" ExitCode=(\d+:\d+)", answer.out)
+    return JobEnd(_signal(found[1])) if found else JobEnd()
+
+
+def _signal(exit_code: str) -> int:
+    """Return the signal of ``status:signal``, 0 if it is none."""
+    number = exit_code.partition(":")[2]
+    return int(number) if number.isdecimal() else 0
 
 
 def cancel(job: str) -> str:

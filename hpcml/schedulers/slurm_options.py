@@ -29,7 +29,15 @@ MEANS = {
     "partition": ("--partition",),
     "qos": ("--qos",),
     "dependency": ("--dependency",),
+    "after": ("--dependency",),
 }
+_AFTER = {"ok": "afterok", "any": "afterany", "fail": "afternotok"}
+
+# What the job has for its own steps is not meant for another job.
+_FOLLOW_UP = (
+    'for name in "${!SLURM_@}"; do [ "$name" = SLURM_CONF ] || unset "$name"; done; '
+    'timeout 60 sbatch --parsable --begin=now --dependency="afterany:$this_job" "$HPCML_RUN_DIR/job.sh"'
+)
 
 
 def lay_out(site: Site, request: JobRequest) -> JobLayout:
@@ -56,6 +64,8 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
         launchers={role: launcher(site, request, role) for role in (*ROLES, "stage")},
         nodes_word='"$SLURM_JOB_NUM_NODES"',
         job_word='"$SLURM_JOB_ID"',
+        follow_up=_FOLLOW_UP,
+        forget="scancel",
         memory=_memory(site, request, name),
         reasons=tuple(reasons),
         notices=tuple(notices),
@@ -166,7 +176,8 @@ def _directives(
         *gpu_directives(site, spec.gpus_per_node, spec.gpu_type),
         ("--mem", units.format_memory_for_slurm(memory) if memory else ""),
         ("--time", units.format_time_limit(spec.time) if spec.time else ""),
-        ("--dependency", spec.dependency),
+        ("--dependency", _dependency(spec)),
+        ("--kill-on-invalid-dep", "yes" if spec.after else ""),  # or it would wait for ever
         ("--output", filename_pattern(request.paths.job_log)),
         ("--open-mode", "append"),
         ("--signal", f"B:USR1@{request.signal_lead}"),
@@ -202,6 +213,15 @@ def _directives(
     reasons += [f"{option}={value}: asked for".replace("=:", ":") for option, value in spec.sbatch]
     left_out = {*removed, *(option for option, _ in extra), *passed}
     return (*((option, value) for option, value in own if option not in left_out), *extra, *passed.items())
+
+
+def _dependency(spec: JobSpec) -> str:
+    """Return the jobs that have to end before, as Slurm takes them: all of them."""
+    jobs = [f"{_AFTER[one.when]}:{one.job}" for one in spec.after]
+    if jobs and "?" in spec.dependency:
+        hint = "Write all of it with --dependency, by job id."
+        raise UsageError("--after is one more condition, and ? in --dependency means any of them", hint=hint)
+    return ",".join([*filter(None, [spec.dependency]), *jobs])
 
 
 def _extra_directive(site: Site, line: str) -> tuple[str, str]:

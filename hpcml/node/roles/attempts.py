@@ -1,0 +1,73 @@
+"""Whether another attempt follows: of a run that goes on until it is done (``hpcml submit --until-done``)."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from hpcml import errors
+from hpcml.node import storage
+from hpcml.node.outcome import Outcome
+from hpcml.node.settings import Context
+from hpcml.paths import RunPaths
+
+_ENDS = (errors.TIME_LIMIT, errors.ALLOCATION_LOST, errors.PREEMPTED)  # what another attempt can mend
+_MORE = "What it saved is in checkpoints/ of its run directory."
+_SAVE = "Let the script save within its time limit (hpcml.run.on_stop), and begin with what hpcml.run.saved() finds."
+
+
+def decided(context: Context, outcome: Outcome) -> Outcome:
+    """Return how the attempt ended, and leave the note by which the batch script begins the next one."""
+    stopped = outcome.by == "script" and outcome.exit_status == errors.STOPPED
+    ended_by_others = outcome.by != "script" and outcome.exit_status in _ENDS
+    if not context.settings.until_done or not (stopped or ended_by_others):
+        return outcome
+    if no_progress(context):
+        reason = f"{errors.MEANING[errors.NO_PROGRESS]}; of the last one: {outcome.reason}"
+        return Outcome(errors.NO_PROGRESS, outcome.phase, "hpcml", reason, _SAVE, outcome.quote)
+    if limit := reached(context):
+        return replace(outcome, reason=f"{outcome.reason}; no other attempt follows: {limit}", hint=_MORE)
+    storage.write_end(context.run, context.attempt.goes_on, {})
+    return replace(outcome, reason=f"{outcome.reason}; the next attempt follows")
+
+
+def reached(context: Context) -> str:
+    """Return which limit keeps another attempt from following, empty if none does."""
+    settings = context.settings
+    if context.number >= settings.most_restarts:
+        return f"--max-restarts {settings.most_restarts} is reached"
+    used, one = node_hours(context.run, settings.nodes), settings.nodes * settings.time_limit / 3600
+    if settings.most_node_hours and used + one > settings.most_node_hours:
+        more = f", and another may take {one:.3g}" if one else ""
+        return f"{used:.3g} of --max-node-hours {settings.most_node_hours:g} are used{more}"
+    if not settings.one_machine and not context.run.next_job.is_symlink():
+        return "the next job could not be queued (hpcml logs RUN job has Slurm's words)"
+    return ""
+
+
+def no_progress(context: Context) -> bool:
+    """Whether neither this attempt nor the one before has left a newer checkpoint, by the file system's own clock."""
+    if not context.number:
+        return False
+    before = context.run.attempt(context.number - 1).begun
+    return newest(context.run.checkpoints) < before.stat().st_mtime_ns
+
+
+def newest(folder: Path) -> int:
+    """Return when the newest entry of a folder was written, in nanoseconds since 1970; 0 if there is none."""
+    try:
+        with os.scandir(folder) as entries:
+            return max((one.stat().st_mtime_ns for one in entries if not one.name.startswith(".")), default=0)
+    except FileNotFoundError:
+        return 0
+
+
+def node_hours(run: RunPaths, nodes: int) -> float:
+    """Return how many node-hours the run's attempts have had, by their first and last events."""
+    spans: dict[int, list[float]] = {}
+    for line in run.events.read_text().splitlines():
+        event = json.loads(line)
+        spans.setdefault(event["attempt"], []).append(event["time"])
+    return sum(max(times) - min(times) for times in spans.values()) * nodes / 3600

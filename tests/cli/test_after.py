@@ -1,0 +1,137 @@
+"""``--after``: what Slurm is asked for, what is refused, and what the waiting run says of itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcml import errors
+from test_prepare import prepare
+from test_verbs import end
+from world import World
+
+
+def directives(directory: Path) -> dict[str, str]:
+    lines = (directory / "job.sh").read_text().splitlines()
+    return dict(line.removeprefix("#SBATCH ").partition("=")[::2] for line in lines if line.startswith("#SBATCH "))
+
+
+def status(world: World, run: Path) -> dict[str, Any]:
+    done = world.run("status", run.name, "--json")
+    assert done.returncode == 0, done.stderr
+    facts: dict[str, Any] = json.loads(done.stdout)
+    return facts
+
+
+def refused(world: World, *words: str) -> str:
+    before = world.left()
+    done = world.run("submit", "--site", "slurm", *words, "job.py")
+    assert done.returncode == errors.REFUSED, done.stderr
+    assert world.left() == before
+    return done.stderr
+
+
+def test_runs_by_name_id_and_job_become_slurm_s_dependency(world: World) -> None:
+    first, second, third = (world.submit("--name", name) for name in ("first", "second", "third"))
+    waiting = world.submit(
+        "--after", "first", "--after", f"{second.name}:any", "--after", "103:fail", "--dependency", "afterok:7"
+    )
+    asked = directives(waiting)
+    assert asked["--dependency"] == "afterok:7,afterok:101,afterany:102,afternotok:103"
+    assert asked["--kill-on-invalid-dep"] == "yes"
+    assert "--kill-on-invalid-dep" not in directives(first)
+    world.set_job("104", reason="Dependency")
+    ends = f"{first.name} to end well and for {second.name} to end and for {third.name} to fail"
+    facts = status(world, waiting)
+    assert (facts["state"], facts["message"]) == ("PENDING", f"waiting for {ends}")
+    world.set_job("104", reason="Resources")
+    assert status(world, waiting)["message"] == "waiting for free nodes"
+    line, prepared = prepare(world, "--after", "first", "job.py")
+    assert directives(prepared)["--dependency"] == "afterok:101", line
+
+
+def test_a_run_that_has_ended_is_judged_by_its_own_record(world: World, subtests: pytest.Subtests) -> None:
+    for name, exit_status in (("well", 0), ("badly", 3)):
+        end(world.submit("--name", name), exit_status)
+    (world.state / "jobs.json").write_text("{}")  # Slurm has forgotten them
+    for word in ("well", "well:any", "badly:any", "badly:fail"):
+        with subtests.test(word=word):
+            run = world.submit("--after", word)
+            assert "--dependency" not in directives(run)
+            assert "--kill-on-invalid-dep" not in directives(run)
+    for word, ended in (("well:fail", "it ended well"), ("badly", "it ended with status 3")):
+        with subtests.test(word=word):
+            assert ended in refused(world, "--after", word)
+
+
+def test_what_cannot_be_waited_for_is_one_sentence(world: World, subtests: pytest.Subtests) -> None:
+    world.submit("--name", "there")
+    world.submit("--name", "goes-on", "--until-done")
+    line, _ = prepare(world, "--name", "prepared", "job.py")
+    world.answer("sbatch", code=1, err="sbatch: error: Batch job submission failed: invalid partition specified")
+    assert world.run("submit", "--site", "slurm", "--name", "refused", "job.py").returncode == errors.REFUSED
+    world.answer("sbatch")
+    assert world.run("submit", "--site", "local", "--name", "here", "--wait", "job.py", timeout=120).returncode == 0
+    left = world.left()
+    for words, code, said in (
+        (("nosuch",), errors.NOT_FOUND, "There is no run 'nosuch'"),
+        (("prepared",), errors.NOT_FOUND, line),
+        (("refused",), errors.REFUSED, "never ran: it was refused"),
+        (("there:never",), errors.USAGE, "'there:never' does not say which run"),
+        ((":ok",), errors.USAGE, "':ok' does not say which run"),
+        (("",), errors.USAGE, "'' does not say which run"),
+        (("there", "--dependency", "afterok:1?afterok:2"), errors.USAGE, "--after is one more condition"),
+        (("there", "--site", "local"), errors.REFUSED, "cannot wait for there-"),
+        (("goes-on",), errors.REFUSED, "goes on in several jobs"),
+    ):
+        with subtests.test(words=words):
+            done = world.run("submit", "--site", "slurm", "--after", *words, "job.py")
+            assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
+            assert said in done.stderr.replace("\n", " "), done.stderr
+            assert world.left() == left
+
+
+def test_a_run_that_slurm_dropped_says_for_what_it_waited(world: World, subtests: pytest.Subtests) -> None:
+    first = world.submit("--name", "first")
+    waiting = world.submit("--name", "waiting", "--after", "first")
+    end(first, 3)
+    for forgotten in (False, True):
+        with subtests.test(forgotten=forgotten):
+            if forgotten:
+                (world.state / "jobs.json").write_text("{}")
+            else:
+                world.set_job("102", state="CANCELLED")
+            facts = status(world, waiting)
+            assert (facts["state"], facts["exit_status"]) == ("CANCELLED", errors.CANCELLED)
+            said = f"the run never started: it waited for {first.name} to end well, and it ended with status 3"
+            assert facts["message"] == said
+            why = json.loads(world.run("why", "waiting", "--json").stdout)
+            assert (why["failed"], why["rule"], why["cause"]) == (True, "dependency", said)
+            assert first.name in why["next_step"]
+
+
+def test_the_same_again_waits_for_nobody_unless_that_is_said(world: World) -> None:
+    first = world.submit("--name", "first")
+    world.submit("--name", "waiting", "--after", "first")
+    before = set(world.left())
+    assert world.run("rerun", "waiting").returncode == 0
+    (again,) = set(world.left()) - before
+    assert "--dependency" not in directives(world.runs / again)
+    before = set(world.left())
+    assert world.run("rerun", again, "--after", first.name).returncode == 0
+    (again,) = set(world.left()) - before
+    assert directives(world.runs / again)["--dependency"] == "afterok:101"
+
+
+def test_a_changed_plan_is_damaged(world: World, subtests: pytest.Subtests) -> None:
+    world.submit("--name", "first")
+    waiting = world.submit("--after", "first")
+    plan = json.loads((waiting / "plan.json").read_text())
+    for after in ("../first:ok", f"{waiting.name}:never", 3):
+        with subtests.test(after=after):
+            (waiting / "plan.json").write_text(json.dumps(plan | {"after": [after]}))
+            done = world.run("status", waiting.name)
+            assert (done.returncode, "Traceback" in done.stderr) == (errors.STORAGE, False), done.stderr

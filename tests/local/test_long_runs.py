@@ -1,0 +1,101 @@
+"""Runs that go on until they are done, on the local site: attempts of one run, from checkpoint to checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+from hpcml import errors
+from test_local import CONNECT, Here, here  # noqa: F401 - a fixture
+
+# k-means in steps. An attempt does four of them, and then waits for its time limit: whatever the machine's speed,
+# a run of twelve steps has four attempts.
+KMEANS = (
+    CONNECT
+    + """
+import json
+import dask.array as da
+import numpy as np
+rows = da.random.default_rng(1).normal(size=(2_000, 2), chunks=(500, 2)).persist()
+state = {"step": 0, "centres": rows[:3].compute().tolist(), "attempts": []}
+if path := hpcml.run.saved("state.json"):
+    state = json.loads(path.read_text())
+hpcml.run.on_stop(lambda: hpcml.run.save("state.json", lambda path: path.write_text(json.dumps(state))))
+seen = [hpcml.run.attempt, os.environ["PYTHONPATH"], state["step"]]
+for share in range(int(sys.argv[1])):
+    if state["step"] < 12:
+        nearest = ((rows[:, None] - np.array(state["centres"])) ** 2).sum(axis=2).argmin(axis=1).compute()
+        whole = rows.compute()
+        centres = [whole[nearest == k].mean(axis=0).tolist() for k in range(3)]
+        state = {"step": state["step"] + 1, "centres": centres, "attempts": [*state["attempts"], seen]}
+if len(sys.argv) > 2 and len({attempt for attempt, *_ in state["attempts"]}) < 4:
+    time.sleep(600)
+print(json.dumps(state), flush=True)
+"""
+)
+
+
+def test_four_times_the_time_limit(here: Here) -> None:  # noqa: F811
+    script = here.script(KMEANS)
+    whole = here.run("submit", "--wait", script, "12")
+    assert whole.returncode == 0, whole.stderr
+    limits = ("--time", "15s", "--set", "slurm.signal_lead=2s")
+    done = here.run("submit", "--wait", "--until-done", *limits, "--name", "parts", script, "3", "waits")
+    assert done.returncode == 0, done.stderr
+    expected, found = json.loads(whole.stdout), json.loads(done.stdout)
+    assert found["centres"] == expected["centres"]
+    assert found["step"] == expected["step"] == 12
+    assert sorted({step for _, _, step in found["attempts"]}) == [0, 3, 6, 9]  # nothing was done twice
+    assert len({path for _, path, _ in found["attempts"]}) == 1
+    status = here.status("parts")
+    assert (status["attempt"], status["state"], status["exit_status"]) == (3, "COMPLETED", 0)
+    assert done.stderr.count("attempt ") == 3
+    assert here.run("ls", "--name", "parts").stdout.count("parts-") == 1
+    assert "attempt    4 of this run" in here.run("status", "parts").stdout
+
+
+def test_a_script_that_saves_nothing_ends_after_two_attempts(here: Here) -> None:  # noqa: F811
+    limits = ("--time", "6s", "--set", "deadlines.driver_grace=1s", "--set", "slurm.signal_lead=1s")
+    done = here.submit("import time\ntime.sleep(600)\n", "--until-done", *limits)
+    assert done.returncode == errors.NO_PROGRESS, done.stderr
+    assert here.status()["attempt"] == 1
+    assert "wo attempts ended without a newer checkpoint" in here.run("why").stdout
+    assert here.run("ls").stdout.count("no newer checkpoint") == 1
+
+
+def test_the_last_attempt_that_is_allowed(here: Here) -> None:  # noqa: F811
+    done = here.submit("import hpcml\nhpcml.run.stop()\n", "--until-done", "--max-restarts", "0")
+    assert done.returncode == errors.STOPPED, done.stderr
+    status = here.status()
+    assert status["message"].endswith("no other attempt follows: --max-restarts 0 is reached")
+    assert "(the script saved its state and stopped, to be continued)" in here.run("status").stdout
+
+
+def test_cancelling_ends_all_attempts(here: Here) -> None:  # noqa: F811
+    text = (
+        CONNECT
+        + "hpcml.run.save('state', lambda path: path.touch())\n"
+        + "hpcml.run.on_stop(lambda: hpcml.run.save('last', lambda path: path.touch()))\n"
+        + "print('attempt', hpcml.run.attempt, flush=True)\n"
+        + "time.sleep(600) if hpcml.run.attempt else hpcml.run.stop()\n"
+    )
+    _, directory = here.detach(text, "--until-done")
+    log = directory / "logs/driver.log"
+    here.until(lambda: log.exists() and "attempt 1" in log.read_text())
+    assert here.status()["state"] == "RUNNING"
+    assert here.run("cancel", "last").returncode == 0
+    here.until(lambda: here.status()["phase"] == "ended")
+    assert here.status()["exit_status"] == errors.CANCELLED
+    assert sorted(os.listdir(directory / "attempts")) == ["0", "1"]
+    assert sorted(os.listdir(directory / "checkpoints")) == ["last", "state"]
+
+
+def test_a_killed_supervisor_leaves_a_run_that_ended(here: Here) -> None:  # noqa: F811
+    """What nobody decided is not repeated here: there is no job that waits for it."""
+    _, directory = here.detach(CONNECT + "print('runs', flush=True)\ntime.sleep(600)\n", "--until-done")
+    log = directory / "logs/driver.log"
+    here.until(lambda: log.exists() and "runs" in log.read_text())
+    os.kill(int(json.loads((directory / "submission.json").read_text())["pid"]), signal.SIGKILL)
+    here.until(lambda: here.status()["phase"] == "ended")
+    assert os.listdir(directory / "attempts") == ["0"]

@@ -1,0 +1,127 @@
+"""Whether another attempt follows: by how the last one ended, by newer checkpoints, and within limits."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hpcml import errors
+from hpcml.errors import HpcmlError
+from hpcml.node.outcome import EventLog, Outcome
+from hpcml.node.roles import attempts
+from hpcml.paths import RunPaths
+from hpcml.plan import plan
+from hpcml.schedulers.request import JobSpec, measure
+from hpcml.sites import layers, schema
+
+STOPPED = Outcome(errors.STOPPED, "driver", "script", "it stopped")
+TIME_LIMIT = Outcome(errors.TIME_LIMIT, "driver", "scheduler", "the time limit was reached")
+
+
+def context(folder: Path, number: int = 0, **changes: object) -> Any:
+    run = RunPaths(folder)
+    for one in range(number + 1):
+        run.attempt(one).directory.mkdir(parents=True, exist_ok=True)
+        run.attempt(one).begun.touch()
+        os.utime(run.attempt(one).begun, (1000 + 100 * one, 1000 + 100 * one))
+    run.events.touch()
+    defaults = {
+        "until_done": True,
+        "most_restarts": 20,
+        "most_node_hours": 0.0,
+        "nodes": 2,
+        "time_limit": 3600,
+        "one_machine": True,
+    }
+    settings = SimpleNamespace(**{**defaults, **changes})
+    return SimpleNamespace(run=run, attempt=run.attempt(number), number=number, settings=settings)
+
+
+def checkpoint(folder: Path, when: int, name: str = "state") -> None:
+    path = RunPaths(folder).checkpoints / name
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+    os.utime(path, (when, when))
+
+
+def test_which_ends_are_followed_by_another_attempt(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    ends = (
+        (STOPPED, True),
+        (TIME_LIMIT, True),
+        (Outcome(errors.PREEMPTED, "driver", "scheduler", ""), True),
+        (Outcome(errors.ALLOCATION_LOST, "driver", "scheduler", ""), True),
+        (Outcome(0, "driver", "script", ""), False),
+        (Outcome(1, "driver", "script", ""), False),
+        (Outcome(errors.TIME_LIMIT, "driver", "script", "its own 85"), False),
+        (Outcome(errors.CANCELLED, "driver", "user", ""), False),
+        (Outcome(errors.WORKERS_NEVER_CAME, "workers", "hpcml", ""), False),
+    )
+    for number, (outcome, follows) in enumerate(ends):
+        with subtests.test(outcome=outcome):
+            here = context(tmp_path / str(number))
+            found = attempts.decided(here, outcome)
+            assert here.attempt.goes_on.exists() == follows
+            assert found.exit_status == outcome.exit_status
+    alone = context(tmp_path / "alone", until_done=False)
+    assert attempts.decided(alone, STOPPED) == STOPPED
+    assert not alone.attempt.goes_on.exists()
+
+
+def test_two_attempts_without_a_newer_checkpoint(tmp_path: Path) -> None:
+    """The first one may have come too late to save; what lies there from before, or half written, is no progress."""
+    assert attempts.decided(context(tmp_path), TIME_LIMIT).exit_status == errors.TIME_LIMIT
+    third = context(tmp_path, 2)  # the attempts began at 1000, 1100 and 1200
+    checkpoint(tmp_path, 1150)
+    assert attempts.decided(third, TIME_LIMIT).exit_status == errors.TIME_LIMIT
+    third.attempt.goes_on.unlink()
+    checkpoint(tmp_path, 1050)
+    checkpoint(tmp_path, 1250, ".new.0123456789abcdef.state")
+    ended = attempts.decided(third, TIME_LIMIT)
+    assert (ended.exit_status, ended.by) == (errors.NO_PROGRESS, "hpcml")
+    assert not third.attempt.goes_on.exists()
+
+
+def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint(tmp_path, 10**6)
+    second = context(tmp_path, 1, most_restarts=1)
+    ended = attempts.decided(second, STOPPED)
+    assert (ended.exit_status, ended.by) == (errors.STOPPED, "script")
+    assert "--max-restarts 1 is reached" in ended.reason
+    for number, seconds in ((0, 3600), (1, 1800)):
+        log = EventLog(second.run.events, number)
+        for moment in (0.0, float(seconds)):
+            monkeypatch.setattr("time.time", lambda moment=moment: 5000.0 + moment)
+            log.write("something")
+    assert attempts.node_hours(second.run, 2) == pytest.approx(3.0)
+    assert attempts.reached(context(tmp_path, 1, most_node_hours=5.0)) == ""
+    assert attempts.reached(context(tmp_path, 1, most_node_hours=4.9)) == (
+        "3 of --max-node-hours 4.9 are used, and another may take 2"
+    )
+    no_job = context(tmp_path, 1, one_machine=False)
+    assert "could not be queued" in attempts.reached(no_job)
+    no_job.run.next_job.symlink_to("12")
+    assert attempts.reached(no_job) == ""
+
+
+def test_requests_that_are_refused(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    refused: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"max_restarts": 3}, "--max-restarts is for runs that go on"),
+        ({"max_node_hours": 3.0}, "--max-node-hours is for runs that go on"),
+        ({"until_done": True, "service": "jupyter"}, "jupyter is not continued"),
+        (
+            {"until_done": True, "nodes": 4, "time": measure("time", "1:00:00"), "max_node_hours": 3.0},
+            "One attempt may take 4 node-hours, and all of them 3",
+        ),
+    )
+    site = layers.build(schema.Site, layers.Layers())
+    place = plan.RunLocation(tmp_path, "/usr/bin/python3", "0")
+    for asked, words in refused:
+        with subtests.test(asked=asked), pytest.raises(HpcmlError, match=words):
+            plan.plan(site, JobSpec(tmp_path / "job.py", (), tmp_path, **asked), place)
+    inside = site._replace(scheduler="allocation")
+    with pytest.raises(HpcmlError):
+        plan.plan(inside, JobSpec(tmp_path / "job.py", (), tmp_path, until_done=True), place)
