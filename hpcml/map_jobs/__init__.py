@@ -1,0 +1,1 @@
+"""``hpcml.map`` behind its call: what a job runs, the jobs on Slurm and on this machine, and their futures."""

@@ -1,0 +1,67 @@
+"""``hpcml.map`` on a real Slurm: points on all nodes, arrays of few tasks, and ends that only Slurm knows of."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from conftest import Cluster
+
+pytestmark = pytest.mark.lab
+
+PROGRAM = """
+import json, os, socket, subprocess, sys, time
+import hpcml
+from hpcml.schedulers import slurm_arrays
+
+def where(x):
+    time.sleep(2)
+    if x == 5: raise KeyError("five")
+    return x * x, socket.gethostname(), os.environ["SLURM_RESTART_COUNT"] if "SLURM_RESTART_COUNT" in os.environ else "0"
+
+def ranks(x): return os.environ["SLURM_PROCID"], socket.gethostname()
+def waits(x):
+    print("waits", flush=True)
+    time.sleep(600)
+def memory(x): return len([bytearray(10**7) for _ in range(10**4)])
+
+share = {"cpus_per_node": 2, "memory_per_node": "900M"}
+facts = {"most": slurm_arrays.most_tasks()}
+slurm_arrays.most_tasks = lambda: 5
+points = hpcml.map(where, range(12), time="5m", at_once=4, exclusive=True)
+facts["errors"] = [repr(one.exception(300)) for one in points if one.exception(300)]
+values = [one.result() for one in points if not one.exception()]
+facts["squares"], facts["nodes"] = [value[0] for value in values], sorted({value[1] for value in values})
+facts["restarts"] = sorted({value[2] for value in values})
+facts["jobs"] = [one.job.split("_") for one in points]
+facts["ranks"] = hpcml.map(ranks, [0], nodes=2, time="5m", **share)[0].result(200)
+cancelled, killed = hpcml.map(waits, [0, 1], time="5m", **share)
+greedy = hpcml.map(memory, [0], time="5m", **share)[0]
+while not all(one.log and one.log.exists() and "waits" in one.log.read_text() for one in (cancelled, killed)): time.sleep(0.2)
+facts["requeue"] = "Requeue=0" in subprocess.run(["scontrol", "show", "job", killed.job], capture_output=True, text=True).stdout
+facts["cancel"] = cancelled.cancel()
+subprocess.run(["scancel", killed.job], check=True)
+facts["killed"] = [killed.exception(200).exit_status, str(killed.exception())]
+facts["greedy"] = [greedy.exception(200).exit_status, str(greedy.exception())]
+print(json.dumps(facts))
+"""
+
+
+def test_points_on_nodes(cluster: Cluster) -> None:
+    program = cluster.write("map/program.py", PROGRAM)
+    done = cluster.run("python", str(program), cwd=program.parent, timeout=400)
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout.splitlines()[-1])
+    assert facts["most"] >= 1000
+    assert facts["squares"] == [x * x for x in range(12) if x != 5]
+    assert facts["errors"] == ["KeyError('five')"]
+    assert facts["nodes"] == ["n1", "n2", "n3", "n4"]
+    assert facts["restarts"] == ["0"]
+    assert [task for _, task in facts["jobs"]] == ["0", "1", "2", "3", "4"] * 2 + ["0", "1"]
+    assert len({job for job, _ in facts["jobs"]}) == 3
+    assert [rank for rank, _ in facts["ranks"]] == ["0", "1"]
+    assert len({node for _, node in facts["ranks"]}) == 2
+    assert (facts["requeue"], facts["cancel"]) == (True, True)
+    assert facts["killed"][0] == 86, facts["killed"]
+    assert facts["greedy"][0] in (137, 87), facts["greedy"]
