@@ -3,7 +3,8 @@
 Scripts use two names: :func:`connect` gives a ``distributed.Client`` wherever the script runs, and :data:`run` says
 what is known about the run that the script is part of (output directory, attempt, whether to stop soon).
 
-Other programs use three: :func:`submit` starts a run, :func:`find_run` and :func:`list_runs` give runs that are there.
+Other programs use four: :func:`submit` starts a run, :func:`find_run` and :func:`list_runs` give runs that are there,
+and :func:`map` calls a function for many points, each in a job of its own.
 What they return is a :class:`RunHandle`, and what they raise an :class:`HpcmlError`. Importing hpcml imports neither
 Dask nor any command-line library.
 """
@@ -14,12 +15,13 @@ TYPE_CHECKING = False  # as typing's, whose import would be most of what --help 
 if TYPE_CHECKING:
     from hpcml.errors import HpcmlError
     from hpcml.login_api import find_run, list_runs, submit
+    from hpcml.map_api import map  # noqa: A004
     from hpcml.runs.handle import RunHandle
     from hpcml.script_api import connect, run
 
 __version__ = "0.1.0"
 
-__all__ = ["HpcmlError", "RunHandle", "__version__", "connect", "find_run", "list_runs", "run", "submit"]
+__all__ = ["HpcmlError", "RunHandle", "__version__", "connect", "find_run", "list_runs", "map", "run", "submit"]
 
 _MODULES = {
     "connect": "script_api",
@@ -29,6 +31,7 @@ _MODULES = {
     "list_runs": "login_api",
     "RunHandle": "runs.handle",
     "HpcmlError": "errors",
+    "map": "map_api",
 }
 
 

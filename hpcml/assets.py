@@ -43,11 +43,12 @@ def node_side() -> list[str]:
         "files.py",
         "help_layout.py",
         "paths.py",
+        "samples.py",
         "terminal.py",
         "units.py",
     )
     root = len(f"{_PACKAGE}/")
-    folders = ("node", "failures")
+    folders = ("node", "failures", "report")
     node = [f"{at}/{name}"[root:] for one in folders for at, _, names in os.walk(_PACKAGE / one) for name in names]
     return [f"hpcml/{name}" for name in (*own, *sorted(name for name in node if name.endswith(".py")))]
 

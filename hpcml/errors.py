@@ -25,6 +25,7 @@ CONFIG = 78  # EX_CONFIG
 START_FAILED = 80
 WORKERS_NEVER_CAME = 81
 ROLE_LOST = 82
+NO_PROGRESS = 84
 TIME_LIMIT = 85
 CANCELLED = 86
 ALLOCATION_LOST = 87
@@ -32,6 +33,7 @@ IMAGE = 88
 FABRIC = 89
 VERSIONS = 90
 PREEMPTED = 91
+STOPPED = 92  # by the script itself, which has saved its state
 IDLE = 93
 
 MEANING = {
@@ -48,6 +50,7 @@ MEANING = {
     START_FAILED: "the Dask scheduler or the script could not be started",
     WORKERS_NEVER_CAME: "workers did not come up",
     ROLE_LOST: "the Dask scheduler, workers or the supervisor were lost while the script ran",
+    NO_PROGRESS: "two attempts ended without a newer checkpoint",
     TIME_LIMIT: "the time limit ended the run",
     CANCELLED: "the run was cancelled",
     ALLOCATION_LOST: "the allocation ended without a word (a node failed, or the job was killed)",
@@ -55,6 +58,7 @@ MEANING = {
     FABRIC: "the transport between the workers is not the one that fabric.require asks for",
     VERSIONS: "the roles of the run have different versions",
     PREEMPTED: "the job was preempted: Slurm gave its nodes to another",
+    STOPPED: "the script saved its state and stopped, to be continued",
     IDLE: "nothing used the cluster for as long as deadlines.idle allows",
 }
 
@@ -135,6 +139,12 @@ class SlurmUnreachableError(HpcmlError):
     def __init__(self, message: str, *, transient: bool = False, place: str = "", hint: str = "") -> None:
         super().__init__(message, place=place, hint=hint)
         self.transient = transient
+
+
+class PointError(HpcmlError):
+    """A point of ``hpcml.map`` ended without a result, or its error could not be brought here."""
+
+    exit_status = ALLOCATION_LOST
 
 
 class StorageError(HpcmlError):

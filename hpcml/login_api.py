@@ -61,7 +61,7 @@ def submit(script: str | os.PathLike[str], *arguments: object, **options: Any) -
     return RunHandle(run)
 
 
-def words_of(parser: argparse.ArgumentParser, options: Mapping[str, Any]) -> list[str]:
+def words_of(parser: argparse.ArgumentParser, options: Mapping[str, Any], caller: str = "hpcml.submit()") -> list[str]:
     """Return keywords as the words of a command line; UsageError if there is no such option."""
     options_there = parser._option_string_actions  # noqa: SLF001 - argparse tells them nowhere else
     names = [word[2:].replace("-", "_") for word in options_there if word.startswith("--")]
@@ -71,7 +71,7 @@ def words_of(parser: argparse.ArgumentParser, options: Mapping[str, Any]) -> lis
         if name not in names:
             near = layers.nearest(name, names)
             hint = f"Did you mean {near}?" if near else "hpcml submit --help lists them; what waits is run.wait()."
-            raise UsageError(f"hpcml.submit() has no option '{name}'", place=f"{name}={value!r}", hint=hint)
+            raise UsageError(f"{caller} has no option '{name}'", place=f"{name}={value!r}", hint=hint)
         if value is None or value is False:
             continue
         option = f"--{name.replace('_', '-')}"
@@ -84,6 +84,8 @@ def words_of(parser: argparse.ArgumentParser, options: Mapping[str, Any]) -> lis
 
 
 def _text(value: object) -> str:
+    if isinstance(value, RunHandle):
+        return value.id
     return json_text(value) if isinstance(value, (bool, list, tuple, dict)) else str(value)
 
 

@@ -34,13 +34,20 @@ class RunPaths:
         self.home = directory / "home"
         self.submission = directory / "submission.json"
         self.job = directory / "job"
+        self.next_job = directory / "next-job"
         self.events = directory / "events.jsonl"
         self.status = directory / "status.json"
+        self.report = directory / "report.html"
+        self.report_facts = directory / "report.json"
+        self.profiles = directory / "profiles"
         self.reserve = directory / "reserve"
         self.code = directory / "code"
         self.library = directory / LIBRARY
         self.logs = directory / "logs"
         self.out = directory / "out"
+        self.checkpoints = directory / "checkpoints"
+        self.points = directory / "points.json"
+        self.point_records = directory / "points"
         self.job_log = self.logs / "job.log"
         self.driver_log = self.logs / "driver.log"
         self.scheduler_log = self.logs / "scheduler.log"
@@ -48,6 +55,14 @@ class RunPaths:
     def worker_log(self, node: str) -> Path:
         """Return the log of the worker task on a node (``%N`` lets srun put the node's name)."""
         return self.logs / f"worker-{node}.log"
+
+    def record_of(self, key: str) -> Path:
+        """Return where it is written how a point of a sweep ended, once it has."""
+        return self.point_records / f"{key}.json"
+
+    def log_of(self, key: str) -> Path:
+        """Return what a point of a sweep printed."""
+        return self.point_records / f"{key}.log"
 
     def attempt(self, number: int) -> AttemptPaths:
         """Return the files of one attempt."""
@@ -72,9 +87,15 @@ class AttemptPaths:
         self.terminate = directory / "terminate"
         self.time_limit = directory / "time-limit"
         self.ended = directory / "ended"
+        self.begun = directory / "begun"
+        self.goes_on = directory / "continue"
         self.lost = directory / "lost"
         self.script_error = directory / "script-error.json"
+        self.saves = directory / "saves.json"
+        self.points_end = directory / "points-end.json"
         self.fabric = directory / "fabric.json"
+        self.samples = directory / "samples"
+        self.dask_samples = self.samples / "dask.jsonl"
 
     def exit_of(self, role: str, node: str) -> Path:
         """Return where a role's exit status on a node is written."""
@@ -87,6 +108,10 @@ class AttemptPaths:
     def probe_of(self, node: str) -> Path:
         """Return where the worker task of a node writes what the node has: GPUs, NICs, UCX, limits."""
         return self.directory / "probe" / f"{node}.json"
+
+    def samples_of(self, node: str) -> Path:
+        """Return where a node's samples are: use of its processors, memory, GPUs and network, while the run lasts."""
+        return self.samples / "nodes" / f"{node}.jsonl"
 
     def service_of(self, name: str) -> Path:
         """Return where a web service of the run (``dashboard``, ``jupyter``) says on which node and socket it is."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import json
+import math
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from hpcml.paths import AttemptPaths
+from hpcml.paths import AttemptPaths, RunPaths
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -29,8 +32,11 @@ class Run:
 
     @property
     def out(self) -> Path:
-        """The folder for results, created when first asked for: ``out/`` of the run, else of the current folder."""
-        folder = (self.directory or Path.cwd()) / "out"
+        """The folder for results, created when first asked for: ``out/`` of the run, else of the current folder.
+
+        A point of a sweep has a folder of its own in it.
+        """
+        folder = (self.directory or Path.cwd()) / "out" / str(_point().get("key", ""))
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
@@ -51,20 +57,152 @@ class Run:
             return 0
         return len([word for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()])
 
+    @property
+    def point(self) -> dict[str, int | float | bool | str]:
+        """The values of the sweep's point that this process is started for; empty outside a sweep, and in tasks."""
+        return dict(_point().get("values", {}))
+
+    @property
+    def seed(self) -> int:
+        """A number of 32 bits for random generators, the same whenever a point of a sweep is run; 0 outside a sweep."""
+        return int(_point().get("seed", 0))
+
+    def report(self, *, step: int | None = None, **metrics: float) -> None:
+        """Tell the sweep how good its point is: ``hpcml.run.report(loss=0.3, step=10)``.
+
+        Outside a sweep nothing is kept. Of each metric the last value counts in the table of the sweep.
+
+        Raises
+        ------
+        ValueError
+            If there is no metric, or one is no number.
+        """
+        if not metrics:
+            raise ValueError("hpcml.run.report() has no metric: write hpcml.run.report(loss=0.3)")
+        try:
+            numbers = {name: float(value) for name, value in metrics.items()}
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"hpcml.run.report(): a metric is no number: {error}") from None
+        told = {name: value if math.isfinite(value) else None for name, value in numbers.items()}  # JSON has no NaN
+        _note({"metrics": told, "step": None if step is None else int(step)})
+
     def should_stop(self) -> bool:
         """Whether the time limit is near (or the run is being ended): save what matters and return.
 
-        It becomes true ``slurm.signal_lead`` seconds before the time limit. Cheap enough for every iteration of a
-        training loop (one look at a file).
+        It becomes true ``slurm.signal_lead`` seconds before the time limit, and earlier if a save takes long. Cheap
+        enough for every iteration of a training loop (one look at a file).
+        """
+        attempt = self._attempt
+        stop = attempt is not None and (attempt.time_limit.exists() or attempt.terminate.exists())
+        if stop and not _told:
+            _told.append(True)
+            _note({"stopped": True})  # the sweep runs the point again, whatever its exit status is
+        return stop
+
+    @property
+    def checkpoint_dir(self) -> Path:
+        """The folder for checkpoints, created when first asked for: ``checkpoints/`` of the run, else of this folder.
+
+        It lies on the file system that the nodes share, and all attempts of a run have the same one. A point of a sweep
+        has one of its own in it.
         """
         directory = self.directory
-        if directory is None:
-            return False
-        attempt = directory / "attempts" / str(self.attempt)
-        return any((attempt / name).exists() for name in ("time-limit", "terminate"))
+        folder = RunPaths(directory).checkpoints if directory else Path.cwd() / "checkpoints"
+        folder /= str(_point().get("key", ""))
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def save(self, name: str, writer: Callable[[Path], object]) -> Path:
+        """Save a checkpoint and return its path; a kill at any moment leaves it or the one before, whole.
+
+        The time that it takes counts: the script is told to stop twice that time before the time limit, if that is more
+        than ``slurm.signal_lead``.
+
+        Parameters
+        ----------
+        name
+            The file's name, e.g. ``model.json``. One process saves under a name at a time.
+        writer
+            Called with a path beside it, which ends in ``name``; it writes a file there, or makes a folder.
+
+        Raises
+        ------
+        ValueError
+            If the name cannot be a file's, or begins with a dot.
+        OSError
+            If it cannot be written, or ``writer`` has written nothing; what ``writer`` raises is passed on too. What
+            was there before stays.
+        """
+        from hpcml.node.script import checkpoints
+
+        return checkpoints.save(self.checkpoint_dir, self._attempt.saves if self._attempt else None, name, writer)
+
+    def saved(self, name: str) -> Path | None:
+        """Return the newest whole checkpoint of a name, None if there is none yet."""
+        from hpcml.node.script import checkpoints
+
+        return checkpoints.saved(self.checkpoint_dir, name)
+
+    def on_stop(self, save: Callable[[], object], *, every: str | float = "") -> None:
+        """Have ``save`` called once before the run ends, and then end the script with status 92, to be continued.
+
+        That is at the margin before the time limit (see :meth:`should_stop`), and at SIGTERM: a cancellation and a
+        preemption, which leave ``deadlines.driver_grace``. It is called in the main thread between two of Python's
+        instructions, wherever the script is: a long call into compiled code delays it until that returns. An error of
+        ``save`` ends the script. Of several calls the last one counts.
+
+        Parameters
+        ----------
+        save
+            Called without arguments. What it saves should belong together at any moment: give one name a whole state.
+        every
+            How often it is called besides, e.g. ``15m`` or seconds: a node that fails sends no signal. An error of
+            such a save is printed, and the script goes on.
+
+        Raises
+        ------
+        RuntimeError
+            If this is not the script's main thread.
+        ValueError
+            If ``every`` is no duration.
+        """
+        from hpcml.node.script import checkpoints
+
+        checkpoints.on_stop(save, every, self.should_stop)
+
+    def stop(self) -> NoReturn:
+        """End the script with status 92, which says: saved, to be continued (it raises ``SystemExit``)."""
+        from hpcml.node.script import checkpoints
+
+        checkpoints.stop()
+
+    @property
+    def _attempt(self) -> AttemptPaths | None:
+        directory = self.directory
+        return RunPaths(directory).attempt(self.attempt) if directory else None
 
     def __repr__(self) -> str:
         return f"<hpcml run {self.id or '(none)'}, attempt {self.attempt}, {self.nodes} nodes, out {self.out}>"
+
+
+_told: list[bool] = []  # whether this process was told to stop
+
+
+def _point() -> dict[str, Any]:
+    """Return what the sweep says of its point, empty outside a sweep."""
+    facts: dict[str, Any] = json.loads(os.environ.get("HPCML_POINT", "{}"))
+    return facts
+
+
+def _note(facts: dict[str, object]) -> None:
+    """Tell the process that started this point, by a line in a file of the attempt; outside a sweep nothing happens."""
+    point = _point()
+    if run.directory is None or not point:
+        return
+    path = run.directory / "attempts" / str(run.attempt) / f"point-{point['key']}.reports"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    with open(descriptor, "w") as file:
+        file.write(json.dumps(facts) + "\n")
 
 
 run = Run()

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -186,8 +186,10 @@ def _end_group(
         with contextlib.suppress(subprocess.TimeoutExpired):  # the next signal is for that
             process.wait(grace)
             deadline = time.monotonic() + _ORPHANS
-            while _signal_group(process.pid, 0) and time.monotonic() < deadline:  # what it started cleans up too
+            left = _living(process.pid)  # what it started cleans up too
+            while left and time.monotonic() < deadline:
                 time.sleep(0.02)
+                left = [pid for pid in left if start_time(pid)] or _living(process.pid)
 
 
 def _signal_group(group: int, number: int) -> bool:
@@ -197,6 +199,24 @@ def _signal_group(group: int, number: int) -> bool:
     except (ProcessLookupError, PermissionError):
         return False
     return True
+
+
+def _living(group: int) -> list[int]:
+    """Return the processes of a group that have not ended; without /proc the group itself, while any is left.
+
+    One that has ended stays in its group until it is collected. In a container perhaps nobody does that.
+    """
+    if not _signal_group(group, 0):
+        return []
+    if not Path("/proc/self").exists():
+        return [group]
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it went meanwhile
+            state, _, its_group = path.read_text(errors="replace").rpartition(")")[2].split()[:3]
+            if its_group == str(group) and state not in "ZX":
+                found.append(int(path.parent.name))
+    return found
 
 
 class Child:
@@ -282,13 +302,25 @@ class Child:
 
 
 def start_in_background(
-    command: Sequence[str], log: Path, *, environment: Mapping[str, str] | None = None, stdin: int = NOWHERE
+    command: Sequence[str],
+    log: Path,
+    *,
+    environment: Mapping[str, str] | None = None,
+    stdin: int = NOWHERE,
+    blocked: Collection[int] = (),
 ) -> int:
-    """Start a command in a session of its own, so that it outlives this process; return its pid."""
+    """Start a command in a session of its own, so that it outlives this process; return its pid.
+
+    Signals that are ``blocked`` wait until the command lets them in.
+    """
     with open(log, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as out, _starting(command):
-        process = subprocess.Popen(
-            command, env=environment, stdin=stdin, stdout=out, stderr=out, start_new_session=True
-        )
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+        try:
+            process = subprocess.Popen(
+                command, env=environment, stdin=stdin, stdout=out, stderr=out, start_new_session=True
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
     process.returncode = 0  # it is not this process's to wait for: no warning when the object goes
     return process.pid
 

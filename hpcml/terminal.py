@@ -57,6 +57,27 @@ def columns(stream: TextIO, elsewhere: int = 0) -> int:
         return elsewhere
 
 
+def cells(text: str) -> int:
+    """Return how many columns a text takes, at most."""
+    if text.isascii():
+        return len(text)
+    import unicodedata
+
+    return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in text)
+
+
+def fit(text: str, width: int) -> str:
+    """Return a text of at most so many columns; one that is cut ends in ``…``."""
+    if cells(text) <= width:
+        return text
+    left = width - 1
+    for position, character in enumerate(text):
+        left -= cells(character)
+        if left < 0:
+            return f"{text[:position]}…" if width > 0 else ""
+    return text
+
+
 def folded(text: str, width: int, *, first: str = "", rest: str = "", open_end: str = "") -> list[str]:
     """Return a text in lines of at most so many columns, broken between words only.
 

@@ -87,6 +87,14 @@ def format_seconds(seconds: float) -> str:
     return format_time_limit(whole).lstrip("0") if whole < 86400 else format_time_limit(whole)
 
 
+def format_age(seconds: float) -> str:
+    """Return an age in its largest unit: ``12s``, ``5m``, ``3h``, ``40d``."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= size:
+            return f"{int(seconds) // size}{unit}"
+    return f"{max(0, int(seconds))}s"
+
+
 def parse_memory(text: str) -> int:
     """Return a memory size in bytes; units are powers of 1024 and a bare number is MiB, as in Slurm's ``--mem``.
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def add_options(parser: ArgumentParser) -> None:
     """Add a submission's options, and the run whose measurement is shown instead."""
-    submit.add_options(parser, [flag for flag in submit.FLAGS if flag != "--own-clusters"])
+    submit.add_options(parser, [flag for flag in submit.FLAGS if flag not in ("--own-clusters", "--until-done")])
     parser.epilog = "Without RUN it takes nodes and measures each against each; it waits unless told otherwise."
     parser.add_argument("run", metavar="RUN", nargs="?", default="", help="show what this run measured")
 

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import sys
 import tempfile
 import threading
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
     from hpcml.remote.server import RemoteSession
+    from hpcml.runs import directories
 
 _CHOICES = ("wait", "detach", "json", "dry_run", "prepare", "check")  # who gives one of these has said whether to wait
 
@@ -59,11 +61,19 @@ def run_on_host(host: str, named_by: str, command: str, options: Namespace, own:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     here = [word for word in getattr(options, "set", None) or () if word.startswith("login.")]
+    if command == "sweep" and script:
+        hint = "Log in there and type it; sweep status and sweep table work from here."
+        raise UsageError("A sweep is begun on the login node", place=f"--host {host}", hint=hint)
     login = login_of(host, here, place=named_by, load=common.load_site)
     if command in ("submit", "plan"):
         return _submit(login, command, options, own, script)
     if command == "fetch":
         return _fetch(login, options)
+    if command == "top" or (command == "status" and options.follow):
+        from hpcml.cli import top_host
+
+        if top_host.draws_here(command, options):
+            return top_host.watch(_connect(login), options)
     return _pass_on(_connect(login), [command, *_waiting(command, options, own)])
 
 
@@ -200,14 +210,28 @@ def run(options: Namespace) -> int:
     from hpcml.remote.server import read_wanted
 
     entries, others = listing(run.paths.out)
+    own = _reports(run, {entry.name for entry in entries})
+    entries += own
     ended = run.paths.status.exists()
     offer = json.dumps({"run": run.id, "files": entries, "others": others, "ended": ended}).encode()
     out = sys.stdout.buffer
     out.write(session.header["nonce"].encode() + b" " + offer + b"\n")
     out.flush()
-    send(run.paths.out, read_wanted(session, entries), out.write)
+    for entry in read_wanted(session, entries):
+        send(run.paths.directory if entry in own else run.paths.out, [entry], out.write)
     out.flush()
     return 0
+
+
+def _reports(run: directories.Run, taken: set[str]) -> list[Entry]:
+    """Return the run's report; a file of that name among the script's results counts instead."""
+    found = []
+    for path in (run.paths.report, run.paths.report_facts):
+        with contextlib.suppress(OSError):  # there is none, or it is none
+            facts = path.lstat()
+            if stat.S_ISREG(facts.st_mode) and path.name not in taken:
+                found.append(Entry(path.name, facts.st_size, facts.st_mtime_ns, facts.st_mode & 0o777))
+    return found
 
 
 def _fetch(login: Login, options: Namespace) -> int:

@@ -20,7 +20,7 @@ SHORTEST_IDLE = 5.0  # seconds; less would end a session before anybody can open
 
 def add_options(parser: ArgumentParser) -> None:
     """Add a submission's options and the session's own."""
-    submit.add_options(parser)
+    submit.add_options(parser, [flag for flag in submit.FLAGS if flag != "--until-done"])
     parser.epilog = "Reach it from your laptop with hpcml tunnel --service jupyter RUN."
     group = parser.add_argument_group("the session")
     group.add_argument("--idle", metavar="TIME", default="1h", help="end after so long without use (1h), or 'off'")

@@ -30,18 +30,22 @@ NOTES = (
 COMMANDS = {
     "submit": ("[OPTIONS] SCRIPT [ARGS…]", "run a script"),
     "run": ("[OPTIONS] SCRIPT [ARGS…]", "run a script in the allocation that is there (salloc, a batch script)"),
+    "sweep": ("[OPTIONS] SCRIPT --grid … | status | table", "run a script once for each of many points"),
     "plan": ("[OPTIONS] SCRIPT [ARGS…]", "show the plan of a submission as JSON"),
     "fabric": ("[OPTIONS] [RUN]", "measure the interconnect between the nodes, or show what a run measured"),
     "jupyter": ("[OPTIONS]", "run JupyterLab on the first node, with a cluster of its own"),
     "new": ("[NAME [EXAMPLE]]", "write an example script into the current folder, or list the examples"),
     "ls": ("", "list the runs"),
-    "status": ("[RUN]", "how a run stands"),
+    "status": ("[-f] [RUN]", "how a run stands"),
+    "top": ("[OPTIONS] [RUN]", "a run live: nodes, GPUs, tasks, output"),
     "why": ("[RUN]", "why a run failed, and what to do"),
+    "report": ("[RUN] [--open]", "make the report of a run: where its hours went, as a page"),
     "logs": ("[-f] [-n N] [RUN] [ROLE]", "show a run's logs"),
     "wait": ("[OPTIONS] RUN…", "wait until runs have ended"),
     "cancel": ("RUN | --all", "cancel a run, or all of them"),
     "rerun": ("RUN [OPTIONS]", "submit a run's request again"),
     "rm": ("RUN… | [--older AGE] [--failed]", "remove runs that have ended, with all their files"),
+    "gc": ("[--older-than AGE] [--larger-than SIZE] [--keep N]", "remove old runs, by age and size"),
     "shell": ("RUN [NODE]", "open a shell on a node of a run"),
     "fetch": ("RUN [DEST]", "bring a run's results home to your laptop"),
     "tunnel": ("[OPTIONS] [RUN]", "open a run's dashboard on your laptop"),
@@ -120,6 +124,10 @@ def _module(command: str) -> ModuleType:
 
 def split_script(command: str, words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Divide the words behind a verb into hpcml's own and, where it takes a script, that with all that follows."""
+    if command == "sweep":
+        from hpcml.cli import sweep
+
+        return sweep.split_script(words)
     if command not in _TAKE_A_SCRIPT:
         return list(words), []
     from hpcml.cli import submit

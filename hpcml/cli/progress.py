@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 import time
-import unicodedata
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple, TextIO
@@ -13,7 +12,7 @@ from typing import NamedTuple, TextIO
 from hpcml import files
 from hpcml.runs import directories
 from hpcml.runs.status import Status
-from hpcml.terminal import Raw, columns, fitted, say, shown
+from hpcml.terminal import Raw, cells, columns, fit, fitted, say, shown
 from hpcml.units import format_seconds
 
 _MARKS = {"ok": ("✓", "32"), "bad": ("✗", "31"), "wait": ("·", "1")}  # bold: yellow cannot be read on white
@@ -111,7 +110,8 @@ def _present(status: Status) -> tuple[str, str] | None:
     """Return the role and the text of the phase that is going on, if there is something to say."""
     if status.phase == "queued":
         estimate = f", expected at {status.estimate}" if status.estimate else ""
-        return "queued", f"job {status.job}: {status.message}{estimate}"
+        job = f"job {status.job}: " if status.job else ""
+        return "queued", f"{job}{status.message}{estimate}"
     if status.phase == "starting" and "workers-ready" in status.times:
         checking = "fabric-checking" in status.times and "fabric-checked" not in status.times
         return ("fabric", status.message) if checking else None
@@ -166,6 +166,7 @@ class Progress:
         if status.attempt != self.attempt:  # Slurm has started the job again: its phases come anew
             self.attempt, self.since = status.attempt, time.time()
             self.shown.clear()
+            self._once("attempt", _Line("wait", "attempt", f"{status.attempt + 1} of this run"))
         for line in _past(status):
             self._once(f"{line.role} {line.event or line.text}", line, {"seen": self.since, **status.times})
 
@@ -198,7 +199,7 @@ class Progress:
 
     def _draw(self) -> None:
         self.columns = columns(self.stream, 80)
-        self.drawn = _fitted(self.line, self.columns)
+        self.drawn = fit(self.line, self.columns - 1)  # less than a line, so that the terminal does not break it
         self.stream.write(self.drawn)
         self.stream.flush()
 
@@ -220,7 +221,7 @@ class Progress:
 
     def _clear_changing(self) -> None:
         if self.live and self.line:
-            above = (_cells(self.drawn) - 1) // columns(self.stream, 80) if self.folds else 0
+            above = (cells(self.drawn) - 1) // columns(self.stream, 80) if self.folds else 0
             self.stream.write(f"\x1b[{above}A\r\x1b[J" if above > 0 else "\r\x1b[K")
         self.stream.flush()
         self.line = ""
@@ -236,21 +237,6 @@ def _may_meet(out: TextIO, err: TextIO) -> bool:
         return True
     kinds = {(stream.isatty(), stat.S_IFMT(facts.st_mode)) for stream, facts in ((out, one), (err, other))}
     return len(kinds) == 1 and not stat.S_ISREG(one.st_mode)  # two terminals, or two pipes to the same reader
-
-
-def _cells(text: str) -> int:
-    """Return how many columns a text takes."""
-    return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in text)
-
-
-def _fitted(text: str, width: int) -> str:
-    """Return a text cut to less than a line, so that the terminal does not break it and all of it can be cleared."""
-    left = width - 2
-    for position, character in enumerate(text):
-        left -= _cells(character)
-        if left < 0:
-            return f"{text[:position]}…"
-    return text
 
 
 def phases(status: Status) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcml import files
 from hpcml.cli import common, submit
-from hpcml.errors import StorageError
+from hpcml.errors import StorageError, UsageError
 from hpcml.runs import directories
 from hpcml.runs.tables import Table, complete
 
@@ -37,6 +37,9 @@ def run(options: Namespace) -> int:
     with complete(run.paths.directory):
         recorded = Table(request.get("spec", dict))
         options.site = options.site or plan.get("site", str)
+        if name := recorded.get("sweep", str, ""):
+            hint = "Type the command of the sweep again: it runs what is missing, with --only-failed what failed."
+            raise UsageError(f"The run is one of the sweep '{name}'", place=run.id, hint=hint)
         _take_over(options, recorded)
         if recorded.facts.get("environment"):
             options.env = [*_variables(run.paths.variables), *(options.env or ())]
@@ -46,12 +49,19 @@ def run(options: Namespace) -> int:
 
 
 def _take_over(options: Namespace, recorded: Table) -> None:
-    """Put the recorded request where the command line says nothing."""
-    for name in vars(options):
+    """Put the recorded request where the command line says nothing; the runs that it waited for have had their time."""
+    for name in vars(options).keys() - {"after"}:
         value = recorded.facts.get(name)
         if name == "sbatch":  # what was given now stands last, so that it counts
+            then = {
+                str(given).partition(" ")[0]
+                for given, origin in recorded.get("origins", list, [])
+                if origin == submit.EXCLUDE_FAILED
+            }
             recorded_words = [
-                f"{option}={text}" if text else str(option) for option, text in recorded.get(name, list, [])
+                f"{option}={text}" if text else str(option)
+                for option, text in recorded.get(name, list, [])
+                if option not in then  # the nodes that had failed when it was submitted are asked for anew
             ]
             options.sbatch = [*recorded_words, *(options.sbatch or ())] or None
         elif name == "gpus_per_node" and value is not None and options.gpus_per_node is None:

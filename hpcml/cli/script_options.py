@@ -87,6 +87,8 @@ def _parsed(parser: ArgumentParser, text: str, *, sbatch: bool) -> tuple[dict[st
     if rest and not sbatch:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     values = {name: value for name, value in vars(options).items() if value not in (None, False, parser)}
+    if sbatch and (slurms := values.pop("profile", None)):  # another thing of the same name
+        rest += [f"--profile={word}" for word in slurms]
     for name in [name for name in _ON_THE_COMMAND_LINE if values.pop(name, None)]:
         if not sbatch:
             raise UsageError(f"--{name.replace('_', '-')} is for the command line", hint="Take it out of the script.")

@@ -6,13 +6,12 @@ import sys
 from typing import TYPE_CHECKING
 
 from hpcml.cli import common
-from hpcml.errors import MEANING, UNREACHABLE, SlurmUnreachableError
+from hpcml.errors import MEANING, STOPPED, UNREACHABLE, SlurmUnreachableError
 from hpcml.terminal import say, say_fitted
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-    from hpcml.runs import directories
     from hpcml.runs import status as run_status
 
 
@@ -21,11 +20,18 @@ def add_options(parser: ArgumentParser) -> None:
     common.add_run(parser)
     common.add_site(parser)
     common.add_json(parser)
+    parser.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended, as hpcml top")
 
 
 def run(options: Namespace) -> int:
     """Show what is known of a run."""
-    from hpcml.runs import adoption
+    if options.follow:
+        from hpcml.cli import top
+
+        options.once, options.interval = False, None
+        return top.run(options)
+    from hpcml.cli.why import cause_of
+    from hpcml.runs import adoption, profiles, report
     from hpcml.runs import status as run_status
 
     run, silent = common.find_run(options), ""
@@ -39,8 +45,12 @@ def run(options: Namespace) -> int:
     if options.json:
         common.print_json(status.as_json())
         return code
-    for key, value in _lines(status, _cause(run, status)):
+    for key, value in _lines(status, cause_of(run, status)):
         say_fitted(value, sys.stdout, first=f"{key:<10} ", rest=" " * 11)
+    if status.over and (page := report.page_of(run)):
+        say(f"{'report':<10} {common.typed(page, sys.stdout)}")
+    for command in profiles.commands(run) if status.over else ():
+        say(f"{'profile':<10} {command}")  # whole: it is to be copied
     for line in status.quote:
         say(f"  | {line}")
     if status.phase == "prepared" and run.submission:
@@ -51,17 +61,6 @@ def run(options: Namespace) -> int:
     return code
 
 
-def _cause(run: directories.Run, status: run_status.Status) -> str:
-    """Return why a run failed in one line; empty where its state tells it, or it did not fail."""
-    if not (status.phase == "ended" and status.exit_status):
-        return ""
-    from hpcml.cli.why import sentence
-    from hpcml.runs import why
-
-    answer = why.of_status(run, status)
-    return sentence(answer) if answer.failed and answer.cause != status.message else ""
-
-
 def _lines(status: run_status.Status, cause: str = "") -> list[tuple[str, str]]:
     """Return what is known of a run, each fact under its key."""
     from hpcml.cli.progress import phases
@@ -69,6 +68,8 @@ def _lines(status: run_status.Status, cause: str = "") -> list[tuple[str, str]]:
     lines = [("run", status.run), ("site", status.site), ("state", f"{status.state}: {status.message}")]
     if cause:
         lines.append(("cause", cause))
+    if status.attempt:
+        lines.append(("attempt", f"{status.attempt + 1} of this run"))
     if status.job:
         lines.append(("job", f"{status.job} {status.job_state}".strip()))
     if status.silent:
@@ -88,6 +89,7 @@ def _lines(status: run_status.Status, cause: str = "") -> list[tuple[str, str]]:
     lines += [("warning", warning) for warning in status.warnings]
     lines += phases(status)
     if status.exit_status is not None:
-        meaning = MEANING.get(status.exit_status, "") if status.by != "script" else "the script's own"
+        own = status.by == "script" and status.exit_status != STOPPED
+        meaning = "the script's own" if own else MEANING.get(status.exit_status, "")
         lines.append(("exit", f"{status.exit_status} ({meaning})" if meaning else str(status.exit_status)))
     return [*lines, ("directory", common.typed(status.directory, sys.stdout))]

@@ -5,26 +5,28 @@ from __future__ import annotations
 import contextlib
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcml.cli import common, script_options, variables
 from hpcml.errors import INTERNAL, MEANING, HpcmlError, UsageError
 from hpcml.runs import directories
-from hpcml.schedulers.request import JobSpec, measure
+from hpcml.schedulers.request import Awaited, JobSpec, measure
 from hpcml.schedulers.sbatch_options import directive, gpus
 from hpcml.sites import layers
-from hpcml.terminal import Raw, note, say_fitted, say_lines, say_message
+from hpcml.terminal import Raw, note, say, say_fitted, say_lines, say_message
 
 if TYPE_CHECKING:  # each command imports what it needs: `submit` is to be fast
     from argparse import Action, ArgumentParser, Namespace
 
     from hpcml.runs import status as run_status
     from hpcml.runs import submit as submission
+    from hpcml.sites.schema import Site
 
-_COUNTS = ("nodes", "gpus_per_node", "cpus_per_node")
+_COUNTS = ("nodes", "gpus_per_node", "cpus_per_node", "max_restarts")
 _MEASURES = ("memory_per_node", "time")
+EXCLUDE_FAILED = "slurm.exclude_failed"  # where an option of a request comes from
 _PYTHON = (".py", ".ipynb")  # with these ends a file is no program, behind `--` too
 # Options by group; those that take a value are followed by it or by `=VALUE`.
 VALUES = {
@@ -34,6 +36,7 @@ VALUES = {
         "--partition": "Slurm partition",
         "--qos": "Slurm quality of service",
         "--dependency": "Slurm dependency, e.g. afterok:123",
+        "--after": "start when RUN has ended well; RUN:any when it has ended, RUN:fail when it failed (repeatable)",
     },
     "how much": {
         "--nodes": "how many nodes",
@@ -49,6 +52,9 @@ VALUES = {
         "--image": "run all roles inside this Apptainer image",
         "--env": "NAME=VALUE for the run, or NAME as it is here (repeatable)",
         "--env-file": "file of lines NAME=VALUE (repeatable)",
+        "--profile": "record a profile: dask, memray, nsys, rmm (repeatable)",
+        "--max-restarts": "with --until-done: how often at most (20)",
+        "--max-node-hours": "with --until-done: for all attempts together",
     },
     "passed to Slurm": {
         "--constraint": "features that the nodes have",
@@ -77,7 +83,8 @@ ALSO = {
     "--nodelist": ("-w",),
     "--begin": ("-b",),
 }
-_SEVERAL = ("--set", "--sbatch", "--env", "--env-file")
+_SEVERAL = ("--set", "--sbatch", "--env", "--env-file", "--profile", "--after")
+_OF_ATTEMPTS = ("--max-restarts", "--max-node-hours")
 _PASSED = "passed to Slurm"
 _EXCLUSIVE = "whole nodes, shared with nobody"
 FLAGS = {
@@ -87,11 +94,12 @@ FLAGS = {
     "--wait": "wait, pass on the script's output and exit with its status (on a terminal: the default)",
     "--detach": "do not wait (elsewhere: the default)",
     "--json": "print facts as JSON",
+    "--until-done": "go on after the time limit, a preemption or a node's failure, from the script's checkpoints",
     "--own-clusters": "let the script open Dask clusters of its own beside the run's",
 }
 
 
-def add_options(parser: ArgumentParser, flags: Iterable[str] = FLAGS) -> None:
+def add_options(parser: ArgumentParser, flags: Collection[str] = FLAGS) -> None:
     """Add what each verb takes that submits a run; ``flags`` are those of the last group that it has."""
     parser.epilog = (
         "All that follows SCRIPT belongs to the script, dashes included. "
@@ -101,6 +109,8 @@ def add_options(parser: ArgumentParser, flags: Iterable[str] = FLAGS) -> None:
     for title, options in VALUES.items():
         group = parser.add_argument_group(title)
         for option, text in options.items():
+            if option in _OF_ATTEMPTS and "--until-done" not in flags:
+                continue
             action: str | type[Action] = "append" if option in _SEVERAL else "store"
             if title == _PASSED and option != "--sbatch":
                 action = gres if option == "--gres" else passed
@@ -185,10 +195,33 @@ def prepare(options: Namespace, spec: JobSpec) -> submission.Prepared:
     from hpcml.runs import submit as submission
 
     loaded = common.load_site(options.site or "", spec.cwd, options.set or ())
+    spec = _without_bad_nodes(loaded.site, spec, learn=not getattr(options, "dry_run", True))
     prepared = submission.prepare(loaded, spec)
     for text in prepared.notes:
         note(text)
     return prepared
+
+
+def _without_bad_nodes(site: Site, spec: JobSpec, *, learn: bool) -> JobSpec:
+    """Say which nodes failed within a day, and leave them out where the profile says so."""
+    if site.scheduler != "slurm" or {"--exclude", "--nodelist"} & dict(spec.sbatch).keys():
+        return spec  # there are no nodes to choose, or the user chooses them
+    import time
+
+    from hpcml.runs import bad_nodes
+
+    now = time.time()
+    if learn:
+        bad_nodes.learn(directories.runs_folder(site.paths.runs, layers.process_environment()), site.name, now)
+    if not (bad := bad_nodes.Memory(site.name).nodes(now)):
+        return spec
+    note(bad_nodes.sentence(bad))
+    if not site.slurm.exclude_failed:
+        return spec
+    sites_own = [line.partition("=")[2] for line in site.slurm.extra if line.startswith("--exclude=")]
+    names = ",".join([*sites_own, *(one.node for one in bad)])
+    origin = (f"--exclude {names}", EXCLUDE_FAILED)
+    return spec._replace(sbatch=(*spec.sbatch, ("--exclude", names)), origins=(*spec.origins, origin))
 
 
 def prepare_to_submit(options: Namespace, spec: JobSpec) -> submission.Prepared:
@@ -211,13 +244,22 @@ def start(options: Namespace, spec: JobSpec) -> int:
     """Submit a request, or do what the options want instead, and wait for its end or not."""
     from hpcml.runs import submit as submission
 
-    _check_modes(options)
+    check_modes(options)
     prepared = prepare_to_submit(options, spec)
     if options.dry_run:
         Raw(sys.stdout).write(prepared.script.encode(), last=True)
+    if not options.json and not options.check:
+        tell_outlook(prepared, whole=options.dry_run)
     if options.dry_run or options.check:
         _look_at_image(submission.check_image(prepared))
         return _check(prepared, options) if options.check else 0
+    return hand_over(options, prepared)
+
+
+def hand_over(options: Namespace, prepared: submission.Prepared) -> int:
+    """Submit what is prepared, and wait for its end or not."""
+    from hpcml.runs import submit as submission
+
     with options.caller.handing_over(prepared.plan.run_id) if options.caller else contextlib.nullcontext():
         run = submission.submit(prepared, by_hand=options.prepare)
     if options.prepare:
@@ -226,6 +268,20 @@ def start(options: Namespace, spec: JobSpec) -> int:
     wait = options.wait or (not options.detach and not options.json and sys.stderr.isatty() and sys.stdout.isatty())
     announce(run, as_json=options.json and not wait)  # with both, the one JSON answer is how the run ended
     return wait_for_end(run, as_json=options.json) if wait else 0
+
+
+def tell_outlook(prepared: submission.Prepared, *, whole: bool) -> None:
+    """Say what a submission would cost and when it may start, where the site's profile says how that is known."""
+    import datetime
+
+    from hpcml import schedulers
+    from hpcml.runs import outlook
+
+    if schedulers.get(prepared.plan.scheduler).ONE_MACHINE:
+        return
+    found = outlook.look(prepared, whole=whole)
+    for title, text in outlook.lines(found, datetime.datetime.now(), whole=whole):  # noqa: DTZ005 - as sbatch tells it
+        say_fitted(text, sys.stderr, first=f"  {title:<11}", rest=" " * 13)
 
 
 def _look_at_image(facts: dict[str, object]) -> None:
@@ -237,7 +293,8 @@ def _look_at_image(facts: dict[str, object]) -> None:
         note("the image's file was read and nothing started; hpcml image check starts it")
 
 
-def _check_modes(options: Namespace) -> None:
+def check_modes(options: Namespace) -> None:
+    """Refuse two options that say what becomes of a submission."""
     modes = ("dry-run", "prepare", "check", "wait", "detach", *(["json"] if options.dry_run else []))
     chosen = [f"--{mode}" for mode in modes if getattr(options, mode.replace("-", "_"))]
     if len(chosen) > 1:
@@ -249,11 +306,15 @@ def make_spec(options: Namespace, script: list[str]) -> JobSpec:
     given = {name: value for name in JobSpec._fields if (value := getattr(options, name, None)) is not None}
     given["environment"] = variables.given(options)
     given["sbatch"] = tuple(dict(directive(text, "hpcml submit") for text in given.pop("sbatch", ())).items())
+    if isinstance(given.get("profile"), list):
+        given["profile"] = ",".join(given["profile"])
     if "gpus_per_node" in given:
         given["gpu_type"], given["gpus_per_node"] = gpus(given["gpus_per_node"])
+    if "after" in given:
+        given["after"] = tuple(map(Awaited.of, given["after"]))
     for name, value in given.items():
         option = f"--{name.replace('_', '-')}"
-        if name in ("own_clusters", "gpu_type", "sbatch", "environment"):
+        if name in ("own_clusters", "until_done", "gpu_type", "sbatch", "environment", "after"):
             continue
         if name in _COUNTS:
             given[name] = common.whole(value, option)
@@ -261,10 +322,23 @@ def make_spec(options: Namespace, script: list[str]) -> JobSpec:
             raise UsageError(f"{option} is empty", place="hpcml submit", hint="Leave it out, or give it a value.")
         elif name in _MEASURES:
             given[name] = measure(name, value)
+        elif name == "max_node_hours":
+            given[name] = _hours(value, option)
     here = common.here()
     path, script, form = named(script, here)
     sources = tuple(dict.fromkeys((path.parent.resolve(), path.resolve().parent))) if path.is_absolute() else ()
     return JobSpec(script=path, arguments=tuple(script[1:]), cwd=here, sources=sources, form=form, **given)
+
+
+def _hours(text: str, option: str) -> float:
+    """Return an option's number of hours."""
+    try:
+        hours = float(text)
+    except ValueError:
+        hours = 0.0
+    if not 0 < hours < 1e9:  # not a number is not within it either
+        raise UsageError(f"'{text}' is no number of hours", place=option, hint=f"Write {option} 500.")
+    return hours
 
 
 def named(script: list[str], here: Path) -> tuple[Path, list[str], str]:
@@ -330,6 +404,7 @@ def _announce_line(run: directories.Run, *, as_json: bool) -> None:
 def wait_for_end(run: directories.Run, *, as_json: bool) -> int:
     """Show the run until it ends, pass on its output, and return its exit status; Ctrl-C detaches."""
     from hpcml.cli.progress import Progress, Tail
+    from hpcml.runs import profiles, report
     from hpcml.runs import status as run_status
 
     output = Tail(run.paths.driver_log, sys.stdout, own=True)
@@ -357,7 +432,11 @@ def wait_for_end(run: directories.Run, *, as_json: bool) -> int:
         )
         return 130
     assert last is not None
-    _tell_end(run, last, as_json=as_json)
+    if last.over and not as_json and (page := report.page_of(run)):
+        say_fitted(common.typed(page, sys.stderr), sys.stderr, first="  report     ", rest=" " * 13)
+    for command in profiles.commands(run) if last.over and not as_json else ():
+        say(f"  profile    {command}", sys.stderr)  # whole: it is to be copied
+    _tell_end(run, last, as_json=as_json)  # a failure's cause and the next step stand last
     if as_json:
         common.print_json(last.as_json())
     return INTERNAL if last.exit_status is None else last.exit_status
@@ -373,9 +452,10 @@ def _tell_end(run: directories.Run, last: run_status.Status, *, as_json: bool) -
     if not last.exit_status or as_json:
         return
     from hpcml.cli.why import sentence
-    from hpcml.runs import why
+    from hpcml.runs import bad_nodes, why
 
     answer = why.of_status(run, last)
+    bad_nodes.remember(last, answer)
     if answer.failed and answer.rule not in ("", "exit") and answer.cause != last.message:
         say_message(f"hpcml: cause: {sentence(answer)} More: hpcml why {run.id}.")
     if last.by == "script" and last.hint:

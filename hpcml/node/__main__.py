@@ -18,12 +18,14 @@ def main(arguments: list[str]) -> int:
         print(f"hpcml.node takes one role of {', '.join(ROLES)}; the batch script starts it.", file=sys.stderr)
         return 64
     sys.stdout, sys.stderr = storage.patient(1), storage.patient(2)
-    if arguments[0] != "driver":
-        versions.tell(load(), arguments[0])  # the driver compares them with its own
+    # The driver compares them with its own.
+    note = versions.tell(load(), arguments[0]) if arguments[0] != "driver" else None
     module = {"driver": "supervisor", "worker": "worker_parent"}.get(arguments[0], arguments[0])
     with long_import():
         role = importlib.import_module(f"hpcml.node.roles.{module}")
     status: int = role.main()
+    if note and arguments[0] == "worker" and status == 0:
+        versions.forget(note)
     return status
 
 

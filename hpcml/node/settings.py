@@ -45,7 +45,10 @@ class Settings(NamedTuple):
     their tasks when it is told to; else a step is a process group. ``own_clusters``: a Dask cluster that the script
     opens is one beside the run's. ``code_of`` is the folder whose copy the script runs in, empty if none. ``form``
     is what ``script`` is: a Python file (empty), ``module`` (the folder and the dotted name), ``program`` or
-    ``notebook``.
+    ``notebook``. ``sweep`` is the sweep whose points the script is started for, empty without one. ``advice`` are the
+    site's changes of the report's rules. ``profile`` are the profilers that were asked for. ``until_done``: a
+    run that stopped to be continued, or lost its nodes, is followed by another attempt: at most ``most_restarts``, and
+    none that could take the run beyond ``most_node_hours`` (0: no such limit).
     """
 
     one_machine: bool
@@ -75,6 +78,7 @@ class Settings(NamedTuple):
     connect_notice: float
     idle_notice: float
     idle_end: float
+    sample_every: float
     script: str
     arguments: tuple[str, ...]
     cwd: str
@@ -85,6 +89,12 @@ class Settings(NamedTuple):
     own_clusters: bool = False
     code_of: str = ""
     form: str = ""
+    sweep: str = ""
+    advice: dict[str, dict[str, str]] = {}
+    profile: tuple[str, ...] = ()
+    until_done: bool = False
+    most_restarts: int = 0
+    most_node_hours: float = 0.0
 
     @property
     def single_node(self) -> bool:
@@ -144,6 +154,7 @@ def load() -> Context:
     number = int(os.environ.get("HPCML_ATTEMPT", "0"))
     facts = json.loads(run.plan.read_text())["inside"]
     facts["arguments"] = tuple(facts["arguments"])
+    facts["profile"] = tuple(facts["profile"])
     facts["resources"] = tuple((name, amount) for name, amount in facts["resources"])
     if facts["gpu"]:
         lists = {name: tuple(facts["gpu"][name]) for name in ("rmm_allocator_libs", "pre_import")}

@@ -11,7 +11,7 @@ from hpcml.errors import ConfigError, SiteError, UsageError
 from hpcml.node.settings import Settings
 from hpcml.paths import ROLES, RunPaths
 from hpcml.plan.container import Stage, entry, image_of, interpreter, kernels, stage
-from hpcml.plan.workers import gpu_settings, protocol, shared_environment, worker_resources
+from hpcml.plan.workers import advice, gpu_settings, profilers, protocol, shared_environment, worker_resources
 from hpcml.schedulers import JobLayout, JobRequest, Launcher
 from hpcml.schedulers.request import NOT_SAID, JobSpec, job_name
 from hpcml.sites.schema import Site
@@ -20,6 +20,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # A CPU worker has 67 MiB when it has registered (Python 3.11, Dask 2026.7), and Dask gives it no task above 80 % of its
 # limit. Others need more; their nodes measure it.
 _LEAST_FOR_A_WORKER = 80 * 1024**2
+_MOST_RESTARTS = 20  # of a run that goes on until it is done, where the user says nothing
 _MOST_SIGNAL_LEAD = 65535  # seconds, sbatch(1) --signal
 
 
@@ -51,8 +52,10 @@ class Plan(NamedTuple):
     ``entry`` are the words that lead into an image, before it and a role's interpreter, none without one; ``stage`` is
     how the image is copied to the nodes before. ``variables`` are the names of the user's own; their values are in a
     file of the run's directory alone. ``prologue`` are the scheduler's own lines before the steps, ``job_word`` is the
-    job's id as bash reads it, and ``scripts`` the shell that the run needs beside the batch script. ``reasons`` say why
-    it came out so, ``notices`` what the user should know.
+    job's id as bash reads it; ``follow_up`` submits this batch script for when that job has ended and prints the new
+    job's id, ``forget`` (before an id) cancels a job: empty where attempts are one process. ``scripts`` are the shell
+    that the run needs beside the batch script. ``reasons`` say why it came out so, ``notices`` what the user should
+    know. ``after`` are the runs that it waits for, as ``ID:ok``.
     """
 
     run_id: str
@@ -70,6 +73,8 @@ class Plan(NamedTuple):
     variables: tuple[str, ...]
     prologue: tuple[str, ...]
     job_word: str
+    follow_up: str
+    forget: str
     entry: tuple[str, ...]
     stage: Stage | None
     steps: tuple[Step, ...]
@@ -77,6 +82,7 @@ class Plan(NamedTuple):
     inside: Settings
     reasons: tuple[str, ...]
     notices: tuple[str, ...]
+    after: tuple[str, ...] = ()
 
 
 def plan(site: Site, asked: JobSpec, location: RunLocation) -> Plan:
@@ -104,6 +110,7 @@ def plan(site: Site, asked: JobSpec, location: RunLocation) -> Plan:
     origins = [f"{option}: {origin}" for option, origin in spec.origins]
     reasons += origins
     _check_workers(site, spec.gpus_per_node, layout.memory)
+    _check_attempts(site, spec)
     python = interpreter(site) if spec.image else site.runtime.python or location.python
     if spec.image:
         reasons.append(f"all roles run inside {spec.image}, by {site.runtime.container}")
@@ -125,13 +132,15 @@ def plan(site: Site, asked: JobSpec, location: RunLocation) -> Plan:
         scheduler=site.scheduler,
         directives=layout.directives,
         directive_word=layout.directive_word,
-        may_start_again=layout.may_start_again,
+        may_start_again=layout.may_start_again or spec.until_done,
         modules=site.runtime.modules,
         setup=site.runtime.setup,
         environment=_environment(site, spec),
         variables=tuple(name for name, _ in spec.environment),
         prologue=layout.prologue,
         job_word=layout.job_word,
+        follow_up=layout.follow_up,
+        forget=layout.forget,
         entry=entry(site, spec, paths) if spec.image else (),
         stage=staged,
         steps=_steps(paths, layout, python),
@@ -143,6 +152,7 @@ def plan(site: Site, asked: JobSpec, location: RunLocation) -> Plan:
             *layout.notices,
             *_notices(site),
         ),
+        after=tuple(one.text for one in spec.after),
     )
 
 
@@ -189,6 +199,25 @@ def _check_workers(site: Site, gpus: int, memory: int) -> None:
         each = f"{count} workers share {units.in_mib(memory)} of a node: {units.in_mib(memory // count)} each"
         hint = "Ask for fewer workers (--set workers.per_node=…) or for more memory (--memory-per-node)."
         raise SiteError(f"{each}, and a worker needs more than {least} to start", place="workers.per_node", hint=hint)
+
+
+def _check_attempts(site: Site, spec: JobSpec) -> None:
+    """Refuse limits for attempts that no attempt could keep, or that mean nothing."""
+    if not spec.until_done:
+        if spec.max_restarts != NOT_SAID or spec.max_node_hours:
+            option = "--max-node-hours" if spec.max_node_hours else "--max-restarts"
+            raise UsageError(f"{option} is for runs that go on", place=option, hint="Give --until-done too.")
+        return
+    if site.scheduler == "allocation":
+        hint = "Leave it out, or submit the run: hpcml submit --until-done."
+        raise UsageError("A run in an allocation ends with it", place="--until-done", hint=hint)
+    if spec.service:
+        raise UsageError(f"{spec.service} is not continued", place="--until-done", hint="Leave it out.")
+    one = spec.nodes * int(spec.time) / 3600
+    if spec.max_node_hours and one > spec.max_node_hours:
+        hint = "Give a shorter --time, or more node-hours."
+        what = f"One attempt may take {one:g} node-hours, and all of them {spec.max_node_hours:g}"
+        raise UsageError(what, place="--max-node-hours", hint=hint)
 
 
 def _signal_lead(site: Site, time_limit: int, reasons: list[str]) -> int:
@@ -247,6 +276,9 @@ def _steps(paths: RunPaths, layout: JobLayout, python: str) -> tuple[Step, ...]:
 
 def _inside(site: Site, request: JobRequest, layout: JobLayout, umask: int) -> Settings:
     spec, code = request.spec, request.paths.code
+    gpu, profile = gpu_settings(site, spec.gpus_per_node), profilers(spec)
+    if gpu and "rmm" in profile:
+        gpu = gpu._replace(rmm_log_directory=str(request.paths.profiles))
     in_place = not spec.copied or (site.code.snapshot == "none" and not spec.staged)
     return Settings(
         one_machine=layout.one_machine,
@@ -258,7 +290,7 @@ def _inside(site: Site, request: JobRequest, layout: JobLayout, umask: int) -> S
         restarts=site.workers.restarts,
         on_loss=site.workers.on_loss,
         resources=worker_resources(site),
-        gpu=gpu_settings(site, spec.gpus_per_node),
+        gpu=gpu,
         interface=site.network.interface,
         protocol=spec.protocol,
         nic_affinity=site.network.nic_affinity,
@@ -276,6 +308,7 @@ def _inside(site: Site, request: JobRequest, layout: JobLayout, umask: int) -> S
         connect_notice=float(site.deadlines.connect_notice),
         idle_notice=float(site.deadlines.idle_notice),
         idle_end=float(site.deadlines.idle),
+        sample_every=float(site.report.sample_every),
         script="" if spec.service else str(spec.script if in_place else code / spec.script.name),
         arguments=spec.arguments,
         cwd=str(spec.cwd),
@@ -286,4 +319,10 @@ def _inside(site: Site, request: JobRequest, layout: JobLayout, umask: int) -> S
         own_clusters=spec.own_clusters,
         code_of="" if in_place or spec.staged else str(spec.script.parent),
         form=spec.form,
+        sweep=spec.sweep,
+        advice=advice(site),
+        profile=profile,
+        until_done=spec.until_done,
+        most_restarts=_MOST_RESTARTS if spec.max_restarts == NOT_SAID else spec.max_restarts,
+        most_node_hours=spec.max_node_hours,
     )

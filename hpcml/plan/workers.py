@@ -17,6 +17,7 @@ _GDS: dict[str, tuple[tuple[str, str], ...]] = {
     "off": (("KVIKIO_COMPAT_MODE", "ON"),),
 }
 _AMOUNTS = ("rmm_maximum_pool_size", "rmm_release_threshold", "device_memory_limit")
+PROFILERS = {"dask": "bokeh", "memray": "memray", "nsys": "", "rmm": "rmm"}  # and the package that each needs
 _LIBRARIES = ("cupy", "torch")  # those whose allocator dask-cuda can replace by RMM's
 
 
@@ -33,6 +34,25 @@ def protocol(site: Site, spec: JobSpec) -> str:
         hint = f"Did you mean {near}?" if near else "One of: auto, ucx, tcp."
         raise UsageError(f"There is no protocol '{spec.protocol}'", place="--protocol", hint=hint)
     return _PROTOCOLS[spec.protocol] or site.network.protocol
+
+
+def profilers(spec: JobSpec) -> tuple[str, ...]:
+    """Return the profilers that are asked for.
+
+    Raises
+    ------
+    UsageError
+        If there is none of that name, or it profiles GPUs and there are none.
+    """
+    words = [word.strip() for word in spec.profile.split(",")] if spec.profile else []
+    for word in words:
+        if word not in PROFILERS:
+            near = nearest(word, list(PROFILERS))
+            hint = f"Did you mean {near}?" if near else f"One of: {', '.join(PROFILERS)}."
+            raise UsageError(f"There is no profiler '{word}'", place="--profile", hint=hint)
+    if "rmm" in words and not spec.gpus_per_node:
+        raise UsageError("RMM has nothing to log without GPUs", place="--profile rmm", hint="Add --gpus-per-node.")
+    return tuple(name for name in PROFILERS if name in words)
 
 
 def worker_resources(site: Site) -> tuple[tuple[str, float], ...]:
@@ -52,6 +72,45 @@ def worker_resources(site: Site) -> tuple[tuple[str, float], ...]:
             hint = "Write resources = ['GPU=1']."
             raise ConfigError(f"'{word}' is not NAME=NUMBER", place="workers.resources", hint=hint) from error
     return tuple(found)
+
+
+def advice(site: Site) -> dict[str, dict[str, str]]:
+    """Return the site's changes of the report's rules, by their names.
+
+    Raises
+    ------
+    ConfigError
+        If one lacks what a rule needs, or has a limit or a figure that is none.
+    """
+    if not site.report.advice:
+        return {}
+    from hpcml.report import advice as rules
+
+    found = {}
+    for name, rule in site.report.advice.items():
+        place = f"report.advice.{name}"
+        if rule.off:
+            found[name] = {"off": "true"}
+            continue
+        own = {key: text for key, text in rule._asdict().items() if isinstance(text, str) and text}
+        for key in ("above", "below"):
+            try:
+                float(own.get(key, "0"))
+            except ValueError as error:
+                hint = f"Write {key} = 20."
+                raise ConfigError(f"'{own[key]}' is not a number", place=f"{place}.{key}", hint=hint) from error
+        if name not in {one.name for one in rules.RULES} and not (
+            rule.figure and rule.sentence and (rule.above or rule.below)
+        ):
+            hint = (
+                f"It needs figure, sentence, and above or below; hpcml has: {', '.join(r.name for r in rules.RULES)}."
+            )
+            raise ConfigError(f"There is no rule '{name}' to change, and this is no whole one", place=place, hint=hint)
+        if rule.figure and rule.figure not in rules.FIGURES:
+            hint = f"One of: {', '.join(rules.FIGURES)}."
+            raise ConfigError(f"There is no figure '{rule.figure}'", place=f"{place}.figure", hint=hint)
+        found[name] = own
+    return found
 
 
 def gpu_settings(site: Site, count: int) -> Gpu | None:

@@ -14,8 +14,10 @@ from typing import Any, NamedTuple, TypedDict, cast
 
 from hpcml import files
 from hpcml.errors import ConfigError
+from hpcml.runs.view import Gpu, Node, View, Work
 
 LONGEST = 1 << 20  # bytes of one fact
+LONGEST_VIEW = 16 << 20  # bytes of a view of a run, which has all its nodes
 _TEXT = 16384  # characters of a text
 
 Check = Callable[[Any], Any]  # returns a value of the right form, raises MalformedError for another
@@ -199,6 +201,48 @@ _CALL_FACTS: dict[str, Check] = {
 }
 
 
+def _amount(value: Any) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= 1e21:
+        raise MalformedError
+    return value
+
+
+def _list(check: Check, most: int) -> Check:
+    def checked(value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, list) or len(value) > most:
+            raise MalformedError
+        return tuple(check(item) for item in value)
+
+    return checked
+
+
+_maybe = _or_none(_amount)
+_count = _number(0, 10**15)
+_GPU: dict[str, Check] = {**dict.fromkeys(Gpu._fields, _maybe), "number": _count}
+_NODE: dict[str, Check] = {
+    **dict.fromkeys(Node._fields, _maybe),
+    "name": _text,
+    "workers": _or_none(_count),
+    "sampled": _flag,
+    "silent": _amount,
+    "gpus": _list(lambda value: Gpu(**_table(value, _GPU)), 256),
+}
+_WORK: dict[str, Check] = {
+    **dict.fromkeys(Work._fields, _maybe),
+    **dict.fromkeys(("known", "done", "processing", "erred"), _or_none(_count)),
+}
+_VIEW: dict[str, Check] = {
+    **dict.fromkeys(View._fields, _text),
+    **dict.fromkeys(("elapsed", "left"), _maybe),
+    **dict.fromkeys(("limit", "node_count", "workers", "expected"), _count),
+    "exit_status": _or_none(_number(-255, 255)),
+    **dict.fromkeys(("warnings", "output"), _texts),
+    "work": _or_none(lambda value: Work(**_table(value, _WORK))),
+    "nodes": _list(lambda value: Node(**_table(value, _NODE)), 20_000),
+    "over": _flag,
+}
+
+
 def _table(facts: Any, forms: Mapping[str, Check], *, part: bool = False) -> dict[str, Any]:
     """Return the facts that have a form, all of them unless a ``part`` is enough; others are left out."""
     if not isinstance(facts, dict):
@@ -247,6 +291,11 @@ def of_call(line: str | bytes, host: str) -> CallFacts:
     if "hello" in facts and "version" not in facts:
         raise wrong(host, "a greeting without a version")
     return cast("CallFacts", facts)
+
+
+def of_view(line: str | bytes, host: str) -> View:
+    """Return a view of a run, for :command:`hpcml top`."""
+    return View(**_checked(_parsed(line, host, LONGEST_VIEW), host, _VIEW))
 
 
 def of_token(text: str, host: str) -> str:

@@ -161,7 +161,7 @@ class Call:
     def begin(self) -> None:
         """Send the words and the upload."""
         header: dict[str, Any] = {"protocol": PROTOCOL, "version": __version__, "nonce": self.nonce}
-        header |= {"words": self.words}
+        header |= {"words": self.words, "host": self.connection.host}
         if self.upload:
             header |= {"script": self.upload.script, "files": self.upload.entries}
         with contextlib.suppress(OSError):  # the other side has ended: its own words follow

@@ -39,6 +39,7 @@ class RemoteSession:
     def __init__(self, header: Mapping[str, Any], source: int) -> None:
         self.header, self.source = header, source
         self.words = [str(word) for word in header["words"]]
+        self.host = str(header.get("host", ""))  # how the laptop names this machine; older versions do not say it
         self.staging: Path | None = None
         self._go = threading.Event()
         self._quiet = threading.Lock()  # held while the laptop's end may not interrupt

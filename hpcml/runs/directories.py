@@ -34,7 +34,7 @@ class Run(NamedTuple):
     @property
     def name(self) -> str:
         """The run's name: its id without date, time and number."""
-        return _name_of(self.id)
+        return name_of(self.id)
 
     @property
     def job(self) -> str:
@@ -43,11 +43,12 @@ class Run(NamedTuple):
 
     @property
     def may_start_again(self) -> bool:
-        """Whether Slurm may put its job back into the queue: the profile asks for ``--requeue``."""
-        return bool(self.submission and self.submission.job and self.submission.requeue)
+        """Whether another attempt may follow: it goes on until it is done, or the profile asks for ``--requeue``."""
+        return bool(self.submission and self.submission.key and self.submission.requeue)
 
 
-def _name_of(run_id: str) -> str:
+def name_of(run_id: str) -> str:
+    """Return a run's name: its id without date, time and number."""
     return run_id.rsplit("-", 3)[0]
 
 
@@ -224,7 +225,7 @@ def load(directory: Path) -> Run:
         return Run(directory.name, paths, None)
     with complete(directory):
         submission = table.record(Submission, ("exit_status",) if "error" in table.facts else ())
-    if submission.line and (job := begun_job(paths)):
+    if (submission.line or submission.requeue) and (job := begun_job(paths)):
         submission = submission._replace(job=job, line="")
     if submission.pid and "scheduler" not in table.facts:
         submission = submission._replace(scheduler="local")
@@ -233,8 +234,19 @@ def load(directory: Path) -> Run:
 
 def begun_job(paths: RunPaths) -> str:
     """Return the id that the run's batch script left when it began, empty before."""
+    return _job_of(paths.job)
+
+
+def follow_up(run: Run) -> Run | None:
+    """Return the run with the job of its next attempt, which waits for the end of this one; None without one."""
+    if run.submission and run.may_start_again and (job := _job_of(run.paths.next_job)):
+        return run._replace(submission=run.submission._replace(job=job))
+    return None
+
+
+def _job_of(link: Path) -> str:
     with contextlib.suppress(OSError):
-        if (job := str(paths.job.readlink())).isdecimal():
+        if (job := str(link.readlink())).isdecimal():
             return job
     return ""
 
@@ -260,8 +272,8 @@ def read_json(path: Path) -> Table | None:
     return Table(facts)
 
 
-def ids(folder: Path) -> list[str]:
-    """Return the ids of all runs, oldest first.
+def ids(folder: Path, name: str = "") -> list[str]:
+    """Return the ids of all runs, or of those of a name, oldest first.
 
     Whose they are is asked for each where others may write to the folder; elsewhere one look at it is enough, and
     :func:`newest` asks for those that are wanted.
@@ -272,11 +284,16 @@ def ids(folder: Path) -> list[str]:
             facts = folder.stat()
         except FileNotFoundError:
             return []
-    dated = [(match["time"], name) for name in names if not name.startswith(".") and (match := _ID.fullmatch(name))]
-    names_in_order = [name for _, name in sorted(dated)]
+    dated = [
+        (match["time"], run_id)
+        for run_id in names
+        if run_id.startswith(name) and not run_id.startswith(".") and (match := _ID.fullmatch(run_id))
+        if not name or match["name"] == name
+    ]
+    names_in_order = [run_id for _, run_id in sorted(dated)]
     if files.is_ours(facts) and not files.written_by_others(facts, folder):
         return names_in_order
-    return [name for name in names_in_order if files.is_own_folder(f"{folder}/{name}")]
+    return [run_id for run_id in names_in_order if files.is_own_folder(f"{folder}/{run_id}")]
 
 
 def newest(folder: Path, run_ids: Sequence[str], most: int | None = None) -> list[str]:
@@ -309,14 +326,14 @@ def find(folder: Path, word: str) -> Run:
         return load(folder / word)
     if word.isdecimal() and (run := _with_job(folder, run_ids, word)):
         return run
-    if named := newest(folder, [name for name in run_ids if _name_of(name) == word], 1):
+    if named := newest(folder, [name for name in run_ids if name_of(name) == word], 1):
         return load(folder / named[0])
     begun = newest(folder, [name for name in run_ids if word and name.startswith(word)])
     if len(begun) > 1:
         names = ", ".join(begun[-4:])
         raise NotFoundError(f"Several runs begin with '{word}'", place=str(folder), hint=f"One of: {names}.")
     if not begun:
-        near = layers.nearest(word, [*run_ids, *{_name_of(name) for name in run_ids}])
+        near = layers.nearest(word, [*run_ids, *{name_of(name) for name in run_ids}])
         hint = f"Did you mean {near}?" if near else "List them with: hpcml ls."
         raise NotFoundError(f"There is no run '{word}'", place=str(folder), hint=hint)
     return load(folder / begun[0])

@@ -229,6 +229,8 @@ def cancel(run: directories.Run) -> Cancelled:
     if not (run.submission and run.submission.key):
         hint = f"It is not submitted. Remove it: hpcml rm {run.id}." if before.phase == "prepared" else before.hint
         raise NotFoundError("The run has no job that could be cancelled", place=run.id, hint=hint)
+    if (after := directories.follow_up(run)) and after.submission:  # first: it begins when this one ends
+        schedulers.get(after.submission.scheduler).cancel(after.submission.key)
     what = schedulers.get(run.submission.scheduler).cancel(run.submission.key)
     return Cancelled(bool(what), f"{run.id} is being cancelled ({what})." if what else f"{run.id} has just ended.")
 

@@ -11,10 +11,14 @@ from hpcml import files
 from hpcml.paths import RunPaths
 from hpcml.runs import directories
 from hpcml.runs.tables import Table, complete
+from hpcml.schedulers.request import ENDS, Awaited
 
 
 class Planned(NamedTuple):
-    """What a run was to be; ``nodes`` and ``workers`` in all, ``time_limit`` in seconds, 0 without one."""
+    """What a run was to be; ``nodes`` and ``workers`` in all, ``time_limit`` in seconds, 0 without one.
+
+    ``after`` are the runs that it waits for. ``until_done``: it goes on in attempts.
+    """
 
     scheduler: str = "local"
     site: str = ""
@@ -23,6 +27,8 @@ class Planned(NamedTuple):
     nodes: int = 0
     workers: int = 0
     time_limit: int = 0
+    after: tuple[Awaited, ...] = ()
+    until_done: bool = False
 
 
 class Event(NamedTuple):
@@ -78,7 +84,16 @@ def planned(run: directories.Run) -> Planned:
             inside.get("nodes", int, 0),
             inside.get("nodes", int, 0) * inside.get("workers_per_node", int, 0),
             inside.get("time_limit", int, 0),
+            tuple(map(_awaited, plan.texts("after"))),
+            inside.get("until_done", bool, False),
         )
+
+
+def _awaited(text: str) -> Awaited:
+    run, _, when = text.partition(":")
+    if directories.submitted_at(run) is None or when not in ENDS:
+        raise ValueError(f"{text!a} names no run to wait for")
+    return Awaited(run, when)
 
 
 def outcome(run: directories.Run) -> Outcome | None:

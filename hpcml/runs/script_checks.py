@@ -245,6 +245,21 @@ def check_code(
     return [] if image else _tell_missing(script, base, needed, _Environment(python), certain=plain and not prepared)
 
 
+def check_packages(names: Sequence[str], python: str, option: str) -> None:
+    """Refuse an option that needs packages, if it is certain that the interpreter does not have one.
+
+    Raises
+    ------
+    ScriptError
+        The package, and how it is added.
+    """
+    environment = _Environment(python)
+    for name in names if environment.known and environment.certain else ():
+        if not environment.has(name):
+            hint = f"Add it, mostly by {python} -m pip install {name}; nothing was submitted."
+            raise ScriptError(f"The run's environment does not have the package {name}", place=option, hint=hint)
+
+
 def missing_argument(script: Path, base: Path, given: int) -> list[str]:
     """Return a note where a script reads the scheduler's file from an argument of its own that is not given."""
     try:

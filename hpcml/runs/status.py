@@ -26,6 +26,7 @@ from hpcml.runs import record as records
 from hpcml.runs.record import Event, RunRecord
 from hpcml.runs.tables import Table, complete
 from hpcml.schedulers import JobState, Submission
+from hpcml.schedulers.request import Awaited
 
 LOOK = 0.15  # seconds between looks at a run's files
 FIRST_ASK_AFTER_START = 7.0  # seconds that a run's own events are trusted at first, before Slurm is asked again
@@ -63,7 +64,8 @@ class Status(NamedTuple):
 
     ``phase`` is refused, unknown, prepared, queued, starting, running, ending or ended. ``node_count`` is how
     many nodes it asked for; ``workers`` are there of ``expected``.
-    ``times`` are its events' in seconds since 1970. ``ended_as`` is Slurm's word for its end, ``cause`` why
+    ``times`` are its events' in seconds since 1970, ``clocks`` by how many seconds a node's clock is ahead of the first
+    node's, and by how many that may be wrong. ``ended_as`` is Slurm's word for its end, ``cause`` why
     it failed in some words, as the run itself has written it. ``silent`` is why Slurm
     could not be asked; all else is then from the run's own files.
     """
@@ -92,6 +94,7 @@ class Status(NamedTuple):
     service: str = ""
     jupyter: str = ""
     times: Mapping[str, float] = {}
+    clocks: Mapping[str, tuple[float, float]] = {}
     exit_status: int | None = None
     ended_as: str = ""
     by: str = ""
@@ -113,9 +116,20 @@ class Status(NamedTuple):
         """Whether nothing of the run can come any more."""
         return self.phase in ("ended", "refused")
 
+    @property
+    def failed(self) -> bool:
+        """Whether it ended otherwise than by a script's success: refused, cancelled, lost, or with another status."""
+        return self.over and (self.phase == "refused" or bool(self.exit_status))
+
+    def seconds(self, now: float | None = None) -> int | None:
+        """Return how long it has had its nodes, in seconds until its end or until now; None if that is not known."""
+        begin = self.times.get("allocated")
+        end = self.times.get("torn-down", self.times.get("driver-ended")) if self.over else now or time.time()
+        return None if begin is None or end is None else max(0, round(end - begin))
+
     def as_json(self) -> dict[str, object]:
         """Return the status as a JSON-ready mapping."""
-        facts = {"run": self.run, "state": self.state, **self._asdict()}
+        facts = {"run": self.run, "state": self.state, "seconds": self.seconds(), **self._asdict()}
         return {name: value for name, value in facts.items() if name != "ended_as"}
 
 
@@ -181,7 +195,7 @@ def _from_files(run: directories.Run, record: RunRecord) -> Status:
     current = new
     for event in record.events:
         if event.attempt != current.attempt:  # Slurm has started the job again
-            current = current._replace(attempt=event.attempt, phase="starting", times={})
+            current = current._replace(attempt=event.attempt, phase="starting", times={}, clocks={})
             current = current._replace(versions="", fabric="", fabric_ok=True, differences=())
         current = _after(current, event)
     current = current._replace(message=_message(current))
@@ -206,7 +220,9 @@ def _after(current: Status, event: Event) -> Status:
     """Return a status after one more event."""
     facts = event.facts
     security = facts.get("security", str, current.security)
-    current = current._replace(times={**current.times, event.name: event.time}, security=security)
+    clocks = {facts.get("node", str): (facts.number("ahead"), facts.number("within"))} if event.name == "clock" else {}
+    times, clocks = {**current.times, event.name: event.time}, {**current.clocks, **clocks}
+    current = current._replace(times=times, clocks=clocks, security=security)
     match event.name:
         case "allocated":
             return current._replace(phase="starting", nodes=facts.texts("nodes"), workers=0, warnings=())
@@ -270,6 +286,9 @@ def _ask_owner(own: Status, run: directories.Run, record: RunRecord, known: JobS
     try:
         with complete(run.paths.directory):
             job = schedulers.state(run.submission) if known is None else schedulers.readable(known)
+            if job.ended and (after := directories.follow_up(run)) and after.submission:
+                run, job = after, schedulers.state(after.submission)
+                own = own._replace(job=run.job)
     except SlurmUnreachableError as error:
         own = own._replace(silent=error.message)
         if own.phase == "unknown":
@@ -291,13 +310,53 @@ def _with_answer(own: Status, run: directories.Run, record: RunRecord, job: JobS
             again._replace(phase="queued", message=f"put back into the queue: {job.reason}") if job.pending else again
         )
     if job.ended:
-        return _ended_without_word(own, run, record, job)
+        return _never_started(own, run, record) or _ended_without_word(own, run, record, job)
+    if job.pending and own.phase != "unknown" and run.may_start_again:  # it was killed, and left no word
+        return own._replace(phase="queued", message=f"put back into the queue: {job.reason}")
     if own.phase != "unknown":
         return own
+    if record.planned.after and (job.reason == schedulers.FOR_JOBS or _waits_here(run, job)):
+        words = " and for ".join(one.words() for one in record.planned.after)
+        return own._replace(phase="queued", message=f"waiting for {words}", job_state="PENDING")
     if job.pending:
         return own._replace(phase="queued", message=job.reason)
     message = "the batch script starts" if job.active else f"Slurm says {job.state}"
     return own._replace(phase="starting", message=message)
+
+
+def _waits_here(run: directories.Run, job: JobState) -> bool:
+    """Whether a run on this machine has not begun: its process is still what waits for others."""
+    is_here = run.submission is not None and schedulers.get(run.submission.scheduler).ONE_MACHINE
+    return is_here and job.active and records.newest_attempt(run.paths) is None
+
+
+def ended(status: Status) -> str:
+    """Return in a clause how a run ended."""
+    if status.exit_status is None:
+        return f"nobody knows how it ended ({status.message})"
+    return "it ended well" if status.exit_status == 0 else f"it ended with status {status.exit_status}"
+
+
+def never_started(awaited: Awaited, status: Status) -> tuple[str, str]:
+    """Return that a run never started because one that it waited for ended otherwise, and what to do."""
+    message = f"the run never started: it waited for {awaited.words()}, and {ended(status)}"
+    return message, f"See hpcml why {awaited.run}; then run both again, this one with --after."
+
+
+def _never_started(own: Status, run: directories.Run, record: RunRecord) -> Status | None:
+    """Return the end of a run that Slurm dropped because one that it waited for ended otherwise; None of any other."""
+    if own.times or records.newest_attempt(run.paths) is not None:
+        return None
+    for one in record.planned.after:
+        try:
+            other = status(directories.load(run.paths.directory.with_name(one.run)))
+        except StorageError:
+            continue  # removed: nobody knows how it ended
+        if other.over and not one.met_by(other.exit_status):
+            message, hint = never_started(one, other)
+            end = own._replace(phase="ended", message=message, hint=hint)
+            return end._replace(exit_status=CANCELLED, ended_as="CANCELLED", by="scheduler")
+    return None
 
 
 def _ended_without_word(own: Status, run: directories.Run, record: RunRecord, job: JobState) -> Status:
@@ -396,7 +455,7 @@ def follow(
             ask_at = now + distance
         if run.submission and (run.job or run.submission.line) and now >= ask_at:
             try:
-                run = _submitted(run)
+                run = _submitted(directories.load(run.paths.directory) if run.may_start_again else run)
                 state = schedulers.state(run.submission or Submission())
                 heard = now
             except SlurmUnreachableError:
@@ -410,7 +469,9 @@ def follow(
         if files != seen or now >= look_at:  # reading the record is what costs; looking whether it changed does not
             seen, look_at = files, now + 1.0
             current = status(run, state, ask=not run.job)
-            asked = state is not None or not run.may_start_again  # files alone cannot say that no attempt follows
+            asked = state is not None or not (
+                run.job and run.may_start_again
+            )  # files alone cannot say that no attempt follows
             over_now = current.over
             if current != last and (asked or not over_now):
                 yield current

@@ -13,6 +13,7 @@ from hpcml import __version__, assets, files, schedulers
 from hpcml.errors import HpcmlError, ImageError, UsageError
 from hpcml.paths import RunPaths
 from hpcml.plan.plan import Plan, RunLocation, plan
+from hpcml.plan.workers import PROFILERS
 from hpcml.runs import directories, script_checks, snapshot
 from hpcml.schedulers import Submission
 from hpcml.schedulers.request import JobSpec, job_name
@@ -24,7 +25,7 @@ from hpcml.sites.schema import Site
 class Prepared(NamedTuple):
     """A request on a site, its plan and script, with nothing written yet; ``notes`` are what its user should know.
 
-    ``template`` is the file of a template other than hpcml's own.
+    ``template`` is the file of a template other than hpcml's own; ``points`` are those of a sweep, as JSON.
     """
 
     loaded: LoadedSite
@@ -33,6 +34,7 @@ class Prepared(NamedTuple):
     script: str
     template: str = ""
     notes: tuple[str, ...] = ()
+    points: str = ""
 
 
 def prepare(loaded: LoadedSite, spec: JobSpec) -> Prepared:
@@ -52,6 +54,11 @@ def prepare(loaded: LoadedSite, spec: JobSpec) -> Prepared:
     directory = folder / run_id
     spec = schedulers.get(loaded.site.scheduler).with_variables(spec, loaded.is_from_this_call)
     own_templates, notes = template_folders(spec.cwd)
+    if spec.after:
+        from hpcml.runs import after  # what only few submissions need
+
+        open_runs, ended = after.resolve(folder, loaded.site, spec.after)
+        spec, notes = spec._replace(after=open_runs), notes + ended
     notes += directories.check_folder(folder, loaded.site.paths.trust)
     template = next((str(path) for folder in own_templates if (path := folder / batch_script.TEMPLATE).is_file()), "")
     if loaded.project:
@@ -62,6 +69,9 @@ def prepare(loaded: LoadedSite, spec: JobSpec) -> Prepared:
     made = plan(loaded.site, there, RunLocation(directory, sys.executable, __version__, layers.user_umask()))
     if not spec.service and spec.form in ("", "module"):
         notes += _check_code(loaded.site, spec, made)
+    if made.inside.profile and not made.inside.image and not _is_prepared(loaded.site):
+        needed = [PROFILERS[name] for name in made.inside.profile if PROFILERS[name]]
+        script_checks.check_packages(needed, made.steps[-1].command[0], "--profile")
     return Prepared(loaded, spec, made, batch_script.render(made, own_templates), template, tuple(notes))
 
 
@@ -205,9 +215,13 @@ def _write(prepared: Prepared, image: dict[str, object]) -> list[str]:
         directories.write_json(paths.request, request)
         directories.write_json(paths.plan, layers.as_table(made))
         files.write(paths.script, prepared.script)
+        if prepared.points:
+            files.write(paths.points, prepared.points)
         if spec.environment:
             lines = (f"export {name}={shlex.quote(value)}\n" for name, value in spec.environment)
             files.write(paths.variables, "".join(lines).encode(errors="surrogateescape"))
+        if made.inside.profile:
+            paths.profiles.mkdir(mode=0o700)
         group = stat.S_IMODE(paths.out.stat().st_mode) & 0o7000  # set-group-id of the folder for runs
         paths.out.chmod(group | 0o777 & ~made.inside.umask)
         for name in made.scripts:

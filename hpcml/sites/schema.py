@@ -46,7 +46,7 @@ class SlurmOptions(NamedTuple):
     ``gpu_request`` is ``gres``, ``gpus-per-node`` or ``none``; ``gpu_type`` goes between (``gpu:a100:4``).
     ``extra`` are directives added as they stand; ``remove`` are options left out (``--mem``). ``signal_lead`` is how
     long before the time limit the script is told. ``export`` is sbatch's ``--export``. ``timeout`` is how long
-    sbatch may take to answer.
+    sbatch may take to answer. ``exclude_failed``: nodes that failed within a day are left out.
     """
 
     gpu_request: str = "gpus-per-node"
@@ -58,6 +58,7 @@ class SlurmOptions(NamedTuple):
     account_required: bool = False
     srun_extra: tuple[str, ...] = ()
     timeout: Seconds = Seconds("60s")
+    exclude_failed: bool = False
 
 
 class Partition(NamedTuple):
@@ -172,6 +173,29 @@ class Deadlines(NamedTuple):
     idle: Seconds = Seconds("0s")
 
 
+class Advice(NamedTuple):
+    """A rule of the report's advice: its limits, ``above`` or ``below`` (numbers); ``off`` takes it away.
+
+    With a name that hpcml does not have it is a rule more, which needs ``figure``, a limit and ``sentence``.
+    """
+
+    figure: str = ""
+    above: str = ""
+    below: str = ""
+    sentence: str = ""
+    off: bool = False
+
+
+class Report(NamedTuple):
+    """What a run measures of itself: ``sample_every`` is the time between two samples of a node; 0 is none.
+
+    ``advice`` are changes of its report's rules by their names.
+    """
+
+    sample_every: Seconds = Seconds("5s")
+    advice: dict[str, Advice] = {}
+
+
 class Paths(NamedTuple):
     """Where runs are kept (shared by all nodes) and where scratch lies (local to each; empty: TMPDIR or /tmp).
 
@@ -209,6 +233,22 @@ class Code(NamedTuple):
     max_files: int = 2000
 
 
+class Cost(NamedTuple):
+    """What a job is charged, and what is asked about that before a submission.
+
+    ``weights`` are for an hour of each resource, as in Slurm's TRESBillingWeights; ``largest``: the largest weighted
+    resource counts, not the sum. ``unit`` is the name of what they give. ``budget`` is the command that tells the
+    grants, ``budget_row`` the regular expression of an account's row. ``ask``: Slurm is asked when the job may start.
+    """
+
+    unit: str = ""
+    weights: dict[str, str] = {}
+    largest: bool = False
+    budget: tuple[str, ...] = ()
+    budget_row: str = ""
+    ask: bool = False
+
+
 class Site(NamedTuple):
     """A machine, as its profile and the settings over it describe it."""
 
@@ -228,8 +268,10 @@ class Site(NamedTuple):
     network: Network = Network()
     fabric: Fabric = Fabric()
     deadlines: Deadlines = Deadlines()
+    report: Report = Report()
     paths: Paths = Paths()
     code: Code = Code()
+    cost: Cost = Cost()
     login: Login = Login()
     environment: dict[str, str] = {}
 

@@ -126,6 +126,7 @@ class BringUp:
         state, compared = self.state, self.versions
         was_complete = compared.complete
         compared.look()
+        state.clocks = compared.clocks.bounds | {node: state.clocks[node] for node in state.measured}
         if compared.clocks.fatal:
             hint = "The run's certificate is not valid there. Leave the node out, and tell the site's support."
             raise state.end(errors.WORKERS_NEVER_CAME, compared.clocks.fatal, hint)

@@ -18,11 +18,13 @@ import dask.config
 from distributed import Worker
 from distributed.system import MEMORY_LIMIT
 
-from hpcml.node import files, processes, script_environment
+from hpcml.node import files, processes, profilers, script_environment
 from hpcml.node.control_socket import TOPIC
 from hpcml.node.fabric import transfers
 from hpcml.node.hardware import dead_worker_memory, gpus, topology
 from hpcml.node.hardware.network import NoProtocolError, choose_address, choose_protocol, ucx_environment
+from hpcml.node.health import clock_offset
+from hpcml.node.sampling import dask_state
 from hpcml.node.security import tls, ucx_auth
 from hpcml.node.security.connection_limits import Guarded
 from hpcml.node.settings import Context
@@ -144,7 +146,9 @@ def run(context: Context, slot: int, scratch: Path, share: Share, *, replaces: b
     if protocol == "ucx":
         prepare_ucx(context, device)
         time.sleep(stagger(context, slot))
-    reason = asyncio.run(_serve(context, address, folder, device, pool, options))
+    record = context.run.profiles / f"memray-worker-{name}.{os.getpid()}.bin" if "memray" in settings.profile else ""
+    with profilers.allocations(record):
+        reason = asyncio.run(_serve(context, address, folder, device, pool, options))
     return 0 if reason in _FOR_GOOD else processes.COME_BACK
 
 
@@ -210,14 +214,25 @@ async def _serve(
 ) -> str:
     worker = PrivateWorker(address, **options)
     transfers.Transfers(worker, folder, device)
+    dask_state.tell_transfers(worker)
     holder = dead_worker_memory.Holder(worker, pool) if pool else None
     await worker
     if holder is not None:
         holder.tell()
-    watching = asyncio.create_task(_keep_parent_going(worker, context.node))
+    beside = [asyncio.create_task(_keep_parent_going(worker, context.node))]
+    if context.node != context.node_names[0] and worker.name == context.worker_names(context.node)[0]:
+        beside.append(asyncio.create_task(_tell_clock(worker, context.node)))
     await worker.finished()
-    watching.cancel()
+    for task in beside:
+        task.cancel()
     return worker.closed_because
+
+
+async def _tell_clock(worker: Worker, node: str) -> None:
+    """Tell the supervisor how far this node's clock is from that of its own node."""
+    with contextlib.suppress(OSError):  # the scheduler has gone: the run ends
+        ahead, within = await clock_offset.measure(getattr(worker.scheduler, clock_offset.QUESTION))
+        worker.log_event(TOPIC, {"event": "clock", "node": node, "ahead": round(ahead, 4), "within": round(within, 4)})
 
 
 async def _keep_parent_going(worker: Worker, node: str) -> None:

@@ -24,7 +24,9 @@ class RunState:
     """What is known of the run, brought up to date by :meth:`step`.
 
     ``present`` are the names of the workers that are there; ``fabric`` is the answer of the fabric check; ``released``
-    is whether the script closed the cluster itself, ``closing`` whether the teardown does.
+    is whether the script closed the cluster itself, ``closing`` whether the teardown does; ``frozen`` is whether the
+    script waits for a file system. ``clocks`` are by how many
+    seconds a node's is ahead of this one's, and by how many that may be wrong; ``measured`` are the nodes that asked.
     """
 
     def __init__(self, context: Context, events: EventLog, channel: Channel) -> None:
@@ -34,8 +36,10 @@ class RunState:
         self.address = self.protocol = ""
         self.present: set[str] = set()
         self.fabric: dict[str, Any] | None = None
-        self.released = self.closing = False
+        self.released = self.closing = self.frozen = False
         self.warnings: list[str] = []
+        self.clocks: dict[str, tuple[float, float]] = {}
+        self.measured: set[str] = set()
         self.looked = 0.0
         self.clock = OwnTime()
         self.steps = Steps(self.clock)
@@ -58,6 +62,12 @@ class RunState:
     def end(self, status: int, reason: str, hint: str = "", quote: tuple[str, ...] = ()) -> RunEndedError:
         """Return the exception that ends the run in this phase."""
         return RunEndedError(Outcome(status, self.phase, "hpcml", reason, hint, quote))
+
+    def tell_clocks(self) -> None:
+        """Write down what is known of the clocks of nodes whose workers have not measured them."""
+        for node, (ahead, within) in self.clocks.items():
+            if node not in self.measured:
+                self.events.write("clock", node=node, ahead=round(ahead, 1), within=round(within, 1))
 
     def step(self) -> None:
         """Take in what the scheduler says, for at most one tick."""
@@ -83,15 +93,22 @@ class RunState:
                 self.hangs.take(message)
                 self.channel.send(do="alive")
                 return
+            case "clock":
+                self.measured.add(str(message["node"]))
+                self.clocks[str(message["node"])] = (float(message["ahead"]), float(message["within"]))
             case "worker-task-stopped":
                 self.losses.tell_stopped(message["node"])
                 return
-            case "ucx-failed":
-                self.warn(f"UCX does not start in the scheduler, so it cannot ask workers: {message['problem']}")
-            case "memory-reduced":
-                pool, wanted = (gpus.in_gib(int(message[key])) for key in ("pool", "wanted"))
-                self.warn(f"GPU worker {message['worker']} works with {pool} of memory, not {wanted}: no more was free")
+            case "ucx-failed" | "memory-reduced":
+                self._warn_of(event, message)
         self.events.write(event, **message)
+
+    def _warn_of(self, event: str, message: dict[str, Any]) -> None:
+        if event == "ucx-failed":
+            self.warn(f"UCX does not start in the scheduler, so it cannot ask workers: {message['problem']}")
+            return
+        pool, wanted = (gpus.in_gib(int(message[key])) for key in ("pool", "wanted"))
+        self.warn(f"GPU worker {message['worker']} works with {pool} of memory, not {wanted}: no more was free")
 
     def time_to_look(self) -> bool:
         """Whether the files that other nodes write are to be looked at again."""

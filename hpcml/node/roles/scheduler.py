@@ -21,7 +21,7 @@ from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_unix_socket
 
 from hpcml.errors import START_FAILED
-from hpcml.node import files, scratch, script_environment
+from hpcml.node import files, profilers, scratch, script_environment
 from hpcml.node.control_socket import TOPIC
 from hpcml.node.fabric import rounds
 from hpcml.node.hardware import dead_worker_memory
@@ -32,9 +32,10 @@ from hpcml.node.hardware.network import (
     choose_protocol,
     ucx_environment,
 )
-from hpcml.node.health import diagnosis
+from hpcml.node.health import clock_offset, diagnosis
 from hpcml.node.health.heartbeat import Activity, peer_of
 from hpcml.node.roles import dashboard
+from hpcml.node.sampling import dask_state
 from hpcml.node.security import connection_limits, tls, ucx_auth
 from hpcml.node.settings import Context, load
 
@@ -120,6 +121,8 @@ class Reporter(SchedulerPlugin):  # type: ignore[misc]
         event = msg.get("event") if topic == TOPIC and isinstance(msg, dict) else ""
         if event == "worker-task-stopped":
             self.send(event=event, node=str(msg.get("node", ""))[:200])
+        elif event == "clock":
+            self.send(event=event, node=str(msg["node"])[:200], ahead=float(msg["ahead"]), within=float(msg["within"]))
         elif event == "gpu-memory":
             self.machines[msg["address"]] = msg["machine"]
             if msg.get("text"):
@@ -184,6 +187,7 @@ async def _serve(context: Context) -> int:
         return START_FAILED
     reporter = Reporter(writer)
     scheduler.add_plugin(reporter)
+    scheduler.handlers[clock_offset.QUESTION] = clock_offset.answer
     security = "" if protocol == "ucx" else tls.explanation("tls", set(), gpus=settings.gpu is not None)
     where = {"address": scheduler.address, "node": context.node, "pid": os.getpid(), "interface": why}
     facts = {**where, "protocol": protocol, "because": because, "security": security}
@@ -196,10 +200,13 @@ async def _serve(context: Context) -> int:
     activity = Activity(context, scheduler, reporter.send, peer_of(writer.get_extra_info("socket")))
     ended = asyncio.create_task(scheduler.finished())
     orders = asyncio.create_task(_obey(reader, reporter, activity, lambda: rounds.check(scheduler, context, protocol)))
-    beside = [asyncio.create_task(activity.watch())]
+    beside = [asyncio.create_task(activity.watch()), asyncio.create_task(dask_state.watch(context, scheduler))]
     if protocol == "ucx":
         beside.append(asyncio.create_task(_open_ucx(context, reporter)))
+    profile = profilers.DaskReport(context, scheduler, folder) if "dask" in settings.profile else None
     await asyncio.wait({ended, orders}, return_when=asyncio.FIRST_COMPLETED)
+    if profile:
+        await profile.write()
     for task in (orders, *beside):
         task.cancel()
     if ended.done():  # the script closed the cluster itself (client.shutdown()): its right, and no loss

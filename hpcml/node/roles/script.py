@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from hpcml.errors import START_FAILED
+from hpcml.errors import MEANING, START_FAILED, STOPPED
 from hpcml.node import files, processes, script_environment
 from hpcml.node.settings import Context
 
@@ -21,6 +21,12 @@ _SERVICES = {  # -P: not with the user's folder as modules
 
 # The working directory is no place for hpcml itself. No -P: processes that the script starts would inherit it.
 _START = "import sys; sys.path[:] = filter(None, sys.path); from hpcml.node.script.launcher import main; main()"
+
+# A point of a sweep is a fork of this process, in which the first part returns.
+_START_POINTS = (
+    "import sys; sys.path[:] = filter(None, sys.path); "
+    "from hpcml.node.sweep.server import serve, become_script; serve(); become_script()"
+)
 
 _SUPERVISOR = ("HPCML_BATCH", "HPCML_STEPS")  # what the batch script tells the supervisor alone
 
@@ -35,6 +41,8 @@ class Script:
         python = (sys.executable, "-u")
         if settings.service:
             command = [*python, *_SERVICES[settings.service], *settings.arguments]
+        elif settings.sweep:
+            command = [*python, "-c", _START_POINTS]
         elif settings.form == "notebook":
             command = [*python, "-P", "-m", "hpcml.node.jupyter.execute", settings.script, *settings.arguments]
         elif settings.form == "program":
@@ -45,6 +53,9 @@ class Script:
         environment = {name: value for name, value in environment.items() if name not in _SUPERVISOR}
         environment |= {"HPCML_CODE_OF": settings.code_of} if settings.code_of else {}
         environment |= {} if settings.service else {"HPCML_SCRIPT_ERROR": str(context.attempt.script_error)}
+        if "memray" in settings.profile and not settings.service:
+            path = context.run.profiles / f"memray-script.{context.number}.bin"
+            environment |= {"HPCML_MEMRAY": str(path)}
         environment |= libraries_logs(context, environment)
         jupyter = settings.service == "jupyter"
         if not jupyter:  # which takes up both itself, when its own files are made
@@ -94,8 +105,12 @@ class Script:
             return f"JupyterLab ended: {ended}" if status == 0 else "JupyterLab could not be started"
         if status == START_FAILED and self.context.settings.form == "notebook":
             return "the notebook could not be executed: the run's environment lacks what does it"
+        if self.context.settings.sweep and (told := files.read_json(self.context.attempt.points_end)):
+            return str(told["ended"])
         if status == 0:
             return "the script ended with exit status 0"
+        if status == STOPPED:
+            return MEANING[STOPPED]
         if self.out_of_memory(status):
             return "the script was killed because the node's memory limit was reached (out of memory)"
         if status > 128 and status - 128 in signal.valid_signals():

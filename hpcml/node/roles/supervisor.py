@@ -12,8 +12,9 @@ from hpcml import errors
 from hpcml.files import tail
 from hpcml.node import scratch, storage
 from hpcml.node.control_socket import Channel
+from hpcml.node.health.frozen import WAITED, Frozen
 from hpcml.node.outcome import EventLog, Outcome, RunEndedError, say
-from hpcml.node.roles import end_cause, error_hints
+from hpcml.node.roles import attempts, end_cause, error_hints, report
 from hpcml.node.roles.bring_up import NO_FOLDER, BringUp
 from hpcml.node.roles.run_state import RunState
 from hpcml.node.roles.script import Script
@@ -21,6 +22,7 @@ from hpcml.node.security import tls
 from hpcml.node.settings import Context, load
 
 ORDERLY = 2.0  # seconds that scheduler and workers have to close by themselves, a quarter if they never were all up
+PROFILING = 0.8  # of the teardown's deadline, that they have to close where profiles are to be finished
 MOST_LOGS = 16  # workers' logs that are read at the end of a run that failed
 ROOM_TICK = 5.0  # seconds between questions to the run's file system whether it is full
 _PLACE = "Set paths.scratch in the profile, or TMPDIR, to a folder of your own, or to a sticky one of root's."
@@ -39,7 +41,8 @@ def main() -> int:
 def _supervise(context: Context) -> int:
     began = end_cause.log_size(context)
     events = EventLog(context.run.events, context.number)
-    events.write("allocated", nodes=list(context.node_names), job=os.environ.get("SLURM_JOB_ID", ""), node=context.node)
+    job, batch = os.environ.get("SLURM_JOB_ID", ""), int(os.environ.get("HPCML_BEGAN") or 0)
+    events.write("allocated", nodes=list(context.node_names), job=job, node=context.node, began=batch)
     try:
         folder = scratch.Folder(context.scratch(longest=context.socket_room))
     except scratch.UnsafePlaceError as error:
@@ -53,6 +56,7 @@ def _supervise(context: Context) -> int:
         storage.renew(context.run)
         with contextlib.ExitStack() as folders:
             outcome = end_cause.from_slurm(context, _run(state, folders), began).or_a_full_disk(context)
+            outcome = attempts.decided(context, outcome)
             tear_down(state, outcome)
     if outcome.by != "script":
         outcome.report(context)
@@ -105,12 +109,16 @@ def run_script(state: RunState, environment: dict[str, str]) -> Outcome:
 def _follow(state: RunState, script: Script) -> Outcome:
     must_end: Outcome | None = None
     kill_at, room_looked = float("inf"), 0.0
+    frozen, slow = Frozen(script.process.pid), ""
     while (status := script.poll()) is None:
         state.step()
         if state.clock.seconds - room_looked >= ROOM_TICK:
             room_looked = state.clock.seconds
             if full := storage.scarce(state.context.run.directory):  # the script may not need it, or room be made
                 state.warn(f"{full}: what the script and the logs write from now on is lost.")
+            _look_for_frozen(state, frozen)
+            if not slow and (slow := state.end_requests.slow_save()):
+                state.warn(f"{slow}.")
         if must_end is None and (must_end := state.must_end()):
             state.events.write("ending", message=must_end.reason)
             kill_at = time.monotonic() + state.context.settings.driver_grace
@@ -120,17 +128,31 @@ def _follow(state: RunState, script: Script) -> Outcome:
             script.kill()
     state.events.write("driver-ended", exit_status=status)
     why = must_end.exit_status if must_end else 0
-    obeyed = status == 0 and why in (errors.TIME_LIMIT, errors.CANCELLED)
+    stopped = status == errors.STOPPED and why == errors.TIME_LIMIT
+    obeyed = stopped or (status == 0 and why in (errors.TIME_LIMIT, errors.CANCELLED))
     starved = script.out_of_memory(status)
     # The kernel can take a role in the same moment as the script: then memory is the cause, and not the loss.
     if must_end and not obeyed and not (starved and why == errors.ROLE_LOST):
         return must_end
     ended_as = must_end.state if must_end and obeyed else "OUT_OF_MEMORY" if starved else ""
-    quote = () if status == 0 else tail(state.context.run.driver_log, width=300)
+    if status == errors.STOPPED and state.end_requests.time_limit_near:
+        ended_as = "TIMEOUT"
+    quote = () if status in (0, errors.STOPPED) else tail(state.context.run.driver_log, width=300)
     settings = state.context.settings
     by = "hpcml" if (settings.service or settings.form == "notebook") and status == errors.START_FAILED else "script"
     hint = error_hints.next_step(state.context) if status else ""
     return Outcome(status, "driver", by, script.describe_end(status), hint, quote, ended_as)
+
+
+def _look_for_frozen(state: RunState, frozen: Frozen) -> None:
+    """Say when the script waits for a file system, and when it goes on."""
+    node = state.context.node
+    if waits := frozen.look(state.clock.seconds):
+        state.frozen = True
+        state.warn(f"{node}: the script has waited for a file system that does not answer for {WAITED:g} s ({waits}).")
+    elif state.frozen:
+        state.frozen = False
+        state.warn(f"{node}: the file system answers again; the script goes on.")
 
 
 def tear_down(state: RunState, outcome: Outcome) -> None:
@@ -139,9 +161,13 @@ def tear_down(state: RunState, outcome: Outcome) -> None:
     context = state.context
     storage.write_end(context.run, context.attempt.ended, {"exit_status": outcome.exit_status})
     outcome.write(context, state.warnings, over=False)
+    if outcome.exit_status:
+        state.tell_clocks()
+    page = report.Report(context)
     state.closing = True
     state.channel.send(do="close")
-    _wait(state, start + (ORDERLY if outcome.phase == "driver" else ORDERLY / 4))
+    orderly = context.settings.teardown_deadline * PROFILING if context.settings.profile else ORDERLY
+    _wait(state, start + (orderly if outcome.phase == "driver" else ORDERLY / 4))
     left = state.steps.alive()
     for pid in left:  # srun kills its tasks when told to end; elsewhere a step is a process group
         with contextlib.suppress(ProcessLookupError):
@@ -155,7 +181,10 @@ def tear_down(state: RunState, outcome: Outcome) -> None:
     except OSError as error:  # they open nothing any more, and the script's status stays
         say(context, f"the keys could not be removed: {error}")
     state.events.write("torn-down", seconds=round(time.monotonic() - start, 3), killed=len(left))
-    outcome.write(context, state.warnings, cause=_cause(state, outcome))
+    page.begin()
+    cause = _cause(state, outcome)
+    page.end()
+    outcome.write(context, state.warnings, cause=cause)
     storage.release(context.run)
 
 
@@ -178,6 +207,7 @@ def _cause(state: RunState, outcome: Outcome) -> str:
             evidence.script_error(context.attempt.script_error),
             evidence.last_error(context.run.driver_log),
             context.settings.form,
+            state.clocks,
         )
         found = judgement.judge(end, evidence.hits(context.run, MOST_LOGS))
     except Exception as error:  # noqa: BLE001 - the run's end must be written whatever happens

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hpcml.errors import WORKERS_NEVER_CAME
 from hpcml.files import tail, write
-from hpcml.node import files, processes, scratch, script_environment
+from hpcml.node import files, processes, profilers, scratch, script_environment
 from hpcml.node.hardware.node_check import Inspection, UnfitError
 from hpcml.node.processes import long_import
 from hpcml.node.roles.script import oom_kills
@@ -94,7 +94,14 @@ def main() -> int:
     node.mark("starting")
     if not os.access(context.settings.cwd, os.X_OK):
         return node.refuse(f"the folder that the script runs in cannot be entered: {context.settings.cwd}")
+    if lacking := profilers.missing(context):
+        return node.refuse(lacking)
+    try:
+        profilers.enter_nsys(context)
+    except OSError as error:
+        return node.refuse(f"nsys cannot be started: {error.strerror}")
     _sweep(context)
+    _sample(context)
     inspection = Inspection(context)  # a child of its own, beside the imports
     with long_import():  # after the sign of life; before the fork, for all workers
         from distributed.versions import get_versions
@@ -154,6 +161,23 @@ def _sweep(context: Context) -> None:
         return 0
 
     _fork(sweep)  # _reap() takes the child's end
+
+
+def _sample(context: Context) -> None:
+    """Have a child process write what this node uses while the run lasts; forked early, so that it stays small."""
+    settings, parent = context.settings, os.getpid()
+
+    def sample() -> int:
+        from hpcml.node.sampling import sampler
+
+        path, gpus = context.attempt.samples_of(context.node), settings.gpu.count if settings.gpu else 0
+        return sampler.run(path, context.node, settings.sample_every, gpus, parent)
+
+    if settings.sample_every:
+        try:
+            _fork(sample)  # nobody waits for it; it ends with this process
+        except OSError as error:  # no process can be started: the workers will say so where it matters
+            print(f"hpcml: {context.node} is not sampled: {error.strerror}.", file=sys.stderr)
 
 
 def _fork(child: Callable[[], int]) -> int:
@@ -300,11 +324,18 @@ def _judge(node: Node, slot: Slot, code: int) -> None:
     slot.deaths += 1
     times = "once" if slot.deaths == 1 else f"{slot.deaths} times in all"
     slot.last_end = f"{how} {'after' if age > LIVED else 'only'} {age:.1f} s, {times}"
-    print(f"hpcml: worker {slot.name} ended: {slot.last_end}.", file=sys.stderr)
+    _tell(f"worker {slot.name} ended: {slot.last_end}.")
     if slot.deaths > node.context.settings.restarts:
         slot.done = slot.failed = True
     slot.start_at = time.monotonic() + min(0.25 * 2 ** (slot.deaths - 1), 8.0)
     node.mark("workers")
+
+
+def _tell(words: str) -> None:
+    """Print what happened to a worker, with its time as Dask's lines have it: it may be the first of a failure."""
+    now = time.time()
+    stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
+    print(f"{stamp},{int(now % 1 * 1000):03d} - hpcml: {words}", file=sys.stderr)
 
 
 def _check_memory(node: Node, limit: int) -> None:
@@ -315,7 +346,7 @@ def _check_memory(node: Node, limit: int) -> None:
         if slot.pid and not slot.cause and (resident := _resident(slot.pid)) > MEMORY_TERMINATE * limit:
             slot.cause = f"over its memory limit: {in_mib(resident)} of {in_mib(limit)}"
             node.memory = node.memory or f"worker {slot.name} was ended, {slot.cause}"
-            print(f"hpcml: worker {slot.name} is {slot.cause}: ended.", file=sys.stderr)
+            _tell(f"worker {slot.name} is {slot.cause}: ended.")
             _end(slot, wait=False)
 
 

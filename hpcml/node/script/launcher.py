@@ -19,8 +19,17 @@ if TYPE_CHECKING:
 
 _CODE_OF = os.environ.pop("HPCML_CODE_OF", "")  # the folder whose copy the script is in
 _NOTE = os.environ.pop("HPCML_SCRIPT_ERROR", "")  # where an error that ends the script is written down
+_MEMRAY = os.environ.pop("HPCML_MEMRAY", "")  # where memray records what the script allocates
 _PROCESS = os.getpid()
 _LONGEST = 2000  # characters of a message that are written down
+
+
+class _Nothing:
+    """Record nothing; contextlib is not loaded before a script."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
 
 
 def main() -> None:
@@ -33,6 +42,11 @@ def main() -> None:
     path = sys.argv[0]
     folder = os.path.dirname(os.path.realpath(path))  # noqa: PTH120 - pathlib is not loaded before a script
     sys.excepthook = print_error
+    recording: Any = _Nothing()
+    if _MEMRAY:  # before the script's folder is on the path
+        from hpcml.node import profilers
+
+        recording = profilers.allocations(_MEMRAY)
     if any(os.path.exists(f"{folder}/{name}") for name in ("hpcml.py", "hpcml/__init__.py")):
         print("hpcml: a module hpcml beside the script hides hpcml's own: the script gets no hpcml.connect(), and what"
               " it opens as a cluster is its own; another name for it ends that.", file=sys.stderr)  # fmt: skip
@@ -54,7 +68,8 @@ def main() -> None:
     builtins = namespace["__builtins__"]
     namespace.clear()
     namespace.update(facts, __name__="__main__", __builtins__=builtins, __doc__=None, __annotations__={})
-    exec(code, namespace)  # noqa: S102 - it is what was submitted
+    with recording:
+        exec(code, namespace)  # noqa: S102 - it is what was submitted
 
 
 def _of_module(name: str) -> tuple[CodeType, dict[str, Any]]:
@@ -102,10 +117,13 @@ def _write_down(error: BaseException | None, described: TracebackException) -> N
     handled = False
     while error is not None and len(chain) < 10:
         one = {"type": type(error).__name__, "message": str(error)[:_LONGEST], "name": getattr(error, "name", None)}
-        chain.append({**one, "handled": handled})
+        chain.append({**one, "handled": handled, "no_files": _without_files(error)})
         handled = error.__cause__ is None  # the next was raised before, and this one while it was handled
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    last = described.stack[-1] if described.stack else None
+    installed = tuple(f"{place}/" for place in (sys.prefix, sys.base_prefix))
+    own = [frame for frame in described.stack if not frame.filename.startswith((*installed, "<"))]
+    shown = own or list(described.stack)
+    last = shown[-1] if shown else None
     facts = {"file": last.filename if last else "", "line": last.lineno if last else None, "chain": chain}
     try:
         descriptor = os.open(_NOTE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -113,6 +131,18 @@ def _write_down(error: BaseException | None, described: TracebackException) -> N
             json.dump(facts, file, default=str)
     except OSError as problem:  # the log says what happened; the disk may be full
         print(f"hpcml: {_NOTE} cannot be written: {problem.strerror}", file=sys.stderr)
+
+
+def _without_files(error: BaseException) -> str:
+    """Return the folder of a file that could not be made for want of inodes, empty if it was not that."""
+    if not isinstance(error, OSError) or error.errno not in (28, 122) or not isinstance(error.filename, str):
+        return ""
+    folder = os.path.dirname(os.path.abspath(error.filename))  # noqa: PTH100, PTH120 - pathlib is not loaded
+    try:
+        room = os.statvfs(folder)
+    except OSError:
+        return ""
+    return folder if room.f_files and not room.f_favail else ""
 
 
 def _name_originals(described: TracebackException | None, copy: str, original: str) -> None:
