@@ -1,7 +1,8 @@
 """Run every tier of tests that this machine can run, say why not for the others, and fail a tier that ran no test.
 
 ``make test`` calls it, and ``make quick`` with the tiers that it names. The lab tier needs root and installs what it lacks on Debian and Ubuntu (tests/lab/lab.py). It
-mostly waits for Slurm, so the other tiers run beside it (``LANES``). Each tier's output grows in ``.pytest_cache/TIER.txt``
+mostly waits for Slurm, so the other tiers run beside it (``LANES``), and it is divided between two labs beside each other,
+where the machine has room for two. Each tier's output grows in ``.pytest_cache/TIER.txt``
 and is shown whole when the tier ends. What failed is run once more at the end, alone: that it passes then tells a test
 that a busy machine fails from one that always fails, and makes neither good.
 """
@@ -18,7 +19,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 from xml.etree import ElementTree as ET
@@ -26,6 +27,15 @@ from xml.etree import ElementTree as ET
 ROOT = Path(__file__).resolve().parent.parent
 MOST_FAILURES = 10
 LAB = [sys.executable, str(ROOT / "tests/lab/lab.py")]
+APART = [sys.executable, str(ROOT / "tests/lab/apart.py")]
+ROOM_FOR_TWO = 8 << 30  # bytes of memory
+# The files of the lab tier for the second lab: about half of the time that all take. A new file is the first lab's.
+SECOND_LAB = (
+    "test_attacks_files", "test_attacks_nodes", "test_binds", "test_cost", "test_exit_status_inside",
+    "test_from_laptop", "test_gc", "test_inside_an_image", "test_run", "test_run_ends", "test_security", "test_shell",
+    "test_staging", "test_submit", "test_time_limit", "test_top_on_nodes", "test_tunnel", "test_tunnel_breaks",
+    "test_tunnel_browser", "test_tunnel_jupyter", "test_why", "test_why_from_laptop", "test_why_staged",
+)  # fmt: skip
 # Beside each other; the tiers of a lane one after the other.
 LANES = (("lab",), ("local", "one-run", "unit"), ("cli", "jobs"))
 STEPS_BACK = {"unit": 5, "cli": 5, "jobs": 5}  # nice: what only computes leaves the cores to what has deadlines
@@ -53,6 +63,16 @@ TIERS = (
 ONLY_WHEN_NAMED = ("one-run",)  # another tier runs it too
 
 
+@dataclass(frozen=True)
+class Part:
+    """What one pytest runs of a tier: its name, the words before the command, and the paths."""
+
+    name: str
+    tier: str
+    before: tuple[str, ...]
+    paths: tuple[str, ...]
+
+
 @dataclass
 class Result:
     """What came of a tier."""
@@ -65,6 +85,7 @@ class Result:
     why_not: str = ""
     broken: bool = False
     again: str = ""
+    parts: dict[Part, int] = field(default_factory=dict)  # of each how many tests failed
 
 
 def main() -> int:
@@ -111,7 +132,7 @@ def _run_all(asked: Sequence[Tier]) -> list[Result]:
         results = {result.tier: result for lane in running for result in lane.result()}
     if len(lanes) > 1:
         for tier in asked:
-            _run_again(tier, results[tier.name])
+            _run_again(results[tier.name])
     if "lab" in results and not results["lab"].why_not:
         subprocess.run([*LAB, "down"], check=False)
     return [results[tier.name] for tier in asked]
@@ -131,25 +152,92 @@ def _run_lane(lane: Sequence[Tier], *, aside: bool) -> list[Result]:
 
 def _run(tier: Tier, *, aside: bool) -> Result:
     """Run a tier; ``aside`` keeps its output until it has ended, because others run meanwhile."""
-    if not aside:
+    parts = _parts(tier)
+    if len(parts) == 1 and not aside:
         _show(f"\n== {tier.name}: {tier.proves}")
-        return _pytest(tier, None)
-    output = ROOT / f".pytest_cache/{tier.name}.txt"
+        return _pytest(parts[0], None)
+    with ThreadPoolExecutor(max_workers=len(parts)) as pool:
+        results = list(pool.map(_run_aside, parts))
+    text = "".join(_output(part).read_text(errors="replace") for part in parts)
+    _show(f"\n== {tier.name}: {tier.proves}\n{text}")
+    if len(parts) > 1:
+        _merge_reports(tier, parts)
+    return _sum(tier, results)
+
+
+def _run_aside(part: Part) -> Result:
+    output = _output(part)
     output.parent.mkdir(exist_ok=True)
-    _show(f"{tier.name} begins (tail -f {output.relative_to(ROOT)})")
+    _show(f"{part.name} begins (tail -f {output.relative_to(ROOT)})")
     with output.open("w") as file:
-        result = _pytest(tier, file)
-    _show(f"\n== {tier.name}: {tier.proves}\n{output.read_text(errors='replace')}")
-    return result
+        return _pytest(part, file)
 
 
-def _run_again(tier: Tier, result: Result) -> None:
-    """Run a tier's failed tests once more, now that nothing runs beside them."""
+def _output(part: Part) -> Path:
+    return ROOT / f".pytest_cache/{part.name}.txt"
+
+
+def _report(name: str) -> Path:
+    return ROOT / f".pytest_cache/{name}.xml"
+
+
+def _parts(tier: Tier) -> list[Part]:
+    """Return the parts of a tier: the lab tier's two labs, where they fit beside each other, or the whole tier."""
+    if tier.name != "lab" or (reason := _no_second_lab()):
+        if tier.name == "lab":
+            _show(f"one lab, not two: {reason}")
+        return [Part(tier.name, tier.name, (), tier.paths)]
+    _lab("down")  # each of the two is started apart
+    second = [f"tests/lab/{name}.py" for name in SECOND_LAB]
+    first = [name for name in _files() if name not in second]
+    return [
+        Part(f"lab-{number}", "lab", (*APART, str(number)), tuple(paths)) for number, paths in ((1, first), (2, second))
+    ]
+
+
+def _files() -> list[str]:
+    return [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests/lab").glob("test_*.py"))]
+
+
+def _no_second_lab() -> str:
+    """Return why this machine has no room for a second lab, or nothing."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if (os.cpu_count() or 1) < 2 or memory < ROOM_FOR_TWO:
+        return f"{os.cpu_count()} processors and {memory >> 20} MiB of memory"
+    tried = subprocess.run([*APART, "2", "true"], capture_output=True, text=True, check=False)
+    return "" if tried.returncode == 0 else (tried.stderr.strip() or f"apart.py: status {tried.returncode}")
+
+
+def _sum(tier: Tier, results: Sequence[Result]) -> Result:
+    """Return one result of all parts of a tier."""
+    total = Result(tier.name, seconds=max(result.seconds for result in results))
+    for result in results:
+        total.ran += result.ran
+        total.skipped += result.skipped
+        total.failed += result.failed
+        total.broken |= result.broken
+        total.parts |= result.parts
+    return total
+
+
+def _merge_reports(tier: Tier, parts: Sequence[Part]) -> None:
+    """Put the parts' reports into one of the tier."""
+    whole = ET.Element("testsuites")
+    for part in parts:
+        if (report := _report(part.name)).exists():
+            whole.extend(ET.parse(report).getroot())  # noqa: S314 - pytest's own report
+    ET.ElementTree(whole).write(_report(tier.name), encoding="utf-8")
+
+
+def _run_again(result: Result) -> None:
+    """Run a tier's failed tests once more, now that nothing runs beside them; each in the lab of its part."""
     if not 0 < result.failed < MOST_FAILURES:
         return
-    _show(f"\n== {tier.name}: what failed, once more and alone")
-    alone = _pytest(tier, None, "--last-failed", "--last-failed-no-failures=none")
-    result.again = f"{alone.ran - alone.failed} of {alone.ran} that failed passed alone"
+    _show(f"\n== {result.tier}: what failed, once more and alone")
+    options = ("--last-failed", "--last-failed-no-failures=none")
+    alone = [_pytest(part, None, *options) for part, failures in result.parts.items() if failures]
+    ran, failures = sum(one.ran for one in alone), sum(one.failed for one in alone)
+    result.again = f"{ran - failures} of {ran} that failed passed alone"
 
 
 def _show(text: str) -> None:
@@ -157,28 +245,40 @@ def _show(text: str) -> None:
         print(text, flush=True)
 
 
-def _pytest(tier: Tier, output: IO[str] | None, *options: str) -> Result:
+def _pytest(part: Part, output: IO[str] | None, *options: str) -> Result:
     start = time.monotonic()
-    result = Result(tier.name)
-    report = ROOT / f".pytest_cache/{tier.name}{'-again' if options else ''}.xml"
+    result = Result(part.tier)
+    report = _report(f"{part.name}{'-again' if options else ''}")
     report.unlink(missing_ok=True)
     enough = f"--maxfail={MOST_FAILURES}"  # a broken lab fails every test, each only after its deadline
-    own_cache = f"cache_dir={ROOT}/.pytest_cache/{tier.name}"  # tiers that end beside each other would overwrite one
-    command = ["nice", "-n", str(STEPS_BACK.get(tier.name, 0)), sys.executable, "-m", "pytest", "-q", enough, *options]
-    command += ["-o", own_cache, f"--junitxml={report}", *tier.paths]
+    own_cache = f"cache_dir={ROOT}/.pytest_cache/{part.name}"  # tiers that end beside each other would overwrite one
+    command = ["nice", "-n", str(STEPS_BACK.get(part.tier, 0)), *part.before, sys.executable, "-m", "pytest", "-q"]
+    command += [enough, *options, "-o", own_cache, f"--junitxml={report}", *part.paths]
     code = subprocess.run(command, cwd=ROOT, stdout=output, stderr=output and subprocess.STDOUT, check=False).returncode
-    if report.exists():
-        found: dict[tuple[str | None, str | None], set[str]] = {}  # by test: a test's parts are reported each
-        for case in ET.parse(report).getroot().iter("testcase"):  # noqa: S314 - pytest's own report
-            found.setdefault((case.get("classname"), case.get("name")), set()).update(part.tag for part in case)
-        result.failed = sum(not words.isdisjoint(("failure", "error")) for words in found.values())
-        result.skipped = sum(words == {"skipped"} for words in found.values())
-        result.ran = len(found) - result.skipped
+    found = outcomes(report)
+    result.failed = sum(map(failed, found.values()))
+    result.skipped = sum(words == {"skipped"} for words in found.values())
+    result.ran = len(found) - result.skipped
     result.broken = code != 0 or result.ran == 0
     if result.ran == 0:
-        print(f"the {tier.name} tier ran no test", file=output)
+        print(f"the {part.tier} tier ran no test", file=output)
+    result.parts = {part: result.failed}
     result.seconds = time.monotonic() - start
     return result
+
+
+def outcomes(report: Path) -> dict[str, set[str]]:
+    """Return what pytest's report says of each test, nothing if there is none; a test that passed has no word."""
+    found: dict[str, set[str]] = {}  # a test's parts are reported each
+    if report.exists():
+        for case in ET.parse(report).getroot().iter("testcase"):  # noqa: S314 - pytest's own report
+            found.setdefault(f"{case.get('classname')}.{case.get('name')}", set()).update(part.tag for part in case)
+    return found
+
+
+def failed(words: set[str]) -> bool:
+    """Whether a test failed."""
+    return not words.isdisjoint(("failure", "error"))
 
 
 def _prepare_lab() -> str:

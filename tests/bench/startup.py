@@ -1,7 +1,7 @@
 """How long the command line takes to start, as multiples of a bare ``python -c pass``; it needs neither Slurm nor root.
 
 hpcml is the one installed beside the interpreter that ``--python`` names; it should have what the base install has alone.
-``sbatch`` is the tests' (tests/cli/fakes), which accepts at once. All contenders take turns in every round, and a ratio is
+``sbatch`` is the tests' (tests/cli/fake_slurm.py), which accepts at once. All contenders take turns in every round, and a ratio is
 that of two figures of one round. Processor time is counted beside the time on the clock, which other processes lengthen.
 
 `submit` makes some 20 files: what a new file costs differs between file systems, and in a crowded /tmp it is much.
@@ -55,7 +55,9 @@ def measure(python: Path, rounds: int, place: Path | None) -> dict[str, list[Too
         (folder / "job.py").write_text("print('hello')\n")
         (folder / "bare.sh").write_text("#!/bin/sh\n#SBATCH --nodes=2\n#SBATCH --comment=bare\ntrue\n")
         (folder / "python3").symlink_to(python)  # of the fakes
-        environment = {"HOME": str(folder), "PATH": f"{ROOT / 'tests/cli/fakes'}:{folder}:/usr/bin:/bin"}
+        (folder / "sbatch").write_text(f'#!/bin/sh\nexec python3 "{ROOT}/tests/cli/fake_slurm.py" sbatch "$@"\n')
+        (folder / "sbatch").chmod(0o755)
+        environment = {"HOME": str(folder), "PATH": f"{folder}:{ROOT}/tests/cli/fakes:/usr/bin:/bin"}
         submit = [hpcml, "submit", "--detach", "--site", "slurm", "--nodes", "2", "job.py"]
         commands = {
             PYTHON: [str(python), "-c", "pass"],

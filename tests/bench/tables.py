@@ -18,6 +18,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import bringup
 import image_start
+import listing
+import readers
+import report
+import sampling
+import suite
 
 ROOT = Path(__file__).resolve().parents[2]
 FIGURES = ROOT / "docs" / "benchmarks"
@@ -33,6 +38,11 @@ PLACES: tuple[tuple[Path, str, Path, Callable[[dict[str, Any]], str]], ...] = (
     (ROOT / "docs/images.md", "bring-up", FIGURES / "bringup-image.json", bringup.inside_or_outside),
     (ROOT / "tests/bench/README.md", "bring-up inside", FIGURES / "bringup-image.json", _bringup),
     (ROOT / "tests/bench/README.md", "bring-up in an allocation", FIGURES / "bringup-allocation.json", _bringup),
+    (ROOT / "tests/bench/README.md", "listing", FIGURES / "listing.json", listing.table),
+    (ROOT / "tests/bench/README.md", "examples", readers.FIGURES, readers.table),
+    (ROOT / "tests/bench/README.md", "suite", suite.FIGURES, suite.table),
+    (ROOT / "tests/bench/README.md", "sampling", FIGURES / "sampling.json", sampling.table),
+    (ROOT / "tests/bench/README.md", "report", FIGURES / "report.json", report.table),
 )
 
 

@@ -2,7 +2,7 @@
 
 ``PROGRAM.json`` there changes what a program does: ``out``, ``err`` and ``code`` are its answer, ``sleep`` its delay
 before it, and ``then`` says that it does its work nevertheless (an answer that was lost). Options are checked against
-those that ``--help`` of Slurm 22.05 lists.
+those that ``--help`` of Slurm 22.05 lists, and --kill-on-invalid-dep, which its manual has.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 STATE = Path(os.environ["FAKE_STATE"])
 OPTIONS = {
-    "sbatch": """container contiguous get-user-env help hold ignore-pbs no-kill no-requeue overcommit oversubscribe parsable
+    "sbatch": """container contiguous get-user-env help hold ignore-pbs kill-on-invalid-dep= no-kill no-requeue overcommit oversubscribe parsable
         quiet reboot requeue spread-job test-only usage use-min-nodes verbose version wait account= array= bb= bbf= begin=
         chdir= cluster-constraint= clusters= comment= constraint= core-spec= cores-per-socket= cpu-freq= cpus-per-gpu=
         cpus-per-task= deadline= delay-boot= dependency= distribution= error= exclude= exclusive exclusive= export=

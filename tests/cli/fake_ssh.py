@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 STATE = Path(os.environ["FAKE_SSH"])
@@ -51,36 +48,45 @@ def command(text: str, mode: str, control: Path) -> int:
     if mode not in ("payload", "go", "answer", "stall"):
         os.chdir(far["HOME"])
         os.execvpe("/bin/sh", ["sh", "-c", text], far)
+    return cut_off(["/bin/sh", "-c", text], mode, far, control)
+
+
+def cut_off(words: list[str], mode: str, far: dict[str, str], control: Path) -> int:
+    """Run the command as far as the mode says."""
+    import subprocess  # these three are not imported for nothing: each command makes four calls
+    import threading
+    import time
+
     child = subprocess.Popen(  # in a session of its own, as sshd's: what ends the client reaches it as the input's end
-        ["/bin/sh", "-c", text], env=far, cwd=far["HOME"], stdin=subprocess.PIPE, stderr=subprocess.PIPE,
+        words, env=far, cwd=far["HOME"], stdin=subprocess.PIPE, stderr=subprocess.PIPE,
         start_new_session=True,
     )  # fmt: skip
-    assert child.stdin
-    assert child.stderr
+    inside, said = child.stdin, child.stderr
+    assert inside
+    assert said
+
+    def pass_input() -> None:
+        while data := os.read(0, 65536):
+            if mode == "go" and data == b"go\n":
+                return
+            inside.write(data)
+            inside.flush()
+
     if mode in ("payload", "stall"):
-        os.write(child.stdin.fileno(), os.read(0, 400))
+        os.write(inside.fileno(), os.read(0, 400))
         time.sleep(30 if mode == "stall" else 0)
     else:
-        threading.Thread(target=pass_input, args=(child, mode), daemon=True).start()
-        while line := child.stderr.readline():
+        threading.Thread(target=pass_input, daemon=True).start()
+        while line := said.readline():
             if mode == "answer" and b'"submitted"' in line:
                 break
             os.write(2, line)
             if mode == "go" and b'"run"' in line:
                 break
     control.unlink()
-    child.stdin.close()
+    inside.close()
     child.communicate()
     return 255
-
-
-def pass_input(child: subprocess.Popen[bytes], mode: str) -> None:
-    assert child.stdin
-    while data := os.read(0, 65536):
-        if mode == "go" and data == b"go\n":
-            return
-        child.stdin.write(data)
-        child.stdin.flush()
 
 
 sys.exit(main(sys.argv[1:]))

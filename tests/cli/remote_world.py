@@ -25,7 +25,9 @@ class Laptop:
         for folder in (self.state, self.far, binaries):
             folder.mkdir()
         (binaries / "hpcml").symlink_to(world.command)
-        (world.bin / "ssh").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {shlex.quote(str(FAKE))} "$@"\n')
+        (world.bin / "ssh").write_text(
+            f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -IS {shlex.quote(str(FAKE))} "$@"\n'
+        )
         (world.bin / "ssh").chmod(0o755)
         self.environment = {**world.environment, "HOME": str(self.far), "HPCML_SITE": "slurm"}
         self.environment["PATH"] = f"{binaries}:{world.environment['PATH']}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import copy
 import fcntl
 import os
 import pty
@@ -12,13 +13,14 @@ import struct
 import subprocess
 import termios
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyte
 
 ROWS = 400  # so many that nothing leaves the screen
+_OTHER_SCREEN = 1049  # the private mode in which a full-screen program draws
 _SETSID = shutil.which("setsid") or "/usr/bin/setsid"  # makes the terminal the command's own, so that Ctrl-C reaches it
 
 
@@ -38,7 +40,19 @@ class _Terminal(pyte.Screen):  # type: ignore[misc]
 
     def __init__(self, columns: int, lines: int) -> None:
         self.draws, self.breaks = False, set[int]()
+        self.below: tuple[Any, int, int] | None = None  # what stands on the first screen while the other is shown
         super().__init__(columns, lines)
+
+    def set_mode(self, *modes: int, **options: Any) -> None:
+        super().set_mode(*modes, **options)
+        if options.get("private") and _OTHER_SCREEN in modes and self.below is None:
+            self.below = copy.deepcopy(self.buffer), self.cursor.y, self.cursor.x
+
+    def reset_mode(self, *modes: int, **options: Any) -> None:
+        super().reset_mode(*modes, **options)
+        if options.get("private") and _OTHER_SCREEN in modes and self.below is not None:
+            self.buffer, self.cursor.y, self.cursor.x = self.below
+            self.below = None
 
     def draw(self, data: str) -> None:
         self.draws = True
@@ -80,11 +94,15 @@ def run(
     *,
     moments: Sequence[str] = (),
     keys: dict[str, bytes] | None = None,
+    actions: dict[str, Callable[[int], object]] | None = None,
+    sizes: dict[str, tuple[int, int]] | None = None,
+    rows: int = ROWS,
     timeout: float = 120,
 ) -> Result:
     """Run a command in a terminal; a moment is the first time that the screen holds a text.
 
-    ``keys`` are pressed at their moments.
+    ``keys`` are pressed, ``actions`` called with the command's pid, and the terminal gets one of ``sizes`` (columns,
+    rows), at their moments.
 
     Raises
     ------
@@ -92,9 +110,9 @@ def run(
         If the command has not ended in time; what the screen shows is in the message.
     """
     ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, columns, 0, 0))
-    screen, keys = _Terminal(columns, ROWS), keys or {}
-    moments = [*moments, *keys]
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    screen, keys, actions, sizes = _Terminal(columns, rows), keys or {}, actions or {}, sizes or {}
+    moments = [*moments, *keys, *actions, *sizes]
     stream, decoder = pyte.Stream(screen), codecs.getincrementaldecoder("utf-8")("replace")
     process = subprocess.Popen([_SETSID, "--ctty", *words], stdin=theirs, stdout=theirs, stderr=theirs, env={"TERM": "xterm-256color", **environment},
                                cwd=folder)  # fmt: skip
@@ -108,11 +126,15 @@ def run(
                 if character in "\r\n\x1b" or not moments:
                     continue
                 row = screen.buffer[screen.cursor.y]
-                line = "".join(row[column].data for column in range(columns))
+                line = "".join(row[column].data for column in range(screen.columns))
                 for moment in moments:
                     if moment not in seen and moment in line:
                         seen[moment] = _lines(screen)
+                        if moment in sizes:
+                            screen.resize(*sizes[moment][::-1])
+                            fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", *sizes[moment][::-1], 0, 0))
                         os.write(ours, keys.get(moment, b""))
+                        actions.get(moment, int)(process.pid)
         lines = _lines(screen)
         broken = [text for row, text in enumerate(plain(lines)) if row in screen.breaks]
         return Result(lines, seen, process.wait(timeout=10), broken)

@@ -52,6 +52,20 @@ def test_fetch_brings_files_whole_once_and_nothing_else(laptop: Laptop) -> None:
     assert (target / "own").read_text() == "mine"
 
 
+def test_fetch_brings_the_report_unless_the_script_has_one_of_that_name(laptop: Laptop) -> None:
+    source = out(laptop)
+    run = source.parent
+    (run / "report.html").write_text("page")
+    (run / "report.json").symlink_to("/etc/passwd")
+    target = laptop.world.project / "results"
+    assert laptop.run("fetch", "last", "results").returncode == 0
+    assert [path.name for path in target.iterdir()] == ["report.html"]
+    assert (target / "report.html").read_text() == "page"
+    (source / "report.html").write_text("the script's own")
+    assert laptop.run("fetch", "last", "results").returncode == 0
+    assert (target / "report.html").read_text() == "the script's own"
+
+
 def test_fetch_follows_no_link_of_the_laptop(laptop: Laptop) -> None:
     source = out(laptop)
     (source / "sub").mkdir()

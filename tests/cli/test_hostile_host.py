@@ -47,7 +47,7 @@ def stand_in(laptop: Laptop, text: str) -> dict[str, str]:
     """Put a program in the place of hpcml on the login node."""
     path = laptop.world.top / "evil.py"
     path.write_text(EVIL + text)
-    return {"HPCML_LOGIN__HPCML": f"{shlex.quote(sys.executable)} {shlex.quote(str(path))}"}
+    return {"HPCML_LOGIN__HPCML": f"{shlex.quote(sys.executable)} -IS {shlex.quote(str(path))}"}
 
 
 def test_facts_that_are_none_are_refused(laptop: Laptop) -> None:

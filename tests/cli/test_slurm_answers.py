@@ -115,7 +115,8 @@ def test_a_banner_around_the_job_id_is_overlooked(world: World, out: str) -> Non
 
 
 @pytest.mark.parametrize("answer", [{"out": "", "code": 0}, {"out": "who knows\n"}, {"err": LOST, "code": 1, "out": ""},
-                                    {"sleep": 60}], ids=["nothing", "garbage", "timed-out", "hangs"])  # fmt: skip
+                                    {"out": "", "code": 124}, {"sleep": 60}],
+                         ids=["nothing", "garbage", "timed-out", "ended-by-a-wrapper", "hangs"])  # fmt: skip
 def test_a_lost_answer_is_found_again_and_the_job_not_sent_twice(world: World, answer: dict[str, object]) -> None:
     world.answer("sbatch", then=True, **answer)
     code, err = submit(world, *QUICK)
@@ -226,8 +227,8 @@ def test_a_list_is_shown_though_slurm_does_not_answer(world: World) -> None:
 DOWN_NOW = {"err": "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n", "code": 1}
 
 
-def running(world: World, state: str = "RUNNING") -> Path:
-    directory = world.submit()
+def running(world: World, *options: str, state: str = "RUNNING") -> Path:
+    directory = world.submit(*options)
     world.set_job("101", state=state)
     with (directory / "events.jsonl").open("w") as file:
         for name in ("allocated", "driver-started"):
@@ -302,6 +303,25 @@ def test_a_run_that_is_put_back_into_the_queue_has_not_ended(world: World) -> No
         assert facts["state"] == seen
         assert facts["exit_status"] == (errors.PREEMPTED if seen == "PREEMPTED" else None)
         assert [row["state"] for row in json.loads(world.run("ls", "--json").stdout)] == [seen]
+
+
+def test_a_node_s_failure_leaves_the_next_attempt_in_the_queue(world: World) -> None:
+    """Of a run that goes on until it is done: the batch script was killed, and nobody could write anything."""
+    directory = running(world, "--until-done")
+    world.submit("--name", "other")  # a job that stands for the follow-up
+    (directory / "next-job").symlink_to("102")
+    (directory / "job").symlink_to("101")
+    world.set_job("101", state="NODE_FAIL")
+    for state, seen in (("PENDING", "PENDING"), ("RUNNING", "RUNNING"), ("CANCELLED", "CANCELLED")):
+        world.set_job("102", state=state, reason="Priority")
+        facts = json.loads(world.run("status", directory.name, "--json").stdout)
+        assert (facts["state"], facts["job"]) == (seen, "102")
+        rows = json.loads(world.run("ls", "--json").stdout)
+        assert [row["state"] for row in rows if row["run"] == directory.name] == [seen]
+    world.set_job("101", state="RUNNING")
+    world.set_job("102", state="PENDING")
+    assert world.run("cancel", directory.name).returncode == 0
+    assert [job["state"] for job in world.jobs().values()] == ["CANCELLED", "CANCELLED"]
 
 
 def test_the_user_s_requeue_replaces_hpcml_s_own(world: World) -> None:
@@ -390,3 +410,11 @@ def test_an_account_of_the_users_shell_is_enough_where_one_is_wanted(world: Worl
     assert "--account mine: SBATCH_ACCOUNT" in plan["reasons"]
     wrong = world.run(*command, env={"SBATCH_TIMELIMIT": "soon"})
     assert (wrong.returncode, "SBATCH_TIMELIMIT" in wrong.stderr) == (errors.USAGE, True)
+
+
+def test_a_check_that_a_wrapper_ended_is_no_refusal(world: World) -> None:
+    """A site's ``timeout`` around sbatch ends with 124 and says nothing while the controller is down."""
+    world.answer("sbatch", code=124)
+    done = world.run("submit", "--site", "slurm", "--check", "job.py")
+    assert done.returncode == errors.UNREACHABLE, done.stderr
+    assert "controller does not answer" in done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,35 @@ def test_help_takes_a_command_and_has_examples(subtests: pytest.Subtests, world:
 def test_help_of_no_command(world: World) -> None:
     assert "Did you mean hpcml submit?" in world.run("help", "submt").stderr
     assert world.run("help").stdout == world.run("--help").stdout
+
+
+def test_ls_by_name_date_and_failure(world: World) -> None:
+    good, bad = world.submit("--name", "good"), world.submit("--name", "bad-one")
+    end(good)
+    end(bad, 3)
+    old = bad.with_name("bad-one-20200102-000000-0000")
+    shutil.copytree(bad, old)
+    waiting = world.submit("--name", "waiting")
+    world.answer(
+        "sbatch",
+        code=1,
+        err="sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified\n",
+    )
+    assert world.run("submit", "--site", "slurm", "--name", "refused", str(world.script)).returncode
+    refused = next(name for name in world.left() if name.startswith("refused"))
+
+    def listed(*words: str) -> list[str]:
+        done = world.run("ls", "--json", *words)
+        assert done.returncode == 0, done.stderr
+        return [row["run"] for row in json.loads(done.stdout)]
+
+    assert "account not accepted" in world.run("ls", "--name", "refused").stdout
+    assert listed("--failed") == [old.name, bad.name, refused]
+    assert listed("--failed", "--last", "2") == [bad.name, refused]
+    assert listed("--failed", "--since", "7d", "--name", "bad*") == [bad.name]
+    assert listed("--since", "2020-01-03") == [good.name, bad.name, waiting.name, refused]
+    assert listed("--since", "2020-01-01", "--name", "bad-one") == [old.name, bad.name]
+    assert listed("--since", "2030-01-01") == listed("--name", "bad") == []
+    assert "Older runs that failed are not shown" in world.run("ls", "--failed", "--last", "1").stderr
+    assert world.run("ls", "--name", "*d*", "--last", "1").stderr == "3 older runs are not shown (hpcml ls --all).\n"
+    assert world.run("ls", "--since", "yesterday").returncode == errors.USAGE

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,9 +19,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import attacks
+import beside
 import lab_image
 import lab_ssh
-from lab_state import PATIENCE
+from lab_state import PATIENCE, wait_for
 from labs import Lab
 
 if TYPE_CHECKING:
@@ -34,10 +37,10 @@ import time
 import hpcml
 client = hpcml.connect()
 def slow(x):
-    time.sleep(0.1)
+    time.sleep(0.5)
     return x
 while not hpcml.run.should_stop():
-    client.gather(client.map(slow, range(16), pure=False))
+    client.gather(client.map(slow, range(4), pure=False))
 """
 
 
@@ -65,6 +68,23 @@ class Ended:
 
     def log(self, name: str) -> str:
         return (self.directory / "logs" / name).read_text()
+
+
+def together(processes: Iterable[subprocess.Popen[str]], timeout: float) -> list[subprocess.CompletedProcess[str]]:
+    """Take processes one after another, so that they run beside each other, and wait for the end of each."""
+    started: list[subprocess.Popen[str]] = []
+    done = []
+    try:
+        started.extend(processes)
+        for process in started:
+            out, err = process.communicate(timeout=PATIENCE * timeout)
+            done.append(subprocess.CompletedProcess(process.args, process.returncode, out, err))
+    finally:
+        for process in started:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+    return done
 
 
 def directory_of(done: subprocess.CompletedProcess[str]) -> Path:
@@ -113,6 +133,8 @@ class Cluster:
         self.home = lab.home("alice")
         self.work = self.home / "work" / time.strftime("%Y%m%d-%H%M%S")
         self.count = 0
+        self.numbers = itertools.count(1)  # tests may run beside each other
+        self.own = threading.local()  # the jobs that a test's thread left running
         lab.exec(["mkdir", "-p", str(self.work)])
 
     def write(self, name: str, text: str) -> Path:
@@ -129,24 +151,12 @@ class Cluster:
 
     def run_together(self, commands: Sequence[Sequence[str]], timeout: float) -> list[subprocess.CompletedProcess[str]]:
         """Run commands beside each other, started at the same moment, and wait for the end of each."""
-        started: list[subprocess.Popen[str]] = []
-        done = []
-        try:
-            started.extend(self.lab.popen(list(command), cwd=self.work) for command in commands)
-            for process in started:
-                out, err = process.communicate(timeout=PATIENCE * timeout)
-                done.append(subprocess.CompletedProcess(process.args, process.returncode, out, err))
-        finally:
-            for process in started:
-                if process.poll() is None:
-                    process.kill()
-                    process.communicate()
-        return done
+        return together((self.lab.popen(list(command), cwd=self.work) for command in commands), timeout)
 
     def command(self, text: str, *options: str, arguments: tuple[str, ...] = (), name: str = "") -> list[str]:
         """Return the submit command of a script with this text."""
-        self.count += 1
-        script = self.write(f"{name or 'script'}{self.count}.py", text)
+        self.count = number = next(self.numbers)
+        script = self.write(f"{name or 'script'}{number}.py", text)
         return ["hpcml", "submit", *options, str(script), *arguments]
 
     def submit(self, text: str, *options: str, arguments: tuple[str, ...] = (), timeout: float = 150) -> Ended:
@@ -168,7 +178,14 @@ class Cluster:
         done = self.run(*self.command(text, "--detach", "--json", *options, arguments=arguments))
         assert done.returncode == 0, done.stderr
         facts = json.loads(done.stdout)
+        self.own.jobs = [*getattr(self.own, "jobs", ()), facts["job"]]
         return facts["job"], Path(facts["directory"])
+
+    def cancel_own(self) -> None:
+        """Cancel what the test of this thread left running."""
+        if jobs := getattr(self.own, "jobs", []):
+            self.run("scancel", "--quiet", *jobs)
+        self.own.jobs = []
 
     def wait_event(self, directory: Path, event: str, seconds: float = 30) -> dict[str, Any]:
         """Wait until the run's diary has an event; return it."""
@@ -213,6 +230,14 @@ class Cluster:
 
     def wait_idle(self, seconds: float = 30) -> float:
         return self.lab.wait_idle(seconds)
+
+    def wait_gone(self, directory: Path, seconds: float = 30) -> str:
+        """Wait until a run's job holds nothing any more; return the job."""
+        job = str(json.loads((directory / "submission.json").read_text())["job"])
+        held = ("squeue", "--noheader", "--jobs", job, "--states", "PENDING,RUNNING,COMPLETING,SUSPENDED")
+        if not wait_for(lambda: not self.run(*held).stdout.strip(), seconds, 0.1):
+            pytest.fail(f"job {job} holds its nodes: {self.job(job)}")
+        return job
 
 
 @pytest.fixture(scope="module")
@@ -276,19 +301,45 @@ def image(lab: Lab) -> Path:
     return lab_image.image(lab.places)
 
 
-@pytest.fixture(autouse=True)
-def _clean(request: pytest.FixtureRequest) -> Iterator[None]:
-    """After each test: no job, all nodes idle, no process of a run left."""
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    beside.sort(items)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    if not beside.marked(pyfuncitem):
+        return None
+    beside.call(pyfuncitem)
+    return True
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _group(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After a file of which some tests ran beside each other: none of them runs on, whatever ended the file."""
     yield
-    if "cluster" not in request.fixturenames:
-        return
-    cluster: Cluster = request.getfixturevalue("cluster")
+    if group := beside.of(request.node):
+        group.end()
+        clean(group.cluster)
+
+
+def clean(cluster: Cluster) -> None:
+    """End all jobs and wait until all nodes are idle; no process of a run may be left."""
     cluster.run("scancel", "--me", "--quiet")
     cluster.wait_idle(60)
     deadline = time.monotonic() + 60  # a run of the local site sweeps up behind itself after it has written its end
     while (left := cluster.processes()) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not left, left
+
+
+@pytest.fixture(autouse=True)
+def _clean(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After each test, or the last of those that run beside each other: no job, all nodes idle, no process of a run left."""
+    yield
+    group = beside.of(request.node) if beside.marked(request.node) else None
+    if "cluster" in request.fixturenames and (group is None or group.over):
+        clean(request.getfixturevalue("cluster"))
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lab_paths import LabError
+from lab_paths import LabError, numbered
 from lab_state import wait_for
 
 ROOT = Path("/sys/fs/cgroup")
@@ -44,7 +44,7 @@ def _own(controller: str) -> Path:
 
 
 def lab_folders() -> list[str]:
-    return [str(_own(controller) / NAME) for controller in CONTROLLERS]
+    return [str(_own(controller) / numbered(NAME)) for controller in CONTROLLERS]
 
 
 def create(folders: list[str], node: str) -> str:

@@ -29,11 +29,7 @@ def build(places: Places, source: Path, extras: str = EXTRAS) -> tuple[Path, boo
     if not python.exists():
         _run([PYTHON, "-m", "venv", "--clear", str(places.venv)])
     wheel = _wheel(places, python, source)
-    shutil.copytree(SITE, places.site, dirs_exist_ok=True)
-    for path in (places.site, *places.site.rglob("*")):
-        path.chmod(
-            0o755 if path.is_dir() else 0o644
-        )  # whatever the checkout's umask: nobody else may write to settings
+    write_settings(places)
     stamp = places.venv / "hpcml-dependencies"
     wanted = _dependencies(wheel, extras)
     pip = [str(python), "-m", "pip", "install", "--quiet", "--root-user-action=ignore", "--disable-pip-version-check"]
@@ -46,6 +42,13 @@ def build(places: Places, source: Path, extras: str = EXTRAS) -> tuple[Path, boo
     _laptop(places, pip, wheel)
     stamp.write_text(wanted)
     return wheel, True
+
+
+def write_settings(places: Places) -> None:
+    """Put the lab's own profile in place, whatever the checkout's umask: nobody else may write to settings."""
+    shutil.copytree(SITE, places.site, dirs_exist_ok=True)
+    for path in (places.site, *places.site.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
 
 
 def _laptop(places: Places, pip: Sequence[str], wheel: Path) -> None:

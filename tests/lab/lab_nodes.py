@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import lab_cgroups
-from lab_paths import SWITCH, USERS, LabError, Places, address, all_nodes, compute_nodes, namespace
+from lab_paths import SWITCH, USERS, LabError, Places, address, all_nodes, compute_nodes, namespace, numbered
 from lab_state import HOLDER_MARK, Started, State
 
 NETNS = Path("/run/netns")
@@ -71,7 +71,7 @@ def start_holder(places: Places, state: State, node: str) -> Started:
     script = HOLDER_SCRIPT.format(private=_private_mounts(), runtime=_runtime_folders(node), cgroups=cgroups)
     enter = ["nsenter", f"--net={NETNS / namespace(node)}", "unshare", "--mount", "--uts", "--propagation", "private"]
     environment = {"PATH": os.environ.get("PATH", os.defpath), "NODE": node, "TOP": str(places.top)}
-    environment[HOLDER_MARK] = str(places.top)
+    environment[numbered(HOLDER_MARK)] = str(places.top)
     with (places.log / f"holder-{node}.log").open("w") as log:
         process = subprocess.Popen(
             [*enter, "sh", "-c", script],

@@ -17,6 +17,7 @@ NETWORK = "10.79.0"
 SWITCH = "hpcml-switch"
 DEFAULT_TOP = "/var/lib/hpcml-lab"
 PROGRAM = "tests/lab/lab.py"
+NUMBER = "HPCML_LAB"  # set by apart.py alone
 
 
 class LabError(Exception):
@@ -85,6 +86,16 @@ class Places:
     def home(self, user: str) -> Path:
         name = account_name(user)
         return Path("/root") if name == "root" else self.top / "home" / name
+
+
+def number() -> int:
+    """The lab's number: 1, unless apart.py gave another to a lab beside it."""
+    return int(os.environ.get(NUMBER, "1"))
+
+
+def numbered(name: str) -> str:
+    """A name that the whole machine knows, for this lab."""
+    return name if number() == 1 else f"{name}{number()}"
 
 
 def account_name(user: str) -> str:

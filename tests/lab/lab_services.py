@@ -127,11 +127,15 @@ class Services:
         if self.state.accounting:
             self.start_database()
             self.start_slurmdbd()
-        self._start("slurmctld", "ctl", ["/usr/sbin/slurmctld", "-D"])
-        self._await("slurmctld", lambda: self.scontrol("ping").returncode == 0, 15)
+        self.start_controller()
         for node in compute_nodes(self.state.nodes):
             self.start_slurmd(node)
         self._await("slurmctld", lambda: self.ready_nodes() == self.state.nodes, 20)
+
+    def start_controller(self) -> None:
+        """Start slurmctld, with the jobs that it knew before."""
+        self._start("slurmctld", "ctl", ["/usr/sbin/slurmctld", "-D"])
+        self._await("slurmctld", lambda: self.scontrol("ping").returncode == 0, 15)
 
     def start_munge(self) -> None:
         run, log = self.places.run, self.places.log

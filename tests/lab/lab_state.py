@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO
 
-from lab_paths import LabError, Places
+from lab_paths import LabError, Places, numbered
 
 POLL_S = 0.05
 PATIENCE = 3  # deadlines are those of a quiet machine; a busy one gets so many times as long
@@ -103,9 +103,9 @@ def mount_namespace(pid: int) -> int | None:
 
 
 def marked_holders() -> dict[int, str]:
-    """The holders of every lab on this machine, and the top folder of each, by the mark in their environment."""
+    """The holders of every lab of this number on this machine, and the top folder of each, by the mark in their environment."""
     found: dict[int, str] = {}
-    mark = f"{HOLDER_MARK}=".encode()
+    mark = f"{numbered(HOLDER_MARK)}=".encode()
     for pid in all_pids():
         try:
             entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
@@ -136,9 +136,9 @@ def reap(pid: int) -> None:
         os.waitpid(pid, os.WNOHANG)
 
 
-def wait_for(condition: Callable[[], bool], seconds: float, poll: float = POLL_S) -> bool:
-    """Poll until the condition holds; False when the deadline (times ``PATIENCE``) passes first."""
-    deadline = time.monotonic() + PATIENCE * seconds
+def wait_for(condition: Callable[[], bool], seconds: float, poll: float = POLL_S, patience: float = PATIENCE) -> bool:
+    """Poll until the condition holds; False when the deadline (times ``patience``) passes first."""
+    deadline = time.monotonic() + patience * seconds
     while not condition():
         if time.monotonic() >= deadline:
             return False

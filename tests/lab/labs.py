@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import lab_cgroups
+import lab_env
 import lab_install
 import lab_nodes
 import lab_services
@@ -104,6 +105,7 @@ class Lab:
         state.save(self.places)
         lab_services.create_users(self.places)
         lab_services.write_configuration(self.places, state)
+        lab_env.write_settings(self.places)
         lab_nodes.create_network(state)
         for node in all_nodes(nodes):
             state.holders[node] = lab_nodes.start_holder(self.places, state, node)

@@ -11,10 +11,12 @@ from lab_paths import (
     address,
     all_nodes,
     compute_nodes,
+    number,
 )
 
 CGROUP = "cgroup/v1"
 SAMPLING = "OverMemoryKill"
+JOBS_APART = 4000  # the kernel's messages of all labs are one log, and name jobs by their numbers
 
 
 def hosts(nodes: int) -> str:
@@ -52,6 +54,7 @@ def slurm_conf(places: Places, nodes: int, *, accounting: bool, memory: str) -> 
 def _daemons(places: Places) -> str:
     return f"""\
 ClusterName={CLUSTER}
+FirstJobId={1 + JOBS_APART * (number() - 1)}
 SlurmctldHost=ctl({address("ctl")})
 SlurmUser=root
 SlurmdUser=root

@@ -11,6 +11,7 @@ import pwd
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,14 @@ import pytest
 
 import mallory
 from attacks import Attempts
-from conftest import Cluster
-from test_security import ATTACK, SCRIPT, Target
+from conftest import Cluster, together
+from test_security import PLACES, SCRIPT, VICTIMS, Target, foreign_clients
 
 pytestmark = pytest.mark.lab
 
 ALICE = "hpcml-alice"
 NODES = ("n1", "n2")
+LOGS = {"scheduler": "scheduler.log", "n2": "worker-n2.log"}
 ON = (
     "--cpus-per-node",
     "2",
@@ -248,25 +250,51 @@ def pids(cluster: Cluster) -> list[str]:
     return [str(pid) for pid, line in cluster.lab.processes("alice") if "hpcml.node" in line]
 
 
-@pytest.mark.parametrize("place", ["n1", "n2", "login"])
-@pytest.mark.parametrize("victim", ["scheduler", "n2"])
-def test_clients_without_the_key(cluster: Cluster, target: Target, attempts: Attempts, place: str, victim: str) -> None:
+Ran = subprocess.CompletedProcess[str]
+
+
+@pytest.fixture(scope="module")
+def tried(cluster: Cluster, target: Target) -> dict[tuple[str, str], tuple[Ran, Ran]]:
+    """Dask's own clients, then bytes, from each place at each victim: all beside each other, since both mostly wait."""
+    clients = foreign_clients(cluster, target)
+    talks = (
+        cluster.lab.popen(["python3", "-c", mallory.TALK, *where(target, victim)], node=place, user="mallory")
+        for place, victim in clients
+    )
+    return dict(zip(clients, zip(clients.values(), together(talks, 300), strict=True), strict=True))
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_clients_without_the_key(
+    tried: dict[tuple[str, str], tuple[Ran, Ran]], attempts: Attempts, place: str, victim: str
+) -> None:
     """Dask's own client in three kinds, then every version of TLS, certificates of her own, replays and bytes."""
-    python = cluster.run("sh", "-c", "command -v python").stdout.strip()
-    done = cluster.lab.exec([python, "-c", ATTACK, target.addresses[victim]], node=place, user="mallory", timeout=90)
+    done, talked = tried[place, victim]
     lines = [line for line in done.stdout.splitlines() if line.startswith(("IN", "refused"))]
     assert len(lines) == 5, done.stdout + done.stderr
     for line in lines:
         attempts.judge(f"{line} from {place} at {victim}", refused=line.startswith("refused"))
-    tries(cluster, attempts, f"bytes at {victim}", mallory.TALK, *where(target, victim), node=place)
+    assert talked.returncode == 0, talked.stderr
+    count(attempts, f"bytes at {victim} on {place}", told(talked.stdout))
 
 
-@pytest.mark.parametrize(("kind", "many"), [("idle", 1100), ("half-open", 1500)])
-@pytest.mark.parametrize("victim", ["scheduler", "n2"])
-def test_floods(cluster: Cluster, target: Target, attempts: Attempts, victim: str, kind: str, many: int) -> None:
-    """All connections are dropped by the deadline of the handshake; alice gets in meanwhile; the log stays small."""
-    log = target.directory / "logs" / ("scheduler.log" if victim == "scheduler" else "worker-n2.log")
-    size = log.stat().st_size
+@dataclass
+class Flooded:
+    """What became of one kind of flood at each victim, and of alice's client meanwhile."""
+
+    kind: str
+    ended: dict[str, Ran]
+    logged: dict[str, int]
+    owner: Ran
+
+
+@pytest.fixture(scope="module", params=[("idle", 1100), ("half-open", 1500)], ids=["idle", "half-open"])
+def flooded(request: pytest.FixtureRequest, cluster: Cluster, target: Target) -> Flooded:
+    """Each victim flooded at the same time, until its deadline has dropped the last connection."""
+    kind, many = request.param
+    logs = {victim: target.directory / "logs" / name for victim, name in LOGS.items()}
+    before = {victim: log.stat().st_size for victim, log in logs.items()}
     secret = target.directory / "attempts/0/secret"
     code = (
         "import sys; from distributed import Client, Security\n"
@@ -274,21 +302,32 @@ def test_floods(cluster: Cluster, target: Target, attempts: Attempts, victim: st
         "s = Security(tls_ca_file=c, tls_client_cert=c, tls_client_key=k, require_encryption=True)\n"
         "print('IN', Client(sys.argv[1], security=s, timeout=60).run_on_scheduler(lambda: 1))"
     )
-    words = ["python3", "-c", mallory.FLOOD, *where(target, victim), str(many), kind, "60"]
-    flood = cluster.lab.popen(words, node="n1", user="mallory")
-    try:
-        assert flood.stdout is not None
-        assert flood.stdout.readline() == "there\n"
-        owner = cluster.run("python", "-c", code, target.addresses["scheduler"])
-        assert "IN 1" in owner.stdout, owner.stderr
-        out, err = flood.communicate(timeout=120)
-        assert flood.returncode == 0, err
-    finally:
-        if flood.poll() is None:
-            flood.kill()
-            flood.communicate()
-    count(attempts, f"{kind} connections to {victim}", told(out))
-    attempts.judge("filling the log", refused=log.stat().st_size - size < 20_000)
+    owner: list[Ran] = []
+
+    def floods() -> Iterator[subprocess.Popen[str]]:
+        begun = []
+        for victim in VICTIMS:
+            words = ["python3", "-c", mallory.FLOOD, *where(target, victim), str(many), kind, "60"]
+            begun.append(cluster.lab.popen(words, node="n1", user="mallory"))
+            yield begun[-1]
+        for flood in begun:
+            assert flood.stdout is not None
+            assert flood.stdout.readline() == "there\n"
+        owner.append(cluster.run("python", "-c", code, target.addresses["scheduler"]))
+
+    ended = dict(zip(VICTIMS, together(floods(), 120), strict=True))
+    logged = {victim: log.stat().st_size - before[victim] for victim, log in logs.items()}
+    return Flooded(kind, ended, logged, owner[0])
+
+
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_floods(flooded: Flooded, attempts: Attempts, victim: str) -> None:
+    """All connections are dropped by the deadline of the handshake; alice gets in meanwhile; the log stays small."""
+    assert "IN 1" in flooded.owner.stdout, flooded.owner.stderr
+    flood = flooded.ended[victim]
+    assert flood.returncode == 0, flood.stderr
+    count(attempts, f"{flooded.kind} connections to {victim}", told(flood.stdout))
+    attempts.judge("filling the log", refused=flooded.logged[victim] < 20_000)
 
 
 def test_squatted_ports(cluster: Cluster, target: Target, attempts: Attempts) -> None:

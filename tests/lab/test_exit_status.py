@@ -13,13 +13,16 @@ from pathlib import Path
 
 import pytest
 
+from beside import PART, SMALL
 from conftest import Cluster, Ended
 from hpcml import errors
+from test_losses import roles
 
 pytestmark = pytest.mark.lab
 
 CONNECT = "import hpcml, sys, os, time, signal\nclient = hpcml.connect()\n"
 WAIT = "print('waiting', flush=True)\ntime.sleep(600)\n"
+ONE, FOUR = ("--nodes", "1", *PART), ("--nodes", "4", *PART)
 SOON = 20.0  # seconds until the nodes are free, also on a busy machine
 
 
@@ -33,15 +36,16 @@ def slurm_exit(cluster: Cluster, directory: Path) -> str:
 
 
 def idle_after(cluster: Cluster, ended: Ended) -> float:
-    """Return the seconds from the driver's end to all nodes being idle."""
-    cluster.wait_idle(30)
+    """Return the seconds from the driver's end to its nodes being free."""
+    cluster.wait_gone(ended.directory)
     return time.time() - ended.times()["driver-ended"]
 
 
+@pytest.mark.beside
 @pytest.mark.parametrize("status", [0, 3])
 def test_the_script_s_own_status(cluster: Cluster, status: int) -> None:
     ended = cluster.submit(
-        CONNECT + f"print(client.submit(lambda: 6 * 7).result())\nsys.exit({status})", "--nodes", "2" if status else "4"
+        CONNECT + f"print(client.submit(lambda: 6 * 7).result())\nsys.exit({status})", *(SMALL if status else FOUR)
     )
     assert ended.code == status, ended.err
     assert "42" in ended.out
@@ -50,46 +54,51 @@ def test_the_script_s_own_status(cluster: Cluster, status: int) -> None:
     assert ended.status["by"] == "script"
 
 
+@pytest.mark.beside
 def test_the_script_raises(cluster: Cluster) -> None:
-    ended = cluster.submit(CONNECT + "raise ValueError('too few stars')", "--nodes", "2")
+    ended = cluster.submit(CONNECT + "raise ValueError('too few stars')", *SMALL)
     assert ended.code == 1
     assert "ValueError: too few stars" in ended.out
     assert slurm_exit(cluster, ended.directory) == "FAILED 1:0"
 
 
+@pytest.mark.beside
 def test_the_script_is_killed(cluster: Cluster) -> None:
-    ended = cluster.submit(CONNECT + "os.kill(os.getpid(), signal.SIGKILL)", "--nodes", "2")
+    ended = cluster.submit(CONNECT + "os.kill(os.getpid(), signal.SIGKILL)", *SMALL)
     assert ended.code == 128 + signal.SIGKILL
     assert ended.status["message"] == "the script was killed by SIGKILL"
     assert slurm_exit(cluster, ended.directory) == "FAILED 137:0"
 
 
+@pytest.mark.beside
 def test_the_script_runs_out_of_memory(cluster: Cluster) -> None:
     if "cgroup" not in str(cluster.lab.state()):
         pytest.skip("the lab cannot enforce memory limits through cgroup v1 on this machine")
     hog = "parts = []\nwhile True:\n    parts.append(bytearray(b'x' * (50 << 20)))\n"
-    ended = cluster.submit(CONNECT + hog, "--nodes", "1", "--memory-per-node", "900M", "--cpus-per-node", "2")
+    ended = cluster.submit(CONNECT + hog, *ONE)
     assert ended.code == 128 + signal.SIGKILL, ended.err
     assert "out of memory" in ended.status["message"]
     # Slurm itself marks a job in which something was killed for memory; the batch script's status is kept beside.
     assert slurm_exit(cluster, ended.directory) in ("OUT_OF_MEMORY 0:125", "FAILED 137:0")
 
 
+@pytest.mark.beside
 @pytest.mark.parametrize("handles", [False, True])
 def test_the_job_is_cancelled(cluster: Cluster, handles: bool) -> None:
     """The driver gets SIGTERM while scheduler and workers still serve it, so that it can save what it has."""
     saving = ("def save(*_):\n    print('saved', client.submit(lambda: 'with the cluster').result(), flush=True)\n"
               "    os._exit(0)\nsignal.signal(signal.SIGTERM, save)\n") if handles else ""  # fmt: skip
-    job, directory = cluster.detach(CONNECT + saving + WAIT, "--nodes", "2", "--name", "tocancel")
+    name = f"tocancel-{handles}"
+    job, directory = cluster.detach(CONNECT + saving + WAIT, *SMALL, "--name", name)
     cluster.wait_event(directory, "driver-started")
     deadline = time.monotonic() + 120
     while "waiting" not in (directory / "logs/driver.log").read_text():
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    assert cluster.run("hpcml", "cancel", "tocancel").returncode == 0
+    assert cluster.run("hpcml", "cancel", name).returncode == 0
     start = time.monotonic()
     status = cluster.wait_status(directory)
-    cluster.wait_idle(20)
+    cluster.wait_gone(directory)
     assert time.monotonic() - start < 60
     if handles:
         assert "saved with the cluster" in (directory / "logs/driver.log").read_text()
@@ -99,6 +108,7 @@ def test_the_job_is_cancelled(cluster: Cluster, handles: bool) -> None:
     assert cluster.job(job)["JobState"] == "CANCELLED"
 
 
+@pytest.mark.beside
 def test_a_worker_is_killed_and_the_work_goes_on(cluster: Cluster) -> None:
     script = CONNECT + (
         "futures = client.map(lambda i: (time.sleep(0.3), i)[1], range(40))\n"
@@ -107,7 +117,7 @@ def test_a_worker_is_killed_and_the_work_goes_on(cluster: Cluster) -> None:
         "deadline = time.time() + 120\n"
         "while len(client.scheduler_info(n_workers=-1)['workers']) < 2 and time.time() < deadline: time.sleep(0.1)\n"
         "print('workers', len(client.scheduler_info(n_workers=-1)['workers']))\n")  # fmt: skip
-    ended = cluster.submit(script, "--nodes", "2")
+    ended = cluster.submit(script, *SMALL)
     assert ended.code == 0, ended.err + ended.log("worker-n2.log")
     assert f"sum {sum(range(40))}" in ended.out
     assert "workers 2" in ended.out
@@ -115,20 +125,20 @@ def test_a_worker_is_killed_and_the_work_goes_on(cluster: Cluster) -> None:
     assert [event["worker"] for event in ended.events if event["event"] == "worker-removed"][:1] == ["n2"]
 
 
+@pytest.mark.beside
 def test_workers_that_die_for_good_end_the_run_where_the_policy_says_so(cluster: Cluster) -> None:
     script = CONNECT + (
         "murder = client.submit(lambda: os.kill(os.getpid(), signal.SIGKILL), workers=['n2'])\n" + WAIT)  # fmt: skip
-    ended = cluster.submit(script, "--nodes", "2", "--set", "workers.on_loss=fail", "--set", "workers.restarts=0")
+    ended = cluster.submit(script, *SMALL, "--set", "workers.on_loss=fail", "--set", "workers.restarts=0")
     assert ended.code == errors.ROLE_LOST, ended.err
     assert "n2" in ended.status["message"]
     assert "SIGKILL" in ended.status["message"]
 
 
+@pytest.mark.beside
 def test_a_job_that_is_suspended_goes_on(cluster: Cluster) -> None:
     """Suspending stops every process of the job, the batch script's too; after resuming nothing is lost."""
-    job, directory = cluster.detach(
-        CONNECT + "time.sleep(3)\nprint(client.submit(sum, [1, 2]).result())", "--nodes", "2"
-    )
+    job, directory = cluster.detach(CONNECT + "time.sleep(3)\nprint(client.submit(sum, [1, 2]).result())", *SMALL)
     cluster.wait_event(directory, "driver-started")
     assert cluster.run("scontrol", "suspend", job, user="root").returncode == 0
     time.sleep(4)
@@ -138,8 +148,9 @@ def test_a_job_that_is_suspended_goes_on(cluster: Cluster) -> None:
     assert "3" in (directory / "logs/driver.log").read_text()
 
 
+@pytest.mark.beside
 def test_the_scheduler_is_killed(cluster: Cluster) -> None:
-    _, directory = cluster.detach(CONNECT + WAIT, "--nodes", "2")
+    _, directory = cluster.detach(CONNECT + WAIT, *SMALL)
     pid = cluster.wait_event(directory, "scheduler-up")["pid"]
     cluster.wait_event(directory, "driver-started")
     os.kill(pid, signal.SIGKILL)
@@ -147,14 +158,15 @@ def test_the_scheduler_is_killed(cluster: Cluster) -> None:
     status = cluster.wait_status(directory)
     assert (status["exit_status"], status["phase"]) == (errors.ROLE_LOST, "driver")
     assert "the Dask scheduler on n1 was lost" in status["message"]
-    cluster.wait_idle(30)
+    cluster.wait_gone(directory)
     assert time.monotonic() - start < 60
 
 
+@pytest.mark.beside
 def test_a_teardown_that_was_cut_short(cluster: Cluster) -> None:
     """The end was written, its last word was not: whoever follows the run is told the end, and does not wait for ever."""
-    ended = cluster.submit("import sys\nsys.exit(3)\n", "--nodes", "1")
-    cluster.wait_idle(20)
+    ended = cluster.submit("import sys\nsys.exit(3)\n", *ONE)
+    cluster.wait_gone(ended.directory)
     path = ended.directory / "status.json"
     path.write_text(json.dumps({**ended.status, "over": False}))
     assert cluster.run("hpcml", "logs", "-f", ended.directory.name, timeout=30).returncode == 0
@@ -162,14 +174,15 @@ def test_a_teardown_that_was_cut_short(cluster: Cluster) -> None:
     assert (facts["state"], facts["exit_status"], facts["by"]) == ("FAILED", 3, "script")
 
 
+@pytest.mark.beside
 def test_the_supervisor_is_killed(cluster: Cluster) -> None:
     """Nobody is left to write the end: Slurm's word is taken, and the nodes are free all the same."""
-    job, directory = cluster.detach(CONNECT + WAIT, "--nodes", "2")
+    job, directory = cluster.detach(CONNECT + WAIT, *SMALL)
     cluster.wait_event(directory, "driver-started")
-    pids = [pid for pid, line in cluster.processes() if line.endswith("hpcml.node driver") and "step.sh" not in line]
+    pids = roles(cluster, directory, "driver", "n1")
     assert len(pids) == 1
     os.kill(pids[0], signal.SIGKILL)
-    cluster.wait_idle(30)
+    cluster.wait_gone(directory)
     facts = json.loads(cluster.run("hpcml", "status", directory.name, "--json").stdout)
     assert facts["phase"] == "ended"
     assert facts["exit_status"] == 137

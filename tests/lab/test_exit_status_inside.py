@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import beside
 from conftest import Cluster, left_of_containers
 from lab_state import wait_for
 from test_exit_status import (  # noqa: F401 - pytest runs what is imported here
@@ -41,9 +42,11 @@ def cluster(cluster: Cluster, image: Path) -> Cluster:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_stays(cluster: Cluster) -> Iterator[None]:
-    """After each test nothing of a container is left."""
+def _nothing_stays(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[None]:
+    """After each test, or the last of those beside each other, nothing of a container is left."""
     yield
+    if (group := beside.of(request.node)) and not group.over:
+        return
     cluster.wait_idle(60)
     assert wait_for(lambda: not left_of_containers(cluster), 10), left_of_containers(cluster)
 

@@ -20,7 +20,7 @@ GIVEN = "this run's 4 workers on 4 nodes are used."
 # What is noted of each: what was called, in which line. A task's own client is the run's, without a note.
 NOTES = {
     "futures": ["Client 90", "Client 84"],
-    "clusters": ["LocalCluster 10", "scale 11", "LocalCluster 21", "adapt 22", "Client 30", "Client 32"],
+    "clusters": ["LocalCluster 11", "scale 12", "LocalCluster 25", "adapt 26", "Client 34", "Client 36"],
     "learning": ["Client 18"],
     "event_loop": ["LocalCluster 12", "Client 16"],
     "unguarded": ["LocalCluster 6"],

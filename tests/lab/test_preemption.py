@@ -59,12 +59,15 @@ def start(cluster: Cluster, name: str, *options: str) -> subprocess.Popen[str]:
     return waiting
 
 
-def until(condition: Callable[[], bool], waiting: subprocess.Popen[str], seconds: float = 60) -> None:
+def until(
+    condition: Callable[[], bool], waiting: subprocess.Popen[str], shown: Callable[[], str] = str, seconds: float = 60
+) -> None:
+    """Wait for a condition while a submission waits for its run; ``shown`` goes into the words of a failure."""
     deadline = time.monotonic() + seconds
     while not condition():
         if waiting.poll() is not None or time.monotonic() > deadline:
             waiting.kill()
-            pytest.fail(f"{waiting.poll()}: {waiting.communicate()}")
+            pytest.fail(f"{waiting.poll()}: {waiting.communicate()}\n{shown()}")
         time.sleep(0.2)
 
 
@@ -102,7 +105,9 @@ def test_a_run_that_is_put_back_is_waited_for(preempting: Cluster) -> None:
         facts: dict[str, str] = json.loads(preempting.run("hpcml", "status", "comes-back", "--json").stdout)
         return facts
 
-    until(lambda: status()["state"] == "PENDING", waiting)
+    until(
+        lambda: status()["state"] == "PENDING", waiting, lambda: preempting.run("hpcml", "status", "comes-back").stdout
+    )
     facts = status()
     assert facts["message"].startswith("put back into the queue: ")
     assert facts["exit_status"] is None

@@ -20,11 +20,11 @@ SALLOC = ("salloc", "--quiet", "--partition=boost", "--nodes=2", "--time=5", "--
 SUM = CONNECT + "print('sum', client.submit(sum, [1, 2, 3]).result())\n"
 
 
-def run(cluster: Cluster, text: str, *options: str, salloc: tuple[str, ...] = (), timeout: float = 150) -> Ended:
+def run(cluster: Cluster, text: str, *options: str) -> Ended:
     """Run a script in an allocation of salloc's, from the login node."""
     words = cluster.command(text, *options)
     begin = time.monotonic()
-    done = cluster.run(*SALLOC, *salloc, "hpcml", "run", *words[2:], timeout=timeout)
+    done = cluster.run(*SALLOC, "hpcml", "run", *words[2:], timeout=150)
     assert "  run " in done.stderr, done.stderr
     return Ended(done.returncode, done.stdout, done.stderr, directory_of(done), time.monotonic() - begin)
 
@@ -126,15 +126,3 @@ def test_in_an_image(cluster: Cluster, image: Path) -> None:
     ended = run(cluster, SUM, "--image", str(image))
     assert ended.code == 0, ended.err
     assert "sum 6" in ended.out
-
-
-def test_the_time_limit_of_the_allocation(cluster: Cluster) -> None:
-    """The command tells the script before, as Slurm does in a submission, and the run says what ended it."""
-    text = (
-        CONNECT
-        + "while not hpcml.run.should_stop():\n    time.sleep(0.2)\nprint('told', flush=True)\ntime.sleep(300)\n"
-    )
-    ended = run(cluster, text, "--set", "slurm.signal_lead=30s", salloc=("--time=1",), timeout=200)
-    assert "told" in ended.out
-    assert ended.status["message"] == "the time limit was reached"
-    assert ended.status["exit_status"] == errors.TIME_LIMIT

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.lab
 
 SALLOC = ("salloc", "--quiet", "--partition=boost", "--nodes=4", "--cpus-per-task=8", "--ntasks-per-node=1",
           "--mem=3000M", "--time=10")  # fmt: skip
-SOON = 2.0  # seconds after which the nodes are the next line's
+SOON = 20.0  # seconds until the nodes are the next line's, also on a busy machine
 PYTHON = "/tmp/hpcml-run-python"  # on each node another file
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from beside import PART, SMALL
 from conftest import ALL_NODES, Cluster, Clustered, directory_of
 from hpcml import errors
 
@@ -31,37 +32,41 @@ def test_kmeans_gives_the_laptop_s_result(kmeans_on_nodes: Clustered, kmeans_her
         assert left == pytest.approx(right, rel=1e-6, abs=1e-9)
 
 
+@pytest.mark.beside
 def test_a_script_that_only_says_client(cluster: Cluster) -> None:
     script = "from distributed import Client\nclient = Client()\nprint(len(client.scheduler_info(n_workers=-1)['workers']), client.submit(sum, [1, 2]).result())\n"
-    ended = cluster.submit(script, "--nodes", "4")
+    ended = cluster.submit(script, "--nodes", "4", *PART)
     assert ended.code == 0, ended.err
     assert "4 3" in ended.out
 
 
+@pytest.mark.beside
 def test_a_script_that_never_touches_dask(cluster: Cluster) -> None:
-    ended = cluster.submit("import socket\nprint('on', socket.gethostname())\n", "--nodes", "2")
+    ended = cluster.submit("import socket\nprint('on', socket.gethostname())\n", *SMALL)
     assert ended.code == 0, ended.err
     assert "on n1" in ended.out
 
 
+@pytest.mark.beside
 def test_the_scripts_own_modules_reach_the_workers(cluster: Cluster) -> None:
     """Functions of a module beside the script are pickled by name, and an edit after submission changes nothing."""
     cluster.write("project/helper.py", "def double(x):\n    return 2 * x\n")
     cluster.write(
         "project/main.py", "import hpcml, helper\nprint(hpcml.connect().submit(helper.double, 21).result())\n"
     )
-    done = cluster.run("hpcml", "submit", "--nodes", "2", "--detach", "--json", str(cluster.work / "project/main.py"))
+    done = cluster.run("hpcml", "submit", *SMALL, "--detach", "--json", str(cluster.work / "project/main.py"))
     cluster.write("project/helper.py", "raise SystemExit('edited')\n")
     directory = Path(json.loads(done.stdout)["directory"])
     assert cluster.wait_status(directory)["exit_status"] == 0
     assert "42" in (directory / "logs/driver.log").read_text()
 
 
+@pytest.mark.beside
 def test_relative_paths_are_the_user_s_folder_s(cluster: Cluster) -> None:
     cluster.write("data/stars.txt", "sirius\n")
     script = cluster.write("data/read.py", "import hpcml\nread = lambda: open('stars.txt').read()\n"
                            "print(read(), hpcml.connect().submit(read, workers=['n2']).result())\n")  # fmt: skip
-    done = cluster.run("hpcml", "submit", "--nodes", "2", "--wait", script.name, cwd=cluster.work / "data")
+    done = cluster.run("hpcml", "submit", *SMALL, "--wait", script.name, cwd=cluster.work / "data")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("sirius") == 2
 
@@ -73,20 +78,25 @@ def test_thirty_two_workers(cluster: Cluster) -> None:
     assert "workers 32" in ended.out
 
 
+@pytest.mark.beside
 def test_client_restart_gives_the_workers_back(cluster: Cluster) -> None:
     script = ("import hpcml, os\nc = hpcml.connect()\na = set(c.run(os.getpid).values())\nc.restart()\n"
               "b = set(c.run(os.getpid).values())\nprint(len(b), a & b)\n")  # fmt: skip
-    ended = cluster.submit(script, "--nodes", "4")
+    ended = cluster.submit(script, "--nodes", "4", *PART)
     assert ended.code == 0, ended.err + ended.log("worker-n2.log")
     assert "4 set()" in ended.out
 
 
+@pytest.mark.beside
 def test_arguments_arrive_unchanged(cluster: Cluster) -> None:
     words = ("--k", "8", "--", "a b", "", "$HOME", "it's", 'say "no"', "back\\slash", "line\nbreak", "--help", "é")
-    ended = cluster.submit("import sys, json\nprint(json.dumps(sys.argv[1:]))\n", "--nodes", "1", arguments=words)
+    ended = cluster.submit(
+        "import sys, json\nprint(json.dumps(sys.argv[1:]))\n", "--nodes", "1", *PART, arguments=words
+    )
     assert json.loads(ended.out) == list(words)
 
 
+@pytest.mark.beside
 @pytest.mark.parametrize("folder", ["plain", "with space", "it's", 'say "no" %j', "naïve-ß"])
 def test_paths_of_every_kind(cluster: Cluster, folder: str) -> None:
     """The runs' folder holds spaces, quotes and per cent signs; the script's dollars and backslashes as well."""
@@ -95,7 +105,7 @@ def test_paths_of_every_kind(cluster: Cluster, folder: str) -> None:
         "import hpcml\nprint(hpcml.connect().submit(sum, [20, 22]).result())\n",
     )
     runs = cluster.work / folder / "runs"
-    done = cluster.run("hpcml", "submit", "--nodes", "2", "--wait", str(script), cwd=script.parent,
+    done = cluster.run("hpcml", "submit", *SMALL, "--wait", str(script), cwd=script.parent,
                        env={"HPCML_PATHS__RUNS": str(runs)})  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "42" in done.stdout
@@ -104,10 +114,11 @@ def test_paths_of_every_kind(cluster: Cluster, folder: str) -> None:
         "job.log", "driver.log", "scheduler.log", "worker-n1.log", "worker-n2.log"}  # fmt: skip
 
 
+@pytest.mark.beside
 def test_gpus_are_asked_for_and_seen(cluster: Cluster) -> None:
     """The lab's GPUs are null devices: Slurm hands them out, and the nodes are refused in words."""
     for style in ("gres", "gpus-per-node"):
-        ended = cluster.submit("print('the script ran')", "--nodes", "2", "--gpus-per-node", "4", "--set",
+        ended = cluster.submit("print('the script ran')", *SMALL, "--gpus-per-node", "4", "--set",
                                f"slurm.gpu_request={style}")  # fmt: skip
         assert ended.code == errors.WORKERS_NEVER_CAME
         assert "the script ran" not in ended.out
@@ -297,12 +308,12 @@ def test_a_running_run_is_shown_without_the_controller(cluster: Cluster) -> None
     pid = cluster.lab.state().daemons["slurmctld"].pid
     os.kill(pid, signal.SIGSTOP)
     try:
-        done = cluster.run("hpcml", "status", "alone", timeout=200)
+        asked = [["hpcml", "status", "alone"], ["hpcml", "ls", "--json", "--last", "1"]]
+        done, listed = cluster.run_together(asked, timeout=200)  # both wait for Slurm's own time limit
         assert done.returncode == 0, done.stderr
         assert "state      RUNNING: the script runs" in done.stdout
         assert "nodes      n1, n2" in done.stdout
         assert "(all this is from the run's own files)" in done.stdout
-        listed = cluster.run("hpcml", "ls", "--json", "--last", "1", timeout=200)
         (row,) = json.loads(listed.stdout)
         assert (row["run"], row["state"]) == (directory.name, "RUNNING")
         assert row["silent"]

@@ -1,61 +1,121 @@
-"""The end at a real time limit. Slurm's shortest is a minute and it looks twice a minute, so all runs share one minute."""
+"""What waits for the clock, all at once: the time limit, deadlines of a run that hangs, and a suspension, which is no hang.
+
+Slurm's shortest time limit is a minute, and it looks twice a minute.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import time
+from pathlib import Path
 
 import pytest
 
-import lab_image
 from conftest import Cluster, Ended, directory_of, left_of_containers
 from hpcml import errors
 from lab_state import wait_for
 from test_exit_status import CONNECT, slurm_exit
+from test_losses import TWO_BY_TWO, WAITS, output, roles, start
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.beside(at_once=8)]
 
 UNTIL_TOLD = CONNECT + "while not hpcml.run.should_stop():\n    time.sleep(0.2)\n"
 STAYS = UNTIL_TOLD + "print('told', flush=True)\ntime.sleep(300)\n"
 HEEDS = UNTIL_TOLD + "print('stopped in time')\n"
-# Two runs fit on a node beside each other.
-ASKED = ("--wait", "--nodes", "2", "--cpus-per-node", "4", "--memory-per-node", "1900M", "--time", "1")
+TOLD_BEFORE = ("--set", "slurm.signal_lead=30s")
+# The four that wait for their limit share two nodes, the others have the other two.
+LIMITED = ("--nodes", "2", "--nodelist", "n3,n4", "--cpus-per-node", "2", "--memory-per-node", "900M", "--time", "1")
+SALLOC = ("salloc", "--quiet", "--nodes=2", "--nodelist=n3,n4", "--ntasks-per-node=1", "--cpus-per-task=2", "--mem=900M",
+          "--time=1")  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def ended(cluster: Cluster) -> dict[str, Ended]:
-    """All runs of this module, started at the same moment and each waited for to its end."""
-    cluster.wait_idle(30)
-    asked: dict[str, tuple[str, ...]] = {
-        "stays": (STAYS, "--set", "slurm.signal_lead=30s"),
-        "heeds": (HEEDS, "--set", "slurm.signal_lead=50s"),
-    }
-    if not lab_image.reason_against(cluster.lab.places):
-        image = lab_image.image(cluster.lab.places)
-        asked["stays inside"] = (STAYS, "--set", "slurm.signal_lead=30s", "--image", str(image))
-    commands = [cluster.command(text, *ASKED, *options) for text, *options in asked.values()]
-    began = time.monotonic()
-    together = zip(asked, cluster.run_together(commands, timeout=200), strict=True)
-    took = time.monotonic() - began
-    return {name: Ended(done.returncode, done.stdout, done.stderr, directory_of(done), took) for name, done in together}
-
-
-@pytest.mark.parametrize("where", ["", " inside"])
-def test_the_time_limit(cluster: Cluster, ended: dict[str, Ended], where: str, request: pytest.FixtureRequest) -> None:
-    """The script is told before (should_stop), then ended by Slurm; the run says it was the time limit."""
-    if where:
-        request.getfixturevalue("image")  # or the reason why there is none
-    stays = ended[f"stays{where}"]
+def limit_reached(cluster: Cluster, *options: str) -> None:
+    """Check that the script is told before (should_stop), then ended by Slurm; the run says it was the time limit."""
+    stays = cluster.submit(STAYS, *LIMITED, *TOLD_BEFORE, *options, timeout=200)
     assert stays.code == errors.TIME_LIMIT, stays.err
     assert "told" in stays.out
     assert stays.status["message"] == "the time limit was reached"
     assert "Ask for more with --time" in stays.err
     assert slurm_exit(cluster, stays.directory).startswith("TIMEOUT")
-    cluster.wait_idle(60)
+    cluster.wait_gone(stays.directory, 60)
+
+
+def test_the_time_limit(cluster: Cluster) -> None:
+    limit_reached(cluster)
+
+
+def test_the_time_limit_inside_an_image(cluster: Cluster, image: Path) -> None:
+    limit_reached(cluster, "--image", str(image))
     assert wait_for(lambda: not left_of_containers(cluster), 10), left_of_containers(cluster)
 
 
-def test_a_script_that_heeds_the_time_limit_ends_well(cluster: Cluster, ended: dict[str, Ended]) -> None:
-    heeds = ended["heeds"]
+def test_the_time_limit_of_an_allocation(cluster: Cluster) -> None:
+    """`hpcml run` tells the script before, as Slurm does in a submission, and the run says what ended it."""
+    _, _, *words = cluster.command(STAYS, *TOLD_BEFORE)
+    done = cluster.run(*SALLOC, "hpcml", "run", *words, timeout=200)
+    stays = Ended(done.returncode, done.stdout, done.stderr, directory_of(done), 0.0)
+    assert "told" in stays.out
+    assert stays.status["message"] == "the time limit was reached"
+    assert stays.status["exit_status"] == errors.TIME_LIMIT
+
+
+def test_a_script_that_heeds_the_time_limit_ends_well(cluster: Cluster) -> None:
+    heeds = cluster.submit(HEEDS, *LIMITED, "--set", "slurm.signal_lead=50s", timeout=200)
     assert heeds.code == 0, heeds.err
     assert "stopped in time" in heeds.out
     assert slurm_exit(cluster, heeds.directory) == "COMPLETED 0:0"
+
+
+def test_a_supervisor_that_is_stopped(cluster: Cluster) -> None:
+    """The scheduler notices, and the nodes are free; `status` tells it meanwhile."""
+    directory = start(cluster, WAITS, *TWO_BY_TWO, "--name", "stopped", "--set", "deadlines.answer=30s")
+    os.kill(roles(cluster, directory, "driver", "n1")[0], signal.SIGSTOP)
+    words = "the supervisor on n1 has not answered for"
+    assert wait_for(lambda: words in output(directory), 60)
+    shown = cluster.run("hpcml", "status", "stopped").stdout
+    assert words in shown
+    assert "(it is stopped: SIGSTOP)" in shown
+    job = cluster.wait_gone(directory, 90)
+    found = json.loads(cluster.run("hpcml", "status", "stopped", "--json").stdout)
+    assert (found["state"], found["exit_status"]) == ("FAILED", errors.ROLE_LOST)
+    assert cluster.job(job)["ExitCode"] == f"{errors.ROLE_LOST}:0"
+
+
+def test_a_script_that_waits_for_more_workers_than_there_are(cluster: Cluster) -> None:
+    text = "import hpcml\nhpcml.connect().wait_for_workers(8)\n"
+    ended = cluster.submit(text, *TWO_BY_TWO, "--set", "deadlines.workers=60s")
+    assert ended.code == errors.WORKERS_NEVER_CAME, ended.err
+    assert "the script waits for more workers than the 4 that the run has (wait_for_workers)" in ended.err
+
+
+def test_a_job_that_is_suspended_loses_nothing(cluster: Cluster) -> None:
+    """Slurm stops all of it at once; the clock goes on. Deadlines do not."""
+    directory = start(cluster, WAITS, *TWO_BY_TWO, "--set", "deadlines.workers=45s")
+    job = json.loads((directory / "submission.json").read_text())["job"]
+    assert cluster.run("scontrol", "suspend", job, user="root", node="ctl").returncode == 0
+    assert wait_for(lambda: cluster.job(job)["JobState"] == "SUSPENDED", 30)
+    time.sleep(47)  # longer than the deadline: what is tested is that this time does not count
+    assert cluster.run("scontrol", "resume", job, user="root", node="ctl").returncode == 0
+    assert wait_for(lambda: cluster.job(job)["JobState"] == "RUNNING", 30)
+    time.sleep(7)  # longer than a worker needs to find its task stopped
+    events = {json.loads(line)["event"] for line in (directory / "events.jsonl").read_text().splitlines()}
+    assert not events & {"worker-removed", "workers-lost", "worker-task-stopped", "ending"}
+    assert "hpcml:" not in output(directory).partition("waiting")[2]
+
+
+def test_a_suspended_job_does_not_hang(cluster: Cluster) -> None:
+    options = ("--set", "deadlines.answer=15s", "--set", "deadlines.idle=20s", "--set", "deadlines.idle_notice=20s")
+    directory = start(cluster, WAITS, *TWO_BY_TWO, *options)
+    job = json.loads((directory / "submission.json").read_text())["job"]
+    assert cluster.run("scontrol", "suspend", job, user="root", node="ctl").returncode == 0
+    assert wait_for(lambda: cluster.job(job)["JobState"] == "SUSPENDED", 30)
+    time.sleep(25)  # longer than all deadlines
+    assert cluster.run("scontrol", "resume", job, user="root", node="ctl").returncode == 0
+    assert wait_for(lambda: cluster.job(job)["JobState"] == "RUNNING", 30)
+    time.sleep(2)
+    assert not (directory / "status.json").exists()
+    status = cluster.wait_status(directory, 60)  # then the time that it ran itself is over
+    assert status["exit_status"] == errors.IDLE, status
+    assert not [words for words in status["warnings"] if "answered" in words], status

@@ -67,13 +67,18 @@ def test_a_login_node_that_goes_is_replaced_by_another_on_the_same_port(
 
 
 def test_a_run_that_ends_ends_the_tunnel_with_its_reason(outside: Outside) -> None:
-    well, _ = outside.start_run("well", "import time, hpcml\nhpcml.connect()\ntime.sleep(15)\n")
+    until_told = (
+        "import time, hpcml\nhpcml.connect()\nwhile not (hpcml.run.out / 'enough').exists():\n    time.sleep(0.1)\n"
+    )
+    well, well_directory = outside.start_run("well", until_told)
     ill, ill_directory = outside.start_run("ill", "import time, hpcml\nhpcml.connect()\ntime.sleep(300)\n")
     good, bad = outside.tunnel(well), outside.tunnel(ill)
     bad.up()
+    good.up()
     outside.on("login", "scancel", json.loads((ill_directory / "submission.json").read_text())["job"])
     assert bad.ended(30) == errors.UNAVAILABLE
     assert "cancelled" in bad.said
+    (well_directory / "out/enough").touch()
     assert good.ended(30) == 0
     assert "has ended" in good.said
     until(lambda: not nothing_left(outside), 10, lambda: str(nothing_left(outside)))

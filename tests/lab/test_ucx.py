@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from collections.abc import Iterator
 
 import pytest
 
-from conftest import Cluster
+from conftest import Cluster, together
 from test_security import SCRIPT, Target
 
 pytestmark = pytest.mark.lab
+
+KINDS = ("no key", "wrong key")
+PAIRS = (("n1", "scheduler"), ("n2", "n2"), ("n3", "scheduler"), ("n3", "n2"))
 
 # What mallory runs: UCX as it comes, then UCX with hpcml's handshake and a key of her own. "IN" if code of hers ran.
 ATTACK = """
@@ -54,19 +58,30 @@ def _clean() -> None:
     """Override: the run of this module outlives its tests."""
 
 
-@pytest.mark.parametrize("kind", ["no key", "wrong key"])
-@pytest.mark.parametrize(("place", "victim"), [("n1", "scheduler"), ("n2", "n2"), ("n3", "scheduler"), ("n3", "n2")])
-def test_a_foreign_ucx_client_is_refused(cluster: Cluster, target: Target, place: str, victim: str, kind: str) -> None:
+@pytest.fixture(scope="module")
+def foreign(cluster: Cluster, target: Target) -> dict[tuple[str, str, str], subprocess.CompletedProcess[str]]:
+    """What each of mallory's clients met, all beside each other: a client mostly waits for its time limit."""
     python = cluster.run("sh", "-c", "command -v python").stdout.strip()
-    done = cluster.lab.exec(
-        [python, "-c", ATTACK, target.addresses[victim], kind], node=place, user="mallory", timeout=90
+    tried = [(place, victim, kind) for place, victim in PAIRS for kind in KINDS]
+    started = (
+        cluster.lab.popen([python, "-c", ATTACK, target.addresses[victim], kind], node=place, user="mallory")
+        for place, victim, kind in tried
     )
+    return dict(zip(tried, together(started, 90), strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("place", "victim"), PAIRS)
+def test_a_foreign_ucx_client_is_refused(
+    foreign: dict[tuple[str, str, str], subprocess.CompletedProcess[str]], place: str, victim: str, kind: str
+) -> None:
+    done = foreign[place, victim, kind]
     lines = [line for line in done.stdout.splitlines() if line.startswith(("IN", "refused"))]
     assert len(lines) == 1, done.stdout + done.stderr
     assert lines[0].startswith("refused"), lines
 
 
-def test_refusals_are_logged(cluster: Cluster, target: Target) -> None:
+def test_refusals_are_logged(foreign: object, target: Target) -> None:
     assert "hpcml.tls: refused" in (target.directory / "logs/scheduler.log").read_text()
     assert "refused a UCX peer" in (target.directory / "logs/worker-n2.log").read_text()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ALL_NODES, Cluster
+from conftest import Cluster
 from hpcml import errors
 
 pytestmark = pytest.mark.lab
@@ -54,10 +54,8 @@ def test_all_roles_tell_their_versions(cluster: Cluster, image: Path) -> None:
         assert ready["words"].startswith("6 roles, python 3.")
         assert ready["seconds"] < 10
         assert ended.times()["environment-ready"] <= ended.times()["driver-started"]
-        told = sorted(
-            path.name.rpartition("@")[0].rpartition("@")[0] for path in ended.directory.glob("attempts/0/versions/*")
-        )
-        assert told == ["scheduler@n1", *(f"worker@{node}" for node in ALL_NODES)]
+        left = [path.name.partition("@")[0] for path in ended.directory.glob("attempts/0/versions/*")]
+        assert left == ["scheduler"]  # a worker task with the same versions takes its own note away at its end
         label = "image" if options else "python"
         assert f"✓ {label:<10} 6 roles, python 3." in ended.err
         shown = cluster.run("hpcml", "status", "last").stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 
@@ -9,6 +10,7 @@ import pytest
 
 from conftest import Cluster
 from hpcml import errors
+from staged import record
 
 pytestmark = pytest.mark.lab
 
@@ -37,11 +39,14 @@ def test_a_run_with_an_account(accounted: Cluster) -> None:
 
 
 def test_an_account_that_slurm_does_not_know(accounted: Cluster) -> None:
-    done = accounted.run(*accounted.command(SCRIPT, "--wait", "--account", "nobody_s"))
+    done = accounted.run(*accounted.command(SCRIPT, "--wait", "--name", "nobody", "--account", "nobody_s"))
     assert done.returncode == errors.REFUSED
     assert "Slurm does not know this account" in done.stderr
     assert "Traceback" not in done.stderr
     assert accounted.run("squeue", "--noheader").stdout == ""
+    found = json.loads(accounted.run("hpcml", "why", "nobody", "--json").stdout)
+    record("bad account", found, "Slurm does not know this account")
+    assert (found["known"], found["rule"]) == (True, "account"), found
 
 
 def test_more_than_the_qos_allows_is_said_in_words(accounted: Cluster) -> None:

@@ -103,6 +103,13 @@ def photograph(svg: str, width: int, picture: Path, back: str) -> None:
         shown.screenshot(path=str(picture), full_page=True)
 
 
+def top_of(path: Path, picture: Path) -> None:
+    """Write what a browser shows first of a page that is a file."""
+    with page(1000, 1000) as shown:
+        shown.goto(path.as_uri())
+        shown.screenshot(path=str(picture))
+
+
 def as_notebook(cells: Sequence[str]) -> str:
     """Return the file of a notebook with such cells."""
     rows: list[dict[str, Any]] = [{"cell_type": "code", "execution_count": None, "id": f"cell-{place}", "metadata": {}, "outputs": [], "source": text}

@@ -18,10 +18,13 @@ from contextlib import closing
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cli"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 
 import browser
 import svg
 
+import report_samples
+from hpcml.report.make import make
 from screen import Cell, Line, Result, run
 
 PICTURES = Path(__file__).resolve().parents[2] / "docs/pictures"
@@ -46,6 +49,8 @@ SCRIPTS = {
     "client = hpcml.connect()\nprint(client.submit(share, 1, 0).result())\n",
     "busy.py": "import dask.array as da\nimport hpcml\n\nclient = hpcml.connect()\nx = da.random.default_rng(0).normal(size=(40_000, 2_000), chunks=(500, 2_000))\n"
     "for step in range(1_000):\n    (x.T @ x - step).sum().compute()\n",
+    "sums.py": "import dask.array as da\nimport hpcml\n\nclient = hpcml.connect()\nx = da.random.default_rng(0).normal(size=(8_000, 1_000), chunks=(500, 1_000))\n"
+    "for step in range(1, 1_000):\n    print('sum', round(float((x + step).sum().compute())), 'at step', step, flush=True)\n",
     "typo.py": "import hpcml\n\nclient = hpcml.connect(\nprint(client)\n",
 }
 
@@ -225,6 +230,17 @@ def _runs(desk: Desk) -> None:
     terminal(desk, "runs", "hpcml ls", "hpcml status first")
 
 
+def _top(desk: Desk) -> None:
+    """Take the picture of a view when tasks have been counted for a while."""
+    desk.piped("hpcml submit --detach --nodes 4 sums.py")
+    typed = "hpcml top sums"
+    moment = "at step 20"  # the end of a line, which is drawn whole then
+    seen = run(["bash", "-c", typed], 80, desk.environment, desk.folder, keys={moment: b"q"}, rows=24, timeout=300)
+    desk.piped("hpcml cancel sums; hpcml wait sums")
+    lines = [*prompt(typed, 80), *seen.moments[moment]]
+    (PICTURES / "top.svg").write_text(svg.render(lines, 80, svg.THEMES["dark"], [0]))
+
+
 def _dashboard(desk: Desk) -> None:
     desk.piped("hpcml submit --detach --nodes 4 busy.py")
     with browser.tunnel(["busy"], desk.environment, desk.folder) as address:
@@ -252,12 +268,20 @@ def _fabric(desk: Desk) -> None:
         print(f"fabric.svg stays as it is: {done.stderr.strip().splitlines()[-1:]} (make lab)")
 
 
+def _report(desk: Desk) -> None:
+    """Photograph the report of a run on eight GPUs, whose samples are made up."""
+    paths = report_samples.write(desk.home / "train-20261121-074500-1a2b", report_samples.EXAMPLE)
+    browser.top_of(make(paths, 0), PICTURES / "report.png")
+
+
 DOCUMENTED: dict[str, Callable[[Desk], None]] = {
     "submit": lambda desk: terminal(desk, "submit", "hpcml submit --nodes 4 first.py"),
     "runs": _runs,
+    "top": _top,
     "dashboard": _dashboard,
     "jupyter": _jupyter,
     "fabric": _fabric,
+    "report": _report,
 }
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 import pytest
 
+import suite
 import tables
+from tests import run_tiers
 
 
 def test_pages_show_what_the_files_hold() -> None:
@@ -15,3 +20,31 @@ def test_pages_show_what_the_files_hold() -> None:
 def test_a_page_without_its_place_is_refused() -> None:
     with pytest.raises(ValueError, match="the page lacks"):
         tables.page_with("nothing here", "start", "a table")
+
+
+def test_the_suite_s_table_names_what_failed_and_in_which_round() -> None:
+    run = {"tiers": "unit+cli", "busy": 4, "load_before": 0.1, "seconds": 60.0, "processor": 90.0, "cases": 3, "lines": 7,
+           "failed": [], "date": "today", "command": "suite.py", "machine": {"cores": 2, "processor": "P"}}  # fmt: skip
+    shown = suite.table({"runs": [run, {**run, "seconds": 120.0, "failed": ["cli: test_a"]}]}).splitlines()
+    assert shown[2] == "| unit, cli | 4 | 3 | 7 | 1.5 (1.0 to 2.0) | 1.5 (1.5 to 1.5) | 0.1 | 1 of 2 |"
+    assert shown[4:] == ["* unit+cli, 4 busy loops, round 2: cli: test_a", "* today, 2 cores, P; `suite.py`"]
+
+
+def test_busy_loops_are_counted_and_end() -> None:
+    with suite.loops(1) as pids:
+        end = time.monotonic() + 60
+        while suite.seconds_of(pids) < 0.02 and time.monotonic() < end:
+            time.sleep(0.01)
+        assert suite.seconds_of(pids) >= 0.02
+    with pytest.raises(FileNotFoundError):
+        suite.seconds_of(pids)
+
+
+def test_a_test_s_parts_are_one_case_and_one_that_fails_fails_it(tmp_path: Path) -> None:
+    report = tmp_path / "tier.xml"
+    assert run_tiers.outcomes(report) == {}
+    report.write_text('<testsuites><testsuite><testcase classname="m" name="a"/><testcase classname="m" name="a"><failure/></testcase>'
+                      '<testcase classname="m" name="b"><skipped/></testcase></testsuite></testsuites>')  # fmt: skip
+    found = run_tiers.outcomes(report)
+    assert found == {"m.a": {"failure"}, "m.b": {"skipped"}}
+    assert [name for name, words in found.items() if run_tiers.failed(words)] == ["m.a"]

@@ -10,7 +10,7 @@ import table
 
 
 def test_tables_show_what_the_files_hold() -> None:
-    """docs/benchmarks/README.md against gpu-*.json; `python3 tests/gpu/table.py` writes it."""
+    """docs/benchmarks/README.md against gpu-*.json; `python3 tests/bench/gpu/table.py` writes it."""
     assert table.main(["--check"]) == 0
 
 

@@ -41,9 +41,9 @@ def test_of_a_job(subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPatch) ->
             assert description
             monkeypatch.setenv("COLUMNS", "1000")
             monkeypatch.setattr("hpcml.help_layout.WIDEST", 1000)
-            wide = job.parser(path.stem, description, rows=1000).format_help()
+            wide = job.Parser(path.stem, description, rows=1000).format_help()
             monkeypatch.setenv("COLUMNS", str(width))
-            text = job.parser(path.stem, description, rows=1000).format_help()
+            text = job.Parser(path.stem, description, rows=1000).format_help()
             check(text, wide, width)
             assert re.search(r"^    (python|hpcml) .*", text, re.MULTILINE)  # examples are lines of their own
 

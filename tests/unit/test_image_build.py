@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import json
 import os
 import pwd
@@ -10,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +198,31 @@ def test_what_a_command_started_may_clean_up_after_the_command_has_ended(tmp_pat
     with pytest.raises(KeyboardInterrupt):
         subprocesses.stream(command, 60, interrupt)
     assert (tmp_path / "clean").exists()
+
+
+def test_what_has_ended_and_is_not_collected_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container whose first process collects nobody: here this process gets the orphans, and leaves them."""
+    in_vain: list[bool] = []
+    child = subprocesses.Child(["sh", "-c", "sleep 60 & wait"])
+
+    def sleep(seconds: float, real: Callable[[float], None] = time.sleep) -> None:
+        in_vain.append(not living(child.process.pid))
+        assert sum(in_vain) < 3, "it waits for processes that have ended"
+        real(seconds)
+
+    be_subreaper = functools.partial(ctypes.CDLL(None, use_errno=True).prctl, 36)  # PR_SET_CHILD_SUBREAPER
+    assert be_subreaper(1) == 0
+    try:
+        end = time.monotonic() + 60
+        while len(living(child.process.pid)) < 2 and time.monotonic() < end:
+            time.sleep(0.02)
+        monkeypatch.setattr(time, "sleep", sleep)
+        child.stop()
+        os.killpg(child.process.pid, 0)  # the orphan is still there, so this was tried
+    finally:
+        be_subreaper(0)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(-child.process.pid, 0)
 
 
 def test_a_signal_that_comes_while_the_command_starts_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,7 +107,7 @@ def test_the_two_rapids_differ_in_cuda_only() -> None:
 
 
 def test_the_pack_of_the_gpu_tier_has_these_versions() -> None:
-    wheels = tomllib.loads((ROOT / "tests/gpu/pins.toml").read_text())["wheels"]
+    wheels = tomllib.loads((ROOT / "tests/bench/gpu/pins.toml").read_text())["wheels"]
     pinned = dict(word.split("==") for words in wheels.values() for word in words)
     for name in ("dask", "distributed", "dask-cuda", "dask-ml"):
         assert pinned[name] == PINS[name]

@@ -95,6 +95,19 @@ def test_the_time_limit_is_not_overruled(state: EndsAtOnce, monkeypatch: pytest.
     assert end_of(state, why, BY_KERNEL, monkeypatch, starved=True) == why
 
 
+@pytest.mark.parametrize("status", [errors.TIME_LIMIT, errors.CANCELLED])
+def test_a_script_that_has_saved_stopped_at_the_time_limit(
+    status: int, state: EndsAtOnce, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its save ended only then; a run that was cancelled stays so."""
+    code = f"import time\ntime.sleep(0.3)\nraise SystemExit({errors.STOPPED})\n"
+    why = Outcome(status, "driver", "scheduler", "it was told to end")
+    outcome = end_of(state, why, code, monkeypatch)
+    stopped = (errors.STOPPED, "script", "TIMEOUT")
+    told = (outcome.exit_status, outcome.by, outcome.state)
+    assert told == (stopped if status == errors.TIME_LIMIT else (status, "scheduler", "CANCELLED"))
+
+
 SAYS = """
 import json, socket, sys, time
 line = socket.socket(socket.AF_UNIX)

@@ -123,3 +123,19 @@ def test_many_nodes_and_two_versions(context: Context) -> None:
         context, worker_n1={**OWN, "dask": "1"}, worker_n2={**OWN, "dask": "1"}, worker_n3={**OWN, "dask": "2"}
     )
     assert compared.ends.endswith("1 in the workers on n1, the workers on n2, 2 in the workers on n3")
+
+
+def test_a_worker_s_note_goes_at_its_end_where_the_scheduler_s_says_the_same(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What differs is kept: it is what one looks for."""
+    tell(context, "scheduler@n1", OWN)
+    monkeypatch.setattr(versions, "here", lambda: OWN)
+    alike = versions.tell(context, "worker")
+    monkeypatch.setattr(versions, "here", lambda: {**OWN, "numpy": "1"})
+    other = versions.tell(context, "worker")
+    for note in (alike, other, alike):
+        versions.forget(note)
+    assert not alike.exists()
+    assert other.exists()
+    assert len(files.listed(context.attempt.versions)) == 2

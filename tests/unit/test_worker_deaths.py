@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import signal
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -58,3 +61,18 @@ def test_neither(node: worker_parent.Node, monkeypatch: pytest.MonkeyPatch) -> N
     assert "killed by SIGKILL" in die(node)
     monkeypatch.setattr(worker_parent, "oom_kills", lambda: 4)
     assert "exit status 1" in die(node, 1)  # the kernel took something else
+
+
+def test_a_node_that_cannot_be_sampled_goes_on(
+    node: worker_parent.Node, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fork() -> int:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(os, "fork", fork)
+    settings: Any = SimpleNamespace(sample_every=5.0, gpu=None)
+    worker_parent._sample(node.context._replace(settings=settings))
+    assert capsys.readouterr().err == "hpcml: n1 is not sampled: Resource temporarily unavailable.\n"
+    settings.sample_every = 0.0
+    worker_parent._sample(node.context._replace(settings=settings))
+    assert capsys.readouterr().err == ""

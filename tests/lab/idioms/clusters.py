@@ -1,6 +1,7 @@
 """A LocalCluster by what its object offers, and the addresses that lead to it."""
 
 import json
+import time
 
 import dask.array as da
 from distributed import Client, LocalCluster
@@ -9,7 +10,10 @@ if __name__ == "__main__":
     found = {}
     with LocalCluster(n_workers=2, threads_per_worker=1, memory_limit="1GiB", dashboard_address=":0") as cluster:
         cluster.scale(4)
-        cluster.wait_for_workers(4, timeout=120)
+        cluster.wait_for_workers(4, timeout=120)  # Dask's own object knows of them a moment later
+        deadline = time.monotonic() + 60
+        while len(cluster.workers) < 4 and time.monotonic() < deadline:
+            time.sleep(0.1)
         found["workers"] = len(cluster.workers) >= 4
         found["link"] = bool(cluster.dashboard_link)
         with Client(cluster) as client:

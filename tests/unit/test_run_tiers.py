@@ -1,0 +1,63 @@
+"""How the lab tier is divided between two labs, and made one result again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests import run_tiers
+from tests.run_tiers import Part, Result
+
+LAB = next(tier for tier in run_tiers.TIERS if tier.name == "lab")
+
+
+@pytest.fixture
+def two_labs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_tiers, "_no_second_lab", lambda: "")
+    monkeypatch.setattr(run_tiers, "_lab", lambda *_: "")
+
+
+@pytest.mark.usefixtures("two_labs")
+def test_each_file_of_the_lab_tier_is_in_one_of_the_two_labs() -> None:
+    first, second = (part.paths for part in run_tiers._parts(LAB))
+    assert sorted([*first, *second]) == [f"tests/lab/{path.name}" for path in sorted(Path("tests/lab").glob("test_*"))]
+    assert len(first) > 10
+    assert len(second) > 10
+
+
+def test_a_small_machine_has_one_lab(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    assert run_tiers._parts(LAB) == [Part("lab", "lab", (), LAB.paths)]
+
+
+def test_two_labs_are_one_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_tiers, "_report", lambda name: tmp_path / f"{name}.xml")
+    parts = [Part(f"lab-{number}", "lab", (), ()) for number in (1, 2)]
+    for part, words in zip(parts, ("", "<failure/>"), strict=True):
+        case = f'<testcase classname="m" name="{part.name}">{words}</testcase>'
+        (tmp_path / f"{part.name}.xml").write_text(f"<testsuites><testsuite>{case}</testsuite></testsuites>")
+    run_tiers._merge_reports(LAB, parts)
+    assert run_tiers.outcomes(tmp_path / "lab.xml") == {"m.lab-1": set(), "m.lab-2": {"failure"}}
+    one = Result("lab", ran=3, skipped=1, seconds=50, parts={parts[0]: 0})
+    two = Result("lab", ran=2, failed=1, seconds=70, broken=True, parts={parts[1]: 1})
+    whole = run_tiers._sum(LAB, [one, two])
+    assert (whole.ran, whole.skipped, whole.failed, whole.seconds, whole.broken) == (5, 1, 1, 70, True)
+    assert whole.parts == {parts[0]: 0, parts[1]: 1}
+
+
+def test_what_failed_runs_again_in_its_own_lab(monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests) -> None:
+    ran: list[str] = []
+
+    def pytest_of(part: Part, _output: None, *options: str) -> Result:
+        assert "--last-failed" in options
+        ran.append(part.name)
+        return Result("lab", ran=1)
+
+    monkeypatch.setattr(run_tiers, "_pytest", pytest_of)
+    for failures, again in (((0, 2), ["lab-2"]), ((1, 1), ["lab-1", "lab-2"]), ((0, 0), [])):
+        with subtests.test(failures=failures):
+            parts = {Part(f"lab-{number}", "lab", (), ()): count for number, count in enumerate(failures, 1)}
+            run_tiers._run_again(Result("lab", failed=sum(failures), parts=parts))
+            assert ran == again
+            ran.clear()
