@@ -53,6 +53,7 @@ bench: $(ENVIRONMENT)  ## bring-up against the hand-written script and dask-jobq
 
 pictures: $(ENVIRONMENT)  ## make the pictures of the documentation again, from real runs (Chromium)
 	$(BIN)/python tests/pictures/make.py
+	$(BIN)/python tests/pictures/gallery_pages.py
 
 docs: $(ENVIRONMENT)  ## check that the documentation's commands and links hold
 	$(BIN)/pytest -q tests/test_docs.py
