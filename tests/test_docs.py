@@ -427,6 +427,9 @@ def session(blocks: list[Block], *, on_lab: bool = False) -> str:
     lines = [CHECK, TERMINAL, *(saved(name, text) for name, text in GIVEN.items()), 'top="$PWD"']
     for block in blocks:
         run = block.run or {}
+        if block.language == "yaml":
+            lines.append(f'(cd "$top" || exit 1\n{saved(run["file"], block.text)}\n)')
+            continue
         if block.language == "python":
             name = run["file"]
             lines.append(f'(cd "$top" || exit 1\n{saved(name, block.text)}\n)')

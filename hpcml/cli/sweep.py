@@ -43,7 +43,7 @@ def add_options(parser: ArgumentParser) -> None:
     add = group.add_argument
     add("--grid", action="append", metavar="NAME=VALUES", help="k=8,16,32 or k=range(1,4) (repeatable)")
     add("--zip", action="append", nargs="+", metavar="NAME=VALUES", help="values in pairs: a=1,2 b=3,4 (repeatable)")
-    add("--points", action="append", metavar="FILE", help="a row a point: .csv with a line of names, or .jsonl")
+    add("--points", action="append", metavar="FILE", help="a row a point: .csv or .jsonl; or a sweep file: .yaml")
     text = "N draws: 50 x=uniform(0,1) k=randint(1,9) c=choice(a,b) r=loguniform(1e-4,1)"
     add("--random", action="append", nargs="+", metavar="N NAME=…", help=text)
     add("--seed", metavar="SEED", default="0", help="of --random (0)")
@@ -177,7 +177,9 @@ def _tell_causes(rows: Sequence[table.Row]) -> None:
 
 def _begin(options: Namespace) -> int:
     """Submit the points that no run has ended or goes on with."""
-    wanted = points.points(_request(options))
+    request = _request(options)
+    wanted = points.points(request)
+    metric, maximize = points.metric_of_files(request)
     spec = submit.script_spec(options)
     if spec.form:
         hint = "Submit it by itself, or call it from a Python file."
@@ -211,8 +213,8 @@ def _begin(options: Namespace) -> int:
         old._replace(
             points=tuple(planned),
             runs=(*old.runs, prepared.plan.run_id),
-            metric=options.metric or old.metric,
-            maximize=options.maximize or old.maximize,
+            metric=options.metric or metric or old.metric,
+            maximize=options.maximize or maximize or old.maximize,
         ),
     )
     return submit.hand_over(options, prepared._replace(points=_for_the_nodes(name, chosen, max_fails)))
