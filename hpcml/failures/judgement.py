@@ -245,10 +245,13 @@ def _raised(end: Ending, hits: Sequence[Hit]) -> Cause:
         remedy = cause.remedy if cause.nodes else end.hint or cause.remedy  # the hint is for the script's own node
         return cause._replace(evidence=shown[:_SHOWN], followed=later, remedy=remedy)
     name = chain[index].partition(":")[0]
-    short = f"{name} in {_short(file)}:{number}" if own else name
-    what = f"the script raised {lines[index].text}"
+    if name == "SystemExit":  # sys.exit("words")
+        lines[index] = lines[index]._replace(text=lines[index].text.removeprefix("SystemExit: "))
+    short = f"{'sys.exit' if name == 'SystemExit' else name} in {_short(file)}:{number}" if own else name
+    verb = "ended itself:" if name == "SystemExit" else "raised"
+    what = f"the script {verb} {lines[index].text}"
     line = lines[index]._replace(text=_at(lines[index].text, own))
-    remedy = end.hint or "The traceback in the script's log shows how it came there."
+    remedy = end.hint or ("" if name == "SystemExit" else "The traceback in the script's log shows how it came there.")
     nodes = dict.fromkeys(hit.line.node for hit in hits if hit.rule.name == "task-error" and hit.groups[0] == name)
     return Cause(what, short, True, "script-error", remedy, Retry.NONE, (line,), later, 1, tuple(nodes))
 

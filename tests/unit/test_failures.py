@@ -6,6 +6,8 @@ import asyncio
 import itertools
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -134,6 +136,7 @@ FULL = ("OSError", "[Errno 28] No space left on device")
         ((("RuntimeError", "no result"), FULL), False, "disk-full", "disk"),
         ((("ConfigError", "no x"), ("KeyError", "'x'")), True, "script-error", "ConfigError: no x"),
         ((("ConfigError", "no x"), ("KeyError", "'x'")), False, "script-error", "KeyError: 'x'"),
+        ((("SystemExit", "no data"), ("FileNotFoundError", "x.csv")), True, "script-error", "ended itself: no data"),
         ((("TimeoutError", "Only 3/4 workers arrived after 60"), ("CancelledError", "")), False, "wait-workers", "workers"),
         ((("RuntimeError", "P2P 5fd1 failed during transfer phase"), ("RuntimeError", "")), False, "shuffle", "shuffle"),
     ],
@@ -145,6 +148,23 @@ def test_the_first_of_a_chain_of_errors_is_the_cause(
     end.error["chain"][1]["handled"] = handled
     found = cause(end, [])
     assert (found.rule, words in found.what) == (rule, True), found
+
+
+def test_the_words_that_a_script_ends_with_are_written_down(tmp_path: Path) -> None:
+    """``sys.exit("words")`` leaves them as the cause, and Python's status and output; a number leaves nothing."""
+    script, note = tmp_path / "job.py", tmp_path / "note.json"
+    start = "from hpcml.node.script.launcher import main; main()"
+    for end, left in (('"no\\ndata"', True), ("3", False), ("None", False), ("", False)):
+        script.write_text(f"import sys\nsys.exit({end})\n")
+        plain = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+        done = subprocess.run([sys.executable, "-c", start, script], capture_output=True, text=True, check=False,
+                              env=os.environ | {"HPCML_SCRIPT_ERROR": str(note)})  # fmt: skip
+        assert (done.returncode, done.stderr, done.stdout) == (plain.returncode, plain.stderr, plain.stdout)
+        assert note.exists() == left
+        if left:
+            error = evidence.script_error(note)
+            assert (error["chain"][0]["message"], error["line"]) == ("no\ndata", 2)
+            note.unlink()
 
 
 def test_an_error_that_speaks_for_another_gives_it_the_word() -> None:

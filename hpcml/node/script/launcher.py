@@ -68,8 +68,13 @@ def main() -> None:
     builtins = namespace["__builtins__"]
     namespace.clear()
     namespace.update(facts, __name__="__main__", __builtins__=builtins, __doc__=None, __annotations__={})
-    with recording:
-        exec(code, namespace)  # noqa: S102 - it is what was submitted
+    try:
+        with recording:
+            exec(code, namespace)  # noqa: S102 - it is what was submitted
+    except SystemExit as end:  # sys.exit("no such file"): Python prints the words, and they are the cause
+        if end.code is not None and not isinstance(end.code, int):
+            _write_down(end, _described(SystemExit, end, end.__traceback__))
+        raise
 
 
 def _of_module(name: str) -> tuple[CodeType, dict[str, Any]]:
@@ -94,6 +99,12 @@ def _of_module(name: str) -> tuple[CodeType, dict[str, Any]]:
 
 def print_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Print an uncaught exception as Python does, without hpcml's frames, and with the names of the original files."""
+    described = _described(kind, error, trace)
+    print("".join(described.format()), file=sys.stderr, end="")
+    _write_down(error, described)
+
+
+def _described(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> TracebackException:
     import traceback
 
     while trace and (trace.tb_frame.f_globals is globals() or trace.tb_frame.f_code.co_filename == "<string>"):
@@ -101,13 +112,13 @@ def print_error(kind: type[BaseException], error: BaseException, trace: Tracebac
     described = traceback.TracebackException(kind, error, trace, compact=True)
     if _CODE_OF:
         _name_originals(described, f"{os.environ['HPCML_RUN_DIR']}/code/", f"{_CODE_OF}/")
-    print("".join(described.format()), file=sys.stderr, end="")
-    if _NOTE and os.getpid() == _PROCESS:  # not of a process that the script has forked
-        _write_down(error, described)
+    return described
 
 
 def _write_down(error: BaseException | None, described: TracebackException) -> None:
     """Write type, message, file and line of an error and of its causes, for the hint at the run's end."""
+    if not _NOTE or os.getpid() != _PROCESS:  # not of a process that the script has forked
+        return
     path, sys.path[:] = list(sys.path), [entry for entry in sys.path if entry.startswith((sys.prefix, sys.base_prefix))]
     try:
         import json
