@@ -6,14 +6,14 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hpcml.cli import common, submit
 from hpcml.errors import UsageError
 from hpcml.runs import directories
 from hpcml.schedulers.request import job_name
 from hpcml.sites import layers
-from hpcml.sweeps import keys, points, store, table
+from hpcml.sweeps import keys, lock, points, store, table
 from hpcml.terminal import columns, fit, say, say_fitted, shown
 from hpcml.units import format_seconds
 
@@ -179,7 +179,6 @@ def _begin(options: Namespace) -> int:
     """Submit the points that no run has ended or goes on with."""
     request = _request(options)
     wanted = points.points(request)
-    metric, maximize = points.metric_of_files(request)
     spec = submit.script_spec(options)
     if spec.form:
         hint = "Submit it by itself, or call it from a Python file."
@@ -190,34 +189,83 @@ def _begin(options: Namespace) -> int:
     _check_arguments(wanted, spec.arguments)
     submit.check_modes(options)
     max_fails = None if options.max_fails is None else common.whole(options.max_fails, "--max-fails")
+    asked = _Asked(max_fails, *points.metric_of_files(request))
     name = job_name(spec)
     prepared = submit.prepare_to_submit(options, spec._replace(name=name, sweep=name))
     runs = Path(prepared.plan.directory).parent
     planned = _planned(prepared, wanted)
+    if options.dry_run:
+        _look_again(options, prepared, planned, say_it=True)
+        return 0
+    agreed, told = options.yes, False
+    while True:  # once, or twice where a question is asked: it holds up nobody else
+        with lock.held(runs, name, prepared.plan.run_id):
+            look = _look_again(options, prepared, planned, say_it=not told)
+            if not look.chosen:
+                return 0
+            if agreed or not look.stale:
+                started = _submit(options, prepared, look, asked)
+                break
+        told = agreed = True
+        question = f"{look.stale} points are stale, made by another script, image or arguments. Run them again?"
+        if not common.confirmed(question, yes=False):
+            say("Nothing was submitted.", sys.stderr)
+            return 1
+    return _go_on(options, started)
+
+
+class _Asked(NamedTuple):
+    """What the command says of the whole sweep; ``metric`` and ``maximize`` are those of files of points."""
+
+    max_fails: int | None
+    metric: str
+    maximize: bool
+
+
+class _Look(NamedTuple):
+    """How the sweep stands before a submission, and the points that are to run; ``stale`` counts as ``store.stale``."""
+
+    before: store.Sweep
+    planned: list[store.Planned]
+    chosen: list[store.Planned]
+    stale: int
+
+
+def _look_again(options: Namespace, prepared: Prepared, planned: list[store.Planned], *, say_it: bool) -> _Look:
+    """Look at what the sweep's runs have written, and say what is to run."""
+    name, runs = prepared.spec.sweep, Path(prepared.plan.directory).parent
     before = store.load(runs, name)
     standing = store.standing(runs, before) if before else store.Standing({}, {})
     chosen = _chosen(planned, standing, only_failed=options.only_failed)
-    _tell(prepared, planned, chosen, standing)
-    stale = store.stale(planned, standing)
-    if not chosen or options.dry_run:
-        if options.json:
-            common.print_json(_facts(name, planned, chosen, standing))
-        return 0
-    question = f"{stale} points are stale, made by another script, image or arguments. Run them again?"
-    if stale and not common.confirmed(question, options.yes):
-        say("Nothing was submitted.", sys.stderr)
-        return 1
-    old = before or store.Sweep(name)
+    if say_it:
+        _tell(prepared, planned, chosen, standing)
+    if options.json and (options.dry_run or not chosen):
+        common.print_json(_facts(name, planned, chosen, standing))
+    return _Look(before or store.Sweep(name), planned, chosen, store.stale(planned, standing))
+
+
+def _submit(options: Namespace, prepared: Prepared, look: _Look, asked: _Asked) -> directories.Run:
+    """Write the sweep's record and submit a run for the chosen points."""
+    from hpcml.runs import submit as submission
+
+    old, runs = look.before, Path(prepared.plan.directory).parent
     store.save(
         runs,
         old._replace(
-            points=tuple(planned),
+            points=tuple(look.planned),
             runs=(*old.runs, prepared.plan.run_id),
-            metric=options.metric or metric or old.metric,
-            maximize=options.maximize or maximize or old.maximize,
+            metric=options.metric or asked.metric or old.metric,
+            maximize=options.maximize or asked.maximize or old.maximize,
         ),
     )
-    return submit.hand_over(options, prepared._replace(points=_for_the_nodes(name, chosen, max_fails)))
+    return submission.submit(prepared._replace(points=_for_the_nodes(old.name, look.chosen, asked.max_fails)))
+
+
+def _go_on(options: Namespace, run: directories.Run) -> int:
+    """Say what was submitted, and wait for its end or not."""
+    waits = options.wait or (not options.detach and not options.json and sys.stderr.isatty() and sys.stdout.isatty())
+    submit.announce(run, as_json=options.json and not waits)
+    return submit.wait_for_end(run, as_json=options.json) if waits else 0
 
 
 def _request(options: Namespace) -> points.Request:

@@ -115,13 +115,20 @@ def save(runs: Path, sweep: Sweep) -> None:
     path = path_of(runs, sweep.name)
     points = [{"key": one.key, "values": [list(value) for value in one.point]} for one in sweep.points]
     facts = {"points": points, "runs": sweep.runs, "metric": sweep.metric, "maximize": sweep.maximize}
+    make_folder(runs, sweep.name)
+    with directories.storage(path):
+        directories.write_json(path, facts)
+
+
+def make_folder(runs: Path, name: str) -> None:
+    """Make the folder of a sweep; StorageError if it cannot be made, or is another's."""
+    path = path_of(runs, name)
     with directories.storage(path):
         for folder in (runs, path.parent.parent, path.parent):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for folder in (path.parent.parent, path.parent):
             if not files.is_own_folder(folder):
                 raise StorageError("The folder is not yours, or is none", place=str(folder), hint="Remove it.")
-        directories.write_json(path, facts)
 
 
 def standing(runs: Path, sweep: Sweep) -> Standing:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +97,25 @@ def test_only_what_is_missing_is_submitted(world: World) -> None:
     assert {key: value for key, value in json.loads(out).items() if key != "runs"} == {
         "sweep": "job", "points": 4, "ok": 3, "failed": 1, "under way": 0, "missing": 0,
     }  # fmt: skip
+
+
+def test_two_commands_at_once_submit_the_points_once(world: World) -> None:
+    world.answer("sbatch", sleep=3, then=True)
+    words = [str(world.command), "sweep", "--site", "slurm", *GRID]
+    with subprocess.Popen(words, env=world.environment, cwd=world.project, stderr=subprocess.PIPE, text=True) as first:
+        lock = world.runs / "sweeps/job/lock"
+        deadline = time.monotonic() + 120
+        while not lock.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        _, said = sweep(world, *GRID, status=errors.USAGE)
+        assert "hpcml: Another command is submitting points of the sweep 'job': process" in said
+        assert first.communicate(timeout=120)[1]
+    assert first.returncode == 0
+    assert not lock.exists()
+    world.answer("sbatch")
+    assert "4 under way, 0 to run" in sweep(world, *GRID)[1]
+    assert len([call for call in world.calls("sbatch") if "--test-only" not in call["arguments"]]) == 1
 
 
 def test_a_changed_script_is_asked_about(world: World) -> None:

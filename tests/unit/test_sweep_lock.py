@@ -1,0 +1,74 @@
+"""Who may submit points of a sweep: one command at a time, and none is kept out by one that is gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcml.errors import UsageError
+from hpcml.sweeps import lock
+
+
+def plant(runs: Path, **facts: Any) -> Path:
+    path = runs / "sweeps/job/lock"
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.write_text(json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "began": lock._began(os.getpid()),
+                                "run": "job-1", "time": 1.0} | facts))  # fmt: skip
+    return path
+
+
+def submitted(runs: Path) -> None:
+    (runs / "job-1").mkdir(mode=0o700)
+    (runs / "job-1/submission.json").write_text('{"job": "7", "site": "x"}')
+
+
+def test_who_holds_a_sweep_and_who_no_longer(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    cases: dict[str, tuple[dict[str, Any], Callable[[Path], object] | None, bool]] = {
+        "a living process": ({}, None, True),
+        "one whose number is another's by now": ({"began": "1"}, None, False),
+        "one that has ended": ({"pid": 2**22 + 1}, None, False),
+        "one of another machine": ({"host": "elsewhere"}, None, True),
+        "one of another machine that has submitted": ({"host": "elsewhere"}, submitted, False),
+    }
+    for number, (what, (facts, before, holds)) in enumerate(cases.items()):
+        runs = tmp_path / str(number)
+        path = plant(runs, **facts)
+        if before:
+            before(runs)
+        with subtests.test(what):
+            if not holds:
+                with lock.held(runs, "job", "job-2"):
+                    assert json.loads(path.read_text())["run"] == "job-2"
+                assert os.listdir(path.parent) == []
+                continue
+            with pytest.raises(UsageError, match="Another command is submitting points of the sweep 'job'") as raised:
+                lock.held(runs, "job", "job-2").__enter__()
+            assert ("remove" in str(raised.value.hint)) == ("host" in facts)
+            assert os.listdir(path.parent) == ["lock"]
+
+
+def test_of_many_at_once_one_gets_it(tmp_path: Path) -> None:
+    inside, most = [], []
+
+    def take(number: int) -> bool:
+        try:
+            with lock.held(tmp_path, "job", f"job-{number}"):
+                inside.append(number)
+                most.append(len(inside))
+                inside.remove(number)
+        except UsageError:
+            return False
+        return True
+
+    plant(tmp_path, pid=2**22 + 1)  # all find one that is gone
+    with ThreadPoolExecutor(8) as pool:
+        assert any(pool.map(take, range(64)))
+    assert max(most) == 1
+    assert os.listdir(tmp_path / "sweeps/job") == []
