@@ -51,6 +51,7 @@ COMMANDS = {
     "tunnel": ("[OPTIONS] [RUN]", "open a run's dashboard on your laptop"),
     "site": ("ls | show [SITE]", "list and show site profiles"),
     "image": ("build | show | check | ls", "build, show, check and list images"),
+    "pack": ("[-o FILE]", "write hpcml as one file, for a login node that installs nothing"),
 }
 _TAKE_A_SCRIPT = ("submit", "run", "plan")
 

@@ -99,7 +99,3 @@ def _end(run: directories.Run, by: str, message: str, hint: str = "") -> None:
     words = {"phase": "queued", "by": by, "message": message, "hint": hint, "quote": []}
     directories.write_json(run.paths.status, facts | words)
     sys.exit(CANCELLED)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hpcml import files, subprocesses
+from hpcml import assets, files, subprocesses
 from hpcml.errors import NotFoundError, SiteError, UsageError
 from hpcml.paths import RunPaths
 from hpcml.schedulers import JobEnd, JobLayout, JobRequest, JobState, Prospect, Submission, slurm
@@ -17,6 +17,13 @@ from hpcml.sites.schema import Site
 ONE_MACHINE = True
 clean_environment = slurm.clean_environment  # a run from within a job is no part of that job
 
+# What waits for other runs; hpcml need not be installed in this Python.
+_WAIT = """
+import pathlib, sys
+sys.path.append(sys.argv[1])
+from hpcml.runs import after
+after.main(pathlib.Path(sys.argv[2]))
+"""
 _GONE = JobState("UNKNOWN", "the run's processes are gone and left no word (killed, or the machine went down)")
 
 
@@ -41,7 +48,7 @@ def submit(site: Site, run: RunPaths) -> Submission:
     """Start the batch script in the background, or what waits for other runs and then becomes it."""
     words, blocked = ["bash", str(run.script)], []
     if files.read_json(run.plan).get("after"):
-        words = [sys.executable, "-P", "-m", "hpcml.runs.after", str(run.directory)]
+        words = [sys.executable, "-P", "-c", _WAIT, str(assets.package_root()), str(run.directory)]
         blocked = [signal.SIGTERM]  # until it can write that it was cancelled
     environment = clean_environment()
     try:

@@ -1,0 +1,76 @@
+"""How hpcml begins as one file: with a Python that is new enough, and unpacked once. Any Python 3 reads this module."""
+
+import importlib
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import zipfile
+
+DIGEST = "of what is in the file"  # which hpcml.installation.one_file writes here
+OLDEST = (3, 11)
+USABLE = "import sys; sys.exit(sys.version_info < (3, 11))"
+
+
+def fail(sentence: str, status: int) -> None:
+    """Say what is wrong as hpcml does, and end."""
+    sys.stderr.write("hpcml: " + sentence + "\n")
+    sys.exit(status)
+
+
+def become_newer() -> None:
+    """Go on with the newest Python on PATH, if it is new enough."""
+    for minor in range(40, OLDEST[1] - 1, -1):
+        found = shutil.which("python3." + str(minor))
+        if found and subprocess.call([found, "-c", USABLE], stderr=subprocess.DEVNULL) == 0:
+            os.execv(found, [found, *sys.argv])
+    here = ".".join(str(number) for number in sys.version_info[:2])
+    sentence = "It needs Python 3.11 or newer, and this is " + here + " (" + sys.executable + ").\n"
+    fail(sentence + "Load a newer one (module avail python), or name it: python3.11 " + sys.argv[0] + " …", 78)
+
+
+def unpacked(archive: str) -> str:
+    """Return the folder with what is in the archive; it is made whole or not at all, by whoever comes first."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(cache):
+        cache = os.path.join(os.path.expanduser("~"), ".cache")
+    place = os.path.join(cache, "hpcml")
+    folder = os.path.join(place, DIGEST)
+    mask = os.umask(0o022)
+    try:
+        if not os.path.isdir(folder):
+            os.makedirs(place, 0o700, exist_ok=True)
+            new = tempfile.mkdtemp(prefix=".", dir=place)
+            try:
+                with zipfile.ZipFile(archive) as members:
+                    members.extractall(new, [name for name in members.namelist() if name.startswith("lib/")])
+                os.rename(os.path.join(new, "lib"), folder)
+            except OSError:
+                if not os.path.isdir(folder):  # nobody else was faster
+                    raise
+            finally:
+                shutil.rmtree(new, ignore_errors=True)
+        for path in (place, folder):
+            facts = os.lstat(path)
+            if facts.st_uid != os.geteuid() or not stat.S_ISDIR(facts.st_mode) or facts.st_mode & 0o022:
+                fail("Others could have changed what it unpacked (" + path + ").\nMove it away and try again.", 74)
+    except OSError as error:
+        why = (error.strerror or str(error)) + " (" + str(error.filename or place) + ")"
+        fail("It cannot be unpacked: " + why + ".\nMake room there, or set XDG_CACHE_HOME to a folder of yours.", 74)
+    finally:
+        os.umask(mask)
+    return folder
+
+
+def main() -> int:
+    """Run hpcml's command line."""
+    if sys.version_info[:2] < OLDEST:
+        become_newer()
+    sys.path[0] = unpacked(sys.path[0])
+    return int(importlib.import_module("hpcml.cli.main").main())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
