@@ -13,9 +13,10 @@ from hpcml.errors import UsageError
 from hpcml.runs import directories
 from hpcml.schedulers.request import job_name
 from hpcml.sites import layers
+from hpcml.sites.schema import Partition
 from hpcml.sweeps import keys, lock, points, store, table
 from hpcml.terminal import columns, fit, say, say_fitted, shown
-from hpcml.units import format_seconds
+from hpcml.units import Memory, format_seconds
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -50,7 +51,8 @@ def add_options(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("the sweep")
     add = group.add_argument
     add("--dry-run", action="store_true", help="say which points there are and what they cost; submit nothing")
-    add("--only-failed", action="store_true", help="run again what failed, and nothing else")
+    text = "run again what failed, and nothing else; or only by some causes: oom, timeout, node, error, unknown"
+    add("--only-failed", nargs="?", const="all", default="", metavar="CAUSE,…", help=text)
     add("--max-fails", metavar="N", help="begin no more points when more than N have failed")
     add("--metric", metavar="NAME", default="", help="what sorts the table (default: the first that is reported)")
     add("--maximize", action="store_true", help="the largest is the best")
@@ -204,7 +206,7 @@ def _begin(options: Namespace) -> int:
             if not look.chosen:
                 return 0
             if agreed or not look.stale:
-                started = _submit(options, prepared, look, asked)
+                started = _submit(options, look, asked)
                 break
         told = agreed = True
         question = f"{look.stale} points are stale, made by another script, image or arguments. Run them again?"
@@ -223,12 +225,16 @@ class _Asked(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """How the sweep stands before a submission, and the points that are to run; ``stale`` counts as ``store.stale``."""
+    """How the sweep stands before a submission, and the points that are to run; ``stale`` counts as ``store.stale``.
+
+    ``prepared`` is the run with what the causes of failures ask for.
+    """
 
     before: store.Sweep
     planned: list[store.Planned]
     chosen: list[store.Planned]
     stale: int
+    prepared: Prepared
 
 
 def _look_again(options: Namespace, prepared: Prepared, planned: list[store.Planned], *, say_it: bool) -> _Look:
@@ -236,19 +242,20 @@ def _look_again(options: Namespace, prepared: Prepared, planned: list[store.Plan
     name, runs = prepared.spec.sweep, Path(prepared.plan.directory).parent
     before = store.load(runs, name)
     standing = store.standing(runs, before) if before else store.Standing({}, {})
-    chosen = _chosen(planned, standing, only_failed=options.only_failed)
+    chosen, prepared, more = _chosen(options, prepared, planned, standing)
     if say_it:
-        _tell(prepared, planned, chosen, standing)
+        _tell(prepared, planned, chosen, standing, more)
     if options.json and (options.dry_run or not chosen):
-        common.print_json(_facts(name, planned, chosen, standing))
-    return _Look(before or store.Sweep(name), planned, chosen, store.stale(planned, standing))
+        common.print_json({**_facts(name, planned, chosen, standing), "more": list(more)})
+    return _Look(before or store.Sweep(name), planned, chosen, store.stale(planned, standing), prepared)
 
 
-def _submit(options: Namespace, prepared: Prepared, look: _Look, asked: _Asked) -> directories.Run:
+def _submit(options: Namespace, look: _Look, asked: _Asked) -> directories.Run:
     """Write the sweep's record and submit a run for the chosen points."""
     from hpcml.runs import submit as submission
 
-    old, runs = look.before, Path(prepared.plan.directory).parent
+    old, prepared = look.before, look.prepared
+    runs = Path(prepared.plan.directory).parent
     store.save(
         runs,
         old._replace(
@@ -295,16 +302,41 @@ def _planned(prepared: Prepared, wanted: Sequence[points.Point]) -> list[store.P
     return [store.Planned(keys.key(point, code, spec.arguments, image), point) for point in wanted]
 
 
-def _chosen(planned: Sequence[store.Planned], standing: store.Standing, *, only_failed: bool) -> list[store.Planned]:
-    """Return the points to run: those that no run has ended or goes on with, or only those that failed."""
-    free = [one for one in planned if one.key not in standing.under_way]
-    if only_failed:
-        return [one for one in free if (end := standing.ended.get(one.key)) and not end.ok]
-    return [one for one in free if one.key not in standing.ended]
+def _chosen(
+    options: Namespace, prepared: Prepared, planned: Sequence[store.Planned], standing: store.Standing
+) -> tuple[list[store.Planned], Prepared, tuple[str, ...]]:
+    """Return the points to run, and the run with what is asked for beyond the command line, and that in words."""
+    failed = any(not end.ok for end in standing.ended.values())
+    if not (options.only_failed or failed or standing.interrupted):
+        busy = standing.ended.keys() | standing.under_way.keys()
+        return [one for one in planned if one.key not in busy], prepared, ()
+    from hpcml.sweeps import retry
+
+    only = retry.asked(options.only_failed) if options.only_failed else ()
+    faults = retry.Faults(Path(prepared.plan.directory).parent, standing)
+    chosen = retry.chosen(planned, standing, faults, only)
+    found = [fault for one in chosen if (fault := faults.of(one.key))]
+    inside, site = prepared.plan.inside, prepared.loaded.site
+    directives = dict(prepared.plan.directives)
+    name = directives.get("--partition", "")
+    memory = int(Memory(directives["--mem"])) if directives.get("--mem") else 0
+    now = {"time": inside.time_limit, "memory": memory, "memory_limit": inside.memory_limit}
+    limits = site.partitions.get(name, Partition())
+    more = retry.more(prepared.spec, found, limits, name, now, asked_for=bool(only))
+    if more.spec != prepared.spec or more.settings:
+        from hpcml.runs import submit as submission
+
+        loaded = common.load_site(options.site or "", more.spec.cwd, [*(options.set or ()), *more.settings])
+        prepared = submission.prepare(loaded, more.spec, run_id=prepared.plan.run_id)
+    return chosen, prepared, more.words
 
 
 def _tell(
-    prepared: Prepared, planned: Sequence[store.Planned], chosen: Sequence[store.Planned], standing: store.Standing
+    prepared: Prepared,
+    planned: Sequence[store.Planned],
+    chosen: Sequence[store.Planned],
+    standing: store.Standing,
+    more: Sequence[str],
 ) -> None:
     """Say which points there are, which of them are to run, and what that may cost."""
 
@@ -324,6 +356,8 @@ def _tell(
         if failed and not busy:
             line("next", "run again what failed: --only-failed")
         return
+    for text in more:
+        line("again", text)
     inside = prepared.plan.inside
     nodes = f"{inside.nodes} node{'' if inside.nodes == 1 else 's'}"
     if not inside.one_machine:

@@ -37,8 +37,8 @@ class Prepared(NamedTuple):
     points: str = ""
 
 
-def prepare(loaded: LoadedSite, spec: JobSpec) -> Prepared:
-    """Plan and render a request without touching the disk.
+def prepare(loaded: LoadedSite, spec: JobSpec, run_id: str = "") -> Prepared:
+    """Plan and render a request without touching the disk; the run gets ``run_id``, or an id of its own.
 
     Raises
     ------
@@ -49,7 +49,7 @@ def prepare(loaded: LoadedSite, spec: JobSpec) -> Prepared:
 
     if not spec.service:
         _check_script(loaded.site, spec)
-    run_id = directories.new_id(job_name(spec))
+    run_id = run_id or directories.new_id(job_name(spec))
     folder = directories.runs_folder(loaded.site.paths.runs, layers.process_environment())
     directory = folder / run_id
     spec = schedulers.get(loaded.site.scheduler).with_variables(spec, loaded.is_from_this_call)

@@ -88,7 +88,7 @@ def of_status(run: directories.Run, status: Status) -> Answer:
         return Answer(run.id, status.state, False, "the run ended well: there is no failure to explain")
     if not found.known or (status.state == "NODE_FAIL" and not found.nodes):
         found = _by_scheduler(run, status, found)
-    options = _options(run, found)
+    retry = options(run, found)
     warnings: dict[str, Line] = {}
     for hit in hits:
         if hit.rule.role is Role.WARNING:
@@ -107,8 +107,8 @@ def of_status(run: directories.Run, status: Status) -> Answer:
         found.followed,
         tuple(warnings.values())[:_WARNINGS],
         found.remedy,
-        options,
-        " ".join(("hpcml rerun", run.id, *options)) if options else "",
+        retry,
+        " ".join(("hpcml rerun", run.id, *retry)) if retry else "",
         () if found.known else _where(run),
     )
 
@@ -184,7 +184,7 @@ def _ending(run: directories.Run, status: Status) -> Ending:
     )
 
 
-def _options(run: directories.Run, cause: Cause) -> tuple[str, ...]:
+def options(run: directories.Run, cause: Cause) -> tuple[str, ...]:
     """Return the options that a cause makes worth a try; none where what was asked for is not known."""
     planned = directories.read_json(run.paths.plan) or Table({})
     with complete(run.paths.directory):

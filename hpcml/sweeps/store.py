@@ -19,7 +19,10 @@ FOLDER = "sweeps"  # in the folder for runs
 
 
 class Ended(NamedTuple):
-    """What a run wrote of a point that has ended; ``metrics`` are the last values, None for one that was no number."""
+    """What a run wrote of a point that has ended; ``metrics`` are the last values, None for one that was no number.
+
+    ``kind`` is of which kind its failure is, ``rule`` and ``nodes`` what shows that, empty where nothing does.
+    """
 
     run: str
     ok: bool
@@ -29,6 +32,9 @@ class Ended(NamedTuple):
     metrics: Mapping[str, float | None]
     values: tuple[tuple[str, Typed], ...]
     restarted: str = ""
+    kind: str = ""
+    rule: str = ""
+    nodes: tuple[str, ...] = ()
 
 
 class Planned(NamedTuple):
@@ -49,11 +55,15 @@ class Sweep(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """How the points stand: ended ones by key, those of runs that go on with the run's id, and why a run is unknown."""
+    """How the points stand: ended ones by key, those of runs that go on with the run's id, and why a run is unknown.
+
+    ``interrupted`` are points that had begun when their run failed, and have not ended since, with that run's id.
+    """
 
     ended: dict[str, Ended]
     under_way: dict[str, str]
     problems: tuple[str, ...] = ()
+    interrupted: Mapping[str, str] = {}
 
 
 def path_of(runs: Path, name: str) -> Path:
@@ -140,6 +150,7 @@ def standing(runs: Path, sweep: Sweep) -> Standing:
     problems = []
     found = [directories.load(runs / run_id) for run_id in sweep.runs if files.is_own_folder(runs / run_id)]
     under_way: dict[str, str] = {}
+    begun: dict[str, str] = {}
     for one in handle.standings(found):
         records = _records(one.run)
         ended |= records
@@ -148,7 +159,10 @@ def standing(runs: Path, sweep: Sweep) -> Standing:
         written = one.status is not None and one.status.over and not one.run.may_start_again
         if one.alive and not written:  # Slurm may take some seconds more for a job whose driver has ended
             under_way |= {key: one.run.id for key in _keys(one.run) if key not in records}
-    return Standing(ended, under_way, tuple(problems))
+        elif one.status and one.status.exit_status:
+            begun |= {key: one.run.id for key in _names(one.run, ".log") if key not in records}
+    begun = {key: run for key, run in begun.items() if key not in ended and key not in under_way}
+    return Standing(ended, under_way, tuple(problems), begun)
 
 
 def _keys(run: directories.Run) -> list[str]:
@@ -160,13 +174,18 @@ def _keys(run: directories.Run) -> list[str]:
 
 def _records(run: directories.Run) -> dict[str, Ended]:
     """Return how the points of a run have ended, by key."""
+    return {key: _ended(run, run.paths.record_of(key)) for key in _names(run, ".json")}
+
+
+def _names(run: directories.Run, end: str) -> list[str]:
+    """Return the keys of the points of which a run has a file with that end."""
     folder = run.paths.point_records
     with directories.storage(folder):
         try:
-            names = sorted(name for name in os.listdir(folder) if name.endswith(".json") and not name.startswith("."))
+            names = sorted(name for name in os.listdir(folder) if name.endswith(end) and not name.startswith("."))
         except FileNotFoundError:
-            return {}
-    return {name.removesuffix(".json"): _ended(run, folder / name) for name in names}
+            return []
+    return [name.removesuffix(end) for name in names]
 
 
 def _ended(run: directories.Run, path: Path) -> Ended:
@@ -192,6 +211,9 @@ def _ended(run: directories.Run, path: Path) -> Ended:
             metrics,
             tuple(values.items()),
             table.get("restarted", str, ""),
+            table.get("kind", str, ""),
+            table.get("rule", str, ""),
+            table.texts("nodes"),
         )
 
 

@@ -34,17 +34,24 @@ def points_of(run: Path) -> list[dict[str, Any]]:
     return found
 
 
-def end(run: Path, point: dict[str, Any], cause: str = "", **metrics: float | None) -> None:
+def end(
+    run: Path, point: dict[str, Any], cause: str = "", why: dict[str, Any] | None = None, **metrics: float | None
+) -> None:
     """Write the record of a point as the first node does."""
-    facts = {"key": point["key"], "values": point["values"], "status": "failed" if cause else "ok", "cause": cause,
+    facts: dict[str, Any] = {"key": point["key"], "values": point["values"], "status": "failed" if cause else "ok", "cause": cause,
              "exit_status": int(bool(cause)), "seconds": 2.0, "metrics": metrics, "reports": len(metrics), "restarted": ""}  # fmt: skip
     (run / "points").mkdir(exist_ok=True)
-    (run / "points" / f"{point['key']}.json").write_text(json.dumps(facts))
+    (run / "points" / f"{point['key']}.json").write_text(json.dumps(facts | (why or {})))
 
 
-def end_run(run: Path) -> None:
+def end_run(run: Path, **more: Any) -> None:
     facts = {"over": True, "state": "FAILED", "attempt": 0, "exit_status": 1, "by": "script", "message": "", "hint": ""}
-    (run / "status.json").write_text(json.dumps({**facts, "quote": []}))
+    (run / "status.json").write_text(json.dumps({**facts, "quote": [], **more}))
+
+
+def directives(run: Path) -> dict[str, str]:
+    found: list[list[str]] = json.loads((run / "plan.json").read_text())["directives"]
+    return dict(found)
 
 
 def test_points_and_cost_are_said_before_the_submission(world: World) -> None:
@@ -116,6 +123,42 @@ def test_two_commands_at_once_submit_the_points_once(world: World) -> None:
     world.answer("sbatch")
     assert "4 under way, 0 to run" in sweep(world, *GRID)[1]
     assert len([call for call in world.calls("sbatch") if "--test-only" not in call["arguments"]]) == 1
+
+
+def test_what_failed_is_tried_again_with_what_its_cause_asks_for(world: World) -> None:
+    words = (*GRID, "--memory-per-node", "4G", "--time", "10")
+    sweep(world, *words)
+    run = run_of(world)
+    points = points_of(run)
+    nodes = {"time": 1.0, "event": "allocated", "attempt": 0, "nodes": ["n1", "n2"]}
+    (run / "events.jsonl").write_text(json.dumps(nodes) + "\n")
+    end(run, points[0], "out of memory", {"kind": "oom", "rule": "oom-kill", "nodes": []})
+    end(run, points[1], "a GPU does not answer any more", {"kind": "node", "rule": "off-bus", "nodes": ["n2"]})
+    end(run, points[2], "ValueError: no", {"kind": "error", "rule": "script-error", "nodes": []})
+    (run / "points" / f"{points[3]['key']}.log").write_text("")  # it had begun
+    end_run(run, exit_status=85, state="TIMEOUT", by="hpcml")
+
+    _, said = sweep(world, *words, "--only-failed=oom", "--dry-run")
+    assert "1 to run" in said
+    assert "  again      memory of a node is raised from 4.0 GiB to 6.0 GiB" in said
+    _, said = sweep(world, *words, "--dry-run")
+    assert "2 to run" in said, "the one that was interrupted, and the one that failed by its node's fault"
+    assert "without n2, where points failed by the node's fault" in said
+    assert "is raised" not in said
+    _, said = sweep(world, *words, "--only-failed=error,unknown", "--dry-run")
+    assert "  points     k=16 lr=0.1\n  count" in said
+    assert "again" not in said
+
+    _, said = sweep(world, *words, "--only-failed=timeout")
+    assert "time is raised from 00:10:00 to 00:15:00" in said
+    assert directives(run_of(world))["--time"] == "00:15:00"
+    assert [one["key"] for one in points_of(run_of(world))] == [points[3]["key"]]
+    _, said = sweep(world, *words, "--only-failed", "--exclude", "n7")
+    asked = directives(run_of(world))
+    assert (asked["--mem"], asked["--exclude"], asked["--time"]) == ("6144M", "n7,n2", "00:10:00"), said
+    assert {one["key"] for one in points_of(run_of(world))} == {point["key"] for point in points[:3]}
+    _, said = sweep(world, *words, "--only-failed=ooom", status=errors.USAGE)
+    assert said.startswith("hpcml: 'ooom' is no kind of failure")
 
 
 def test_a_changed_script_is_asked_about(world: World) -> None:

@@ -120,7 +120,7 @@ class Sweep:
                 restarted = cleaner.clean()
             except CleaningError as error:
                 self.stopped = str(error)
-            record = self._record(point, status, seconds, starved=oom_kills() > kills)
+            record = self._record(point, status, began, seconds, starved=oom_kills() > kills)
             if record:
                 record |= {"began": round(began, 3), "restarted": restarted, "node": self.context.node}
                 files.write_json(self.context.run.record_of(point["key"]), record)
@@ -192,14 +192,15 @@ class Sweep:
         status = os.waitstatus_to_exitcode(code)
         return 128 - status if status < 0 else status
 
-    def _record(self, point: dict[str, Any], status: int, seconds: float, *, starved: bool) -> dict[str, Any]:
+    def _record(
+        self, point: dict[str, Any], status: int, began: float, seconds: float, *, starved: bool
+    ) -> dict[str, Any]:
         """Return what is kept of a point; nothing of one that was interrupted, so that it is run again."""
         error, reports = self._notes(point["key"], "error"), self._notes(point["key"], "reports")
         told = _reports(reports)
-        cause = ""
+        why: dict[str, Any] = {"cause": ""}
         if status:
-            cause = "out of memory" if starved and status == 128 + signal.SIGKILL else _cause(error, status)
-            cause = cause or (tail(self.context.run.log_of(point["key"]), 1) or ("",))[0][:_LONGEST]
+            why = self._why(point["key"], error, status, began, starved=starved and status == 128 + signal.SIGKILL)
         for path in (error, reports):
             path.unlink(missing_ok=True)
         if told.pop("stopped", False) or (status and self.told_to_end):
@@ -210,7 +211,21 @@ class Sweep:
             return {}
         self.ok, self.failed = self.ok + (not status), self.failed + bool(status)
         facts = {"key": point["key"], "values": point["values"], "status": "failed" if status else "ok"}
-        return {**facts, "exit_status": status, "cause": cause, "seconds": round(seconds, 3), **told}
+        return {**facts, "exit_status": status, **why, "seconds": round(seconds, 3), **told}
+
+    def _why(self, key: str, error: Path, status: int, began: float, *, starved: bool) -> dict[str, Any]:
+        """Return why a point failed in some words, of which kind that is, and the rule and the nodes that show it."""
+        from hpcml.failures import kinds
+        from hpcml.node.sweep import causes
+
+        log = self.context.run.log_of(key)
+        words = "out of memory" if starved else _cause(error, status)
+        words = words or (tail(log, 1) or ("",))[0][:_LONGEST]
+        found = causes.look(self.context.run, log, files.read_json(error) or {}, status, began, starved=starved)
+        if found and found.known and any(line.source in ("worker", "library") for line in found.evidence):
+            words = found.what[:_LONGEST]  # what the script raised only followed from it
+        rule, nodes = (found.rule, list(found.nodes)) if found else ("", [])
+        return {"cause": words, "kind": kinds.of_cause(found), "rule": rule, "nodes": nodes}
 
     def _tell(self, number: int, point: dict[str, Any], record: dict[str, Any], restarted: str) -> None:
         """Print a line for a point: the run's log is the sweep's progress."""

@@ -1,0 +1,204 @@
+"""Which points are tried again, and with what more: memory, time, or other nodes, as the cause of the failure asks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from hpcml import units
+from hpcml.errors import TIME_LIMIT, UsageError
+from hpcml.failures import kinds
+from hpcml.failures.judgement import Cause
+from hpcml.failures.rules import BY_NAME, Retry
+from hpcml.runs import bad_nodes, directories, why
+from hpcml.runs import status as run_status
+from hpcml.schedulers.request import JobSpec
+from hpcml.sites.schema import Partition
+from hpcml.sweeps.store import Planned, Standing
+from hpcml.units import Memory, TimeLimit
+
+ALL = "all"
+_OF_A_RUN = ("oom", "timeout", "node")  # ends of a run that are also its points' failure
+
+
+class Fault(NamedTuple):
+    """Why a point failed: the kind, and the options with which another try may help, as ``hpcml why`` names them.
+
+    ``interrupted``: the run ended while the point went on, which has no end of its own.
+    """
+
+    kind: str
+    options: tuple[str, ...] = ()
+    interrupted: bool = False
+
+
+class More(NamedTuple):
+    """What is asked for beyond the command line: the request, settings as ``--set`` takes them, and that in words."""
+
+    spec: JobSpec
+    settings: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+
+
+def asked(text: str) -> tuple[str, ...]:
+    """Return the kinds that ``--only-failed=KIND,…`` means; UsageError if one is none."""
+    if text == ALL:
+        return kinds.KINDS
+    found = tuple(word.strip() for word in text.split(","))
+    if wrong := [word for word in found if word not in kinds.KINDS]:
+        hint = f"There are {', '.join(kinds.KINDS)}; without a word it is all of them."
+        raise UsageError(f"'{wrong[0]}' is no kind of failure", place="--only-failed", hint=hint)
+    return found
+
+
+class Faults:
+    """The failures of a sweep's points; each run, and each cause in it, is judged once and when it is asked for."""
+
+    def __init__(self, runs: Path, standing: Standing) -> None:
+        self.runs, self.standing = runs, standing
+        self._runs: dict[str, tuple[directories.Run, run_status.Status]] = {}
+        self._ends: dict[str, Fault] = {}
+        self._options: dict[tuple[str, str, tuple[str, ...]], tuple[str, ...]] = {}
+
+    def of(self, key: str) -> Fault | None:
+        """Return why a point failed; None if it did not, or is under way."""
+        if key in self.standing.under_way:
+            return None
+        if end := self.standing.ended.get(key):
+            if end.ok:
+                return None
+            kind = end.kind or ("oom" if end.cause == "out of memory" else "error")
+            return Fault(kind, self._help(end.run, end.rule, end.nodes))
+        if run_id := self.standing.interrupted.get(key):
+            fault = self._ends.get(run_id) or self._end(run_id)
+            return fault if fault.kind in _OF_A_RUN else None
+        return None
+
+    def _run(self, run_id: str) -> tuple[directories.Run, run_status.Status]:
+        if run_id not in self._runs:
+            run = directories.load(self.runs / run_id)
+            self._runs[run_id] = run, run_status.status(run, ask=False)
+        return self._runs[run_id]
+
+    def _end(self, run_id: str) -> Fault:
+        """Return why a run ended in which points were interrupted."""
+        run, status = self._run(run_id)
+        answer = why.of_status(run, status)
+        kind = kinds.of_rule(answer.rule, known=answer.known)
+        if status.state == "TIMEOUT" or status.exit_status == TIME_LIMIT:
+            kind = "timeout"
+        cause = Cause("", "", rule=answer.rule, retry=Retry.TIME) if kind == "timeout" else None
+        options = why.options(run, cause) if cause else answer.options
+        if "--exclude" in options and not bad_nodes.at_fault(status, answer.rule, answer.nodes):
+            options = ()
+        self._ends[run_id] = Fault(kind, options, interrupted=True)
+        return self._ends[run_id]
+
+    def _help(self, run_id: str, rule: str, nodes: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the options with which a point that failed by a rule may be tried again."""
+        if rule not in BY_NAME:
+            return ()
+        if (run_id, rule, nodes) not in self._options:
+            run, status = self._run(run_id)
+            bad = nodes
+            if BY_NAME[rule].retry is Retry.EXCLUDE:
+                bad = bad_nodes.at_fault(status, rule, nodes)
+            cause = Cause("", "", rule=rule, retry=BY_NAME[rule].retry, nodes=bad)
+            self._options[run_id, rule, nodes] = why.options(run, cause)
+        return self._options[run_id, rule, nodes]
+
+
+def chosen(planned: Sequence[Planned], standing: Standing, faults: Faults, only: tuple[str, ...]) -> list[Planned]:
+    """Return the points to run: what no run has ended or goes on with, or only what failed by one of some kinds.
+
+    What failed by the fault of a node that can be left out counts as not ended.
+    """
+
+    def wanted(one: Planned) -> bool:
+        if one.key in standing.under_way:
+            return False
+        if one.key not in standing.ended and not only:
+            return True
+        fault = faults.of(one.key)
+        return fault is not None and (
+            fault.kind in only if only else fault.kind == "node" and "--exclude" in fault.options
+        )
+
+    return [one for one in planned if wanted(one)]
+
+
+def more(
+    spec: JobSpec,
+    faults: Sequence[Fault],
+    partition: Partition,
+    name: str,
+    now: Mapping[str, int],
+    *,
+    asked_for: bool,
+) -> More:
+    """Return the request with what the causes of the failures ask for, and say what that is.
+
+    Parameters
+    ----------
+    partition, name
+        The partition's limits as the profile knows them, which nothing is raised beyond, and its name.
+    now
+        What the request comes to as it is, 0 where that is not known: ``memory`` of a node and a worker's
+        ``memory_limit`` in bytes, ``time`` in seconds.
+    asked_for
+        Whether the user asked for what failed: else only nodes are left out.
+    """
+    words: list[str] = []
+    settings: list[str] = []
+    options = [pair for fault in faults for pair in zip(fault.options[::2], fault.options[1::2], strict=True)]
+    nodes = dict.fromkeys(node for option, text in options if option == "--exclude" for node in text.split(","))
+    if nodes and "--nodelist" in dict(spec.sbatch):
+        words.append(f"the nodes {','.join(nodes)} are left in: --nodelist says which to take")
+    elif nodes:
+        own = dict(spec.sbatch).get("--exclude", "")
+        told = ",".join(dict.fromkeys([*filter(None, own.split(",")), *nodes]))
+        rest = tuple(pair for pair in spec.sbatch if pair[0] != "--exclude")
+        spec = spec._replace(sbatch=(*rest, ("--exclude", told)))
+        words.append(f"without {','.join(nodes)}, where points failed by the node's fault")
+    if not asked_for:
+        return More(spec, (), tuple(words))
+
+    if times := [int(TimeLimit(text)) for option, text in options if option == "--time"]:
+        wanted = _capped(max(times), partition.max_time)
+        if wanted > now["time"]:
+            spec = spec._replace(time=TimeLimit(units.format_time_limit(wanted)))
+            words.append(_raised("time", *map(units.format_time_limit, (now["time"], wanted))))
+        else:
+            words.append(_not_raised("time", units.format_time_limit(now["time"]), name, full=wanted < max(times)))
+    if sizes := [int(Memory(text)) for option, text in options if option == "--memory-per-node"]:
+        wanted = _capped(max(sizes), partition.memory_per_node)
+        if wanted > now["memory"]:
+            spec = spec._replace(memory_per_node=Memory(units.format_memory_for_slurm(wanted)))
+            words.append(_raised("memory of a node", *map(units.format_bytes, (now["memory"], wanted))))
+        else:
+            text = units.format_bytes(now["memory"])
+            words.append(_not_raised("memory of a node", text, name, full=wanted < max(sizes)))
+    limits = [text.partition("=")[2] for option, text in options if option == "--set"]
+    if limits and (wanted := max(int(Memory(text)) for text in limits)) > now["memory_limit"]:
+        settings.append(f"workers.memory_limit={units.format_memory_for_slurm(wanted)}")
+        words.append(_raised("memory of a worker", *map(units.format_bytes, (now["memory_limit"], wanted))))
+    if not (sizes or limits) and any(fault.kind == "oom" for fault in faults):
+        words.append(
+            "memory is not raised: nobody knows here how much more there is; fewer workers on a node have more"
+        )
+    return More(spec, tuple(settings), tuple(words))
+
+
+def _capped(wanted: int, most: int) -> int:
+    return min(wanted, most) if most else wanted
+
+
+def _raised(what: str, before: str, after: str) -> str:
+    return f"{what} is raised from {before} to {after}"
+
+
+def _not_raised(what: str, now: str, partition: str, *, full: bool) -> str:
+    if full:
+        return f"{what} is not raised: {now} is all that partition {partition} gives"
+    return f"{what} is not raised: {now} is more than the points that failed had"

@@ -1,0 +1,83 @@
+"""What is asked for beyond the command line when failed points are tried again, and of which kind a failure is."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcml.failures import kinds
+from hpcml.node.sweep import causes
+from hpcml.paths import RunPaths
+from hpcml.schedulers.request import JobSpec
+from hpcml.sites.schema import Partition
+from hpcml.sweeps import retry
+from hpcml.sweeps.retry import Fault
+from hpcml.units import Memory, TimeLimit
+
+GIB = 1 << 30
+LIMITS = Partition(max_time=TimeLimit("2:00:00"), memory_per_node=Memory("100G"))
+
+
+def more(faults: list[Fault], *, asked_for: bool = True, limits: Partition = LIMITS, memory: int = 60 * GIB,
+         sbatch: tuple[tuple[str, str], ...] = ()) -> retry.More:  # fmt: skip
+    spec = JobSpec(Path("job.py"), (), Path(), sbatch=sbatch)
+    now = {"time": 3600, "memory": memory, "memory_limit": 0}
+    return retry.more(spec, faults, limits, "boost", now, asked_for=asked_for)
+
+
+def test_nothing_is_raised_beyond_the_partition() -> None:
+    found = more([Fault("oom", ("--memory-per-node", "90G")), Fault("oom", ("--memory-per-node", "150G")),
+                  Fault("timeout", ("--time", "3:00:00"))])  # fmt: skip
+    assert (int(found.spec.memory_per_node), int(found.spec.time)) == (100 * GIB, 7200)
+    assert found.words == (
+        "time is raised from 01:00:00 to 02:00:00",
+        "memory of a node is raised from 60 GiB to 100 GiB",
+    )
+    full = more([Fault("oom", ("--memory-per-node", "150G"))], memory=100 * GIB)
+    assert not full.spec.memory_per_node.text
+    assert full.words == ("memory of a node is not raised: 100 GiB is all that partition boost gives",)
+    enough = more([Fault("oom", ("--memory-per-node", "12G"))])
+    assert enough.words == ("memory of a node is not raised: 60 GiB is more than the points that failed had",)
+
+
+def test_a_worker_s_share_and_nodes() -> None:
+    found = more([Fault("oom", ("--set", "workers.memory_limit=3072M")), Fault("node", ("--exclude", "n1,n2"))])
+    assert found.settings == ("workers.memory_limit=3072M",)
+    assert found.spec.sbatch == (("--exclude", "n1,n2"),)
+    unasked = more([Fault("oom", ("--memory-per-node", "90G")), Fault("node", ("--exclude", "n1"))], asked_for=False)
+    assert unasked.words == ("without n1, where points failed by the node's fault",)
+    chosen = more([Fault("node", ("--exclude", "n1"))], sbatch=(("--nodelist", "n[1-2]"),))
+    assert chosen.spec.sbatch == (("--nodelist", "n[1-2]"),)
+    assert "--nodelist" in chosen.words[0]
+    [told] = more([Fault("oom")]).words
+    assert told.startswith("memory is not raised: ")
+
+
+def test_of_which_kind_a_point_s_failure_is(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    run = RunPaths(tmp_path)
+    run.logs.mkdir()
+    run.point_records.mkdir()
+    log = run.log_of("abc")
+    killed = {"chain": [{"type": "KilledWorker", "message": "Attempted to run task 'f' on 4 different workers"}]}
+    cuda = "cudaErrorECCUncorrectable: uncorrectable ECC error encountered"
+    cases: tuple[tuple[int, dict[str, Any], str, str, str], ...] = (
+        (1, {"chain": [{"type": "ValueError", "message": "no"}]}, "", "", "error"),
+        (1, {"chain": [{"type": "MemoryError", "message": "Unable to allocate 3 GiB"}]}, "", "", "oom"),
+        (1, killed, "2026-11-21 08:00:10 hpcml: worker n2-1 is over its memory limit", "", "oom"),
+        (1, killed, "2026-11-21 07:00:00 hpcml: worker n2-1 is over its memory limit", "", "unknown"),  # another point's
+        (1, killed, "", "", "unknown"),
+        (1, {"chain": [{"type": "RuntimeError", "message": cuda}]}, "", "", "node"),
+        (1, {"chain": [{"type": "MemoryError", "message": "std::bad_alloc: out_of_memory: CUDA error"}]}, "", "", "oom"),
+        (137, {}, "", "", "unknown"),
+        (3, {}, "", "", "error"),
+    )  # fmt: skip
+    began = time.mktime(time.strptime("2026-11-21 08:00:00", "%Y-%m-%d %H:%M:%S"))
+    for status, error, worker, printed, kind in cases:
+        run.worker_log("n2").write_text(worker + "\n")
+        log.write_text(printed)
+        with subtests.test(error=error, worker=worker, status=status):
+            assert kinds.of_cause(causes.look(run, log, error, status, began, starved=False)) == kind
+    assert kinds.of_cause(causes.look(run, log, {}, 137, began, starved=True)) == "oom"
