@@ -128,7 +128,7 @@ def test_a_fetch_without_room_or_permission(laptop: Laptop) -> None:
     (laptop.world.project / "file").write_text("no folder")
     assert laptop.run("fetch", "last", "file").returncode == errors.STORAGE
     done = subprocess.run(["bash", "-c", "ulimit -f 100; trap '' XFSZ; exec \"$0\" --host cluster fetch last results", str(laptop.world.command)],
-                          env=laptop.world.environment, cwd=laptop.world.project, capture_output=True, text=True, check=False, timeout=60)  # fmt: skip
+                          env=laptop.world.environment, cwd=laptop.world.project, capture_output=True, text=True, check=False, timeout=240)  # fmt: skip
     assert done.returncode == errors.STORAGE, done.stderr
     assert list((laptop.world.project / "results").iterdir()) == []
 

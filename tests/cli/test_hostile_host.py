@@ -103,13 +103,13 @@ def test_what_it_prints_drives_no_terminal(laptop: Laptop) -> None:
     env = {**laptop.world.environment, **stand_in(laptop, text)}
     words = shlex.join([str(laptop.world.command), "--host", "cluster", "ls"])
     shown = subprocess.run(["script", "-qec", words, "/dev/null"], env=env | {"PATH": f"{env['PATH']}:{os.environ['PATH']}", "SHELL": "/bin/sh"},
-                           cwd=laptop.world.project, capture_output=True, check=False, timeout=60)  # fmt: skip
+                           cwd=laptop.world.project, capture_output=True, check=False, timeout=240)  # fmt: skip
     assert shown.returncode == 3, shown.stdout
     assert b"\x1b" not in shown.stdout
     assert b"out \\x1b]0;owned\\x07 \\x9b2J" in shown.stdout
     assert b"err \\x1b[2J" in shown.stdout
     piped = subprocess.run(
-        shlex.split(words), env=env, cwd=laptop.world.project, capture_output=True, check=False, timeout=60
+        shlex.split(words), env=env, cwd=laptop.world.project, capture_output=True, check=False, timeout=240
     )
     assert piped.stdout == b"out \x1b]0;owned\x07 \xc2\x9b2J\n", "a pipe gets every byte"
 

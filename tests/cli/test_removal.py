@@ -45,7 +45,7 @@ def test_a_terminal_is_asked(world: World, answer: str, left: int) -> None:
     ours, theirs = pty.openpty()
     os.write(ours, f"{answer}\n".encode())
     done = subprocess.run([str(world.command), "rm", "a"], env=world.environment, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE,
-                          text=True, check=False, timeout=60)  # fmt: skip
+                          text=True, check=False, timeout=240)  # fmt: skip
     os.close(ours)
     os.close(theirs)
     assert "Remove 1 run" in done.stderr
@@ -221,5 +221,5 @@ def test_two_removals_at_once_are_one(world: World) -> None:
         subprocess.Popen(command, env=world.environment, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
         for _ in range(2)
     ]
-    assert [one.communicate(timeout=60)[1] and one.returncode for one in both] == [0, 0]
+    assert [one.communicate(timeout=240)[1] and one.returncode for one in both] == [0, 0]
     assert world.left() == []

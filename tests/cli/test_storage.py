@@ -7,6 +7,7 @@ import os
 import resource
 import stat
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,14 +80,21 @@ def test_the_folder_for_runs_is_a_file(world: World) -> None:
         assert world.run(*command).returncode == errors.STORAGE
 
 
-def test_what_only_others_may_read(world: World) -> None:
+@pytest.fixture
+def open_place() -> Iterator[Path]:
+    """A folder that all may enter; pytest's own is closed again whenever another pytest of the same user starts."""
+    with tempfile.TemporaryDirectory() as place:
+        Path(place).chmod(0o755)
+        yield Path(place)
+
+
+def test_what_only_others_may_read(open_place: Path, hpcml_command: Path) -> None:
     """Root may read anything, so the refusal is asked for as nobody."""
     if os.getuid() != 0:
         pytest.skip("only root can become somebody else")
+    world = World(open_place, hpcml_command)
     for path in (world.top, world.home, world.project, world.state):
         os.chown(path, 65534, 65534)
-    for parent in world.top.parents[:3]:
-        parent.chmod(0o755)
     world.script.chmod(0o600)
 
     def nobody() -> None:

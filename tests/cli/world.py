@@ -45,7 +45,7 @@ class World:
         }
 
     def run(self, *arguments: str, env: dict[str, str] | None = None, without: tuple[str, ...] = (), cwd: Path | None = None,
-            before: Callable[[], None] | None = None, timeout: float = 60) -> subprocess.CompletedProcess[str]:  # fmt: skip
+            before: Callable[[], None] | None = None, timeout: float = 240) -> subprocess.CompletedProcess[str]:  # fmt: skip
         environment = {key: value for key, value in {**self.environment, **(env or {})}.items() if key not in without}
         return subprocess.run([str(self.command), *arguments], env=environment, cwd=cwd or self.project, check=False,
                               stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout, preexec_fn=before,

@@ -69,7 +69,7 @@ def _debian_like() -> bool:
 def _namespaces() -> str | None:
     enter = ["unshare", "--net", "--uts", "--mount", "--propagation", "private"]
     done = subprocess.run(
-        [*enter, "mount", "-t", "tmpfs", "probe", "/tmp"], capture_output=True, text=True, timeout=10, check=False
+        [*enter, "mount", "-t", "tmpfs", "probe", "/tmp"], capture_output=True, text=True, timeout=120, check=False
     )
     if done.returncode:
         detail = done.stderr.strip() or f"status {done.returncode}"
@@ -78,7 +78,7 @@ def _namespaces() -> str | None:
             "Give it CAP_NET_ADMIN and CAP_SYS_ADMIN."
         )
     words = ["unshare", "--net", "ip", "link", "add", "br0", "type", "bridge"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=10, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     if done.returncode:
         return f"The kernel makes no network bridge here ({done.stderr.strip()}). Run: modprobe -a bridge veth"
     return None

@@ -29,7 +29,7 @@ exec sleep infinity </dev/null >/dev/null
 
 def call(argv: Sequence[str], *, text_in: str | None = None) -> str:
     """Run a command of the set-up; a failure becomes one sentence with its error output."""
-    done = subprocess.run(argv, input=text_in, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(argv, input=text_in, capture_output=True, text=True, timeout=240, check=False)
     if done.returncode:
         detail = (done.stderr or done.stdout).strip().splitlines()
         raise LabError(f"`{' '.join(argv)}` failed ({done.returncode}): {detail[-1] if detail else 'no output'}.")

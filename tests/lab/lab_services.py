@@ -201,7 +201,7 @@ class Services:
         """A Slurm command as root on ctl."""
         environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "SLURM_CONF": str(self.places.slurm_conf)}
         words = [*inside(self.state.holders["ctl"]), *argv]
-        return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=30, check=False)
+        return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=240, check=False)
 
     def scontrol(self, *words: str) -> subprocess.CompletedProcess[str]:
         return self._run("scontrol", *words)

@@ -57,7 +57,7 @@ TYPE = r"""
 import json, subprocess, sys
 for cwd, words in json.load(sys.stdin):
     try:
-        done = subprocess.run(words, cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+        done = subprocess.run(words, cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, timeout=240)
         said = [done.returncode, done.stdout.decode(errors="surrogateescape"), done.stderr.decode(errors="surrogateescape")]
     except subprocess.TimeoutExpired:
         said = [None, "", "it hangs"]

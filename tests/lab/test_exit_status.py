@@ -169,7 +169,7 @@ def test_a_teardown_that_was_cut_short(cluster: Cluster) -> None:
     cluster.wait_gone(ended.directory)
     path = ended.directory / "status.json"
     path.write_text(json.dumps({**ended.status, "over": False}))
-    assert cluster.run("hpcml", "logs", "-f", ended.directory.name, timeout=30).returncode == 0
+    assert cluster.run("hpcml", "logs", "-f", ended.directory.name, timeout=240).returncode == 0
     facts = json.loads(cluster.run("hpcml", "status", ended.directory.name, "--json").stdout)
     assert (facts["state"], facts["exit_status"], facts["by"]) == ("FAILED", 3, "script")
 

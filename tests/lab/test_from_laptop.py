@@ -312,7 +312,7 @@ def test_a_terminal_decides_whether_to_wait(outside: Outside, project: Path) -> 
     """On a terminal `submit` waits, though the login node's hpcml has none."""
     write(outside, project / "short.py", "print('done here')\n")
     command = 'hpcml --host lab submit --nodes 1 short.py; echo "status $?"'
-    done = outside.lab.exec(["script", "-qec", command, "/dev/null"], node=lab_ssh.LAPTOP, cwd=project, timeout=90)
+    done = outside.lab.exec(["script", "-qec", command, "/dev/null"], node=lab_ssh.LAPTOP, cwd=project, timeout=240)
     assert "done here" in done.stdout, done.stdout
     assert "status 0" in done.stdout
 

@@ -78,7 +78,7 @@ def test_output_goes_where_the_pattern_says(lab: Lab) -> None:
     step = batch_script.quote(f"--output={slurm_options.filename_pattern(folder)}/step-%N.log")
     output = batch_script.directive(("--output", slurm_options.filename_pattern(log)))
     text = f"#!/bin/bash\n#SBATCH {output}\n#SBATCH --mem=50M --time=1\necho job\nsrun {step} echo step\n"
-    done = lab.exec(["sbatch", "--parsable", "--wait"], input=text, cwd=home, timeout=60)
+    done = lab.exec(["sbatch", "--parsable", "--wait"], input=text, cwd=home, timeout=240)
     assert done.returncode == 0, done.stderr
     assert log.read_text() == "job\n"
     assert [path.read_text() for path in folder.glob("step-n*.log")] == ["step\n"]

@@ -55,7 +55,7 @@ def run_all(cluster: Cluster, folder: str, names: tuple[str, ...], command: str)
         path = cluster.write(f"{folder}/{name}.py", source.read_text())
         lines.append(f"{command} {name}.py {ARGUMENTS.get(name, '')} >{name}.out 2>&1; echo $? >{name}.status")
     words = ("bash", "-c", "\n".join(lines))
-    done = cluster.run(*(SALLOC if "hpcml" in command else ()), *words, cwd=path.parent, timeout=60 + 60 * len(names))
+    done = cluster.run(*(SALLOC if "hpcml" in command else ()), *words, cwd=path.parent, timeout=240 + 60 * len(names))
     assert done.returncode == 0, done.stderr
     found = {}
     for name in names:

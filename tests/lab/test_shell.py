@@ -22,7 +22,7 @@ def test_a_shell_on_a_node(cluster: Cluster) -> None:
     talk = cluster.write("talk", TALK)
     for node in ("n1", "n2"):
         command = f"(sleep 2; cat {talk}; sleep 10) | SHELL=/bin/sh script -qec 'hpcml shell last {node}' /dev/null"
-        done = cluster.run("bash", "-c", command, timeout=60)
+        done = cluster.run("bash", "-c", command, timeout=240)
         lines = done.stdout.replace("\r", "").splitlines()
         assert node in lines, done.stdout + done.stderr
         assert "42" in lines, done.stdout

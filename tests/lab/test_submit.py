@@ -273,7 +273,7 @@ def test_a_controller_that_falls_silent(cluster: Cluster) -> None:
         assert process.poll() is None
     finally:
         os.kill(pid, signal.SIGCONT)
-    out, err = process.communicate(timeout=90)
+    out, err = process.communicate(timeout=240)
     jobs = cluster.run("squeue", "--me", "--noheader", "--states=all", "--format=%k").stdout
     assert jobs.count("hpcml:silent") == 1
     assert process.returncode == 0, err

@@ -234,7 +234,7 @@ def test_srun_s_sshd_takes_the_session_s_key_alone_and_gives_no_shell(
     over = ["ssh", "-F", "none", "-S", str(node), "-o", "ProxyCommand=false", "hpcml-job"]
     done = outside.laptop(*over, "id")
     assert (done.returncode, done.stdout) == (1, "")  # ForceCommand /bin/false
-    done = outside.laptop(*over[:-1], "-tt", over[-1], timeout=20)
+    done = outside.laptop(*over[:-1], "-tt", over[-1], timeout=240)
     assert done.returncode != 0
     assert "uid=" not in done.stdout
     done = outside.laptop(*over[:5], "-O", "forward", "-R", "9999:localhost:22", "x")
@@ -245,7 +245,7 @@ def test_srun_s_sshd_takes_the_session_s_key_alone_and_gives_no_shell(
     relay = f"ssh -F none -S {control} -o ProxyCommand=false -T lab hpcml tunnel --serve relay --relay {relays[0].name} {run}"
     words = ["ssh", "-F", "none", "-N", "-o", "BatchMode=yes", "-o", f"UserKnownHostsFile={session}/known_hosts", "-o",
              f"HostKeyAlias={name}", "-o", "User=hpcml-alice", "-o", f"ProxyCommand={relay}", name]  # fmt: skip
-    done = outside.laptop(*words, timeout=40)
+    done = outside.laptop(*words, timeout=240)
     assert done.returncode == 255
     assert "Permission denied" in done.stderr
     tunnel.stop()

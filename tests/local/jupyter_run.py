@@ -42,7 +42,7 @@ class Session:
 
     def hpcml(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([HPCML, *words], cwd=self.notebooks, env=self.environment, capture_output=True, text=True,
-                              timeout=90, check=False)  # fmt: skip
+                              timeout=240, check=False)  # fmt: skip
 
     def until(self, condition: Any, seconds: float = 30) -> None:
         deadline = time.monotonic() + seconds

@@ -119,7 +119,7 @@ def test_no_main_guard_is_needed(tmp_path: Path, way: str) -> None:
         pytest.importorskip("ipykernel")
     arguments, text = WAYS[way]
     done = subprocess.run([sys.executable, *arguments], env=prepare(tmp_path, WITHOUT_GUARD), cwd=tmp_path, input=text,
-                          capture_output=True, text=True, timeout=90, check=False)  # fmt: skip
+                          capture_output=True, text=True, timeout=240, check=False)  # fmt: skip
     assert (done.returncode, done.stdout) == (0, EXPECTED), done.stderr
     wait_until_gone(tmp_path)
 
@@ -142,7 +142,7 @@ def test_nothing_is_left_behind(tmp_path: Path, end: str) -> None:
     line, status = ENDS[end]
     environment = prepare(tmp_path, f"{WITHOUT_GUARD}\n{line}\n")
     done = subprocess.run([sys.executable, "script.py"], env=environment, cwd=tmp_path, capture_output=True, text=True,
-                          timeout=90, check=False, start_new_session=True)  # fmt: skip
+                          timeout=240, check=False, start_new_session=True)  # fmt: skip
     assert (done.returncode, done.stdout) == (status, EXPECTED), done.stderr
     wait_until_gone(tmp_path)
 

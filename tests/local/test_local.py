@@ -271,7 +271,7 @@ def test_connect_outside_a_run(here: Here) -> None:
             "    print(client.scheduler.address.split(':')[0], client.submit(sum, [1, 2]).result(), hpcml.run.id)\n")  # fmt: skip
     here.script(text)
     done = subprocess.run([sys.executable, "my script.py"], cwd=here.folder, env=here.environment, capture_output=True,
-                          text=True, timeout=60, check=False)  # fmt: skip
+                          text=True, timeout=240, check=False)  # fmt: skip
     assert done.stdout.split() == ["tls", "3"], done.stderr
 
 
@@ -304,7 +304,7 @@ def test_output_passes_byte_for_byte(here: Here) -> None:
     """Bytes that are no text, long lines, progress bars, no line break at the end; hpcml's lines are elsewhere."""
     text = "import sys\nsys.stdout.buffer.write(bytes(range(256)) * 4000 + b'\\xff\\0\\r 50%\\r 99%')\n"
     command = [HPCML, "submit", "--wait", here.script(text)]
-    done = subprocess.run(command, cwd=here.folder, env=here.environment, capture_output=True, timeout=90, check=False)
+    done = subprocess.run(command, cwd=here.folder, env=here.environment, capture_output=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout == bytes(range(256)) * 4000 + b"\xff\0\r 50%\r 99%"
 

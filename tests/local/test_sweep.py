@@ -185,7 +185,7 @@ def test_ctrl_c_leaves_the_run_and_again_finds_it(sweep: Sweep, here: Here) -> N
                           stdout=subprocess.DEVNULL) as command:  # fmt: skip
         here.until(lambda: sweep.started == ["1run", "2wait"])
         command.send_signal(signal.SIGINT)
-        _, said = command.communicate(timeout=60)
+        _, said = command.communicate(timeout=240)
     assert command.returncode == 130
     assert "Detached; the run goes on." in said
     assert "1 under way, 0 to run" in here.run(*words[1:2], *words[3:]).stderr

@@ -24,7 +24,7 @@ def run(folder: Path, text: str, *, image: str = "", sweep: str = "") -> tuple[s
     start = "import sys; from hpcml.node.script.launcher import main; main()"
     root = Path(launcher.__file__).parents[3]
     done = subprocess.run(
-        [sys.executable, "-P", "-c", start, str(script)], capture_output=True, text=True, check=False, timeout=60,
+        [sys.executable, "-P", "-c", start, str(script)], capture_output=True, text=True, check=False, timeout=240,
         env={"HPCML_SCRIPT_ERROR": str(attempt.script_error), "PYTHONPATH": str(root)}, stdin=subprocess.DEVNULL)  # fmt: skip
     context: Any = SimpleNamespace(attempt=attempt, settings=SimpleNamespace(image=image, sweep=sweep))
     return error_hints.next_step(cast("Context", context)), done.stderr

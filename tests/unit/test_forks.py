@@ -21,5 +21,5 @@ print(os.waitstatus_to_exitcode(status), signal.pthread_sigmask(signal.SIG_BLOCK
 
 
 def test_a_signal_right_after_a_fork_ends_it() -> None:
-    done = subprocess.run([sys.executable, "-c", SENT_AT_ONCE], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", SENT_AT_ONCE], capture_output=True, text=True, timeout=240, check=True)
     assert done.stdout == "-15 set()\n"

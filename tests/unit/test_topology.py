@@ -299,7 +299,7 @@ def _listener(devices: str) -> Iterator[str]:
 def _connect(devices: str, ip: str, port: str) -> str:
     environment = {**os.environ, **topology.EVERYWHERE, "UCX_NET_DEVICES": devices, "UCX_LOG_LEVEL": "diag"}
     done = subprocess.run([sys.executable, "-c", _PEER, ip, port], env=environment, capture_output=True, text=True,
-                          check=False, timeout=60)  # fmt: skip
+                          check=False, timeout=240)  # fmt: skip
     return "" if done.returncode == 0 else done.stdout + done.stderr
 
 
