@@ -15,13 +15,15 @@ _OPENS = (  # the beginning of a file's name, and the command that opens one
     ("nsys-", "nsys-ui"),
     ("rmm_log_", "less"),
 )
+_UNFINISHED = ".tmp"  # what memray leaves of a process that was killed while it compressed its file
 
 
 def commands(run: directories.Run) -> list[str]:
     """Return the command that opens each kind of profile that a run has; of several files the first."""
     try:
         with os.scandir(run.paths.profiles) as entries:
-            names = sorted(entry.name for entry in entries if entry.is_file(follow_symlinks=False))
+            whole = [entry for entry in entries if entry.is_file(follow_symlinks=False)]
+        names = sorted(entry.name for entry in whole if not entry.name.endswith(_UNFINISHED))
     except OSError:
         return []
     found = []

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -76,3 +77,18 @@ def test_a_node_that_cannot_be_sampled_goes_on(
     settings.sample_every = 0.0
     worker_parent._sample(node.context._replace(settings=settings))
     assert capsys.readouterr().err == ""
+
+
+def test_at_the_run_s_end_the_others_finish_their_profiles(
+    node: worker_parent.Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[str] = []
+    monkeypatch.setattr(worker_parent, "_end", lambda slot: ended.append(slot.name))
+    node.context.attempt.ended.write_text("{}")
+    for profile, since, those in ((("memray",), 0, []), (("memray",), 10, ["n1"]), ((), 0, ["n1"])):
+        settings: Any = SimpleNamespace(profile=profile, teardown_deadline=10.0)
+        node.context, node.next_look = node.context._replace(settings=settings), 0.0
+        node.worker_ended = time.monotonic() - since
+        worker_parent._stop_if_ended(node)
+        assert ended == those, profile
+        ended.clear()

@@ -261,10 +261,12 @@ def _stop_if_ended(node: Node) -> None:
     """After a worker's end, look whether the whole run has ended; not otherwise, to spare the shared file system."""
     now = time.monotonic()
     since = now - node.worker_ended
-    if since > WATCH_END or now < node.next_look:
+    settings = node.context.settings
+    patience = settings.teardown_deadline if settings.profile else 0.0  # in which the others finish their profiles
+    if since > patience + WATCH_END or now < node.next_look:
         return
     node.next_look = now + min(1.0, since / 4)  # always more seldom: most ends of a worker are not the run's
-    if _run_has_ended(node.context):
+    if since >= patience and _run_has_ended(node.context):
         for slot in node.slots:
             _end(slot)
             slot.done = True
