@@ -1,6 +1,6 @@
 """Every way hpcml can fail: a sentence, a place, a next step and an exit status of its own.
 
-The statuses from 64 to 78 are the command line's, each with the meaning that sysexits.h gives it; those from 80 to 93
+The statuses from 64 to 78 are the command line's, each with the meaning that sysexits.h gives it; those from 80 to 94
 are the batch job's (they become the job's exit status when hpcml, not the script, ended the run); STORAGE is of both.
 docs/exit-status.md is this table in prose.
 """
@@ -35,6 +35,7 @@ VERSIONS = 90
 PREEMPTED = 91
 STOPPED = 92  # by the script itself, which has saved its state
 IDLE = 93
+HALVED = 94  # of a point of a sweep, never of a run
 
 MEANING = {
     USAGE: "the command line is wrong",
@@ -60,6 +61,7 @@ MEANING = {
     PREEMPTED: "the job was preempted: Slurm gave its nodes to another",
     STOPPED: "the script saved its state and stopped, to be continued",
     IDLE: "nothing used the cluster for as long as deadlines.idle allows",
+    HALVED: "the point of a sweep was stopped by halving",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.parse import quote
 
 ROLES = ("scheduler", "worker", "driver")  # in the order in which the batch script starts them
 
@@ -48,6 +49,7 @@ class RunPaths:
         self.checkpoints = directory / "checkpoints"
         self.points = directory / "points.json"
         self.point_records = directory / "points"
+        self.rungs = directory / "rungs"
         self.job_log = self.logs / "job.log"
         self.driver_log = self.logs / "driver.log"
         self.scheduler_log = self.logs / "scheduler.log"
@@ -63,6 +65,13 @@ class RunPaths:
     def log_of(self, key: str) -> Path:
         """Return what a point of a sweep printed."""
         return self.point_records / f"{key}.log"
+
+    def rungs_of(self, metric: str) -> Path:
+        """Return where points of a sweep keep what they had of a metric: ``STEP/KEY=VALUE``, empty files, for halving.
+
+        A metric's name may hold what a file's may not.
+        """
+        return self.rungs / quote(metric, safe="").replace(".", "%2E")
 
     def attempt(self, number: int) -> AttemptPaths:
         """Return the files of one attempt."""

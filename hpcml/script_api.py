@@ -6,6 +6,7 @@ import inspect
 import json
 import math
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -72,8 +73,15 @@ class Run:
 
         Outside a sweep nothing is kept. Of each metric the last value counts in the table of the sweep.
 
+        In a sweep with ``--halving`` it ends a point that is not among the best at its step, by ``SystemExit`` with
+        status 94: ``finally`` and ``with`` do their work, and nothing need be caught. ``step`` is then how far training
+        is (epochs, rounds, any whole number that grows), and without one the number of reports.
+
         Raises
         ------
+        SystemExit
+            If the point is to stop. A script that catches that, or reports from a thread, goes on, and each further
+            report raises it again.
         ValueError
             If there is no metric, or one is no number.
         """
@@ -84,7 +92,22 @@ class Run:
         except (TypeError, ValueError) as error:
             raise ValueError(f"hpcml.run.report(): a metric is no number: {error}") from None
         told = {name: value if math.isfinite(value) else None for name, value in numbers.items()}  # JSON has no NaN
-        _note({"metrics": told, "step": None if step is None else int(step)})
+        at = None if step is None else int(step)
+        _note({"metrics": told, "step": at})
+        point = _point()
+        if self.directory is not None and point.get("halving"):
+            self._compare(point, at, numbers)
+
+    def _compare(self, point: dict[str, Any], step: int | None, metrics: dict[str, float]) -> None:
+        """End this point if halving stops it."""
+        from hpcml.errors import HALVED
+        from hpcml.node.sweep import halving
+
+        assert self.directory is not None
+        if stop := halving.look(RunPaths(self.directory), point, step, metrics):
+            _note({"halved": stop.step})
+            print(f"hpcml: stopped by halving: {stop.why}", file=sys.stderr, flush=True)  # noqa: T201 - the point's log
+            raise SystemExit(HALVED)
 
     def should_stop(self) -> bool:
         """Whether the time limit is near (or the run is being ended): save what matters and return.

@@ -14,7 +14,7 @@ from hpcml.runs import directories
 from hpcml.schedulers.request import job_name
 from hpcml.sites import layers
 from hpcml.sites.schema import Partition
-from hpcml.sweeps import keys, lock, points, store, table
+from hpcml.sweeps import halving, keys, lock, points, store, table
 from hpcml.terminal import columns, fit, say, say_fitted, shown
 from hpcml.units import Memory, format_seconds
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 VERBS = ("status", "table")
 _FIRST = 3  # points that are shown before a submission
 _FLAGS = ("--wait", "--detach", "--json")
-_VALUES = ("--grid", "--points", "--seed", "--max-fails", "--metric")
+_VALUES = ("--grid", "--points", "--seed", "--max-fails", "--metric", "--halving", "--eta", "--halving-min-steps")
 _LISTS = ("--zip", "--random")
 
 
@@ -54,6 +54,10 @@ def add_options(parser: ArgumentParser) -> None:
     text = "run again what failed, and nothing else; or only by some causes: oom, timeout, node, error, unknown"
     add("--only-failed", nargs="?", const="all", default="", metavar="CAUSE,…", help=text)
     add("--max-fails", metavar="N", help="begin no more points when more than N have failed")
+    text = "stop points by this metric that they report: successive halving"
+    add("--halving", metavar="METRIC", help=text)
+    add("--eta", metavar="N", help="of --halving: at each step one point of N goes on (3)")
+    add("--halving-min-steps", metavar="STEP", help="of --halving: the first step at which points are compared (1)")
     add("--metric", metavar="NAME", default="", help="what sorts the table (default: the first that is reported)")
     add("--maximize", action="store_true", help="the largest is the best")
     add("--yes", action="store_true", help="run points again that another script or image made, without a question")
@@ -113,7 +117,7 @@ def _look(options: Namespace, verb: str, words: list[str]) -> int:
     for sweep in found:
         standing = store.standing(runs, sweep)
         rows = _rows(options, runs, sweep, standing)
-        facts = {state: sum(row.state == state for row in rows) for state in ("ok", "failed", "under way", "missing")}
+        facts = {state: sum(row.state == state for row in rows) for state in table.STATES}
         answers.append({"sweep": sweep.name, "points": len(rows), **facts, "runs": list(sweep.runs)})
         if options.json:
             continue
@@ -191,7 +195,7 @@ def _begin(options: Namespace) -> int:
     _check_arguments(wanted, spec.arguments)
     submit.check_modes(options)
     max_fails = None if options.max_fails is None else common.whole(options.max_fails, "--max-fails")
-    asked = _Asked(max_fails, *points.metric_of_files(request))
+    asked = _Asked(max_fails, *points.metric_of_files(request), _halving(options))
     name = job_name(spec)
     prepared = submit.prepare_to_submit(options, spec._replace(name=name, sweep=name))
     runs = Path(prepared.plan.directory).parent
@@ -222,6 +226,20 @@ class _Asked(NamedTuple):
     max_fails: int | None
     metric: str
     maximize: bool
+    halving: halving.Halving | None
+
+
+def _halving(options: Namespace) -> halving.Halving | None:
+    given = {"eta": options.eta, "min_steps": options.halving_min_steps}
+    said = {name: text for name, text in given.items() if text is not None}
+    if options.halving is None:
+        if said:
+            option = "--eta" if "eta" in said else "--halving-min-steps"
+            raise UsageError(f"{option} is for halving", place=option, hint="Give --halving METRIC too.")
+        return None
+    options_of = {"eta": "--eta", "min_steps": "--halving-min-steps"}
+    numbers = {name: common.whole(text, options_of[name]) for name, text in said.items()}
+    return halving.Halving(options.halving, **numbers).checked()
 
 
 class _Look(NamedTuple):
@@ -256,16 +274,14 @@ def _submit(options: Namespace, look: _Look, asked: _Asked) -> directories.Run:
 
     old, prepared = look.before, look.prepared
     runs = Path(prepared.plan.directory).parent
-    store.save(
-        runs,
-        old._replace(
-            points=tuple(look.planned),
-            runs=(*old.runs, prepared.plan.run_id),
-            metric=options.metric or asked.metric or old.metric,
-            maximize=options.maximize or asked.maximize or old.maximize,
-        ),
+    sweep = old._replace(
+        points=tuple(look.planned),
+        runs=(*old.runs, prepared.plan.run_id),
+        metric=options.metric or asked.metric or (asked.halving.metric if asked.halving else old.metric),
+        maximize=options.maximize or asked.maximize or old.maximize,
     )
-    return submission.submit(prepared._replace(points=_for_the_nodes(old.name, look.chosen, asked.max_fails)))
+    store.save(runs, sweep)
+    return submission.submit(prepared._replace(points=_for_the_nodes(runs, sweep, look.chosen, asked)))
 
 
 def _go_on(options: Namespace, run: directories.Run) -> int:
@@ -306,7 +322,7 @@ def _chosen(
     options: Namespace, prepared: Prepared, planned: Sequence[store.Planned], standing: store.Standing
 ) -> tuple[list[store.Planned], Prepared, tuple[str, ...]]:
     """Return the points to run, and the run with what is asked for beyond the command line, and that in words."""
-    failed = any(not end.ok for end in standing.ended.values())
+    failed = any(end.failed for end in standing.ended.values())
     if not (options.only_failed or failed or standing.interrupted):
         busy = standing.ended.keys() | standing.under_way.keys()
         return [one for one in planned if one.key not in busy], prepared, ()
@@ -348,9 +364,14 @@ def _tell(
     if len(chosen) > _FIRST:
         line("", f"… and {len(chosen) - _FIRST} more")
     ends = [standing.ended[one.key] for one in planned if one.key in standing.ended]
-    ok, failed = sum(one.ok for one in ends), sum(not one.ok for one in ends)
+    ok, failed, halved = (sum(getattr(one, state) for one in ends) for state in ("ok", "failed", "stopped"))
     busy = sum(one.key in standing.under_way for one in planned)
-    words = [f"{ok} done" if ok else "", f"{failed} failed" if failed else "", f"{busy} under way" if busy else ""]
+    words = [
+        f"{ok} done" if ok else "",
+        f"{halved} stopped by halving" if halved else "",
+        f"{failed} failed" if failed else "",
+        f"{busy} under way" if busy else "",
+    ]
     line("count", ", ".join([f"{len(planned)} points", *filter(None, words), f"{len(chosen)} to run"]))
     if not chosen:
         if failed and not busy:
@@ -376,18 +397,19 @@ def _tell(
 def _facts(
     name: str, planned: Sequence[store.Planned], chosen: Sequence[store.Planned], standing: store.Standing
 ) -> dict[str, object]:
-    ended = [standing.ended[one.key].ok for one in planned if one.key in standing.ended]
+    ended = [standing.ended[one.key] for one in planned if one.key in standing.ended]
     return {
         "sweep": name,
         "points": len(planned),
-        "ok": sum(ended),
-        "failed": len(ended) - sum(ended),
+        "ok": sum(one.ok for one in ended),
+        "stopped": sum(one.stopped for one in ended),
+        "failed": sum(one.failed for one in ended),
         "under_way": sum(one.key in standing.under_way for one in planned),
         "to_run": [{value.name: value.typed for value in one.point} for one in chosen],
     }
 
 
-def _for_the_nodes(name: str, chosen: Sequence[store.Planned], max_fails: int | None) -> str:
+def _for_the_nodes(runs: Path, sweep: store.Sweep, chosen: Sequence[store.Planned], asked: _Asked) -> str:
     """Return the points as the first node reads them."""
     rows = [
         {
@@ -398,4 +420,8 @@ def _for_the_nodes(name: str, chosen: Sequence[store.Planned], max_fails: int | 
         }
         for one in chosen
     ]
-    return json.dumps({"sweep": name, "max_fails": max_fails, "points": rows}, indent=1) + "\n"
+    facts: dict[str, object] = {"sweep": sweep.name, "max_fails": asked.max_fails, "points": rows}
+    if asked.halving:
+        known = {one.key for one in sweep.points}
+        facts["halving"] = halving.for_the_nodes(asked.halving, runs, sweep, known, maximize=sweep.maximize)
+    return json.dumps(facts, indent=1) + "\n"

@@ -66,7 +66,7 @@ class Faults:
         if key in self.standing.under_way:
             return None
         if end := self.standing.ended.get(key):
-            if end.ok:
+            if not end.failed:
                 return None
             kind = end.kind or ("oom" if end.cause == "out of memory" else "error")
             return Fault(kind, self._help(end.run, end.rule, end.nodes))

@@ -22,6 +22,7 @@ class Ended(NamedTuple):
     """What a run wrote of a point that has ended; ``metrics`` are the last values, None for one that was no number.
 
     ``kind`` is of which kind its failure is, ``rule`` and ``nodes`` what shows that, empty where nothing does.
+    ``stopped``: halving has stopped it, which is no failure.
     """
 
     run: str
@@ -35,6 +36,12 @@ class Ended(NamedTuple):
     kind: str = ""
     rule: str = ""
     nodes: tuple[str, ...] = ()
+    stopped: bool = False
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended by a failure."""
+        return not (self.ok or self.stopped)
 
 
 class Planned(NamedTuple):
@@ -214,6 +221,7 @@ def _ended(run: directories.Run, path: Path) -> Ended:
             table.get("kind", str, ""),
             table.get("rule", str, ""),
             table.texts("nodes"),
+            table.get("status", str) == "stopped",
         )
 
 

@@ -9,9 +9,11 @@ from typing import NamedTuple
 
 from hpcml.sweeps.store import Standing, Sweep
 
+STATES = ("ok", "stopped", "failed", "under way", "missing")  # stopped: by halving
+
 
 class Row(NamedTuple):
-    """A point as the table shows it; ``state`` is ok, failed, under way or missing."""
+    """A point as the table shows it; ``state`` is one of :data:`STATES`, ``kind`` that of a failure."""
 
     key: str
     values: dict[str, str]
@@ -21,6 +23,7 @@ class Row(NamedTuple):
     cause: str
     run: str
     out: str
+    kind: str = ""
 
     @property
     def point(self) -> str:
@@ -29,22 +32,24 @@ class Row(NamedTuple):
 
 
 def rows(sweep: Sweep, standing: Standing, runs: str, metric: str, *, maximize: bool) -> list[Row]:
-    """Return the rows: by the metric, then what has none, then what failed, what is under way and what is missing."""
+    """Return the rows: by the metric, then what has none, then what was stopped, failed, is under way and missing."""
     found = []
     for planned in sweep.points:
         values = {value.name: value.text for value in planned.point}
         if one := standing.ended.get(planned.key):
-            state, out = "ok" if one.ok else "failed", f"{runs}/{one.run}/out/{planned.key}"
-            row = Row(planned.key, values, state, dict(one.metrics), one.seconds, one.cause, one.run, out)
+            state, out = (
+                "ok" if one.ok else "stopped" if one.stopped else "failed",
+                f"{runs}/{one.run}/out/{planned.key}",
+            )
+            row = Row(planned.key, values, state, dict(one.metrics), one.seconds, one.cause, one.run, out, one.kind)
         else:
             run = standing.under_way.get(planned.key, "")
             row = Row(planned.key, values, "under way" if run else "missing", {}, None, "", run, "")
         found.append(row)
-    order = ("ok", "failed", "under way", "missing")
 
     def place(row: Row) -> tuple[int, bool, float]:
         value = row.metrics.get(metric)
-        return order.index(row.state), value is None, 0.0 if value is None else -value if maximize else value
+        return STATES.index(row.state), value is None, 0.0 if value is None else -value if maximize else value
 
     return sorted(found, key=place)
 
@@ -58,8 +63,8 @@ def metric_of(sweep: Sweep, standing: Standing) -> str:
 def counts(table: Sequence[Row]) -> str:
     """Return how many points there are of each state, in words."""
     words = [
-        f"{number} {state}"
-        for state in ("ok", "failed", "under way", "missing")
+        f"{number} {state}{' by halving' if state == 'stopped' else ''}"
+        for state in STATES
         if (number := sum(row.state == state for row in table))
     ]
     return f"{len(table)} points: {', '.join(words)}" if words else "no points"
@@ -69,7 +74,7 @@ def grid(table: Sequence[Row]) -> list[list[str]]:
     """Return all rows as texts below a line of names, with every value and metric in a column of its own."""
     names = list(dict.fromkeys(name for row in table for name in row.values))
     metrics = list(dict.fromkeys(name for row in table for name in row.metrics))
-    head = [*names, *metrics, "state", "seconds", "cause", "key", "run", "out"]
+    head = [*names, *metrics, "state", "seconds", "cause", "kind", "key", "run", "out"]
     body = [
         [
             *(row.values.get(name, "") for name in names),
@@ -77,6 +82,7 @@ def grid(table: Sequence[Row]) -> list[list[str]]:
             row.state,
             "" if row.seconds is None else str(row.seconds),
             row.cause,
+            row.kind,
             row.key,
             row.run,
             row.out,

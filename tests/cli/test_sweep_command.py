@@ -102,7 +102,7 @@ def test_only_what_is_missing_is_submitted(world: World) -> None:
     assert [one["key"] for one in points_of(third)] == [points[1]["key"]]
     out, _ = sweep(world, "status", "job", "--json")
     assert {key: value for key, value in json.loads(out).items() if key != "runs"} == {
-        "sweep": "job", "points": 4, "ok": 3, "failed": 1, "under way": 0, "missing": 0,
+        "sweep": "job", "points": 4, "ok": 3, "stopped": 0, "failed": 1, "under way": 0, "missing": 0,
     }  # fmt: skip
 
 
@@ -224,6 +224,29 @@ def test_damaged_records_are_named(world: World, subtests: pytest.Subtests) -> N
             path.write_text(whole)
 
 
+def test_halving_and_stopped_points(world: World) -> None:
+    sweep(world, *GRID, "--halving", "loss", "--eta", "4", "--halving-min-steps", "2", "--maximize")
+    run = run_of(world)
+    plan = json.loads((run / "points.json").read_text())["halving"]
+    assert plan == {"metric": "loss", "eta": 4, "min_steps": 2, "maximize": True, "before": {}}
+    points = points_of(run)
+    end(run, points[0], loss=0.5)
+    end(run, points[1], "stopped by halving at step 2", {"status": "stopped", "exit_status": 94}, loss=0.9)
+    end(run, points[2], "ValueError: no")
+    end_run(run)
+    step = run / "rungs/loss/2"
+    step.mkdir(parents=True)
+    for name in (f"{points[0]['key']}=0.5", f"{points[1]['key']}=nan", "another=1.0", "none"):
+        (step / name).touch()
+    out, said = sweep(world, "table", "job")
+    assert out.splitlines()[2:4] == [" 0.9  stopped  2.0 s  k=8 lr=0.01", "  stopped by halving at step 2"]
+    assert said == "4 points: 1 ok, 1 stopped by halving, 1 failed, 1 missing.\n"
+    _, said = sweep(world, *GRID, "--only-failed", "--halving", "loss")
+    assert "1 done, 1 stopped by halving, 1 failed, 1 to run" in said
+    before = json.loads((run_of(world) / "points.json").read_text())["halving"]["before"]
+    assert before == {"2": {points[0]["key"]: 0.5, points[1]["key"]: None}}
+
+
 REFUSED: list[tuple[tuple[str, ...], str]] = [
     ((), "SCRIPT is missing"),
     (("job.py",), "The sweep has no points"),
@@ -231,6 +254,8 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (("job.py", "--grid", "k=1", "--", "--k", "3"), "--k is among the script's arguments and the points"),
     (("job.py", "--grid", "k=1", "--max-fails", "x"), "'x' is not a whole number"),
     (("job.py", "--random", "5", "x=uniform(0,1)", "--seed", "x"), "'x' is not a whole number"),
+    (("job.py", "--grid", "k=1", "--eta", "3"), "--eta is for halving"),
+    (("job.py", "--grid", "k=1", "--halving", "loss", "--eta", "1"), "1 is too few"),
     (("job.py", "--grid", "k=1", "--wait", "--detach"), "--wait and --detach exclude each other"),
     (("job.py", "--grid", "k=1", "--profile", "dask"), "A sweep records no profile"),
     (("book.ipynb", "--grid", "k=1"), "A sweep starts a Python file"),

@@ -179,6 +179,40 @@ def test_workers_that_are_not_free_are_restarted(here: Here) -> None:
     ]  # fmt: skip
 
 
+STEPS = """
+import sys
+from pathlib import Path
+import hpcml
+loss = float(sys.argv[-1])
+ended = Path("ended")
+try:
+    for step in range(1, 11):
+        hpcml.run.report(loss=loss, step=step)
+finally:
+    with ended.open("a") as file:
+        file.write(f"{loss:g}:{step} ")
+"""
+
+
+def test_halving_stops_points_and_knows_those_of_a_run_before(here: Here) -> None:
+    (here.folder / "steps.py").write_text(STEPS)
+    words = ("steps.py", "--grid", "loss=3,5,2,6,4,1", "--halving", "loss")
+    done = here.run("sweep", "--wait", *words)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert (here.folder / "ended").read_text() == "3:10 5:1 2:10 6:1 4:1 1:10 "
+    assert "3 of 6 points are done, 3 stopped by halving" in here.status()["message"]
+    rows = json.loads(here.run("sweep", "table", "steps", "--json").stdout)
+    assert [(row["values"]["loss"], row["state"], row["cause"]) for row in rows[:4]] == [
+        ("1", "ok", ""), ("2", "ok", ""), ("3", "ok", ""), ("4", "stopped", "stopped by halving at step 1"),
+    ]  # fmt: skip
+    log = Path(here.status()["directory"], "points", f"{rows[3]['key']}.log").read_text()
+    assert log == "hpcml: stopped by halving: loss=4 is not among the best 1/3 of 5 points at step 1\n"
+    again = here.run("sweep", "--wait", "steps.py", "--grid", "loss=3,5,2,6,4,1,2.5,0.5", "--halving", "loss")
+    assert "8 points, 3 done, 3 stopped by halving, 2 to run" in again.stderr
+    assert again.returncode == 0
+    assert (here.folder / "ended").read_text() == "3:10 5:1 2:10 6:1 4:1 1:10 2.5:1 0.5:10 "
+
+
 def test_ctrl_c_leaves_the_run_and_again_finds_it(sweep: Sweep, here: Here) -> None:
     words = [HPCML, "sweep", "--wait", "train.py", "--zip", "k=1,2", "mode=run,wait", "--", "--log", str(sweep.log)]
     with subprocess.Popen(words, cwd=here.folder, env=here.environment, stderr=subprocess.PIPE, text=True,

@@ -81,14 +81,18 @@ def become_script() -> NoReturn:
 
 
 class Sweep:
-    """The points of this run; ``ok`` and ``failed`` count those that have ended, ``stopped`` says why no more begin."""
+    """The points of this run; ``ok``, ``failed`` and ``halved`` count those that have ended.
+
+    ``stopped`` says why no more begin.
+    """
 
     def __init__(self, context: Context) -> None:
         self.context, self.settings = context, context.settings
         plan = files.read_json(context.run.points) or {}
         self.points: list[dict[str, Any]] = plan["points"]
         self.max_fails: int | None = plan["max_fails"]
-        self.ok = self.failed = self.pid = 0
+        self.halving: dict[str, Any] | None = plan.get("halving")
+        self.ok = self.failed = self.halved = self.pid = 0
         self.stopped = ""
         self.exit_status = 0
         self.told_to_end = False
@@ -105,6 +109,8 @@ class Sweep:
         except CleaningError as error:
             self.stopped = str(error)
         for number, point in enumerate(self.points, 1):
+            if self._count(files.read_json(self.context.run.record_of(point["key"])) or {}):
+                continue  # in an attempt before
             self._look()
             if self.stopped:
                 break
@@ -124,6 +130,7 @@ class Sweep:
             if record:
                 record |= {"began": round(began, 3), "restarted": restarted, "node": self.context.node}
                 files.write_json(self.context.run.record_of(point["key"]), record)
+                self._count(record)
             self._tell(number, point, record, restarted)
         cleaner.end()
         self._end()
@@ -176,6 +183,8 @@ class Sweep:
         os.dup2(log, 2)
         os.close(log)
         facts = {"key": key, "values": point["values"], "seed": int(key[:8], 16)}
+        if self.halving:
+            facts["halving"] = {name: value for name, value in self.halving.items() if name != "before"}
         os.environ["HPCML_POINT"] = json.dumps(facts)
         os.environ["HPCML_SCRIPT_ERROR"] = str(self._notes(key, "error"))
         sys.argv = ["-c", self.settings.script, *self.settings.arguments, *point["words"]]
@@ -199,7 +208,11 @@ class Sweep:
         error, reports = self._notes(point["key"], "error"), self._notes(point["key"], "reports")
         told = _reports(reports)
         why: dict[str, Any] = {"cause": ""}
-        if status:
+        halved = told.pop("halved", 0)
+        halved = halved if status in (0, errors.HALVED) else 0
+        if halved:
+            why["cause"] = f"stopped by halving at step {halved}"
+        elif status:
             why = self._why(point["key"], error, status, began, starved=starved and status == 128 + signal.SIGKILL)
         for path in (error, reports):
             path.unlink(missing_ok=True)
@@ -209,9 +222,16 @@ class Sweep:
             return {}
         if status == errors.STOPPED:
             return {}
-        self.ok, self.failed = self.ok + (not status), self.failed + bool(status)
-        facts = {"key": point["key"], "values": point["values"], "status": "failed" if status else "ok"}
+        state = "stopped" if halved else "failed" if status else "ok"
+        facts = {"key": point["key"], "values": point["values"], "status": state}
         return {**facts, "exit_status": status, **why, "seconds": round(seconds, 3), **told}
+
+    def _count(self, record: dict[str, Any]) -> bool:
+        """Count a point that has ended; False if it has not."""
+        state = record.get("status", "")
+        self.ok, self.failed = self.ok + (state == "ok"), self.failed + (state == "failed")
+        self.halved += state == "stopped"
+        return bool(record)
 
     def _why(self, key: str, error: Path, status: int, began: float, *, starved: bool) -> dict[str, Any]:
         """Return why a point failed in some words, of which kind that is, and the rule and the nodes that show it."""
@@ -236,19 +256,24 @@ class Sweep:
                 for name, value in record["metrics"].items()
             )
             how = f"{record['seconds']:.1f} s {metrics}".rstrip()
-            how = f"failed: {record['cause']}" if record["exit_status"] else how
+            how = f"failed: {record['cause']}" if record["status"] == "failed" else how
+            how += f"  {record['cause']}" if record["status"] == "stopped" else ""
         print(f"point {number} of {len(self.points)}  {point['shown']}  {how}")
         if restarted:
             print(f"  the workers were restarted: {restarted}")
 
     def _end(self) -> None:
         """Print and write down how the sweep ended."""
-        left = len(self.points) - self.ok - self.failed
+        left = len(self.points) - self.ok - self.failed - self.halved
         deadline = time.monotonic() + TOLD
         while left and self.context.attempt.terminate.exists() and not self.told_to_end and time.monotonic() < deadline:
             time.sleep(0.02)  # the supervisor is about to end the run, as cancelled
         words = f"{self.ok} of {len(self.points)} points are done"
+        words += f", {self.halved} stopped by halving" if self.halved else ""
         words += f", {self.failed} failed" if self.failed else ""
+        if self.halving and not self.context.run.rungs.exists() and self.ok:
+            first = self.halving["min_steps"]
+            words += f", none compared: no report had '{self.halving['metric']}' at step {first} or later"
         words += f", {left} are left: {self.stopped or 'they stopped to be continued'}" if left else ""
         self.exit_status = 1 if self.failed or left else 0
         if left and self.context.attempt.time_limit.exists():
@@ -280,6 +305,9 @@ def _reports(path: Path) -> dict[str, Any]:
             continue  # the point was ended in the middle of it
         if table.get("stopped"):
             found["stopped"] = True
+            continue
+        if "halved" in table:
+            found["halved"] = table["halved"]
             continue
         metrics.update(table["metrics"])
         found["reports"] += 1
