@@ -148,7 +148,10 @@ def test_what_decides_neither_acts_nor_reads_a_clock(name: str) -> None:
     assert not called & acts
 
 
-@pytest.mark.parametrize("command", [["--help"], ["submit", "--help"], ["--version"], ["ls"], ["site", "ls"]])
+@pytest.mark.parametrize(
+    "command",
+    [["--help"], ["submit", "--help"], ["--version"], ["ls"], ["site", "ls"], ["--complete", "status", ""]],
+)
 def test_what_is_asked_for_often_imports_little(command: list[str], tmp_path: Path) -> None:
     code = ("import sys, json; from hpcml.cli.main import main; main(json.loads(sys.argv[1])); "
             "print(json.dumps(sorted(sys.modules)), file=sys.stderr)")  # fmt: skip

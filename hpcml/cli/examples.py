@@ -30,6 +30,7 @@ EXAMPLES = {
     "tunnel": ("last", "--host me@login.example.org --open last"),
     "site": ("ls", "show leonardo --origin"),
     "image": ("build cpu", "check --gpu rapids-cu12.sif"),
+    "completion": ("bash",),
     "pack": ("", "-o bin/hpcml.pyz --force"),
 }
 

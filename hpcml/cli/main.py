@@ -51,6 +51,7 @@ COMMANDS = {
     "tunnel": ("[OPTIONS] [RUN]", "open a run's dashboard on your laptop"),
     "site": ("ls | show [SITE]", "list and show site profiles"),
     "image": ("build | show | check | ls", "build, show, check and list images"),
+    "completion": ("bash | zsh | fish", "print what lets a shell complete hpcml's commands"),
     "pack": ("[-o FILE]", "write hpcml as one file, for a login node that installs nothing"),
 }
 _TAKE_A_SCRIPT = ("submit", "run", "plan")
@@ -157,6 +158,8 @@ def main(argv: Sequence[str] | None = None, caller: RemoteSession | None = None)
         if command in ("", "-h", "--help", "help", "--version"):
             sys.stdout.write(f"hpcml {__version__}\n" if command == "--version" else overview())
             status = 0 if command else errors.USAGE
+        elif command == "--complete":
+            status = int(_module("candidates").tell(own))
         else:
             own, script = split_script(command, own)
             status = _dispatch(command, own, script, host, caller)
