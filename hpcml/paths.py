@@ -98,6 +98,8 @@ class AttemptPaths:
         self.ended = directory / "ended"
         self.begun = directory / "begun"
         self.goes_on = directory / "continue"
+        self.end = directory / "end.json"
+        self.ledger = directory / "ledger.json"
         self.lost = directory / "lost"
         self.script_error = directory / "script-error.json"
         self.saves = directory / "saves.json"

@@ -11,7 +11,9 @@ from hpcml.terminal import say, say_fitted
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
+    from collections.abc import Sequence
 
+    from hpcml.report.attempts import Attempt
     from hpcml.runs import status as run_status
 
 
@@ -31,6 +33,7 @@ def run(options: Namespace) -> int:
         options.once, options.interval = False, None
         return top.run(options)
     from hpcml.cli.why import cause_of
+    from hpcml.report import attempts
     from hpcml.runs import adoption, profiles, report
     from hpcml.runs import status as run_status
 
@@ -42,10 +45,11 @@ def run(options: Namespace) -> int:
     status = run_status.status(run)
     status = status._replace(silent=status.silent or silent)
     code = UNREACHABLE if status.silent and status.phase == "unknown" else 0
+    before = attempts.earlier(run.paths, status.attempt)
     if options.json:
-        common.print_json(status.as_json())
+        common.print_json({**status.as_json(), "attempts": [one._asdict() for one in before]})
         return code
-    for key, value in _lines(status, cause_of(run, status)):
+    for key, value in _lines(status, cause_of(run, status), before):
         say_fitted(value, sys.stdout, first=f"{key:<10} ", rest=" " * 11)
     if status.over and (page := report.page_of(run)):
         say(f"{'report':<10} {common.typed(page, sys.stdout)}")
@@ -61,15 +65,17 @@ def run(options: Namespace) -> int:
     return code
 
 
-def _lines(status: run_status.Status, cause: str = "") -> list[tuple[str, str]]:
-    """Return what is known of a run, each fact under its key."""
+def _lines(status: run_status.Status, cause: str = "", before: Sequence[Attempt] = ()) -> list[tuple[str, str]]:
+    """Return what is known of a run, each fact under its key, and of the attempts ``before``."""
     from hpcml.cli.progress import phases
+    from hpcml.report.attempts import sentence
 
     lines = [("run", status.run), ("site", status.site), ("state", f"{status.state}: {status.message}")]
     if cause:
         lines.append(("cause", cause))
     if status.attempt:
         lines.append(("attempt", f"{status.attempt + 1} of this run"))
+    lines += [("before", sentence(one)) for one in before]
     if status.job:
         lines.append(("job", f"{status.job} {status.job_state}".strip()))
     if status.silent:

@@ -100,6 +100,8 @@ def _show(answer: Answer, host: str = "") -> None:
             else:
                 say(title)
             say(f"  | {cut(line.text, _WIDEST)}")
+    for attempt in answer.attempts:
+        say_fitted(attempt, sys.stdout, first=f"{'before':<10} ", rest=" " * 11)
     for command in answer.look:
         say(f"{'look':<10} {_from(host, command)}")
     if answer.next_step:

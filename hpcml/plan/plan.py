@@ -53,9 +53,10 @@ class Plan(NamedTuple):
     how the image is copied to the nodes before. ``variables`` are the names of the user's own; their values are in a
     file of the run's directory alone. ``prologue`` are the scheduler's own lines before the steps, ``job_word`` is the
     job's id as bash reads it; ``follow_up`` submits this batch script for when that job has ended and prints the new
-    job's id, ``forget`` (before an id) cancels a job: empty where attempts are one process. ``scripts`` are the shell
-    that the run needs beside the batch script. ``reasons`` say why it came out so, ``notices`` what the user should
-    know. ``after`` are the runs that it waits for, as ``ID:ok``.
+    job's id, ``forget`` (before an id) cancels a job, ``may_put_back`` and ``put_back`` have this very job start again:
+    empty where attempts are one process. ``scripts`` are the shell that the run needs beside the batch script.
+    ``reasons`` say why it came out so, ``notices`` what the user should know. ``after`` are the runs that it waits for,
+    as ``ID:ok``.
     """
 
     run_id: str
@@ -75,6 +76,8 @@ class Plan(NamedTuple):
     job_word: str
     follow_up: str
     forget: str
+    may_put_back: str
+    put_back: str
     entry: tuple[str, ...]
     stage: Stage | None
     steps: tuple[Step, ...]
@@ -141,6 +144,8 @@ def plan(site: Site, asked: JobSpec, location: RunLocation) -> Plan:
         job_word=layout.job_word,
         follow_up=layout.follow_up,
         forget=layout.forget,
+        may_put_back=layout.may_put_back,
+        put_back=layout.put_back,
         entry=entry(site, spec, paths) if spec.image else (),
         stage=staged,
         steps=_steps(paths, layout, python),

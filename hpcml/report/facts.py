@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hpcml.paths import RunPaths
-from hpcml.report import advice, ledger, series
+from hpcml.report import advice, attempts, ledger, series
 from hpcml.report.advice import Advice
+from hpcml.report.attempts import Attempt
 from hpcml.report.ending import End, events, number, of_files, table
 from hpcml.report.figures import HOT, figures_of
 from hpcml.report.ledger import Ledger, Phases, Tasks, Usage
@@ -43,7 +44,11 @@ class Device(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """All that the page shows; times in seconds since 1970, ``series`` are what the lines are drawn from."""
+    """All that the page shows; times in seconds since 1970, ``series`` are what the lines are drawn from.
+
+    It is of one attempt, but for ``attempts``, which are all until this one, and ``total``: their hours by the parts of
+    the ledger, added up.
+    """
 
     run: str
     name: str
@@ -59,6 +64,8 @@ class Facts(NamedTuple):
     nodes: tuple[str, ...]
     phases: tuple[Phase, ...]
     ledger: Ledger
+    attempts: tuple[Attempt, ...]
+    total: dict[str, float]
     figures: dict[str, float]
     advice: tuple[Advice, ...]
     devices: tuple[Device, ...]
@@ -88,6 +95,7 @@ class Facts(NamedTuple):
             "phases": [phase._asdict() for phase in self.phases],
             "ledger": {**of_each, "definitions": definitions},
             "advice": [one._asdict() for one in self.advice],
+            "attempts": [one._asdict() for one in self.attempts],
             "devices": [device._asdict() for device in self.devices],
             "versions": dict(self.versions),
             "topology": dict(self.topology),
@@ -97,19 +105,14 @@ class Facts(NamedTuple):
 def load(paths: RunPaths, attempt: int, end: End | None = None) -> Facts:
     """Return the facts of an attempt; ``end`` is how it ended, if that was found out elsewhere already."""
     of_attempt = paths.attempt(attempt)
-    happened = events(paths, attempt)
-    times: dict[str, float] = {one["event"]: float(one["time"]) for one in happened}
     plan, status = table(paths.plan), table(paths.status)
     inside = _table(plan.get("inside"))
+    joined = _join(paths, attempt, status, inside)
+    happened, dask, found, names, phases, counted = joined
+    times: dict[str, float] = {one["event"]: float(one["time"]) for one in happened}
     end = of_files(paths, of_attempt, times) if end is None else end
-    dask = series.dask(of_attempt)
-    allocated = next((one for one in happened if one["event"] == "allocated"), {})
-    names = _texts(allocated.get("nodes"))
-    found = dict(sorted(series.nodes(of_attempt).items(), key=lambda one: _place(one[0], names)))
-    names = names or tuple(found)
-    phases = _phases(happened, times, status, found)
-    per_node = int(number(_table(inside.get("gpu")).get("count")) or 0)
-    counted = ledger.divide(*_devices(phases, found, names, per_node, bool(inside.get("one_machine"))), _tasks(dask))
+    per_node = _per_node(inside)
+    tried, total, uncounted = _attempts(paths, attempt, end, phases, counted)
     devices = tuple(_device(name, gpu) for name, node in found.items() for gpu in node.gpus)
     figures = figures_of(counted, phases, found, inside, plan)
     rules = advice.changed(advice.RULES, _changes(inside))
@@ -120,7 +123,7 @@ def load(paths: RunPaths, attempt: int, end: End | None = None) -> Facts:
         run=paths.directory.name,
         name=str(plan.get("name", "")),
         site=str(plan.get("site", "")),
-        job=str(allocated.get("job", "")),
+        job=tried[-1].job,
         script=" ".join([str(inside.get("script", "")).rpartition("/")[2], *_texts(inside.get("arguments"))]),
         attempt=attempt,
         version=str(plan.get("version", "")),
@@ -131,6 +134,8 @@ def load(paths: RunPaths, attempt: int, end: End | None = None) -> Facts:
         nodes=names,
         phases=_named(phases),
         ledger=counted,
+        attempts=tried,
+        total=total,
         figures=figures,
         advice=advice.advise(rules, figures),
         devices=devices,
@@ -141,10 +146,72 @@ def load(paths: RunPaths, attempt: int, end: End | None = None) -> Facts:
         topology=tuple((name, _topology(node)) for name, node in found.items()),
         versions=tuple(sorted((name, str(one)) for name, one in _table(ready.get("versions")).items())),
         happened=_happened(found, devices, phases.began),
-        unknown=_unknown(found, dask, names, status, devices, per_node),
+        unknown=(*_unknown(found, dask, names, status, devices, per_node), *uncounted),
         series=found,
         dask=dask,
     )
+
+
+class _Joined(NamedTuple):
+    """What an attempt's events and samples give."""
+
+    happened: list[dict[str, Any]]
+    dask: Dask | None
+    found: dict[str, Node]
+    names: tuple[str, ...]
+    phases: Phases
+    counted: Ledger
+
+
+def _join(paths: RunPaths, attempt: int, status: Mapping[str, Any], inside: Mapping[str, Any]) -> _Joined:
+    of_attempt, happened = paths.attempt(attempt), events(paths, attempt)
+    times: dict[str, float] = {one["event"]: float(one["time"]) for one in happened}
+    dask = series.dask(of_attempt)
+    allocated = next((one for one in happened if one["event"] == "allocated"), {})
+    names = _texts(allocated.get("nodes"))
+    found = dict(sorted(series.nodes(of_attempt).items(), key=lambda one: _place(one[0], names)))
+    names = names or tuple(found)
+    phases = _phases(happened, times, status, found)
+    devices = _devices(phases, found, names, _per_node(inside), bool(inside.get("one_machine")))
+    return _Joined(happened, dask, found, names, phases, ledger.divide(*devices, _tasks(dask)))
+
+
+def ledger_of(paths: RunPaths, attempt: int) -> Ledger:
+    """Return the ledger of an attempt that is over."""
+    inside = _table(table(paths.plan).get("inside"))
+    return _join(paths, attempt, attempts.last_end(paths, attempt), inside).counted
+
+
+def _attempts(
+    paths: RunPaths, attempt: int, end: End, phases: Phases, counted: Ledger
+) -> tuple[tuple[Attempt, ...], dict[str, float], tuple[str, ...]]:
+    """Return all attempts until one, their hours by the parts of the ledger, and what that sum lacks."""
+    before, total = attempts.earlier(paths, attempt), dict(counted.parts)
+    uncounted = []
+    for one in before:
+        kept = table(paths.attempt(one.number).ledger)
+        if kept.get("unit") == counted.unit:
+            total = {
+                name: hours + (number(_table(kept.get("parts")).get(name)) or 0.0) for name, hours in total.items()
+            }
+        else:
+            uncounted.append(
+                f"The {counted.unit}-hours of attempt {one.number + 1} are not in the sum: it left no samples."
+            )
+    own = attempts.one(paths, attempt)._replace(
+        begin=phases.began,
+        end=phases.end,
+        state=end.state,
+        exit_status=end.exit_status,
+        message=end.message,
+        hours=counted.paid,
+        useful=counted.share("useful"),
+    )
+    return (*before, own), total, tuple(uncounted)
+
+
+def _per_node(inside: Mapping[str, Any]) -> int:
+    return int(number(_table(inside.get("gpu")).get("count")) or 0)
 
 
 def _table(value: object) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hpcml import files
 from hpcml.paths import RunPaths
-from hpcml.report import facts, page
+from hpcml.report import attempts, facts, page
 from hpcml.report.ending import End
 
 
@@ -19,7 +19,12 @@ def make(paths: RunPaths, attempt: int, end: End | None = None) -> Path:
     OSError
         If they cannot be written.
     """
+    for before in attempts.numbers(paths):
+        if before < attempt and not paths.attempt(before).ledger.exists():  # it was killed, or its report was late
+            attempts.keep_ledger(paths, before, facts.ledger_of(paths, before))
     found = facts.load(paths, attempt, end)
+    if found.ending.over and (attempt or paths.attempt(attempt).goes_on.exists()):  # another report will count it
+        attempts.keep_ledger(paths, attempt, found.ledger)
     files.write(paths.report_facts, json.dumps(found.as_json(), indent=1) + "\n")
     files.write(paths.report, page.html(found))
     return paths.report

@@ -48,7 +48,7 @@ def html(facts: Facts) -> str:
     said = f"exit status {facts.ending.exit_status}"
     good = facts.ending.over and not facts.ending.exit_status
     shares = facts.ledger.parts
-    unit = facts.ledger.unit
+    unit, whole = facts.ledger.unit, sum(facts.total.values())
     parts = [
         (kind, title.format(unit=unit), shares[kind], facts.ledger.share(kind), text.format(unit=unit))
         for kind, (title, text) in ledger.PARTS.items()
@@ -62,6 +62,12 @@ def html(facts: Facts) -> str:
         nodes=f"{len(facts.nodes)} node{'' if len(facts.nodes) == 1 else 's'}",
         cards=_cards(facts),
         parts=parts,
+        total=whole,
+        totals=[
+            (kind, title.format(unit=unit), facts.total[kind], 100 * facts.total[kind] / whole)
+            for kind, (title, _) in ledger.PARTS.items()
+            if facts.total[kind] > 0
+        ],
         phases=_phases(facts),
         ledger=picture.bar(
             [(kind, f"{title}: {share:.1f} %", hours) for kind, title, hours, share, _ in parts],

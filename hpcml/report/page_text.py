@@ -140,6 +140,20 @@ PAGE = """<!doctype html>
 {% endfor %}<tr><td><b>Sum</b></td><td class="n"><b>{{ facts.ledger.parts.values() | sum | hours }}</b></td><td class="n">100 %</td><td></td></tr>
 </table></section>
 {% endif %}
+{% if facts.attempts | length > 1 %}
+<section><h2>All attempts</h2>
+<p>{{ facts.attempts | length }} attempts had their nodes for {{ facts.attempts | sum(attribute="seconds") | duration }}: {{ total | hours }} {{ unit }}-hours,
+of them {{ facts.total.useful | hours }} useful. All else on this page is of the last one.</p>
+<div class="wide"><table><tr><th>Attempt</th><th>job</th><th>began</th><th class="n">lasted</th><th class="n">{{ unit }}-hours</th><th class="n">useful</th><th>ended</th></tr>
+{% for one in facts.attempts %}<tr><td>{{ one.number + 1 }}</td><td>{{ one.job }}</td><td>{{ one.begin | moment }}</td>
+<td class="n">{{ one.seconds | duration }}</td><td class="n">{% if one.hours is none %}–{% else %}{{ one.hours | hours }}{% endif %}</td>
+<td class="n">{{ one.useful | percent }}</td><td><b>{{ one.state }}</b> {{ one.message }}</td></tr>
+{% endfor %}</table></div>
+<table><tr><th>Part</th><th class="n">{{ unit }}-hours of all</th><th class="n">share</th></tr>
+{% for kind, title, hours, share in totals %}<tr><td><i class="key k-{{ kind }}"></i>{{ title }}</td>
+<td class="n">{{ hours | hours }}</td><td class="n">{{ "%.1f" | format(share) }} %</td></tr>
+{% endfor %}</table></section>
+{% endif %}
 {% if pictures %}
 <section><h2>Over time</h2>
 {% for title, note, picture, legend in pictures %}

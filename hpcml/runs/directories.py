@@ -244,6 +244,15 @@ def follow_up(run: Run) -> Run | None:
     return None
 
 
+def _jobs(paths: RunPaths) -> set[str]:
+    """Return the jobs of a run's attempts, and the one that waits for the next."""
+    jobs = {_job_of(paths.next_job)} - {""}
+    with contextlib.suppress(OSError):
+        for name in filter(str.isdecimal, os.listdir(paths.directory / "attempts")):
+            jobs.add(files.read(paths.attempt(int(name)).begun, 100).decode(errors="replace").strip())
+    return jobs
+
+
 def _job_of(link: Path) -> str:
     with contextlib.suppress(OSError):
         if (job := str(link.readlink())).isdecimal():
@@ -340,10 +349,10 @@ def find(folder: Path, word: str) -> Run:
 
 
 def _with_job(folder: Path, run_ids: list[str], job: str) -> Run | None:
-    """Return the newest run of a job id; a record that cannot be read is not the one that is looked for."""
+    """Return the newest run of a job id, also of an earlier attempt; a record that cannot be read is not the one."""
     for name in reversed(run_ids):
         with contextlib.suppress(StorageError):
             run = load(folder / name)
-            if run.job == job:
+            if job == run.job or (run.may_start_again and job in _jobs(run.paths)):
                 return run
     return None

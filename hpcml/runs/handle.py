@@ -230,8 +230,10 @@ def cancel(run: directories.Run) -> Cancelled:
         hint = f"It is not submitted. Remove it: hpcml rm {run.id}." if before.phase == "prepared" else before.hint
         raise NotFoundError("The run has no job that could be cancelled", place=run.id, hint=hint)
     if (after := directories.follow_up(run)) and after.submission:  # first: it begins when this one ends
-        schedulers.get(after.submission.scheduler).cancel(after.submission.key)
+        waiting = schedulers.get(after.submission.scheduler).cancel(after.submission.key)
     what = schedulers.get(run.submission.scheduler).cancel(run.submission.key)
+    if after and before.job == after.job:
+        what = waiting
     return Cancelled(bool(what), f"{run.id} is being cancelled ({what})." if what else f"{run.id} has just ended.")
 
 
@@ -263,6 +265,10 @@ def standings(runs: Sequence[directories.Run]) -> list[Standing]:
         jobs = adoption.of_prepared(runs)
         runs = [jobs.get(run.id, run) for run in runs]
         states = schedulers.states({run.id: run.submission for run in runs if run.submission and run.submission.key})
+        ended = [run for run in runs if run.may_start_again and (known := states.get(run.id)) and known.ended]
+        next_ones = {run.id: after for run in ended if (after := directories.follow_up(run))}
+        states |= schedulers.states({key: after.submission for key, after in next_ones.items() if after.submission})
+        runs = [next_ones.get(run.id, run) for run in runs]
     except SlurmUnreachableError as error:
         silent = error.message
     rows = []

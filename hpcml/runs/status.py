@@ -285,10 +285,8 @@ def _ask_owner(own: Status, run: directories.Run, record: RunRecord, known: JobS
         return own._replace(phase="unknown", message="the submission's answer was not recorded", hint=hint)
     try:
         with complete(run.paths.directory):
-            job = schedulers.state(run.submission) if known is None else schedulers.readable(known)
-            if job.ended and (after := directories.follow_up(run)) and after.submission:
-                run, job = after, schedulers.state(after.submission)
-                own = own._replace(job=run.job)
+            run, job = present_job(run, known)
+            own = own._replace(job=run.job)
     except SlurmUnreachableError as error:
         own = own._replace(silent=error.message)
         if own.phase == "unknown":
@@ -298,12 +296,23 @@ def _ask_owner(own: Status, run: directories.Run, record: RunRecord, known: JobS
     return _with_answer(own, run, record, job)
 
 
+def present_job(run: directories.Run, known: JobState | None = None) -> tuple[directories.Run, JobState]:
+    """Return a run with the job that is its own now, and that job's state: of a job that has ended, the one after it.
+
+    ``known`` is the state of the job that the run has, if it was asked for already.
+    """
+    job = schedulers.state(run.submission or Submission()) if known is None else schedulers.readable(known)
+    if job.ended and (after := directories.follow_up(run)) and after.submission and after.job != run.job:
+        return after, schedulers.state(after.submission)
+    return run, job
+
+
 def _with_answer(own: Status, run: directories.Run, record: RunRecord, job: JobState) -> Status:
     """Take in what the scheduler says of the job; the run's own events are newer than Slurm's word."""
     own = own._replace(job_state=job.state, estimate=job.start if job.pending else "")
     if own.phase == "ended":
         if job.ended:
-            return own
+            return _not_continued(own, run, job)
         # An attempt of a job that may be put back into the queue has ended: the run has not, the job is there still.
         again = own._replace(phase="ending", exit_status=None, by="", hint="", cause="", quote=())
         return (
@@ -322,6 +331,15 @@ def _with_answer(own: Status, run: directories.Run, record: RunRecord, job: JobS
         return own._replace(phase="queued", message=job.reason)
     message = "the batch script starts" if job.active else f"Slurm says {job.state}"
     return own._replace(phase="starting", message=message)
+
+
+def _not_continued(own: Status, run: directories.Run, job: JobState) -> Status:
+    """Return the end of a run of whose last attempt it is written; its next one may have ended before it began."""
+    if job.state != "CANCELLED" or not run.paths.attempt(own.attempt).goes_on.exists():
+        return own
+    message = f"the run was cancelled while its next attempt waited; before: {own.message}"
+    end = own._replace(message=message, exit_status=CANCELLED, ended_as="CANCELLED", by="scheduler", quote=())
+    return end._replace(hint="What it saved is in checkpoints/ of its run directory.", cause="")
 
 
 def _waits_here(run: directories.Run, job: JobState) -> bool:
@@ -456,7 +474,7 @@ def follow(
         if run.submission and (run.job or run.submission.line) and now >= ask_at:
             try:
                 run = _submitted(directories.load(run.paths.directory) if run.may_start_again else run)
-                state = schedulers.state(run.submission or Submission())
+                run, state = present_job(run)
                 heard = now
             except SlurmUnreachableError:
                 if now - heard > patience:

@@ -14,6 +14,7 @@ from hpcml.failures import evidence, judgement
 from hpcml.failures.evidence import Line
 from hpcml.failures.judgement import Cause, Ending
 from hpcml.failures.rules import Retry, Role
+from hpcml.report import attempts
 from hpcml.runs import adoption, directories, handle
 from hpcml.runs import status as run_status
 from hpcml.runs.status import Status
@@ -29,7 +30,8 @@ class Answer(NamedTuple):
     """Why a run failed, or how it stands if it did not.
 
     ``cause`` is one sentence; ``known`` is False where there is no evidence of it, and ``look`` then says where some
-    may be. ``options`` are what to submit it again with, ``again`` is that command.
+    may be. ``options`` are what to submit it again with, ``again`` is that command. ``attempts`` says in a line what
+    became of each attempt before the last one.
     """
 
     run: str
@@ -48,6 +50,7 @@ class Answer(NamedTuple):
     options: tuple[str, ...] = ()
     again: str = ""
     look: tuple[str, ...] = ()
+    attempts: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, object]:
         """Return the answer as a JSON-ready mapping."""
@@ -68,7 +71,8 @@ def look(run: directories.Run) -> tuple[Status, Answer]:
     with contextlib.suppress(SlurmUnreachableError):  # the status says so
         run = adoption.adopt(run)
     known = run_status.status(run)
-    return known, of_status(run, known)
+    before = tuple(map(attempts.sentence, attempts.earlier(run.paths, known.attempt)))
+    return known, of_status(run, known)._replace(attempts=before)
 
 
 def of_status(run: directories.Run, status: Status) -> Answer:

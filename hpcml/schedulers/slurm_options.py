@@ -38,6 +38,8 @@ _FOLLOW_UP = (
     'for name in "${!SLURM_@}"; do [ "$name" = SLURM_CONF ] || unset "$name"; done; '
     'timeout 60 sbatch --parsable --begin=now --dependency="afterany:$this_job" "$HPCML_RUN_DIR/job.sh"'
 )
+_MAY_PUT_BACK = 'timeout 60 scontrol update jobid="$this_job" requeue=1'  # submitted with --no-requeue
+_PUT_BACK = 'timeout 60 scontrol requeue "$this_job"'
 
 
 def lay_out(site: Site, request: JobRequest) -> JobLayout:
@@ -66,6 +68,8 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
         job_word='"$SLURM_JOB_ID"',
         follow_up=_FOLLOW_UP,
         forget="scancel",
+        may_put_back=_MAY_PUT_BACK,
+        put_back=_PUT_BACK,
         memory=_memory(site, request, name),
         reasons=tuple(reasons),
         notices=tuple(notices),

@@ -45,8 +45,12 @@ def test_bash_can_read_it(name: str) -> None:
 def test_shellcheck_has_nothing_to_say() -> None:
     files = [SCRIPTS / f"{name}.sh" for name in IDS]
     # SC1091: a setup line sources a file that is not here. SC2016, SC2089, SC2090: quotes as data are meant.
+    # SC2317: a function that only a trap calls.
     done = subprocess.run(
-        ["shellcheck", "--exclude=SC1091,SC2016,SC2089,SC2090", *files], capture_output=True, text=True, check=False
+        ["shellcheck", "--exclude=SC1091,SC2016,SC2089,SC2090,SC2317", *files],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (done.returncode, done.stdout) == (0, "")
 

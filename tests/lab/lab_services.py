@@ -224,10 +224,11 @@ class Services:
 
 def _accounts() -> list[list[str]]:
     limits = ["MaxTRESPerJob=node=2", "MaxWall=00:30:00"]
-    users, qos = ",".join(USERS.values()), "QOS=normal,boost_qos_dbg"
+    users, qos = ",".join(USERS.values()), "QOS=normal,boost_qos_dbg,one_job"
     return [
         ["add", "cluster", CLUSTER],
         ["add", "qos", "boost_qos_dbg", *limits],
+        ["add", "qos", "one_job", "MaxSubmitJobsPerUser=1"],
         ["add", "account", ACCOUNT, f"Cluster={CLUSTER}", "Description=lab", "Organization=lab"],
         ["add", "user", users, f"Account={ACCOUNT}", qos, "DefaultQOS=normal"],
     ]

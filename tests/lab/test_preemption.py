@@ -11,6 +11,7 @@ import pytest
 
 from conftest import Cluster, directory_of
 from hpcml import errors
+from lab_state import wait_for
 
 pytestmark = pytest.mark.lab
 
@@ -21,12 +22,30 @@ print("attempt", os.environ.get("SLURM_RESTART_COUNT", "0"), flush=True)
 while os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
     time.sleep(0.2)
 """
+# Two attempts are put back into the queue, and save when they are told so; the third ends by itself.
+LONG = """
+import json, time
+import hpcml
+client = hpcml.connect()
+state = {"total": 0, "attempts": []}
+if path := hpcml.run.saved("state.json"):
+    state = json.loads(path.read_text())
+hpcml.run.on_stop(lambda: hpcml.run.save("state.json", lambda path: path.write_text(json.dumps(state))))
+for _ in range(3):
+    square = client.submit(pow, len(state["attempts"]), 2).result()
+    state = {"total": state["total"] + square, "attempts": [*state["attempts"], hpcml.run.attempt]}
+print("attempt", hpcml.run.attempt, flush=True)
+if hpcml.run.attempt < 2:
+    time.sleep(600)
+print(json.dumps(state), flush=True)
+"""
 PARTITIONS = """
 PreemptType=preempt/partition_prio
 PreemptMode=CANCEL
 PartitionName=low Nodes=n1,n2,n3,n4 PriorityTier=1 PreemptMode=CANCEL
 PartitionName=grace Nodes=n1,n2,n3,n4 PriorityTier=1 PreemptMode=CANCEL GraceTime=15
 PartitionName=again Nodes=n1,n2,n3,n4 PriorityTier=1 PreemptMode=REQUEUE
+PartitionName=later Nodes=n1,n2,n3,n4 PriorityTier=1 PreemptMode=REQUEUE GraceTime=15
 PartitionName=high Nodes=n1,n2,n3,n4 PriorityTier=10
 """
 
@@ -51,9 +70,9 @@ def preempting(cluster: Cluster) -> Iterator[Cluster]:
         configure(before)
 
 
-def start(cluster: Cluster, name: str, *options: str) -> subprocess.Popen[str]:
+def start(cluster: Cluster, name: str, *options: str, script: str = SCRIPT) -> subprocess.Popen[str]:
     """Start a run that is waited for, and return when its script runs."""
-    command = cluster.command(SCRIPT, "--wait", "--nodes", "2", "--time", "10", "--name", name, *options)
+    command = cluster.command(script, "--wait", "--nodes", "2", "--time", "10", "--name", name, *options)
     waiting = cluster.lab.popen(command, cwd=str(cluster.work), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     until(lambda: "RUNNING: the script runs" in cluster.run("hpcml", "status", name).stdout, waiting)
     return waiting
@@ -122,6 +141,42 @@ def test_a_run_that_is_put_back_is_waited_for(preempting: Cluster) -> None:
     assert lines == ["attempt 0", "attempt 1"]
     assert "put back into the queue" in done.stderr
     assert done.stderr.count("✓ driver     the script runs") == 2
+
+
+def test_a_long_run_that_is_put_back(preempting: Cluster) -> None:
+    """By the user, and by a preemption with a grace time: the same job goes on, and the one that waits goes on waiting."""
+    options = ("--partition", "later", "--set", 'slurm.extra=["--requeue"]', "--until-done")
+    waiting = start(preempting, "goes-on", *options, script=LONG)
+    directory = preempting.directory("goes-on")
+    log, jobs = directory / "logs/driver.log", []
+
+    def pending() -> list[list[str]]:
+        lines = preempting.run("squeue", "--me", "--noheader", "--partition=later", "--format=%i %T").stdout
+        return [line.split() for line in lines.splitlines()]
+
+    until(lambda: "attempt 0" in log.read_text(), waiting)
+    job = str((directory / "job").readlink())
+    for attempt in (0, 1):
+        if attempt == 0:
+            assert preempting.run("scontrol", "requeue", job).returncode == 0
+        else:
+            until(lambda: "attempt 1" in log.read_text(), waiting)
+            take_the_nodes(preempting)
+        until(lambda: [job, "PENDING"] in pending(), waiting, lambda: str(pending()))
+        jobs += sorted(pending())
+        assert "PENDING: put back into the queue" in preempting.run("hpcml", "status", "goes-on").stdout
+        preempting.run("scontrol", "update", f"jobid={job}", "StartTime=now")
+    done = ended(waiting)
+    assert done.returncode == 0, done.stderr + (directory / "logs/job.log").read_text()
+    assert jobs[:2] == jobs[2:], jobs  # this one, and one that waits for its end
+    assert json.loads(done.stdout.splitlines()[-1]) == {"total": 204, "attempts": [0, 0, 0, 1, 1, 1, 2, 2, 2]}
+    assert [line for line in log.read_text().splitlines() if line.startswith("attempt")] == [
+        "attempt 0",
+        "attempt 1",
+        "attempt 2",
+    ]
+    assert not (directory / "next-job").is_symlink()
+    assert wait_for(lambda: not pending(), 60), pending()
 
 
 def test_a_cancelled_run_is_not_told_as_preempted(preempting: Cluster) -> None:

@@ -56,3 +56,37 @@ def test_more_than_the_qos_allows_is_said_in_words(accounted: Cluster) -> None:
     while "it will never start" not in (said := accounted.run("hpcml", "status", "toomany").stdout):
         assert time.monotonic() < deadline, said
         time.sleep(0.3)
+
+
+def test_a_long_run_where_one_job_may_be_submitted(accounted: Cluster) -> None:
+    """The next attempt cannot wait beside this one: Slurm puts this one's job back into its queue."""
+    script = """import hpcml, json, time
+client = hpcml.connect()
+state = {"total": 0, "attempts": []}
+if path := hpcml.run.saved("state.json"):
+    state = json.loads(path.read_text())
+square = client.submit(pow, len(state["attempts"]), 2).result()
+state = {"total": state["total"] + square, "attempts": [*state["attempts"], hpcml.run.attempt]}
+hpcml.run.save("state.json", lambda path: path.write_text(json.dumps(state)))
+if hpcml.run.attempt < 2:
+    hpcml.run.stop()
+print(json.dumps(state))
+"""
+    options = ("--nodes", "1", "--time", "10", "--qos", "one_job", "--until-done", *ACCOUNT)
+    job, directory = accounted.detach(script, *options, "--name", "alone")
+    for attempt in (0, 1):
+        deadline = time.monotonic() + 360
+        while (
+            "PENDING" not in (said := accounted.job(job).get("JobState", ""))
+            or not (directory / f"attempts/{attempt}/continue").exists()
+        ):
+            assert time.monotonic() < deadline, (said, (directory / "logs/job.log").read_text())
+            time.sleep(0.2)
+        assert "PENDING: put back into the queue" in accounted.run("hpcml", "status", "alone").stdout
+        assert "Slurm takes no second job" in (directory / "events.jsonl").read_text()
+        assert accounted.run("scontrol", "update", f"jobid={job}", "StartTime=now").returncode == 0
+    done = accounted.run("hpcml", "wait", "alone", timeout=360)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(accounted.run("hpcml", "logs", "alone").stdout.splitlines()[-1])
+    assert found == {"total": 5, "attempts": [0, 1, 2]}
+    assert accounted.run("squeue", "--noheader").stdout == ""

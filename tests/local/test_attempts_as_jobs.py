@@ -60,8 +60,14 @@ def calls(here: Here) -> Path:  # noqa: F811
     return path
 
 
-def start(here: Here, directory: Path, job: str) -> subprocess.Popen[bytes]:  # noqa: F811
-    variables = {"SLURM_JOB_ID": job, "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "n1", "SLURMD_NODENAME": "n1"}
+def start(here: Here, directory: Path, job: str, **more: str) -> subprocess.Popen[bytes]:  # noqa: F811
+    variables = {
+        **more,
+        "SLURM_JOB_ID": job,
+        "SLURM_JOB_NUM_NODES": "1",
+        "SLURM_JOB_NODELIST": "n1",
+        "SLURMD_NODENAME": "n1",
+    }
     variables |= {"SLURM_CPUS_ON_NODE": "2", "SLURM_MEM_PER_NODE": "2000", "SLURM_CONF": "/etc/slurm.conf"}
     log = (directory / "logs/job.log").open("ab")
     environment = {**here.environment, **variables}
@@ -76,7 +82,7 @@ def job_of(directory: Path, name: str = "job") -> str:
 
 
 def test_jobs_after_one_another(here: Here, calls: Path) -> None:  # noqa: F811
-    """The first one stops to be continued, the second is killed with all its processes, the third ends the run."""
+    """The first one stops to be continued; the second is killed with all its processes, put back, and ends the run."""
     script = here.script(SCRIPT)
     asked = here.run(
         "submit", "--site", "slurm", "--json", "--until-done", "--max-restarts", "2", "--time", "30", script
@@ -86,8 +92,7 @@ def test_jobs_after_one_another(here: Here, calls: Path) -> None:  # noqa: F811
     log = directory / "logs/driver.log"
 
     assert start(here, directory, "101").wait(120) == errors.STOPPED, log.read_text()
-    assert job_of(directory) == "102"  # it is the run's from now on
-    assert not (directory / "next-job").is_symlink()
+    assert (job_of(directory), job_of(directory, "next-job")) == ("101", "102")
 
     second = start(here, directory, "102")
     try:
@@ -108,14 +113,15 @@ def test_jobs_after_one_another(here: Here, calls: Path) -> None:  # noqa: F811
     assert start(here, directory, "104").wait(30) == 64  # a job that is no attempt changes nothing
     assert sorted(os.listdir(directory / "attempts")) == ["0", "1"]
 
-    assert start(here, directory, "103").wait(120) == 0, log.read_text()
+    assert start(here, directory, "102", SLURM_RESTART_COUNT="1").wait(120) == 0, log.read_text()
     assert "done [0, 1, 2]" in log.read_text()
-    assert job_of(directory) == "103"
+    assert job_of(directory) == "102"
+    assert not (directory / "next-job").is_symlink()
     assert json.loads((directory / "status.json").read_text())["attempt"] == 2
     first, *later = calls.read_text().splitlines()
     line = f"--parsable --begin=now --dependency=afterany:{{}} {directory}/job.sh"
     assert first == f"sbatch --parsable {directory}/job.sh"
-    assert later == [f"sbatch {line.format(job)}" for job in ("101", "102")]  # two restarts are allowed
+    assert later == [*(f"sbatch {line.format(job)}" for job in ("101", "102")), "scancel 103"]
     assert (calls.parent / "calls.env").read_text().split()[-2:] == ["SLURM_CONF=/etc/slurm.conf"] * 2
 
 

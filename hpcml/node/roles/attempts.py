@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpcml import errors
-from hpcml.node import storage
+from hpcml.node import files, storage
 from hpcml.node.outcome import Outcome
 from hpcml.node.settings import Context
 from hpcml.paths import RunPaths
@@ -21,7 +21,7 @@ _SAVE = "Let the script save within its time limit (hpcml.run.on_stop), and begi
 def decided(context: Context, outcome: Outcome) -> Outcome:
     """Return how the attempt ended, and leave the note by which the batch script begins the next one."""
     stopped = outcome.by == "script" and outcome.exit_status == errors.STOPPED
-    ended_by_others = outcome.by != "script" and outcome.exit_status in _ENDS
+    ended_by_others = outcome.by != "script" and (outcome.exit_status in _ENDS or outcome.state == "REQUEUED")
     if not context.settings.until_done or not (stopped or ended_by_others):
         return outcome
     if no_progress(context):
@@ -31,6 +31,14 @@ def decided(context: Context, outcome: Outcome) -> Outcome:
         return replace(outcome, reason=f"{outcome.reason}; no other attempt follows: {limit}", hint=_MORE)
     storage.write_end(context.run, context.attempt.goes_on, {})
     return replace(outcome, reason=f"{outcome.reason}; the next attempt follows")
+
+
+def keep_last_end(context: Context) -> None:
+    """Keep how the attempt before has ended, whose place this one's end will take."""
+    last = context.run.attempt(context.number - 1)
+    end = files.read_json(context.run.status) if context.number else None
+    if end and end.get("attempt") == context.number - 1 and last.directory.is_dir():
+        storage.write_end(context.run, last.end, end)
 
 
 def reached(context: Context) -> str:
@@ -45,6 +53,14 @@ def reached(context: Context) -> str:
     if not settings.one_machine and not context.run.next_job.is_symlink():
         return "the next job could not be queued (hpcml logs RUN job has Slurm's words)"
     return ""
+
+
+def waits_anew(context: Context) -> str:
+    """Return that the next attempt will be this very job, because no other was taken; empty if it is another."""
+    job, waiting = os.environ.get("SLURM_JOB_ID", ""), context.run.next_job
+    if not (context.settings.until_done and job and waiting.is_symlink() and str(waiting.readlink()) == job):
+        return ""
+    return "Slurm takes no second job: at its end this one is put back into the queue, where it begins to wait anew."
 
 
 def no_progress(context: Context) -> bool:

@@ -38,6 +38,13 @@ _PREEMPTED: dict[str, Any] = {
     "reason": "the job was preempted: Slurm gave its nodes to another",
     "hint": "Submit it again, or ask for a partition or QoS that is not preempted.",
 }
+_PUT_BACK: dict[str, Any] = {
+    "exit_status": errors.CANCELLED,
+    "by": "scheduler",
+    "reason": "the job was put back into the queue (scontrol requeue)",
+    "hint": "",
+    "ended_as": "REQUEUED",
+}
 
 
 class EndRequests:
@@ -149,7 +156,7 @@ def _by_cause(outcome: Outcome, cause: str | None) -> Outcome:
     exit_status = errors.ALLOCATION_LOST if "NODE" in cause else errors.CANCELLED
     reason = f"Slurm ended the job: {cause.lower()}"
     other = {"exit_status": exit_status, "by": "scheduler", "reason": reason, "hint": ""}
-    known = {"": _CANCELLED, "PREEMPTION": _PREEMPTED, "TIME LIMIT": _TIME_LIMIT}
+    known = {"": _CANCELLED, "PREEMPTION": _PREEMPTED, "TIME LIMIT": _TIME_LIMIT, "JOB REQUEUE": _PUT_BACK}
     return replace(outcome, **known.get(cause, other))
 
 

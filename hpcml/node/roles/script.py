@@ -94,9 +94,13 @@ class Script:
         except ProcessLookupError:
             return  # it ended by itself in between
 
+    def killed_by_others(self, status: int) -> bool:
+        """Whether somebody else's SIGKILL ended the script."""
+        return status == 128 + signal.SIGKILL and not self.killed
+
     def out_of_memory(self, status: int) -> bool:
         """Whether the kernel killed the script, or a process beside it that counted with it, for want of memory."""
-        return status == 128 + signal.SIGKILL and not self.killed and oom_kills() > self.oom_before
+        return self.killed_by_others(status) and oom_kills() > self.oom_before
 
     def describe_end(self, status: int) -> str:
         """Return how the script ended, in words."""

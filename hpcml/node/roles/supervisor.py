@@ -54,6 +54,9 @@ def _supervise(context: Context) -> int:
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, lambda *_: None)
         storage.renew(context.run)
+        attempts.keep_last_end(context)
+        if anew := attempts.waits_anew(context):
+            state.warn(anew)
         with contextlib.ExitStack() as folders:
             outcome = end_cause.from_slurm(context, _run(state, folders), began).or_a_full_disk(context)
             outcome = attempts.decided(context, outcome)
@@ -127,15 +130,23 @@ def _follow(state: RunState, script: Script) -> Outcome:
         if time.monotonic() > kill_at:
             script.kill()
     state.events.write("driver-ended", exit_status=status)
+    return _end_of(state, script, status, must_end)
+
+
+def _end_of(state: RunState, script: Script, status: int, must_end: Outcome | None) -> Outcome:
+    """Return how the run ended whose script ended so; ``must_end`` is why it was told to."""
     why = must_end.exit_status if must_end else 0
     stopped = status == errors.STOPPED and why == errors.TIME_LIMIT
     obeyed = stopped or (status == 0 and why in (errors.TIME_LIMIT, errors.CANCELLED))
     starved = script.out_of_memory(status)
+    if must_end is None and script.killed_by_others(status) and state.end_requests.time_limit_near and not starved:
+        reason = "the script was killed (SIGKILL) after it had been told that the time limit was near"
+        must_end = Outcome(errors.TIME_LIMIT, "driver", "scheduler", reason)
     # The kernel can take a role in the same moment as the script: then memory is the cause, and not the loss.
     if must_end and not obeyed and not (starved and why == errors.ROLE_LOST):
         return must_end
     ended_as = must_end.state if must_end and obeyed else "OUT_OF_MEMORY" if starved else ""
-    if status == errors.STOPPED and state.end_requests.time_limit_near:
+    if state.end_requests.time_limit_near and status == errors.STOPPED:
         ended_as = "TIMEOUT"
     quote = () if status in (0, errors.STOPPED) else tail(state.context.run.driver_log, width=300)
     settings = state.context.settings

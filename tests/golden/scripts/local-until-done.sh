@@ -11,7 +11,7 @@ HPCML_BEGAN=$(date +%s); export HPCML_BEGAN   # no role can have begun before
 # This script is Slurm's own copy: what else is run comes from that folder, which may have been replaced meanwhile.
 if [ ! -O "$HPCML_RUN_DIR" ] || [ -L "$HPCML_RUN_DIR" ]; then echo "hpcml: not there, or not yours: $HPCML_RUN_DIR" >&2; exit 74; fi
 # Attempts follow one another: on Slurm each is a job, and the next one waits in the queue while this one runs.
-while [ -e "$HPCML_RUN_DIR/attempts/$HPCML_ATTEMPT" ]; do HPCML_ATTEMPT=$((HPCML_ATTEMPT + 1)); done
+HPCML_ATTEMPT=0; while [ -e "$HPCML_RUN_DIR/attempts/$HPCML_ATTEMPT" ]; do HPCML_ATTEMPT=$((HPCML_ATTEMPT + 1)); done
 attempt="$HPCML_RUN_DIR/attempts/$HPCML_ATTEMPT"
 # write_end EXIT_STATUS PHASE MESSAGE HINT: the run's end where no supervisor can write it, into a file that is there already: the
 # disk may be full.
@@ -29,7 +29,7 @@ said=$(mkdir -p "$attempt/nodes" "$attempt/versions" "$attempt/exit" "$attempt/s
   exit 74
 }
 
-: >"$attempt/begun"
+echo >"$attempt/begun"
 # What the script is given back, which step.sh keeps from hpcml's own processes in part.
 export HPCML_PYTHONPATH="${PYTHONPATH-}" PYTHONUNBUFFERED=1
 export PYTHONPATH="$HPCML_RUN_DIR/lib.zip${PYTHONPATH:+:$PYTHONPATH}"

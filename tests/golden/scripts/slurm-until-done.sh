@@ -22,7 +22,7 @@ HPCML_BEGAN=$(date +%s); export HPCML_BEGAN   # no role can have begun before
 # This script is Slurm's own copy: what else is run comes from that folder, which may have been replaced meanwhile.
 if [ ! -O "$HPCML_RUN_DIR" ] || [ -L "$HPCML_RUN_DIR" ]; then echo "hpcml: not there, or not yours: $HPCML_RUN_DIR" >&2; exit 74; fi
 # Attempts follow one another: on Slurm each is a job, and the next one waits in the queue while this one runs.
-while [ -e "$HPCML_RUN_DIR/attempts/$HPCML_ATTEMPT" ]; do HPCML_ATTEMPT=$((HPCML_ATTEMPT + 1)); done
+HPCML_ATTEMPT=0; while [ -e "$HPCML_RUN_DIR/attempts/$HPCML_ATTEMPT" ]; do HPCML_ATTEMPT=$((HPCML_ATTEMPT + 1)); done
 [ "$(readlink "$HPCML_RUN_DIR/next-job")" != "$SLURM_JOB_ID" ] || mv -T "$HPCML_RUN_DIR/next-job" "$HPCML_RUN_DIR/job"
 # A run is one job: the first that leaves its id here, and the same one when it starts again. A link has its text at once.
 this_job="$SLURM_JOB_ID"; ln -sn "$this_job" "$HPCML_RUN_DIR/job" 2>/dev/null; job=$(readlink "$HPCML_RUN_DIR/job")
@@ -30,6 +30,7 @@ if [ -n "$job" ] && [ "$job" != "$this_job" ]; then
   echo "This run is job $job, so job $this_job changes nothing in it; to run it again: hpcml rerun" until-done-20261121-074500-1a2b >&2
   exit 64
 fi
+if [ "$HPCML_ATTEMPT" -gt 3 ]; then echo "hpcml: no other attempt begins: --max-restarts" 3 >&2; exit 64; fi
 attempt="$HPCML_RUN_DIR/attempts/$HPCML_ATTEMPT"
 # write_end EXIT_STATUS PHASE MESSAGE HINT: the run's end where no supervisor can write it, into a file that is there already: the
 # disk may be full.
@@ -47,13 +48,23 @@ said=$(mkdir -p "$attempt/nodes" "$attempt/versions" "$attempt/exit" "$attempt/s
   exit 74
 }
 
-: >"$attempt/begun"
-if [ "$HPCML_ATTEMPT" -lt 3 ] && next=$(for name in "${!SLURM_@}"; do [ "$name" = SLURM_CONF ] || unset "$name"; done; timeout 60 sbatch --parsable --begin=now --dependency="afterany:$this_job" "$HPCML_RUN_DIR/job.sh"); then
-  ln -sfn "${next%%;*}" "$HPCML_RUN_DIR/next-job"
+echo "$this_job" >"$attempt/begun"
+# A job that Slurm has put back into its queue finds the one that waits for it. Where no other job is taken, this one is put back.
+if [ "$HPCML_ATTEMPT" -lt 3 ] && [ ! -L "$HPCML_RUN_DIR/next-job" ]; then
+  if next=$(for name in "${!SLURM_@}"; do [ "$name" = SLURM_CONF ] || unset "$name"; done; timeout 60 sbatch --parsable --begin=now --dependency="afterany:$this_job" "$HPCML_RUN_DIR/job.sh"); then ln -sn "${next%%;*}" "$HPCML_RUN_DIR/next-job"
+  elif timeout 60 scontrol update jobid="$this_job" requeue=1; then ln -sn "$this_job" "$HPCML_RUN_DIR/next-job"; fi
 fi
-# However this script ends: the job that waits is the run's from now on, or it is not wanted.
-trap 'if [ -e "$attempt/continue" ]; then mv -T "$HPCML_RUN_DIR/next-job" "$HPCML_RUN_DIR/job"
-  elif next=$(readlink "$HPCML_RUN_DIR/next-job"); then scancel "$next"; rm -f "$HPCML_RUN_DIR/next-job"; fi' EXIT
+# However this script ends: the job that waits becomes the run's when it begins, or it is not wanted.
+hand_over() {
+  local next; next=$(readlink "$HPCML_RUN_DIR/next-job") || return
+  if [ ! -e "$attempt/continue" ]; then
+    rm -f "$HPCML_RUN_DIR/next-job"; [ "$next" = "$this_job" ] || scancel "$next"
+  elif [ "$next" = "$this_job" ] && ! said=$(timeout 60 scontrol requeue "$this_job" 2>&1); then
+    rm -f "$HPCML_RUN_DIR/next-job"
+    write_end "${status:-87}" driver "no other attempt follows: Slurm did not put the job back into its queue: $said" "Its checkpoints are whole."
+  fi
+}
+trap hand_over EXIT
 # What the script is given back, which step.sh keeps from hpcml's own processes in part.
 export HPCML_PYTHONPATH="${PYTHONPATH-}" PYTHONUNBUFFERED=1
 export PYTHONPATH="$HPCML_RUN_DIR/lib.zip${PYTHONPATH:+:$PYTHONPATH}"
