@@ -226,7 +226,7 @@ def test_kmeans_reads_files(run_example: RunExample, tmp_path_factory: pytest.Te
 def test_resume(run_example: RunExample, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped in its middle and continued it ends as in one go, to the last digit."""
     saves: list[Callable[[], object]] = []
-    monkeypatch.setattr(type(hpcml.run), "on_stop", lambda _, save, every: saves.append(save))
+    monkeypatch.setattr(type(hpcml.run), "on_stop", lambda _, save, **__: saves.append(save))
     whole, _, variables, _ = run_example("resume")
     model = sklearn.cluster.KMeans(5, init=variables["points"][:5], n_init=1, tol=0).fit(variables["points"])
     assert np.allclose(whole["centres"], model.cluster_centers_, rtol=1e-4)
