@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from hpcml.cli import common, submit
-from hpcml.errors import UsageError
+from hpcml.errors import SiteError, UsageError
 from hpcml.runs import directories
 from hpcml.schedulers.request import job_name
 from hpcml.sites import layers
 from hpcml.sites.schema import Partition
 from hpcml.sweeps import halving, keys, lock, points, store, table
-from hpcml.terminal import columns, fit, say, say_fitted, shown
+from hpcml.terminal import columns, fit, note, say, say_fitted, shown
 from hpcml.units import Memory, format_seconds
 
 if TYPE_CHECKING:
@@ -26,7 +26,21 @@ if TYPE_CHECKING:
 VERBS = ("status", "table")
 _FIRST = 3  # points that are shown before a submission
 _FLAGS = ("--wait", "--detach", "--json")
-_VALUES = ("--grid", "--points", "--seed", "--max-fails", "--metric", "--halving", "--eta", "--halving-min-steps")
+_VALUES = (
+    "--grid",
+    "--points",
+    "--seed",
+    "--max-fails",
+    "--metric",
+    "--halving",
+    "--eta",
+    "--halving-min-steps",
+    "--at-once",
+    "--jobs",
+)
+_MOST_JOBS = 100
+_DETACHED = 130  # the status of a command that Ctrl-C ended, while its runs go on
+_GANG = 16  # jobs beside each other, where neither the user nor Slurm says how many
 _LISTS = ("--zip", "--random")
 
 
@@ -53,6 +67,14 @@ def add_options(parser: ArgumentParser) -> None:
     add("--dry-run", action="store_true", help="say which points there are and what they cost; submit nothing")
     text = "run again what failed, and nothing else; or only by some causes: oom, timeout, node, error, unknown"
     add("--only-failed", nargs="?", const="all", default="", metavar="CAUSE,…", help=text)
+    add(
+        "--at-once",
+        metavar="N",
+        default="1",
+        help="points beside each other in an allocation, each on a share of the workers",
+    )
+    add("--jobs", metavar="J", help="allocations that take points of the sweep, each point by one of them (1)")
+    add("--gang", action="store_true", help="an allocation for each point; --jobs are how many beside each other")
     add("--max-fails", metavar="N", help="begin no more points when more than N have failed")
     text = "stop points by this metric that they report: successive halving"
     add("--halving", metavar="METRIC", help=text)
@@ -195,10 +217,19 @@ def _begin(options: Namespace) -> int:
     _check_arguments(wanted, spec.arguments)
     submit.check_modes(options)
     max_fails = None if options.max_fails is None else common.whole(options.max_fails, "--max-fails")
-    asked = _Asked(max_fails, *points.metric_of_files(request), _halving(options))
+    asked = _Asked(max_fails, *points.metric_of_files(request), _halving(options), *_divided(options))
     name = job_name(spec)
-    prepared = submit.prepare_to_submit(options, spec._replace(name=name, sweep=name))
+    spec = spec._replace(name=name, sweep=name, at_once=_positive(options.at_once, "--at-once"))
+    if asked.gang:
+        spec = spec._replace(until_done=True, max_restarts=len(wanted))
+    prepared = submit.prepare_to_submit(options, spec)
+    _check_shares(prepared)
     runs = Path(prepared.plan.directory).parent
+    if asked.several:
+        from hpcml.runs import submit as submission
+
+        claims = str(store.new_claims(runs, name))
+        prepared = submission.prepare(prepared.loaded, prepared.spec._replace(claims=claims))
     planned = _planned(prepared, wanted)
     if options.dry_run:
         _look_again(options, prepared, planned, say_it=True)
@@ -221,12 +252,22 @@ def _begin(options: Namespace) -> int:
 
 
 class _Asked(NamedTuple):
-    """What the command says of the whole sweep; ``metric`` and ``maximize`` are those of files of points."""
+    """What the command says of the whole sweep; ``metric`` and ``maximize`` are those of files of points.
+
+    ``jobs`` is 0 where a gang has as many as there is room for.
+    """
 
     max_fails: int | None
     metric: str
     maximize: bool
     halving: halving.Halving | None
+    jobs: int
+    gang: bool
+
+    @property
+    def several(self) -> bool:
+        """Whether several jobs may have points of it, so that they must divide them."""
+        return self.jobs > 1 or self.gang
 
 
 def _halving(options: Namespace) -> halving.Halving | None:
@@ -253,6 +294,7 @@ class _Look(NamedTuple):
     chosen: list[store.Planned]
     stale: int
     prepared: Prepared
+    claims: frozenset[str]
 
 
 def _look_again(options: Namespace, prepared: Prepared, planned: list[store.Planned], *, say_it: bool) -> _Look:
@@ -265,30 +307,128 @@ def _look_again(options: Namespace, prepared: Prepared, planned: list[store.Plan
         _tell(prepared, planned, chosen, standing, more)
     if options.json and (options.dry_run or not chosen):
         common.print_json({**_facts(name, planned, chosen, standing), "more": list(more)})
-    return _Look(before or store.Sweep(name), planned, chosen, store.stale(planned, standing), prepared)
+    return _Look(
+        before or store.Sweep(name), planned, chosen, store.stale(planned, standing), prepared, standing.claims
+    )
 
 
-def _submit(options: Namespace, look: _Look, asked: _Asked) -> directories.Run:
-    """Write the sweep's record and submit a run for the chosen points."""
+def _divided(options: Namespace) -> tuple[int, bool]:
+    """Return in how many jobs at once the points are to run, and whether each has one of its own."""
+    jobs = _positive(options.jobs, "--jobs") if options.jobs is not None else 0 if options.gang else 1
+    if jobs > _MOST_JOBS:
+        hint = "More of a cluster is rarely free at once: each job takes points as long as there are some."
+        raise UsageError(f"{jobs} jobs are more than {_MOST_JOBS}", place="--jobs", hint=hint)
+    if options.gang and options.at_once != "1":
+        raise UsageError("A gang's job has one point", place="--at-once", hint="Leave --at-once or --gang out.")
+    return jobs, options.gang
+
+
+def _positive(text: str, option: str) -> int:
+    if (number := common.whole(text, option)) < 1:
+        raise UsageError(f"{option} {number} is none", place=option, hint="Give a number from 1 on.")
+    return number
+
+
+def _check_shares(prepared: Prepared) -> None:
+    """Refuse more points at once than there are workers."""
+    inside = prepared.plan.inside
+    if inside.at_once <= inside.worker_count:
+        return
+    what = f"{inside.at_once} points at once need as many workers, and the run has {inside.worker_count}"
+    more = "" if inside.gpu else f"more of them (--set workers.per_node={-(-inside.at_once // inside.nodes)}), or "
+    raise UsageError(what, place="--at-once", hint=f"Ask for {more}more nodes.")
+
+
+def _submit(options: Namespace, look: _Look, asked: _Asked) -> list[directories.Run]:
+    """Write the sweep's record and submit runs for the chosen points; at least one, or it is an error."""
     from hpcml.runs import submit as submission
 
     old, prepared = look.before, look.prepared
     runs = Path(prepared.plan.directory).parent
+    store.remove_claims(runs, old.name, look.claims)
+    everyone = [prepared]
+    if asked.several:
+        with directories.storage(runs):
+            Path(prepared.spec.claims).mkdir(mode=0o700)
+        more = _room(prepared, asked, len(look.chosen)) - 1
+        everyone += [submission.prepare(prepared.loaded, prepared.spec) for _ in range(more)]
+    ids = [one.plan.run_id for one in everyone]
     sweep = old._replace(
         points=tuple(look.planned),
-        runs=(*old.runs, prepared.plan.run_id),
+        runs=(*old.runs, *ids),
         metric=options.metric or asked.metric or (asked.halving.metric if asked.halving else old.metric),
         maximize=options.maximize or asked.maximize or old.maximize,
     )
     store.save(runs, sweep)
-    return submission.submit(prepared._replace(points=_for_the_nodes(runs, sweep, look.chosen, asked)))
+    started: list[directories.Run] = []
+    text = _for_the_nodes(prepared, sweep, look.chosen, asked, ids)
+    for one in everyone:
+        try:
+            started.append(submission.submit(one._replace(points=text)))
+        except SiteError as error:
+            if not started:
+                raise
+            note(f"{len(started)} of {len(everyone)} jobs were taken, and have all points: {error.message}")
+            break
+    return started
 
 
-def _go_on(options: Namespace, run: directories.Run) -> int:
+def _room(prepared: Prepared, asked: _Asked, chosen: int) -> int:
+    """Return how many jobs to submit; each of a gang has the next one waiting behind it, which counts too."""
+    number = min(asked.jobs or _GANG, chosen)
+    if not asked.gang or prepared.plan.inside.one_machine:
+        return number
+    from hpcml.schedulers import slurm_limits
+
+    room = slurm_limits.room(prepared.plan.directives)
+    if room is None:
+        return number
+    if room < 2:
+        note(
+            "Slurm has room for one more job of yours: it runs the points one after another, as long as its time lasts"
+        )
+    elif room // 2 < number:
+        note(f"Slurm has room for {room} more jobs of yours: {room // 2} run at once, and as many wait behind them")
+    return max(1, min(number, room // 2))
+
+
+def _go_on(options: Namespace, started: Sequence[directories.Run]) -> int:
     """Say what was submitted, and wait for its end or not."""
     waits = options.wait or (not options.detach and not options.json and sys.stderr.isatty() and sys.stdout.isatty())
-    submit.announce(run, as_json=options.json and not waits)
-    return submit.wait_for_end(run, as_json=options.json) if waits else 0
+    if len(started) == 1:
+        submit.announce(started[0], as_json=options.json and not waits)
+        return submit.wait_for_end(started[0], as_json=options.json) if waits else 0
+    if options.json and not waits:
+        facts = [{"run": run.id, "directory": str(run.paths.directory)} for run in started]
+        common.print_json(
+            {
+                "runs": [
+                    one | run.submission.as_json() for one, run in zip(facts, started, strict=True) if run.submission
+                ]
+            }
+        )
+        return 0
+    for run in started:
+        submit.announce(run, as_json=False)
+    if not waits:
+        return 0
+    ends = []
+    for run in started:
+        ends.append(submit.wait_for_end(run, as_json=options.json))
+        if ends[-1] == _DETACHED:
+            return _DETACHED
+    return _end_of_all(started, ends)
+
+
+def _end_of_all(started: Sequence[directories.Run], ends: Sequence[int]) -> int:
+    """Return the exit status of several runs: what became of the points counts, and not a run that others replaced."""
+    given = store.given(started[0])
+    found: dict[str, store.Ended] = {}
+    for run in started:
+        found |= store.records(run)
+    if any(key not in found for key in given.keys):
+        return next((end for end in ends if end), 1)
+    return int(any(found[key].failed for key in given.keys))
 
 
 def _request(options: Namespace) -> points.Request:
@@ -409,8 +549,10 @@ def _facts(
     }
 
 
-def _for_the_nodes(runs: Path, sweep: store.Sweep, chosen: Sequence[store.Planned], asked: _Asked) -> str:
-    """Return the points as the first node reads them."""
+def _for_the_nodes(
+    prepared: Prepared, sweep: store.Sweep, chosen: Sequence[store.Planned], asked: _Asked, ids: Sequence[str]
+) -> str:
+    """Return the points as the first node of a run reads them; ``ids`` are the runs that divide them."""
     rows = [
         {
             "key": one.key,
@@ -420,8 +562,11 @@ def _for_the_nodes(runs: Path, sweep: store.Sweep, chosen: Sequence[store.Planne
         }
         for one in chosen
     ]
+    inside, runs = prepared.plan.inside, Path(prepared.plan.directory).parent
     facts: dict[str, object] = {"sweep": sweep.name, "max_fails": asked.max_fails, "points": rows}
     if asked.halving:
         known = {one.key for one in sweep.points}
         facts["halving"] = halving.for_the_nodes(asked.halving, runs, sweep, known, maximize=sweep.maximize)
+    if inside.claims:
+        facts |= {"claims": inside.claims, "runs": list(ids), "gang": asked.gang}
     return json.dumps(facts, indent=1) + "\n"

@@ -45,7 +45,9 @@ class Settings(NamedTuple):
     their tasks when it is told to; else a step is a process group. ``own_clusters``: a Dask cluster that the script
     opens is one beside the run's. ``code_of`` is the folder whose copy the script runs in, empty if none. ``form``
     is what ``script`` is: a Python file (empty), ``module`` (the folder and the dotted name), ``program`` or
-    ``notebook``. ``sweep`` is the sweep whose points the script is started for, empty without one. ``advice`` are the
+    ``notebook``. ``sweep`` is the sweep whose points the script is started for, empty without one: ``at_once`` beside
+    each other, each with a scheduler and a share of the workers of its own. ``claims`` is the folder by which several
+    runs divide the points of one sweep, empty for a run that has its points alone. ``advice`` are the
     site's changes of the report's rules. ``profile`` are the profilers that were asked for. ``until_done``: a
     run that stopped to be continued, or lost its nodes, is followed by another attempt: at most ``most_restarts``, and
     none that could take the run beyond ``most_node_hours`` (0: no such limit).
@@ -95,6 +97,8 @@ class Settings(NamedTuple):
     until_done: bool = False
     most_restarts: int = 0
     most_node_hours: float = 0.0
+    at_once: int = 1
+    claims: str = ""
 
     @property
     def single_node(self) -> bool:
@@ -136,6 +140,18 @@ class Context(NamedTuple):
         """Return the names of a node's workers: ``n3``, or ``n3-0``, ``n3-1`` … when there are several."""
         count = self.settings.workers_per_node * (self.settings.nodes if self.settings.one_machine else 1)
         return (node,) if count == 1 else tuple(f"{node}-{index}" for index in range(count))
+
+    def share_of(self, node: str, slot: int) -> int:
+        """Return to which of the shares (``at_once``) the worker number ``slot`` of a node belongs: neighbours."""
+        settings = self.settings
+        each = len(self.worker_names(node))
+        before = 0 if settings.one_machine or node not in self.node_names else self.node_names.index(node) * each
+        return min((before + slot) * settings.at_once // settings.worker_count, settings.at_once - 1)
+
+    def in_share(self, share: int) -> int:
+        """Return how many workers a share has when all are there."""
+        at_once, count = self.settings.at_once, self.settings.worker_count
+        return -(-(share + 1) * count // at_once) - -(-share * count // at_once)
 
 
 def load() -> Context:

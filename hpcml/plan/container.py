@@ -119,7 +119,7 @@ def _own_binds(site: Site, spec: JobSpec, paths: RunPaths) -> list[tuple[str, st
         if any(divider in path for divider in _DIVIDERS) or path != path.rstrip():
             hint = "Choose a path without ':', ',' and '\\', and without a blank at its end."
             raise ConfigError("This path cannot be bound into an image", place=f"{place}: {path}", hint=hint)
-    users = [str(spec.cwd), *([scratch] if scratch else [])]
+    users = [str(spec.cwd), *([scratch] if scratch else []), *([spec.claims] if spec.claims else [])]
     return [(str(paths.directory), ""), (str(paths.library), ":ro"), *((folder, "") for folder in users)]
 
 

@@ -325,6 +325,8 @@ def _inside(site: Site, request: JobRequest, layout: JobLayout, umask: int) -> S
         code_of="" if in_place or spec.staged else str(spec.script.parent),
         form=spec.form,
         sweep=spec.sweep,
+        at_once=spec.at_once,
+        claims=spec.claims,
         advice=advice(site),
         profile=profile,
         until_done=spec.until_done,

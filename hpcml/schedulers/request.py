@@ -72,7 +72,8 @@ class JobSpec(NamedTuple):
     ``form`` is what ``script`` is: a Python file (empty), a ``module`` (the folder that is first on the path of
     modules, and the dotted name), a ``notebook``, or a ``program`` (a bare name is found on PATH, on the node).
     ``profile`` are names of profilers, with commas.
-    ``sweep`` is the sweep whose points the script is started for, empty without one.
+    ``sweep`` is the sweep whose points the script is started for, empty without one; ``at_once`` and ``claims``: see
+    the nodes' settings.
     """
 
     script: Path
@@ -103,6 +104,8 @@ class JobSpec(NamedTuple):
     profile: str = ""
     after: tuple[Awaited, ...] = ()
     sweep: str = ""
+    at_once: int = 1
+    claims: str = ""
     until_done: bool = False
     max_restarts: int = NOT_SAID
     max_node_hours: float = 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +16,7 @@ from hpcml.schedulers.request import LONGEST_NAME
 from hpcml.sweeps.points import Point, Typed, Value
 
 _LARGEST = 1 << 20  # bytes of a point's record
+_CLAIMS = "claims-"  # how the folders begin by which runs divide points
 FOLDER = "sweeps"  # in the folder for runs
 
 
@@ -65,12 +67,14 @@ class Standing(NamedTuple):
     """How the points stand: ended ones by key, those of runs that go on with the run's id, and why a run is unknown.
 
     ``interrupted`` are points that had begun when their run failed, and have not ended since, with that run's id.
+    ``claims`` are the folders by which runs that go on divide points.
     """
 
     ended: dict[str, Ended]
     under_way: dict[str, str]
     problems: tuple[str, ...] = ()
     interrupted: Mapping[str, str] = {}
+    claims: frozenset[str] = frozenset()
 
 
 def path_of(runs: Path, name: str) -> Path:
@@ -158,28 +162,46 @@ def standing(runs: Path, sweep: Sweep) -> Standing:
     found = [directories.load(runs / run_id) for run_id in sweep.runs if files.is_own_folder(runs / run_id)]
     under_way: dict[str, str] = {}
     begun: dict[str, str] = {}
+    alive: list[tuple[str, Given]] = []
+    of_group: dict[str, set[str]] = {}  # what has ended in runs that divide points
     for one in handle.standings(found):
-        records = _records(one.run)
-        ended |= records
+        own = records(one.run)
+        ended |= own
         if one.problem:
             problems.append(f"{one.run.id}: {one.problem}")
         written = one.status is not None and one.status.over and not one.run.may_start_again
+        what = given(one.run)
+        of_group.setdefault(what.claims or one.run.id, set()).update(own)
         if one.alive and not written:  # Slurm may take some seconds more for a job whose driver has ended
-            under_way |= {key: one.run.id for key in _keys(one.run) if key not in records}
+            alive.append((one.run.id, what))
         elif one.status and one.status.exit_status:
-            begun |= {key: one.run.id for key in _names(one.run, ".log") if key not in records}
+            begun |= {key: one.run.id for key in _names(one.run, ".log") if key not in own}
+    for run_id, what in alive:
+        done = of_group[what.claims or run_id]
+        under_way |= {key: run_id for key in what.keys if key not in done}
     begun = {key: run for key, run in begun.items() if key not in ended and key not in under_way}
-    return Standing(ended, under_way, tuple(problems), begun)
+    claims = frozenset(what.claims for _, what in alive if what.claims)
+    return Standing(ended, under_way, tuple(problems), begun, claims)
 
 
-def _keys(run: directories.Run) -> list[str]:
-    """Return the keys of the points that a run was submitted with."""
+class Given(NamedTuple):
+    """What a run was submitted with: the keys of its points, and the folder by which it divides them with others."""
+
+    keys: list[str]
+    claims: str
+
+
+def given(run: directories.Run) -> Given:
+    """Return what a run was submitted with; nothing if it has no points."""
     table = directories.read_json(run.paths.points)
+    if not table:
+        return Given([], "")
     with complete(run.paths.directory):
-        return [Table(one).get("key", str) for one in table.get("points", list)] if table else []
+        keys = [Table(one).get("key", str) for one in table.get("points", list)]
+        return Given(keys, table.get("claims", str, ""))
 
 
-def _records(run: directories.Run) -> dict[str, Ended]:
+def records(run: directories.Run) -> dict[str, Ended]:
     """Return how the points of a run have ended, by key."""
     return {key: _ended(run, run.paths.record_of(key)) for key in _names(run, ".json")}
 
@@ -223,6 +245,20 @@ def _ended(run: directories.Run, path: Path) -> Ended:
             table.texts("nodes"),
             table.get("status", str) == "stopped",
         )
+
+
+def new_claims(runs: Path, name: str) -> Path:
+    """Return a folder, not made yet, by which the runs of one submission may divide their points."""
+    return path_of(runs, name).with_name(f"{_CLAIMS}{os.urandom(4).hex()}")
+
+
+def remove_claims(runs: Path, name: str, in_use: frozenset[str]) -> None:
+    """Remove such folders of runs that have ended; a run that begins nevertheless finds that it has no points."""
+    folder = path_of(runs, name).parent
+    with directories.storage(folder):
+        for entry in os.listdir(folder):
+            if entry.startswith(_CLAIMS) and str(folder / entry) not in in_use:
+                shutil.rmtree(folder / entry)
 
 
 def stale(points: Sequence[Planned], before: Standing) -> int:

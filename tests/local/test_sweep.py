@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from hpcml import errors
 from test_local import HPCML, Here, here
 
 pytestmark = pytest.mark.local
@@ -141,6 +142,83 @@ def test_what_was_interrupted_is_missing_and_what_goes_on_is_not_submitted_twice
     os.kill(run["pid"], signal.SIGTERM)  # as at a cancellation by hand
     assert here.run("wait", run["run"]).returncode == 86
     assert len(json.loads(here.run("sweep", "status", "train", "--json").stdout)["runs"]) == 2
+
+
+SIDE = """
+import argparse, json, time
+from pathlib import Path
+import hpcml
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--folder")
+parser.add_argument("--k", type=int)
+parser.add_argument("--meet", type=int)
+chosen = parser.parse_args()
+folder = Path(chosen.folder)
+with open(folder / "starts", "a") as starts:
+    starts.write(f"{chosen.k} {hpcml.run.id}\\n")
+(folder / f"begun-{chosen.k}").touch()
+while chosen.meet and not (folder / f"begun-{chosen.k ^ 1}").exists():
+    time.sleep(0.02)
+if chosen.meet:
+    client = hpcml.connect()
+    names = sorted(worker["name"] for worker in client.scheduler_info(n_workers=-1)["workers"].values())
+    assert len(names) == client.cluster.n_workers == len(client.run(abs, 1)), names
+    assert client.submit(abs, -chosen.k, pure=False).result() == chosen.k
+    (hpcml.run.out / "names").write_text(json.dumps(names))
+if chosen.k == 6:
+    raise ValueError("six")
+hpcml.run.report(loss=chosen.k)
+"""
+
+
+def test_points_side_by_side_in_shares_of_the_workers(here: Here) -> None:
+    """Each pair of points waits for the other, and no two that run at once share a worker."""
+    (here.folder / "side.py").write_text(SIDE)
+    words = ("side.py", "--grid", "k=range(0,4)", "--", "--folder", str(here.folder), "--meet", "1")
+    few = here.run("sweep", "--wait", "--at-once", "5", *words)
+    assert few.returncode == errors.USAGE
+    assert "5 points at once need as many workers, and the run has " in few.stderr
+    done = here.run("sweep", "--wait", "--nodes", "2", "--set", "workers.per_node=2", "--at-once", "2", *words)
+    assert done.returncode == 0, done.stderr + done.stdout
+    names = {path: json.loads(path.read_text()) for path in Path(here.status()["directory"]).glob("out/*/names")}
+    assert len(names) == 4
+    assert len({tuple(one) for one in names.values()}) == 2
+    assert sorted({name for one in names.values() for name in one}) == sorted(
+        [*max(names.values()), *min(names.values())]
+    )
+    assert all(len(one) == 2 for one in names.values())
+
+
+def test_several_runs_divide_the_points(here: Here) -> None:
+    """Two jobs meet in each pair of points; then a job for each point; every point is run once."""
+    (here.folder / "side.py").write_text(SIDE)
+
+    def sweep(grid: str, meet: str, *options: str) -> subprocess.CompletedProcess[str]:
+        return here.run(
+            "sweep", "--wait", *options, "side.py", "--grid", grid, "--", "--folder", str(here.folder), "--meet", meet
+        )
+
+    def started() -> list[list[str]]:
+        return sorted(line.split() for line in (here.folder / "starts").read_text().splitlines())
+
+    done = sweep("k=0,1,2,3", "0", "--jobs", "2")
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert [k for k, _ in started()] == ["0", "1", "2", "3"]
+    facts = json.loads(here.run("sweep", "status", "side", "--json").stdout)
+    assert (facts["ok"], len(facts["runs"])) == (4, 2)
+    assert {run for _, run in started()} <= set(facts["runs"])
+
+    (here.folder / "starts").unlink()
+    done = sweep("k=4,5,6", "0", "--gang", "--jobs", "1")
+    assert done.returncode == 1, done.stderr + done.stdout
+    assert [k for k, _ in started()] == ["4", "5", "6"]
+    run = Path(here.status()["directory"])
+    assert sorted(path.name for path in (run / "attempts").iterdir()) == ["0", "1", "2"]
+    rows = json.loads(here.run("sweep", "table", "side", "--json").stdout)
+    assert [(row["values"]["k"], row["state"]) for row in rows] == [("4", "ok"), ("5", "ok"), ("6", "failed")]
+    left = [path.name for path in (run.parent / "sweeps/side").iterdir()]
+    assert len([name for name in left if name.startswith("claims-")]) == 1
 
 
 LEFT = """

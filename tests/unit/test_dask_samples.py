@@ -126,7 +126,7 @@ def test_a_file_system_that_stands_still_holds_nobody_up(tmp_path: Path, monkeyp
     context: Any = SimpleNamespace(settings=settings, attempt=AttemptPaths(tmp_path))
 
     async def main() -> int:
-        task = asyncio.create_task(dask_state.watch(context, scheduler(7)))
+        task = asyncio.create_task(dask_state.watch(context, [scheduler(7)]))
         turns = 0
         deadline = time.monotonic() + 60
         while turns < 50 and time.monotonic() < deadline:
@@ -151,7 +151,7 @@ def test_the_last_sample_is_written_at_the_end(tmp_path: Path) -> None:
     dask = scheduler(1)
 
     async def main() -> None:
-        task = asyncio.create_task(dask_state.watch(context, dask))
+        task = asyncio.create_task(dask_state.watch(context, [dask]))
         await asyncio.sleep(0.05)
         dask.tasks = range(9)
         task.cancel()
@@ -171,11 +171,11 @@ def test_the_last_sample_is_written_at_the_end(tmp_path: Path) -> None:
 
 def test_a_dask_of_another_kind_ends_the_samples_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     context: Any = SimpleNamespace(settings=SimpleNamespace(sample_every=5.0, nodes=1), attempt=AttemptPaths(tmp_path))
-    asyncio.run(dask_state.watch(context, SimpleNamespace()))
+    asyncio.run(dask_state.watch(context, [SimpleNamespace()]))
     assert "AttributeError" in capfd.readouterr().err
     writer = Writer(SampleFile(tmp_path / "a" / "b" / "c", {}))
     for _ in range(100):
         writer.write(b"")
     context.settings.sample_every = 0.0
-    asyncio.run(dask_state.watch(context, SimpleNamespace()))
+    asyncio.run(dask_state.watch(context, [SimpleNamespace()]))
     assert "Error" not in capfd.readouterr().err.replace("FileNotFoundError", "")

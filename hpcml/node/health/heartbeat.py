@@ -10,7 +10,8 @@ import socket
 import struct
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from distributed import Scheduler, Status
 from distributed.scheduler import heartbeat_interval
@@ -29,13 +30,13 @@ POLLS = 4  # questions a second for all workers that are a wait_for_workers(), w
 
 
 class Activity:
-    """Whether somebody uses the cluster, and whether the supervisor answers."""
+    """Whether somebody uses the cluster (all of its schedulers), and whether the supervisor answers."""
 
-    def __init__(self, context: Context, scheduler: Scheduler, send: Callable[..., None], peer: int) -> None:
-        self.context, self.scheduler, self.send = context, scheduler, send
+    def __init__(self, context: Context, schedulers: Sequence[Scheduler], send: Callable[..., None], peer: int) -> None:
+        self.context, self.schedulers, self.send = context, schedulers, send
         self.clock = OwnTime()
         self.supervisor = Process.named(peer) if peer else None
-        self.transitions = scheduler.transition_counter
+        self.transitions = self._moved()
         self.used = self.waited = self.heard = 0.0
         self.connected = False
         self.stuck = 0
@@ -58,15 +59,17 @@ class Activity:
                 return
 
     def _look(self, now: float, passed: float) -> None:
-        scheduler = self.scheduler
-        self.connected = self.connected or any(name != "fire-and-forget" for name in scheduler.clients)
+        clients = (name for scheduler in self.schedulers for name in scheduler.clients)
+        self.connected = self.connected or any(name != "fire-and-forget" for name in clients)
         if in_use := self._in_use():
             self.used = now
-        polls, scheduler.polls = scheduler.polls, 0
-        running = [state.status == Status.running for state in scheduler.workers.values()]  # not paused for its memory
+        polls = sum(scheduler.polls for scheduler in self.schedulers)
+        for scheduler in self.schedulers:
+            scheduler.polls = 0
+        running = [state.status == Status.running for state in self._workers()]  # not paused for its memory
         waits = polls >= POLLS * passed and all(running) and not in_use
         self.waited = self.waited + passed if waits else 0.0
-        self.stuck = len(scheduler.unrunnable) if now - self.used > LOOK else 0
+        self.stuck = sum(len(one.unrunnable) for one in self.schedulers) if now - self.used > LOOK else 0
 
     def answered(self) -> None:
         """Take note that the supervisor answered."""
@@ -74,19 +77,25 @@ class Activity:
 
     def _in_use(self) -> bool:
         """Whether tasks move or wait, or a worker computes, or is silent: a function of client.run holds its loop."""
-        workers, before = self.scheduler.workers, self.transitions
-        self.transitions = self.scheduler.transition_counter
+        workers, before = self._workers(), self.transitions
+        self.transitions = self._moved()
         heard_by = time.time() - max(LATE_AT_LEAST, LATE * float(heartbeat_interval(len(workers))))
         return (
             self.transitions != before
-            or bool(self.scheduler.queued)
+            or any(scheduler.queued for scheduler in self.schedulers)
             or any(
                 state.processing
                 or float(state.metrics.get("cpu", 0.0) or 0.0) > BUSY
                 or float(state.last_seen) < heard_by
-                for state in workers.values()
+                for state in workers
             )
         )
+
+    def _moved(self) -> int:
+        return sum(scheduler.transition_counter for scheduler in self.schedulers)
+
+    def _workers(self) -> list[Any]:
+        return [state for scheduler in self.schedulers for state in scheduler.workers.values()]
 
     async def _supervisor_is_gone(self, silent: float) -> bool:
         """Say that the supervisor does not answer, and end it after its deadline: then the batch script ends the rest.

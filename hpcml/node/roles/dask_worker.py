@@ -140,7 +140,7 @@ def run(context: Context, slot: int, scratch: Path, share: Share, *, replaces: b
         options |= gpus.worker_options(context, device, pool, memory_limit=share.memory_limit)
     if expected == "ucx":
         prepare_ucx(context, device)
-    address, protocol = _address(context, scratch / ADDRESS)
+    address, protocol = _address(context, scratch / ADDRESS, context.share_of(context.node, slot))
     dask.config.set(tls.dask_settings(context.attempt, address, protocol))
     options |= {"security": tls.security(context.attempt), "protocol": protocol}
     if protocol == "ucx":
@@ -163,12 +163,12 @@ def _expected_protocol(context: Context) -> str:
     return protocol
 
 
-def _address(context: Context, path: Path) -> tuple[str, str]:
-    """Wait for the scheduler's address and the protocol of data, which this node's worker task passes on."""
+def _address(context: Context, path: Path, share: int) -> tuple[str, str]:
+    """Wait for the address of a share's scheduler and the protocol of data, which this node's worker task passes on."""
     patience = context.settings.scheduler_deadline + context.settings.workers_deadline
     if not files.wait_for(path, time.monotonic() + patience, 0.01):
         raise TimeoutError("the scheduler did not write its address within its deadline")
-    address, protocol = path.read_text().split()
+    address, protocol = path.read_text().splitlines()[share].split()
     return address, protocol
 
 

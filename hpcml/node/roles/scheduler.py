@@ -166,12 +166,58 @@ async def _serve(context: Context) -> int:
     dashboard.configure()
     # Dask puts this folder first on sys.path; by default it is /tmp/dask-scratch-space, which anybody can make.
     folder = Path(control["socket"]).parent
-    PrivateScheduler.socket_path = folder / "dashboard.sock"
     scratch.live_in(folder)
     dask.config.set({"temporary-directory": str(folder)})
+    schedulers: list[PrivateScheduler] = []
+    try:
+        for share in range(settings.at_once):
+            schedulers.append(await _start(context, host, folder, share, ucx=protocol == "ucx"))
+            schedulers[share].add_plugin(Reporter(writer))
+    except Exception as error:  # noqa: BLE001 - whatever Dask or UCX raised, its cause is the last word in the log
+        traceback.print_exc()
+        print(f"hpcml: the scheduler could not start: {diagnosis.root_of(error)}", file=sys.stderr, flush=True)
+        return START_FAILED
+    scheduler, reporter = schedulers[0], Reporter(writer)
+    security = "" if protocol == "ucx" else tls.explanation("tls", set(), gpus=settings.gpu is not None)
+    where = {"address": scheduler.address, "node": context.node, "pid": os.getpid(), "interface": why}
+    facts = {**where, "protocol": protocol, "because": because, "security": security}
+    files.write_json(context.attempt.scheduler, facts | {"shares": [other.address for other in schedulers[1:]]})
+    service = context.attempt.service_of("dashboard")
+    page = {"path": "/status", "probe": dashboard.IDENTITY, "token_file": None}
+    files.write_service(service, context.node, folder / "dashboard.sock", scheduler.id, **page)
+    os.umask(settings.umask)  # for functions that the script runs here
+    reporter.send(event="scheduler-up", **facts)
+    activity = Activity(context, schedulers, reporter.send, peer_of(writer.get_extra_info("socket")))
+    ended = [asyncio.create_task(one.finished()) for one in schedulers]
+    orders = asyncio.create_task(_obey(reader, reporter, activity, lambda: rounds.check(scheduler, context, protocol)))
+    beside = [asyncio.create_task(activity.watch()), asyncio.create_task(dask_state.watch(context, schedulers))]
+    if protocol == "ucx":
+        beside.append(asyncio.create_task(_open_ucx(context, reporter)))
+    profile = profilers.DaskReport(context, scheduler, folder) if "dask" in settings.profile else None
+    await asyncio.wait({*ended, orders}, return_when=asyncio.FIRST_COMPLETED)
+    if profile:
+        await profile.write()
+    for task in (orders, *beside):
+        task.cancel()
+    if any(
+        one.done() for one in ended
+    ):  # the script closed the cluster itself (client.shutdown()): its right, and no loss
+        reporter.send(event="scheduler-closed")
+    await asyncio.gather(*(one.close(reason="the run has ended") for one in schedulers))
+    writer.close()
+    return 0
+
+
+async def _start(context: Context, host: str, folder: Path, share: int, *, ucx: bool) -> PrivateScheduler:
+    """Start the scheduler of a share of the workers; the first has the dashboard that tunnels lead to.
+
+    With points of a sweep side by side each has a scheduler of its own: what a point computes, publishes or asks of all
+    workers is its own then, and a shuffle stays on its workers.
+    """
+    PrivateScheduler.socket_path = folder / (f"dashboard-{share}.sock" if share else "dashboard.sock")
     # Messages go over TLS also where data goes over UCX: Dask waits for UCX by asking again and again, which keeps a
     # core busy here and in the script, and UCX takes seconds to start.
-    scheduler = (HostMemoryScheduler if protocol == "ucx" else PrivateScheduler)(
+    scheduler = (HostMemoryScheduler if ucx else PrivateScheduler)(
         protocol="tls",
         host=host,
         port=0,
@@ -179,41 +225,9 @@ async def _serve(context: Context) -> int:
         local_directory=str(folder),
         security=tls.security(context.attempt),
     )
-    try:
-        await scheduler
-    except Exception as error:  # noqa: BLE001 - whatever Dask or UCX raised, its cause is the last word in the log
-        traceback.print_exc()
-        print(f"hpcml: the scheduler could not start: {diagnosis.root_of(error)}", file=sys.stderr, flush=True)
-        return START_FAILED
-    reporter = Reporter(writer)
-    scheduler.add_plugin(reporter)
+    await scheduler
     scheduler.handlers[clock_offset.QUESTION] = clock_offset.answer
-    security = "" if protocol == "ucx" else tls.explanation("tls", set(), gpus=settings.gpu is not None)
-    where = {"address": scheduler.address, "node": context.node, "pid": os.getpid(), "interface": why}
-    facts = {**where, "protocol": protocol, "because": because, "security": security}
-    files.write_json(context.attempt.scheduler, facts)
-    service = context.attempt.service_of("dashboard")
-    page = {"path": "/status", "probe": dashboard.IDENTITY, "token_file": None}
-    files.write_service(service, context.node, scheduler.socket_path, scheduler.id, **page)
-    os.umask(settings.umask)  # for functions that the script runs here
-    reporter.send(event="scheduler-up", **facts)
-    activity = Activity(context, scheduler, reporter.send, peer_of(writer.get_extra_info("socket")))
-    ended = asyncio.create_task(scheduler.finished())
-    orders = asyncio.create_task(_obey(reader, reporter, activity, lambda: rounds.check(scheduler, context, protocol)))
-    beside = [asyncio.create_task(activity.watch()), asyncio.create_task(dask_state.watch(context, scheduler))]
-    if protocol == "ucx":
-        beside.append(asyncio.create_task(_open_ucx(context, reporter)))
-    profile = profilers.DaskReport(context, scheduler, folder) if "dask" in settings.profile else None
-    await asyncio.wait({ended, orders}, return_when=asyncio.FIRST_COMPLETED)
-    if profile:
-        await profile.write()
-    for task in (orders, *beside):
-        task.cancel()
-    if ended.done():  # the script closed the cluster itself (client.shutdown()): its right, and no loss
-        reporter.send(event="scheduler-closed")
-    await scheduler.close(reason="the run has ended")
-    writer.close()
-    return 0
+    return scheduler
 
 
 async def _open_ucx(context: Context, reporter: Reporter) -> None:

@@ -217,7 +217,8 @@ class Address:
         there = files.listed(self.context.attempt.directory)
         if self.context.attempt.scheduler.name in there:
             facts = files.read_json(self.context.attempt.scheduler) or {}
-            write(self.local, f"{facts['address']} {facts['protocol']}")
+            addresses = [facts["address"], *facts.get("shares", ())]
+            write(self.local, "".join(f"{address} {facts['protocol']}\n" for address in addresses))
             self.known = True
         return self.known or (self.context.attempt.ended.name not in there and time.monotonic() < self.deadline)
 

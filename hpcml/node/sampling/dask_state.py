@@ -8,6 +8,7 @@ import threading
 import time
 import traceback
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 from distributed import Scheduler, Worker
@@ -130,19 +131,29 @@ class Writer:
             self.lines.put_nowait(text)
 
 
-async def watch(context: Context, scheduler: Scheduler) -> None:
-    """Write what the scheduler knows every some seconds until cancelled, and once more then."""
+def merged(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the samples of schedulers that share a run as that of one."""
+    first, *others = samples
+    for other in others:
+        for name in ("tasks", "metrics"):
+            first[name] = {key: round(value + other[name][key], 3) for key, value in first[name].items()}
+        first["workers"] |= other["workers"]
+    return first
+
+
+async def watch(context: Context, schedulers: Sequence[Scheduler]) -> None:
+    """Write what the schedulers know every some seconds until cancelled, and once more then."""
     every = context.settings.sample_every
     if not every:
         return
     header = {"kind": "dask", "version": 1, "t": round(time.time(), 2), "every": every}
     writer = Writer(SampleFile(context.attempt.dask_samples, header))
-    state, began = DaskState(scheduler), time.monotonic()
+    states, began = [DaskState(scheduler) for scheduler in schedulers], time.monotonic()
     per_hour = PER_HOUR * context.settings.nodes
     while True:
         used = time.thread_time()
         try:
-            text = line(state.sample())
+            text = line(merged([state.sample() for state in states]))
         except Exception:  # noqa: BLE001 - Dask's insides may change; then there are no samples, and the run goes on
             traceback.print_exc()
             return
@@ -151,5 +162,5 @@ async def watch(context: Context, scheduler: Scheduler) -> None:
         try:
             await asyncio.sleep(interval(every, time.monotonic() - began, cost=used, size=len(text), per_hour=per_hour))
         except asyncio.CancelledError:
-            writer.write(line(state.sample()))
+            writer.write(line(merged([state.sample() for state in states])))
             raise

@@ -33,7 +33,7 @@ from distributed.http.routing import RoutingApplication
 from distributed.protocol.pickle import dumps
 from tornado.httpserver import HTTPServer
 
-from hpcml.node.settings import load
+from hpcml.node.settings import Settings, load
 
 _OPENING = {
     "hpcml",
@@ -155,7 +155,7 @@ class RunCluster(Cluster):  # type: ignore[misc]
     @property
     def n_workers(self) -> int:
         """How many workers the run was planned with (dask-jobqueue's SLURMRunner has this)."""
-        return load().settings.worker_count
+        return _worker_count(load().settings)
 
     @property
     def scheduler(self) -> _Elsewhere:
@@ -447,10 +447,18 @@ def _note_run(asked: str, options: Mapping[str, Any] | None = None) -> None:
 
 def _size() -> str:
     settings = load().settings
-    workers, nodes = settings.worker_count, settings.nodes
+    workers, nodes = _worker_count(settings), settings.nodes
     kind = "GPU worker" if settings.gpu else "worker"
     size = f"this run's {workers} {kind}{'s' if workers > 1 else ''} on {nodes} node{'s' if nodes > 1 else ''}"
+    if workers < settings.worker_count:
+        size = f"this point's {workers} of the run's {settings.worker_count} {kind}s"
     return f"{size} {'are' if workers > 1 else 'is'}"
+
+
+def _worker_count(settings: Settings) -> int:
+    """Return how many workers the script has: all of the run, or its point's share of them."""
+    share = json.loads(os.environ.get("HPCML_POINT", "{}")).get("workers")
+    return int(share or settings.worker_count)
 
 
 def _note_polling(asked: str) -> None:

@@ -33,29 +33,49 @@ class CleaningError(Exception):
     """The cluster could not be cleaned: it does not answer, or its workers did not come back."""
 
 
-class Cleaner:
-    """The process that cleans; :meth:`clean` is asked once before the first point and after each."""
+def use(address: str) -> None:
+    """Have this process take the scheduler at an address, of a share of the workers, for the run's cluster."""
+    import dask.config
 
-    def __init__(self) -> None:
+    os.environ["DASK_SCHEDULER_ADDRESS"] = address
+    dask.config.set({"scheduler-address": address})
+
+
+class Cleaner:
+    """The process that cleans a share of the workers; it is asked once before the first point and after each."""
+
+    def __init__(self, address: str = "") -> None:
+        """Begin with the share whose scheduler is at ``address``, empty for the run's only one."""
         self.connection, theirs = Pipe()
+        self.asked = 0.0
         parent = os.getpid()
         self.pid = os.fork()  # safe: this process has one thread
         if not self.pid:
             self.connection.close()
-            _serve(theirs, parent)
+            _serve(theirs, parent, address)
         theirs.close()
 
-    def clean(self) -> str:
-        """Clean the cluster; return why its workers were restarted, empty if they were not.
+    def ask(self) -> None:
+        """Have the share cleaned; the connection has something to read when it is."""
+        self.asked = time.monotonic()
+        with contextlib.suppress(OSError):  # it is gone, and the answer says so
+            self.connection.send("clean")
+
+    @property
+    def late(self) -> bool:
+        """Whether there should have been an answer."""
+        return time.monotonic() - self.asked > ANSWER
+
+    def answer(self) -> str:
+        """Return why workers were restarted, empty if they were not.
 
         Raises
         ------
         CleaningError
-            If that failed.
+            If the share is not clean.
         """
         try:
-            self.connection.send("clean")
-            if not self.connection.poll(ANSWER):
+            if not self.connection.poll():
                 raise CleaningError(f"the cluster could not be cleaned within {ANSWER:g} s")
             answer: dict[str, str] = self.connection.recv()
         except (OSError, EOFError) as error:
@@ -76,9 +96,12 @@ class Cleaner:
         os.waitpid(self.pid, 0)
 
 
-def _serve(connection: Connection, parent: int) -> NoReturn:
+def _serve(connection: Connection, parent: int, address: str) -> NoReturn:
     try:
         processes.end_with(parent)
+        signal.set_wakeup_fd(-1)
+        if address:
+            use(address)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, signal.SIG_IGN)  # its parent ends it
         cluster: _Cluster | None = None

@@ -1,4 +1,4 @@
-"""Start the user's script once for each point of a sweep, one after another, and write down how each ended.
+"""Start the user's script once for each point of a sweep, one or several at once, and write down how each ended.
 
 A point is a fork of this process, which has imported Dask: to start Python and to import takes longer than many a
 point. It has a process group, a log and a folder for results of its own, and writes nothing where others do.
@@ -13,6 +13,7 @@ import io
 import json
 import os
 import re
+import select
 import signal
 import sys
 import threading
@@ -25,8 +26,10 @@ from hpcml.files import tail
 from hpcml.node import files, processes
 from hpcml.node.roles.script import oom_kills
 from hpcml.node.settings import Context, load
-from hpcml.node.sweep.cleaning import Cleaner, CleaningError
+from hpcml.node.sweep.claims import Claims, LostError
+from hpcml.node.sweep.cleaning import Cleaner, CleaningError, use
 
+TICK = 0.5  # seconds between looks at what no signal tells
 TOLD = 10.0  # seconds in which a supervisor that ends the run says so
 _LONGEST = 200  # characters of a cause
 _MOST_REPORTS = 16 << 20  # bytes of what a point reported that are read
@@ -80,6 +83,18 @@ def become_script() -> NoReturn:
         os._exit(status & 0xFF)
 
 
+class Slot:
+    """A place for one point at a time, with a share of the workers and who cleans it; ``pid`` is 0 without a point."""
+
+    def __init__(self, number: int, address: str) -> None:
+        self.number, self.address = number, address
+        self.cleaner = Cleaner(address)
+        self.point: dict[str, Any] = {}
+        self.pid = self.kills = self.status = 0
+        self.began = self.clock = self.seconds = 0.0
+        self.cleaning = False
+
+
 class Sweep:
     """The points of this run; ``ok``, ``failed`` and ``halved`` count those that have ended.
 
@@ -92,54 +107,186 @@ class Sweep:
         self.points: list[dict[str, Any]] = plan["points"]
         self.max_fails: int | None = plan["max_fails"]
         self.halving: dict[str, Any] | None = plan.get("halving")
-        self.ok = self.failed = self.halved = self.pid = 0
+        self.runs: list[str] = plan.get("runs", [])
+        self.waiting: list[dict[str, Any]] = []
+        self.slots: list[Slot] = []
+        self.claims: Claims | None = None
+        self.ok = self.failed = self.halved = self.interrupted = 0
+        self.gang = bool(plan.get("gang"))  # a point for each job, as long as another one follows
+        self.begun = 0
+        self.handed_on = False
+        self.out_of_points: float | None = None  # since when, by the clock of the claims
         self.stopped = ""
         self.exit_status = 0
         self.told_to_end = False
 
     def run(self) -> bool:
-        """Run point after point; False in a child process, which is to become the script."""
+        """Run the points; False in a child process, which is to become the script."""
+        self._count_earlier()
+        self.wake, waker = os.pipe()
+        for end in (self.wake, waker):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
         signal.signal(signal.SIGTERM, self._on_term)
-        for other in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        for other in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD):
             signal.signal(other, lambda *_: None)
-        self.context.run.point_records.mkdir(mode=0o700, exist_ok=True)
-        cleaner = Cleaner()
-        try:
-            cleaner.clean()
-        except CleaningError as error:
-            self.stopped = str(error)
-        for number, point in enumerate(self.points, 1):
-            if self._count(files.read_json(self.context.run.record_of(point["key"])) or {}):
-                continue  # in an attempt before
-            self._look()
-            if self.stopped:
-                break
-            kills, began = oom_kills(), time.time()
-            clock = time.monotonic()
-            self.pid = self._fork(point, cleaner)
-            if not self.pid:
-                return False
-            status = self._wait()
-            seconds = time.monotonic() - clock
-            restarted = ""
-            try:
-                restarted = cleaner.clean()
-            except CleaningError as error:
-                self.stopped = str(error)
-            record = self._record(point, status, began, seconds, starved=oom_kills() > kills)
-            if record:
-                record |= {"began": round(began, 3), "restarted": restarted, "node": self.context.node}
-                files.write_json(self.context.run.record_of(point["key"]), record)
-                self._count(record)
-            self._tell(number, point, record, restarted)
-        cleaner.end()
+        self._join()
+        if self.waiting:
+            addresses = (files.read_json(self.context.attempt.scheduler) or {}).get("shares", [])
+            self.slots = [Slot(number, address) for number, address in enumerate(["", *addresses])]
+        for slot in self.slots:
+            self._clean(slot)
+        while self._goes_on():
+            for slot in self.slots:
+                if not slot.pid and not slot.cleaning and (point := self._next()) and not self._begin(slot, point):
+                    return False
+            self._wait()
+        for slot in self.slots:
+            slot.cleaner.end()
+        if self.claims:
+            self.claims.end()
         self._end()
         return True
 
+    def _count_earlier(self) -> None:
+        """Leave out what earlier attempts of this run have ended."""
+        folder = self.context.run.point_records
+        folder.mkdir(mode=0o700, exist_ok=True)
+        there = files.listed(folder)
+        for point in self.points:
+            path = self.context.run.record_of(point["key"])
+            if path.name not in there or not self._count(files.read_json(path) or {}):
+                self.waiting.append(point)
+
+    def _join(self) -> None:
+        """Take part in the sweep of several runs."""
+        if not self.settings.claims:
+            return
+        try:
+            self.claims = Claims(Path(self.settings.claims), self.context.run.directory.name, self.runs)
+        except FileNotFoundError:
+            self.waiting, self.points = [], []  # all have ended, and other runs have others
+
+    def _goes_on(self) -> bool:
+        """Whether points run, or more may begin."""
+        if any(slot.pid or slot.cleaning for slot in self.slots):
+            return True
+        self._look()
+        if self.stopped:
+            return False
+        if self.waiting or not self.claims:
+            self.out_of_points = None
+            return bool(self.waiting)
+        if self.out_of_points is None:
+            self.out_of_points = self.claims.clock.seconds
+        return self.claims.silent(self.out_of_points)  # it may have died, and its points are to be run here
+
+    def _next(self) -> dict[str, Any] | None:
+        """Return a point to begin with; None if there is none, or none may begin."""
+        while self.waiting:
+            self._look()
+            if self.stopped or self._hand_on():
+                return None
+            point = self.waiting.pop(0)
+            try:
+                if not self.claims or self.claims.take(point["key"]):
+                    return point
+            except LostError:
+                self._lose()
+                return None
+        return None
+
+    def _hand_on(self) -> bool:
+        """Leave the rest to the job that follows, if there is one and a rest."""
+        if not self.gang or not self.begun or not self.claims:
+            return False
+        follows = self.settings.one_machine or self.context.run.next_job.is_symlink()
+        follows = follows and self.context.number < self.settings.most_restarts
+        if follows and self.claims.any_free(point["key"] for point in self.waiting):
+            self.handed_on, self.stopped = True, "the next job goes on"
+        return self.handed_on
+
+    def _begin(self, slot: Slot, point: dict[str, Any]) -> bool:
+        """Begin a point; False in its process."""
+        self.begun += 1
+        slot.point, slot.kills, slot.began, slot.clock = point, oom_kills(), time.time(), time.monotonic()
+        slot.pid = self._fork(slot)
+        return bool(slot.pid)
+
+    def _wait(self) -> None:
+        """Wait until a point ends, a share is clean, or it is time to look at the other runs."""
+        cleaning = {slot.cleaner.connection.fileno(): slot for slot in self.slots if slot.cleaning}
+        ready, _, _ = select.select([self.wake, *cleaning], [], [], TICK)
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.wake, 4096)
+        for slot in self.slots:
+            if slot.pid:
+                pid, code = os.waitpid(slot.pid, os.WNOHANG)
+                if pid:
+                    self._point_ended(slot, os.waitstatus_to_exitcode(code))
+            elif slot.cleaning and (slot.cleaner.connection.fileno() in ready or slot.cleaner.late):
+                self._cleaned(slot)
+        if self.claims:
+            try:
+                if self.claims.look(often=not self.waiting):
+                    self.waiting = [one for one in self.points if not self.context.run.record_of(one["key"]).exists()]
+            except LostError:
+                self._lose()
+
+    def _lose(self) -> None:
+        """End the points that others have by now; nothing is written of them."""
+        self.stopped = "this run was silent for so long that others have its points"
+        for slot in self.slots:
+            slot.point = {}
+            if slot.pid:
+                _signal(slot.pid, signal.SIGKILL)
+
+    def _point_ended(self, slot: Slot, code: int) -> None:
+        pid, slot.pid = slot.pid, 0
+        _signal(pid, signal.SIGKILL)  # what it has left
+        slot.status, slot.seconds = 128 - code if code < 0 else code, time.monotonic() - slot.clock
+        self._clean(slot)
+
+    def _clean(self, slot: Slot) -> None:
+        slot.cleaning = True
+        slot.cleaner.ask()
+
+    def _cleaned(self, slot: Slot) -> None:
+        """Write down how a share's point has ended, now that the share is clean."""
+        slot.cleaning = False
+        restarted = ""
+        try:
+            restarted = slot.cleaner.answer()
+        except CleaningError as error:
+            self.stopped = self.stopped or str(error)
+        point, slot.point = slot.point, {}
+        if not point:
+            return
+        starved = oom_kills() > slot.kills
+        record = self._record(point, slot.status, slot.began, slot.seconds, starved=starved)
+        try:
+            if self.claims:
+                self.claims.check()
+        except LostError:
+            self._lose()
+            return
+        if record:
+            record |= {"began": round(slot.began, 3), "restarted": restarted, "node": self.context.node}
+            files.write_json(self.context.run.record_of(point["key"]), record)
+            self._count(record)
+        else:
+            self.interrupted += 1
+        if self.claims and record:
+            self.claims.ended(point["key"], failed=record["status"] == "failed")
+        elif self.claims:
+            self.claims.give_back(point["key"])
+        self._tell(point, record, restarted)
+
     def _on_term(self, *_: object) -> None:
         self.told_to_end = True
-        if self.pid:
-            _signal(self.pid, signal.SIGTERM)
+        for slot in self.slots:
+            if slot.pid:
+                _signal(slot.pid, signal.SIGTERM)
 
     def _look(self) -> None:
         """Take note of why no further point may begin."""
@@ -149,10 +296,13 @@ class Sweep:
             self.stopped = "the run was told to end"
         elif self.context.attempt.time_limit.exists():
             self.stopped = "the time limit is near"
-        elif self.max_fails is not None and self.failed > self.max_fails:
+        elif self.max_fails is not None and self._failures() > self.max_fails:
             self.stopped = f"more than {self.max_fails} failed (--max-fails)"
 
-    def _fork(self, point: dict[str, Any], cleaner: Cleaner) -> int:
+    def _failures(self) -> int:
+        return self.claims.failures() if self.claims else self.failed
+
+    def _fork(self, slot: Slot) -> int:
         """Fork a point; return its pid, and 0 in it, where all is as the script is to find it."""
         sys.stdout.flush()
         sys.stderr.flush()
@@ -166,16 +316,21 @@ class Sweep:
             return pid
         os.setpgid(0, 0)
         processes.end_with(parent)
-        for other in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.set_wakeup_fd(-1)
+        for other in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD):
             signal.signal(other, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        cleaner.let_go()
-        self._become(point)
+        for other_slot in self.slots:
+            other_slot.cleaner.let_go()
+        if slot.address:
+            use(slot.address)
+        self._become(slot)
         return 0
 
-    def _become(self, point: dict[str, Any]) -> None:
+    def _become(self, slot: Slot) -> None:
         """Give this process the arguments, variables and log of a point."""
-        run, key = self.context.run, point["key"]
+        point, run = slot.point, self.context.run
+        key = point["key"]
         if random := sys.modules.get("numpy.random"):
             random.seed()  # a fork has its parent's
         log = os.open(run.log_of(key), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
@@ -185,6 +340,7 @@ class Sweep:
         facts = {"key": key, "values": point["values"], "seed": int(key[:8], 16)}
         if self.halving:
             facts["halving"] = {name: value for name, value in self.halving.items() if name != "before"}
+        facts |= {"workers": self.context.in_share(slot.number)} if len(self.slots) > 1 else {}
         os.environ["HPCML_POINT"] = json.dumps(facts)
         os.environ["HPCML_SCRIPT_ERROR"] = str(self._notes(key, "error"))
         sys.argv = ["-c", self.settings.script, *self.settings.arguments, *point["words"]]
@@ -192,14 +348,6 @@ class Sweep:
     def _notes(self, key: str, kind: str) -> Path:
         """Return where a point writes for this process: its error, its reports."""
         return self.context.attempt.directory / f"point-{key}.{kind}"
-
-    def _wait(self) -> int:
-        """Wait for the point's process, end what it has left, and return its status as a shell gives it."""
-        _, code = os.waitpid(self.pid, 0)
-        pid, self.pid = self.pid, 0
-        _signal(pid, signal.SIGKILL)
-        status = os.waitstatus_to_exitcode(code)
-        return 128 - status if status < 0 else status
 
     def _record(
         self, point: dict[str, Any], status: int, began: float, seconds: float, *, starved: bool
@@ -247,7 +395,7 @@ class Sweep:
         rule, nodes = (found.rule, list(found.nodes)) if found else ("", [])
         return {"cause": words, "kind": kinds.of_cause(found), "rule": rule, "nodes": nodes}
 
-    def _tell(self, number: int, point: dict[str, Any], record: dict[str, Any], restarted: str) -> None:
+    def _tell(self, point: dict[str, Any], record: dict[str, Any], restarted: str) -> None:
         """Print a line for a point: the run's log is the sweep's progress."""
         how = "interrupted"
         if record:
@@ -258,13 +406,15 @@ class Sweep:
             how = f"{record['seconds']:.1f} s {metrics}".rstrip()
             how = f"failed: {record['cause']}" if record["status"] == "failed" else how
             how += f"  {record['cause']}" if record["status"] == "stopped" else ""
+        number = self.ok + self.failed + self.halved + self.interrupted
         print(f"point {number} of {len(self.points)}  {point['shown']}  {how}")
         if restarted:
             print(f"  the workers were restarted: {restarted}")
 
     def _end(self) -> None:
         """Print and write down how the sweep ended."""
-        left = len(self.points) - self.ok - self.failed - self.halved
+        done = self.ok + self.failed + self.halved
+        left = self._left() if self.claims else len(self.points) - done
         deadline = time.monotonic() + TOLD
         while left and self.context.attempt.terminate.exists() and not self.told_to_end and time.monotonic() < deadline:
             time.sleep(0.02)  # the supervisor is about to end the run, as cancelled
@@ -274,12 +424,23 @@ class Sweep:
         if self.halving and not self.context.run.rungs.exists() and self.ok:
             first = self.halving["min_steps"]
             words += f", none compared: no report had '{self.halving['metric']}' at step {first} or later"
+        if self.claims and (others := len(self.points) - done - left):
+            words += f", {others} are those of other runs"
         words += f", {left} are left: {self.stopped or 'they stopped to be continued'}" if left else ""
         self.exit_status = 1 if self.failed or left else 0
         if left and self.context.attempt.time_limit.exists():
             self.exit_status = errors.TIME_LIMIT
+        if self.handed_on:
+            self.exit_status = errors.STOPPED
+            self.context.run.checkpoints.mkdir(mode=0o700, exist_ok=True)
+            files.write_json(self.context.run.checkpoints / "points", {"ok": self.ok, "failed": self.failed})
         files.write_json(self.context.attempt.points_end, {"ended": words})
         print(f"sweep: {words}.")
+
+    def _left(self) -> int:
+        """Return how many points nobody has, of a sweep that several runs divide."""
+        there = set(os.listdir(self.settings.claims))
+        return sum(point["key"] not in there for point in self.points)
 
 
 def _signal(group: int, number: signal.Signals) -> None:
