@@ -329,6 +329,18 @@ def _settings(_: Line, current: str) -> Iterator[Candidate]:
             yield f"{name}=", ""
 
 
+def _extras(_: Line, __: str) -> Iterator[Candidate]:
+    from importlib import metadata
+
+    yield "none", "hpcml and Jinja2 alone"
+    try:
+        names = metadata.metadata("hpcml").get_all("Provides-Extra") or []
+    except metadata.PackageNotFoundError:
+        return
+    for name in names:
+        yield name, ""
+
+
 def _profilers(_: Line, current: str) -> Iterator[Candidate]:
     from hpcml.plan.workers import PROFILERS
 
@@ -352,6 +364,7 @@ SOURCES: dict[str, Source] = {
     "ENV": _variables,
     "ENV_FILE": _files,
     "EXAMPLE": _examples,
+    "EXTRA": _extras,
     "FILE": _files,
     "FOLDER": _folders,
     "HOST": _hosts,
@@ -393,12 +406,14 @@ FREE = frozenset(
         "NODE",
         "NODELIST",
         "NODES",
+        "PLATFORM",
         "PORT",
         "RESERVATION",
         "SBATCH",
         "SEED",
         "SIZE",
         "TIME",
+        "VERSION",
         "WHEN",
         "N NAME=…",
         "status|table NAME",

@@ -21,7 +21,7 @@ _SHEBANG = b"#!/usr/bin/env python3\n"
 
 def make() -> bytes:
     """Return the file's bytes."""
-    members = dict(sorted(_members()))
+    members = {f"lib/{name}": data for name, data in sorted([*of_hpcml(), *_needed()])}
     digest = hashlib.sha256()
     for name, data in members.items():
         digest.update(b"%d %s %d\n" % (len(name), name.encode(), len(data)) + data)
@@ -34,24 +34,29 @@ def make() -> bytes:
     return out.getvalue()
 
 
-def _members() -> Iterator[tuple[str, bytes]]:
-    """Yield the name and the bytes of each file that is unpacked."""
-    root = assets.package_root()
-    folders = [(root / "hpcml", "hpcml")]
-    folders += [(assets.folder(kind), f"hpcml/_assets/{kind}") for kind in _ASSETS]
+def of_hpcml() -> Iterator[tuple[str, bytes]]:
+    """Yield the name, as a wheel has it, and the bytes of each of hpcml's files."""
+    yield from _files(assets.package_root() / "hpcml", "hpcml")
+    for kind in _ASSETS:
+        yield from _files(assets.folder(kind), f"hpcml/_assets/{kind}")
+    yield from _papers("hpcml")
+
+
+def _needed() -> Iterator[tuple[str, bytes]]:
     for name in NEEDED:
         spec = util.find_spec(name)
         assert spec is not None
         assert spec.submodule_search_locations is not None
-        folders.append((Path(next(iter(spec.submodule_search_locations))), name))
-    for folder, name in folders:
-        for path in folder.rglob("*"):
-            inside = path.relative_to(folder)
-            left_out = any(part in _LEFT_OUT or part.startswith(".") for part in inside.parts)
-            if path.suffix in _KINDS and path.is_file() and not left_out:
-                yield f"lib/{name}/{inside.as_posix()}", files.read(path, ours=False, follow=True)
-    for name in ("hpcml", *NEEDED):
+        yield from _files(Path(next(iter(spec.submodule_search_locations))), name)
         yield from _papers(name)
+
+
+def _files(folder: Path, name: str) -> Iterator[tuple[str, bytes]]:
+    for path in folder.rglob("*"):
+        inside = path.relative_to(folder)
+        left_out = any(part in _LEFT_OUT or part.startswith(".") for part in inside.parts)
+        if path.suffix in _KINDS and path.is_file() and not left_out:
+            yield f"{name}/{inside.as_posix()}", files.read(path, ours=False, follow=True)
 
 
 def _papers(name: str) -> Iterator[tuple[str, bytes]]:
@@ -63,7 +68,7 @@ def _papers(name: str) -> Iterator[tuple[str, bytes]]:
     infos = [path for path in found if path.parts[0].endswith(".dist-info")]
     kept = [path for path in infos if path.name == "METADATA" or "licen" in path.as_posix().lower()]
     for path in kept:
-        yield f"lib/{path.as_posix()}", Path(str(path.locate())).read_bytes()
+        yield f"{path.as_posix()}", Path(str(path.locate())).read_bytes()
     if kept:
         record = "".join(sorted(f"{path.as_posix()},,\n" for path in kept))
-        yield f"lib/{kept[0].parts[0]}/RECORD", record.encode()
+        yield f"{kept[0].parts[0]}/RECORD", record.encode()
