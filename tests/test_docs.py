@@ -211,7 +211,7 @@ def parse(words: list[str]) -> None:
     known = {"HOME": "/nowhere", "HPCML_SYSTEM_CONFIG": "/nowhere"}
     if words[0] in ("completion", "new", "pack", "wheelhouse"):  # of no site
         return
-    name = (options.name if words[0] == "site" else options.site) or "local"
+    name = ("".join(options.names[:1]) if words[0] == "site" else options.site) or "local"
     lookup.load(name if name in lookup.profile_files(known) else "local", known, Path("/"), options.set or ())
 
 

@@ -236,10 +236,14 @@ def _partitions(line: Line, _: str) -> Iterator[Candidate]:
 
 
 def _qos(line: Line, _: str) -> Iterator[Candidate]:
+    from hpcml.sites.schema import Qos
+
     site = line.site()
-    for name in dict.fromkeys([site.defaults.qos, *(one.qos for one in site.partitions.values())]):
+    for name in dict.fromkeys([*site.qos, site.defaults.qos, *(one.qos for one in site.partitions.values())]):
         if name:
-            yield name, ""
+            limits = site.qos.get(name, Qos())
+            nodes = f"{limits.max_nodes} nodes at most" if limits.max_nodes else ""
+            yield name, ", ".join(filter(None, (limits.description, nodes, limits.max_time.text)))
 
 
 def _runs(line: Line, current: str) -> Iterator[Candidate]:

@@ -1,4 +1,4 @@
-"""``hpcml site``: list and show site profiles."""
+"""``hpcml site``: list, show and compare site profiles."""
 
 from __future__ import annotations
 
@@ -6,36 +6,56 @@ import sys
 from typing import TYPE_CHECKING
 
 from hpcml.cli import common
-from hpcml.errors import ConfigError
-from hpcml.sites import layers, lookup
-from hpcml.terminal import json_text, say, say_fitted, say_message
+from hpcml.errors import ConfigError, UsageError
+from hpcml.sites import facts, layers, lookup
+from hpcml.terminal import json_text, note, say, say_fitted, say_message
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
+    from collections.abc import Iterator
+
+    from hpcml.sites.schema import Fact
+
+# A key of a table that the other profile has not, as a partition's: that it has a default there tells nothing.
+_NOT_THERE = (None, "default")
 
 
 def add_options(parser: ArgumentParser) -> None:
     """Add what only this verb takes, and the common options."""
     common.add_set(parser)
     common.add_json(parser)
-    parser.add_argument(
-        "what", metavar="ls|show", choices=("ls", "show"), help="list the profiles, or show one in force"
-    )
-    parser.add_argument("name", nargs="?", default="", metavar="SITE", help="default: the site found here")
+    what = "list the profiles, show one in force, or compare two"
+    parser.add_argument("what", metavar="ls|show|diff", choices=("ls", "show", "diff"), help=what)
+    text = "show: a profile (default: the site found here); diff: two profiles, by name or file"
+    parser.add_argument("names", nargs="*", metavar="SITE", help=text)
     parser.add_argument("--origin", action="store_true", help="say where each value comes from")
+    parser.add_argument("--facts", action="store_true", help="say of each value who says so, when, and how surely")
 
 
 def run(options: Namespace) -> int:
-    """List the profiles, or show the one in force."""
+    """List the profiles, show the one in force, or compare two."""
+    most = {"ls": 0, "show": 1, "diff": 2}[options.what]
+    if len(options.names) > most or (options.what == "diff" and len(options.names) < most):
+        hint = "Write hpcml site diff leonardo juwels, or hpcml site show leonardo."
+        many = {0: "no profile", 1: "one profile at most", 2: "two profiles"}[most]
+        raise UsageError(f"hpcml site {options.what} takes {many}", place=" ".join(options.names) or "SITE", hint=hint)
     if options.what == "ls":
         return _site_ls(options)
-    loaded = common.load_site(options.name, common.here(), options.set or ())
+    return _site_diff(options) if options.what == "diff" else _site_show(options)
+
+
+def _site_show(options: Namespace) -> int:
+    loaded = common.load_site("".join(options.names), common.here(), options.set or ())
+    if options.facts:
+        return _show_facts(loaded, as_json=options.json)
     table = layers.as_table(loaded.site)
     if options.json:
         origins = {key.replace("\0", "."): value.origin for key, value in loaded.layers.values.items()}
         common.print_json({"site": table, "chosen_because": loaded.chosen_because, "origins": origins})
         return 0
-    say(f"# {loaded.site.name}: {loaded.chosen_because}")
+    doubts = facts.doubts(loaded.site)
+    also = f"; {doubts} values are only reported or guessed (--facts)" if doubts else ""
+    say(f"# {loaded.site.name}: {loaded.chosen_because}{also}")
     for key, value in _flat(table):
         origin = f"  # {loaded.layers.origin(key)}" if options.origin else ""
         say(f"{key} = {json_text(value)}{origin}")
@@ -43,13 +63,94 @@ def run(options: Namespace) -> int:
 
 
 def _flat(table: dict[str, object], prefix: str = "") -> list[tuple[str, object]]:
+    """Return the settings of a site by dotted key; its facts are none."""
     rows: list[tuple[str, object]] = []
     for name, value in table.items():
         if isinstance(value, dict):
-            rows += _flat(value, f"{prefix}{name}.")
+            rows += _flat(value, f"{prefix}{name}.") if f"{prefix}{name}" != "facts" else []
         else:
             rows.append((f"{prefix}{name}", value))
     return rows
+
+
+def _show_facts(loaded: lookup.LoadedSite, *, as_json: bool) -> int:
+    """Print each value that the profile has a fact of, and each of the user's own, with who says so."""
+    rows = list(_facts(loaded))
+    if as_json:
+        common.print_json([{"key": key, "value": value, **_told(fact)} for key, value, fact in rows])
+        return 0
+    for position, (key, value, fact) in enumerate(rows):
+        say_fitted(f"{key} = {json_text(value)}", sys.stdout, rest="    ")
+        if position + 1 == len(rows) or rows[position + 1][2] != fact:  # several values of one fact stand above it
+            say_fitted(_words(fact), sys.stdout, first="    ", rest="    ")
+    if not rows:
+        note(f"profile {loaded.site.name} has no facts")
+    return 0
+
+
+def _facts(loaded: lookup.LoadedSite) -> Iterator[tuple[str, object, Fact | str]]:
+    """Yield key, value and fact; of a value that was set elsewhere, its origin in the place of a fact."""
+    for key, value in _flat(layers.as_table(loaded.site)):
+        origin = loaded.layers.origin(key)
+        if fact := loaded.site.facts.get(key):
+            yield key, value, fact
+        elif origin != "default" and not origin.startswith("profile "):
+            yield key, value, origin
+    for key, fact in loaded.site.facts.items():
+        if fact.value:
+            yield key, fact.value, fact
+
+
+def _told(known: Fact | str) -> dict[str, str]:
+    if isinstance(known, str):
+        return {"origin": known}
+    return {"source": known.source, "date": known.date, "confidence": known.confidence}
+
+
+def _words(known: Fact | str) -> str:
+    if isinstance(known, str):
+        return "hpcml's default" if known == "default" else f"from {known}"
+    return f"{known.confidence} {known.date}: {known.source}"
+
+
+def _site_diff(options: Namespace) -> int:
+    """Print the keys in which two profiles differ, with both values and who says so."""
+    environment = layers.process_environment()
+    both = [lookup.load_profile(name, environment) for name in options.names]
+    for text in {text: None for loaded in both for text in loaded.ignored}:
+        note(text)
+    first, second = (_values(loaded) for loaded in both)
+    rows = []
+    for key in dict.fromkeys([*first, *second]):
+        sides = (first.get(key, _NOT_THERE), second.get(key, _NOT_THERE))
+        tells = (key in first and key in second) or any(known != "default" for _, known in sides)
+        if tells and sides[0][0] != sides[1][0]:
+            rows.append((key, sides))
+    if options.json:
+        common.print_json(
+            [{"key": key, "sites": [{"value": value, **_told(known)} for value, known in sides]} for key, sides in rows]
+        )
+        return 0
+    for key, sides in rows:
+        say(key)
+        for name, (value, known) in zip(options.names, sides, strict=True):
+            text = "not there" if value is None else json_text(value)
+            say_fitted(text, sys.stdout, first=f"  {name}: ", rest="      ")
+            if value is not None:
+                say_fitted(_words(known), sys.stdout, first="      ", rest="      ")
+    if not rows:
+        say("They do not differ.")
+    return 0
+
+
+def _values(loaded: lookup.LoadedSite) -> dict[str, tuple[object, Fact | str]]:
+    """Return each setting of a profile, and how it is known or where it was set; and its facts that are no setting."""
+    settings: dict[str, tuple[object, Fact | str]] = {
+        key: (value, loaded.site.facts.get(key) or loaded.layers.origin(key))
+        for key, value in _flat(layers.as_table(loaded.site))
+        if key not in ("name", "description", "extends")
+    }
+    return settings | {key: (fact.value, fact) for key, fact in loaded.site.facts.items() if fact.value}
 
 
 def _site_ls(options: Namespace) -> int:

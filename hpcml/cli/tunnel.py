@@ -268,7 +268,7 @@ def _print_commands(options: Namespace) -> int:
         raise NotFoundError(error.message, place=error.place, hint=hint) from error
     service = server.service(run, options.service)
     site = common.load_site(options.site or "", None, options.set or ()).site
-    login = site.login.host or socket.getfqdn()
+    login = _this_login(site.login, socket.gethostname()) or site.login.host or socket.getfqdn()
     port = _port(options.port) or service_port.port_of(login, run.id, options.service)
     user = layers.process_environment().get("USER", "")
     lines = server.lines(service, login, user, port)
@@ -286,6 +286,12 @@ def _print_commands(options: Namespace) -> int:
     if service.token_file:
         say(f"and paste the token from: ssh {user}@{login} cat {service.token_file}")
     return 0
+
+
+def _this_login(login: Login, host: str) -> str:
+    """Return the name of this very login node: what stands for all of them may lead to another one each time."""
+    short = host.partition(".")[0]
+    return next((name for name in login.hosts if name.partition(".")[0] in (short, f"{short}-ext")), "")
 
 
 def _serve(options: Namespace) -> int:

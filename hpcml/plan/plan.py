@@ -14,6 +14,7 @@ from hpcml.plan.container import Stage, entry, image_of, interpreter, kernels, s
 from hpcml.plan.workers import advice, gpu_settings, profilers, protocol, shared_environment, worker_resources
 from hpcml.schedulers import JobLayout, JobRequest, Launcher
 from hpcml.schedulers.request import NOT_SAID, JobSpec, job_name
+from hpcml.sites import facts
 from hpcml.sites.schema import Site
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -21,6 +22,8 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # limit. Others need more; their nodes measure it.
 _LEAST_FOR_A_WORKER = 80 * 1024**2
 _MOST_RESTARTS = 20  # of a run that goes on until it is done, where the user says nothing
+_FACTS = "hpcml site show --facts"
+_ADAPTERS = ("NCCL_IB_HCA", "UCX_NET_DEVICES")
 _MOST_SIGNAL_LEAD = 65535  # seconds, sbatch(1) --signal
 
 
@@ -100,6 +103,9 @@ def plan(site: Site, asked: JobSpec, location: RunLocation) -> Plan:
     ConfigError
         If a value of the profile cannot be used.
     """
+    if site.unsupported:
+        hint = "Choose another machine; for CPU jobs the generic profile may do: --site slurm."
+        raise SiteError(site.unsupported, place=f"profile {site.name}", hint=hint)
     reasons: list[str] = []
     spec = _filled(site, asked)
     _check_directory(location.directory)
@@ -155,7 +161,7 @@ def plan(site: Site, asked: JobSpec, location: RunLocation) -> Plan:
         notices=(
             *([f"taken from elsewhere: {', '.join(origins)}"] if origins else ()),
             *layout.notices,
-            *_notices(site),
+            *_notices(site, spec),
         ),
         after=tuple(one.text for one in spec.after),
     )
@@ -259,10 +265,31 @@ def _environment(site: Site, spec: JobSpec) -> tuple[tuple[str, str], ...]:
     return (*(pair for pair in shared if pair[0] not in site.environment), *site.environment.items(), *inner)
 
 
-def _notices(site: Site) -> tuple[str, ...]:
-    if not site.unconfirmed:
-        return ()
-    return (f"profile {site.name} has {len(site.unconfirmed)} unconfirmed facts (hpcml site show {site.name})",)
+def _notices(site: Site, spec: JobSpec) -> tuple[str, ...]:
+    said = (
+        (site.notes.always, True),
+        (site.notes.nodes, spec.nodes > 1),
+        (site.notes.gpus, spec.gpus_per_node > 0),
+        (site.notes.image, bool(spec.image)),
+    )
+    found = [text for text, applies in said if text and applies]
+    found += _other_adapters(site, spec)
+    if count := facts.doubts(site):
+        found.append(f"profile {site.name} has {count} values that are only reported or guessed ({_FACTS} {site.name})")
+    return tuple(found)
+
+
+def _other_adapters(site: Site, spec: JobSpec) -> list[str]:
+    """Return a warning for each variable that names RDMA adapters that the nodes have not; nothing else says so."""
+    found = []
+    for name, value in {**site.environment, **dict(spec.environment)}.items():
+        if name in _ADAPTERS and site.network.adapters and not value.startswith("^"):
+            named = {word.strip().partition(":")[0] for word in value.lstrip("=").split(",")}
+            strange = sorted(word for word in named if word.startswith("mlx") and word not in site.network.adapters)
+            if strange:
+                has = ", ".join(site.network.adapters)
+                found.append(f"{name} names {', '.join(strange)}, which the nodes of {site.name} have not: {has}")
+    return found
 
 
 def _steps(paths: RunPaths, layout: JobLayout, python: str) -> tuple[Step, ...]:

@@ -19,6 +19,7 @@ from hpcml.runs import directories
 from hpcml.runs import record as records
 from hpcml.runs.status import status
 from hpcml.runs.submit import Prepared
+from hpcml.sites.schema import Partition
 
 DEADLINE = 2.0  # seconds for all that is asked before a submission
 _PAST = 5  # newest runs of the script that are looked at
@@ -66,8 +67,11 @@ def look(prepared: Prepared, *, whole: bool) -> Outlook:
     billed = cost.billing(request, weights, largest=site.cost.largest) * hours if weights and hours else None
     found = Outlook(request, billed, site.cost.unit or "billing-h", account=request.account)
     questions: dict[str, Callable[[], object]] = {}
-    if site.cost.budget and request.account and not _is_another_s(prepared):
-        questions["budget"] = lambda: ask_budget(site.cost.budget, site.cost.budget_row, request.account)
+    own = site.partitions.get(request.partition, Partition()).budget
+    budget_key = f"partitions.{request.partition}.budget" if own else "cost.budget"
+    command = own or site.cost.budget
+    if command and request.account and not _is_another_s(prepared, budget_key):
+        questions["budget"] = lambda: ask_budget(command, site.cost.budget_row, request.account)
     if site.cost.ask:
         questions["slurm"] = lambda: _ask_scheduler(prepared, request.partition, whole=whole)
     answers = _answers(questions)
@@ -83,9 +87,9 @@ def look(prepared: Prepared, *, whole: bool) -> Outlook:
     return found._replace(advice=shorter(prepared), problems=tuple(problems))
 
 
-def _is_another_s(prepared: Prepared) -> bool:
+def _is_another_s(prepared: Prepared, key: str) -> bool:
     """Whether the project's file names the command: it may have come with somebody else's code."""
-    return any(prepared.loaded.is_from_project(f"cost.{key}") for key in ("budget", "budget_row"))
+    return any(prepared.loaded.is_from_project(one) for one in (key, "cost.budget_row"))
 
 
 def _answers(questions: dict[str, Callable[[], object]]) -> dict[str, object]:

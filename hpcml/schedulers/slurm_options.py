@@ -8,7 +8,7 @@ from pathlib import Path
 from hpcml import units
 from hpcml.errors import ConfigError, SiteError, UsageError
 from hpcml.paths import ROLES
-from hpcml.schedulers import JobLayout, JobRequest, Launcher
+from hpcml.schedulers import JobLayout, JobRequest, Launcher, limits
 from hpcml.schedulers.request import JobSpec
 from hpcml.sites.layers import nearest
 from hpcml.sites.schema import Partition, Site
@@ -48,7 +48,7 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
     notices: list[str] = []
     name = _partition(site, request, reasons, notices)
     directives = _directives(site, request, name, reasons, notices)
-    known_qos = {site.defaults.qos, *(partition.qos for partition in site.partitions.values())} - {""}
+    known_qos = {site.defaults.qos, *(partition.qos for partition in site.partitions.values()), *site.qos} - {""}
     if request.asked.qos and request.asked.qos not in known_qos and (near := nearest(request.asked.qos, [*known_qos])):
         notices.append(f"QoS {request.asked.qos} is not in the profile: did you mean {near}?")
     own, others = "NODE", "SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU"
@@ -94,30 +94,34 @@ def _partition(site: Site, request: JobRequest, reasons: list[str], notices: lis
         if near := nearest(named, list(site.partitions)):
             notices.append(f"partition {named} is not in the profile: did you mean {near}?")
     if asked or not site.partitions:
-        if misfit := _misfit(site, named, spec):
-            others = (name for name in site.partitions if name != named and not _misfit(site, name, spec))
-            other = next(others, "")
-            hint = f"Try --partition {other}." if other else "Ask for less."
-            raise SiteError(misfit, place=f"profile {site.name}", hint=hint)
+        if misfit := limits.misfit(site, named, spec):
+            raise SiteError(misfit, place=f"profile {site.name}", hint=limits.way_out(site, named, spec))
+        notices += limits.doubtful_misfits(site, named, spec)
         notices += _unused_gpus(site, named, spec)
         return named
     in_order = sorted(site.partitions, key=lambda name: name != named)
     with_gpus = [name for name in in_order if _unused_gpus(site, name, spec)]
     none_asked = [f"Partition '{name}' has GPUs, and none is requested (--gpus-per-node)" for name in with_gpus]
-    misfits: list[str] = []
-    for candidate in sorted(in_order, key=lambda name: name in with_gpus):
-        misfit = _misfit(site, candidate, spec)
-        if not misfit:
-            passed_over = misfits if candidate in with_gpus else [*none_asked, *misfits]
-            reasons += [f"partition {candidate}: the first that fits", *passed_over]
-            if passed_over and named and candidate != named:
-                notices.append(f"partition {candidate} is asked for, because: {passed_over[0]}")
-            notices += _unused_gpus(site, candidate, spec)
-            return candidate
-        misfits.append(misfit)
-    if len(misfits) == 1:
-        raise SiteError(misfits[0], place=f"profile {site.name}", hint="Ask for less.")
-    raise SiteError("No partition fits", place=f"profile {site.name}", hint="Ask for less.", quote=tuple(misfits))
+    in_order.sort(key=lambda name: name in with_gpus)
+    misfits = {name: found for name in in_order if (found := limits.misfit(site, name, spec))}
+    fitting = [name for name in in_order if name not in misfits]
+    for candidate in sorted(fitting, key=lambda name: bool(limits.doubtful_misfits(site, name, spec))):
+        before = [misfits[name] for name in in_order[: in_order.index(candidate)] if name in misfits]
+        passed_over = before if candidate in with_gpus else [*none_asked, *before]
+        reasons += [f"partition {candidate}: the first that fits", *passed_over]
+        if passed_over and named and candidate != named:
+            notices.append(f"partition {candidate} is asked for, because: {passed_over[0]}")
+        notices += limits.doubtful_misfits(site, candidate, spec)
+        notices += _unused_gpus(site, candidate, spec)
+        if candidate in with_gpus:
+            notices += limits.by_qos(site, [name for name in misfits if name not in with_gpus], spec)
+        return candidate
+    texts = tuple(misfits.values())
+    if len(texts) == 1:
+        raise SiteError(texts[0], place=f"profile {site.name}", hint=limits.way_out(site, named, spec))
+    ways = limits.by_qos(site, in_order, spec)
+    hint = f"{ways[0]}." if ways else "Ask for less."
+    raise SiteError("No partition fits", place=f"profile {site.name}", hint=hint, quote=texts)
 
 
 def _unused_gpus(site: Site, name: str, spec: JobSpec) -> list[str]:
@@ -128,27 +132,6 @@ def _unused_gpus(site: Site, name: str, spec: JobSpec) -> list[str]:
     nodes = "1 node" if spec.nodes == 1 else f"{spec.nodes} nodes"
     cost = f"no GPU is used, and {nodes} of {name} with {spec.nodes * count} GPUs taken"
     return [f"{cost}: ask for them with --gpus-per-node {count}, or take a partition without GPUs"]
-
-
-def _misfit(site: Site, name: str, spec: JobSpec) -> str:
-    """Return why a request does not fit a partition; nothing if it does, as far as the profile knows."""
-    partition = site.partitions.get(name)
-    if partition is None:
-        return ""
-    gpus_are_known = any(other.gpus_per_node for other in site.partitions.values())
-    if partition.max_nodes and spec.nodes > partition.max_nodes:
-        return f"Partition '{name}' allows {partition.max_nodes} nodes, {spec.nodes} requested"
-    if 0 < partition.max_time < spec.time:
-        asked, allowed = map(units.format_time_limit, (spec.time, partition.max_time))
-        return f"Partition '{name}' allows {allowed}, {asked} requested"
-    if gpus_are_known and spec.gpus_per_node > partition.gpus_per_node:
-        return f"Partition '{name}' has {partition.gpus_per_node or 'no'} GPUs per node, {spec.gpus_per_node} requested"
-    if partition.cpus_per_node and spec.cpus_per_node > partition.cpus_per_node:
-        return f"Partition '{name}' has {partition.cpus_per_node} CPUs per node, {spec.cpus_per_node} requested"
-    if 0 < partition.memory_per_node < spec.memory_per_node:
-        asked, allowed = map(units.format_memory_for_slurm, (spec.memory_per_node, partition.memory_per_node))
-        return f"Partition '{name}' has {allowed} of memory per node, {asked} requested"
-    return ""
 
 
 def _directives(

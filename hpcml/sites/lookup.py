@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,8 +11,11 @@ from typing import Any, NamedTuple
 
 from hpcml import assets, files
 from hpcml.errors import ConfigError
+from hpcml.sites import facts
 from hpcml.sites.layers import Layers, build, from_assignments, from_environment, nearest, read_toml
 from hpcml.sites.schema import CHOICES, Identify, Site
+
+_IDENTIFY = re.compile(r"^\[identify\]\n(?:(?!\[).*\n)*", re.MULTILINE)
 
 
 class LoadedSite(NamedTuple):
@@ -118,9 +122,39 @@ def load(name: str, environment: Mapping[str, str], cwd: Path | None, assignment
         layers.add(table, variable)
     layers.add(from_assignments(assignments), "--set")
     layers.add({"name": name}, "profile name")
+    return LoadedSite(_built(layers), layers, reason, str(project or ""), tuple(ignored))
+
+
+def load_profile(name: str, environment: Mapping[str, str]) -> LoadedSite:
+    """Return a profile alone, without the settings that this machine, user or project lay over it.
+
+    Parameters
+    ----------
+    name
+        A profile's name, or the path of a file (with a ``/`` or the ending ``.toml``), which is only read.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such profile or file, or it holds a key or value that the schema does not know.
+    """
+    profiles, path = _Profiles(environment), Path(name)
+    if "/" in name or path.suffix == ".toml":
+        table = read_toml(path)
+        parent = table.get("extends")
+        layers = profiles.below(str(parent), f"{name}: extends") if parent else Layers()
+        layers.add(table, name)
+        name = path.stem
+    else:
+        layers = profiles.layers(name, "profile")
+    layers.add({"name": name}, "profile name")
+    return LoadedSite(_built(layers), layers, "named", ignored=tuple(profiles.ignored))
+
+
+def _built(layers: Layers) -> Site:
     site = build(Site, layers)
     _check_choices(layers)
-    return LoadedSite(site, layers, reason, str(project or ""), tuple(ignored))
+    return site._replace(facts=facts.in_force(site.facts, layers)) if site.facts else site
 
 
 class _Profiles:
@@ -136,6 +170,12 @@ class _Profiles:
         if name not in self._tables:
             self._tables[name] = [(read_profile(path), _origin(path)) for path in self.files[name]]
         return self._tables[name]
+
+    def rules(self, name: str) -> list[tuple[dict[str, Any], str]]:
+        """Return the tables in which a profile says how it is recognised, without reading all of hpcml's own."""
+        if name in self._tables or any(path.parent != assets.folder("profiles") for path in self.files[name]):
+            return self.tables(name)
+        return [(identify_of(path), _origin(path)) for path in self.files[name]]
 
     def layers(self, name: str, named_by: str, below: tuple[str, ...] = ()) -> Layers:
         """Return a profile's settings over those of the profile that it extends."""
@@ -155,12 +195,27 @@ class _Profiles:
             ((t["extends"], by) for t, by in reversed(self.tables(name)) if t.get("extends")), ("", "")
         )
         if parent:
-            inherited = self.layers(str(parent), f"{said_by}: extends", (*below, name)).values
-            own = ("identify", "description", "extends", "unconfirmed", "name")
-            layers.values |= {key: value for key, value in inherited.items() if key.partition(".")[0] not in own}
+            layers = self.below(str(parent), f"{said_by}: extends", (*below, name))
         for table, origin in self.tables(name):
             layers.add(table, origin)
         return layers
+
+    def below(self, parent: str, named_by: str, below: tuple[str, ...] = ()) -> Layers:
+        """Return what a profile inherits from the one that it extends."""
+        layers, own = Layers(), ("identify", "description", "extends", "name")
+        inherited = self.layers(parent, named_by, below).values
+        for key, value in inherited.items():  # nor is a fact of what is not inherited
+            if key.replace("\0", ".").removeprefix("facts.").partition(".")[0] not in own:
+                layers.values[key] = value
+        return layers
+
+
+def identify_of(path: Path) -> dict[str, Any]:
+    """Return the part of a profile of hpcml's own that says how it is recognised: each submission needs it of all."""
+    import tomllib
+
+    part = _IDENTIFY.search(path.read_text(encoding="utf-8"))
+    return tomllib.loads(part[0]) if part else {}
 
 
 def read_profile(path: Path) -> dict[str, Any]:
@@ -185,7 +240,7 @@ def _recognise(profiles: _Profiles, environment: Mapping[str, str]) -> tuple[str
     candidates = []
     for name in profiles.files:
         own = Layers()  # what a profile extends says nothing about how this one is recognised
-        for table, origin in profiles.tables(name):
+        for table, origin in profiles.rules(name):
             own.add({"identify": table.get("identify", {})}, origin)
         rule = build(Site, own).identify
         if why := _matches(rule, host, environment):

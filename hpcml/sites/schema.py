@@ -62,14 +62,36 @@ class SlurmOptions(NamedTuple):
 
 
 class Partition(NamedTuple):
-    """A partition's limits; an empty one is not checked."""
+    """A partition's limits; an empty one is not checked.
 
+    ``needs_gpus``: a job that asks for none is refused there. ``budget`` is the command that tells its grants, where
+    it is another than ``cost.budget``.
+    """
+
+    min_nodes: int = 0
     max_nodes: int = 0
     max_time: TimeLimit = TimeLimit()
     gpus_per_node: int = 0
     cpus_per_node: int = 0
     memory_per_node: Memory = Memory()
+    needs_gpus: bool = False
     qos: str = ""
+    budget: tuple[str, ...] = ()
+
+
+class Qos(NamedTuple):
+    """A QoS that a job may ask for, and its limits, which stand in the place of its partition's; 0 or empty is none.
+
+    ``partitions`` are those that it is for; of all if empty. ``max_jobs`` is how many jobs of one user may be
+    submitted at once.
+    """
+
+    description: str = ""
+    partitions: tuple[str, ...] = ()
+    min_nodes: int = 0
+    max_nodes: int = 0
+    max_time: TimeLimit = TimeLimit()
+    max_jobs: int = 0
 
 
 class Runtime(NamedTuple):
@@ -139,11 +161,13 @@ class Network(NamedTuple):
 
     ``interface`` by name, else the node's own rule; ``protocol`` is auto, tls or ucx. ``nic_affinity``: auto and
     off leave the choice of adapters to UCX, pcie ties a worker to those nearest to its GPU in the PCIe tree.
+    ``adapters`` are the names of a node's RDMA adapters; unknown if empty.
     """
 
     interface: str = ""
     protocol: str = "auto"
     nic_affinity: str = "auto"
+    adapters: tuple[str, ...] = ()
 
 
 class Fabric(NamedTuple):
@@ -210,13 +234,15 @@ class Paths(NamedTuple):
 class Login(NamedTuple):
     """How the machine is reached from a laptop, by the OpenSSH program and the user's own ssh configuration.
 
-    ``host`` is the login node as ssh is called with it, ``hpcml`` the command there. ``renew`` is what the user types
+    ``host`` is the login node as ssh is called with it, ``hosts`` are the login nodes one by one where ``host`` stands
+    for several, ``hpcml`` is the command there. ``renew`` is what the user types
     to get a new certificate. ``route`` is how a node is reached: auto tries direct (the laptop is let in by the node),
     twohop (only the login node is) and srun (nobody is: through a job step). ``logins`` is how many new logins per hour
     are made without asking, and at most. ``control`` is the folder of the control sockets.
     """
 
     host: str = ""
+    hosts: tuple[str, ...] = ()
     hpcml: str = "hpcml"
     renew: str = ""
     route: str = "auto"
@@ -249,19 +275,46 @@ class Cost(NamedTuple):
     ask: bool = False
 
 
+class Notes(NamedTuple):
+    """What is said at a submission: at each, at one of several nodes, at one with GPUs, at one with an image."""
+
+    always: str = ""
+    nodes: str = ""
+    gpus: str = ""
+    image: str = ""
+
+
+class Fact(NamedTuple):
+    """How a value of a profile is known: ``confidence`` of ``CONFIDENCE``, the day and place that say it.
+
+    ``value`` is only of a fact that is no setting, as the lifetime of a certificate.
+    """
+
+    confidence: str = ""
+    date: str = ""
+    source: str = ""
+    value: str = ""
+
+
 class Site(NamedTuple):
-    """A machine, as its profile and the settings over it describe it."""
+    """A machine, as its profile and the settings over it describe it.
+
+    ``unsupported`` is what hpcml lacks for it: submissions are refused with that sentence. ``facts`` are by dotted key;
+    :func:`hpcml.sites.lookup.load` leaves those that speak of a value in force.
+    """
 
     name: str = ""
     description: str = ""
     extends: str = ""
     scheduler: str = "slurm"
-    unconfirmed: tuple[str, ...] = ()
+    unsupported: str = ""
+    notes: Notes = Notes()
     identify: Identify = Identify()
     defaults: Defaults = Defaults()
     resources: Resources = Resources()
     slurm: SlurmOptions = SlurmOptions()
     partitions: dict[str, Partition] = {}
+    qos: dict[str, Qos] = {}
     runtime: Runtime = Runtime()
     workers: Workers = Workers()
     gpu: Gpu = Gpu()
@@ -274,8 +327,12 @@ class Site(NamedTuple):
     cost: Cost = Cost()
     login: Login = Login()
     environment: dict[str, str] = {}
+    facts: dict[str, Fact] = {}
 
 
+# How a fact is known, best first: seen on the machine (its own answer or log), said by the site's pages, said by users
+# (job scripts, notes), concluded from something else.
+CONFIDENCE = ("confirmed", "documented", "reported", "guessed")
 CHOICES = {
     "scheduler": ("slurm", "local"),
     "slurm.gpu_request": ("gres", "gpus-per-node", "none"),

@@ -67,6 +67,12 @@ def test_what_it_costs_and_when_it_starts(priced: World) -> None:
     assert "start      Slurm would start it now" in done.stderr
 
 
+def test_a_partition_with_grants_of_its_own_is_asked_for_them(priced: World) -> None:
+    grants(priced, '[ "$1" = --own ] && echo "astro 2026 2027 4000 4000 0"')
+    own = ("--set", 'partitions.small.budget=["grants", "--own"]', "--partition", "small")
+    assert "of the grant of astro (0 left): more than is left" in submit(priced, *own)
+
+
 def test_slurm_s_own_weights_are_compared(priced: World) -> None:
     """Of the two questions of --dry-run the fake answers with one text, as if both were in it."""
     out = "PartitionName=x\n   TRESBillingWeights=CPU=2.0,Mem=0.25G,GRES/gpu=2.0\nPriorityFlags           = MAX_TRES,FAIR_TREE\n"

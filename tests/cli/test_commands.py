@@ -114,7 +114,7 @@ def test_a_reader_that_leaves_is_no_error(world: World) -> None:
 
 def test_sites_are_listed_and_the_one_here_is_marked(world: World) -> None:
     rows = {row["site"]: row for row in json.loads(world.run("site", "ls", "--json").stdout)}
-    assert rows.keys() == {"leonardo", "local", "slurm"}
+    assert rows.keys() >= {"leonardo", "local", "slurm"}
     assert [name for name, row in rows.items() if row["here"]] == ["slurm"]
     assert "* slurm " in world.run("site", "ls").stdout
 
@@ -132,6 +132,31 @@ def test_a_value_says_where_it_comes_from(world: World) -> None:
     assert lines["network.interface"] == '"ib0"  # profile leonardo'
     assert lines["workers.per_node"] == "1  # default"
     assert lines["scheduler"] == '"slurm"  # profile slurm'
+
+
+def test_facts_of_a_site_and_what_differs_between_two(world: World) -> None:
+    (world.project / "hpcml.toml").write_text('[network]\ninterface = "ib7"\n')
+    rows = {row["key"]: row for row in json.loads(world.run("site", "show", "leonardo", "--facts", "--json").stdout)}
+    assert rows["network.interface"] == {
+        "key": "network.interface",
+        "value": "ib7",
+        "origin": f"{world.project}/hpcml.toml",
+    }
+    assert rows["network.adapters"]["value"] == ["mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3"]
+    assert rows["network.adapters"].keys() == {"key", "value", "source", "date", "confidence"}
+    assert rows["login.certificate"]["value"] == "12 hours"
+    mine = world.project / "mine.toml"
+    mine.write_text("extends = 'leonardo'\n[partitions.boost_usr_prod]\nmax_nodes = 8\n")
+    shown = world.run("site", "diff", "leonardo", str(mine)).stdout
+    assert "partitions.boost_usr_prod.max_nodes\n  leonardo: 64\n      documented 2025-03-20: " in shown
+    assert f"  {mine}: 8\n      from {mine}\n" in shown
+    assert "network" not in shown, "a project's settings do not count"
+    differ = json.loads(world.run("site", "diff", "juwels", "vega", "--json").stdout)
+    partition = next(row for row in differ if row["key"] == "defaults.partition")
+    assert [side["value"] for side in partition["sites"]] == ["booster", "gpu"]
+    for words in (("diff", "leonardo"), ("show", "leonardo", "vega"), ("ls", "leonardo")):
+        done = world.run("site", *words)
+        assert (done.returncode, "takes" in done.stderr) == (errors.USAGE, True), done.stderr
 
 
 def test_runs_are_found_by_what_the_user_calls_them(world: World) -> None:

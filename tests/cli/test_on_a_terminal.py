@@ -80,6 +80,15 @@ def test_sites_are_listed_under_their_column(world: World, columns: int) -> None
         assert line[2:3] != " " or line.startswith(" " * 15)
 
 
+def test_facts_are_folded_between_words(world: World) -> None:
+    for words in (("show", "leonardo", "--facts"), ("diff", "jupiter", "lumi")):
+        seen = see(world, 60, "site", *words)
+        assert seen.status == 0
+        assert "confirmed 2026-" in " ".join(seen.text)
+        whole = {word for word in world.run("site", *words).stdout.split() if len(word) < 50}  # one pattern is longer
+        assert whole - set(" ".join(seen.text).split()) == set()
+
+
 def test_a_run_that_ended_by_itself_has_nothing_more_to_tell(world: World) -> None:
     directory = world.submit("--name", "good")
     facts: dict[str, Any] = {"over": True, "state": "COMPLETED", "exit_status": 0, "phase": "ended", "by": "script",

@@ -15,6 +15,8 @@ SCRIPTS = Path(__file__).resolve().parent / "scripts"
 PYTHON = "/opt/hpcml/bin/python"
 LAB = Path(__file__).resolve().parent.parent / "lab/site"  # the lab's profile is its own, not hpcml's
 SITES = ("local", "slurm", "leonardo", "lab")
+MACHINES = ("juwels", "marenostrum5", "perlmutter", "snellius", "vega")  # of these only the directives are golden
+DIRECTIVES = SCRIPTS.parent / "directives"
 HOSTILE = '/scratch/a b/it\'s "x" $HOME `id` #1 50%j/é'
 
 
@@ -35,7 +37,7 @@ CASES = (
     Case("gpus", {"nodes": 2, "gpus_per_node": 4}, only=("slurm", "leonardo", "lab")),
     Case("gpus-by-type", {"gpus_per_node": 2}, {"slurm": {"gpu_request": "gres", "gpu_type": "a100"}}, only=("slurm",)),
     Case("image", {"nodes": 2, "image": "/images/cpu.sif"},
-         {"runtime": {"binds": ["/data", "/work/x:/data/x:ro"], "options": ["--writable-tmpfs"]}, "environment": {"GREETING": "a b"},
+         {"runtime": {"binds": ["/data", "/project/x:/data/x:ro"], "options": ["--writable-tmpfs"]}, "environment": {"GREETING": "a b"},
           "paths": {"scratch": "/scratch_local"}}),
     Case("gpu-image", {"gpus_per_node": 4}, {"runtime": {"kind": "image", "image": "/images/rapids.sif", "container": "singularity",
                                                         "python": "/opt/conda/bin/python"}}, only=("slurm", "leonardo", "lab")),
@@ -76,6 +78,7 @@ CASES = (
 )  # fmt: skip
 PAIRS = [(site, case) for case in CASES for site in SITES if site in case.only]
 IDS = [f"{site}-{case.job}" for site, case in PAIRS]
+MACHINE_CASES = [case for case in CASES if "leonardo" in case.only]
 
 
 def make(
@@ -86,7 +89,7 @@ def make(
     loaded = lookup.load(site, environment, Path("/"))
     for table in (case.settings, settings or {}):
         loaded.layers.add(table, "test")
-    if site == "leonardo" and "account" not in case.settings.get("defaults", {}):
+    if loaded.site.slurm.account_required and "account" not in case.settings.get("defaults", {}):
         loaded.layers.add({"defaults": {"account": "IscrC_hpcml"}}, "test")
     name = f"{case.job}-20261121-074500-1a2b"
     request = {**case.spec, **(spec or {})}
@@ -100,6 +103,20 @@ def make(
 def text(site: str, case: Case) -> str:
     """Return a case's script."""
     return batch_script.render(make(site, case))
+
+
+def directives(site: str) -> str:
+    """Return the directives of a machine's usual jobs, a job under its name."""
+    jobs = [case for case in MACHINE_CASES if case.job in ("one-node", "four-nodes", "gpus")]
+    lines = [
+        line
+        for case in jobs
+        for line in (
+            f"# {case.job}",
+            *(f"#SBATCH {batch_script.directive(one)}" for one in make(site, case).directives),
+        )
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def missing(program: str) -> str:

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import itertools
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from hpcml.errors import ConfigError, UsageError
 from hpcml.plan import batch_script
 from layout import FILE, layout
-from matrix import CASES, IDS, PAIRS, SCRIPTS, Case, make, missing, text
+from matrix import (
+    CASES,
+    DIRECTIVES,
+    IDS,
+    MACHINE_CASES,
+    MACHINES,
+    PAIRS,
+    SCRIPTS,
+    Case,
+    directives,
+    make,
+    missing,
+    text,
+)
 
 
 @pytest.mark.parametrize(("site", "case"), PAIRS, ids=IDS)
@@ -41,9 +55,22 @@ def test_bash_can_read_it(name: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("site", MACHINES)
+def test_a_machines_directives_are_the_golden_ones(site: str, request: pytest.FixtureRequest) -> None:
+    golden = DIRECTIVES / f"{site}.txt"
+    if request.config.getoption("--bless"):
+        golden.write_text(directives(site), encoding="utf-8")
+    assert golden.is_file(), "it is new: make bless, and read the difference"
+    assert directives(site) == golden.read_text(encoding="utf-8"), "if that is meant: make bless"
+
+
 @pytest.mark.skipif(bool(missing("shellcheck")), reason=missing("shellcheck"))
-def test_shellcheck_has_nothing_to_say() -> None:
+def test_shellcheck_has_nothing_to_say(tmp_path: Path) -> None:
     files = [SCRIPTS / f"{name}.sh" for name in IDS]
+    for site in MACHINES:
+        for case in MACHINE_CASES:
+            files.append(tmp_path / f"{site}-{case.job}.sh")
+            files[-1].write_text(text(site, case), encoding="utf-8")
     # SC1091: a setup line sources a file that is not here. SC2016, SC2089, SC2090: quotes as data are meant.
     # SC2317: a function that only a trap calls.
     done = subprocess.run(

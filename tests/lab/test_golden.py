@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+import matrix
 from hpcml.plan import batch_script
 from hpcml.schedulers import slurm_options
 from labs import Lab
-from matrix import IDS, SCRIPTS
+from matrix import IDS, MACHINE_CASES, MACHINES, SCRIPTS
 
 pytestmark = pytest.mark.lab
 
@@ -17,13 +18,20 @@ REWRITTEN = (
     ("--partition=dcgp_usr_prod", "--partition=boost"),
     ("--account=IscrC_hpcml", "--account=lab_account"),
     ('--account="it\'s \\"a\\" $b\\\\c #d"', "--account=lab_account"),
-    ("--cpus-per-task=32", "--cpus-per-task=8"),
-    ("--cpus-per-task=112", "--cpus-per-task=8"),
-    ("--mem=494000M", "--mem=3500M"),
+    *((f"--cpus-per-task={cpus}\n", "--cpus-per-task=8\n") for cpus in (32, 48, 72, 80, 112, 128, 256)),
+    *((f"--mem={size}M\n", "--mem=3500M\n") for size in (494000, 491520, 229376, 244140)),
+    *((f"--partition={name}\n", "--partition=boost\n") for name in ("booster", "gpu_a100", "rome", "gpu", "cpu")),
+    *((f"#SBATCH --qos={name}\n", "") for name in ("acc_ehpc", "regular")),
     ("=gpu:a100:2", "=gpu:2"),
     ("#SBATCH --constraint=gpu\n", ""),
     ("#SBATCH --dependency=afterany:1\n", ""),
 )
+OF_MACHINES = {
+    f"{site}-{case.job}": (site, case)
+    for site in MACHINES
+    for case in MACHINE_CASES
+    if case.job in ("four-nodes", "gpus", "hostile")
+}
 HOSTILE = (
     "a b",
     'a"b',
@@ -43,9 +51,10 @@ HOSTILE = (
 )
 
 
-@pytest.mark.parametrize("name", [name for name in IDS if not name.startswith("local")])
+@pytest.mark.parametrize("name", [*(name for name in IDS if not name.startswith("local")), *OF_MACHINES])
 def test_the_lab_would_take_the_script(lab: Lab, name: str) -> None:
-    text = (SCRIPTS / f"{name}.sh").read_text(encoding="utf-8")
+    machine = OF_MACHINES.get(name)
+    text = matrix.text(*machine) if machine else (SCRIPTS / f"{name}.sh").read_text(encoding="utf-8")
     for there, here in REWRITTEN:
         text = text.replace(there, here)
     done = lab.exec(["sbatch", "--test-only"], input=text, cwd=lab.home("alice"))

@@ -1,0 +1,110 @@
+"""Whether a request keeps a partition's and a QoS's limits, as far as the profile knows them and may be believed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from hpcml import units
+from hpcml.schedulers.request import JobSpec
+from hpcml.sites import facts
+from hpcml.sites.schema import Partition, Qos, Site
+
+
+class _Misfit(NamedTuple):
+    """What a request exceeds, and the key of the profile that says so."""
+
+    text: str
+    key: str
+
+
+def misfit(site: Site, name: str, spec: JobSpec) -> str:
+    """Return why a request cannot have a partition; nothing if it can, as far as the profile surely knows."""
+    return next((one.text for one in _misfits(site, name, spec) if not facts.doubtful(site, one.key)), "")
+
+
+def doubtful_misfits(site: Site, name: str, spec: JobSpec) -> list[str]:
+    """Return the limits that a request exceeds if they are as the profile has them from hearsay."""
+    return [
+        f"{one.text}; that limit is only {how}, so Slurm decides"
+        for one in _misfits(site, name, spec)
+        if (how := facts.doubtful(site, one.key))
+    ]
+
+
+def way_out(site: Site, name: str, spec: JobSpec) -> str:
+    """Return what to ask for in the place of a partition that does not fit, as a next step."""
+    if other := next((qos for qos in _choices(site, name, spec) if qos), ""):
+        return f"Try --qos {other}."
+    if other := next((other for other in site.partitions if other != name and not misfit(site, other, spec)), ""):
+        return f"Try --partition {other}."
+    return "Ask for less."
+
+
+def by_qos(site: Site, names: Sequence[str], spec: JobSpec) -> list[str]:
+    """Return which of some partitions would take a request by another QoS."""
+    ways = ((name, next(_choices(site, name, spec), "")) for name in names)
+    return [f"{name} takes it with --partition {name} --qos {qos}" for name, qos in ways if qos]
+
+
+def _choices(site: Site, name: str, spec: JobSpec) -> Iterator[str]:
+    for qos, limits in site.qos.items():
+        if qos != _qos_of(site, name, spec) and name in (limits.partitions or (name,)):
+            other = spec._replace(qos=qos)
+            if not misfit(site, name, other) and not doubtful_misfits(site, name, other):
+                yield qos
+
+
+def _qos_of(site: Site, name: str, spec: JobSpec) -> str:
+    return spec.qos or site.partitions.get(name, Partition()).qos
+
+
+def _misfits(site: Site, name: str, spec: JobSpec) -> Iterator[_Misfit]:
+    partition, qos_name = site.partitions.get(name, Partition()), _qos_of(site, name, spec)
+    qos = site.qos.get(qos_name, Qos())
+    if qos.partitions and name and name not in qos.partitions:
+        words = f"QoS '{qos_name}' is for partition {' or '.join(qos.partitions)}, not for {name}"
+        yield _Misfit(words, f"qos.{qos_name}.partitions")
+    by_partition = _Limits(f"Partition '{name}'", f"partitions.{name}", partition)
+    yield from _sizes(by_partition, _Limits(f"QoS '{qos_name}'", f"qos.{qos_name}", qos), spec)
+    if partition.needs_gpus and not spec.gpus_per_node:
+        yield _Misfit(f"Partition '{name}' takes no job without GPUs", f"partitions.{name}.needs_gpus")
+    gpus_are_known = name in site.partitions and any(other.gpus_per_node for other in site.partitions.values())
+    if gpus_are_known and spec.gpus_per_node > partition.gpus_per_node:
+        has = partition.gpus_per_node or "no"
+        words = f"Partition '{name}' has {has} GPUs per node, {spec.gpus_per_node} requested"
+        yield _Misfit(words, f"partitions.{name}.gpus_per_node")
+    if partition.cpus_per_node and spec.cpus_per_node > partition.cpus_per_node:
+        words = f"Partition '{name}' has {partition.cpus_per_node} CPUs per node, {spec.cpus_per_node} requested"
+        yield _Misfit(words, f"partitions.{name}.cpus_per_node")
+    if 0 < partition.memory_per_node < spec.memory_per_node:
+        asked, allowed = map(units.format_memory_for_slurm, (spec.memory_per_node, partition.memory_per_node))
+        words = f"Partition '{name}' has {allowed} of memory per node, {asked} requested"
+        yield _Misfit(words, f"partitions.{name}.memory_per_node")
+
+
+class _Limits(NamedTuple):
+    """Whose limits they are, in words and as a table of the profile."""
+
+    who: str
+    key: str
+    limits: Partition | Qos
+
+
+def _sizes(by_partition: _Limits, by_qos: _Limits, spec: JobSpec) -> Iterator[_Misfit]:
+    """Yield what is wrong with nodes and time: a limit of the QoS stands in the place of the partition's."""
+
+    def stated(limit: str) -> tuple[int, str, str]:
+        whose = by_qos if getattr(by_qos.limits, limit) else by_partition
+        return getattr(whose.limits, limit), whose.who, f"{whose.key}.{limit}"
+
+    most, who, key = stated("max_nodes")
+    if 0 < most < spec.nodes:
+        yield _Misfit(f"{who} allows {most} nodes, {spec.nodes} requested", key)
+    least, who, key = stated("min_nodes")
+    if spec.nodes < least:
+        yield _Misfit(f"{who} is for {least} nodes and more, {spec.nodes} requested", key)
+    longest, who, key = stated("max_time")
+    if 0 < longest < spec.time:
+        asked, allowed = map(units.format_time_limit, (spec.time, longest))
+        yield _Misfit(f"{who} allows {allowed}, {asked} requested", key)

@@ -1,0 +1,153 @@
+"""How each value of a shipped profile is known, whose facts hold, and what the limits of a QoS refuse."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcml import assets
+from hpcml.cli import tunnel
+from hpcml.errors import ConfigError, SiteError
+from hpcml.plan import plan
+from hpcml.schedulers.request import JobSpec, measure
+from hpcml.sites import facts, lookup
+from hpcml.sites.schema import CONFIDENCE, Site
+
+MACHINES = sorted({path.stem for path in assets.folder("profiles").glob("*.toml")} - {"local", "slurm"})
+# What hpcml chooses by itself, and no machine's documentation could say.
+CHOSEN = {"name", "description", "extends", "identify.order", "defaults.partition", "defaults.time", "cost.ask", "paths.runs"}  # fmt: skip
+PLACE = plan.RunLocation(Path("/runs/job-20261121-074500-1a2b"), "/usr/bin/python3", "0")
+
+
+def planned(site: Site, **values: Any) -> plan.Plan:
+    request: dict[str, Any] = {name: measure(name, one) if name == "time" else one for name, one in values.items()}
+    return plan.plan(site, JobSpec(Path("/home/me/job.py"), (), Path("/home/me"), account="mine", **request), PLACE)
+
+
+def load(text: str, tmp_path: Path, name: str = "mine") -> Site:
+    folder = tmp_path / ".config/hpcml/profiles"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.toml").write_text(text)
+    return lookup.load(name, {"HOME": str(tmp_path), "HPCML_SYSTEM_CONFIG": "/nowhere"}, None).site
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_every_value_of_a_machine_says_how_it_is_known(name: str) -> None:
+    loaded = lookup.load_profile(name, {"HPCML_SYSTEM_CONFIG": "/nowhere"})
+    own = {key.replace("\0", ".") for key, value in loaded.layers.values.items() if value.origin == f"profile {name}"}
+    values = {key for key in own if not key.startswith("facts.")} - CHOSEN
+    assert values
+    assert values - set(loaded.site.facts) == set()
+    assert {fact.confidence for fact in loaded.site.facts.values()} <= set(CONFIDENCE)
+
+
+@pytest.mark.parametrize("name", [*MACHINES, "local", "slurm"])
+def test_a_machine_is_recognised_by_what_its_whole_profile_says(name: str) -> None:
+    path = assets.folder("profiles") / f"{name}.toml"
+    assert lookup.identify_of(path) == {"identify": tomllib.loads(path.read_text())["identify"]}
+
+
+def test_who_sets_another_value_answers_for_it(tmp_path: Path) -> None:
+    site = load('[partitions.boost_usr_prod]\nmemory_per_node = "490000M"\n[network]\ninterface = "ib1"\n'
+                '[facts]\n"network.interface" = { confidence = "guessed", date = 2026-11-23, source = "me" }\n',
+                tmp_path, "leonardo")  # fmt: skip
+    memory = "partitions.boost_usr_prod.memory_per_node"
+    shipped = lookup.load_profile("leonardo", {"HPCML_SYSTEM_CONFIG": "/nowhere"}).site
+    assert (facts.doubtful(shipped, memory), facts.doubtful(site, memory)) == ("reported", "")
+    assert facts.doubtful(site, "partitions.dcgp_usr_prod.memory_per_node") == "reported", (
+        "of the others nothing changes"
+    )
+    assert (site.facts["network.interface"].source, facts.doubtful(site, "network.interface")) == ("me", "guessed")
+    assert facts.doubts(site) == facts.doubts(shipped), "one less, one more"
+    assert f"has {facts.doubts(site)} values that are only reported" in " ".join(planned(site).notices)
+
+
+@pytest.mark.parametrize(
+    ("fact", "words"),
+    [
+        ('confidence = "confirmd", date = 2026-11-23, source = "x"', "'confirmd' is not known.*Did you mean confirmed"),
+        ('confidence = "guessed", date = 2026-11-23', "has no source"),
+        ('confidence = "guessed", date = "soon", source = "x"', "'soon' is not a date"),
+        ('confidence = "guessed", source = "x"', "'' is not a date"),
+        ('confidence = "guessed", date = 2026-11-23, source = "x", value = "ib1"', "and is of a setting"),
+    ],
+)
+def test_a_fact_that_is_not_whole_is_told(tmp_path: Path, fact: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=f"(?s){words}") as error:
+        load(f'[network]\ninterface = "ib0"\n[facts]\n"network.interface" = {{ {fact} }}\n', tmp_path)
+    assert error.value.place.endswith("mine.toml: facts.network.interface")
+
+
+def test_a_fact_of_nothing_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="of no value that is set"):
+        load('[facts]\n"network.interface" = { confidence = "guessed", date = 2026-11-23, source = "x" }\n', tmp_path)
+
+
+REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
+    ("leonardo", {"partition": "boost_usr_prod", "nodes": 100, "gpus_per_node": 4},
+     "Partition 'boost_usr_prod' allows 64 nodes, 100 requested", "--qos boost_qos_bprod"),
+    ("leonardo", {"qos": "boost_qos_dbg", "partition": "boost_usr_prod", "nodes": 4}, "QoS 'boost_qos_dbg' allows 2 nodes, 4 requested", ""),
+    ("leonardo", {"qos": "boost_qos_dbg", "partition": "boost_usr_prod", "time": "2h"}, "QoS 'boost_qos_dbg' allows 00:30:00, 02:00:00", ""),
+    ("leonardo", {"qos": "boost_qos_dbg", "partition": "dcgp_usr_prod"}, "is for partition boost_usr_prod, not for dcgp_usr_prod", ""),
+    ("leonardo", {"partition": "dcgp_usr_prod", "nodes": 20}, "Partition 'dcgp_usr_prod' allows 16 nodes", "--qos dcgp_qos_bprod"),
+    ("marenostrum5", {"nodes": 101}, "QoS 'acc_ehpc' allows 100 nodes, 101 requested", ""),
+    ("jupiter", {}, "aarch64", "--site slurm"),
+    ("lumi", {"gpus_per_node": 8}, "AMD", "--site slurm"),
+]  # fmt: skip
+TOLD: list[tuple[str, dict[str, Any], str]] = [
+    ("leonardo", {"qos": "boost_qos_lprod", "nodes": 4, "gpus_per_node": 4},
+     "QoS 'boost_qos_lprod' allows 3 nodes, 4 requested; that limit is only reported, so Slurm decides"),
+    ("leonardo", {"nodes": 20}, "dcgp_usr_prod takes it with --partition dcgp_usr_prod --qos dcgp_qos_bprod"),
+    ("leonardo", {"environment": (("NCCL_IB_HCA", "mlx5_0,mlx5_1,mlx5_4:1"),)}, "NCCL_IB_HCA names mlx5_4, which the nodes of leonardo have not"),
+    ("vega", {"partition": "gpu"}, "Partition 'gpu' takes no job without GPUs; that limit is only reported"),
+    ("perlmutter", {"nodes": 2, "gpus_per_node": 4}, "Slingshot"),
+    ("perlmutter", {"gpus_per_node": 4}, "libfabric"),
+]  # fmt: skip
+
+
+def test_what_a_machine_surely_refuses_is_refused_before(subtests: pytest.Subtests) -> None:
+    for name, request, words, hint in REFUSED:
+        site = lookup.load(name, {"HPCML_SYSTEM_CONFIG": "/nowhere"}, None).site
+        with subtests.test(name=name, request=request), pytest.raises(SiteError) as error:
+            planned(site, **request)
+        assert words in error.value.message
+        assert hint in error.value.hint
+
+
+def test_what_a_machine_perhaps_refuses_is_told(subtests: pytest.Subtests) -> None:
+    for name, request, words in TOLD:
+        with subtests.test(name=name, request=request):
+            site = lookup.load(name, {"HPCML_SYSTEM_CONFIG": "/nowhere"}, None).site
+            assert words in " ".join(planned(site, **request).notices)
+
+
+def test_a_qos_within_its_limits_passes_and_may_exceed_the_partitions() -> None:
+    site = lookup.load("leonardo", {"HPCML_SYSTEM_CONFIG": "/nowhere"}, None).site
+    requests: tuple[dict[str, Any], ...] = (
+        {"qos": "boost_qos_bprod", "nodes": 128},
+        {"qos": "boost_qos_lprod", "nodes": 2, "time": "4-0"},
+    )
+    for request in requests:
+        made = planned(site, gpus_per_node=4, **request)
+        assert dict(made.directives)["--partition"] == "boost_usr_prod"
+        assert not [text for text in made.notices if "QoS" in text or "allows" in text]
+
+
+def test_a_profile_is_read_alone_by_name_or_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "other.toml"
+    file.write_text("extends = 'leonardo'\n[network]\ninterface = 'ib1'\n")
+    loaded = lookup.load_profile(str(file), {"HPCML_SYSTEM_CONFIG": "/nowhere"})
+    assert (loaded.site.network.interface, loaded.site.network.adapters[0]) == ("ib1", "mlx5_0")
+    assert "network.interface" not in loaded.site.facts
+    for name in ("nowhere", str(tmp_path / "none.toml")):
+        with pytest.raises(ConfigError):
+            lookup.load_profile(name, {"HPCML_SYSTEM_CONFIG": "/nowhere"})
+
+
+def test_a_tunnel_names_the_login_node_on_which_it_is_asked_for() -> None:
+    login = lookup.load("leonardo", {"HPCML_SYSTEM_CONFIG": "/nowhere"}, None).site.login
+    assert tunnel._this_login(login, "login05.leonardo.local") == "login05-ext.leonardo.cineca.it"
+    assert tunnel._this_login(login, "login09.leonardo.local") == "", "then it is the name that stands for all"
