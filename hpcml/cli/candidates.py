@@ -99,7 +99,7 @@ def _of_command(line: Line, before: list[str], current: str) -> Iterator[Candida
     elif current.startswith("--") and "=" in current:
         name = current.partition("=")[0]
         action = positionals.option(name)
-        if action is not None and action.nargs is None:
+        if action is not None and action.nargs in (None, "?"):
             yield from _of_option(line, name, current, _source(action))
     elif current.startswith("-"):
         yield from _starting(current, positionals.options())
@@ -168,7 +168,7 @@ def _walk(
             action = positionals.option(name)
             if action is not None and equals:
                 line.given.setdefault(action.dest, []).append(value)
-            awaited = action if action is not None and action.nargs != 0 and not equals else None
+            awaited = action if action is not None and action.nargs not in (0, "?") and not equals else None
         else:
             positionals.take(word)
     return positionals, awaited
@@ -360,7 +360,7 @@ def _variables(line: Line, current: str) -> Iterator[Candidate]:
             yield name, "with its value here"
 
 
-# By the word in capitals that stands for the value.
+# By the word in capitals that stands for the value; for others there is nothing to offer.
 SOURCES: dict[str, Source] = {
     "AFTER": _after,
     "DEFINITION": _definitions,
@@ -389,40 +389,6 @@ SOURCES: dict[str, Source] = {
     "SET": _settings,
     "SITE": _sites,
 }
-# What only its user knows.
-FREE = frozenset(
-    (
-        "ACCOUNT",
-        "AGE",
-        "BEGIN",
-        "CONSTRAINT",
-        "CPUS_PER_NODE",
-        "DEPENDENCY",
-        "EXCLUDE",
-        "GPUS_PER_NODE",
-        "GRES",
-        "MAIL_USER",
-        "MAX_NODE_HOURS",
-        "MAX_RESTARTS",
-        "MEMORY_PER_NODE",
-        "N",
-        "NAME=VALUES",
-        "NODE",
-        "NODELIST",
-        "NODES",
-        "PLATFORM",
-        "PORT",
-        "RESERVATION",
-        "SBATCH",
-        "SEED",
-        "SIZE",
-        "TIME",
-        "VERSION",
-        "WHEN",
-        "N NAME=…",
-        "status|table NAME",
-    )
-)
 
 
 def _source(action: argparse.Action) -> Source | None:

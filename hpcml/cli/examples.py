@@ -32,7 +32,7 @@ EXAMPLES = {
     "image": ("build cpu", "check --gpu rapids-cu12.sif"),
     "completion": ("bash",),
     "pack": ("", "-o bin/hpcml.pyz --force"),
-    "wheelhouse": ("", "--extra node --extra jupyter --python 3.12"),
+    "wheelhouse": ("", "--extra jupyter --python 3.12"),
 }
 
 
