@@ -9,6 +9,7 @@ EXAMPLES = {
         "train.py --grid k=8,16 -- --epochs 10",
         "status",
         "table train --csv",
+        "plot train -o train.svg",
     ),
     "plan": ("--nodes 4 train.py",),
     "fabric": ("--nodes 2 --gpus-per-node 4", "last"),

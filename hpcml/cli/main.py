@@ -30,7 +30,7 @@ NOTES = (
 COMMANDS = {
     "submit": ("[OPTIONS] SCRIPT [ARGS…]", "run a script"),
     "run": ("[OPTIONS] SCRIPT [ARGS…]", "run a script in the allocation that is there (salloc, a batch script)"),
-    "sweep": ("[OPTIONS] SCRIPT --grid … | status | table", "run a script once for each of many points"),
+    "sweep": ("[OPTIONS] SCRIPT --grid … | status | table | plot", "run a script once for each of many points"),
     "plan": ("[OPTIONS] SCRIPT [ARGS…]", "show the plan of a submission as JSON"),
     "fabric": ("[OPTIONS] [RUN]", "measure the interconnect between the nodes, or show what a run measured"),
     "jupyter": ("[OPTIONS]", "run JupyterLab on the first node, with a cluster of its own"),

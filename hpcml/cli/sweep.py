@@ -14,8 +14,8 @@ from hpcml.runs import directories
 from hpcml.schedulers.request import job_name
 from hpcml.sites import layers
 from hpcml.sites.schema import Partition
-from hpcml.sweeps import halving, keys, lock, points, store, table
-from hpcml.terminal import columns, fit, note, say, say_fitted, shown
+from hpcml.sweeps import halving, keys, lock, points, store
+from hpcml.terminal import note, say, say_fitted
 from hpcml.units import Memory, format_seconds
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from hpcml.runs.submit import Prepared
 
-VERBS = ("status", "table")
+VERBS = ("status", "table", "plot")
 _FIRST = 3  # points that are shown before a submission
 _FLAGS = ("--wait", "--detach", "--json")
 _VALUES = (
@@ -49,7 +49,8 @@ def add_options(parser: ArgumentParser) -> None:
     parser.usage = (
         "hpcml sweep [OPTIONS] SCRIPT --grid NAME=VALUES… [-- ARGS…]\n"
         "hpcml sweep status [NAME]\n"
-        "hpcml sweep table NAME [--csv | --json]"
+        "hpcml sweep table NAME [--csv [FILE] | --parquet FILE | --json]\n"
+        "hpcml sweep plot NAME [-o FILE.svg]"
     )
     submit.add_options(parser, _FLAGS)
     parser.epilog = "Each point's values follow the script's own arguments as options: SCRIPT ARGS… --lr 0.1 --k 16."
@@ -83,8 +84,10 @@ def add_options(parser: ArgumentParser) -> None:
     add("--metric", metavar="NAME", default="", help="what sorts the table (default: the first that is reported)")
     add("--maximize", action="store_true", help="the largest is the best")
     add("--yes", action="store_true", help="run points again that another script or image made, without a question")
-    add("--csv", action="store_true", help="the table as CSV")
-    parser.add_argument("words", nargs="*", metavar="status|table NAME", help="look at a sweep that is there")
+    add("--csv", nargs="?", const="-", metavar="FILE", help="the table as CSV, into a file or printed")
+    add("--parquet", metavar="FILE", help="the table as a Parquet file")
+    add("--output", "-o", metavar="FILE", help="where the picture goes (NAME.svg); - prints it")
+    parser.add_argument("words", nargs="*", metavar="status|table|plot NAME", help="look at a sweep that is there")
 
 
 def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -114,90 +117,15 @@ def run(options: Namespace) -> int:
     """Look at a sweep, or submit what is missing of it."""
     verb, *rest = options.words or [""]
     if verb in VERBS and not options.script_words:
-        return _look(options, verb, rest)
+        from hpcml.cli import sweep_views
+
+        return sweep_views.look(options, verb, rest)
     if options.words:
         hint = "The script's own arguments go behind --, at the end."
         raise UsageError(f"'{verb}' is no option", place="hpcml sweep", hint=hint)
     if not options.script_words:
         raise UsageError("SCRIPT is missing", place="hpcml sweep", hint="Name a Python file.")
     return _begin(options)
-
-
-# -- what is there -----------------------------------------------------------------------------------------------------
-
-
-def _look(options: Namespace, verb: str, words: list[str]) -> int:
-    runs = common.runs_folder(options)
-    if len(words) > 1 or (verb == "table" and not words):
-        raise UsageError(
-            "One sweep's NAME is wanted", place=f"hpcml sweep {verb}", hint="List them: hpcml sweep status."
-        )
-    if verb == "table":
-        return _table(options, runs, words[0])
-    found = [store.find(runs, name) for name in words] or [store.find(runs, name) for name in store.names(runs)]
-    answers = []
-    for sweep in found:
-        standing = store.standing(runs, sweep)
-        rows = _rows(options, runs, sweep, standing)
-        facts = {state: sum(row.state == state for row in rows) for state in table.STATES}
-        answers.append({"sweep": sweep.name, "points": len(rows), **facts, "runs": list(sweep.runs)})
-        if options.json:
-            continue
-        say_fitted(table.counts(rows), sys.stdout, first=f"{sweep.name}  ", rest="  ")
-        for text in standing.problems:
-            say_fitted(text, sys.stdout, first="  ", rest="    ")
-        if words:
-            _tell_causes(rows)
-            say_fitted(" ".join(sweep.runs[-4:]), sys.stdout, first="  runs     ", rest=" " * 11)
-    if options.json:
-        common.print_json(answers[0] if words else answers)
-    return 0
-
-
-def _rows(options: Namespace, runs: Path, sweep: store.Sweep, standing: store.Standing) -> list[table.Row]:
-    metric = options.metric or table.metric_of(sweep, standing)
-    return table.rows(sweep, standing, str(runs), metric, maximize=options.maximize or sweep.maximize)
-
-
-def _table(options: Namespace, runs: Path, name: str) -> int:
-    sweep = store.find(runs, name)
-    standing = store.standing(runs, sweep)
-    rows = _rows(options, runs, sweep, standing)
-    if options.json:
-        common.print_json([row._asdict() for row in rows])
-    elif options.csv:
-        for line in table.as_csv(rows).splitlines():
-            say(line)
-    else:
-        metric = options.metric or table.metric_of(sweep, standing)
-        for line in _lines(rows, metric, columns(sys.stdout)):
-            say(line)
-        say_fitted(f"{table.counts(rows)}.", sys.stderr)
-    return 0
-
-
-def _lines(rows: Sequence[table.Row], metric: str, width: int) -> list[str]:
-    """Return the table for a terminal: metric, state, time, point; below what failed its cause."""
-    if not rows:
-        return []
-    cells = [(metric, "state", "time", "point", "")]
-    for row in rows:
-        value = row.metrics.get(metric)
-        number = "nan" if metric in row.metrics and value is None else "" if value is None else f"{value:.6g}"
-        spent = "" if row.seconds is None else format_seconds(row.seconds)
-        cells.append((number, row.state, spent, row.point, row.cause))
-    wide = [max(len(line[column]) for line in cells) for column in range(3)]
-    lines = []
-    for number, state, spent, point, cause in cells:
-        first = f"{number:>{wide[0]}}  " if wide[0] else ""
-        lines.append(f"{first}{state:<{wide[1]}}  {spent:>{wide[2]}}  {point}")
-        lines += [f"  {cause}"] if cause else []
-    return [fit(shown(line), width) if width else shown(line) for line in lines]
-
-
-def _tell_causes(rows: Sequence[table.Row]) -> None:
-    for cause, number, example in table.causes(rows):
-        say_fitted(f"{number} failed: {cause} (as {example})", sys.stdout, first="  ", rest="    ")
 
 
 # -- what is missing ---------------------------------------------------------------------------------------------------

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
+from hpcml import files
+from hpcml.errors import NotFoundError
 from hpcml.sweeps.store import Standing, Sweep
 
 STATES = ("ok", "stopped", "failed", "under way", "missing")  # stopped: by halving
@@ -104,6 +108,59 @@ def as_csv(table: Sequence[Row]) -> str:
     text = io.StringIO()
     csv.writer(text).writerows(grid(table))
     return text.getvalue()
+
+
+def write_parquet(table: Sequence[Row], sweep: Sweep, path: Path) -> None:
+    """Write the table as Parquet: numbers as numbers, a column that holds numbers and texts as texts.
+
+    Raises
+    ------
+    NotFoundError
+        If pyarrow is not installed.
+    OSError
+        If the file cannot be written; nothing is left of it.
+    """
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        hint = "Install it: pip install pyarrow; or write CSV: --csv FILE."
+        raise NotFoundError("A table in Parquet needs pyarrow", place="--parquet", hint=hint) from None
+    typed = {one.key: {value.name: value.typed for value in one.point} for one in sweep.points}
+    names = list(dict.fromkeys(name for row in table for name in row.values))
+    columns: dict[str, object] = {}
+    for name in names:
+        values = [typed[row.key].get(name) for row in table]
+        kinds = {type(value) for value in values if value is not None}
+        if len(kinds) > 1:
+            numbers = kinds == {int, float}
+            values = [None if one is None else float(one) if numbers else row.values[name]
+                      for one, row in zip(values, table, strict=True)]  # fmt: skip
+        columns[name] = values
+    for name in dict.fromkeys(name for row in table for name in row.metrics):
+        found = [
+            math.nan if name in row.metrics and row.metrics[name] is None else row.metrics.get(name) for row in table
+        ]
+        columns[name if name not in columns else f"{name} (metric)"] = pyarrow.array(found, pyarrow.float64())
+    for fact, kind in (
+        ("state", str),
+        ("seconds", float),
+        ("cause", str),
+        ("kind", str),
+        ("key", str),
+        ("run", str),
+        ("out", str),
+    ):
+        of = pyarrow.float64() if kind is float else pyarrow.string()
+        columns[fact if fact not in columns else f"{fact} (point)"] = pyarrow.array(
+            [getattr(row, fact) for row in table], of
+        )
+    new = files.beside(path)
+    try:
+        parquet.write_table(pyarrow.table(columns), new)
+        new.rename(path)
+    finally:
+        new.unlink(missing_ok=True)
 
 
 def causes(table: Sequence[Row]) -> list[tuple[str, int, str]]:

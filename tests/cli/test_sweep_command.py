@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyarrow import parquet
 
 import planted
 from hpcml import errors
@@ -198,6 +200,18 @@ def test_the_table(world: World) -> None:
     assert [(row["k"], row["lr"], row["loss"], row["speed"], row["state"]) for row in rows][:2] == [
         ("8", "0.1", "0.5", "2", "ok"), ("8", "0.01", "nan", "", "ok"),
     ]  # fmt: skip
+    assert sweep(world, "table", "job", "--csv", "t.csv")[0].endswith("/t.csv\n")
+    table = world.project / "t.csv"
+    assert next(csv.DictReader(table.read_text().splitlines()))["loss"] == "0.5"
+    sweep(world, "table", "job", "--parquet", "t.parquet")
+    columns = parquet.read_table(world.project / "t.parquet").to_pydict()
+    assert (columns["k"], columns["lr"], columns["speed"][:2]) == ([8, 8, 16, 16], [0.1, 0.01, 0.1, 0.01], [2.0, None])
+    assert (columns["loss"][0], math.isnan(columns["loss"][1]), columns["state"][3]) == (0.5, True, "under way")
+    sweep(world, "plot", "job", "-o", "sub/p.svg", status=errors.STORAGE)
+    sweep(world, "plot", "job", "--metric", "other", status=errors.USAGE)
+    sweep(world, "plot", "job")
+    assert (world.project / "job.svg").read_text() == sweep(world, "plot", "job", "-o", "-")[0]
+    assert sorted(path.name for path in world.project.iterdir()) == ["job.py", "job.svg", "t.csv", "t.parquet"]
     out, _ = sweep(world, "table", "job", "--json")
     assert json.loads(out)[0]["values"] == {"k": "8", "lr": "0.1"}
     assert "1 failed: ValueError: \\x1b[2J no (as k=16 lr=0.1)" in sweep(world, "status", "job")[0]
@@ -261,6 +275,8 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (("book.ipynb", "--grid", "k=1"), "A sweep starts a Python file"),
     (("job.py", "--grid", "a=range(1000)", "--grid", "b=range(1000)"), "The sweep would have 1,000,000 points"),
     (("table",), "One sweep's NAME is wanted"),
+    (("plot",), "One sweep's NAME is wanted"),
+    (("plot", "-o", "a.svg"), "One sweep's NAME is wanted"),
     (("table", "a", "b"), "One sweep's NAME is wanted"),
 ]
 
