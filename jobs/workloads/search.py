@@ -12,11 +12,15 @@ the best candidate fitted on all rows.
 The rows must fit each worker as a whole; if not, the job says so before it reads. Folds are drawn by global row number
 and seed, so partitions and workers make no difference. The same folds are what scikit-learn's GridSearchCV is given by
 --compare, which runs it on this host's CPUs and says how long it took and how far its scores are. The score is R².
+
+A run saves the fits that are done every five minutes and at its end: with hpcml submit --until-done it goes on with the
+others, and has status 92 meanwhile.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import time
 from typing import Any
@@ -43,6 +47,7 @@ RANDOM: dict[str, dict[str, Any]] = {
     "forest": {"max_depth": scipy.stats.randint(3, 13), "max_features": scipy.stats.uniform(0.2, 0.8)},
 }
 TRIES, TREES = 16, 20
+SAVED = "5m"  # how often the trials are saved, in a run
 
 
 def candidates(options: argparse.Namespace) -> list[trials.Parameters]:
@@ -116,7 +121,7 @@ def work(job: Job) -> None:
         known["seconds"]["place"] = round(time.perf_counter() - began, 4)
         placed = trials.sent(job.client)
         with job.phase("search"):
-            found = trials.run(job.client, rows, model, tried, options.folds)
+            found = trials.run(job.client, rows, model, tried, options.folds, resumed(job))
         known |= {"candidates": len(tried), "fits": len(found), "data_bytes": len(x) * row}
         known |= {"bytes_moved_to_place": trials.moved(start, placed)}
         known |= {"bytes_moved_by_fits": trials.moved(placed, trials.sent(job.client))}
@@ -139,6 +144,17 @@ def work(job: Job) -> None:
         models.export(job, fitted, features=dict.fromkeys(names, dtype), target=options.target, metrics=scores)
         draw(job, table, best)
     known["fits_per_second"] = len(found) / known["seconds"]["search"]
+
+
+def resumed(job: Job) -> dict[tuple[int, int], trials.Trial]:
+    """Return the trials of the run's attempts before, and have those that come saved for the next one."""
+    done: dict[tuple[int, int], trials.Trial] = {}
+    if path := job.saved("trials.json"):
+        known = [trials.Trial(*values) for values in json.loads(path.read_text())]
+        done |= {(trial.candidate, trial.fold): trial for trial in known}
+        job.note(f"{len(done):,} fits were done by an earlier attempt of this run.")
+    job.on_stop(lambda: job.save("trials.json", [list(vars(trial).values()) for trial in tuple(done.values())]), SAVED)
+    return done
 
 
 def check_target(source: inputs.Source, target: str) -> None:
@@ -221,7 +237,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    return job.run("search", parse(arguments), work)
+    return job.run("search", parse(arguments), work, resumes=True)
 
 
 if __name__ == "__main__":

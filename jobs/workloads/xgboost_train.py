@@ -12,11 +12,16 @@ model/ (XGBoost's JSON and a manifest).
 While it trains, XGBoost opens TCP ports of its own that ask nobody who they are: docs/gallery/xgboost_train.md says
 which, and what a stranger could do. Cuts of the histograms are approximate and depend on how rows lie on the workers,
 so metrics agree between cluster sizes to a few per mille, not to the last digit.
+
+A run trains in shares of about a minute and saves each: with hpcml submit --until-done it goes on after the last one,
+and has status 92 meanwhile.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import time
 from typing import Any
 
 import dask.array as da
@@ -24,6 +29,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import LogFormatter
 
+import hpcml
 from gallery import backend, datasets, inputs, job, models, picture, split, supervised, tables
 from gallery.job import BrokenOffError, Job, RefusedError
 
@@ -31,6 +37,7 @@ COPIES = 4  # of the rows that live at once: as read, divided, a part's copy, an
 VALIDATION = 0.2  # of the rows that are not for the test
 MOST_CLASSES = 100
 SHOWN = 15  # features in the picture; importance.csv has them all
+FIRST, SHARE = 10, 60.0  # rounds of the first share of a training, in a run; seconds of those after it
 CHECKED = 10_000  # rows of the test that the exported model is asked for on the driver
 
 
@@ -69,7 +76,10 @@ def parameters(options: argparse.Namespace, classes: list[int]) -> dict[str, Any
 
 
 def train(job: Job, parts: dict[str, tuple[Any, Any]], names: list[str], classes: list[int]) -> tuple[Any, Any]:
-    """Train over all workers; return the booster, cut at its best round, and the history."""
+    """Train over all workers; return the booster, cut at its best round, and the history.
+
+    In a run it trains in shares, each of which is saved: an attempt that follows goes on after the last.
+    """
     import xgboost.collective
     import xgboost.dask
 
@@ -79,19 +89,62 @@ def train(job: Job, parts: dict[str, tuple[Any, Any]], names: list[str], classes
     job.note("While it trains, XGBoost listens on ports that ask nobody who connects: docs/gallery/xgboost_train.md.")
     fitted = xgboost.dask.DaskQuantileDMatrix(client, *parts["train"], feature_names=names)
     checked = xgboost.dask.DaskQuantileDMatrix(client, *parts["validation"], feature_names=names, ref=fitted)
-    try:
-        found = xgboost.dask.train(
-            client, parameters(options, classes), fitted, num_boost_round=options.rounds,
-            evals=[(fitted, "train"), (checked, "validation")], early_stopping_rounds=options.patience,
-            verbose_eval=False, coll_cfg=xgboost.collective.Config(tracker_host_ip=host),
-        )  # fmt: skip
-    except xgboost.core.XGBoostError as error:
-        raise BrokenOffError(
-            f"XGBoost ended the training: {inputs.first_line(error)}. A worker was lost, or somebody else reached its "
-            "ports; see the workers' logs, and submit again."
-        ) from error
-    booster = found["booster"]
-    return booster[: booster.best_iteration + 1], found["history"]
+    booster, history = resumed(job)
+    job.on_stop(lambda: None)  # what a share has cost is lost, and no more
+    share = options.rounds if hpcml.run.directory is None else FIRST
+    while (rounds := stopping_round(history, options)) is None:
+        begun, start = len(validation(history)), time.perf_counter()
+        asked = min(share, options.rounds - begun)
+        try:
+            found = xgboost.dask.train(
+                client, parameters(options, classes), fitted, num_boost_round=asked, xgb_model=booster,
+                evals=[(fitted, "train"), (checked, "validation")], early_stopping_rounds=options.patience,
+                verbose_eval=False, coll_cfg=xgboost.collective.Config(tracker_host_ip=host),
+            )  # fmt: skip
+        except xgboost.core.XGBoostError as error:
+            raise BrokenOffError(
+                f"XGBoost ended the training: {inputs.first_line(error)}. A worker was lost, or somebody else reached "
+                "its ports; see the workers' logs, and submit again."
+            ) from error
+        booster, new = found["booster"], found["history"]
+        history = {
+            part: {metric: [*history.get(part, {}).get(metric, ()), *curve] for metric, curve in curves.items()}
+            for part, curves in new.items()
+        }
+        booster.set_attr(hpcml_history=json.dumps(history))  # one file, so that they belong together
+        job.save("booster.ubj", booster)
+        took = (time.perf_counter() - start) / max(len(validation(history)) - begun, 1)
+        share = max(FIRST, int(SHARE / took))
+    cut = {part: {metric: curve[:rounds] for metric, curve in by.items()} for part, by in history.items()}
+    booster.set_attr(hpcml_history=None, best_iteration=None, best_score=None)
+    return booster[: int(np.argmin(validation(cut))) + 1], cut
+
+
+def resumed(job: Job) -> tuple[Any, dict[str, dict[str, list[float]]]]:
+    """Return the booster and the history that an earlier attempt of this run has saved; None and nothing at first."""
+    import xgboost
+
+    if (path := job.saved("booster.ubj")) is None:
+        return None, {}
+    booster = xgboost.Booster(model_file=path)
+    job.note(f"{booster.num_boosted_rounds():,} rounds were trained by an earlier attempt of this run.")
+    return booster, json.loads(booster.attr("hpcml_history") or "{}")
+
+
+def validation(history: dict[str, dict[str, list[float]]]) -> list[float]:
+    """Return the curve that the training is judged by."""
+    return next(iter(history.get("validation", {}).values()), [])
+
+
+def stopping_round(history: dict[str, dict[str, list[float]]], options: argparse.Namespace) -> int | None:
+    """Return after how many rounds the training ends, by XGBoost's own rule of early stopping; None if it goes on."""
+    curve, best = validation(history), 0
+    for place, value in enumerate(curve):
+        if value < curve[best]:
+            best = place
+        elif place - best >= options.patience:
+            return place + 1
+    return options.rounds if len(curve) >= options.rounds else None
 
 
 def work(job: Job) -> None:
@@ -224,7 +277,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    return job.run("xgboost_train", parse(arguments), work)
+    return job.run("xgboost_train", parse(arguments), work, resumes=True)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import json
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 import hpcml
-from tests.jobs.job_tests import Refused, RunJob
+from tests.jobs.job_tests import InARun, Refused, RunJob
 
 
 @pytest.fixture(scope="session")
@@ -49,6 +49,26 @@ def run_job(tmp_path: pathlib.Path) -> RunJob:
         return result, out
 
     return run_job
+
+
+@pytest.fixture
+def in_a_run(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> InARun:
+    """Have the jobs of this test take themselves for attempts of one run, which a test can end."""
+    saves: list[Callable[[], object]] = []
+    (tmp_path / "a run").mkdir()
+    monkeypatch.setattr(type(hpcml.run), "directory", tmp_path / "a run")
+    monkeypatch.setattr(type(hpcml.run), "on_stop", lambda _, save, **__: saves.append(save))
+
+    def end() -> None:
+        saves[-1]()
+        hpcml.run.stop()
+
+    def stops(job: ModuleType, *arguments: str | pathlib.Path) -> None:
+        out = tmp_path / "stopped"
+        assert job.main([*map(str, arguments), "--out", str(out)]) == 92
+        assert json.loads((out / "result.json").read_text())["complete"] is False
+
+    return InARun(end, stops)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import re
 from typing import Any
 
 import dask.array as da
@@ -11,11 +12,11 @@ import pandas as pd
 import pytest
 import sklearn.linear_model
 import sklearn.model_selection
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, as_completed
 
 import search
 from gallery import datasets, kinds, memory, models, trials
-from tests.jobs.job_tests import Refused, RunJob
+from tests.jobs.job_tests import InARun, Refused, RunJob
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +60,38 @@ def test_scores_are_grid_search_cvs(run_job: RunJob, data: pathlib.Path, model: 
     np.testing.assert_allclose(
         fitted.predict(pd.DataFrame(x, columns=list(manifest["features"]))), expected, rtol=1e-12
     )
+
+
+def test_a_search_goes_on_where_it_was_stopped(
+    run_job: RunJob, client: Client, data: pathlib.Path, in_a_run: InARun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fits that are done are not done again, and the table is that of one go."""
+    arguments = ["--data", data, "--folds", "3"]
+    whole = pd.read_parquet(run_job(search, *arguments)[1] / "candidates.parquet")
+    submit, fits = client.submit, 0
+
+    def until_the_limit(tasks: Any, **how: Any) -> Any:
+        for number, done in enumerate(as_completed(tasks, **how)):
+            if number == 7:
+                in_a_run.end()
+            yield done
+
+    def counting(function: Any, *given: Any, **how: Any) -> Any:
+        nonlocal fits
+        fits += len(given[2]) if function is trials.score else 0
+        return submit(function, *given, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trials, "as_completed", until_the_limit)
+        in_a_run.stops(search, *arguments)
+    monkeypatch.setattr(client, "submit", counting)
+    result, out = run_job(search, *arguments)
+    assert 0 < fits < result["fits"] == 75
+    known = re.search(r"(\d+) fits were done by an earlier attempt", " ".join(result["notes"]))
+    assert known
+    assert int(known[1]) == 75 - fits
+    again = pd.read_parquet(out / "candidates.parquet")
+    pd.testing.assert_frame_equal(again.drop(columns="fit_seconds"), whole.drop(columns="fit_seconds"))
 
 
 def test_data_moves_once_and_not_for_fits(run_job: RunJob, data: pathlib.Path) -> None:

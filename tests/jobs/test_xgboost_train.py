@@ -14,9 +14,10 @@ import pytest
 import xgboost
 import xgboost.dask
 
+import hpcml
 import xgboost_train
 from gallery import datasets, kinds, models, split, supervised
-from tests.jobs.job_tests import Refused, RunJob
+from tests.jobs.job_tests import InARun, Refused, RunJob
 
 
 @pytest.mark.parametrize("task", ["regression", "classification"])
@@ -62,6 +63,38 @@ def test_metrics_are_those_of_one_machine(run_job: RunJob, tmp_path: pathlib.Pat
         == result["rounds_kept"]
         == booster.num_boosted_rounds()
     )
+
+
+@pytest.mark.parametrize("patience", ["4", "100"])
+def test_a_training_goes_on_where_it_was_stopped(
+    run_job: RunJob, tmp_path: pathlib.Path, in_a_run: InARun, monkeypatch: pytest.MonkeyPatch, patience: str
+) -> None:
+    """Stopped in its second share and continued it ends with the model of one go, whether it stops early or not."""
+    datasets.write(tmp_path / "rows", kinds.KINDS["regression"](features=4), rows=1_000, partitions=2)
+    arguments = ["--data", tmp_path / "rows", "--rounds", "40", "--depth", "3", "--rate", "0.6", "--patience", patience]
+    directory = type(hpcml.run).directory
+    monkeypatch.setattr(type(hpcml.run), "directory", None)  # in one go
+    whole, first = run_job(xgboost_train, *arguments)
+    monkeypatch.setattr(type(hpcml.run), "directory", directory)
+    monkeypatch.setattr(xgboost_train, "SHARE", 0.0)
+    real, calls = xgboost.dask.train, []
+
+    def train(*given: Any, **how: Any) -> Any:
+        calls.append(how["num_boost_round"])
+        if len(calls) == 2:
+            in_a_run.end()
+        return real(*given, **how)
+
+    monkeypatch.setattr(xgboost.dask, "train", train)
+    in_a_run.stops(xgboost_train, *arguments)
+    result, out = run_job(xgboost_train, *arguments)
+    assert "10 rounds were trained by an earlier attempt of this run." in result["notes"]
+    assert calls[:3] == [10, 10, 10]
+    assert (result["stopped_early"], result["rounds"]) == (whole["stopped_early"], whole["rounds"])
+    assert result["stopped_early"] == (patience == "4")
+    assert result["metrics"] == whole["metrics"]
+    texts = [(folder / "model/model.json").read_text() for folder in (first, out)]
+    assert texts[0] == texts[1]
 
 
 def listening() -> set[tuple[str, int]]:

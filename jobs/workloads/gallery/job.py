@@ -28,6 +28,7 @@ from hpcml.terminal import say
 
 LONG = 20  # seconds of a phase after which it is told at its end, so that a run cut short tells how far it came
 DONE, REFUSED, STOPPED, LOST = 0, 2, 3, 4
+GOES_ON = 92  # hpcml's own: saved, to be continued (hpcml submit --until-done)
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 VERSIONED = ("dask", "distributed", "numpy", "pandas", "pyarrow", "scikit-learn", "dask-ml", "cuml-cu12", "cuml-cu13",
              "cudf-cu12", "cudf-cu13", "cuml", "cudf", "xgboost", "xgboost-cpu", "skops", "zarr", "torch")  # fmt: skip
@@ -199,6 +200,21 @@ class Job:
         for name in unused:
             self.result.pop(name, None)
 
+    def save(self, name: str, state: Any) -> None:
+        """Save what JSON can hold, or a booster, for when the run goes on; nothing outside a run: nobody continues."""
+        if hpcml.run.directory is not None:
+            model = hasattr(state, "save_model")
+            hpcml.run.save(name, state.save_model if model else lambda path: path.write_text(json.dumps(state)))
+
+    def saved(self, name: str) -> pathlib.Path | None:
+        """Return what an earlier attempt of this run saved under a name, None if nothing."""
+        return None if hpcml.run.directory is None else hpcml.run.saved(name)
+
+    def on_stop(self, save: Callable[[], None], every: str = "") -> None:
+        """Have a run save before it ends, and then end with status 92 wherever it is."""
+        if hpcml.run.directory is not None:
+            hpcml.run.on_stop(save, every=every)
+
     def write_text(self, name: str, text: str) -> None:
         """Write a file of the results, whole or not at all."""
         with self.file(name) as unfinished:
@@ -288,7 +304,12 @@ def versions() -> dict[str, str]:
 
 
 def run(
-    name: str, options: argparse.Namespace, work: Callable[[Job], None], check: Callable[[], None] | None = None
+    name: str,
+    options: argparse.Namespace,
+    work: Callable[[Job], None],
+    check: Callable[[], None] | None = None,
+    *,
+    resumes: bool = False,
 ) -> int:
     """Run a job on the cluster that ``hpcml.connect()`` gives; write and show its result; return the exit status.
 
@@ -298,6 +319,8 @@ def run(
         Does the phases and fills ``job.result``.
     check
         What can be refused before a cluster is asked for, for example a path that is not there.
+    resumes
+        Whether the job goes on where it was told to stop, when its run goes on: its status is 92 then.
     """
     beside = options.out is None
     options.out = (options.out or hpcml.run.out).absolute()
@@ -316,9 +339,8 @@ def run(
     except (RefusedError, FileExistsError, NotADirectoryError, PermissionError) as error:
         say(f"{name}: {error}", sys.stderr)
         return REFUSED
-    except StopSoonError as stop:
-        say(f"{name}: told to stop soon; ended after phase '{stop}'. Submit again for the rest.", sys.stderr)
-        status = STOPPED
+    except (StopSoonError, SystemExit) as stop:
+        status = told_to_stop(name, stop, goes_on=resumes and hpcml.run.directory is not None)
     except KilledWorker as error:
         say(f"{name}: {error.last_worker.address} and those before it died of task {error.task}, most often for want "
               "of memory. See the workers' logs; ask for more nodes or fewer rows.", sys.stderr)  # fmt: skip
@@ -335,6 +357,17 @@ def run(
     if job is not None and status != DONE:
         job.finish()
     return status
+
+
+def told_to_stop(name: str, stop: StopSoonError | SystemExit, *, goes_on: bool) -> int:
+    """Return the status of a job that was told to stop; hpcml.run.on_stop has saved, and ends it by SystemExit."""
+    if isinstance(stop, SystemExit):
+        if stop.code != GOES_ON:
+            raise stop
+        return GOES_ON
+    rest = "It goes on when the run does" if goes_on else "Submit again for the rest"
+    say(f"{name}: told to stop soon; ended after phase '{stop}'. {rest}.", sys.stderr)
+    return GOES_ON if goes_on else STOPPED
 
 
 def no_room(error: BaseException | None) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import sklearn.base
 import sklearn.model_selection
-from distributed import Future, get_worker, wait
+from distributed import Future, as_completed, get_worker, wait
 
 from gallery import memory, models, tables
 from gallery.job import Job
@@ -137,13 +137,30 @@ def groups(candidates: Sequence[Parameters], k: int, threads: int) -> list[dict[
     return [dict(numbered[first::count]) for first in range(count)]
 
 
-def run(client: Any, rows: Future, estimator: Any, candidates: Sequence[Parameters], k: int) -> list[Trial]:
-    """Score all candidates on all folds wherever a thread is free; return the trials by candidate, then by fold."""
+def run(
+    client: Any,
+    rows: Future,
+    estimator: Any,
+    candidates: Sequence[Parameters],
+    k: int,
+    found: dict[tuple[int, int], Trial] | None = None,
+) -> list[Trial]:
+    """Score all candidates on all folds wherever a thread is free; return the trials by candidate, then by fold.
+
+    Parameters
+    ----------
+    found
+        The trials that there are already, by candidate and fold: they are not tried again. New ones are put into it as
+        they come.
+    """
+    found = {} if found is None else found
     threads = sum(client.nthreads().values())
-    tasks = [client.submit(score, rows, estimator, group, fold, pure=False)
-             for group in groups(candidates, k, threads) for fold in range(k)]  # fmt: skip
-    found = [trial for some in client.gather(tasks) for trial in some]
-    return sorted(found, key=lambda trial: (trial.candidate, trial.fold))
+    divided = [(group, fold) for group in groups(candidates, k, threads) for fold in range(k)]
+    asked = [({one: group[one] for one in group if (one, fold) not in found}, fold) for group, fold in divided]
+    tasks = [client.submit(score, rows, estimator, left, fold, pure=False) for left, fold in asked if left]
+    for _, some in as_completed(tasks, with_results=True):
+        found |= {(trial.candidate, trial.fold): trial for trial in some}
+    return [found[place] for place in sorted(found)]
 
 
 def table(candidates: Sequence[Parameters], trials: Sequence[Trial], k: int) -> dict[str, Any]:
