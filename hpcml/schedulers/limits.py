@@ -42,9 +42,9 @@ def way_out(site: Site, name: str, spec: JobSpec) -> str:
 
 
 def by_qos(site: Site, names: Sequence[str], spec: JobSpec) -> list[str]:
-    """Return which of some partitions would take a request by another QoS."""
+    """Return the options of those of some partitions that would take a request by another QoS."""
     ways = ((name, next(_choices(site, name, spec), "")) for name in names)
-    return [f"{name} takes it with --partition {name} --qos {qos}" for name, qos in ways if qos]
+    return [f"--partition {name} --qos {qos}" for name, qos in ways if qos]
 
 
 def _choices(site: Site, name: str, spec: JobSpec) -> Iterator[str]:
@@ -100,7 +100,7 @@ def _sizes(by_partition: _Limits, by_qos: _Limits, spec: JobSpec) -> Iterator[_M
 
     most, who, key = stated("max_nodes")
     if 0 < most < spec.nodes:
-        yield _Misfit(f"{who} allows {most} nodes, {spec.nodes} requested", key)
+        yield _Misfit(f"{who} allows {most} node{'s' if most > 1 else ''}, {spec.nodes} requested", key)
     least, who, key = stated("min_nodes")
     if spec.nodes < least:
         yield _Misfit(f"{who} is for {least} nodes and more, {spec.nodes} requested", key)

@@ -114,13 +114,14 @@ def _partition(site: Site, request: JobRequest, reasons: list[str], notices: lis
         notices += limits.doubtful_misfits(site, candidate, spec)
         notices += _unused_gpus(site, candidate, spec)
         if candidate in with_gpus:
-            notices += limits.by_qos(site, [name for name in misfits if name not in with_gpus], spec)
+            ways = limits.by_qos(site, [name for name in misfits if name not in with_gpus], spec)
+            notices += [f"a partition without GPUs takes it too: {way}" for way in ways]
         return candidate
     texts = tuple(misfits.values())
     if len(texts) == 1:
         raise SiteError(texts[0], place=f"profile {site.name}", hint=limits.way_out(site, named, spec))
     ways = limits.by_qos(site, in_order, spec)
-    hint = f"{ways[0]}." if ways else "Ask for less."
+    hint = f"Try {ways[0]}." if ways else "Ask for less."
     raise SiteError("No partition fits", place=f"profile {site.name}", hint=hint, quote=texts)
 
 

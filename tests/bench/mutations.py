@@ -32,6 +32,7 @@ class Mutation(NamedTuple):
 
 
 M = Mutation
+LIMITS_OF_SITE, FACTS = "hpcml/schedulers/limits.py", "hpcml/sites/facts.py"
 PLAN, WORKERS, OPTIONS = "hpcml/plan/plan.py", "hpcml/plan/workers.py", "hpcml/schedulers/slurm_options.py"
 SLURM, CAUSES, END = "hpcml/schedulers/slurm.py", "hpcml/exit_causes.py", "hpcml/node/roles/end_cause.py"
 OUTCOME, HANDSHAKE, TLS = "hpcml/node/outcome.py", "hpcml/node/security/handshake.py", "hpcml/node/security/tls.py"
@@ -40,6 +41,8 @@ LIMITS, LOSSES, VERSIONS = (
 TESTS = {
     PLAN: ("tests/unit/test_plan.py", "tests/golden/test_scripts.py"),
     WORKERS: ("tests/unit/test_workers.py", "tests/golden/test_scripts.py"),
+    LIMITS_OF_SITE: ("tests/unit/test_plan.py", "tests/unit/test_site_facts.py"),
+    FACTS: ("tests/unit/test_site_facts.py",),
     OPTIONS: ("tests/unit/test_plan.py", "tests/unit/test_sbatch_options.py", "tests/golden/test_scripts.py"),
     SLURM: ("tests/unit/test_slurm.py",),
     CAUSES: ("tests/unit/test_entering.py", "tests/unit/test_last_words.py", "tests/unit/test_versions.py"),
@@ -65,8 +68,12 @@ MUTATIONS = (
     M(WORKERS, "if gpu.rmm_async and gpu.rmm_managed_memory:", "if gpu.rmm_async or gpu.rmm_managed_memory:", "a pool that is allowed is refused"),
     M(WORKERS, "_PROTOCOLS[spec.protocol] or site.network.protocol", "site.network.protocol or _PROTOCOLS[spec.protocol]", "--protocol does not count"),
     M(WORKERS, '("RAPIDS_NO_INITIALIZE", "1"), ', "", "cuDF takes a GPU at its import"),
-    M(OPTIONS, "spec.nodes > partition.max_nodes", "spec.nodes >= partition.max_nodes", "the largest job that fits is refused"),
-    M(OPTIONS, "0 < partition.max_time < spec.time", "0 < partition.max_time <= spec.time", "the longest job that fits is refused"),
+    M(LIMITS_OF_SITE, "0 < most < spec.nodes", "0 < most <= spec.nodes", "the largest job that fits is refused"),
+    M(LIMITS_OF_SITE, "0 < longest < spec.time", "0 < longest <= spec.time", "the longest job that fits is refused"),
+    M(LIMITS_OF_SITE, "spec.nodes < least", "spec.nodes <= least", "the smallest job of a QoS for large ones is refused"),
+    M(LIMITS_OF_SITE, "if getattr(by_qos.limits, limit) else", "if not getattr(by_partition.limits, limit) else", "a QoS cannot exceed its partition"),
+    M(LIMITS_OF_SITE, "if not facts.doubtful(site, one.key)", "if True", "hearsay refuses a job"),
+    M(FACTS, "_origin(layers, above) == value.origin", "True", "the doubt about a value stays with the user's own"),
     M(OPTIONS, '("--qos", spec.qos or partition.qos)', '("--qos", partition.qos or spec.qos)', "the partition's QoS replaces the user's"),
     M(OPTIONS, '("--open-mode", "append"),', '("--open-mode", "truncate"),', "a job that starts again loses its log"),
     M(OPTIONS, 'else ["--no-requeue"]', "else []", "Slurm starts a run again by itself"),

@@ -93,6 +93,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("leonardo", {"qos": "boost_qos_dbg", "partition": "boost_usr_prod", "time": "2h"}, "QoS 'boost_qos_dbg' allows 00:30:00, 02:00:00", ""),
     ("leonardo", {"qos": "boost_qos_dbg", "partition": "dcgp_usr_prod"}, "is for partition boost_usr_prod, not for dcgp_usr_prod", ""),
     ("leonardo", {"partition": "dcgp_usr_prod", "nodes": 20}, "Partition 'dcgp_usr_prod' allows 16 nodes", "--qos dcgp_qos_bprod"),
+    ("leonardo", {"nodes": 100, "gpus_per_node": 4}, "No partition fits", "Try --partition boost_usr_prod --qos boost_qos_bprod."),
     ("marenostrum5", {"nodes": 101}, "QoS 'acc_ehpc' allows 100 nodes, 101 requested", ""),
     ("jupiter", {}, "aarch64", "--site slurm"),
     ("lumi", {"gpus_per_node": 8}, "AMD", "--site slurm"),
@@ -100,7 +101,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
 TOLD: list[tuple[str, dict[str, Any], str]] = [
     ("leonardo", {"qos": "boost_qos_lprod", "nodes": 4, "gpus_per_node": 4},
      "QoS 'boost_qos_lprod' allows 3 nodes, 4 requested; that limit is only reported, so Slurm decides"),
-    ("leonardo", {"nodes": 20}, "dcgp_usr_prod takes it with --partition dcgp_usr_prod --qos dcgp_qos_bprod"),
+    ("leonardo", {"nodes": 20}, "a partition without GPUs takes it too: --partition dcgp_usr_prod --qos dcgp_qos_bprod"),
     ("leonardo", {"environment": (("NCCL_IB_HCA", "mlx5_0,mlx5_1,mlx5_4:1"),)}, "NCCL_IB_HCA names mlx5_4, which the nodes of leonardo have not"),
     ("vega", {"partition": "gpu"}, "Partition 'gpu' takes no job without GPUs; that limit is only reported"),
     ("perlmutter", {"nodes": 2, "gpus_per_node": 4}, "Slingshot"),
@@ -127,7 +128,7 @@ def test_what_a_machine_perhaps_refuses_is_told(subtests: pytest.Subtests) -> No
 def test_a_qos_within_its_limits_passes_and_may_exceed_the_partitions() -> None:
     site = lookup.load("leonardo", {"HPCML_SYSTEM_CONFIG": "/nowhere"}, None).site
     requests: tuple[dict[str, Any], ...] = (
-        {"qos": "boost_qos_bprod", "nodes": 128},
+        {"qos": "boost_qos_bprod", "nodes": 65},
         {"qos": "boost_qos_lprod", "nodes": 2, "time": "4-0"},
     )
     for request in requests:
