@@ -202,7 +202,7 @@ def simple_commands(line: str) -> Iterator[list[str]]:
 def parse(words: list[str]) -> None:
     """Parse one command line of hpcml as cli.main does, without running it."""
     _, words = main.split_host(words)
-    if words[0] in ("--help", "--version"):
+    if words[0] in ("--help", "--version", "help"):
         return
     submits = words[0] in ("submit", "plan")
     own, script = main.split_script(words[0], words[1:])

@@ -73,7 +73,8 @@ def complete(words: Sequence[str]) -> Iterator[Candidate]:
     if not before:
         yield from _starting(current, _first_words(current))
     elif before == ["help"]:
-        yield from _starting(current, [(name, does) for name, (_, does) in main.COMMANDS.items()])
+        commands = [(name, does) for name, (_, does) in main.COMMANDS.items()]
+        yield from _starting(current, [*commands, ("--man", "the manual page")])
     elif before[0] in main.COMMANDS:
         yield from _of_command(Line(before[0], host), before[1:], current)
 

@@ -23,7 +23,7 @@ in one allocation, closed to everybody else. Without Slurm it runs the same scri
 NOTES = (
     "RUN is a run's id or its beginning, its name, its Slurm job id, or 'last'.",
     "On a laptop, --host HOST (or HPCML_HOST) runs the command on that login node, by ssh.",
-    "hpcml COMMAND --help says more; hpcml --version says which hpcml this is.",
+    "hpcml COMMAND --help says more, hpcml help --man all of it; hpcml --version says which hpcml this is.",
 )
 
 # What each command is called with and does.
@@ -55,6 +55,7 @@ COMMANDS = {
     "pack": ("[-o FILE]", "write hpcml as one file, for a login node that installs nothing"),
     "wheelhouse": ("[OPTIONS]", "fetch the wheels that a machine without a package index installs"),
 }
+_OTHERS = {"--complete": "candidates", "--man": "manual"}  # asked by a shell at TAB, and by `hpcml help --man`
 _TAKE_A_SCRIPT = ("submit", "run", "plan")
 
 
@@ -154,13 +155,13 @@ def main(argv: Sequence[str] | None = None, caller: RemoteSession | None = None)
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr] # paths may hold anything
     command, own = (words[0], words[1:]) if words else ("", [])
     if command == "help" and own:
-        command, own = own[0], ["--help"]
+        command, own = own[0], [] if own == ["--man"] else ["--help"]
     try:
         if command in ("", "-h", "--help", "help", "--version"):
             sys.stdout.write(f"hpcml {__version__}\n" if command == "--version" else overview())
             status = 0 if command else errors.USAGE
-        elif command == "--complete":
-            status = int(_module("candidates").tell(own))
+        elif command in _OTHERS:
+            status = int(_module(_OTHERS[command]).tell(own))
         else:
             own, script = split_script(command, own)
             status = _dispatch(command, own, script, host, caller)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcml import units
+from hpcml import __version__, units
 from hpcml.images import definition as definitions
 from hpcml.images import sif
 from hpcml.node.hardware import preflight
@@ -123,3 +123,10 @@ def test_the_drivers_are_those_that_the_nodes_are_asked_for() -> None:
 def test_no_definition_names_a_mirror() -> None:
     for definition in DEFINITIONS:
         assert not re.search(r"\w+://", definition.text), definition.name
+
+
+def test_the_citation_is_of_this_version() -> None:
+    told = dict(re.findall(r"^([a-z-]+): (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert (told["version"], told["license"], told["title"]) == (__version__, project["license"], project["name"])
+    assert told["cff-version"] == "1.2.0"
