@@ -94,7 +94,6 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("leonardo", {"qos": "boost_qos_dbg", "partition": "dcgp_usr_prod"}, "is for partition boost_usr_prod, not for dcgp_usr_prod", ""),
     ("leonardo", {"partition": "dcgp_usr_prod", "nodes": 20}, "Partition 'dcgp_usr_prod' allows 16 nodes", "--qos dcgp_qos_bprod"),
     ("leonardo", {"nodes": 100, "gpus_per_node": 4}, "No partition fits", "Try --partition boost_usr_prod --qos boost_qos_bprod."),
-    ("marenostrum5", {"nodes": 101}, "QoS 'acc_ehpc' allows 100 nodes, 101 requested", ""),
     ("jupiter", {}, "aarch64", "--site slurm"),
     ("lumi", {"gpus_per_node": 8}, "AMD", "--site slurm"),
 ]  # fmt: skip
@@ -103,6 +102,7 @@ TOLD: list[tuple[str, dict[str, Any], str]] = [
      "QoS 'boost_qos_lprod' allows 3 nodes, 4 requested; that limit is only reported, so Slurm decides"),
     ("leonardo", {"nodes": 20}, "a partition without GPUs takes it too: --partition dcgp_usr_prod --qos dcgp_qos_bprod"),
     ("leonardo", {"environment": (("NCCL_IB_HCA", "mlx5_0,mlx5_1,mlx5_4:1"),)}, "NCCL_IB_HCA names mlx5_4, which the nodes of leonardo have not"),
+    ("marenostrum5", {"nodes": 101}, "QoS 'acc_ehpc' allows 100 nodes, 101 requested; that limit is only reported"),
     ("vega", {"partition": "gpu"}, "Partition 'gpu' takes no job without GPUs; that limit is only reported"),
     ("perlmutter", {"nodes": 2, "gpus_per_node": 4}, "Slingshot"),
     ("perlmutter", {"gpus_per_node": 4}, "libfabric"),
