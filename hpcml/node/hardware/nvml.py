@@ -153,6 +153,33 @@ def memory(index: int) -> tuple[int, int]:
     return int(amounts.total), int(amounts.free)
 
 
+def memory_of(device: str, pid: int) -> tuple[int, int] | None:
+    """Return the memory of a GPU that a process uses, and what is free of it, in bytes; None where NVML does not tell.
+
+    ``device`` is an entry of ``CUDA_VISIBLE_DEVICES``: an index, or the UUID of a GPU or of a MIG part. Where NVML does
+    not know the process (it has not used the GPU yet, or has another number inside an image) all that is used counts.
+    """
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except ImportError:
+        return None
+    except pynvml.NVMLError:
+        return None
+    ask = Asker(pynvml)
+    question = (
+        ("nvmlDeviceGetHandleByIndex", int(device)) if device.isdigit() else ("nvmlDeviceGetHandleByUUID", device)
+    )
+    handle = ask("device", *question)
+    amounts = None if handle is None else ask("memory", "nvmlDeviceGetMemoryInfo", handle)
+    if amounts is None:
+        return None
+    found = ask("processes", "nvmlDeviceGetComputeRunningProcesses", handle) or []
+    own = next((one.usedGpuMemory for one in found if one.pid == pid), None)  # None too where it may not be told
+    return int(amounts.used if own is None else own), int(amounts.free)
+
+
 def nvlink_counters() -> tuple[dict[str, Any] | None, str]:
     """Return by UUID what each GPU has moved over NVLink; None and the reason where NVML does not answer.
 

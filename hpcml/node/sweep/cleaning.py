@@ -11,11 +11,14 @@ import ctypes
 import gc
 import os
 import signal
+import sys
 import time
+from collections.abc import Mapping, Sequence
 from multiprocessing import Pipe
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypedDict
 
 from hpcml.node import processes
+from hpcml.node.settings import load
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -26,6 +29,7 @@ RELEASED = 2.0  # seconds for tasks to be forgotten, and to leave their threads
 BACK = 60.0  # seconds for workers to be there again
 SHARE = 0.25  # of a worker's memory limit: what a point may leave before its workers are restarted
 LEAST = 128 << 20  # bytes that it may leave in any case: modules that its tasks have imported
+GPU_LEAST = 1 << 30  # bytes of GPU memory that it may leave: contexts, kernels and buffers of libraries, loaded once
 _STORES = {"publish": "datasets", "variables": "variables", "queues": "queues"}  # of the scheduler, by extension
 
 
@@ -107,7 +111,7 @@ def _serve(connection: Connection, parent: int, address: str) -> NoReturn:
         cluster: _Cluster | None = None
         while connection.recv():
             try:
-                cluster = cluster or _Cluster()
+                cluster = cluster or _Cluster(gpus=load().settings.gpu is not None)
                 answer = {"restarted": cluster.clean()}
             except Exception as error:  # noqa: BLE001 - the parent says it
                 answer = {"problem": f"{type(error).__name__}: {error}"}
@@ -118,40 +122,55 @@ def _serve(connection: Connection, parent: int, address: str) -> NoReturn:
         os._exit(0)
 
 
-class _Cluster:
-    """The run's cluster as the cleaning sees it; ``before`` is what memory each worker had when it was fresh."""
+class State(TypedDict):
+    """How a worker is; see :func:`state`."""
 
-    def __init__(self) -> None:
+    busy: int
+    memory: int
+    limit: int
+    gpu: int
+    gpu_free: int
+    pool_kept: int
+
+
+class _Cluster:
+    """The run's cluster as the cleaning sees it; ``before`` is how each worker was when it was fresh."""
+
+    def __init__(self, *, gpus: bool) -> None:
         from distributed import Client
 
-        self.client = Client(set_as_default=False)
-        self.before: dict[str, int] = {}
+        self.client, self.gpus = Client(set_as_default=False), gpus
+        self.before: dict[str, State] = {}
+
+    def _states(self, *, trim: bool = False) -> dict[str, State]:
+        found: dict[str, State] = self.client.run(state, trim=trim, gpu=self.gpus)
+        return found
 
     def clean(self) -> str:
         left = self.client.run_on_scheduler(release, keep=self.client.id)
-        states = self.client.run(state)
+        states = self._states()
         deadline = time.monotonic() + RELEASED
         while any(one["busy"] for one in states.values()) and time.monotonic() < deadline:
             time.sleep(0.02)
-            states = self.client.run(state)
-        grown = self._grown(states)
-        if grown:  # not all of it may be in use
-            states = self.client.run(state, trim=True)
-            grown = self._grown(states)
-        why = reason(left, sum(bool(one["busy"]) for one in states.values()), grown)
+            states = self._states()
+        grown, on_gpus = self._grown(states), grown_gpus(states, self.before)
+        if grown or on_gpus:  # not all of it may be in use
+            states = self._states(trim=True)
+            grown, on_gpus = self._grown(states), grown_gpus(states, self.before)
+        why = reason(left, sum(bool(one["busy"]) for one in states.values()), grown, on_gpus)
         if why:
             old = self.client.run_on_scheduler(workers)
             self.client.run(end, wait=False)
             self.client.run_on_scheduler(replaced, old=old)
-            states, self.before = self.client.run(state), {}
+            states, self.before = self._states(), {}
         for worker, one in states.items():
-            self.before.setdefault(worker, one["memory"])
+            self.before.setdefault(worker, one)
         return why
 
-    def _grown(self, states: dict[str, dict[str, int]]) -> list[int]:
+    def _grown(self, states: dict[str, State]) -> list[int]:
         """Return by how many bytes workers have grown that kept more of their memory than they may."""
         grown = [
-            (one["memory"] - self.before[worker], one["limit"])
+            (one["memory"] - self.before[worker]["memory"], one["limit"])
             for worker, one in states.items()
             if worker in self.before
         ]
@@ -163,8 +182,28 @@ def kept_too_much(more: int, limit: int) -> bool:
     return more > LEAST and more > SHARE * limit
 
 
-def reason(left: int, busy: int, grown: list[int]) -> str:
+def grown_gpus(states: Mapping[str, State], before: Mapping[str, State]) -> list[int]:
+    """Return how many bytes of GPU memory workers have kept that kept more than they may.
+
+    That is a quarter of what was free on the GPU when they were fresh, which is what lies beside their pool if they
+    have one, or of the pool itself.
+    """
+    found = []
+    for worker, one in states.items():
+        if worker not in before:
+            continue
+        more = one["gpu"] - before[worker]["gpu"]
+        if one["gpu"] and more > max(GPU_LEAST, SHARE * before[worker]["gpu_free"]):
+            found.append(more)
+        elif one["pool_kept"]:
+            found.append(one["pool_kept"])
+    return found
+
+
+def reason(left: int, busy: int, grown: list[int], on_gpus: Sequence[int] = ()) -> str:
     """Return why workers are restarted, in words; empty if they need not be."""
+    if on_gpus:
+        return f"{len(on_gpus)} of the workers kept up to {max(on_gpus) >> 20} MiB of GPU memory"
     if grown:
         return f"{len(grown)} of the workers kept up to {max(grown) >> 20} MiB"
     if busy:
@@ -208,14 +247,52 @@ async def end() -> None:  # only of such does Dask not wait for the answer
     os._exit(processes.COME_BACK)
 
 
-def state(dask_worker: Any, *, trim: bool = False) -> dict[str, int]:
-    """On a worker: return how many tasks its threads run, its memory and its limit in bytes (0: none)."""
+def state(dask_worker: Any, *, trim: bool = False, gpu: bool = False) -> State:
+    """On a worker: return how many tasks its threads run, its memory and its limit in bytes (0: none).
+
+    On a GPU also what it uses of its memory and what is free, by NVML, and what is kept of a pool at least.
+    """
     import psutil
 
     if trim:
         gc.collect()
         with contextlib.suppress(OSError, AttributeError):  # another C library
             ctypes.CDLL("libc.so.6").malloc_trim(0)
+        _trim_gpu()
     memory = psutil.Process().memory_info().rss
     busy = dask_worker.state.executing_count + len(dask_worker.state.long_running)
-    return {"busy": busy, "memory": memory, "limit": int(dask_worker.memory_manager.memory_limit or 0)}
+    found = State(busy=busy, memory=memory, limit=int(dask_worker.memory_manager.memory_limit or 0),
+                  gpu=0, gpu_free=0, pool_kept=0)  # fmt: skip
+    device = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0].strip()
+    if gpu and device:
+        from hpcml.node.hardware import nvml
+
+        found["gpu"], found["gpu_free"] = nvml.memory_of(device, os.getpid()) or (0, 0)
+        found["pool_kept"] = 0 if busy else pool_kept()
+    return found
+
+
+def _trim_gpu() -> None:
+    """Give back what libraries keep of GPU memory without using it."""
+    if cupy := sys.modules.get("cupy"):
+        cupy.get_default_memory_pool().free_all_blocks()
+    torch = sys.modules.get("torch")
+    if torch and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def pool_kept() -> int:
+    """Return how many bytes of this process's RMM pool are kept at least, if that is more than a quarter; else 0.
+
+    NVML sees a pool as used, whatever is in it, and the pool itself tells nothing but its size: so three quarters of it
+    are asked for, and given back at once. A pool that had to grow for that is too full as well.
+    """
+    rmm = sys.modules.get("rmm")
+    if rmm is None or not isinstance(pool := rmm.mr.get_current_device_resource(), rmm.mr.PoolMemoryResource):
+        return 0
+    size = int(pool.pool_size())
+    try:
+        rmm.DeviceBuffer(size=int((1 - SHARE) * size))
+    except MemoryError:
+        return int(SHARE * size)
+    return int(SHARE * size) if pool.pool_size() > size else 0
