@@ -13,6 +13,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # as typing's, whose import would be most of what --help takes
 if TYPE_CHECKING:
+    from hpcml.elastic import ElasticCluster
     from hpcml.errors import HpcmlError
     from hpcml.login_api import find_run, list_runs, submit
     from hpcml.map_api import map  # noqa: A004
@@ -21,7 +22,18 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["HpcmlError", "RunHandle", "__version__", "connect", "find_run", "list_runs", "map", "run", "submit"]
+__all__ = [
+    "ElasticCluster",
+    "HpcmlError",
+    "RunHandle",
+    "__version__",
+    "connect",
+    "find_run",
+    "list_runs",
+    "map",
+    "run",
+    "submit",
+]
 
 _MODULES = {
     "connect": "script_api",
@@ -32,6 +44,7 @@ _MODULES = {
     "RunHandle": "runs.handle",
     "HpcmlError": "errors",
     "map": "map_api",
+    "ElasticCluster": "elastic",
 }
 
 

@@ -352,6 +352,23 @@ def find(run_ids: Sequence[str], timeout: float = TIMEOUT) -> dict[str, Submissi
     return {run_id: Submission(job=found[run_id], found_again=True) for run_id in run_ids if run_id in found}
 
 
+def jobs_of_clusters() -> dict[str, list[str]]:
+    """Return the jobs that are in the queue of this user's elastic clusters, by the cluster's id.
+
+    Each carries the cluster's id and a number of its own as its comment.
+    """
+    command = ["squeue", "--noheader", f"--user={os.getuid()}", "--format=%i|%T|%k"]
+    answer = ask(command)
+    if answer.code != 0:
+        raise silent(answer)
+    over = ENDED | {"COMPLETING"}
+    found: dict[str, list[str]] = {}
+    for row in _rows(answer):
+        if len(row) == 3 and row[1] not in over and (match := re.fullmatch(r"hpcml:(.+)\.\d+", row[2])):
+            found.setdefault(match[1], []).append(row[0])
+    return found
+
+
 def _jobs_of_runs(rows: list[list[str]]) -> dict[str, str]:
     """Return the job of each run that rows of job, state and comment name: one that has not ended, and the newest."""
     jobs: dict[str, tuple[bool, int]] = {}

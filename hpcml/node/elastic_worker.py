@@ -1,0 +1,21 @@
+"""A worker of an elastic cluster, as Dask's own command starts it in a job: behind TLS alone.
+
+Its Nanny imports this module before it listens, so that the limits hold for both.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distributed import Worker
+
+from hpcml.node.security import connection_limits
+
+connection_limits.guard()
+
+
+class ElasticWorker(connection_limits.Guarded, Worker):  # type: ignore[misc]
+    """Dask's worker without an HTTP port."""
+
+    def start_http_server(self, *_: Any, **__: Any) -> None:
+        """Open no port: nothing but Dask's TLS comms listens on a node."""

@@ -1,0 +1,130 @@
+"""``hpcml.ElasticCluster`` with jobs that run as processes here: they come by load, are replaced, go when idle, and leave nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import slurm_here
+
+pytestmark = pytest.mark.local
+
+START = """
+import json, os, subprocess, sys, time
+import hpcml
+from distributed import Client
+def jobs(): return subprocess.run(["squeue", "--format=%i"], capture_output=True, text=True, check=True).stdout.split()
+def until(condition):
+    deadline = time.monotonic() + 120
+    while not condition():
+        if time.monotonic() > deadline: sys.exit("it did not come so far")
+        time.sleep(0.1)
+def nothing(): pass
+asked = {"site": "slurm", "time": "10m", "cpus_per_node": 1, "memory_per_node": "1200M", "set": {"workers.per_node": 2}}
+"""
+
+# idle is longer than the pause between two computations, and shorter than the patience of until()
+DAY = """
+facts = {}
+with hpcml.ElasticCluster(maximum=4, idle="8s", **asked) as cluster, Client(cluster) as client:
+    facts["before"] = jobs()
+    facts["answer"] = client.submit(abs, -3).result(120)
+    first = jobs()
+    time.sleep(3)
+    client.submit(abs, -4).result(120)
+    facts["kept"] = jobs() == first
+    facts["html"] = "workers" in cluster._repr_html_().lower() and "Client" in client._repr_html_()
+    facts["links"] = [cluster.dashboard_link, client.dashboard_link]
+    until(lambda: not cluster.worker_spec and not jobs())
+    futures = client.map(lambda x: time.sleep(2) or x, range(8), pure=False)
+    until(lambda: cluster.scheduler.workers)
+    lost = jobs()
+    for job in lost: subprocess.run(["scancel", job], check=True)
+    facts["sum"] = sum(client.gather(futures))
+    facts["others"] = not set(lost) & set(jobs())
+    other = "; ".join(["import hpcml, sys", "from distributed import Client", "a = sys.argv[1]",
+        "c = Client(a, security=hpcml.ElasticCluster.security_of(a, site='slurm'))", "print(c.submit(abs, -5).result(120))", "c._repr_html_()"])
+    facts["beside"] = subprocess.run([sys.executable, "-c", other, cluster.scheduler_address], capture_output=True, text=True).stdout
+    facts["open"] = sorted(path.name for path in cluster.directory.glob("secret/*"))
+facts["after"], facts["secret"] = jobs(), sorted(path.name for path in cluster.directory.glob("secret/*"))
+facts["closed"] = (cluster.directory / "closed").exists()
+bad = hpcml.ElasticCluster(**asked | {"set": {"runtime.setup": ["echo no such thing; exit 9"]}})
+with Client(bad) as client:
+    try: client.submit(abs, -1).result(120)
+    except Exception as error: facts["error"] = type(error).__name__
+until(lambda: bad.status.name == "closed")
+facts["problem"] = str(bad.problem)
+short = hpcml.ElasticCluster(unused="2s", **asked)
+until(lambda: short.status.name == "closed")
+from dask_labextension.manager import make_cluster
+import asyncio, dask
+with dask.config.set({"labextension": {"factory": {"module": "hpcml", "class": "ElasticCluster", "args": [], "kwargs": asked}, "default": {"workers": None, "adapt": None}}}):
+    async def click():
+        cluster, _ = await make_cluster({"workers": 1})
+        async with Client(cluster, asynchronous=True) as client: answer = await client.submit(abs, -6)
+        await cluster.close()
+        return answer
+    facts["click"] = asyncio.run(click())
+facts["end"] = jobs()
+print(json.dumps(facts))
+"""
+
+STAYS = """
+cluster = hpcml.ElasticCluster(minimum=1, **asked)
+Client(cluster).wait_for_workers(2, 120)
+print(cluster.directory, flush=True)
+time.sleep(600)
+"""
+
+
+def start(folder: Path, program: str) -> subprocess.Popen[str]:
+    if not (folder / "bin").exists():
+        slurm_here.put(folder / "bin")
+    (folder / "program.py").write_text(START + program)
+    path = f"{folder / 'bin'}:{os.environ['PATH']}"
+    environment = {"HOME": str(folder), "PATH": path, "LANG": "C.UTF-8", "HERE_JOBS": str(folder / "bin")}
+    return subprocess.Popen([sys.executable, "program.py"], cwd=folder, env=environment, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True)  # fmt: skip
+
+
+def test_a_day_of_a_cluster(tmp_path: Path) -> None:
+    out, errors = (process := start(tmp_path, DAY)).communicate(timeout=400)
+    assert process.returncode == 0, errors
+    facts: dict[str, Any] = json.loads(out.splitlines()[-1])
+    assert (facts["before"], facts["answer"], facts["kept"], facts["html"]) == ([], 3, True, True)
+    assert facts["links"] == ["", ""]
+    assert (facts["sum"], facts["others"], facts["beside"]) == (28, True, "5\n")
+    assert (facts["open"], facts["secret"], facts["closed"]) == (["tls-cert.pem", "tls-key.pem"], [], True)
+    assert "no such thing" in facts["problem"]
+    assert "3 jobs one after another ended" in errors
+    assert "was not used for 2.0 s" in errors
+    assert facts["error"] == "FutureCancelledError"
+    assert (facts["click"], facts["after"], facts["end"]) == (6, [], [])
+    assert "Traceback" not in errors, errors
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_nothing_is_left_when_python_ends(tmp_path: Path, number: signal.Signals) -> None:
+    process = start(tmp_path, STAYS)
+    assert process.stdout
+    folder = Path(process.stdout.readline().strip())
+    assert (folder / "secret").stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in folder.glob("secret/*")} == {0o600}
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == -number
+    assert ("KeyboardInterrupt" in errors) == (number == signal.SIGINT)
+    deadline = time.monotonic() + 120
+    jobs = list((tmp_path / "bin").glob("job-*"))
+    while any(map(slurm_here.alive, jobs)) or list(folder.glob("secret/*")):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert jobs
