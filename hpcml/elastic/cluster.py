@@ -285,6 +285,7 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
                 if self.status == Status.running:
                     words = units.format_seconds(self._unused)
                     note(f"cluster {self.name} was not used for {words} and is closed")
+                    self.shutdown_scheduler = False  # it has done it
                     self._end_soon()
                 return
             await self._look()

@@ -1,0 +1,97 @@
+"""``hpcml.ElasticCluster`` on a real Slurm: by load from none to some and back, jobs lost and replaced, mallory shut out."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from conftest import Cluster, together
+from lab_state import wait_for
+from test_security import ATTACK, listeners
+
+pytestmark = pytest.mark.lab
+
+PROGRAM = """
+import json, os, pathlib, socket, subprocess, sys, time
+import hpcml
+from distributed import Client
+def jobs(): return subprocess.run(["squeue", "-h", "-o", "%i", "--me"], capture_output=True, text=True, check=True).stdout.split()
+def until(condition):
+    deadline = time.monotonic() + 240
+    while not condition():
+        if time.monotonic() > deadline: sys.exit("it did not come so far")
+        time.sleep(0.1)
+def where(x):
+    time.sleep(5)
+    return socket.gethostname()
+facts = {}
+asked = {"time": "10m", "cpus_per_node": 2, "memory_per_node": "1G", "exclusive": True}
+with hpcml.ElasticCluster(maximum=3, idle="10s", **asked) as cluster, Client(cluster) as client:
+    facts["before"] = jobs()
+    facts["nodes"] = sorted(set(client.gather(client.map(where, range(12), pure=False))))
+    addresses = {"scheduler": cluster.scheduler_address, "worker": list(cluster.scheduler.workers)[0],
+                 "directory": str(cluster.directory)}
+    pathlib.Path("addresses.new").write_text(json.dumps(addresses))
+    pathlib.Path("addresses.new").rename("addresses.json")
+    while not pathlib.Path("enough").exists(): client.submit(where, 0, pure=False).result(240)
+    futures = client.map(where, range(12), pure=False)
+    until(lambda: cluster.scheduler.workers)
+    lost = jobs()
+    subprocess.run(["scancel", *lost], check=True)
+    facts["again"] = len(client.gather(futures))
+    facts["others"] = bool(lost) and not set(lost) & set(jobs())
+    del futures
+    until(lambda: not cluster.worker_spec)
+    facts["idle"] = cluster.scheduler.status.name
+    cluster.scale(1)
+    client.wait_for_workers(1, 240)
+    facts["asked"] = subprocess.run(["scontrol", "show", "job", jobs()[0]], capture_output=True, text=True).stdout
+print(json.dumps(facts))
+"""
+
+
+def test_it_breathes_and_is_closed_to_others(cluster: Cluster) -> None:
+    program = cluster.write("elastic/program.py", PROGRAM)
+    folder = program.parent
+    python = cluster.run("sh", "-c", "command -v python").stdout.strip()
+    process = cluster.lab.popen([python, str(program)], cwd=folder)
+    path = folder / "addresses.json"
+    assert wait_for(lambda: path.exists() or process.poll() is not None, 120, 0.2), "no workers came"
+    if not path.exists():
+        pytest.fail("\n".join(process.communicate()))
+    addresses = json.loads(path.read_text())
+    host = addresses["worker"].rpartition("//")[2].rsplit(":", 1)[0]
+    node = f"n{int(host.rsplit('.', 1)[1]) - 10}"
+    ports = sorted(listeners(cluster, node))  # of a worker and its Nanny
+    ports_here = sorted(listeners(cluster, "login"))
+    own = addresses["scheduler"].rsplit(":", 1)
+    assert ports_here == [int(own[1])]
+    assert len(ports) == 2
+    targets = [addresses["scheduler"], *(f"tls://{host}:{port}" for port in ports)]
+    tries = [cluster.lab.popen([python, "-c", ATTACK, target], node="n4", user="mallory") for target in targets]
+    for done in together(tries, 120):
+        lines = Counter(line.split()[0] for line in done.stdout.splitlines() if line.startswith(("IN", "refused")))
+        assert lines == {"refused": 5}, done.stdout + done.stderr
+    for file in ("secret/tls-key.pem", "cluster.json", "jobs"):
+        done = cluster.run("ls", f"{addresses['directory']}/{file}", node="n4", user="mallory")
+        assert "Permission denied" in done.stderr
+    (folder / "enough").touch()
+    out, errors = process.communicate(timeout=600)
+    assert process.returncode == 0, errors
+    facts = json.loads(out.splitlines()[-1])
+    assert facts["before"] == []
+    assert set(facts["nodes"]) <= {"n1", "n2", "n3", "n4"}
+    assert len(facts["nodes"]) >= 2
+    assert (facts["again"], facts["others"], facts["idle"]) == (12, True, "running")
+    for words in ("NumNodes=1 ", "TimeLimit=00:10:00", "Requeue=0", "Partition=boost"):
+        assert words in facts["asked"], facts["asked"]
+    left = time.monotonic() + 120
+    while (text := cluster.run("squeue", "-h", "-u", "hpcml-alice").stdout) and time.monotonic() < left:
+        time.sleep(0.2)
+    assert not text
+    assert (Path(addresses["directory"]) / "closed").exists()
+    assert not list(Path(addresses["directory"]).glob("secret/*"))
