@@ -88,7 +88,9 @@ def test_what_travels_with_a_run_is_all_that_the_nodes_side_imports() -> None:
     """But for the names of hpcml that only the login node's side has."""
     travels = set(assets.node_side())
     for path in travels:
-        of_the_login_node = ("hpcml.login_api", "hpcml.map_api", "hpcml.elastic", "hpcml.runs.") if path == "hpcml/__init__.py" else ()
+        of_the_login_node = (
+            ("hpcml.login_api", "hpcml.map_api", "hpcml.elastic", "hpcml.runs.") if path == "hpcml/__init__.py" else ()
+        )
         for name in _imports(ROOT / path):
             if name.startswith(of_the_login_node):
                 continue
