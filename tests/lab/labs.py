@@ -348,14 +348,24 @@ class Lab:
 
     @staticmethod
     def _kill_all_on(holder: Started) -> None:
+        """Stop all, then kill them: as without power, none lives long enough to see the end of another and to tell it."""
         number = mount_namespace(holder.pid)
 
-        def gone() -> bool:
-            left = set(members({number} if number else set())) - {holder.pid}
-            for pid in left:
-                kill(pid)
-            return not left
+        def left() -> set[int]:
+            return set(members({number} if number else set())) - {holder.pid}
 
+        def gone() -> bool:
+            found = left()
+            for pid in found:
+                kill(pid)
+            return not found
+
+        stopped: set[int] = set()
+        while new := left() - stopped:
+            for pid in new:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+            stopped |= new
         wait_for(gone, NODE_WAIT_S)
 
     def node_up(self, node: str) -> None:

@@ -38,7 +38,7 @@ hpcml.run.report(loss=client.submit(abs, chosen.k - 4).result())
 def test_every_point_is_run_once(cluster: Cluster) -> None:
     script = cluster.write("sweep/train.py", SCRIPT)
     starts = script.with_name("starts")
-    words = ("train.py", "--nodes", "2", "--time", "3", "--grid", "k=range(1,9)", "--", "--starts", str(starts))
+    words = ("train.py", "--nodes", "2", "--grid", "k=range(1,9)", "--", "--starts", str(starts))
 
     def sweep(*options: str) -> Any:
         done = cluster.run("hpcml", "sweep", *options, *words, cwd=script.parent)

@@ -44,7 +44,7 @@ MINUTE = ("--time", "1", "--set", "slurm.signal_lead=5s")  # Slurm's shortest; a
 def awaiting(role: str, deadline: str) -> tuple[str, ...]:
     """Return options of a run whose role never gets beyond its start."""
     hangs = ("--set", f"runtime.python={HANGS}", "--set", f"environment.HPCML_TEST_HANGS={role}")
-    return (*hangs, "--set", f"deadlines.{deadline}=300s")
+    return (*hangs, "--set", f"deadlines.{deadline}=900s")
 
 
 class Stage(NamedTuple):
@@ -270,14 +270,16 @@ def test_a_node_that_goes_down_is_the_cause_in_each_phase(cluster: Cluster, subt
             cluster.run("rm", "-rf", str(PLACE), node=node, user="root")
 
 
-CRASHES = """import ctypes, os
+CRASHES = """import ctypes, json, os
 by_name = {facts["name"]: address for address, facts in client.scheduler_info(n_workers=-1)["workers"].items()}
 def crash(how):
     how()
 first = client.submit(crash, os.abort, workers=[by_name["n1"]])
 while by_name["n1"] in client.scheduler_info(n_workers=-1)["workers"]:
     time.sleep(0.1)
-time.sleep(3)  # longer than what is not known of the clocks
+while not json.loads((hpcml.run.out.parent / "attempts/0/nodes/n1.json").read_text())["deaths"]:
+    time.sleep(0.1)
+time.sleep(5)  # longer than what is not known of the clocks
 client.submit(ctypes.string_at, 0, workers=[by_name["n2"]]).result()
 """
 
