@@ -142,11 +142,16 @@ def _closing(facts: os.stat_result, path: Path) -> str:
 
 def is_own_folder(path: str | Path) -> bool:
     """Whether this is a folder of this user's (no link to one)."""
+    return own_folder(path) is not None
+
+
+def own_folder(path: str | Path) -> os.stat_result | None:
+    """Return the facts of a folder of this user's (no link to one); None if it is none."""
     try:
         facts = os.lstat(path)
     except OSError:
-        return False
-    return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid()
+        return None
+    return facts if stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid() else None
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------

@@ -13,46 +13,61 @@ RESERVE_COUNT = 4  # files for the end of a run when there is no room: two state
 RESERVE_SIZE = 16384  # bytes of each
 
 
-class RunPaths:
+class Below:
+    """A file's place below a folder; its path is made when it is asked for, as a listing has thousands of runs."""
+
+    def __init__(self, *parts: str) -> None:
+        self.parts = parts
+
+    def __get__(self, folder: Folder, _: object) -> Path:
+        return folder.directory.joinpath(*self.parts)
+
+
+class Folder:
+    """A folder whose files have names."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+
+class RunPaths(Folder):
     """The files of one run below its directory (mode 0700, on a file system that all nodes share).
 
     What belongs to one attempt (a requeued job starts a new one) lies in ``attempts/N``; secrets lie there too, so
     that no attempt reuses another's.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.request = directory / "request.json"
-        self.plan = directory / "plan.json"
-        self.script = directory / "job.sh"
-        self.step = directory / "step.sh"
-        self.variables = directory / "environment.sh"
-        self.image = directory / "image.sh"
-        self.sources = directory / "sources"
-        self.stage = directory / "stage.sh"
-        self.keep = directory / "keep.sh"
-        self.sweep = directory / "sweep.sh"
-        self.home = directory / "home"
-        self.submission = directory / "submission.json"
-        self.job = directory / "job"
-        self.next_job = directory / "next-job"
-        self.events = directory / "events.jsonl"
-        self.status = directory / "status.json"
-        self.report = directory / "report.html"
-        self.report_facts = directory / "report.json"
-        self.profiles = directory / "profiles"
-        self.reserve = directory / "reserve"
-        self.code = directory / "code"
-        self.library = directory / LIBRARY
-        self.logs = directory / "logs"
-        self.out = directory / "out"
-        self.checkpoints = directory / "checkpoints"
-        self.points = directory / "points.json"
-        self.point_records = directory / "points"
-        self.rungs = directory / "rungs"
-        self.job_log = self.logs / "job.log"
-        self.driver_log = self.logs / "driver.log"
-        self.scheduler_log = self.logs / "scheduler.log"
+    request = Below("request.json")
+    plan = Below("plan.json")
+    script = Below("job.sh")
+    step = Below("step.sh")
+    variables = Below("environment.sh")
+    image = Below("image.sh")
+    sources = Below("sources")
+    stage = Below("stage.sh")
+    keep = Below("keep.sh")
+    sweep = Below("sweep.sh")
+    home = Below("home")
+    submission = Below("submission.json")
+    job = Below("job")
+    next_job = Below("next-job")
+    events = Below("events.jsonl")
+    status = Below("status.json")
+    report = Below("report.html")
+    report_facts = Below("report.json")
+    profiles = Below("profiles")
+    reserve = Below("reserve")
+    code = Below("code")
+    library = Below(LIBRARY)
+    logs = Below("logs")
+    out = Below("out")
+    checkpoints = Below("checkpoints")
+    points = Below("points.json")
+    point_records = Below("points")
+    rungs = Below("rungs")
+    job_log = Below("logs", "job.log")
+    driver_log = Below("logs", "driver.log")
+    scheduler_log = Below("logs", "scheduler.log")
 
     def worker_log(self, node: str) -> Path:
         """Return the log of the worker task on a node (``%N`` lets srun put the node's name)."""
@@ -78,35 +93,33 @@ class RunPaths:
         return AttemptPaths(self.directory / "attempts" / str(number))
 
 
-class AttemptPaths:
+class AttemptPaths(Folder):
     """The rendezvous of one attempt: what the roles tell each other through the shared file system."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.secret = directory / "secret"
-        self.certificate = self.secret / "tls-cert.pem"
-        self.key = self.secret / "tls-key.pem"
-        self.ucx_key = self.secret / "ucx.key"
-        self.jupyter_token = self.secret / "jupyter.token"
-        self.control = directory / "control.json"
-        self.scheduler = directory / "scheduler.json"
-        self.nodes = directory / "nodes"
-        self.versions = directory / "versions"
-        self.exits = directory / "exit"
-        self.terminate = directory / "terminate"
-        self.time_limit = directory / "time-limit"
-        self.ended = directory / "ended"
-        self.begun = directory / "begun"
-        self.goes_on = directory / "continue"
-        self.end = directory / "end.json"
-        self.ledger = directory / "ledger.json"
-        self.lost = directory / "lost"
-        self.script_error = directory / "script-error.json"
-        self.saves = directory / "saves.json"
-        self.points_end = directory / "points-end.json"
-        self.fabric = directory / "fabric.json"
-        self.samples = directory / "samples"
-        self.dask_samples = self.samples / "dask.jsonl"
+    secret = Below("secret")
+    certificate = Below("secret", "tls-cert.pem")
+    key = Below("secret", "tls-key.pem")
+    ucx_key = Below("secret", "ucx.key")
+    jupyter_token = Below("secret", "jupyter.token")
+    control = Below("control.json")
+    scheduler = Below("scheduler.json")
+    nodes = Below("nodes")
+    versions = Below("versions")
+    exits = Below("exit")
+    terminate = Below("terminate")
+    time_limit = Below("time-limit")
+    ended = Below("ended")
+    begun = Below("begun")
+    goes_on = Below("continue")
+    end = Below("end.json")
+    ledger = Below("ledger.json")
+    lost = Below("lost")
+    script_error = Below("script-error.json")
+    saves = Below("saves.json")
+    points_end = Below("points-end.json")
+    fabric = Below("fabric.json")
+    samples = Below("samples")
+    dask_samples = Below("samples", "dask.jsonl")
 
     def exit_of(self, role: str, node: str) -> Path:
         """Return where a role's exit status on a node is written."""

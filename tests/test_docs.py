@@ -21,7 +21,7 @@ import pytest
 
 from hpcml import errors, script_api
 from hpcml.cli import main
-from hpcml.paths import AttemptPaths, RunPaths
+from hpcml.paths import AttemptPaths, Below, RunPaths
 from hpcml.plan import batch_script, plan
 from hpcml.schedulers import request
 from hpcml.sites import layers, lookup, schema
@@ -318,9 +318,10 @@ def test_shipped_profiles() -> None:
 
 def test_files_and_events_of_a_run() -> None:
     text = prose("run-directory.md")
-    paths = [path for path in vars(RunPaths(Path("run"))).values() if path != Path("run")]
-    paths += [path for path in vars(AttemptPaths(Path("attempts/N"))).values() if path.parent == Path("attempts/N")]
-    assert not [path.name for path in paths if path.name not in text]
+    places = [place.parts for place in vars(RunPaths).values() if isinstance(place, Below)]
+    places += [place.parts for place in vars(AttemptPaths).values() if isinstance(place, Below) and not place.parts[1:]]
+    assert len(places) > 40
+    assert not [parts[-1] for parts in places if parts[-1] not in text]
     source = "".join(path.read_text() for path in (ROOT / "hpcml/node").rglob("*.py"))
     events = set(re.findall(r"""(?:events\.write\(\s*|event=)"([a-z-]+)\"""", source))
     events |= set(re.findall(r"note_event ([a-z-]+)", (ROOT / "templates/stage.sh").read_text()))

@@ -17,8 +17,9 @@ from hpcml.units import format_age, format_time_limit, parse_seconds
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from hpcml.runs import kept
     from hpcml.runs import status as run_status
     from hpcml.schedulers import Submission
 
@@ -96,16 +97,50 @@ def _newest(
     """Return the newest runs, oldest first, all or so many, and the ids of those that were not looked at."""
     rows: list[run_status.Status] = []
     said: set[str] = set()
+    there, ends = run_ids, _ends(folder, long=failed or most is None or most > _BLOCK)
     block = _BLOCK if failed else most
     while run_ids and (most is None or len(rows) < most):
-        found = directories.newest(folder, run_ids, None if most is None else block)
-        run_ids = run_ids[: run_ids.index(found[0])] if found else []
-        rows = [row for row in _rows([folder / name for name in found], said) if row.failed or not failed] + rows
+        found = directories.changed(folder, run_ids, None if most is None else block)
+        run_ids = run_ids[: run_ids.index(next(iter(found)))] if found else []
+        rows = _rows(folder, found, said, ends, failed=failed) + rows
         block = block and 2 * block  # few questions to Slurm, however far back a failure is
+    if ends:
+        ends.write(set(there))
     if most is not None and len(rows) > most:
         run_ids = [*run_ids, *(row.run for row in rows[: len(rows) - most])]
         rows = rows[len(rows) - most :]
     return rows, run_ids
+
+
+def _ends(folder: Path, *, long: bool) -> kept.Ends | None:
+    """Return the ends that are kept for listings of many runs; a short one reads its runs sooner."""
+    if not long:
+        return None
+    from hpcml.runs import kept
+
+    return kept.Ends(folder)
+
+
+def _rows(
+    folder: Path, changed: Mapping[str, int], said: set[str], ends: kept.Ends | None, *, failed: bool
+) -> list[run_status.Status]:
+    """Return the state of runs, or of those that failed, in order; what has ended and is known is not read again."""
+    rows: dict[str, run_status.Status] = {}
+    unknown = []
+    for run_id, when in changed.items():
+        end = ends.find(run_id, when) if ends else None
+        if ends and end and failed and not end.failed:
+            continue
+        if ends and end and (row := ends.status(run_id, end)):
+            rows[run_id] = row
+        else:
+            unknown.append(run_id)
+    for row, run in _read([folder / run_id for run_id in unknown], said):
+        if ends and run:
+            ends.keep(row, run, changed[row.run])
+        if row.failed or not failed:
+            rows[row.run] = row
+    return [rows[run_id] for run_id in changed if run_id in rows]
 
 
 def cells(row: run_status.Status, now: float) -> tuple[str, ...]:
@@ -199,10 +234,10 @@ def _duration(seconds: int) -> str:
     return text.removeprefix("0")
 
 
-def _rows(paths: list[Path], said: set[str]) -> list[run_status.Status]:
+def _read(paths: list[Path], said: set[str]) -> list[tuple[run_status.Status, directories.Run | None]]:
     """Return the state of many runs; what cannot be read or asked is unknown and keeps no other from being shown.
 
-    ``said`` are the errors that were shown already.
+    ``said`` are the errors that were shown already. A run that cannot be read is None.
     """
     from hpcml import schedulers
     from hpcml.runs import status as run_status
@@ -223,10 +258,10 @@ def _rows(paths: list[Path], said: set[str]) -> list[run_status.Status]:
             say_message(f"hpcml: {error}")
         said.add(silent := error.message)
     open_runs = _open_runs(runs)
-    rows = []
+    rows: list[tuple[run_status.Status, directories.Run | None]] = []
     for run in runs:
         if isinstance(run, run_status.Status):
-            rows.append(run)
+            rows.append((run, None))
             continue
         written = schedulers.UNKNOWN if run.job and run.id not in open_runs else None  # such an end needs no question
         try:
@@ -235,7 +270,7 @@ def _rows(paths: list[Path], said: set[str]) -> list[run_status.Status]:
             row = run_status.unreadable(run.paths.directory, error)
         if silent and (run.id in open_runs or row.phase == "prepared"):  # what its own files tell is still true
             row = row._replace(silent=silent, message=row.message or silent)
-        rows.append(row)
+        rows.append((row, run))
     return rows
 
 

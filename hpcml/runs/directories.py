@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import calendar
 import contextlib
+import datetime
 import errno
 import json
 import os
@@ -126,7 +126,12 @@ def submitted_at(run_id: str) -> float | None:
     """Return when a run was submitted, in seconds since 1970, as its id tells; None if it is no run's id."""
     if match := _ID.fullmatch(run_id):
         with contextlib.suppress(ValueError):
-            return calendar.timegm(time.strptime(match["time"][:15], "%Y%m%d-%H%M%S"))
+            day, clock, _ = match["time"].split("-")
+            year, month, hour = int(day[:4]), int(day[4:6]), int(clock[:2])
+            when = datetime.datetime(
+                year, month, int(day[6:]), hour, int(clock[2:4]), int(clock[4:]), tzinfo=datetime.UTC
+            )
+            return int(when.timestamp())
     return None
 
 
@@ -307,13 +312,18 @@ def ids(folder: Path, name: str = "") -> list[str]:
 
 def newest(folder: Path, run_ids: Sequence[str], most: int | None = None) -> list[str]:
     """Return the newest of some ids that are this user's runs, oldest first; all of them if no number is given."""
-    own: list[str] = []
+    return list(changed(folder, run_ids, most))
+
+
+def changed(folder: Path, run_ids: Sequence[str], most: int | None = None) -> dict[str, int]:
+    """Return :func:`newest` runs with when each one's folder was last changed, in nanoseconds since 1970."""
+    own: list[tuple[str, int]] = []
     for name in reversed(run_ids):
         if len(own) == most:
             break
-        if files.is_own_folder(f"{folder}/{name}"):
-            own.append(name)
-    return own[::-1]
+        if facts := files.own_folder(f"{folder}/{name}"):
+            own.append((name, facts.st_mtime_ns))
+    return dict(reversed(own))
 
 
 def find(folder: Path, word: str) -> Run:

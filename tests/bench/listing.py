@@ -27,8 +27,10 @@ import startup
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = "python -c pass"
+FIRST = ", the first time"  # no ends of runs are kept yet
 VIEWS = {
     "ls": [],
+    f"ls --all{FIRST}": ["--all"],
     "ls --failed": ["--failed"],
     "ls --since 7d": ["--since", "7d"],
     "ls --name 'train*'": ["--name", "train*"],
@@ -71,6 +73,7 @@ def plant(runs: Path, files: dict[str, bytes], count: int) -> None:
         if number < count - 4:
             (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events(begin + 60)))
             (run / "status.json").write_text(json.dumps(end(number, begin + 700), indent=1))
+            os.utime(run, (begin + 700,) * 2)
 
 
 def events(begin: int) -> list[dict[str, Any]]:
@@ -122,11 +125,21 @@ def measure(python: Path, count: int, rounds: int, place: Path | None) -> dict[s
         times: dict[str, list[startup.Took]] = {command: [] for command in commands}
         for turn in range(rounds + 1):
             for command, words in commands.items():
+                forget(many, command)
                 took = startup.run(words, environment, folder)
                 if turn:
                     times[command].append(took)
-        calls = {command: system_calls(words, environment, folder) for command, words in commands.items()}
+        calls = {}
+        for command, words in commands.items():
+            forget(many, command)
+            calls[command] = system_calls(words, environment, folder)
     return {"times": times, "calls": calls}
+
+
+def forget(runs: Path, command: str) -> None:
+    """Before a command that is measured as the first of its kind: remove the ends that an earlier one kept."""
+    for path in runs.glob(".ends.*") if command.endswith(FIRST) else ():
+        path.unlink()
 
 
 def table(document: dict[str, Any]) -> str:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+
 import pytest
 
 from hpcml.cli import ls
-from hpcml.runs import directories
+from hpcml.runs import directories, kept
 from hpcml.runs.status import Status
 
 ID = "kmeans-20261122-223919-4499"
@@ -108,3 +114,79 @@ def test_ages_and_durations(seconds: int, age: str, duration: str) -> None:
     row = Status(ID, "", "running", times={"allocated": NOW - 65})
     cells = ls.cells(row, NOW - 65 + seconds)
     assert (cells[4], cells[5]) == (age, duration)
+
+
+def planted(folder: Path, number: int, exit_status: int) -> Path:
+    """Write a run that has ended, some minutes ago."""
+    run = folder / f"train-20261122-22{number // 60:02}{number % 60:02}-0000"
+    run.mkdir(mode=0o700)
+    (run / "submission.json").write_text(json.dumps({"job": str(number), "scheduler": "slurm"}))
+    (run / "plan.json").write_text(json.dumps({"site": "lab", "inside": {"nodes": 2, "workers_per_node": 1}}))
+    events = [{"time": 5, "event": "allocated", "nodes": ["n1", "n2"]}, {"time": 9, "event": "clock", "node": "n2"}]
+    events[1] |= {"ahead": 0.5, "within": 0.25}
+    (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    end = {
+        "over": True,
+        "state": "FAILED",
+        "exit_status": exit_status,
+        "by": "script",
+        "message": "it ended",
+        "hint": "",
+    }
+    (run / "status.json").write_text(json.dumps(end | {"quote": ["a line"], "cause": "disk full"}))
+    settle(run)
+    return run
+
+
+def settle(run: Path) -> None:
+    os.utime(run, (time.time() - 300 + len(os.listdir(run)),) * 2)
+
+
+def test_ends_are_kept_for_long_listings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [planted(tmp_path, number, exit_status=int(number % 10 == 0)) for number in range(kept.WORTH)]
+    read: list[str] = []
+    load = directories.load
+
+    def counted(path: Path) -> directories.Run:
+        read.append(path.name)
+        return load(path)
+
+    monkeypatch.setattr(directories, "load", counted)
+
+    def listed(*, failed: bool = False) -> list[Status]:
+        read.clear()
+        return ls._newest(tmp_path, directories.ids(tmp_path), None, failed=failed)[0]
+
+    first = listed()
+    assert (len(first), len(read)) == (kept.WORTH, kept.WORTH)
+    assert first[0].clocks == {"n2": (0.5, 0.25)}
+    assert (listed(), read) == (first, [])  # every value, of the same kind
+    assert (listed(failed=True), read) == (first[::10], [])
+
+    (file,) = tmp_path.glob(".ends.*")
+    assert file.stat().st_mode & 0o777 == 0o600
+    (runs[1] / "report.html").touch()  # a run whose folder was changed is read again
+    (runs[1] / "status.json").unlink()
+    settle(runs[1])
+    shutil.rmtree(runs[2])
+    assert [row.run for row in listed() if not row.over] == [runs[1].name]
+    assert (len(listed()), read) == (kept.WORTH - 1, [runs[1].name])
+    lines = file.read_text().splitlines()
+    for damaged in ("", "hpcml 0 other", f"{lines[0]}\nno line\n", f"{lines[0]}\n{runs[3].name} x 0 {{}}\n", "\udcff"):
+        file.write_bytes(damaged.encode(errors="surrogateescape"))
+        assert (len(listed()), len(read)) == (kept.WORTH - 1, kept.WORTH - 1)
+
+
+def test_an_end_that_may_change_is_not_kept(tmp_path: Path) -> None:
+    run = directories.load(planted(tmp_path, 1, 0))
+    ends = kept.Ends(tmp_path)
+    over = Status(run.id, "lab", "ended")
+    now = time.time_ns()
+    again = run._replace(submission=run.submission and run.submission._replace(requeue=True))
+    ends.keep(over, run, now)  # its files may still be written
+    ends.keep(over, again, 1)
+    ends.keep(over._replace(phase="ending"), run, 1)
+    ends.keep(over._replace(job_state="FAILED"), run, 1)  # Slurm's word
+    assert not ends.new
+    ends.keep(over, run, 1)
+    assert list(ends.new) == [run.id]
