@@ -19,7 +19,7 @@ from typing import Any, get_args, get_origin
 
 import pytest
 
-from hpcml import errors, script_api
+from hpcml import errors, script_api, units
 from hpcml.cli import main
 from hpcml.paths import AttemptPaths, Below, RunPaths
 from hpcml.plan import batch_script, plan
@@ -303,6 +303,37 @@ def test_profile_keys_and_defaults() -> None:
         if codes(cells[2])
     }
     assert told == dict(keys_of(schema.Site))
+
+
+# What a page may call the values of each type in the schema; lists and tables say what they are of.
+KINDS = {
+    bool: r"true or false",
+    int: r"number",
+    units.Seconds: r"duration",
+    units.TimeLimit: r"time limit",
+    units.Memory: r"memory",
+    str: r"(?!true or false|duration|time limit|memory|list of|table of).+",
+    tuple: r"list of .+",
+    dict: r"table of .+",
+}
+
+
+def types_of(record: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every key of a profile with the type of its values."""
+    for name, kind in record.__annotations__.items():
+        inner = get_args(kind)[1] if get_origin(kind) is dict else kind
+        if hasattr(inner, "_fields"):
+            yield from types_of(inner, f"{prefix}{name}.{'NAME.' if inner is not kind else ''}")
+        else:
+            yield f"{prefix}{name}", get_origin(kind) or kind
+
+
+def test_kinds_of_values(subtests: pytest.Subtests) -> None:
+    told = documented_keys()
+    for key, kind in types_of(schema.Site):
+        with subtests.test(key=key):
+            assert key in schema.CHOICES or re.fullmatch(KINDS[kind], told[key][1])
+            assert told[key][3]
 
 
 def test_choices_of_a_key(subtests: pytest.Subtests) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from remote_world import Laptop
 from world import World
 
 
@@ -44,11 +45,7 @@ def login(world: World) -> Login:
 
 def test_it_does_what_hpcml_does(login: Login) -> None:
     assert login.run("--version").stdout == login.world.run("--version").stdout
-    assert [line[2:].split()[0] for line in login.run("site", "ls").stdout.splitlines()] == [
-        "leonardo",
-        "local",
-        "slurm",
-    ]
+    assert login.run("site", "ls").stdout == login.world.run("site", "ls").stdout
     assert "first.py is written" in login.run("new", "first", "kmeans").stdout
     own = login.folder / "templates"
     own.mkdir()
@@ -77,6 +74,16 @@ def test_it_packs_itself(login: Login) -> None:
         assert {name: one.read(name) for name in one.namelist()} == {name: two.read(name) for name in two.namelist()}
         licences = [name for name in one.namelist() if "LICENSE" in name]
     assert {name.split("/")[1].partition("-")[0] for name in licences} == {"hpcml", "jinja2", "markupsafe"}
+
+
+def test_a_laptop_finds_it_under_the_command_s_name(laptop: Laptop) -> None:
+    command = laptop.world.top / "far-bin/hpcml"
+    command.unlink()
+    assert laptop.world.run("pack", "-o", str(command)).returncode == 0
+    done = laptop.run("submit", "--nodes", "2", "job.py", "an argument")
+    assert done.returncode == 0, done.stderr
+    assert len(laptop.runs()) == len(laptop.world.jobs()) == 1
+    assert [path.name for path in (laptop.far / ".cache").iterdir()] == ["hpcml"]
 
 
 def test_it_replaces_nothing_unasked(world: World) -> None:
