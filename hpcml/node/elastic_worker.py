@@ -5,6 +5,7 @@ Its Nanny imports this module before it listens, so that the limits hold for bot
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from distributed import Worker
@@ -12,6 +13,7 @@ from distributed import Worker
 from hpcml.node.security import connection_limits
 
 connection_limits.guard()
+logging.getLogger("distributed.batched").setLevel(logging.WARNING)  # it logs a traceback at every normal end
 
 
 class ElasticWorker(connection_limits.Guarded, Worker):  # type: ignore[misc]

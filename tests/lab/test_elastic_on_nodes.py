@@ -53,6 +53,16 @@ with hpcml.ElasticCluster(maximum=3, idle="10s", **asked) as cluster, Client(clu
 print(json.dumps(facts))
 """
 
+INSIDE = """
+import json, os, sys
+import hpcml
+from distributed import Client
+asked = {"time": "10m", "cpus_per_node": 2, "memory_per_node": "1G", "image": sys.argv[1], "env": ["COLOUR=a b"]}
+def look(): return os.path.exists("/.singularity.d"), os.environ["COLOUR"], os.listdir(os.environ["TMPDIR"]), os.getcwd()
+with hpcml.ElasticCluster(maximum=1, **asked) as cluster, Client(cluster) as client:
+    print(json.dumps(client.submit(look).result(240)))
+"""
+
 
 def test_it_breathes_and_is_closed_to_others(cluster: Cluster) -> None:
     program = cluster.write("elastic/program.py", PROGRAM)
@@ -95,3 +105,12 @@ def test_it_breathes_and_is_closed_to_others(cluster: Cluster) -> None:
     assert not text
     assert (Path(addresses["directory"]) / "closed").exists()
     assert not list(Path(addresses["directory"]).glob("secret/*"))
+
+
+def test_workers_are_inside_an_image(cluster: Cluster, image: Path) -> None:
+    program = cluster.write("elastic/inside.py", INSIDE)
+    done = cluster.run("python", str(program), str(image), cwd=program.parent, timeout=400)
+    assert done.returncode == 0, done.stderr
+    inside, colour, scratch, place = json.loads(done.stdout)
+    assert (inside, colour, scratch) == (True, "a b", ["dask-scratch-space"])
+    assert "/.clusters/" in place
