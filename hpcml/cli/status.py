@@ -33,8 +33,8 @@ def run(options: Namespace) -> int:
         options.once, options.interval = False, None
         return top.run(options)
     from hpcml.cli.why import cause_of
-    from hpcml.report import attempts
-    from hpcml.runs import adoption, profiles, report
+    from hpcml.report import attempts, profiles
+    from hpcml.runs import adoption, report
     from hpcml.runs import status as run_status
 
     run, silent = common.find_run(options), ""
@@ -53,7 +53,7 @@ def run(options: Namespace) -> int:
         say_fitted(value, sys.stdout, first=f"{key:<10} ", rest=" " * 11)
     if status.over and (page := report.page_of(run)):
         say(f"{'report':<10} {common.typed(page, sys.stdout)}")
-    for command in profiles.commands(run) if status.over else ():
+    for command in profiles.commands(run.paths) if status.over else ():
         say(f"{'profile':<10} {command}")  # whole: it is to be copied
     for line in status.quote:
         say(f"  | {line}")

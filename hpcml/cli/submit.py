@@ -404,7 +404,8 @@ def _announce_line(run: directories.Run, *, as_json: bool) -> None:
 def wait_for_end(run: directories.Run, *, as_json: bool) -> int:
     """Show the run until it ends, pass on its output, and return its exit status; Ctrl-C detaches."""
     from hpcml.cli.progress import Progress, Tail
-    from hpcml.runs import profiles, report
+    from hpcml.report import profiles
+    from hpcml.runs import report
     from hpcml.runs import status as run_status
 
     output = Tail(run.paths.driver_log, sys.stdout, own=True)
@@ -434,7 +435,7 @@ def wait_for_end(run: directories.Run, *, as_json: bool) -> int:
     assert last is not None
     if last.over and not as_json and (page := report.page_of(run)):
         say_fitted(common.typed(page, sys.stderr), sys.stderr, first="  report     ", rest=" " * 13)
-    for command in profiles.commands(run) if last.over and not as_json else ():
+    for command in profiles.commands(run.paths) if last.over and not as_json else ():
         say(f"  profile    {command}", sys.stderr)  # whole: it is to be copied
     _tell_end(run, last, as_json=as_json)  # a failure's cause and the next step stand last
     if as_json:

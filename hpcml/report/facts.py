@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hpcml.paths import RunPaths
-from hpcml.report import advice, attempts, ledger, series
+from hpcml.report import advice, attempts, ledger, profiles, series
 from hpcml.report.advice import Advice
 from hpcml.report.attempts import Attempt
 from hpcml.report.ending import End, events, number, of_files, table
-from hpcml.report.figures import HOT, figures_of
+from hpcml.report.figures import HOT, figures_of, memory_in_plan
 from hpcml.report.ledger import Ledger, Phases, Tasks, Usage
 from hpcml.report.series import Column, Dask, Node
 from hpcml.units import format_bytes, format_seconds
@@ -76,6 +76,7 @@ class Facts(NamedTuple):
     topology: tuple[tuple[str, str], ...]
     versions: tuple[tuple[str, str], ...]
     happened: tuple[str, ...]
+    profiles: tuple[str, ...]  # the command that opens each
     unknown: tuple[str, ...]
     series: dict[str, Node]
     dask: Dask | None
@@ -102,8 +103,11 @@ class Facts(NamedTuple):
         }
 
 
-def load(paths: RunPaths, attempt: int, end: End | None = None) -> Facts:
-    """Return the facts of an attempt; ``end`` is how it ended, if that was found out elsewhere already."""
+def load(paths: RunPaths, attempt: int, end: End | None = None, memory: float = 0.0) -> Facts:
+    """Return the facts of an attempt; ``end`` is how it ended, if that was found out elsewhere already.
+
+    ``memory`` are the bytes that it asked for on each node, for a plan that does not say.
+    """
     of_attempt = paths.attempt(attempt)
     plan, status = table(paths.plan), table(paths.status)
     inside = _table(plan.get("inside"))
@@ -114,7 +118,7 @@ def load(paths: RunPaths, attempt: int, end: End | None = None) -> Facts:
     per_node = _per_node(inside)
     tried, total, uncounted = _attempts(paths, attempt, end, phases, counted)
     devices = tuple(_device(name, gpu) for name, node in found.items() for gpu in node.gpus)
-    figures = figures_of(counted, phases, found, inside, plan)
+    figures = figures_of(counted, phases, found, inside, memory_in_plan(plan) or memory)
     rules = advice.changed(advice.RULES, _changes(inside))
     fabric = table(of_attempt.fabric)
     checked = next((one for one in happened if one["event"] == "fabric-checked"), {})
@@ -146,6 +150,7 @@ def load(paths: RunPaths, attempt: int, end: End | None = None) -> Facts:
         topology=tuple((name, _topology(node)) for name, node in found.items()),
         versions=tuple(sorted((name, str(one)) for name, one in _table(ready.get("versions")).items())),
         happened=_happened(found, devices, phases.began),
+        profiles=tuple(profiles.commands(paths)),
         unknown=(*_unknown(found, dask, names, status, devices, per_node), *uncounted),
         series=found,
         dask=dask,

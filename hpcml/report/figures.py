@@ -16,9 +16,12 @@ HOT = 0x8 | 0x20 | 0x40 | 0x80  # NVML: slowed down by hardware, by heat (softwa
 
 
 def figures_of(
-    counted: Ledger, phases: Phases, found: Mapping[str, Node], inside: Mapping[str, Any], plan: Mapping[str, Any]
+    counted: Ledger, phases: Phases, found: Mapping[str, Node], inside: Mapping[str, Any], memory: float
 ) -> dict[str, float]:
-    """Return the figures of a run; shares are in percent, ``inside`` and ``plan`` are what was planned."""
+    """Return the figures of a run; shares are in percent.
+
+    ``inside`` is what was planned, ``memory`` the bytes that were asked for on each node, 0 if that is not known.
+    """
     figures = {"seconds": phases.end - phases.began, "paid_hours": counted.paid}
     if limit := number(inside.get("time_limit")):
         figures["time_used"] = min(100.0, 100 * figures["seconds"] / limit)
@@ -32,7 +35,7 @@ def figures_of(
     energy = [one for columns in gpus if (one := series.increase(columns["energy"])) is not None]
     if energy:
         figures["energy_kwh"] = sum(energy) / 3.6e6
-    return figures | _memory(found, plan)
+    return figures | _memory(found, memory)
 
 
 def _shares(counted: Ledger) -> dict[str, float]:
@@ -75,12 +78,11 @@ def _between(t: Sequence[float], column: Sequence[float | None], begin: float, e
     return [value for at, value in zip(t, column, strict=False) if value is not None and begin <= at <= end]
 
 
-def _memory(found: Mapping[str, Node], plan: Mapping[str, Any]) -> dict[str, float]:
+def _memory(found: Mapping[str, Node], asked: float) -> dict[str, float]:
     """Return the highest memory of a node in bytes, what was asked for, and how much of it that is."""
     peak = max((size for node in found.values() for size in node.columns["memory"] if size is not None), default=None)
     if peak is None:
         return {}
-    asked = _memory_asked(plan)
     gpus = any(node.gpus for node in found.values())  # their jobs take memory as the GPUs are
     return {
         "memory_peak": peak,
@@ -89,7 +91,7 @@ def _memory(found: Mapping[str, Node], plan: Mapping[str, Any]) -> dict[str, flo
     }
 
 
-def _memory_asked(plan: Mapping[str, Any]) -> float:
+def memory_in_plan(plan: Mapping[str, Any]) -> float:
     """Return the bytes that the batch script asks for on each node, 0 if it leaves them to Slurm."""
     directives = plan.get("directives")
     for option in directives if isinstance(directives, list) else ():

@@ -11,8 +11,8 @@ from hpcml.report import attempts, facts, page
 from hpcml.report.ending import End
 
 
-def make(paths: RunPaths, attempt: int, end: End | None = None) -> Path:
-    """Write report.json and report.html of an attempt, and return the page's path.
+def make(paths: RunPaths, attempt: int, end: End | None = None, memory: float = 0.0) -> Path:
+    """Write report.json and report.html of an attempt, and return the page's path; :func:`facts.load` has the others.
 
     Raises
     ------
@@ -22,7 +22,7 @@ def make(paths: RunPaths, attempt: int, end: End | None = None) -> Path:
     for before in attempts.numbers(paths):
         if before < attempt and not paths.attempt(before).ledger.exists():  # it was killed, or its report was late
             attempts.keep_ledger(paths, before, facts.ledger_of(paths, before))
-    found = facts.load(paths, attempt, end)
+    found = facts.load(paths, attempt, end, memory)
     if found.ending.over and (attempt or paths.attempt(attempt).goes_on.exists()):  # another report will count it
         attempts.keep_ledger(paths, attempt, found.ledger)
     files.write(paths.report_facts, json.dumps(found.as_json(), indent=1) + "\n")

@@ -182,6 +182,10 @@ of them {{ facts.total.useful | hours }} useful. All else on this page is of the
 {% if facts.topology %}
 <section><h2>Nodes</h2><table>{% for name, text in facts.topology[:256] %}<tr><td>{{ name }}</td><td>{{ text }}</td></tr>{% endfor %}</table></section>
 {% endif %}
+{% if facts.profiles %}
+<section><h2>Profiles</h2><p class="soft">What opens each, where the run's directory is:</p>
+{% for line in facts.profiles %}<pre>{{ line }}</pre>{% endfor %}</section>
+{% endif %}
 {% if facts.happened %}
 <section><h2>On the nodes</h2>{% for text in facts.happened %}<p>{{ text }}</p>{% endfor %}</section>
 {% endif %}

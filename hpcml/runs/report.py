@@ -8,10 +8,12 @@ from typing import Any
 
 from hpcml import files
 from hpcml.errors import NotFoundError, StorageError
-from hpcml.report.ending import End, sentence
+from hpcml.report.ending import End, sentence, table
+from hpcml.report.figures import memory_in_plan
 from hpcml.runs import directories, why
 from hpcml.runs import record as records
 from hpcml.runs import status as run_status
+from hpcml.schedulers import slurm_memory
 
 
 def make(run: directories.Run) -> Path:
@@ -44,12 +46,18 @@ def make(run: directories.Run) -> Path:
         cause = sentence(answer.cause, known=answer.known, occurrences=answer.occurrences, nodes=answer.nodes)
         end = end._replace(cause=cause, evidence=answer.evidence, followed=answer.followed, again=answer.again)
     try:
-        return write(run.paths, attempt, end)
+        return write(run.paths, attempt, end, _memory(run))
     except OSError as error:
         hint = "Is there room (quota), and may you write there?"
         raise StorageError(
             f"The report cannot be written: {error.strerror}", place=str(run.paths.directory), hint=hint
         ) from error
+
+
+def _memory(run: directories.Run) -> float:
+    """Return the bytes that the run's job asked for on each node where its plan leaves them to Slurm, else 0."""
+    asked = memory_in_plan(table(run.paths.plan))
+    return 0.0 if asked or not run.job else slurm_memory.requested(run.job)
 
 
 def facts(page: Path) -> Any:

@@ -16,7 +16,8 @@ from hpcml.node import profilers
 from hpcml.paths import RunPaths
 from hpcml.plan import workers
 from hpcml.plan.plan import RunLocation, plan
-from hpcml.runs import directories, profiles, script_checks
+from hpcml.report import profiles
+from hpcml.runs import script_checks
 from hpcml.schedulers.request import JobSpec
 from hpcml.sites import schema
 from hpcml.sites.layers import Layers, build
@@ -96,13 +97,13 @@ def test_a_place_that_cannot_be_written_ends_nothing(tmp_path: Path, capsys: pyt
 
 
 def test_the_commands(tmp_path: Path) -> None:
-    run = directories.Run("job", RunPaths(tmp_path / "a b"), None)
+    run = RunPaths(tmp_path / "a b")
     assert profiles.commands(run) == []
-    run.paths.profiles.mkdir(parents=True)
+    run.profiles.mkdir(parents=True)
     for name in ("dask.html", "memray-script.0.bin", "memray-worker-n1.7.bin", "memray-worker-n2.8.bin", "other"):
-        (run.paths.profiles / name).write_text("")
-    (run.paths.profiles / "rmm_log_x.txt").symlink_to("/etc/passwd")
-    folder = run.paths.profiles
+        (run.profiles / name).write_text("")
+    (run.profiles / "rmm_log_x.txt").symlink_to("/etc/passwd")
+    folder = run.profiles
     assert profiles.commands(run) == [
         f"python -m webbrowser '{folder}/dask.html'",
         f"memray flamegraph '{folder}/memray-script.0.bin'",

@@ -98,6 +98,31 @@ def test_the_facts_are_those_of_the_page(tmp_path: Path) -> None:
     assert len(text) < 2 << 20
 
 
+def test_profiles_are_named_with_what_opens_them(tmp_path: Path) -> None:
+    paths = report_samples.write(tmp_path / "run", Shape(seconds=60))
+    assert "Profiles" not in make(paths, 0).read_text()
+    paths.profiles.mkdir()
+    for name in ("dask.html", "memray-script.0.bin", "memray-worker-n1.7.bin.lz4.tmp"):
+        (paths.profiles / name).touch()
+    told = json.loads(make(paths, 0).with_suffix(".json").read_text())["profiles"]
+    assert told == [
+        f"python -m webbrowser {paths.profiles}/dask.html",
+        f"memray flamegraph {paths.profiles}/memray-script.0.bin",
+    ]
+    assert all(f"<pre>{line}</pre>" in paths.report.read_text() for line in told)
+
+
+def test_memory_that_slurm_gave(tmp_path: Path) -> None:
+    paths = report_samples.write(tmp_path / "run", Shape(gpus=0, seconds=600))
+    plan = json.loads(paths.plan.read_text())
+    assert "memory_used" in facts.load(paths, 0, memory=1.0).figures
+    assert facts.load(paths, 0, memory=1.0).figures["memory_asked"] == 480000 * 2**20  # the plan's own
+    paths.plan.write_text(json.dumps(plan | {"directives": []}))
+    assert "memory_asked" not in facts.load(paths, 0).figures
+    found = facts.load(paths, 0, memory=report_samples.GIB * 480.0)
+    assert ("Memory of a node", "480 GiB") in [row[:2] for row in found.asked]
+
+
 def test_events_of_the_nodes_are_told(tmp_path: Path) -> None:
     paths = report_samples.write(tmp_path / "run", Shape(seconds=60))
     began = report_samples.BEGAN
