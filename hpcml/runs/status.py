@@ -315,13 +315,11 @@ def _with_answer(own: Status, run: directories.Run, record: RunRecord, job: JobS
             return _not_continued(own, run, job)
         # An attempt of a job that may be put back into the queue has ended: the run has not, the job is there still.
         again = own._replace(phase="ending", exit_status=None, by="", hint="", cause="", quote=())
-        return (
-            again._replace(phase="queued", message=f"put back into the queue: {job.reason}") if job.pending else again
-        )
+        return again._replace(phase="queued", message=_waits_again(run, job)) if job.pending else again
     if job.ended:
         return _never_started(own, run, record) or _ended_without_word(own, run, record, job)
     if job.pending and own.phase != "unknown" and run.may_start_again:  # it was killed, and left no word
-        return own._replace(phase="queued", message=f"put back into the queue: {job.reason}")
+        return own._replace(phase="queued", message=_waits_again(run, job))
     if own.phase != "unknown":
         return own
     if record.planned.after and (job.reason == schedulers.FOR_JOBS or _waits_here(run, job)):
@@ -331,6 +329,12 @@ def _with_answer(own: Status, run: directories.Run, record: RunRecord, job: JobS
         return own._replace(phase="queued", message=job.reason)
     message = "the batch script starts" if job.active else f"Slurm says {job.state}"
     return own._replace(phase="starting", message=message)
+
+
+def _waits_again(run: directories.Run, job: JobState) -> str:
+    """Return why a run waits again: its job is back in the queue, or another one is there for the next attempt."""
+    same = directories.begun_job(run.paths) in ("", run.job)
+    return f"{'put back into the queue' if same else 'the next attempt waits'}: {job.reason}"
 
 
 def _not_continued(own: Status, run: directories.Run, job: JobState) -> Status:

@@ -85,7 +85,7 @@ def facts(run: directories.Run, status: run_status.Status) -> RunFacts:
         state, message, now = "PENDING", "put back into the queue: it will start again", {}
     return RunFacts(
         run=run.id,
-        job=run.job,
+        job=status.job or run.job,
         state=state,
         message=message,
         estimate=status.estimate,

@@ -1,0 +1,77 @@
+"""A run whose attempt has ended and whose next one waits in the queue, as the commands show it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcml import errors
+from world import World
+
+
+@pytest.fixture
+def waiting(world: World) -> Path:
+    """A run of which job 101 was the first attempt, and 102 waits to be the second."""
+    directory = world.submit("--name", "long", "--until-done")
+    attempt = directory / "attempts/0"
+    attempt.mkdir(parents=True)
+    (attempt / "begun").write_text("101\n")
+    (attempt / "continue").write_text("{}\n")
+    (directory / "job").symlink_to("101")
+    (directory / "next-job").symlink_to("102")
+    event = {"time": 1.0e9, "attempt": 0, "event": "allocated", "nodes": ["n1"], "job": "101", "began": 1_000_000_000}
+    end = {**event, "event": "torn-down", "time": 1.0e9 + 3600}
+    (directory / "events.jsonl").write_text(f"{json.dumps(event)}\n{json.dumps(end)}\n")
+    facts = {"over": True, "state": "TIMEOUT", "exit_status": 92, "by": "script", "attempt": 0, "time": 1.0e9 + 3600}
+    words = {"message": "the script stopped; the next attempt follows", "hint": "", "quote": []}
+    (directory / "status.json").write_text(json.dumps({**facts, **words}))
+    jobs = world.jobs()
+    queued = {**jobs["101"], "reason": "Resources"}
+    (world.state / "jobs.json").write_text(json.dumps({"101": {**jobs["101"], "state": "FAILED"}, "102": queued}))
+    return directory
+
+
+def status(world: World, word: str) -> dict[str, Any]:
+    done = world.run("status", word, "--json")
+    assert done.returncode == 0, done.stderr
+    facts: dict[str, Any] = json.loads(done.stdout)
+    return facts
+
+
+def test_a_run_between_two_attempts(world: World, waiting: Path) -> None:
+    """Its state is that of the job that waits; by the jobs of both it is found, and a cancellation ends it."""
+    for word in ("long", "101", "102"):
+        facts = status(world, word)
+        assert (facts["run"], facts["state"], facts["job"]) == (waiting.name, "PENDING", "102")
+        assert facts["message"] == "the next attempt waits: waiting for free nodes"
+    row = next(line for line in world.run("ls").stdout.splitlines() if "long" in line)
+    assert "PENDING" in row
+    assert "102" in row
+    done = world.run("cancel", "long")
+    assert (done.returncode, done.stdout) == (0, f"{waiting.name} is being cancelled (job 102).\n"), done.stderr
+    assert world.jobs()["102"]["state"] == "CANCELLED"
+    facts = status(world, "long")
+    assert (facts["state"], facts["exit_status"]) == ("CANCELLED", errors.CANCELLED)
+    assert facts["message"].startswith("the run was cancelled while its next attempt waited")
+    assert world.run("wait", "long").returncode == errors.CANCELLED
+    assert "CANCELLED" in world.run("ls").stdout
+
+
+def test_an_attempt_before_is_told(world: World, waiting: Path) -> None:
+    """By status and by why, when the next one runs."""
+    (waiting / "next-job").rename(waiting / "job")
+    (waiting / "attempts/0/end.json").write_text((waiting / "status.json").read_text())
+    (waiting / "attempts/1").mkdir()
+    with (waiting / "events.jsonl").open("a") as log:
+        event = {"time": 1.0e9 + 9000, "attempt": 1, "event": "allocated", "nodes": ["n2"], "job": "102"}
+        log.write(f"{json.dumps(event)}\n")
+    world.set_job("102", state="RUNNING")
+    before = "attempt 1: job 101, on n1, 1:00:00, TIMEOUT: the script stopped; the next attempt follows"
+    assert f"before     {before}\n" in world.run("status", "long").stdout
+    (before_now,) = status(world, "long")["attempts"]
+    assert (before_now["number"], before_now["exit_status"], before_now["job"]) == (0, 92, "101")
+    assert f"before     {before}\n" in world.run("why", "long").stdout
+    assert json.loads(world.run("why", "long", "--json").stdout)["attempts"] == [before]
