@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 from hpcml import files
 from hpcml.cli import common
-from hpcml.errors import NotFoundError
+from hpcml.errors import NotFoundError, UsageError
 from hpcml.runs import directories
 from hpcml.terminal import say, shown
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
+_BEGIN = "allocated"  # the event with which an attempt begins
 _PIECE = 65536  # bytes that are read at once
 
 
@@ -28,6 +29,7 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("role", metavar="ROLE", nargs="?", help="driver (default), scheduler, worker or job")
     parser.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
     parser.add_argument("-n", "--lines", metavar="N", help="begin with the last N lines of each log")
+    parser.add_argument("--attempt", metavar="N", help="what the script printed in attempt N alone, from 1")
 
 
 def run(options: Namespace) -> int:
@@ -37,11 +39,11 @@ def run(options: Namespace) -> int:
     from hpcml.runs import record as records
     from hpcml.runs import status as run_status
 
-    if options.role is None and options.run in handle.ROLES:
-        options.run, options.role = "last", options.run  # hpcml logs worker
     most = None if options.lines is None else common.whole(options.lines, "-n")
-    role = handle.role_of(options.role or "driver")
+    role = _role(options)
     run = common.find_run(options)
+    if options.attempt is not None:
+        return _attempt_alone(options, run, role)
     tails: dict[Path, Tail] = {}
 
     def copy() -> None:
@@ -64,6 +66,39 @@ def run(options: Namespace) -> int:
         state = run_status.status(adoption.adopt(run) if adoption.is_prepared(run) else run)
         hint = f"It is {state.state}: {state.message}."
         raise NotFoundError(f"The run has no {role} log yet", place=run.id, hint=hint)
+    return 0
+
+
+def _role(options: Namespace) -> str:
+    """Return the role whose log is meant: ``hpcml logs worker`` names one of the last run."""
+    from hpcml.runs import handle
+
+    if options.role is None and options.run in handle.ROLES:
+        options.run, options.role = "last", options.run
+    return handle.role_of(options.role or "driver")
+
+
+def _attempt_alone(options: Namespace, run: directories.Run, role: str) -> int:
+    """Print what the script wrote in one attempt; NotFoundError if the run has had no such attempt."""
+    from hpcml.cli.progress import Tail
+    from hpcml.runs import record as records
+    from hpcml.runs.tables import complete
+
+    number = common.whole(options.attempt, "--attempt")
+    if role != "driver" or options.follow or options.lines is not None:
+        hint = "Leave out ROLE, -f and -n."
+        raise UsageError("An attempt's own log is the script's, as a whole", place="--attempt", hint=hint)
+    found = records.events(run)
+    with complete(run.paths.directory):
+        begins = {event.attempt: event.facts.get("log", int, 0) for event in found if event.name == _BEGIN}
+    if number - 1 not in begins:
+        hint = f"It has: {', '.join(str(one + 1) for one in sorted(begins))}." if begins else "It has not begun."
+        raise NotFoundError(f"The run has no attempt {number}", place=run.id, hint=hint)
+    tail = Tail(run.paths.driver_log, sys.stdout)
+    tail.mark()
+    tail.position = begins[number - 1]
+    tail.seen = min([begin for one, begin in begins.items() if one >= number], default=tail.seen)
+    tail.copy_marked()
     return 0
 
 

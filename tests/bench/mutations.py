@@ -38,6 +38,7 @@ SLURM, CAUSES, END = "hpcml/schedulers/slurm.py", "hpcml/exit_causes.py", "hpcml
 OUTCOME, HANDSHAKE, TLS = "hpcml/node/outcome.py", "hpcml/node/security/handshake.py", "hpcml/node/security/tls.py"
 LIMITS, LOSSES, VERSIONS = (
     "hpcml/node/security/connection_limits.py", "hpcml/node/health/losses.py", "hpcml/node/health/versions.py")  # fmt: skip
+ATTEMPTS = "hpcml/node/roles/attempts.py"
 TESTS = {
     PLAN: ("tests/unit/test_plan.py", "tests/golden/test_scripts.py"),
     WORKERS: ("tests/unit/test_workers.py", "tests/golden/test_scripts.py"),
@@ -53,8 +54,13 @@ TESTS = {
     LIMITS: ("tests/unit/test_strangers.py",),
     LOSSES: ("tests/unit/test_losses.py",),
     VERSIONS: ("tests/unit/test_versions.py", "tests/unit/test_clocks.py"),
+    ATTEMPTS: ("tests/unit/test_attempts.py",),
 }
 MUTATIONS = (
+    M(ATTEMPTS, ' or outcome.state == "REQUEUED")', ")", "a job that Slurm puts back into its queue ends the run"),
+    M(ATTEMPTS, "str(waiting.readlink()) == job", "str(waiting.readlink()) != job", "a run with a follow-up is told to wait anew"),
+    M(ATTEMPTS, 'end.get("attempt") == context.number - 1', 'end.get("attempt") != context.number', "an older end is told of an attempt that left none"),
+    M(ATTEMPTS, "newest(context.run.checkpoints) < before", "newest(context.run.checkpoints) > before", "progress ends a run"),
     M(PLAN, "if number < least:", "if number <= least:", "one node is refused"),
     M(PLAN, "asked.account or defaults.account", "defaults.account or asked.account", "the profile's account wins"),
     M(PLAN, "max(1, min(round(site.slurm.signal_lead), _MOST_SIGNAL_LEAD))", "max(1, round(site.slurm.signal_lead))", "--signal beyond what sbatch takes"),

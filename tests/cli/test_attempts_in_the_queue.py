@@ -75,3 +75,19 @@ def test_an_attempt_before_is_told(world: World, waiting: Path) -> None:
     assert (before_now["number"], before_now["exit_status"], before_now["job"]) == (0, 92, "101")
     assert f"before     {before}\n" in world.run("why", "long").stdout
     assert json.loads(world.run("why", "long", "--json").stdout)["attempts"] == [before]
+
+
+def test_the_log_of_one_attempt(world: World, waiting: Path) -> None:
+    (waiting / "logs/driver.log").write_text("first\nsecond\n")
+    with (waiting / "events.jsonl").open("a") as log:
+        event = {"time": 1.0e9 + 9000, "attempt": 1, "event": "allocated", "nodes": ["n2"], "job": "102", "log": 6}
+        log.write(f"{json.dumps(event)}\n")
+    assert [world.run("logs", "long", *words).stdout for words in ((), ("--attempt", "1"), ("--attempt", "2"))] == [
+        "first\nsecond\n",
+        "first\n",
+        "second\n",
+    ]
+    missing = world.run("logs", "long", "--attempt", "3")
+    assert missing.returncode == errors.NOT_FOUND
+    assert "no attempt 3" in missing.stderr
+    assert world.run("logs", "long", "worker", "--attempt", "1").returncode == errors.USAGE

@@ -12,6 +12,7 @@ import pytest
 from conftest import Cluster, directory_of
 from hpcml import errors
 from lab_state import wait_for
+from test_attempts_on_nodes import set_state
 
 pytestmark = pytest.mark.lab
 
@@ -22,7 +23,7 @@ print("attempt", os.environ.get("SLURM_RESTART_COUNT", "0"), flush=True)
 while os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
     time.sleep(0.2)
 """
-# Two attempts are put back into the queue, and save when they are told so; the third ends by itself.
+# Three attempts are put back into the queue, and save when they are told so; the fourth ends by itself.
 LONG = """
 import json, time
 import hpcml
@@ -35,10 +36,11 @@ for _ in range(3):
     square = client.submit(pow, len(state["attempts"]), 2).result()
     state = {"total": state["total"] + square, "attempts": [*state["attempts"], hpcml.run.attempt]}
 print("attempt", hpcml.run.attempt, flush=True)
-if hpcml.run.attempt < 2:
+if hpcml.run.attempt < 3:
     time.sleep(600)
 print(json.dumps(state), flush=True)
 """
+STARTED: list[subprocess.Popen[str]] = []
 PARTITIONS = """
 PreemptType=preempt/partition_prio
 PreemptMode=CANCEL
@@ -70,16 +72,28 @@ def preempting(cluster: Cluster) -> Iterator[Cluster]:
         configure(before)
 
 
+@pytest.fixture(autouse=True)
+def _none_is_left() -> Iterator[None]:
+    """After each test, also one that failed: no command is left that waits for a run."""
+    yield
+    while STARTED:
+        waiting = STARTED.pop()
+        if waiting.poll() is None:
+            waiting.kill()
+            waiting.communicate()
+
+
 def start(cluster: Cluster, name: str, *options: str, script: str = SCRIPT) -> subprocess.Popen[str]:
     """Start a run that is waited for, and return when its script runs."""
     command = cluster.command(script, "--wait", "--nodes", "2", "--time", "10", "--name", name, *options)
     waiting = cluster.lab.popen(command, cwd=str(cluster.work), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    STARTED.append(waiting)
     until(lambda: "RUNNING: the script runs" in cluster.run("hpcml", "status", name).stdout, waiting)
     return waiting
 
 
 def until(
-    condition: Callable[[], bool], waiting: subprocess.Popen[str], shown: Callable[[], str] = str, seconds: float = 60
+    condition: Callable[[], bool], waiting: subprocess.Popen[str], shown: Callable[[], str] = str, seconds: float = 180
 ) -> None:
     """Wait for a condition while a submission waits for its run; ``shown`` goes into the words of a failure."""
     deadline = time.monotonic() + seconds
@@ -97,7 +111,7 @@ def take_the_nodes(cluster: Cluster, seconds: int = 1) -> None:
 
 
 def ended(waiting: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
-    out, err = waiting.communicate(timeout=120)
+    out, err = waiting.communicate(timeout=360)
     return subprocess.CompletedProcess([], waiting.returncode, out, err)
 
 
@@ -144,7 +158,7 @@ def test_a_run_that_is_put_back_is_waited_for(preempting: Cluster) -> None:
 
 
 def test_a_long_run_that_is_put_back(preempting: Cluster) -> None:
-    """By the user, and by a preemption with a grace time: the same job goes on, and the one that waits goes on waiting."""
+    """By the user, a preemption with a grace time, a node's failure: the same job goes on, and the one that waits waits on."""
     options = ("--partition", "later", "--set", 'slurm.extra=["--requeue"]', "--until-done")
     waiting = start(preempting, "goes-on", *options, script=LONG)
     directory = preempting.directory("goes-on")
@@ -154,27 +168,31 @@ def test_a_long_run_that_is_put_back(preempting: Cluster) -> None:
         lines = preempting.run("squeue", "--me", "--noheader", "--partition=later", "--format=%i %T").stdout
         return [line.split() for line in lines.splitlines()]
 
-    until(lambda: "attempt 0" in log.read_text(), waiting)
     job = str((directory / "job").readlink())
-    for attempt in (0, 1):
+    for attempt in range(3):
+        until(lambda attempt=attempt: f"attempt {attempt}" in log.read_text(), waiting)  # type: ignore[misc]
         if attempt == 0:
             assert preempting.run("scontrol", "requeue", job).returncode == 0
-        else:
-            until(lambda: "attempt 1" in log.read_text(), waiting)
+        elif attempt == 1:
             take_the_nodes(preempting)
+        else:
+            node = json.loads(preempting.run("hpcml", "status", "goes-on", "--json").stdout)["nodes"][1]
+            set_state(preempting, node, "down")
         until(lambda: [job, "PENDING"] in pending(), waiting, lambda: str(pending()))
         jobs += sorted(pending())
         assert "PENDING: put back into the queue" in preempting.run("hpcml", "status", "goes-on").stdout
+        if attempt == 2:
+            set_state(preempting, node, "resume")
         preempting.run("scontrol", "update", f"jobid={job}", "StartTime=now")
     done = ended(waiting)
     assert done.returncode == 0, done.stderr + (directory / "logs/job.log").read_text()
-    assert jobs[:2] == jobs[2:], jobs  # this one, and one that waits for its end
-    assert json.loads(done.stdout.splitlines()[-1]) == {"total": 204, "attempts": [0, 0, 0, 1, 1, 1, 2, 2, 2]}
-    assert [line for line in log.read_text().splitlines() if line.startswith("attempt")] == [
-        "attempt 0",
-        "attempt 1",
-        "attempt 2",
-    ]
+    assert jobs[:2] == jobs[2:4] == jobs[4:], jobs  # this one, and one that waits for its end
+    by = sorted([*range(4)] * 3)
+    assert json.loads(done.stdout.splitlines()[-1]) == {"total": 506, "attempts": by}
+    told = [line for line in log.read_text().splitlines() if line.startswith("attempt")]
+    assert told == [f"attempt {attempt}" for attempt in range(4)]
+    second = preempting.run("hpcml", "logs", "goes-on", "--attempt", "2").stdout.splitlines()
+    assert [line for line in second if not line.startswith("slurmstepd")] == ["attempt 1"]
     assert not (directory / "next-job").is_symlink()
     assert wait_for(lambda: not pending(), 60), pending()
 

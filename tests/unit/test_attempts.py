@@ -54,6 +54,7 @@ def test_which_ends_are_followed_by_another_attempt(tmp_path: Path, subtests: py
         (TIME_LIMIT, True),
         (Outcome(errors.PREEMPTED, "driver", "scheduler", ""), True),
         (Outcome(errors.ALLOCATION_LOST, "driver", "scheduler", ""), True),
+        (Outcome(errors.CANCELLED, "driver", "scheduler", "", ended_as="REQUEUED"), True),
         (Outcome(0, "driver", "script", ""), False),
         (Outcome(1, "driver", "script", ""), False),
         (Outcome(errors.TIME_LIMIT, "driver", "script", "its own 85"), False),
@@ -105,6 +106,29 @@ def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "could not be queued" in attempts.reached(no_job)
     no_job.run.next_job.symlink_to("12")
     assert attempts.reached(no_job) == ""
+
+
+def test_the_job_that_is_put_back_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = context(tmp_path)
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    assert attempts.waits_anew(here) == ""
+    here.run.next_job.symlink_to("13")
+    assert attempts.waits_anew(here) == ""
+    here.run.next_job.unlink()
+    here.run.next_job.symlink_to("12")
+    assert "begins to wait anew" in attempts.waits_anew(here)
+
+
+def test_how_the_attempt_before_ended_is_kept(tmp_path: Path) -> None:
+    """If it is what status.json tells: one that was killed left no word, and what stands there is older."""
+    third = context(tmp_path, 2)
+    third.run.status.write_text('{"attempt": 0, "message": "older"}')
+    attempts.keep_last_end(third)
+    assert not third.run.attempt(1).end.exists()
+    third.run.status.write_text('{"attempt": 1, "message": "it stopped"}')
+    attempts.keep_last_end(third)
+    assert third.run.attempt(1).end.read_text() == '{"attempt": 1, "message": "it stopped"}\n'
+    attempts.keep_last_end(context(tmp_path / "first"))
 
 
 def test_requests_that_are_refused(tmp_path: Path, subtests: pytest.Subtests) -> None:

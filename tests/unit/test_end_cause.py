@@ -55,4 +55,6 @@ def test_the_last_line_of_the_own_job_counts(tmp_path: Path, monkeypatch: pytest
 )
 def test_what_a_cause_means(cause: str, status: int) -> None:
     asked = Outcome(errors.CANCELLED, "script", "user", "the run was cancelled")
-    assert end_cause._by_cause(asked, cause).exit_status == status
+    found = end_cause._by_cause(asked, cause)
+    assert found.exit_status == status
+    assert (found.state == "REQUEUED") == (cause == "JOB REQUEUE")

@@ -6,6 +6,7 @@ import os
 import re
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from hpcml import errors
@@ -41,7 +42,7 @@ _PREEMPTED: dict[str, Any] = {
 _PUT_BACK: dict[str, Any] = {
     "exit_status": errors.CANCELLED,
     "by": "scheduler",
-    "reason": "the job was put back into the queue (scontrol requeue)",
+    "reason": "Slurm put the job back into its queue",
     "hint": "",
     "ended_as": "REQUEUED",
 }
@@ -118,10 +119,10 @@ class EndRequests:
         return self.context.settings.one_machine or self.ends < float("inf")
 
 
-def log_size(context: Context) -> int:
-    """Return how long the job's log is now: what stands before is another attempt's."""
+def size_of(log: Path) -> int:
+    """Return how long a log is now: what stands before is another attempt's."""
     try:
-        return context.run.job_log.stat().st_size
+        return log.stat().st_size
     except OSError:
         return 0
 

@@ -39,10 +39,11 @@ def main() -> int:
 
 
 def _supervise(context: Context) -> int:
-    began = end_cause.log_size(context)
+    began = end_cause.size_of(context.run.job_log)
     events = EventLog(context.run.events, context.number)
     job, batch = os.environ.get("SLURM_JOB_ID", ""), int(os.environ.get("HPCML_BEGAN") or 0)
-    events.write("allocated", nodes=list(context.node_names), job=job, node=context.node, began=batch)
+    size = end_cause.size_of(context.run.driver_log)
+    events.write("allocated", nodes=list(context.node_names), job=job, node=context.node, began=batch, log=size)
     try:
         folder = scratch.Folder(context.scratch(longest=context.socket_room))
     except scratch.UnsafePlaceError as error:
