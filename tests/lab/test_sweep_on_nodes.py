@@ -72,3 +72,46 @@ def test_every_point_is_run_once(cluster: Cluster) -> None:
     assert len({row["run"] for row in rows}) == 2
     assert sweep("--wait", "--only-failed").returncode == 1
     assert started()[9:] == [2]
+
+
+GREEDY = """
+import sys
+import hpcml
+
+client = hpcml.connect()
+if sys.argv[-1] == "2":
+    kept = bytearray(b"x") * (700 << 20)
+if sys.argv[-1] == "3":
+    client.submit(lambda: bytearray(b"x") * (700 << 20)).result()
+hpcml.run.report(loss=int(sys.argv[-1]))
+"""
+
+
+def test_what_failed_for_want_of_memory_gets_more(cluster: Cluster) -> None:
+    """A script that is killed, and a worker that is ended, on 900 MiB; both have half as much again the next time."""
+    if "cgroup" not in str(cluster.lab.state()):
+        pytest.skip("the lab cannot enforce memory limits through cgroup v1 on this machine")
+    script = cluster.write("greedy/greedy.py", GREEDY)
+    words = ("greedy.py", "--nodes", "1", "--time", "3", "--memory-per-node", "900M", "--grid", "k=1,2,3")
+
+    def sweep(*options: str) -> Any:
+        return cluster.run("hpcml", "sweep", *options, *words, cwd=script.parent)
+
+    def rows() -> dict[str, dict[str, Any]]:
+        found = json.loads(cluster.run("hpcml", "sweep", "table", "greedy", "--json").stdout)
+        return {row["values"]["k"]: row for row in found}
+
+    done = sweep("--wait")
+    assert done.returncode == 1, done.stdout + done.stderr
+    before = rows()
+    assert {k: (row["state"], row["kind"]) for k, row in before.items()} == {
+        "1": ("ok", ""), "2": ("failed", "oom"), "3": ("failed", "oom"),
+    }, before  # fmt: skip
+    dry = sweep("--dry-run", "--only-failed=oom")
+    assert "2 to run" in dry.stderr
+    assert "memory of a node is raised from 900 MiB to 1.3 GiB" in dry.stderr
+    assert "0 to run" in sweep("--dry-run", "--only-failed=node,timeout").stderr
+    done = sweep("--wait", "--only-failed=oom")
+    plan = json.loads(Path(rows()["2"]["out"]).parents[1].joinpath("plan.json").read_text())
+    assert ["--mem", "1350M"] in plan["directives"]
+    assert rows()["2"]["state"] == "ok", done.stdout + done.stderr
