@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import math
 import os
+import shutil
 import sys
 import time
 from collections.abc import Collection
@@ -164,7 +165,7 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
             self._begin(asked, security, address, asynchronous=asynchronous, loop=loop)
         except BaseException:
             self._let_guard_go()
-            self._over("an error at its start", [])
+            shutil.rmtree(self.directory, ignore_errors=True)
             raise
 
     def _begin(self, asked: request.Request, security: Security, address: str, **how: Any) -> None:
@@ -267,7 +268,7 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
         return Cluster.adapt(self, **{**given, **options, "minimum": math.ceil(minimum / each), "maximum": most})
 
     def scale(self, n: int | None = None, jobs: int = 0, memory: str | None = None, cores: int | None = None) -> Any:
-        """Ask for so many workers now, within the maximum; those that nothing needs are released after ``idle``."""
+        """Ask for so many workers now, also beyond ``maximum``; what nothing needs is released after ``idle``."""
         for what, value in (("memory", memory), ("cores", cores)):
             if value is not None and not self._known[what]:
                 hint = "Give scale() a number of workers."

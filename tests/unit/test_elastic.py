@@ -144,6 +144,11 @@ def test_what_it_cannot_do_is_refused_in_a_sentence(
                 hpcml.ElasticCluster(**{**OPTIONS, **options})
             assert caught.value.exit_status == status
             assert words in str(caught.value)
+    assert not (tmp_path / ".hpcml").exists()
+    (tmp_path / "sbatch").write_text("#!/bin/sh\necho Invalid partition specified >&2\nexit 1\n")
+    with pytest.raises(HpcmlError, match="There is no such partition"):
+        hpcml.ElasticCluster(**OPTIONS)
+    assert not list((tmp_path / ".hpcml/runs/.clusters").iterdir())
     (tmp_path / "sbatch").unlink()
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(HpcmlError, match="go to a login node"):
@@ -151,7 +156,6 @@ def test_what_it_cannot_do_is_refused_in_a_sentence(
     monkeypatch.setenv("APPTAINER_CONTAINER", "/x.sif")
     with pytest.raises(HpcmlError, match="Start Python outside the image"):
         hpcml.ElasticCluster(**OPTIONS)
-    assert not (tmp_path / ".hpcml").exists()
 
 
 def test_jobs_of_a_killed_program_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
