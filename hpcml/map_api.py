@@ -15,7 +15,7 @@ from hpcml.cli import submit as submit_verb
 from hpcml.errors import NotFoundError, SiteError, UsageError
 from hpcml.login_api import words_of
 from hpcml.plan.plan import Plan, RunLocation, plan
-from hpcml.runs import directories
+from hpcml.runs import directories, maps
 from hpcml.schedulers.request import JobSpec, job_name
 from hpcml.sites import layers
 from hpcml.sites.lookup import LoadedSite
@@ -131,7 +131,7 @@ def _folder(loaded: LoadedSite, spec: JobSpec) -> Path:
     if "%" in str(runs):
         hint = "Choose another folder for runs with set={'paths.runs': …}."
         raise UsageError("The folder for runs holds '%', which begins submitit's patterns", place=str(runs), hint=hint)
-    top = runs / ".maps" / directories.new_id(spec.name)
+    top = runs / maps.FOLDER / directories.new_id(spec.name)
     with directories.storage(top):
         top.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         directories.check_folder(top.parent, loaded.site.paths.trust)

@@ -1,33 +1,42 @@
-"""``hpcml gc``: remove old runs by age and size, and what an interrupted removal left."""
+"""``hpcml gc``: remove old runs and maps by age, size and room, and what an interrupted removal left."""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hpcml import units
 from hpcml.cli import common, rm
 from hpcml.errors import UsageError
-from hpcml.runs import directories
+from hpcml.runs import directories, maps
 from hpcml.terminal import note, say, say_fitted
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
+    from collections.abc import Collection, Sequence
 
-    from hpcml.runs.handle import Standing
+
+class Old(NamedTuple):
+    """A run or a map's folder that may be removed."""
+
+    id: str
+    directory: Path
+    is_map: bool = False
 
 
 def add_options(parser: ArgumentParser) -> None:
     """Add what only this verb takes, and the common options."""
     parser.epilog = (
-        "A run is taken where all that is given holds. One that may still be going on is never taken; where Slurm does "
-        "not answer, that is each that Slurm would have to be asked about."
+        "A run, or a folder of hpcml.map, is taken where all that is given holds. One that may still be going on is "
+        "never taken; where Slurm does not answer, that is each that Slurm would have to be asked about."
     )
     parser.add_argument("--older-than", metavar="AGE", help="runs submitted longer ago, e.g. 30d or 12h")
     parser.add_argument("--larger-than", metavar="SIZE", help="runs whose files take that or more, e.g. 500M or 2G")
     parser.add_argument("--keep", metavar="N", help="the newest N runs stay, whatever they are")
+    parser.add_argument("--until-free", metavar="SIZE", help="the oldest of them, until so much is free there, e.g. 2T")
     parser.add_argument("--yes", action="store_true", help="do not ask")
     common.add_site(parser)
     common.add_json(parser)
@@ -35,41 +44,98 @@ def add_options(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Show what would be removed, how old and how large it is, ask, and remove it."""
-    from hpcml.runs import handle, removal
+    from hpcml.runs import removal
 
-    if options.older_than is None and options.larger_than is None and options.keep is None:
-        hint = "Give --older-than 30d, --larger-than 2G or --keep 20, or several of them."
+    if all(one is None for one in (options.older_than, options.larger_than, options.keep, options.until_free)):
+        hint = "Give --older-than 30d, --larger-than 2G, --keep 20 or --until-free 500G, or several of them."
         raise UsageError("Which runs are to be removed is not said", place="hpcml gc", hint=hint)
     now = time.time()
     before = now - rm.seconds_of(options.older_than, "--older-than")
-    least = _size(options.larger_than)
+    least, wanted = _size(options.larger_than, "--larger-than"), _size(options.until_free, "--until-free")
     keep = 0 if options.keep is None else common.whole(options.keep, "--keep")
     folder = common.runs_folder(options)
-    old = rm.loaded(folder, directories.newest(folder, directories.ids(folder))[: -keep or None], before)
-    standings = handle.standings(old)
-    sizes = {one.run.id: removal.size(one.run.paths.directory) for one in standings if not one.alive}
-    taken = [one.run for one in standings if sizes.get(one.run.id, -1) >= least]
-    rests = removal.leftovers(folder)
+    ended, staying, why = _ended(folder, keep, before)
+    rests = [*removal.leftovers(folder), *removal.leftovers(folder / maps.FOLDER)]
     left = {path: removal.size(path) for _, path in rests}
+    missing = None if options.until_free is None else wanted - _free(folder) - sum(left.values())
+    sizes = _taken(ended, least, missing)
     if not options.json:
-        found = [(run.id, run.paths.directory, sizes[run.id]) for run in taken]
+        found = [(one.id, one.directory, size) for one, size in sizes.items()]
         _show([*found, *((f"the rest of {name}", path, left[path]) for name, path in rests)], now)
-        _say_what_stays(standings)
-    total = sum(sizes[run.id] for run in taken) + sum(left.values())
-    words = f"{rm.count(taken)}{f' and the rest of {len(rests)}' if rests else ''}, {units.format_bytes(total)}"
-    if (taken or rests) and not common.confirmed(f"Remove {words}?", options.yes):
+        _say_what_stays(staying, why)
+        if (short := (missing or 0) - sum(sizes.values())) > 0:
+            note(f"{units.format_bytes(short)} of {units.format_bytes(wanted)} will not be free even so")
+    total = sum(sizes.values()) + sum(left.values())
+    words = f"{_count(sizes)}{f' and the rest of {len(rests)}' if rests else ''}, {units.format_bytes(total)}"
+    if (sizes or rests) and not common.confirmed(f"Remove {words}?", options.yes):
         say("Nothing was removed.", sys.stderr)
         return 1
-    for run in taken:
-        removal.remove(run)
+    for one in sizes:
+        removal.remove_folder(one.directory)
     for path in left:
         removal.remove_leftover(path)
     if options.json:
-        facts = {"removed": [run.id for run in taken], "staying": [one.run.id for one in standings if one.alive]}
+        facts = {"removed": [one.id for one in sizes if not one.is_map], "staying": staying}
+        facts["maps"] = [one.id for one in sizes if one.is_map]
         common.print_json({**facts, "leftovers": len(rests), "bytes": total})
     else:
-        say(f"Removed {words}." if taken or rests else "Nothing was removed.", sys.stderr)
+        say(f"Removed {words}." if sizes or rests else "Nothing was removed.", sys.stderr)
     return 0
+
+
+def _taken(ended: Sequence[Old], least: int, missing: float | None) -> dict[Old, int]:
+    """Return what is to be removed of what has ended, with its bytes: all, or the oldest that have what is missing."""
+    from hpcml.runs import removal
+
+    sizes: dict[Old, int] = {}
+    for one in ended:
+        if missing is not None and sum(sizes.values()) >= missing:
+            break
+        if (size := removal.size(one.directory)) >= least:
+            sizes[one] = size
+    return sizes
+
+
+def _ended(folder: Path, keep: int, before: float) -> tuple[list[Old], list[str], str]:
+    """Return what has ended of all but the newest, oldest first, the ids of what may be alive, and why for one."""
+    from hpcml.runs import handle
+
+    of_runs = directories.newest(folder, directories.ids(folder))
+    of_maps = directories.newest(folder / maps.FOLDER, directories.ids(folder / maps.FOLDER))
+    in_order = sorted([(_moment(name), name) for name in (*of_runs, *of_maps)])
+    old = {name for _, name in in_order[: -keep or None]}
+    runs = handle.standings(rm.loaded(folder, [name for name in of_runs if name in old], before))
+    mapped = maps.standings(
+        folder, [name for name in of_maps if name in old and (directories.submitted_at(name) or before) < before]
+    )
+    ended = [Old(one.run.id, one.run.paths.directory) for one in runs if not one.alive]
+    ended += [Old(one.id, one.directory, is_map=True) for one in mapped if not one.alive]
+    staying = [one.run.id for one in runs if one.alive] + [one.id for one in mapped if one.alive]
+    why = next((one.problem for one in runs if one.alive and one.problem), "")
+    return sorted(ended, key=lambda one: _moment(one.id)), staying, why
+
+
+def _moment(run_id: str) -> str:
+    """Return what of an id sorts it by time."""
+    return run_id[len(directories.name_of(run_id)) :]
+
+
+def _free(folder: Path) -> int:
+    """Return the bytes that the file system of a folder has for this user; 0 if there is no folder."""
+    with directories.storage(folder):
+        try:
+            room = os.statvfs(folder)
+        except FileNotFoundError:
+            return 0
+    return room.f_bavail * room.f_frsize
+
+
+def _count(taken: Collection[Old]) -> str:
+    runs, of_maps = [one for one in taken if not one.is_map], [one for one in taken if one.is_map]
+    words = f"{len(of_maps)} map{'' if len(of_maps) == 1 else 's'}"
+    if not of_maps:
+        return rm.count(runs)
+    return f"{rm.count(runs)} and {words}" if runs else words
 
 
 def _show(found: list[tuple[str, Path, int]], now: float) -> None:
@@ -81,18 +147,17 @@ def _show(found: list[tuple[str, Path, int]], now: float) -> None:
     sys.stdout.flush()  # the list stands before what is said of it, in a file too
 
 
-def _say_what_stays(standings: list[Standing]) -> None:
-    """Say in one line how many runs stay because they may be alive."""
-    staying = [one for one in standings if one.alive]
+def _say_what_stays(staying: Sequence[str], why: str) -> None:
+    """Say in one line how many runs and maps stay because they may be alive."""
     if staying:
-        why = next((f" ({one.problem})" for one in staying if one.problem), "")
-        note(f"{rm.count(staying)} may still be going on and stay{'s' if len(staying) == 1 else ''}{why}")
+        reason = f" ({why})" if why else ""
+        note(f"{rm.count(staying)} may still be going on and stay{'s' if len(staying) == 1 else ''}{reason}")
 
 
-def _size(text: str | None) -> int:
+def _size(text: str | None, option: str) -> int:
     if text is None:
         return 0
     try:
         return units.parse_memory(text)
     except ValueError as error:
-        raise UsageError(str(error), place="--larger-than", hint="Write --larger-than 2G.") from error
+        raise UsageError(str(error), place=option, hint=f"Write {option} 2G.") from error

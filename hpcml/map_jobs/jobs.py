@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 from submitit.core.utils import DelayedSubmission, JobPaths
 from submitit.local.local import LocalExecutor, LocalJob
 
-from hpcml import files
+from hpcml import files, subprocesses
 from hpcml.errors import (
     ALLOCATION_LOST,
     CANCELLED,
@@ -25,7 +26,8 @@ from hpcml.map_jobs.call import Call
 from hpcml.paths import RunPaths
 from hpcml.plan.batch_script import directive, join, quote
 from hpcml.plan.plan import Plan
-from hpcml.schedulers import ENDED, slurm, slurm_arrays
+from hpcml.runs import maps
+from hpcml.schedulers import ENDED, Submission, slurm, slurm_arrays
 from hpcml.sites.schema import Site
 
 _SUBMITIT = ("-u", "-m", "submitit.core._submit")
@@ -97,10 +99,12 @@ class SlurmJobs:
             try:
                 submission = slurm.submit(self.site, run)
             except HpcmlError as error:
+                maps.record(run, Submission(error=error.message, exit_status=error.exit_status))
                 if not self.tasks:
                     raise
                 self.refused |= dict.fromkeys(numbers, error)
                 continue
+            maps.record(run, submission)
             for index, (number, path) in enumerate(zip(numbers, pickles, strict=True)):
                 name = f"{submission.job}_{index}"
                 path.rename(JobPaths(run.directory, name).submitted_pickle)
@@ -170,6 +174,11 @@ class LocalJobs:
         self.free = list(range(at_once))
         self.script = Path(made.directory) / "enter.sh"
         files.write(self.script, lead)
+        process = os.getpid()  # its points end with it
+        maps.record(
+            RunPaths(Path(made.directory)),
+            Submission(scheduler="local", pid=process, started=subprocesses.start_time(process)),
+        )
 
     def submit(self, call: Call, points: Sequence[object]) -> None:
         """Keep what is to be done; it begins with the first look."""

@@ -57,7 +57,11 @@ def remove(run: directories.Run) -> None:
     StorageError
         If it is not this user's folder, or something in it cannot be removed.
     """
-    directory = run.paths.directory
+    remove_folder(run.paths.directory)
+
+
+def remove_folder(directory: Path) -> None:
+    """Remove the directory of a run or a map; as :func:`remove`."""
     going = directory.with_name(f".{directory.name}.{os.urandom(8).hex()}.removed")
     with directories.storage(directory):
         if not files.is_own_folder(directory):

@@ -6,12 +6,16 @@ import json
 import os
 import pty
 import shutil
+import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from hpcml import errors
+from hpcml.cli import gc
+from hpcml.runs import removal
+from hpcml.subprocesses import start_time
 from planted import give, need_another_account
 from test_verbs import end
 from world import World
@@ -168,6 +172,60 @@ def test_gc_by_age_size_and_number(world: World) -> None:
     assert taken("--keep", "0", "--older-than", "30d") == [old[2].name]
     assert world.left() == [kept.name]
     assert world.run("gc", "--older-than", "30d").stderr == "Nothing was removed.\n"
+
+
+def test_gc_until_so_much_is_free(world: World, subtests: pytest.Subtests) -> None:
+    kept = ended(world, "new")
+    old = aged(kept, "old-20200101-000000-0000")
+    waiting = world.submit("--name", "waiting")
+    assert world.run("gc", "--until-free", "much").returncode == errors.USAGE
+    assert json.loads(world.run("gc", "--until-free", "1M", "--yes", "--json").stdout)["removed"] == []
+    done = world.run("gc", "--until-free", "99999T", "--older-than", "30d", "--yes")
+    assert "will not be free even so" in done.stderr
+    assert world.left() == sorted([kept.name, waiting.name])
+    folders = [gc.Old(f"{name}-20200101-000000-0000", world.top / name) for name in "abc"]
+    for one in folders:
+        one.directory.mkdir()
+        (one.directory / "file").write_bytes(b"x" * 100_000)
+    size = removal.size(folders[0].directory)
+    for missing, count in ((0, 0), (1, 1), (size, 1), (size + 1, 2), (9 * size, 3), (None, 3)):
+        with subtests.test(missing=missing):
+            assert list(gc._taken(folders, 0, missing)) == folders[:count]
+    assert not old.exists()
+
+
+def test_gc_takes_maps_that_have_ended(world: World) -> None:
+    new = ended(world, "new")
+    (job,) = [key for key, facts in world.jobs().items() if facts["script"] == str(new / "job.sh")]
+    going = world.submit("--name", "going")
+    (other,) = [key for key, facts in world.jobs().items() if facts["script"] == str(going / "job.sh")]
+    here = socket.gethostname()
+    me: dict[str, object] = {"scheduler": "local", "pid": os.getpid(), "started": start_time(os.getpid())}
+    parts: dict[str, list[dict[str, object] | None]] = {
+        "array": [{"host": here, "job": job}, {"host": here, "error": "no", "exit_status": errors.REFUSED}],
+        "gone": [{"host": here, **me, "started": "1"}],
+        "queued": [{"host": here, "job": job}, {"host": here, "job": other}],
+        "running": [{"host": here, **me}],
+        "elsewhere": [{"host": "another", **me, "started": "1"}],
+        "lost": [{"host": here, "error": "no answer", "exit_status": errors.ANSWER_LOST}],
+        "unsaid": [{"host": here, "job": job}, None],
+        "empty": [],
+    }
+    for name, of_map in parts.items():
+        for number, facts in enumerate(of_map):
+            folder = world.runs / f".maps/{name}-20200101-000000-0000/{number}"
+            folder.mkdir(parents=True)
+            if facts is not None:
+                (folder / "submission.json").write_text(json.dumps(facts))
+    (world.runs / ".maps/empty-20200101-000000-0000").mkdir()
+    done = world.run("gc", "--older-than", "30d", "--yes", "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert [name.partition("-")[0] for name in told["maps"]] == ["array", "gone"]
+    left = sorted(path.name.partition("-")[0] for path in (world.runs / ".maps").iterdir())
+    assert left == sorted(set(parts) - {"array", "gone"})
+    assert len(told["staying"]) == len(left)
+    assert world.left() == sorted([".maps", new.name, going.name])
 
 
 def test_gc_leaves_what_may_be_alive_or_is_not_a_run(world: World) -> None:
