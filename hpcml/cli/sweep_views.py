@@ -123,7 +123,8 @@ def _lines(rows: Sequence[table.Row], metric: str, width: int) -> list[str]:
         value = row.metrics.get(metric)
         number = "nan" if metric in row.metrics and value is None else "" if value is None else f"{value:.6g}"
         spent = "" if row.seconds is None else format_seconds(row.seconds)
-        cells.append((number, row.state, spent, row.point, row.cause))
+        stopped = row.state == "stopped" and row.cause.replace(" by halving", "")
+        cells.append((number, stopped or row.state, spent, row.point, "" if stopped else row.cause))
     wide = [max(len(line[column]) for line in cells) for column in range(3)]
     lines = []
     for number, state, spent, point, cause in cells:

@@ -253,7 +253,7 @@ def test_halving_and_stopped_points(world: World) -> None:
     for name in (f"{points[0]['key']}=0.5", f"{points[1]['key']}=nan", "another=1.0", "none"):
         (step / name).touch()
     out, said = sweep(world, "table", "job")
-    assert out.splitlines()[2:4] == [" 0.9  stopped  2.0 s  k=8 lr=0.01", "  stopped by halving at step 2"]
+    assert out.splitlines()[2] == " 0.9  stopped at step 2  2.0 s  k=8 lr=0.01"
     assert said == "4 points: 1 ok, 1 stopped by halving, 1 failed, 1 missing.\n"
     _, said = sweep(world, *GRID, "--only-failed", "--halving", "loss")
     assert "1 done, 1 stopped by halving, 1 failed, 1 to run" in said

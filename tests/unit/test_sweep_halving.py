@@ -77,6 +77,17 @@ def test_what_was_before_counts_and_a_point_is_not_compared_with_itself(tmp_path
     assert {path.name for path in (second.rungs / "val%2Floss" / "2").iterdir()} == {"a=1.2", "d=0.5"}
 
 
+def test_runs_beside_each_other_compare_their_points(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    settings = SETTINGS._replace(shared=str(tmp_path / "shared"))
+    one, other = a_run(tmp_path / "one"), a_run(tmp_path / "other")
+    assert stopped_at(one, "a", [1.0] * 3, settings) == 0
+    assert stopped_at(other, "b", [2.0] * 3, settings) == 2
+    assert [path.name for path in (other.rungs / "val%2Floss" / "2").iterdir()] == ["b=2.0"]
+    assert stopped_at(a_run(tmp_path / "third"), "c", [2.0] * 3, settings._replace(shared=str(tmp_path / "no"))) == 0
+    assert not (tmp_path / "no").exists()
+
+
 def test_what_is_refused(subtests: pytest.Subtests) -> None:
     for wrong in (halving.Halving(""), halving.Halving("loss", 1), halving.Halving("loss", 3, 0)):
         with subtests.test(wrong=wrong), pytest.raises(HpcmlError):

@@ -24,12 +24,16 @@ Values = Mapping[str, float]  # by the point's key; not a number is the worst
 
 
 class Settings(NamedTuple):
-    """What ``--halving METRIC``, ``--eta``, ``--halving-min-steps`` and ``--maximize`` say."""
+    """What ``--halving METRIC``, ``--eta``, ``--halving-min-steps`` and ``--maximize`` say.
+
+    ``shared`` is a folder in which several runs tell each other what their points had, empty without one.
+    """
 
     metric: str
     eta: int
     min_steps: int
     maximize: bool
+    shared: str = ""
 
 
 class Stop(NamedTuple):
@@ -91,14 +95,21 @@ class Judge:
             return self.stop
         self.rung = rung
         value = metrics[self.settings.metric]
-        folder = self.run.rungs_of(self.settings.metric) / str(rung)
-        others = self._before(rung) | values_in(folder)
+        others = self._before(rung)
+        for run in self._runs():
+            folder = run.rungs_of(self.settings.metric) / str(rung)
+            others |= values_in(folder)
+            self._note(folder, value)
         others.pop(self.key, None)  # of a try that was interrupted
-        self._note(folder, value)
         if not is_among_the_best(value, others, self.settings):
             told = f"{self.settings.metric}={value:.6g} is not among the best 1/{self.settings.eta}"
             self.stop = Stop(rung, f"{told} of {len(others) + 1} points at step {rung}")
         return self.stop
+
+    def _runs(self) -> list[RunPaths]:
+        """Return this run, which later ones read, and what stands for all that go on beside it."""
+        shared = Path(self.settings.shared) if self.settings.shared else None
+        return [self.run, *([RunPaths(shared)] if shared and shared.is_dir() else [])]
 
     def _before(self, rung: int) -> dict[str, float]:
         """Return what points of earlier runs had, as it was submitted with this one."""

@@ -339,7 +339,8 @@ class Sweep:
         os.close(log)
         facts = {"key": key, "values": point["values"], "seed": int(key[:8], 16)}
         if self.halving:
-            facts["halving"] = {name: value for name, value in self.halving.items() if name != "before"}
+            known = {name: value for name, value in self.halving.items() if name != "before"}
+            facts["halving"] = {**known, "shared": self.settings.claims}
         facts |= {"workers": self.context.in_share(slot.number)} if len(self.slots) > 1 else {}
         os.environ["HPCML_POINT"] = json.dumps(facts)
         os.environ["HPCML_SCRIPT_ERROR"] = str(self._notes(key, "error"))
