@@ -203,15 +203,10 @@ def _attempts(
             uncounted.append(
                 f"The {counted.unit}-hours of attempt {one.number + 1} are not in the sum: it left no samples."
             )
-    own = attempts.one(paths, attempt)._replace(
-        begin=phases.began,
-        end=phases.end,
-        state=end.state,
-        exit_status=end.exit_status,
-        message=end.message,
-        hours=counted.paid,
-        useful=counted.share("useful"),
-    )
+    own = attempts.one(paths, attempt)._replace(begin=phases.began, end=phases.end)
+    own = own._replace(hours=counted.paid, useful=counted.share("useful"))
+    if end.over:
+        own = own._replace(state=end.state, exit_status=end.exit_status, message=end.message)
     return (*before, own), total, tuple(uncounted)
 
 

@@ -30,7 +30,7 @@ def make(run: directories.Run) -> Path:
 
     status = run_status.status(run)
     attempt = records.newest_attempt(run.paths)
-    if attempt is None or status.phase in ("refused", "prepared", "queued"):
+    if attempt is None or status.phase in ("refused", "prepared"):
         hint = f"hpcml status {run.id} says how it stands."
         raise NotFoundError("The run has not started: there is nothing to report", place=run.id, hint=hint)
     answer = why.of_status(run, status)

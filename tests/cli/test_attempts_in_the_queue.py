@@ -50,6 +50,10 @@ def test_a_run_between_two_attempts(world: World, waiting: Path) -> None:
     row = next(line for line in world.run("ls").stdout.splitlines() if "long" in line)
     assert "PENDING" in row
     assert "102" in row
+    report = world.run("report", "long", "--json")
+    assert report.returncode == 0, report.stderr
+    (attempt,) = json.loads(report.stdout)["attempts"]
+    assert (attempt["exit_status"], attempt["end"] - attempt["begin"], attempt["hours"]) == (92, 3600, 1)
     done = world.run("cancel", "long")
     assert (done.returncode, done.stdout) == (0, f"{waiting.name} is being cancelled (job 102).\n"), done.stderr
     assert world.jobs()["102"]["state"] == "CANCELLED"
