@@ -5,7 +5,7 @@ BIN := .venv/bin
 RUNS := .venv/.runs
 ENVIRONMENT := .venv/.complete
 
-.PHONY: help demo quick test check bless lab lab-down lab-shell bench pictures docs clean
+.PHONY: help demo quick test check bless lab lab-down lab-shell bench pictures docs site clean
 
 help:            ## show this list
 	@grep -E '^[a-z-]+: .*##' Makefile | sed 's/:.*##/\t/' | expand -t 14
@@ -58,5 +58,11 @@ pictures: $(ENVIRONMENT)  ## make the pictures of the documentation again, from 
 docs: $(ENVIRONMENT)  ## check that the documentation's commands and links hold
 	$(BIN)/pytest -q tests/test_docs.py
 
+# Its extra is installed when it is first wanted; mkdocs.yml says what the site is.
+site: $(ENVIRONMENT)  ## build the documentation as a site, in site/, and try its search
+	@$(BIN)/python -c 'import material' 2>/dev/null || PYTHON="$(PYTHON)" tests/setup_environment.sh docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@$(BIN)/pytest -q tests/test_site.py && echo 'The site: site/index.html (search needs a server: python3 -m http.server -d site)'
+
 clean:           ## remove what the other targets made here
-	rm -rf .venv dist build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv dist build site .pytest_cache .mypy_cache .ruff_cache

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import pytest
+import yaml
 
 from hpcml import errors, script_api, units
 from hpcml.cli import main
@@ -146,6 +147,19 @@ def test_links_and_anchors_resolve(subtests: pytest.Subtests) -> None:
 def test_every_page_is_reached_from_the_readme() -> None:
     linked = re.findall(r"\]\(([^)#\s]+)", split(ROOT / "README.md")[1])
     assert {f"docs/{page.name}" for page in DOCS.glob("*.md")} <= set(linked)
+
+
+def test_every_page_is_in_the_site_s_navigation() -> None:
+    def pages(part: Any) -> Iterator[str]:
+        if isinstance(part, str):
+            yield part
+        for inner in part.values() if isinstance(part, dict) else part if isinstance(part, list) else []:
+            yield from pages(inner)
+
+    named = list(pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]))
+    assert len(named) == len(set(named))
+    assert not [name for name in named if not (ROOT / name).is_file()]
+    assert {page.relative_to(ROOT).as_posix() for page in PAGES if DOCS in page.parents} <= set(named)
 
 
 def test_no_page_holds_a_placeholder(subtests: pytest.Subtests) -> None:
