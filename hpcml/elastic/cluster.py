@@ -101,8 +101,8 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
     minimum, maximum
         How many workers there are at least and at most; with several workers in a job, whole jobs of them.
     idle
-        How long a worker has nothing to do before its job ends, as ``"10m"`` or in seconds. A worker stays while a
-        client wants what only it holds.
+        How long a worker has nothing to do before its job ends, as ``"10m"`` or in seconds. Some stay while a client
+        holds results.
     unused
         How long nothing is computed before the cluster closes itself, whatever its workers hold; 0 for never.
     host

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -54,13 +53,18 @@ print(json.dumps(facts))
 """
 
 INSIDE = """
-import json, os, sys
+import json, os, signal, sys
 import hpcml
 from distributed import Client
 asked = {"time": "10m", "cpus_per_node": 2, "memory_per_node": "1G", "image": sys.argv[1], "env": ["COLOUR=a b"]}
 def look(): return os.path.exists("/.singularity.d"), os.environ["COLOUR"], os.listdir(os.environ["TMPDIR"]), os.getcwd()
 with hpcml.ElasticCluster(maximum=1, **asked) as cluster, Client(cluster) as client:
     print(json.dumps(client.submit(look).result(240)))
+del asked["image"]
+left = hpcml.ElasticCluster(minimum=2, **asked)
+Client(left).wait_for_workers(2, 240)
+print(left.directory, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
@@ -99,18 +103,20 @@ def test_it_breathes_and_is_closed_to_others(cluster: Cluster) -> None:
     assert (facts["again"], facts["others"], facts["idle"]) == (12, True, "running")
     for words in ("NumNodes=1 ", "TimeLimit=00:10:00", "Requeue=0", "Partition=boost"):
         assert words in facts["asked"], facts["asked"]
-    left = time.monotonic() + 120
-    while (text := cluster.run("squeue", "-h", "-u", "hpcml-alice").stdout) and time.monotonic() < left:
-        time.sleep(0.2)
-    assert not text
+    assert wait_for(lambda: not cluster.run("squeue", "-h", "-u", "hpcml-alice").stdout, 60, 0.2)
     assert (Path(addresses["directory"]) / "closed").exists()
     assert not list(Path(addresses["directory"]).glob("secret/*"))
 
 
-def test_workers_are_inside_an_image(cluster: Cluster, image: Path) -> None:
+def test_workers_are_inside_an_image_and_a_killed_program_leaves_none(cluster: Cluster, image: Path) -> None:
     program = cluster.write("elastic/inside.py", INSIDE)
     done = cluster.run("python", str(program), str(image), cwd=program.parent, timeout=400)
-    assert done.returncode == 0, done.stderr
-    inside, colour, scratch, place = json.loads(done.stdout)
+    assert done.returncode in (-9, 137), done.stderr
+    found, killed = done.stdout.splitlines()
+    inside, colour, scratch, place = json.loads(found)
     assert (inside, colour, scratch) == (True, "a b", ["dask-scratch-space"])
     assert "/.clusters/" in place
+    assert wait_for(lambda: not cluster.run("squeue", "-h", "-u", "hpcml-alice").stdout, 60, 0.2)
+    record = Path(killed) / "closed"
+    assert wait_for(lambda: len(json.loads(record.read_text())["cancelled"]) == 2, 60, 0.2), record.read_text()
+    assert wait_for(lambda: not list(Path(killed).glob("secret/*")), 60, 0.2)
