@@ -39,6 +39,7 @@ OUTCOME, HANDSHAKE, TLS = "hpcml/node/outcome.py", "hpcml/node/security/handshak
 LIMITS, LOSSES, VERSIONS = (
     "hpcml/node/security/connection_limits.py", "hpcml/node/health/losses.py", "hpcml/node/health/versions.py")  # fmt: skip
 ATTEMPTS = "hpcml/node/roles/attempts.py"
+CLAIMS, LOCK = "hpcml/node/sweep/claims.py", "hpcml/sweeps/lock.py"
 TESTS = {
     PLAN: ("tests/unit/test_plan.py", "tests/golden/test_scripts.py"),
     WORKERS: ("tests/unit/test_workers.py", "tests/golden/test_scripts.py"),
@@ -55,6 +56,8 @@ TESTS = {
     LOSSES: ("tests/unit/test_losses.py",),
     VERSIONS: ("tests/unit/test_versions.py", "tests/unit/test_clocks.py"),
     ATTEMPTS: ("tests/unit/test_attempts.py",),
+    CLAIMS: ("tests/unit/test_sweep_claims.py",),
+    LOCK: ("tests/unit/test_sweep_lock.py",),
 }
 MUTATIONS = (
     M(ATTEMPTS, ' or outcome.state == "REQUEUED")', ")", "a job that Slurm puts back into its queue ends the run"),
@@ -119,6 +122,13 @@ MUTATIONS = (
     M(LOSSES, "sorted(names - self.killed)", "sorted(names)", "a killed task is told again and again"),
     M(VERSIONS, "abs(least) > NOTED", "abs(least) > 10 * NOTED", "clocks a minute apart are not told"),
     M(VERSIONS, "least < -self.behind or", "", "a clock too far behind is found out by a hang"),
+    M(CLAIMS, "        except FileExistsError:\n            return False", "        except FileExistsError:\n            return True", "two jobs run a point"),
+    M(CLAIMS, "if now - noticed < LEASE:", "if True:", "the points of a job that died are lost"),
+    M(CLAIMS, "if claim.stat().st_ino == inode:", "if True:", "points of living jobs are given away"),
+    M(CLAIMS, ' or f"{key}.ended" in there', "", "what has ended is run again"),
+    M(CLAIMS, "if silent > LEASE or", "if", "a job that was silent writes what others have done"),
+    M(LOCK, "return not _lives(there)", "return False", "a command that was killed keeps others out"),
+    M(LOCK, "_began(there.pid) == there.began", "True", "another process with its number keeps others out"),
 )  # fmt: skip
 
 

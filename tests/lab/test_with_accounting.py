@@ -10,7 +10,9 @@ import pytest
 
 from conftest import Cluster
 from hpcml import errors
+from lab_paths import USERS
 from staged import record
+from test_sweep_in_jobs import Sweep
 
 pytestmark = pytest.mark.lab
 
@@ -90,3 +92,25 @@ print(json.dumps(state))
     found = json.loads(accounted.run("hpcml", "logs", "alone").stdout.splitlines()[-1])
     assert found == {"total": 5, "attempts": [0, 1, 2]}
     assert accounted.run("squeue", "--noheader").stdout == ""
+
+
+def test_a_job_for_each_point_where_few_jobs_are_taken(accounted: Cluster) -> None:
+    """Five points in a QoS that takes five jobs, and two in one that takes one: all are run, each once."""
+    for name, most in (("five", 5), ("one", 1)):
+        done = accounted.run("sacctmgr", "-i", "add", "qos", name, f"MaxSubmitJobsPerUser={most}", user="root")
+        assert done.returncode == 0, done.stdout + done.stderr
+    done = accounted.run("sacctmgr", "-i", "modify", "user", USERS["alice"], "set", "qos+=five,one", user="root")
+    assert done.returncode == 0, done.stdout + done.stderr
+    sweep = Sweep(accounted, "gang", 5)
+    done = sweep("--wait", "--gang", "--qos", "five", *ACCOUNT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Slurm has room for 5 more jobs of yours: 2 run at once" in done.stderr
+    assert sorted(sweep.lines("starts")) == sorted(sweep.lines("ends")) == list(range(5))
+    attempts = [len(list((accounted.directory(run) / "attempts").iterdir())) for run in sweep.runs()]
+    assert (len(attempts), sum(attempts)) == (2, 5), "a job for each point"
+
+    alone = Sweep(accounted, "alone", 2)
+    done = alone("--wait", "--gang", "--qos", "one", *ACCOUNT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "one after another" in done.stderr
+    assert sorted(alone.lines("starts")) == [0, 1]
