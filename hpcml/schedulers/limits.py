@@ -49,18 +49,19 @@ def by_qos(site: Site, names: Sequence[str], spec: JobSpec) -> list[str]:
 
 def _choices(site: Site, name: str, spec: JobSpec) -> Iterator[str]:
     for qos, limits in site.qos.items():
-        if qos != _qos_of(site, name, spec) and name in (limits.partitions or (name,)):
+        if qos != qos_of(site, name, spec) and name in (limits.partitions or (name,)):
             other = spec._replace(qos=qos)
             if not misfit(site, name, other) and not doubtful_misfits(site, name, other):
                 yield qos
 
 
-def _qos_of(site: Site, name: str, spec: JobSpec) -> str:
+def qos_of(site: Site, name: str, spec: JobSpec) -> str:
+    """Return the QoS of a request in a partition, empty where the site's default counts."""
     return spec.qos or site.partitions.get(name, Partition()).qos
 
 
 def _misfits(site: Site, name: str, spec: JobSpec) -> Iterator[_Misfit]:
-    partition, qos_name = site.partitions.get(name, Partition()), _qos_of(site, name, spec)
+    partition, qos_name = site.partitions.get(name, Partition()), qos_of(site, name, spec)
     qos = site.qos.get(qos_name, Qos())
     if qos.partitions and name and name not in qos.partitions:
         words = f"QoS '{qos_name}' is for partition {' or '.join(qos.partitions)}, not for {name}"

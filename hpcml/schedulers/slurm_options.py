@@ -11,7 +11,7 @@ from hpcml.paths import ROLES
 from hpcml.schedulers import JobLayout, JobRequest, Launcher, limits
 from hpcml.schedulers.request import JobSpec
 from hpcml.sites.layers import nearest
-from hpcml.sites.schema import Partition, Site
+from hpcml.sites.schema import Partition, Qos, Site
 
 # Directives that a profile cannot have: by its comment a job is found again, and an array would run in one directory.
 # The cluster of another controller would have to be named in every question.
@@ -51,6 +51,10 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
     known_qos = {site.defaults.qos, *(partition.qos for partition in site.partitions.values()), *site.qos} - {""}
     if request.asked.qos and request.asked.qos not in known_qos and (near := nearest(request.asked.qos, [*known_qos])):
         notices.append(f"QoS {request.asked.qos} is not in the profile: did you mean {near}?")
+    qos = limits.qos_of(site, name, request.spec)
+    if request.spec.until_done and site.qos.get(qos, Qos()).max_jobs == 1:
+        anew = "after each attempt its job goes back into the queue, where it begins to wait anew"
+        notices.append(f"QoS {qos} takes one job of yours: {anew}")
     own, others = "NODE", "SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU"
     if "--mem" not in dict(directives):
         own, others = "CPU", "SLURM_MEM_PER_NODE"

@@ -119,6 +119,16 @@ def test_the_job_that_is_put_back_itself(tmp_path: Path, monkeypatch: pytest.Mon
     assert "begins to wait anew" in attempts.waits_anew(here)
 
 
+def test_a_qos_that_takes_one_job_is_told_at_submission(tmp_path: Path) -> None:
+    site = layers.build(schema.Site, layers.Layers())
+    site = site._replace(scheduler="slurm", qos={"debug": schema.Qos(max_jobs=1), "normal": schema.Qos(max_jobs=9)})
+    place = plan.RunLocation(tmp_path, "/usr/bin/python3", "0")
+    for qos, until_done in (("debug", True), ("debug", False), ("normal", True)):
+        asked = JobSpec(tmp_path / "job.py", (), tmp_path, qos=qos, until_done=until_done)
+        told = [text for text in plan.plan(site, asked, place).notices if "takes one job of yours" in text]
+        assert len(told) == (qos == "debug" and until_done)
+
+
 def test_how_the_attempt_before_ended_is_kept(tmp_path: Path) -> None:
     """If it is what status.json tells: one that was killed left no word, and what stands there is older."""
     third = context(tmp_path, 2)
