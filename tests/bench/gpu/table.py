@@ -89,10 +89,16 @@ COLUMNS: dict[str, list[tuple[str, str, Format]]] = {
     "idioms": [("of", "kind", str), ("figure", "figure", str), ("alone", "alone", str), ("took", "seconds", number(1, " s")),
                ("workers", "workers", str), ("opened in", "open_s", number(2, " s")), ("alone", "alone_open_s", number(2, " s"))],
     "examples": [("on GPUs", "gpu_s", number(1, " s")), ("on CPUs", "cpu_s", number(1, " s")), ("figures apart", "apart", small)],
+    "samples": [("use apart", "use_apart", number(1, " points")), ("memory apart", "memory_apart", number(3)),
+                ("power apart", "power_apart", number(3)), ("°C apart", "temperature_apart", number(1)),
+                ("energy", "energy_kwh", number(3, " kWh")), ("moved", "moved_gib", number(1, " GiB")),
+                ("sampled", "sampled_gib", number(1, " GiB")), ("the interconnect's counters", "fabric_gib", number(1, " GiB")),
+                ("advice", "advice", str), ("pairs", "pairs", str), ("with samples", "with_s", number(2, " s")),
+                ("without", "without_s", number(2, " s"))],
 }  # fmt: skip
 RATIO = {"kmeans": "CPU fit / fit", "auth": "authenticated / plain", "bringup": "usable / by hand",
          "merge": "hpcml / Local", "image": "to workers, inside / outside", "gallery": "CPU / GPU",
-         "headlines": "by hand / hpcml", "tasks": "300 tasks / Local"}  # fmt: skip
+         "headlines": "by hand / hpcml", "tasks": "300 tasks / Local", "samples": "counter / power, sampled / moved, with / without"}  # fmt: skip
 
 
 def cell(value: Any, form: Format) -> str:
