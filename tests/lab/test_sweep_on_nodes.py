@@ -115,3 +115,28 @@ def test_what_failed_for_want_of_memory_gets_more(cluster: Cluster) -> None:
     plan = json.loads(Path(rows()["2"]["out"]).parents[1].joinpath("plan.json").read_text())
     assert ["--mem", "1350M"] in plan["directives"]
     assert rows()["2"]["state"] == "ok", done.stdout + done.stderr
+
+
+FAULTY = """
+import socket, sys
+from pathlib import Path
+import hpcml
+
+bad = Path(sys.argv[1])
+if not bad.exists():
+    bad.write_text(socket.gethostname())
+if bad.read_text() == socket.gethostname():
+    raise RuntimeError("cudaErrorECCUncorrectable: uncorrectable ECC error encountered")
+hpcml.run.report(loss=1)
+"""
+
+
+def test_a_point_that_failed_by_its_node_s_fault_goes_elsewhere_unasked(cluster: Cluster) -> None:
+    script = cluster.write("faulty/faulty.py", FAULTY)
+    bad = script.with_name("bad")
+    words = ("faulty.py", "--wait", "--nodes", "1", "--time", "3", "--grid", "k=1", "--", str(bad))
+    first = cluster.run("hpcml", "sweep", *words, cwd=script.parent)
+    assert first.returncode == 1, first.stdout + first.stderr
+    again = cluster.run("hpcml", "sweep", *words, cwd=script.parent)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert f"without {bad.read_text()}, where points failed by the node's fault" in again.stderr

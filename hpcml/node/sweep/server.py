@@ -394,7 +394,10 @@ class Sweep:
         if found and found.known and any(line.source in ("worker", "library") for line in found.evidence):
             words = found.what[:_LONGEST]  # what the script raised only followed from it
         rule, nodes = (found.rule, list(found.nodes)) if found else ("", [])
-        return {"cause": words, "kind": kinds.of_cause(found), "rule": rule, "nodes": nodes}
+        kind = kinds.of_cause(found)
+        if kind == "node" and not nodes and self.settings.nodes == 1:
+            nodes = [self.context.node]  # the script's own error names none
+        return {"cause": words, "kind": kind, "rule": rule, "nodes": nodes}
 
     def _tell(self, point: dict[str, Any], record: dict[str, Any], restarted: str) -> None:
         """Print a line for a point: the run's log is the sweep's progress."""
