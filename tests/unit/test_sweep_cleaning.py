@@ -108,6 +108,7 @@ class Workers:
 def test_workers_whose_gpu_memory_has_not_come_back_are_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = Nvml({os.getpid(): 70.0})  # a pool, beside which 10 GiB are free
     monkeypatch.setitem(sys.modules, "pynvml", gpu)
+    monkeypatch.delitem(sys.modules, "rmm", raising=False)  # what another test has loaded looks for a driver
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
     cluster = cleaning._Cluster.__new__(cleaning._Cluster)
     cluster.client, cluster.gpus, cluster.before = Workers(gpu), True, {}
