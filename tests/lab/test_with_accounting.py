@@ -114,3 +114,5 @@ def test_a_job_for_each_point_where_few_jobs_are_taken(accounted: Cluster) -> No
     assert done.returncode == 0, done.stdout + done.stderr
     assert "one after another" in done.stderr
     assert sorted(alone.lines("starts")) == [0, 1]
+    [run] = alone.runs()
+    assert len(list((accounted.directory(run) / "attempts").iterdir())) == 1

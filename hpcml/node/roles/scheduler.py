@@ -50,6 +50,13 @@ class PrivateScheduler(connection_limits.Guarded, Scheduler):  # type: ignore[mi
 
     socket_path: Path
     polls = 0
+    joined = 0  # clients in all
+    cleaned = -1  # how many had joined when a sweep last cleaned
+
+    async def add_client(self, comm: Any, *arguments: Any, **options: Any) -> None:
+        """Let a client in as Dask does, and count it: what none has used since, need not be cleaned."""
+        self.joined += 1
+        await super().add_client(comm, *arguments, **options)
 
     def identity(self, *arguments: Any, **options: Any) -> Any:
         """Answer as Dask does, counting who asks for all workers: Client.wait_for_workers does, again and again."""

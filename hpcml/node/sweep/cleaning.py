@@ -148,6 +148,8 @@ class _Cluster:
 
     def clean(self) -> str:
         left = self.client.run_on_scheduler(release, keep=self.client.id)
+        if left is None:
+            return ""
         states = self._states()
         deadline = time.monotonic() + RELEASED
         while any(one["busy"] for one in states.values()) and time.monotonic() < deadline:
@@ -211,8 +213,14 @@ def reason(left: int, busy: int, grown: list[int], on_gpus: Sequence[int] = ()) 
     return f"{left} tasks of the point could not be released" if left else ""
 
 
-async def release(dask_scheduler: Any, keep: str) -> int:
-    """On the scheduler: release what nobody who is connected holds; return how many tasks there are still."""
+async def release(dask_scheduler: Any, keep: str) -> int | None:
+    """On the scheduler: release what nobody who is connected holds; return how many tasks there are still.
+
+    None means that no client has come since the last time, so that there is nothing to look at on the workers either.
+    """
+    if dask_scheduler.joined == dask_scheduler.cleaned:
+        return None
+    dask_scheduler.cleaned = dask_scheduler.joined
     deadline = time.monotonic() + GONE
     while set(dask_scheduler.client_comms) - {keep} and time.monotonic() < deadline:  # noqa: ASYNC110 - Dask tells nobody
         await asyncio.sleep(0.005)

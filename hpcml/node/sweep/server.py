@@ -200,11 +200,22 @@ class Sweep:
         """Leave the rest to the job that follows, if there is one and a rest."""
         if not self.gang or not self.begun or not self.claims:
             return False
-        follows = self.settings.one_machine or self.context.run.next_job.is_symlink()
-        follows = follows and self.context.number < self.settings.most_restarts
-        if follows and self.claims.any_free(point["key"] for point in self.waiting):
+        if (
+            self.context.number < self.settings.most_restarts
+            and self._is_followed()
+            and self.claims.any_free(point["key"] for point in self.waiting)
+        ):
             self.handed_on, self.stopped = True, "the next job goes on"
         return self.handed_on
+
+    def _is_followed(self) -> bool:
+        """Whether another job waits for this one's end; this one itself would lose its place in the queue."""
+        if self.settings.one_machine:
+            return True
+        try:
+            return str(self.context.run.next_job.readlink()) != os.environ.get("SLURM_JOB_ID", "")
+        except OSError:
+            return False
 
     def _begin(self, slot: Slot, point: dict[str, Any]) -> bool:
         """Begin a point; False in its process."""
