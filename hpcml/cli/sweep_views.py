@@ -135,5 +135,6 @@ def _lines(rows: Sequence[table.Row], metric: str, width: int) -> list[str]:
 
 
 def _tell_causes(rows: Sequence[table.Row]) -> None:
-    for cause, number, example in table.causes(rows):
-        say_fitted(f"{number} failed: {cause} (as {example})", sys.stdout, first="  ", rest="    ")
+    for cause, kind, number, example in table.causes(rows):
+        how = f"failed ({kind})" if kind else "failed"
+        say_fitted(f"{number} {how}: {cause} (as {example})", sys.stdout, first="  ", rest="    ")

@@ -163,10 +163,11 @@ def write_parquet(table: Sequence[Row], sweep: Sweep, path: Path) -> None:
         new.unlink(missing_ok=True)
 
 
-def causes(table: Sequence[Row]) -> list[tuple[str, int, str]]:
-    """Return each cause of failed points, how many failed by it, and one of them; the most frequent first."""
-    found: dict[str, list[Row]] = {}
+def causes(table: Sequence[Row]) -> list[tuple[str, str, int, str]]:
+    """Return each cause of failed points, its kind, how many failed by it, and one of them; the most frequent first."""
+    found: dict[tuple[str, str], list[Row]] = {}
     for row in table:
         if row.state == "failed":
-            found.setdefault(row.cause, []).append(row)
-    return sorted(((cause, len(failed), failed[0].point) for cause, failed in found.items()), key=lambda one: -one[1])
+            found.setdefault((row.cause, row.kind), []).append(row)
+    rows = [(cause, kind, len(failed), failed[0].point) for (cause, kind), failed in found.items()]
+    return sorted(rows, key=lambda one: -one[2])

@@ -140,6 +140,7 @@ def test_what_failed_is_tried_again_with_what_its_cause_asks_for(world: World) -
     (run / "points" / f"{points[3]['key']}.log").write_text("")  # it had begun
     end_run(run, exit_status=85, state="TIMEOUT", by="hpcml")
 
+    assert "1 failed (oom): out of memory (as k=8 lr=0.1)" in sweep(world, "status", "job")[0]
     _, said = sweep(world, *words, "--only-failed=oom", "--dry-run")
     assert "1 to run" in said
     assert "  again      memory of a node is raised from 4.0 GiB to 6.0 GiB" in said
