@@ -35,7 +35,7 @@ def add_options(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Print a role's log, and what comes to it."""
     from hpcml.cli.progress import Tail
-    from hpcml.runs import adoption, handle
+    from hpcml.runs import adoption, following, handle
     from hpcml.runs import record as records
     from hpcml.runs import status as run_status
 
@@ -56,7 +56,7 @@ def run(options: Namespace) -> int:
                 pass
 
     if options.follow:
-        for _ in run_status.follow(run, copy):
+        for _ in following.follow(run, copy):
             pass
     else:
         copy()

@@ -405,8 +405,7 @@ def wait_for_end(run: directories.Run, *, as_json: bool) -> int:
     """Show the run until it ends, pass on its output, and return its exit status; Ctrl-C detaches."""
     from hpcml.cli.progress import Progress, Tail
     from hpcml.report import profiles
-    from hpcml.runs import report
-    from hpcml.runs import status as run_status
+    from hpcml.runs import following, report
 
     output = Tail(run.paths.driver_log, sys.stdout, own=True)
     progress = Progress(sys.stderr, layers.process_environment(), output)
@@ -419,7 +418,7 @@ def wait_for_end(run: directories.Run, *, as_json: bool) -> int:
 
     try:
         last = None
-        for last in run_status.follow(run, pass_on, before=before):
+        for last in following.follow(run, pass_on, before=before):
             if last.phase == "ended" and not as_json:  # all that the script wrote stands before its end
                 progress.show_past(last)
                 while output.copy():

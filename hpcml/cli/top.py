@@ -141,7 +141,7 @@ def _follow(
     eager: bool = False,
 ) -> None:
     """Show a run at each interval until it has ended, at once where its phase changes, ``eager`` at each change."""
-    from hpcml.runs import status as run_status
+    from hpcml.runs import following
 
     source = _Source(run)
     known: list[run_status.Status] = []
@@ -154,7 +154,7 @@ def _follow(
             due = time.monotonic() + every
             show(source.view(known[0]))
 
-    for status in run_status.follow(run, each):
+    for status in following.follow(run, each):
         if eager or not known or known[0].phase != status.phase:
             due = 0.0
         known[:] = [status]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hpcml import files, schedulers
 from hpcml.errors import INTERNAL, HpcmlError, LinkError, NotFoundError, SlurmUnreachableError, UsageError
 from hpcml.paths import AttemptPaths
-from hpcml.runs import adoption, directories
+from hpcml.runs import adoption, directories, following
 from hpcml.runs import record as records
 from hpcml.runs import status as run_status
 from hpcml.runs.status import Status
@@ -120,7 +120,7 @@ class RunHandle:
             if end is not None and time.monotonic() >= end and not (last and last.over):
                 raise TimeoutError(f"the run {self.id} has not ended within {timeout:g} s; it goes on")
 
-        for last in run_status.follow(self.run, look):  # noqa: B007 - `look` reads it
+        for last in following.follow(self.run, look):  # noqa: B007 - `look` reads it
             pass
         assert last is not None
         return last
