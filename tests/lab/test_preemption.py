@@ -145,8 +145,8 @@ def test_a_run_that_is_put_back_is_waited_for(preempting: Cluster) -> None:
     assert facts["message"].startswith("put back into the queue: ")
     assert facts["exit_status"] is None
     assert "PENDING" in preempting.run("hpcml", "ls").stdout.splitlines()[-1]
-    # Slurm lets a job that was put back wait for two minutes.
-    preempting.run("scontrol", "update", f"jobid={facts['job']}", "StartTime=now")
+    # Slurm lets a job that was put back wait for two minutes; one that starts in the second of its end is killed.
+    preempting.run("scontrol", "update", f"jobid={facts['job']}", "StartTime=now+3seconds")
     done = ended(waiting)
     assert done.returncode == 0, done.stderr
     lines = [
@@ -183,7 +183,7 @@ def test_a_long_run_that_is_put_back(preempting: Cluster) -> None:
         assert "PENDING: put back into the queue" in preempting.run("hpcml", "status", "goes-on").stdout
         if attempt == 2:
             set_state(preempting, node, "resume")
-        preempting.run("scontrol", "update", f"jobid={job}", "StartTime=now")
+        preempting.run("scontrol", "update", f"jobid={job}", "StartTime=now+3seconds")
     done = ended(waiting)
     assert done.returncode == 0, done.stderr + (directory / "logs/job.log").read_text()
     assert jobs[:2] == jobs[2:4] == jobs[4:], jobs  # this one, and one that waits for its end

@@ -86,7 +86,7 @@ print(json.dumps(state))
             time.sleep(0.2)
         assert "PENDING: put back into the queue" in accounted.run("hpcml", "status", "alone").stdout
         assert "Slurm takes no second job" in (directory / "events.jsonl").read_text()
-        assert accounted.run("scontrol", "update", f"jobid={job}", "StartTime=now").returncode == 0
+        assert accounted.run("scontrol", "update", f"jobid={job}", "StartTime=now+3seconds").returncode == 0
     done = accounted.run("hpcml", "wait", "alone", timeout=360)
     assert done.returncode == 0, done.stderr
     found = json.loads(accounted.run("hpcml", "logs", "alone").stdout.splitlines()[-1])
