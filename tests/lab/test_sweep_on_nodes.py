@@ -38,7 +38,8 @@ hpcml.run.report(loss=client.submit(abs, chosen.k - 4).result())
 def test_every_point_is_run_once(cluster: Cluster) -> None:
     script = cluster.write("sweep/train.py", SCRIPT)
     starts = script.with_name("starts")
-    words = ("train.py", "--nodes", "2", "--grid", "k=range(1,9)", "--", "--starts", str(starts))
+    name = f"train-{cluster.work.name}"  # the points of an earlier session's sweep would not be run again
+    words = ("train.py", "--name", name, "--nodes", "2", "--grid", "k=range(1,9)", "--", "--starts", str(starts))
 
     def sweep(*options: str) -> Any:
         done = cluster.run("hpcml", "sweep", *options, *words, cwd=script.parent)
@@ -52,7 +53,7 @@ def test_every_point_is_run_once(cluster: Cluster) -> None:
     assert wait_for(lambda: started() == [1, 2, 3, 4, 5], 60, 0.1), started()
     said = sweep("--detach").stderr
     assert "8 points, 3 done, 1 failed, 4 under way, 0 to run" in said
-    assert cluster.run("hpcml", "cancel", "train").returncode == 0
+    assert cluster.run("hpcml", "cancel", name).returncode == 0
     assert cluster.wait_status(first)["exit_status"] == 86
     cluster.wait_gone(first)
 
@@ -63,7 +64,7 @@ def test_every_point_is_run_once(cluster: Cluster) -> None:
     assert done.returncode == 0
     assert started() == [1, 2, 3, 4, 5, 5, 6, 7, 8]  # only the one that was interrupted twice
 
-    rows = json.loads(cluster.run("hpcml", "sweep", "table", "train", "--json").stdout)
+    rows = json.loads(cluster.run("hpcml", "sweep", "table", name, "--json").stdout)
     assert [(row["values"]["k"], row["metrics"].get("loss"), row["state"]) for row in rows] == [
         ("4", 0, "ok"), ("3", 1, "ok"), ("5", 1, "ok"), ("6", 2, "ok"), ("1", 3, "ok"), ("7", 3, "ok"), ("8", 4, "ok"),
         ("2", None, "failed"),
@@ -80,9 +81,9 @@ import hpcml
 
 client = hpcml.connect()
 if sys.argv[-1] == "2":
-    kept = bytearray(b"x") * (700 << 20)
+    kept = bytearray(b"x") * (850 << 20)
 if sys.argv[-1] == "3":
-    client.submit(lambda: bytearray(b"x") * (700 << 20)).result()
+    client.submit(lambda: len(bytearray(b"x") * (850 << 20))).result()
 hpcml.run.report(loss=int(sys.argv[-1]))
 """
 
@@ -92,13 +93,15 @@ def test_what_failed_for_want_of_memory_gets_more(cluster: Cluster) -> None:
     if "cgroup" not in str(cluster.lab.state()):
         pytest.skip("the lab cannot enforce memory limits through cgroup v1 on this machine")
     script = cluster.write("greedy/greedy.py", GREEDY)
-    words = ("greedy.py", "--nodes", "1", "--time", "3", "--memory-per-node", "900M", "--grid", "k=1,2,3")
+    name = f"greedy-{cluster.work.name}"
+    words = ("greedy.py", "--name", name, "--nodes", "1", "--time", "10", "--memory-per-node", "900M",
+             "--set", "workers.restarts=9", "--grid", "k=1,2,3")  # fmt: skip
 
     def sweep(*options: str) -> Any:
         return cluster.run("hpcml", "sweep", *options, *words, cwd=script.parent)
 
     def rows() -> dict[str, dict[str, Any]]:
-        found = json.loads(cluster.run("hpcml", "sweep", "table", "greedy", "--json").stdout)
+        found = json.loads(cluster.run("hpcml", "sweep", "table", name, "--json").stdout)
         return {row["values"]["k"]: row for row in found}
 
     done = sweep("--wait")
@@ -134,7 +137,8 @@ hpcml.run.report(loss=1)
 def test_a_point_that_failed_by_its_node_s_fault_goes_elsewhere_unasked(cluster: Cluster) -> None:
     script = cluster.write("faulty/faulty.py", FAULTY)
     bad = script.with_name("bad")
-    words = ("faulty.py", "--wait", "--nodes", "1", "--time", "3", "--grid", "k=1", "--", str(bad))
+    name = f"faulty-{cluster.work.name}"
+    words = ("faulty.py", "--name", name, "--wait", "--nodes", "1", "--time", "3", "--grid", "k=1", "--", str(bad))
     first = cluster.run("hpcml", "sweep", *words, cwd=script.parent)
     assert first.returncode == 1, first.stdout + first.stderr
     again = cluster.run("hpcml", "sweep", *words, cwd=script.parent)
