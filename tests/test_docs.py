@@ -35,7 +35,7 @@ PAGES = sorted(
         *(page for folder in ("docs", "jobs", "containers", "tests") for page in (ROOT / folder).rglob("*.md")),
     ]
 )
-OWN = [page for page in PAGES if page.parent in (ROOT, DOCS)]  # the others speak of more than hpcml's command
+OWN = [page for page in PAGES if page.parent in (ROOT, DOCS, DOCS / "teaching")]  # the others speak of more than hpcml's command
 RUN = re.compile(r"<!-- run\b(?P<words>.*?)-->")
 NOT_RUN = re.compile(r"<!-- not run: \S.*-->")
 FENCE = re.compile(r"```(?P<words>[a-z ]*)")
@@ -473,7 +473,7 @@ def session(blocks: list[Block], *, on_lab: bool = False) -> str:
     lines = [CHECK, TERMINAL, *(saved(name, text) for name, text in GIVEN.items()), 'top="$PWD"']
     for block in blocks:
         run = block.run or {}
-        if block.language == "yaml":
+        if block.language in ("yaml", "sh"):
             lines.append(f'(cd "$top" || exit 1\n{saved(run["file"], block.text)}\n)')
             continue
         if block.language == "python":

@@ -19,5 +19,5 @@ def test_marked_blocks_run(cluster: Cluster, page: Path) -> None:
     session = docs.session(docs.of_page(page), on_lab=True)
     folder = cluster.write(f"docs-{page.stem}/session.sh", session).parent
     cluster.run("mkdir", "-p", str(folder / "tour"))
-    done = cluster.run("bash", "session.sh", cwd=folder, timeout=180)
+    done = cluster.run("bash", "session.sh", cwd=folder, timeout=400)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
