@@ -35,7 +35,8 @@ PAGES = sorted(
         *(page for folder in ("docs", "jobs", "containers", "tests") for page in (ROOT / folder).rglob("*.md")),
     ]
 )
-OWN = [page for page in PAGES if page.parent in (ROOT, DOCS, DOCS / "teaching")]  # the others speak of more than hpcml's command
+# The others speak of more than the command.
+OWN = [page for page in PAGES if page.parent in (ROOT, DOCS, DOCS / "teaching")]
 RUN = re.compile(r"<!-- run\b(?P<words>.*?)-->")
 NOT_RUN = re.compile(r"<!-- not run: \S.*-->")
 FENCE = re.compile(r"```(?P<words>[a-z ]*)")
