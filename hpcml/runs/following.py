@@ -51,6 +51,7 @@ def follow(
     last: Status | None = None
     seen: object = None
     over: Path | None = None
+    told: object = None  # what the run's files were when Slurm last answered
     while True:
         now = time.monotonic()
         began = run.paths.events.exists() and over is None
@@ -58,10 +59,11 @@ def follow(
             distance = FIRST_ASK_AFTER_START
             ask_at = now + distance
         if run.submission and (run.job or run.submission.line) and now >= ask_at:
+            stamps = [_stamp(run.paths.events), _stamp(run.paths.status)]
             try:
                 run = _submitted(directories.load(run.paths.directory) if run.may_start_again else run)
                 run, state = run_status.present_job(run)
-                heard = now
+                heard, told = now, stamps
             except SlurmUnreachableError:
                 if now - heard > patience:
                     raise
@@ -73,10 +75,10 @@ def follow(
         if files != seen or now >= look_at:  # reading the record is what costs; looking whether it changed does not
             seen, look_at = files, now + 1.0
             current = run_status.status(run, state, ask=not run.job)
-            asked = state is not None or not (
-                run.job and run.may_start_again
-            )  # files alone cannot say that no attempt follows
+            # Files alone cannot say that no attempt follows, nor an answer from before the attempt's end.
+            asked = (state is not None and told == files) or not (run.job and run.may_start_again)
             over_now = current.over
+            ask_at = min(ask_at, now + 1.0) if over_now and not asked else ask_at
             if current != last and (asked or not over_now):
                 yield current
                 last = current
