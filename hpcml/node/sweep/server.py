@@ -113,7 +113,7 @@ class Sweep:
         self.claims: Claims | None = None
         self.ok = self.failed = self.halved = self.interrupted = 0
         self.gang = bool(plan.get("gang"))  # a point for each job, as long as another one follows
-        self.begun = 0
+        self.begun: set[str] = set()
         self.handed_on = False
         self.out_of_points: float | None = None  # since when, by the clock of the claims
         self.stopped = ""
@@ -179,7 +179,14 @@ class Sweep:
             return bool(self.waiting)
         if self.out_of_points is None:
             self.out_of_points = self.claims.clock.seconds
-        return self.claims.silent(self.out_of_points)  # it may have died, and its points are to be run here
+        silent = self.claims.silent(self.out_of_points)  # it may have died, and its points are to be run here
+        if self.claims.any_free(point["key"] for point in self._untried()):  # another has given them back
+            self.waiting = self._untried()
+        return silent or bool(self.waiting)
+
+    def _untried(self) -> list[dict[str, Any]]:
+        """Return the points that this run has not begun: one that stopped to be continued is left to a later run."""
+        return [point for point in self.points if point["key"] not in self.begun]
 
     def _next(self) -> dict[str, Any] | None:
         """Return a point to begin with; None if there is none, or none may begin."""
@@ -219,7 +226,7 @@ class Sweep:
 
     def _begin(self, slot: Slot, point: dict[str, Any]) -> bool:
         """Begin a point; False in its process."""
-        self.begun += 1
+        self.begun.add(point["key"])
         slot.point, slot.kills, slot.began, slot.clock = point, oom_kills(), time.time(), time.monotonic()
         slot.pid = self._fork(slot)
         return bool(slot.pid)
@@ -240,7 +247,7 @@ class Sweep:
         if self.claims:
             try:
                 if self.claims.look(often=not self.waiting):
-                    self.waiting = [one for one in self.points if not self.context.run.record_of(one["key"]).exists()]
+                    self.waiting = self._untried()
             except LostError:
                 self._lose()
 
