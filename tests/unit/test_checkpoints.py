@@ -234,6 +234,22 @@ def test_the_margin_grows_with_the_cost_of_a_save(run: RunPaths, monkeypatch: py
     assert requests(run, time_limit=120).lead == 60.0
 
 
+def test_a_cancellation_counts_though_the_time_limit_is_near(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On one machine, where nothing else ends a run before its limit; and though the script has seen it first."""
+    monkeypatch.delenv("HPCML_BATCH", raising=False)
+    found = requests(run, one_machine=True, signal_lead=3600.0, time_limit=3600)
+    found.check("driver")
+    assert (found.time_limit_near, found.asked("driver")) == (True, None)
+    run.attempt(0).terminate.touch()
+    told = found.asked("driver")
+    assert told
+    assert (told.exit_status, told.by) == (errors.CANCELLED, "user")
+    found.started -= 4000
+    told = found.asked("driver")
+    assert told
+    assert told.exit_status == errors.TIME_LIMIT
+
+
 def test_a_margin_that_cannot_grow_is_told(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)
     monkeypatch.delenv("HPCML_BATCH", raising=False)

@@ -64,12 +64,10 @@ class EndRequests:
     def check(self, phase: str) -> None:
         """Take note of the time limit, and end the run (RunEndedError) if that was asked for."""
         settings, attempt = self.context.settings, self.context.attempt
-        now = time.monotonic()
+        now, left = time.monotonic(), self._left
         if now - self.listed_at > NOTES_TICK:
             self.listed_at, self.names = now, files.listed(attempt.directory)
             self._look_at_saves()
-        timed = settings.one_machine and settings.time_limit
-        left = settings.time_limit - (now - self.started) if timed else float("inf")
         if not self.time_limit_near and (attempt.time_limit.name in self.names or self._margin_reached(left)):
             self.time_limit_near = True
             if attempt.time_limit.name not in self.names:
@@ -82,7 +80,24 @@ class EndRequests:
         self.requested_at = self.requested_at or now
         if not self.signalled and left >= 0 and now - self.requested_at < SETTLE:
             return
-        raise RunEndedError(Outcome(phase=phase, **(_TIME_LIMIT if self.time_limit_near else _CANCELLED)))
+        raise RunEndedError(self._end(phase, left))
+
+    def asked(self, phase: str) -> Outcome | None:
+        """Return the end that was asked for by now; None if none was. The script may have seen it first, and obeyed."""
+        names = files.listed(self.context.attempt.directory)
+        return self._end(phase, self._left) if self.signalled or self.context.attempt.terminate.name in names else None
+
+    def _end(self, phase: str, left: float) -> Outcome:
+        cancelled = self.context.settings.one_machine and left > 0  # where Slurm ends the job, its log tells
+        return Outcome(phase=phase, **(_TIME_LIMIT if self.time_limit_near and not cancelled else _CANCELLED))
+
+    @property
+    def _left(self) -> float:
+        """How many seconds the run has until its time limit, infinite where Slurm counts them."""
+        settings = self.context.settings
+        if not (settings.one_machine and settings.time_limit):
+            return float("inf")
+        return settings.time_limit - (time.monotonic() - self.started)
 
     @property
     def lead(self) -> float:
