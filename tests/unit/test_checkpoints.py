@@ -241,6 +241,7 @@ def test_a_cancellation_counts_though_the_time_limit_is_near(run: RunPaths, monk
     found.check("driver")
     assert (found.time_limit_near, found.asked("driver")) == (True, None)
     run.attempt(0).terminate.touch()
+    found.look_again()
     told = found.asked("driver")
     assert told
     assert (told.exit_status, told.by) == (errors.CANCELLED, "user")
@@ -248,6 +249,15 @@ def test_a_cancellation_counts_though_the_time_limit_is_near(run: RunPaths, monk
     told = found.asked("driver")
     assert told
     assert told.exit_status == errors.TIME_LIMIT
+
+
+def test_a_script_that_saw_first_that_the_time_limit_is_near(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HPCML_BATCH", raising=False)
+    found = requests(run)
+    found.check("driver")
+    run.attempt(0).time_limit.touch()
+    found.look_again()
+    assert (found.time_limit_near, found.asked("driver")) == (True, None)
 
 
 def test_a_margin_that_cannot_grow_is_told(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:

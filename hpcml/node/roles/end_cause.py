@@ -68,11 +68,7 @@ class EndRequests:
         if now - self.listed_at > NOTES_TICK:
             self.listed_at, self.names = now, files.listed(attempt.directory)
             self._look_at_saves()
-        if not self.time_limit_near and (attempt.time_limit.name in self.names or self._margin_reached(left)):
-            self.time_limit_near = True
-            if attempt.time_limit.name not in self.names:
-                storage.write_end(self.context.run, attempt.time_limit, {})
-            self.events.write("time-limit-near", seconds=self.lead)
+        self._look_at_the_limit(left)
         if settings.one_machine and self.batch.pid and not self.batch.alive:
             raise RunEndedError(Outcome(errors.ALLOCATION_LOST, phase, "hpcml", "the batch script was killed"))
         if not (self.signalled or left < 0 or attempt.terminate.name in self.names):
@@ -82,10 +78,23 @@ class EndRequests:
             return
         raise RunEndedError(self._end(phase, left))
 
+    def look_again(self) -> None:
+        """Take note of what came since the last look: the script may have seen it first, and obeyed."""
+        self.names = files.listed(self.context.attempt.directory)
+        self._look_at_the_limit(self._left)
+
     def asked(self, phase: str) -> Outcome | None:
-        """Return the end that was asked for by now; None if none was. The script may have seen it first, and obeyed."""
-        names = files.listed(self.context.attempt.directory)
-        return self._end(phase, self._left) if self.signalled or self.context.attempt.terminate.name in names else None
+        """Return the end that was asked for when it was looked last; None if none was."""
+        asked = self.signalled or self.context.attempt.terminate.name in self.names
+        return self._end(phase, self._left) if asked else None
+
+    def _look_at_the_limit(self, left: float) -> None:
+        note = self.context.attempt.time_limit
+        if not self.time_limit_near and (note.name in self.names or self._margin_reached(left)):
+            self.time_limit_near = True
+            if note.name not in self.names:
+                storage.write_end(self.context.run, note, {})
+            self.events.write("time-limit-near", seconds=self.lead)
 
     def _end(self, phase: str, left: float) -> Outcome:
         cancelled = self.context.settings.one_machine and left > 0  # where Slurm ends the job, its log tells

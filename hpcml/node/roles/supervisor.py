@@ -131,8 +131,9 @@ def _follow(state: RunState, script: Script) -> Outcome:
         if time.monotonic() > kill_at:
             script.kill()
     state.events.write("driver-ended", exit_status=status)
-    if must_end is None and status == errors.STOPPED:  # on its own, or because it was quicker than the supervisor
-        must_end = state.end_requests.asked(state.phase)
+    if must_end is None and status:  # on its own, or because it was quicker than the supervisor
+        state.end_requests.look_again()
+        must_end = state.end_requests.asked(state.phase) if status == errors.STOPPED else None
     return _end_of(state, script, status, must_end)
 
 
