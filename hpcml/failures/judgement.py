@@ -44,6 +44,7 @@ _SIGNALS = {
     signal.SIGABRT: "abort",
     signal.SIGILL: "illegal",
 }
+_OF_ANOTHER_NODE = {"node-failure", "credential"}  # their lines stand in the logs of the nodes that were well
 
 
 class Ending(NamedTuple):
@@ -131,6 +132,8 @@ def _of(hit: Hit, hits: Sequence[Hit], what: str = "") -> Cause:
     for other in after:
         followed.setdefault(other.rule.name, other.line)
     nodes = dict.fromkeys(line.node for line in first.values() if line.node)
+    if rule.name in _OF_ANOTHER_NODE:
+        nodes = dict.fromkeys(other.groups[0] for other in (hit, *same) if other.groups and other.groups[0])
     sentence = what or _filled(rule.cause, hit)
     if hit.place:
         sentence += f" ({hit.place})"
@@ -393,6 +396,8 @@ def _lost(end: Ending, hits: Sequence[Hit]) -> Cause:
         return Cause(rule.cause, rule.short, True, rule.name, rule.remedy, rule.retry, lines, (), 1, nodes)
     if root := order.first(_roots(hits, own=status != errors.WORKERS_NEVER_CAME)):
         found = _of(root, hits)
+        if root.rule.name in _OF_ANOTHER_NODE and not found.nodes and (node := _node_in(end.message)):
+            found = found._replace(nodes=(node,))
         return found._replace(followed=(Line(end.message, "record", "status.json"), *found.followed)[:_SHOWN])
     if told:
         found = _of(told[0], told)

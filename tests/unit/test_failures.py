@@ -96,6 +96,25 @@ def test_what_follows_is_never_the_cause_wherever_it_stands(root: str, others: l
         assert cause(CASCADE, hits(*texts)).rule == root, texts
 
 
+STEP_CANCELLED = "slurmstepd-n1: error: *** STEP 7.1 ON n1 CANCELLED AT 2026-11-22T23:40:15 DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***"
+
+
+@pytest.mark.parametrize(
+    ("told", "message", "nodes"),
+    [
+        (["srun: error: Node failure on n2"], "the scheduler was lost", ("n2",)),
+        ([], "workers were lost: n2: the step that started the worker task is gone", ("n2",)),
+        ([], "the scheduler was lost", ()),
+    ],
+)
+def test_the_node_that_failed_is_never_the_one_whose_log_tells_it(
+    told: list[str], message: str, nodes: tuple[str, ...]
+) -> None:
+    end = Ending(errors.ROLE_LOST, "hpcml", "FAILED", message)
+    found = cause(end, [*hits(STEP_CANCELLED), *hits(*told, source="job", node="")])
+    assert (found.rule, found.nodes) == ("node-failure", nodes)
+
+
 def test_without_a_beginning_the_cause_is_not_known() -> None:
     for name in CASCADES:
         found = cause(CASCADE, hits(TEXTS[name][0]))
