@@ -83,7 +83,8 @@ class _Reader:
     @property
     def alive(self) -> bool:
         """Whether there may come more, or is more."""
-        return bool(self._views) or self._thread.is_alive()
+        reads = self._thread.is_alive()  # asked first: the last view may come between the two questions
+        return reads or bool(self._views)
 
     def newest(self) -> View | None:
         """Return the newest view if it was not asked for yet."""
