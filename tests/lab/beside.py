@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+import slurmd_crashes
+
 AT_ONCE = 4
 # So many such runs have room beside each other.
 PART = ("--cpus-per-node", "2", "--memory-per-node", "900M")
@@ -55,10 +57,11 @@ class Group:
 
 
 def _run(body: Callable[..., None], words: dict[str, Any]) -> None:
+    cluster = words["cluster"]
     try:
-        body(**words)
+        slurmd_crashes.survive(cluster.lab.places.log, lambda: body(**words), cluster.cancel_own)
     finally:
-        words["cluster"].cancel_own()
+        cluster.cancel_own()
 
 
 def marked(item: pytest.Item) -> bool:

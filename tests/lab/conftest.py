@@ -22,6 +22,7 @@ import attacks
 import beside
 import lab_image
 import lab_ssh
+import slurmd_crashes
 from lab_state import PATIENCE, wait_for
 from labs import Lab
 
@@ -308,9 +309,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    if not beside.marked(pyfuncitem):
+    if beside.marked(pyfuncitem):
+        beside.call(pyfuncitem)
+        return True
+    cluster: Any = pyfuncitem.funcargs.get("cluster")
+    if cluster is None:
         return None
-    beside.call(pyfuncitem)
+    words = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    logs = cluster.lab.places.log
+    slurmd_crashes.survive(logs, lambda: pyfuncitem.obj(**words), lambda: clean(cluster))
     return True
 
 

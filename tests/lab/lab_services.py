@@ -218,6 +218,10 @@ class Services:
         states = [word.strip() for word in self.node_states().values()]
         return states == ["idle"] * self.state.nodes and not self._run("squeue", "-h").stdout.strip()
 
+    def reasons(self) -> str:
+        """Why nodes take no jobs, as Slurm says it."""
+        return self._run("sinfo", "-R").stdout
+
     def sinfo(self) -> str:
         return self._run("sinfo").stdout
 

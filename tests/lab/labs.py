@@ -309,7 +309,9 @@ class Lab:
         services = self.services()
         began = time.monotonic()
         if not wait_for(services.idle, timeout, 0.1):
-            raise LabError(f"The lab is not idle after {timeout:g} s: {services.node_states()}. Look at squeue.")
+            raise LabError(
+                f"The lab is not idle after {timeout:g} s: {services.node_states()}. Look at squeue.\n{services.reasons()}"
+            )
         return time.monotonic() - began
 
     def processes(self, user: str) -> list[tuple[int, str]]:

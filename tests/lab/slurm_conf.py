@@ -83,6 +83,7 @@ ReturnToService=2
 JobRequeue=0
 MinJobAge=300
 KillWait=10
+UnkillableStepTimeout=600
 SlurmctldTimeout=30
 SlurmdTimeout=30
 MessageTimeout=10
