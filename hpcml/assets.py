@@ -38,7 +38,6 @@ def node_side() -> list[str]:
     own = (
         "__init__.py",
         "script_api.py",
-        "exit_causes.py",
         "errors.py",
         "files.py",
         "help_layout.py",

@@ -70,7 +70,7 @@ def run_on_host(host: str, named_by: str, command: str, options: Namespace, own:
     if command == "fetch":
         return _fetch(login, options)
     if command == "top" or (command == "status" and options.follow):
-        from hpcml.cli import top_host
+        from hpcml.cli.top import host as top_host
 
         if top_host.draws_here(command, options):
             return top_host.watch(_connect(login), options)

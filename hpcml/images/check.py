@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from hpcml import assets, exit_causes, files, subprocesses, units
+from hpcml import assets, files, subprocesses, units
+from hpcml.failures import exit_causes
 from hpcml.images.facts import machine, pins, problems
 from hpcml.images.program import Program, ask, last_lines
 from hpcml.images.sif import PREFIX, ImageFacts

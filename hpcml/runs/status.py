@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import exit_causes, files, schedulers
+from hpcml import files, schedulers
 from hpcml.errors import (
     ALLOCATION_LOST,
     ANSWER_LOST,
@@ -20,6 +20,7 @@ from hpcml.errors import (
     SlurmUnreachableError,
     StorageError,
 )
+from hpcml.failures import exit_causes
 from hpcml.runs import adoption, directories
 from hpcml.runs import record as records
 from hpcml.runs.record import Event, RunRecord

@@ -34,7 +34,7 @@ class Mutation(NamedTuple):
 M = Mutation
 LIMITS_OF_SITE, FACTS = "hpcml/schedulers/limits.py", "hpcml/sites/facts.py"
 PLAN, WORKERS, OPTIONS = "hpcml/plan/plan.py", "hpcml/plan/workers.py", "hpcml/schedulers/slurm_options.py"
-SLURM, CAUSES, END = "hpcml/schedulers/slurm.py", "hpcml/exit_causes.py", "hpcml/node/roles/end_cause.py"
+SLURM, CAUSES, END = "hpcml/schedulers/slurm.py", "hpcml/failures/exit_causes.py", "hpcml/node/roles/end_cause.py"
 OUTCOME, HANDSHAKE, TLS = "hpcml/node/outcome.py", "hpcml/node/security/handshake.py", "hpcml/node/security/tls.py"
 LIMITS, LOSSES, VERSIONS = (
     "hpcml/node/security/connection_limits.py", "hpcml/node/health/losses.py", "hpcml/node/health/versions.py")  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcml import exit_causes
+from hpcml.failures import exit_causes
 
 SAID = (
     ("FATAL:   container creation failed: image driver mount failure: image driver squashfuse_ll instance exited with error: "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcml import exit_causes
+from hpcml.failures import exit_causes
 
 TRACEBACK = ("Traceback (most recent call last):", '  File "x.py", line 1, in <module>')
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from hpcml import samples
-from hpcml.cli import top_frame
-from hpcml.cli.top_lines import Lines
-from hpcml.cli.top_table import Piece
+from hpcml.cli.top import frame
+from hpcml.cli.top.lines import Lines
+from hpcml.cli.top.table import Piece
 from hpcml.errors import ConfigError
 from hpcml.remote import answers
 from hpcml.runs import view as views
@@ -88,7 +88,7 @@ RUNS: dict[str, Callable[[Path], View]] = {
 
 
 def drawn(view: View, width: int, height: int = 0) -> list[str]:
-    return [top_frame.text_of(line) for line in top_frame.frame(view, width, height, live=True)]
+    return [frame.text_of(line) for line in frame.frame(view, width, height, live=True)]
 
 
 def columns_of(text: str) -> int:
@@ -126,7 +126,7 @@ def test_what_is_known_of_the_work(tmp_path: Path) -> None:
     assert any(line.endswith("1,600 of 2,000 done, 40/s, 10 s left, 3 failed, 16 assigned") for line in shown)
     assert "data      spilled 8.0 GiB (1.0 MiB/s), transfers 1.0 GiB/s" in shown
     assert "wire      net 2.0 MiB/s, IB 6.0 GiB/s" in shown  # a fall of a counter would be none
-    assert shown[-2:] == ["          step 39, loss 0.0256", top_frame.FOOTER]
+    assert shown[-2:] == ["          step 39, loss 0.0256", frame.FOOTER]
 
 
 def test_many_nodes_fold_to_the_worst_and_the_best(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_a_failed_run_shows_the_cause_and_what_to_do(tmp_path: Path) -> None:
         "cause     The node had no memory left (on n1).",
         "next      Ask for more memory.",
     ]
-    style = top_frame.frame(failed(tmp_path / "again"), 80, 24)[1][0]
+    style = frame.frame(failed(tmp_path / "again"), 80, 24)[1][0]
     assert style == Piece("OUT_OF_MEMORY", "red")
 
 

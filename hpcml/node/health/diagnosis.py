@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hpcml import errors, exit_causes
+from hpcml import errors
+from hpcml.failures import exit_causes
 from hpcml.files import tail
 from hpcml.node import files
 from hpcml.node.outcome import Outcome

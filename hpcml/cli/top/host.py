@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import IO, TYPE_CHECKING
 
-from hpcml.cli import top
+from hpcml.cli.top import live
 from hpcml.errors import ConfigError
 from hpcml.remote import answers, channel
 from hpcml.remote.protocol import PIECE
@@ -29,12 +29,12 @@ def draws_here(command: str, options: Namespace) -> bool:
     """Whether the view is drawn here; elsewhere the other end's own lines are passed on."""
     if command == "status":
         options.once, options.interval = False, None
-    return not options.json and sys.stdout.isatty() and (options.once or top.is_live(options))
+    return not options.json and sys.stdout.isatty() and (options.once or live.is_live(options))
 
 
 def watch(connection: Connection, options: Namespace) -> int:
     """Show a run of another machine until it has ended or the user leaves; return the exit status."""
-    words = ["top", "--json", *(["--once"] if options.once else ["--interval", f"{top.interval(options):g}s"])]
+    words = ["top", "--json", *(["--once"] if options.once else ["--interval", f"{live.interval(options):g}s"])]
     words += ["--site", options.site] if options.site else []
     words += [word for assignment in options.set or () for word in ("--set", assignment)]
     said: list[bytes] = []  # shown when the terminal is its user's again
@@ -58,10 +58,10 @@ def watch(connection: Connection, options: Namespace) -> int:
 
     try:
         if options.once:
-            work(top.print_frame, lambda _: None)
+            work(live.print_frame, lambda _: None)
             code = 0
         else:
-            code = top.on_screen(work)
+            code = live.on_screen(work)
     finally:
         call.stop()
         raw = Raw(sys.stderr)

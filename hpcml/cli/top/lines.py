@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from hpcml.cli.top_table import duration, per_second
+from hpcml.cli.top.table import duration, per_second
 from hpcml.runs.view import Node, View
 from hpcml.terminal import say
 from hpcml.units import format_bytes

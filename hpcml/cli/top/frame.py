@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hpcml.cli.ls import cut_name
-from hpcml.cli.top_table import LABEL, SHORT_BAR, Line, Piece, bar, duration, labelled, per_second, table
+from hpcml.cli.top.table import LABEL, SHORT_BAR, Line, Piece, bar, duration, labelled, per_second, table
 from hpcml.runs.view import View, Work
 from hpcml.terminal import cells, fit, folded, shown
 from hpcml.units import format_bytes

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-from hpcml.cli.top_frame import text_of
-from hpcml.cli.top_table import Line
+from hpcml.cli.top.frame import text_of
+from hpcml.cli.top.table import Line
 from hpcml.terminal import cells
 
 # The other screen, the cursor hidden, long lines not broken; and back. A terminal passes over what it does not know.

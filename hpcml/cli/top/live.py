@@ -1,4 +1,4 @@
-"""``hpcml top``: a run as it stands, live."""
+"""A run live: looked at again and again, and shown on the screen, as lines or as JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hpcml.cli import common
-from hpcml.cli.top_frame import UNLIMITED, frame, text_of
+from hpcml.cli.top.frame import UNLIMITED, frame, text_of
 from hpcml.errors import SlurmUnreachableError, UsageError
 from hpcml.sites import layers
 from hpcml.terminal import columns, json_text, say
@@ -87,7 +87,7 @@ def watch(run: directories.Run, options: Namespace, every: float) -> int:
         _follow(run, every, _print_json)
         return 0
     if not is_live(options):
-        from hpcml.cli.top_lines import Lines
+        from hpcml.cli.top.lines import Lines
 
         lines = Lines()
         _follow(run, every, lambda view: lines.print(view, time.time()))
@@ -105,9 +105,9 @@ def on_screen(work: Callable[[Callable[[View], None], Callable[[float], None]], 
     work
         Gets two functions: one shows a view, the other waits so many seconds at most for a key.
     """
-    from hpcml.cli import top_screen
+    from hpcml.cli.top import screen as screens
 
-    screen = top_screen.Screen(colour=top_screen.has_colour(layers.process_environment()))
+    screen = screens.Screen(colour=screens.has_colour(layers.process_environment()))
     last: list[View] = []
 
     def show(view: View) -> None:
@@ -122,7 +122,7 @@ def on_screen(work: Callable[[Callable[[View], None], Callable[[float], None]], 
     try:
         with screen.opened():
             work(show, poll)
-    except top_screen.QuitError:
+    except screens.QuitError:
         return 0
     except KeyboardInterrupt:
         say("Stopped looking; the run goes on.", sys.stderr)
