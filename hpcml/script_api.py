@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import inspect
 import json
 import math
 import os
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -282,7 +284,17 @@ def connect(*, backend: str = "", **options: Any) -> Client:
     from hpcml.node.roles.local_cluster import ClosedCluster
 
     of_both = {name: options[name] for name in ("asynchronous", "loop") if name in options}
-    return Client(ClosedCluster(**of_both, **of_cluster), **of_client)
+    client = Client(ClosedCluster(**of_both, **of_cluster), **of_client)
+    if not client.asynchronous:
+        atexit.register(_close, weakref.ref(client))
+    return client
+
+
+def _close(reference: weakref.ref[Client]) -> None:
+    """Close a client at the script's end, before Dask closes its cluster and warns of results that are still wanted."""
+    client = reference()
+    if client is not None and client.status == "running":
+        client.close()
 
 
 def connect_to(attempt: AttemptPaths, address: str, **options: Any) -> Client:
