@@ -1,4 +1,4 @@
-"""Durations, memory sizes and host lists as Slurm and people write them."""
+"""Durations, memory sizes, numbers of things and host lists as Slurm and people write them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SLURM_TIME = re.compile(r"(?:(?P<days>[0-9]{1,9})-)?(?P<a>[0-9]{1,9})(?::(?P<b>
 _WORDED_TIME = re.compile(r"(?:([0-9]{1,9})d)?(?:([0-9]{1,9})h)?(?:([0-9]{1,9})m(?:in)?)?(?:([0-9]{1,9})s)?")
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?s?")
 _MEMORY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([KMGT]?)(i?)(B?)", re.IGNORECASE)
-_MEMORY_EXPONENT = {"": 2, "K": 1, "M": 2, "G": 3, "T": 4}
+MEMORY_EXPONENT = {"": 2, "K": 1, "M": 2, "G": 3, "T": 4}  # powers of 1024; without a unit it is MiB
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 _MOST_HOSTS = 100_000
 RDMA = re.compile(r"(rc|dc|ud|gga|srd)(_\w+)?")  # UCX's transports over InfiniBand, RoCE and EFA: rc_mlx5, srd
@@ -106,7 +106,7 @@ def parse_memory(text: str) -> int:
     match = _MEMORY.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"'{text}' is not a memory size; write 4000M, 120G or 0.5T")
-    return int(float(match[1]) * 1024 ** _MEMORY_EXPONENT[match[2].upper()])
+    return int(float(match[1]) * 1024 ** MEMORY_EXPONENT[match[2].upper()])
 
 
 class _Written:
@@ -156,6 +156,11 @@ def format_bytes(size: float) -> str:
         size /= 1024
         units.pop(0)
     return f"{size:.0f} {units[0]}" if units[0] == "B" or size >= 9.95 else f"{size:.1f} {units[0]}"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number of things: ``1 run``, ``3 runs``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def expand_hosts(text: str) -> tuple[str, ...]:

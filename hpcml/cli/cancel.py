@@ -9,6 +9,7 @@ from hpcml.cli import common
 from hpcml.errors import HpcmlError, StorageError, UsageError
 from hpcml.runs import directories
 from hpcml.terminal import note, say, say_fitted
+from hpcml.units import counted
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -53,7 +54,7 @@ def _all(options: Namespace) -> int:
             say(f"{run.id}  {run.job}".rstrip())
     if not going:
         say("No run is going on.", sys.stderr)
-    elif not common.confirmed(f"Cancel {len(going)} run{'' if len(going) == 1 else 's'}?", options.yes):
+    elif not common.confirmed(f"Cancel {counted(len(going), 'run')}?", options.yes):
         say("Nothing was cancelled.", sys.stderr)
         return 1
     answers = []

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from hpcml.errors import NotFoundError, UsageError
 from hpcml.runs import directories
@@ -17,14 +18,16 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from typing import TextIO
 
+T = TypeVar("T")
+RUN = "run id, its beginning, name, Slurm job id, or 'last'"  # what names a run
+
 
 def add_run(parser: ArgumentParser, *, default: str | None = "last") -> None:
     """Add the word that names a run; without a default it must be given."""
-    text = "run id, its beginning, name, Slurm job id, or 'last'"
     if default is None:
-        parser.add_argument("run", metavar="RUN", help=text)
+        parser.add_argument("run", metavar="RUN", help=RUN)
     else:
-        parser.add_argument("run", metavar="RUN", help=text, nargs="?", default=default)
+        parser.add_argument("run", metavar="RUN", help=RUN, nargs="?", default=default)
 
 
 def add_site(parser: ArgumentParser, whose: str = "folder for runs to look in") -> None:
@@ -63,6 +66,20 @@ def whole(text: str, option: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < 10):
         raise UsageError(f"'{text}' is not a whole number", place=option, hint=f"Write {option} 4.")
     return int(text)
+
+
+def parsed(parse: Callable[[str], T], text: str, option: str, example: str) -> T:
+    """Return what a parser makes of an option's value; UsageError with an example if that is none."""
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise UsageError(str(error), place=option, hint=f"Write {option} {example}.") from error
+
+
+def end_by_signals() -> None:
+    """Have SIGTERM and SIGHUP end this command as Ctrl-C does."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
 
 
 def load_site(name: str, cwd: Path | None, assignments: Sequence[str] = ()) -> lookup.LoadedSite:

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import stat
 import sys
 import tempfile
@@ -35,7 +34,7 @@ from hpcml.remote.ssh.login import login_of
 from hpcml.runs import script_checks, snapshot
 from hpcml.sites.schema import Login
 from hpcml.terminal import Raw, note, say
-from hpcml.units import format_bytes
+from hpcml.units import counted, format_bytes
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -58,8 +57,7 @@ def run_on_host(host: str, named_by: str, command: str, options: Namespace, own:
     own, script
         The command's own words, and the script with its arguments.
     """
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
+    common.end_by_signals()
     here = [word for word in getattr(options, "set", None) or () if word.startswith("login.")]
     if command == "sweep" and script:
         hint = "Log in there and type it; sweep status, table and plot work from here."
@@ -168,7 +166,7 @@ def _submit(login: Login, command: str, options: Namespace, own: list[str], scri
             verb = "names a file of this laptop that is" if len(missing) == 1 else "name files of this laptop that are"
             note(f"{', '.join(map(repr, missing))} {verb} not sent; paths are the cluster's")
         connection = _connect(login)
-        many = f"{len(upload.entries)} file{'s' if len(upload.entries) != 1 else ''}"
+        many = counted(len(upload.entries), "file")
         say(f"  sending    {many}, {format_bytes(upload.size)} to {connection.host}", sys.stderr)
         what = {"module": ["-m", upload.script], "program": ["--", f"./{upload.script}"]}
         words = [command, *_waiting(command, options, own), *what.get(form, [f"./{upload.script}"]), *arguments]

@@ -132,10 +132,8 @@ def _free(folder: Path) -> int:
 
 def _count(taken: Collection[Old]) -> str:
     runs, of_maps = [one for one in taken if not one.is_map], [one for one in taken if one.is_map]
-    words = f"{len(of_maps)} map{'' if len(of_maps) == 1 else 's'}"
-    if not of_maps:
-        return rm.count(runs)
-    return f"{rm.count(runs)} and {words}" if runs else words
+    words = [units.counted(len(runs), "run")] if runs or not of_maps else []
+    return " and ".join([*words, *([units.counted(len(of_maps), "map")] if of_maps else [])])
 
 
 def _show(found: list[tuple[str, Path, int]], now: float) -> None:
@@ -151,13 +149,9 @@ def _say_what_stays(staying: Sequence[str], why: str) -> None:
     """Say in one line how many runs and maps stay because they may be alive."""
     if staying:
         reason = f" ({why})" if why else ""
-        note(f"{rm.count(staying)} may still be going on and stay{'s' if len(staying) == 1 else ''}{reason}")
+        stay = "stays" if len(staying) == 1 else "stay"
+        note(f"{units.counted(len(staying), 'run')} may still be going on and {stay}{reason}")
 
 
 def _size(text: str | None, option: str) -> int:
-    if text is None:
-        return 0
-    try:
-        return units.parse_memory(text)
-    except ValueError as error:
-        raise UsageError(str(error), place=option, hint=f"Write {option} 2G.") from error
+    return 0 if text is None else common.parsed(units.parse_memory, text, option, "2G")

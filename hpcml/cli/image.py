@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import signal
 import sys
 import textwrap
 import time
@@ -105,8 +104,7 @@ def _build(options: Namespace, site: Site) -> int:
         terminal.note(note)
     say(f"hpcml: {tool} builds {source.path.name} into {out}.", sys.stderr)
 
-    for number in (signal.SIGTERM, signal.SIGHUP):  # the build is a session of its own: nobody else would end it
-        signal.signal(number, signal.default_int_handler)
+    common.end_by_signals()  # the build is a session of its own: nobody else would end it
     begin = time.monotonic()
     record = build.build(order, terminal.Raw(sys.stderr).write)
     if options.json:

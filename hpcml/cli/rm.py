@@ -17,13 +17,11 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Sequence
 
-    from hpcml.runs.handle import Standing
-
 
 def add_options(parser: ArgumentParser) -> None:
     """Add what only this verb takes, and the common options."""
     parser.epilog = "A run that may still be going on is never removed."
-    parser.add_argument("run", metavar="RUN", nargs="*", help="run id, its beginning, name, Slurm job id, or 'last'")
+    parser.add_argument("run", metavar="RUN", nargs="*", help=common.RUN)
     parser.add_argument("--older", metavar="AGE", help="all runs submitted longer ago, e.g. 30d or 12h")
     parser.add_argument("--failed", action="store_true", help="all runs that failed; with --older: those of them")
     parser.add_argument("--yes", action="store_true", help="do not ask")
@@ -40,10 +38,11 @@ def run(options: Namespace) -> int:
         hint = "Name runs, or give --older 30d, --failed or both."
         raise UsageError("Which runs are to be removed is not clear", place="hpcml rm", hint=hint)
     standings = handle.standings(_runs(options))
-    ended = [one.run for one in standings if not one.alive and _is_wanted(options, one)]
+    wanted = [one for one in standings if one.status and one.status.failed] if options.failed else standings
+    ended = [one.run for one in wanted if not one.alive]
     staying = [] if chosen else [one for one in standings if one.alive]
     sizes = [removal.size(run.paths.directory) for run in ended]
-    total = f"{count(ended)}, {units.format_bytes(sum(sizes))}"
+    total = f"{units.counted(len(ended), 'run')}, {units.format_bytes(sum(sizes))}"
     if not options.json:
         for run, size in zip(ended, sizes, strict=True):
             folder = common.typed(run.paths.directory, sys.stdout)
@@ -60,14 +59,10 @@ def run(options: Namespace) -> int:
     if options.json:
         common.print_json({"removed": [run.id for run in ended], "bytes": sum(sizes)})
     else:
-        stay = f"; {count(staying)} stay{'s' if len(staying) == 1 else ''}" if staying and ended else ""
+        verb = "stays" if len(staying) == 1 else "stay"
+        stay = f"; {units.counted(len(staying), 'run')} {verb}" if staying and ended else ""
         say(f"Removed {total}{stay}." if ended else "Nothing was removed.", sys.stderr)
     return 1 if staying else 0
-
-
-def count(runs: Sequence[object]) -> str:
-    """Return how many runs there are, in words."""
-    return f"{len(runs)} run{'' if len(runs) == 1 else 's'}"
 
 
 def _runs(options: Namespace) -> list[directories.Run]:
@@ -95,13 +90,4 @@ def loaded(folder: Path, run_ids: Sequence[str], before: float) -> list[director
 
 def seconds_of(age: str | None, option: str) -> float:
     """Return the seconds of an option's age, 0 if it was not given."""
-    if age is None:
-        return 0.0
-    try:
-        return units.parse_seconds(age)
-    except ValueError as error:
-        raise UsageError(str(error), place=option, hint=f"Write {option} 30d.") from error
-
-
-def _is_wanted(options: Namespace, standing: Standing) -> bool:
-    return not options.failed or bool(standing.status and standing.status.failed)
+    return 0.0 if age is None else common.parsed(units.parse_seconds, age, option, "30d")

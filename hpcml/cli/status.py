@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from hpcml.cli import common
-from hpcml.errors import MEANING, STOPPED, UNREACHABLE, SlurmUnreachableError
+from hpcml.errors import MEANING, STOPPED, UNREACHABLE
 from hpcml.terminal import say, say_fitted
 
 if TYPE_CHECKING:
@@ -34,16 +34,10 @@ def run(options: Namespace) -> int:
         return top.run(options)
     from hpcml.cli.why import cause_of
     from hpcml.report import attempts, profiles
-    from hpcml.runs import adoption, report
+    from hpcml.runs import report
     from hpcml.runs import status as run_status
 
-    run, silent = common.find_run(options), ""
-    try:
-        run = adoption.adopt(run)
-    except SlurmUnreachableError as error:
-        silent = error.message
-    status = run_status.status(run)
-    status = status._replace(silent=status.silent or silent)
+    run, status = run_status.now(common.find_run(options))
     code = UNREACHABLE if status.silent and status.phase == "unknown" else 0
     before = attempts.earlier(run.paths, status.attempt)
     if options.json:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcml.cli import common, script_options, variables
-from hpcml.errors import INTERNAL, MEANING, HpcmlError, UsageError
+from hpcml.errors import MEANING, HpcmlError, UsageError
 from hpcml.runs import directories
 from hpcml.schedulers.request import Awaited, JobSpec, measure
 from hpcml.schedulers.sbatch_options import directive, gpus
@@ -405,7 +405,7 @@ def wait_for_end(run: directories.Run, *, as_json: bool) -> int:
     """Show the run until it ends, pass on its output, and return its exit status; Ctrl-C detaches."""
     from hpcml.cli.progress import Progress, Tail
     from hpcml.report import profiles
-    from hpcml.runs import following, report
+    from hpcml.runs import following, handle, report
 
     output = Tail(run.paths.driver_log, sys.stdout, own=True)
     progress = Progress(sys.stderr, layers.process_environment(), output)
@@ -439,7 +439,7 @@ def wait_for_end(run: directories.Run, *, as_json: bool) -> int:
     _tell_end(run, last, as_json=as_json)  # a failure's cause and the next step stand last
     if as_json:
         common.print_json(last.as_json())
-    return INTERNAL if last.exit_status is None else last.exit_status
+    return handle.exit_status_of(last)
 
 
 def _tell_end(run: directories.Run, last: run_status.Status, *, as_json: bool) -> None:
@@ -451,13 +451,12 @@ def _tell_end(run: directories.Run, last: run_status.Status, *, as_json: bool) -
         explain(last)
     if not last.exit_status or as_json:
         return
-    from hpcml.cli.why import sentence
     from hpcml.runs import bad_nodes, why
 
     answer = why.of_status(run, last)
     bad_nodes.remember(last, answer)
     if answer.failed and answer.rule not in ("", "exit") and answer.cause != last.message:
-        say_message(f"hpcml: cause: {sentence(answer)} More: hpcml why {run.id}.")
+        say_message(f"hpcml: cause: {answer.sentence} More: hpcml why {run.id}.")
     if last.by == "script" and last.hint:
         say_message(f"hpcml: {last.hint}")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import html
 import os
-import signal
 import sys
 import tempfile
 import time
@@ -85,7 +84,7 @@ def _bridge(options: Namespace, run: directories.Run) -> int:
     from hpcml.remote.tunnel import bridge
 
     port = _port(options.port)
-    _end_by_signals()
+    common.end_by_signals()
     shown = _Shown(options, ssh_config.places().files)
     try:
         bridge.keep(run, options.service, port, _say, shown.show)
@@ -128,11 +127,8 @@ def _keep(options: Namespace, login: Login) -> int:
     from hpcml.remote.tunnel.client import Tunnel, TunnelRequest
 
     port = _port(options.port)
-    try:
-        retry_for = units.parse_seconds(options.retry_for)
-    except ValueError as error:
-        raise UsageError(str(error), place="--retry-for", hint="Write --retry-for 10m.") from error
-    _end_by_signals()
+    retry_for = common.parsed(units.parse_seconds, options.retry_for, "--retry-for", "10m")
+    common.end_by_signals()
     connection = Connection(login)
     certificates = ssh_login.certificates(connection.settings)
     if warning := ssh_login.warning(certificates, None, time.time(), login.renew):
@@ -158,12 +154,6 @@ def _keep(options: Namespace, login: Login) -> int:
         tunnel.close()
         shown.remove()
     return 0
-
-
-def _end_by_signals() -> None:
-    """Have SIGTERM and SIGHUP end this command as Ctrl-C does."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
 
 
 def _port(text: str) -> int:

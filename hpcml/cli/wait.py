@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def add_options(parser: ArgumentParser) -> None:
     """Add what only this verb takes, and the common options."""
-    parser.add_argument("run", metavar="RUN", nargs="+", help="run id, its beginning, name, Slurm job id, or 'last'")
+    parser.add_argument("run", metavar="RUN", nargs="+", help=common.RUN)
     common.add_site(parser)
     common.add_json(parser)
 

@@ -70,13 +70,6 @@ def _bundle(run: directories.Run, answer: Answer, host: str, *, as_json: bool) -
     return 0
 
 
-def sentence(answer: Answer) -> str:
-    """Return the cause in one line."""
-    from hpcml.report import ending
-
-    return ending.sentence(answer.cause, known=answer.known, occurrences=answer.occurrences, nodes=answer.nodes)
-
-
 def cause_of(run: directories.Run, status: run_status.Status) -> str:
     """Return why a run failed in one line; empty where its state tells it, or it did not fail."""
     if not (status.phase == "ended" and status.exit_status):
@@ -85,12 +78,12 @@ def cause_of(run: directories.Run, status: run_status.Status) -> str:
 
     answer = why.of_status(run, status)
     bad_nodes.remember(status, answer)
-    return sentence(answer) if answer.failed and answer.cause != status.message else ""
+    return answer.sentence if answer.failed and answer.cause != status.message else ""
 
 
 def _show(answer: Answer, host: str = "") -> None:
     key = "cause" if answer.failed else "run"
-    say_fitted(sentence(answer), sys.stdout, first=f"{key:<10} ", rest=" " * 11)
+    say_fitted(answer.sentence, sys.stdout, first=f"{key:<10} ", rest=" " * 11)
     if not answer.failed:
         say(f"{'state':<10} {answer.state}")
     for title, lines in (("evidence", answer.evidence), ("then", answer.followed), ("warning", answer.warnings)):

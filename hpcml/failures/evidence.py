@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcml import files
+from hpcml.failures.exit_causes import COLOURS, ERROR
 from hpcml.failures.rules import RULES, Rule
 from hpcml.paths import RunPaths
 
 HEAD, TAIL = 32 << 10, 160 << 10  # bytes of a log that are read: its begin and its end
 _COUNTED = 64 << 20  # bytes; of a longer log the numbers of its last lines are not counted
 _LONGEST = 400  # characters of a line that are kept
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _TIME = r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)"
 _STAMP = re.compile(rf"^(?:\[?{_TIME}(?:[.,](\d{{1,6}}))?|.*CANCELLED AT {_TIME})")
 _PATTERNS = [(rule, re.compile(rule.pattern, re.MULTILINE)) for rule in RULES]
@@ -118,7 +118,7 @@ def pieces(path: Path) -> list[Piece]:
 
 
 def _text(data: bytes) -> str:
-    return _COLOURS.sub("", data.decode(errors="replace").replace("\r\n", "\n"))
+    return COLOURS.sub("", data.decode(errors="replace").replace("\r\n", "\n"))
 
 
 def hits(paths: RunPaths, most: int) -> list[Hit]:
@@ -234,10 +234,7 @@ def last_error(path: Path) -> Line | None:
         return None
     text, first = found[-1]
     lines = text.rstrip().split("\n")
-    if not _ERROR.fullmatch(lines[-1]) or not any(line.startswith("Traceback (most recent") for line in lines):
+    if not ERROR.fullmatch(lines[-1]) or not any(line.startswith("Traceback (most recent") for line in lines):
         return None
     number = first + len(lines) - 1 if first else 0
     return Line(lines[-1][:_LONGEST], "driver", f"{path.parent.name}/{path.name}", number)
-
-
-_ERROR = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Warning)(?::\s.*)?")

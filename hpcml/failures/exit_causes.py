@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 CONTAINER_FAILED = 255  # the exit status of all failures of Apptainer and SingularityCE themselves
 _OWN = "hpcml: "
-_ERROR = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Warning)(?::\s.*)?")
+ERROR = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Warning)(?::\s.*)?")
 _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 _NOT_THERE = {126: "cannot be executed", 127: "is not there"}  # what a shell ends with, POSIX
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _LEVEL = re.compile(r"^(WARNING|INFO|ERROR|FATAL|DEBUG):\s+")
 
 _NO_NAMESPACES = (
@@ -109,7 +109,7 @@ def of_role(status: int, log: Sequence[str]) -> Cause:
         return Cause(f"ended with exit status {status} (killed by {signal.Signals(status - 128).name})")
     if last.startswith(_OWN):
         return Cause(f"ended with exit status {status}: {last.removeprefix(_OWN).rstrip('.')}")
-    if status and _ERROR.fullmatch(last):
+    if status and ERROR.fullmatch(last):
         missing = _NO_MODULE.match(last)
         hint = (
             f"Is {missing[1].partition('.')[0]} installed in the run's environment (runtime.python)?" if missing else ""
@@ -120,7 +120,7 @@ def of_role(status: int, log: Sequence[str]) -> Cause:
 
 def container_error(output: str) -> Cause | None:
     """Return what the output of Apptainer or SingularityCE means; None where that is not known, or is no failure."""
-    plain = _COLOURS.sub("", output)
+    plain = COLOURS.sub("", output)
     for pattern, what, hint in _CONTAINER_ERRORS:
         if match := re.search(pattern, plain):
             groups = [(group or "").rstrip(":,.") for group in match.groups()]
@@ -132,7 +132,7 @@ def not_entered(output: str, status: str) -> Cause:
     """Return why an image was not entered, with the program's last line where its meaning is not known."""
     if known := container_error(output):
         return known
-    lines = [line for line in _COLOURS.sub("", output).splitlines() if line.strip()]
+    lines = [line for line in COLOURS.sub("", output).splitlines() if line.strip()]
     fatal = [line for line in lines if line.lstrip().startswith("FATAL")] or lines
     last = _LEVEL.sub("", fatal[-1].strip()).rstrip(".") if fatal else f"exit status {status}"
     return Cause(f"the image could not be entered: {last[:300]}", "Look at the image: hpcml image check IMAGE.")

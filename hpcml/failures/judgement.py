@@ -16,7 +16,9 @@ from hpcml.failures import evidence, order
 from hpcml.failures.evidence import Hit, Line
 from hpcml.failures.order import Clocks
 from hpcml.failures.rules import BY_NAME, Retry, Role
+from hpcml.paths import AttemptPaths, RunPaths
 
+MOST_LOGS = 16  # workers' logs that are read where a run ends
 _SHOWN = 3  # lines of evidence, and of what followed
 _TOLD = 300  # characters of an error's message in a sentence
 _ANOTHER_ATTEMPT = 90.0  # seconds before the attempt began; the clocks of nodes may differ
@@ -65,6 +67,11 @@ class Ending(NamedTuple):
     form: str = ""
     clocks: Clocks = {}
 
+    @property
+    def failed(self) -> bool:
+        """Whether there is a failure to explain."""
+        return bool(self.exit_status) or self.state not in ("COMPLETED", "")
+
 
 class Cause(NamedTuple):
     """Why a run failed.
@@ -87,7 +94,7 @@ class Cause(NamedTuple):
 
 def judge(end: Ending, hits: Sequence[Hit]) -> Cause | None:
     """Return why a run failed, from how it ended and the lines of its logs; None if it did not fail."""
-    if not end.exit_status and end.state in ("COMPLETED", ""):
+    if not end.failed:
         return None
     began = end.times.get("allocated", 0.0)
     hits = [order.corrected(hit, end.clocks) for hit in hits]
@@ -111,6 +118,13 @@ def judge(end: Ending, hits: Sequence[Hit]) -> Cause | None:
     if end.by == "script":
         return _ended(end, hits)
     return _lost(end, hits)
+
+
+def of_run(paths: RunPaths, attempt: AttemptPaths, end: Ending) -> Cause | None:
+    """Return why a run failed that ended so, by the files of its last attempt and the run's logs."""
+    error = evidence.script_error(attempt.script_error)
+    end = end._replace(error=error, last_error=evidence.last_error(paths.driver_log))
+    return judge(end, evidence.hits(paths, MOST_LOGS) if end.failed else [])
 
 
 def _roots(hits: Sequence[Hit], *, own: bool) -> list[Hit]:

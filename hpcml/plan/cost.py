@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from hpcml.sites.schema import Partition, Site
-from hpcml.units import parse_memory
+from hpcml.units import MEMORY_EXPONENT, parse_memory
 
 _WEIGHT = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([KMGT]?)", re.IGNORECASE)
-_UNITS = {"": 2, "K": 1, "M": 2, "G": 3, "T": 4}  # powers of 1024; memory without a unit is counted in MiB
 
 
 class Request(NamedTuple):
@@ -77,7 +76,7 @@ def weights(texts: Mapping[str, str]) -> tuple[dict[str, float], list[str]]:
         if match is None or (match[2] and name.lower() != "mem"):
             wrong.append(f"cost.weights: '{text}' is no weight of {name}")
             continue
-        unit = 1024 ** _UNITS[match[2].upper()] if name.lower() == "mem" else 1
+        unit = 1024 ** MEMORY_EXPONENT[match[2].upper()] if name.lower() == "mem" else 1
         found[name.lower()] = float(match[1]) / unit
     return found, wrong
 

@@ -132,10 +132,13 @@ def _moment(value: Any) -> float:
     return float(value)
 
 
-def _texts(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or len(value) > 100:
-        raise MalformedError
-    return tuple(_text(item) for item in value)
+def _list(check: Check, most: int) -> Check:
+    def checked(value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, list) or len(value) > most:
+            raise MalformedError
+        return tuple(check(item) for item in value)
+
+    return checked
 
 
 def _flag(value: Any) -> bool:
@@ -144,6 +147,7 @@ def _flag(value: Any) -> bool:
     return value
 
 
+_texts = _list(_text, 100)
 _node = _form(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252})")
 _path = _form(r"/[^\x00-\x1f\x7f:]{0,4095}")  # a colon would divide the parts of a forward
 _page = _form(r"/[A-Za-z0-9._~/%?&=+,;!$*()@:-]{0,2000}")
@@ -205,15 +209,6 @@ def _amount(value: Any) -> float:
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= 1e21:
         raise MalformedError
     return value
-
-
-def _list(check: Check, most: int) -> Check:
-    def checked(value: Any) -> tuple[Any, ...]:
-        if not isinstance(value, list) or len(value) > most:
-            raise MalformedError
-        return tuple(check(item) for item in value)
-
-    return checked
 
 
 _maybe = _or_none(_amount)

@@ -7,11 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hpcml import files
-from hpcml.failures import evidence, judgement
+from hpcml.failures import judgement
 from hpcml.failures.evidence import Line
 from hpcml.paths import AttemptPaths, RunPaths
-
-MOST_LOGS = 16  # workers' logs that are read
 
 
 class End(NamedTuple):
@@ -93,11 +91,8 @@ def of_files(paths: RunPaths, attempt: AttemptPaths, times: Mapping[str, float])
     hint = str(facts.get("hint", ""))
     end = End(True, state, status, message, warnings=warnings, next_step=hint)
     form = str(table(paths.plan).get("inside", {}).get("form", ""))
-    ending = judgement.Ending(
-        status, by, state, message, hint, quote, times,
-        evidence.script_error(attempt.script_error), evidence.last_error(paths.driver_log), form,
-    )  # fmt: skip
-    found = judgement.judge(ending, evidence.hits(paths, MOST_LOGS) if status or state != "COMPLETED" else [])
+    ending = judgement.Ending(status, by, state, message, hint, quote, times, form=form)
+    found = judgement.of_run(paths, attempt, ending)
     if found is None:
         return end
     cause = sentence(found.what, known=found.known, occurrences=found.occurrences, nodes=found.nodes)

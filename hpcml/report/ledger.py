@@ -103,10 +103,11 @@ def divide(unit: str, phases: Phases, devices: Sequence[Usage], tasks: Tasks | N
     of_each, total = {}, dict.fromkeys(PARTS, 0.0)
     for device in devices:
         own = dict.fromkeys(PARTS, 0.0)
-        for name, seconds in _outside_the_script(phases):
-            own[name] += seconds
-        if phases.script is not None:
-            _in_the_script(own, phases, device, tasks, last_task)
+        for name, begin, end in moments(phases):
+            if name == "script":
+                _in_the_script(own, begin, end, device, tasks, last_task)
+            else:
+                own[name] += end - begin
         hours = {name: seconds * device.weight / 3600 for name, seconds in own.items()}
         of_each[device.label] = hours
         total = {name: total[name] + hours[name] for name in PARTS}
@@ -135,10 +136,6 @@ def moments(phases: Phases) -> list[tuple[str, float, float]]:
     return [*found, ("tail", at, phases.end)] if at < phases.end else found
 
 
-def _outside_the_script(phases: Phases) -> list[tuple[str, float]]:
-    return [(name, end - begin) for name, begin, end in moments(phases) if name != "script"]
-
-
 def _last_task(tasks: Tasks | None) -> float | None:
     """Return when tasks were last known to be there; None if there were none, or it is not known."""
     if tasks is None:
@@ -152,24 +149,20 @@ def _last_task(tasks: Tasks | None) -> float | None:
 
 
 def _in_the_script(
-    own: dict[str, float], phases: Phases, device: Usage, tasks: Tasks | None, last_task: float | None
+    own: dict[str, float], begin: float, end: float, device: Usage, tasks: Tasks | None, last_task: float | None
 ) -> None:
     """Add the seconds of the script's time to a device's parts."""
-    for name, begin, end in moments(phases):
-        if name != "script":
-            continue
-        at = begin
-        first = bisect.bisect_right(device.t, begin)
-        longest = max(LEAST_GAP, NOT_SAMPLED * device.every)
-        for place in range(first, len(device.t)):
-            until = min(end, device.t[place])
-            before = device.t[place - 1] if place else begin
-            use = device.use[place] if device.t[place] - max(before, begin) <= longest else None
-            _slice(own, device, (at, until), use, tasks, last_task)
-            at = until
-            if at >= end:
-                break
-        own["unknown"] += max(0.0, end - at)
+    at = begin
+    longest = max(LEAST_GAP, NOT_SAMPLED * device.every)
+    for place in range(bisect.bisect_right(device.t, begin), len(device.t)):
+        until = min(end, device.t[place])
+        before = device.t[place - 1] if place else begin
+        use = device.use[place] if device.t[place] - max(before, begin) <= longest else None
+        _slice(own, device, (at, until), use, tasks, last_task)
+        at = until
+        if at >= end:
+            break
+    own["unknown"] += max(0.0, end - at)
 
 
 def _slice(

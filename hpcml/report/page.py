@@ -13,7 +13,7 @@ from markupsafe import Markup
 from hpcml.report import ledger, page_text, picture
 from hpcml.report.facts import Facts
 from hpcml.report.picture import Line
-from hpcml.units import format_bytes, format_seconds
+from hpcml.units import counted, format_bytes, format_seconds
 
 GIB = 1024**3
 _NONE = "–"
@@ -59,7 +59,7 @@ def html(facts: Facts) -> str:
         good=good,
         told_status=facts.ending.exit_status is not None and not facts.ending.message.endswith(said),
         unit=unit,
-        nodes=f"{len(facts.nodes)} node{'' if len(facts.nodes) == 1 else 's'}",
+        nodes=counted(len(facts.nodes), "node"),
         cards=_cards(facts),
         parts=parts,
         total=whole,

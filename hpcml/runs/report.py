@@ -8,7 +8,7 @@ from typing import Any
 
 from hpcml import files
 from hpcml.errors import NotFoundError, StorageError
-from hpcml.report.ending import End, sentence, table
+from hpcml.report.ending import End, table
 from hpcml.report.figures import memory_in_plan
 from hpcml.runs import directories, why
 from hpcml.runs import record as records
@@ -43,8 +43,9 @@ def make(run: directories.Run) -> Path:
         next_step=answer.next_step,
     )
     if answer.failed:
-        cause = sentence(answer.cause, known=answer.known, occurrences=answer.occurrences, nodes=answer.nodes)
-        end = end._replace(cause=cause, evidence=answer.evidence, followed=answer.followed, again=answer.again)
+        end = end._replace(
+            cause=answer.sentence, evidence=answer.evidence, followed=answer.followed, again=answer.again
+        )
     try:
         return write(run.paths, attempt, end, _memory(run))
     except OSError as error:

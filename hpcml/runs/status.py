@@ -163,6 +163,17 @@ def status(run: directories.Run, known: JobState | None = None, *, ask: bool = T
     return own
 
 
+def now(run: directories.Run) -> tuple[directories.Run, Status]:
+    """Return a run with its job, and how it stands; that Slurm does not answer is told in the status."""
+    silent = ""
+    try:
+        run = adoption.adopt(run)
+    except SlurmUnreachableError as error:
+        silent = error.message
+    known = status(run)
+    return run, known._replace(silent=known.silent or silent)
+
+
 def unreadable(directory: Path, error: StorageError) -> Status:
     """Return the status of a run whose files cannot be read."""
     return Status(directory.name, "", message=error.message, directory=str(directory))

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import signal
 from pathlib import Path
 from typing import NamedTuple
 
 from hpcml import schedulers
-from hpcml.errors import ALLOCATION_LOST, SlurmUnreachableError
+from hpcml.errors import ALLOCATION_LOST
 from hpcml.failures import evidence, judgement
 from hpcml.failures.evidence import Line
 from hpcml.failures.judgement import Cause, Ending
 from hpcml.failures.rules import Retry, Role
-from hpcml.report import attempts
-from hpcml.runs import adoption, directories, handle
+from hpcml.report import attempts, ending
+from hpcml.runs import directories, handle
 from hpcml.runs import status as run_status
 from hpcml.runs.status import Status
 from hpcml.runs.tables import Table, complete
-from hpcml.units import expand_hosts, parse_memory
+from hpcml.units import expand_hosts
 
 MOST_LOGS = 128  # workers' logs that are read
 _MORE = 1.5  # times what was asked for is worth a try
@@ -52,6 +51,11 @@ class Answer(NamedTuple):
     look: tuple[str, ...] = ()
     attempts: tuple[str, ...] = ()
 
+    @property
+    def sentence(self) -> str:
+        """The cause in one line."""
+        return ending.sentence(self.cause, known=self.known, occurrences=self.occurrences, nodes=self.nodes)
+
     def as_json(self) -> dict[str, object]:
         """Return the answer as a JSON-ready mapping."""
         lines = {
@@ -68,9 +72,7 @@ def look(run: directories.Run) -> tuple[Status, Answer]:
     StorageError
         If the run's record cannot be read.
     """
-    with contextlib.suppress(SlurmUnreachableError):  # the status says so
-        run = adoption.adopt(run)
-    known = run_status.status(run)
+    run, known = run_status.now(run)
     before = tuple(map(attempts.sentence, attempts.earlier(run.paths, known.attempt)))
     return known, of_status(run, known)._replace(attempts=before)
 
@@ -190,6 +192,8 @@ def _ending(run: directories.Run, status: Status) -> Ending:
 
 def options(run: directories.Run, cause: Cause) -> tuple[str, ...]:
     """Return the options that a cause makes worth a try; none where what was asked for is not known."""
+    from hpcml.report.figures import memory_in_plan
+
     planned = directories.read_json(run.paths.plan) or Table({})
     with complete(run.paths.directory):
         inside = Table(planned.get("inside", dict, {}))
@@ -200,22 +204,9 @@ def options(run: directories.Run, cause: Cause) -> tuple[str, ...]:
                 return ("--time", _longer(limit))
             case Retry.MEMORY if cause.rule == "worker-memory" and (share := inside.get("memory_limit", int, 0)):
                 return ("--set", f"workers.memory_limit={_larger(share)}")
-            case Retry.MEMORY if size := _memory(planned):
+            case Retry.MEMORY if size := memory_in_plan(planned.facts):
                 return ("--memory-per-node", _larger(size))
     return ()
-
-
-def _memory(plan: Table) -> int:
-    """Return the bytes that the batch script asks for on each node, 0 if it leaves them to Slurm."""
-    for option in plan.get("directives", list, []):
-        word = " ".join(map(str, option)) if isinstance(option, list) else str(option)
-        name, _, value = word.replace("=", " ").partition(" ")
-        if name == "--mem":
-            try:
-                return parse_memory(value.strip())
-            except ValueError:
-                return 0
-    return 0
 
 
 def _excluded(run: directories.Run) -> list[str]:
@@ -225,14 +216,11 @@ def _excluded(run: directories.Run) -> list[str]:
     found: list[str] = []
     for option in spec.get("sbatch", list, []):
         if isinstance(option, list) and len(option) == 2 and option[0] == "--exclude":
-            try:
-                found += expand_hosts(str(option[1]))
-            except ValueError:
-                found.append(str(option[1]))
+            found += _hosts(str(option[1]))
     return found
 
 
-def _larger(size: int) -> str:
+def _larger(size: float) -> str:
     """Return half as much memory again, as ``--memory-per-node`` takes it."""
     gib = 1024**3
     wanted = size * _MORE

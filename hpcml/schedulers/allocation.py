@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,22 +17,24 @@ from hpcml.errors import HpcmlError, SiteError, SlurmUnreachableError, UsageErro
 from hpcml.paths import ROLES, RunPaths
 from hpcml.schedulers import (
     UNKNOWN,
-    JobEnd,
     JobLayout,
     JobRequest,
     JobState,
     Launcher,
-    Prospect,
     Submission,
+    local,
     slurm,
     slurm_options,
 )
-from hpcml.schedulers.request import JobSpec
 from hpcml.sites.layers import process_environment
 from hpcml.sites.schema import Site
 from hpcml.units import expand_hosts
 
 ONE_MACHINE = False
+clean_environment = slurm.clean_environment  # without what the allocation, or a step of it, set for Slurm's commands
+# Nothing is submitted and no default counts; the run's own files say how it ended.
+find, end, prospect = local.find, local.end, local.prospect
+with_variables, ignored_defaults = local.with_variables, local.ignored_defaults
 _JOB_VARIABLES = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_CLUSTER_NAME")  # what srun and the roles need of the job
 _GONE = JobState("UNKNOWN", "the run's steps are gone and left no word (were they killed?)")
 _LOOK = 0.05  # seconds between looks whether the run's step has begun
@@ -240,11 +242,6 @@ def line(run: RunPaths) -> str:  # noqa: ARG001
     raise UsageError("A run in an allocation is not submitted", place="--prepare", hint="Leave --prepare out.")
 
 
-def find(run_ids: Sequence[str]) -> dict[str, Submission]:  # noqa: ARG001
-    """Return nothing: no answer is lost here."""
-    return {}
-
-
 def states(jobs: Sequence[str]) -> dict[str, JobState]:
     """Return how runs stand: one whose step is there runs, of others the allocation's end tells."""
     keys = {key: key.partition(" ") for key in jobs}
@@ -256,11 +253,6 @@ def states(jobs: Sequence[str]) -> dict[str, JobState]:
         state = of_jobs[job]
         by_key[key] = _GONE if state.active or state.pending or state == UNKNOWN else state
     return by_key
-
-
-def end(job: str) -> JobEnd:  # noqa: ARG001 - what Slurm says of the job is not of the run
-    """Return nothing: the run's own files say how it ended."""
-    return JobEnd()
 
 
 def cancel(job: str) -> str:
@@ -282,21 +274,6 @@ def check(script: Path) -> str:  # noqa: ARG001
     raise UsageError("A run in an allocation asks Slurm for nothing", place="--check", hint="Leave --check out.")
 
 
-def prospect(script: Path, partition: str, seconds: float) -> Prospect:  # noqa: ARG001
-    """Return nothing: its nodes are there."""
-    return Prospect()
-
-
-def ignored_defaults() -> list[str]:
-    """Return nothing: no command that takes defaults for a job is called."""
-    return []
-
-
-def clean_environment() -> dict[str, str]:
-    """Return the environment without what the allocation, or a step of it, set for Slurm's commands."""
-    return slurm.clean_environment()
-
-
 def step_on(job: str, node: str, name: str) -> list[str]:
     """Return srun and its options for a command on one node of the allocation."""
     return slurm.step_on(job.partition(" ")[0], node, name)
@@ -305,8 +282,3 @@ def step_on(job: str, node: str, name: str) -> list[str]:
 def shell_on(job: str, node: str) -> list[str]:
     """Return srun and its options for a program on this terminal, on one node of the allocation."""
     return slurm.shell_on(job.partition(" ")[0], node)
-
-
-def with_variables(spec: JobSpec, overridden: Callable[[str], bool]) -> JobSpec:  # noqa: ARG001
-    """Return the request as it is: sbatch's variables ask for nothing here."""
-    return spec

@@ -6,7 +6,7 @@ from hpcml.cli.ls import cut_name
 from hpcml.cli.top.table import LABEL, SHORT_BAR, Line, Piece, bar, duration, labelled, per_second, table
 from hpcml.runs.view import View, Work
 from hpcml.terminal import cells, fit, folded, shown
-from hpcml.units import format_bytes
+from hpcml.units import counted, format_bytes
 
 UNLIMITED = 60  # lines where no terminal says how many there are
 FOOTER = "q ends this view, not the run"
@@ -99,7 +99,7 @@ def _facts(view: View) -> list[tuple[str, str]]:
     if view.hint and view.phase != "queued":
         facts.append(("next" if view.over else "note", view.hint))
     if view.phase in ("starting", "running", "ending"):
-        nodes = f" on {view.node_count} node{'s' if view.node_count != 1 else ''}" if view.node_count else ""
+        nodes = f" on {counted(view.node_count, 'node')}" if view.node_count else ""
         facts.append(("workers", f"{view.workers} of {view.expected}{nodes}"))
     elif view.phase == "queued" and view.node_count:
         facts.append(("nodes", str(view.node_count)))

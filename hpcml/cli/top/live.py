@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hpcml.cli import common
 from hpcml.cli.top.frame import UNLIMITED, frame, text_of
-from hpcml.errors import SlurmUnreachableError, UsageError
+from hpcml.errors import UsageError
 from hpcml.sites import layers
 from hpcml.terminal import columns, json_text, say
 from hpcml.units import parse_seconds
@@ -52,10 +52,7 @@ def interval(options: Namespace) -> float:
     """Return the seconds between looks; UsageError for what is none."""
     if options.interval is None:
         return _ON_A_TERMINAL if is_live(options) else _ELSEWHERE
-    try:
-        seconds = parse_seconds(options.interval)
-    except ValueError as error:
-        raise UsageError(str(error), place="--interval", hint="Write --interval 5s.") from error
+    seconds = common.parsed(parse_seconds, options.interval, "--interval", "5s")
     if seconds < _SHORTEST:
         raise UsageError(
             f"'{options.interval}' is too short", place="--interval", hint=f"Write {_SHORTEST:g}s or more."
@@ -180,13 +177,7 @@ class _Source:
 
 def _now(run: directories.Run) -> View:
     """Return the view of one look."""
-    from hpcml.runs import adoption
     from hpcml.runs import status as run_status
 
-    silent = ""
-    try:
-        run = adoption.adopt(run)
-    except SlurmUnreachableError as error:
-        silent = error.message
-    status = run_status.status(run)
-    return _Source(run).view(status._replace(silent=status.silent or silent))
+    run, status = run_status.now(run)
+    return _Source(run).view(status)

@@ -23,7 +23,6 @@ from hpcml.node.settings import Context, load
 
 ORDERLY = 2.0  # seconds that scheduler and workers have to close by themselves, a quarter if they never were all up
 PROFILING = 0.8  # of the teardown's deadline, that they have to close where profiles are to be finished
-MOST_LOGS = 16  # workers' logs that are read at the end of a run that failed
 ROOM_TICK = 5.0  # seconds between questions to the run's file system whether it is full
 _PLACE = "Set paths.scratch in the profile, or TMPDIR, to a folder of your own, or to a sticky one of root's."
 
@@ -209,7 +208,7 @@ def _cause(state: RunState, outcome: Outcome) -> str:
     if not outcome.exit_status:
         return ""
     try:
-        from hpcml.failures import evidence, judgement
+        from hpcml.failures import judgement
 
         end = judgement.Ending(
             outcome.exit_status,
@@ -219,12 +218,10 @@ def _cause(state: RunState, outcome: Outcome) -> str:
             outcome.hint,
             outcome.quote,
             state.events.times,
-            evidence.script_error(context.attempt.script_error),
-            evidence.last_error(context.run.driver_log),
-            context.settings.form,
-            state.clocks,
+            form=context.settings.form,
+            clocks=state.clocks,
         )
-        found = judgement.judge(end, evidence.hits(context.run, MOST_LOGS))
+        found = judgement.of_run(context.run, context.attempt, end)
     except Exception as error:  # noqa: BLE001 - the run's end must be written whatever happens
         say(context, f"why the run failed could not be looked at: {error!r}")
         return ""
