@@ -1,10 +1,12 @@
-"""``hpcml cancel``: cancel a run, or all of them."""
+"""``hpcml cancel``: cancel a run, with those that divide the points of a sweep with it, or all of them."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
+from hpcml import files
 from hpcml.cli import common
 from hpcml.errors import HpcmlError, StorageError, UsageError
 from hpcml.runs import directories
@@ -13,6 +15,7 @@ from hpcml.units import counted
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
+    from pathlib import Path
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -37,39 +40,68 @@ def run(options: Namespace) -> int:
         return _all(options)
     run = common.find_run(options)
     told, message = handle.cancel(run)
+    others, failed = cancel_each(_dividing(run))
     if options.json:
-        common.print_json({"run": run.id, "cancelled": told, "words": message})
+        common.print_json({"run": run.id, "cancelled": told, "words": message} | ({"others": others} if others else {}))
     else:
         say_fitted(message, sys.stdout)
-    return 0
+        say_answers(others)
+    return failed
 
 
-def _all(options: Namespace) -> int:
-    """Cancel all runs of this user that have not ended; return the status of the last that could not be."""
+def _dividing(run: directories.Run) -> list[directories.Run]:
+    """Return the other runs that divide the points of a sweep with this one and have not ended: they would take its."""
+    from hpcml.sweeps import store
+
+    return going(run.paths.directory.parent, [other for other in store.given(run).runs if other != run.id])
+
+
+def going(runs: Path, ids: Sequence[str]) -> list[directories.Run]:
+    """Return those of some runs that have not ended, or may not have."""
     from hpcml.runs import handle
 
-    going, failed = _going(options), 0
-    if not options.json:
-        for run in going:
-            say(f"{run.id}  {run.job}".rstrip())
-    if not going:
-        say("No run is going on.", sys.stderr)
-    elif not common.confirmed(f"Cancel {counted(len(going), 'run')}?", options.yes):
-        say("Nothing was cancelled.", sys.stderr)
-        return 1
-    answers = []
-    for run in going:
+    found = [directories.load(runs / run_id) for run_id in ids if files.is_own_folder(runs / run_id)]
+    return [one.run for one in handle.standings(found) if one.alive]
+
+
+def cancel_each(runs: Sequence[directories.Run]) -> tuple[list[dict[str, Any]], int]:
+    """Cancel runs; return what became of each, and the status of the last that could not be."""
+    from hpcml.runs import handle
+
+    answers: list[dict[str, Any]] = []
+    failed = 0
+    for run in runs:
         try:
             told, message = handle.cancel(run)
         except HpcmlError as error:
             told, message, failed = False, str(error), error.exit_status
         answers.append({"run": run.id, "cancelled": told, "words": message})
+    return answers, failed
+
+
+def say_answers(answers: Sequence[dict[str, Any]]) -> None:
+    """Print what became of each."""
+    for answer in answers:
+        for line in str(answer["words"]).split("\n"):
+            say_fitted(line, sys.stdout)
+
+
+def _all(options: Namespace) -> int:
+    """Cancel all runs of this user that have not ended; return the status of the last that could not be."""
+    found = _going(options)
+    if not options.json:
+        for run in found:
+            say(f"{run.id}  {run.job}".rstrip())
+    if not found:
+        say("No run is going on.", sys.stderr)
+    elif not common.confirmed(f"Cancel {counted(len(found), 'run')}?", options.yes):
+        say("Nothing was cancelled.", sys.stderr)
+        return 1
+    answers, failed = cancel_each(found)
     if options.json:
         common.print_json(answers)
     else:
-        for answer in answers:
-            for line in str(answer["words"]).split("\n"):
-                say_fitted(line, sys.stdout)
+        say_answers(answers)
     return failed
 
 

@@ -60,7 +60,7 @@ def run_on_host(host: str, named_by: str, command: str, options: Namespace, own:
     common.end_by_signals()
     here = [word for word in getattr(options, "set", None) or () if word.startswith("login.")]
     if command == "sweep" and script:
-        hint = "Log in there and type it; sweep status, table and plot work from here."
+        hint = "Log in there and type it; sweep status, table, plot and cancel work from here."
         raise UsageError("A sweep is begun on the login node", place=f"--host {host}", hint=hint)
     login = login_of(host, here, place=named_by, load=common.load_site)
     if command in ("submit", "plan"):

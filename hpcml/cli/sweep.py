@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from hpcml.runs.submit import Prepared
 
-VERBS = ("status", "table", "plot")
+VERBS = ("status", "table", "plot", "cancel")
 _FIRST = 3  # points that are shown before a submission
 _FLAGS = ("--wait", "--detach", "--json")
 _VALUES = (
@@ -50,7 +50,8 @@ def add_options(parser: ArgumentParser) -> None:
         "hpcml sweep [OPTIONS] SCRIPT --grid NAME=VALUES… [-- ARGS…]\n"
         "hpcml sweep status [NAME]\n"
         "hpcml sweep table NAME [--csv [FILE] | --parquet FILE | --json]\n"
-        "hpcml sweep plot NAME [-o FILE.svg]"
+        "hpcml sweep plot NAME [-o FILE.svg]\n"
+        "hpcml sweep cancel NAME"
     )
     submit.add_options(parser, _FLAGS)
     parser.epilog = "Each point's values follow the script's own arguments as options: SCRIPT ARGS… --lr 0.1 --k 16."
@@ -87,7 +88,8 @@ def add_options(parser: ArgumentParser) -> None:
     add("--csv", nargs="?", const="-", metavar="FILE", help="the table as CSV, into a file or printed")
     add("--parquet", metavar="FILE", help="the table as a Parquet file")
     add("--output", "-o", metavar="FILE", help="where the picture goes (NAME.svg); - prints it")
-    parser.add_argument("words", nargs="*", metavar="status|table|plot NAME", help="look at a sweep that is there")
+    text = "look at a sweep that is there, or end it"
+    parser.add_argument("words", nargs="*", metavar="status|table|plot|cancel NAME", help=text)
 
 
 def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -1,4 +1,4 @@
-"""``hpcml sweep status``, ``table`` and ``plot``: how sweeps stand, and what their points gave."""
+"""``hpcml sweep status``, ``table``, ``plot``, ``cancel``: how sweeps stand, what their points gave, and their end."""
 
 from __future__ import annotations
 
@@ -21,20 +21,19 @@ if TYPE_CHECKING:
 
 
 def look(options: Namespace, verb: str, words: list[str]) -> int:
-    """Show how sweeps stand, or one sweep's table or picture."""
+    """Show how sweeps stand, or one sweep's table or picture, or cancel it."""
     runs = common.runs_folder(options)
     if len(words) > 1 or (verb != "status" and not words):
         hint = "NAME stands before options. List them: hpcml sweep status."
         raise UsageError("One sweep's NAME is wanted", place=f"hpcml sweep {verb}", hint=hint)
     if verb != "status":
-        return (_table if verb == "table" else _plot)(options, runs, words[0])
+        return {"table": _table, "plot": _plot, "cancel": _cancel}[verb](options, runs, words[0])
     found = [store.find(runs, name) for name in words] or [store.find(runs, name) for name in store.names(runs)]
     answers = []
     for sweep in found:
         standing = store.standing(runs, sweep)
         rows = _rows(options, runs, sweep, standing)
-        facts = {state: sum(row.state == state for row in rows) for state in table.STATES}
-        answers.append({"sweep": sweep.name, "points": len(rows), **facts, "runs": list(sweep.runs)})
+        answers.append({"sweep": sweep.name, **_facts(rows), "runs": list(sweep.runs)})
         if options.json:
             continue
         say_fitted(table.counts(rows), sys.stdout, first=f"{sweep.name}  ", rest="  ")
@@ -46,6 +45,27 @@ def look(options: Namespace, verb: str, words: list[str]) -> int:
     if options.json:
         common.print_json(answers[0] if words else answers)
     return 0
+
+
+def _facts(rows: Sequence[table.Row]) -> dict[str, int]:
+    return {"points": len(rows), **{state: sum(row.state == state for row in rows) for state in table.STATES}}
+
+
+def _cancel(options: Namespace, runs: Path, name: str) -> int:
+    """Cancel all runs of a sweep that go on, and say how its points stand."""
+    from hpcml.cli import cancel
+
+    sweep = store.find(runs, name)
+    answers, failed = cancel.cancel_each(cancel.going(runs, sweep.runs))
+    rows = _rows(options, runs, sweep, store.standing(runs, sweep))
+    if options.json:
+        common.print_json({"sweep": name, **_facts(rows), "cancelled": answers})
+        return failed
+    if not answers:
+        say("No run of it goes on.", sys.stderr)
+    cancel.say_answers(answers)
+    say_fitted(table.counts(rows), sys.stdout, first=f"{name}  ", rest="  ")
+    return failed
 
 
 def _rows(options: Namespace, runs: Path, sweep: store.Sweep, standing: store.Standing) -> list[table.Row]:

@@ -185,10 +185,14 @@ def standing(runs: Path, sweep: Sweep) -> Standing:
 
 
 class Given(NamedTuple):
-    """What a run was submitted with: the keys of its points, and the folder by which it divides them with others."""
+    """What a run was submitted with: the keys of its points, and the folder by which it divides them with others.
+
+    ``runs`` are those that divide them, itself among them.
+    """
 
     keys: list[str]
     claims: str
+    runs: tuple[str, ...] = ()
 
 
 def given(run: directories.Run) -> Given:
@@ -198,7 +202,7 @@ def given(run: directories.Run) -> Given:
         return Given([], "")
     with complete(run.paths.directory):
         keys = [Table(one).get("key", str) for one in table.get("points", list)]
-        return Given(keys, table.get("claims", str, ""))
+        return Given(keys, table.get("claims", str, ""), table.texts("runs"))
 
 
 def records(run: directories.Run) -> dict[str, Ended]:

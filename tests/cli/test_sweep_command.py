@@ -304,3 +304,28 @@ def test_options_stand_before_or_behind_the_script(world: World) -> None:
     [run] = [name for name in world.left() if name.startswith("mine-")]
     assert len(points_of(world.runs / run)) == 4
     assert (world.runs / "sweeps/mine/sweep.json").exists()
+
+
+def test_cancel_ends_all_runs_of_a_sweep(world: World) -> None:
+    sweep(world, *GRID, "--jobs", "2", "--json")
+    sweep(world, *GRID, "--grid", "s=1", "--json")
+    end(run_of(world), points_of(run_of(world))[0], loss=0.5)
+    world.submit("--name", "other")
+    out, _ = sweep(world, "cancel", "job", "--json")
+    facts = json.loads(out)
+    assert [one["cancelled"] for one in facts["cancelled"]] == [True] * 3
+    assert (facts["points"], facts["ok"]) == (4, 1)
+    assert sorted(call["arguments"][0] for call in world.calls("scancel")) == ["101", "102", "103"]
+    out, said = sweep(world, "cancel", "job")
+    assert (out, said) == ("job  4 points: 1 ok, 3 missing\n", "No run of it goes on.\n")
+    sweep(world, "cancel", "none", status=errors.NOT_FOUND)
+    assert sweep(world, "cancel", status=errors.USAGE)
+
+
+def test_cancel_of_a_run_ends_those_that_divide_points_with_it(world: World) -> None:
+    sweep(world, *GRID, "--jobs", "3", "--json")
+    sweep(world, *GRID, "--name", "other", "--json")
+    done = world.run("cancel", run_of(world, 1).name, "--json")
+    facts = json.loads(done.stdout)
+    assert (facts["cancelled"], [one["cancelled"] for one in facts["others"]]) == (True, [True, True])
+    assert sorted(call["arguments"][0] for call in world.calls("scancel")) == ["101", "102", "103"]
