@@ -8,12 +8,15 @@ On the lab, as alice on the login node, the contenders take turns in every round
 machine's cores decide nothing: 64 points of 2 s, eight at once. Each point writes down when it ends; what is compared
 is the time from the command to the last point's end, with the queue, the bring-up of the cluster and all else. ``array`` is
 ``sbatch --array=0-63%8`` of `python script.py`; ``at-once`` is ``hpcml sweep --at-once 8`` in one allocation of one node,
-``jobs`` is ``--jobs 2 --at-once 4``. The short points run one after another: what each costs beyond its own 0.1 s.
+``jobs`` is ``--jobs 2 --at-once 4``. The short points run one after another: what each costs beyond its own 0.1 s, and how
+much of a core all processes of the run take for one, which is the same on a busy machine. ``--rounds 0`` runs them alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 import json
 import os
 import platform
@@ -72,10 +75,13 @@ class Bench:
         job = self._submit("sbatch", "--parsable", "array.sh")
         return self._ended(f"{job}.ends", count) - began
 
-    def sweep(self, *how: str, count: int, seconds: float) -> tuple[float, float]:
-        """Return the seconds of a sweep, and how long after its first point's end the last one ended."""
+    def sweep(self, *how: str, count: int, seconds: float, processor: list[float] | None = None) -> tuple[float, float]:
+        """Return the seconds of a sweep, and how long after its first point's end the last one ended.
+
+        ``processor`` gets the seconds of a core for a point, and those from one point's end to the next, the median.
+        """
         self.turn += 1
-        name = f"bench{self.turn}"
+        name = f"bench{self.folder.name}{self.turn}"
         options = (
             "--name",
             name,
@@ -99,9 +105,24 @@ class Bench:
         )
         began = time.time()
         self._submit("hpcml", "sweep", "--detach", *options, *how, "point.py", *points)
+        if processor is not None:
+            processor.append(self._processor(f"{name}.ends", f"/{name}-", count))
         last = self._ended(f"{name}.ends", count)
-        first = min(self._ends(f"{name}.ends"))
-        return last - began, last - first
+        ends = sorted(self._ends(f"{name}.ends"))
+        if processor is not None:
+            processor.append(statistics.median(after - before for before, after in itertools.pairwise(ends)))
+        return last - began, last - ends[0]
+
+    def _processor(self, ends: str, run: str, count: int) -> float:
+        """Return the seconds of a core that a run takes for a point, from the first tenth of its points to the last."""
+        seen = []
+        for share in (0.1, 0.9):
+            deadline = time.monotonic() + PATIENCE
+            while len(self._ends(ends)) < share * count and time.monotonic() < deadline:
+                time.sleep(0.05)
+            seen.append((len(self._ends(ends)), processor_seconds(run)))
+        (before, earlier), (after, later) = seen
+        return sum(later[pid] - earlier.get(pid, 0.0) for pid in later) / (after - before)
 
     def _ends(self, name: str) -> list[float]:
         path = self.folder / name
@@ -118,6 +139,17 @@ class Bench:
         return max(ends)
 
 
+def processor_seconds(run: str) -> dict[int, float]:
+    """Return what the processes of a run, and those that they have waited for, have used of a core, by process."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            if run.encode() in (folder / "environ").read_bytes():
+                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+                found[int(folder.name)] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    return found
+
+
 def measure(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
     """Return all figures."""
     contenders: dict[str, Callable[[], float]] = {
@@ -132,13 +164,18 @@ def measure(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
             loads.append(round(os.getloadavg()[0], 1))
             times[name].append(round(contender(), 2))
             print(name, times[name][-1], f"load {loads[-1]}", flush=True)
-    _, span = bench.sweep(count=options.short, seconds=0.1)
+    processor: list[float] = []
+    loads.append(round(os.getloadavg()[0], 1))
+    _, span = bench.sweep(count=options.short, seconds=0.1, processor=processor)
+    loads.append(round(os.getloadavg()[0], 1))
     each = 1000 * (span / (options.short - 1) - 0.1)
-    middle = {name: statistics.median(found) for name, found in times.items()}
+    middle = {name: statistics.median(found) for name, found in times.items() if found}
     ratios = {name: round(middle[name] / middle["array"], 3) for name in middle if name != "array"}
     return {
         "points": options.points, "seconds_each": options.seconds, "times": times, "ratios": ratios, "loads": loads,
         "short_points": options.short, "ms_for_each_short_point": round(each, 1),
+        "median_ms_for_each_short_point": round(1000 * (processor[1] - 0.1), 1),
+        "processor_ms_for_each_short_point": round(1000 * processor[0], 1),
         "machine": f"{os.cpu_count()} cores, {platform.machine()}", "command": " ".join(sys.argv),
     }  # fmt: skip
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hpcml.node.hardware import nvml
-from hpcml.node.sweep import cleaning, server
+from hpcml.node.sweep import cleaning, records
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -33,11 +33,11 @@ def test_the_reason_in_words() -> None:
 
 def test_the_last_value_of_each_metric_counts(tmp_path: Path) -> None:
     path = tmp_path / "reports"
-    assert server._reports(path) == {"metrics": {}, "reports": 0}
+    assert records._reports(path) == {"metrics": {}, "reports": 0}
     path.write_text('{"metrics": {"a": 1, "b": 2}, "step": 1}\n{"metrics": {"a": null}, "step": null}\n{"metr')
-    assert server._reports(path) == {"metrics": {"a": None, "b": 2}, "reports": 2, "step": 1}
+    assert records._reports(path) == {"metrics": {"a": None, "b": 2}, "reports": 2, "step": 1}
     path.write_text('{"stopped": true}\n')
-    assert server._reports(path)["stopped"] is True
+    assert records._reports(path)["stopped"] is True
 
 
 class Nvml:

@@ -22,11 +22,8 @@ _SERVICES = {  # -P: not with the user's folder as modules
 # The working directory is no place for hpcml itself. No -P: processes that the script starts would inherit it.
 _START = "import sys; sys.path[:] = filter(None, sys.path); from hpcml.node.script.launcher import main; main()"
 
-# A point of a sweep is a fork of this process, in which the first part returns.
-_START_POINTS = (
-    "import sys; sys.path[:] = filter(None, sys.path); "
-    "from hpcml.node.sweep.server import serve, become_script; serve(); become_script()"
-)
+# A point of a sweep is a fork of this process.
+_START_POINTS = "import sys; sys.path[:] = filter(None, sys.path); from hpcml.node.sweep.server import serve; serve()"
 
 _SUPERVISOR = ("HPCML_BATCH", "HPCML_STEPS")  # what the batch script tells the supervisor alone
 
@@ -144,13 +141,24 @@ def answer(command: list[str], seconds: float) -> str:
 
 
 def oom_kills() -> int:
-    """Return how many processes of this control group the kernel has killed for memory (cgroup v1 and v2).
+    """Return how many processes of this control group the kernel has killed for memory (cgroup v1 and v2)."""
+    for path in _oom_files():
+        for line in _lines(path):
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
+
+
+@functools.cache
+def _oom_files() -> tuple[str, ...]:
+    """Return the files that may tell it.
 
     /proc/self/cgroup names a group from the hierarchy's root; /proc/self/mountinfo says which part of the hierarchy
     is mounted where (a container or a bind mount shows only a part), see proc(5).
     """
     groups = [line.split(":", 2) for line in _lines("/proc/self/cgroup")]
     mounts = [line.partition(" - ") for line in _lines("/proc/self/mountinfo")]
+    found = []
     for group_type, controller, file in (("cgroup", "memory", "memory.oom_control"), ("cgroup2", "", "memory.events")):
         path = next((path for _, controllers, path in groups if controller in controllers.split(",")), "")
         for before, _, after in mounts if path else ():
@@ -159,12 +167,9 @@ def oom_kills() -> int:
                 continue
             root, mount_point = before.split()[3:5]
             root = root.rstrip("/")
-            if path != root and not path.startswith(f"{root}/"):
-                continue
-            for line in _lines(f"{mount_point}{path[len(root) :]}/{file}"):
-                if line.startswith("oom_kill "):
-                    return int(line.split()[1])
-    return 0
+            if path == root or path.startswith(f"{root}/"):
+                found.append(f"{mount_point}{path[len(root) :]}/{file}")
+    return tuple(found)
 
 
 def _lines(path: str) -> list[str]:

@@ -32,6 +32,12 @@ class _Nothing:
     def __exit__(self, *_: object) -> None: ...
 
 
+def note_errors_in(path: str) -> None:
+    """In a fork that becomes the script: say where an error that ends it is written down."""
+    global _NOTE, _PROCESS
+    _NOTE, _PROCESS = path, os.getpid()
+
+
 def main() -> None:
     """Become the script that the command line names: ``__main__``, ``sys.argv`` and ``sys.path`` are the script's."""
     from hpcml.node.script import replacements

@@ -6,37 +6,31 @@ point. It has a process group, a log and a folder for results of its own, and wr
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import gc
-import io
 import json
 import os
-import re
 import select
 import signal
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any, NoReturn
 
 from hpcml import errors
-from hpcml.files import tail
 from hpcml.node import files, processes
 from hpcml.node.roles.script import oom_kills
 from hpcml.node.settings import Context, load
+from hpcml.node.sweep import records
 from hpcml.node.sweep.claims import Claims, LostError
-from hpcml.node.sweep.cleaning import Cleaner, CleaningError, use
+from hpcml.node.sweep.cleaning import Cleaner, CleaningError
+from hpcml.node.sweep.forks import Fork, Order
 
 TICK = 0.5  # seconds between looks at what no signal tells
 TOLD = 10.0  # seconds in which a supervisor that ends the run says so
-_LONGEST = 200  # characters of a cause
-_MOST_REPORTS = 16 << 20  # bytes of what a point reported that are read
 
 
-def serve() -> None:
-    """Run the points; return only in a process that is to become the script, and exit in all others."""
+def serve() -> NoReturn:
+    """Run the points, and exit."""
     from hpcml.node.script import replacements
 
     context = load()
@@ -44,43 +38,12 @@ def serve() -> None:
     with processes.long_import():
         import distributed  # noqa: F401 - for the points
 
+        from hpcml.node.script import launcher  # noqa: F401 - as above
+
     sweep = Sweep(context)
-    if not sweep.run():
-        return
+    sweep.run()
     sys.stdout.flush()
     raise SystemExit(sweep.exit_status)
-
-
-def become_script() -> NoReturn:
-    """Be the script that the command line names, to its end.
-
-    Python would take its whole heap apart then, which is the parent's for the most part and takes longer than many a
-    point. Here threads are joined, what is to run at exit runs, and files that the script left open are written.
-    """
-    from hpcml.node.script import launcher
-
-    status = 0
-    try:
-        launcher.main()
-    except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else int(end.code is not None)
-        if status and not isinstance(end.code, int):
-            print(end.code, file=sys.stderr)
-    except BaseException as error:  # noqa: BLE001 - as the interpreter's own end
-        status = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
-        frames = error.__traceback__.tb_next if error.__traceback__ else None
-        sys.excepthook(type(error), error, frames)
-    try:
-        threading._shutdown()  # type: ignore[attr-defined] # noqa: SLF001 - as multiprocessing ends its children
-        atexit._run_exitfuncs()  # noqa: SLF001 - as above
-        vars(sys.modules["__main__"]).clear()
-        for one in gc.get_objects():  # those from before the fork are not among them
-            if isinstance(one, io.IOBase) and not one.closed:
-                one.flush()
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        os._exit(status & 0xFF)
 
 
 class Slot:
@@ -110,6 +73,7 @@ class Sweep:
         self.runs: list[str] = plan.get("runs", [])
         self.waiting: list[dict[str, Any]] = []
         self.slots: list[Slot] = []
+        self.next_fork: Fork | None = None
         self.claims: Claims | None = None
         self.ok = self.failed = self.halved = self.interrupted = 0
         self.gang = bool(plan.get("gang"))  # a point for each job, as long as another one follows
@@ -120,16 +84,10 @@ class Sweep:
         self.exit_status = 0
         self.told_to_end = False
 
-    def run(self) -> bool:
-        """Run the points; False in a child process, which is to become the script."""
+    def run(self) -> None:
+        """Run the points."""
         self._count_earlier()
-        self.wake, waker = os.pipe()
-        for end in (self.wake, waker):
-            os.set_blocking(end, False)
-        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
-        signal.signal(signal.SIGTERM, self._on_term)
-        for other in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD):
-            signal.signal(other, lambda *_: None)
+        self._listen()
         self._join()
         if self.waiting:
             addresses = (files.read_json(self.context.attempt.scheduler) or {}).get("shares", [])
@@ -138,15 +96,28 @@ class Sweep:
             self._clean(slot)
         while self._goes_on():
             for slot in self.slots:
-                if not slot.pid and not slot.cleaning and (point := self._next()) and not self._begin(slot, point):
-                    return False
+                if not slot.pid and not slot.cleaning and (point := self._next()):
+                    self._begin(slot, point)
+            if not self.next_fork and self.waiting and not self.stopped:
+                self.next_fork = self._fork()
             self._wait()
+        if self.next_fork:
+            self.next_fork.end()
         for slot in self.slots:
             slot.cleaner.end()
         if self.claims:
             self.claims.end()
         self._end()
-        return True
+
+    def _listen(self) -> None:
+        """Have a signal end a wait."""
+        self.wake, waker = os.pipe()
+        for end in (self.wake, waker):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+        signal.signal(signal.SIGTERM, self._on_term)
+        for other in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD):
+            signal.signal(other, lambda *_: None)
 
     def _count_earlier(self) -> None:
         """Leave out what earlier attempts of this run have ended."""
@@ -224,12 +195,37 @@ class Sweep:
         except OSError:
             return False
 
-    def _begin(self, slot: Slot, point: dict[str, Any]) -> bool:
-        """Begin a point; False in its process."""
+    def _begin(self, slot: Slot, point: dict[str, Any]) -> None:
+        """Begin a point."""
         self.begun.add(point["key"])
+        order, fork = self._order(slot, point), self.next_fork or self._fork()
+        self.next_fork = None
         slot.point, slot.kills, slot.began, slot.clock = point, oom_kills(), time.time(), time.monotonic()
-        slot.pid = self._fork(slot)
-        return bool(slot.pid)
+        if not fork.begin(order):
+            fork = self._fork()
+            fork.begin(order)  # if that has ended too, it is the point that has
+        slot.pid = fork.pid
+        if self.told_to_end:
+            _signal(slot.pid, signal.SIGTERM)
+
+    def _fork(self) -> Fork:
+        return Fork([slot.cleaner for slot in self.slots])
+
+    def _order(self, slot: Slot, point: dict[str, Any]) -> Order:
+        """Return the arguments, variables and log that a fork is to have as a point."""
+        run, key = self.context.run, point["key"]
+        facts = {"key": key, "values": point["values"], "seed": int(key[:8], 16)}
+        if self.halving:
+            known = {name: value for name, value in self.halving.items() if name != "before"}
+            facts["halving"] = {**known, "shared": self.settings.claims}
+        facts |= {"workers": self.context.in_share(slot.number)} if len(self.slots) > 1 else {}
+        return Order(
+            environment={"HPCML_POINT": json.dumps(facts)},
+            argv=["-c", self.settings.script, *self.settings.arguments, *point["words"]],
+            log=str(run.log_of(key)),
+            error=str(records.notes(self.context, key, "error")),
+            scheduler=slot.address,
+        )
 
     def _wait(self) -> None:
         """Wait until a point ends, a share is clean, or it is time to look at the other runs."""
@@ -281,7 +277,11 @@ class Sweep:
         if not point:
             return
         starved = oom_kills() > slot.kills
-        record = self._record(point, slot.status, slot.began, slot.seconds, starved=starved)
+        end = records.End(slot.status, slot.began, slot.seconds, starved, self.told_to_end)
+        record, stops = records.kept(self.context, point, end)
+        if stops:
+            self._look()
+            self.stopped = self.stopped or "the run was told to end"
         try:
             if self.claims:
                 self.claims.check()
@@ -289,8 +289,7 @@ class Sweep:
             self._lose()
             return
         if record:
-            record |= {"began": round(slot.began, 3), "restarted": restarted, "node": self.context.node}
-            files.write_json(self.context.run.record_of(point["key"]), record)
+            files.write_json(self.context.run.record_of(point["key"]), record | {"restarted": restarted})
             self._count(record)
         else:
             self.interrupted += 1
@@ -320,102 +319,12 @@ class Sweep:
     def _failures(self) -> int:
         return self.claims.failures() if self.claims else self.failed
 
-    def _fork(self, slot: Slot) -> int:
-        """Fork a point; return its pid, and 0 in it, where all is as the script is to find it."""
-        sys.stdout.flush()
-        sys.stderr.flush()
-        parent = os.getpid()
-        pid = os.fork()
-        if pid:
-            with contextlib.suppress(PermissionError, ProcessLookupError):  # it has done so itself, or has ended
-                os.setpgid(pid, pid)
-            if self.told_to_end:
-                _signal(pid, signal.SIGTERM)
-            return pid
-        os.setpgid(0, 0)
-        processes.end_with(parent)
-        signal.set_wakeup_fd(-1)
-        for other in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD):
-            signal.signal(other, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        for other_slot in self.slots:
-            other_slot.cleaner.let_go()
-        if slot.address:
-            use(slot.address)
-        self._become(slot)
-        return 0
-
-    def _become(self, slot: Slot) -> None:
-        """Give this process the arguments, variables and log of a point."""
-        point, run = slot.point, self.context.run
-        key = point["key"]
-        if random := sys.modules.get("numpy.random"):
-            random.seed()  # a fork has its parent's
-        log = os.open(run.log_of(key), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os.close(log)
-        facts = {"key": key, "values": point["values"], "seed": int(key[:8], 16)}
-        if self.halving:
-            known = {name: value for name, value in self.halving.items() if name != "before"}
-            facts["halving"] = {**known, "shared": self.settings.claims}
-        facts |= {"workers": self.context.in_share(slot.number)} if len(self.slots) > 1 else {}
-        os.environ["HPCML_POINT"] = json.dumps(facts)
-        os.environ["HPCML_SCRIPT_ERROR"] = str(self._notes(key, "error"))
-        sys.argv = ["-c", self.settings.script, *self.settings.arguments, *point["words"]]
-
-    def _notes(self, key: str, kind: str) -> Path:
-        """Return where a point writes for this process: its error, its reports."""
-        return self.context.attempt.directory / f"point-{key}.{kind}"
-
-    def _record(
-        self, point: dict[str, Any], status: int, began: float, seconds: float, *, starved: bool
-    ) -> dict[str, Any]:
-        """Return what is kept of a point; nothing of one that was interrupted, so that it is run again."""
-        error, reports = self._notes(point["key"], "error"), self._notes(point["key"], "reports")
-        told = _reports(reports)
-        why: dict[str, Any] = {"cause": ""}
-        halved = told.pop("halved", 0)
-        halved = halved if status in (0, errors.HALVED) else 0
-        if halved:
-            why["cause"] = f"stopped by halving at step {halved}"
-        elif status:
-            why = self._why(point["key"], error, status, began, starved=starved and status == 128 + signal.SIGKILL)
-        for path in (error, reports):
-            path.unlink(missing_ok=True)
-        if told.pop("stopped", False) or (status and self.told_to_end):
-            self._look()
-            self.stopped = self.stopped or "the run was told to end"
-            return {}
-        if status == errors.STOPPED:
-            return {}
-        state = "stopped" if halved else "failed" if status else "ok"
-        facts = {"key": point["key"], "values": point["values"], "status": state}
-        return {**facts, "exit_status": status, **why, "seconds": round(seconds, 3), **told}
-
     def _count(self, record: dict[str, Any]) -> bool:
         """Count a point that has ended; False if it has not."""
         state = record.get("status", "")
         self.ok, self.failed = self.ok + (state == "ok"), self.failed + (state == "failed")
         self.halved += state == "stopped"
         return bool(record)
-
-    def _why(self, key: str, error: Path, status: int, began: float, *, starved: bool) -> dict[str, Any]:
-        """Return why a point failed in some words, of which kind that is, and the rule and the nodes that show it."""
-        from hpcml.failures import kinds
-        from hpcml.node.sweep import causes
-
-        log = self.context.run.log_of(key)
-        words = "out of memory" if starved else _cause(error, status)
-        words = words or (tail(log, 1) or ("",))[0][:_LONGEST]
-        found = causes.look(self.context.run, log, files.read_json(error) or {}, status, began, starved=starved)
-        if found and found.known and any(line.source in ("worker", "library") for line in found.evidence):
-            words = found.what[:_LONGEST]  # what the script raised only followed from it
-        rule, nodes = (found.rule, list(found.nodes)) if found else ("", [])
-        kind = kinds.of_cause(found)
-        if kind == "node" and not nodes and self.settings.nodes == 1:
-            nodes = [self.context.node]  # the script's own error names none
-        return {"cause": words, "kind": kind, "rule": rule, "nodes": nodes}
 
     def _tell(self, point: dict[str, Any], record: dict[str, Any], restarted: str) -> None:
         """Print a line for a point: the run's log is the sweep's progress."""
@@ -470,42 +379,3 @@ def _signal(group: int, number: signal.Signals) -> None:
         os.killpg(group, number)
     except ProcessLookupError:
         return  # it ended by itself
-
-
-def _reports(path: Path) -> dict[str, Any]:
-    """Return what a point reported: the last value of each metric, the last step, and how often it reported."""
-    metrics: dict[str, float | None] = {}
-    found: dict[str, Any] = {"metrics": metrics, "reports": 0}
-    try:
-        with path.open() as file:
-            lines = file.read(_MOST_REPORTS).splitlines()
-    except FileNotFoundError:
-        return found
-    for line in lines:
-        try:
-            table = json.loads(line)
-        except ValueError:
-            continue  # the point was ended in the middle of it
-        if table.get("stopped"):
-            found["stopped"] = True
-            continue
-        if "halved" in table:
-            found["halved"] = table["halved"]
-            continue
-        metrics.update(table["metrics"])
-        found["reports"] += 1
-        found |= {"step": table["step"]} if table["step"] is not None else {}
-    return found
-
-
-def _cause(note: Path, status: int) -> str:
-    """Return why a point failed, in some words; empty if that is not known."""
-    facts = files.read_json(note)
-    if facts and facts["chain"]:
-        error = facts["chain"][0]
-        place = f" ({Path(facts['file']).name}:{facts['line']})" if facts.get("line") else ""
-        message = re.sub(r"\s+", " ", f"{error['type']}: {error['message']}")
-        return f"{message[:_LONGEST]}{place}"
-    if status > 128 and status - 128 in signal.valid_signals():
-        return f"killed by {signal.Signals(status - 128).name}"
-    return f"exit status {status}"

@@ -1,0 +1,122 @@
+"""What is kept of a point: how it ended, why it failed, and what it reported."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hpcml import errors
+from hpcml.files import tail
+from hpcml.node import files
+from hpcml.node.settings import Context
+
+_LONGEST = 200  # characters of a cause
+_MOST_REPORTS = 16 << 20  # bytes of what a point reported that are read
+
+
+class End(NamedTuple):
+    """How a point's process ended; ``began`` in seconds since 1970, ``starved`` as :func:`causes.look` has it."""
+
+    status: int
+    began: float
+    seconds: float
+    starved: bool
+    told_to_end: bool
+
+
+class Kept(NamedTuple):
+    """What is written of a point, nothing of one that was interrupted, so that it is run again.
+
+    ``stops``: it was interrupted because the run is to end.
+    """
+
+    record: dict[str, Any]
+    stops: bool = False
+
+
+def notes(context: Context, key: str, kind: str) -> Path:
+    """Return where a point writes for the process that started it: its error, its reports."""
+    return context.attempt.directory / f"point-{key}.{kind}"
+
+
+def kept(context: Context, point: dict[str, Any], end: End) -> Kept:
+    """Return what is kept of a point that has ended, and remove what it wrote for that."""
+    error, reports = notes(context, point["key"], "error"), notes(context, point["key"], "reports")
+    told = _reports(reports)
+    why: dict[str, Any] = {"cause": ""}
+    halved = told.pop("halved", 0) if end.status in (0, errors.HALVED) else 0
+    told.pop("halved", None)
+    if halved:
+        why["cause"] = f"stopped by halving at step {halved}"
+    elif end.status:
+        why = _why(context, point["key"], error, end)
+    for path in (error, reports):
+        path.unlink(missing_ok=True)
+    if told.pop("stopped", False) or (end.status and end.told_to_end):
+        return Kept({}, stops=True)
+    if end.status == errors.STOPPED:
+        return Kept({})
+    state = "stopped" if halved else "failed" if end.status else "ok"
+    facts = {"key": point["key"], "values": point["values"], "status": state}
+    ended = {"began": round(end.began, 3), "node": context.node}
+    return Kept({**facts, "exit_status": end.status, **why, "seconds": round(end.seconds, 3), **told, **ended})
+
+
+def _why(context: Context, key: str, error: Path, end: End) -> dict[str, Any]:
+    """Return why a point failed in some words, of which kind that is, and the rule and the nodes that show it."""
+    from hpcml.failures import kinds
+    from hpcml.node.sweep import causes
+
+    log, starved = context.run.log_of(key), end.starved and end.status == 128 + signal.SIGKILL
+    words = "out of memory" if starved else _cause(error, end.status)
+    words = words or (tail(log, 1) or ("",))[0][:_LONGEST]
+    found = causes.look(context.run, log, files.read_json(error) or {}, end.status, end.began, starved=starved)
+    if found and found.known and any(line.source in ("worker", "library") for line in found.evidence):
+        words = found.what[:_LONGEST]  # what the script raised only followed from it
+    rule, nodes = (found.rule, list(found.nodes)) if found else ("", [])
+    kind = kinds.of_cause(found)
+    if kind == "node" and not nodes and context.settings.nodes == 1:
+        nodes = [context.node]  # the script's own error names none
+    return {"cause": words, "kind": kind, "rule": rule, "nodes": nodes}
+
+
+def _reports(path: Path) -> dict[str, Any]:
+    """Return what a point reported: the last value of each metric, the last step, and how often it reported."""
+    metrics: dict[str, float | None] = {}
+    found: dict[str, Any] = {"metrics": metrics, "reports": 0}
+    try:
+        with path.open() as file:
+            lines = file.read(_MOST_REPORTS).splitlines()
+    except FileNotFoundError:
+        return found
+    for line in lines:
+        try:
+            table = json.loads(line)
+        except ValueError:
+            continue  # the point was ended in the middle of it
+        if table.get("stopped"):
+            found["stopped"] = True
+            continue
+        if "halved" in table:
+            found["halved"] = table["halved"]
+            continue
+        metrics.update(table["metrics"])
+        found["reports"] += 1
+        found |= {"step": table["step"]} if table["step"] is not None else {}
+    return found
+
+
+def _cause(note: Path, status: int) -> str:
+    """Return why a point failed, in some words; empty if that is not known."""
+    facts = files.read_json(note)
+    if facts and facts["chain"]:
+        error = facts["chain"][0]
+        place = f" ({Path(facts['file']).name}:{facts['line']})" if facts.get("line") else ""
+        message = re.sub(r"\s+", " ", f"{error['type']}: {error['message']}")
+        return f"{message[:_LONGEST]}{place}"
+    if status > 128 and status - 128 in signal.valid_signals():
+        return f"killed by {signal.Signals(status - 128).name}"
+    return f"exit status {status}"
