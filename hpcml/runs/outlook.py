@@ -41,7 +41,10 @@ class Budget(NamedTuple):
 
 
 class Outlook(NamedTuple):
-    """What is known before a submission; what nobody told is None or empty, and ``problems`` say why."""
+    """What is known before a submission; what nobody told is None or empty, and ``problems`` say why.
+
+    ``most`` is the most node-hours that all attempts of a run may take that goes on until it is done, by ``limit``.
+    """
 
     request: cost.Request
     billed: float | None = None
@@ -52,6 +55,8 @@ class Outlook(NamedTuple):
     start: str = ""
     advice: str = ""
     problems: tuple[str, ...] = ()
+    most: float | None = None
+    limit: str = ""
 
 
 def look(prepared: Prepared, *, whole: bool) -> Outlook:
@@ -84,7 +89,19 @@ def look(prepared: Prepared, *, whole: bool) -> Outlook:
         theirs, more = cost.weights(said.weights)
         if hours and theirs and not more:
             found = found._replace(by_slurm=cost.billing(request, theirs, largest=said.largest) * hours)
-    return found._replace(advice=shorter(prepared), problems=tuple(problems))
+    most, limit = _most(prepared, request.node_hours)
+    return found._replace(advice=shorter(prepared), problems=tuple(problems), most=most, limit=limit)
+
+
+def _most(prepared: Prepared, one: float) -> tuple[float | None, str]:
+    """Return the most node-hours that all attempts of a run may take together, and which option says so."""
+    inside = prepared.plan.inside
+    if not inside.until_done or inside.sweep:
+        return None, ""
+    hours, limit = one * (1 + inside.most_restarts), f"--max-restarts {inside.most_restarts}"
+    if inside.most_node_hours and not 0 < hours <= inside.most_node_hours:
+        return inside.most_node_hours, f"--max-node-hours {inside.most_node_hours:g}"
+    return (hours, limit) if one else (None, "")
 
 
 def _is_another_s(prepared: Prepared, key: str) -> bool:
@@ -180,9 +197,11 @@ def lines(found: Outlook, now: datetime.datetime, *, whole: bool) -> list[tuple[
     """Return what is to be said of a submission as titles and texts: at most two, or all that is known."""
     start = _start(found.start, now)
     said = []
-    if whole or start or found.billed is not None or found.budget:
+    if whole or start or found.billed is not None or found.budget or found.most is not None:
         costs = _costs(found)
         said.append(("cost", costs if whole or not start else f"{costs}; {start}"))
+    if found.most is not None:
+        said.append(("", f"that is one attempt; all of them take at most {_amount(found.most)} node-h ({found.limit})"))
     if whole and found.by_slurm is not None:
         theirs = f"by Slurm's own weights {_amount(found.by_slurm)} {found.unit}"
         differs = found.billed is not None and not math.isclose(found.by_slurm, found.billed, rel_tol=0.01)

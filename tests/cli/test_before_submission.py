@@ -93,8 +93,12 @@ def test_without_the_keys_nobody_is_asked(world: World) -> None:
     assert [call["arguments"] for call in world.calls("sbatch") if "--test-only" in call["arguments"]] == []
     dry = submit(world, "--dry-run")
     assert "cost       4 node-h\n" in dry
+    assert "one attempt" not in dry
     assert len(world.calls("sbatch")) == 1
     assert world.calls("scontrol") == []
+    for words, most in ((("--max-restarts", "2"), 12), (("--max-node-hours", "9"), 9)):
+        dry = submit(world, "--dry-run", "--until-done", *words)
+        assert f"that is one attempt; all of them take at most {most} node-h ({' '.join(words)})" in dry
 
 
 def test_what_fails_or_hangs_stops_no_submission(priced: World) -> None:

@@ -41,6 +41,10 @@ def context(folder: Path, number: int = 0, **changes: object) -> Any:
     return SimpleNamespace(run=run, attempt=run.attempt(number), number=number, settings=settings)
 
 
+def write_end(here: Any, number: int, exit_status: int) -> None:
+    here.run.attempt(number).end.write_text(f'{{"attempt": {number}, "exit_status": {exit_status}}}')
+
+
 def checkpoint(folder: Path, when: int, name: str = "state") -> None:
     path = RunPaths(folder).checkpoints / name
     path.parent.mkdir(exist_ok=True)
@@ -76,6 +80,7 @@ def test_two_attempts_without_a_newer_checkpoint(tmp_path: Path) -> None:
     """The first one may have come too late to save; what lies there from before, or half written, is no progress."""
     assert attempts.decided(context(tmp_path), TIME_LIMIT).exit_status == errors.TIME_LIMIT
     third = context(tmp_path, 2)  # the attempts began at 1000, 1100 and 1200
+    write_end(third, 1, errors.TIME_LIMIT)
     checkpoint(tmp_path, 1150)
     assert attempts.decided(third, TIME_LIMIT).exit_status == errors.TIME_LIMIT
     third.attempt.goes_on.unlink()
@@ -84,6 +89,19 @@ def test_two_attempts_without_a_newer_checkpoint(tmp_path: Path) -> None:
     ended = attempts.decided(third, TIME_LIMIT)
     assert (ended.exit_status, ended.by) == (errors.NO_PROGRESS, "hpcml")
     assert not third.attempt.goes_on.exists()
+
+
+def test_attempts_that_others_ended_before_the_first_save_do_not_count(tmp_path: Path) -> None:
+    preempted = Outcome(errors.PREEMPTED, "driver", "scheduler", "")
+    for number, outcome in enumerate((preempted, preempted, TIME_LIMIT, preempted)):
+        here = context(tmp_path, number)
+        assert attempts.decided(here, outcome).exit_status == outcome.exit_status
+        assert here.attempt.goes_on.exists()
+        if number != 1:  # that one was lost with its node, without a word
+            write_end(here, number, outcome.exit_status)
+    assert attempts.decided(context(tmp_path, 4), STOPPED).exit_status == errors.NO_PROGRESS
+    checkpoint(tmp_path, 1250)  # of the third, which had its time
+    assert attempts.decided(context(tmp_path, 4), STOPPED).exit_status == errors.STOPPED
 
 
 def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,6 +115,13 @@ def test_at_most_two_lines_at_a_submission(subtests: pytest.Subtests) -> None:
         (bare._replace(start="2026-11-29T01:02:03"), [("cost", "8 node-h; Slurm would start it 2026-11-29 01:02")]),
         (bare._replace(start="2026-11-23T08:00:30"), [("cost", "8 node-h; Slurm would start it now")]),
         (bare._replace(start="Unknown"), []),
+        (
+            bare._replace(most=168.0, limit="--max-restarts 20"),
+            [
+                ("cost", "8 node-h"),
+                ("", "that is one attempt; all of them take at most 168 node-h (--max-restarts 20)"),
+            ],
+        ),
         (bare._replace(budget=Budget(10, 4)), [("cost", "8 node-h; 6 core-h of a are left")]),
         (
             bare._replace(billed=256.0, budget=Budget(300, 200)),

@@ -14,6 +14,7 @@ from hpcml.node.settings import Context
 from hpcml.paths import RunPaths
 
 _ENDS = (errors.TIME_LIMIT, errors.ALLOCATION_LOST, errors.PREEMPTED)  # what another attempt can mend
+_HAD_ITS_TIME = (errors.TIME_LIMIT, errors.STOPPED)  # others, as a preemption, may have come before the first save
 _MORE = "What it saved is in checkpoints/ of its run directory."
 _SAVE = "Let the script save within its time limit (hpcml.run.on_stop), and begin with what hpcml.run.saved() finds."
 
@@ -24,7 +25,7 @@ def decided(context: Context, outcome: Outcome) -> Outcome:
     ended_by_others = outcome.by != "script" and (outcome.exit_status in _ENDS or outcome.state == "REQUEUED")
     if not context.settings.until_done or not (stopped or ended_by_others):
         return outcome
-    if no_progress(context):
+    if no_progress(context, outcome):
         reason = f"{errors.MEANING[errors.NO_PROGRESS]}; of the last one: {outcome.reason}"
         return Outcome(errors.NO_PROGRESS, outcome.phase, "hpcml", reason, _SAVE, outcome.quote)
     if limit := reached(context):
@@ -63,12 +64,19 @@ def waits_anew(context: Context) -> str:
     return "Slurm takes no second job: at its end this one is put back into the queue, where it begins to wait anew."
 
 
-def no_progress(context: Context) -> bool:
-    """Whether neither this attempt nor the one before has left a newer checkpoint, by the file system's own clock."""
-    if not context.number:
+def no_progress(context: Context, outcome: Outcome) -> bool:
+    """Whether neither this attempt nor the last before that had its time has left a newer checkpoint, nor one between.
+
+    That is by the file system's own clock.
+    """
+    if outcome.exit_status not in _HAD_ITS_TIME:
         return False
-    before = context.run.attempt(context.number - 1).begun
-    return newest(context.run.checkpoints) < before.stat().st_mtime_ns
+    for number in range(context.number - 1, -1, -1):
+        before = context.run.attempt(number)
+        end = files.read_json(before.end)
+        if end and end.get("exit_status") in _HAD_ITS_TIME:
+            return newest(context.run.checkpoints) < before.begun.stat().st_mtime_ns
+    return False
 
 
 def newest(folder: Path) -> int:
