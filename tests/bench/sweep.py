@@ -166,7 +166,8 @@ def measure(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
             print(name, times[name][-1], f"load {loads[-1]}", flush=True)
     processor: list[float] = []
     loads.append(round(os.getloadavg()[0], 1))
-    _, span = bench.sweep(count=options.short, seconds=0.1, processor=processor)
+    alone = ("--set", "workers.per_node=1")  # an idle worker takes time of a core too
+    _, span = bench.sweep(*alone, count=options.short, seconds=0.1, processor=processor)
     loads.append(round(os.getloadavg()[0], 1))
     each = 1000 * (span / (options.short - 1) - 0.1)
     middle = {name: statistics.median(found) for name, found in times.items() if found}
