@@ -200,16 +200,16 @@ def dask(attempt: AttemptPaths) -> DaskSeries | None:
     return _dask(_tables(_content(attempt.dask_samples)))
 
 
-def last_of_node(path: Path, count: int = 2, most: int = _TAIL) -> NodeSeries | None:
-    """Return the last samples of one node, read from the last ``most`` bytes of its file; two give a rate.
+def last_of_node(path: Path, most: int = _TAIL) -> NodeSeries | None:
+    """Return the last two samples of one node, which give a rate, read from the last ``most`` bytes of its file.
 
     Events are those beside.
     """
     series = _node(_ends(path, most))
-    return series and series._replace(samples=series.samples[-count:])
+    return series and series._replace(samples=series.samples[-2:])
 
 
-def last_of_dask(path: Path, count: int = 2) -> DaskSeries | None:
+def last_of_dask(path: Path, count: int) -> DaskSeries | None:
     """Return the scheduler's last samples, read from the end of its file."""
     series = _dask(_ends(path, _TAIL))
     return series and series._replace(samples=series.samples[-count:])

@@ -45,13 +45,10 @@ def listed(folder: Path) -> set[str]:
         return set()
 
 
-def wait_for(path: Path, deadline: float, interval: float, unless: str = "") -> bool:
-    """Wait until a file exists.
-
-    Returns False when ``deadline`` (of time.monotonic) has passed, or when a file named ``unless`` lies beside it.
-    """
-    while path.name not in (there := listed(path.parent)):
-        if time.monotonic() > deadline or unless in there:
+def wait_for(path: Path, deadline: float, interval: float) -> bool:
+    """Wait until a file exists; return False when ``deadline`` (of time.monotonic) has passed."""
+    while path.name not in listed(path.parent):
+        if time.monotonic() > deadline:
             return False
         time.sleep(interval)
     return True

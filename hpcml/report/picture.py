@@ -12,6 +12,8 @@ WIDTH, LEFT, RIGHT = 1000.0, 62.0, 8.0  # units of the drawing; the page scales 
 BINS = 500  # of a line: two points each
 COLUMNS = 400  # of a map
 ROWS = 64
+MOST_TICKS = 8
+HEIGHT = 130.0  # of a picture of lines
 LEVELS = 10
 COLOURS = 8  # lines of one picture that have a colour of their own
 
@@ -77,10 +79,10 @@ def clock(seconds: float) -> str:
     return f"{minutes}:{rest:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
-def ticks(seconds: float, most: int = 8) -> list[float]:
+def ticks(seconds: float) -> list[float]:
     """Return round times from 0 to the run's end."""
     steps = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400)
-    step = next((one for one in steps if seconds / one <= most), math.ceil(seconds / most / 86400) * 86400)
+    step = next((one for one in steps if seconds / one <= MOST_TICKS), math.ceil(seconds / MOST_TICKS / 86400) * 86400)
     return [at * step for at in range(int(seconds / step) + 1)]
 
 
@@ -98,7 +100,7 @@ def _axis(seconds: float, height: float) -> Iterable[str]:
 
 
 def lines(found: Sequence[Line], seconds: float, *, name: str, unit: str, top: float = 0.0, scale: float = 1.0,
-          height: float = 130.0, gap: float = 20.0) -> Markup:  # fmt: skip
+          gap: float = 20.0) -> Markup:  # fmt: skip
     """Return a picture of lines over the run's time; empty if nothing is known of any.
 
     Parameters
@@ -117,19 +119,19 @@ def lines(found: Sequence[Line], seconds: float, *, name: str, unit: str, top: f
     highest = max(value for _, parts in drawn for part in parts for _, value in part) / scale
     top = top or nice(highest)
     steps = [0.0, top / 2, top]
-    size = f'viewBox="0 0 {WIDTH:g} {height + 22:g}" data-top="{top:g}" data-height="{height:g}"'
+    size = f'viewBox="0 0 {WIDTH:g} {HEIGHT + 22:g}" data-top="{top:g}" data-height="{HEIGHT:g}"'
     told = f'data-seconds="{seconds:.2f}" data-unit="{escape(unit)}" aria-label="{escape(name)}"'
     out = [f'<svg class="lines" role="img" {size} {told}>']
-    out += _axis(seconds, height)
+    out += _axis(seconds, HEIGHT)
     for step in steps:
-        y = round(height - (height - 8) * step / top, 1)
+        y = round(HEIGHT - (HEIGHT - 8) * step / top, 1)
         out.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
         out.append(f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{step:g}</text>')
     for place, (line, parts) in enumerate(drawn):
         out.append(f'<g class="c{place % COLOURS}" data-title="{escape(line.title)}">')
         for part in parts:
             points = " ".join(
-                f"{_x(at, seconds):g},{height - (height - 8) * min(1.0, max(0.0, value / scale / top)):.1f}"
+                f"{_x(at, seconds):g},{HEIGHT - (HEIGHT - 8) * min(1.0, max(0.0, value / scale / top)):.1f}"
                 for at, value in part
             )
             if len(part) == 1:

@@ -20,6 +20,13 @@ DIRECTIVES = SCRIPTS.parent / "directives"
 HOSTILE = '/scratch/a b/it\'s "x" $HOME `id` #1 50%j/é'
 
 
+def site_of(table: Mapping[str, Any]) -> schema.Site:
+    """Return a site of these settings alone."""
+    own = layers.Layers()
+    own.add(table, "test")
+    return layers.build(schema.Site, own)
+
+
 class Case(NamedTuple):
     """One job on one site: what is asked for, what the profile is set to, and where the runs are."""
 

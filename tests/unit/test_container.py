@@ -16,15 +16,13 @@ from hpcml.paths import RunPaths
 from hpcml.plan import container
 from hpcml.schedulers.request import JobSpec
 from hpcml.sites import schema
-from hpcml.sites.layers import Layers, build
+from matrix import site_of
 
 PATHS = RunPaths(Path("/runs/a-1"))
 
 
 def site(**runtime: Any) -> schema.Site:
-    layers = Layers()
-    layers.add({"runtime": runtime}, "test")
-    return build(schema.Site, layers)
+    return site_of({"runtime": runtime})
 
 
 def spec(cwd: str = "/home/alice/p", **more: Any) -> JobSpec:
@@ -91,9 +89,7 @@ def test_folders_that_cannot_be_bound(folder: str) -> None:
 
 def test_scratch_is_bound_where_its_path_is_known_beforehand() -> None:
     def binds(scratch: str) -> list[str]:
-        layers = Layers()
-        layers.add({"paths": {"scratch": scratch}}, "test")
-        made = words(build(schema.Site, layers), spec(image="/a.sif"))
+        made = words(site_of({"paths": {"scratch": scratch}}), spec(image="/a.sif"))
         return [made[at + 1] for at, word in enumerate(made) if word == "--bind"]
 
     assert binds("/local")[-1] == "/local:/local"

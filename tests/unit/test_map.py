@@ -14,8 +14,8 @@ from hpcml.map_jobs.call import Call
 from hpcml.plan import plan
 from hpcml.schedulers import Submission, request, slurm, slurm_arrays
 from hpcml.sites import schema
-from hpcml.sites.layers import Layers, build
 from hpcml.subprocesses import Answer
+from matrix import site_of
 
 # of a Slurm 22.05, `scontrol show config`
 CONFIG = """Configuration data as of 2026-11-23T09:00:00
@@ -35,9 +35,7 @@ SITE = {
 
 
 def site() -> schema.Site:
-    layers = Layers()
-    layers.add(SITE, "test")
-    return build(schema.Site, layers)
+    return site_of(SITE)
 
 
 def answer(text: str, code: int = 0, err: str = "") -> Answer:

@@ -13,8 +13,7 @@ from hpcml import errors
 from hpcml.errors import HpcmlError, SiteError, UsageError
 from hpcml.plan import batch_script, plan
 from hpcml.schedulers import request
-from hpcml.sites import schema
-from hpcml.sites.layers import Layers, build
+from matrix import site_of as site
 
 PLACE = plan.RunLocation(Path("/runs/job-20261121-074500-1a2b"), "/usr/bin/python3", "0")
 TWO = {
@@ -26,12 +25,6 @@ TWO = {
         "gpu": {"max_nodes": 4, "max_time": "2h", "gpus_per_node": 4, "qos": "gpuqos"},
     },
 }
-
-
-def site(table: dict[str, Any]) -> schema.Site:
-    layers = Layers()
-    layers.add(table, "test")
-    return build(schema.Site, layers)
 
 
 def spec(**values: Any) -> request.JobSpec:

@@ -20,7 +20,7 @@ from hpcml.report import profiles
 from hpcml.runs import script_checks
 from hpcml.schedulers.request import JobSpec
 from hpcml.sites import schema
-from hpcml.sites.layers import Layers, build
+from matrix import site_of
 
 PLACE = RunLocation(Path("/runs/job-20261121-074500-1a2b"), "/usr/bin/python3", "0")
 
@@ -30,9 +30,7 @@ def spec(profile: str, gpus: int = 0) -> JobSpec:
 
 
 def site() -> schema.Site:
-    layers = Layers()
-    layers.add({"scheduler": "slurm", "name": "one", "partitions": {"gpu": {"gpus_per_node": 4}}}, "test")
-    return build(schema.Site, layers)
+    return site_of({"scheduler": "slurm", "name": "one", "partitions": {"gpu": {"gpus_per_node": 4}}})
 
 
 def test_the_words(subtests: pytest.Subtests) -> None:

@@ -12,8 +12,7 @@ from hpcml.errors import UsageError
 from hpcml.plan import plan
 from hpcml.schedulers import sbatch_options
 from hpcml.schedulers.request import JobSpec
-from hpcml.sites import schema
-from hpcml.sites.layers import Layers, build
+from matrix import site_of
 
 LOCATION = plan.RunLocation(Path("/runs/job-20261121-074500-1a2b"), "/usr/bin/python3", "0")
 
@@ -23,9 +22,7 @@ def request(*words: str) -> JobSpec:
 
 
 def planned(table: dict[str, Any], *words: str) -> plan.Plan:
-    layers = Layers()
-    layers.add({"scheduler": "slurm", "name": "here", **table}, "test")
-    return plan.plan(build(schema.Site, layers), request(*words), LOCATION)
+    return plan.plan(site_of({"scheduler": "slurm", "name": "here", **table}), request(*words), LOCATION)
 
 
 @pytest.mark.parametrize(

@@ -12,15 +12,13 @@ from hpcml.plan import container, plan
 from hpcml.schedulers import JobLayout
 from hpcml.schedulers.request import JobSpec
 from hpcml.sites import schema
-from hpcml.sites.layers import Layers, build
+from matrix import site_of
 
 CLUSTER, HERE = JobLayout(), JobLayout(one_machine=True)
 
 
 def site(scheduler: str = "slurm", scratch: str = "", **runtime: Any) -> schema.Site:
-    layers = Layers()
-    layers.add({"scheduler": scheduler, "runtime": runtime, "paths": {"scratch": scratch}}, "test")
-    return build(schema.Site, layers)
+    return site_of({"scheduler": scheduler, "runtime": runtime, "paths": {"scratch": scratch}})
 
 
 def test_only_where_the_profile_and_the_run_ask_for_it() -> None:

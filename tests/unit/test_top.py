@@ -250,9 +250,9 @@ def test_a_file_that_has_not_changed_is_read_once(tmp_path: Path, monkeypatch: p
     run.node("n1", [header, event, *rest])
     read = samples.last_of_node
 
-    def counted(path: Path, count: int = 2, most: int = 1 << 19) -> samples.NodeSeries | None:
+    def counted(path: Path, most: int) -> samples.NodeSeries | None:
         reads.append(most)
-        return read(path, count, most)
+        return read(path, most)
 
     monkeypatch.setattr(samples, "last_of_node", counted)
     looks = [reader.look(run.run, 0) for _ in range(2)]

@@ -12,13 +12,11 @@ from hpcml.node.hardware import topology
 from hpcml.plan import workers
 from hpcml.schedulers.request import JobSpec
 from hpcml.sites import schema
-from hpcml.sites.layers import Layers, build
+from matrix import site_of
 
 
 def site(**table: Any) -> schema.Site:
-    layers = Layers()
-    layers.add(table, "test")
-    return build(schema.Site, layers)
+    return site_of(table)
 
 
 def spec(protocol: str = "") -> JobSpec:

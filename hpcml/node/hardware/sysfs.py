@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import re
 import resource
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 # <net/if_arp.h>: what /sys/class/net/*/type holds.
@@ -119,15 +119,20 @@ def port_counters(root: Path) -> dict[str, dict[str, Any]]:
     """Return by port (``mlx5_0:1``) the bytes ``tx`` and ``rx`` (None: not known), state, layer and rate (bytes/s)."""
     counted = {}
     for port in rdma_ports(root):
-        folder = root / "sys/class/infiniband" / port["device"] / "ports" / str(port["port"])
         facts = {"state": port["state"], "layer": port["link_layer"], "rate": int(port["gigabits"] * 1e9 / 8)}
-        for way, words, octets in (("tx", "port_xmit_data", "tx_bytes"), ("rx", "port_rcv_data", "rx_bytes")):
-            value = _number(folder / "counters" / words)
-            # Amazon's EFA has no port counters, but bytes among its own (Linux, drivers/infiniband/hw/efa/efa_verbs.c).
-            own = _number(folder / "hw_counters" / octets)
-            facts[way] = own if value is None else None if value == _STUCK else value * _WORD
-        counted[port["name"]] = facts
+        counted[port["name"]] = facts | port_bytes(root, port)
     return counted
+
+
+def port_bytes(root: Path, port: Mapping[str, Any]) -> dict[str, int | None]:
+    """Return the bytes ``tx`` and ``rx`` of one of :func:`rdma_ports` (None: not known)."""
+    folder, moved = root / "sys/class/infiniband" / port["device"] / "ports" / str(port["port"]), {}
+    for way, words, octets in (("tx", "port_xmit_data", "tx_bytes"), ("rx", "port_rcv_data", "rx_bytes")):
+        value = _number(folder / "counters" / words)
+        # Amazon's EFA has no port counters, but bytes among its own (Linux, drivers/infiniband/hw/efa/efa_verbs.c).
+        own = _number(folder / "hw_counters" / octets) if value is None else None
+        moved[way] = own if value is None else None if value == _STUCK else value * _WORD
+    return moved
 
 
 def interface_counters(root: Path) -> dict[str, dict[str, Any]]:
@@ -210,6 +215,31 @@ def memory(root: Path) -> dict[str, Any]:
     shared = os.statvfs(root / "dev/shm")
     size = shared.f_blocks * shared.f_frsize
     return {"total": int(match[1]) * 1024, "cgroup_limit": cgroup_memory_limit(root), "shm": size}
+
+
+def control_groups(root: Path, controller: str, above: str = "") -> Iterator[tuple[int, Path]]:
+    """Yield the version and the folder of this process's control groups that have a controller, of each hierarchy.
+
+    /proc/self/cgroup names a group from the hierarchy's root; /proc/self/mountinfo says which part of the hierarchy
+    is mounted where (a container or a bind mount shows only a part), see proc(5). ``above``: the group above the first
+    whose name begins so is meant, and none if there is none.
+    """
+    groups = [line.split(":", 2) for line in read(root / "proc/self/cgroup").splitlines()]
+    for line in read(root / "proc/self/mountinfo").splitlines():
+        before, _, after = line.partition(" - ")
+        kind, _, options = after.split(" ", 2)
+        version, wanted = {"cgroup": (1, controller), "cgroup2": (2, "")}.get(kind, (0, ""))
+        group = next((path for _, names, path in groups if wanted in names.split(",")), "")
+        if not version or not group or (version == 1 and controller not in options.split(",")):
+            continue
+        inner, mounted = before.split()[3:5]
+        parts = PurePosixPath(group).parts
+        if above:
+            place = next((place for place, part in enumerate(parts) if part.startswith(above)), 0)
+            parts = parts[:place] if place > 1 and ".." not in parts else ()
+        own = PurePosixPath(*parts)
+        if parts and own.is_relative_to(inner):
+            yield version, root / mounted.lstrip("/") / own.relative_to(inner)
 
 
 def cgroup_memory_limit(root: Path) -> int | None:

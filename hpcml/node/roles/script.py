@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from hpcml.errors import MEANING, START_FAILED, STOPPED
 from hpcml.node import files, processes, script_environment
+from hpcml.node.hardware import sysfs
 from hpcml.node.settings import Context
 
 _SERVICES = {  # -P: not with the user's folder as modules
@@ -143,37 +145,13 @@ def answer(command: list[str], seconds: float) -> str:
 def oom_kills() -> int:
     """Return how many processes of this control group the kernel has killed for memory (cgroup v1 and v2)."""
     for path in _oom_files():
-        for line in _lines(path):
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
+        if found := re.search(r"^oom_kill (\d+)$", sysfs.read(path), re.MULTILINE):
+            return int(found[1])
     return 0
 
 
 @functools.cache
-def _oom_files() -> tuple[str, ...]:
-    """Return the files that may tell it.
-
-    /proc/self/cgroup names a group from the hierarchy's root; /proc/self/mountinfo says which part of the hierarchy
-    is mounted where (a container or a bind mount shows only a part), see proc(5).
-    """
-    groups = [line.split(":", 2) for line in _lines("/proc/self/cgroup")]
-    mounts = [line.partition(" - ") for line in _lines("/proc/self/mountinfo")]
-    found = []
-    for group_type, controller, file in (("cgroup", "memory", "memory.oom_control"), ("cgroup2", "", "memory.events")):
-        path = next((path for _, controllers, path in groups if controller in controllers.split(",")), "")
-        for before, _, after in mounts if path else ():
-            mount_type, _, options = after.split(" ", 2)
-            if mount_type != group_type or (controller and controller not in options.split(",")):
-                continue
-            root, mount_point = before.split()[3:5]
-            root = root.rstrip("/")
-            if path == root or path.startswith(f"{root}/"):
-                found.append(f"{mount_point}{path[len(root) :]}/{file}")
-    return tuple(found)
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text().splitlines()
-    except OSError:
-        return []
+def _oom_files() -> tuple[Path, ...]:
+    """Return the files that may tell it."""
+    names = {1: "memory.oom_control", 2: "memory.events"}
+    return tuple(folder / names[version] for version, folder in sorted(sysfs.control_groups(Path("/"), "memory")))

@@ -17,8 +17,7 @@ from hpcml.node.hardware.sysfs import read
 from hpcml.node.sampling.job_group import job_group
 
 _IP_OVER_INFINIBAND = "32"  # <net/if_arp.h>
-_STUCK = 2**32 - 1  # where a 32-bit counter of an adapter stops (sysfs.port_counters)
-_SECTOR, _WORD = 512, 4  # bytes that /proc/diskstats and an InfiniBand port count by
+_SECTOR = 512  # bytes that /proc/diskstats counts by
 _TICKS = os.sysconf("SC_CLK_TCK")
 _VIRTUAL_DISK = re.compile(r"(loop|ram|zram|dm-|md|sr|fd)\d")  # not disks, or made of disks that are counted
 
@@ -144,14 +143,8 @@ class Host:
         return [_sum(received), _sum(sent)]
 
     def _infiniband(self) -> Pair:
-        both: list[list[int | None]] = [[], []]
-        for port in self.ports:
-            folder = self.root / "sys/class/infiniband" / port["device"] / "ports" / str(port["port"])
-            for place, (words, octets) in enumerate((("port_rcv_data", "rx_bytes"), ("port_xmit_data", "tx_bytes"))):
-                value = _whole(read(folder / "counters" / words))
-                own = _whole(read(folder / "hw_counters" / octets)) if value is None else None  # Amazon's EFA
-                both[place].append(own if value is None else None if value == _STUCK else value * _WORD)
-        return [_sum(both[0]), _sum(both[1])]
+        moved = [sysfs.port_bytes(self.root, port) for port in self.ports]
+        return [_sum(port["rx"] for port in moved), _sum(port["tx"] for port in moved)]
 
     def _disk(self) -> Pair:
         folder = self.group.folders.get("disk")

@@ -6,10 +6,10 @@ Slurm names the group by the job's number, or by its SLUID (26.05), so it is the
 
 from __future__ import annotations
 
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import NamedTuple
 
-from hpcml.node.hardware.sysfs import read
+from hpcml.node.hardware.sysfs import control_groups, read
 
 _CONTROLLERS = {"cpu": "cpuacct", "memory": "memory", "disk": "blkio"}  # by what is counted, of version 1
 _KNOWN_BY = {  # the file without which a group counts nothing of the kind, by version
@@ -26,37 +26,10 @@ class JobGroup(NamedTuple):
 
 
 def job_group(root: Path) -> JobGroup:
-    """Return the job's group, without folders where this process is in no step of a job.
-
-    /proc/self/cgroup names a group from the hierarchy's root; /proc/self/mountinfo says which part of the hierarchy
-    is mounted where (a container or a bind mount shows only a part), see proc(5).
-    """
-    groups = {
-        controller: path
-        for line in read(root / "proc/self/cgroup").splitlines()
-        for controller in line.split(":", 2)[1].split(",")
-        for path in line.split(":", 2)[2:]
-    }
+    """Return the job's group, without folders where this process is in no step of a job."""
     found = JobGroup({}, {})
-    for line in read(root / "proc/self/mountinfo").splitlines():
-        before, _, after = line.partition(" - ")
-        kind, _, options = after.split(" ", 2)
-        inner, mounted = before.split()[3:5]
-        for what, controller in _CONTROLLERS.items():
-            version = {"cgroup": 1, "cgroup2": 2}.get(kind, 0)
-            if version == 1 and controller not in options.split(","):
-                continue
-            folder = _folder(groups.get("" if version == 2 else controller, ""), inner, root / mounted.lstrip("/"))
-            if version and folder and read(folder / _KNOWN_BY[version][what]):
+    for what, controller in _CONTROLLERS.items():
+        for version, folder in control_groups(root, controller, above="step_"):
+            if read(folder / _KNOWN_BY[version][what]):
                 found.folders[what], found.versions[what] = folder, version
     return found
-
-
-def _folder(group: str, inner: str, mounted: Path) -> Path | None:
-    """Return the folder of the job's group in a mount that shows the hierarchy from ``inner`` on."""
-    parts = PurePosixPath(group).parts
-    steps = [place for place, part in enumerate(parts) if part.startswith("step_")]
-    if not steps or ".." in parts:
-        return None
-    job = PurePosixPath(*parts[: steps[0]])
-    return mounted / job.relative_to(inner) if job.is_relative_to(inner) and job != PurePosixPath("/") else None
