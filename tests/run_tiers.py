@@ -39,8 +39,8 @@ SECOND_LAB = (
 )  # fmt: skip
 # Beside each other; the tiers of a lane one after the other. Two labs and two lanes beside them made a machine of two
 # processors so busy that local runs passed their deadlines.
-LANES = (("local", "one-run", "unit"), ("cli", "jobs"))
-LANES_WITH_LAB = (("lab",), ("unit", "cli", "jobs", "local", "one-run"))
+LANES = (("local", "one-run", "unit"), ("cli", "jobs"), ("slurm-own", "slurm-24.11", "slurm-26.05"))
+LANES_WITH_LAB = (("lab", "slurm-own", "slurm-24.11", "slurm-26.05"), ("unit", "cli", "jobs", "local", "one-run"))
 STEPS_BACK = {"unit": 5, "cli": 5, "jobs": 5}  # nice: what only computes leaves the cores to what has deadlines
 SHOWING = threading.Lock()
 
@@ -52,8 +52,27 @@ class Tier:
     name: str
     proves: str
     paths: tuple[str, ...]
+    slurm: str = ""  # the version that the lab has, ``own``: the machine's; empty: the tier is not of one version
+
+    @property
+    def of_lab(self) -> bool:
+        """Whether it needs the lab."""
+        return self.name == "lab" or bool(self.slurm)
 
 
+OWN = "own"
+CORE = tuple(f"tests/lab/{name}" for name in (
+    "test_submit.py", "test_exit_status.py", "test_losses.py", "test_run.py", "test_run_ends.py", "test_time_limit.py",
+    "test_map_on_nodes.py", "test_top_on_nodes.py::test_four_nodes_from_the_queue_to_the_end", "test_why.py",
+    "test_why_staged.py::test_a_controller_that_was_away_is_not_the_cause",
+    "test_why_staged.py::test_a_node_that_goes_down_is_the_cause_in_each_phase", "test_sweep_on_nodes.py",
+    "test_sweep_in_jobs.py", "test_elastic_on_nodes.py::test_it_breathes_and_is_closed_to_others",
+    "test_attempts_on_nodes.py", "test_preemption.py", "test_with_accounting.py",
+))  # fmt: skip
+SLURMS = tuple(
+    Tier(f"slurm-{version}", f"the core scenarios of the lab on Slurm {version}", CORE, version)
+    for version in (OWN, "24.11", "26.05")
+)
 TIERS = (
     Tier("unit", "decisions, parsers, architecture, packaging", (
         "tests/unit", "tests/golden", "tests/test_architecture.py", "tests/test_wheel.py", "tests/test_docs.py")),
@@ -62,8 +81,9 @@ TIERS = (
     Tier("local", "real Dask under bash on this machine", ("tests/local",)),
     Tier("lab", "a real Slurm of four nodes", ("tests/lab",)),
     Tier("one-run", "one run under bash: two of the local tier", ("tests/local/test_local.py::test_the_script_s_own_status",)),
+    *SLURMS,
 )  # fmt: skip
-ONLY_WHEN_NAMED = ("one-run",)  # another tier runs it too
+ONLY_WHEN_NAMED = ("one-run", *(tier.name for tier in SLURMS))  # other tiers run the same, but for the versions
 
 
 @dataclass(frozen=True)
@@ -96,21 +116,21 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a script's `make test &`
     parser = argparse.ArgumentParser(description=__doc__)
     names = [tier.name for tier in TIERS]
-    parser.add_argument("tiers", nargs="*", metavar="TIER", help=f"of {', '.join(names)} (default: all but one-run)")
+    parser.add_argument("tiers", nargs="*", metavar="TIER", help=f"of {', '.join(names)} (default: those of make test)")
     parser.add_argument("--must-run", action="append", default=[], metavar="TIER", help="fail if it cannot run here")
     options = parser.parse_args()
     if unknown := [name for name in (*options.tiers, *options.must_run) if name not in names]:
         parser.error(f"no such tier: {', '.join(unknown)}")
     named = options.tiers or [name for name in names if name not in ONLY_WHEN_NAMED]
     asked = [tier for tier in TIERS if tier.name in named]
-    if os.geteuid() == 0 and "lab" in named:
+    if os.geteuid() == 0 and any(tier.of_lab for tier in asked):
         _lab("install", "--accounting")  # before all: the unit tier uses shellcheck, which comes with it
     results = _run_all(asked)
-    print(f"\n{'tier':<8} {'passed':>7} {'failed':>7} {'skipped':>8} {'time':>7}")
+    print(f"\n{'tier':<11} {'passed':>7} {'failed':>7} {'skipped':>8} {'time':>7}")
     for result in results:
         note = f"  not run: {result.why_not}" if result.why_not else result.again and f"  {result.again}"
         passed = result.ran - result.failed
-        print(f"{result.tier:<8} {passed:>7} {result.failed:>7} {result.skipped:>8} {result.seconds:>6.0f}s{note}")
+        print(f"{result.tier:<11} {passed:>7} {result.failed:>7} {result.skipped:>8} {result.seconds:>6.0f}s{note}")
     passed = sum(result.ran - result.failed for result in results)
     failed = sum(result.failed for result in results)
     print(f"{passed} passed, {failed} failed, {sum(result.skipped for result in results)} skipped")
@@ -137,7 +157,7 @@ def _run_all(asked: Sequence[Tier]) -> list[Result]:
     if len(lanes) > 1:
         for tier in asked:
             _run_again(results[tier.name])
-    if "lab" in results and not results["lab"].why_not:
+    if any(tier.of_lab and not results[tier.name].why_not for tier in asked):
         subprocess.run([*LAB, "down"], check=False)
     return [results[tier.name] for tier in asked]
 
@@ -145,10 +165,10 @@ def _run_all(asked: Sequence[Tier]) -> list[Result]:
 def _run_lane(lane: Sequence[Tier], *, aside: bool) -> list[Result]:
     results = []
     for tier in lane:
-        reason = _prepare_lab() if tier.name == "lab" else ""
+        reason = _prepare_lab(tier) if tier.of_lab else ""
         if reason:
             _show(f"\n== {tier.name}: {tier.proves}\nnot run: {reason}")
-            results.append(Result("lab", why_not=reason))
+            results.append(Result(tier.name, why_not=reason))
         else:
             results.append(_run(tier, aside=aside))
     return results
@@ -187,6 +207,9 @@ def _report(name: str) -> Path:
 
 def _parts(tier: Tier) -> list[Part]:
     """Return the parts of a tier: the lab tier's two labs, where they fit beside each other, or the whole tier."""
+    if tier.slurm:
+        other = () if tier.slurm == OWN else ("--slurm", tier.slurm)
+        return [Part(tier.name, tier.name, (*APART, *other, "1"), tier.paths)]
     if tier.name != "lab" or (reason := _no_second_lab()):
         if tier.name == "lab":
             _show(f"one lab, not two: {reason}")
@@ -285,13 +308,17 @@ def failed(words: set[str]) -> bool:
     return not words.isdisjoint(("failure", "error"))
 
 
-def _prepare_lab() -> str:
+def _prepare_lab(tier: Tier) -> str:
     """Install and start what the lab tier needs; return why it cannot run here, or nothing."""
     if os.geteuid() != 0:
         return "it needs root (sudo make test)"
-    for words in (["install", "--accounting"], ["check"], ["down"], ["up"], ["env"]):
+    another = [] if tier.slurm in ("", OWN) else ["--slurm", tier.slurm]
+    for words in (["install", "--accounting", *another], ["check"], ["down"], ["up"], ["env"]):
         if reason := _lab(*words):
             return reason
+    if tier.slurm:
+        _lab("down")  # it is started apart
+        return ""
     if reason := _lab("image"):
         _show(f"without containers: {reason}")  # the tests that need an image skip with this reason
     return ""

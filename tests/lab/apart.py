@@ -16,7 +16,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import lab_install
-from lab_paths import NUMBER, PROGRAM, USERS, LabError, Places
+import lab_slurms
+from lab_paths import NUMBER, PROGRAM, SLURM, USERS, LabError, Places
 from lab_state import locked
 
 SHARED = ("venv", "laptop-venv", "images")
@@ -24,6 +25,7 @@ UIDS_APART = 1000
 # The shell stays as the first process: it takes the exit status of whatever is left behind.
 SCRIPT = """
 set -e
+if [ -n "$SLURM_TREE" ]; then mount -t overlay -o "lowerdir=$SLURM_TREE:/usr" hpcml-slurm /usr; fi
 while mountpoint -q /run/netns; do umount --lazy --recursive /run/netns; done
 mount -t tmpfs -o mode=755 hpcml-lab /run
 if [ "$OWN" != "$TOP" ]; then
@@ -42,23 +44,28 @@ exit $?
 def main() -> int:
     parser = argparse.ArgumentParser(prog="apart.py", description=__doc__)
     parser.add_argument("number", type=int, choices=range(1, 10), metavar="NUMBER", help="of the lab, 1 to 9")
+    text = "another Slurm than the machine's own (lab.py install --slurm)"
+    parser.add_argument("--slurm", choices=sorted(lab_slurms.SUITES), default=os.environ.get(SLURM) or None, help=text)
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar="CMD")
     options = parser.parse_args()
     if not options.words:
         parser.error("name a command")
     try:
-        _become(options.number, options.words)
+        _become(options.number, options.words, options.slurm)
     except LabError as error:
         print(error, file=sys.stderr)
     return 1
 
 
-def _become(number: int, words: list[str]) -> None:
-    top = Places.default().top
+def _become(number: int, words: list[str], version: str | None) -> None:
+    places = Places.default()
+    top = places.top
     if os.geteuid() != 0:
         raise LabError(lab_install.NEEDS_ROOT)
     if not all((top / name).is_dir() for name in SHARED[:2]):
         raise LabError(f"There is no lab yet to stand beside ({top}). Run: {PROGRAM} up, then {PROGRAM} env")
+    if version and (reason := lab_slurms.reason_against(places, version)):
+        raise LabError(reason)
     (top / "images").mkdir(exist_ok=True)
     own = Path(f"{top}{number}") if number > 1 else top
     # Held by what this process becomes, until the command has ended: two in one folder would end each other's lab.
@@ -68,6 +75,8 @@ def _become(number: int, words: list[str]) -> None:
     os.set_inheritable(lock.fileno(), True)
     variables = {
         NUMBER: str(number),
+        SLURM: version or "",
+        "SLURM_TREE": str(lab_slurms.tree(places, version)) if version else "",
         "TOP": str(top),
         "OWN": str(own),
         "SHARED": " ".join(SHARED),

@@ -17,6 +17,7 @@ import lab_apptainer
 import lab_env
 import lab_image
 import lab_install
+import lab_slurms
 from lab_paths import CPUS_PER_NODE, GPUS_PER_NODE, PROGRAM, LabError
 from labs import Lab
 
@@ -49,7 +50,10 @@ def _parser() -> argparse.ArgumentParser:
         return sub
 
     command("check", _check, "say whether a lab can run here (exit 0 or 3)")
-    command("install", _install, "fetch the packages it needs (apt)").add_argument("--accounting", action="store_true")
+    install = command("install", _install, "fetch the packages it needs (apt)")
+    install.add_argument("--accounting", action="store_true")
+    text = "another version beside the machine's own, for apart.py --slurm"
+    install.add_argument("--slurm", action="append", default=[], choices=sorted(lab_slurms.SUITES), help=text)
     up = command("up", _up, "start the lab and wait until all nodes are idle")
     up.add_argument("--accounting", action="store_true", help="with slurmdbd, so that sacct answers")
     up.add_argument("--nodes", type=_node_count, default=4, metavar="N")
@@ -105,6 +109,8 @@ def _install(lab: Lab, arguments: argparse.Namespace) -> int:
         fetched += lab_apptainer.install(lab.places)
     except LabError as error:  # all else runs without containers; the tests that need them say this as their reason
         print(f"Without containers: {error}", file=sys.stderr)
+    for version in arguments.slurm:
+        fetched += lab_slurms.install(lab.places, version)
     print(f"installed {' '.join(fetched)}" if fetched else "everything is installed")
     return 0
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import lab_apptainer
 import lab_install
+import lab_packages
 import lab_services
 from lab_paths import PROGRAM, LabError, Places, account_name
 from lab_state import locked, wait_for
@@ -186,7 +187,7 @@ def _build(places: Places, work: Path) -> None:
 
 def mirror() -> str:
     """The first mirror of the machine's apt that debootstrap can use too."""
-    for mirror in lab_apptainer.mirrors():
+    for mirror in lab_packages.mirrors():
         if mirror.startswith(("http://", "https://", "file:/")):
             return mirror
     raise LabError("apt on this machine has no mirror that debootstrap can use (http, https or file).")

@@ -18,6 +18,7 @@ SWITCH = "hpcml-switch"
 DEFAULT_TOP = "/var/lib/hpcml-lab"
 PROGRAM = "tests/lab/lab.py"
 NUMBER = "HPCML_LAB"  # set by apart.py alone
+SLURM = "HPCML_LAB_SLURM"  # the version that apart.py takes; empty: the machine's own
 
 
 class LabError(Exception):

@@ -10,6 +10,7 @@ import pytest
 
 import lab_apptainer
 import lab_install
+import lab_packages
 from lab_paths import LabError, Places
 
 INDEXES = """\
@@ -38,7 +39,7 @@ def _answer(monkeypatch: pytest.MonkeyPatch, code: int, out: str, err: str = "")
         asked.append(" ".join(argv))
         return subprocess.CompletedProcess(argv, code, out, err)
 
-    monkeypatch.setattr(lab_apptainer, "_run", run)
+    monkeypatch.setattr(lab_packages, "run", run)
     return asked
 
 
@@ -46,20 +47,20 @@ def test_mirrors_are_the_distribution_s_own(monkeypatch: pytest.MonkeyPatch, tmp
     several = tmp_path / "mirrors"
     several.write_text("https://near/debian\nhttps://far/debian\n")
     _answer(monkeypatch, 0, INDEXES.format(several=f"mirror+file:{several}/"))
-    assert lab_apptainer.mirrors() == ["http://one/debian", "https://near/debian", "http://one/debian-security"]
+    assert lab_packages.mirrors() == ["http://one/debian", "https://near/debian", "http://one/debian-security"]
 
 
 def test_a_machine_without_lists_fetches_them_first(bare: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = _answer(monkeypatch, 0, "")
     with pytest.raises(LabError, match="no mirror of Debian or Ubuntu"):
-        lab_apptainer.mirrors()
+        lab_packages.mirrors()
     assert len(asked) == 2
 
 
 def test_the_reason_is_kept_for_the_tests(bare: Places, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     note = tmp_path / "note"
     monkeypatch.setattr(lab_apptainer, "_note", lambda _: note)
-    monkeypatch.setattr(lab_apptainer, "mirrors", lambda: ["http://one/debian"])
+    monkeypatch.setattr(lab_packages, "mirrors", lambda: ["http://one/debian"])
     assert lab_apptainer.reason_against(bare) == (
         "Apptainer is not installed (tests/lab/lab.py). Run: tests/lab/lab.py install"
     )
@@ -70,7 +71,7 @@ def test_the_reason_is_kept_for_the_tests(bare: Places, monkeypatch: pytest.Monk
         lab_apptainer.reason_against(bare)
         == str(caught.value)
         == (
-            "Apptainer cannot be fetched from Debian unstable by this machine's mirrors "
+            "Apptainer cannot be fetched: This machine's mirrors do not give Debian unstable "
             "(E: The repository 'unstable' does not have a Release file). Install the package apptainer by hand."
         )
     )
@@ -82,4 +83,4 @@ def test_the_reason_is_kept_for_the_tests(bare: Places, monkeypatch: pytest.Monk
     ("", []),
 ])  # fmt: skip
 def test_dependencies_are_read_by_their_first_names(field: str, names: list[str]) -> None:
-    assert lab_apptainer._dependencies(field) == names
+    assert lab_packages.dependencies(field) == names

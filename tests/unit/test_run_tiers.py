@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import lab_slurms
 from tests import run_tiers
 from tests.run_tiers import Part, Result
 
@@ -29,6 +30,16 @@ def test_each_file_of_the_lab_tier_is_in_one_of_the_two_labs() -> None:
 def test_a_small_machine_has_one_lab(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 1)
     assert run_tiers._parts(LAB) == [Part("lab", "lab", (), LAB.paths)]
+
+
+def test_another_slurm_is_one_lab_apart_and_no_part_of_make_test() -> None:
+    *_, newest = run_tiers.SLURMS
+    [part] = run_tiers._parts(newest)
+    assert part.before == (*run_tiers.APART, "--slurm", newest.slurm, "1")
+    assert "--slurm" not in run_tiers._parts(run_tiers.SLURMS[0])[0].before
+    assert {tier.name for tier in run_tiers.SLURMS} < set(run_tiers.ONLY_WHEN_NAMED)
+    assert all(Path(path.partition("::")[0]).is_file() for path in run_tiers.CORE)
+    assert {tier.slurm for tier in run_tiers.SLURMS} == {run_tiers.OWN, *lab_slurms.SUITES}
 
 
 def test_two_labs_are_one_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
