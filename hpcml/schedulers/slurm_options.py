@@ -263,7 +263,9 @@ def launcher(site: Site, request: JobRequest, role: str) -> Launcher:
     )
     fixed = ("--overlap", f"--kill-on-bad-exit={0 if everywhere else 1}", "--wait=0", "--cpu-bind=none", "--export=ALL")
     bind = ("--gpu-bind=none",) if request.spec.gpus_per_node else ()  # a hidden GPU has no cuda_ipc
-    output = () if role == "stage" else (f"--output={pattern}", "--open-mode=append")  # that one speaks to the script
+    # the first speaks to the script; the second opens its log itself (step.sh): Slurm 26.05 reads %% twice beside %N
+    unsaid = role == "stage" or (everywhere and "%" in str(request.paths.logs))
+    output = () if unsaid else (f"--output={pattern}", "--open-mode=append")
     options = (*fixed, *bind, *where, f"--job-name={role}", *output, *site.slurm.srun_extra)
     return Launcher("srun", '--cpus-per-task="$cpus"', options)
 
