@@ -1,0 +1,188 @@
+"""What each version of Slurm said on the lab (tests/lab/record_slurm.py), and what hpcml reads of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hpcml.errors import SlurmUnreachableError
+from hpcml.failures.rules import RULES
+from hpcml.node.roles import end_cause
+from hpcml.schedulers import allocation, slurm, slurm_arrays, slurm_memory
+from hpcml.subprocesses import Answer
+
+FOLDER = Path(__file__).resolve().parents[1] / "fixtures/slurm"
+Recorded = dict[str, dict[str, Any]]
+
+
+@pytest.fixture(params=sorted(path.stem for path in FOLDER.glob("*.json")))
+def recorded(request: pytest.FixtureRequest) -> Recorded:
+    found: Recorded = json.loads((FOLDER / f"{request.param}.json").read_text())
+    return found
+
+
+def answer(recorded: Recorded, name: str) -> Answer:
+    said = recorded[name]
+    return Answer(said["code"], said["out"], said["err"])
+
+
+def saying(monkeypatch: pytest.MonkeyPatch, recorded: Recorded, *names: str) -> None:
+    """Have hpcml be answered by what was recorded: of these answers the one whose program and options are the question's."""
+
+    def options(words: list[str]) -> list[str]:
+        kept = ("--format", "--steps", "--array", "--details")  # what changes an answer, not which jobs are asked for
+        return [words[0], *sorted(word for word in words if word.startswith(kept) or word in ("config", "partition"))]
+
+    def ask(command: list[str], timeout: float = 0) -> Answer:
+        found = [name for name in names if options(recorded[name]["command"]) == options(command)]
+        return answer(recorded, found[0]) if found else Answer(1, "", "Invalid job id specified\n")
+
+    monkeypatch.setattr(slurm, "ask", ask)
+
+
+REFUSALS = {
+    "account": ["does not know this account"],
+    "qos": ["does not know this QoS"],
+    "partition": ["no such partition"],
+    "time": ["time limit is not allowed"],
+    "nodes": ["does not give that many nodes", "has not that many CPUs"],
+    "nodes of the partition": ["does not give that many nodes"],
+    "cpus": ["No node of the partition has what is asked for", "has not that many CPUs"],
+    "memory": ["No node of the partition has that much memory", "No node of the partition has what is asked for"],
+    "gpus": ["No node of the partition has what is asked for"],
+    "gpu type": ["No node of the partition has what is asked for", "does not know the GPUs"],
+    "gres": ["does not know the GPUs"],
+    "dependency": ["dependency is not one that Slurm accepts"],
+    "feature": ["No node has the feature"],
+    "option": ["does not know one of the options"],
+}
+
+
+def test_refusals_have_words(recorded: Recorded, subtests: pytest.Subtests) -> None:
+    for kind in ("refused", "test only, refused"):
+        for name, messages in REFUSALS.items():
+            with subtests.test(name, kind=kind):
+                said = answer(recorded, f"{kind}: {name}")
+                assert said.code not in (0, None)
+                message = slurm.refusal(said).message
+                assert any(words in message for words in messages), (message, said.err)
+    one_job = slurm.refusal(answer(recorded, "refused: one job"))
+    assert "beyond a limit of the account or QoS" in one_job.message
+
+
+def test_a_controller_that_is_gone(recorded: Recorded, subtests: pytest.Subtests) -> None:
+    for program in ("squeue", "sbatch", "scancel", "scontrol"):
+        with subtests.test(program):
+            error = slurm.refusal(answer(recorded, f"gone: {program}"), program)
+            assert isinstance(error, SlurmUnreachableError)
+            assert error.transient
+
+
+ENDS = {
+    "time limit": "TIMEOUT",
+    "node failure": "NODE_FAIL",
+    "completed": "COMPLETED",
+    "failed": "FAILED",
+    "task failed": "FAILED",
+    "task killed": "FAILED",
+    "no program": "FAILED",
+    "cancelled": "CANCELLED",
+    "signalled": "FAILED",
+    "requeued": "CANCELLED",
+}
+
+
+@pytest.mark.parametrize("source", ["squeue: ended", "sacct: ended"])
+def test_states_of_ended_jobs(recorded: Recorded, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    saying(monkeypatch, recorded, source)
+    jobs: Any = recorded["ended jobs"]
+    found = slurm.states(list(jobs.values()))
+    assert {name: found[jobs[name]].state for name in ENDS} == ENDS
+    assert found[jobs["no program"]].nodes == "n[1-2]"
+    if source == "sacct: ended":
+        assert found[jobs["failed"]].exit == "3:0"
+
+
+def test_jobs_in_the_queue(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    saying(monkeypatch, recorded, "squeue: queue", "squeue: array", "squeue: comments", "squeue: steps")
+    jobs: Any = recorded["jobs"]
+    found = slurm.states(list(jobs.values()))
+    running = found[jobs["allocation"]]
+    assert (running.state, running.nodes) == ("RUNNING", "n[1-2]")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT[0-9:]{8}", running.start)
+    assert {name: found[job].reason for name, job in jobs.items() if name not in ("allocation", "array")} == {
+        "held": "held by the user (scontrol release)",
+        "dependent": "waiting for the jobs it depends on",
+        "later": "waiting for its begin time",
+        "depends": "waiting for the jobs it depends on",
+        "too many": "more nodes than the QoS allows: it will never start",
+    }
+    assert slurm_arrays.states([jobs["array"]]) == {
+        (jobs["array"], index): "RUNNING" if index < 2 else "PENDING" for index in range(6)
+    }
+    assert slurm.find(["held"])["held"].job == jobs["held"]
+    steps = allocation._steps(["--job", "1"])
+    assert [name for _, name, _ in steps] == ["sleep", "batch"]
+    assert all(node in ("n1", "n2") for _, _, node in steps)
+    saying(monkeypatch, recorded, "squeue: unknown")
+    assert slurm.states(["999999"])["999999"].state == "UNKNOWN"
+    monkeypatch.setattr(slurm, "ask", lambda *_: answer(recorded, "scancel: unknown"))
+    assert slurm.cancel("999999") == "job 999999"
+    monkeypatch.setattr(slurm, "ask", lambda *_: answer(recorded, "scancel: ended"))
+    assert slurm.cancel("999999") == "job 999999"
+
+
+def test_what_else_is_asked(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    saying(monkeypatch, recorded, "config", "partition", "test only", "sacct: memory", "sacct: end",
+           "sacctmgr: assoc", "sacctmgr: qos")  # fmt: skip
+    assert slurm_arrays.most_tasks() == 1001
+    assert slurm_memory.requested("1") == 500 * 1024**2
+    assert slurm.end("1").failed_nodes == "n4"
+    monkeypatch.setattr(slurm, "_test_only", lambda *_: answer(recorded, "test only"))
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT[0-9:]{8}", slurm.prospect(Path("job.sh"), "boost", 1.0).start)
+
+
+def test_an_allocation(recorded: Recorded) -> None:
+    job = recorded["jobs"]["allocation"]
+    found = allocation.parse(job, recorded["job: allocation"]["out"])
+    assert found._replace(end=0.0) == allocation.Allocation(job, ("n1", "n2"), 2, 600, 2, 0.0)
+    assert found.end > 0
+
+
+RULES_OF = {
+    "time limit": "time-limit",
+    "node failure": "node-failure",
+    "memory": "oom-task",
+    "no program": "execve",
+    "no folder": "chdir",
+    "step too wide": "step-cpus",
+    "cancelled": "cancelled",
+    "requeued": "requeued",
+}
+CAUSES = {
+    "time limit": "TIME LIMIT",
+    "node failure": "NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS",
+    "cancelled": "",
+    "requeued": "JOB REQUEUE",
+}
+
+
+def test_lines_of_job_logs(
+    recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
+) -> None:
+    for name, rule in RULES_OF.items():
+        with subtests.test(name):
+            text = recorded[f"log: {name}"]["out"]
+            known = {row.name for row in RULES if any(re.search(row.pattern, line) for line in text.splitlines())}
+            assert rule in known, text
+    log = tmp_path / "job.log"
+    for name, cause in CAUSES.items():
+        with subtests.test(name, of="the end"):
+            log.write_text(recorded[f"log: {name}"]["out"])
+            monkeypatch.setenv("SLURM_JOB_ID", recorded[f"log: {name}"]["job"])
+            assert end_cause._cause(SimpleNamespace(run=SimpleNamespace(job_log=log)), 0) == cause  # type: ignore[arg-type]
