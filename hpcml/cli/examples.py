@@ -29,7 +29,7 @@ EXAMPLES = {
     "shell": ("last", "train n2"),
     "fetch": ("last results",),
     "tunnel": ("last", "--host me@login.example.org --open last"),
-    "site": ("ls", "show leonardo --facts", "diff leonardo juwels"),
+    "site": ("ls", "show leonardo --facts", "diff leonardo juwels", "init mycluster --probe"),
     "image": ("build cpu", "check --gpu rapids-cu12.sif"),
     "completion": ("bash",),
     "pack": ("", "-o bin/hpcml.pyz --force"),

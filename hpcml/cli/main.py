@@ -49,7 +49,7 @@ COMMANDS = {
     "shell": ("RUN [NODE]", "open a shell on a node of a run"),
     "fetch": ("RUN [DEST]", "bring a run's results home to your laptop"),
     "tunnel": ("[OPTIONS] [RUN]", "open a run's dashboard on your laptop"),
-    "site": ("ls | show [SITE] | diff A B", "list, show and compare site profiles"),
+    "site": ("ls | show [SITE] | diff A B | init NAME", "list, show, compare and write site profiles"),
     "image": ("build | show | check | ls", "build, show, check and list images"),
     "completion": ("bash | zsh | fish", "print what lets a shell complete hpcml's commands"),
     "pack": ("[-o FILE]", "write hpcml as one file, for a login node that installs nothing"),

@@ -1,46 +1,56 @@
-"""``hpcml site``: list, show and compare site profiles."""
+"""``hpcml site``: list, show, compare and write site profiles."""
 
 from __future__ import annotations
 
 import sys
 from typing import TYPE_CHECKING
 
-from hpcml.cli import common
+from hpcml.cli import common, site_init
 from hpcml.errors import ConfigError, UsageError
 from hpcml.sites import facts, layers, lookup
 from hpcml.terminal import json_text, note, say, say_fitted, say_message
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from hpcml.sites.schema import Fact
 
 # A key of a table that the other profile has not, as a partition's: that it has a default there tells nothing.
 _NOT_THERE = (None, "default")
+_MOST = {"ls": 0, "show": 1, "diff": 2, "init": 1}  # names that each takes
 
 
 def add_options(parser: ArgumentParser) -> None:
     """Add what only this verb takes, and the common options."""
     common.add_set(parser)
     common.add_json(parser)
-    what = "list the profiles, show one in force, or compare two"
-    parser.add_argument("what", metavar="ls|show|diff", choices=("ls", "show", "diff"), help=what)
-    text = "show: a profile (default: the site found here); diff: two profiles, by name or file"
+    what = "list the profiles, show one in force, compare two, or write one from what this machine says"
+    parser.add_argument("what", metavar="ls|show|diff|init", choices=tuple(_MOST), help=what)
+    text = (
+        "show: a profile (default: the site found here); diff: two profiles, by name or file; init: the new one's name"
+    )
     parser.add_argument("names", nargs="*", metavar="SITE", help=text)
     parser.add_argument("--origin", action="store_true", help="say where each value comes from")
     parser.add_argument("--facts", action="store_true", help="say of each value who says so, when, and how surely")
+    site_init.add_options(parser)
 
 
 def run(options: Namespace) -> int:
     """List the profiles, show the one in force, or compare two."""
-    most = {"ls": 0, "show": 1, "diff": 2}[options.what]
-    if len(options.names) > most or (options.what == "diff" and len(options.names) < most):
-        hint = "Write hpcml site diff leonardo juwels, or hpcml site show leonardo."
-        many = {0: "no profile", 1: "one profile at most", 2: "two profiles"}[most]
+    if options.what != "init" and (given := site_init.given(options)):
+        raise UsageError(f"{given} is for hpcml site init", place=given, hint="Leave it out.")
+    most = _MOST[options.what]
+    if len(options.names) > most or (options.what in ("diff", "init") and len(options.names) < most):
+        hint = "Write hpcml site diff leonardo juwels, hpcml site show leonardo, or hpcml site init mycluster."
+        many = {"ls": "no profile", "show": "one profile at most", "diff": "two profiles", "init": "one name"}[
+            options.what
+        ]
         raise UsageError(f"hpcml site {options.what} takes {many}", place=" ".join(options.names) or "SITE", hint=hint)
     if options.what == "ls":
         return _site_ls(options)
+    if options.what == "init":
+        return site_init.run(options, show_difference)
     return _site_diff(options) if options.what == "diff" else _site_show(options)
 
 
@@ -114,9 +124,15 @@ def _words(known: Fact | str) -> str:
 
 
 def _site_diff(options: Namespace) -> int:
-    """Print the keys in which two profiles differ, with both values and who says so."""
+    """Compare two profiles."""
+    show_difference(options.names, options.names, as_json=options.json)
+    return 0
+
+
+def show_difference(names: Sequence[str], called: Sequence[str], *, as_json: bool = False) -> bool:
+    """Print the keys in which two profiles differ, with both values and who says so; return whether they do."""
     environment = layers.process_environment()
-    both = [lookup.load_profile(name, environment) for name in options.names]
+    both = [lookup.load_profile(name, environment) for name in names]
     for text in {text: None for loaded in both for text in loaded.ignored}:
         note(text)
     first, second = (_values(loaded) for loaded in both)
@@ -126,21 +142,21 @@ def _site_diff(options: Namespace) -> int:
         tells = (key in first and key in second) or any(known != "default" for _, known in sides)
         if tells and sides[0][0] != sides[1][0]:
             rows.append((key, sides))
-    if options.json:
+    if as_json:
         common.print_json(
             [{"key": key, "sites": [{"value": value, **_told(known)} for value, known in sides]} for key, sides in rows]
         )
-        return 0
+        return bool(rows)
     for key, sides in rows:
         say(key)
-        for name, (value, known) in zip(options.names, sides, strict=True):
+        for name, (value, known) in zip(called, sides, strict=True):
             text = "not there" if value is None else json_text(value)
             say_fitted(text, sys.stdout, first=f"  {name}: ", rest="      ")
             if value is not None:
                 say_fitted(_words(known), sys.stdout, first="      ", rest="      ")
     if not rows:
         say("They do not differ.")
-    return 0
+    return bool(rows)
 
 
 def _values(loaded: lookup.LoadedSite) -> dict[str, tuple[object, Fact | str]]:

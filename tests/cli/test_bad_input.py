@@ -201,6 +201,11 @@ CASES = [
     Bad("ls-bad-number", ("ls", "--last", "many"), U, ("'many' is not a whole number", "--last")),
     Bad("site-nothing", ("site",), U, ("One of these words is missing: ls, show", "hpcml site --help")),
     Bad("site-unknown-verb", ("site", "list"), U, ("list", "hpcml site --help")),
+    Bad("site-init-odd-name", ("site", "init", "../x"), U, ("'../x' cannot be a profile's name", "mycluster")),
+    Bad("site-init-elsewhere", ("site", "ls", "--probe"), U, ("--probe is for hpcml site init", "Leave it out")),
+    Bad("site-init-nothing-there", ("site", "init", "mine", "--refresh"), C, ("no profile to read again", "hpcml site init mine")),
+    Bad("site-init-bad-time", ("site", "init", "mine", "--deadline", "soon"), U, ("'soon' is not a duration", "--deadline")),
+    Bad("site-init-no-slurm", ("site", "init", "mine"), errors.UNREACHABLE, ("cannot be started: sinfo", "Slurm module")),
     Bad("site-unknown", ("site", "show", "labb"), C, ("no site 'labb'", "Did you mean lab?"), env=HAS_LAB),
 ]  # fmt: skip
 

@@ -1,0 +1,226 @@
+"""What Slurm says of its machine: configuration, partitions, kinds of nodes, QoS and who may use them.
+
+Fields are found by their names, not by their places, so that those which a version adds or leaves out change nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from hpcml.errors import SlurmUnreachableError
+from hpcml.schedulers import slurm
+from hpcml.units import expand_hosts
+
+_SECONDS = 30.0  # for one question; a login node that is busy answers late
+_ALL_SECONDS = 120.0
+_MOST_KINDS = 12  # kinds of nodes of which one node is asked for more than sinfo tells
+_PAIR = re.compile(r"(?:^|\s)([A-Za-z]\w*)=(\S*)")
+_GPU = re.compile(r"(?:^|,)gpu(?::([A-Za-z][\w.+-]*))?(?::(\d+))?(?=[,(]|$)")
+_SINFO = ("%P", "%D", "%c", "%Z", "%m", "%l", "%N", "%G")
+
+Fields = dict[str, str]
+
+
+class Kind(NamedTuple):
+    """Nodes of one kind in a partition; ``memory`` is in MiB and what jobs may have, ``threads`` are those of a core.
+
+    ``gpu_types`` are as a request names them. ``one`` is one of the nodes.
+    """
+
+    partition: str
+    nodes: int
+    cpus: int
+    threads: int
+    memory: int
+    gpus: int
+    gpu_types: tuple[str, ...]
+    one: str = ""
+
+
+class Tables(NamedTuple):
+    """Slurm's own answers; each is empty where it was not given, and then ``refused`` has its command and the reason.
+
+    ``partitions`` and ``qos`` are by name. ``associations`` and ``account`` (the default one) are the user's.
+    """
+
+    config: Fields = {}
+    partitions: dict[str, Fields] = {}
+    kinds: tuple[Kind, ...] = ()
+    kinds_by: str = ""
+    qos: dict[str, Fields] = {}
+    associations: tuple[Fields, ...] = ()
+    account: str = ""
+    refused: Fields = {}
+
+
+class _Questions:
+    """Asks within one deadline for all, and remembers what was not answered."""
+
+    def __init__(self) -> None:
+        self.ends = time.monotonic() + _ALL_SECONDS
+        self.refused: Fields = {}
+        self.unreachable: SlurmUnreachableError | None = None
+
+    def ask(self, name: str, *words: str) -> str:
+        try:
+            answer = slurm.ask(list(words), max(0.5, min(_SECONDS, self.ends - time.monotonic())))
+        except SlurmUnreachableError as missing:
+            self.refused[name], self.unreachable = "the command is not here", self.unreachable or missing
+            return ""
+        if answer.code == 0:
+            return answer.out
+        error = slurm.refusal(answer, words[0])
+        if isinstance(error, SlurmUnreachableError):
+            self.unreachable = self.unreachable or error
+        lines = [line.strip() for line in answer.text.splitlines() if line.strip()]
+        self.refused[name] = "no answer in time" if answer.code is None else (lines or ["no reason is given"])[-1]
+        return ""
+
+
+def read(user: str) -> Tables:
+    """Ask Slurm's commands for all that they tell a user on a login node.
+
+    Raises
+    ------
+    SlurmUnreachableError
+        If none of them says anything, because Slurm cannot be reached.
+    """
+    questions = _Questions()
+    ask = questions.ask
+    config = config_of(ask("scontrol show config", "scontrol", "show", "config"))
+    shown = ask("scontrol show partition", "scontrol", "--oneliner", "show", "partition")
+    partitions = records(shown, "PartitionName")
+    words = ("sinfo", "--noheader", "--exact", f"--format={'|'.join(_SINFO)}")
+    listed = list(_sinfo_rows(ask("sinfo", *words)))
+    kinds, kinds_by = kinds_of_sinfo(listed), "sinfo"
+    if kinds:
+        named = dict.fromkeys(kind.one for kind in kinds if kind.one)
+        nodes: dict[str, Fields] = {}
+        for name in list(named)[:_MOST_KINDS]:
+            if "scontrol show node" in questions.refused:
+                break
+            nodes |= records(ask("scontrol show node", "scontrol", "--oneliner", "show", "node", name), "NodeName")
+        kinds = tuple(_refined(kind, nodes[kind.one]) if kind.one in nodes else kind for kind in kinds)
+    else:
+        kinds_by = "scontrol show node"
+        kinds = kinds_of_nodes(ask(kinds_by, "scontrol", "--oneliner", "show", "node"))
+    if not partitions:
+        partitions = {row["%P"].rstrip("*"): _of_sinfo(row) for row in listed}
+    qos = {
+        row["Name"]: row for row in table(ask("sacctmgr show qos", "sacctmgr", "--parsable2", "show", "qos"), "Name")
+    }
+    where = ("where", f"user={user}")
+    mine = ask("sacctmgr show assoc", "sacctmgr", "--parsable2", "show", "assoc", *where)
+    associations = tuple(
+        row for row in table(mine, "Account") if row.get("Cluster") == config.get("ClusterName", row.get("Cluster"))
+    )
+    users = table(ask("sacctmgr show user", "sacctmgr", "--parsable2", "show", "user", *where), "User")
+    account = next((row["Def Acct"] for row in users if row.get("Def Acct")), "")
+    if questions.unreachable and not (config or partitions or kinds):
+        raise questions.unreachable
+    return Tables(config, partitions, kinds, kinds_by if kinds else "", qos, associations, account, questions.refused)
+
+
+def config_of(text: str) -> Fields:
+    """Return ``scontrol show config`` as a table."""
+    pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
+    return {key.strip(): value.strip() for key, _, value in pairs if re.fullmatch(r"\s*[\w.\[\]]+\s*", key)}
+
+
+def records(text: str, first: str) -> dict[str, Fields]:
+    """Return what ``scontrol show`` tells, by name; a record begins with its field ``first``, in one line or more."""
+    found: dict[str, Fields] = {}
+    for part in re.split(rf"(?m)^[ \t]*(?={first}=)", text):
+        fields = dict(
+            reversed(_PAIR.findall(part))
+        )  # the first of a name counts: what follows may be an administrator's words
+        if name := fields.get(first, ""):
+            found[name] = fields
+    return found
+
+
+def table(text: str, needed: str) -> list[Fields]:
+    """Return ``sacctmgr --parsable2`` as rows by the names of its header; none without the field ``needed``."""
+    lines = [line.split("|") for line in text.splitlines()]
+    head = next((position for position, cells in enumerate(lines) if needed in cells), None)
+    if head is None:
+        return []
+    names = lines[head]
+    return [dict(zip(names, cells, strict=True)) for cells in lines[head + 1 :] if len(cells) == len(names)]
+
+
+def gpus_of(gres: str) -> tuple[int, tuple[str, ...]]:
+    """Return how many GPUs a node's ``Gres`` has, and of which types (``gpu:a100:4(S:0-1)``)."""
+    found = _GPU.findall(gres)
+    return sum(int(count or 1) for _, count in found), tuple(dict.fromkeys(name for name, _ in found if name))
+
+
+def tres(text: str) -> dict[str, str]:
+    """Return ``cpu=32,mem=512G,gres/gpu=4`` as a table."""
+    pairs = (part.partition("=") for part in text.split(","))
+    return {name: value for name, _, value in pairs if value}
+
+
+def _sinfo_rows(text: str) -> Iterator[Fields]:
+    for line in text.splitlines():
+        cells = line.strip().split("|", len(_SINFO) - 1)
+        if len(cells) == len(_SINFO) and cells[1].isdecimal():
+            yield dict(zip(_SINFO, cells, strict=True))
+
+
+def kinds_of_sinfo(rows: Sequence[Fields]) -> tuple[Kind, ...]:
+    """Return the kinds of nodes that sinfo's rows tell."""
+    found: dict[Kind, int] = {}
+    for row in rows:
+        count, types = gpus_of(row["%G"])
+        cpus, threads, memory = (_number(row[name]) for name in ("%c", "%Z", "%m"))
+        kind = Kind(row["%P"].rstrip("*"), 0, cpus, threads, memory, count, types)
+        same = next((known for known in found if known._replace(one="") == kind), None)
+        if same is None:
+            found[kind._replace(one=_first(row["%N"]))] = int(row["%D"])
+        else:  # of another state, or another limit of time
+            found[same] += int(row["%D"])
+    return tuple(kind._replace(nodes=nodes) for kind, nodes in found.items())
+
+
+def kinds_of_nodes(text: str) -> tuple[Kind, ...]:
+    """Return the kinds of nodes that ``scontrol show node`` tells."""
+    found: dict[Kind, list[str]] = {}
+    for name, fields in records(text, "NodeName").items():
+        for partition in filter(None, fields.get("Partitions", "").split(",")):
+            count, types = gpus_of(fields.get("Gres", ""))
+            kind = _refined(Kind(partition, 0, 0, 1, 0, count, types), fields)
+            found.setdefault(kind, []).append(name)
+    return tuple(kind._replace(nodes=len(names), one=names[0]) for kind, names in found.items())
+
+
+def _refined(kind: Kind, fields: Fields) -> Kind:
+    """Return a kind with what one of its nodes tells: cores and memory that Slurm keeps for itself are no job's."""
+    memory = _number(fields.get("RealMemory", "")) - _number(fields.get("MemSpecLimit", ""))
+    cpus = _number(fields.get("CPUEfctv", "")) or _number(fields.get("CPUTot", ""))
+    threads = _number(fields.get("ThreadsPerCore", ""))
+    return kind._replace(
+        cpus=cpus or kind.cpus, threads=threads or kind.threads, memory=memory if memory > 0 else kind.memory
+    )
+
+
+def _of_sinfo(row: Fields) -> Fields:
+    """Return a partition's fields as scontrol would name them."""
+    default = "YES" if row["%P"].endswith("*") else "NO"
+    return {"PartitionName": row["%P"].rstrip("*"), "Default": default, "MaxTime": row["%l"]}
+
+
+def _number(text: str) -> int:
+    found = re.match(r"\d{1,15}", text)
+    return int(found[0]) if found else 0
+
+
+def _first(nodes: str) -> str:
+    """Return the first node of a list."""
+    try:
+        return next(iter(expand_hosts(nodes)), "")
+    except ValueError:
+        return ""

@@ -1,0 +1,1 @@
+"""A machine's own answers made into a profile (``hpcml site init``)."""

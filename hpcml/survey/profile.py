@@ -1,0 +1,516 @@
+"""What a machine says of itself, as a profile: decided here, asked elsewhere; what is not known is a question."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from hpcml import units
+from hpcml.schedulers.slurm_tables import Fields, Kind, Tables, kinds_of_nodes, tres
+from hpcml.survey.draft import LOGIN, NODE, SLURM, Draft, How
+
+QUICK = re.compile(r"debug|dbg|devel|test|express|short|interactive", re.IGNORECASE)
+_NAMES_A_MACHINE = ("SYSTEMNAME", "NERSC_HOST", "BSC_MACHINE", "LMOD_SYSTEM_NAME", "CLUSTER_NAME", "CLUSTER")
+_SCRATCH = ("CINECA_SCRATCH", "SCRATCH", "PSCRATCH", "WORK", "FAST", "PROJECT", "GPFS_PROJECTS", "WORKSPACE")
+_CONTAINERS = ("apptainer", "singularity")
+_NO_LIMIT = ("", "UNLIMITED", "INFINITE", "NONE", "N/A", "(null)")
+
+
+class Login(NamedTuple):
+    """What the login node shows: its name, the user's groups, variables, programs on PATH, modules of containers.
+
+    ``mounts`` are kinds of file systems by where they are mounted.
+    """
+
+    host: str
+    groups: tuple[str, ...]
+    environment: Mapping[str, str]
+    programs: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    mounts: Mapping[str, str] = {}
+
+
+class _Limits(NamedTuple):
+    """Nodes and seconds that a job may have at most, 0 without a limit, and nodes that it must have.
+
+    ``concluded``: the nodes were counted from CPUs or GPUs.
+    """
+
+    nodes: int = 0
+    time: int = 0
+    least: int = 0
+    concluded: bool = False
+
+    def within(self, other: _Limits) -> _Limits:
+        """Return the narrower of each."""
+        nodes, time = _least(self.nodes, other.nodes), _least(self.time, other.time)
+        concluded = self.concluded if nodes == self.nodes else other.concluded
+        return _Limits(nodes, time, max(self.least, other.least), concluded)
+
+
+def write(tables: Tables, login: Login, node: Mapping[str, Any], date: str) -> Draft:
+    """Return the profile of a machine.
+
+    Parameters
+    ----------
+    node
+        What a job on a node found (hpcml.node.hardware.survey); empty without one.
+    """
+    return _Writer(tables, login, node, date).draft
+
+
+def _least(*numbers: int) -> int:
+    return min(filter(None, numbers), default=0)
+
+
+def _seconds(text: str) -> int:
+    """Return a time limit of Slurm's in seconds, 0 for none."""
+    if text in _NO_LIMIT or "inf" in text:
+        return 0
+    try:
+        return units.parse_time_limit(text)
+    except ValueError:
+        return 0
+
+
+def _count(text: str) -> int:
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return () if text in (*_NO_LIMIT, "ALL") else tuple(filter(None, text.split(",")))
+
+
+class _Writer:
+    def __init__(self, tables: Tables, login: Login, node: Mapping[str, Any], date: str) -> None:
+        self.tables, self.login, self.node = tables, login, node
+        self.draft = Draft(date)
+        self.of_node = {kind.partition: kind for kind in kinds_of_nodes(str(node.get("shown", "")))}
+        self.accounts = tuple(dict.fromkeys(row["Account"] for row in tables.associations if row.get("Account")))
+        listed = dict.fromkeys(name for row in tables.associations for name in _names(row.get("QOS", "")))
+        self.qos = {name: tables.qos.get(name, {}) for name in listed or tables.qos}
+        self.default_qos = self._default_qos()
+        self.left_out: list[str] = []
+        self.partitions = self._usable()
+        self.kinds = {name: [one for one in tables.kinds if one.partition == name] for name in self.partitions}
+        self._head()
+        for name in self.partitions:
+            self._partition(name)
+        for name, fields in self.qos.items():
+            self._qos(name, fields)
+        self._runtime()
+        self._gpus()
+        self._network()
+        self._deadlines()
+        self._cost()
+        self._disks()
+        self._rest()
+
+    # -- who may use what ------------------------------------------------------------------------------------------
+
+    def _default_qos(self) -> str:
+        rows = sorted(self.tables.associations, key=lambda row: row.get("Account") != self.tables.account)
+        named = next((row["Def QOS"] for row in rows if row.get("Def QOS") not in (None, *_NO_LIMIT)), "")
+        return named or ("normal" if "normal" in self.qos else "")
+
+    def _usable(self) -> dict[str, Fields]:
+        """Return the partitions that this user may use: Slurm's default first, then the largest."""
+        found = {}
+        for name, fields in self.tables.partitions.items():
+            accounts, groups = _names(fields.get("AllowAccounts", "")), _names(fields.get("AllowGroups", ""))
+            denied = _names(fields.get("DenyAccounts", ""))
+            if fields.get("State", "UP") != "UP":
+                self.left_out.append(f"{name} (it is {fields['State'].lower()})")
+            elif (accounts and self.accounts and not {*accounts} & {*self.accounts}) or (
+                self.accounts and {*self.accounts} <= {*denied}
+            ):
+                self.left_out.append(f"{name} (for other accounts)")
+            elif groups and not {*groups} & {*self.login.groups}:
+                self.left_out.append(f"{name} (for other groups)")
+            elif not (fields.get("Hidden") == "YES" or fields.get("RootOnly") == "YES"):
+                found[name] = fields
+        if not found and (name := str(self.node.get("slurm", {}).get("JOB_PARTITION", ""))):
+            found[name] = {}
+        return dict(
+            sorted(
+                found.items(), key=lambda one: (one[1].get("Default") != "YES", -_count(one[1].get("TotalNodes", "")))
+            )
+        )
+
+    def _qos_of(self, partition: str) -> tuple[str, ...]:
+        """Return those of the user's QoS that a partition takes."""
+        allowed, denied = (_names(self.partitions[partition].get(name, "")) for name in ("AllowQos", "DenyQos"))
+        return tuple(name for name in self.qos if (not allowed or name in allowed) and name not in denied)
+
+    # -- tables ----------------------------------------------------------------------------------------------------
+
+    def _head(self) -> None:
+        draft, config = self.draft, self.tables.config
+        asked = How(SLURM, "scontrol show config")
+        cluster = config.get("ClusterName", "") or "a Slurm cluster"
+        draft.values[()] = {"description": f"{cluster} as {self.login.host} sees it", "extends": "slurm"}
+        pattern = re.sub(r"\d+", "*", self.login.host)
+        seen = How(LOGIN, f"the host is {self.login.host}")
+        draft.set(("identify",), "hostname", [pattern], How(*seen[:2], concluded=True))
+        names = {name: self.login.environment[name] for name in _NAMES_A_MACHINE if self.login.environment.get(name)}
+        draft.set(("identify",), "environment", names, How(LOGIN, f"{', '.join(names)} in the environment"))
+        draft.choose(("identify",), "order", 5)  # before the profiles that ship with hpcml
+        if not names and not re.search(r"[.\d]", self.login.host):
+            draft.ask(
+                ("identify",),
+                f"other machines may have a login node called {self.login.host}: what tells this one apart?",
+            )
+        first = next(iter(self.partitions), "")
+        of_slurm = self.partitions.get(first, {}).get("Default") == "YES"
+        how = (
+            How(SLURM, "scontrol show partition")
+            if of_slurm
+            else How(SLURM, "the largest of its partitions", concluded=True)
+        )
+        draft.set(("defaults",), "partition", first, how)
+        if len(self.partitions) > 1:
+            which = f"{first} is {'Slurm’s default' if of_slurm else 'the largest'}".replace("’", "'")
+            text = f"which partition is meant for what? {which}; hpcml asks for the first below that fits a request"
+            draft.ask(("defaults",), f"{text}, those without GPUs before those with them where no GPU is asked for")
+        draft.choose(("defaults",), "time", "30")
+        enforced = "associations" in config.get("AccountingStorageEnforce", "").lower() or bool(self.accounts)
+        account = self.tables.account or next(iter(self.accounts), "")
+        draft.set(
+            ("defaults",),
+            "account",
+            account,
+            How(SLURM, "sacctmgr show user, show assoc", concluded=not self.tables.account),
+        )
+        if len(self.accounts) > 1:
+            draft.ask(
+                ("defaults",),
+                f"which account pays? You have {', '.join(self.accounts)}; a profile for all users names none",
+            )
+        known = (
+            any(self.kinds.values()) or any("TotalCPUs" in one for one in self.partitions.values()) or bool(self.node)
+        )
+        draft.choose(("resources",), "exclusive", not known)  # else a part of a node can be asked for
+        gpus = any(kind.gpus for kind in self.tables.kinds) or bool(self.node.get("gpus")) or self._gpus_by_tres()
+        request = How(SLURM, "TRES of the partitions", concluded=True)
+        if self.tables.kinds:
+            request = How(SLURM, "Gres of the nodes")
+        if gpus or self.tables.kinds:
+            draft.set(("slurm",), "gpu_request", "gres" if gpus else "none", request)
+        draft.set(("slurm",), "account_required", enforced, asked)
+        draft.tell("slurm.version", config.get("SLURM_VERSION", ""), asked)
+        for name in (
+            "MaxArraySize",
+            "JobRequeue",
+            "PriorityFlags",
+            "PrivateData",
+            "JobSubmitPlugins",
+            "SelectTypeParameters",
+        ):
+            value = config.get(name, "")
+            draft.tell(f"slurm.said.{name}", "" if value in _NO_LIMIT else value, asked)
+        if plugins := _names(config.get("JobSubmitPlugins", "")):
+            draft.ask(
+                ("slurm",),
+                f"a plugin ({', '.join(plugins)}) looks at each submission: what does it want that is not said here?",
+            )
+        refused = "; ".join(f"{command}: {why}" for command, why in self.tables.refused.items())
+        draft.tell("slurm.denied", refused, How(SLURM, "the commands' own words"))
+        if self.left_out:
+            draft.remark(("partitions",), f"Left out: {', '.join(self.left_out)}.")
+
+    def _gpus_by_tres(self) -> bool:
+        return any("gres/gpu" in tres(one.get("TRES", "")) for one in self.partitions.values())
+
+    def _shape(self, name: str) -> tuple[Kind, How]:
+        """Return what a job may ask for on every node of a partition, and how that is known; 0 is not known."""
+        kinds, fields = self.kinds[name], self.partitions[name]
+        if kinds:
+            types = tuple(dict.fromkeys(one for kind in kinds for one in kind.gpu_types))
+            smallest = Kind(
+                partition=name,
+                nodes=sum(one.nodes for one in kinds),
+                cpus=min(one.cpus for one in kinds),
+                threads=max(one.threads for one in kinds),
+                memory=min(one.memory for one in kinds),
+                gpus=max(one.gpus for one in kinds),
+                gpu_types=types,
+            )
+            return smallest, How(SLURM, self.tables.kinds_by)
+        if name in self.of_node:
+            nodes = _count(fields.get("TotalNodes", "")) or 1
+            return self.of_node[name]._replace(nodes=nodes), How(NODE, f"scontrol show node {self.node['node']}")
+        nodes, all_of_it = _count(fields.get("TotalNodes", "")), tres(fields.get("TRES", ""))
+        cpus, gpus = (_count(all_of_it.get(one, "")) or 0 for one in ("cpu", "gres/gpu"))
+        cpus = cpus or _count(fields.get("TotalCPUs", ""))
+        memory = 0
+        if "mem" in all_of_it:
+            try:
+                memory = units.parse_memory(all_of_it["mem"]) >> 20
+            except ValueError:
+                memory = 0
+        if nodes:
+            how = How(SLURM, "scontrol show partition, all of it divided by the nodes", concluded=True)
+            return Kind(name, nodes, cpus // nodes, 0, memory // nodes, gpus // nodes, ()), how
+        if self._was_seen(name):
+            online = int(self.node["probe"]["cpus"].get("online", 0))
+            how = How(NODE, f"what {self.node['node']} has", concluded=True)
+            return Kind(name, 0, online, 0, 0, len(self.node["gpus"]), ()), how
+        return Kind(name, 0, 0, 0, 0, 0, ()), How(SLURM, "no node was seen", concluded=True)
+
+    def _was_seen(self, name: str) -> bool:
+        """Whether the node that was looked at is one of a partition."""
+        return bool(self.node) and self.node["slurm"].get("JOB_PARTITION") == name
+
+    def _raw(self, name: str, *, own_qos: bool = True) -> _Limits:
+        """Return the limits of a partition itself and of the QoS that it has of its own."""
+        fields = self.partitions[name]
+        own = _Limits(
+            _count(fields.get("MaxNodes", "")), _seconds(fields.get("MaxTime", "")), _count(fields.get("MinNodes", ""))
+        )
+        return own.within(self._limits(fields.get("QoS", ""), name)) if own_qos else own
+
+    def _limits(self, qos: str, partition: str) -> _Limits:
+        """Return the limits of a QoS; those in CPUs or GPUs are counted as nodes of a partition."""
+        fields = self.tables.qos.get(qos, {})
+        shape = self._shape(partition)[0] if partition else Kind("", 0, 0, 0, 0, 0, ())
+        per_job = self._nodes(fields.get("MaxTRES", ""), shape, up=False)
+        per_user = self._nodes(fields.get("MaxTRESPU", ""), shape, up=False)
+        least = self._nodes(fields.get("MinTRES", ""), shape, up=True)
+        nodes, concluded = min((one for one in (per_job, per_user) if one[0]), default=(0, False))
+        return _Limits(nodes, _seconds(fields.get("MaxWall", "")), least[0], concluded or (least[0] > 0 and least[1]))
+
+    @staticmethod
+    def _nodes(text: str, shape: Kind, *, up: bool) -> tuple[int, bool]:
+        """Return a limit in nodes, and whether it was counted from GPUs or CPUs."""
+        found = tres(text)
+        if nodes := _count(found.get("node", "")):
+            return nodes, False
+        for name, each in (("gres/gpu", shape.gpus), ("cpu", shape.cpus)):
+            if each and (limit := _count(found.get(name, ""))):
+                return max(1, -(-limit // each) if up else limit // each), True
+        return 0, False
+
+    def _partition(self, name: str) -> None:
+        draft, table, fields = self.draft, ("partitions", name), self.partitions[name]
+        shape, seen = self._shape(name)
+        asked = How(SLURM, "scontrol show partition" if "TotalNodes" in fields else "sinfo")
+        limits = self._raw(name)
+        mine = self._qos_of(name)
+        default = self.default_qos if self.default_qos in mine else ""
+        if default:
+            limits = limits.within(self._limits(default, name)._replace(least=0))
+        for kind in self.kinds[name]:
+            draft.remark(table, f"{_in_words(kind)}.")
+        if not self.kinds[name] and shape.nodes:
+            draft.remark(table, f"{shape.nodes} nodes.")
+        if fields.get("OverSubscribe") == "EXCLUSIVE":
+            draft.remark(table, "A job gets whole nodes here, whatever it asks for (OverSubscribe=EXCLUSIVE).")
+        question = f"scontrol show partition, sacctmgr show qos ({default or fields.get('QoS', '')})"
+        from_qos = self.tables.qos and (default or fields.get("QoS", "") not in _NO_LIMIT)
+        how = How(SLURM, question, limits.concluded) if from_qos else asked
+        draft.set(table, "min_nodes", limits.least if limits.least > 1 else 0, how)
+        draft.set(table, "max_nodes", _least(limits.nodes, _count(fields.get("TotalNodes", "")) or shape.nodes), how)
+        draft.set(table, "max_time", units.format_time_limit(limits.time) if limits.time else "", how)
+        draft.set(table, "gpus_per_node", shape.gpus, seen)
+        draft.set(table, "cpus_per_node", shape.cpus, seen)
+        memory = _least(shape.memory, _count(fields.get("MaxMemPerNode", "")))
+        draft.set(table, "memory_per_node", f"{memory}M" if memory else "", seen)
+        self._ask_of(name, shape, "was concluded from all of the partition" if seen.concluded else "is what Slurm has")
+        if self.default_qos and not default:
+            self._qos_for(name, mine)
+
+    def _ask_of(self, name: str, shape: Kind, memory: str) -> None:
+        """Ask what the sizes of a partition's nodes leave open."""
+        draft, table, key = self.draft, ("partitions", name), f"partitions.{name}"
+        if len({one._replace(nodes=0, one="") for one in self.kinds[name]}) > 1:
+            draft.ask(table, f"{name} has nodes of several kinds; the smallest counts. Is --constraint needed?")
+        if len(shape.gpu_types) > 1:
+            draft.ask(table, f"which GPUs are meant, {' or '.join(shape.gpu_types)} (slurm.gpu_type)?")
+        threads = shape.threads or (int(self.node["threads"]) if self._was_seen(name) else 0)
+        if threads > 1:
+            cores = shape.cpus // threads
+            draft.ask(table, f"{key}.cpus_per_node counts {threads} threads of each core: {cores} if cores are meant?")
+        elif shape.cpus and not threads:
+            draft.ask(table, f"{key}.cpus_per_node are Slurm's CPUs: fewer, if these are threads and cores are meant?")
+        if shape.memory:
+            allowed = "may a job ask for so much, and for memory at all (slurm.remove)?"
+            draft.ask(table, f"{key}.memory_per_node {memory}: {allowed}")
+
+    def _qos_for(self, name: str, mine: tuple[str, ...]) -> None:
+        """Set the QoS of a partition that does not take the one which a job gets that names none."""
+        draft, table = self.draft, ("partitions", name)
+        if mine:
+            chosen = max(mine, key=lambda one: (not QUICK.search(one), self._limits(one, name)[:2]))
+            how = How(SLURM, f"AllowQos of {name}, sacctmgr show assoc", concluded=len(mine) > 1)
+            draft.set(table, "qos", chosen, how)
+            draft.ask(
+                table,
+                f"{name} does not take {self.default_qos}, the default QoS, but {', '.join(mine)}: is {chosen} meant?",
+            )
+        draft.ask(table, f"must the partition {name} be named, or does the QoS choose the nodes?")
+
+    def _qos(self, name: str, fields: Fields) -> None:
+        draft, table = self.draft, ("qos", name)
+        homes = [one for one in self.partitions if name in self._qos_of(one)]
+        asked = How(SLURM, "sacctmgr show qos")
+        draft.remark(table, f"Slurm: {_said(fields)}." if _said(fields) else "Slurm tells no limits of it.")
+        if homes and len(homes) < len(self.partitions):
+            draft.set(table, "partitions", homes, How(SLURM, "AllowQos and DenyQos of the partitions"))
+        shapes = {one: self._shape(one)[0] for one in homes}
+        counted = max(homes, key=lambda one: (shapes[one].gpus > 0, shapes[one].nodes), default="")
+        limits = self._limits(name, counted)
+        flags = fields.get("Flags", "").split(",")
+        raw = [self._raw(one, own_qos="OverPartQOS" not in flags) for one in homes]
+        nodes, time = limits.nodes, limits.time
+        if raw and "PartitionMaxNodes" not in flags and all(one.nodes for one in raw):
+            nodes = _least(nodes, max(one.nodes for one in raw))
+        if raw and "PartitionTimeLimit" not in flags and all(one.time for one in raw):
+            time = _least(time, max(one.time for one in raw))
+        how = asked._replace(concluded=limits.concluded)
+        draft.set(table, "min_nodes", limits.least if limits.least > 1 else 0, how)
+        draft.set(table, "max_nodes", nodes, how)
+        draft.set(table, "max_time", units.format_time_limit(time) if time else "", asked)
+        draft.set(table, "max_jobs", _count(fields.get("MaxSubmitPU", "")), asked)
+
+    def _runtime(self) -> None:
+        draft = self.draft
+        on_node = [name for name in _CONTAINERS if name in self.node.get("programs", {})]
+        here = [name for name in _CONTAINERS if name in self.login.programs]
+        if on_node:
+            draft.set(("runtime",), "container", on_node[0], How(NODE, f"on PATH of {self.node['node']}"))
+        elif here and not self.node:
+            draft.set(("runtime",), "container", here[0], How(LOGIN, "on PATH", concluded=True))
+        elif self.login.modules:
+            name = "singularity" if "singularity" in self.login.modules[0] else "apptainer"
+            draft.set(("runtime",), "container", name, How(LOGIN, "module avail", concluded=True))
+            draft.ask(
+                ("runtime",),
+                f"is it one of these modules: {', '.join(self.login.modules)}? Then runtime.modules loads it",
+            )
+        elif others := sorted(self.node.get("programs", {})):
+            draft.ask(("runtime",), f"images: the nodes have {', '.join(others)}, which hpcml does not know")
+
+    def _gpus(self) -> None:
+        draft, node = self.draft, self.node
+        if not node or not node["gpus"]:
+            return
+        seen = How(NODE, f"the driver of {node['node']}")
+        major = _count(str(node["driver"]).partition(".")[0])
+        cuda = str(node["probe"].get("cuda_driver", "")).partition(".")[0]
+        if cuda in ("12", "13"):
+            draft.set(("gpu",), "cuda", cuda, seen)
+        elif major >= 525:  # NVIDIA, CUDA Compatibility: 525 is the first for CUDA 12, 580 for CUDA 13
+            draft.set(("gpu",), "cuda", "13" if major >= 580 else "12", seen._replace(concluded=True))
+        draft.tell("gpu.driver", str(node["driver"]), seen)
+        draft.tell(
+            "gpu.names", ", ".join(f"{node['gpus'].count(name)} × {name}" for name in dict.fromkeys(node["gpus"])), seen
+        )
+        near = [
+            f"{gpu}: {', '.join(f'{nic} {far}' for nic, far in nics.items())}"
+            for gpu, nics in node["nearest"].items()
+            if nics
+        ]
+        draft.tell("gpu.adapters", "; ".join(near), How(NODE, f"the PCI tree of {node['node']}"))
+
+    def _network(self) -> None:
+        draft, node = self.draft, self.node
+        if not node:
+            draft.ask(
+                ("network",),
+                "which interface and adapters have the nodes? hpcml site init --probe asks one by a job of a minute",
+            )
+            return
+        ports = node["probe"]["infiniband"]
+        seen = How(NODE, f"the kernel of {node['node']}")
+        kinds = {one["name"]: one["kind"] for one in node["probe"]["interfaces"]}
+        fast = [name for name in node["ipv4"] if kinds.get(name) == "infiniband"]
+        draft.set(("network",), "interface", fast[0] if fast else "", seen)
+        adapters = list(dict.fromkeys(port["device"] for port in ports if port["state"] == "ACTIVE"))
+        draft.set(("network",), "adapters", adapters, seen)
+        links = [f"{port['name']} {port['state']} {port['link_layer']} {port['rate']}" for port in ports]
+        draft.tell("network.ports", "; ".join(links), seen)
+        addresses = [f"{name} {', '.join(several)}" for name, several in node["ipv4"].items() if name != "lo"]
+        draft.tell("network.interfaces_seen", "; ".join(addresses), seen)
+        if len(fast) > 1:
+            draft.ask(("network",), f"{', '.join(fast)} have addresses: do all nodes reach each other over {fast[0]}?")
+        locked = node["probe"].get("limits", {}).get("locked_memory", {}).get("soft", 0)
+        told = "unlimited" if locked is None else units.format_bytes(locked)
+        draft.tell("network.locked_memory", told, How(NODE, f"memlock of the job on {node['node']}"))
+        draft.tell("login.nodes", str(node["ssh"]), How(NODE, f"ssh between two nodes, from {node['node']}"))
+
+    def _deadlines(self) -> None:
+        wait = re.match(r"\d{1,6}", self.tables.config.get("KillWait", ""))
+        if wait and int(wait[0]) <= 20:
+            how = How(SLURM, f"KillWait is {wait[0]} s in scontrol show config", concluded=True)
+            self.draft.set(("deadlines",), "driver_grace", f"{max(1, int(wait[0]) // 2)}s", how)
+
+    def _cost(self) -> None:
+        draft = self.draft
+        weights = {one.get("TRESBillingWeights", "") for one in self.partitions.values()} - {*_NO_LIMIT}
+        if not weights:
+            return
+        asked = How(SLURM, "TRESBillingWeights in scontrol show partition")
+        if len(weights) == 1:
+            known = {name.lower(): weight for name, weight in tres(weights.pop()).items()}
+            draft.set(("cost",), "weights", known, asked)
+            largest = "MAX_TRES" in self.tables.config.get("PriorityFlags", "").split(",")
+            draft.set(("cost",), "largest", largest, How(SLURM, "PriorityFlags in scontrol show config"))
+        else:
+            draft.remark(("cost",), "The partitions are billed by different weights (TRESBillingWeights).")
+        draft.ask(
+            ("cost",), "what is the unit of the charge, and which command tells the grants (cost.unit, cost.budget)?"
+        )
+
+    def _disks(self) -> None:
+        draft = self.draft
+        for name in _SCRATCH:
+            if path := self.login.environment.get(name, ""):
+                kind = next((f", {self.login.mounts[at]}" for at in _above(path) if at in self.login.mounts), "")
+                draft.tell(f"paths.said.{name}", f"{path}{kind}", How(LOGIN, f"${name}"))
+        for place, facts in self.node.get("disks", {}).items():
+            if "bytes" in facts:
+                size, free = (units.format_bytes(facts[name]) for name in ("bytes", "free"))
+                told = f"{place}: {facts['kind']} of {size}, {free} free"
+                key = re.sub(r"\W+", "_", place).strip("_")
+                draft.tell(f"paths.node.{key}", told, How(NODE, f"what is mounted on {self.node['node']}"))
+        tmp = self.node.get("disks", {}).get("/tmp", {})
+        if tmp.get("kind") == "tmpfs":
+            draft.ask(
+                ("paths",),
+                "/tmp is in the nodes' memory, where Dask would spill: have they a disk of their own (paths.scratch)?",
+            )
+        draft.ask(
+            ("paths",), "are all nodes to find the runs in your home folder, or is there a better one (paths.runs)?"
+        )
+
+    def _rest(self) -> None:
+        self.draft.ask(
+            ("login",),
+            "how is this machine reached from a laptop (login.host, login.renew), and do its nodes reach the internet?",
+        )
+
+
+def _in_words(kind: Kind) -> str:
+    gpus = f"{kind.gpus} GPUs{''.join(f' {name}' for name in kind.gpu_types)}" if kind.gpus else "no GPUs"
+    return f"{kind.nodes} nodes: {kind.cpus} CPUs, {kind.threads} for each core, {kind.memory} MiB, {gpus}"
+
+
+def _above(path: str) -> Iterator[str]:
+    while path:
+        yield path
+        path = path.rpartition("/")[0]
+
+
+def _said(fields: Fields) -> str:
+    names: Sequence[str] = (
+        "MaxWall",
+        "MaxTRES",
+        "MaxTRESPU",
+        "MinTRES",
+        "MaxJobsPU",
+        "MaxSubmitPU",
+        "GrpTRES",
+        "Flags",
+    )
+    return ", ".join(f"{name} {fields[name]}" for name in names if fields.get(name))

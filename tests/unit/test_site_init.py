@@ -1,0 +1,224 @@
+"""What Slurm's answers become in a profile: those of four versions, denied ones, odd ones, and what a node adds."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcml.errors import SlurmUnreachableError
+from hpcml.schedulers import slurm, slurm_tables
+from hpcml.schedulers.slurm_tables import Tables
+from hpcml.sites import lookup
+from hpcml.subprocesses import Answer
+from hpcml.survey import machine, node_job, profile
+from hpcml.survey.draft import SLURM, Draft, How, read_by
+
+ANSWERS = Path(__file__).resolve().parents[1] / "fixtures/sites"
+FILES = {"sinfo": "sinfo", "config": "config", "partition": "partition", "node": "node", "qos": "qos", "assoc": "assoc", "user": "user"}  # fmt: skip
+LOGIN = profile.Login("login01.example.org", ("users",), {"SCRATCH": "/scratch/me"}, mounts={"/scratch": "lustre"})
+NODE: dict[str, Any] = {
+    "probe": {
+        "infiniband": [{"name": f"mlx5_{n}:1", "device": f"mlx5_{n}", "state": state, "link_layer": "InfiniBand", "rate": "100 Gb/sec"}
+                       for n, state in enumerate(("ACTIVE", "DOWN"))],
+        "interfaces": [{"name": "eno1", "kind": "ethernet"}, {"name": "ib0", "kind": "infiniband"}],
+        "cpus": {"online": 160}, "limits": {"locked_memory": {"soft": None}}, "cuda_driver": "",
+    },
+    "slurm": {"JOB_PARTITION": "acc", "JOB_QOS": "acc_debug"}, "node": "as01", "shown": "", "threads": 2,
+    "gpus": ["NVIDIA H100"] * 4, "driver": "535.274.02", "ipv4": {"eno1": ["10.0.0.1"], "ib0": ["10.1.0.1"]},
+    "nearest": {"0000:1d:00.0": {"mlx5_0:1": "PXB"}}, "disks": {"/tmp": {"kind": "tmpfs", "bytes": 2**33, "free": 2**32}},
+    "programs": {"singularity": "/usr/bin/singularity"}, "ssh": "a node lets you in while you hold it",
+}  # fmt: skip
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, folder: str, **changed: str) -> Tables:
+    """Return what is read where Slurm's commands answer with a folder's files, or other texts; "-" is denied."""
+
+    def ask(command: list[str], timeout: float = 60.0) -> Answer:
+        assert 0 < timeout <= 60
+        name = next(name for name in FILES if name in command)
+        path = ANSWERS / folder / f"{name}.txt"
+        text = changed.get(name, path.read_text() if path.exists() else "-")
+        return Answer(1, "", "error: Access/permission denied\n") if text == "-" else Answer(0, text, "")
+
+    monkeypatch.setattr(slurm, "ask", ask)
+    return slurm_tables.read("alice")
+
+
+def profile_of(tables: Tables, node: dict[str, Any] | None = None) -> dict[str, Any]:
+    found: dict[str, Any] = tomllib.loads(profile.write(tables, LOGIN, node or {}, "2026-11-23").text(("a profile",)))
+    return found
+
+
+def loaded(table_text: str, tmp_path: Path) -> lookup.LoadedSite:
+    path = tmp_path / "made.toml"
+    path.write_text(table_text)
+    return lookup.load_profile(str(path), {"HPCML_SYSTEM_CONFIG": "/nowhere"})
+
+
+EXPECTED: dict[str, dict[str, Any]] = {
+    "lab": {"partitions": ["boost", "debug"], "qos": None, "default": "boost",
+            "debug": {"max_nodes": 2, "max_time": "00:30:00", "gpus_per_node": 4, "cpus_per_node": 8, "memory_per_node": "4000M"}},
+    "leonardo": {"partitions": ["lrd_all_serial", "boost_usr_prod", "dcgp_usr_prod"], "default": "lrd_all_serial",
+                 "qos": ["boost_qos_bprod", "boost_qos_dbg", "boost_qos_lprod", "dcgp_qos_bprod", "dcgp_qos_dbg", "dcgp_qos_lprod", "normal"],
+                 "boost_usr_prod": {"max_nodes": 64, "max_time": "1-00:00:00", "gpus_per_node": 4, "cpus_per_node": 32, "memory_per_node": "514000M"}},
+    "marenostrum5": {"partitions": ["gpp", "acc"], "default": "gpp", "qos": ["acc_debug", "acc_ehpc", "acc_interactive", "gp_ehpc"],
+                     "acc": {"max_nodes": 1120, "max_time": "3-00:00:00", "gpus_per_node": 4, "cpus_per_node": 160, "memory_per_node": "512000M", "qos": "acc_ehpc"}},
+    # gpu: 128 GPUs of the default QoS are 64 nodes of 2 GPUs at the most, the partition has 30; of CPUs and memory the smallest counts
+    "example": {"partitions": ["cpu", "gpu", "a.b"], "default": "cpu", "qos": ["quick", "standard", "odd", "gone"],
+                "cpu": {"max_nodes": 100, "max_time": "2-00:00:00", "cpus_per_node": 252, "memory_per_node": "500000M"},
+                "gpu": {"max_nodes": 30, "max_time": "2-00:00:00", "gpus_per_node": 4, "cpus_per_node": 128, "memory_per_node": "515000M"}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("folder", EXPECTED)
+def test_partitions_and_qos_of_four_versions(folder: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """22.05 (recorded), 23.11, 24.11 and 25.11 (written from the documentation)."""
+    expected = dict(EXPECTED[folder])
+    text = profile.write(answer(monkeypatch, folder), LOGIN, {}, "2026-11-23").text(())
+    found = tomllib.loads(text)
+    assert list(found["partitions"]) == expected.pop("partitions")
+    assert list(found.get("qos", [])) == (expected.pop("qos") or [])
+    assert found["defaults"]["partition"] == expected.pop("default")
+    for name, values in expected.items():
+        assert found["partitions"][name] == values
+    made = loaded(text, tmp_path)
+    own = {key.replace("\0", ".") for key, value in made.layers.values.items() if value.origin.endswith("made.toml")}
+    known = {key for key in own if not key.startswith("facts.")} - set(made.site.facts)
+    assert known == {"description", "extends", "identify.order", "defaults.time", "resources.exclusive"}
+
+
+def test_the_limits_of_a_qos_are_those_that_a_job_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    leonardo = profile_of(answer(monkeypatch, "leonardo"))
+    assert leonardo["qos"]["boost_qos_bprod"] == {"partitions": ["boost_usr_prod"], "min_nodes": 65, "max_nodes": 256, "max_time": "1-00:00:00"}  # fmt: skip
+    assert leonardo["qos"]["boost_qos_lprod"]["max_time"] == "4-00:00:00", "its flag PartitionTimeLimit"
+    assert leonardo["qos"]["boost_qos_dbg"] == {"partitions": ["boost_usr_prod"], "max_nodes": 2, "max_time": "00:30:00", "max_jobs": 2}  # fmt: skip
+    plain = (ANSWERS / "leonardo/qos.txt").read_text().replace("PartitionTimeLimit", "")
+    again = profile_of(answer(monkeypatch, "leonardo", qos=plain))
+    assert again["qos"]["boost_qos_lprod"]["max_time"] == "1-00:00:00", "without it the partition's limit holds"
+    example = profile_of(answer(monkeypatch, "example"))
+    assert example["facts"]["qos.standard.max_nodes"]["confidence"] == "guessed", "counted from GPUs"
+    assert example["qos"]["quick"] == {"max_nodes": 4, "max_time": "00:30:00"}
+    assert example["defaults"]["account"] == "two"
+    assert example["deadlines"]["driver_grace"] == "7s", "KillWait is 15 s"
+
+
+def test_what_is_denied_is_taken_from_elsewhere(monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests) -> None:
+    shown = (ANSWERS / "leonardo/node.txt").read_text()
+    with subtests.test("no sinfo, but nodes"):
+        found = profile_of(answer(monkeypatch, "leonardo", sinfo="-", node=shown))
+        assert found["partitions"]["boost_usr_prod"] == EXPECTED["leonardo"]["boost_usr_prod"]
+        assert found["facts"]["partitions.boost_usr_prod"]["source"].endswith("scontrol show node")
+    with subtests.test("sinfo alone"):
+        found = profile_of(answer(monkeypatch, "leonardo", partition="-", node="-", qos="-", assoc="-", user="-"))
+        assert found["partitions"]["dcgp_usr_prod"] == {"max_nodes": 1536, "max_time": "1-00:00:00", "cpus_per_node": 112, "memory_per_node": "514000M"}  # fmt: skip
+        assert found["defaults"] == {"partition": "lrd_all_serial", "time": "30"}
+    with subtests.test("a node alone"):
+        tables = answer(monkeypatch, "marenostrum5", partition="-", qos="-", assoc="-", user="-")
+        found = profile_of(tables, NODE)
+        assert found["partitions"]["acc"] == {"gpus_per_node": 4, "cpus_per_node": 160}
+        assert found["facts"]["partitions.acc"]["confidence"] == "guessed"
+    with subtests.test("nothing"):
+        tables = answer(monkeypatch, "marenostrum5", config="-", partition="-", qos="-", assoc="-", user="-")
+        assert profile_of(tables)["resources"] == {"exclusive": True}
+        monkeypatch.setattr(
+            slurm, "ask", lambda *_: Answer(1, "", "Unable to contact slurm controller (connect failure)")
+        )
+        with pytest.raises(SlurmUnreachableError):
+            slurm_tables.read("alice")
+
+
+@pytest.mark.parametrize("noise", ["", "\n\n", "PartitionName=\nNodeName=", "\x1b[31m|||||||\x00=\n", "Name|\nx|y|z\n", "a|b|c|d|e|f|g|h\n" * 3, "x" * 5000])  # fmt: skip
+def test_odd_answers_end_in_a_profile_nevertheless(noise: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in FILES:
+        text = profile.write(answer(monkeypatch, "example", **{name: noise}), LOGIN, {}, "2026-11-23").text(())
+        assert loaded(text, tmp_path).site.extends == "slurm"
+        assert "\x1b" not in text
+
+
+def test_a_node_adds_what_only_it_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = profile_of(answer(monkeypatch, "marenostrum5"), NODE)
+    assert found["network"] == {"interface": "ib0", "adapters": ["mlx5_0"]}
+    assert (found["gpu"], found["runtime"]) == ({"cuda": "12"}, {"container": "singularity"})
+    facts = {key: fact.get("value") for key, fact in found["facts"].items()}
+    assert facts["gpu.names"] == "4 × NVIDIA H100"
+    assert facts["gpu.adapters"] == "0000:1d:00.0: mlx5_0:1 PXB"
+    assert facts["network.locked_memory"] == "unlimited"
+    assert facts["paths.node.tmp"] == "/tmp: tmpfs of 8.0 GiB, 4.0 GiB free"
+    assert facts["paths.said.SCRATCH"] == "/scratch/me, lustre"
+    assert found["facts"]["gpu.cuda"]["confidence"] == "guessed", "the driver's number alone says so"
+    draft = profile.write(answer(monkeypatch, "marenostrum5"), LOGIN, NODE, "2026-11-23")
+    assert any("counts 2 threads of each core: 80 if cores are meant" in question for question in draft.questions)
+
+
+@pytest.mark.parametrize(("folder", "words", "expected"), [
+    ("leonardo", ("", "", ""), node_job.Wanted("my_account", "boost_usr_prod", "boost_qos_dbg", 2, "gpu:1")),
+    ("leonardo", ("other", "dcgp_usr_prod", "normal"), node_job.Wanted("other", "dcgp_usr_prod", "normal", 2, "")),
+    ("marenostrum5", ("", "acc", "acc_interactive"), node_job.Wanted("ehpc1", "acc", "acc_interactive", 1, "gpu:1")),
+    ("lab", ("", "", ""), node_job.Wanted("", "debug", "", 2, "gpu:1")),
+])  # fmt: skip
+def test_the_job_asks_for_what_starts_soon(folder: str, words: tuple[str, str, str], expected: node_job.Wanted,
+                                           monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    assert node_job.choose(profile_of(answer(monkeypatch, folder)), *words) == expected
+
+
+def test_reading_again_keeps_what_the_user_and_a_node_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tables = answer(monkeypatch, "marenostrum5")
+    text = profile.write(tables, LOGIN, NODE, "2026-01-01").text(())
+    mine = text.replace('cuda = "12"', 'cuda = "13"').replace('"gpu.cuda" = ', '"gpu.cuda" = { confidence = "reported", date = 2026-02-02, source = "me" } # ')  # fmt: skip
+    path = tmp_path / "mine.toml"
+    path.write_text(mine.replace('time = "30"', 'time = "45"'))
+
+    def again(*, probed: bool) -> tuple[dict[str, Any], list[str]]:
+        draft = profile.write(tables, LOGIN, NODE if probed else {}, "2026-11-23")
+        survey = machine.Survey.__new__(machine.Survey)
+        survey.draft, survey.node = draft, NODE if probed else {}
+        kept = survey.keep_of(path)
+        return tomllib.loads(draft.text(())), kept
+
+    found, kept = again(probed=False)
+    assert (found["gpu"]["cuda"], found["defaults"]["time"], found["network"]["interface"]) == ("13", "45", "ib0")
+    assert found["facts"]["gpu.cuda"]["source"] == "me"
+    assert str(found["facts"]["network"]["date"]) == "2026-01-01"
+    assert found["facts"]["gpu.names"]["value"] == "4 × NVIDIA H100"
+    assert str(found["facts"]["partitions.acc.qos"]["date"]) == "2026-11-23"
+    assert {"gpu.cuda", "defaults.time"} <= set(kept)
+    found, kept = again(probed=True)
+    assert sorted(kept) == ["defaults.time", "gpu.cuda"]
+    assert str(found["facts"]["network"]["date"]) == "2026-11-23"
+
+
+def test_a_partition_that_forbids_memory_is_asked_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm is asked for a node of each partition with --test-only; what it refuses becomes a setting or a question."""
+    tables, asked = answer(monkeypatch, "marenostrum5"), []
+
+    def ask(command: list[str], timeout: float = 60.0) -> Answer:
+        text = Path(command[-1]).read_text()
+        asked.append(text)
+        if "--partition=acc" in text:
+            return (
+                Answer(1, "", "sbatch: error: memory is not yours to set\n") if "--mem=" in text else Answer(0, "", "")
+            )
+        return Answer(1, "", "sbatch: error: Batch job submission failed: too many CPUs\n")
+
+    monkeypatch.setattr(slurm, "ask", ask)
+    survey = machine.Survey.__new__(machine.Survey)
+    survey.draft = profile.write(tables, LOGIN, {}, "2026-11-23")
+    survey.check()
+    assert survey.draft.values["slurm",]["remove"] == ["--mem"]
+    assert "memory is not yours to set" in survey.draft.facts["slurm.remove"].source
+    assert any("gpp is refused: Batch job submission failed: too many CPUs" in one for one in survey.draft.questions)
+    assert len(asked) == 4
+    assert all("#SBATCH --account=ehpc1\n" in text for text in asked)
+
+
+def test_a_draft_is_toml_whatever_it_holds() -> None:
+    draft = Draft("2026-11-23")
+    how = How(SLURM, 'a "question"\nof two lines \x1b[0m')
+    draft.set(("partitions", "a.b c"), "qos", 'x"\\\x7f\x01é', how)
+    draft.ask(("partitions", "a.b c"), "is\nit = so?")
+    found = tomllib.loads(draft.text(("one\ntwo",)))
+    assert found["partitions"]["a.b c"]["qos"] == 'x"\\\x7f\x01é'
+    assert read_by(found["facts"]["partitions.a.b c.qos"]["source"]) == SLURM
