@@ -27,7 +27,7 @@ from hpcml.paths import RunPaths
 from hpcml.plan.batch_script import directive, join, quote
 from hpcml.plan.plan import Plan
 from hpcml.runs import maps
-from hpcml.schedulers import ENDED, Submission, slurm, slurm_arrays
+from hpcml.schedulers import ENDED, Submission, slurm, slurm_arrays, slurm_options
 from hpcml.sites.schema import Site
 
 _SUBMITIT = ("-u", "-m", "submitit.core._submit")
@@ -120,7 +120,7 @@ class SlurmJobs:
         assert launcher is not None
         own = ("--output", "--job-name", "--kill-on-bad-exit")
         words = [word for word in launcher.options if not word.startswith(own)]
-        words += [f"--output={str(run.logs).replace('%', '%%')}/%a-%t.log", "--kill-on-bad-exit=1"]
+        words += [f"--output={slurm_options.filename_pattern(run.logs)}/%a-%t.log", "--kill-on-bad-exit=1"]
         words += ["/bin/bash", str(run.directory / "enter.sh"), *_SUBMITIT, str(run.directory)]
         return "\n".join((
             "#!/bin/bash",

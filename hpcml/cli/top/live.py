@@ -140,7 +140,7 @@ def _follow(
     """Show a run at each interval until it has ended, at once where its phase changes, ``eager`` at each change."""
     from hpcml.runs import following
 
-    source = _Source(run)
+    view_of = _source(run)
     known: list[run_status.Status] = []
     due = 0.0
 
@@ -149,7 +149,7 @@ def _follow(
         poll(0.0)
         if known and time.monotonic() >= due:
             due = time.monotonic() + every
-            show(source.view(known[0]))
+            show(view_of(known[0]))
 
     for status in following.follow(run, each):
         if eager or not known or known[0].phase != status.phase:
@@ -157,22 +157,15 @@ def _follow(
         known[:] = [status]
 
 
-class _Source:
-    """Makes views of a run."""
+def _source(run: directories.Run) -> Callable[[run_status.Status], View]:
+    """Return what makes views of a run from how it stands."""
+    from hpcml.cli.why import cause_of
+    from hpcml.runs import record, view
 
-    def __init__(self, run: directories.Run) -> None:
-        from hpcml.runs import record
-        from hpcml.runs.view import Reader
-
-        self.run, self.planned, self.reader = run, record.planned(run), Reader()
-
-    def view(self, status: run_status.Status) -> View:
-        """Return what is shown of the run now."""
-        from hpcml.cli.why import cause_of
-        from hpcml.runs import view
-
-        look = self.reader.look(self.run, status.attempt)
-        return view.view(status, self.planned, look, time.time(), cause_of(self.run, status))
+    planned, reader = record.planned(run), view.Reader()
+    return lambda status: view.view(
+        status, planned, reader.look(run, status.attempt), time.time(), cause_of(run, status)
+    )
 
 
 def _now(run: directories.Run) -> View:
@@ -180,4 +173,4 @@ def _now(run: directories.Run) -> View:
     from hpcml.runs import status as run_status
 
     run, status = run_status.now(run)
-    return _Source(run).view(status)
+    return _source(run)(status)
