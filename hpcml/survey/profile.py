@@ -423,14 +423,14 @@ class _Writer:
             return
         ports = node["probe"]["infiniband"]
         seen = How(NODE, f"the kernel of {node['node']}")
-        kinds = {one["name"]: one["kind"] for one in node["probe"]["interfaces"]}
-        fast = [name for name in node["ipv4"] if kinds.get(name) == "infiniband"]
+        every: Mapping[str, Mapping[str, str]] = node["interfaces"]
+        fast = [name for name, one in every.items() if one["kind"] == "infiniband"]
         draft.set(("network",), "interface", fast[0] if fast else "", seen)
         adapters = list(dict.fromkeys(port["device"] for port in ports if port["state"] == "ACTIVE"))
         draft.set(("network",), "adapters", adapters, seen)
         links = [f"{port['name']} {port['state']} {port['link_layer']} {port['rate']}" for port in ports]
         draft.tell("network.ports", "; ".join(links), seen)
-        addresses = [f"{name} {', '.join(several)}" for name, several in node["ipv4"].items() if name != "lo"]
+        addresses = [f"{name} {one['ipv4']}" for name, one in every.items() if name != "lo"]
         draft.tell("network.interfaces_seen", "; ".join(addresses), seen)
         if len(fast) > 1:
             draft.ask(("network",), f"{', '.join(fast)} have addresses: do all nodes reach each other over {fast[0]}?")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -23,11 +27,10 @@ NODE: dict[str, Any] = {
     "probe": {
         "infiniband": [{"name": f"mlx5_{n}:1", "device": f"mlx5_{n}", "state": state, "link_layer": "InfiniBand", "rate": "100 Gb/sec"}
                        for n, state in enumerate(("ACTIVE", "DOWN"))],
-        "interfaces": [{"name": "eno1", "kind": "ethernet"}, {"name": "ib0", "kind": "infiniband"}],
         "cpus": {"online": 160}, "limits": {"locked_memory": {"soft": None}}, "cuda_driver": "",
     },
     "slurm": {"JOB_PARTITION": "acc", "JOB_QOS": "acc_debug"}, "node": "as01", "shown": "", "threads": 2,
-    "gpus": ["NVIDIA H100"] * 4, "driver": "535.274.02", "ipv4": {"eno1": ["10.0.0.1"], "ib0": ["10.1.0.1"]},
+    "gpus": ["NVIDIA H100"] * 4, "driver": "535.274.02", "interfaces": {"eno1": {"kind": "", "ipv4": "10.0.0.1"}, "ib0": {"kind": "infiniband", "ipv4": "10.1.0.1"}},
     "nearest": {"0000:1d:00.0": {"mlx5_0:1": "PXB"}}, "disks": {"/tmp": {"kind": "tmpfs", "bytes": 2**33, "free": 2**32}},
     "programs": {"singularity": "/usr/bin/singularity"}, "ssh": "a node lets you in while you hold it",
 }  # fmt: skip
@@ -151,6 +154,25 @@ def test_a_node_adds_what_only_it_knows(monkeypatch: pytest.MonkeyPatch) -> None
     assert found["facts"]["gpu.cuda"]["confidence"] == "guessed", "the driver's number alone says so"
     draft = profile.write(answer(monkeypatch, "marenostrum5"), LOGIN, NODE, "2026-11-23")
     assert any("counts 2 threads of each core: 80 if cores are meant" in question for question in draft.questions)
+
+
+def test_a_node_is_looked_at_without_any_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment of a login node may hold neither psutil nor NVML; the profile takes what there is."""
+    environment = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": str(ANSWERS.parents[2]),
+        "SLURM_JOB_PARTITION": "acc",
+        "SLURMD_NODENAME": "n1",
+    }
+    words = [sys.executable, "-S", "-P", "-m", "hpcml.node.hardware.survey", str(tmp_path / "seen.json")]
+    done = subprocess.run(words, env=environment, check=False, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    seen = json.loads((tmp_path / "seen.json").read_text())
+    assert seen["interfaces"]["lo"]["ipv4"] == "127.0.0.1"
+    assert seen["disks"]["/dev/shm"]["bytes"] > 0
+    found = profile_of(answer(monkeypatch, "marenostrum5"), seen)
+    assert found["facts"]["network.locked_memory"]["value"]
+    assert found["facts"]["paths.node.dev_shm"]["value"].startswith("/dev/shm: ")
 
 
 @pytest.mark.parametrize(("folder", "words", "expected"), [

@@ -6,10 +6,13 @@ environment on the login node may have neither psutil nor NVML.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import shutil
+import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -22,6 +25,8 @@ from hpcml.node.hardware.probe import probe
 from hpcml.units import expand_hosts
 
 _SECONDS = 15.0  # for one command
+_GET_ADDRESS = 0x8915  # SIOCGIFADDR
+_INFINIBAND = "32"  # <net/if_arp.h>
 PROGRAMS = ("apptainer", "singularity", "podman-hpc", "shifter", "enroot")
 
 
@@ -40,7 +45,7 @@ def survey() -> dict[str, Any]:
         ),
         "gpus": _gpus(facts),
         "driver": facts["driver"] or sysfs.modules(Path("/"))["nvidia"] or "",
-        "ipv4": _addresses(facts),
+        "interfaces": _interfaces(),
         "nearest": _distances(facts),
         "disks": {place: _disk(place) for place in ("/tmp", "/dev/shm", os.environ.get("TMPDIR", "/tmp"))},
         "programs": {name: path for name in PROGRAMS if (path := shutil.which(name))},
@@ -64,15 +69,17 @@ def _gpus(facts: dict[str, Any]) -> list[str]:
     return names or [str(gpu["name"]) for gpu in facts["gpus"]]
 
 
-def _addresses(facts: dict[str, Any]) -> dict[str, list[str]]:
-    """Return the IPv4 addresses of each interface that has one."""
-    told = {one["name"]: one["ipv4"] for one in facts["interfaces"] if one["ipv4"]}
-    if told:
-        return told
-    found: dict[str, list[str]] = {}
-    for line in _said(["ip", "-o", "-4", "address"]).splitlines():
-        if match := re.match(r"\d+:\s+(\S+)\s+inet\s+([\d.]+)", line):
-            found.setdefault(match[1], []).append(match[2])
+def _interfaces() -> dict[str, dict[str, str]]:
+    """Return kind and IPv4 address of each interface that has one; netdevice(7), since psutil may not be here."""
+    found = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(asking, _GET_ADDRESS, struct.pack("256s", os.fsencode(name)))
+            except OSError:
+                continue  # it has none
+            kind = "infiniband" if sysfs.read(Path("/sys/class/net") / name / "type") == _INFINIBAND else ""
+            found[name] = {"kind": kind, "ipv4": socket.inet_ntoa(answer[20:24])}
     return found
 
 
