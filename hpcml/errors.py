@@ -16,6 +16,7 @@ NOT_FOUND = 66  # EX_NOINPUT
 UNREACHABLE = 68  # EX_NOHOST
 UNAVAILABLE = 69  # EX_UNAVAILABLE
 INTERNAL = 70  # EX_SOFTWARE
+UNFIT = 71  # EX_OSERR
 STORAGE = 74  # EX_IOERR
 ANSWER_LOST = 76  # EX_PROTOCOL
 NO_ACCESS = 77  # EX_NOPERM
@@ -44,6 +45,7 @@ MEANING = {
     UNREACHABLE: "the cluster, or its Slurm, cannot be reached",
     UNAVAILABLE: "a tunnel has nothing to lead to, or no port to lead from",
     INTERNAL: "a defect in hpcml",
+    UNFIT: "hpcml doctor found what keeps runs from working",
     STORAGE: "a file of the run cannot be written or read",
     ANSWER_LOST: "the answer to the submission was lost and the job was not found",
     NO_ACCESS: "the cluster lets nobody in without the user, or no tunnel through",

@@ -30,6 +30,7 @@ EXAMPLES = {
     "fetch": ("last results",),
     "tunnel": ("last", "--host me@login.example.org --open last"),
     "site": ("ls", "show leonardo --facts", "diff leonardo juwels", "init mycluster --probe"),
+    "doctor": ("", "--node --account astro"),
     "image": ("build cpu", "check --gpu rapids-cu12.sif"),
     "completion": ("bash",),
     "pack": ("", "-o bin/hpcml.pyz --force"),

@@ -67,6 +67,10 @@ def run_on_host(host: str, named_by: str, command: str, options: Namespace, own:
         return _submit(login, command, options, own, script)
     if command == "fetch":
         return _fetch(login, options)
+    if command == "doctor":
+        from hpcml.cli import doctor
+
+        return doctor.from_laptop(login, lambda: _connect(login), own, as_json=options.json, pass_on=_Guard(sys.stderr))
     if command == "top" or (command == "status" and options.follow):
         from hpcml.cli.top import host as top_host
 

@@ -50,6 +50,7 @@ COMMANDS = {
     "fetch": ("RUN [DEST]", "bring a run's results home to your laptop"),
     "tunnel": ("[OPTIONS] [RUN]", "open a run's dashboard on your laptop"),
     "site": ("ls | show [SITE] | diff A B | init NAME", "list, show, compare and write site profiles"),
+    "doctor": ("[OPTIONS]", "look for what keeps your runs from working here"),
     "image": ("build | show | check | ls", "build, show, check and list images"),
     "completion": ("bash | zsh | fish", "print what lets a shell complete hpcml's commands"),
     "pack": ("[-o FILE]", "write hpcml as one file, for a login node that installs nothing"),

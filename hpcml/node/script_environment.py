@@ -38,7 +38,7 @@ def take_up(context: Context, *, say: bool = True) -> None:
     """
     os.chdir(context.settings.cwd)
     service = context.settings.service
-    without = service == "fabric" or (os.environ.get("PYTHONSAFEPATH") and not service)
+    without = service in ("fabric", "doctor") or (os.environ.get("PYTHONSAFEPATH") and not service)
     first = [] if without else [folder(context)]
     own = os.environ.get(_OWN, "")
     entries = [os.path.abspath(entry) for entry in own.split(":") if own]  # noqa: PTH100 - as Python's site has them

@@ -37,20 +37,20 @@ class Gpu(NamedTuple):
 class Settings(NamedTuple):
     """Decisions of the plan; durations in seconds, sizes in bytes, 0 or empty means "decide on the node".
 
-    ``service`` is what runs in the place of a script (``jupyter``, ``fabric``), empty for a script; JupyterLab ends
-    after ``idle`` seconds without use, 0 for never. ``gpu`` is None for CPU workers. ``umask`` is the user's, for the
-    script and its tasks. ``protocol`` is auto, tls or ucx; ``fabric`` is what the interconnect must prove: none (not
-    asked), warn or rdma. ``image`` is what the roles run in, empty without one. ``one_machine``: all nodes of the run
-    are this machine, and hpcml itself keeps the time limit. ``launched``: a program started the steps (srun) and ends
-    their tasks when it is told to; else a step is a process group. ``own_clusters``: a Dask cluster that the script
-    opens is one beside the run's. ``code_of`` is the folder whose copy the script runs in, empty if none. ``form``
-    is what ``script`` is: a Python file (empty), ``module`` (the folder and the dotted name), ``program`` or
+    ``service`` is what runs in the place of a script (``jupyter``, ``fabric``, ``doctor``), empty without; JupyterLab
+    ends after ``idle`` seconds without use, 0 for never. ``gpu`` is None for CPU workers. ``umask`` is the user's, for
+    the script and its tasks. ``protocol`` is auto, tls or ucx; ``fabric`` is what the interconnect must prove: none
+    (not asked), warn or rdma. ``image`` is what the roles run in, empty without one. ``one_machine``: all nodes of the
+    run are this machine, and hpcml itself keeps the time limit. ``launched``: a program started the steps (srun) and
+    ends their tasks when it is told to; else a step is a process group. ``own_clusters``: a Dask cluster that the
+    script opens is one beside the run's. ``code_of`` is the folder whose copy the script runs in, empty if none.
+    ``form`` is what ``script`` is: a Python file (empty), ``module`` (the folder and the dotted name), ``program`` or
     ``notebook``. ``sweep`` is the sweep whose points the script is started for, empty without one: ``at_once`` beside
     each other, each with a scheduler and a share of the workers of its own. ``claims`` is the folder by which several
-    runs divide the points of one sweep, empty for a run that has its points alone. ``advice`` are the
-    site's changes of the report's rules. ``profile`` are the profilers that were asked for. ``until_done``: a
-    run that stopped to be continued, or lost its nodes, is followed by another attempt: at most ``most_restarts``, and
-    none that could take the run beyond ``most_node_hours`` (0: no such limit).
+    runs divide the points of one sweep, empty for a run that has its points alone. ``advice`` are the site's changes of
+    the report's rules. ``profile`` are the profilers that were asked for. ``until_done``: a run that stopped to be
+    continued, or lost its nodes, is followed by another attempt: at most ``most_restarts``, and none that could take
+    the run beyond ``most_node_hours`` (0: no such limit).
     """
 
     one_machine: bool

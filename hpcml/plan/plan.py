@@ -23,7 +23,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LEAST_FOR_A_WORKER = 80 * 1024**2
 _MOST_RESTARTS = 20  # of a run that goes on until it is done, where the user says nothing
 _FACTS = "hpcml site show --facts"
-_ADAPTERS = ("NCCL_IB_HCA", "UCX_NET_DEVICES")
+ADAPTERS = ("NCCL_IB_HCA", "UCX_NET_DEVICES")  # variables that name RDMA adapters
 _MOST_SIGNAL_LEAD = 65535  # seconds, sbatch(1) --signal
 
 
@@ -283,13 +283,23 @@ def _other_adapters(site: Site, spec: JobSpec) -> list[str]:
     """Return a warning for each variable that names RDMA adapters that the nodes have not; nothing else says so."""
     found = []
     for name, value in {**site.environment, **dict(spec.environment)}.items():
-        if name in _ADAPTERS and site.network.adapters and not value.startswith("^"):
-            named = {word.strip().partition(":")[0] for word in value.lstrip("=").split(",")}
-            strange = sorted(word for word in named if word.startswith("mlx") and word not in site.network.adapters)
-            if strange:
-                has = ", ".join(site.network.adapters)
-                found.append(f"{name} names {', '.join(strange)}, which the nodes of {site.name} have not: {has}")
+        if name in ADAPTERS and site.network.adapters:
+            has = site.network.adapters
+            if strange := [one for one in named_adapters(value) if one not in has]:
+                which = f"{name} names {', '.join(strange)}"
+                found.append(f"{which}, which the nodes of {site.name} have not: {', '.join(has)}")
     return found
+
+
+def named_adapters(value: str) -> list[str]:
+    """Return the RDMA adapters that a value of ``NCCL_IB_HCA`` or ``UCX_NET_DEVICES`` names; none if it excludes some.
+
+    Only Mellanox's names are known to be no interfaces.
+    """
+    if value.startswith("^"):
+        return []
+    named = {word.strip().partition(":")[0] for word in value.lstrip("=").split(",")}
+    return sorted(word for word in named if word.startswith("mlx"))
 
 
 def _steps(paths: RunPaths, layout: JobLayout, python: str) -> tuple[Step, ...]:

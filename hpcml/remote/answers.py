@@ -293,6 +293,22 @@ def of_view(line: str | bytes, host: str) -> View:
     return View(**_checked(_parsed(line, host, LONGEST_VIEW), host, _VIEW))
 
 
+_FINDING: dict[str, Check] = {
+    "check": _form(r"[a-z0-9-]{1,40}"),
+    "state": _form("green|yellow|red|n/a"),
+    "sentence": _some_text,
+    "remedy": _text,
+    "facts": lambda value: value if isinstance(value, dict) else _text(value),
+    "seconds": _amount,
+}
+
+
+def of_findings(line: str | bytes, host: str) -> list[dict[str, Any]]:
+    """Return what :command:`hpcml doctor` found there."""
+    forms = {"findings": _list(lambda value: _table(value, _FINDING), 100)}
+    return list(_checked(_parsed(line, host, LONGEST_VIEW), host, forms)["findings"])
+
+
 def of_token(text: str, host: str) -> str:
     """Return a service's token; nothing else goes into an address and a request's head."""
     try:

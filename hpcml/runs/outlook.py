@@ -19,6 +19,7 @@ from hpcml.runs import directories
 from hpcml.runs import record as records
 from hpcml.runs.status import status
 from hpcml.runs.submit import Prepared
+from hpcml.sites.lookup import LoadedSite
 from hpcml.sites.schema import Partition
 
 DEADLINE = 2.0  # seconds for all that is asked before a submission
@@ -72,13 +73,11 @@ def look(prepared: Prepared, *, whole: bool) -> Outlook:
     billed = cost.billing(request, weights, largest=site.cost.largest) * hours if weights and hours else None
     found = Outlook(request, billed, site.cost.unit or "billing-h", account=request.account)
     questions: dict[str, Callable[[], object]] = {}
-    own = site.partitions.get(request.partition, Partition()).budget
-    budget_key = f"partitions.{request.partition}.budget" if own else "cost.budget"
-    command = own or site.cost.budget
-    if command and request.account and not _is_another_s(prepared, budget_key):
-        questions["budget"] = lambda: ask_budget(command, site.cost.budget_row, request.account)
+    command = budget_command(prepared.loaded, request.partition)
+    if command and request.account:
+        questions["budget"] = lambda: ask_budget(command, site.cost.budget_row, request.account, DEADLINE)
     if site.cost.ask:
-        questions["slurm"] = lambda: _ask_scheduler(prepared, request.partition, whole=whole)
+        questions["slurm"] = lambda: ask_scheduler(prepared, request.partition if whole else "", DEADLINE)
     answers = _answers(questions)
     problems += [f"{name} gave no answer within {DEADLINE:g} s" for name in questions if name not in answers]
     problems += [str(answer) for answer in answers.values() if isinstance(answer, str)]
@@ -104,9 +103,15 @@ def _most(prepared: Prepared, one: float) -> tuple[float | None, str]:
     return (hours, limit) if one else (None, "")
 
 
-def _is_another_s(prepared: Prepared, key: str) -> bool:
-    """Whether the project's file names the command: it may have come with somebody else's code."""
-    return any(prepared.loaded.is_from_project(one) for one in (key, "cost.budget_row"))
+def budget_command(loaded: LoadedSite, partition: str) -> tuple[str, ...]:
+    """Return the command that tells grants for a partition; none where the project's file names it.
+
+    That file may have come with somebody else's code.
+    """
+    own = loaded.site.partitions.get(partition, Partition()).budget
+    key = f"partitions.{partition}.budget" if own else "cost.budget"
+    foreign = any(loaded.is_from_project(one) for one in (key, "cost.budget_row"))
+    return () if foreign else own or loaded.site.cost.budget
 
 
 def _answers(questions: dict[str, Callable[[], object]]) -> dict[str, object]:
@@ -128,17 +133,17 @@ def _answers(questions: dict[str, Callable[[], object]]) -> dict[str, object]:
     return dict(answers)
 
 
-def _ask_scheduler(prepared: Prepared, partition: str, *, whole: bool) -> schedulers.Prospect:
+def ask_scheduler(prepared: Prepared, partition: str, seconds: float) -> schedulers.Prospect:
+    """Return what the scheduler says of a submission and, if one is named, of a partition, within so many seconds."""
     with tempfile.TemporaryDirectory(prefix="hpcml-check-") as folder:
         script = Path(folder) / "job.sh"
         script.write_text(prepared.script)
-        asked = partition if whole else ""
-        return schedulers.get(prepared.plan.scheduler).prospect(script, asked, DEADLINE)
+        return schedulers.get(prepared.plan.scheduler).prospect(script, partition, seconds)
 
 
-def ask_budget(command: Sequence[str], row: str, account: str) -> Budget | str:
+def ask_budget(command: Sequence[str], row: str, account: str, seconds: float) -> Budget | str:
     """Return what the site's command says of an account's grant, or why that is not known."""
-    answer = subprocesses.run(command, DEADLINE)
+    answer = subprocesses.run(command, seconds)
     if answer.code != 0:
         return f"{command[0]} failed{f' with exit status {answer.code}' if answer.code else ' to answer in time'}"
     return budget_of(answer.out, row, account)

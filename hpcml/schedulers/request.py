@@ -61,10 +61,10 @@ class JobSpec(NamedTuple):
     of the run, whose values may be secret.
 
     ``cwd`` is where the script runs: the folder that the user submitted from, so that relative data paths hold.
-    ``service`` is a program of hpcml's in the place of a script (``jupyter``, ``fabric``; ``script`` is then only its
-    name); JupyterLab ends after ``idle`` seconds without use (0: never). ``staged``: script and ``cwd`` are there for
-    the submission only, and the script runs in the run's own copy of them. ``sources`` are the folders that the copy of
-    the code may link to. ``own_clusters``: see the nodes' settings. ``sbatch`` are options that are
+    ``service`` is a program of hpcml's in the place of a script (``jupyter``, ``fabric``, ``doctor``; ``script`` is
+    then only its name); JupyterLab ends after ``idle`` seconds without use (0: never). ``staged``: script and ``cwd``
+    are there for the submission only, and the script runs in the run's own copy of them. ``sources`` are the folders
+    that the copy of the code may link to. ``own_clusters``: see the nodes' settings. ``sbatch`` are options that are
     passed on, as (name, value) with an empty value for a flag; no name twice. ``after`` are the runs to wait for.
 
     ``until_done``, ``max_restarts`` and ``max_node_hours``: see the nodes' settings.

@@ -168,6 +168,12 @@ def clean_environment() -> dict[str, str]:
     return {key: value for key, value in process_environment().items() if key in KEPT or not key.startswith(_SCRUBBED)}
 
 
+def foreign_variables() -> list[str]:
+    """Return the variables that change what Slurm's own commands do or print; hpcml starts them without these."""
+    slurms = tuple(word for word in _SCRUBBED if word not in ("PMI", "HPCML_"))
+    return sorted(name for name in process_environment() if name.startswith(slurms) and name not in KEPT)
+
+
 def with_variables(spec: JobSpec, overridden: Callable[[str], bool]) -> JobSpec:
     """Return the request with the defaults that the user's shell gives sbatch; within a job they are the job's own."""
     environment = process_environment()

@@ -83,7 +83,7 @@ class Qos(NamedTuple):
     """A QoS that a job may ask for, and its limits, which stand in the place of its partition's; 0 or empty is none.
 
     ``partitions`` are those that it is for; of all if empty. ``max_jobs`` is how many jobs of one user may be
-    submitted at once.
+    submitted at once. ``without_gpus``: its jobs get nodes that have none.
     """
 
     description: str = ""
@@ -92,6 +92,7 @@ class Qos(NamedTuple):
     max_nodes: int = 0
     max_time: TimeLimit = TimeLimit()
     max_jobs: int = 0
+    without_gpus: bool = False
 
 
 class Runtime(NamedTuple):

@@ -120,11 +120,11 @@ def control_socket(folder: Path, name: str) -> Path:
     return path
 
 
-def effective(host: str, file: Path | None = None) -> dict[str, list[str]]:
+def effective(host: str, file: Path | None = None, seconds: float = ASK) -> dict[str, list[str]]:
     """Return ssh's own view of a host: every setting in force, by its name in small letters."""
     words = ["ssh", *(["-F", str(file)] if file else []), "-G", "--", host]
     try:
-        answer = subprocesses.run(words, ASK)
+        answer = subprocesses.run(words, seconds)
     except subprocesses.CommandMissingError as error:
         hint = "Install OpenSSH's client."
         raise ConfigError(f"ssh cannot be started: {error}", place="PATH", hint=hint) from error

@@ -140,7 +140,7 @@ def failure(complaint: str, host: str, renew: str = "") -> HpcmlError:
     return LinkError(message, place=host, hint=hint, quote=quote[-3:])
 
 
-def certificates(settings: Mapping[str, Sequence[str]]) -> list[float]:
+def certificates(settings: Mapping[str, Sequence[str]], seconds: float = ASK) -> list[float]:
     """Return when the user's certificates for a host end, in seconds since 1970; infinite: never.
 
     They are those of its ``CertificateFile`` lines, beside its keys, and in the agent.
@@ -149,18 +149,20 @@ def certificates(settings: Mapping[str, Sequence[str]]) -> list[float]:
     ----------
     settings
         The host's settings (:func:`hpcml.remote.ssh.config.effective`).
+    seconds
+        How long each question may take.
     """
     named = [*settings.get("certificatefile", []), *(f"{path}-cert.pub" for path in settings.get("identityfile", []))]
     paths = {user_path(name) for name in named if name != "none"}
     ends: list[float] = []
     for path in sorted(paths):
         if path.is_file():
-            answer = subprocesses.run(["ssh-keygen", "-L", "-f", str(path)], ASK)
+            answer = subprocesses.run(["ssh-keygen", "-L", "-f", str(path)], seconds)
             ends += validity(answer.out)
     if process_environment().get("SSH_AUTH_SOCK"):
-        keys = subprocesses.run(["ssh-add", "-L"], ASK)
+        keys = subprocesses.run(["ssh-add", "-L"], seconds)
         if keys.code == 0 and "-cert-" in keys.out:
-            answer = subprocesses.run(["ssh-keygen", "-L", "-f", "-"], ASK, data=keys.out.encode())
+            answer = subprocesses.run(["ssh-keygen", "-L", "-f", "-"], seconds, data=keys.out.encode())
             ends += validity(answer.out)
     return ends
 

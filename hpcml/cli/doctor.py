@@ -1,0 +1,169 @@
+"""``hpcml doctor``: what keeps this user's runs from working here, each with what to do about it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from hpcml import units
+from hpcml.cli import common
+from hpcml.cli.submit import ALSO
+from hpcml.errors import UNFIT, HpcmlError, UsageError
+from hpcml.schedulers.request import JobSpec
+from hpcml.schedulers.sbatch_options import gpus
+from hpcml.sites import layers
+from hpcml.terminal import Raw, say, say_fitted
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+    from collections.abc import Callable, Sequence
+
+    from hpcml.doctor.finding import Finding
+    from hpcml.remote.ssh.connection import Connection
+    from hpcml.sites.schema import Login
+
+_WIDE = 26  # columns before a sentence
+
+
+def add_options(parser: ArgumentParser) -> None:
+    """Add what only this verb takes, and the common options."""
+    parser.epilog = "Nothing is changed. Without --node nothing is submitted, and it takes 3 s at most."
+    common.add_site(parser, "profile counts")
+    for option, text in (("account", "account to charge"), ("partition", "partition"), ("qos", "quality of service")):
+        flag = f"--{option}"
+        parser.add_argument(flag, *ALSO[flag], metavar=option.upper(), default="", help=f"Slurm {text} of your runs")
+    parser.add_argument("--image", metavar="IMAGE", default="", help="the Apptainer image of your runs")
+    parser.add_argument("--node", action="store_true", help="look at nodes too, with one short job")
+    group = parser.add_argument_group("with --node")
+    group.add_argument("--nodes", *ALSO["--nodes"], metavar="NODES", help="how many (2)")
+    group.add_argument(
+        "--gpus-per-node", metavar="GPUS_PER_NODE", help="GPUs to ask for (1 where the partition has some)"
+    )
+    group.add_argument("--patience", metavar="TIME", default="10m", help="how long the job may wait and run (10m)")
+    parser.add_argument("--deadline", metavar="TIME", default="2.5s", help="how long all other checks may take (2.5s)")
+    common.add_json(parser)
+
+
+def run(options: Namespace) -> int:
+    """Make all checks, print what they found, and return 0 unless one of them is red."""
+    from hpcml.doctor import checks, nodes
+    from hpcml.doctor.finding import Examination
+
+    patience, seconds = _seconds(options.patience, "--patience"), _seconds(options.deadline, "--deadline")
+    for name in ("nodes", "gpus_per_node"):
+        if getattr(options, name) and not options.node:
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{option} is of the job that looks at nodes", place="hpcml doctor", hint="Add --node.")
+    here = common.here()
+    wanted = common.load_site(options.site or "", here, options.set or ())
+    program = (wanted.site.runtime.container,)
+    spec = JobSpec(script=here / "doctor", arguments=program, cwd=here, service="doctor", name="doctor")
+    spec = spec._replace(account=options.account, partition=options.partition, qos=options.qos, image=options.image)
+    if options.nodes:
+        spec = spec._replace(nodes=common.whole(options.nodes, "--nodes"))
+    if options.gpus_per_node:
+        kind, count = gpus(options.gpus_per_node)
+        spec = spec._replace(gpu_type=kind, gpus_per_node=common.whole(count, "--gpus-per-node"))
+    loaded, spec = nodes.request(wanted, spec)
+    exam = Examination(loaded, wanted, spec, layers.process_environment(), seconds)
+    found = checks.examine(exam)
+    if options.node:
+        found += nodes.look(exam, patience, lambda text: say(f"hpcml: {text}", sys.stderr))
+    return show(found, as_json=options.json)
+
+
+def _seconds(text: str, option: str) -> float:
+    try:
+        return units.parse_seconds(text)
+    except ValueError as error:
+        raise UsageError(str(error), place=option, hint=f"Write {option} 30s.") from error
+
+
+def show(found: Sequence[Finding], *, as_json: bool) -> int:
+    """Print findings in their order and how many there are of each kind; return the exit status."""
+    from hpcml.doctor.finding import RED, STATES
+
+    counts = {state: sum(one.state == state for one in found) for state in STATES}
+    if as_json:
+        common.print_json({"counts": counts, "findings": [one.as_json() for one in found]})
+        return UNFIT if counts[RED] else 0
+    for one in found:
+        start = f"{one.state:<8}{one.check:<{_WIDE - 10}}"
+        say_fitted(one.sentence, sys.stdout, first=f"{start}  ", rest=" " * _WIDE)
+        if one.remedy:
+            say_fitted(one.remedy, sys.stdout, first=f"{'':<{_WIDE}}→ ", rest=" " * (_WIDE + 2))
+    say(", ".join(f"{count} {state}" for state, count in counts.items() if count), sys.stderr)
+    return UNFIT if counts[RED] else 0
+
+
+def from_laptop(
+    login: Login,
+    connect: Callable[[], Connection],
+    own: Sequence[str],
+    *,
+    as_json: bool,
+    pass_on: Callable[[bytes], object],
+) -> int:
+    """Have the checks made on the login node, add those that this laptop makes, and print all of them.
+
+    ``pass_on`` gets what the login node says meanwhile.
+    """
+    from hpcml.doctor import access
+    from hpcml.doctor.finding import Finding
+    from hpcml.remote import answers
+
+    try:
+        connection = connect()
+    except HpcmlError as error:
+        return show([access.no_way(error)._replace(check="login-node")], as_json=as_json)
+    status, said = _asked(connection, own, pass_on)
+    if status not in (0, UNFIT):  # it has said why
+        if as_json:
+            Raw(sys.stdout).write(said, last=True)
+        return status
+    found = [Finding(**one) for one in answers.of_findings(said, connection.host)]
+    return show(_with_this_end(connection, login, found), as_json=as_json)
+
+
+def _asked(connection: Connection, own: Sequence[str], pass_on: Callable[[bytes], object]) -> tuple[int, bytes]:
+    """Return the exit status and the output of the login node's own hpcml."""
+    import threading
+
+    from hpcml.remote import answers, channel
+    from hpcml.subprocesses import PIPE
+
+    words = [word for word in own if word != "--json"]
+    call = channel.Call(connection, ["doctor", "--json", *words], pass_on, out=PIPE)
+    said: list[bytes] = []
+
+    def read() -> None:
+        assert call.child.out is not None
+        said.append(call.child.out.read(answers.LONGEST_VIEW + 1))
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    try:
+        call.begin()
+        status = call.end()
+        reader.join()
+    finally:
+        call.stop()
+    return status, said[0] if said else b""
+
+
+def _with_this_end(connection: Connection, login: Login, found: Sequence[Finding]) -> list[Finding]:
+    """Return the findings of the login node with those of this laptop in their places."""
+    from hpcml.doctor import access
+    from hpcml.remote.ssh import login as ssh_login
+
+    facts = {one.check: one.facts for one in found}
+    ends = ssh_login.certificates(connection.settings)
+    start = str(facts.get("start", {}).get("start", ""))
+    try:
+        certificate = access.judge_certificate(ends, start, time.time(), login.renew)
+    except ValueError:  # what it said is no time
+        certificate = access.judge_certificate(ends, "", time.time(), login.renew)
+    host = str(facts.get("profile", {}).get("host", ""))
+    own = {"certificate": certificate, "login-node": access.judge_login_node(login, host or "not named")}
+    return [own[one.check]._replace(check=one.check) if one.check in own else one for one in found]

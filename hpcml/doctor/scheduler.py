@@ -1,0 +1,214 @@
+"""Checks of what Slurm says: of the account, the QoS, the partition, its configuration, and of a request."""
+
+from __future__ import annotations
+
+import datetime
+import re
+
+from hpcml import schedulers, units
+from hpcml.doctor.finding import Examination, Finding, clause, green, not_applicable, red, yellow
+from hpcml.errors import MEANING, HpcmlError, SlurmUnreachableError
+from hpcml.runs import outlook
+from hpcml.schedulers import slurm, slurm_limits
+from hpcml.sites.schema import Partition
+
+_NO_LIMIT = ("UNLIMITED", "INFINITE", "NONE", "")
+_FEW_LEFT = 0.05  # of a grant
+_STARTS_SOON = 60.0  # seconds
+
+
+def request(exam: Examination) -> Finding:
+    """Whether hpcml itself would submit a request of this user."""
+    prepared = exam.prepared()
+    if schedulers.get(exam.site.scheduler).ONE_MACHINE:
+        return green("a run would start on this machine")
+    chosen = dict(prepared.plan.directives)
+    asked = {name: chosen.get(f"--{name}", "") for name in ("partition", "account", "qos")}
+    words = ", ".join(f"{name} {value}" for name, value in asked.items() if value) or "what Slurm gives by itself"
+    return green(f"a run would ask for {words}", **asked)
+
+
+def start(exam: Examination) -> Finding:
+    """When Slurm would start a job, which shows that its controller answers and takes it."""
+    try:
+        exam.prepared()
+    except HpcmlError:
+        return not_applicable("there is no request to show to Slurm: see request")
+    try:
+        told = exam.start().start
+    except SlurmUnreachableError as error:
+        return red(clause(error.message), error.hint)
+    except HpcmlError as error:
+        quoted = f" ({error.quote[-1]})" if error.quote else ""
+        return red(f"Slurm would refuse a run: {error.message}{quoted}", error.hint)
+    if not told:
+        return green("Slurm would take a job; it does not say when that would start")
+    begins = datetime.datetime.fromisoformat(told)
+    waits = (begins - datetime.datetime.now()).total_seconds()  # noqa: DTZ005 - as sbatch tells it
+    when = "now" if waits < _STARTS_SOON else f"in {units.format_seconds(waits)}"
+    return green(f"Slurm would start a job {when}", start=told, waits=max(0, round(waits)))
+
+
+def account(exam: Examination) -> Finding:
+    """Whether the account may use the partition and the QoS that a run asks for."""
+    chosen = exam.directives()
+    name, partition, qos = (chosen.get(f"--{option}", "") for option in ("account", "partition", "qos"))
+    known = slurm_limits.associations(exam.left())
+    if isinstance(known, str):
+        return not_applicable(f"Slurm's accounting tells nothing of your accounts: {known}")
+    names = sorted({one.account for one in known})
+    if not names:
+        return red("Slurm's accounting knows no account of yours", "Ask your project's manager to add you.")
+    facts = {"account": name, "partition": partition, "accounts": names}
+    if not name:
+        return green(f"a run names no account and gets your default one of: {', '.join(names)}", **facts)
+    own = [one for one in known if one.account == name]
+    if not own:
+        hint = f"Give --account {names[0]}, or write it into [defaults] of ~/.config/hpcml/config.toml."
+        return red(f"account {name} is none of yours: {', '.join(names)}", hint, **facts)
+    fitting = [one for one in own if one.partition in ("", partition)]
+    if not fitting:
+        there = sorted({one.partition for one in own})
+        hint = f"Give --partition {there[0]}, or another --account."
+        return red(f"account {name} may not use partition {partition}, only {', '.join(there)}", hint, **facts)
+    allowed = sorted({word for one in fitting for word in one.qos})
+    if qos and allowed and qos not in allowed:
+        hint = f"Give --qos {allowed[0]}, or ask your project's manager for {qos}."
+        return red(f"account {name} may not use QoS {qos}, only {', '.join(allowed)}", hint, **facts, qos=allowed)
+    return green(f"account {name} may be charged{f' in partition {partition}' if partition else ''}", **facts)
+
+
+def budget(exam: Examination) -> Finding:
+    """Whether the account has anything left to spend today."""
+    chosen = exam.directives()
+    name = chosen.get("--account", "")
+    command = outlook.budget_command(exam.wanted, chosen.get("--partition", ""))
+    if not command:
+        return not_applicable("the profile names no command that tells what is left of a grant (cost.budget)")
+    if not name:
+        return not_applicable("no account is named, so no grant can be asked for")
+    told = outlook.ask_budget(command, exam.site.cost.budget_row, name, exam.left())
+    if isinstance(told, str):
+        return not_applicable(f"what is left of the grant is not known: {told}")
+    facts = {"account": name, "total": told.total, "used": told.used}
+    words = f"{told.left:g} of {told.total:g} {exam.site.cost.unit} of account {name} are left"
+    if told.left <= 0:
+        return red(words, "Ask for more hours, or give another --account.", **facts)
+    if told.left < _FEW_LEFT * told.total:
+        return yellow(words, "Ask for more hours before they are spent.", **facts)
+    return green(words, **facts)
+
+
+def default_qos(exam: Examination) -> Finding:
+    """Whether a run lands on nodes without GPUs because it names no QoS, or that one."""
+    cpu_only = [name for name, one in exam.site.qos.items() if one.without_gpus]
+    if not cpu_only:
+        return not_applicable("the profile knows no QoS of nodes without GPUs (qos.NAME.without_gpus)")
+    chosen = exam.directives()
+    asked, name = chosen.get("--qos", ""), chosen.get("--account", "")
+    others = [one for one in exam.site.qos if one not in cpu_only]
+    hint = f"Give --qos {others[0]}, or write it into [defaults]." if others else "Give --qos with another."
+    if asked in cpu_only:
+        return red(f"a run asks for QoS {asked}, whose nodes have no GPUs", hint, asked=asked)
+    if asked:
+        return green(f"a run asks for QoS {asked}; without it may be {', '.join(cpu_only)} (no GPUs)", asked=asked)
+    known = slurm_limits.associations(exam.left())
+    if isinstance(known, str):
+        return yellow(f"a run names no QoS, and Slurm does not tell which it then gets: {known}", hint)
+    defaults = sorted({one.default_qos for one in known if one.account == name or not name} - {""})
+    if bad := sorted({*defaults} & {*cpu_only}):
+        return red(f"a run names no QoS and gets {bad[0]}, whose nodes have no GPUs", hint, defaults=defaults)
+    return green(f"the default QoS is {', '.join(defaults) or 'not set'}", defaults=defaults)
+
+
+def submit_limit(exam: Examination) -> Finding:
+    """How many more jobs of this user Slurm takes."""
+    room = slurm_limits.room([*exam.directives().items()], exam.left())
+    if room is None:
+        return not_applicable("Slurm sets or tells no limit of submitted jobs")
+    if room == 0:
+        return red("you have as many jobs as Slurm takes of you", "Wait for some to end, or cancel one.", room=room)
+    return green(f"Slurm takes {room} more job{'s' if room > 1 else ''} of yours", room=room)
+
+
+def partition(exam: Examination) -> Finding:
+    """Whether the partition is up, and has the limits that the profile believes."""
+    name = exam.directives().get("--partition", "")
+    if not name:
+        return not_applicable("a run names no partition")
+    answer = slurm.ask(["scontrol", "--oneliner", "show", "partition", name], exam.left())
+    if answer.code != 0:
+        why = (answer.text.splitlines() or [f"scontrol did not answer within {exam.seconds:g} s"])[-1]
+        if "not found" in why:
+            return red(f"there is no partition {name}", "Give another --partition (sinfo -s lists them).")
+        return not_applicable(f"Slurm does not tell of partition {name}: {why}")
+    told = dict(word.partition("=")[::2] for word in answer.out.split())
+    facts = {key: told.get(key, "") for key in ("State", "MaxTime", "MaxNodes")}
+    if told.get("State", "UP") != "UP":
+        hint = "Wait for the end of the maintenance, or give another --partition."
+        return red(f"partition {name} is {told['State']}: jobs wait", hint, **facts)
+    known = exam.site.partitions.get(name, Partition())
+    wrong = []
+    if known.max_time and told.get("MaxTime", "") not in _NO_LIMIT:
+        theirs = units.parse_time_limit(told["MaxTime"])
+        if int(known.max_time) > theirs:
+            wrong.append(f"max_time {known.max_time.text}, Slurm says {told['MaxTime']}")
+    if known.max_nodes and told.get("MaxNodes", "").isdecimal() and known.max_nodes > int(told["MaxNodes"]):
+        wrong.append(f"max_nodes {known.max_nodes}, Slurm says {told['MaxNodes']}")
+    if wrong:
+        hint = f"Write Slurm's into [partitions.{name}] of ~/.config/hpcml/config.toml."
+        return yellow(f"the profile says of partition {name}: {'; '.join(wrong)}", hint, **facts)
+    return green(f"partition {name} is up{' and as the profile says' if known != Partition() else ''}", **facts)
+
+
+def configuration(exam: Examination) -> Finding:
+    """Whether Slurm is configured as the profile and hpcml believe."""
+    answer = slurm.ask(["scontrol", "show", "config"], exam.left())
+    if answer.code != 0:
+        why = (answer.text.splitlines() or [f"scontrol did not answer within {exam.seconds:g} s"])[-1]
+        return not_applicable(f"Slurm does not tell its configuration: {why}")
+    return judge_configuration(dict(re.findall(r"(?m)^(\w+)\s*=\s*(.*?)\s*$", answer.out)), exam)
+
+
+def judge_configuration(told: dict[str, str], exam: Examination) -> Finding:
+    """Return what of Slurm's configuration is not what the profile and hpcml believe, the worst first."""
+    names = ("SLURM_VERSION", "MaxArraySize", "MaxJobCount", "JobRequeue", "KillWait", "MaxBatchRequeue", "RequeueExit")
+    facts = {key: told[key] for key in (*names, "RequeueExitHold", "PriorityFlags", "EnforcePartLimits") if key in told}
+
+    def number(key: str) -> int | None:
+        match = re.match(r"\d+", told.get(key, ""))
+        return int(match[0]) if match else None
+
+    wait, grace = number("KillWait"), float(exam.site.deadlines.driver_grace)
+    if wait is not None and wait < grace:
+        sentence = f"Slurm kills a job {wait} s after it was told to end (KillWait), and deadlines.driver_grace is"
+        hint = f"Set deadlines.driver_grace = '{max(1, wait // 2)}s' in the profile."
+        return yellow(
+            f"{sentence} {exam.site.deadlines.driver_grace.text}: a script may not finish saving", hint, **facts
+        )
+    again = {word for key in ("RequeueExit", "RequeueExitHold") for word in re.findall(r"\d+", told.get(key, ""))}
+    if own := sorted(int(word) for word in again if int(word) in MEANING):
+        hint = "Add --no-requeue to what you pass to sbatch, or ask the site's support."
+        return yellow(f"Slurm puts jobs back that end with {own[0]}, which is a status of hpcml's", hint, **facts)
+    if (most := number("MaxArraySize")) is not None and most < 2:
+        return yellow("job arrays are off (MaxArraySize)", "Use sweeps inside one job, not hpcml.map.", **facts)
+    theirs = "MAX_TRES" in told.get("PriorityFlags", "").split(",")
+    if exam.site.cost.weights and "PriorityFlags" in told and theirs != exam.site.cost.largest:
+        counts = "the largest resource" if theirs else "the sum of all resources"
+        hint = f"Set cost.largest = {str(theirs).lower()} in the profile."
+        return yellow(f"Slurm charges {counts}, and the profile says otherwise: costs are told wrong", hint, **facts)
+    version = told.get("SLURM_VERSION", "of an unknown version")
+    return green(f"Slurm {version} is configured as hpcml and the profile believe", **facts)
+
+
+def variables(exam: Examination) -> Finding:
+    """Which variables change what Slurm's commands do for this user."""
+    names = [name for name in slurm.foreign_variables() if exam.environment.get(name)]
+    if not names:
+        return green("no variable changes what Slurm's commands do or print")
+    shown = ", ".join(names[:6]) + ("…" if len(names) > 6 else "")
+    hint = f"unset {' '.join(names[:6])}"
+    if job := exam.environment.get("SLURM_JOB_ID"):
+        hint = "Submit from a login node's own shell."
+        return yellow(f"this shell is inside job {job}, whose variables count for what you type", hint, names=names)
+    return yellow(f"{shown} count for sbatch, srun and squeue that you type, and not for hpcml", hint, names=names)

@@ -1,0 +1,255 @@
+"""Checks of this machine as the user's processes see it: variables, limits, file systems, the image, and bad nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import resource
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from hpcml import subprocesses, units
+from hpcml.doctor.finding import Examination, Finding, clause, green, not_applicable, red, yellow
+from hpcml.errors import HpcmlError
+from hpcml.images import facts as images
+from hpcml.plan.container import image_of
+from hpcml.plan.plan import ADAPTERS, named_adapters
+from hpcml.runs import bad_nodes, directories
+
+_FEW_INODES, _FEW_BYTES = 1000, 1 << 30
+_CPU_TIME = 3600  # seconds that a process which waits for runs should have
+_MEMORY = 1 << 30  # bytes
+_PROCESSES, _FILES = 64, 256
+_SKEW = 2.0  # seconds
+_DRIVER = re.compile(r"lib(cuda|nvidia-ml)\.so(\.\d+)*")
+# `lfs quota -q` and `quota -w`: a file system, then blocks, quota, limit, grace, and the same of files; an amount that
+# is beyond its quota has a star.
+_AMOUNTS = r"\s+(\d+)(\*?)\s+(\d+)\s+(\d+)\s+(\S+)"
+_QUOTA = re.compile(rf"^\s*(\S+){_AMOUNTS}{_AMOUNTS}\s*$", re.MULTILINE)
+
+
+def profile(exam: Examination) -> Finding:
+    """Which profile counts here, and whether hpcml can work with it."""
+    import socket
+
+    from hpcml.sites import facts
+
+    site = exam.site
+    told = {"site": site.name, "chosen_because": exam.wanted.chosen_because, "host": socket.gethostname()}
+    if site.unsupported:
+        return red(f"hpcml does not work on {site.name}: {site.unsupported}", "Use another machine, or --site.", **told)
+    doubts = facts.doubts(site)
+    also = f"; {doubts} of its values are only reported or guessed" if doubts else ""
+    return green(f"site {site.name}: {exam.wanted.chosen_because}{also}", **told, doubts=doubts)
+
+
+def library_path(exam: Examination) -> Finding:
+    """Whether LD_LIBRARY_PATH puts CUDA's own libraries before those of the driver."""
+    entries = [entry for entry in exam.environment.get("LD_LIBRARY_PATH", "").split(":") if entry]
+    if not entries:
+        return green("LD_LIBRARY_PATH is not set")
+    homes = [exam.environment.get(name, "").rstrip("/") for name in ("CUDA_HOME", "CUDA_PATH", "CUDA_ROOT")]
+    of_cuda = [one for one in entries if any(home and one.startswith(f"{home}/") for home in homes)]
+    for entry in entries:
+        with contextlib.suppress(OSError):  # a folder that is not there
+            found = sorted(name for name in os.listdir(entry) if _DRIVER.fullmatch(name))
+            if found and (entry in of_cuda or "stubs" in entry or "compat" in entry):
+                sentence = f"LD_LIBRARY_PATH puts {entry} before the driver, and {found[0]} there is not the driver's"
+                return red(sentence, f"Take {entry} out of LD_LIBRARY_PATH.", entry=entry, files=found)
+    if of_cuda:
+        sentence = f"LD_LIBRARY_PATH puts {of_cuda[0]} before the libraries of your environment and of the driver"
+        hint = f"Take {of_cuda[0]} out of LD_LIBRARY_PATH (Driver/library version mismatch)."
+        return yellow(sentence, hint, entry=of_cuda[0])
+    return green("LD_LIBRARY_PATH names no folder of CUDA's", entries=entries)
+
+
+def adapters(exam: Examination) -> Finding:
+    """Whether the RDMA adapters that variables name are those of the nodes."""
+    has = exam.site.network.adapters
+    there = {**exam.environment, **exam.site.environment}
+    values = {name: there[name] for name in ADAPTERS if there.get(name)}
+    if not values:
+        return green("no variable chooses RDMA adapters")
+    if not has:
+        return not_applicable("the profile does not name the nodes' RDMA adapters; --node looks at them", **values)
+    return judge_adapters(values, has)
+
+
+def judge_adapters(values: dict[str, str], has: tuple[str, ...]) -> Finding:
+    """Return whether the adapters that variables name are among those there, and whether some are left unused."""
+    for name, value in values.items():
+        named = named_adapters(value)
+        if strange := [one for one in named if one not in has]:
+            sentence = f"{name} names {', '.join(strange)}, which the nodes do not have: {', '.join(has) or 'none'}"
+            return red(sentence, f"unset {name}, or write {','.join(has) or 'nothing'}.", **values)
+        if unused := [one for one in has if named and one not in named]:
+            sentence = f"{name} leaves {', '.join(unused)} unused"
+            return yellow(sentence, f"unset {name}, or write {','.join(has)}.", **values)
+    return green(f"{', '.join(values)} name adapters that the nodes have", **values)
+
+
+def _existing(folder: Path) -> Path:
+    """Return the folder, or the nearest above it that is there."""
+    return next(place for place in (folder, *folder.parents) if place.is_dir())
+
+
+def quota(exam: Examination) -> Finding:
+    """Whether there is room for files and for bytes, by the file systems' own words and by quotas."""
+    home = exam.environment.get("HOME", "")
+    folders = dict.fromkeys(_existing(place) for place in (exam.runs, Path(home)) if home)
+    hint = "Remove old runs (hpcml gc), or keep runs elsewhere (--set paths.runs=…)."
+    facts: dict[str, object] = {}
+    low = ""
+    for folder in folders:
+        room = os.statvfs(folder)
+        free = {"bytes": room.f_bavail * room.f_frsize, "inodes": room.f_favail if room.f_files else None}
+        facts[str(folder)] = free
+        if full := directories.full(folder):
+            return red(full, hint, **facts)
+        few = room.f_files and room.f_favail < _FEW_INODES
+        if few or (room.f_blocks and free["bytes"] is not None and free["bytes"] < _FEW_BYTES):
+            left = f"{room.f_favail} files" if few else units.format_bytes(room.f_bavail * room.f_frsize)
+            low = low or f"only {left} more fit into {folder}"
+    for found in _quotas(exam, list(folders)):
+        if found.state == "red":
+            return found
+        low = low or (found.sentence if found.state == "yellow" else "")
+        facts |= found.facts
+    if low:
+        return yellow(low, hint, **facts)
+    return green("there is room for files and bytes in the folder for runs and in your home", **facts)
+
+
+def _quotas(exam: Examination, folders: list[Path]) -> Iterator[Finding]:
+    user = str(os.getuid())
+    commands = [["lfs", "quota", "-q", "-u", user, str(folder)] for folder in folders]
+    for command in [*commands, ["quota", "-w"]]:
+        if not shutil.which(command[0], path=exam.environment.get("PATH")):
+            continue
+        answer = subprocesses.run(command, exam.left())
+        if answer.code is not None:
+            yield from judge_quota(answer.out)
+
+
+def judge_quota(text: str) -> Iterator[Finding]:
+    """Yield what the answer of ``lfs quota -q`` or ``quota -w`` says of each file system, in KiB and files."""
+    for row in _QUOTA.findall(text):
+        place = row[0]
+        for what, (used, star, soft, hard) in (("KiB", row[1:5]), ("files", row[6:10])):
+            limit = int(soft) or int(hard)
+            facts = {f"{place}: {what}": {"used": int(used), "limit": limit}}
+            if not limit:
+                continue
+            words = f"{used} of {limit} {what} of your quota on {place} are used"
+            hint = "Remove what you no longer need (hpcml gc removes old runs)."
+            if star or int(used) >= limit:
+                yield red(words, hint, **facts)
+            elif int(used) > 0.95 * limit:
+                yield yellow(words, hint, **facts)
+            else:
+                yield green(words, **facts)
+
+
+def file_system(exam: Examination) -> Finding:
+    """Whether files of a run can be written, renamed and locked where runs are, and have times of this clock."""
+    folder = _existing(exam.runs)
+    hint = "Keep runs on another file system that all nodes share: --set paths.runs=…."
+    doing = "be made"
+    try:
+        with tempfile.TemporaryDirectory(prefix=".hpcml-doctor-", dir=folder) as place:
+            old, new = Path(place) / "old", Path(place) / "new"
+            doing = "be written"
+            began = time.time()
+            old.write_text("old")
+            new.write_text("new")
+            ahead = new.stat().st_mtime - began
+            doing = "replace each other"
+            new.rename(old)
+            replaced = old.read_text() == "new" and not new.exists()
+            locks = _locks(old)
+    except OSError as error:
+        full = directories.full(folder)
+        return red(f"files cannot {doing} in {folder}: {full or error.strerror}", hint, folder=str(folder))
+    if not replaced:
+        return red(f"a file that was renamed in {folder} is not there by its new name", hint, folder=str(folder))
+    facts = {"folder": str(folder), "ahead": round(ahead, 3), "locks": locks}
+    if not locks:
+        return yellow(f"files cannot be locked in {folder}: the points of a sweep share nothing safely", hint, **facts)
+    if abs(ahead) > _SKEW:
+        way = "ahead of" if ahead > 0 else "behind"
+        sentence = f"the file system of {folder} is {abs(ahead):.0f} s {way} this machine's clock"
+        return yellow(sentence, "Tell the site: times of files are wrong.", **facts)
+    return green(f"files in {folder} can be renamed and locked, and their times are right", **facts)
+
+
+def _locks(path: Path) -> bool:
+    """Whether a lock on a file keeps others away."""
+    with path.open("r+") as first, path.open("r+") as second:
+        try:
+            fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        return False
+
+
+def limits(exam: Examination) -> Finding:
+    """Whether a process that waits for runs is left alone by the limits of this machine."""
+    del exam
+    kinds = {
+        "cpu_seconds": (resource.RLIMIT_CPU, _CPU_TIME),
+        "memory": (resource.RLIMIT_AS, _MEMORY),
+        "processes": (resource.RLIMIT_NPROC, _PROCESSES),
+        "open_files": (resource.RLIMIT_NOFILE, _FILES),
+    }
+    soft = {name: resource.getrlimit(kind)[0] for name, (kind, _) in kinds.items()}
+    facts = {name: None if value == resource.RLIM_INFINITY else value for name, value in soft.items()}
+    low = [name for name, (_, least) in kinds.items() if soft[name] != resource.RLIM_INFINITY and soft[name] < least]
+    words = {
+        "cpu_seconds": f"a process here is ended after {soft['cpu_seconds']} s of processor time (ulimit -t)",
+        "memory": f"a process here may take {units.format_bytes(max(0, soft['memory']))} of memory (ulimit -v)",
+        "processes": f"you may have {soft['processes']} processes here (ulimit -u)",
+        "open_files": f"a process may open {soft['open_files']} files here (ulimit -n)",
+    }
+    if low:
+        hint = "Submit with --detach, and look with hpcml status; long work belongs into jobs."
+        return yellow(words[low[0]], hint, **facts)
+    return green("the limits of processes here are wide enough to wait for runs", **facts)
+
+
+def image(exam: Examination) -> Finding:
+    """Whether the image that runs use is one that this machine can start."""
+    path = image_of(exam.site, exam.spec)
+    if not path:
+        return not_applicable("runs use no image (--image, runtime.image)")
+    try:
+        found = images.inspect(Path(path))
+    except HpcmlError as error:
+        return red(f"{clause(error.message)} ({path})", error.hint, image=path)
+    facts = {"image": path, "architecture": found.architecture, "cuda": found.cuda, "kind": found.kind}
+    problems = images.problems(found, cuda=exam.site.gpu.cuda, gpus=int(bool(found.cuda)), machine=images.machine())
+    if not problems:
+        return green(f"{path} is built for {found.architecture or 'an unknown machine'}", **facts)
+    first = problems[0]
+    return (red if first.fatal else yellow)(f"the image: {first.what}", first.hint, **facts)
+
+
+def failed_nodes(exam: Examination) -> Finding:
+    """Which nodes failed runs of this user within a day."""
+    now = time.time()
+    bad_nodes.learn(exam.runs, exam.site.name, now)
+    bad = bad_nodes.Memory(exam.site.name).nodes(now)
+    if not bad:
+        return green("no node failed a run of yours within a day")
+    words, _, option = bad_nodes.sentence(bad).partition(": leave ")
+    left_out = " (the profile leaves them out)" if exam.site.slurm.exclude_failed else ""
+    facts = {"nodes": [one._asdict() for one in bad]}
+    return yellow(words + left_out, f"Leave {option}.", **facts)
