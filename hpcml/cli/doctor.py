@@ -41,7 +41,7 @@ def add_options(parser: ArgumentParser) -> None:
         "--gpus-per-node", metavar="GPUS_PER_NODE", help="GPUs to ask for (1 where the partition has some)"
     )
     group.add_argument("--patience", metavar="TIME", default="10m", help="how long the job may wait and run (10m)")
-    parser.add_argument("--deadline", metavar="TIME", default="2.5s", help="how long all other checks may take (2.5s)")
+    parser.add_argument("--deadline", metavar="TIME", default="2.2s", help="how long all other checks may take (2.2s)")
     common.add_json(parser)
 
 

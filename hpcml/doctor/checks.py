@@ -12,7 +12,7 @@ from hpcml.doctor import access, scheduler, surroundings
 from hpcml.doctor.finding import Examination, Finding, clause, not_applicable, red
 from hpcml.errors import HpcmlError
 
-_LAST = 0.3  # seconds beyond the deadline in which a question that is ended gives its answer
+_LAST = 0.2  # seconds beyond the deadline in which a question that is ended gives its answer
 
 
 class Check(NamedTuple):

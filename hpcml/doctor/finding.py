@@ -108,7 +108,7 @@ class Examination:
         wanted: LoadedSite,
         spec: JobSpec,
         environment: Mapping[str, str],
-        seconds: float = 2.5,
+        seconds: float = 2.2,
     ) -> None:
         self.loaded, self.wanted, self.site = loaded, wanted, wanted.site
         self.spec, self.environment = spec, environment

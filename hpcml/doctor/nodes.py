@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcml import units
+from hpcml import schedulers, units
 from hpcml.doctor.finding import Examination, Finding, clause, green, not_applicable, red, yellow
 from hpcml.doctor.surroundings import judge_adapters
 from hpcml.errors import HpcmlError
@@ -36,10 +36,11 @@ def request(loaded: LoadedSite, spec: JobSpec) -> tuple[LoadedSite, JobSpec]:
     their facts are read without any package for GPUs.
     """
     site = loaded.site
+    spec = schedulers.get(site.scheduler).with_variables(spec, loaded.is_from_this_call)
     partition = site.partitions.get(spec.partition or site.defaults.partition, Partition())
     gpus = min(1, partition.gpus_per_node) if spec.gpus_per_node == NOT_SAID else spec.gpus_per_node
     pairs = () if site.scheduler == "local" else tuple(slurm_options.gpu_directives(site, gpus, spec.gpu_type))
-    plain = {name: one._replace(needs_gpus=False) for name, one in site.partitions.items()}
+    plain = {name: one._replace(needs_gpus=False, gpus_per_node=0) for name, one in site.partitions.items()}
     site = site._replace(
         partitions=plain,
         network=site.network._replace(interface="", nic_affinity="off"),

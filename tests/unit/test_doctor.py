@@ -1,0 +1,302 @@
+"""The doctor's checks on planted facts: what is green, yellow, red, and what cannot be told."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcml.doctor import access, checks, finding, nodes, scheduler, surroundings
+from hpcml.doctor.finding import Examination, Finding
+from hpcml.errors import SlurmUnreachableError
+from hpcml.remote import answers
+from hpcml.schedulers import Prospect, slurm, slurm_limits
+from hpcml.schedulers.request import JobSpec
+from hpcml.schedulers.slurm_limits import Association
+from hpcml.sites import lookup
+from hpcml.sites.schema import Login
+from hpcml.subprocesses import Answer
+from tests.fixtures.images import sif_file
+
+NOW = time.mktime((2026, 11, 23, 8, 0, 0, 0, 0, -1))
+KNOWN = [Association("astro", "", ("normal", "dbg"), "normal"), Association("bio", "cpu", (), "")]
+
+
+def examination(
+    tmp_path: Path, *settings: str, site: str = "leonardo", seconds: float = 60.0, **asked: Any
+) -> Examination:
+    home = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "HPCML_SYSTEM_CONFIG": "/nowhere"}
+    loaded = lookup.load(site, home, None, settings)
+    spec = JobSpec(script=tmp_path / "doctor", arguments=("true",), cwd=tmp_path, service="doctor", **asked)
+    ours, spec = nodes.request(loaded, spec)
+    return Examination(ours, loaded, spec, home, seconds)
+
+
+def told(one: Finding) -> tuple[str, str]:
+    return one.state, one.sentence
+
+
+def node(name: str = "n1", **facts: Any) -> dict[str, Any]:
+    port = {
+        "name": "mlx5_0:1",
+        "device": "mlx5_0",
+        "state": "ACTIVE",
+        "physical_state": "LinkUp",
+        "rate": "",
+        "link_layer": "InfiniBand",
+    }
+    healthy = {
+        "node": name,
+        "machine": "x86_64",
+        "interfaces": {"lo": ["127.0.0.1"], "ib0": ["10.0.0.1"], "eth0": []},
+        "ports": [{**port, "name": f"mlx5_{n}:1", "device": f"mlx5_{n}"} for n in range(4)],
+        "gpus": [{"bus_id": "0000:1d:00.0", "nearest": {"port": "mlx5_0:1", "distance": "PXB"}}],
+        "locked_memory": None,
+        "memory": {"total": 512 << 30, "cgroup_limit": None, "shm": 256 << 30},
+        "shm": {"size": 256 << 30, "used": 0, "left": [], "left_bytes": 0},
+        "scratch": {"folder": "/scratch", "type": "ext4", "size": 1 << 40},
+        "driver": "535.274.02",
+        "smi": [["0000:1d:00.0", "535.274.02", "Disabled", "Default"]],
+        "mps": False,
+        "program": "/usr/bin/singularity",
+        "in_image": False,
+        "variables": {},
+    }  # fmt: skip
+    return healthy | facts
+
+
+def ports(**changes: str) -> list[dict[str, Any]]:
+    return [{**port, **changes} for port in node()["ports"]]
+
+
+NODE_FAULTS: list[tuple[str, dict[str, Any], str, str]] = [
+    ("interface", {"interfaces": {"lo": ["127.0.0.1"], "hsn0": ["10.0.0.1"]}}, "red", "interface ib0 has no IPv4 address on n1"),
+    ("ports", {"ports": ports(state="DOWN", physical_state="Polling")}, "red", "mlx5_0:1 of n1 is DOWN (Polling)"),
+    ("ports", {"ports": ports(link_layer="Ethernet")}, "red", "nodes have ports of different link types (n1: Ethernet; n2: InfiniBand)"),
+    ("ports", {"ports": []}, "red", "n1 have no RDMA port, and other nodes do"),
+    ("ports", {"variables": {"NCCL_IB_HCA": "mlx5_4"}}, "red", "NCCL_IB_HCA names mlx5_4"),
+    ("ports", {"variables": {"NCCL_IB_HCA": "=mlx5_0,mlx5_1"}}, "yellow", "leaves mlx5_2, mlx5_3 unused"),
+    ("gpu-distance", {"gpus": [{"bus_id": "g", "nearest": {"port": "mlx5_3:1", "distance": "SYS"}}]}, "yellow", "g of n1 is SYS away from mlx5_3:1"),
+    ("locked-memory", {"locked_memory": 8 << 20}, "red", "limited to 8.0 MiB on n1"),
+    ("shared-memory", {"shm": {"size": 64 << 20, "used": 0, "left": [], "left_bytes": 0}}, "red", "/dev/shm of n1 holds 64 MiB"),
+    ("shared-memory", {"shm": {"size": 1 << 38, "used": 0, "left": ["a"], "left_bytes": 4 << 30}}, "yellow", "1 old files of yours"),
+    ("scratch", {"scratch": {"folder": "/tmp", "type": "tmpfs", "size": 10 << 30}}, "yellow", "/tmp of n1 is a tmpfs (10 GiB)"),
+    ("shared-gpus", {"smi": [["g", "535.1", "Enabled", "Default"]]}, "yellow", "MIG divides GPU g of n1"),
+    ("shared-gpus", {"smi": [["g", "535.1", "[N/A]", "Prohibited"]]}, "red", "GPU g of n1 takes no program"),
+    ("shared-gpus", {"mps": True}, "yellow", "MPS runs on n1"),
+    ("driver", {"smi": [], "driver": "470.82.01"}, "red", "the driver of n1 is 470.82.01, and CUDA 12 of the profile needs 535"),
+]  # fmt: skip
+
+
+def test_what_the_facts_of_nodes_mean(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    exam = examination(tmp_path)
+    clocks = {"n1": (0.0, 0.001), "n2": (0.01, 0.001)}
+    healthy = nodes.judge(exam, {"n1": node(), "n2": node("n2")}, clocks)
+    assert {one.check: told(one) for one in healthy if one.state != "green"} == {}
+    for check, facts, state, words in NODE_FAULTS:
+        with subtests.test(check=check, words=words):
+            found = {one.check: one for one in nodes.judge(exam, {"n1": node(**facts), "n2": node("n2")}, clocks)}
+            assert found[check].state == state, found[check]
+            assert words in found[check].sentence
+            assert found[check].remedy
+    for ahead, state in ((5.0, "yellow"), (-300.0, "red")):
+        found = {one.check: one for one in nodes.judge(exam, {"n1": node(), "n2": node("n2")}, {"n2": (ahead, 0.1)})}
+        assert found["clocks"].state == state
+        assert f"the clock of n2 is {abs(ahead):.0f} s" in found["clocks"].sentence
+    alone = {one.check: one for one in nodes.judge(exam, {"n1": node(ports=[], gpus=[], smi=[], driver="")}, {})}
+    assert {name for name, one in alone.items() if one.state == "n/a"} == {
+        "ports", "gpu-distance", "locked-memory", "clocks", "shared-gpus", "driver"
+    }  # fmt: skip
+    damaged = {one.check: one.state for one in nodes.judge(exam, {"n1": {}}, clocks)}
+    assert set(damaged.values()) == {"n/a"}
+
+
+def test_the_image_on_nodes(tmp_path: Path) -> None:
+    image = str(sif_file.make(tmp_path / "a.sif", {"org.hpcml.kind": "rapids", "org.hpcml.cuda": "13"}, arch="04"))
+    exam = examination(tmp_path, image=image, account="astro")
+    found = {one.check: one for one in nodes.judge(exam, {"n1": node(program="")}, {})}
+    assert told(found["driver"]) == (
+        "red",
+        "the driver of n1 is 535.274.02, and the image's CUDA 13 needs 580 or newer",
+    )
+    assert told(found["architecture"]) == ("red", "the image is built for aarch64, and the nodes are x86_64")
+    assert told(found["container"]) == ("red", "singularity is not on n1")
+    assert surroundings.image(exam).state == "red"
+    missing = surroundings.image(examination(tmp_path, image="/nowhere/a.sif", account="astro"))
+    assert missing.state == "red"
+    assert surroundings.image(examination(tmp_path)).state == "n/a"
+
+
+def test_the_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(known: list[Association] | str, **options: Any) -> tuple[str, str]:
+        monkeypatch.setattr(slurm_limits, "associations", lambda _: known)
+        return told(scheduler.account(examination(tmp_path, **options)))
+
+    assert asked(KNOWN, account="astro")[0] == "green"
+    assert asked(KNOWN, account="chem") == ("red", "account chem is none of yours: astro, bio")
+    assert asked(KNOWN, account="bio") == ("red", "account bio may not use partition boost_usr_prod, only cpu")
+    assert asked(KNOWN, account="astro", qos="boost_qos_dbg")[1].endswith("only dbg, normal")
+    assert asked([], account="astro") == ("red", "Slurm's accounting knows no account of yours")
+    assert asked("Access/permission denied", account="astro")[0] == "n/a"
+
+
+def test_the_default_qos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MareNostrum's default QoS is of CPU nodes; its profile names another."""
+    monkeypatch.setattr(slurm_limits, "associations", lambda _: [Association("bsc", "", (), "gp_ehpc")])
+    own: dict[str, Any] = {"site": "marenostrum5", "account": "bsc"}
+    assert scheduler.default_qos(examination(tmp_path, **own)).state == "green"
+    unsaid = scheduler.default_qos(examination(tmp_path, "defaults.qos=", **own))
+    assert told(unsaid) == ("red", "a run names no QoS and gets gp_ehpc, whose nodes have no GPUs")
+    assert "--qos acc_ehpc" in unsaid.remedy
+    assert scheduler.default_qos(examination(tmp_path, **own, qos="gp_ehpc")).state == "red"
+    monkeypatch.setattr(slurm_limits, "associations", lambda _: "denied")
+    assert scheduler.default_qos(examination(tmp_path, "defaults.qos=", **own)).state == "yellow"
+    assert scheduler.default_qos(examination(tmp_path)).state == "n/a"
+
+
+def test_slurms_configuration(tmp_path: Path) -> None:
+    exam = examination(tmp_path)
+    believed = {"KillWait": "30 sec", "MaxArraySize": "1001", "PriorityFlags": "MAX_TRES", "SLURM_VERSION": "23.11.10"}
+    cases: list[tuple[dict[str, str], str, str]] = [
+        ({}, "green", "Slurm 23.11.10"),
+        ({"KillWait": "10 sec"}, "yellow", "kills a job 10 s after"),
+        ({"RequeueExit": "1-9,85"}, "yellow", "end with 85"),
+        ({"MaxArraySize": "1"}, "yellow", "job arrays are off"),
+        ({"PriorityFlags": ""}, "yellow", "the sum of all resources"),
+    ]
+    for told_by, state, words in cases:
+        found = scheduler.judge_configuration(believed | told_by, exam)
+        assert found.state == state, found
+        assert words in found.sentence
+
+
+def test_the_partition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(answer: Answer) -> tuple[str, str]:
+        monkeypatch.setattr(slurm, "ask", lambda *_: answer)
+        return told(scheduler.partition(examination(tmp_path, account="astro")))
+
+    assert asked(Answer(0, "PartitionName=p MaxNodes=64 MaxTime=1-00:00:00 State=UP", ""))[0] == "green"
+    assert asked(Answer(0, "PartitionName=p MaxNodes=UNLIMITED MaxTime=UNLIMITED State=UP", ""))[0] == "green"
+    assert asked(Answer(0, "PartitionName=p MaxNodes=8 MaxTime=12:00:00 State=UP", "")) == (
+        "yellow",
+        "the profile says of partition boost_usr_prod: max_time 1-00:00:00, Slurm says 12:00:00; max_nodes 64, Slurm says 8",
+    )
+    assert asked(Answer(0, "PartitionName=p State=DRAIN", ""))[0] == "red"
+    assert asked(Answer(1, "", "Partition boost_usr_prod not found"))[0] == "red"
+    assert asked(Answer(1, "", "Access/permission denied"))[0] == "n/a"
+    assert asked(Answer(None, "", ""))[0] == "n/a"
+
+
+def test_the_start_and_the_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def at(hours: float) -> str:
+        return datetime.datetime.fromtimestamp(NOW + hours * 3600).isoformat()  # noqa: DTZ006 - as sbatch tells it
+
+    cases = [
+        ([NOW + 43200], at(1), "green"),
+        ([NOW + 43200], "", "green"),
+        ([NOW + 43200], at(24), "yellow"),
+        ([NOW + 600], "", "yellow"),
+        ([NOW - 60], at(1), "red"),
+        ([float("inf"), NOW - 60], at(1), "green"),
+        ([], at(1), "n/a"),
+    ]
+    for ends, start, state in cases:
+        found = access.judge_certificate(ends, start, NOW, "step ssh login")
+        assert found.state == state, found
+        assert (found.remedy == "Get a new one: step ssh login.") == (state in ("yellow", "red"))
+    exam = examination(tmp_path, account="astro")
+    monkeypatch.setattr(exam, "start", lambda: Prospect("2099-01-01T00:00:00"))
+    assert scheduler.start(exam).sentence.startswith("Slurm would start a job in ")
+
+    def silent() -> Prospect:
+        raise SlurmUnreachableError("Slurm's controller does not answer", hint="Wait.")
+
+    monkeypatch.setattr(exam, "start", silent)
+    assert told(scheduler.start(exam)) == ("red", "Slurm's controller does not answer")
+    assert scheduler.start(examination(tmp_path)).state == "n/a", "no account: there is no request"
+
+
+def test_the_login_node_that_answers() -> None:
+    leonardo = Login(host="login.x.it", hosts=("login01-ext.x.it", "login05-ext.x.it"))
+    assert access.judge_login_node(leonardo, "login05.x.local").state == "green"
+    strange = access.judge_login_node(leonardo, "login09.x.local")
+    assert strange.state == "yellow"
+    assert "--host login01-ext.x.it" in strange.remedy
+    assert access.judge_login_node(Login(host="login.y.de"), "y1").state == "green"
+
+
+def test_quotas_in_bytes_and_files() -> None:
+    """`lfs quota -q` and `quota -w` have the same columns."""
+    lustre = "/leonardo 900000 0 1000000 - 4000000* 4000000 4000000 6d\n"
+    assert [one.state for one in surroundings.judge_quota(lustre)] == ["green", "red"]
+    nfs = "Disk quotas for user alice (uid 1000):\n Filesystem blocks quota limit grace files quota limit grace\n"
+    nfs += "server:/home 980000 1000000 1100000 none 10 0 0 none\n"
+    assert [told(one) for one in surroundings.judge_quota(nfs)] == [
+        ("yellow", "980000 of 1000000 KiB of your quota on server:/home are used")
+    ]
+    assert list(surroundings.judge_quota("no quota here\n")) == []
+
+
+def test_adapters_and_libraries(tmp_path: Path) -> None:
+    def with_(look: Callable[[Examination], Finding], **variables: str) -> Finding:
+        exam = examination(tmp_path)
+        exam.environment = {**exam.environment, **variables}
+        return look(exam)
+
+    assert with_(surroundings.adapters).state == "green"
+    everywhere = with_(surroundings.adapters, NCCL_IB_HCA="mlx5_0,mlx5_1,mlx5_4,mlx5_5")
+    assert told(everywhere)[0] == "red"
+    assert "names mlx5_4, mlx5_5" in everywhere.sentence
+    assert with_(surroundings.adapters, NCCL_IB_HCA="^mlx5_2").state == "green"
+    assert with_(surroundings.adapters, UCX_NET_DEVICES="eth0").state == "green"
+    home = tmp_path / "cuda"
+    (home / "lib64/stubs").mkdir(parents=True)
+    path = {"CUDA_HOME": str(home), "LD_LIBRARY_PATH": f"/usr/lib:{home}/lib64"}
+    assert with_(surroundings.library_path, **path).state == "yellow"
+    (home / "lib64/stubs/libnvidia-ml.so.1").touch()
+    path["LD_LIBRARY_PATH"] = f"{home}/lib64/stubs:/usr/lib"
+    assert with_(surroundings.library_path, **path).state == "red"
+    assert with_(surroundings.library_path, LD_LIBRARY_PATH="/usr/lib").state == "green"
+
+
+def test_late_and_broken_checks_are_not_green(tmp_path: Path) -> None:
+    import threading
+
+    wait = threading.Event()
+
+    def hang(_: Examination) -> Finding:
+        wait.wait(120)
+        return finding.green("at last")
+
+    def fail(_: Examination) -> Finding:
+        raise OSError("no such thing")
+
+    exam = examination(tmp_path, site="local", seconds=0.2)
+    made = checks.examine(
+        exam,
+        [
+            checks.Check("a", hang, late="it does not answer", remedy="Wait."),
+            checks.Check("b", hang),
+            checks.Check("c", fail),
+            checks.Check("d", hang, of_slurm=True),
+        ],
+    )
+    wait.set()
+    assert [(one.check, one.state) for one in made] == [("a", "red"), ("b", "n/a"), ("c", "n/a"), ("d", "n/a")]
+    assert "no answer within 0.2 s" in made[0].sentence
+
+
+def test_what_a_login_node_says_is_checked() -> None:
+    one = {"check": "start", "state": "green", "sentence": "well", "remedy": "", "facts": {}, "seconds": 0.1}
+    import json
+
+    from hpcml.errors import ConfigError
+
+    assert answers.of_findings(json.dumps({"findings": [one]}), "there") == [one]
+    for wrong in ({**one, "state": "purple"}, {**one, "facts": []}, {**one, "check": "a\nb"}):
+        with pytest.raises(ConfigError, match="cannot be used"):
+            answers.of_findings(json.dumps({"findings": [wrong]}), "there")
