@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import lab_ssh
-from conftest import Cluster
+from conftest import ALL_NODES, Cluster
 from hpcml import errors
 from laptop import Outside
 from tests.fixtures.images import sif_file
@@ -78,6 +78,11 @@ def tools(cluster: Cluster) -> Path:
     return cluster.write("bin/.keep", "").parent
 
 
+def own_runs(cluster: Cluster) -> tuple[str, str]:
+    """Options for a folder of runs in which no other test's have failed."""
+    return "--set", f"paths.runs={cluster.work}/doctor-runs"
+
+
 def put(cluster: Cluster, folder: Path, name: str, text: str) -> Path:
     path = cluster.write(str(folder.relative_to(cluster.work) / name), text)
     cluster.run("chmod", "755", str(path))
@@ -93,17 +98,18 @@ def nobody_failed(cluster: Cluster) -> Iterator[Path]:
     cluster.run("rm", "-f", str(memory))
 
 
-def own(cluster: Cluster) -> tuple[str, ...]:
-    """Options with which the lab is a healthy machine: a node's /tmp is in memory, and other tests' runs have failed."""
-    scratch = cluster.write("scratch/.keep", "").parent
-    return (
-        *("--set", f"paths.scratch={scratch}"),
-        *("--set", f"paths.runs={cluster.work}/doctor-runs"),
-    )
+@pytest.fixture
+def disks(cluster: Cluster) -> Iterator[tuple[str, ...]]:
+    """Options with which the lab is a healthy machine: each node has a disk, and no other test's runs have failed."""
+    with contextlib.ExitStack() as mounted:
+        for node in ALL_NODES:
+            disk = cluster.write(f"disk-{node}/.keep", "").parent
+            mounted.enter_context(cluster.covered(node, f"mkdir -p {SMALL}; mount --bind {disk} {SMALL}", SMALL))
+        yield "--set", f"paths.scratch={SMALL}", "--set", f"paths.runs={cluster.work}/doctor-runs"
 
 
-def test_nothing_is_wrong_with_the_lab(cluster: Cluster) -> None:
-    done = cluster.run("hpcml", "doctor", "--node", *PATIENT, *own(cluster), timeout=240)
+def test_nothing_is_wrong_with_the_lab(cluster: Cluster, disks: tuple[str, ...]) -> None:
+    done = cluster.run("hpcml", "doctor", "--node", *PATIENT, *disks, timeout=240)
     found = findings(done, 0)
     assert {one["state"] for one in found.values()} == {"green", "n/a"}, done.stdout
     assert all(one["sentence"] for one in found.values())
@@ -227,7 +233,7 @@ def test_a_silent_controller(cluster: Cluster) -> None:
     controller = cluster.lab.state().daemons["slurmctld"].pid
     os.kill(controller, signal.SIGSTOP)
     try:
-        done = cluster.run("hpcml", "doctor", "--json", *own(cluster))
+        done = cluster.run("hpcml", "doctor", "--json", *own_runs(cluster))
     finally:
         os.kill(controller, signal.SIGCONT)
     expect(findings(done, errors.UNFIT), {"start": ("red", "controller does not answer", "try again in some minutes")})
@@ -238,7 +244,7 @@ def test_a_partition_that_is_down(cluster: Cluster) -> None:
     """What cannot start is cancelled when the doctor's patience ends, and told as not looked at."""
     cluster.run("scontrol", "update", "partition=boost", "state=down", user="root")
     try:
-        done = cluster.run("hpcml", "doctor", "--node", "--patience", "3s", *PATIENT, *own(cluster))
+        done = cluster.run("hpcml", "doctor", "--node", "--patience", "3s", *PATIENT, *own_runs(cluster))
     finally:
         cluster.run("scontrol", "update", "partition=boost", "state=up", user="root")
     found = findings(done, errors.UNFIT)
@@ -307,7 +313,7 @@ def test_faults_of_nodes(cluster: Cluster, tools: Path) -> None:
 def test_a_job_that_fails_is_told_as_why_tells_it(cluster: Cluster) -> None:
     broken = ("--set", "runtime.python=/nowhere/python", "--nodes", "1")
     found = findings(
-        cluster.run("hpcml", "doctor", "--node", *PATIENT, *own(cluster), *broken, timeout=240), errors.UNFIT
+        cluster.run("hpcml", "doctor", "--node", *PATIENT, *own_runs(cluster), *broken, timeout=240), errors.UNFIT
     )
     expect(found, {"job": ("red", "the job for the nodes failed", ""), "ports": ("n/a", "see job", "")})
     assert found["job"]["remedy"]
