@@ -192,7 +192,8 @@ def submit(site: Site, run: RunPaths) -> Submission:
     SiteError if that is not within ``deadlines.scheduler``, or srun refuses.
     """
     given = current()
-    words = ["--overlap", "--nodes=1", "--ntasks=1", "--relative=0", "--cpus-per-task=1", "--mem=0", "--gres=none"]
+    words = ["--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={given.nodes[0]}", "--cpus-per-task=1", "--mem=0"]
+    words += ["--gres=none"]
     words += ["--mpi=none", "--cpu-bind=none", "--export=ALL", f"--job-name={run.directory.name}", "--open-mode=append"]
     words += [f"--output={slurm_options.filename_pattern(run.job_log)}", "bash", "-c", _STEP, "hpcml"]
     words += [str(run.script), str(run.directory)]

@@ -257,17 +257,17 @@ def launcher(site: Site, request: JobRequest, role: str) -> Launcher:
     everywhere = role in ("worker", "stage")
     pattern = filename_pattern(request.paths.logs / role) + ("-%N.log" if everywhere else ".log")
     where = (
-        (f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1")
-        if everywhere
-        else ("--nodes=1", "--ntasks=1", "--relative=0")
+        (f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1") if everywhere else ("--nodes=1", "--ntasks=1")
     )
+    # the node of the batch script by its name: Slurm 24.11 takes --relative=0 for any node
+    here = "" if everywhere else ' --nodelist="${SLURMD_NODENAME:-$(uname -n)}"'
     fixed = ("--overlap", f"--kill-on-bad-exit={0 if everywhere else 1}", "--wait=0", "--cpu-bind=none", "--export=ALL")
     bind = ("--gpu-bind=none",) if request.spec.gpus_per_node else ()  # a hidden GPU has no cuda_ipc
     # the first speaks to the script; the second opens its log itself (step.sh): Slurm 26.05 reads %% twice beside %N
     unsaid = role == "stage" or (everywhere and "%" in str(request.paths.logs))
     output = () if unsaid else (f"--output={pattern}", "--open-mode=append")
     options = (*fixed, *bind, *where, f"--job-name={role}", *output, *site.slurm.srun_extra)
-    return Launcher("srun", '--cpus-per-task="$cpus"', options)
+    return Launcher("srun", f'--cpus-per-task="$cpus"{here}', options)
 
 
 def step_on(job: str, node: str, name: str) -> list[str]:

@@ -112,7 +112,9 @@ def test_the_steps_share_the_first_node() -> None:
     assert list(steps) == ["scheduler", "worker", "driver"]
     assert {"--overlap", "--nodes=3", "--ntasks-per-node=1", "--kill-on-bad-exit=0"} <= set(steps["worker"])
     for role in ("scheduler", "driver"):
-        assert {"--overlap", "--nodes=1", "--relative=0", "--kill-on-bad-exit=1"} <= set(steps[role])
+        assert {"--overlap", "--nodes=1", "--kill-on-bad-exit=1"} <= set(steps[role])
+    named = {step.role: "--nodelist=" in step.launcher.shell for step in made.steps if step.launcher}
+    assert named == {"scheduler": True, "worker": False, "driver": True}
 
 
 @pytest.mark.parametrize(

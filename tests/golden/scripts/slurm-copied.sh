@@ -55,12 +55,12 @@ stage copy '' '/images/it'"'"'s a.sif' 300 \
   "$SLURM_JOB_NUM_NODES" srun --cpus-per-task="$cpus" --overlap --kill-on-bad-exit=0 --wait=0 --cpu-bind=none --export=ALL --nodes=1 --ntasks=1 --ntasks-per-node=1 --job-name=stage || { unstage; exit 88; }
 entry=(/bin/sh /scratch/alice/runs/copied-20261121-074500-1a2b/image.sh apptainer exec --cleanenv --no-mount cwd --home /scratch/alice/runs/copied-20261121-074500-1a2b/home --pwd /scratch/alice/runs/copied-20261121-074500-1a2b --bind /scratch/alice/runs/copied-20261121-074500-1a2b:/scratch/alice/runs/copied-20261121-074500-1a2b --bind /scratch/alice/runs/copied-20261121-074500-1a2b/lib.zip:/scratch/alice/runs/copied-20261121-074500-1a2b/lib.zip:ro --bind /home/alice/project:/home/alice/project "$staged")   # into it
 set -m   # each step is a process group of its own, and can be ended whole
-srun --cpus-per-task="$cpus" --overlap --kill-on-bad-exit=1 --wait=0 --cpu-bind=none --export=ALL --nodes=1 --ntasks=1 --relative=0 --job-name=scheduler --output=/scratch/alice/runs/copied-20261121-074500-1a2b/logs/scheduler.log --open-mode=append \
+srun --cpus-per-task="$cpus" --nodelist="${SLURMD_NODENAME:-$(uname -n)}" --overlap --kill-on-bad-exit=1 --wait=0 --cpu-bind=none --export=ALL --nodes=1 --ntasks=1 --job-name=scheduler --output=/scratch/alice/runs/copied-20261121-074500-1a2b/logs/scheduler.log --open-mode=append \
   /bin/sh /scratch/alice/runs/copied-20261121-074500-1a2b/step.sh scheduler "${entry[@]}" python3 -P -m hpcml.node scheduler </dev/null & scheduler=$!
 srun --cpus-per-task="$cpus" --overlap --kill-on-bad-exit=0 --wait=0 --cpu-bind=none --export=ALL --nodes=1 --ntasks=1 --ntasks-per-node=1 --job-name=worker --output=/scratch/alice/runs/copied-20261121-074500-1a2b/logs/worker-%N.log --open-mode=append \
   /bin/sh /scratch/alice/runs/copied-20261121-074500-1a2b/step.sh worker "${entry[@]}" python3 -P -m hpcml.node worker </dev/null & worker=$!
 export HPCML_BATCH=$$ HPCML_STEPS="$scheduler $worker"   # the supervisor waits for the steps' end
-srun --cpus-per-task="$cpus" --overlap --kill-on-bad-exit=1 --wait=0 --cpu-bind=none --export=ALL --nodes=1 --ntasks=1 --relative=0 --job-name=driver --output=/scratch/alice/runs/copied-20261121-074500-1a2b/logs/driver.log --open-mode=append \
+srun --cpus-per-task="$cpus" --nodelist="${SLURMD_NODENAME:-$(uname -n)}" --overlap --kill-on-bad-exit=1 --wait=0 --cpu-bind=none --export=ALL --nodes=1 --ntasks=1 --job-name=driver --output=/scratch/alice/runs/copied-20261121-074500-1a2b/logs/driver.log --open-mode=append \
   /bin/sh /scratch/alice/runs/copied-20261121-074500-1a2b/step.sh driver "${entry[@]}" python3 -P -m hpcml.node driver </dev/null & driver=$!
 set +m   # or `wait` would return when the job is suspended
 

@@ -52,12 +52,12 @@ export PYTHONPATH="$HPCML_RUN_DIR/lib.zip${PYTHONPATH:+:$PYTHONPATH}"
 cpus="${SLURM_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}"
 if [ -n "${SLURM_MEM_PER_NODE-}" ]; then unset SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU; fi
 set -m   # each step is a process group of its own, and can be ended whole
-srun --cpus-per-task="$cpus" --overlap --kill-on-bad-exit=1 --wait=0 --cpu-bind=none --export=ALL --nodes=1 --ntasks=1 --relative=0 --job-name=scheduler --output=/scratch/alice/runs/dialect-20261121-074500-1a2b/logs/scheduler.log --open-mode=append --mpi=none '--chdir=/a b' \
+srun --cpus-per-task="$cpus" --nodelist="${SLURMD_NODENAME:-$(uname -n)}" --overlap --kill-on-bad-exit=1 --wait=0 --cpu-bind=none --export=ALL --nodes=1 --ntasks=1 --job-name=scheduler --output=/scratch/alice/runs/dialect-20261121-074500-1a2b/logs/scheduler.log --open-mode=append --mpi=none '--chdir=/a b' \
   /bin/sh /scratch/alice/runs/dialect-20261121-074500-1a2b/step.sh scheduler /opt/hpcml/bin/python -P -m hpcml.node scheduler </dev/null & scheduler=$!
 srun --cpus-per-task="$cpus" --overlap --kill-on-bad-exit=0 --wait=0 --cpu-bind=none --export=ALL --nodes=2 --ntasks=2 --ntasks-per-node=1 --job-name=worker --output=/scratch/alice/runs/dialect-20261121-074500-1a2b/logs/worker-%N.log --open-mode=append --mpi=none '--chdir=/a b' \
   /bin/sh /scratch/alice/runs/dialect-20261121-074500-1a2b/step.sh worker /opt/hpcml/bin/python -P -m hpcml.node worker </dev/null & worker=$!
 export HPCML_BATCH=$$ HPCML_STEPS="$scheduler $worker"   # the supervisor waits for the steps' end
-srun --cpus-per-task="$cpus" --overlap --kill-on-bad-exit=1 --wait=0 --cpu-bind=none --export=ALL --nodes=1 --ntasks=1 --relative=0 --job-name=driver --output=/scratch/alice/runs/dialect-20261121-074500-1a2b/logs/driver.log --open-mode=append --mpi=none '--chdir=/a b' \
+srun --cpus-per-task="$cpus" --nodelist="${SLURMD_NODENAME:-$(uname -n)}" --overlap --kill-on-bad-exit=1 --wait=0 --cpu-bind=none --export=ALL --nodes=1 --ntasks=1 --job-name=driver --output=/scratch/alice/runs/dialect-20261121-074500-1a2b/logs/driver.log --open-mode=append --mpi=none '--chdir=/a b' \
   /bin/sh /scratch/alice/runs/dialect-20261121-074500-1a2b/step.sh driver /opt/hpcml/bin/python -P -m hpcml.node driver </dev/null & driver=$!
 set +m   # or `wait` would return when the job is suspended
 
