@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -341,7 +342,9 @@ class _Writer:
         """Set the QoS of a partition that does not take the one which a job gets that names none."""
         draft, table = self.draft, ("partitions", name)
         if mine:
-            chosen = max(mine, key=lambda one: (not QUICK.search(one), self._limits(one, name)[:2]))
+            limits = {one: self._limits(one, name) for one in mine}
+            sizes = {one: (found.nodes or math.inf, found.time or math.inf) for one, found in limits.items()}
+            chosen = max(mine, key=lambda one: (not QUICK.search(one), sizes[one]))
             how = How(SLURM, f"AllowQos of {name}, sacctmgr show assoc", concluded=len(mine) > 1)
             draft.set(table, "qos", chosen, how)
             draft.ask(
