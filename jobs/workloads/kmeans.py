@@ -13,11 +13,14 @@ so the same data, k and seed give the same centres whatever the number of worker
 the library's own start on all rows (Bahmani et al. 2012), better where a sample of 50,000 rows misses small clusters;
 it draws partition by partition, so another partitioning can find other centres. Clusters are numbered by their
 coordinates. Rows with a missing or infinite value are left out and counted. --elbow fits the sample, not all rows.
+In a run the centres are saved between shares of the iterations, and an attempt that follows goes on from them.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import time
 from typing import Any
 
 import dask.array as da
@@ -27,12 +30,14 @@ import pandas as pd
 import sklearn.cluster
 import sklearn.metrics
 
+import hpcml
 from gallery import backend, datasets, inputs, job, knee, memory, models, picture, tables
 from gallery.job import Job, RefusedError
 
 SAMPLE = 50_000  # rows brought to the driver, to start from
 SCORED, DRAWN = 4_000, 20_000  # of these, how many the silhouette looks at, and how many picture and elbow do
 SCALABLE = "k-means||"  # both libraries' name for it
+FIRST, SHARE = 10, 60.0  # iterations of the first share of a fit, in a run; seconds of those after it
 COPIES = 2  # of the features that live at once: 1.84 were measured (docs/gallery/memory.md)
 Floats = npt.NDArray[np.floating[Any]]
 
@@ -65,14 +70,37 @@ def elbow(job: Job, sample: Floats) -> None:
     picture.save(job, "elbow.png", drawn)
 
 
-def estimator(start: Floats | str, variance: float, options: argparse.Namespace) -> Any:
+def estimator(start: Floats | str, variance: float, options: argparse.Namespace, iterations: int) -> Any:
     """Choose the library by what arrays are made of; --tol is relative as in scikit-learn, theirs is absolute."""
     model = backend.pick("dask_ml.cluster.KMeans", "cuml.dask.cluster.KMeans")
     # cuML also stops when inertia falls by less than tol of itself, so tol stays below 1; both refuse 0.
     tol = max(options.tol * (min(variance, 1.0) if backend.on_gpu() else variance), 1e-300)
-    return model(
-        n_clusters=options.k, init=start, n_init=1, max_iter=options.max_iter, tol=tol, random_state=options.seed
-    )
+    return model(n_clusters=options.k, init=start, n_init=1, max_iter=iterations, tol=tol, random_state=options.seed)
+
+
+def fit(job: Job, x: Any, start: Floats | str, variance: float) -> tuple[Any, int, bool]:
+    """Fit; return the model, how many iterations it took, and whether it converged.
+
+    In a run it is fitted in shares of iterations, each from the last one's centres, which are saved: an attempt that
+    follows goes on from them. A fit that converges with a share's last iteration does that one again.
+    """
+    options, done = job.options, 0
+    if path := job.saved("centres.json"):
+        saved = json.loads(path.read_text())
+        start, done = np.array(saved["centres"], x.dtype), saved["iterations"]
+        job.note(f"{done} iterations were done by an earlier attempt of this run.")
+    job.on_stop(lambda: None)  # what a share has cost is lost, and no more
+    share = options.max_iter if hpcml.run.directory is None else FIRST
+    while True:
+        asked, began = min(share, options.max_iter - done), time.perf_counter()
+        model = estimator(start, variance, options, asked)
+        model.fit(x)
+        took, done = (time.perf_counter() - began) / int(model.n_iter_), done + int(model.n_iter_)
+        if (converged := int(model.n_iter_) < asked) or done >= options.max_iter:
+            return model, done, converged
+        start = centres = backend.to_numpy(model.cluster_centers_)
+        share = max(FIRST, int(SHARE / max(took, 1e-9)))
+        job.save("centres.json", {"centres": centres.tolist(), "iterations": done})
 
 
 def canonical_order(centres: Floats) -> npt.NDArray[np.intp]:
@@ -127,17 +155,17 @@ def work(job: Job) -> None:
                 f"--elbow {options.elbow[-1]} needs more than the sample's {distinct:,} points. Lower it."
             )
         start = options.init if options.init == SCALABLE else starting_centres(sample, k, options.seed)
-        model = estimator(start, float(sample.var(axis=0, dtype="float64").mean()), options)
-        backend.import_everywhere(job.client, type(model).__module__)
+        variance = float(sample.var(axis=0, dtype="float64").mean())
+        backend.import_everywhere(job.client, type(estimator(start, variance, options, 1)).__module__)
     if options.elbow:
         with job.phase("elbow"):
             elbow(job, sample[:: -(-len(sample) // DRAWN)])
     with job.phase("fit"):
-        model.fit(x)
+        model, iterations, converged = fit(job, x, start, variance)
         found = backend.to_numpy(model.cluster_centers_)
         order = canonical_order(found)
         centres = found[order]
-        known |= {"iterations": int(model.n_iter_), "converged": int(model.n_iter_) < options.max_iter}
+        known |= {"iterations": iterations, "converged": converged}
         known["centres"] = centres.tolist()
         job.write_text("centres.csv", pd.DataFrame(centres, columns=names).rename_axis("cluster").to_csv())
     with job.phase("predict"):
@@ -200,7 +228,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    return job.run("kmeans", parse(arguments), work)
+    return job.run("kmeans", parse(arguments), work, resumes=True)
 
 
 if __name__ == "__main__":

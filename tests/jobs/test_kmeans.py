@@ -19,7 +19,7 @@ from distributed import Client
 import hpcml
 import kmeans
 from gallery import datasets, kinds, knee, models
-from tests.jobs.job_tests import Refused, RunJob
+from tests.jobs.job_tests import InARun, Refused, RunJob
 
 JOBS = pathlib.Path(kmeans.__file__).parent
 Result = tuple[dict[str, Any], np.ndarray, pd.DataFrame]
@@ -233,6 +233,38 @@ def test_told_to_stop_it_ends_after_the_phase(
     assert list(metrics["seconds"]) == ["read", "start", "fit"]
     assert len(pd.read_csv(tmp_path / "centres.csv")) == 5
     assert "'fit'" in capsys.readouterr().err
+
+
+def test_a_fit_goes_on_where_it_was_stopped(
+    run_job: RunJob, tmp_path: pathlib.Path, in_a_run: InARun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped in its second share and continued it finds the centres of one go, after as many iterations."""
+    by_row(3_000).to_parquet(tmp_path / "rows.parquet")
+    monkeypatch.setattr(kmeans, "SAMPLE", 60)  # no clusters, and a bad start: many iterations
+    arguments = ["--data", tmp_path / "rows.parquet", "--k", "7"]
+    directory = type(hpcml.run).directory
+    monkeypatch.setattr(type(hpcml.run), "directory", None)  # in one go
+    whole, _ = run_job(kmeans, *arguments)
+    assert whole["iterations"] > 2 * kmeans.FIRST
+    monkeypatch.setattr(type(hpcml.run), "directory", directory)
+    monkeypatch.setattr(kmeans, "SHARE", 0.0)
+    real, asked = kmeans.estimator, []
+
+    def estimator(*given: Any) -> Any:
+        asked.append(given[-1])
+        if len(asked) == 3:  # the first is only looked at
+            in_a_run.end()
+        return real(*given)
+
+    monkeypatch.setattr(kmeans, "estimator", estimator)
+    in_a_run.stops(kmeans, *arguments)
+    result, _ = run_job(kmeans, *arguments)
+    assert "10 iterations were done by an earlier attempt of this run." in result["notes"]
+    assert set(asked) == {1, 10}
+    np.testing.assert_allclose(result["centres"], whole["centres"], rtol=1e-9)
+    assert result["sizes"] == whole["sizes"]
+    assert result["converged"]
+    assert result["iterations"] in (whole["iterations"], whole["iterations"] + 1)
 
 
 def test_clusters_are_numbered_by_coordinates_despite_rounding() -> None:
