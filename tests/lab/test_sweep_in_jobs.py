@@ -7,11 +7,12 @@ import os
 import signal
 import subprocess
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from conftest import Cluster
+from conftest import Cluster, together
 from lab_state import PATIENCE, wait_for
 from test_attempts_on_nodes import set_state
 
@@ -118,3 +119,16 @@ def test_sixty_four_points_with_all_that_goes_wrong(cluster: Cluster) -> None:
     done = sweep("--wait", "--only-failed")
     assert done.returncode == 0, done.stderr
     assert Counter(row["state"] for row in sweep.rows()) == {"ok": 64}
+
+
+def test_several_jobs_and_a_gang_inside_an_image(cluster: Cluster, image: Path) -> None:
+    sweeps = {("--jobs", "2"): Sweep(cluster, "injobs", 4), ("--gang",): Sweep(cluster, "ingang", 3)}
+    inside = ("--image", str(image), "--wait")
+    commands = [(sweep.words(*how, *inside), sweep.folder) for how, sweep in sweeps.items()]
+    ended = together((cluster.lab.popen(words, cwd=str(folder)) for words, folder in commands), 120)
+    for done, sweep in zip(ended, sweeps.values(), strict=True):
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert sorted(sweep.lines("starts")) == sorted(sweep.lines("ends")) == list(range(sweep.count))
+        for run in sweep.runs():
+            plan = json.loads((cluster.directory(run) / "plan.json").read_text())
+            assert plan["inside"]["image"] == str(image)

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.lab
 
 SCRIPT = "import hpcml\nprint(len(hpcml.connect().scheduler_info(n_workers=-1)['workers']))\n"
 ACCOUNT = ("--account", "lab_account")
+POINTS = 12  # of a gang, more than a job array may have and than jobs may be submitted
 
 
 @pytest.fixture(scope="module")
@@ -94,21 +95,42 @@ print(json.dumps(state))
     assert accounted.run("squeue", "--noheader").stdout == ""
 
 
-def test_a_job_for_each_point_where_few_jobs_are_taken(accounted: Cluster) -> None:
-    """Five points in a QoS that takes five jobs, and two in one that takes one: all are run, each once."""
+@pytest.fixture
+def small_arrays(accounted: Cluster) -> Iterator[Cluster]:
+    """The lab with job arrays of five tasks at most."""
+    conf = accounted.lab.places.etc / "slurm.conf"
+    before = conf.read_text()
+
+    def configure(text: str, size: str) -> None:
+        conf.write_text(text)
+        done = accounted.run("scontrol", "reconfigure", node="ctl", user="root")
+        assert done.returncode == 0, done.stderr
+        assert f"MaxArraySize            = {size}\n" in accounted.run("scontrol", "show", "config").stdout
+
+    configure(f"{before}\nMaxArraySize=5\n", "5")
+    try:
+        yield accounted
+    finally:
+        configure(before, "1001")
+
+
+def test_a_job_for_each_point_where_few_jobs_are_taken(small_arrays: Cluster) -> None:
+    """Twelve points in a QoS that takes five jobs, and two in one that takes one: all are run, each once."""
+    accounted = small_arrays
     for name, most in (("five", 5), ("one", 1)):
         done = accounted.run("sacctmgr", "-i", "add", "qos", name, f"MaxSubmitJobsPerUser={most}", user="root")
         assert done.returncode == 0, done.stdout + done.stderr
     done = accounted.run("sacctmgr", "-i", "modify", "user", USERS["alice"], "set", "qos+=five,one", user="root")
     assert done.returncode == 0, done.stdout + done.stderr
-    sweep = Sweep(accounted, "gang", 5)
+    sweep = Sweep(accounted, "gang", POINTS)
+    (sweep.folder / "mended").touch()  # none fails
     done = sweep("--wait", "--gang", "--qos", "five", *ACCOUNT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Slurm has room for 5 more jobs of yours: 2 run at once" in done.stderr
-    assert sorted(sweep.lines("starts")) == sorted(sweep.lines("ends")) == list(range(5))
+    assert sorted(sweep.lines("starts")) == sorted(sweep.lines("ends")) == list(range(POINTS))
     attempts = [len(list((accounted.directory(run) / "attempts").iterdir())) for run in sweep.runs()]
     assert len(attempts) == 2
-    assert sum(attempts) in (5, 6), "a job for each point; both may be followed by one for the last"
+    assert sum(attempts) in (POINTS, POINTS + 1), "a job for each point; both may be followed by one for the last"
 
     alone = Sweep(accounted, "alone", 2)
     done = alone("--wait", "--gang", "--qos", "one", *ACCOUNT)
