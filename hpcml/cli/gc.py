@@ -1,4 +1,4 @@
-"""``hpcml gc``: remove old runs and maps by age, size and room, and what an interrupted removal left."""
+"""``hpcml gc``: remove old runs, maps and elastic clusters by age, size and room, and interrupted removals."""
 
 from __future__ import annotations
 
@@ -6,31 +6,26 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from hpcml import units
 from hpcml.cli import common, rm
 from hpcml.errors import UsageError
-from hpcml.runs import directories, maps
+from hpcml.runs import beside, directories
 from hpcml.terminal import note, say, say_fitted
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
 
 
-class Old(NamedTuple):
-    """A run or a map's folder that may be removed."""
-
-    id: str
-    directory: Path
-    is_map: bool = False
+_NAMES = {"removed": "run", "maps": "map", "clusters": "cluster"}  # of --json, by kind
 
 
 def add_options(parser: ArgumentParser) -> None:
     """Add what only this verb takes, and the common options."""
     parser.epilog = (
-        "A run, or a folder of hpcml.map, is taken where all that is given holds. One that may still be going on is "
+        "A run, a map or an elastic cluster is taken where all that is given holds. One that may still be going on is "
         "never taken; where Slurm does not answer, that is each that Slurm would have to be asked about."
     )
     parser.add_argument("--older-than", metavar="AGE", help="runs submitted longer ago, e.g. 30d or 12h")
@@ -55,7 +50,7 @@ def run(options: Namespace) -> int:
     keep = 0 if options.keep is None else common.whole(options.keep, "--keep")
     folder = common.runs_folder(options)
     ended, staying, why = _ended(folder, keep, before)
-    rests = [*removal.leftovers(folder), *removal.leftovers(folder / maps.FOLDER)]
+    rests = [rest for place in ("", *beside.FOLDERS.values()) for rest in removal.leftovers(folder / place)]
     left = {path: removal.size(path) for _, path in rests}
     missing = None if options.until_free is None else wanted - _free(folder) - sum(left.values())
     sizes = _taken(ended, least, missing)
@@ -66,7 +61,7 @@ def run(options: Namespace) -> int:
         if (short := (missing or 0) - sum(sizes.values())) > 0:
             note(f"{units.format_bytes(short)} of {units.format_bytes(wanted)} will not be free even so")
     total = sum(sizes.values()) + sum(left.values())
-    words = f"{_count(sizes)}{f' and the rest of {len(rests)}' if rests else ''}, {units.format_bytes(total)}"
+    words = f"{removal.counted(sizes)}{f' and the rest of {len(rests)}' if rests else ''}, {units.format_bytes(total)}"
     if (sizes or rests) and not common.confirmed(f"Remove {words}?", options.yes):
         say("Nothing was removed.", sys.stderr)
         return 1
@@ -75,19 +70,19 @@ def run(options: Namespace) -> int:
     for path in left:
         removal.remove_leftover(path)
     if options.json:
-        facts = {"removed": [one.id for one in sizes if not one.is_map], "staying": staying}
-        facts["maps"] = [one.id for one in sizes if one.is_map]
+        by_kind = {name: [one.id for one in sizes if one.kind == kind] for name, kind in _NAMES.items()}
+        facts = {**by_kind, "staying": staying}
         common.print_json({**facts, "leftovers": len(rests), "bytes": total})
     else:
         say(f"Removed {words}." if sizes or rests else "Nothing was removed.", sys.stderr)
     return 0
 
 
-def _taken(ended: Sequence[Old], least: int, missing: float | None) -> dict[Old, int]:
+def _taken(ended: Sequence[beside.Entry], least: int, missing: float | None) -> dict[beside.Entry, int]:
     """Return what is to be removed of what has ended, with its bytes: all, or the oldest that have what is missing."""
     from hpcml.runs import removal
 
-    sizes: dict[Old, int] = {}
+    sizes: dict[beside.Entry, int] = {}
     for one in ended:
         if missing is not None and sum(sizes.values()) >= missing:
             break
@@ -96,21 +91,21 @@ def _taken(ended: Sequence[Old], least: int, missing: float | None) -> dict[Old,
     return sizes
 
 
-def _ended(folder: Path, keep: int, before: float) -> tuple[list[Old], list[str], str]:
+def _ended(folder: Path, keep: int, before: float) -> tuple[list[beside.Entry], list[str], str]:
     """Return what has ended of all but the newest, oldest first, the ids of what may be alive, and why for one."""
     from hpcml.runs import handle
 
     of_runs = directories.newest(folder, directories.ids(folder))
-    of_maps = directories.newest(folder / maps.FOLDER, directories.ids(folder / maps.FOLDER))
-    in_order = sorted([(_moment(name), name) for name in (*of_runs, *of_maps)])
+    others = beside.ids(folder)
+    in_order = sorted([(_moment(name), name) for name in (*of_runs, *(name for _, name in others))])
     old = {name for _, name in in_order[: -keep or None]}
     runs = handle.standings(rm.loaded(folder, [name for name in of_runs if name in old], before))
-    mapped = maps.standings(
-        folder, [name for name in of_maps if name in old and (directories.submitted_at(name) or before) < before]
+    found = beside.standings(
+        folder, [one for one in others if one[1] in old and (directories.submitted_at(one[1]) or before) < before]
     )
-    ended = [Old(one.run.id, one.run.paths.directory) for one in runs if not one.alive]
-    ended += [Old(one.id, one.directory, is_map=True) for one in mapped if not one.alive]
-    staying = [one.run.id for one in runs if one.alive] + [one.id for one in mapped if one.alive]
+    ended = [beside.Entry("run", one.run.id, one.run.paths.directory, "") for one in runs if not one.alive]
+    ended += [one for one in found if not one.alive]
+    staying = [one.run.id for one in runs if one.alive] + [one.id for one in found if one.alive]
     why = next((one.problem for one in runs if one.alive and one.problem), "")
     return sorted(ended, key=lambda one: _moment(one.id)), staying, why
 
@@ -130,12 +125,6 @@ def _free(folder: Path) -> int:
     return room.f_bavail * room.f_frsize
 
 
-def _count(taken: Collection[Old]) -> str:
-    runs, of_maps = [one for one in taken if not one.is_map], [one for one in taken if one.is_map]
-    words = [units.counted(len(runs), "run")] if runs or not of_maps else []
-    return " and ".join([*words, *([units.counted(len(of_maps), "map")] if of_maps else [])])
-
-
 def _show(found: list[tuple[str, Path, int]], now: float) -> None:
     for name, path, size in found:
         submitted = directories.submitted_at(name)
@@ -146,7 +135,7 @@ def _show(found: list[tuple[str, Path, int]], now: float) -> None:
 
 
 def _say_what_stays(staying: Sequence[str], why: str) -> None:
-    """Say in one line how many runs and maps stay because they may be alive."""
+    """Say in one line how many of them stay because they may be alive."""
     if staying:
         reason = f" ({why})" if why else ""
         stay = "stays" if len(staying) == 1 else "stay"

@@ -1,4 +1,4 @@
-"""``hpcml ls``: list the runs."""
+"""``hpcml ls``: list the runs, and the maps and elastic clusters beside them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 from hpcml.cli import common
 from hpcml.errors import SlurmUnreachableError, StorageError, UsageError
 from hpcml.runs import directories
-from hpcml.terminal import columns, say, say_message, shown
+from hpcml.terminal import columns, say, say_fitted, say_message, shown
 from hpcml.units import format_age, format_time_limit, parse_seconds
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Mapping, Sequence
 
-    from hpcml.runs import kept
+    from hpcml.runs import beside, kept
     from hpcml.runs import status as run_status
     from hpcml.schedulers import Submission
 
@@ -50,8 +50,9 @@ def run(options: Namespace) -> int:
     most = None if options.all else common.whole(options.last, "--last")
     run_ids = _chosen(options, directories.ids(folder))
     rows, rest = _newest(folder, run_ids, most, failed=options.failed)
+    others = [] if options.failed else _beside(options, folder, most)
     if options.json:
-        common.print_json([row.as_json() for row in rows])
+        common.print_json([{"kind": "run", **row.as_json()} for row in rows] + [one.as_json() for one in others])
         return 0
     if rows:
         now = time.time()
@@ -59,11 +60,23 @@ def run(options: Namespace) -> int:
         causes = [line[_WHAT] if row.failed else "" for row, line in zip(rows, lines, strict=True)]
         for text in table(lines, columns(sys.stdout), causes):
             say(text)
+    for one in others:
+        say_fitted(f"{one.id}  {one.state}", sys.stdout, first=f"{one.kind:<9}", rest=" " * 9)
     if rest and options.failed:
         say("Older runs that failed are not shown, if there are any (add --all).", sys.stderr)
     elif rest:
         say(f"{len(rest)} older runs are not shown (hpcml ls --all).", sys.stderr)
     return 0
+
+
+def _beside(options: Namespace, folder: Path, most: int | None) -> list[beside.Entry]:
+    """Return the newest maps and clusters that the options mean, oldest first."""
+    from hpcml.runs import beside
+
+    there = beside.ids(folder)
+    wanted = set(_chosen(options, [name for _, name in there]))
+    found = [one for one in there if one[1] in wanted]
+    return beside.standings(folder, found if most is None else found[max(len(found) - most, 0) :])
 
 
 def _chosen(options: Namespace, run_ids: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""``hpcml rm``: remove runs that have ended, with all their files."""
+"""``hpcml rm``: remove runs, maps and elastic clusters that have ended, with all their files."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 
 from hpcml import units
 from hpcml.cli import common
-from hpcml.errors import StorageError, UsageError
+from hpcml.errors import NotFoundError, StorageError, UsageError
 from hpcml.runs import directories
 from hpcml.terminal import note, say, say_fitted
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Sequence
+
+    from hpcml.runs import beside, handle
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -31,33 +33,35 @@ def add_options(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Show what is to be removed and how large it is, ask, and remove it."""
-    from hpcml.runs import handle, removal
+    from hpcml.runs import beside, handle, removal
 
     chosen = bool(options.older or options.failed)
     if bool(options.run) == chosen:
         hint = "Name runs, or give --older 30d, --failed or both."
         raise UsageError("Which runs are to be removed is not clear", place="hpcml rm", hint=hint)
-    standings = handle.standings(_runs(options))
+    runs, others = _named(options) if options.run else (_old(options), [])
+    standings = handle.standings(runs)
     wanted = [one for one in standings if one.status and one.status.failed] if options.failed else standings
-    ended = [one.run for one in wanted if not one.alive]
-    staying = [] if chosen else [one for one in standings if one.alive]
-    sizes = [removal.size(run.paths.directory) for run in ended]
-    total = f"{units.counted(len(ended), 'run')}, {units.format_bytes(sum(sizes))}"
+    ended = [beside.Entry("run", one.run.id, one.run.paths.directory, "") for one in wanted if not one.alive]
+    ended += [one for one in others if not one.alive]
+    staying = {} if chosen else {one.run.id: _why_alive(one) for one in standings if one.alive}
+    staying |= {one.id: one.alive for one in others if one.alive}
+    sizes = [removal.size(one.directory) for one in ended]
+    total = f"{removal.counted(ended)}, {units.format_bytes(sum(sizes))}"
     if not options.json:
-        for run, size in zip(ended, sizes, strict=True):
-            folder = common.typed(run.paths.directory, sys.stdout)
-            say_fitted(f"{run.id}  {units.format_bytes(size):>10}  {folder}", sys.stdout, rest="  ")
+        for one, size in zip(ended, sizes, strict=True):
+            folder = common.typed(one.directory, sys.stdout)
+            say_fitted(f"{one.id}  {units.format_bytes(size):>10}  {folder}", sys.stdout, rest="  ")
         sys.stdout.flush()  # the list stands before what is said of it, in a file too
-    for one in staying:
-        how = one.problem or (one.status.message if one.status else "") or "it has not ended"
-        note(f"{one.run.id} stays, because it may still be going on ({how})")
+    for name, how in staying.items():
+        note(f"{name} stays, because it may still be going on ({how})")
     if ended and not common.confirmed(f"Remove {total}?", options.yes):
         say("Nothing was removed.", sys.stderr)
         return 1
-    for run in ended:
-        removal.remove(run)
+    for one in ended:
+        removal.remove_folder(one.directory)
     if options.json:
-        common.print_json({"removed": [run.id for run in ended], "bytes": sum(sizes)})
+        common.print_json({"removed": [one.id for one in ended], "bytes": sum(sizes)})
     else:
         verb = "stays" if len(staying) == 1 else "stay"
         stay = f"; {units.counted(len(staying), 'run')} {verb}" if staying and ended else ""
@@ -65,11 +69,29 @@ def run(options: Namespace) -> int:
     return 1 if staying else 0
 
 
-def _runs(options: Namespace) -> list[directories.Run]:
+def _why_alive(one: handle.Standing) -> str:
+    return one.problem or (one.status.message if one.status else "") or "it has not ended"
+
+
+def _named(options: Namespace) -> tuple[list[directories.Run], list[beside.Entry]]:
+    """Return the runs that are named, and the maps and clusters."""
+    from hpcml.runs import beside
+
     folder = common.runs_folder(options)
-    if options.run:
-        named = [directories.find(folder, word) for word in options.run]
-        return list({run.id: run for run in named}.values())
+    runs, others = {}, {}
+    for word in options.run:
+        try:
+            run = directories.find(folder, word)
+            runs[run.id] = run
+        except NotFoundError:
+            if not (other := beside.find(folder, word)):
+                raise
+            others[other.id] = other
+    return list(runs.values()), list(others.values())
+
+
+def _old(options: Namespace) -> list[directories.Run]:
+    folder = common.runs_folder(options)
     before = time.time() - seconds_of(options.older, "--older")
     return loaded(folder, directories.newest(folder, directories.ids(folder)), before)
 

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from hpcml.cli import common
-from hpcml.errors import MEANING, STOPPED, UNREACHABLE
+from hpcml.errors import MEANING, STOPPED, UNREACHABLE, NotFoundError
 from hpcml.terminal import say, say_fitted
 
 if TYPE_CHECKING:
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hpcml.report.attempts import Attempt
+    from hpcml.runs import beside, directories
     from hpcml.runs import status as run_status
 
 
@@ -32,15 +33,26 @@ def run(options: Namespace) -> int:
 
         options.once, options.interval = False, None
         return top.run(options)
+    from hpcml.runs import beside
+
+    try:
+        return _tell(common.find_run(options), as_json=options.json)
+    except NotFoundError:
+        if one := beside.find(common.runs_folder(options), options.run):
+            return _tell_other(one, as_json=options.json)
+        raise
+
+
+def _tell(run: directories.Run, *, as_json: bool) -> int:
     from hpcml.cli.why import cause_of
     from hpcml.report import attempts, profiles
     from hpcml.runs import report
     from hpcml.runs import status as run_status
 
-    run, status = run_status.now(common.find_run(options))
+    run, status = run_status.now(run)
     code = UNREACHABLE if status.silent and status.phase == "unknown" else 0
     before = attempts.earlier(run.paths, status.attempt)
-    if options.json:
+    if as_json:
         common.print_json({**status.as_json(), "attempts": [one._asdict() for one in before]})
         return code
     for key, value in _lines(status, cause_of(run, status), before):
@@ -57,6 +69,20 @@ def run(options: Namespace) -> int:
     elif status.hint:
         say_fitted(status.hint, sys.stdout)
     return code
+
+
+def _tell_other(one: beside.Entry, *, as_json: bool) -> int:
+    """Show what is known of a map or an elastic cluster."""
+    if as_json:
+        common.print_json(one.as_json())
+        return 0
+    for key, value in (
+        (one.kind, one.id),
+        ("state", one.state),
+        ("directory", common.typed(one.directory, sys.stdout)),
+    ):
+        say_fitted(value, sys.stdout, first=f"{key:<10} ", rest=" " * 11)
+    return 0
 
 
 def _lines(status: run_status.Status, cause: str = "", before: Sequence[Attempt] = ()) -> list[tuple[str, str]]:

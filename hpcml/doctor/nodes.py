@@ -103,7 +103,7 @@ def look(exam: Examination, patience: float, tell: Callable[[str], None]) -> lis
     told = table.facts if table else {}
     by_node: ByNode = {node: facts for node, facts in told.items() if isinstance(facts, dict)}
     clocks = dict(status.clocks)
-    removal.remove(run)
+    removal.remove_folder(run.paths.directory)
     took = units.format_seconds(status.seconds() or 0)
     job = green(f"a run came up on {', '.join(by_node)} and ended after {took}", nodes=sorted(by_node), job=run.job)
     return [job._replace(check="job"), *judge(exam, by_node, clocks)]

@@ -14,12 +14,12 @@ from dask_jobqueue.slurm import SLURMJob
 from distributed import Status
 
 from hpcml import assets, files
-from hpcml.elastic import records
 from hpcml.elastic.request import Request
 from hpcml.errors import HpcmlError
 from hpcml.node.settings import Gpu
 from hpcml.paths import RunPaths
 from hpcml.plan.batch_script import directive, join, quote
+from hpcml.runs.beside import CLOSED
 from hpcml.schedulers import slurm
 from hpcml.schedulers.slurm_options import filename_pattern
 from hpcml.terminal import note
@@ -91,7 +91,7 @@ class Recipe(NamedTuple):
             'if [ ! -O "$HPCML_RUN_DIR" ] || [ -L "$HPCML_RUN_DIR" ]; then',
             '  echo "hpcml: not there, or not yours: $HPCML_RUN_DIR" >&2; exit 74',
             "fi",
-            f'[ ! -e "$HPCML_RUN_DIR/{records.CLOSED}" ] || {{ echo "hpcml: the cluster is closed"; exit 0; }}',
+            f'[ ! -e "$HPCML_RUN_DIR/{CLOSED}" ] || {{ echo "hpcml: the cluster is closed"; exit 0; }}',
             *made.setup,
             *(_module(module) for module in made.modules),
             *(f"export {name}={quote(value)}" for name, value in made.environment),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import socket
@@ -10,10 +9,8 @@ from pathlib import Path
 
 from hpcml import files, subprocesses
 from hpcml.errors import HpcmlError
+from hpcml.runs import beside
 from hpcml.schedulers import slurm
-
-RECORD = "cluster.json"
-CLOSED = "closed"  # jobs that find it begin nothing
 
 
 def write(folder: Path, site: str, address: str) -> None:
@@ -21,26 +18,26 @@ def write(folder: Path, site: str, address: str) -> None:
     pid = os.getpid()
     keeper = {"host": socket.gethostname(), "pid": pid, "start": subprocesses.start_time(pid)}
     facts = {"id": folder.name, "site": site, "address": address, **keeper}
-    files.write(folder / RECORD, json.dumps(facts, indent=1) + "\n")
+    files.write(folder / beside.CLUSTER_RECORD, json.dumps(facts, indent=1) + "\n")
 
 
 def close(folder: Path, by: str, cancelled: list[str], left: list[str]) -> None:
     """Write that the cluster is over."""
     facts = {"by": by, "cancelled": cancelled, "left": left}
-    files.write(folder / CLOSED, json.dumps(facts) + "\n")
+    files.write(folder / beside.CLOSED, json.dumps(facts) + "\n")
 
 
 def addressed(clusters: Path, address: str) -> Path | None:
     """Return the folder of the open cluster whose scheduler has an address, None if there is none of this user's."""
     for folder in _open(clusters):
-        if _read(folder).get("address") == address:
+        if beside.facts_of(folder).get("address") == address:
             return folder
     return None
 
 
 def left_behind(clusters: Path) -> list[str]:
     """Return, in sentences, which jobs are left of clusters of this machine whose program was killed."""
-    dead = [folder.name for folder in _open(clusters) if _is_dead(_read(folder))]
+    dead = [folder.name for folder in _open(clusters) if beside.is_dead(beside.facts_of(folder))]
     if not dead:
         return []
     try:
@@ -60,18 +57,4 @@ def _open(clusters: Path) -> list[Path]:
         found = sorted(clusters.iterdir())
     except OSError:
         return []
-    return [folder for folder in found if files.is_own_folder(folder) and not (folder / CLOSED).exists()]
-
-
-def _read(folder: Path) -> dict[str, object]:
-    with contextlib.suppress(OSError, ValueError):
-        facts = files.read_json(folder / RECORD)
-        return facts if isinstance(facts, dict) else {}
-    return {}
-
-
-def _is_dead(facts: dict[str, object]) -> bool:
-    pid = facts.get("pid")
-    if facts.get("host") != socket.gethostname() or not isinstance(pid, int):
-        return False  # only its own machine can tell
-    return subprocesses.start_time(pid) != facts.get("start")
+    return [folder for folder in found if files.is_own_folder(folder) and not (folder / beside.CLOSED).exists()]

@@ -14,7 +14,7 @@ from hpcml.cli import submit as submit_verb
 from hpcml.errors import SiteError, SlurmUnreachableError, UsageError
 from hpcml.login_api import words_of
 from hpcml.plan.plan import Plan, RunLocation, plan
-from hpcml.runs import directories
+from hpcml.runs import beside, directories
 from hpcml.runs.submit import Prepared, check_image
 from hpcml.schedulers.request import JobSpec, job_name
 from hpcml.sites import layers
@@ -29,7 +29,6 @@ _NOT_HERE = {
         "Leave it out; hpcml.submit() has it.",
     ),
 }
-_CLUSTERS = ".clusters"  # beside the runs
 
 
 class Request(NamedTuple):
@@ -75,7 +74,7 @@ def make(options: Mapping[str, Any]) -> Request:
     runs = directories.runs_folder(site.paths.runs, environment)
     for text in directories.check_folder(runs, site.paths.trust):
         note(text)
-    folder = runs / _CLUSTERS / directories.new_id(spec.name)
+    folder = runs / beside.CLUSTERS / directories.new_id(spec.name)
     made = plan(site, spec, RunLocation(folder, sys.executable, __version__, layers.user_umask()))
     check_image(Prepared(loaded, spec, made, ""))
     for text in made.notices:
@@ -120,4 +119,4 @@ def make_folder(request: Request) -> None:
 def clusters_of(site: str) -> Path:
     """Return the folder of this user's elastic clusters on a site."""
     loaded = common.load_site(site, Path.cwd(), ())
-    return directories.runs_folder(loaded.site.paths.runs, layers.process_environment()) / _CLUSTERS
+    return directories.runs_folder(loaded.site.paths.runs, layers.process_environment()) / beside.CLUSTERS

@@ -8,11 +8,13 @@ import re
 import shutil
 import stat
 import time
+from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 
-from hpcml import files
+from hpcml import files, units
 from hpcml.errors import StorageError
-from hpcml.runs import directories
+from hpcml.runs import beside, directories
 
 _LEFT = re.compile(r"\.(?P<run>.+)\.[0-9a-f]{16}\.(?P<end>removed|new)")
 _NEW_FOR = 86400  # seconds for which a directory that was not finished may be a submission's that goes on
@@ -47,8 +49,14 @@ def leftovers(folder: Path) -> list[tuple[str, Path]]:
     return found
 
 
-def remove(run: directories.Run) -> None:
-    """Remove a run's directory and all that is in it; what links in it lead to stays.
+def counted(taken: Collection[beside.Entry]) -> str:
+    """Return how many runs, maps and clusters these are, in words."""
+    number = Counter(one.kind for one in taken)
+    return " and ".join(units.counted(number[kind], kind) for kind in number) or units.counted(0, "run")
+
+
+def remove_folder(directory: Path) -> None:
+    """Remove the directory of a run, a map or a cluster, and all that is in it; what links in it lead to stays.
 
     It is renamed first, so that no other command sees half of a run.
 
@@ -57,11 +65,6 @@ def remove(run: directories.Run) -> None:
     StorageError
         If it is not this user's folder, or something in it cannot be removed.
     """
-    remove_folder(run.paths.directory)
-
-
-def remove_folder(directory: Path) -> None:
-    """Remove the directory of a run or a map; as :func:`remove`."""
     going = directory.with_name(f".{directory.name}.{os.urandom(8).hex()}.removed")
     with directories.storage(directory):
         if not files.is_own_folder(directory):

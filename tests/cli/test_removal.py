@@ -14,7 +14,7 @@ import pytest
 
 from hpcml import errors
 from hpcml.cli import gc
-from hpcml.runs import removal
+from hpcml.runs import beside, removal
 from hpcml.subprocesses import start_time
 from planted import give, need_another_account
 from test_verbs import end
@@ -183,7 +183,7 @@ def test_gc_until_so_much_is_free(world: World, subtests: pytest.Subtests) -> No
     done = world.run("gc", "--until-free", "99999T", "--older-than", "30d", "--yes")
     assert "will not be free even so" in done.stderr
     assert world.left() == sorted([kept.name, waiting.name])
-    folders = [gc.Old(f"{name}-20200101-000000-0000", world.top / name) for name in "abc"]
+    folders = [beside.Entry("run", f"{name}-20200101-000000-0000", world.top / name, "") for name in "abc"]
     for one in folders:
         one.directory.mkdir()
         (one.directory / "file").write_bytes(b"x" * 100_000)
@@ -226,6 +226,47 @@ def test_gc_takes_maps_that_have_ended(world: World) -> None:
     assert left == sorted(set(parts) - {"array", "gone"})
     assert len(told["staying"]) == len(left)
     assert world.left() == sorted([".maps", new.name, going.name])
+
+
+def test_maps_and_clusters_are_known_and_go_when_they_are_over(world: World) -> None:
+    world.submit("--name", "job")
+    me: dict[str, object] = {"host": socket.gethostname(), "pid": os.getpid(), "start": start_time(os.getpid())}
+    clusters = {"works": me, "dead": me | {"start": "1"}, "away": me | {"host": "another"}, "over": me, "begins": {}}
+    for name, facts in clusters.items():
+        folder = world.runs / f".clusters/{name}-20200101-000000-0000"
+        folder.mkdir(parents=True)
+        if facts:
+            (folder / "cluster.json").write_text(json.dumps(facts))
+        if name == "over":
+            (folder / "closed").write_text(json.dumps({"by": "program", "cancelled": [], "left": []}))
+    part = world.runs / ".maps/squares-20200202-000000-0000/0"
+    part.mkdir(parents=True)
+    (part / "submission.json").write_text(json.dumps({**me, "scheduler": "local", "started": "1"}))
+
+    def states() -> dict[str, str]:
+        found = json.loads(world.run("ls", "--json").stdout)
+        return {f"{one['kind']} {one['run'].partition('-')[0]}": one["state"] for one in found if one["kind"] != "run"}
+
+    over = {"cluster dead", "cluster over", "map squares"}
+    assert {name for name, state in states().items() if state == "ENDED"} == over
+    assert len(states()) == 6
+    assert "cluster  works-20200101-000000-0000  " in world.run("ls").stdout
+    assert "cluster  dead" not in world.run("ls", "--name", "job").stdout
+    assert "its program runs on another, if it does" in world.run("status", "away").stdout
+    done = world.run("rm", "works", "begins", "away", "--yes")
+    assert done.returncode == 1
+    assert done.stderr.count("stays, because it may still be going on") == 3
+    world.answer("squeue", out="7|PENDING|hpcml:dead-20200101-000000-0000.1\n")
+    assert "scancel 7" in world.run("status", "dead").stdout
+    assert world.run("rm", "dead", "--yes").returncode == 1
+    world.answer("squeue")
+    done = world.run("rm", "dead", "squares", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert "Removed 1 cluster and 1 map" in done.stderr
+    told = json.loads(world.run("gc", "--older-than", "30d", "--yes", "--json").stdout)
+    assert told["clusters"] == ["over-20200101-000000-0000"]
+    assert len(states()) == 3
+    assert world.run("rm", "nosuch", "--yes").returncode == errors.NOT_FOUND
 
 
 def test_gc_leaves_what_may_be_alive_or_is_not_a_run(world: World) -> None:

@@ -23,6 +23,7 @@ from hpcml import files
 from hpcml.elastic import cluster, records, request
 from hpcml.elastic.job import ElasticJob, Recipe, gpu_options
 from hpcml.errors import HpcmlError
+from hpcml.runs import beside
 from hpcml.runs.submit import prepare
 from hpcml.schedulers import slurm
 from hpcml.subprocesses import Answer
@@ -162,8 +163,8 @@ def test_jobs_of_a_killed_program_are_named(tmp_path: Path, monkeypatch: pytest.
     facts = {"host": socket.gethostname(), "pid": 1 << 22, "start": "1", "address": "tls://10.0.0.1:1"}
     for name, more in (("dead", {}), ("over", {}), ("elsewhere", {"host": "other"}), ("bare", {})):
         (tmp_path / name).mkdir(mode=0o700)
-        files.write(tmp_path / name / records.RECORD, json.dumps(facts | more))
-    (tmp_path / "over" / records.CLOSED).touch()
+        files.write(tmp_path / name / beside.CLUSTER_RECORD, json.dumps(facts | more))
+    (tmp_path / "over" / beside.CLOSED).touch()
     rows = "7|PENDING|hpcml:dead.1\n8|RUNNING|hpcml:dead.2\n9|RUNNING|hpcml:elsewhere.1\n5|COMPLETING|hpcml:bare.1\n6|RUNNING|hpcml:a-run\n"
     monkeypatch.setattr(slurm, "ask", lambda *_: Answer(0, rows, ""))
     (said,) = records.left_behind(tmp_path)
