@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -69,6 +70,8 @@ def run(options: Namespace) -> int:
     exam = Examination(loaded, wanted, spec, layers.process_environment(), seconds)
     found = checks.examine(exam)
     if options.node:
+        for number in (signal.SIGTERM, signal.SIGHUP):  # as by Ctrl-C the job is cancelled
+            signal.signal(number, signal.default_int_handler)
         found += nodes.look(exam, patience, lambda text: say(f"hpcml: {text}", sys.stderr))
     return show(found, as_json=options.json)
 

@@ -27,8 +27,8 @@ _MEMORY = 1 << 30  # bytes
 _PROCESSES, _FILES = 64, 256
 _SKEW = 2.0  # seconds
 _DRIVER = re.compile(r"lib(cuda|nvidia-ml)\.so(\.\d+)*")
-# `lfs quota -q` and `quota -w`: a file system, then blocks, quota, limit, grace, and the same of files; an amount that
-# is beyond its quota has a star.
+# `lfs quota -q` and `quota -w -p`: a file system, then blocks, quota, limit, grace, and the same of files; an amount
+# that is beyond its quota has a star.
 _AMOUNTS = r"\s+(\d+)(\*?)\s+(\d+)\s+(\d+)\s+(\S+)"
 _QUOTA = re.compile(rf"^\s*(\S+){_AMOUNTS}{_AMOUNTS}\s*$", re.MULTILINE)
 
@@ -107,13 +107,13 @@ def quota(exam: Examination) -> Finding:
     low = ""
     for folder in folders:
         room = os.statvfs(folder)
-        free = {"bytes": room.f_bavail * room.f_frsize, "inodes": room.f_favail if room.f_files else None}
-        facts[str(folder)] = free
+        free = room.f_bavail * room.f_frsize
+        facts[str(folder)] = {"bytes": free, "inodes": room.f_favail if room.f_files else None}
         if full := directories.full(folder):
             return red(full, hint, **facts)
         few = room.f_files and room.f_favail < _FEW_INODES
-        if few or (room.f_blocks and free["bytes"] is not None and free["bytes"] < _FEW_BYTES):
-            left = f"{room.f_favail} files" if few else units.format_bytes(room.f_bavail * room.f_frsize)
+        if few or (room.f_blocks and free < _FEW_BYTES):
+            left = f"{room.f_favail} files" if few else units.format_bytes(free)
             low = low or f"only {left} more fit into {folder}"
     for found in _quotas(exam, list(folders)):
         if found.state == "red":
@@ -128,7 +128,7 @@ def quota(exam: Examination) -> Finding:
 def _quotas(exam: Examination, folders: list[Path]) -> Iterator[Finding]:
     user = str(os.getuid())
     commands = [["lfs", "quota", "-q", "-u", user, str(folder)] for folder in folders]
-    for command in [*commands, ["quota", "-w"]]:
+    for command in [*commands, ["quota", "-w", "-p"]]:
         if not shutil.which(command[0], path=exam.environment.get("PATH")):
             continue
         answer = subprocesses.run(command, exam.left())
@@ -137,7 +137,7 @@ def _quotas(exam: Examination, folders: list[Path]) -> Iterator[Finding]:
 
 
 def judge_quota(text: str) -> Iterator[Finding]:
-    """Yield what the answer of ``lfs quota -q`` or ``quota -w`` says of each file system, in KiB and files."""
+    """Yield what the answer of ``lfs quota -q`` or ``quota -w -p`` says of each file system, in KiB and files."""
     for row in _QUOTA.findall(text):
         place = row[0]
         for what, (used, star, soft, hard) in (("KiB", row[1:5]), ("files", row[6:10])):

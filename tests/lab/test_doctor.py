@@ -18,6 +18,7 @@ import pytest
 import lab_ssh
 from conftest import ALL_NODES, Cluster
 from hpcml import errors
+from lab_state import wait_for
 from laptop import Outside
 from tests.fixtures.images import sif_file
 
@@ -241,9 +242,18 @@ def test_a_silent_controller(cluster: Cluster) -> None:
 
 
 def test_a_partition_that_is_down(cluster: Cluster) -> None:
-    """What cannot start is cancelled when the doctor's patience ends, and told as not looked at."""
+    """What cannot start is cancelled when the doctor's patience or life ends, and told as not looked at."""
     cluster.run("scontrol", "update", "partition=boost", "state=down", user="root")
+    queue = ("squeue", "--me", "--noheader", "--name=doctor")
     try:
+        ended = cluster.lab.popen(["hpcml", "doctor", "--node", *PATIENT, *own_runs(cluster)], cwd=str(cluster.work))
+        assert wait_for(lambda: bool(cluster.run(*queue).stdout), 40)
+        for pid, line in cluster.lab.processes("alice"):
+            if "/hpcml doctor" in line:
+                os.kill(pid, signal.SIGTERM)
+        _, said = ended.communicate(timeout=120)
+        assert ended.returncode == 130, said
+        assert cluster.run(*queue).stdout == ""
         done = cluster.run("hpcml", "doctor", "--node", "--patience", "3s", *PATIENT, *own_runs(cluster))
     finally:
         cluster.run("scontrol", "update", "partition=boost", "state=up", user="root")

@@ -230,11 +230,11 @@ def test_the_login_node_that_answers() -> None:
 
 
 def test_quotas_in_bytes_and_files() -> None:
-    """`lfs quota -q` and `quota -w` have the same columns."""
+    """`lfs quota -q` and `quota -w -p` have the same columns."""
     lustre = "/leonardo 900000 0 1000000 - 4000000* 4000000 4000000 6d\n"
     assert [one.state for one in surroundings.judge_quota(lustre)] == ["green", "red"]
     nfs = "Disk quotas for user alice (uid 1000):\n Filesystem blocks quota limit grace files quota limit grace\n"
-    nfs += "server:/home 980000 1000000 1100000 none 10 0 0 none\n"
+    nfs += "server:/home 980000 1000000 1100000 0 10 0 0 0\n"
     assert [told(one) for one in surroundings.judge_quota(nfs)] == [
         ("yellow", "980000 of 1000000 KiB of your quota on server:/home are used")
     ]
