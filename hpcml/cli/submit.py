@@ -374,7 +374,7 @@ def announce(run: directories.Run, *, as_json: bool) -> None:
     """Say which run it is and where, on stderr, or as JSON."""
     assert run.submission is not None
     if as_json:
-        _print_facts(run)
+        common.print_json({"run": run.id, "directory": str(run.paths.directory), **run.submission.as_json()})
         return
     job = f" job {run.job}" if run.job else ""
     folder = common.typed(run.paths.directory, sys.stderr)
@@ -386,19 +386,11 @@ def announce(run: directories.Run, *, as_json: bool) -> None:
         note(str(text))
 
 
-def _print_facts(run: directories.Run) -> None:
-    assert run.submission is not None
-    common.print_json({"run": run.id, "directory": str(run.paths.directory), **run.submission.as_json()})
-
-
 def _announce_line(run: directories.Run, *, as_json: bool) -> None:
     """Say which run was prepared on stderr, and on stdout the line that submits it, alone."""
-    assert run.submission is not None
-    if as_json:
-        _print_facts(run)
-        return
-    announce(run, as_json=False)
-    Raw(sys.stdout).write(f"{run.submission.line}\n".encode(), last=True)
+    announce(run, as_json=as_json)
+    if run.submission and not as_json:
+        Raw(sys.stdout).write(f"{run.submission.line}\n".encode(), last=True)
 
 
 def wait_for_end(run: directories.Run, *, as_json: bool) -> int:

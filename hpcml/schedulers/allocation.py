@@ -154,8 +154,7 @@ def _steps(options: Sequence[str]) -> list[tuple[str, str, str]]:
     answer = slurm.ask(["squeue", "--steps", "--noheader", *options, "--format=%i|%j|%N"])
     if answer.code != 0:
         raise slurm.refusal(answer, "squeue")
-    rows = [line.strip().split("|") for line in answer.out.splitlines()]
-    return [(row[0], row[1], row[2]) for row in rows if len(row) == 3]
+    return [(row[0], row[1], row[2]) for row in slurm.rows_of(answer) if len(row) == 3]
 
 
 def lay_out(site: Site, request: JobRequest) -> JobLayout:

@@ -351,7 +351,7 @@ def find(run_ids: Sequence[str], timeout: float = TIMEOUT) -> dict[str, Submissi
     answer = ask(command, timeout)
     if answer.code != 0:
         raise silent(answer)
-    found = _jobs_of_runs(_rows(answer))
+    found = _jobs_of_runs(rows_of(answer))
     if missing := set(run_ids) - found.keys():
         accounted = _jobs_of_runs(accounting(["--format=JobID,State,Comment", "--starttime=now-2days"], timeout))
         found |= {run_id: accounted[run_id] for run_id in missing & accounted.keys()}
@@ -369,7 +369,7 @@ def jobs_of_clusters() -> dict[str, list[str]]:
         raise silent(answer)
     over = ENDED | {"COMPLETING"}
     found: dict[str, list[str]] = {}
-    for row in _rows(answer):
+    for row in rows_of(answer):
         if len(row) == 3 and row[1] not in over and (match := re.fullmatch(r"hpcml:(.+)\.\d+", row[2])):
             found.setdefault(match[1], []).append(row[0])
     return found
@@ -385,7 +385,8 @@ def _jobs_of_runs(rows: list[list[str]]) -> dict[str, str]:
     return {run_id: str(number) for run_id, (_, number) in jobs.items()}
 
 
-def _rows(answer: Answer) -> list[list[str]]:
+def rows_of(answer: Answer) -> list[list[str]]:
+    """Return the fields, parted by ``|``, of each line of an answer."""
     return [line.strip().split("|") for line in answer.out.splitlines()]
 
 
@@ -395,7 +396,7 @@ def accounting(options: list[str], timeout: float = TIMEOUT) -> list[list[str]]:
         answer = ask(["sacct", "--noheader", "--parsable2", "--allocations", *options], timeout)
     except SlurmUnreachableError:
         return []  # it is not installed
-    return _rows(answer) if answer.code == 0 else []
+    return rows_of(answer) if answer.code == 0 else []
 
 
 def silent(answer: Answer) -> SlurmUnreachableError:
@@ -444,7 +445,7 @@ def _queued(jobs: Sequence[str]) -> dict[str, JobState]:
         return {jobs[0]: UNKNOWN}
     last = (_quote(answer) or ("it is empty",))[-1]
     by_job = dict.fromkeys(jobs, JobState(UNREADABLE, f"The answer of squeue cannot be read: {last}"))
-    for task, *fields in _rows(answer):
+    for task, *fields in rows_of(answer):
         if (known := by_job.get(job := _base(task))) and fields and re.fullmatch(r"[A-Z_]+", fields[0]):
             reason, start, nodes = (*fields[1:4], "", "", "")[:3]
             why = reason_in_words(reason) if fields[0] in PENDING else ""

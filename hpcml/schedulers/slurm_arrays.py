@@ -37,7 +37,7 @@ def states(jobs: Sequence[str]) -> dict[tuple[str, int], str]:
             raise slurm.silent(answer)
         # of several jobs one that is forgotten hides the others
         return {key: state for job in jobs for key, state in states([job]).items()} if len(jobs) > 1 else {}
-    rows = (line.strip().split("|") for line in answer.out.splitlines())
+    rows = slurm.rows_of(answer)
     return {(row[0], int(row[1])): row[2] for row in rows if len(row) == 3 and row[1].isdecimal()}
 
 

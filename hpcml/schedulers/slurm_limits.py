@@ -45,7 +45,7 @@ def _of_the_user(user: str, account: str, qos: str, timeout: float) -> list[int]
 
 def _rows(words: Sequence[str], timeout: float) -> list[list[str]]:
     answer = slurm.ask(["sacctmgr", "--noheader", "--parsable2", "show", *words], timeout)
-    return [line.split("|") for line in answer.out.splitlines()] if answer.code == 0 else []
+    return slurm.rows_of(answer) if answer.code == 0 else []
 
 
 class Association(NamedTuple):
@@ -67,7 +67,5 @@ def associations(timeout: float) -> list[Association] | str:
         return error.message
     if answer.code != 0:
         return (answer.text.splitlines() or [f"sacctmgr did not answer within {timeout:.1f} s"])[-1]
-    rows = [line.split("|") for line in answer.out.splitlines()]
-    return [
-        Association(row[0], row[1], tuple(filter(None, row[2].split(","))), row[3]) for row in rows if len(row) == 4
-    ]
+    rows = [row for row in slurm.rows_of(answer) if len(row) == 4]
+    return [Association(row[0], row[1], tuple(filter(None, row[2].split(","))), row[3]) for row in rows]
