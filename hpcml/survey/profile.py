@@ -15,6 +15,7 @@ QUICK = re.compile(r"debug|dbg|devel|test|express|short|interactive", re.IGNOREC
 _NAMES_A_MACHINE = ("SYSTEMNAME", "NERSC_HOST", "BSC_MACHINE", "LMOD_SYSTEM_NAME", "CLUSTER_NAME", "CLUSTER")
 _SCRATCH = ("CINECA_SCRATCH", "SCRATCH", "PSCRATCH", "WORK", "FAST", "PROJECT", "GPFS_PROJECTS", "WORKSPACE")
 _CONTAINERS = ("apptainer", "singularity")
+_SAID = ("MaxArraySize", "JobRequeue", "PriorityFlags", "PrivateData", "JobSubmitPlugins", "SelectTypeParameters")
 _NO_LIMIT = ("", "UNLIMITED", "INFINITE", "NONE", "N/A", "(null)")
 
 
@@ -95,7 +96,9 @@ class _Writer:
         self.left_out: list[str] = []
         self.partitions = self._usable()
         self.kinds = {name: [one for one in tables.kinds if one.partition == name] for name in self.partitions}
-        self._head()
+        self._identify()
+        self._defaults()
+        self._requests()
         for name in self.partitions:
             self._partition(name)
         for name, fields in self.qos.items():
@@ -146,75 +149,55 @@ class _Writer:
 
     # -- tables ----------------------------------------------------------------------------------------------------
 
-    def _head(self) -> None:
-        draft, config = self.draft, self.tables.config
-        asked = How(SLURM, "scontrol show config")
-        cluster = config.get("ClusterName", "") or "a Slurm cluster"
-        draft.values[()] = {"description": f"{cluster} as {self.login.host} sees it", "extends": "slurm"}
-        pattern = re.sub(r"\d+", "*", self.login.host)
-        seen = How(LOGIN, f"the host is {self.login.host}")
-        draft.set(("identify",), "hostname", [pattern], How(*seen[:2], concluded=True))
+    def _identify(self) -> None:
+        draft, table, host = self.draft, ("identify",), self.login.host
+        cluster = self.tables.config.get("ClusterName", "") or "a Slurm cluster"
+        draft.values[()] = {"description": f"{cluster} as {host} sees it", "extends": "slurm"}
+        pattern = re.sub(r"\d+", "*", host)
+        draft.set(table, "hostname", [pattern], How(LOGIN, f"the host is {host}", concluded=True))
         names = {name: self.login.environment[name] for name in _NAMES_A_MACHINE if self.login.environment.get(name)}
-        draft.set(("identify",), "environment", names, How(LOGIN, f"{', '.join(names)} in the environment"))
-        draft.choose(("identify",), "order", 5)  # before the profiles that ship with hpcml
-        if not names and not re.search(r"[.\d]", self.login.host):
-            draft.ask(
-                ("identify",),
-                f"other machines may have a login node called {self.login.host}: what tells this one apart?",
-            )
+        draft.set(table, "environment", names, How(LOGIN, f"{', '.join(names)} in the environment"))
+        draft.choose(table, "order", 5)  # before the profiles that ship with hpcml
+        if not names and not re.search(r"[.\d]", host):
+            draft.ask(table, f"other machines may have a login node called {host}: what tells this one apart?")
+
+    def _defaults(self) -> None:
+        draft, table = self.draft, ("defaults",)
         first = next(iter(self.partitions), "")
         of_slurm = self.partitions.get(first, {}).get("Default") == "YES"
-        how = (
-            How(SLURM, "scontrol show partition")
-            if of_slurm
-            else How(SLURM, "the largest of its partitions", concluded=True)
-        )
-        draft.set(("defaults",), "partition", first, how)
+        question = "scontrol show partition" if of_slurm else "the largest of its partitions"
+        draft.set(table, "partition", first, How(SLURM, question, concluded=not of_slurm))
         if len(self.partitions) > 1:
-            which = f"{first} is {'Slurm’s default' if of_slurm else 'the largest'}".replace("’", "'")
-            text = f"which partition is meant for what? {which}; hpcml asks for the first below that fits a request"
-            draft.ask(("defaults",), f"{text}, those without GPUs before those with them where no GPU is asked for")
-        draft.choose(("defaults",), "time", "30")
-        enforced = "associations" in config.get("AccountingStorageEnforce", "").lower() or bool(self.accounts)
+            which = f"{first} is Slurm's default" if of_slurm else f"{first} is the largest"
+            rule = "hpcml asks for the first below that fits a request, without GPUs for one that asks for none"
+            draft.ask(table, f"which partition is meant for what? {which}; {rule}")
+        draft.choose(table, "time", "30")
         account = self.tables.account or next(iter(self.accounts), "")
-        draft.set(
-            ("defaults",),
-            "account",
-            account,
-            How(SLURM, "sacctmgr show user, show assoc", concluded=not self.tables.account),
-        )
+        asked = How(SLURM, "sacctmgr show user, show assoc", concluded=not self.tables.account)
+        draft.set(table, "account", account, asked)
         if len(self.accounts) > 1:
-            draft.ask(
-                ("defaults",),
-                f"which account pays? You have {', '.join(self.accounts)}; a profile for all users names none",
-            )
-        known = (
-            any(self.kinds.values()) or any("TotalCPUs" in one for one in self.partitions.values()) or bool(self.node)
-        )
-        draft.choose(("resources",), "exclusive", not known)  # else a part of a node can be asked for
-        gpus = any(kind.gpus for kind in self.tables.kinds) or bool(self.node.get("gpus")) or self._gpus_by_tres()
-        request = How(SLURM, "TRES of the partitions", concluded=True)
-        if self.tables.kinds:
-            request = How(SLURM, "Gres of the nodes")
-        if gpus or self.tables.kinds:
-            draft.set(("slurm",), "gpu_request", "gres" if gpus else "none", request)
-        draft.set(("slurm",), "account_required", enforced, asked)
+            have = ", ".join(self.accounts)
+            draft.ask(table, f"which account pays? You have {have}; a profile for all users names none")
+
+    def _requests(self) -> None:
+        """Set how this Slurm wants to be asked, and tell what of its configuration matters to a job."""
+        draft, table, config = self.draft, ("slurm",), self.tables.config
+        known = any(self.kinds.values()) or any("TotalCPUs" in one for one in self.partitions.values())
+        draft.choose(("resources",), "exclusive", not (known or self.node))  # else a part of a node can be asked for
+        kinds = self.tables.kinds
+        gpus = any(kind.gpus for kind in kinds) or bool(self.node.get("gpus")) or self._gpus_by_tres()
+        if gpus or kinds:
+            source = "Gres of the nodes" if kinds else "TRES of the partitions"
+            draft.set(table, "gpu_request", "gres" if gpus else "none", How(SLURM, source, concluded=not kinds))
+        asked = How(SLURM, "scontrol show config")
+        enforced = "associations" in config.get("AccountingStorageEnforce", "").lower() or bool(self.accounts)
+        draft.set(table, "account_required", enforced, asked)
         draft.tell("slurm.version", config.get("SLURM_VERSION", ""), asked)
-        for name in (
-            "MaxArraySize",
-            "JobRequeue",
-            "PriorityFlags",
-            "PrivateData",
-            "JobSubmitPlugins",
-            "SelectTypeParameters",
-        ):
+        for name in _SAID:
             value = config.get(name, "")
             draft.tell(f"slurm.said.{name}", "" if value in _NO_LIMIT else value, asked)
-        if plugins := _names(config.get("JobSubmitPlugins", "")):
-            draft.ask(
-                ("slurm",),
-                f"a plugin ({', '.join(plugins)}) looks at each submission: what does it want that is not said here?",
-            )
+        if plugins := ", ".join(_names(config.get("JobSubmitPlugins", ""))):
+            draft.ask(table, f"a plugin ({plugins}) looks at each submission: what does it want that is not said here?")
         refused = "; ".join(f"{command}: {why}" for command, why in self.tables.refused.items())
         draft.tell("slurm.denied", refused, How(SLURM, "the commands' own words"))
         if self.left_out:
@@ -370,10 +353,14 @@ class _Writer:
             nodes = _least(nodes, max(one.nodes for one in raw))
         if raw and "PartitionTimeLimit" not in flags and all(one.time for one in raw):
             time = _least(time, max(one.time for one in raw))
+        nodes = nodes or max((shapes[one].nodes for one in homes), default=0)  # not the limit of the default QoS
         how = asked._replace(concluded=limits.concluded)
         draft.set(table, "min_nodes", limits.least if limits.least > 1 else 0, how)
         draft.set(table, "max_nodes", nodes, how)
-        draft.set(table, "max_time", units.format_time_limit(time) if time else "", asked)
+        if time:
+            draft.set(table, "max_time", units.format_time_limit(time), asked)
+        elif self._limits(self.default_qos, "").time:  # or the partitions would limit it as they do the default QoS
+            draft.set(table, "max_time", "365-00:00:00", asked._replace(question="no limit of it", concluded=True))
         draft.set(table, "max_jobs", _count(fields.get("MaxSubmitPU", "")), asked)
 
     def _runtime(self) -> None:

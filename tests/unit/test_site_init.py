@@ -105,6 +105,8 @@ def test_the_limits_of_a_qos_are_those_that_a_job_has(monkeypatch: pytest.Monkey
     assert example["facts"]["qos.standard.max_nodes"]["confidence"] == "guessed", "counted from GPUs"
     assert example["qos"]["quick"] == {"max_nodes": 4, "max_time": "00:30:00"}
     assert example["defaults"]["account"] == "two"
+    odd = example["qos"]["odd"]
+    assert (odd["max_nodes"], odd["max_time"]) == (100, "365-00:00:00"), "the default QoS's limits are not its own"
     assert example["deadlines"]["driver_grace"] == "7s", "KillWait is 15 s"
 
 
