@@ -15,6 +15,7 @@ from hpcml.sites.schema import Partition
 _NO_LIMIT = ("UNLIMITED", "INFINITE", "NONE", "")
 _FEW_LEFT = 0.05  # of a grant
 _STARTS_SOON = 60.0  # seconds
+_NO_TIME = 0.2  # seconds; with less left the deadline ended the question
 
 
 def request(exam: Examination) -> Finding:
@@ -37,10 +38,12 @@ def start(exam: Examination) -> Finding:
     try:
         told = exam.start().start
     except SlurmUnreachableError as error:
-        return red(clause(error.message), error.hint)
+        late = exam.left() < _NO_TIME
+        within = f" within {exam.seconds:g} s" if late else ""
+        return red(f"{clause(error.message)}{within}", f"{error.hint}{' --deadline 30s waits longer.' if late else ''}")
     except HpcmlError as error:
         quoted = f" ({error.quote[-1]})" if error.quote else ""
-        return red(f"Slurm would refuse a run: {error.message}{quoted}", error.hint)
+        return red(f"Slurm would refuse a run: {clause(error.message)}{quoted}", error.hint)
     if not told:
         return green("Slurm would take a job; it does not say when that would start")
     begins = datetime.datetime.fromisoformat(told)
@@ -111,7 +114,9 @@ def default_qos(exam: Examination) -> Finding:
     if asked in cpu_only:
         return red(f"a run asks for QoS {asked}, whose nodes have no GPUs", hint, asked=asked)
     if asked:
-        return green(f"a run asks for QoS {asked}; without it may be {', '.join(cpu_only)} (no GPUs)", asked=asked)
+        return green(
+            f"a run asks for QoS {asked}, and not for {', '.join(cpu_only)}, whose nodes have no GPUs", asked=asked
+        )
     known = slurm_limits.associations(exam.left())
     if isinstance(known, str):
         return yellow(f"a run names no QoS, and Slurm does not tell which it then gets: {known}", hint)

@@ -237,7 +237,9 @@ def test_a_silent_controller(cluster: Cluster) -> None:
         done = cluster.run("hpcml", "doctor", "--json", *own_runs(cluster))
     finally:
         os.kill(controller, signal.SIGCONT)
-    expect(findings(done, errors.UNFIT), {"start": ("red", "controller does not answer", "try again in some minutes")})
+    expect(
+        findings(done, errors.UNFIT), {"start": ("red", "controller does not answer within 2.2 s", "--deadline 30s")}
+    )
     assert not [line for _, line in cluster.lab.processes("alice") if "sbatch" in line or "scontrol" in line]
 
 
