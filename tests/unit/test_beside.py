@@ -7,10 +7,12 @@ import pytest
 pytest_plugins = ("pytester",)
 
 CONFTEST = """
-import pytest, beside
+import pathlib, types, pytest, beside
 
 class Cluster:
-    def __init__(self): self.cancelled = 0
+    def __init__(self):
+        self.cancelled = 0
+        self.lab = types.SimpleNamespace(places=types.SimpleNamespace(log=pathlib.Path("logs")))
     def cancel_own(self): self.cancelled += 1
 
 @pytest.fixture(scope="session")
@@ -46,6 +48,28 @@ def test_meets_too(cluster): meet.wait()
 @pytest.mark.beside
 def test_without(cluster, image): raise AssertionError
 """
+
+
+DIES = """
+import pathlib, pytest
+tried = []
+
+@pytest.mark.beside
+@pytest.mark.parametrize("dies", [True, False])
+def test_fails_once(cluster, dies):
+    tried.append(dies)
+    if dies:
+        pathlib.Path("logs").mkdir(exist_ok=True)
+        pathlib.Path("logs/slurmd-n1.out").write_text("slurmd ended by signal 6 (start 1)\\n")
+    assert tried.count(dies) > 1, "the first time"
+"""
+
+
+def test_one_under_which_a_slurmd_died_runs_once_more(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(CONFTEST.replace("beside.sort(items)", "beside.AT_ONCE = 1"))
+    pytester.makepyfile(DIES)
+    done = pytester.runpytest("-W", "ignore", "-p", "no:cacheprovider")
+    done.assert_outcomes(passed=1, failed=1)
 
 
 def test_each_has_its_own_result(pytester: pytest.Pytester) -> None:
