@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from hpcml import subprocesses, units
+from hpcml import files, subprocesses, units
 from hpcml.doctor.finding import Examination, Finding, clause, green, not_applicable, red, yellow
 from hpcml.errors import HpcmlError
 from hpcml.images import facts as images
@@ -26,6 +26,7 @@ _CPU_TIME = 3600  # seconds that a process which waits for runs should have
 _MEMORY = 1 << 30  # bytes
 _PROCESSES, _FILES = 64, 256
 _SKEW = 2.0  # seconds
+_TRIAL, _OLD = ".hpcml-doctor-", 3600  # the folder of a check, and seconds after which it is nobody's
 _DRIVER = re.compile(r"lib(cuda|nvidia-ml)\.so(\.\d+)*")
 # `lfs quota -q` and `quota -w -p`: a file system, then blocks, quota, limit, grace, and the same of files; an amount
 # that is beyond its quota has a star.
@@ -158,10 +159,11 @@ def judge_quota(text: str) -> Iterator[Finding]:
 def file_system(exam: Examination) -> Finding:
     """Whether files of a run can be written, renamed and locked where runs are, and have times of this clock."""
     folder = _existing(exam.runs)
+    _sweep(folder)
     hint = "Keep runs on another file system that all nodes share: --set paths.runs=…."
     doing = "be made"
     try:
-        with tempfile.TemporaryDirectory(prefix=".hpcml-doctor-", dir=folder) as place:
+        with tempfile.TemporaryDirectory(prefix=_TRIAL, dir=folder) as place:
             old, new = Path(place) / "old", Path(place) / "new"
             doing = "be written"
             began = time.time()
@@ -185,6 +187,14 @@ def file_system(exam: Examination) -> Finding:
         sentence = f"the file system of {folder} is {abs(ahead):.0f} s {way} this machine's clock"
         return yellow(sentence, "Tell the site: times of files are wrong.", **facts)
     return green(f"files in {folder} can be renamed and locked, and their times are right", **facts)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what checks left that were late: a file system that hung does not hang for ever."""
+    for left in folder.glob(f"{_TRIAL}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - left.lstat().st_mtime > _OLD and files.is_own_folder(left):
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def _locks(path: Path) -> bool:

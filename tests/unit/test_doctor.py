@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import errno
+import fcntl
+import os
+import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +18,7 @@ from hpcml.doctor import access, checks, finding, nodes, scheduler, surroundings
 from hpcml.doctor.finding import Examination, Finding
 from hpcml.errors import SlurmUnreachableError
 from hpcml.remote import answers
+from hpcml.runs import bad_nodes
 from hpcml.schedulers import Prospect, slurm, slurm_limits
 from hpcml.schedulers.request import JobSpec
 from hpcml.schedulers.slurm_limits import Association
@@ -261,6 +266,94 @@ def test_adapters_and_libraries(tmp_path: Path) -> None:
     path["LD_LIBRARY_PATH"] = f"{home}/lib64/stubs:/usr/lib"
     assert with_(surroundings.library_path, **path).state == "red"
     assert with_(surroundings.library_path, LD_LIBRARY_PATH="/usr/lib").state == "green"
+
+
+def test_the_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exam = examination(tmp_path, site="local")
+    left = tmp_path / ".hpcml-doctor-left"
+    left.mkdir()
+    os.utime(left, (1, 1))
+    assert surroundings.file_system(exam).state == "green"
+    assert list(tmp_path.iterdir()) == []
+    with monkeypatch.context() as changed:
+        changed.setattr(fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOLCK, "No locks")))
+        assert "cannot be locked" in surroundings.file_system(exam).sentence
+        changed.setattr(fcntl, "flock", lambda *_: None)
+        assert surroundings.file_system(exam).state == "yellow", "a lock that keeps nobody away is none"
+    now = time.time()
+    with monkeypatch.context() as changed:
+        changed.setattr(time, "time", lambda: now - 100)
+        assert surroundings.file_system(exam).sentence.endswith("100 s ahead of this machine's clock")
+    with monkeypatch.context() as changed:
+        changed.setattr(Path, "rename", lambda *_: (_ for _ in ()).throw(OSError(errno.EXDEV, "Invalid link")))
+        assert told(surroundings.file_system(exam)) == (
+            "red",
+            f"files cannot replace each other in {tmp_path}: Invalid link",
+        )
+
+
+def test_room_for_bytes_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exam = examination(tmp_path, site="local")
+
+    def with_(blocks: int, inodes: int) -> tuple[str, str]:
+        monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result((4096, 4096, 1 << 30, blocks, blocks, 1 << 20, inodes, inodes, 0, 255)))  # fmt: skip
+        return told(surroundings.quota(exam))
+
+    assert with_(1 << 28, 1 << 19)[0] == "green"
+    assert with_(1 << 28, 500) == ("yellow", f"only 500 files more fit into {tmp_path}")
+    assert with_(1 << 15, 1 << 19) == ("yellow", f"only 128 MiB more fit into {tmp_path}")
+    assert "no inodes are left" in with_(1 << 28, 0)[1]
+    assert with_(0, 1 << 19)[0] == "red"
+
+
+def test_what_the_shell_and_the_machine_allow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exam = examination(tmp_path)
+    assert surroundings.limits(exam).state == "green"
+    for kind, words in ((resource.RLIMIT_CPU, "after 600 s"), (resource.RLIMIT_NPROC, "you may have 20 processes")):
+        value = 600 if kind == resource.RLIMIT_CPU else 20
+        monkeypatch.setattr(resource, "getrlimit", lambda asked, k=kind, v=value: (v if asked == k else -1, -1))
+        found = surroundings.limits(exam)
+        assert found.state == "yellow"
+        assert words in found.sentence
+    for name in [name for name in os.environ if name.startswith(("SLURM_", "SBATCH_", "SQUEUE_"))]:
+        monkeypatch.delenv(name)
+    assert scheduler.variables(exam).state == "green"
+    monkeypatch.setenv("SQUEUE_FORMAT", "%i")
+    exam.environment = dict(os.environ)
+    assert told(scheduler.variables(exam))[1].startswith("SQUEUE_FORMAT count for")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    exam.environment = dict(os.environ)
+    assert "inside job 7" in scheduler.variables(exam).sentence
+
+
+def test_the_grant_and_the_limit_of_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def left(used: int) -> str:
+        command = f'cost.budget=["echo", "astro 20260101 20270101 1000 {used} 0"]'
+        return scheduler.budget(examination(tmp_path, command, account="astro", partition="boost_usr_prod")).state
+
+    assert [left(used) for used in (100, 960, 1000)] == ["green", "yellow", "red"]
+    assert scheduler.budget(examination(tmp_path, "cost.budget=[]", account="astro")).state == "n/a"
+    for room, state in ((None, "n/a"), (0, "red"), (3, "green")):
+        monkeypatch.setattr(slurm_limits, "room", lambda *_, answer=room: answer)
+        assert scheduler.submit_limit(examination(tmp_path, account="astro")).state == state
+
+
+def test_the_profile_the_request_and_the_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert surroundings.profile(examination(tmp_path)).state == "green"
+    assert surroundings.profile(examination(tmp_path, site="lumi")).state == "red"
+    by_name = {check.name: check for check in checks.CHECKS}
+    (asked,) = checks.examine(examination(tmp_path, account="astro"), [by_name["request"]])
+    assert asked.facts == {"partition": "boost_usr_prod", "account": "astro", "qos": ""}
+    (refused,) = checks.examine(examination(tmp_path), [by_name["request"]])
+    assert refused.state == "red"
+    assert "--account" in refused.remedy
+    assert surroundings.failed_nodes(examination(tmp_path)).state == "green"
+    bad = bad_nodes.BadNode("lrdn0042", "an Xid error", "a-20261123-080000-1a2b", time.time())
+    bad_nodes.Memory("leonardo").add([bad.run], [bad], time.time())
+    found = surroundings.failed_nodes(examination(tmp_path))
+    assert found.state == "yellow"
+    assert "--exclude lrdn0042" in found.remedy
 
 
 def test_late_and_broken_checks_are_not_green(tmp_path: Path) -> None:
