@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,8 +33,8 @@ _GANG = 16  # jobs beside each other, where neither the user nor Slurm says how 
 def begin(options: Namespace) -> int:
     """Submit the points that no run has ended or goes on with."""
     request = _request(options)
-    wanted = points.points(request)
     spec = submit.script_spec(options)
+    wanted = points.points(request)
     if spec.form:
         hint = "Submit it by itself, or call it from a Python file."
         raise UsageError("A sweep starts a Python file, and this is none", place=spec.script.name, hint=hint)
@@ -74,7 +75,7 @@ def begin(options: Namespace) -> int:
         if not common.confirmed(question, yes=False):
             say("Nothing was submitted.", sys.stderr)
             return 1
-    return _go_on(options, started)
+    return _go_on(options, started, name)
 
 
 class _Asked(NamedTuple):
@@ -218,11 +219,13 @@ def _room(prepared: Prepared, asked: _Asked, chosen: int) -> int:
     return max(1, min(number, room // 2))
 
 
-def _go_on(options: Namespace, started: Sequence[directories.Run]) -> int:
+def _go_on(options: Namespace, started: Sequence[directories.Run], name: str) -> int:
     """Say what was submitted, and wait for its end or not."""
     waits = options.wait or (not options.detach and not options.json and sys.stderr.isatty() and sys.stdout.isatty())
     if len(started) == 1:
         submit.announce(started[0], as_json=options.json and not waits)
+        if not waits and not options.json:
+            _say_where_to_look(name)
         return submit.wait_for_end(started[0], as_json=options.json) if waits else 0
     if options.json and not waits:
         facts = [{"run": run.id, "directory": str(run.paths.directory)} for run in started]
@@ -237,6 +240,7 @@ def _go_on(options: Namespace, started: Sequence[directories.Run]) -> int:
     for run in started:
         submit.announce(run, as_json=False)
     if not waits:
+        _say_where_to_look(name)
         return 0
     ends = []
     for run in started:
@@ -244,6 +248,10 @@ def _go_on(options: Namespace, started: Sequence[directories.Run]) -> int:
         if ends[-1] == _DETACHED:
             return _DETACHED
     return _end_of_all(started, ends)
+
+
+def _say_where_to_look(name: str) -> None:
+    say_fitted(f"hpcml sweep status {shlex.quote(name)}", sys.stderr, first="  look       ", rest=" " * 13)
 
 
 def _end_of_all(started: Sequence[directories.Run], ends: Sequence[int]) -> int:

@@ -216,13 +216,28 @@ class _Times:
         return seconds, seconds if part else whole + 1
 
 
-def script_error(path: Path) -> dict[str, Any]:
-    """Return what a script's uncaught error was (script-error.json), empty if it is not there or is none."""
+def points_end(path: Path) -> dict[str, Any]:
+    """Return how a sweep's points ended (points-end.json), empty if it is not there or tells none."""
+    facts = _facts(path)
+    first = facts.get("first")
+    whole = (
+        isinstance(facts.get("failed"), int) and isinstance(first, list) and all(isinstance(one, str) for one in first)
+    )
+    return facts if whole else {}
+
+
+def _facts(path: Path) -> dict[str, Any]:
     try:
         facts = files.read_json(path, HEAD)
     except (OSError, ValueError):
-        return {}
-    chain = facts.get("chain") if isinstance(facts, dict) else None
+        return {}  # it is no evidence
+    return facts if isinstance(facts, dict) else {}
+
+
+def script_error(path: Path) -> dict[str, Any]:
+    """Return what a script's uncaught error was (script-error.json), empty if it is not there or is none."""
+    facts = _facts(path)
+    chain = facts.get("chain")
     whole = isinstance(chain, list) and all(isinstance(one, dict) and isinstance(one.get("type"), str) for one in chain)
     return facts if whole else {}
 

@@ -52,7 +52,7 @@ _OF_ANOTHER_NODE = {"node-failure", "credential"}  # their lines stand in the lo
 class Ending(NamedTuple):
     """How a run ended; ``error`` is script-error.json, ``form`` what its script is, ``times`` its events'.
 
-    ``clocks`` are the nodes' against the first node's.
+    ``points`` is a sweep's points-end.json. ``clocks`` are the nodes' against the first node's.
     """
 
     exit_status: int
@@ -66,6 +66,7 @@ class Ending(NamedTuple):
     last_error: Line | None = None
     form: str = ""
     clocks: Clocks = {}
+    points: Mapping[str, Any] = {}
 
     @property
     def failed(self) -> bool:
@@ -122,8 +123,8 @@ def judge(end: Ending, hits: Sequence[Hit]) -> Cause | None:
 
 def of_run(paths: RunPaths, attempt: AttemptPaths, end: Ending) -> Cause | None:
     """Return why a run failed that ended so, by the files of its last attempt and the run's logs."""
-    error = evidence.script_error(attempt.script_error)
-    end = end._replace(error=error, last_error=evidence.last_error(paths.driver_log))
+    error, points = evidence.script_error(attempt.script_error), evidence.points_end(attempt.points_end)
+    end = end._replace(error=error, last_error=evidence.last_error(paths.driver_log), points=points)
     return judge(end, evidence.hits(paths, MOST_LOGS) if end.failed else [])
 
 
@@ -235,6 +236,15 @@ def _victim(confirmed: Sequence[Hit]) -> str:
     """Return whom the kernel killed where Slurm says it of a role's step, in that role's log; empty if of none."""
     sources = {hit.line.source for hit in confirmed if hit.rule.name == "oom-kill"}
     return "the scheduler" if sources & {"scheduler", "worker", "driver"} == {"scheduler"} else ""
+
+
+def _of_points(end: Ending) -> Cause:
+    """Points of a sweep failed: how many, and why the first did."""
+    first = [str(text) for text in end.points.get("first", ())]
+    short = f"{end.points['failed']} of {end.points.get('points')} points failed"
+    lines = tuple(Line(text, "driver", "logs/driver.log") for text in first)
+    what = f"{short}, the first with {first[0][:_TOLD]}" if first else short
+    return Cause(what, short, True, "points", end.hint, evidence=lines, occurrences=len(lines))
 
 
 def _raised(end: Ending, hits: Sequence[Hit]) -> Cause:
@@ -351,6 +361,8 @@ def _six(text: str) -> str:
 
 def _ended(end: Ending, hits: Sequence[Hit]) -> Cause:
     """The script ended without an error that was written down: by a signal, by itself, or with an error it printed."""
+    if end.points.get("failed"):
+        return _of_points(end)
     status = end.exit_status
     number = status - 128
     if status > 128 and number in signal.valid_signals():

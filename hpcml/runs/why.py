@@ -187,6 +187,7 @@ def _ending(run: directories.Run, status: Status) -> Ending:
         evidence.last_error(run.paths.driver_log),
         form,
         status.clocks,
+        evidence.points_end(attempt.points_end),
     )
 
 

@@ -27,6 +27,7 @@ from hpcml.node.sweep.forks import Fork, Order
 
 TICK = 0.5  # seconds between looks at what no signal tells
 TOLD = 10.0  # seconds in which a supervisor that ends the run says so
+_FIRST = 3  # failed points whose causes are told
 
 
 def serve() -> NoReturn:
@@ -76,6 +77,7 @@ class Sweep:
         self.next_fork: Fork | None = None
         self.claims: Claims | None = None
         self.ok = self.failed = self.halved = self.interrupted = 0
+        self.first_failures: list[str] = []
         self.gang = bool(plan.get("gang"))  # a point for each job, as long as another one follows
         self.begun: set[str] = set()
         self.handed_on = False
@@ -335,7 +337,11 @@ class Sweep:
                 for name, value in record["metrics"].items()
             )
             how = f"{record['seconds']:.1f} s {metrics}".rstrip()
-            how = f"failed: {record['cause']}" if record["status"] == "failed" else how
+            if record["status"] == "failed":
+                how = f"failed: {record['cause']}"
+                self.first_failures += [f"{point['shown']}: {record['cause']}"[:400]][
+                    : _FIRST - len(self.first_failures)
+                ]
             how += f"  {record['cause']}" if record["status"] == "stopped" else ""
         number = self.ok + self.failed + self.halved + self.interrupted
         print(f"point {number} of {len(self.points)}  {point['shown']}  {how}")
@@ -365,7 +371,8 @@ class Sweep:
             self.exit_status = errors.STOPPED
             self.context.run.checkpoints.mkdir(mode=0o700, exist_ok=True)
             files.write_json(self.context.run.checkpoints / "points", {"ok": self.ok, "failed": self.failed})
-        files.write_json(self.context.attempt.points_end, {"ended": words})
+        told = {"ended": words, "points": len(self.points), "failed": self.failed, "first": self.first_failures}
+        files.write_json(self.context.attempt.points_end, told)
         print(f"sweep: {words}.")
 
     def _left(self) -> int:
