@@ -15,7 +15,7 @@ class Gpu(NamedTuple):
     """What dask-cuda is told for each GPU worker (the options of ``dask cuda worker``, by its names).
 
     An amount of memory is a fraction of the GPU's memory up to 1, bytes above 1, and None for "none". ``pool`` of -1
-    is decided on the node (:func:`hpcml.node.hardware.gpus.pool_size`).
+    is decided on the node (:func:`hpcml.node.hardware.gpus.pool_size`); so is ``spill_pinned`` of -1.
     """
 
     count: int  # type: ignore[assignment] # a tuple's method of that name is not needed
@@ -29,6 +29,8 @@ class Gpu(NamedTuple):
     rmm_log_directory: str
     rmm_track_allocations: bool
     device_memory_limit: float | None
+    spill_pinned: float | None
+    spill_order: str
     cudf_spill: bool
     cudf_spill_stats: int
     pre_import: tuple[str, ...]

@@ -136,6 +136,7 @@ def gpu_settings(site: Site, count: int) -> Gpu | None:
     pool = "none" if gpu.rmm_pool_size == "auto" and (gpu.rmm_async or gpu.rmm_managed_memory) else gpu.rmm_pool_size
     options = {name: value for name, value in gpu._asdict().items() if name != "gds"}  # that one is for the environment
     options |= {name: _amount(options[name], name) for name in _AMOUNTS}
+    options["spill_pinned"] = -1.0 if gpu.spill_pinned == "auto" else _size(gpu.spill_pinned, "spill_pinned")
     options["rmm_pool_size"] = -1.0 if pool == "auto" else _amount(pool, "rmm_pool_size")
     options["cuda"] = "" if gpu.cuda == "any" else gpu.cuda
     return Gpu(count=count, **options)
@@ -163,6 +164,14 @@ def _amount(text: str, name: str) -> float | None:
     if size < 1024**2:
         raise ConfigError(f"'{text}' is less than 1 MiB", place=f"gpu.{name}", hint="Write none for none.")
     return float(size)
+
+
+def _size(text: str, name: str) -> float | None:
+    """Return bytes of host memory, of which a fraction of the GPU's would be none."""
+    amount = _amount(text, name)
+    if amount is not None and amount <= 1:
+        raise ConfigError(f"'{text}' is no size", place=f"gpu.{name}", hint="Write a size (40G), auto or none.")
+    return amount
 
 
 def shared_environment(site: Site, gpus: int, protocol: str) -> tuple[tuple[str, str], ...]:

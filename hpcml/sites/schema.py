@@ -137,8 +137,9 @@ class Gpu(NamedTuple):
     """GPU workers: dask-cuda's options by their names, and the CUDA that the site's driver can run (``12``, ``13``).
 
     Amounts of memory are sizes (``40G``), fractions of the GPU's memory (``0.8``), ``none``, and for the pool
-    ``auto``. ``gds`` is how cuDF reads files: by GPUDirect Storage (``on``), by way of the host (``off``), or as KvikIO
-    finds the machine (``auto``).
+    ``auto``. ``spill_pinned`` is how much host memory a worker may pin for what leaves its GPU, ``spill_order`` what
+    leaves first. ``gds`` is how cuDF reads files: by GPUDirect Storage (``on``), by way of the host (``off``), or as
+    KvikIO finds the machine (``auto``).
     """
 
     cuda: str = "any"
@@ -151,6 +152,8 @@ class Gpu(NamedTuple):
     rmm_log_directory: str = ""
     rmm_track_allocations: bool = False
     device_memory_limit: str = "0.8"
+    spill_pinned: str = "auto"
+    spill_order: str = "keep"
     cudf_spill: bool = False
     cudf_spill_stats: int = 0
     gds: str = "auto"
@@ -342,6 +345,7 @@ CHOICES = {
     "workers.on_loss": ("continue", "fail"),
     "gpu.cuda": ("any", "12", "13"),
     "gpu.gds": ("auto", "on", "off"),
+    "gpu.spill_order": ("keep", "lru"),
     "network.protocol": ("auto", "tls", "ucx"),
     "network.nic_affinity": ("auto", "pcie", "off"),
     "fabric.require": ("none", "warn", "rdma"),

@@ -132,6 +132,8 @@ def worker_options(context: Context, device: str, pool: Pool, *, memory_limit: i
     from dask_cuda.utils import nvml_device_index
     from dask_cuda.worker_common import worker_data_function, worker_plugins
 
+    from hpcml.node.hardware import spilling
+
     gpu = context.settings.gpu
     assert gpu is not None
     number = nvml_device_index(0, device)
@@ -156,12 +158,29 @@ def worker_options(context: Context, device: str, pool: Pool, *, memory_limit: i
         memory_limit=memory_limit or None,
         enable_cudf_spill=gpu.cudf_spill,
     )
+    found = data(number)
+    if isinstance(found, tuple):
+        pinned = pinned_memory(gpu, memory_limit)
+        found = spilling.store, {**found[1], "pinned": pinned, "cyclic": gpu.spill_order == "keep"}
     print(
         f"hpcml: GPU {device}: {in_gib(total)}, {in_gib(pool.free)} free,"
         f" RMM pool {in_gib(pool.size) if pool.size else 'none'}.",
         flush=True,
     )
-    return {"plugins": tuple(plugins), "data": data(number)}
+    return {"plugins": tuple(plugins), "data": found}
+
+
+def pinned_memory(gpu: Gpu, memory_limit: int) -> int:
+    """Return the bytes of host memory that a worker may pin for what leaves its GPU; 0 for none.
+
+    Half of the worker's memory, unless the profile says how much: the rest is for all else that the host holds.
+    """
+    if gpu.spill_pinned != -1:
+        return int(gpu.spill_pinned or 0)
+    if not importlib.util.find_spec("cupy"):
+        return 0
+    whole = memory_limit or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // gpu.count
+    return whole // 2
 
 
 def _bytes(amount: float | None, total: int) -> int | None:

@@ -19,7 +19,7 @@ from hpcml.node.settings import Context
 SENT = "hpcml-sent"  # a worker's own metric: bytes sent to other workers
 PER_HOUR = 300_000  # bytes that the file may grow in an hour for each node of the run
 _COPYING = ("serialize", "deserialize", "compress", "decompress")
-_DISK = ("disk-read", "disk-write")
+_MOVED = ("disk-read", "disk-write", "device-to-host", "host-to-device")  # the last two: hardware.spilling
 _RUNNING = ("thread-cpu", "thread-noncpu")
 
 
@@ -99,10 +99,10 @@ def kind_of(name: tuple[Any, ...]) -> str:
     context, activity, unit = name[0], str(name[-2]) if len(name) > 2 else "", name[-1]
     if unit == "bytes":
         shuffled = context == "p2p" and "background-comms" in name and activity == "process"
-        return "transfer_bytes" if shuffled else "spill_bytes" if activity in _DISK else ""
+        return "transfer_bytes" if shuffled else "spill_bytes" if activity in _MOVED else ""
     if unit != "seconds" or context == "p2p":
         return ""
-    if activity in _DISK or context == "memory-monitor" or (activity.startswith("p2p") and "disk" in activity):
+    if activity in _MOVED or context == "memory-monitor" or (activity.startswith("p2p") and "disk" in activity):
         return "spill"
     if activity in _COPYING:
         return "serialize"

@@ -57,6 +57,7 @@ LIMITS = {  # seconds
     "tasks": 420,
     "idioms": 300,
     "examples": 360,
+    "sweep": 500,
     "samples": 1800,
 }
 HOST_MEMORY = "16G"  # for each worker: the machine's own figure grows as it is used

@@ -8,8 +8,11 @@ machine is measured by themselves.
 from __future__ import annotations
 
 import re
+import statistics
+from functools import partial
+from typing import Any
 
-from harness import ROOT, Case, Run, World
+from harness import ROOT, SCRIPTS, Case, Run, World
 from results import Result, result
 
 COLUMNS = 20_000
@@ -17,6 +20,10 @@ MORE, MUCH_MORE = 1.5, 10
 HOST = "100G"  # for each worker's spilled data: for hosts of 128 GiB for each GPU
 SMALL = 1500  # MiB of a CPU worker's memory
 ABOUT, SOON = 240, 60  # seconds
+PASSES = 130  # seconds for one round of both ways
+LIMIT = 12 << 30  # bytes that a worker keeps on its GPU, in the case of the passes
+WAYS = {"passes: as dask-cuda": ("gpu.spill_pinned=none", "gpu.spill_order=lru"), "passes: pinned": ("gpu.spill_order=lru",),
+        "passes: pinned, a part kept": ()}  # fmt: skip
 REFUSED = 2  # the jobs' exit status for data that cannot fit
 
 
@@ -25,8 +32,58 @@ def cases(world: World) -> list[Case]:
     return [
         Case("copies", 20, lambda: [world.measured("copies", "host_copies.py", timeout=SOON)]),
         Case("10 times", SOON if not world.cpu_only else 20, lambda: [_refused(world)]),
+        Case("passes", PASSES if not world.cpu_only else 60, partial(_passes, world)),
         Case("1.5 times", ABOUT if not world.cpu_only else 60, lambda: [_spilled(world)]),
     ]
+
+
+def _passes(world: World) -> list[Result]:
+    """Run passes over 1.5 times what is kept on the GPUs, each way in turns."""
+    found: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
+    world.shape(1, world.gpus)
+    limit = LIMIT if not world.cpu_only else LIMIT >> 8
+    words = ["--bytes", str(int(MORE * world.gpus * limit)), *(["--cpu"] if world.cpu_only else [])]
+    for number in range(world.rounds):
+        if number and world.left() < PASSES:
+            break
+        for way in list(WAYS)[:: -1 if number % 2 else 1]:
+            settings = ["fabric.require=none", f"gpu.device_memory_limit={limit}", *WAYS[way]]
+            run = world.submit(SCRIPTS / "spill_passes.py", words, nodes=1, gpus=world.gpus, timeout=PASSES,
+                               settings=settings, options=options(world))  # fmt: skip
+            run.must_be(0)
+            found[way].append(run.table("out/result.json"))
+    slow = statistics.median(pass_seconds(one) for one in found[next(iter(WAYS))])
+    same = {one["centres_sum"] for many in found.values() for one in many}
+    results = []
+    for way, many in found.items():
+        wrong = [] if all(one["same"] for one in many) else ["bytes came back that were not those that left"]
+        wrong += [f"the ways disagree on the centres: {sorted(same)}"] if max(same) - min(same) > 1e-3 else []
+        figures = {"data_gib": many[0]["bytes"] / 2**30, "rounds": len(many), "kept_gib": world.gpus * limit / 2**30,
+                   "load_s": statistics.median(one["load_s"] for one in many),
+                   "pass_s": statistics.median(pass_seconds(one) for one in many), **copies(many), "each": many}  # fmt: skip
+        results.append(
+            result(way, ok=not wrong, figures=figures, ratio=round(slow / figures["pass_s"], 2), error="; ".join(wrong))
+        )
+    return results
+
+
+def pass_seconds(one: dict[str, Any]) -> float:
+    """Return the median seconds of the passes but the first, which comes upon what the loading has left."""
+    return statistics.median(one["passes_s"][1:])
+
+
+def copies(many: list[dict[str, Any]]) -> dict[str, float | None]:
+    """Return GiB of each later pass each way, and GiB a second: medians of runs."""
+    found: dict[str, float | None] = {}
+    for short, name in (("out", "device-to-host"), ("back", "host-to-device")):
+        moved = [(last[0] - first[0], last[1] - first[1], len(one["passes_s"]) - 1)
+                 for one in many for first, last in [(one["moved"][1][name], one["moved"][-1][name])]]  # fmt: skip
+        found[f"{short}_gib"] = statistics.median(size / count for size, _, count in moved) / 2**30
+        found[f"{short}_gib_s"] = (
+            statistics.median(size / seconds if seconds else 0 for size, seconds, _ in moved) / 2**30 or None
+        )
+    found["pinned_gib"] = max(one["moved"][-1]["pinned"][0] for one in many) / 2**30
+    return found
 
 
 def words(world: World, times: float) -> list[str]:

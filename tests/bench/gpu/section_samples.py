@@ -31,6 +31,7 @@ SECONDS = 60.0  # of the GPUs' work that is compared
 SETTLED = 5.0  # seconds at both ends of it that are left out
 PLANTED = 310.0  # seconds: of shorter runs the report advises nothing
 MOVED = 64 * GIB
+LIMIT = 8 * GIB  # of each GPU, beyond which the planted run spills
 NEAR = {"use": 10.0, "memory": 0.05, "power": 0.1, "temperature": 5.0}  # points, shares, shares, degrees
 NEAR_ENERGY = NEAR_BYTES = 0.1  # shares
 COST = 1.05  # k-means with samples over without
@@ -217,8 +218,8 @@ def received(series: NodeSeries, began: float) -> float | None:
 
 
 def _idle(world: World) -> list[Result]:
-    if world.cpu_only or world.gpus < 2:
-        return [skipped("a GPU that is idle", "it needs two GPUs")]
+    if world.cpu_only:
+        return [skipped("a GPU that is idle", "it needs GPUs")]
     return [
         _advised(
             "a GPU that is idle", _run(world, "idle", "--seconds", str(PLANTED), timeout=2 * PLANTED), "gpu-unused"
@@ -229,9 +230,8 @@ def _idle(world: World) -> list[Result]:
 def _spilling(world: World) -> list[Result]:
     if world.cpu_only:
         return [skipped("spilling", "it needs GPUs")]
-    size = int(1.5 * world.gpus * world.memory_mib * 2**20)
-    settings = ("workers.memory_limit=100G",)
-    words = ("--seconds", str(PLANTED), "--bytes", str(size))
+    settings = (f"gpu.device_memory_limit={LIMIT >> 30}G",)
+    words = ("--seconds", str(PLANTED), "--bytes", str(int(1.5 * world.gpus * LIMIT)))
     return [_advised("spilling", _run(world, "spill", *words, settings=settings, timeout=3 * PLANTED), "spilling")]
 
 

@@ -77,8 +77,17 @@ COLUMNS: dict[str, list[tuple[str, str, Format]]] = {
                 ("first calls", "first_calls_s", number(1, " s")), ("calls", "calls", str), ("slowest, s", "slowest", str)],
     "memory": [("data", "data_gib", number(0, " GiB")), ("the GPUs' memory", "memory_gib", number(0, " GiB")),
                ("spilled", "spilled_gib", number(0, " GiB")), ("nodes it asks for", "nodes_asked", str), ("took", "run_s", number(0, " s")),
+               ("kept on the GPUs", "kept_gib", number(0, " GiB")), ("rounds", "rounds", str), ("loading", "load_s", number(1, " s")), ("a pass", "pass_s", number(2, " s")),
+               ("out in a pass", "out_gib", number(1, " GiB")), ("back in a pass", "back_gib", number(1, " GiB")),
+               ("out", "out_gib_s", number(1, " GiB/s")), ("in", "back_gib_s", number(1, " GiB/s")), ("pinned", "pinned_gib", number(1, " GiB")),
                ("to the host", "spill_gib_s", number(1, " GiB/s")), ("back", "unspill_gib_s", number(1, " GiB/s")),
                ("to pinned memory", "pinned_to_gib_s", number(1, " GiB/s"))],
+    "sweep": [("points", "points", str), ("the sweep", "sweep_s", number(1, " s")), ("a point", "point_s", number(2, " s")),
+              ("the first", "first_point_s", number(1, " s")), ("runs by themselves", "alone_runs", str),
+              ("each", "alone_each_s", number(1, " s")), ("12 of them", "alone_s", number(0, " s")),
+              ("free in the pool, first", "free_first_gib", number(1, " GiB")), ("least found free", "free_least_gib", number(1, " GiB")),
+              ("used at most", "full_gib", number(1, " GiB")), ("NVML, first", "nvml_first_gib", number(1, " GiB")),
+              ("NVML, most", "nvml_most_gib", number(1, " GiB"))],
     "killed": [("killed", "worker", str), ("workers", "workers", str), ("back after", "back_s", number(1, " s")),
                ("smallest pool", "least_pool_gib", number(0, " GiB")), ("figures right", "right", truth),
                ("answer after", "answer_s", number(1, " s"))],
@@ -98,7 +107,7 @@ COLUMNS: dict[str, list[tuple[str, str, Format]]] = {
 }  # fmt: skip
 RATIO = {"kmeans": "CPU fit / fit", "auth": "authenticated / plain", "bringup": "usable / by hand",
          "merge": "hpcml / Local", "image": "to workers, inside / outside", "gallery": "CPU / GPU",
-         "headlines": "by hand / hpcml", "tasks": "300 tasks / Local", "samples": "counter / power, sampled / moved, with / without"}  # fmt: skip
+         "headlines": "by hand / hpcml", "tasks": "300 tasks / Local", "memory": "a pass of dask-cuda's / a pass", "sweep": "12 runs / sweep", "samples": "counter / power, sampled / moved, with / without"}  # fmt: skip
 
 
 def cell(value: Any, form: Format) -> str:

@@ -1,6 +1,6 @@
 """Use the run's GPUs in a way that its samples must show: ``sampled.py WAY --seconds S``; writes what it did.
 
-``busy`` uses all GPUs, ``idle`` all but the last worker's, ``spill`` passes again and again over data that is larger than
+``busy`` uses all GPUs, ``idle`` all but the last worker's (of one GPU none), ``spill`` passes again and again over data that is larger than
 the workers' memory, and ``move`` sends a known number of bytes from one worker to another, counted by the fabric's
 own counters too. On CPU workers it does the same with NumPy.
 """
@@ -110,6 +110,8 @@ def main() -> None:
     else:
         used = workers[:-1] if options.way == "idle" else workers
         found = busy(client, used, options.seconds, cpu=options.cpu)
+        if not used:
+            time.sleep(options.seconds)
     (hpcml.run.out / "result.json").write_text(json.dumps(found) + "\n")
 
 

@@ -1,0 +1,183 @@
+"""What a GPU worker keeps on its GPU, and pinned memory: dictionaries and arrays of the host stand in for GPU and bus."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed.metrics import context_meter
+from distributed.protocol.cuda import cuda_deserialize, cuda_serialize
+from distributed.protocol.serialize import dask_serialize
+
+from hpcml.node.hardware.spilling import BACK, BLOCK, OUT, Cyclic, Mover, PinnedPool, Timed
+from hpcml.node.sampling.dask_state import kind_of
+
+
+def cyclic(fits: int) -> tuple[Cyclic, Timed]:
+    host = Timed((OUT, BACK), pickle.dumps, pickle.loads, {})
+    return Cyclic({}, host, fits, lambda *_: 1), host
+
+
+def passes(data: Cyclic, host: Timed, keys: int, count: int) -> list[int]:
+    """Read all keys again and again; return how many came back in each pass."""
+    came = []
+    for _ in range(count):
+        before = data.fast.came
+        assert [data[key] for key in range(keys)] == list(range(keys))
+        came.append(int(data.fast.came - before))
+    return came
+
+
+def test_of_passes_over_more_than_fits_a_fixed_part_stays() -> None:
+    data, host = cyclic(100)
+    for key in range(150):
+        data[key] = key
+    assert passes(data, host, 150, 4)[1:] == [60, 60, 60]  # all but 90; with the least recently used first all 150
+    assert len(data.fast) == 100
+    assert len(data) == 150
+    assert data.fast.away_weight == 50
+
+
+def test_what_is_read_no_more_makes_room(subtests: pytest.Subtests) -> None:
+    data, host = cyclic(100)
+    for key in range(200):
+        data[key] = key
+    with subtests.test("the first half is read no more, and 90 of it were on the GPU"):
+        for _ in range(4):
+            assert [data[key] for key in range(80)] == list(range(80))
+        assert passes(data, host, 80, 2)[1] == 0
+    with subtests.test("what is deleted is gone, wherever it was"):
+        for key in range(200):
+            del data[key]
+        assert (len(data), data.fast.away, data.fast.back, data.fast.read) == (0, {}, {}, {})
+        assert (data.fast.away_weight, data.fast.back_weight) == (0, 0)
+    with subtests.test("as before"):
+        for key in range(150):
+            data[key] = key
+        assert passes(data, host, 150, 3)[-1] == 60
+
+
+def test_seconds_and_bytes_are_counted_as_spilling() -> None:
+    data, host = cyclic(1)
+    with context_meter.add_callback(lambda label, _, unit: told.append((label, unit))):
+        told: list[Any] = []
+        data["a"], data["b"] = b"x" * 1000, b"y" * 1000
+        assert data["a"] == b"x" * 1000
+    assert {(OUT, "seconds"), (OUT, "bytes"), (BACK, "seconds"), (BACK, "bytes")} == set(told)
+    assert {kind_of(("execute", "sum", label, "seconds")) for label in (OUT, BACK)} == {"spill"}
+    assert {kind_of(("execute", "sum", label, "bytes")) for label in (OUT, BACK)} == {"spill_bytes"}
+    assert (host.moved[OUT][0], host.moved[BACK][0]) == (2000, 1000)
+
+
+def test_blocks_are_kept_and_bounded(capsys: pytest.CaptureFixture[str]) -> None:
+    made: list[int] = []
+
+    def allocate(size: int) -> bytearray:
+        if size > 1 << 22:
+            raise MemoryError("no more can be locked")
+        made.append(size)
+        return bytearray(size)
+
+    pool = PinnedPool(5 << 20, allocate)
+    for _ in range(3):
+        array = pool.take(3 << 20)  # the next block of this size, four MiB
+        assert array is not None
+        assert len(array) == 3 << 20
+        assert pool.take(2 << 20) is None  # beyond the bound
+        del array
+        gc.collect()
+    assert made == [4 << 20]
+    assert pool.take(2 << 20) is not None  # the block that nobody uses is given up for it
+    assert made == [4 << 20, 2 << 20]
+    assert pool.take(5 << 20) is None
+    gc.collect()
+    assert capsys.readouterr().err == ""
+    pool = PinnedPool(1 << 30, allocate)
+    assert pool.take(5 << 20) is None
+    assert "no more can be: no more can be locked" in capsys.readouterr().err
+    assert pool.take(1 << 20) is None  # it has not asked again
+
+
+class OnGpu:
+    """A value of a library for GPUs: bytes that have an address."""
+
+    def __init__(self, data: np.ndarray[Any, Any]) -> None:
+        self.data = data
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {"data": (self.data.ctypes.data, False), "shape": self.data.shape, "typestr": "|u1", "version": 3}
+
+    @property
+    def ptr(self) -> int:
+        return int(self.data.ctypes.data)
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes
+
+
+class Value(OnGpu):
+    """What a task returns."""
+
+
+class Host:
+    """The bus, with the host's memory at both ends."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+
+    def allocate(self, size: int) -> bytearray:
+        return bytearray(size)
+
+    def device_buffer(self, size: int) -> OnGpu:
+        return OnGpu(np.zeros(size, dtype="u1"))
+
+    def out(self, host: np.ndarray[Any, Any], pointer: int) -> None:
+        self.begun += 1
+        host[:] = self.at(pointer, host.nbytes)
+
+    def back(self, pointer: int, host: np.ndarray[Any, Any]) -> None:
+        self.begun += 1
+        self.at(pointer, host.nbytes)[:] = host
+
+    def at(self, pointer: int, size: int) -> np.ndarray[Any, Any]:
+        import ctypes
+
+        return np.frombuffer((ctypes.c_char * size).from_address(pointer), dtype="u1")
+
+    def wait(self) -> None:
+        self.begun = 0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def serializers() -> None:
+    cuda_serialize.register(Value, lambda value: ({}, [value]))
+    cuda_deserialize.register(Value, lambda _, frames: Value(frames[0].data))
+    dask_serialize.register(Value, pytest.fail)  # by which Dask knows what to look for in a list
+
+
+def test_values_go_out_and_come_back_whole() -> None:
+    bus = Host()
+    pool = PinnedPool(1 << 30, bus.allocate)
+    mover = Mover(pool, bus, lambda header, frames: SimpleNamespace(header=header, frames=frames))
+    large = np.random.default_rng(1).integers(0, 256, BLOCK + 1_000_000, dtype="u1")
+    values = [Value(large), "beside it", Value(large[:100])]
+    packed = mover.out(values)
+    assert bus.begun == 0
+    assert pool.held == BLOCK + (1 << 20)  # a block and the rest; little ones go without
+    packed.frames = [bytes(frame) if len(frame) < BLOCK else frame for frame in packed.frames]  # it was on disk
+    first, second, third = mover.back(packed)
+    assert second == "beside it"
+    assert np.array_equal(first.data, large)
+    assert np.array_equal(third.data, large[:100])
+    del packed
+    gc.collect()
+    mover.out(values)
+    assert pool.held == BLOCK + (1 << 20)  # the same blocks
+    empty = PinnedPool(0, bus.allocate)
+    assert np.array_equal(Mover(empty, bus, mover.pack).back(Mover(empty, bus, mover.pack).out(values))[0].data, large)
