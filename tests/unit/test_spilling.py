@@ -148,7 +148,7 @@ class Host:
     def at(self, pointer: int, size: int) -> np.ndarray[Any, Any]:
         import ctypes
 
-        return np.frombuffer((ctypes.c_char * size).from_address(pointer), dtype="u1")
+        return np.frombuffer((ctypes.c_char * size).from_address(pointer), dtype="u1")  # type: ignore[call-overload]
 
     def wait(self) -> None:
         self.begun = 0

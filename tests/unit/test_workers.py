@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hpcml.errors import ConfigError, UsageError
-from hpcml.node.hardware import topology
+from hpcml.node.hardware import gpus, topology
 from hpcml.plan import workers
 from hpcml.schedulers.request import JobSpec
 from hpcml.sites import schema
@@ -42,6 +42,19 @@ def test_amounts(text: str, amount: float | None) -> None:
     made = workers.gpu_settings(site(gpu={"rmm_pool_size": text}), 1)
     assert made is not None
     assert made.rmm_pool_size == amount
+
+
+def test_pinned_memory_is_half_of_a_workers_or_what_the_profile_says(
+    subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpus.importlib.util, "find_spec", bool)  # cupy is there
+    for text, expected in (("auto", 30 << 30), ("40G", 40 << 30), ("none", 0)):
+        with subtests.test(text):
+            made = workers.gpu_settings(site(gpu={"spill_pinned": text}), 4)
+            assert made is not None
+            assert gpus.pinned_memory(made, 60 << 30) == expected
+    with pytest.raises(ConfigError, match=r"'0\.5' is no size"):
+        workers.gpu_settings(site(gpu={"spill_pinned": "0.5"}), 4)
 
 
 @pytest.mark.parametrize("chosen", [{"rmm_async": True}, {"rmm_managed_memory": True}])
