@@ -22,6 +22,7 @@ RESERVE = 3 * GIB  # least left beside the pool: a CUDA context (0.5 GiB), NCCL'
 RESERVE_SHARE = 0.08
 HEAD_RESERVE = 4 * GIB  # more on the GPU that scheduler and driver share with a worker: their contexts and arrays
 HEAD_RESERVE_SHARE = 0.05
+PINNED_SHARE = 0.6  # of a worker's memory
 LEAST = 1 * GIB  # a smaller pool is of no use
 FREED = 5.0  # seconds that a worker waits for the memory of the one before it to become free
 ALIGNMENT = 256  # bytes; RMM's pool wants its sizes so
@@ -173,14 +174,15 @@ def worker_options(context: Context, device: str, pool: Pool, *, memory_limit: i
 def pinned_memory(gpu: Gpu, memory_limit: int) -> int:
     """Return the bytes of host memory that a worker may pin for what leaves its GPU; 0 for none.
 
-    Half of the worker's memory, unless the profile says how much: the rest is for all else that the host holds.
+    Six tenths of the worker's memory, unless the profile says how much: at seven tenths Dask sends the host's data to
+    the disk.
     """
     if gpu.spill_pinned != -1:
         return int(gpu.spill_pinned or 0)
     if not importlib.util.find_spec("cupy"):
         return 0
     whole = memory_limit or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // gpu.count
-    return whole // 2
+    return int(PINNED_SHARE * whole)
 
 
 def _bytes(amount: float | None, total: int) -> int | None:

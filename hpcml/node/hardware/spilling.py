@@ -174,6 +174,12 @@ class PinnedPool:
         weakref.finalize(array, free.append, memory).atexit = False
         return array
 
+    def trim(self) -> None:
+        """Give back to the system what nobody uses."""
+        for size, free in self.free.items():
+            self.held -= size * len(free)
+            free.clear()
+
     def _add(self, block: int) -> bool:
         for size, free in self.free.items():  # blocks of other sizes that nobody uses
             while free and self.held + block > self.most:
@@ -309,6 +315,14 @@ def store(worker_local_directory: str, *, device_memory_limit: int | None, memor
             away = int(getattr(getattr(self.device_buffer, "fast", None), "away_weight", 0))
             return SpilledSize(away, away)
 
+        def evict(self) -> int:
+            """Send a value from the host to the disk, because the worker's process is too large; see dask-cuda's."""
+            weight = super().evict()
+            if pool is not None:
+                pool.trim()
+            return int(weight)
+
+    pool: PinnedPool | None = None
     made = Store(worker_local_directory, device_memory_limit=device_memory_limit, memory_limit=memory_limit)
     if made.disk is not None:
         slow = made.host_buffer.slow
@@ -318,7 +332,8 @@ def store(worker_local_directory: str, *, device_memory_limit: int | None, memor
     out, back = dask_cuda.device_to_host, dask_cuda.host_to_device
     if pinned:
         bus = CudaBus()
-        mover = Mover(PinnedPool(pinned, bus.allocate), bus, dask_cuda.DeviceSerialized)
+        pool = PinnedPool(pinned, bus.allocate)
+        mover = Mover(pool, bus, dask_cuda.DeviceSerialized)
         out, back = mover.out, mover.back
     made.device_host_func = Timed((OUT, BACK), out, back, made.host_buffer)
     kind = Cyclic if cyclic else Buffer

@@ -56,7 +56,7 @@ LIMITS = {  # seconds
     "killed": 420,
     "tasks": 420,
     "idioms": 300,
-    "examples": 360,
+    "examples": 420,
     "sweep": 500,
     "samples": 1800,
 }

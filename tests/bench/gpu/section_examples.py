@@ -22,7 +22,7 @@ from tests.jobs.all_examples import NO_TORCH
 from tests.jobs.example_list import EXAMPLES
 
 EACH = 40  # seconds of one example, after which it is broken off
-DEADLINE = 170
+DEADLINE = 300
 ABOUT = 70  # seconds of one shape
 SETTINGS = ["fabric.require=none"]
 

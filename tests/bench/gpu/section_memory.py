@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from harness import ROOT, SCRIPTS, Case, Run, World
-from results import Result, result
+from results import Result, result, skipped
 
 COLUMNS = 20_000
 MORE, MUCH_MORE = 1.5, 10
@@ -31,10 +31,21 @@ def cases(world: World) -> list[Case]:
     """Return cases for what copies cost, for what is refused, and for what is spilled."""
     return [
         Case("copies", 20, lambda: [world.measured("copies", "host_copies.py", timeout=SOON)]),
+        Case("kinds", SOON, partial(_kinds, world)),
         Case("10 times", SOON if not world.cpu_only else 20, lambda: [_refused(world)]),
         Case("passes", PASSES if not world.cpu_only else 60, partial(_passes, world)),
         Case("1.5 times", ABOUT if not world.cpu_only else 60, lambda: [_spilled(world)]),
     ]
+
+
+def _kinds(world: World) -> list[Result]:
+    """Have values of every kind go to pinned memory and come back."""
+    if world.cpu_only:
+        return [skipped("kinds", "it needs a GPU")]
+    found = world.measured("kinds", "spill_kinds.py", timeout=SOON)
+    if wrong := found["figures"].get("not_as_before"):
+        found |= {"ok": False, "error": f"not as before: {', '.join(wrong)}"}
+    return [found]
 
 
 def _passes(world: World) -> list[Result]:
@@ -47,7 +58,7 @@ def _passes(world: World) -> list[Result]:
         if number and world.left() < PASSES:
             break
         for way in list(WAYS)[:: -1 if number % 2 else 1]:
-            settings = ["fabric.require=none", f"gpu.device_memory_limit={limit}", *WAYS[way]]
+            settings = ["fabric.require=none", f"gpu.device_memory_limit={limit >> 20}M", *WAYS[way]]
             run = world.submit(SCRIPTS / "spill_passes.py", words, nodes=1, gpus=world.gpus, timeout=PASSES,
                                settings=settings, options=options(world))  # fmt: skip
             run.must_be(0)
