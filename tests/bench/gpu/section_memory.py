@@ -19,7 +19,7 @@ COLUMNS = 20_000
 MORE, MUCH_MORE = 1.5, 10
 HOST = "100G"  # for each worker's spilled data: for hosts of 128 GiB for each GPU
 SMALL = 1500  # MiB of a CPU worker's memory
-ABOUT, SOON = 240, 60  # seconds
+ABOUT, SOON = 170, 60  # seconds
 PASSES = 130  # seconds for one round of both ways
 LIMIT = 12 << 30  # bytes that a worker keeps on its GPU, in the case of the passes
 WAYS = {"passes: as dask-cuda": ("gpu.spill_pinned=none", "gpu.spill_order=lru"), "passes: pinned": ("gpu.spill_order=lru",),

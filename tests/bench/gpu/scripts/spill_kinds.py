@@ -122,11 +122,10 @@ def pinning() -> dict[str, float]:
 def main() -> None:
     import resource
 
+    import cupy as cp
     import rmm
     from dask_cuda.device_host_file import DeviceSerialized
     from rmm.allocators.cupy import rmm_cupy_allocator
-
-    import cupy as cp
 
     from hpcml.node.hardware.spilling import CudaBus, Mover, PinnedPool
 
