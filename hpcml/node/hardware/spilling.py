@@ -8,6 +8,7 @@ the rest is dask-cuda's. What is moved is counted, in Dask's own metrics too.
 
 from __future__ import annotations
 
+import copy
 import sys
 import weakref
 from collections import defaultdict
@@ -295,7 +296,7 @@ class Mover:
                 at += host.nbytes
             frames.append(buffer)
         self.bus.wait()
-        return deserialize(packed.header["header"], frames)
+        return deserialize(copy.deepcopy(packed.header["header"]), frames)  # Dask takes keys out of those of dicts
 
 
 def store(worker_local_directory: str, *, device_memory_limit: int | None, memory_limit: int | None, pinned: int,
