@@ -148,7 +148,8 @@ class Host:
     def at(self, pointer: int, size: int) -> np.ndarray[Any, Any]:
         import ctypes
 
-        return np.frombuffer((ctypes.c_char * size).from_address(pointer), dtype="u1")  # type: ignore[call-overload]
+        memory: Any = (ctypes.c_char * size).from_address(pointer)
+        return np.frombuffer(memory, dtype="u1")
 
     def wait(self) -> None:
         self.begun = 0

@@ -47,7 +47,7 @@ def test_amounts(text: str, amount: float | None) -> None:
 def test_pinned_memory_is_a_share_of_a_workers_or_what_the_profile_says(
     subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpus.importlib.util, "find_spec", bool)  # cupy is there
+    monkeypatch.setattr("importlib.util.find_spec", bool)  # cupy is there
     for text, expected in (("auto", 36 << 30), ("40G", 40 << 30), ("none", 0)):
         with subtests.test(text):
             made = workers.gpu_settings(site(gpu={"spill_pinned": text}), 4)

@@ -80,7 +80,7 @@ def _passes(world: World) -> list[Result]:
 
 def pass_seconds(one: dict[str, Any]) -> float:
     """Return the median seconds of the passes but the first, which comes upon what the loading has left."""
-    return statistics.median(one["passes_s"][1:])
+    return float(statistics.median(one["passes_s"][1:]))
 
 
 def copies(many: list[dict[str, Any]]) -> dict[str, float | None]:

@@ -52,7 +52,7 @@ def equal(one: Any, other: Any) -> bool:
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(equal, one, other))
     if isinstance(one, str):
-        return one == other
+        return bool(one == other)
     if isinstance(one, cudf.DataFrame | cudf.Series | cudf.Index):
         return bool(one.to_arrow().equals(other.to_arrow())) if isinstance(one, cudf.Index) else bool(
             one.to_pandas().equals(other.to_pandas()))  # fmt: skip
@@ -60,7 +60,7 @@ def equal(one: Any, other: Any) -> bool:
         return bool(one.tobytes() == other.tobytes())
     one, other = (each.todense() if hasattr(each, "todense") else each for each in (one, other))
     one, other = (each.get() if hasattr(each, "get") else each for each in (one, other))
-    return one.shape == other.shape and one.dtype == other.dtype and np.array_equal(one, other)
+    return bool(one.shape == other.shape and one.dtype == other.dtype and np.array_equal(one, other))
 
 
 def moved(mover: Any) -> list[str]:

@@ -85,7 +85,7 @@ def main() -> None:
     full = {} if options.cpu else everywhere(client)
     del rows, model, parts, blocks
     after = {} if options.cpu else everywhere(client)
-    told = {f"{when}_{name}": value for when, one in (("before", before), ("full", full), ("after", after))
+    told: dict[str, Any] = {f"{when}_{name}": value for when, one in (("before", before), ("full", full), ("after", after))
             for name, value in one.items()}  # fmt: skip
     hpcml.run.report(inertia=inertia, seconds=seconds, **told)
 
