@@ -20,6 +20,8 @@ PACKAGE = ROOT / "hpcml"
 
 NODE_PACKAGES = {"dask", "distributed", "tornado", "psutil", "cryptography"}
 GPU_PACKAGES = {
+    "numpy",
+    "zict",
     "distributed_ucxx",
     "ucxx",
     "dask_cuda",
