@@ -67,7 +67,7 @@ CORE = tuple(f"tests/lab/{name}" for name in (
     "test_why_staged.py::test_a_controller_that_was_away_is_not_the_cause",
     "test_why_staged.py::test_a_node_that_goes_down_is_the_cause_in_each_phase", "test_sweep_on_nodes.py",
     "test_sweep_in_jobs.py", "test_elastic_on_nodes.py::test_it_breathes_and_is_closed_to_others",
-    "test_attempts_on_nodes.py", "test_preemption.py", "test_with_accounting.py",
+    "test_attempts_on_nodes.py", "test_preemption.py", "test_site_init.py", "test_with_accounting.py",
 ))  # fmt: skip
 SLURMS = tuple(
     Tier(f"slurm-{version}", f"the core scenarios of the lab on Slurm {version}", CORE, version)

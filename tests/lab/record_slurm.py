@@ -26,7 +26,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "fixtures/slurm"
 LONGEST_S = 240.0  # a time limit of a minute is noticed up to half a minute late
 OVER = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"}
 ROW = "--format=%i|%T|%r|%S|%N"
-IN_CONFIG = ("KillWait", "MaxArraySize", "PriorityFlags", "SchedulerParameters", "SLURM_VERSION")
+IN_CONFIG = ("ClusterName", "KillWait", "MaxArraySize", "PriorityFlags", "SchedulerParameters", "SLURM_VERSION")
 REFUSED = {
     "account": ["--account=nobody"],
     "qos": ["--qos=nothing"],
@@ -158,8 +158,16 @@ def _config(recorder: Recorder) -> None:
     config = recorder.record("config", "scontrol", "show", "config")
     config["out"] = "\n".join(line for line in config["out"].splitlines() if line.startswith(IN_CONFIG)) + "\n"
     recorder.record("partition", "scontrol", "show", "partition", "boost")
-    recorder.record("node", "scontrol", "show", "node", "n1")
-    recorder.record("sinfo", "sinfo", "--noheader", "-o", "%P|%l|%D|%c|%m|%G|%T")
+    tables = {
+        "partitions": ["scontrol", "--oneliner", "show", "partition"],
+        "sinfo": ["sinfo", "--noheader", "--exact", "--format=%P|%D|%c|%Z|%m|%l|%N|%G"],
+        "node": ["scontrol", "--oneliner", "show", "node", "n1"],
+        "qos": ["sacctmgr", "--parsable2", "show", "qos"],
+        "assoc": ["sacctmgr", "--parsable2", "show", "assoc", "where", f"user={USERS['alice']}"],
+        "user": ["sacctmgr", "--parsable2", "show", "user", "where", f"user={USERS['alice']}"],
+    }
+    for name, words in tables.items():
+        recorder.record(f"table: {name}", *words)
     show = ["sacctmgr", "--noheader", "--parsable2", "show"]
     where = ["where", f"user={USERS['alice']}", f"account={ACCOUNT}", "format=MaxSubmitJobs,DefaultQOS"]
     recorder.record("sacctmgr: assoc", *show, "assoc", *where)

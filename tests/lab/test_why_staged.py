@@ -220,6 +220,8 @@ def test_a_controller_that_was_away_is_not_the_cause(cluster: Cluster) -> None:
     cluster.wait_event(directory, "driver-started", 60)
     services = cluster.lab.services()
     controller = services.state.daemons["slurmctld"]
+    kept = cluster.lab.places.top / "state/job_state"  # of a job that is not in it yet the number is given again
+    assert wait_for(lambda: kept.exists() and directory.name.encode() in kept.read_bytes(), 120, 0.2)
     os.kill(controller.pid, signal.SIGKILL)
     try:
         assert wait_for(lambda: not controller.alive, 20)

@@ -13,7 +13,7 @@ import pytest
 from hpcml.errors import SlurmUnreachableError
 from hpcml.failures.rules import RULES
 from hpcml.node.roles import end_cause
-from hpcml.schedulers import allocation, slurm, slurm_arrays, slurm_memory
+from hpcml.schedulers import allocation, slurm, slurm_arrays, slurm_limits, slurm_memory, slurm_tables
 from hpcml.subprocesses import Answer
 
 FOLDER = Path(__file__).resolve().parents[1] / "fixtures/slurm"
@@ -145,6 +145,24 @@ def test_what_else_is_asked(recorded: Recorded, monkeypatch: pytest.MonkeyPatch)
     assert slurm.end("1").failed_nodes == "n4"
     monkeypatch.setattr(slurm, "_test_only", lambda *_: answer(recorded, "test only"))
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT[0-9:]{8}", slurm.prospect(Path("job.sh"), "boost", 1.0).start)
+
+
+def test_the_tables_of_a_profile(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `hpcml site init` reads."""
+
+    def ask(command: list[str], timeout: float = 0) -> Answer:
+        known = {tuple(said["command"]): name for name, said in recorded.items() if "command" in said}
+        return answer(recorded, known[tuple(command)])
+
+    monkeypatch.setattr(slurm, "ask", ask)
+    found = slurm_tables.read("hpcml-alice")
+    assert not found.refused
+    assert found.partitions["debug"]["MaxNodes"] == "2"
+    kind = found.kinds[0]
+    assert (kind.partition, kind.nodes, kind.cpus, kind.memory, kind.gpus) == ("boost", 4, 8, 4000, 4)
+    assert set(found.qos) == {"normal", "boost_qos_dbg", "one_job"}
+    assert {row["Account"] for row in found.associations} == {"lab_account"}
+    assert slurm_limits._of_the_user("hpcml-alice", "lab_account", "one_job", 60.0) == [1]
 
 
 def test_an_allocation(recorded: Recorded) -> None:
