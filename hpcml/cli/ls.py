@@ -50,18 +50,19 @@ def run(options: Namespace) -> int:
     most = None if options.all else common.whole(options.last, "--last")
     run_ids = _chosen(options, directories.ids(folder))
     rows, rest = _newest(folder, run_ids, most, failed=options.failed)
-    others = [] if options.failed else _beside(options, folder, most)
+    first = directories.submitted_at(rows[0].run) if rows and rest else None
+    others = [] if options.failed else _beside(options, folder, first or 0)
     if options.json:
         common.print_json([{"kind": "run", **row.as_json()} for row in rows] + [one.as_json() for one in others])
         return 0
+    for one in others:
+        say_fitted(f"{one.id}  {one.state}", sys.stdout, first=f"{one.kind:<9}", rest=" " * 9)
     if rows:
         now = time.time()
         lines = [cells(row, now) for row in rows]
         causes = [line[_WHAT] if row.failed else "" for row, line in zip(rows, lines, strict=True)]
         for text in table(lines, columns(sys.stdout), causes):
             say(text)
-    for one in others:
-        say_fitted(f"{one.id}  {one.state}", sys.stdout, first=f"{one.kind:<9}", rest=" " * 9)
     if rest and options.failed:
         say("Older runs that failed are not shown, if there are any (add --all).", sys.stderr)
     elif rest:
@@ -69,14 +70,17 @@ def run(options: Namespace) -> int:
     return 0
 
 
-def _beside(options: Namespace, folder: Path, most: int | None) -> list[beside.Entry]:
-    """Return the newest maps and clusters that the options mean, oldest first."""
+def _beside(options: Namespace, folder: Path, first: float) -> list[beside.Entry]:
+    """Return the maps and clusters that the options mean, and that are not older than the first run shown."""
     from hpcml.runs import beside
 
     there = beside.ids(folder)
-    wanted = set(_chosen(options, [name for _, name in there]))
-    found = [one for one in there if one[1] in wanted]
-    return beside.standings(folder, found if most is None else found[max(len(found) - most, 0) :])
+    wanted = {name for name in _chosen(options, [name for _, name in there]) if _since(name, first)}
+    return beside.standings(folder, [one for one in there if one[1] in wanted])
+
+
+def _since(name: str, first: float) -> bool:
+    return (directories.submitted_at(name) or 0) >= first
 
 
 def _chosen(options: Namespace, run_ids: Sequence[str]) -> list[str]:

@@ -251,7 +251,11 @@ def test_maps_and_clusters_are_known_and_go_when_they_are_over(world: World) -> 
     assert {name for name, state in states().items() if state == "ENDED"} == over
     assert len(states()) == 6
     assert "cluster  works-20200101-000000-0000  " in world.run("ls").stdout
+    listed = world.run("ls").stdout.splitlines()
+    assert listed[-1].startswith("job-"), "the newest run is last"
     assert "cluster  dead" not in world.run("ls", "--name", "job").stdout
+    world.submit("--name", "job")
+    assert len(json.loads(world.run("ls", "--json", "--last", "1").stdout)) == 1
     assert "its program runs on another, if it does" in world.run("status", "away").stdout
     done = world.run("rm", "works", "begins", "away", "--yes")
     assert done.returncode == 1
