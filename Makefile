@@ -5,7 +5,7 @@ BIN := .venv/bin
 RUNS := .venv/.runs
 ENVIRONMENT := .venv/.complete
 
-.PHONY: help demo quick test test-slurms check bless lab lab-down lab-shell bench pictures docs site clean
+.PHONY: help demo quick test test-slurms check bless lab lab-down lab-shell bench images pictures docs site clean
 
 help:            ## show this list
 	@grep -E '^[a-z-]+: .*##' Makefile | sed 's/:.*##/\t/' | expand -t 14
@@ -53,6 +53,13 @@ lab-down:        ## end the lab
 
 bench: $(ENVIRONMENT)  ## bring-up against the hand-written script and dask-jobqueue, on the lab
 	$(PYTHON) tests/bench/bringup.py
+
+images: $(ENVIRONMENT)  ## build the images of wheels and write how that went (an hour; IMAGES is their folder, UCX a release of OpenUCX)
+	@test -n "$(IMAGES)" -a -n "$(UCX)" || { echo "make images IMAGES=FOLDER UCX=ucx-RELEASE.tar.gz"; exit 2; }
+	$(BIN)/python tests/bench/image_wheels.py cpu-wheels $(IMAGES)/cpu-wheels.sif --json docs/benchmarks/image-wheels.json
+	$(BIN)/python tests/bench/image_wheels.py rapids-cu12-wheels $(IMAGES)/rapids-cu12-wheels.sif \
+		--build-arg UCX_SOURCE=$(UCX) --json docs/benchmarks/image-wheels.json
+	$(BIN)/python tests/bench/tables.py
 
 pictures: $(ENVIRONMENT)  ## make the pictures of the documentation again, from real runs (Chromium)
 	$(BIN)/python tests/pictures/make.py

@@ -12,6 +12,7 @@ import re
 import shutil
 import sys
 import tempfile
+import time
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -149,10 +150,24 @@ def _arguments(definition: Definition, given: Mapping[str, str]) -> tuple[dict[s
             notes.append("pip's index has a password in its address, which an image would keep: it is not handed on")
         elif index:
             arguments.setdefault("PIP_INDEX", index)
+    if "UCX_SOURCE" in definition.used:
+        if source := arguments.get("UCX_SOURCE"):
+            arguments["UCX_SOURCE"] = str(_ucx_source(source))
+        else:
+            notes.append("without --build-arg UCX_SOURCE=ucx-RELEASE.tar.gz the image has no InfiniBand")
     if missing := sorted(definition.used - definition.defaults.keys() - arguments.keys()):
         hint = f"Give it: --build-arg {missing[0]}=VALUE."
         raise UsageError(f"The build argument {missing[0]} has no value", place=str(definition.path), hint=hint)
     return arguments, certificates if Path(certificates).is_file() else "", notes
+
+
+def _ucx_source(name: str) -> Path:
+    """Return the path of an OpenUCX release; raise NotFoundError before hours of building if it is not there."""
+    path = layers.user_path(name).absolute()
+    if not path.is_file() or "'" in str(path):
+        hint = "Name the .tar.gz of a release of OpenUCX (github.com/openucx/ucx/releases), without ' in its path."
+        raise NotFoundError("The source of UCX is no file", place=str(path), hint=hint)
+    return path
 
 
 def pip_settings() -> dict[str, str]:
@@ -183,6 +198,7 @@ def build(order: Order, sink: Callable[[bytes], None]) -> dict[str, object]:
         _folder(order.out.parent, f".{order.out.name[:200]}.", *_NOT_IN_PLACE) as beside,
     ):
         trust = {"PIP_CERT": _BUNDLE} if order.certificates else {}
+        begin = time.monotonic()
         variables, new = {**layers.process_environment(), **trust, setting: str(room)}, beside / order.out.name
         try:
             answer = subprocesses.stream(order.command(new), DEADLINE, sink, environment=variables)
@@ -194,7 +210,7 @@ def build(order: Order, sink: Callable[[bytes], None]) -> dict[str, object]:
             hint, quote = "Build it by hand, and look at what it prints.", last_lines(answer.text)
             message = f"{order.program} reported success and wrote no image"
             raise ImageError(message, place=str(order.definition.path), hint=hint, quote=quote)
-        return _put(order.out, new, _record(order, inspect(new, order.program)))
+        return _put(order.out, new, _record(order, inspect(new, order.program), time.monotonic() - begin))
 
 
 @contextlib.contextmanager
@@ -220,7 +236,7 @@ def digest(path: Path) -> str:
         return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _record(order: Order, facts: ImageFacts) -> dict[str, object]:
+def _record(order: Order, facts: ImageFacts, seconds: float) -> dict[str, object]:
     text = hashlib.sha256(order.definition.text.encode()).hexdigest()
     return {
         "digest": "",
@@ -232,6 +248,7 @@ def _record(order: Order, facts: ImageFacts) -> dict[str, object]:
         "arguments": {name: re.sub(r"//[^/@\s]+@", "//…@", value) for name, value in order.arguments.items()},
         "program": str(order.program),
         "fakeroot": order.fakeroot,
+        "seconds": round(seconds, 1),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "hpcml": __version__,
     }
@@ -277,6 +294,10 @@ _FAILURES = {
     r"(?i)/etc/sub[ug]id|newuidmap|fakeroot.{0,80}(not|fail|denied|unable)|user namespaces? .{0,40}(disabled|not)": (
         "This machine does not let you build as root of a namespace of your own (--fakeroot)",
         "Ask for a line in /etc/subuid and /etc/subgid, or build on another machine and copy the image.",
+    ),
+    r"Requesting capability set": (
+        "This machine's root lacks capabilities that a build as root wants",
+        "Give --fakeroot as an ordinary user who has a line in /etc/subuid.",
     ),
     r"(?i)must be (the )?root": ("The build wants to be root", "Give --fakeroot, or build on a machine where you are."),
     r"toomanyrequests|429 Too Many": (

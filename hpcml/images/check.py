@@ -143,7 +143,7 @@ def _probed(answer: subprocesses.Answer) -> dict[str, Any] | None:
     except ValueError:
         return None  # told by the caller, with the output that came instead
     types = {
-        **dict.fromkeys(("python", "driver", "compute", "verbs"), str),
+        **dict.fromkeys(("python", "driver", "compute", "verbs", "ucx"), str),
         **dict.fromkeys(("failed", "versions"), dict),
         **dict.fromkeys(("absent", "outside", "library_path", "ucx_modules"), list),
     }
@@ -203,13 +203,16 @@ def _of_the_hosts(probed: Mapping[str, Any], program: Program) -> Iterator[Findi
 
 def _of_the_transports(probed: Mapping[str, Any], devices: subprocesses.Answer) -> Iterator[Finding]:
     transports = sorted(set(re.findall(r"Transport: (\S+)", devices.out)))
+    name = f"UCX {probed['ucx']}" if probed["ucx"] else "UCX"
+    here = f"on this machine it can use {', '.join(transports) or 'nothing'}"
     if fast := [name for name in transports if units.RDMA.fullmatch(name)]:
-        yield Finding("ucx", GOOD, f"uses InfiniBand here: {', '.join(fast)}")
+        yield Finding("ucx", GOOD, f"{name} uses InfiniBand here: {', '.join(fast)}")
     elif "ib" in probed["ucx_modules"]:
-        yield Finding("ucx", GOOD, f"has InfiniBand; on this machine it can use {', '.join(transports) or 'nothing'}")
+        yield Finding("ucx", GOOD, f"{name} has InfiniBand; {here}")
     else:
-        words = "it has no InfiniBand: UCX would use TCP between nodes, without a message"
-        yield Finding("ucx", BAD, words, "Build rapids-cu12 or rapids-cu13: conda-forge's ucx with rdma-core.")
+        words = f"it has no InfiniBand: {name} would use TCP between nodes, without a message; {here}"
+        hint = "Build rapids-cu12 or rapids-cu13 (conda-forge's ucx), or of -wheels with --build-arg UCX_SOURCE=FILE."
+        yield Finding("ucx", BAD, words, hint)
     if probed["verbs"]:
         yield Finding("rdma-core", BAD, f"libibverbs cannot be loaded: {probed['verbs']}", "Install rdma-core in it.")
     else:

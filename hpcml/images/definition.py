@@ -48,7 +48,8 @@ class Definition(NamedTuple):
 
 def shipped() -> dict[str, Path]:
     """Return the definitions that ship with hpcml, by name."""
-    return {path.stem: path for path in sorted(assets.folder("containers").glob("*.def"))}
+    paths = assets.folder("containers").glob("*.def")
+    return {path.stem: path for path in sorted(paths, key=lambda path: path.stem)}
 
 
 def find(word: str, folder: Path) -> Definition:

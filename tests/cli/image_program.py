@@ -9,7 +9,7 @@ from tests.fixtures.images import sif_file
 from world import World
 
 PROBED = {
-    "python": "3.12", "failed": {}, "absent": [], "verbs": "", "ucx_modules": [], "compute": "", "driver": "",
+    "python": "3.12", "failed": {}, "absent": [], "verbs": "", "ucx": "", "ucx_modules": [], "compute": "", "driver": "",
     "versions": {"dask": "2026.7.1", "distributed": "2026.7.1"}, "library_path": [], "outside": [],
 }  # fmt: skip
 GPU_LABELS = {

@@ -93,10 +93,16 @@ def test_the_probe_runs_and_says_what_is_missing(world: World, program: Program)
 
 
 def test_a_gpu_image(world: World, program: Program) -> None:
-    fine = {"driver": "535.274.02", "ucx_modules": ["cuda", "ib"], "versions": {"dask": "2026.7.1"}}
+    fine = {
+        "driver": "535.274.02",
+        "ucx": "1.21.0 in /opt/ucx/lib",
+        "ucx_modules": ["cuda", "ib"],
+        "versions": {"dask": "2026.7.1"},
+    }
     probed(world, program, GPU_LABELS, **fine)
     done = image(world, "check", "--gpu", "--json", "a.sif", status=0)
     assert {"ucx", "rdma-core", "gpu"} <= states(done).keys()
+    assert "UCX 1.21.0 in /opt/ucx/lib has InfiniBand; on this machine it can use" in done.stdout
     assert all("exec --cleanenv --nv" in line for line in program.words() if line.startswith("exec"))
     for changed, subject, says in (
         ({"driver": "470.1"}, "gpu", "needs 535 or newer"),

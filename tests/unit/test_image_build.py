@@ -8,6 +8,7 @@ import functools
 import json
 import os
 import pwd
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from typing import Any
 import pytest
 
 from hpcml import subprocesses
-from hpcml.errors import ImageError, StorageError
+from hpcml.errors import ImageError, NotFoundError, StorageError
 from hpcml.images import build, definition, program
 
 APPTAINER = program.Program("/opt/bin/apptainer", "apptainer", (1, 4, 5))
@@ -43,6 +44,8 @@ def test_the_command(tmp_path: Path) -> None:
     [("FATAL:   While performing build: packer failed to pack: write /tmp/archive-40: no space left on device", "ran out of space", StorageError),
      ("tar: x: Cannot write: Disk quota exceeded", "ran out of space", StorageError),
      ("FATAL: could not use fakeroot: no mapping entry found in /etc/subuid for ada", "(--fakeroot)", ImageError),
+     ("ERROR  : Requesting capability set 0x1ff while permitted capability set is 0x1fe\nFATAL: while running %post section: exit status 1",
+      "root lacks capabilities", ImageError),
      ("ERROR: newuidmap execution failed", "(--fakeroot)", ImageError),
      ("FATAL: while pulling: dial tcp: lookup registry: no such host", "could not be downloaded", ImageError),
      ("FATAL: toomanyrequests: You have reached your pull rate limit", "refuses more downloads", ImageError),
@@ -148,6 +151,24 @@ def test_a_password_in_pip_s_index_stays_out_of_the_image(tmp_path: Path, monkey
     assert secret.arguments == {}
     assert any("password" in note for note in secret.notes)
     assert "secret" not in json.dumps([*secret.command(tmp_path / "new"), *secret.notes])
+
+
+def test_the_source_of_ucx_is_looked_for_before_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "check_space", lambda *_: None)
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: "/usr/sbin/debootstrap")
+    monkeypatch.chdir(tmp_path)
+
+    def prepared(**given: str) -> build.Order:
+        wheels = definition.find("rapids-cu12-wheels", tmp_path)
+        return build.prepare(wheels, tmp_path / "a.sif", APPTAINER, fakeroot=False, given=given, force=False)
+
+    assert any("UCX_SOURCE" in note and "no InfiniBand" in note for note in prepared().notes)
+    with pytest.raises(NotFoundError, match="UCX is no file"):
+        prepared(UCX_SOURCE="ucx.tar.gz")
+    (tmp_path / "ucx.tar.gz").touch()
+    order = prepared(UCX_SOURCE="ucx.tar.gz")
+    assert order.arguments["UCX_SOURCE"] == str(tmp_path / "ucx.tar.gz")
+    assert not any("InfiniBand" in note for note in order.notes)
 
 
 # -- the stream of a long command -----------------------------------------------------------------------------------

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import json
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -276,3 +281,22 @@ def test_the_shipped_definitions_that_spython_can_read() -> None:
             text = text.replace(f"{{{{ {argument} }}}}", value)
         ((state, said),) = looked_at(text, kind=name.partition("-")[0])
         assert state == "good", said
+
+
+# -- the image at work ----------------------------------------------------------------------------------------------
+
+
+def test_the_ucx_that_python_uses_is_the_one_that_is_looked_at(tmp_path: Path) -> None:
+    """Of the wheels' own and another, by the wheels' switch: only the other has a module for InfiniBand here."""
+    wheel = pytest.importorskip("libucx")
+    own, other = Path(wheel.__file__).parent / "lib", tmp_path / "lib"
+    shutil.copytree(own, other, ignore=shutil.ignore_patterns("*.a", "cmake"))
+    (other / "ucx/libuct_ib.so.0").touch()
+    probe = "from hpcml.node.hardware import image_contents; import json; print(json.dumps(image_contents.ucx()))"
+    for switch, folder, has in (("false", own, False), ("true", other, True)):
+        system = {"RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY": switch, "LD_LIBRARY_PATH": str(other)}
+        done = subprocess.run([sys.executable, "-c", probe], env=os.environ | system, capture_output=True, text=True,
+                              check=True, timeout=120)  # fmt: skip
+        name, modules = json.loads(done.stdout)
+        assert name == f"{importlib.metadata.version('libucx-cu13')} in {folder}"
+        assert ("cuda" in modules, "ib" in modules) == (True, has)

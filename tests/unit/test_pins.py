@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -16,9 +18,9 @@ from hpcml.node.hardware import preflight
 ROOT = Path(__file__).resolve().parents[2]
 PINS = tomllib.loads((ROOT / "containers/versions.toml").read_text())
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-DEBIAN = "tests/fixtures/images/debian.def"  # for machines that reach no registry
-DEFINITIONS = [definitions.find(name, ROOT) for name in (*definitions.shipped(), DEBIAN)]
-MACHINE_S_OWN = {"MIRROR", "PIP_INDEX"}
+DEFINITIONS = [definitions.find(name, ROOT) for name in definitions.shipped()]
+MACHINE_S_OWN = {"MIRROR", "PIP_INDEX", "UCX_SOURCE"}
+PUBLIC = "http://deb.debian.org/debian"  # Debian's own name for whichever mirror is near
 RAPIDS = ("cudf", "dask-cudf", "cuml", "raft-dask", "rmm")
 
 
@@ -40,7 +42,9 @@ def divided(words: list[str]) -> dict[str, str]:
 
 
 def test_all_definitions_are_here() -> None:
-    assert [definition.name for definition in DEFINITIONS] == ["cpu", "rapids-cu12", "rapids-cu13", "debian"]
+    assert [definition.name for definition in DEFINITIONS] == [
+        "cpu", "cpu-wheels", "rapids-cu12", "rapids-cu12-wheels", "rapids-cu13", "rapids-cu13-wheels",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda definition: definition.name)
@@ -48,7 +52,7 @@ def test_defaults_of_a_definition_are_the_pins(definition: definitions.Definitio
     defaults = {key: value for key, value in definition.defaults.items() if key not in MACHINE_S_OWN}
     assert len(defaults) >= 3
     assert defaults == {key: PINS[key.lower().replace("_", "-")] for key in defaults}
-    assert definition.used - definition.defaults.keys() == ({"MIRROR"} if definition.name == "debian" else set())
+    assert definition.used == definition.defaults.keys()
 
 
 @pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda definition: definition.name)
@@ -56,16 +60,17 @@ def test_labels_say_what_is_installed(definition: definitions.Definition) -> Non
     installed = packages(definition.text)
     labels = dict(re.findall(r"^    org\.hpcml\.(\S+) (.+)$", definition.text, re.MULTILINE))
     pinned = {name: rule.lstrip("=") for name, rule in installed.items() if "{{" in rule}
-    for name, rule in pinned.items():
+    for wheel, rule in pinned.items():
+        name = re.sub(r"-cu1[23]$", "", wheel)
         label = "rapids" if name in RAPIDS else "ucxx" if name == "distributed-ucxx" else name
-        assert labels[label].replace(" ", "") == rule, name
+        assert labels[label].replace(" ", "") == rule.removesuffix(".*"), name
     for name in ("dask", "distributed", "dask-ml"):
         assert name in pinned
     assert set(labels) <= {"kind", "cuda", "space", *sif.VERSIONED}
     assert units.parse_memory(definition.label("space")) >= 2 * 1024**3
 
 
-@pytest.mark.parametrize("name", ["cpu", DEBIAN])
+@pytest.mark.parametrize("name", ["cpu", "cpu-wheels"])
 def test_cpu_images_hold_the_extras_local_and_jupyter(name: str) -> None:
     installed = packages(definitions.find(name, ROOT).text)
     wanted = divided(EXTRAS["node"]) | divided(EXTRAS["local"]) | divided(EXTRAS["jupyter"])
@@ -79,12 +84,17 @@ def test_cpu_images_hold_the_extras_local_and_jupyter(name: str) -> None:
 
 
 @pytest.mark.parametrize("cuda", ["12", "13"])
-def test_gpu_images_hold_the_extra_of_their_cuda(cuda: str) -> None:
-    definition = definitions.find(f"rapids-cu{cuda}", ROOT)
+@pytest.mark.parametrize("suffix", ["", "-wheels"])
+def test_gpu_images_hold_the_extra_of_their_cuda(cuda: str, suffix: str) -> None:
+    definition = definitions.find(f"rapids-cu{cuda}{suffix}", ROOT)
     assert definition.label("cuda") == cuda
-    installed = packages(definition.text)
-    assert installed["cuda-version"] == f"={cuda}"
-    assert {"ucx", "rdma-core", "cupy"} <= installed.keys()
+    installed = {key.removesuffix(f"-cu{cuda}"): rule for key, rule in packages(definition.text).items()}
+    if suffix:
+        assert f"cupy-cuda{cuda}x" in installed
+        assert {"rdma-core", "ibverbs-providers"} <= set(definition.header("Include").split())
+    else:
+        assert installed["cuda-version"] == f"={cuda}"
+        assert {"ucx", "rdma-core", "cupy"} <= installed.keys()
     wanted = {
         key.removesuffix(f"-cu{cuda}"): rule
         for key, rule in (divided(EXTRAS[f"cuda{cuda}"]) | divided(EXTRAS["node"]) | divided(EXTRAS["jupyter"])).items()
@@ -96,10 +106,17 @@ def test_gpu_images_hold_the_extra_of_their_cuda(cuda: str) -> None:
     assert wanted["distributed-ucxx"].removeprefix("==").removesuffix("*") in PINS["ucxx"]
 
 
-def test_the_two_rapids_differ_in_cuda_only() -> None:
-    twelve, thirteen = (definitions.find(f"rapids-cu{cuda}", ROOT).text for cuda in ("12", "13"))
-    swaps = (("CUDA 12", "CUDA 13"), ("driver 535", "driver 580"), ("cuda 12", "cuda 13"), ("=12.2", "=13.0"),
-             ("cuda-version=12", "cuda-version=13"))  # fmt: skip
+@pytest.mark.parametrize("suffix", ["", "-wheels"])
+def test_the_two_rapids_differ_in_cuda_only(suffix: str) -> None:
+    twelve, thirteen = (definitions.find(f"rapids-cu{cuda}{suffix}", ROOT).text for cuda in ("12", "13"))
+    swaps = [("CUDA 12", "CUDA 13"), ("driver 535", "driver 580"), ("cuda 12", "cuda 13")]
+    if not suffix:
+        swaps += [("=12.2", "=13.0"), ("cuda-version=12", "cuda-version=13")]
+    else:  # CUDA 13's wheels have no number in their names, and divide the headers in another way
+        swaps += [("nvidia-cuda-runtime-cu12==12.2", "nvidia-cuda-runtime==13.0"),
+                  ("nvidia-cuda-nvcc-cu12==12.2", "nvidia-cuda-crt==13.0"),
+                  ("nvidia-nvml-dev-cu12==12.2", "nvidia-nvml-dev==13.0"), ("-cu12", "-cu13"),
+                  ("cupy-cuda12x", "cupy-cuda13x")]  # fmt: skip
     for old, new in swaps:
         assert old in twelve
         twelve = twelve.replace(old, new)
@@ -122,7 +139,22 @@ def test_the_drivers_are_those_that_the_nodes_are_asked_for() -> None:
 
 def test_no_definition_names_a_mirror() -> None:
     for definition in DEFINITIONS:
-        assert not re.search(r"\w+://", definition.text), definition.name
+        assert not re.search(r"\w+://", definition.text.replace(f"MIRROR={PUBLIC}", "")), definition.name
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+@pytest.mark.parametrize("section", ["setup", "post"])
+@pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda definition: definition.name)
+def test_the_shell_of_a_definition_is_sound(definition: definitions.Definition, section: str) -> None:
+    found = re.search(rf"^%{section}\n(.*?)(?=^%|\Z)", definition.text, re.MULTILINE | re.DOTALL)
+    if found is None:
+        assert section == "setup"
+        return
+    text = re.sub(r"\{\{ (\w+) \}\}", lambda match: definition.defaults[match[1]], found[1])
+    exclude = "2086,2206"  # a list of packages is meant to be several words
+    words = ["shellcheck", "--shell=dash", f"--exclude={exclude}", "-"]
+    done = subprocess.run(words, input=text, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stdout
 
 
 def test_the_citation_is_of_this_version() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import importlib.metadata
@@ -66,6 +67,30 @@ def loaded() -> set[str]:
     return paths | {parts[5].strip() for parts in fields if len(parts) == 6 and ".so" in parts[5]}
 
 
+def ucx() -> tuple[str, list[str]]:
+    """Return version and folder of the UCX that Python uses, nothing if that is not known, and what it has modules for.
+
+    Wheels bring a UCX, which RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY puts behind the image's own: the loaded one counts.
+    """
+    with contextlib.suppress(ImportError):
+        wheel: Any = importlib.import_module("libucx")
+        wheel.load_library()
+    used = sorted(pathlib.Path(path) for path in loaded() if "/libucp.so" in path)
+    if used:
+        folders, name = [used[0].parent / "ucx"], f"{_ucx_version(used[0])} in {used[0].parent}"
+    else:
+        places = (f"{sys.prefix[1:]}/lib/ucx", "usr/lib/*/ucx", "usr/lib/ucx", "opt/ucx/lib/ucx")
+        folders, name = [path for place in places for path in pathlib.Path("/").glob(place)], ""
+    modules = (path.name for folder in folders for path in folder.glob("libuct_*.so*"))
+    return name, sorted({module.removeprefix("libuct_").partition(".")[0] for module in modules})
+
+
+def _ucx_version(library: pathlib.Path) -> str:
+    function = ctypes.CDLL(str(library)).ucp_get_version_string
+    function.restype = ctypes.c_char_p
+    return bytes(function()).decode()
+
+
 def verbs() -> str:
     """Return why InfiniBand's library cannot be loaded, or nothing."""
     reason = ""
@@ -104,15 +129,15 @@ def compute() -> str:
 
 def main(gpu: bool) -> None:
     """Print the facts as one line of JSON."""
-    folders = (f"{sys.prefix[1:]}/lib/ucx", "usr/lib/*/ucx", "usr/lib/ucx", "opt/ucx/lib/ucx")
-    modules = [path for folder in folders for path in pathlib.Path("/").glob(f"{folder}/libuct_*.so*")]
+    used, modules = ucx()
     facts: dict[str, Any] = {
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
         "failed": failures((*CPU, *GPU) if gpu else CPU),
         "absent": [name for name in GPU if importlib.util.find_spec(name) is None],
         "versions": {name: number for name in NAMES if (number := version(name))},
         "verbs": verbs(),
-        "ucx_modules": sorted({path.name.removeprefix("libuct_").partition(".")[0] for path in modules}),
+        "ucx": used,
+        "ucx_modules": modules,
         "compute": compute() if gpu else "",
         "driver": driver() if gpu else "",
     }
