@@ -84,10 +84,9 @@ def table(images: dict[str, Any]) -> str:
             f"| `{name}` | {units.format_seconds(record['seconds'])} | {units.format_bytes(record['size'])} | "
             f"{units.format_bytes(one['bytes_unpacked'])} | {', '.join(bad) or 'good'} | {worked} | {ucx} |"
         )
-        notes += [f"* `{name}` without a driver: `import {key}`: {why}" for key, why in failed.items()]
-        given = ", ".join(f"{key}={value}" for key, value in record["arguments"].items())
+        notes += [f"* `{name}`: `import {key}`: {why}" for key, why in failed.items()]
         notes.append(f"* `{one['command']}`: {record['date'][:10]}, {record['program']}, {one['machine']['cores']} cores that others "
-                     f"used too{f', {given}' if given else ''}")  # fmt: skip
+                     "used too")  # fmt: skip
     return "\n".join([*lines, "", *notes])
 
 
@@ -107,16 +106,18 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True, metavar="FILE", help="where to put the figures")
     options = parser.parse_args()
     hpcml = [sys.executable, "-m", "hpcml"]
-    given = [word for item in options.build_arg for word in ("--build-arg", item)]
+    words = [word for item in options.build_arg for word in ("--build-arg", item)]
     if not options.image.exists():
-        _out([*hpcml, "image", "build", "--json", *given, options.definition, str(options.image)])
+        _out([*hpcml, "image", "build", "--json", *words, options.definition, str(options.image)])
+    given = [f"{key}={Path(value).name}" for key, value in (item.split("=", 1) for item in options.build_arg)]
     document = {
-        "command": f"python3 tests/bench/image_wheels.py {options.definition} {options.image.name}",
+        "command": " ".join(["python3 tests/bench/image_wheels.py", options.definition, options.image.name,
+                             *(f"--build-arg {item}" for item in given)]),
         "machine": {"cores": os.cpu_count(), "kernel": platform.release(), "load": [round(one, 1) for one in os.getloadavg()]},
         **look(hpcml, options.image.absolute()),
     }  # fmt: skip
     images = json.loads(options.json.read_text()) if options.json.exists() else {}
-    images[options.definition] = document
+    images[" ".join([options.definition, *given])] = document
     options.json.write_text(json.dumps(images, indent=1) + "\n")
 
 
