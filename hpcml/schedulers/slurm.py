@@ -476,9 +476,11 @@ def end(job: str) -> JobEnd:
 
     Slurm's Reason is not asked: it is the last thing that a job waited for.
     """
-    for fields in accounting([f"--jobs={job}", "--format=ExitCode,FailedNode"]):
-        if len(fields) == 2:
-            return JobEnd(_signal(fields[0]), fields[1] if re.fullmatch(r"[\w\[\],.-]+", fields[1]) else "")
+    for fields in ("ExitCode,FailedNode", "ExitCode"):  # Slurm 22.05 does not tell the node
+        for status, *nodes in accounting([f"--jobs={job}", f"--format={fields}"]):
+            if ":" in status:
+                failed = "".join(nodes)
+                return JobEnd(_signal(status), failed if re.fullmatch(r"[\w\[\],.-]+", failed) else "")
     try:
         answer = ask(["scontrol", "--oneliner", "show", "job", job])
     except SlurmUnreachableError:
