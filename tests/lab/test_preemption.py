@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ import pytest
 
 from conftest import Cluster, directory_of
 from hpcml import errors
+from lab_paths import SLURM
 from lab_state import wait_for
 from test_attempts_on_nodes import set_state
 
@@ -160,6 +162,9 @@ def test_a_run_that_is_put_back_is_waited_for(preempting: Cluster) -> None:
     assert done.stderr.count("✓ driver     the script runs") == 2
 
 
+@pytest.mark.xfail(
+    os.environ.get(SLURM) == "24.11", reason="that version puts a job back again at its end which lost a node before"
+)
 def test_a_long_run_that_is_put_back(preempting: Cluster) -> None:
     """By the user, a preemption with a grace time, a node's failure: the same job goes on, and the one that waits waits on."""
     options = ("--partition", "later", "--set", 'slurm.extra=["--requeue"]', "--until-done")
