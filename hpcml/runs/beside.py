@@ -32,10 +32,10 @@ class Entry(NamedTuple):
         return f"may be going on ({self.alive})" if self.alive else "has ended"
 
     def as_json(self) -> dict[str, object]:
-        """Return what ``ls --json`` prints of it."""
-        state = "GOES ON" if self.alive else "ENDED"
-        facts = {"kind": self.kind, "run": self.id, "state": state, "message": self.alive}
-        return {**facts, "directory": str(self.directory)}
+        """Return what ``ls --json`` prints of it; what it shares with a run has the run's keys."""
+        state, phase = ("GOES ON", "running") if self.alive else ("ENDED", "ended")
+        facts = {"kind": self.kind, "run": self.id, "state": state, "phase": phase, "over": not self.alive}
+        return {**facts, "message": self.alive, "directory": str(self.directory)}
 
 
 def ids(folder: Path) -> list[tuple[str, str]]:
