@@ -114,6 +114,8 @@ class Result:
 def main() -> int:
     """Run the tiers named on the command line (default: all) and print a table."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a script's `make test &`
+    for other in (signal.SIGQUIT, signal.SIGHUP):  # so are these, or by nohup; what is tested would inherit that
+        signal.signal(other, signal.SIG_DFL)
     parser = argparse.ArgumentParser(description=__doc__)
     names = [tier.name for tier in TIERS]
     parser.add_argument("tiers", nargs="*", metavar="TIER", help=f"of {', '.join(names)} (default: those of make test)")

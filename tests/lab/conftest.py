@@ -95,6 +95,10 @@ def directory_of(done: subprocess.CompletedProcess[str]) -> Path:
     return Path(line[line.index(" /") + 1 :])
 
 
+# Homes last: what somebody configured by hand, and instances of containers whose test was killed, would change tests.
+_MAKE_ROOM = "rm -rf .apptainer/instances; [ ! -e .config/hpcml ] || mv .config/hpcml .config/hpcml-$(date +%s)"
+
+
 @dataclass
 class Clustered:
     """What jobs/workloads/kmeans.py gave in a run, and how soon after it all nodes were idle."""
@@ -137,6 +141,7 @@ class Cluster:
         self.numbers = itertools.count(1)  # tests may run beside each other
         self.own = threading.local()  # the jobs that a test's thread left running
         lab.exec(["mkdir", "-p", str(self.work)])
+        lab.exec(["sh", "-c", _MAKE_ROOM])
 
     def write(self, name: str, text: str) -> Path:
         """Put a file of alice's in place."""
