@@ -75,6 +75,11 @@ _REFUSALS = {
         "Ask for less with --time, or another --partition or --qos.",
     ),
     r"Node count specification invalid": ("The partition does not give that many nodes", "Ask for fewer with --nodes."),
+    # what --test-only says alone: it does not look at a QoS's PartitionMaxNodes (Slurm 22.05, 24.11, 26.05)
+    r"allocation failure: Requested node configuration is not available": (
+        "No node of the partition has what is asked for, or the QoS allows more nodes than the partition",
+        "Ask for less per node, or another --partition; with such a QoS submit it: only Slurm's test refuses.",
+    ),
     r"Requested node configuration is not available": (
         "No node of the partition has what is asked for",
         "Ask for fewer CPUs, GPUs or less memory per node, or another --partition.",

@@ -27,6 +27,7 @@ REFUSALS = {
     "gres": ("sbatch: error: Invalid generic resource (gres) specification\n", "does not know the GPUs", "slurm.gpu_request"),
     "configuration": ("sbatch: error: Batch job submission failed: Requested node configuration is not available\n",
                       "No node of the partition has", "another --partition"),
+    "test": ("allocation failure: Requested node configuration is not available\n", "or the QoS allows more nodes", "submit it"),
     "memory": ("sbatch: error: Memory specification can not be satisfied\n", "that much memory", "--memory-per-node"),
     "cpus": ("sbatch: error: Batch job submission failed: More processors requested than permitted\n", "not that many CPUs", "--cpus-per-node"),
     "policy": ("sbatch: error: QOSMaxNodePerJobLimit\nsbatch: error: Batch job submission failed: Job violates accounting/QOS "

@@ -8,7 +8,7 @@ import secrets
 import shutil
 import stat
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import lab_apptainer
@@ -105,12 +105,13 @@ def write_configuration(places: Places, state: State) -> None:
     for name, text in files.items():
         (places.etc / name).write_text(text)
     (places.etc / "epilog").chmod(0o755)
-    _secret(places.etc / "munge.key", secrets.token_bytes(128))
+    secret(places.etc / "munge.key", secrets.token_bytes(128))
     if state.accounting:
-        _secret(places.etc / "slurmdbd.conf", slurm_conf.slurmdbd_conf(places).encode())
+        secret(places.etc / "slurmdbd.conf", slurm_conf.slurmdbd_conf(places).encode())
 
 
-def _secret(path: Path, content: bytes) -> None:
+def secret(path: Path, content: bytes) -> None:
+    """Write a file that only its owner may read."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(content)
 
@@ -126,7 +127,7 @@ class Services:
         self.start_munge()
         if self.state.accounting:
             self.start_database()
-            self.start_slurmdbd()
+            self.start_slurmdbd(_accounts())
         self.start_controller()
         for node in compute_nodes(self.state.nodes):
             self.start_slurmd(node)
@@ -176,11 +177,12 @@ class Services:
     def _database_socket(self) -> Path:
         return self.places.run / "mysql" / "mysqld.sock"
 
-    def start_slurmdbd(self) -> None:
+    def start_slurmdbd(self, accounts: Sequence[Sequence[str]]) -> None:
+        """Start slurmdbd, and tell sacctmgr these words, a list for each call."""
         variables = [("MYSQL_UNIX_PORT", str(self._database_socket))]
         self._start("slurmdbd", "ctl", ["/usr/sbin/slurmdbd", "-D"], variables)
         self._await("slurmdbd", lambda: self._run("sacctmgr", "-n", "show", "cluster").returncode == 0, 30)
-        for words in _accounts():
+        for words in accounts:
             done = self._run("sacctmgr", "-i", *words)
             if done.returncode:
                 raise LabError(f"`sacctmgr {' '.join(words)}` failed: {(done.stderr or done.stdout).strip()}.")
