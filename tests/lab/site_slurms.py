@@ -10,11 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import lab_install
 import lab_services
 import slurm_conf
 from hpcml import units
 from hpcml.sites.schema import Partition, Qos, Site
-from lab_paths import USERS, Places, address
+from lab_paths import USERS, LabError, Places, address
 from lab_state import State, boot_id, kill, wait_for
 from labs import Lab
 
@@ -192,6 +193,8 @@ class SiteSlurms:
 
     def start(self, sites: Sequence[Site]) -> None:
         """Start munge and accounting, and tell it of all machines."""
+        if reason := lab_install.missing_for_accounting():
+            raise LabError(reason)
         # The lab's environment has no PyTorch, and without it there to_torch.py would be refused.
         copy = f'cp "$(python -c "{JOBS}")"/*.py .; touch torch.py'
         self.lab.exec(["mkdir", "-p", str(self.scripts)])
@@ -216,8 +219,8 @@ class SiteSlurms:
         """End all of it and remove its files."""
         for name in list(self._services.state.daemons):
             self._end(name)
-        shutil.rmtree(self.places.top)
-        shutil.rmtree(self.scripts)
+        for folder in filter(Path.exists, (self.places.top, self.scripts)):
+            shutil.rmtree(folder)
 
     def _end(self, name: str) -> None:
         daemon = self._services.state.daemons.get(name)
