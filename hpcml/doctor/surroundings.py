@@ -46,6 +46,8 @@ def profile(exam: Examination) -> Finding:
         return red(f"hpcml does not work on {site.name}: {site.unsupported}", "Use another machine, or --site.", **told)
     doubts = facts.doubts(site)
     also = f"; {doubts} of its values are only reported or guessed" if doubts else ""
+    if site.name == "slurm":
+        also += "; hpcml site init NAME --probe writes a profile of this machine"
     return green(f"site {site.name}: {exam.wanted.chosen_because}{also}", **told, doubts=doubts)
 
 

@@ -108,7 +108,7 @@ def _problems(facts: ImageFacts, cuda: str, gpus: int, machine: str) -> Iterator
         yield Problem("it is encrypted, and a batch job has no key for it", "Build it without --encrypt.")
     if not facts.kind:
         what = "it has no labels of hpcml, so what it holds is not known before it runs"
-        yield Problem(what, "Try hpcml image check, or build one with hpcml image build.", fatal=False)
+        yield Problem(what, "hpcml image check looks inside; hpcml image build makes one with labels.", fatal=False)
     if gpus and facts.kind and not facts.cuda:
         what = f"it holds nothing for GPUs (its kind is {facts.kind})"
         yield Problem(what, "Use an image of rapids-cu12 or rapids-cu13, or ask for no GPUs.")

@@ -20,6 +20,7 @@ import bringup
 import image_start
 import image_wheels
 import listing
+import newcomer
 import readers
 import report
 import sampling
@@ -35,6 +36,7 @@ def _bringup(document: dict[str, Any]) -> str:
 
 # Page, name of the place in it, file of figures, and what writes them as Markdown.
 PLACES: tuple[tuple[Path, str, Path, Callable[[dict[str, Any]], str]], ...] = (
+    (ROOT / "docs/first-run.md", "newcomer", newcomer.FIGURES, newcomer.table),
     (ROOT / "docs/images.md", "start", FIGURES / "image-start.json", image_start.table),
     (ROOT / "docs/images.md", "wheels", FIGURES / "image-wheels.json", image_wheels.table),
     (ROOT / "docs/images.md", "bring-up", FIGURES / "bringup-image.json", bringup.inside_or_outside),

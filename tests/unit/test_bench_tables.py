@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
 import pytest
 
+import newcomer
 import suite
 import tables
 from tests import run_tiers
@@ -48,3 +50,9 @@ def test_a_test_s_parts_are_one_case_and_one_that_fails_fails_it(tmp_path: Path)
     found = run_tiers.outcomes(report)
     assert found == {"m.a": {"failure"}, "m.b": {"skipped"}}
     assert [name for name, words in found.items() if run_tiers.failed(words)] == ["m.a"]
+
+
+def test_the_newcomer_s_path_is_that_of_the_page() -> None:
+    """What was typed and timed is what docs/first-run.md says today."""
+    typed = json.loads(newcomer.FIGURES.read_text())["steps"]
+    assert [(row["node"], row["command"]) for row in typed] == newcomer.steps()

@@ -136,7 +136,7 @@ def failure(complaint: str, host: str, renew: str = "") -> HpcmlError:
         return LoginNeededError(f"{host} does not let you in", place=host, hint=hint, quote=quote)
     unreachable = re.search(_NETWORK, complaint)
     message = f"{host} cannot be reached" if unreachable else f"ssh to {host} ended and gave no reason"
-    hint = "Check the network (VPN?) and the name of the host; the run goes on meanwhile."
+    hint = "Check the network (VPN?) and the name of the host; runs there go on meanwhile."
     return LinkError(message, place=host, hint=hint, quote=quote[-3:])
 
 
