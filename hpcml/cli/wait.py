@@ -27,10 +27,10 @@ def run(options: Namespace) -> int:
     folder = common.runs_folder(options)
     handles = [handle.RunHandle(directories.find(folder, word)) for word in options.run]
     answers, failed = [], 0
-    if sys.stderr.isatty() and not options.json:
-        what = handles[0].id if len(handles) == 1 else f"{len(handles)} runs"
-        say_fitted(f"Waiting for {what}; Ctrl-C ends the waiting alone.", sys.stderr)
     try:
+        if sys.stderr.isatty() and not options.json:
+            what = handles[0].id if len(handles) == 1 else f"{len(handles)} runs"
+            say_fitted(f"Waiting for {what}; Ctrl-C ends the waiting alone.", sys.stderr)
         for one in handles:
             last = one.wait_status()
             answers.append(last.as_json())
