@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -51,7 +50,8 @@ def run(options: Namespace) -> int:
     from hpcml.doctor import checks, nodes
     from hpcml.doctor.finding import Examination
 
-    patience, seconds = _seconds(options.patience, "--patience"), _seconds(options.deadline, "--deadline")
+    patience = common.parsed(units.parse_seconds, options.patience, "--patience", "30s")
+    seconds = common.parsed(units.parse_seconds, options.deadline, "--deadline", "30s")
     for name in ("nodes", "gpus_per_node"):
         if getattr(options, name) and not options.node:
             option = f"--{name.replace('_', '-')}"
@@ -70,17 +70,9 @@ def run(options: Namespace) -> int:
     exam = Examination(loaded, wanted, spec, layers.process_environment(), seconds)
     found = checks.examine(exam)
     if options.node:
-        for number in (signal.SIGTERM, signal.SIGHUP):  # as by Ctrl-C the job is cancelled
-            signal.signal(number, signal.default_int_handler)
+        common.end_by_signals()  # as by Ctrl-C the job is cancelled
         found += nodes.look(exam, patience, lambda text: say(f"hpcml: {text}", sys.stderr))
     return show(found, as_json=options.json)
-
-
-def _seconds(text: str, option: str) -> float:
-    try:
-        return units.parse_seconds(text)
-    except ValueError as error:
-        raise UsageError(str(error), place=option, hint=f"Write {option} 30s.") from error
 
 
 def show(found: Sequence[Finding], *, as_json: bool) -> int:

@@ -54,6 +54,7 @@ def run(options: Namespace, show_difference: Callable[[Sequence[str], Sequence[s
     """Write the profile of this machine, or show how it differs from the one that is there."""
     from hpcml.sites import layers, lookup
     from hpcml.survey import machine
+    from hpcml.units import parse_seconds
 
     (name,) = options.names
     if not _NAME.fullmatch(name) or name.endswith(".toml"):
@@ -62,9 +63,10 @@ def run(options: Namespace, show_difference: Callable[[Sequence[str], Sequence[s
     environment = layers.process_environment()
     path = lookup.config_folders(environment)[-1] / "profiles" / f"{name}.toml"
     _check_place(path, options)
-    seconds = _seconds(options.deadline)
+    seconds = max(1.0, common.parsed(parse_seconds, options.deadline, "--deadline", "10m"))
     survey = machine.Survey()
     if options.probe:
+        common.end_by_signals()  # as by Ctrl-C the job is cancelled
         say_message("hpcml: looking at a node by a job of two minutes at most; Ctrl-C cancels it.")
         survey.probe(options.account, options.partition, options.qos, seconds)
     kept = survey.keep_of(path) if options.refresh else []
@@ -81,16 +83,6 @@ def run(options: Namespace, show_difference: Callable[[Sequence[str], Sequence[s
         machine.put(path, text)
         _say_written(options, path, survey.draft)
     return 0
-
-
-def _seconds(text: str) -> float:
-    from hpcml.units import parse_seconds
-
-    try:
-        seconds = parse_seconds(text)
-    except ValueError as error:
-        raise UsageError(str(error), place="--deadline", hint="Write --deadline 10m.") from error
-    return max(1.0, seconds)
 
 
 def _check_place(path: Path, options: Namespace) -> None:

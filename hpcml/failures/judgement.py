@@ -123,9 +123,14 @@ def judge(end: Ending, hits: Sequence[Hit]) -> Cause | None:
 
 def of_run(paths: RunPaths, attempt: AttemptPaths, end: Ending) -> Cause | None:
     """Return why a run failed that ended so, by the files of its last attempt and the run's logs."""
-    error, points = evidence.script_error(attempt.script_error), evidence.points_end(attempt.points_end)
-    end = end._replace(error=error, last_error=evidence.last_error(paths.driver_log), points=points)
+    end = with_files(paths, attempt, end)
     return judge(end, evidence.hits(paths, MOST_LOGS) if end.failed else [])
+
+
+def with_files(paths: RunPaths, attempt: AttemptPaths, end: Ending) -> Ending:
+    """Return an ending with what the script's own files tell of it."""
+    error, points = evidence.script_error(attempt.script_error), evidence.points_end(attempt.points_end)
+    return end._replace(error=error, last_error=evidence.last_error(paths.driver_log), points=points)
 
 
 def _roots(hits: Sequence[Hit], *, own: bool) -> list[Hit]:

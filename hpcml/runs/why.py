@@ -170,12 +170,11 @@ def refused(status: Status) -> Answer:
 
 
 def _ending(run: directories.Run, status: Status) -> Ending:
-    attempt = run.paths.attempt(status.attempt)
     form = ""
     if request := directories.read_json(run.paths.request):
         with complete(run.paths.directory):
             form = Table(request.get("spec", dict, {})).get("form", str, "")
-    return Ending(
+    end = Ending(
         status.exit_status or 0,
         status.by,
         status.state,
@@ -183,12 +182,10 @@ def _ending(run: directories.Run, status: Status) -> Ending:
         status.hint,
         status.quote,
         status.times,
-        evidence.script_error(attempt.script_error),
-        evidence.last_error(run.paths.driver_log),
-        form,
-        status.clocks,
-        evidence.points_end(attempt.points_end),
+        form=form,
+        clocks=status.clocks,
     )
+    return judgement.with_files(run.paths, run.paths.attempt(status.attempt), end)
 
 
 def options(run: directories.Run, cause: Cause) -> tuple[str, ...]:

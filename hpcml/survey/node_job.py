@@ -6,9 +6,7 @@ import contextlib
 import os
 import shlex
 import shutil
-import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -83,9 +81,6 @@ def run(wanted: Wanted, seconds: float) -> dict[str, Any]:
     except OSError as error:
         hint = "The job's files lie there: make room, or let yourself write."
         raise StorageError(f"A file cannot be written: {error.strerror}", place=str(folder), hint=hint) from error
-    before = {}
-    if threading.current_thread() is threading.main_thread():  # handlers are set by no other
-        before = {number: signal.signal(number, _interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         job, _ = slurm.sbatch(str(folder / "job.sh"))
         return _answer(folder, job, seconds)
@@ -99,13 +94,6 @@ def run(wanted: Wanted, seconds: float) -> dict[str, Any]:
         with contextlib.suppress(SlurmUnreachableError):  # its time limit ends it then
             slurm.ask(["scancel", "--quiet", f"--user={os.getuid()}", f"--name={name}"], 20.0)
         shutil.rmtree(folder, ignore_errors=True)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _interrupt(*_: object) -> None:
-    """End as with Ctrl-C, also when the terminal or the connection goes."""
-    raise KeyboardInterrupt
 
 
 def _script(wanted: Wanted, name: str, folder: Path, seconds: float) -> str:

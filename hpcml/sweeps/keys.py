@@ -20,11 +20,6 @@ def key(point: Point, code: str, arguments: Sequence[str], image: str) -> str:
     return hashlib.sha256(facts.encode("utf-8", "surrogatepass")).hexdigest()[:_LENGTH]
 
 
-def same_values(point: Point) -> tuple[tuple[str, str], ...]:
-    """Return what two points have in common whose values are the same."""
-    return tuple(sorted((value.name, value.text) for value in point))
-
-
 def of_code(script: Path) -> str:
     """Return a digest of a script and of all modules beside it that it or they import, wherever the import stands.
 

@@ -52,7 +52,7 @@ def look(program: str, scratch: str) -> dict[str, Any]:
         "locked_memory": sysfs.limits()["locked_memory"]["soft"],
         "memory": sysfs.memory(root),
         "shm": _shared_memory(root / "dev/shm"),
-        "scratch": {"folder": scratch, "type": _file_system(root, scratch), "size": _size(scratch)},
+        "scratch": {"folder": scratch, "type": sysfs.file_system(root, scratch), "size": _size(scratch)},
         "driver": sysfs.modules(root)["nvidia"] or "",
         "smi": _nvidia_smi(),
         "mps": _mps(root),
@@ -96,18 +96,6 @@ def _shared_memory(folder: Path) -> dict[str, Any]:
             size += facts.st_blocks * 512
     blocks = room.f_blocks * room.f_frsize
     return {"size": blocks, "used": blocks - room.f_bfree * room.f_frsize, "left": left[:20], "left_bytes": size}
-
-
-def _file_system(root: Path, folder: str) -> str:
-    """Return the type of the file system that a folder is on."""
-    place, kind = "", ""
-    real = os.path.realpath(folder)
-    for line in sysfs.read(root / "proc/self/mounts").splitlines():
-        mounted, its_kind = line.split()[1:3]
-        inside = real == mounted or real.startswith(f"{mounted.rstrip('/')}/")
-        if inside and len(mounted) >= len(place):
-            place, kind = mounted, its_kind
-    return kind
 
 
 def _size(folder: str) -> int:

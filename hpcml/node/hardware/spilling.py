@@ -255,8 +255,8 @@ class Mover:
 
     Parameters
     ----------
-    pack, unpack
-        dask-cuda's form of a value in host memory, made of a header and frames.
+    pack
+        Makes dask-cuda's form of a value in host memory, made of a header and frames.
     """
 
     def __init__(self, pool: PinnedPool, bus: Bus, pack: Callable[[Any, list[Any]], Any]) -> None:

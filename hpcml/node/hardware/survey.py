@@ -94,14 +94,10 @@ def _distances(facts: dict[str, Any]) -> dict[str, dict[str, str]]:
 def _disk(place: str) -> dict[str, Any]:
     """Return what is mounted at a folder, and its size in bytes."""
     try:
-        facts, mounts = os.statvfs(place), Path("/proc/self/mounts").read_text(errors="replace")
+        facts = os.statvfs(place)
     except OSError as error:
         return {"error": str(error.strerror)}
-    real, kind, best = os.path.realpath(place), "", ""
-    for line in mounts.splitlines():
-        at, its_kind = line.split(" ")[1:3]
-        if len(at) >= len(best) and (real == at or real.startswith(f"{at.rstrip('/')}/")):
-            best, kind = at, its_kind
+    kind = sysfs.file_system(Path("/"), place)
     return {"kind": kind, "bytes": facts.f_blocks * facts.f_frsize, "free": facts.f_bavail * facts.f_frsize}
 
 

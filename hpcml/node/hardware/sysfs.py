@@ -260,6 +260,18 @@ def cgroup_memory_limit(root: Path) -> int | None:
     return min(limits, default=None)
 
 
+def file_system(root: Path, folder: str) -> str:
+    """Return the type of the file system that a folder is on, as the mounts below ``root`` have it."""
+    place, kind = "", ""
+    real = os.path.realpath(folder)
+    for line in read(root / "proc/self/mounts").splitlines():
+        mounted, its_kind = line.split()[1:3]
+        inside = real == mounted or real.startswith(f"{mounted.rstrip('/')}/")
+        if inside and len(mounted) >= len(place):
+            place, kind = mounted, its_kind
+    return kind
+
+
 def modules(root: Path) -> dict[str, Any]:
     """Return what the kernel has for GPU memory over the network, and the device files that this process can see.
 
