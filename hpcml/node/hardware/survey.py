@@ -115,6 +115,9 @@ def _ssh(node: str, nodes: str) -> str:
         "StrictHostKeyChecking=no",
         "UserKnownHostsFile=/dev/null",
         "LogLevel=ERROR",
+        "ForwardAgent=no",  # whose key is not known gets nothing of the user's, whatever their own settings say
+        "ForwardX11=no",
+        "GSSAPIDelegateCredentials=no",
     )
     command = ["ssh", *(word for option in options for word in ("-o", option)), other, "echo", "in"]
     return (
