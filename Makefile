@@ -66,7 +66,7 @@ pictures: $(ENVIRONMENT)  ## make the pictures of the documentation again, from 
 	$(BIN)/python tests/pictures/gallery_pages.py
 
 docs: $(ENVIRONMENT)  ## check that the documentation's commands and links hold
-	$(BIN)/pytest -q tests/test_docs.py
+	$(BIN)/pytest -q tests/test_docs.py tests/test_docs_run.py
 
 # Its extra is installed when it is first wanted; mkdocs.yml says what the site is.
 site: $(ENVIRONMENT)  ## build the documentation as a site, in site/, and try its search

@@ -1,10 +1,10 @@
 """Run every tier of tests that this machine can run, say why not for the others, and fail a tier that ran no test.
 
-``make test`` calls it, and ``make quick`` with the tiers that it names. The lab tier needs root and installs what it lacks on Debian and Ubuntu (tests/lab/lab.py). It
-mostly waits for Slurm, so the other tiers run beside it, one after the other (``LANES``), and it is divided between two labs
-beside each other, where the machine has room for two. Each tier's output grows in ``.pytest_cache/TIER.txt``
-and is shown whole when the tier ends. What failed is run once more at the end, alone: that it passes then tells a test
-that a busy machine fails from one that always fails, and makes neither good.
+``make test`` calls it, and ``make quick`` with the tiers that it names. The lab tier needs root and installs what it lacks
+on Debian and Ubuntu (tests/lab/lab.py). Tiers are divided into parts, which wait in one row for the next that is free:
+two run beside each other, and a third where there are labs, which wait for Slurm much of the time. The output of each
+part grows in ``.pytest_cache/PART.txt`` and is shown when its tier has ended. What failed is run once more at the
+end, alone: that it passes then tells a test that a busy machine fails from one that always fails, and makes neither good.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO
 from xml.etree import ElementTree as ET
@@ -37,10 +39,10 @@ SECOND_LAB = (
     "test_staging", "test_submit", "test_sweep_in_jobs", "test_time_limit", "test_top_on_nodes", "test_tunnel",
     "test_tunnel_breaks", "test_tunnel_browser", "test_tunnel_jupyter", "test_why", "test_why_from_laptop", "test_why_staged",
 )  # fmt: skip
-# Beside each other; the tiers of a lane one after the other. Two labs and two lanes beside them made a machine of two
-# processors so busy that local runs passed their deadlines.
-LANES = (("local", "one-run", "unit"), ("cli", "jobs"), ("slurm-own", "slurm-24.11", "slurm-26.05"))
-LANES_WITH_LAB = (("lab", "slurm-own", "slurm-24.11", "slurm-26.05"), ("unit", "cli", "jobs", "local", "one-run"))
+BESIDE, BESIDE_A_LAB = (
+    2,
+    3,
+)  # parts at a time; four made a machine of two processors so busy that local runs passed their deadlines
 STEPS_BACK = {"unit": 5, "cli": 5, "jobs": 5}  # nice: what only computes leaves the cores to what has deadlines
 SHOWING = threading.Lock()
 
@@ -53,6 +55,7 @@ class Tier:
     proves: str
     paths: tuple[str, ...]
     slurm: str = ""  # the version that the lab has, ``own``: the machine's; empty: the tier is not of one version
+    parts: int = 1  # its files are divided between so many
 
     @property
     def of_lab(self) -> bool:
@@ -76,13 +79,15 @@ SLURMS = tuple(
 TIERS = (
     Tier("unit", "decisions, parsers, architecture, packaging", (
         "tests/unit", "tests/golden", "tests/test_architecture.py", "tests/test_wheel.py", "tests/test_docs.py")),
-    Tier("cli", "exit statuses and messages of the installed command", ("tests/cli",)),
-    Tier("jobs", "every job of the gallery against scikit-learn, pandas and NumPy", ("tests/jobs",)),
-    Tier("local", "real Dask under bash on this machine", ("tests/local",)),
+    Tier("cli", "exit statuses and messages of the installed command", ("tests/cli",), parts=3),
+    Tier("jobs", "every job of the gallery against scikit-learn, pandas and NumPy", ("tests/jobs",), parts=2),
+    Tier("local", "real Dask under bash on this machine", ("tests/local",), parts=3),
+    Tier("docs", "what is typed in the documentation, typed", ("tests/test_docs_run.py",)),
     Tier("lab", "a real Slurm of four nodes", ("tests/lab",)),
     Tier("one-run", "one run under bash: two of the local tier", ("tests/local/test_local.py::test_the_script_s_own_status",)),
     *SLURMS,
 )  # fmt: skip
+ORDER = ("unit", "local", "jobs", "docs", "cli", "one-run")  # how they wait in the row; labs wait in none
 ONLY_WHEN_NAMED = ("one-run", *(tier.name for tier in SLURMS))  # other tiers run the same, but for the versions
 
 
@@ -143,47 +148,75 @@ def main() -> int:
 
 
 def _run_all(asked: Sequence[Tier]) -> list[Result]:
-    """Run the lanes beside each other, and what failed once more; return results in the tiers' order."""
+    """Run the parts of all tiers beside each other, and what failed once more; return results in the tiers' order."""
     compileall.compile_dir(
         ROOT / "hpcml", quiet=1
     )  # also where Python is told to write no bytecode: hundreds of processes
-    all_lanes = LANES_WITH_LAB if any(tier.name == "lab" for tier in asked) else LANES
-    lanes = [lane for names in all_lanes if (lane := [tier for name in names for tier in asked if tier.name == name])]
-    if len(lanes) > 1:
-        print(
-            f"beside each other: {'; '.join(', then '.join(tier.name for tier in lane) for lane in lanes)}", flush=True
-        )
-    with ThreadPoolExecutor(max_workers=len(lanes)) as pool:
-        running = [pool.submit(_run_lane, lane, aside=len(lanes) > 1) for lane in lanes]
-        results = {result.tier: result for lane in running for result in lane.result()}
-    if len(lanes) > 1:
-        for tier in asked:
-            _run_again(results[tier.name])
-    if any(tier.of_lab and not results[tier.name].why_not for tier in asked):
+    others = [tier for name in ORDER for tier in asked if tier.name == name]
+    labs = [tier for tier in asked if tier.of_lab]
+    row = deque(part for tier in others for part in _parts(tier))
+    if not labs and len(row) == 1:
+        _show(f"\n== {others[0].name}: {others[0].proves}")
+        return [_pytest(row[0], None)]
+    places = threading.Semaphore(BESIDE_A_LAB if labs else BESIDE)
+    for _ in labs[:1]:  # the labs are the longest: they take their places before all others
+        _take(places, labs[0])
+    with ThreadPoolExecutor() as pool:
+        of_labs = pool.submit(_run_labs, labs, places)
+        takers = [pool.submit(_run_row, row, places) for _ in range(BESIDE_A_LAB)]
+        of_parts = {part: result for taker in takers for part, result in taker.result().items()}
+        results = {result.tier: result for result in of_labs.result()}
+    for tier in others:
+        results[tier.name] = _ended(tier, [result for part, result in of_parts.items() if part.tier == tier.name])
+    for tier in asked:
+        _run_again(results[tier.name])
+    if any(not results[tier.name].why_not for tier in labs):
         subprocess.run([*LAB, "down"], check=False)
     return [results[tier.name] for tier in asked]
 
 
-def _run_lane(lane: Sequence[Tier], *, aside: bool) -> list[Result]:
-    results = []
-    for tier in lane:
-        reason = _prepare_lab(tier) if tier.of_lab else ""
-        if reason:
+def _take(places: threading.Semaphore, tier: Tier) -> None:
+    """Take the places of a tier of labs, of which only the tier ``lab`` may have two."""
+    for _ in range(2 if tier.name == "lab" else 1):
+        places.acquire()
+
+
+def _run_labs(labs: Sequence[Tier], places: threading.Semaphore) -> list[Result]:
+    """Run tiers of labs one after the other; the places of the first are taken. A lab that ends gives its place back."""
+    results: list[Result] = []
+    for tier in labs:
+        if results:
+            _take(places, tier)
+        if reason := _prepare_lab(tier):
             _show(f"\n== {tier.name}: {tier.proves}\nnot run: {reason}")
             results.append(Result(tier.name, why_not=reason))
+            parts = []
         else:
-            results.append(_run(tier, aside=aside))
+            parts = _parts(tier)
+        for _ in range((2 if tier.name == "lab" else 1) - len(parts)):
+            places.release()
+        if parts:
+            with ThreadPoolExecutor() as pool:
+                results.append(_ended(tier, list(pool.map(partial(_run_aside, places=places), parts))))
     return results
 
 
-def _run(tier: Tier, *, aside: bool) -> Result:
-    """Run a tier; ``aside`` keeps its output until it has ended, because others run meanwhile."""
-    parts = _parts(tier)
-    if len(parts) == 1 and not aside:
-        _show(f"\n== {tier.name}: {tier.proves}")
-        return _pytest(parts[0], None)
-    with ThreadPoolExecutor(max_workers=len(parts)) as pool:
-        results = list(pool.map(_run_aside, parts))
+def _run_row(row: deque[Part], places: threading.Semaphore) -> dict[Part, Result]:
+    """Take parts out of the row and run them until none is left."""
+    results: dict[Part, Result] = {}
+    while True:
+        places.acquire()
+        try:
+            part = row.popleft()
+        except IndexError:
+            places.release()
+            return results
+        results[part] = _run_aside(part, places)
+
+
+def _ended(tier: Tier, results: Sequence[Result]) -> Result:
+    """Show what the parts of a tier wrote, and make one result and one report of theirs."""
+    parts = [part for result in results for part in result.parts]
     text = "".join(_output(part).read_text(errors="replace") for part in parts)
     _show(f"\n== {tier.name}: {tier.proves}\n{text}")
     if len(parts) > 1:
@@ -191,12 +224,20 @@ def _run(tier: Tier, *, aside: bool) -> Result:
     return _sum(tier, results)
 
 
-def _run_aside(part: Part) -> Result:
+def _run_aside(part: Part, places: threading.Semaphore) -> Result:
+    """Run a part, whose output goes into a file, and give its place back."""
     output = _output(part)
-    output.parent.mkdir(exist_ok=True)
+    output.parent.mkdir(parents=True, exist_ok=True)
     _show(f"{part.name} begins (tail -f {output.relative_to(ROOT)})")
-    with output.open("w") as file:
-        return _pytest(part, file)
+    try:
+        with output.open("w") as file:
+            result = _pytest(part, file)
+    finally:
+        places.release()
+    _show(
+        f"{part.name} ended after {result.seconds:.0f} s: {result.ran - result.failed} passed, {result.failed} failed"
+    )
+    return result
 
 
 def _output(part: Part) -> Path:
@@ -208,24 +249,43 @@ def _report(name: str) -> Path:
 
 
 def _parts(tier: Tier) -> list[Part]:
-    """Return the parts of a tier: the lab tier's two labs, where they fit beside each other, or the whole tier."""
+    """Return the parts of a tier: the lab tier's two labs, where they fit beside each other, or shares of its files."""
     if tier.slurm:
         other = () if tier.slurm == OWN else ("--slurm", tier.slurm)
         return [Part(tier.name, tier.name, (*APART, *other, "1"), tier.paths)]
-    if tier.name != "lab" or (reason := _no_second_lab()):
-        if tier.name == "lab":
-            _show(f"one lab, not two: {reason}")
+    if tier.name != "lab":
+        return _shares(tier)
+    if reason := _no_second_lab():
+        _show(f"one lab, not two: {reason}")
         return [Part(tier.name, tier.name, (), tier.paths)]
     _lab("down")  # each of the two is started apart
     second = [f"tests/lab/{name}.py" for name in SECOND_LAB]
-    first = [name for name in _files() if name not in second]
+    first = [name for name in _files("tests/lab") if name not in second]
     return [
         Part(f"lab-{number}", "lab", (*APART, str(number)), tuple(paths)) for number, paths in ((1, first), (2, second))
     ]
 
 
-def _files() -> list[str]:
-    return [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests/lab").glob("test_*.py"))]
+def _shares(tier: Tier) -> list[Part]:
+    """Divide a tier's files: the largest first, each into the share that has least."""
+    if tier.parts == 1:
+        return [Part(tier.name, tier.name, (), tier.paths)]
+    files = [name for path in tier.paths for name in _files(path)]
+    shares: list[list[str]] = [[] for _ in range(tier.parts)]
+    sizes = [0] * tier.parts
+    for name in sorted(files, key=_size, reverse=True):
+        least = sizes.index(min(sizes))
+        shares[least].append(name)
+        sizes[least] += _size(name)
+    return [Part(f"{tier.name}-{number}", tier.name, (), tuple(share)) for number, share in enumerate(shares, 1)]
+
+
+def _files(folder: str) -> list[str]:
+    return [str(path.relative_to(ROOT)) for path in sorted((ROOT / folder).glob("test_*.py"))]
+
+
+def _size(name: str) -> int:
+    return (ROOT / name).stat().st_size
 
 
 def _no_second_lab() -> str:
@@ -239,8 +299,9 @@ def _no_second_lab() -> str:
 
 def _sum(tier: Tier, results: Sequence[Result]) -> Result:
     """Return one result of all parts of a tier."""
-    total = Result(tier.name, seconds=max(result.seconds for result in results))
+    total = Result(tier.name)
     for result in results:
+        total.seconds += result.seconds
         total.ran += result.ran
         total.skipped += result.skipped
         total.failed += result.failed

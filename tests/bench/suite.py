@@ -3,7 +3,7 @@
 
     .venv/bin/python tests/bench/suite.py                        every tier, one after the other
     .venv/bin/python tests/bench/suite.py unit+cli+one-run       some beside each other: this is `make quick`
-    .venv/bin/python tests/bench/suite.py unit+cli+jobs+local+lab --rounds 3 --busy 4
+    .venv/bin/python tests/bench/suite.py unit+local+jobs+docs+cli+lab --rounds 3 --busy 4
 
 The tiers run by tests/run_tiers.py (the tier lab needs root). Processor time is what the whole machine was busy, without the
 loops: a run's processes are not all children of the tests. Figures of the same tiers and as many loops are replaced in the

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 
 import pytest
 
 from conftest import Cluster
+from tests.doc_blocks import LAB_PAGES, of_page, session
 
 pytestmark = pytest.mark.lab
 
-docs = importlib.import_module("tests.test_docs")  # by this name: tests/ has a conftest of its own
 
-
-@pytest.mark.parametrize("page", docs.LAB_PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", LAB_PAGES, ids=lambda page: page.name)
 def test_marked_blocks_run(cluster: Cluster, page: Path) -> None:
-    session = docs.session(docs.of_page(page), on_lab=True)
-    folder = cluster.write(f"docs-{page.stem}/session.sh", session).parent
+    script = session(of_page(page), on_lab=True)
+    folder = cluster.write(f"docs-{page.stem}/session.sh", script).parent
     cluster.run("mkdir", "-p", str(folder / "tour"))
     done = cluster.run("bash", "session.sh", cwd=folder, timeout=400)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"

@@ -1,7 +1,8 @@
-"""How the lab tier is divided between two labs, and made one result again."""
+"""How tiers are divided, run beside each other and made one result again."""
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,53 @@ def test_each_file_of_the_lab_tier_is_in_one_of_the_two_labs() -> None:
     assert sorted([*first, *second]) == [f"tests/lab/{path.name}" for path in sorted(Path("tests/lab").glob("test_*"))]
     assert len(first) > 10
     assert len(second) > 10
+
+
+def test_shares_of_a_tier_hold_each_of_its_files_once(subtests: pytest.Subtests) -> None:
+    for tier in (tier for tier in run_tiers.TIERS if tier.parts > 1):
+        with subtests.test(tier=tier.name):
+            shares = [part.paths for part in run_tiers._parts(tier)]
+            assert len(shares) == tier.parts
+            files = sorted(str(path) for path in Path(*tier.paths).glob("test_*.py"))
+            assert sorted(path for share in shares for path in share) == files
+    assert {tier.name for tier in run_tiers.TIERS if not tier.of_lab} == set(run_tiers.ORDER)
+
+
+@pytest.mark.usefixtures("two_labs")
+@pytest.mark.parametrize("prepared", ["", "it needs root (sudo make test)"])
+def test_labs_come_first_and_a_lab_that_has_ended_gives_its_place_to_the_next(
+    monkeypatch: pytest.MonkeyPatch, prepared: str
+) -> None:
+    """Each part waits until as many run beside it as may; a row that waits for ever is ended by pytest's timeout."""
+    running: set[str] = set()
+    most: dict[str, int] = {}
+    begun: list[str] = []
+    full, lock = threading.Barrier(run_tiers.BESIDE_A_LAB), threading.Lock()
+
+    def pytest_of(part: Part, _output: object, *_options: str) -> Result:
+        with lock:
+            running.add(part.name)
+            begun.append(part.name)
+            most[part.name] = len(running)
+        if part.tier == "lab" or (not prepared and len(begun) <= run_tiers.BESIDE_A_LAB):
+            full.wait(timeout=300)
+        with lock:
+            running.remove(part.name)
+        return Result(part.tier, ran=1, parts={part: 0})
+
+    monkeypatch.setattr(run_tiers, "_pytest", pytest_of)
+    monkeypatch.setattr(run_tiers, "_prepare_lab", lambda _: prepared)
+    monkeypatch.setattr(run_tiers, "_merge_reports", lambda *_: None)
+    monkeypatch.setattr(run_tiers, "_output", lambda part: run_tiers.ROOT / f".pytest_cache/row/{part.name}.txt")
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: None)
+    asked = [tier for tier in run_tiers.TIERS if tier.name in ("cli", "local", "lab")]
+    results = {result.tier: result for result in run_tiers._run_all(asked)}
+    assert results["cli"].ran + results["local"].ran == 6
+    assert max(most.values()) <= run_tiers.BESIDE_A_LAB
+    assert results["lab"].why_not == prepared
+    assert {"lab-1", "lab-2"} < set(begun) or prepared
+    if not prepared:
+        assert {"lab-1", "lab-2"} < set(begun[: run_tiers.BESIDE_A_LAB])
 
 
 def test_a_small_machine_has_one_lab(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +101,7 @@ def test_two_labs_are_one_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     one = Result("lab", ran=3, skipped=1, seconds=50, parts={parts[0]: 0})
     two = Result("lab", ran=2, failed=1, seconds=70, broken=True, parts={parts[1]: 1})
     whole = run_tiers._sum(LAB, [one, two])
-    assert (whole.ran, whole.skipped, whole.failed, whole.seconds, whole.broken) == (5, 1, 1, 70, True)
+    assert (whole.ran, whole.skipped, whole.failed, whole.seconds, whole.broken) == (5, 1, 1, 120, True)
     assert whole.parts == {parts[0]: 0, parts[1]: 1}
 
 
