@@ -270,8 +270,8 @@ def hand_over(options: Namespace, prepared: submission.Prepared) -> int:
     return wait_for_end(run, as_json=options.json) if wait else 0
 
 
-def tell_outlook(prepared: submission.Prepared, *, whole: bool) -> None:
-    """Say what a submission would cost and when it may start, where the site's profile says how that is known."""
+def tell_outlook(prepared: submission.Prepared, *, whole: bool, jobs: int = 1) -> None:
+    """Say what a submission of so many jobs would cost and when it may start, as far as the site's profile tells."""
     import datetime
 
     from hpcml import schedulers
@@ -279,7 +279,7 @@ def tell_outlook(prepared: submission.Prepared, *, whole: bool) -> None:
 
     if schedulers.get(prepared.plan.scheduler).ONE_MACHINE:
         return
-    found = outlook.look(prepared, whole=whole)
+    found = outlook.look(prepared, whole=whole, jobs=jobs)
     for title, text in outlook.lines(found, datetime.datetime.now(), whole=whole):  # noqa: DTZ005 - as sbatch tells it
         say_fitted(text, sys.stderr, first=f"  {title:<11}", rest=" " * 13)
 

@@ -59,12 +59,12 @@ def begin(options: Namespace) -> int:
         prepared = submission.prepare(prepared.loaded, prepared.spec._replace(claims=claims))
     planned = _planned(prepared, wanted)
     if options.dry_run:
-        _look_again(options, prepared, planned, say_it=True)
+        _look_again(options, asked, prepared, planned, say_it=True)
         return 0
     agreed, told = options.yes, False
     while True:  # once, or twice where a question is asked: it holds up nobody else
         with lock.held(runs, name, prepared.plan.run_id):
-            look = _look_again(options, prepared, planned, say_it=not told)
+            look = _look_again(options, asked, prepared, planned, say_it=not told)
             if not look.chosen:
                 return 0
             if agreed or not look.stale:
@@ -124,14 +124,17 @@ class _Look(NamedTuple):
     claims: frozenset[str]
 
 
-def _look_again(options: Namespace, prepared: Prepared, planned: list[store.Planned], *, say_it: bool) -> _Look:
+def _look_again(
+    options: Namespace, asked: _Asked, prepared: Prepared, planned: list[store.Planned], *, say_it: bool
+) -> _Look:
     """Look at what the sweep's runs have written, and say what is to run."""
     name, runs = prepared.spec.sweep, Path(prepared.plan.directory).parent
     before = store.load(runs, name)
     standing = store.standing(runs, before) if before else store.Standing({}, {})
     chosen, prepared, more = _chosen(options, prepared, planned, standing)
     if say_it:
-        _tell(prepared, planned, chosen, standing, more)
+        jobs = 1 if asked.gang else min(asked.jobs, len(chosen))  # a gang's are not known before Slurm is asked
+        _tell(prepared, planned, chosen, standing, more, jobs)
     if options.json and (options.dry_run or not chosen):
         common.print_json({**_facts(name, planned, chosen, standing), "more": list(more)})
     return _Look(
@@ -331,8 +334,9 @@ def _tell(
     chosen: Sequence[store.Planned],
     standing: store.Standing,
     more: Sequence[str],
+    jobs: int,
 ) -> None:
-    """Say which points there are, which of them are to run, and what that may cost."""
+    """Say which points there are, which of them are to run, and what that may cost in so many jobs."""
     for position, one in enumerate(chosen[:_FIRST]):
         _say("" if position else "points", points.shown(one.point))
     if len(chosen) > _FIRST:
@@ -353,20 +357,20 @@ def _tell(
         return
     for text in more:
         _say("again", text)
-    _tell_cost(prepared, len(chosen), sorted(one.seconds for one in ends))
+    _tell_cost(prepared, len(chosen), sorted(one.seconds for one in ends), jobs)
 
 
-def _tell_cost(prepared: Prepared, count: int, taken: Sequence[float]) -> None:
-    """Say what so many points may cost; ``taken`` are the seconds that others took."""
+def _tell_cost(prepared: Prepared, count: int, taken: Sequence[float], jobs: int) -> None:
+    """Say what so many points may cost in so many jobs; ``taken`` are the seconds that others took."""
     inside = prepared.plan.inside
-    nodes = f"{inside.nodes} node{'' if inside.nodes == 1 else 's'}"
+    nodes = f"{f'{jobs} jobs of ' if jobs > 1 else ''}{inside.nodes} node{'' if inside.nodes == 1 else 's'}"
     if not inside.one_machine:
-        submit.tell_outlook(prepared, whole=True)
+        submit.tell_outlook(prepared, whole=True, jobs=jobs)
         if prepared.spec.until_done and inside.time_limit:  # a gang
             most = count * inside.nodes * inside.time_limit / 3600
             _say("", f"that is one point's job; {count} take at most {most:.3g} node-hours")
     elif inside.time_limit:
-        hours = inside.nodes * inside.time_limit / 3600
+        hours = jobs * inside.nodes * inside.time_limit / 3600
         _say("cost", f"at most {hours:.3g} node-hours: {nodes} for {format_seconds(inside.time_limit)}")
     else:
         _say("cost", f"{nodes} until the last point ends: there is no time limit")

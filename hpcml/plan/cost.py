@@ -13,7 +13,10 @@ _WEIGHT = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([KMGT]?)", re.IGNORECASE)
 
 
 class Request(NamedTuple):
-    """What a batch script asks for: on all nodes together, memory in bytes, ``seconds`` 0 without a time limit."""
+    """What batch scripts ask for: ``jobs`` alike, on all their nodes together.
+
+    ``memory`` is in bytes, ``seconds`` is 0 without a time limit.
+    """
 
     nodes: int
     cpus: int
@@ -22,11 +25,17 @@ class Request(NamedTuple):
     seconds: int
     partition: str = ""
     account: str = ""
+    jobs: int = 1
 
     @property
     def node_hours(self) -> float:
         """Its nodes for all of its time."""
         return self.nodes * self.seconds / 3600
+
+    def times(self, jobs: int) -> Request:
+        """Return what so many jobs like it ask for together."""
+        more = self._replace(nodes=jobs * self.nodes, cpus=jobs * self.cpus, memory=jobs * self.memory)
+        return more._replace(gpus=jobs * self.gpus, jobs=jobs * self.jobs)
 
 
 def request(site: Site, directives: Sequence[tuple[str, str]], nodes: int, seconds: int) -> Request:

@@ -60,14 +60,14 @@ class Outlook(NamedTuple):
     limit: str = ""
 
 
-def look(prepared: Prepared, *, whole: bool) -> Outlook:
-    """Return what a submission would cost and when it may start.
+def look(prepared: Prepared, *, whole: bool, jobs: int = 1) -> Outlook:
+    """Return what a submission would cost, of so many jobs alike, and when it may start.
 
     The site's commands are asked where its profile says so (``cost``), all within ``DEADLINE``; whatever fails
     is left out. ``whole``: Slurm's own weights are compared too.
     """
     site, made = prepared.loaded.site, prepared.plan
-    request = cost.request(site, made.directives, made.inside.nodes, made.inside.time_limit)
+    request = cost.request(site, made.directives, made.inside.nodes, made.inside.time_limit).times(jobs)
     weights, problems = cost.weights(site.cost.weights)
     hours = request.seconds / 3600
     billed = cost.billing(request, weights, largest=site.cost.largest) * hours if weights and hours else None
@@ -200,7 +200,7 @@ def _runs_like(prepared: Prepared) -> Iterator[directories.Run]:
 
 def lines(found: Outlook, now: datetime.datetime, *, whole: bool) -> list[tuple[str, str]]:
     """Return what is to be said of a submission as titles and texts: at most two, or all that is known."""
-    start = _start(found.start, now)
+    start = _start(found.start, now, "it" if found.request.jobs == 1 else "the first")
     said = []
     if whole or start or found.billed is not None or found.budget or found.most is not None:
         costs = _costs(found)
@@ -225,6 +225,7 @@ def _costs(found: Outlook) -> str:
         text = "no time limit is asked for, so it is not known"
     else:
         text = f"{_amount(found.request.node_hours)} node-h"
+        text += f" for {found.request.jobs} jobs" if found.request.jobs > 1 else ""
     if found.billed is not None:
         text += f" = {_amount(found.billed)} {found.unit}"
     if found.budget is None:
@@ -243,16 +244,12 @@ def _amount(value: float) -> str:
     return f"{value:.3g}" if value >= 0.001 or not value else "less than 0.001"
 
 
-def _start(text: str, now: datetime.datetime) -> str:
-    """Return Slurm's estimate as a person reads it; empty if there is none."""
+def _start(text: str, now: datetime.datetime, what: str) -> str:
+    """Return Slurm's estimate for what is submitted as a person reads it; empty if there is none."""
     try:
         start = datetime.datetime.fromisoformat(text)
     except ValueError:
         return ""
     if (start - now).total_seconds() < 120:
-        return "Slurm would start it now"
-    return (
-        f"Slurm would start it {start:%H:%M}"
-        if start.date() == now.date()
-        else f"Slurm would start it {start:%Y-%m-%d %H:%M}"
-    )
+        return f"Slurm would start {what} now"
+    return f"Slurm would start {what} {start:{'%H:%M' if start.date() == now.date() else '%Y-%m-%d %H:%M'}}"

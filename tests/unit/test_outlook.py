@@ -116,6 +116,10 @@ def test_at_most_two_lines_at_a_submission(subtests: pytest.Subtests) -> None:
         (bare._replace(start="2026-11-23T08:00:30"), [("cost", "8 node-h; Slurm would start it now")]),
         (bare._replace(start="Unknown"), []),
         (
+            known._replace(request=asked.times(2), billed=512.0, budget=None, advice=""),
+            [("cost", "16 node-h for 2 jobs = 512 core-h; Slurm would start the first 14:20")],
+        ),
+        (
             bare._replace(most=168.0, limit="--max-restarts 20"),
             [
                 ("cost", "8 node-h"),
