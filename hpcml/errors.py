@@ -7,6 +7,8 @@ docs/exit-status.md is this table in prose.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from hpcml.terminal import shown
 
 # The command line's own failures, and those of reaching a cluster from a laptop; behind each is the name in sysexits.h.
@@ -191,3 +193,15 @@ class HostKeyError(HpcmlError):
     """A host's key is unknown or not the known one."""
 
     exit_status = NO_ACCESS
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return the known word that was probably meant, or nothing."""
+    import difflib
+
+    return next(iter(difflib.get_close_matches(word, known, n=1, cutoff=0.6)), "")
+
+
+def did_you_mean(near: str, otherwise: str) -> str:
+    """Return the next step for a word that is not known: what was probably meant, or, of nothing near, another."""
+    return f"Did you mean {near}?" if near else otherwise

@@ -10,7 +10,7 @@ from typing import Any
 
 from hpcml.cli import common, main
 from hpcml.cli import submit as submit_verb
-from hpcml.errors import UsageError
+from hpcml.errors import UsageError, did_you_mean, nearest
 from hpcml.runs import directories
 from hpcml.runs import submit as submission
 from hpcml.runs.handle import RunHandle
@@ -69,8 +69,7 @@ def words_of(parser: argparse.ArgumentParser, options: Mapping[str, Any], caller
     words = []
     for name, value in options.items():
         if name not in names:
-            near = layers.nearest(name, names)
-            hint = f"Did you mean {near}?" if near else "hpcml submit --help lists them; what waits is run.wait()."
+            hint = did_you_mean(nearest(name, names), "hpcml submit --help lists them; what waits is run.wait().")
             raise UsageError(f"{caller} has no option '{name}'", place=f"{name}={value!r}", hint=hint)
         if value is None or value is False:
             continue

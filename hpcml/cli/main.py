@@ -223,14 +223,13 @@ def _host(given: str | None) -> tuple[str, str] | None:
 def _no_option(word: str, parser: argparse.ArgumentParser) -> errors.UsageError:
     """Return the error for an option that a command does not have: what sbatch's stands for here, or what was meant."""
     from hpcml.schedulers import sbatch_options
-    from hpcml.sites.layers import nearest
 
     option = word.partition("=")[0] if word.startswith("--") else word[:2]
     long_options = {name[2:] for action in parser._actions for name in action.option_strings if name[:2] == "--"}  # noqa: SLF001 - there is no other way to ask
     hint = sbatch_options.instead(option) if "nodes" in long_options else ""
     if not hint and option.startswith("--"):
-        near = nearest(option[2:], sorted(long_options))
-        hint = f"Did you mean --{near}?" if near else ""
+        near = errors.nearest(option[2:], sorted(long_options))
+        hint = errors.did_you_mean(near and f"--{near}", "")
     if not hint and "nodes" in long_options and option.startswith("--"):
         hint = f"If it is sbatch's, pass it on: --sbatch={word}. Otherwise try {parser.prog} --help."
     hint = hint or f"Try {parser.prog} --help."
@@ -238,12 +237,10 @@ def _no_option(word: str, parser: argparse.ArgumentParser) -> errors.UsageError:
 
 
 def _no_command(word: str) -> errors.UsageError:
-    from hpcml.sites.layers import nearest
-
     if word.startswith("-"):
         return errors.UsageError(f"There is no option '{word}'", place="hpcml", hint="Try hpcml --help.")
-    near = f"submit {word}" if os.path.exists(word) else nearest(word, list(COMMANDS))
-    hint = f"Did you mean hpcml {near}?" if near else "Try hpcml --help."
+    near = f"submit {word}" if os.path.exists(word) else errors.nearest(word, COMMANDS)
+    hint = errors.did_you_mean(near and f"hpcml {near}", "Try hpcml --help.")
     return errors.UsageError(f"There is no command '{word}'", place="hpcml", hint=hint)
 
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from hpcml import assets, files
 from hpcml.cli import common
-from hpcml.errors import StorageError, UsageError
-from hpcml.sites.layers import nearest
+from hpcml.errors import StorageError, UsageError, did_you_mean, nearest
 from hpcml.terminal import say_fitted
 
 if TYPE_CHECKING:
@@ -45,8 +44,8 @@ def run(options: Namespace) -> int:
     path = Path(options.name if options.name.endswith(".py") else f"{options.name}.py")
     example = options.example.removesuffix(".py") or (path.stem if path.stem in known else DEFAULT)
     if example not in known:
-        near = nearest(example, list(known))
-        hint = f"Did you mean hpcml new {options.name} {near}?" if near else "hpcml new lists them."
+        near = nearest(example, known)
+        hint = did_you_mean(near and f"hpcml new {options.name} {near}", "hpcml new lists them.")
         raise UsageError(f"There is no example '{example}'", place="hpcml new", hint=hint)
     text = known[example].read_bytes()
     _write(path, text)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcml import __version__, files, subprocesses, units
-from hpcml.errors import HpcmlError, ImageError, NotFoundError, StorageError, UsageError
+from hpcml.errors import HpcmlError, ImageError, NotFoundError, StorageError, UsageError, did_you_mean, nearest
 from hpcml.images.definition import Definition
 from hpcml.images.facts import inspect
 from hpcml.images.program import TIMEOUT, Program, last_lines, not_started
@@ -139,8 +139,8 @@ def _temporary(program: Program) -> tuple[Path, str]:
 def _arguments(definition: Definition, given: Mapping[str, str]) -> tuple[dict[str, str], str, list[str]]:
     """Return build arguments, pip's file of certificates and notes: the user's, and what only this machine knows."""
     if unknown := [name for name in given if name not in definition.used]:
-        near = layers.nearest(unknown[0], sorted(definition.used))
-        hint = f"Did you mean {near}?" if near else f"It has: {', '.join(sorted(definition.used)) or 'none'}."
+        there = sorted(definition.used)
+        hint = did_you_mean(nearest(unknown[0], there), f"It has: {', '.join(there) or 'none'}.")
         raise UsageError(f"The definition has no build argument {unknown[0]}", place=str(definition.path), hint=hint)
     arguments, certificates, notes = dict(given), "", []
     if "PIP_INDEX" in definition.used:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcml import assets, files
-from hpcml.errors import NotFoundError
+from hpcml.errors import NotFoundError, did_you_mean, nearest
 from hpcml.images.sif import PREFIX
 from hpcml.sites import layers
 
@@ -59,8 +59,7 @@ def find(word: str, folder: Path) -> Definition:
     try:
         return Definition(path.stem, path, files.read(path, files.SETTINGS, ours=False, follow=True).decode())
     except OSError as error:
-        near = layers.nearest(word, list(own))
-        hint = f"Did you mean {near}?" if near else f"Name a .def file, or one of: {', '.join(own)}."
+        hint = did_you_mean(nearest(word, own), f"Name a .def file, or one of: {', '.join(own)}.")
         raise NotFoundError(f"The definition cannot be read: {error.strerror}", place=str(path), hint=hint) from error
     except UnicodeDecodeError as error:
         raise NotFoundError("The definition is not a text", place=str(path), hint="Name a .def file.") from error

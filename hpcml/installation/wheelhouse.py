@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcml import __version__, subprocesses
-from hpcml.errors import ConfigError, NotFoundError, StorageError, UsageError
+from hpcml.errors import ConfigError, NotFoundError, StorageError, UsageError, did_you_mean, nearest
 from hpcml.installation import one_file
-from hpcml.sites.layers import nearest
 
 DEADLINE = 3600.0  # seconds for pip: the wheels for GPUs are some gigabytes
 PLATFORM = "manylinux_2_28_x86_64"  # what a RHEL 8 and all that is newer takes
@@ -51,8 +50,7 @@ def check(wanted: Wanted) -> None:
     known = _own_metadata().get_all("Provides-Extra") or []
     for extra in wanted.extras:
         if extra not in known:
-            near = nearest(extra, known)
-            hint = f"Did you mean {near}?" if near else f"One of: {', '.join(sorted(known))}."
+            hint = did_you_mean(nearest(extra, known), f"One of: {', '.join(sorted(known))}.")
             raise UsageError(f"hpcml has no extra '{extra}'", place="--extra", hint=hint)
     number = re.fullmatch(r"3\.(\d{1,3})", wanted.python)
     if not number or int(number[1]) < 11:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from hpcml import units
-from hpcml.errors import ConfigError, UsageError
+from hpcml.errors import ConfigError, UsageError, did_you_mean, nearest
 from hpcml.node.settings import Gpu
 from hpcml.schedulers.request import JobSpec
-from hpcml.sites.layers import nearest
 from hpcml.sites.schema import Site
 
 _PROTOCOLS = {"": "", "auto": "auto", "ucx": "ucx", "tls": "tls", "tcp": "tls"}  # TCP is always with TLS
@@ -30,8 +29,7 @@ def protocol(site: Site, spec: JobSpec) -> str:
         If the request names another.
     """
     if spec.protocol not in _PROTOCOLS:
-        near = nearest(spec.protocol, ["auto", "ucx", "tcp"])
-        hint = f"Did you mean {near}?" if near else "One of: auto, ucx, tcp."
+        hint = did_you_mean(nearest(spec.protocol, ["auto", "ucx", "tcp"]), "One of: auto, ucx, tcp.")
         raise UsageError(f"There is no protocol '{spec.protocol}'", place="--protocol", hint=hint)
     return _PROTOCOLS[spec.protocol] or site.network.protocol
 
@@ -47,8 +45,7 @@ def profilers(spec: JobSpec) -> tuple[str, ...]:
     words = [word.strip() for word in spec.profile.split(",")] if spec.profile else []
     for word in words:
         if word not in PROFILERS:
-            near = nearest(word, list(PROFILERS))
-            hint = f"Did you mean {near}?" if near else f"One of: {', '.join(PROFILERS)}."
+            hint = did_you_mean(nearest(word, PROFILERS), f"One of: {', '.join(PROFILERS)}.")
             raise UsageError(f"There is no profiler '{word}'", place="--profile", hint=hint)
     if "rmm" in words and not spec.gpus_per_node:
         raise UsageError("RMM has nothing to log without GPUs", place="--profile rmm", hint="Add --gpus-per-node.")

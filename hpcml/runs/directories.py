@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcml import assets, files
-from hpcml.errors import NotFoundError, StorageError
+from hpcml.errors import NotFoundError, StorageError, did_you_mean, nearest
 from hpcml.paths import RESERVE_COUNT, RESERVE_SIZE, RunPaths
 from hpcml.runs.tables import Table, complete
 from hpcml.schedulers import Submission
-from hpcml.sites import layers
 
 _ID = re.compile(r"(?P<name>[A-Za-z0-9._-]+)-(?P<time>\d{8}-\d{6}-[0-9a-f]{4})")
 
@@ -352,8 +351,8 @@ def find(folder: Path, word: str) -> Run:
         names = ", ".join(begun[-4:])
         raise NotFoundError(f"Several runs begin with '{word}'", place=str(folder), hint=f"One of: {names}.")
     if not begun:
-        near = layers.nearest(word, [*run_ids, *{name_of(name) for name in run_ids}])
-        hint = f"Did you mean {near}?" if near else "List them with: hpcml ls."
+        near = nearest(word, [*run_ids, *{name_of(name) for name in run_ids}])
+        hint = did_you_mean(near, "List them with: hpcml ls.")
         raise NotFoundError(f"There is no run '{word}'", place=str(folder), hint=hint)
     return load(folder / begun[0])
 

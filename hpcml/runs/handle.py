@@ -8,14 +8,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcml import files, schedulers
-from hpcml.errors import INTERNAL, HpcmlError, LinkError, NotFoundError, SlurmUnreachableError, UsageError
+from hpcml.errors import (
+    INTERNAL,
+    HpcmlError,
+    LinkError,
+    NotFoundError,
+    SlurmUnreachableError,
+    UsageError,
+    did_you_mean,
+    nearest,
+)
 from hpcml.paths import AttemptPaths
 from hpcml.runs import adoption, directories, following
 from hpcml.runs import record as records
 from hpcml.runs import status as run_status
 from hpcml.runs.status import Status
 from hpcml.runs.tables import complete
-from hpcml.sites import layers
 from hpcml.terminal import shown
 
 if TYPE_CHECKING:
@@ -201,8 +209,7 @@ def exit_status_of(last: Status) -> int:
 def role_of(word: str) -> str:
     """Return the role whose logs a word means; UsageError if there is none."""
     if word not in ROLES:
-        near = layers.nearest(word, list(ROLES))
-        hint = f"Did you mean {near}?" if near else "One of: driver, scheduler, worker, job."
+        hint = did_you_mean(nearest(word, ROLES), "One of: driver, scheduler, worker, job.")
         raise UsageError(f"There is no role '{word}'", place="hpcml logs", hint=hint)
     return ROLES[word]
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml.errors import NotFoundError, ScriptError, UsageError
+from hpcml.errors import NotFoundError, ScriptError, UsageError, did_you_mean, nearest
 from hpcml.sites import layers
 
 _ANSWER = 2.0  # seconds for another interpreter to compile a script that does not compile here
@@ -87,7 +87,7 @@ def _start_of(script: Path, kind_of: str) -> bytes:
             return file.read(4096)
     except (FileNotFoundError, NotADirectoryError) as error:
         hint = "Check the spelling; options of hpcml go before SCRIPT, the script's own behind it."
-        hint = f"Did you mean {near}?" if (near := _near(script)) else hint
+        hint = did_you_mean(_near(script), hint)
         raise NotFoundError(f"There is no such {kind_of}", place=str(script), hint=hint) from error
     except OSError as error:
         hint = "Let yourself read it (chmod u+r), or name another."
@@ -442,4 +442,4 @@ def _near(path: Path) -> str:
     except OSError:
         return ""
     by_stem = {file.stem: file.name for file in files if file.suffix == path.suffix or file.stem == path.stem}
-    return by_stem.get(layers.nearest(path.stem, list(by_stem)), "")
+    return by_stem.get(nearest(path.stem, by_stem), "")

@@ -6,11 +6,10 @@ import re
 from pathlib import Path
 
 from hpcml import units
-from hpcml.errors import ConfigError, SiteError, UsageError
+from hpcml.errors import ConfigError, SiteError, UsageError, nearest
 from hpcml.paths import ROLES
 from hpcml.schedulers import JobLayout, JobRequest, Launcher, limits
 from hpcml.schedulers.request import JobSpec
-from hpcml.sites.layers import nearest
 from hpcml.sites.schema import Partition, Qos, Site
 
 # Directives that a profile cannot have: by its comment a job is found again, and an array would run in one directory.
@@ -49,7 +48,7 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
     name = _partition(site, request, reasons, notices)
     directives = _directives(site, request, name, reasons, notices)
     known_qos = {site.defaults.qos, *(partition.qos for partition in site.partitions.values()), *site.qos} - {""}
-    if request.asked.qos and request.asked.qos not in known_qos and (near := nearest(request.asked.qos, [*known_qos])):
+    if request.asked.qos and request.asked.qos not in known_qos and (near := nearest(request.asked.qos, known_qos)):
         notices.append(f"QoS {request.asked.qos} is not in the profile: did you mean {near}?")
     qos = limits.qos_of(site, name, request.spec)
     if request.spec.until_done and site.qos.get(qos, Qos()).max_jobs == 1:
@@ -95,7 +94,7 @@ def _partition(site: Site, request: JobRequest, reasons: list[str], notices: lis
     named = spec.partition
     if asked and site.partitions and named not in site.partitions:
         reasons.append(f"partition {named} is not in the profile: its limits are not known here")
-        if near := nearest(named, list(site.partitions)):
+        if near := nearest(named, site.partitions):
             notices.append(f"partition {named} is not in the profile: did you mean {near}?")
     if asked or not site.partitions:
         if misfit := limits.misfit(site, named, spec):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterator, Mapping
 
-from hpcml.errors import ConfigError
-from hpcml.sites.layers import Layers, nearest
+from hpcml.errors import ConfigError, did_you_mean, nearest
+from hpcml.sites.layers import Layers
 from hpcml.sites.schema import CONFIDENCE, Fact, Site
 
 DOUBTFUL = CONFIDENCE[2:]
@@ -62,8 +62,9 @@ def _place(layers: Layers, key: str) -> str:
 
 def _check(fact: Fact, place: str, *, is_setting: bool) -> None:
     if fact.confidence not in CONFIDENCE:
-        near = nearest(fact.confidence, CONFIDENCE)
-        hint = f"Did you mean {near}?" if near else f"Write confidence as one of: {', '.join(CONFIDENCE)}."
+        hint = did_you_mean(
+            nearest(fact.confidence, CONFIDENCE), f"Write confidence as one of: {', '.join(CONFIDENCE)}."
+        )
         raise ConfigError(f"The confidence '{fact.confidence}' is not known", place=place, hint=hint)
     if not fact.source:
         raise ConfigError("The fact has no source", place=place, hint="Write source = 'who says so, and where'.")

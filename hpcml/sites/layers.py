@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin
 
 from hpcml import files
-from hpcml.errors import ConfigError
+from hpcml.errors import ConfigError, did_you_mean, nearest
 from hpcml.units import Memory, Seconds, TimeLimit
 
 T = TypeVar("T")
@@ -192,16 +192,8 @@ def _measure(kind: Any, value: Any, default: Any, layers: Layers, key: str) -> A
 
 
 def _unknown_key(name: str, names: list[str], place: str) -> ConfigError:
-    near = nearest(name, names)
-    hint = f"Did you mean {near}?" if near else f"Known here: {', '.join(sorted(names))}."
+    hint = did_you_mean(nearest(name, names), f"Known here: {', '.join(sorted(names))}.")
     return ConfigError(f"Unknown key '{name}'", place=place, hint=hint)
-
-
-def nearest(word: str, known: Sequence[str]) -> str:
-    """Return the known word that was probably meant, or nothing."""
-    import difflib
-
-    return next(iter(difflib.get_close_matches(word, known, n=1, cutoff=0.6)), "")
 
 
 def _convert(kind: Any, value: Any, layers: Layers, key: str) -> Any:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcml import assets, files
-from hpcml.errors import ConfigError
+from hpcml.errors import ConfigError, did_you_mean, nearest
 from hpcml.sites import facts
-from hpcml.sites.layers import Layers, build, from_assignments, from_environment, nearest, read_toml
+from hpcml.sites.layers import Layers, build, from_assignments, from_environment, read_toml
 from hpcml.sites.schema import CHOICES, Identify, Site
 
 _IDENTIFY = re.compile(r"^\[identify\]\n(?:(?!\[).*\n)*", re.MULTILINE)
@@ -180,8 +180,7 @@ class _Profiles:
     def layers(self, name: str, named_by: str, below: tuple[str, ...] = ()) -> Layers:
         """Return a profile's settings over those of the profile that it extends."""
         if name not in self.files:
-            near = nearest(name, list(self.files))
-            hint = f"Did you mean {near}?" if near else f"Known sites: {', '.join(sorted(self.files))}."
+            hint = did_you_mean(nearest(name, self.files), f"Known sites: {', '.join(sorted(self.files))}.")
             raise ConfigError(f"There is no site '{name}'", place=named_by, hint=hint)
         if name in below:
             ring = " → ".join([*below, name])
@@ -294,8 +293,7 @@ def _add_settings(layers: Layers, path: Path, site: str, profiles: _Profiles, *,
         raise ConfigError("'site' should hold a table per site", place=f"{path}: site", hint="Write [site.leonardo].")
     for name in by_site:
         if name not in profiles.files:
-            near = nearest(name, list(profiles.files))
-            hint = f"Did you mean {near}?" if near else f"Known sites: {', '.join(sorted(profiles.files))}."
+            hint = did_you_mean(nearest(name, profiles.files), f"Known sites: {', '.join(sorted(profiles.files))}.")
             raise ConfigError(f"There is no site '{name}'", place=f"{path}: site.{name}", hint=hint)
     if of_project and any("login" in part for part in (table, *by_site.values())):
         hint = "Write it into ~/.config/hpcml/config.toml: how you log in is yours to say, not a project's."
@@ -308,6 +306,5 @@ def _check_choices(layers: Layers) -> None:
     for key, allowed in CHOICES.items():
         value = layers.values.get(key)
         if value is not None and value.value not in allowed:
-            near = nearest(str(value.value), allowed)
-            hint = f"Did you mean {near}?" if near else f"Allowed: {', '.join(allowed)}."
+            hint = did_you_mean(nearest(str(value.value), allowed), f"Allowed: {', '.join(allowed)}.")
             raise ConfigError(f"The value {value.value!r} is not allowed", place=f"{value.origin}: {key}", hint=hint)
