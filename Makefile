@@ -5,7 +5,7 @@ BIN := .venv/bin
 RUNS := .venv/.runs
 ENVIRONMENT := .venv/.complete
 
-.PHONY: help demo quick test test-slurms check bless lab lab-down lab-shell bench images pictures docs site clean
+.PHONY: help demo quick test test-slurms check bless lab lab-down lab-shell bench images pictures reference docs site clean
 
 help:            ## show this list
 	@grep -E '^[a-z-]+: .*##' Makefile | sed 's/:.*##/\t/' | expand -t 14
@@ -64,6 +64,9 @@ images: $(ENVIRONMENT)  ## build the images of wheels and write how that went (a
 pictures: $(ENVIRONMENT)  ## make the pictures of the documentation again, from real runs (Chromium)
 	$(BIN)/python tests/pictures/make.py
 	$(BIN)/python tests/pictures/gallery_pages.py
+
+reference: $(ENVIRONMENT)  ## write the pages of all options and of all keys again, from the parsers and the schema
+	@$(BIN)/python tests/site/reference.py
 
 docs: $(ENVIRONMENT)  ## check that the documentation's commands and links hold
 	$(BIN)/pytest -q tests/test_docs.py tests/test_docs_run.py

@@ -31,10 +31,10 @@ def submit(script: str | os.PathLike[str], *arguments: object, **options: Any) -
     arguments
         The script's own arguments, each given to it as text.
     options
-        Those of ``hpcml submit`` that describe the run, with ``_`` for ``-`` and the same defaults (docs/commands.md):
-        ``nodes=4, time="2h", gpus_per_node=4, site="leonardo", image="cpu.sif", …``. A flag is ``True``; an option that
-        can be repeated takes a list, and one of ``KEY=VALUE`` a mapping: ``set={"workers.per_node": 4}``. None is the
-        same as to leave the option out.
+        Those of ``hpcml submit`` that describe the run (docs/reference-commands.md), with ``_`` for ``-`` and the same
+        defaults: ``nodes=4, time="2h", gpus_per_node=4, site="leonardo", image="cpu.sif", …``. A flag is ``True``; an
+        option that can be repeated takes a list, and one of ``KEY=VALUE`` a mapping: ``set={"workers.per_node": 4}``.
+        None is the same as to leave the option out.
 
     Returns
     -------

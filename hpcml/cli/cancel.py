@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 def add_options(parser: ArgumentParser) -> None:
     """Add the common options."""
     common.add_run(parser, default="")
-    parser.add_argument("--all", action="store_true", help="all of your runs that have not ended")
+    parser.add_argument(
+        "--all", action="store_true", help="all runs of yours in this folder for runs that have not ended"
+    )
     parser.add_argument("--yes", action="store_true", help="with --all: do not ask")
     common.add_site(parser)
     common.add_json(parser)

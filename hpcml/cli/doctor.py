@@ -32,15 +32,28 @@ def add_options(parser: ArgumentParser) -> None:
     common.add_site(parser, "profile counts")
     for option, text in (("account", "account to charge"), ("partition", "partition"), ("qos", "quality of service")):
         flag = f"--{option}"
-        parser.add_argument(flag, *ALSO[flag], metavar=option.upper(), default="", help=f"Slurm {text} of your runs")
-    parser.add_argument("--image", metavar="IMAGE", default="", help="the Apptainer image of your runs")
+        parser.add_argument(
+            flag,
+            *ALSO[flag],
+            metavar=option.upper(),
+            default="",
+            help=f"Slurm {text} of your runs (default: as in submit)",
+        )
+    parser.add_argument(
+        "--image", metavar="IMAGE", default="", help="the Apptainer image of your runs (default: as in submit)"
+    )
     parser.add_argument("--node", action="store_true", help="look at nodes too, with one short job")
     group = parser.add_argument_group("with --node")
-    group.add_argument("--nodes", *ALSO["--nodes"], metavar="NODES", help="how many (2)")
+    group.add_argument("--nodes", *ALSO["--nodes"], metavar="NODES", help="how many (2, or what the partition allows)")
     group.add_argument(
         "--gpus-per-node", metavar="GPUS_PER_NODE", help="GPUs to ask for (1 where the partition has some)"
     )
-    group.add_argument("--patience", metavar="TIME", default="10m", help="how long the job may wait and run (10m)")
+    group.add_argument(
+        "--patience",
+        metavar="TIME",
+        default="10m",
+        help="how long the job may wait and run before it is cancelled (10m)",
+    )
     parser.add_argument("--deadline", metavar="TIME", default="2.2s", help="how long all other checks may take (2.2s)")
     common.add_json(parser)
 

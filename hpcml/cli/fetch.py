@@ -196,7 +196,7 @@ def add_options(parser: ArgumentParser) -> None:
     parser.epilog = "On a laptop: hpcml --host HOST fetch RUN. What is here already is not sent twice."
     common.add_run(parser, default=None)
     common.add_site(parser)
-    common.add_json(parser)
+    common.add_json(parser, "print facts as JSON: the folder, how many files and bytes came, how many were here")
     parser.add_argument(
         "dest", metavar="DEST", nargs="?", default="", help="folder here (default: ./ and the run's id)"
     )

@@ -30,11 +30,15 @@ def add_options(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--older-than", metavar="AGE", help="runs submitted longer ago, e.g. 30d or 12h")
     parser.add_argument("--larger-than", metavar="SIZE", help="runs whose files take that or more, e.g. 500M or 2G")
-    parser.add_argument("--keep", metavar="N", help="the newest N runs stay, whatever they are")
-    parser.add_argument("--until-free", metavar="SIZE", help="the oldest of them, until so much is free there, e.g. 2T")
+    parser.add_argument("--keep", metavar="N", help="the newest N runs, maps and clusters stay, whatever they are")
+    parser.add_argument(
+        "--until-free", metavar="SIZE", help="the oldest that the others leave, until so much is free, e.g. 500G or 2T"
+    )
     parser.add_argument("--yes", action="store_true", help="do not ask")
     common.add_site(parser)
-    common.add_json(parser)
+    common.add_json(
+        parser, "print facts as JSON: what was removed, the bytes, and what stays because it may be going on"
+    )
 
 
 def run(options: Namespace) -> int:

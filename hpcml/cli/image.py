@@ -47,7 +47,7 @@ def add_options(parser: ArgumentParser) -> None:
         common.add_site(verb, "program and folder for images")
         common.add_json(verb)
         if what != "ls":
-            text = "apptainer or singularity (default: the one that is here)"
+            text = "what builds and runs images: a name or path (default: runtime.container, else the one that is here)"
             verb.add_argument("--program", metavar="PROGRAM", default="", help=text)
         return verb
 
@@ -61,9 +61,14 @@ def add_options(parser: ArgumentParser) -> None:
         "--fakeroot",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="as root of a namespace of your own (default: unless you are root)",
+        help="build as root of a namespace of your own (default: unless you are root)",
     )
-    build_.add_argument("--build-arg", action="append", metavar="KEY=VALUE", help="of the definition (repeatable)")
+    build_.add_argument(
+        "--build-arg",
+        action="append",
+        metavar="KEY=VALUE",
+        help="an argument of the definition (default: its own, and what is known here; repeatable)",
+    )
     build_.add_argument("--force", action="store_true", help="replace an image that is there")
     plain = build_.parse_known_args
 

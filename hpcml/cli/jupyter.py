@@ -23,8 +23,12 @@ def add_options(parser: ArgumentParser) -> None:
     submit.add_options(parser, [flag for flag in submit.FLAGS if flag != "--until-done"])
     parser.epilog = "Reach it from your laptop with hpcml tunnel --service jupyter RUN."
     group = parser.add_argument_group("the session")
-    group.add_argument("--idle", metavar="TIME", default="1h", help="end after so long without use (1h), or 'off'")
-    group.add_argument("--notebook-dir", metavar="FOLDER", default="", help="where notebooks are (here)")
+    group.add_argument(
+        "--idle", metavar="TIME", default="1h", help="end after so long without use, e.g. 30m, or off (1h)"
+    )
+    group.add_argument(
+        "--notebook-dir", metavar="FOLDER", default="", help="the folder that JupyterLab opens (the current one)"
+    )
 
 
 def run(options: Namespace) -> int:

@@ -31,7 +31,7 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "example", nargs="?", default="", metavar="EXAMPLE", help="default: the example called NAME, or minimal"
     )
-    common.add_json(parser)
+    common.add_json(parser, "print facts as JSON: the path and the example, or what each example does")
     parser.set_defaults(host=None)  # a script is written where the user sits
 
 

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 def add_options(parser: ArgumentParser) -> None:
     """Add a submission's options but those that say what becomes of it."""
-    submit.add_options(parser, ["--json"])
+    submit.add_options(parser, [])
+    common.add_json(parser, "taken too; the plan is JSON anyway")
 
 
 def run(options: Namespace) -> int:

@@ -17,8 +17,8 @@ def add_options(parser: ArgumentParser) -> None:
     """Add the common options."""
     common.add_run(parser)
     common.add_site(parser)
-    common.add_json(parser, "print the report's facts as JSON")
-    parser.add_argument("--open", action="store_true", help="open the page in a browser")
+    common.add_json(parser, "print the report's facts as JSON (report.json)")
+    parser.add_argument("--open", action="store_true", help="open the page in a browser of this machine")
 
 
 def run(options: Namespace) -> int:

@@ -25,10 +25,12 @@ def add_options(parser: ArgumentParser) -> None:
     parser.epilog = "A run that may still be going on is never removed."
     parser.add_argument("run", metavar="RUN", nargs="*", help=common.RUN)
     parser.add_argument("--older", metavar="AGE", help="all runs submitted longer ago, e.g. 30d or 12h")
-    parser.add_argument("--failed", action="store_true", help="all runs that failed; with --older: those of them")
+    parser.add_argument(
+        "--failed", action="store_true", help="all runs that failed or were refused; with --older: those of them"
+    )
     parser.add_argument("--yes", action="store_true", help="do not ask")
     common.add_site(parser)
-    common.add_json(parser)
+    common.add_json(parser, "print facts as JSON: the removed runs and the bytes that they took")
 
 
 def run(options: Namespace) -> int:

@@ -26,11 +26,19 @@ if TYPE_CHECKING:
 
 _STEPS_END = 30.0  # seconds that the run's steps have when it has written its end
 _LONGER = 5.0  # seconds by which a time limit must have been put off to count
+_OF_A_SUBMISSION = ("--account", "--partition", "--qos", "--dependency", "--after", "--time", "--memory-per-node")
 
 
 def add_options(parser: ArgumentParser) -> None:
     """Add a submission's options; those that ask Slurm for something may only say what the allocation has."""
     submit.add_options(parser, ["--dry-run", "--json", "--own-clusters"])
+    here = {"--dry-run": "print the batch script and run nothing"}
+    here["--json"] = "print how the run ended as JSON; the script's output stays in logs/driver.log"
+    here |= dict.fromkeys(("--nodes", "--gpus-per-node", "--cpus-per-node"), "what the allocation has, or refused")
+    for action in parser._actions:  # noqa: SLF001 - argparse tells them nowhere else
+        option = "".join(action.option_strings[:1])
+        refused = option in _OF_A_SUBMISSION or action.dest == "sbatch"
+        action.help = "refused: the allocation is there already" if refused else here.get(option, action.help)
     parser.description = "Run a script on all nodes of the allocation that is there (salloc, or your own batch script)."
 
 

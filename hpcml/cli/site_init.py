@@ -25,19 +25,36 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 def add_options(parser: ArgumentParser) -> None:
     """Add what only ``init`` takes."""
     parser.add_argument(
-        "--probe", action="store_true", help="init: look at a node too, by a job of two minutes at most"
+        "--probe",
+        action="store_true",
+        help="init: look at a node too, by a job of two minutes at most on one or two nodes",
     )
     parser.add_argument("--print", action="store_true", help="init: print the profile, and write nothing")
     parser.add_argument("--force", action="store_true", help="init: replace a profile that is there")
     parser.add_argument(
-        "--refresh", action="store_true", help="init: read again, show the difference, and write if you agree"
+        "--refresh",
+        action="store_true",
+        help="init: read again, show the difference, and write if you agree; your own values stay",
     )
     parser.add_argument("--yes", action="store_true", help="init --refresh: agree beforehand")
-    parser.add_argument("--account", "-A", metavar="ACCOUNT", default="", help="init --probe: who pays for the job")
-    parser.add_argument("--partition", "-p", metavar="PARTITION", default="", help="init --probe: where it runs")
-    parser.add_argument("--qos", "-q", metavar="QOS", default="", help="init --probe: its QoS")
     parser.add_argument(
-        "--deadline", metavar="TIME", default=_DEADLINE, help="init --probe: how long it may wait and run (10m)"
+        "--account", "-A", metavar="ACCOUNT", default="", help="init --probe: who pays for the job (Slurm's default)"
+    )
+    parser.add_argument(
+        "--partition",
+        "-p",
+        metavar="PARTITION",
+        default="",
+        help="init --probe: where it runs (the first that has GPUs)",
+    )
+    parser.add_argument(
+        "--qos", "-q", metavar="QOS", default="", help="init --probe: its QoS (one whose name speaks of debugging)"
+    )
+    parser.add_argument(
+        "--deadline",
+        metavar="TIME",
+        default=_DEADLINE,
+        help="init --probe: how long it may wait and run before it is cancelled (10m)",
     )
 
 

@@ -31,41 +31,42 @@ _PYTHON = (".py", ".ipynb")  # with these ends a file is no program, behind `--`
 # Options by group; those that take a value are followed by it or by `=VALUE`.
 VALUES = {
     "where": {
-        "--site": "the machine's profile (hpcml site ls); found by itself otherwise",
-        "--account": "Slurm account to charge",
-        "--partition": "Slurm partition",
-        "--qos": "Slurm quality of service",
+        "--site": "the machine's profile, of hpcml site ls (default: HPCML_SITE, else the one found here)",
+        "--account": "Slurm account to charge (default: defaults.account of the profile)",
+        "--partition": "Slurm partition (default: defaults.partition if the request fits it, else the first that fits)",
+        "--qos": "Slurm quality of service (default: defaults.qos, else the partition's)",
         "--dependency": "Slurm dependency, e.g. afterok:123",
-        "--after": "start when RUN has ended well; RUN:any when it has ended, RUN:fail when it failed (repeatable)",
+        "--after": "start when RUN has ended well; RUN:any: has ended; RUN:fail: failed (repeatable: all of them)",
     },
     "how much": {
-        "--nodes": "how many nodes",
-        "--time": "time limit: 30 (minutes), 2:00:00, 1-12:00:00 or 90m",
-        "--gpus-per-node": "GPUs on each node: 4, or of a type: a100:4",
-        "--cpus-per-node": "CPUs on each node",
-        "--memory-per-node": "memory on each node, e.g. 120G",
+        "--nodes": "how many nodes (default: defaults.nodes)",
+        "--time": "time limit: 30 (minutes), 2:00:00, 1-12:00:00, 90m (default: defaults.time, else the partition's)",
+        "--gpus-per-node": "GPUs on each node, a worker for each: 4, or a100:4 (default: defaults.gpus_per_node)",
+        "--cpus-per-node": "CPUs on each node (default: resources.cpus_per_node, else the partition's, else Slurm's)",
+        "--memory-per-node": "memory on each node: 120G, or MiB "
+        "(default: resources.memory_per_node, else the partition's, else Slurm's)",
     },
     "how": {
-        "--name": "the run's name (default: the script's)",
+        "--name": "the run's name: at most 64 letters, digits, . _ - (default: the script's)",
         "--set": "KEY=VALUE of the profile, e.g. workers.per_node=4 (repeatable)",
-        "--protocol": "Dask's protocol: auto, ucx or tcp (always with TLS)",
-        "--image": "run all roles inside this Apptainer image",
-        "--env": "NAME=VALUE for the run, or NAME as it is here (repeatable)",
-        "--env-file": "file of lines NAME=VALUE (repeatable)",
-        "--profile": "record a profile: dask, memray, nsys, rmm (repeatable)",
-        "--max-restarts": "with --until-done: how often at most (20)",
-        "--max-node-hours": "with --until-done: for all attempts together",
+        "--protocol": "Dask's protocol: auto, ucx or tcp, always with TLS (default: network.protocol)",
+        "--image": "run all roles inside this Apptainer image (default: runtime.image, if runtime.kind is image)",
+        "--env": "NAME=VALUE for scheduler, workers and script, or NAME as it is here (repeatable)",
+        "--env-file": "file of such lines, with comments behind '#'; --env counts above it (repeatable)",
+        "--profile": "record a profile: dask, memray, nsys, rmm, several with commas (repeatable)",
+        "--max-restarts": "with --until-done: how many attempts may follow the first (20)",
+        "--max-node-hours": "with --until-done: begin no attempt that could take all of them together beyond so many",
     },
     "passed to Slurm": {
-        "--constraint": "features that the nodes have",
+        "--constraint": "features that the nodes must have",
         "--exclude": "nodes not to take",
         "--nodelist": "nodes to take",
         "--reservation": "reservation to run in",
         "--mail-user": "who gets mail",
         "--mail-type": "when, e.g. END,FAIL",
         "--begin": "not before, e.g. 20:00 or now+1hour",
-        "--gres": "gpu:4 or gpu:a100:4 (as --gpus-per-node), or others",
-        "--sbatch": "any other of sbatch's: --sbatch=--licenses=foo (repeatable)",
+        "--gres": "gpu:4 or gpu:a100:4, as --gpus-per-node; other resources beside it",
+        "--sbatch": "any other option of sbatch in its long form: --sbatch=--licenses=foo (repeatable)",
     },
 }
 # Slurm's own words for the same.
@@ -86,14 +87,14 @@ ALSO = {
 _SEVERAL = ("--set", "--sbatch", "--env", "--env-file", "--profile", "--after")
 _OF_ATTEMPTS = ("--max-restarts", "--max-node-hours")
 _PASSED = "passed to Slurm"
-_EXCLUSIVE = "whole nodes, shared with nobody"
+_EXCLUSIVE = "whole nodes, shared with nobody (default: resources.exclusive)"
 FLAGS = {
-    "--dry-run": "print the batch script and submit nothing",
+    "--dry-run": "print the batch script and submit nothing; an image is looked at",
     "--prepare": "write the run and print the sbatch line that submits it; submit nothing",
-    "--check": "ask Slurm whether it would take the job; submit nothing",
-    "--wait": "wait, pass on the script's output and exit with its status (on a terminal: the default)",
+    "--check": "ask Slurm whether it would take the job (sbatch --test-only); submit nothing; an image is looked at",
+    "--wait": "wait, pass on the script's output byte for byte and exit with its status (on a terminal: the default)",
     "--detach": "do not wait (elsewhere: the default)",
-    "--json": "print facts as JSON",
+    "--json": "print facts as JSON; without --wait it does not wait",
     "--until-done": "go on after the time limit, a preemption or a node's failure, from the script's checkpoints",
     "--own-clusters": "let the script open Dask clusters of its own beside the run's",
 }

@@ -38,40 +38,45 @@ def add_options(parser: ArgumentParser) -> None:
         "hpcml sweep cancel NAME"
     )
     submit.add_options(parser, _FLAGS)
+    parser._option_string_actions["--profile"].help = "refused: profile one point, with submit"  # noqa: SLF001
     parser.epilog = "Each point's values follow the script's own arguments as options: SCRIPT ARGS… --lr 0.1 --k 16."
     parser.set_defaults(prepare=False, check=False)
     group = parser.add_argument_group("the points, each row of one option with each of the others")
     add = group.add_argument
-    add("--grid", action="append", metavar="NAME=VALUES", help="k=8,16,32 or k=range(1,4) (repeatable)")
+    add("--grid", action="append", metavar="NAME=VALUES", help="k=8,16,32 or k=range(1,4) (repeatable: each with each)")
     add("--zip", action="append", nargs="+", metavar="NAME=VALUES", help="values in pairs: a=1,2 b=3,4 (repeatable)")
-    add("--points", action="append", metavar="FILE", help="a row a point: .csv or .jsonl; or a sweep file: .yaml")
-    text = "N draws: 50 x=uniform(0,1) k=randint(1,9) c=choice(a,b) r=loguniform(1e-4,1)"
+    text = "a row a point: .csv, .jsonl; or a sweep file: .yaml (repeatable)"
+    add("--points", action="append", metavar="FILE", help=text)
+    text = "N draws: 50 x=uniform(0,1) k=randint(1,9) c=choice(a,b) r=loguniform(1e-4,1) (repeatable)"
     add("--random", action="append", nargs="+", metavar="N NAME=…", help=text)
     add("--seed", metavar="SEED", default="0", help="of --random (0)")
     group = parser.add_argument_group("the sweep")
     add = group.add_argument
-    add("--dry-run", action="store_true", help="say which points there are and what they cost; submit nothing")
-    text = "run again what failed, and nothing else; or only by some causes: oom, timeout, node, error, unknown"
+    add("--dry-run", action="store_true", help="say which points are missing and what they cost; submit nothing")
+    text = (
+        "run again what failed, and nothing else; or by some causes alone, as --only-failed=oom,node: "
+        "oom, timeout, node, error, unknown"
+    )
     add("--only-failed", nargs="?", const="all", default="", metavar="CAUSE,…", help=text)
     add(
         "--at-once",
         metavar="N",
         default="1",
-        help="points beside each other in an allocation, each on a share of the workers",
+        help="points beside each other in an allocation, each on a share of the workers (1)",
     )
     add("--jobs", metavar="J", help="allocations that take points of the sweep, each point by one of them (1)")
-    add("--gang", action="store_true", help="an allocation for each point; --jobs are how many beside each other")
-    add("--max-fails", metavar="N", help="begin no more points when more than N have failed")
+    add("--gang", action="store_true", help="an allocation for each point; --jobs are how many run at once")
+    add("--max-fails", metavar="N", help="begin no more points when more than N have failed (all are run)")
     text = "stop points by this metric that they report: successive halving"
     add("--halving", metavar="METRIC", help=text)
-    add("--eta", metavar="N", help="of --halving: at each step one point of N goes on (3)")
+    add("--eta", metavar="N", help="of --halving: at each step where points are compared one of N goes on (3)")
     add("--halving-min-steps", metavar="STEP", help="of --halving: the first step at which points are compared (1)")
     add("--metric", metavar="NAME", default="", help="what sorts the table (default: the first that is reported)")
     add("--maximize", action="store_true", help="the largest is the best")
-    add("--yes", action="store_true", help="run points again that another script or image made, without a question")
-    add("--csv", nargs="?", const="-", metavar="FILE", help="the table as CSV, into a file or printed")
-    add("--parquet", metavar="FILE", help="the table as a Parquet file")
-    add("--output", "-o", metavar="FILE", help="where the picture goes (NAME.svg); - prints it")
+    add("--yes", action="store_true", help="run points again that another script, image or arguments made")
+    add("--csv", nargs="?", const="-", metavar="FILE", help="of table: as CSV, into a file or printed")
+    add("--parquet", metavar="FILE", help="of table: as a Parquet file (needs pyarrow)")
+    add("--output", "-o", metavar="FILE", help="of plot: where the picture goes (NAME.svg, printed for -)")
     text = "look at a sweep that is there, or end it"
     parser.add_argument("words", nargs="*", metavar="status|table|plot|cancel NAME", help=text)
 

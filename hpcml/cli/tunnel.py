@@ -32,9 +32,12 @@ def add_options(parser: ArgumentParser) -> None:
     parser.epilog = "On a login node, without --host, it prints the ssh commands for a laptop without hpcml."
     common.add_run(parser)
     common.add_site(parser)
-    common.add_json(parser)
+    common.add_json(parser, "print facts as JSON, a line whenever the tunnel is open")
     parser.add_argument(
-        "--host", metavar="HOST", default="", help="on a laptop: the login node as ssh knows it, or a site"
+        "--host",
+        metavar="HOST",
+        default="",
+        help="on a laptop: the login node as ssh knows it, or a site that names it (login.host)",
     )
     parser.add_argument(
         "--service", metavar="NAME", default="dashboard", help="which of the run's services (default: dashboard)"

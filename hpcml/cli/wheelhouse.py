@@ -21,10 +21,20 @@ def add_options(parser: ArgumentParser) -> None:
     """Add what only this verb takes."""
     parser.epilog = "pip fetches them; its own settings say where (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL)."
     python = f"3.{sys.version_info.minor}"
-    parser.add_argument("--extra", action="append", metavar="EXTRA", help="of hpcml, or none (node; repeatable)")
-    parser.add_argument("--python", metavar="VERSION", default=python, help=f"the nodes' Python (this one: {python})")
     parser.add_argument(
-        "--platform", metavar="PLATFORM", default="", help="of the nodes, as pip has it (manylinux_2_28_x86_64)"
+        "--extra",
+        action="append",
+        metavar="EXTRA",
+        help="what to fetch beside hpcml and Jinja2: node, local, jupyter…, or none (node; repeatable)",
+    )
+    parser.add_argument(
+        "--python", metavar="VERSION", default=python, help="the nodes' Python, e.g. 3.11 (that of this hpcml)"
+    )
+    parser.add_argument(
+        "--platform",
+        metavar="PLATFORM",
+        default="",
+        help="of the nodes, as pip has it (manylinux_2_28_x86_64: x86, glibc 2.28 or newer)",
     )
     parser.add_argument("-o", "--output", metavar="FOLDER", default="wheelhouse", help="folder to make (wheelhouse)")
     common.add_json(parser)

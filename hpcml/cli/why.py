@@ -28,7 +28,11 @@ def add_options(parser: ArgumentParser) -> None:
     common.add_run(parser)
     common.add_site(parser)
     common.add_json(parser)
-    parser.add_argument("--bundle", action="store_true", help="pack what support needs into RUN.tar.gz here")
+    parser.add_argument(
+        "--bundle",
+        action="store_true",
+        help="pack what support needs into RUN.tar.gz here: cause, record and logs, no code or results",
+    )
 
 
 def run(options: Namespace) -> int:

@@ -1,0 +1,216 @@
+"""``make reference``: the pages of all options and of all keys of a profile, made from the parsers and from the schema."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+import itertools
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+from hpcml import units
+from hpcml.cli import main
+from hpcml.sites import layers, schema
+from hpcml.terminal import folded
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+WIDTH = 60  # columns: these pages are read in a terminal too
+COMMANDS = """\
+# Options of the commands
+
+All words and options of each command.
+[Commands](commands.md) tells what they do, and
+[exit status](exit-status.md) how they end. Each takes `-h`,
+`--help` too. A default stands in brackets; one with a dot
+in it is [a key of the profile](reference-profile.md).
+
+`make reference` writes this page from the parsers.
+"""
+PROFILE = """\
+# Keys of a profile
+
+All keys of [a profile and of settings](sites.md): the kind
+of the value, the default (where none is named it is empty,
+which means "not said"), and the meaning. The key
+`workers.per_node` is `per_node` below `[workers]` in a
+file, `HPCML_WORKERS__PER_NODE` as a variable, and
+`--set workers.per_node=4` as an option.
+
+* A *time limit* is `30` (minutes), `MM:SS`, `HH:MM:SS`,
+  `D-HH:MM:SS`, `90m`, `2h` or `1d12h`.
+* A *duration* is `20` (seconds), `1.5s`, `2m` or `1h30m`.
+* *Memory* is `4000M`, `120G` or `0.5T` in powers of 1024; a
+  bare number is MiB.
+
+`make reference` writes this page from the schema.
+"""
+KINDS = {
+    bool: "true or false",
+    int: "number",
+    units.Seconds: "duration",
+    units.TimeLimit: "time limit",
+    units.Memory: "memory",
+    str: "text",
+    tuple: "list of texts",
+    dict: "table of texts",
+}
+# What explains the keys of a section.
+MORE = {
+    "identify": "[how the site is found](sites.md#how-the-site-is-found)",
+    "slurm": "[nodes that failed](commands.md#nodes-that-failed)",
+    "qos": "[facts](sites.md#facts)",
+    "runtime": "[its environment](sites.md#runtime), [copies of the image](images.md#staging)",
+    "gpu": "[memory](fabric.md#memory), [spilling](choosing.md#spilling)",
+    "fabric": "[the verdict](fabric.md#the-verdict)",
+    "deadlines": "[what hangs](how-it-works.md#what-hangs)",
+    "report": "[samples](run-directory.md#samples), [advice](report.md#advice)",
+    "paths": "[folders for runs](security.md#folders-for-runs)",
+    "code": "[what is copied](sites.md#code)",
+    "cost": "[before the submission](commands.md#before-the-submission)",
+    "login": "[tunnels](tunnels.md)",
+    "facts": "[facts](sites.md#facts)",
+}
+
+
+def pages() -> dict[str, str]:
+    """Return the pages by their names."""
+    return {
+        "reference-commands.md": "\n".join([COMMANDS, *_commands()]),
+        "reference-profile.md": "\n".join([PROFILE, *_sections()]),
+    }
+
+
+def _paragraph(text: str, *, item: bool = False) -> list[str]:
+    lines = _folded(text, WIDTH, first="* " if item else "", rest="  " if item else "")
+    assert not [line for line in lines[1:] if re.match(r"\s*([#*+>-]|\d+[.)])\s", line)], f"another list begins: {text}"
+    return lines
+
+
+def _folded(text: str, width: int, *, first: str = "", rest: str = "") -> list[str]:
+    """Return a text in lines in which what is written as code stays whole."""
+    whole = re.sub(r"`[^`]+`", lambda code: code[0].replace(" ", "\0"), text)
+    lines = folded(whole, width, first=first, rest=rest)
+    return [line.replace("\0", " ") for line in lines]
+
+
+# -- commands -----------------------------------------------------------------------------------------------------
+
+
+def _commands() -> Iterator[str]:
+    of_submit = {_said(action) for action in main.build_parser("submit")._actions}
+    for command in main.COMMANDS:
+        more = f"[More](commands.md#hpcml-{command})."
+        yield from _command(main.build_parser(command), "##", more, set() if command == "submit" else of_submit)
+
+
+def _command(parser: argparse.ArgumentParser, level: str, more: str, of_submit: set[str]) -> Iterator[str]:
+    yield from (f"{level} {parser.prog}", "", "```text")
+    for usage in (parser.usage or "").splitlines():
+        yield from folded(usage, WIDTH, rest="    ")
+    yield from ("```", "", *_paragraph(f"{parser.description} {more}".strip()), "")
+    actions = [action for action in parser._actions if action.help != argparse.SUPPRESS and action.dest != "help"]
+    alike = {_said(action) for action in actions} & of_submit
+    for group in parser._action_groups:
+        own = [action for action in actions if action in group._group_actions]
+        own = [action for action in own if len(alike) < 3 or _said(action) not in alike]
+        if own and not isinstance(own[0], argparse._SubParsersAction):
+            title = {"positional arguments": "words", "options": "options"}.get(str(group.title), str(group.title))
+            yield from (f"{title[:1].upper()}{title[1:]}:", "")
+            for text, of_it in itertools.groupby(own, _meaning):
+                yield from _option(text, list(of_it))
+            yield ""
+    if len(alike) >= 3:
+        names = [f"`{action.option_strings[0]}`" for action in actions if _said(action) in alike]
+        yield from (*_paragraph(f"As in [submit](#hpcml-submit): {', '.join(names)}."), "")
+    if parser.epilog and level == "##":
+        yield from (*_paragraph(parser.epilog), "")
+    for action in actions:
+        for verb in action.choices.values() if isinstance(action, argparse._SubParsersAction) else ():
+            yield from _command(verb, "###", "", set())
+
+
+def _meaning(action: argparse.Action) -> str:
+    return " ".join((action.help or "").replace("%%", "%").split())
+
+
+def _said(action: argparse.Action) -> str:
+    return f"{action.option_strings} {action.metavar} {action.help}" if action.option_strings else ""
+
+
+def _option(text: str, actions: list[argparse.Action]) -> Iterator[str]:
+    names = []
+    for action in actions:
+        value = "" if action.nargs == 0 else f"`{action.metavar}`"
+        names.append(f"{', '.join(f'`{name}`' for name in action.option_strings)} {value}".strip())
+    lines = [*_paragraph(f"{'; '.join(names)}:", item=True), *(f"  {line}" for line in folded(text, WIDTH - 2))]
+    yield from lines
+
+
+# -- keys ---------------------------------------------------------------------------------------------------------
+
+
+def _sections() -> Iterator[str]:
+    own = [name for name, kind in schema.Site.__annotations__.items() if _record(kind) is None]
+    yield from ("## The profile itself", "", *itertools.chain(*(_key(schema.Site, "", name) for name in own)))
+    for name, kind in schema.Site.__annotations__.items():
+        if record := _record(kind):
+            yield from _section(record, name, several=record is not kind)
+
+
+def _section(record: Any, name: str, *, several: bool, level: str = "##") -> Iterator[str]:
+    yield from ("", f"{level} {name}", "")
+    said = [" ".join(part.split()).replace("``", "`") for part in (inspect.getdoc(record) or "").split("\n\n")]
+    said += [f"One table for each: `[{name}.NAME]`."] if several else []
+    for part in [*said, *([f"More: {MORE[name]}."] if name in MORE else [])]:
+        yield from (*_paragraph(part), "")
+    prefix = f"{name}.NAME." if several else f"{name}."
+    nested = {field: _record(kind) for field, kind in record.__annotations__.items()}
+    for field, inner in nested.items():
+        if inner is None:
+            yield from _key(record, prefix, field)
+    for field, inner in nested.items():
+        if inner is not None:
+            yield from _section(
+                inner, f"{prefix}{field}", several=inner is not record.__annotations__[field], level="###"
+            )
+
+
+def _record(kind: Any) -> Any:
+    """Return the record that a field is, or that its tables are; None of a plain value."""
+    inner = get_args(kind)[1] if get_origin(kind) is dict else kind
+    return inner if hasattr(inner, "_fields") else None
+
+
+def _key(record: Any, prefix: str, field: str) -> Iterator[str]:
+    key, kind = f"{prefix}{field}", record.__annotations__[field]
+    default = layers.as_table(record._field_defaults[field])
+    choices = " or ".join(f"`{choice}`" for choice in schema.CHOICES.get(key, ()))
+    what = choices.replace(" or ", ", ", choices.count(" or ") - 1) or KINDS[get_origin(kind) or kind]
+    if default or isinstance(default, (bool, int)):
+        what += f"; default `{json.dumps(default, ensure_ascii=False)}`"
+    text = MEANINGS[record.__name__][field]
+    yield from (*_paragraph(f"`{key}` ({what}):", item=True), *(f"  {line}" for line in folded(text, WIDTH - 2)))
+
+
+def _meanings() -> dict[str, dict[str, str]]:
+    """Return the text below each field of each record of the schema."""
+    found: dict[str, dict[str, str]] = {}
+    for node in ast.parse(inspect.getsource(schema)).body:
+        for field, below in itertools.pairwise(node.body if isinstance(node, ast.ClassDef) else ()):
+            if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(node, ast.ClassDef):
+                text = " ".join(ast.literal_eval(below.value).split()).replace("``", "`")
+                found.setdefault(node.name, {})[ast.unparse(field.target)] = text
+    return found
+
+
+MEANINGS = _meanings()
+
+
+if __name__ == "__main__":
+    for page, content in pages().items():
+        (DOCS / page).write_text(content, encoding="utf-8")
+        print(f"docs/{page}")
