@@ -39,7 +39,8 @@ def test_it_says_what_pyproject_says() -> None:
 
 def test_rattler_build_takes_it() -> None:
     rattler_build = pytest.importorskip("rattler_build", reason="needs rattler-build: pip install py-rattler-build")
-    rattler_build.Stage0Recipe.from_file(str(RECIPE))
+    [made] = rattler_build.Stage0Recipe.from_file(str(RECIPE)).render()
+    assert made.recipe.to_dict()["package"] == {"name": "hpcml", "version": hpcml.__version__}
 
 
 def test_conda_forge_s_linter_takes_it() -> None:
