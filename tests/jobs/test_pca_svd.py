@@ -133,6 +133,23 @@ def test_storage_and_chunks_do_not_change_the_numbers(
     assert make_data.main(["genotypes", "--out", str(folder)]) == 2
 
 
+@pytest.mark.parametrize(
+    ("rows", "width", "floats", "expected"),
+    [
+        (10_000_000, 20_000, 0, 4_096),
+        (10_000_000, 20_000, 141 * 10**9 // 32, 54_272),
+        (10_000_000, 5_000, 141 * 10**9 // 32, 54_272),
+        (1_000_000, 20_000, 141 * 10**9 // 32, 30_720),
+        (40_000, 20_000, 141 * 10**9 // 32, 4_096),
+    ],
+    ids=["CPUs", "large", "packed, four to a byte", "in between: eight for each of four GPUs", "small"],
+)
+def test_chunks_on_gpus_hold_as_many_floats_as_they_may_where_there_are_enough_for_all(
+    rows: int, width: int, floats: int, expected: int
+) -> None:
+    assert matrices.rows_per_chunk((rows, width), np.dtype("uint8"), 20_000, 4, floats) == expected
+
+
 @pytest.mark.parametrize("columns", [1, 4, 7, 12])
 def test_packing_is_undone_by_unpacking(columns: int) -> None:
     counts = np.random.default_rng(columns).integers(0, 4, (5, columns), dtype="uint8")

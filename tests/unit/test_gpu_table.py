@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import eight
 import results
 import run
 import table
@@ -12,6 +13,13 @@ import table
 def test_tables_show_what_the_files_hold() -> None:
     """docs/benchmarks/README.md against gpu-*.json; `python3 tests/bench/gpu/table.py` writes it."""
     assert table.main(["--check"]) == 0
+
+
+def test_the_two_calls_for_eight_gpus_name_sections_and_fit_their_budget() -> None:
+    for number, steps in eight.CALLS.items():
+        assert {step.section for step in steps} <= set(results.SECTIONS)
+        assert all(step.seconds <= run.LIMITS[step.section] for step in steps)
+        assert run.parse(["--eight", str(number)]).steps == steps
 
 
 def test_every_section_has_its_module_columns_limit_and_description() -> None:

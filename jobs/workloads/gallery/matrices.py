@@ -21,7 +21,8 @@ from gallery import backend, genotypes
 from gallery.job import RefusedError, whole_folder
 
 TILE = 1_024  # part of the format: another number gives other data for the same seed
-CHUNK = 100_000_000  # bytes of a chunk: 400 MB as float32, small beside a GPU's memory, few tasks for 200 GB
+CHUNK = 100_000_000  # bytes of a chunk: 400 MB as float32
+FEWEST = 8  # chunks for each thread, where they are larger than that
 RANK = 5  # of what a made matrix of floats holds besides noise
 
 
@@ -52,13 +53,29 @@ class Matrix:
     @property
     def dtype(self) -> str:
         """The type that is calculated with: 32 bits for what they hold exactly."""
-        kind = self.stored.dtype
-        return "float32" if kind.itemsize <= 2 or kind == "float32" else "float64"
+        return floats_of(self.stored.dtype)
 
 
-def rows_per_chunk(rows: int, width: int, itemsize: int, threads: int) -> int:
-    """Return the rows of a chunk: 100 MB, fewer if threads would idle, whole tiles where there are several."""
-    wanted = max(1, min(CHUNK // (width * itemsize), -(-rows // threads)))
+def floats_of(kind: np.dtype[Any]) -> str:
+    """Return the type that stored numbers are calculated with."""
+    return "float32" if kind.itemsize <= 2 or kind == "float32" else "float64"
+
+
+def rows_per_chunk(shape: tuple[int, int], kind: np.dtype[Any], columns: int, threads: int, floats: int = 0) -> int:
+    """Return the rows of a chunk: 100 MB, fewer if threads would idle, whole tiles where there are several.
+
+    Parameters
+    ----------
+    shape
+        Rows, and elements of a row as they are stored, of this ``kind``; ``columns`` is how many numbers they hold.
+    floats
+        The bytes that the floats of a chunk may take, on GPUs: chunks are as large as that, where there are enough for
+        all. One scheduler serves all GPUs, and takes as long for a small task as for a large one.
+    """
+    rows, width = shape
+    largest = floats // (columns * np.dtype(floats_of(kind)).itemsize) * width * kind.itemsize
+    size = max(CHUNK, min(largest, rows * width * kind.itemsize // (FEWEST * threads)))
+    wanted = max(1, min(size // (width * kind.itemsize), -(-rows // threads)))
     return wanted if wanted < TILE else wanted // TILE * TILE
 
 
@@ -82,17 +99,20 @@ def _tiles(
 
 
 def made(
-    rows: int, columns: int, *, seed: int, dtype: str, missing: float, packed: bool, threads: int, library: str = ""
-) -> Matrix:
+    rows: int, columns: int, *, seed: int, dtype: str, missing: float, packed: bool, threads: int, floats: int = 0,
+    library: str = "",
+) -> Matrix:  # fmt: skip
     """Return a lazy matrix: genotypes of five populations for uint8, else floats of rank 5 with noise.
 
     Parameters
     ----------
+    floats
+        As for :func:`rows_per_chunk`.
     library
         "numpy" or "cupy"; by default what the run's arrays are made of.
     """
     width = genotypes.packed_width(columns) if packed else columns
-    step = rows_per_chunk(rows, width, np.dtype(dtype).itemsize, threads)
+    step = rows_per_chunk((rows, width), np.dtype(dtype), columns, threads, floats)
     chunks = (tuple(min(step, rows - start) for start in range(0, rows, step)), (width,))
     library = library or backend.arrays().__name__
     meta = importlib.import_module(library).empty((0, 0), dtype=dtype)
@@ -125,8 +145,8 @@ def is_made(data: str) -> bool:
     return path.exists() and bool(json.loads(path.read_text()).get("attributes", {}).get("made"))
 
 
-def read(data: str, threads: int) -> Matrix:
-    """Return a lazy matrix from a Zarr array on disk.
+def read(data: str, threads: int, floats: int = 0) -> Matrix:
+    """Return a lazy matrix from a Zarr array on disk, in whole files; ``floats`` as for :func:`rows_per_chunk`.
 
     Raises
     ------
@@ -144,11 +164,11 @@ def read(data: str, threads: int) -> Matrix:
         what = f"shape {array.shape} and type {array.dtype}"
         raise RefusedError(f"{data} has {what}; a matrix of numbers is needed. Give --data another.")
     rows, width = array.shape
-    step = rows_per_chunk(rows, width, array.dtype.itemsize, threads)
-    step = max(step // array.chunks[0], 1) * array.chunks[0]  # no file is read twice
-    stored = da.from_zarr(array, chunks=(step, width)).to_backend()
     packed = bool(about.get("packed", False))
     columns = int(about.get("columns", width)) if packed else width
+    step = rows_per_chunk((rows, width), array.dtype, columns, threads, floats)
+    step = max(step // array.chunks[0], 1) * array.chunks[0]  # no file is read twice
+    stored = da.from_zarr(array, chunks=(step, width)).to_backend()
     return Matrix(stored, columns, packed, about.get("missing"), bool(about.get("made", False)))
 
 

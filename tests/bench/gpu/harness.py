@@ -159,7 +159,7 @@ class World:
 
     def shapes(self) -> list[tuple[int, int]]:
         """Return the pairs of nodes and GPUs per node that use all GPUs."""
-        known = {1: [(1, 1)], 2: [(2, 1), (1, 2)], 4: [(2, 2)], 8: [(2, 4)]}
+        known = {1: [(1, 1)], 2: [(2, 1), (1, 2)], 4: [(2, 2)], 8: [(2, 4), (1, 8)]}
         return known.get(self.gpus, [(1, self.gpus)])
 
     @property

@@ -4,6 +4,7 @@
     python3 tests/bench/gpu/run.py --pack DIR --gpus 2                 a GPU machine without RAPIDS and Slurm (root): pack.py's parts
     python3 tests/bench/gpu/run.py --gpus 4 --own-slurm -- --site mysite --account me    RAPIDS and Slurm are here
     python3 tests/bench/gpu/run.py --cpu                               no GPU: CPU workers, to try the tier itself
+    python3 tests/bench/gpu/run.py --pack DIR --eight 1                eight GPUs in two calls of ten minutes: the first (eight.py)
 
 What follows ``--`` are options for every ``hpcml submit``. Each section runs in a process of its own under a deadline; one
 that fails or hangs is written down, with where it hung, and the next one runs. See README.md for the sections.
@@ -33,6 +34,7 @@ sys.path.insert(1, str(Path(__file__).resolve().parents[2] / "lab"))
 import machine
 import pack
 import table
+from eight import CALLS, GPUS, Step
 from harness import HUNG, ROOT, SECTION, World, end_marked, last_lines
 from results import SCHEMA, SECTIONS, Document, failure, passed, write
 from slurm import TOP, Lab, SlurmError, gpu_count
@@ -59,6 +61,8 @@ LIMITS = {  # seconds
     "examples": 420,
     "sweep": 500,
     "samples": 1800,
+    "rates": 150,
+    "chunks": 300,
 }
 HOST_MEMORY = "16G"  # for each worker: the machine's own figure grows as it is used
 
@@ -70,6 +74,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pack", type=Path, metavar="DIR", help="folder with the parts of pack.py")
     parser.add_argument("--gpus", type=int, default=0, help="how many GPUs to use (default: all)")
+    parser.add_argument("--eight", type=int, choices=sorted(CALLS), metavar="CALL",
+        help=f"the steps of call {' or '.join(map(str, CALLS))} on {GPUS} GPUs (--gpus N or --cpu: the same steps, to try them)")  # fmt: skip
     parser.add_argument("--only", default="", metavar="SECTIONS", help=f"some of {','.join(SECTIONS)}")
     parser.add_argument(
         "--case",
@@ -80,7 +86,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--budget", type=float, default=BUDGET, metavar="SECONDS", help=f"for all sections (default {BUDGET:g})"
     )
-    parser.add_argument("--rounds", type=int, default=3, help="repeats of what is compared (default 3)")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="repeats of what is compared (default 3; --eight has its own)"
+    )
     parser.add_argument("--image", type=Path, metavar="FILE", help="for the section image: what pack_image.py made")
     parser.add_argument("--out", type=Path, help="folder for the JSON (default: $OUT, else docs/benchmarks)")
     parser.add_argument("--top", type=Path, default=TOP, help=f"folder for all else, seen by all nodes (default {TOP})")
@@ -91,7 +99,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--python", default=sys.executable, help="the interpreter that has RAPIDS, or gets the pack")
     options = parser.parse_args(own)
     options.submit = rest
-    options.sections = [name for name in SECTIONS if not options.only or name in options.only.split(",")]
+    options.steps = CALLS[options.eight] if options.eight else [
+        Step(name, options.case, options.rounds, LIMITS[name]) for name in SECTIONS if not options.only or name in options.only.split(",")]  # fmt: skip
+    options.gpus = options.gpus or (GPUS if options.eight and not options.cpu else 0)
+    if options.eight and (options.only or options.case):
+        parser.error("--eight has its own sections and cases: leave --only and --case out")
     if unknown := set(filter(None, options.only.split(","))) - set(SECTIONS):
         parser.error(f"there is no section {min(unknown)!r}: {', '.join(SECTIONS)}")
     options.command = shlex.join(["python3", "tests/bench/gpu/run.py", *words])
@@ -100,6 +112,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def prepare(options: argparse.Namespace) -> World:
     """Unpack, put the environment together and start Slurm; return where the sections run."""
+    entered = time.time()
     top = options.top.resolve()
     top.mkdir(parents=True, exist_ok=True)
     top.chmod(0o755)  # the intruder of the auth section reads what is below it
@@ -146,19 +159,19 @@ def prepare(options: argparse.Namespace) -> World:
     return World(
         top=top, python=options.python, gpus=gpus, memory_mib=min((gpu["memory_mib"] for gpu in known), default=0),
         environment=environment, options=submit, lab=not options.own_slurm, slurm=slurm, cpu_only=options.cpu,
-        ends=time.time() + options.budget, rounds=options.rounds,
+        ends=(entered if options.eight else time.time()) + options.budget, rounds=options.rounds,
         image=str(options.image.resolve()) if options.image else "",
     )  # fmt: skip
 
 
-def run_section(world: World, name: str, log: Path, case: str) -> tuple[list[dict[str, Any]], str]:
+def run_section(world: World, step: Step, log: Path) -> tuple[list[dict[str, Any]], str]:
     """Run a section in its own process; return its results and what went wrong with the section itself."""
-    folder = world.folder(f"section-{name}")
+    folder = world.folder(f"section-{step.section}")
     mark = secrets.token_hex(8)
-    limited = World(**vars(world) | {"ends": min(world.ends, time.time() + LIMITS[name])})
+    limited = World(**vars(world) | {"ends": min(world.ends, time.time() + step.seconds), "rounds": step.rounds})
     limited.save(folder / "world.json")
-    words = [sys.executable, str(Path(__file__).with_name("section.py")), name, str(folder / "world.json"),
-             str(folder / "results.json"), case]  # fmt: skip
+    words = [sys.executable, str(Path(__file__).with_name("section.py")), step.section, str(folder / "world.json"),
+             str(folder / "results.json"), step.case]  # fmt: skip
     error = ""
     with log.open("a") as file:
         process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
@@ -179,14 +192,15 @@ def run_section(world: World, name: str, log: Path, case: str) -> tuple[list[dic
 
 
 def run_all(world: World, options: argparse.Namespace, out: Path) -> list[Document]:
-    """Run the sections in order; write and return a document for each."""
+    """Run the steps in order; write and return a document for each."""
     logs = world.top / "logs"
     logs.mkdir(exist_ok=True)
-    common = {"schema": SCHEMA, "gpus": world.gpus, "cpu_only": world.cpu_only, "case": options.case, "command": options.command,
+    common = {"schema": SCHEMA, "gpus": world.gpus, "cpu_only": world.cpu_only, "command": options.command,
               "versions": machine.versions(world.python, world.environment), "machine": machine.facts()}  # fmt: skip
     documents: list[Document] = []
     broken = ""
-    for name in options.sections:
+    for step in options.steps:
+        name = step.section
         began = time.monotonic()
         log = logs / f"{name}.log"
         log.unlink(missing_ok=True)
@@ -196,13 +210,13 @@ def run_all(world: World, options: argparse.Namespace, out: Path) -> list[Docume
         else:
             print(f"run: {name} ({world.left():.0f} s left)", flush=True)
             try:
-                results, error = run_section(world, name, log, options.case)
+                results, error = run_section(world, step, log)
             except Exception as trouble:  # noqa: BLE001 - the next section is tried whatever happens
                 traceback.print_exc()
                 results, error = [failure(name, f"{type(trouble).__name__}: {trouble}")], ""
         if name == "smoke" and (error or not passed(results)):
             broken = "skipped: RAPIDS does not work here, see smoke"
-        document = {**common, "section": name, "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        document = {**common, "section": name, "case": step.case, "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
                     "seconds": round(time.monotonic() - began, 1), "error": error, "results": results}  # fmt: skip
         write(out, document)
         documents.append(document)

@@ -105,10 +105,19 @@ COLUMNS: dict[str, list[tuple[str, str, Format]]] = {
                 ("sampled", "sampled_gib", number(1, " GiB")), ("the interconnect's counters", "fabric_gib", number(1, " GiB")),
                 ("advice", "advice", str), ("pairs", "pairs", str), ("with samples", "with_s", number(2, " s")),
                 ("without", "without_s", number(2, " s"))],
+    "rates": [("memory of a GPU", "memory_gib_s", number(0, " GiB/s")), ("to a GPU", "to_gib_s", number(1, " GiB/s")),
+              ("from a GPU", "from_gib_s", number(1, " GiB/s")), ("GPU to GPU", "nvlink_gib_s", number(0, " GiB/s")),
+              ("files in memory", "file_gib_s", number(1, " GiB/s")), ("TCP, loopback", "loopback_gib_s", number(1, " GiB/s")),
+              ("normal numbers: XORWOW", "draw_xorwow_gib_s", number(0, " GiB/s")), ("Philox", "draw_philox_gib_s", number(0, " GiB/s")),
+              ("XORWOW, all threads", "draw_xorwow_all_gib_s", number(0, " GiB/s")), ("Philox, all threads", "draw_philox_all_gib_s", number(0, " GiB/s")),
+              ("the legacy generator", "draw_legacy_gib_s", number(0, " GiB/s"))],
+    "chunks": [("data", "size", str), ("rounds", "rounds", str), ("the first time", "first_s", number(2, " s")), ("then", "kept_s", number(2, " s")),
+               ("least", "least_s", number(2, " s")), ("most", "most_s", number(2, " s")), ("the GPU is in use", "busy", number(0, " %")),
+               ("rate", "gib_s", number(0, " GiB/s"))],
 }  # fmt: skip
 RATIO = {"kmeans": "CPU fit / fit", "auth": "authenticated / plain", "bringup": "usable / by hand",
          "merge": "hpcml / Local", "image": "to workers, inside / outside", "gallery": "CPU / GPU",
-         "headlines": "by hand / hpcml", "tasks": "300 tasks / Local", "memory": "a pass of dask-cuda's / a pass", "sweep": "12 runs / sweep", "samples": "counter / power, sampled / moved, with / without"}  # fmt: skip
+         "headlines": "by hand / hpcml", "chunks": "as published / this", "tasks": "300 tasks / Local", "memory": "a pass of dask-cuda's / a pass", "sweep": "12 runs / sweep", "samples": "counter / power, sampled / moved, with / without"}  # fmt: skip
 
 
 def cell(value: Any, form: Format) -> str:
@@ -217,7 +226,7 @@ def render(documents: list[Document]) -> str:
     return "\n".join(lines).strip() or NOTHING
 
 
-def page_with(page: str, tables: str) -> str:
+def page_with(page: str, tables: str, first: str = BEGIN, last: str = END) -> str:
     """Return the page with the tables between its markers.
 
     Raises
@@ -225,11 +234,11 @@ def page_with(page: str, tables: str) -> str:
     ValueError
         If a marker is missing.
     """
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
+    before, begin, rest = page.partition(first)
+    _, end, after = rest.partition(last)
     if not begin or not end:
-        raise ValueError(f"the page lacks {BEGIN} or {END}")
-    return f"{before}{BEGIN}\n\n{tables}\n\n{END}{after}"
+        raise ValueError(f"the page lacks {first} or {last}")
+    return f"{before}{first}\n\n{tables}\n\n{last}{after}"
 
 
 def main(arguments: list[str] | None = None) -> int:

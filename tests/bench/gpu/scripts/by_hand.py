@@ -5,16 +5,22 @@
 The code is the same on both, so that what differs is the cluster. Seconds are of the work alone: data is made, and lies
 where it belongs, before the clock starts, except for ``array``, whose making is part of the work. The work is done three
 times: ``first`` loads libraries and compiles kernels, ``seconds`` is the second time, and the third is watched by Dask's
-task stream, which tells what the workers' threads did (``profile``).
+task stream, which tells what the workers' threads did (``profile``). With ``--limit`` each of the three has so many seconds: what has
+not ended then is written down with the stacks of script and workers (``hung``), and the script ends.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import json
+import os
 import pathlib
+import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -50,11 +56,54 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - began, value
 
 
+HUNG = 3  # the exit status after a time that did not end
+LAST = 6  # lines of each thread's stack
+limit: dict[str, Any] = {}  # the seconds for each time, and where a hang is written
+
+
+def stacks() -> str:
+    """Return where each thread of this process is: the names and the last lines."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return "\n".join(f"{names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame)[-LAST:])}"
+                     for ident, frame in sys._current_frames().items())  # fmt: skip
+
+
+@contextlib.contextmanager
+def bounded(client: Client, name: str, done: list[float]) -> Iterator[None]:
+    """End the script, with the stacks of all written down, if the block does not end within its seconds."""
+
+    def give_up() -> None:
+        faulthandler.dump_traceback(all_threads=True)
+        asker = threading.Thread(target=ask, daemon=True)  # a worker that holds Python's lock never answers
+        asker.start()
+        asker.join(20)
+        print("\n".join(f"== {at}\n{text}" for at, text in told.items()), flush=True)
+        what = {"hung": name, "limit": limit["seconds"], "done": done, "stacks": told}
+        limit["file"].write_text(json.dumps(what))
+        os._exit(HUNG)
+
+    def ask() -> None:
+        told["tasks"] = str(client.processing())
+        told.update({at: str(text) for at, text in client.run(stacks, on_error="return").items()})
+
+    told: dict[str, str] = {}
+    timer = threading.Timer(limit.get("seconds", 0), give_up)
+    timer.daemon = True
+    if limit:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 def measured(client: Client, work: Callable[[], Any]) -> tuple[dict[str, Any], Any]:
     """Do the work three times; return the seconds of the first and the second, and what the third one's time went to."""
-    first, _ = timed(work)
-    seconds, value = timed(work)
-    with get_task_stream(client) as stream:
+    with bounded(client, "the first time", []):
+        first, _ = timed(work)
+    with bounded(client, "the second time", [first]):
+        seconds, value = timed(work)
+    with bounded(client, "the third time", [first, seconds]), get_task_stream(client) as stream:
         watched, _ = timed(work)
     return {"seconds": seconds, "first": first, "profile": profile(stream.data, watched, client)}, value
 
@@ -190,6 +239,8 @@ WORK: dict[str, Callable[[Client, dict[str, int]], dict[str, Any]]] = {
 
 @contextlib.contextmanager
 def client_of(options: argparse.Namespace) -> Iterator[Client]:
+    if not options.cpu:
+        dask.config.set({"array.backend": "cupy", "dataframe.backend": "cudf"})
     if options.where == "run":
         with Client() as client:
             yield client
@@ -200,7 +251,6 @@ def client_of(options: argparse.Namespace) -> Iterator[Client]:
     else:
         from dask_cuda import LocalCUDACluster
 
-        dask.config.set({"array.backend": "cupy", "dataframe.backend": "cudf"})
         made = LocalCUDACluster(CUDA_VISIBLE_DEVICES=options.devices, protocol=options.protocol,
                                 rmm_pool_size=options.pool, dashboard_address="127.0.0.1:0")  # fmt: skip
     with made as cluster, Client(cluster) as client:
@@ -217,7 +267,10 @@ def main() -> None:
     parser.add_argument("--protocol", default="ucx")
     parser.add_argument("--pool", type=int, default=0)
     parser.add_argument("--cpu", action="store_true")
+    parser.add_argument("--limit", type=float, default=0, metavar="SECONDS", help="for each of the three times")
     options = parser.parse_args()
+    if options.limit:
+        limit.update(seconds=options.limit, file=options.result)
     with client_of(options) as client:
         found = WORK[options.what](client, options.sizes)
         new = options.result.with_suffix(".new")  # what is measured stays, also if the cluster's end goes wrong

@@ -1,0 +1,78 @@
+"""The array and the SVD of the headlines, in chunks as published and larger ones: what the GPUs wait for, and how little they could.
+
+All ways of one work take turns in one run, so that what differs is the chunks (and, for the array, CuPy's generator).
+"""
+
+from __future__ import annotations
+
+import statistics
+from functools import partial
+from typing import Any
+
+from harness import ROOT, SCRIPTS, Case, HarnessError, World, read_json
+from results import Result, result
+
+ROUNDS = 5
+DEADLINE = 200
+ARRAY = (500_000, 62_500)  # a GPU's share of the headline: 250 GB
+SVD = (1_250_000, 20_000)  # 25 GB
+PART = 0.18  # of a GPU's memory for each of the four matrices, at most
+SIGMAS = 5.0
+SAME = 1e-3  # relative, of the singular values of one matrix in other chunks
+
+
+def cases(world: World) -> list[Case]:
+    """Return both works."""
+    about = 30 if world.cpu_only else 80
+    return [Case(name, about, partial(_measure, world, name)) for name in ("svd", "array")]
+
+
+def sizes(world: World, name: str) -> tuple[int, int]:
+    """Return rows and columns for the GPUs that are here."""
+    if world.cpu_only:
+        return (2_000, 4_000) if name == "array" else (4_000, 400)
+    if name == "array":
+        return ARRAY[0], ARRAY[1] * world.gpus
+    return min(SVD[0], int(PART * world.memory_mib * 2**20 / SVD[1])) * world.gpus, SVD[1]
+
+
+def _measure(world: World, name: str) -> list[Result]:
+    world.shape(1, world.gpus)
+    folder = world.folder("chunks")
+    rows, columns = sizes(world, name)
+    path = f"{ROOT}/jobs/workloads:{SCRIPTS}:{world.environment['PYTHONPATH']}"
+    words = [name, "--rows", str(rows), "--columns", str(columns), "--result", str(folder / "result.json")]
+    words += ["--rounds", str(1 if world.cpu_only else ROUNDS)]
+    settings = ["workers.per_node=2"] if world.cpu_only else ["gpu.device_memory_limit=none"]
+    run = world.submit(SCRIPTS / "chunks.py", words, nodes=1, gpus=world.gpus, settings=[*settings, "fabric.require=none"],
+                       timeout=DEADLINE, environment={"PYTHONPATH": path})  # fmt: skip
+    if not (folder / "result.json").exists():
+        raise HarnessError(run.why())
+    item = 8 if name == "array" else 1
+    return summary(name, read_json(folder / "result.json")["ways"], rows * columns * item / 2**30)
+
+
+def summary(name: str, ways: dict[str, dict[str, Any]], gib: float) -> list[Result]:
+    """Return a result for each way; its ratio is the published chunks' seconds over its own."""
+    old = statistics.median(ways["as published"]["each"])
+    of_one: dict[str, list[float]] = {}
+    found = []
+    for way, one in ways.items():
+        median = statistics.median(one["each"])
+        wrong = [] if one["answers_same"] else ["its answers differ from round to round"]
+        if name == "array" and abs(one["answer"][1]) > SIGMAS:
+            wrong.append(f"the sum is {one['answer'][1]:.1f} sigma from theory")
+        if name == "svd" and way != "as published":
+            first = of_one.setdefault("values", one["answer"])
+            apart = max(abs(a - b) / b for a, b in zip(one["answer"], first, strict=True))
+            if apart > SAME:
+                wrong.append(f"the singular values are {apart:.1e} from those of other chunks")
+        figures = {"size": f"{gib:,.3g} GiB", "first_s": one["first"], "kept_s": median, "least_s": min(one["each"]),
+                   "most_s": max(one["each"]), "rounds": len(one["each"]), "busy": one["busy"], "gib_s": gib / median,
+                   "profile": one["profile"], "answer": one["answer"], "each": one["each"]}  # fmt: skip
+        found.append(
+            result(
+                f"{name}: {way}", ok=not wrong, figures=figures, ratio=round(old / median, 3), error="; ".join(wrong)
+            )
+        )
+    return found
