@@ -40,6 +40,8 @@ LIMITS, LOSSES, VERSIONS = (
     "hpcml/node/security/connection_limits.py", "hpcml/node/health/losses.py", "hpcml/node/health/versions.py")  # fmt: skip
 ATTEMPTS = "hpcml/node/roles/attempts.py"
 CLAIMS, LOCK = "hpcml/node/sweep/claims.py", "hpcml/sweeps/lock.py"
+JUDGEMENT, DOCTOR, SURVEY = "hpcml/failures/judgement.py", "hpcml/doctor/scheduler.py", "hpcml/survey/profile.py"
+SPILLING = "hpcml/node/hardware/spilling.py"
 TESTS = {
     PLAN: ("tests/unit/test_plan.py", "tests/golden/test_scripts.py"),
     WORKERS: ("tests/unit/test_workers.py", "tests/golden/test_scripts.py"),
@@ -58,6 +60,10 @@ TESTS = {
     ATTEMPTS: ("tests/unit/test_attempts.py",),
     CLAIMS: ("tests/unit/test_sweep_claims.py",),
     LOCK: ("tests/unit/test_sweep_lock.py",),
+    JUDGEMENT: ("tests/unit/test_failures.py",),
+    DOCTOR: ("tests/unit/test_doctor.py",),
+    SURVEY: ("tests/unit/test_site_init.py",),
+    SPILLING: ("tests/unit/test_spilling.py",),
 }
 MUTATIONS = (
     M(ATTEMPTS, ' or outcome.state == "REQUEUED")', ")", "a job that Slurm puts back into its queue ends the run"),
@@ -127,6 +133,20 @@ MUTATIONS = (
     M(CLAIMS, "if claim.stat().st_ino == inode:", "if True:", "points of living jobs are given away"),
     M(CLAIMS, ' or f"{key}.ended" in there', "", "what has ended is run again"),
     M(CLAIMS, "if silent > LEASE or", "if", "a job that was silent writes what others have done"),
+    M(JUDGEMENT, "if rule.name in _OF_ANOTHER_NODE:", "if False:", "the node that tells of another's failure is named"),
+    M(JUDGEMENT, "if hit and hit.rule.role is Role.CASCADE:", "if False:", "what followed from the cause is told as the cause"),
+    M(JUDGEMENT, "hit.line.time > began - _ANOTHER_ATTEMPT", "True", "a line of an earlier attempt is the cause"),
+    M(JUDGEMENT, "and any(hit.rule.role is Role.CONFIRMATION for hit in hits)", "", "any kill is one for want of memory"),
+    M(DOCTOR, "sorted({*defaults} & {*cpu_only})", "sorted({*defaults} - {*cpu_only})", "a default QoS without GPUs is green"),
+    M(DOCTOR, 'one.partition in ("", partition)', "True", "an account that may not use the partition is green"),
+    M(DOCTOR, "if told.left <= 0:", "if told.left < 0:", "a grant that is spent is yellow"),
+    M(DOCTOR, "if room == 0:", "if room < 0:", "no room for another job is green"),
+    M(SURVEY, "-(-limit // each) if up else", "limit // each if up else", "the smallest job of a QoS has a node too few"),
+    M(SURVEY, "fields.get(\"State\", \"UP\") != \"UP\"", "False", "a partition that is down is proposed"),
+    M(SURVEY, "elif groups and not {*groups} & {*self.login.groups}:", "elif False:", "a partition of another group is proposed"),
+    M(SURVEY, "if threads > 1:", "if threads > 2:", "threads are proposed as cores and nobody is asked"),
+    M(SPILLING, "if self.held + block > self.most:\n            return False", "if False:\n            return False", "more is pinned than allowed"),
+    M(SPILLING, "if self.back_weight > window and not stale else others", "if False else others", "a cyclic pass brings everything back each time"),
     M(LOCK, "return not _lives(there)", "return False", "a command that was killed keeps others out"),
     M(LOCK, "_began(there.pid) == there.began", "True", "another process with its number keeps others out"),
 )  # fmt: skip

@@ -101,6 +101,9 @@ def test_the_limits_of_a_qos_are_those_that_a_job_has(monkeypatch: pytest.Monkey
     plain = (ANSWERS / "leonardo/qos.txt").read_text().replace("PartitionTimeLimit", "")
     again = profile_of(answer(monkeypatch, "leonardo", qos=plain))
     assert again["qos"]["boost_qos_lprod"]["max_time"] == "1-00:00:00", "without it the partition's limit holds"
+    in_gpus = (ANSWERS / "leonardo/qos.txt").read_text().replace("node=65", "gres/gpu=257")
+    uneven = profile_of(answer(monkeypatch, "leonardo", qos=in_gpus))
+    assert uneven["qos"]["boost_qos_bprod"]["min_nodes"] == 65, "257 GPUs are more than 64 nodes have"
     example = profile_of(answer(monkeypatch, "example"))
     assert example["facts"]["qos.standard.max_nodes"]["confidence"] == "guessed", "counted from GPUs"
     assert example["qos"]["quick"] == {"max_nodes": 4, "max_time": "00:30:00"}
