@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from distributed import Worker, WorkerPlugin
 
 from hpcml.node.roles.dask_worker import PrivateWorker
 from hpcml.node.roles.local_cluster import ClosedCluster, ClosedScheduler
@@ -317,3 +318,31 @@ def test_a_heartbeat_on_its_way_when_a_worker_closes_is_no_error() -> None:
     finally:
         logging.getLogger("distributed.worker").removeHandler(listener)
     assert said.empty(), said.get().getMessage()
+
+
+def test_a_heartbeat_that_closes_a_worker_is_not_broken_off() -> None:
+    """The scheduler's word that it has removed a worker comes while the answer to a heartbeat has begun to close it."""
+
+    async def close_from_both_sides() -> None:
+        begun, go_on = asyncio.Event(), asyncio.Event()
+
+        class Slow(WorkerPlugin):  # type: ignore[misc]
+            async def teardown(self, worker: Worker) -> None:  # noqa: ARG002 - by its name
+                begun.set()
+                await go_on.wait()
+
+        async def missing(**_: object) -> dict[str, str]:
+            return {"status": "missing"}
+
+        async with ClosedScheduler(host="127.0.0.1", port=0, dashboard=False) as scheduler:
+            worker = await PrivateWorker(scheduler.address, nthreads=1, host="127.0.0.1", plugins=[Slow()])
+            scheduler.handlers["heartbeat_worker"] = missing
+            beats = [asyncio.ensure_future(worker.heartbeat())]
+            await asyncio.wait_for(begun.wait(), 120)
+            removed = asyncio.ensure_future(worker.close(reason="scheduler-remove-worker"))
+            await asyncio.sleep(0)  # so far that it would break the heartbeat off
+            go_on.set()
+            await asyncio.wait_for(asyncio.gather(worker.finished(), removed, *beats), 120)
+            assert worker.closed_because == "worker-heartbeat-missing"
+
+    asyncio.run(close_from_both_sides())

@@ -95,9 +95,10 @@ class PrivateWorker(Guarded, Worker):  # type: ignore[misc]
             await self._beat
 
     async def close(self, *arguments: Any, reason: str = "worker-close", **options: Any) -> Any:
-        """Close as Dask does, keeping the first reason."""
+        """Close as Dask does, keeping the first reason; a heartbeat that closes already is not broken off."""
+        first = not self.closed_because
         self.closed_because = self.closed_because or reason
-        if self._beat is not None and self._beat is not asyncio.current_task():  # a heartbeat may close the worker too
+        if first and self._beat is not None and self._beat is not asyncio.current_task():
             self._beat.cancel()
         return await super().close(*arguments, reason=reason, **options)
 
