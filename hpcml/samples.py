@@ -174,10 +174,19 @@ def total(values: Iterable[Number | None]) -> float | None:
 # -- reading ---------------------------------------------------------------------------------------------------------
 
 
-def nodes(attempt: AttemptPaths) -> dict[str, NodeSeries]:
-    """Return the samples of an attempt's nodes, by name; a node whose file cannot be read is left out."""
-    found = {path.name.removesuffix(_SUFFIX): node(path) for path in files_of_nodes(attempt)}
+def nodes(attempt: AttemptPaths, most: int = 0) -> dict[str, NodeSeries]:
+    """Return the samples of an attempt's nodes, by name; a node whose file cannot be read is left out.
+
+    ``most`` is as in :func:`step`; ``every`` of the headers is that much longer.
+    """
+    each = step(attempt, most)
+    found = {path.name.removesuffix(_SUFFIX): node(path, each) for path in files_of_nodes(attempt)}
     return {name: series for name, series in found.items() if series is not None}
+
+
+def step(attempt: AttemptPaths, most: int = 0) -> int:
+    """Return 2 for each second sample of a node, and so on, so that ``most`` bytes in all are understood (0: any)."""
+    return max(1, -(-sum(map(_size, files_of_nodes(attempt))) // most)) if most else 1
 
 
 def files_of_nodes(attempt: AttemptPaths) -> list[Path]:
@@ -190,9 +199,11 @@ def files_of_nodes(attempt: AttemptPaths) -> list[Path]:
     return [attempt.samples / "nodes" / name for name in sorted(names)[:_MOST_NODES]]
 
 
-def node(path: Path) -> NodeSeries | None:
-    """Return the samples of one node, None without a file that can be read or without a header."""
-    return _node(_tables(_content(path)))
+def node(path: Path, step: int = 1) -> NodeSeries | None:
+    """Return each so-manieth sample of one node, the last among them; None without a file or without a header."""
+    content = _content(path)
+    series = _node(_tables(_each(content, step) if step > 1 else content))
+    return series and series._replace(header=series.header._replace(every=series.header.every * step))
 
 
 def dask(attempt: AttemptPaths) -> DaskSeries | None:
@@ -213,6 +224,21 @@ def last_of_dask(path: Path, count: int) -> DaskSeries | None:
     """Return the scheduler's last samples, read from the end of its file."""
     series = _dask(_ends(path, _TAIL))
     return series and series._replace(samples=series.samples[-count:])
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _each(content: bytes, step: int) -> bytes:
+    """Return the lines without all but each so-manieth sample, counted from the last; headers and events stay."""
+    lines = content.split(b"\n")[:-1]
+    places = [place for place, line in enumerate(lines) if b'"kind"' not in line and b'"event"' not in line]
+    left_out = set(places) - set(places[::-1][::step])
+    return b"".join(line + b"\n" for place, line in enumerate(lines) if place not in left_out)
 
 
 def _content(path: Path) -> bytes:

@@ -10,6 +10,14 @@ from typing import Any
 
 from hpcml import files
 
+LOOKS = 500  # a second, of all processes of a run together, at one folder of the shared file system
+SOONEST = 0.02  # seconds between two looks of one process
+
+
+def interval(lookers: int) -> float:
+    """Return the seconds between two looks of each of so many processes: the more look, the more seldom each does."""
+    return max(SOONEST, lookers / LOOKS)
+
 
 def write_json(path: Path, facts: object) -> None:
     """Put a JSON file in place."""

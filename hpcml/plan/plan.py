@@ -23,6 +23,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LEAST_FOR_A_WORKER = 80 * 1024**2
 _MOST_RESTARTS = 20  # of a run that goes on until it is done, where the user says nothing
 _FACTS = "hpcml site show --facts"
+_MANY_NODES = 64  # from which on importing from a shared file system may be what a run waits for
 ADAPTERS = ("NCCL_IB_HCA", "UCX_NET_DEVICES")  # variables that name RDMA adapters
 _MOST_SIGNAL_LEAD = 65535  # seconds, sbatch(1) --signal
 
@@ -274,6 +275,10 @@ def _notices(site: Site, spec: JobSpec) -> tuple[str, ...]:
     )
     found = [text for text, applies in said if text and applies]
     found += _other_adapters(site, spec)
+    if spec.nodes >= _MANY_NODES and not spec.image and site.scheduler != "local":
+        found.append(
+            f"{spec.nodes} nodes import Python at once: on a shared file system an image is one file (--image)"
+        )
     if count := facts.doubts(site):
         found.append(f"profile {site.name} has {count} values that are only reported or guessed ({_FACTS} {site.name})")
     return tuple(found)

@@ -9,8 +9,10 @@ from pathlib import Path
 from hpcml.paths import RunPaths
 from hpcml.report.make import make  # before the line comes: the import takes most of the time
 
+MOST_SAMPLES = 12 << 20  # bytes of the nodes' samples: a second and a half of a processor, for which the nodes wait
+
 # A cancelled job tells all of its processes to end; how long this one may take, the supervisor decides.
 for _number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
     signal.signal(_number, signal.SIG_IGN)
 if sys.stdin.readline():
-    make(RunPaths(Path(sys.argv[1])), int(sys.argv[2]))
+    make(RunPaths(Path(sys.argv[1])), int(sys.argv[2]), most=MOST_SAMPLES)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from hpcml import samples
 from hpcml.paths import RunPaths
 from hpcml.report import advice, attempts, ledger, profiles, series
 from hpcml.report.advice import Advice
@@ -103,15 +104,16 @@ class Facts(NamedTuple):
         }
 
 
-def load(paths: RunPaths, attempt: int, end: End | None = None, memory: float = 0.0) -> Facts:
+def load(paths: RunPaths, attempt: int, end: End | None = None, memory: float = 0.0, most: int = 0) -> Facts:
     """Return the facts of an attempt; ``end`` is how it ended, if that was found out elsewhere already.
 
-    ``memory`` are the bytes that it asked for on each node, for a plan that does not say.
+    ``memory`` are the bytes that it asked for on each node, for a plan that does not say. ``most`` bytes of the nodes'
+    samples are understood, as in :func:`hpcml.samples.step`.
     """
     of_attempt = paths.attempt(attempt)
     plan, status = table(paths.plan), table(paths.status)
     inside = _table(plan.get("inside"))
-    joined = _join(paths, attempt, status, inside)
+    joined = _join(paths, attempt, status, inside, most)
     happened, dask, found, names, phases, counted = joined
     times: dict[str, float] = {one["event"]: float(one["time"]) for one in happened}
     end = of_files(paths, of_attempt, times) if end is None else end
@@ -151,7 +153,7 @@ def load(paths: RunPaths, attempt: int, end: End | None = None, memory: float = 
         versions=tuple(sorted((name, str(one)) for name, one in _table(ready.get("versions")).items())),
         happened=_happened(found, devices, phases.began),
         profiles=tuple(profiles.commands(paths)),
-        unknown=(*_unknown(found, dask, names, status, devices, per_node), *uncounted),
+        unknown=(*_unknown(found, dask, names, status, devices, per_node), *uncounted, *_thinned(paths, attempt, most)),
         series=found,
         dask=dask,
     )
@@ -168,23 +170,33 @@ class _Joined(NamedTuple):
     counted: Ledger
 
 
-def _join(paths: RunPaths, attempt: int, status: Mapping[str, Any], inside: Mapping[str, Any]) -> _Joined:
+def _thinned(paths: RunPaths, attempt: int, most: int) -> tuple[str, ...]:
+    step = samples.step(paths.attempt(attempt), most)
+    all_of_them = f"hpcml report {paths.directory.name} takes all."
+    return (
+        (f"One in {step} of the nodes' samples was taken, to free the nodes soon: {all_of_them}",) if step > 1 else ()
+    )
+
+
+def _join(
+    paths: RunPaths, attempt: int, status: Mapping[str, Any], inside: Mapping[str, Any], most: int = 0
+) -> _Joined:
     of_attempt, happened = paths.attempt(attempt), events(paths, attempt)
     times: dict[str, float] = {one["event"]: float(one["time"]) for one in happened}
     dask = series.dask(of_attempt)
     allocated = next((one for one in happened if one["event"] == "allocated"), {})
     names = _texts(allocated.get("nodes"))
-    found = dict(sorted(series.nodes(of_attempt).items(), key=lambda one: _place(one[0], names)))
+    found = dict(sorted(series.nodes(of_attempt, most).items(), key=lambda one: _place(one[0], names)))
     names = names or tuple(found)
     phases = _phases(happened, times, status, found)
     devices = _devices(phases, found, names, _per_node(inside), bool(inside.get("one_machine")))
     return _Joined(happened, dask, found, names, phases, ledger.divide(*devices, _tasks(dask)))
 
 
-def ledger_of(paths: RunPaths, attempt: int) -> Ledger:
-    """Return the ledger of an attempt that is over."""
+def ledger_of(paths: RunPaths, attempt: int, most: int = 0) -> Ledger:
+    """Return the ledger of an attempt that is over; ``most`` as in :func:`load`."""
     inside = _table(table(paths.plan).get("inside"))
-    return _join(paths, attempt, attempts.last_end(paths, attempt), inside).counted
+    return _join(paths, attempt, attempts.last_end(paths, attempt), inside, most).counted
 
 
 def _attempts(

@@ -101,6 +101,9 @@ def divide(unit: str, phases: Phases, devices: Sequence[Usage], tasks: Tasks | N
     """Return the ledger of a run."""
     last_task = _last_task(tasks)
     of_each, total = {}, dict.fromkeys(PARTS, 0.0)
+    if tasks:  # once, and not for each slice of their time
+        known = tasks.busy
+        devices = [one._replace(workers=tuple(name for name in one.workers if name in known)) for one in devices]
     for device in devices:
         own = dict.fromkeys(PARTS, 0.0)
         for name, begin, end in moments(phases):
@@ -223,10 +226,11 @@ def _rise(counter: Sequence[float | None], after: int) -> float:
 def _busy(tasks: Tasks, place: int, workers: Sequence[str]) -> float:
     """Return the share of the time between two samples in which a device's workers had tasks, as far as they show it.
 
-    Tasks may be shorter than the distance of samples: where none was seen and tasks were worked on, they had some.
+    All workers stand for a device that has none. Tasks may be shorter than the distance of samples: where none was seen
+    and tasks were worked on, they had some.
     """
     ends = [place, place + 1] if place + 1 < len(tasks.t) else [place]
-    names = [name for name in workers if name in tasks.busy] or list(tasks.busy)
+    names = workers or list(tasks.busy)
     seen = sum(any(tasks.busy[name][end] for name in names) for end in ends) / len(ends)
     if seen or len(ends) < 2:
         return seen

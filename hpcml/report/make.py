@@ -11,7 +11,7 @@ from hpcml.report import attempts, facts, page
 from hpcml.report.ending import End
 
 
-def make(paths: RunPaths, attempt: int, end: End | None = None, memory: float = 0.0) -> Path:
+def make(paths: RunPaths, attempt: int, end: End | None = None, memory: float = 0.0, most: int = 0) -> Path:
     """Write report.json and report.html of an attempt, and return the page's path; :func:`facts.load` has the others.
 
     Raises
@@ -21,8 +21,8 @@ def make(paths: RunPaths, attempt: int, end: End | None = None, memory: float = 
     """
     for before in attempts.numbers(paths):
         if before < attempt and not paths.attempt(before).ledger.exists():  # it was killed, or its report was late
-            attempts.keep_ledger(paths, before, facts.ledger_of(paths, before))
-    found = facts.load(paths, attempt, end, memory)
+            attempts.keep_ledger(paths, before, facts.ledger_of(paths, before, most))
+    found = facts.load(paths, attempt, end, memory, most)
     if found.ending.over and (attempt or paths.attempt(attempt).goes_on.exists()):  # another report will count it
         attempts.keep_ledger(paths, attempt, found.ledger)
     files.write(paths.report_facts, json.dumps(found.as_json(), indent=1) + "\n")

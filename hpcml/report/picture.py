@@ -149,7 +149,8 @@ def spread(found: Sequence[Line]) -> list[Line]:
     known = [line for line in found if any(value is not None for value in line.values)]
     if len(known) <= COLOURS:
         return known
-    width = max(line.t[-1] for line in known) / (2 * BINS) or 1.0
+    apart = max((line.t[-1] - line.t[0]) / max(1, len(line.t) - 1) for line in known)  # a value of each in each bin
+    width = max(max(line.t[-1] for line in known) / (2 * BINS), apart) or 1.0
     columns: dict[int, list[float]] = {}
     for line in known:
         for at, value in zip(line.t, line.values, strict=False):

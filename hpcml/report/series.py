@@ -58,9 +58,12 @@ class Dask(NamedTuple):
     workers: dict[str, Column]
 
 
-def nodes(attempt: AttemptPaths) -> dict[str, Node]:
-    """Return what each node's sampler wrote, by the nodes' names; a node without samples is left out."""
-    return {name: _node(name, series) for name, series in samples.nodes(attempt).items() if series.samples}
+def nodes(attempt: AttemptPaths, most: int = 0) -> dict[str, Node]:
+    """Return what each node's sampler wrote, by the nodes' names; a node without samples is left out.
+
+    ``most`` is as in :func:`hpcml.samples.nodes`.
+    """
+    return {name: _node(name, series) for name, series in samples.nodes(attempt, most).items() if series.samples}
 
 
 def dask(attempt: AttemptPaths) -> Dask | None:

@@ -26,6 +26,7 @@ import readers
 import report
 import sampling
 import suite
+import thousand
 
 ROOT = Path(__file__).resolve().parents[2]
 FIGURES = ROOT / "docs" / "benchmarks"
@@ -45,6 +46,8 @@ PLACES: tuple[tuple[Path, str, Path, Callable[[dict[str, Any]], str]], ...] = (
     (ROOT / "tests/bench/README.md", "bring-up in an allocation", FIGURES / "bringup-allocation.json", _bringup),
     (ROOT / "tests/bench/README.md", "listing", FIGURES / "listing.json", listing.table),
     (ROOT / "tests/bench/README.md", "examples", readers.FIGURES, readers.table),
+    (ROOT / "docs/choosing.md", "many nodes", thousand.FIGURES, thousand.page),
+    (ROOT / "tests/bench/README.md", "thousand", thousand.FIGURES, thousand.table),
     (ROOT / "tests/bench/README.md", "suite", suite.FIGURES, suite.table),
     (ROOT / "tests/bench/README.md", "sampling", FIGURES / "sampling.json", sampling.table),
     (ROOT / "tests/bench/README.md", "report", FIGURES / "report.json", report.table),

@@ -18,7 +18,7 @@ import lab_env
 import lab_image
 import lab_install
 import lab_slurms
-from lab_paths import CPUS_PER_NODE, GPUS_PER_NODE, PROGRAM, LabError
+from lab_paths import CPUS_PER_NODE, GPUS_PER_NODE, MOST_NODES, PROGRAM, LabError
 from labs import Lab
 
 __all__ = ["Lab", "LabError", "main"]
@@ -85,8 +85,8 @@ def _exec_options(parser: argparse.ArgumentParser) -> None:
 
 def _node_count(text: str) -> int:
     count = int(text)
-    if not 1 <= count <= 16:
-        raise argparse.ArgumentTypeError("give 1 to 16 nodes")
+    if not 1 <= count <= MOST_NODES:
+        raise argparse.ArgumentTypeError(f"give 1 to {MOST_NODES} nodes")
     return count
 
 

@@ -12,6 +12,7 @@ ACCOUNT = "lab_account"
 USERS: Mapping[str, str] = {"alice": "hpcml-alice", "mallory": "hpcml-mallory"}
 CPUS_PER_NODE = 8
 MEMORY_PER_NODE_MB = 4000
+MOST_NODES = 128  # a slurmd each; their addresses are of one network of 254
 GPUS_PER_NODE = 4
 NETWORK = "10.79.0"
 SWITCH = "hpcml-switch"

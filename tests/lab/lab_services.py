@@ -131,7 +131,7 @@ class Services:
         self.start_controller()
         for node in compute_nodes(self.state.nodes):
             self.start_slurmd(node)
-        self._await("slurmctld", lambda: self.ready_nodes() == self.state.nodes, 20)
+        self._await("slurmctld", lambda: self.ready_nodes() == self.state.nodes, 20 + self.state.nodes)
 
     def start_controller(self) -> None:
         """Start slurmctld, with the jobs that it knew before."""

@@ -48,8 +48,14 @@ def test_the_plans_settings_arrive_on_the_node(context: node_settings.Context) -
 
 def test_who_is_missing(context: node_settings.Context) -> None:
     assert diagnosis.missing_nodes(context, {"n1", "n2"}) == []
+    context.run.worker_log("n2").write_text("it imports\n")
     silent = diagnosis.missing_nodes(context, {"n1"})
-    assert [(missing.node, missing.final) for missing in silent] == [("n2", False)]
+    assert [(missing.node, missing.final, missing.quote) for missing in silent] == [
+        ("n2", False, ())
+    ]  # no log is read yet
+    late = diagnosis.of_the_workers(context, {"n1"}, 120.0)
+    assert late
+    assert late.quote == ("it imports",)
     write(context.attempt.exit_of("worker", "n2"), "127\n")
     context.run.worker_log("n2").write_text("sh: python: not found\n")
     (ended,) = diagnosis.missing_nodes(context, {"n1"})
@@ -58,6 +64,20 @@ def test_who_is_missing(context: node_settings.Context) -> None:
     assert ended.quote == ("sh: python: not found",)
     (unheard,) = diagnosis.missing_nodes(context, {"n1", "n2"})  # the scheduler may not know yet of the task's end
     assert unheard.workers == ("n2",)
+
+
+def test_of_many_lost_nodes_four_are_named() -> None:
+    many = [diagnosis.Missing(f"n{number}", (f"n{number}",), "it is gone", True, ()) for number in range(250)]
+    assert diagnosis.sentences(many) == (
+        "n0: it is gone; n1: it is gone; n2: it is gone; n3: it is gone; and 246 more nodes"
+    )
+    assert diagnosis.sentences(many[:1]) == "n0: it is gone"
+
+
+def test_many_look_as_often_as_few_together() -> None:
+    """At one folder of a shared file system, in a second."""
+    assert files.interval(1) == files.SOONEST
+    assert 1000 / files.interval(1000) <= 500
 
 
 def test_a_file_is_there_whole_and_for_the_user_alone(tmp_path: Path) -> None:

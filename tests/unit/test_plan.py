@@ -39,6 +39,17 @@ def directives(table: dict[str, Any], **values: Any) -> dict[str, str]:
     return dict(plan.plan(site(table), spec(**values), PLACE).directives)
 
 
+def test_many_nodes_without_an_image_are_told() -> None:
+    def said(**request_: Any) -> bool:
+        return "one file" in " ".join(
+            plan.plan(site({"scheduler": "slurm", "name": "many"}), spec(**request_), PLACE).notices
+        )
+
+    assert said(nodes=64)
+    assert not said(nodes=63)
+    assert not said(nodes=64, image="/images/cpu.sif")
+
+
 @pytest.mark.parametrize(
     ("request_", "expected"),
     [

@@ -137,6 +137,20 @@ def test_events_of_the_nodes_are_told(tmp_path: Path) -> None:
     assert found.happened[0] in page.html(found)
 
 
+def test_the_report_of_a_large_run_takes_some_samples(tmp_path: Path) -> None:
+    """The nodes wait for it; what it says is nearly the same, and it tells."""
+    paths = report_samples.write(tmp_path / "run", Shape(nodes=6, gpus=2, seconds=1800))
+    whole, some = facts.load(paths, 0), facts.load(paths, 0, most=200_000)
+    assert not any("samples was taken" in sentence for sentence in whole.unknown)
+    (told,) = (sentence for sentence in some.unknown if "samples was taken" in sentence)
+    step = int(told.removeprefix("One in ").partition(" ")[0])
+    assert step > 3
+    assert "hpcml report run takes all" in told
+    assert sum(len(node.t) for node in some.series.values()) < sum(len(node.t) for node in whole.series.values()) / 3
+    for part, hours in whole.ledger.parts.items():
+        assert some.ledger.parts[part] == pytest.approx(hours, abs=0.03 * whole.ledger.paid), part
+
+
 def test_nodes_stand_in_the_allocation_s_order(tmp_path: Path) -> None:
     found = facts.load(report_samples.write(tmp_path / "run", Shape(nodes=11, gpus=0, seconds=60)), 0)
     assert list(found.series) == list(found.nodes) == [f"n{number}" for number in range(1, 12)]

@@ -33,6 +33,23 @@ def attempt(tmp_path: Path) -> AttemptPaths:
     return paths
 
 
+def test_of_large_files_some_samples_are_taken(attempt: AttemptPaths) -> None:
+    """Each header and each event stays, and so does the last sample."""
+    xid = {"t": 1500.0, "event": "xid", "gpu": 0, "xid": 79}
+    rows = [{**SAMPLE, "t": 1001.0 + number} for number in range(1000)]
+    for name in ("n1", "n2"):
+        attempt.samples_of(name).write_text(lines(HEADER, *rows[:500], xid, *rows[500:]))
+    size = attempt.samples_of("n1").stat().st_size
+    assert samples.step(attempt, 2 * size) == 1
+    assert samples.step(attempt, size) == 2
+    assert samples.nodes(attempt, 2 * size)["n1"] == samples.nodes(attempt)["n1"]
+    for series in samples.nodes(attempt, size // 5 + 1).values():
+        assert len(series.samples) == 100
+        assert series.samples[-1].t == 2000.0
+        assert series.header.every == 10 * HEADER["every"]
+        assert len(series.events) == 1
+
+
 def lines(*tables: object) -> str:
     return "".join(json.dumps(table) + "\n" for table in tables)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from hpcml.node.settings import Context
 
 _WHOLE = (200, 4096)  # lines and characters of each: Apptainer's hold paths, and all its options behind a wrong one
 _QUOTE = (12, 300)
+_NAMED = 4  # nodes that a sentence names
 _STEP_GONE = "the step of the worker tasks is gone (was its srun killed?)"
 _NOT_ENTERED = (str(errors.IMAGE), str(exit_causes.CONTAINER_FAILED))  # image.sh's own, and Apptainer's
 
@@ -22,8 +24,9 @@ _NOT_ENTERED = (str(errors.IMAGE), str(exit_causes.CONTAINER_FAILED))  # image.s
 class Missing:
     """A node whose workers are not all there.
 
-    ``final`` means that waiting longer would not help; ``remedy`` is what to do where an image was not entered;
-    ``memory`` is which of its workers was ended for want of memory, empty if none was.
+    ``final`` means that waiting longer would not help, and ``quote`` is its log's end only then: logs of nodes that may
+    still come are not read at each look. ``remedy`` is what to do where an image was not entered; ``memory`` is which
+    of its workers was ended for want of memory, empty if none was.
     """
 
     node: str
@@ -62,7 +65,7 @@ def missing_nodes(context: Context, present: set[str], *, step_gone: bool = Fals
             why, final, remedy = _reason(context, node, mark, ended=ended)
             if step_gone and not final:
                 why, final = f"{_STEP_GONE} ({why})" if ended else _STEP_GONE, True
-            quote = worker_log(context, node)
+            quote = worker_log(context, node) if final else ()
             missing.append(Missing(node, absent, why, final, quote, remedy, mark.get("memory", "")))
     return missing
 
@@ -86,6 +89,12 @@ def _reason(context: Context, node: str, mark: dict[str, Any], *, ended: bool) -
     if mark["state"] == "starting":
         return "the worker task started but is still importing Dask", False, ""
     return "its workers were started but have not registered", False, ""
+
+
+def sentences(nodes: Sequence[Missing]) -> str:
+    """Return what is known of some nodes in one line: of the first four, and how many others there are."""
+    more = f"; and {len(nodes) - _NAMED} more nodes" if len(nodes) > _NAMED else ""
+    return "; ".join(node.sentence() for node in nodes[:_NAMED]) + more
 
 
 def not_entered(context: Context, status: str) -> bool:
@@ -141,15 +150,12 @@ def of_the_workers(context: Context, present: set[str], late: float, *, step_gon
         return None
     outside = [missing for missing in final if missing.remedy]
     named = outside or final or lost
-    sentences = "; ".join(missing.sentence() for missing in named[:4])
-    if len(named) > 4:
-        sentences += f"; and {len(named) - 4} more nodes"
-    quote = named[0].quote if named else ()
+    quote = (named[0].quote or worker_log(context, named[0].node)) if named else ()
     if outside:
-        return Outcome(errors.IMAGE, "image", "hpcml", sentences, outside[0].remedy, quote)
+        return Outcome(errors.IMAGE, "image", "hpcml", sentences(named), outside[0].remedy, quote)
     when = f" within {late:g} s" if late else ""
     absent = sum(len(missing.workers) for missing in lost)
-    reason = f"{absent} of {absent + len(present)} workers did not come{when}: {sentences}"
+    reason = f"{absent} of {absent + len(present)} workers did not come{when}: {sentences(named)}"
     hint = f"The whole log: hpcml logs {context.run.directory.name} worker."
     return Outcome(errors.WORKERS_NEVER_CAME, "workers", "hpcml", reason, hint, quote)
 

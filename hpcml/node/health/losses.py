@@ -62,7 +62,8 @@ class Losses:
         for index, node in enumerate(missing):
             if not node.final and self.clock.seconds - self.away[node.node] > longest:
                 why = f"{node.why}, and its workers have been away for {longest:g} s"
-                missing[index] = dataclasses.replace(node, final=True, why=why)
+                quote = diagnosis.worker_log(self.context, node.node)
+                missing[index] = dataclasses.replace(node, final=True, why=why, quote=quote)
         return missing
 
     def tell(self, missing: Sequence[Missing]) -> None:

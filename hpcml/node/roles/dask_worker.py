@@ -187,7 +187,7 @@ def prepare_ucx(context: Context, device: str) -> None:
     """Start UCX behind the run's key, on the adapters nearest to this worker's GPU if the profile asks for it."""
     settings = context.settings
     deadline = time.monotonic() + settings.scheduler_deadline
-    if not files.wait_for(context.attempt.ucx_key, deadline, 0.02):
+    if not files.wait_for(context.attempt.ucx_key, deadline, files.interval(settings.worker_count)):
         raise TimeoutError("the key of the run's UCX connections was not written within the deadline")
     ucx_auth.install(context.attempt.ucx_key)
     dask.config.set(gpus.ucx_settings(settings.gpu, worker=True))

@@ -18,6 +18,7 @@ from hpcml.node.settings import Context
 
 TICK = 0.05  # seconds between looks at this node's processes
 SLOW_TICK = 0.5  # seconds between looks at files that other nodes write
+LOOK_EACH = 0.005  # seconds more for each node: a look reads a file of every node that lacks workers
 
 
 class RunState:
@@ -112,7 +113,7 @@ class RunState:
 
     def time_to_look(self) -> bool:
         """Whether the files that other nodes write are to be looked at again."""
-        if time.monotonic() - self.looked < SLOW_TICK:
+        if time.monotonic() - self.looked < max(SLOW_TICK, LOOK_EACH * self.context.settings.nodes):
             return False
         self.looked = time.monotonic()
         return True
@@ -146,5 +147,5 @@ class RunState:
         absent = sum(len(node.workers) for node in missing)
         self.hangs.look(absent, final=len(final) == len(missing))
         if final and (self.context.settings.on_loss == "fail" or none_left):
-            reason = f"workers were lost: {'; '.join(node.sentence() for node in final)}"
+            reason = f"workers were lost: {diagnosis.sentences(final)}"
             raise self.end(errors.ROLE_LOST, reason, quote=final[0].quote)

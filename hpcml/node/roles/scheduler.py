@@ -34,7 +34,7 @@ from hpcml.node.hardware.network import (
 )
 from hpcml.node.health import clock_offset, diagnosis
 from hpcml.node.health.heartbeat import Activity, peer_of
-from hpcml.node.roles import dashboard
+from hpcml.node.roles import dashboard, registration
 from hpcml.node.sampling import dask_state
 from hpcml.node.security import connection_limits, tls, ucx_auth
 from hpcml.node.settings import Context, load
@@ -53,10 +53,27 @@ class PrivateScheduler(connection_limits.Guarded, Scheduler):  # type: ignore[mi
     joined = 0  # clients in all
     cleaned = -1  # how many had joined when a sweep last cleaned
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        registration.install()
+        self.kinds = registration.Kinds()
+        super().__init__(*arguments, **options)
+
+    async def add_worker(self, comm: Any, *, versions: Any = None, **facts: Any) -> None:
+        """Let a worker in as Dask does; see :mod:`hpcml.node.roles.registration`."""
+        await super().add_worker(comm, versions=self.kinds.one(versions or {}), **facts)
+
     async def add_client(self, comm: Any, *arguments: Any, **options: Any) -> None:
         """Let a client in as Dask does, and count it: what none has used since, need not be cleaned."""
         self.joined += 1
         await super().add_client(comm, *arguments, **options)
+
+    def worker_send(self, worker: str, msg: dict[str, Any]) -> None:
+        """Send as Dask does, but not when it closes: then all that are left are told of each worker that goes.
+
+        For a thousand workers these are half a million messages that nobody reads, and many seconds.
+        """
+        if self.status not in (Status.closing, Status.closed):
+            super().worker_send(worker, msg)
 
     def identity(self, *arguments: Any, **options: Any) -> Any:
         """Answer as Dask does, counting who asks for all workers: Client.wait_for_workers does, again and again."""
@@ -146,6 +163,9 @@ def main() -> int:
     context = load()
     deadline = time.monotonic() + context.settings.scheduler_deadline
     reason = "the supervisor did not write where it listens (control.json) within the deadline"
+    if too_few := connection_limits.too_few_files(context.settings.worker_count, context.node):
+        print(f"hpcml: {too_few}.", file=sys.stderr)
+        return START_FAILED
     try:
         if files.wait_for(context.attempt.control, deadline, 0.01):
             return asyncio.run(_serve(context))

@@ -22,6 +22,7 @@ from hpcml.node.security import tls
 from hpcml.node.settings import Context, load
 
 ORDERLY = 2.0  # seconds that scheduler and workers have to close by themselves, a quarter if they never were all up
+ORDERLY_EACH = 0.003  # seconds more for each worker: one scheduler tells them all
 PROFILING = 0.8  # of the teardown's deadline, that they have to close where profiles are to be finished
 ROOM_TICK = 5.0  # seconds between questions to the run's file system whether it is full
 _PLACE = "Set paths.scratch in the profile, or TMPDIR, to a folder of your own, or to a sticky one of root's."
@@ -180,7 +181,10 @@ def tear_down(state: RunState, outcome: Outcome) -> None:
     page = report.Report(context)
     state.closing = True
     state.channel.send(do="close")
-    orderly = context.settings.teardown_deadline * PROFILING if context.settings.profile else ORDERLY
+    longest = context.settings.teardown_deadline * PROFILING
+    orderly = (
+        longest if context.settings.profile else min(ORDERLY + ORDERLY_EACH * context.settings.worker_count, longest)
+    )
     _wait(state, start + (orderly if outcome.phase == "driver" else ORDERLY / 4))
     left = state.steps.alive()
     for pid in left:  # srun kills its tasks when told to end; elsewhere a step is a process group

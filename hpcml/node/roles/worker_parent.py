@@ -206,7 +206,7 @@ class Address:
 
     def __init__(self, context: Context, local: Path) -> None:
         self.context, self.local = context, local
-        self.interval = max(0.02, context.settings.nodes * 0.002)  # the more nodes look, the more seldom each does
+        self.interval = files.interval(context.settings.nodes)
         self.deadline = time.monotonic() + context.settings.scheduler_deadline + context.settings.workers_deadline
         self.known = False
 

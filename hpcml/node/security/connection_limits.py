@@ -21,6 +21,8 @@ logger = logging.getLogger("hpcml.tls")
 DEADLINE = 10.0  # seconds for a TLS handshake: a busy process on either side may take some
 MOST_HALF_OPEN = 2048  # TLS handshakes under way at one listener, each some 50 kB
 SHARE_OF_FILES = 4  # the part of the process's files that they may take
+FILES_EACH = 3  # connections of a scheduler with each worker: its stream, its questions, and those of the scheduler
+FILES_OF_ITS_OWN = 64  # and files that are no connections
 MOST_FILES = 1 << 20  # what a process asks for where the hard limit is higher: some programs make a table of all
 LINES_A_MINUTE = 20
 _LOGGERS = ("distributed.comm.tcp", "tornado.general", "tornado.application", "asyncio")  # which peers can make write
@@ -51,6 +53,23 @@ def raise_file_limit() -> None:
     wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def too_few_files(workers: int, node: str) -> str:
+    """Return that a scheduler here cannot have so many workers for want of open files, and what to do; empty if it can.
+
+    Without it the listener accepts nobody once the files have run out, and the run waits for its workers' deadline.
+    """
+    raise_file_limit()
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    need = FILES_OF_ITS_OWN + FILES_EACH * workers
+    if soft == resource.RLIM_INFINITY or soft >= need:
+        return ""
+    most = max(1, (soft - FILES_OF_ITS_OWN) // FILES_EACH)
+    return (
+        f"the scheduler on {node} may have {soft} files open (ulimit -Hn), and {workers} workers take {need}: ask the "
+        f"site for a higher limit, which Slurm may take from the shell that submits, or have {most} workers at most"
+    )
 
 
 def most_half_open() -> int:
