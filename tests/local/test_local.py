@@ -152,6 +152,12 @@ def test_a_place_that_others_may_change_is_refused(here: Here) -> None:
     assert "Set paths.scratch in the profile, or TMPDIR" in done.stderr
 
 
+def test_too_few_open_files_for_the_workers_end_a_run_at_once(here: Here) -> None:
+    done = here.submit("print(1)", "--set", 'runtime.setup=["ulimit -n 100"]', "--set", "workers.per_node=16")
+    assert done.returncode == errors.START_FAILED, done.stderr
+    assert "may open 100 files (ulimit -Hn), and 16 workers take 112: have 12 workers at most" in done.stderr
+
+
 def test_what_killed_roles_left_is_swept(here: Here) -> None:
     """By the user's next run; the folders of a run that goes on stay."""
     common = here.folder / "tmp"

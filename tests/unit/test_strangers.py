@@ -42,13 +42,14 @@ def test_the_limit_of_files_is_raised(soft: int, hard: int, most: int) -> None:
 def test_a_scheduler_says_that_it_cannot_have_so_many_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its listener would accept nobody any more, and the run wait for its deadline."""
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
-    assert connection_limits.too_few_files(300, "n1") == ""
-    said = connection_limits.too_few_files(1000, "n1")
-    assert "the scheduler on n1 may have 1024 files open (ulimit -Hn), and 1000 workers take 3064" in said
-    assert "have 320 workers at most" in said
-    assert connection_limits.too_few_files(320, "n1") == ""
+    assert connection_limits.too_few_files(300) == ""
+    said = connection_limits.too_few_files(1000)
+    assert (
+        "the scheduler may open 1024 files (ulimit -Hn), and 1000 workers take 3064: have 320 workers at most" in said
+    )
+    assert connection_limits.too_few_files(320) == ""
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    assert connection_limits.too_few_files(100_000, "n1") == ""
+    assert connection_limits.too_few_files(100_000) == ""
 
 
 def test_a_machine_without_limits_gets_one(monkeypatch: pytest.MonkeyPatch) -> None:

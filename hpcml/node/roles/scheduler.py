@@ -163,7 +163,7 @@ def main() -> int:
     context = load()
     deadline = time.monotonic() + context.settings.scheduler_deadline
     reason = "the supervisor did not write where it listens (control.json) within the deadline"
-    if too_few := connection_limits.too_few_files(context.settings.worker_count, context.node):
+    if too_few := connection_limits.too_few_files(context.settings.worker_count):
         print(f"hpcml: {too_few}.", file=sys.stderr)
         return START_FAILED
     try:

@@ -55,10 +55,10 @@ def raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def too_few_files(workers: int, node: str) -> str:
+def too_few_files(workers: int) -> str:
     """Return that a scheduler here cannot have so many workers for want of open files, and what to do; empty if it can.
 
-    Without it the listener accepts nobody once the files have run out, and the run waits for its workers' deadline.
+    Otherwise its listener would accept nobody once the files have run out, and the run wait for its workers' deadline.
     """
     raise_file_limit()
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -66,10 +66,8 @@ def too_few_files(workers: int, node: str) -> str:
     if soft == resource.RLIM_INFINITY or soft >= need:
         return ""
     most = max(1, (soft - FILES_OF_ITS_OWN) // FILES_EACH)
-    return (
-        f"the scheduler on {node} may have {soft} files open (ulimit -Hn), and {workers} workers take {need}: ask the "
-        f"site for a higher limit, which Slurm may take from the shell that submits, or have {most} workers at most"
-    )
+    may = f"the scheduler may open {soft} files (ulimit -Hn), and {workers} workers take {need}"
+    return f"{may}: have {most} workers at most, or ask the site for a higher limit"
 
 
 def most_half_open() -> int:
