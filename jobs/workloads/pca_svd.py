@@ -28,7 +28,7 @@ import numpy.typing as npt
 import pandas as pd
 import sklearn.decomposition
 
-from gallery import backend, datasets, genotypes, inputs, job, matrices, memory, models, picture, tables
+from gallery import backend, datasets, genotypes, inputs, job, matrices, memory, models, partitions, picture, tables
 from gallery.job import Job, RefusedError
 from gallery.matrices import Matrix
 
@@ -36,6 +36,11 @@ DRAWN = 10_000  # rows in the picture
 OVERSAMPLES = 10  # svd_compressed's own default
 MOST_FEATURES = 5_000  # columns up to which a model is exported: its manifest names each
 Floats = npt.NDArray[np.floating[Any]]
+
+
+def floats_at_once(job: Job) -> int:
+    """Return the bytes that the floats of a chunk may take on the job's GPUs; 0 on CPUs."""
+    return partitions.share_of_gpu(job.client) if backend.on_gpu() else 0
 
 
 def find(job: Job) -> tuple[Matrix, list[str]]:
@@ -50,11 +55,11 @@ def find(job: Job) -> tuple[Matrix, list[str]]:
             memory.admit(job, 3 * memory.table(source, names, dtype), source.where)
         return Matrix(tables.arrays(job, source, names, dtype)[0], len(names)), names
     if options.data:
-        matrix = matrices.read(options.data, job.threads)
+        matrix = matrices.read(options.data, job.threads, floats_at_once(job))
     else:
-        library = "numpy" if options.storage == "zarr" else ""
+        library, floats = ("numpy", 0) if options.storage == "zarr" else ("", floats_at_once(job))
         packed = options.storage == "packed"
-        matrix = matrices.made(job.rows, options.columns, packed=packed, library=library, **shape)
+        matrix = matrices.made(job.rows, options.columns, packed=packed, library=library, floats=floats, **shape)
     return matrix, [f"c{number}" for number in range(matrix.columns)]
 
 
@@ -175,7 +180,7 @@ def work(job: Job) -> None:
         with job.phase("write_zarr"):
             folder = job.folder_for_data() / "matrix.zarr"
             matrices.write(folder, matrix, options.seed)
-        matrix = matrices.read(str(folder), job.threads)
+        matrix = matrices.read(str(folder), job.threads, floats_at_once(job))
     (rows, columns), size = matrix.shape, int(matrix.stored.nbytes)
     with job.phase("load"):
         matrix, sums = matrices.load(matrix)
