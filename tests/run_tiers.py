@@ -79,9 +79,9 @@ SLURMS = tuple(
 TIERS = (
     Tier("unit", "decisions, parsers, architecture, packaging", (
         "tests/unit", "tests/golden", "tests/test_architecture.py", "tests/test_wheel.py", "tests/test_docs.py")),
-    Tier("cli", "exit statuses and messages of the installed command", ("tests/cli",), parts=3),
+    Tier("cli", "exit statuses and messages of the installed command", ("tests/cli",), parts=4),
     Tier("jobs", "every job of the gallery against scikit-learn, pandas and NumPy", ("tests/jobs",), parts=2),
-    Tier("local", "real Dask under bash on this machine", ("tests/local",), parts=3),
+    Tier("local", "real Dask under bash on this machine", ("tests/local",), parts=4),
     Tier("docs", "what is typed in the documentation, typed", ("tests/test_docs_run.py",)),
     Tier("lab", "a real Slurm of four nodes", ("tests/lab",)),
     Tier("one-run", "one run under bash: two of the local tier", ("tests/local/test_local.py::test_the_script_s_own_status",)),
