@@ -16,7 +16,7 @@ $(RUNS): pyproject.toml
 	@touch $@
 
 $(ENVIRONMENT): pyproject.toml
-	@PYTHON="$(PYTHON)" tests/setup_environment.sh local,test,image,ucx,jupyter
+	@PYTHON="$(PYTHON)" tests/setup_environment.sh local,test,image,ucx,jupyter,polars
 	@touch $(RUNS) $@
 
 demo: $(RUNS)    ## run k-means on this machine and show where the picture is

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hpcml.map_jobs.futures import PointFuture
 
 _OF_A_RUN = ("until_done", "max_restarts", "max_node_hours")
-_NOT_OF_A_MAP = ("image", "protocol", "profile", "own_clusters", "prepare", "after", *_OF_A_RUN)
+_NOT_OF_A_MAP = ("image", "protocol", "gpu_mode", "profile", "own_clusters", "prepare", "after", *_OF_A_RUN)
 
 
 def map(  # noqa: A001 - as every library calls it

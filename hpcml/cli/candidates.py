@@ -383,6 +383,7 @@ SOURCES: dict[str, Source] = {
     "PROFILE": _profilers,
     "PROGRAM": _fixed("apptainer", "singularity"),
     "PROTOCOL": _fixed("auto", "ucx", "tcp"),
+    "GPU_MODE": _fixed("dask", "polars"),
     "QOS": _qos,
     "ROLE": _fixed("driver", "scheduler", "worker", "job"),
     "ROUTE": _fixed("direct", "twohop", "srun"),

@@ -50,6 +50,7 @@ VALUES = {
         "--name": "the run's name: at most 64 letters, digits, . _ - (default: the script's)",
         "--set": "KEY=VALUE of the profile, e.g. workers.per_node=4 (repeatable)",
         "--protocol": "Dask's protocol: auto, ucx or tcp, always with TLS (default: network.protocol)",
+        "--gpu-mode": "what GPU workers are for: dask, or polars for cuDF-Polars' DaskEngine (default: gpu.mode)",
         "--image": "run all roles inside this Apptainer image (default: runtime.image, if runtime.kind is image)",
         "--env": "NAME=VALUE for scheduler, workers and script, or NAME as it is here (repeatable)",
         "--env-file": "file of such lines, with comments behind '#'; --env counts above it (repeatable)",

@@ -58,6 +58,7 @@ def request(loaded: LoadedSite, spec: JobSpec) -> tuple[LoadedSite, JobSpec]:
         memory_per_node=Memory("2G"),
         time=TimeLimit("5"),
         protocol="tcp",
+        gpu_mode="",
         sbatch=(*spec.sbatch, *pairs),
     )
     return loaded._replace(site=site), spec

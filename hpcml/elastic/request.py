@@ -25,7 +25,7 @@ _CALLER = "hpcml.ElasticCluster"
 _NOT_HERE = {
     "nodes": "Each job is one node: say how many workers with minimum and maximum.",
     **dict.fromkeys(
-        ("profile", "own_clusters", "after", "dependency", "until_done", "max_restarts", "max_node_hours"),
+        ("profile", "gpu_mode", "own_clusters", "after", "dependency", "until_done", "max_restarts", "max_node_hours"),
         "Leave it out; hpcml.submit() has it.",
     ),
 }
@@ -67,6 +67,11 @@ def make(options: Mapping[str, Any]) -> Request:
     if site.scheduler != "slurm":
         hint = "Use dask.distributed.LocalCluster() here, or name a site with Slurm."
         raise SiteError(f"{_CALLER} asks Slurm for its workers, and site {site.name} has none", hint=hint)
+    if site.gpu.mode == "polars":
+        hint = "Add --set gpu.mode=dask, or submit a script: hpcml.submit()."
+        raise SiteError(
+            f"{_CALLER} has workers that come and go, and GPU mode polars none", place="gpu.mode", hint=hint
+        )
     _check_sbatch(environment)
     spec = schedulers.get(site.scheduler).with_variables(spec, loaded.is_from_this_call)
     spec = spec._replace(service="elastic", script=Path("elastic"), sources=())

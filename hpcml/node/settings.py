@@ -15,7 +15,8 @@ class Gpu(NamedTuple):
     """What dask-cuda is told for each GPU worker (the options of ``dask cuda worker``, by its names).
 
     An amount of memory is a fraction of the GPU's memory up to 1, bytes above 1, and None for "none". ``pool`` of -1
-    is decided on the node (:func:`hpcml.node.hardware.gpus.pool_size`); so is ``spill_pinned`` of -1.
+    is decided on the node (:func:`hpcml.node.hardware.gpus.pool_size`); so is ``spill_pinned`` of -1. ``mode`` is
+    ``dask``, or ``polars`` for workers that cuDF-Polars' DaskEngine sets up itself.
     """
 
     count: int  # type: ignore[assignment] # a tuple's method of that name is not needed
@@ -34,6 +35,7 @@ class Gpu(NamedTuple):
     cudf_spill: bool
     cudf_spill_stats: int
     pre_import: tuple[str, ...]
+    mode: str = "dask"
 
 
 class Settings(NamedTuple):
@@ -101,6 +103,11 @@ class Settings(NamedTuple):
     most_node_hours: float = 0.0
     at_once: int = 1
     claims: str = ""
+
+    @property
+    def for_polars(self) -> bool:
+        """Whether the workers are cuDF-Polars', which has its own memory and its own connections between them."""
+        return self.gpu is not None and self.gpu.mode == "polars"
 
     @property
     def single_node(self) -> bool:

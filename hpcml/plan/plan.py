@@ -11,7 +11,16 @@ from hpcml.errors import ConfigError, SiteError, UsageError
 from hpcml.node.settings import Settings
 from hpcml.paths import ROLES, RunPaths
 from hpcml.plan.container import Stage, entry, image_of, interpreter, kernels, stage
-from hpcml.plan.workers import advice, gpu_settings, profilers, protocol, shared_environment, worker_resources
+from hpcml.plan.workers import (
+    OF_POLARS,
+    advice,
+    gpu_mode,
+    gpu_settings,
+    profilers,
+    protocol,
+    shared_environment,
+    worker_resources,
+)
 from hpcml.schedulers import JobLayout, JobRequest, Launcher
 from hpcml.schedulers.request import NOT_SAID, JobSpec, job_name
 from hpcml.sites import facts
@@ -119,6 +128,8 @@ def plan(site: Site, asked: JobSpec, location: RunLocation) -> Plan:
     reasons += layout.reasons
     origins = [f"{option}: {origin}" for option, origin in spec.origins]
     reasons += origins
+    if spec.gpu_mode == "polars":
+        reasons.append(OF_POLARS)
     _check_workers(site, spec.gpus_per_node, layout.memory)
     _check_attempts(site, spec)
     python = interpreter(site) if spec.image else site.runtime.python or location.python
@@ -175,10 +186,13 @@ def _filled(site: Site, asked: JobSpec) -> JobSpec:
     if memory.text and memory < 1024**2:
         hint = "Leave it out for what the site gives."
         raise UsageError(f"'{memory.text}' is less than 1 MiB", place="--memory-per-node", hint=hint)
+    gpus = _count(asked.gpus_per_node, defaults.gpus_per_node, "--gpus-per-node", "defaults.gpus_per_node")
+    mode = gpu_mode(site, asked, gpus)
     return asked._replace(
         name=job_name(asked),
         nodes=_count(asked.nodes, defaults.nodes, "--nodes", "defaults.nodes", least=1),
-        gpus_per_node=_count(asked.gpus_per_node, defaults.gpus_per_node, "--gpus-per-node", "defaults.gpus_per_node"),
+        gpus_per_node=gpus,
+        gpu_mode=mode,
         cpus_per_node=_count(
             asked.cpus_per_node, resources.cpus_per_node, "--cpus-per-node", "resources.cpus_per_node"
         ),
@@ -188,7 +202,7 @@ def _filled(site: Site, asked: JobSpec) -> JobSpec:
         partition=asked.partition or defaults.partition,
         qos=asked.qos or defaults.qos,
         image=image_of(site, asked),
-        protocol=protocol(site, asked),
+        protocol=protocol(site, asked, mode),
     )
 
 
@@ -262,7 +276,7 @@ def _environment(site: Site, spec: JobSpec) -> tuple[tuple[str, str], ...]:
     inner = (("HPCML_CONTAINER_ENV", " ".join(inherited)),) if spec.image else ()  # beside the run's own
     if spec.image and spec.gpus_per_node and "CUPY_CACHE_DIR" not in site.environment:
         inner = (*inner, ("HPCML_CUPY_CACHE", kernels(spec.image)))
-    shared = shared_environment(site, spec.gpus_per_node, spec.protocol)
+    shared = shared_environment(site, spec.gpus_per_node, spec.protocol, spec.gpu_mode)
     return (*(pair for pair in shared if pair[0] not in site.environment), *site.environment.items(), *inner)
 
 
@@ -323,7 +337,7 @@ def _steps(paths: RunPaths, layout: JobLayout, python: str) -> tuple[Step, ...]:
 
 def _inside(site: Site, request: JobRequest, layout: JobLayout, umask: int) -> Settings:
     spec, code = request.spec, request.paths.code
-    gpu, profile = gpu_settings(site, spec.gpus_per_node), profilers(spec)
+    gpu, profile = gpu_settings(site, spec.gpus_per_node, spec.gpu_mode), profilers(spec)
     if gpu and "rmm" in profile:
         gpu = gpu._replace(rmm_log_directory=str(request.paths.profiles))
     in_place = not spec.copied or (site.code.snapshot == "none" and not spec.staged)
@@ -369,7 +383,7 @@ def _inside(site: Site, request: JobRequest, layout: JobLayout, umask: int) -> S
         sweep=spec.sweep,
         at_once=spec.at_once,
         claims=spec.claims,
-        advice=advice(site),
+        advice=advice(site, spec.gpu_mode),
         profile=profile,
         until_done=spec.until_done,
         most_restarts=_MOST_RESTARTS if spec.max_restarts == NOT_SAID else spec.max_restarts,

@@ -6,7 +6,8 @@ from hpcml import units
 from hpcml.errors import ConfigError, UsageError, did_you_mean, nearest
 from hpcml.node.settings import Gpu
 from hpcml.schedulers.request import JobSpec
-from hpcml.sites.schema import Site
+from hpcml.sites import schema
+from hpcml.sites.schema import CHOICES, Site
 
 _PROTOCOLS = {"": "", "auto": "auto", "ucx": "ucx", "tls": "tls", "tcp": "tls"}  # TCP is always with TLS
 # KvikIO's own names (docs.rapids.ai, kvikio, Runtime Settings); "auto" is KvikIO's default, so nothing is said.
@@ -18,10 +19,49 @@ _GDS: dict[str, tuple[tuple[str, str], ...]] = {
 _AMOUNTS = ("rmm_maximum_pool_size", "rmm_release_threshold", "device_memory_limit")
 PROFILERS = {"dask": "bokeh", "memray": "memray", "nsys": "", "rmm": "rmm"}  # and the package that each needs
 _LIBRARIES = ("cupy", "torch")  # those whose allocator dask-cuda can replace by RMM's
+OF_POLARS = (
+    "GPU mode polars: Dask's own messages go over TLS, and the workers have no RMM pool; cuDF-Polars' DaskEngine takes "
+    "the GPUs' memory itself and opens UCX connections of its own (rapidsmpf), which ask nobody for a key"
+)
+# Queries are no tasks of Dask's: what these rules say of tasks would be wrong.
+_RULES_OF_TASKS = ("no-tasks", "idle-tail", "tasks-without-gpu")
 
 
-def protocol(site: Site, spec: JobSpec) -> str:
-    """Return the protocol to use: auto, tls or ucx.
+def gpu_mode(site: Site, spec: JobSpec, gpus: int) -> str:
+    """Return whose the GPU workers are, ``dask`` or ``polars``; empty for CPU workers.
+
+    Raises
+    ------
+    UsageError
+        If the request names another mode, has no GPUs for it, or asks for what it cannot have.
+    ConfigError
+        If the profile asks for a proof that it cannot have.
+    """
+    place = "--gpu-mode" if spec.gpu_mode else "gpu.mode"
+    mode = spec.gpu_mode or site.gpu.mode
+    if mode not in CHOICES["gpu.mode"]:
+        raise UsageError(f"There is no GPU mode '{mode}'", place=place, hint="One of: dask, polars.")
+    if not gpus:
+        if spec.gpu_mode == "polars":
+            hint = "Add --gpus-per-node; on CPUs Polars computes by itself, in any run."
+            raise UsageError("GPU mode polars is for GPU workers, and this run has none", place=place, hint=hint)
+        return ""
+    if mode != "polars":
+        return mode
+    if spec.protocol == "ucx":
+        hint = "Leave it out: between GPUs cuDF-Polars uses UCX by itself, and Dask's own messages go over TLS."
+        raise UsageError("GPU mode polars does not go with UCX for Dask", place="--protocol ucx", hint=hint)
+    if "rmm" in profilers(spec):
+        hint = "Leave it out; RAPIDSMPF_STATISTICS=1 has the engine count its own."
+        raise UsageError("RMM's log does not see the memory that cuDF-Polars takes", place="--profile rmm", hint=hint)
+    if site.fabric.require == "rdma":
+        sentence = "No check can prove RDMA in GPU mode polars: cuDF-Polars' own connections are not measured"
+        raise ConfigError(sentence, place="fabric.require", hint="Add --set fabric.require=warn.")
+    return mode
+
+
+def protocol(site: Site, spec: JobSpec, mode: str = "") -> str:
+    """Return the protocol to use, in a mode of the GPU workers: auto, tls or ucx.
 
     Raises
     ------
@@ -31,7 +71,7 @@ def protocol(site: Site, spec: JobSpec) -> str:
     if spec.protocol not in _PROTOCOLS:
         hint = did_you_mean(nearest(spec.protocol, ["auto", "ucx", "tcp"]), "One of: auto, ucx, tcp.")
         raise UsageError(f"There is no protocol '{spec.protocol}'", place="--protocol", hint=hint)
-    return _PROTOCOLS[spec.protocol] or site.network.protocol
+    return "tls" if mode == "polars" else _PROTOCOLS[spec.protocol] or site.network.protocol
 
 
 def profilers(spec: JobSpec) -> tuple[str, ...]:
@@ -71,19 +111,19 @@ def worker_resources(site: Site) -> tuple[tuple[str, float], ...]:
     return tuple(found)
 
 
-def advice(site: Site) -> dict[str, dict[str, str]]:
-    """Return the site's changes of the report's rules, by their names.
+def advice(site: Site, mode: str = "") -> dict[str, dict[str, str]]:
+    """Return the site's changes of the report's rules, by their names, and those of a mode of the GPU workers.
 
     Raises
     ------
     ConfigError
         If one lacks what a rule needs, or has a limit or a figure that is none.
     """
+    found = {name: {"off": "true"} for name in _RULES_OF_TASKS} if mode == "polars" else {}
     if not site.report.advice:
-        return {}
+        return found
     from hpcml.report import advice as rules
 
-    found = {}
     for name, rule in site.report.advice.items():
         place = f"report.advice.{name}"
         if rule.off:
@@ -110,8 +150,8 @@ def advice(site: Site) -> dict[str, dict[str, str]]:
     return found
 
 
-def gpu_settings(site: Site, count: int) -> Gpu | None:
-    """Return what the GPU workers of a node are told; None for CPU workers.
+def gpu_settings(site: Site, count: int, mode: str = "dask") -> Gpu | None:
+    """Return what the GPU workers of a node are told, in their mode; None for CPU workers.
 
     Raises
     ------
@@ -120,7 +160,10 @@ def gpu_settings(site: Site, count: int) -> Gpu | None:
     """
     if not count:
         return None
-    gpu = site.gpu
+    gpu = site.gpu._replace(mode=mode)
+    if mode == "polars":  # nothing of dask-cuda's memory: two that manage it would be in each other's way
+        kept = {name: getattr(gpu, name) for name in ("cuda", "gds", "pre_import", "mode")}
+        gpu = schema.Gpu(**kept, rmm_pool_size="none", rmm_allocator_libs=(), device_memory_limit="none")
     if gpu.rmm_async and gpu.rmm_managed_memory:
         raise _contradiction("rmm_async", "rmm_managed_memory", "Take one of them out.")
     if gpu.rmm_release_threshold not in ("", "none") and not gpu.rmm_async:
@@ -171,7 +214,7 @@ def _size(text: str, name: str) -> float | None:
     return amount
 
 
-def shared_environment(site: Site, gpus: int, protocol: str) -> tuple[tuple[str, str], ...]:
+def shared_environment(site: Site, gpus: int, protocol: str, mode: str = "dask") -> tuple[tuple[str, str], ...]:
     """Return the variables that all roles of a GPU or UCX run share; the profile's own go before them.
 
     ``RAPIDS_NO_INITIALIZE`` keeps cuDF from taking a GPU at its import, before a worker has been given its own
@@ -182,7 +225,8 @@ def shared_environment(site: Site, gpus: int, protocol: str) -> tuple[tuple[str,
     if not gpus:
         return quiet if protocol == "ucx" else ()
     interface = (("NCCL_SOCKET_IFNAME", site.network.interface),) if site.network.interface else ()
-    spill = (("CUDF_SPILL", "on"), ("DASK_CUDF_SPILL_WARNING", "False")) if site.gpu.cudf_spill else ()
+    spills = site.gpu.cudf_spill and mode != "polars"
+    spill = (("CUDF_SPILL", "on"), ("DASK_CUDF_SPILL_WARNING", "False")) if spills else ()
     # The other half of what node.hardware.topology chooses: every connection is opened by the name of one interface.
     opened = (("UCX_SOCKADDR_TLS_PRIORITY", "tcp"),) if site.network.nic_affinity == "pcie" else ()
     return (("RAPIDS_NO_INITIALIZE", "1"), *quiet, *interface, *opened, *spill, *_GDS[site.gpu.gds])

@@ -73,7 +73,7 @@ class JobSpec(NamedTuple):
     modules, and the dotted name), a ``notebook``, or a ``program`` (a bare name is found on PATH, on the node).
     ``profile`` are names of profilers, with commas.
     ``sweep`` is the sweep whose points the script is started for, empty without one; ``at_once`` and ``claims``: see
-    the nodes' settings.
+    the nodes' settings. ``gpu_mode`` is whose the GPU workers are: ``dask`` or ``polars``.
     """
 
     script: Path
@@ -109,6 +109,7 @@ class JobSpec(NamedTuple):
     until_done: bool = False
     max_restarts: int = NOT_SAID
     max_node_hours: float = 0.0
+    gpu_mode: str = ""
 
     @property
     def copied(self) -> bool:

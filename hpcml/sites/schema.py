@@ -219,6 +219,10 @@ class Gpu(NamedTuple):
     """
     pre_import: tuple[str, ...] = ()
     """Modules that are imported once on each node, before the workers are forked."""
+    mode: str = "dask"
+    """Whose the workers are: ``dask``, or ``polars`` for cuDF-Polars' DaskEngine, which takes memory and opens
+    connections itself; of these keys only ``gpu.cuda``, ``gpu.gds`` and ``gpu.pre_import`` count then.
+    """
 
 
 class Network(NamedTuple):
@@ -461,6 +465,7 @@ CHOICES = {
     "workers.on_loss": ("continue", "fail"),
     "gpu.cuda": ("any", "12", "13"),
     "gpu.gds": ("auto", "on", "off"),
+    "gpu.mode": ("dask", "polars"),
     "gpu.spill_order": ("keep", "lru"),
     "network.protocol": ("auto", "tls", "ucx"),
     "network.nic_affinity": ("auto", "pcie", "off"),

@@ -21,7 +21,16 @@ from typing import Any
 
 import hpcml
 
-NO_TORCH = "torch is not installed"
+NEEDS = {"to_torch": "torch", "query": "polars"}
+OF_POLARS = "on GPUs it needs --gpu-mode polars"
+CANNOT = (OF_POLARS, *(f"{package} is not installed" for package in NEEDS.values()))  # why an example was left out
+
+
+def lacks(name: str) -> str:
+    """Return why an example cannot run here, empty if it can."""
+    if name in NEEDS and importlib.util.find_spec(NEEDS[name]) is None:
+        return f"{NEEDS[name]} is not installed"
+    return OF_POLARS if name == "query" and hpcml.run.gpus else ""
 
 
 def run(path: Path, out: Path, seconds: int) -> str:
@@ -30,8 +39,8 @@ def run(path: Path, out: Path, seconds: int) -> str:
     def too_long(*_: Any) -> None:
         raise TimeoutError(f"not done after {seconds} s")
 
-    if path.stem == "to_torch" and importlib.util.find_spec("torch") is None:
-        return NO_TORCH
+    if lacking := lacks(path.stem):
+        return lacking
     out.mkdir(parents=True, exist_ok=True)
     type(hpcml.run).out = property(lambda _: out)  # type: ignore[method-assign,assignment] # each its own
     sys.argv = [str(path)]
@@ -65,7 +74,7 @@ def main(seconds: int, names: list[str]) -> int:
             error = run(path, out / path.stem, seconds)
             statuses[path.stem] = {"seconds": round(time.perf_counter() - start, 2), "error": error}
             (out / "statuses.json").write_text(json.dumps(statuses))
-    return int(any(one["error"] not in ("", NO_TORCH) for one in statuses.values()))
+    return int(any(one["error"] not in ("", *CANNOT) for one in statuses.values()))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ EXAMPLES: dict[str, dict[str, float]] = {
     "pca_svd": {"shape": 0, "shares": 0.005, "singular_values": 0.05},
     "pipeline": {"read": 0, "used": 0, "model": 1e-5, "error": 1e-6},
     "preprocess": {"rows": 0, "columns": 0, "scales": 1e-9, "categories": 0},
+    "query": {"regions": 0, "best": 0},
     "resume": {"rows": 0, "centres": 1e-6},
     "score": {"rows": 0, "files": 0, "error": 1e-9},
     "search": {"fits": 0, "r2": 0.001},

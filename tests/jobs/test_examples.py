@@ -41,6 +41,7 @@ JOBS = Path(__file__).resolve().parent.parent.parent / "jobs"
 NAMES = sorted(path.stem for path in JOBS.glob("*.py"))
 LIBRARIES = {
     "cuml",
+    "cudf_polars",
     "cupy",
     "dask",
     "dask_ml",
@@ -48,6 +49,7 @@ LIBRARIES = {
     "matplotlib",
     "numpy",
     "pandas",
+    "polars",
     "sklearn",
     "torch",
     "xgboost",
@@ -309,6 +311,23 @@ def test_naive_bayes(run_example: RunExample) -> None:
     model = sklearn.naive_bayes.MultinomialNB().fit(x, y)
     assert (np.load(out / "predicted.npy") == model.predict(x_test)).all()
     assert result["accuracy"] == model.score(x_test, y_test)
+
+
+def test_query(run_example: RunExample) -> None:
+    polars = pytest.importorskip("polars", reason="Polars is not in this environment; to run this: pip install polars")
+    seen: dict[str, Any] = {}
+    scan = polars.scan_parquet
+    with pytest.MonkeyPatch.context() as patch:  # what it made is gone afterwards
+        patch.setattr(polars, "scan_parquet", lambda files: seen.setdefault(files, scan(files).collect()).lazy())
+        result = run_example("query").result
+    orders, customers = (pd.DataFrame(table.to_dict(as_series=False)) for table in seen.values())
+    joined = orders[orders["cents"] >= 500].merge(customers, on="customer")
+    assert len(joined) < (orders["cents"] >= 500).sum() < len(orders)
+    sums = joined.groupby("region")["cents"].agg(["count", "sum"])
+    assert result["regions"] == [[region, *row] for region, *row in sums.itertuples()]
+    sums = joined.groupby("customer")["cents"].agg(["count", "sum"]).reset_index()
+    best = sums.sort_values(["sum", "customer"], ascending=False).head(10)
+    assert result["best"] == best.to_numpy().tolist()
 
 
 def test_preprocess(run_example: RunExample) -> None:

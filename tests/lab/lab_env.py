@@ -15,7 +15,7 @@ from lab_paths import LabError, Places
 
 PYTHON = "/usr/bin/python3"
 SITE = Path(__file__).with_name("site")  # the lab's own profile
-EXTRAS = "local,test,ucx,jupyter"
+EXTRAS = "local,test,ucx,jupyter,polars"
 IGNORED_NAMES = (
     ".git", ".venv", "venv", "__pycache__", "build", "dist", "*.egg-info", ".*_cache", ".hypothesis", "node_modules",
 )  # fmt: skip

@@ -168,6 +168,13 @@ def test_a_users_option_that_the_profile_leaves_out_is_told() -> None:
     assert not plan.plan(profile, spec(), PLACE).notices
 
 
+def test_the_mode_for_polars_is_told_and_reaches_the_nodes() -> None:
+    made = plan.plan(site({"network": {"protocol": "ucx"}}), spec(gpus_per_node=2, gpu_mode="polars"), PLACE)
+    assert made.inside.for_polars
+    assert made.inside.protocol == "tls"
+    assert any("ask nobody for a key" in reason for reason in made.reasons)
+
+
 def test_the_local_site_launches_nothing() -> None:
     made = plan.plan(site({"scheduler": "local"}), spec(nodes=3), PLACE)
     assert made.directives == ()

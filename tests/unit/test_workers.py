@@ -89,6 +89,39 @@ def test_protocol(asked: str, profile: str, chosen: str) -> None:
     assert workers.protocol(site(network={"protocol": profile}), spec(asked)) == chosen
 
 
+def test_workers_of_cudf_polars_have_nothing_that_its_engine_sets_up() -> None:
+    profile = site(gpu={"rmm_pool_size": "40G", "rmm_async": True, "cudf_spill": True, "cuda": "13"})
+    made = workers.gpu_settings(profile, 4, "polars")
+    assert made is not None
+    assert (made.mode, made.count, made.cuda) == ("polars", 4, "13")
+    assert (made.rmm_pool_size, made.device_memory_limit) == (None, None)
+    assert not any((made.rmm_async, made.rmm_allocator_libs, made.cudf_spill))
+    assert "CUDF_SPILL" not in dict(workers.shared_environment(profile, 4, "tls", "polars"))
+    assert workers.protocol(site(network={"protocol": "ucx"}), spec(), "polars") == "tls"
+    assert workers.advice(site(), "polars")["no-tasks"] == {"off": "true"}
+
+
+@pytest.mark.parametrize(("profile", "asked", "gpus", "words"), [
+    ({}, {"gpu_mode": "polars"}, 0, "for GPU workers, and this run has none"),
+    ({}, {"gpu_mode": "polars", "protocol": "ucx"}, 4, "does not go with UCX"),
+    ({}, {"gpu_mode": "polars", "profile": "rmm"}, 4, "does not see the memory"),
+    ({}, {"gpu_mode": "panda"}, 4, "no GPU mode 'panda'"),
+    ({"gpu": {"mode": "polars"}, "fabric": {"require": "rdma"}}, {}, 4, "No check can prove RDMA"),
+])  # fmt: skip
+def test_what_cannot_be_in_the_mode_for_polars_is_refused(
+    profile: dict[str, Any], asked: dict[str, Any], gpus: int, words: str
+) -> None:
+    with pytest.raises((UsageError, ConfigError), match=words):
+        workers.gpu_mode(site(**profile), spec()._replace(**asked), gpus)
+
+
+def test_the_mode_is_the_requests_then_the_profiles() -> None:
+    polars = site(gpu={"mode": "polars"})
+    assert workers.gpu_mode(polars, spec(), 0) == ""  # a profile's mode is for runs with GPUs
+    assert workers.gpu_mode(polars, spec(), 4) == "polars"
+    assert workers.gpu_mode(polars, spec()._replace(gpu_mode="dask"), 4) == "dask"
+
+
 def test_no_such_protocol() -> None:
     with pytest.raises(UsageError, match="no protocol 'ib'"):
         workers.protocol(site(), spec("ib"))

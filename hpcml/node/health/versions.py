@@ -50,6 +50,9 @@ AGREE = {
     "cudf": 2,
     "cuml": 2,
     "cupy": 2,
+    "polars": 2,
+    "cudf-polars": 2,
+    "rapidsmpf": 2,
 }
 NOTED = 10.0  # seconds between two nodes' clocks from which on it is told
 _OTHER_NAMES = {"libucx": "ucx", "nvidia-cuda-runtime": "cuda", "cuda-cudart": "cuda"}

@@ -139,6 +139,8 @@ def run(context: Context, slot: int, scratch: Path, share: Share, *, replaces: b
         head = slot == 0 and context.node == context.node_names[0]
         pool = gpus.pool(context, device, head=head, wait=replaces)
         options |= gpus.worker_options(context, device, pool, memory_limit=share.memory_limit)
+    if settings.for_polars:
+        choose_transports(context, device)  # of the engine's own connections
     if expected == "ucx":
         prepare_ucx(context, device)
     address, protocol = _address(context, scratch / ADDRESS, context.share_of(context.node, slot))
@@ -191,10 +193,16 @@ def prepare_ucx(context: Context, device: str) -> None:
         raise TimeoutError("the key of the run's UCX connections was not written within the deadline")
     ucx_auth.install(context.attempt.ucx_key)
     dask.config.set(gpus.ucx_settings(settings.gpu, worker=True))
+    choose_transports(context, device)
+    ucx_auth.start_ucx()
+
+
+def choose_transports(context: Context, device: str) -> None:
+    """Set the variables for what UCX may use in this process; what the user has chosen stays."""
+    settings = context.settings
     os.environ.update(ucx_environment(single_node=settings.single_node))
     if device and settings.nic_affinity == "pcie" and "UCX_NET_DEVICES" not in os.environ:
         _bind_to_adapters(context, device)
-    ucx_auth.start_ucx()
 
 
 def _bind_to_adapters(context: Context, device: str) -> None:

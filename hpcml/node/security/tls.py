@@ -121,11 +121,14 @@ def dask_settings(paths: AttemptPaths, address: str, protocol: str) -> dict[str,
 OPEN = "open to whoever reaches it"  # what the progress tells at once, not only on asking
 
 
-def explanation(protocol: str, tcp_devices: set[str], *, gpus: bool, group_memory: bool = False) -> str:
+def explanation(
+    protocol: str, tcp_devices: set[str], *, gpus: bool, group_memory: bool = False, polars: bool = False
+) -> str:
     """Return who may talk to the run's processes, and what stays open, in one line (docs/security.md).
 
     ``tcp_devices`` are those on which UCX's own TCP transport listens; with ``gpus`` NCCL, and raft-dask for some of
-    cuML's estimators, open listeners of their own; ``group_memory``: UCX uses memory that the user's group may open.
+    cuML's estimators, open listeners of their own; ``group_memory``: UCX uses memory that the user's group may open;
+    ``polars``: cuDF-Polars' DaskEngine connects the workers by itself.
     """
     if protocol == "ucx":
         protection = "mutual TLS to the scheduler; both ends of a UCX connection prove the run's key, not encrypted"
@@ -134,6 +137,7 @@ def explanation(protocol: str, tcp_devices: set[str], *, gpus: bool, group_memor
         ways += ["UCX's System V shared memory, for your group (UCX_TLS)"] if group_memory else []
     else:
         protection, ways = "mutual TLS", []
+    ways += ["cuDF-Polars' own UCX (rapidsmpf)"] if polars else []
     ways += ["NCCL", "raft-dask"] if gpus else []
     return f"{protection}; {OPEN}: {', '.join(ways)}" if ways else protection
 

@@ -13,7 +13,7 @@ from typing import Any
 QUESTION_DEADLINE = 60  # seconds for a question to the machine
 PACKAGES = ("cudf", "cuml", "dask-cudf", "raft-dask", "rmm", "ucxx", "distributed-ucxx", "libucx", "dask-cuda", "dask",
             "distributed", "cupy", "numpy", "pandas", "pyarrow", "scikit-learn", "dask-ml", "cryptography",
-            "nvidia-nccl")  # fmt: skip
+            "nvidia-nccl", "polars", "cudf-polars", "rapidsmpf")  # fmt: skip
 _VERSIONS = "import importlib.metadata as m, json; print(json.dumps({d.name: d.version for d in m.distributions()}))"
 
 

@@ -60,6 +60,7 @@ LIMITS = {  # seconds
     "idioms": 300,
     "examples": 420,
     "sweep": 500,
+    "polars": 500,
     "samples": 1800,
     "rates": 150,
     "chunks": 300,

@@ -18,7 +18,7 @@ from section_gallery import WITHOUT_GPUS, difference
 
 sys.path.insert(0, str(ROOT))
 
-from tests.jobs.all_examples import NO_TORCH
+from tests.jobs.all_examples import CANNOT
 from tests.jobs.example_list import EXAMPLES
 
 EACH = 40  # seconds of one example, after which it is broken off
@@ -68,8 +68,8 @@ def _compare(
 ) -> Result:
     """Return whether an example ran on both and found the same; ``outs`` are both runs' folders, the CPUs' first."""
     statuses = on_cpus.get(name), on_gpus.get(name)
-    if NO_TORCH in [status["error"] for status in statuses if status]:
-        return skipped(title, NO_TORCH)
+    if lacking := [status["error"] for status in statuses if status and status["error"] in CANNOT]:
+        return skipped(title, lacking[0])
     wrong = [f"on {where}: {status['error'] if status else 'it did not run'}"
              for where, status in zip(("CPUs", "GPUs"), statuses, strict=True) if not status or status["error"]]  # fmt: skip
     figures = {

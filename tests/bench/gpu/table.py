@@ -99,6 +99,12 @@ COLUMNS: dict[str, list[tuple[str, str, Format]]] = {
     "idioms": [("of", "kind", str), ("figure", "figure", str), ("alone", "alone", str), ("took", "seconds", number(1, " s")),
                ("workers", "workers", str), ("opened in", "open_s", number(2, " s")), ("alone", "alone_open_s", number(2, " s"))],
     "examples": [("on GPUs", "gpu_s", number(1, " s")), ("on CPUs", "cpu_s", number(1, " s")), ("figures apart", "apart", small)],
+    "polars": [("rows", "rows", number(0)), ("rounds", "rounds", str), ("same answers", "same", truth),
+               ("dask_cudf", "dask_s", number(2, " s")), ("each", "dask_spread", str), ("the first time", "dask_first_s", number(2, " s")),
+               ("with P2P", "p2p_s", number(2, " s")), ("each", "p2p_spread", str),
+               ("cuDF-Polars", "polars_s", number(2, " s")), ("each", "polars_spread", str), ("the first time", "polars_first_s", number(2, " s")),
+               ("engine's start", "engine_s", number(1, " s")), ("Polars on CPUs", "cpu_s", number(2, " s")),
+               ("what hpcml says", "line", str), ("security", "security", str)],
     "samples": [("use apart", "use_apart", number(1, " points")), ("memory apart", "memory_apart", number(3)),
                 ("power apart", "power_apart", number(3)), ("°C apart", "temperature_apart", number(1)),
                 ("energy", "energy_kwh", number(3, " kWh")), ("moved", "moved_gib", number(1, " GiB")),
@@ -117,7 +123,7 @@ COLUMNS: dict[str, list[tuple[str, str, Format]]] = {
 }  # fmt: skip
 RATIO = {"kmeans": "CPU fit / fit", "auth": "authenticated / plain", "bringup": "usable / by hand",
          "merge": "hpcml / Local", "image": "to workers, inside / outside", "gallery": "CPU / GPU",
-         "headlines": "by hand / hpcml", "chunks": "as published / this", "tasks": "300 tasks / Local", "memory": "a pass of dask-cuda's / a pass", "sweep": "12 runs / sweep", "samples": "counter / power, sampled / moved, with / without"}  # fmt: skip
+         "headlines": "by hand / hpcml", "chunks": "as published / this", "tasks": "300 tasks / Local", "memory": "a pass of dask-cuda's / a pass", "sweep": "12 runs / sweep", "polars": "dask_cudf / cuDF-Polars", "samples": "counter / power, sampled / moved, with / without"}  # fmt: skip
 
 
 def cell(value: Any, form: Format) -> str:

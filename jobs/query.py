@@ -1,0 +1,60 @@
+"""Ask Parquet files by Polars: filter, join, sum up and rank; on GPUs cuDF-Polars does it on all workers.
+
+It needs hpcml's extra polars, and uses one node of CPUs. On GPUs it needs the extra polars-cuda13, and workers that
+are cuDF-Polars' own: hpcml submit --gpus-per-node 4 --gpu-mode polars query.py
+
+Your own data: put the paths of your files in the place of made(…), and change the columns.
+"""
+
+import json
+import tempfile
+import time
+
+import matplotlib.pyplot as plt
+import numpy as np
+import polars as pl
+
+import hpcml
+
+
+def made(folder):  # orders in eight files, and where the customers live; some customers are unknown
+    for number in range(8):
+        rng = np.random.default_rng(number)
+        orders = {"customer": rng.integers(0, 60_000, 50_000), "cents": rng.integers(100, 10_000, 50_000)}
+        pl.DataFrame(orders).write_parquet(f"{folder}/orders-{number}.parquet")
+    region = np.random.default_rng(8).choice(["north", "east", "south", "west"], 50_000)
+    pl.DataFrame({"customer": np.arange(50_000), "region": region}).write_parquet(f"{folder}/customers.parquet")
+    return f"{folder}/orders-*.parquet", f"{folder}/customers.parquet"
+
+
+client = hpcml.connect()
+engine = "streaming"  # Polars' own
+if hpcml.run.gpus:
+    from cudf_polars.engine.dask import DaskEngine
+    from cudf_polars.engine.hardware_binding import HardwareBindingPolicy
+
+    bound = HardwareBindingPolicy(enabled=False)  # hpcml has bound each worker to its GPU's cores already
+    engine = DaskEngine(dask_client=client, engine_options={"hardware_binding": bound, "raise_on_fail": True})
+out = hpcml.run.out  # the run's folder for results; outside a run ./out
+folder = tempfile.TemporaryDirectory(dir=out.parent, prefix="orders-")  # where all nodes see it
+orders, customers = (pl.scan_parquet(files) for files in made(folder.name))
+
+start = time.perf_counter()
+large = orders.filter(pl.col("cents") >= 500).join(customers, on="customer")
+sums = (pl.len().alias("orders"), pl.col("cents").sum())
+regions = large.group_by("region").agg(*sums).sort("region").collect(engine=engine)
+best = large.group_by("customer").agg(*sums).sort("cents", "customer", descending=True).head(10).collect(engine=engine)
+seconds = time.perf_counter() - start
+result = {"regions": regions.rows(), "best": best.rows(), "seconds": seconds}
+(out / "result.json").write_text(json.dumps(result))
+figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.5), layout="constrained")
+left.bar(regions["region"].to_list(), (regions["cents"] / 1e8).to_list())
+left.set(xlabel="region", ylabel="orders of 5 euros and more, million euros")
+right.barh([str(number) for number in best["customer"]], (best["cents"] / 100).to_list())
+right.set(ylabel="customer", xlabel="orders, euros", title="the best customers")
+figure.savefig(out / "query.png", dpi=150)
+if hpcml.run.gpus:
+    engine.shutdown()
+folder.cleanup()
+print(f"{regions['orders'].sum():,} orders joined, summed up and ranked in {seconds:.1f} s")
+print(f"picture: {out / 'query.png'}")
