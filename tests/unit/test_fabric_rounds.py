@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hpcml.node.fabric import rounds
+from hpcml.node.fabric import report, rounds
 
 WORKERS = {"n1": [("n1-0", "a"), ("n1-1", "b")], "n2": [("n2-0", "c"), ("n2-1", "d")]}
 ANSWERS: dict[str, Any] = {
@@ -102,3 +102,18 @@ def test_nccl_that_fails(answers: dict[tuple[str, str], Any], error: str) -> Non
     found, _ = measure(answers)
     assert found.nccl["error"] == error
     assert not [pair for pair in found.pairs if pair.error]
+
+
+@pytest.mark.parametrize("polars", [False, True])
+def test_the_verdict_claims_nothing_of_cudf_polars_connections(
+    polars: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verdict = report.Verdict("TLS over TCP", "tls", 1, None, None, "", "", (), (), (), "")
+    monkeypatch.setattr(report, "decide", lambda _: verdict)
+    settings = SimpleNamespace(gpu=object(), nccl=False, fabric_deadline=0.2, fabric="warn", for_polars=polars)
+    attempt = SimpleNamespace(probe_of=lambda _: tmp_path / "probe.json", fabric=tmp_path / "fabric.json")
+    context = SimpleNamespace(settings=settings, attempt=attempt, node_names=("n1",), worker_names=lambda _: ["n1"])
+    scheduler = Scheduler({})
+    scheduler.workers = {"a": SimpleNamespace(name="n1")}  # type: ignore[attr-defined]
+    line = asyncio.run(rounds.check(scheduler, context, "tls"))["line"]  # type: ignore[arg-type]
+    assert line == "TLS over TCP" + ("; cuDF-Polars' own connections were not measured" if polars else "")

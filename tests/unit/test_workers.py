@@ -101,6 +101,15 @@ def test_workers_of_cudf_polars_have_nothing_that_its_engine_sets_up() -> None:
     assert workers.advice(site(), "polars")["no-tasks"] == {"off": "true"}
 
 
+def test_without_cudf_polars_its_workers_are_refused_on_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = workers.gpu_settings(site(), 1, "polars")
+    assert made is not None
+    monkeypatch.setenv("RAPIDS_NO_INITIALIZE", "")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "dask_cuda" or None)
+    with pytest.raises(gpus.NoGpuError, match=r"cudf-polars is not installed.*polars-cuda13"):
+        gpus.load(made)
+
+
 @pytest.mark.parametrize(("profile", "asked", "gpus", "words"), [
     ({}, {"gpu_mode": "polars"}, 0, "for GPU workers, and this run has none"),
     ({}, {"gpu_mode": "polars", "protocol": "ucx"}, 4, "does not go with UCX"),
