@@ -6,6 +6,7 @@ All ways of one work take turns in one run, so that what differs is the chunks (
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,12 @@ from harness import ROOT, SCRIPTS, Case, HarnessError, World, read_json
 from results import Result, result
 
 ROUNDS = 5
+PUBLISHED = "as published"
+SATURATIONS = (
+    "1.1",
+    "4",
+    "inf",
+)  # distributed.scheduler.worker-saturation, whose default is the first: tasks for each thread
 DEADLINE = 200
 ARRAY = (500_000, 62_500)  # a GPU's share of the headline: 250 GB
 SVD = (1_250_000, 20_000)  # 25 GB
@@ -22,9 +29,10 @@ SAME = 1e-3  # relative, of the singular values of one matrix in other chunks
 
 
 def cases(world: World) -> list[Case]:
-    """Return both works."""
+    """Return both works, and the array with more tasks at a worker."""
     about = 30 if world.cpu_only else 80
-    return [Case(name, about, partial(_measure, world, name)) for name in ("svd", "array")]
+    found = [Case(name, about, partial(_measure, world, name)) for name in ("svd", "array")]
+    return [*found, Case("saturation", about, partial(_saturation, world))]
 
 
 def sizes(world: World, name: str) -> tuple[int, int]:
@@ -37,24 +45,46 @@ def sizes(world: World, name: str) -> tuple[int, int]:
 
 
 def _measure(world: World, name: str) -> list[Result]:
+    rows, columns = sizes(world, name)
+    item = 8 if name == "array" else 1
+    return summary(name, _ways(world, name, ROUNDS), rows * columns * item / 2**30)
+
+
+def _saturation(world: World) -> list[Result]:
+    """Run the published array with more and more tasks at a worker at once: a run for each, since the scheduler reads it as it starts."""
+    name = "array"
+    ways: dict[str, dict[str, Any]] = {}
+    for value in SATURATIONS:
+        setting = f"environment.DASK_DISTRIBUTED__SCHEDULER__WORKER_SATURATION={value}"
+        title = PUBLISHED if value == SATURATIONS[0] else f"{PUBLISHED}, saturation {value}"
+        ways[title] = _ways(world, name, ROUNDS, ["--way", PUBLISHED], [setting])[PUBLISHED]
+    rows, columns = sizes(world, name)
+    found = summary(name, ways, rows * columns * 8 / 2**30)
+    found[0]["name"] += f", saturation {SATURATIONS[0]}"
+    return found
+
+
+def _ways(
+    world: World, name: str, rounds: int, more: Sequence[str] = (), settings: Sequence[str] = ()
+) -> dict[str, dict[str, Any]]:
     world.shape(1, world.gpus)
     folder = world.folder("chunks")
     rows, columns = sizes(world, name)
     path = f"{ROOT}/jobs/workloads:{SCRIPTS}:{world.environment['PYTHONPATH']}"
-    words = [name, "--rows", str(rows), "--columns", str(columns), "--result", str(folder / "result.json")]
-    words += ["--rounds", str(1 if world.cpu_only else ROUNDS)]
-    settings = ["workers.per_node=2"] if world.cpu_only else ["gpu.device_memory_limit=none"]
-    run = world.submit(SCRIPTS / "chunks.py", words, nodes=1, gpus=world.gpus, settings=[*settings, "fabric.require=none"],
+    words = [name, "--rows", str(rows), "--columns", str(columns), "--result", str(folder / "result.json"), *more]
+    words += ["--rounds", str(1 if world.cpu_only else rounds)]
+    workers = ["workers.per_node=2"] if world.cpu_only else ["gpu.device_memory_limit=none"]
+    run = world.submit(SCRIPTS / "chunks.py", words, nodes=1, gpus=world.gpus, settings=[*workers, "fabric.require=none", *settings],
                        timeout=DEADLINE, environment={"PYTHONPATH": path})  # fmt: skip
     if not (folder / "result.json").exists():
         raise HarnessError(run.why())
-    item = 8 if name == "array" else 1
-    return summary(name, read_json(folder / "result.json")["ways"], rows * columns * item / 2**30)
+    found: dict[str, dict[str, Any]] = read_json(folder / "result.json")["ways"]
+    return found
 
 
 def summary(name: str, ways: dict[str, dict[str, Any]], gib: float) -> list[Result]:
     """Return a result for each way; its ratio is the published chunks' seconds over its own."""
-    old = statistics.median(ways["as published"]["each"])
+    old = statistics.median(ways[PUBLISHED]["each"])
     of_one: dict[str, list[float]] = {}
     found = []
     for way, one in ways.items():
@@ -62,7 +92,7 @@ def summary(name: str, ways: dict[str, dict[str, Any]], gib: float) -> list[Resu
         wrong = [] if one["answers_same"] else ["its answers differ from round to round"]
         if name == "array" and abs(one["answer"][1]) > SIGMAS:
             wrong.append(f"the sum is {one['answer'][1]:.1f} sigma from theory")
-        if name == "svd" and way != "as published":
+        if name == "svd" and way != PUBLISHED:
             first = of_one.setdefault("values", one["answer"])
             apart = max(abs(a - b) / b for a, b in zip(one["answer"], first, strict=True))
             if apart > SAME:

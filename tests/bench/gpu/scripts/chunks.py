@@ -182,11 +182,14 @@ def main() -> None:
     parser.add_argument("--rows", type=int, required=True)
     parser.add_argument("--columns", type=int, required=True)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--way", default="", help="only this one")
     parser.add_argument("--result", type=pathlib.Path, required=True)
     options = parser.parse_args()
     began = time.perf_counter()
     client = hpcml.connect(backend="auto")
+    print("worker saturation:", client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.WORKER_SATURATION))
     ways = (array_ways if options.what == "array" else svd_ways)(client, options.rows, options.columns)
+    ways = {name: work for name, work in ways.items() if options.way in ("", name)}
     found = {"ways": measure(client, ways, options.rounds), "all_s": round(time.perf_counter() - began, 1)}
     new = options.result.with_suffix(".new")
     new.write_text(json.dumps(found))
