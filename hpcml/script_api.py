@@ -55,10 +55,11 @@ class Run:
 
     @property
     def gpus(self) -> int:
-        """The number of the run's GPUs on this node; 0 outside a run, where :func:`connect` starts workers on CPUs."""
-        if self.directory is None:
-            return 0
-        return len([word for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()])
+        """The number of the run's GPUs on each node: 0 in a run of CPU workers, whatever GPUs the node has or shows.
+
+        It is 0 outside a run too, where :func:`connect` starts workers on CPUs.
+        """
+        return int(os.environ.get("HPCML_GPUS", "0")) if self.directory else 0
 
     @property
     def point(self) -> dict[str, int | float | bool | str]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcml import schedulers
+from hpcml import files, schedulers
 from hpcml.cli import common
 from hpcml.errors import NotFoundError, UsageError
+from hpcml.runs.tables import Table
 from hpcml.terminal import say_fitted
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ def run(options: Namespace) -> int:
         "HPCML_RUN_DIR": str(one.directory),
         "HPCML_ATTEMPT": scheduler.attempt.directory.name,
         "HPCML_NODES": str(len(status.nodes)),
+        "HPCML_GPUS": str(_gpus(one.run.paths.plan)),
     }
     say_fitted(f"A shell on {node} in the run {one.id}; exit ends it, not the run.", sys.stderr)
     command = [*owner.shell_on(one.job, node), environment.get("SHELL") or "bash"]
@@ -54,3 +57,12 @@ def run(options: Namespace) -> int:
     except subprocesses.CommandMissingError as error:
         raise NotFoundError(f"The shell cannot be started: {error}", place="PATH", hint="Is SHELL right?") from error
     return 0
+
+
+def _gpus(plan: Path) -> int:
+    """Return how many GPUs a run has on each node, as its plan says."""
+    try:
+        gpu = Table(files.read_json(plan)).facts["inside"]
+        return Table(Table(gpu).facts["gpu"]).get("count", int)
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0

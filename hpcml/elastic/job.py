@@ -87,7 +87,7 @@ class Recipe(NamedTuple):
             f"# hpcml {made.version}: {self.workers} workers of the elastic cluster {made.run_id} on site {made.site}.",
             "umask 077",
             'unset "${!HPCML_@}"',
-            f"export HPCML_RUN_DIR={quote(folder)}",
+            f"export HPCML_RUN_DIR={quote(folder)} HPCML_GPUS={inside.gpus}",
             'if [ ! -O "$HPCML_RUN_DIR" ] || [ -L "$HPCML_RUN_DIR" ]; then',
             '  echo "hpcml: not there, or not yours: $HPCML_RUN_DIR" >&2; exit 74',
             "fi",

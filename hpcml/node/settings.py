@@ -119,6 +119,11 @@ class Settings(NamedTuple):
         """How many workers the run has when all are there."""
         return self.nodes * self.workers_per_node
 
+    @property
+    def gpus(self) -> int:
+        """The GPUs that the run has on each node."""
+        return self.gpu.count if self.gpu else 0
+
 
 class Context(NamedTuple):
     """Where this process stands in the run."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from hpcml.plan.plan import Plan
 
-TEMPLATE_CRC = 3256802713  # of the template that this was made from
+TEMPLATE_CRC = 3912020219  # of the template that this was made from
 
 
 def lay_out(
@@ -20,7 +20,7 @@ def lay_out(
     yield from ('#!/bin/bash\n',)
     for option in plan.directives:
         yield from (comment(plan.directive_word), ' ', directive(option), '\n',)
-    yield from ('# hpcml ', comment(plan.version), ': run ', comment(plan.run_id), ' on site ', comment(plan.site), '.\n# Scheduler and driver share the first node with its workers; a worker task runs on every node. Phases, deadlines and\n# teardown are in `python -m hpcml.node`; this script\'s exit status is the driver\'s.\nset -u\numask 077\nunset "${!HPCML_@}"   # those of another run, or of the shell from which a person submits\nexport HPCML_RUN_DIR=', sh(plan.directory), '\nexport HPCML_ATTEMPT="${SLURM_RESTART_COUNT:-0}" HPCML_RESTARTS=', sh(plan.inside.restarts), ' HPCML_NODES=', sh(plan.inside.nodes), '\nHPCML_BEGAN=$(date +%s); export HPCML_BEGAN   # no role can have begun before\n# This script is Slurm\'s own copy: what else is run comes from that folder, which may have been replaced meanwhile.\nif [ ! -O "$HPCML_RUN_DIR" ] || [ -L "$HPCML_RUN_DIR" ]; then echo "hpcml: not there, or not yours: $HPCML_RUN_DIR" >&2; exit 74; fi\n',)
+    yield from ('# hpcml ', comment(plan.version), ': run ', comment(plan.run_id), ' on site ', comment(plan.site), '.\n# Scheduler and driver share the first node with its workers; a worker task runs on every node. Phases, deadlines and\n# teardown are in `python -m hpcml.node`; this script\'s exit status is the driver\'s.\nset -u\numask 077\nunset "${!HPCML_@}"   # those of another run, or of the shell from which a person submits\nexport HPCML_RUN_DIR=', sh(plan.directory), '\nexport HPCML_ATTEMPT="${SLURM_RESTART_COUNT:-0}" HPCML_RESTARTS=', sh(plan.inside.restarts), ' HPCML_NODES=', sh(plan.inside.nodes), ' HPCML_GPUS=', sh(plan.inside.gpus), '\nHPCML_BEGAN=$(date +%s); export HPCML_BEGAN   # no role can have begun before\n# This script is Slurm\'s own copy: what else is run comes from that folder, which may have been replaced meanwhile.\nif [ ! -O "$HPCML_RUN_DIR" ] || [ -L "$HPCML_RUN_DIR" ]; then echo "hpcml: not there, or not yours: $HPCML_RUN_DIR" >&2; exit 74; fi\n',)
     if plan.inside.until_done:
         yield from ('# Attempts follow one another: on Slurm each is a job, and the next one waits in the queue while this one runs.\nHPCML_ATTEMPT=0; while [ -e "$HPCML_RUN_DIR/attempts/$HPCML_ATTEMPT" ]; do HPCML_ATTEMPT=$((HPCML_ATTEMPT + 1)); done\n',)
         if plan.job_word:

@@ -513,9 +513,12 @@ def test_a_script_that_vanished_is_an_error(project: Path) -> None:
         taken(project)
 
 
-def test_a_process_outside_a_run_has_no_gpus_of_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_gpus_are_those_of_the_run_and_not_what_is_visible(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setenv("HPCML_GPUS", "4")
     monkeypatch.delenv("HPCML_RUN_DIR", raising=False)
     assert hpcml.run.gpus == 0, "connect() starts workers on CPUs there"
     monkeypatch.setenv("HPCML_RUN_DIR", str(tmp_path))
-    assert hpcml.run.gpus == 2
+    assert hpcml.run.gpus == 4
+    monkeypatch.setenv("HPCML_GPUS", "0")
+    assert hpcml.run.gpus == 0, "a run of CPU workers on a node that shows its GPUs"
