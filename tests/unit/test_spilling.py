@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import pickle
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ from distributed.metrics import context_meter
 from distributed.protocol.cuda import cuda_deserialize, cuda_serialize
 from distributed.protocol.serialize import dask_serialize
 
-from hpcml.node.hardware.spilling import BACK, BLOCK, OUT, Cyclic, Mover, PinnedPool, Timed
+from hpcml.node.hardware.spilling import AHEAD, BACK, BLOCK, OUT, PATIENCE, Cyclic, Mover, PinnedPool, Timed
 from hpcml.node.sampling.dask_state import kind_of
 
 
@@ -100,6 +101,45 @@ def test_blocks_are_kept_and_bounded(capsys: pytest.CaptureFixture[str]) -> None
     assert pool.take(5 << 20) is None
     assert "no more can be: no more can be locked" in capsys.readouterr().err
     assert pool.take(1 << 20) is None  # it has not asked again
+
+
+def test_several_threads_pin_ahead_of_what_is_taken(
+    subtests: pytest.Subtests, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made: list[int] = []
+    together = threading.Barrier(4)
+
+    def allocate(size: int) -> np.ndarray[Any, Any]:
+        made.append(size)
+        if len(made) <= 4:
+            together.wait(PATIENCE)  # an error if fewer than four threads come
+        return np.empty(size, dtype="u1")  # which takes no memory until it is written to
+
+    def refuse(size: int) -> Any:
+        raise MemoryError(f"no {size} bytes more")
+
+    with subtests.test("what is expected, all that there may be, and no more"):
+        pool = PinnedPool(20 * BLOCK, allocate, threads=4)
+        pool.expect(8 * BLOCK - 1)
+        assert pool.held == 8 * BLOCK
+        blocks = [pool.take(BLOCK) for _ in range(20)]
+        assert not any(block is None for block in blocks)
+        assert pool.take(BLOCK) is None
+        assert made == [BLOCK] * 20
+        pool.expect(1 << 50)
+        assert pool.held == pool.most
+    with subtests.test("nothing that nobody takes or expects, and little more than is taken"):
+        pool = PinnedPool(1 << 50, allocate, threads=4)
+        assert pool.held == 0
+        blocks = [pool.take(BLOCK) for _ in range(40)]
+        assert pool.held <= 40 * BLOCK + AHEAD
+        assert capsys.readouterr().err == ""
+    with subtests.test("a refusal is told once, and the rest of what is expected is not asked for"):
+        pool = PinnedPool(1 << 50, refuse, threads=4)
+        pool.expect(64 * BLOCK)
+        assert pool.take(BLOCK) is None
+        assert (pool.held, pool.take(BLOCK)) == (0, None)
+        assert capsys.readouterr().err.count("bytes more") == 1
 
 
 class OnGpu:

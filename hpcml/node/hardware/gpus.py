@@ -23,6 +23,7 @@ RESERVE_SHARE = 0.08
 HEAD_RESERVE = 4 * GIB  # more on the GPU that scheduler and driver share with a worker: their contexts and arrays
 HEAD_RESERVE_SHARE = 0.05
 PINNED_SHARE = 0.6  # of a worker's memory
+PINNING_THREADS = 2  # a worker's, at most: more pin hardly faster, and keep its kernels from being launched
 LEAST = 1 * GIB  # a smaller pool is of no use
 FREED = 5.0  # seconds that a worker waits for the memory of the one before it to become free
 ALIGNMENT = 256  # bytes; RMM's pool wants its sizes so
@@ -165,7 +166,8 @@ def worker_options(context: Context, device: str, pool: Pool, *, memory_limit: i
     found = data(number)
     if isinstance(found, tuple):
         pinned = pinned_memory(gpu, memory_limit)
-        found = spilling.store, {**found[1], "pinned": pinned, "cyclic": gpu.spill_order == "keep"}
+        cyclic = gpu.spill_order == "keep"
+        found = spilling.store, {**found[1], "pinned": pinned, "threads": pinning_threads(gpu), "cyclic": cyclic}
     print(
         f"hpcml: GPU {device}: {in_gib(total)}, {in_gib(pool.free)} free,"
         f" RMM pool {in_gib(pool.size) if pool.size else 'none'}.",
@@ -186,6 +188,11 @@ def pinned_memory(gpu: Gpu, memory_limit: int) -> int:
         return 0
     whole = memory_limit or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // gpu.count
     return int(PINNED_SHARE * whole)
+
+
+def pinning_threads(gpu: Gpu) -> int:
+    """Return how many threads of a worker pin host memory: of its share of the processors, no more than are of use."""
+    return max(1, min(PINNING_THREADS, len(os.sched_getaffinity(0)) // gpu.count))
 
 
 def _bytes(amount: float | None, total: int) -> int | None:

@@ -9,10 +9,14 @@ the rest is dask-cuda's. What is moved is counted, in Dask's own metrics too.
 from __future__ import annotations
 
 import copy
+import ctypes
+import mmap
 import sys
+import threading
 import weakref
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,6 +31,10 @@ OUT, BACK = "device-to-host", "host-to-device"  # Dask's metrics: what left a GP
 WRITE, READ = "disk-write", "disk-read"
 BLOCK = 64 << 20  # bytes: a larger value takes several blocks, so that blocks fit the next one too
 SMALLEST = 64 << 10  # what is smaller takes no pinned memory
+LARGE_PAGE = 2 << 20
+POPULATE = 23  # MADV_POPULATE_WRITE (Linux 5.14), which Python does not name
+AHEAD = 1 << 30  # bytes that are pinned ahead of what is taken, at most
+PATIENCE = 60.0  # seconds for a block that is being pinned
 WINDOW = 0.1  # of the GPU's limit: for what came back
 
 
@@ -153,50 +161,98 @@ class Timed(Func):  # type: ignore[type-arg]
 class PinnedPool:
     """Blocks of pinned host memory, kept from one value to the next: at most so many bytes of them.
 
+    To pin memory for the first time takes far longer than a copy does, so threads do it a little ahead of what is
+    taken. Nothing is pinned before something is taken or expected.
+
     Parameters
     ----------
     allocate
         Returns a writable buffer of so many bytes, which lives as long as it is referred to.
+    threads
+        How many threads call it; with 0 the one that takes does.
     """
 
-    def __init__(self, most: int, allocate: Callable[[int], Any]) -> None:
-        self.most, self.allocate = most, allocate
-        self.held = 0
+    def __init__(self, most: int, allocate: Callable[[int], Any], threads: int = 0) -> None:
+        self.most, self.allocate, self.threads = most, allocate, threads
+        self.held = 0  # those that are being pinned too
         self.free: defaultdict[int, list[Any]] = defaultdict(list)
+        self.made: Counter[int] = Counter()
+        self.coming: Counter[int] = Counter()  # those that are being pinned
+        self.refused = False
+        self.changed = threading.Condition()
+        self.pinners: ThreadPoolExecutor | None = None
 
     def take(self, size: int) -> np.ndarray[Any, Any] | None:
         """Return an array of so many bytes, None if there are no more; its block is free again when it is gone."""
         block = 1 << (max(size, SMALLEST) - 1).bit_length()
-        free = self.free[block]
-        if not free and not self._add(block):
-            return None
-        memory = free.pop()
+        with self.changed:
+            free = self.free[block]
+            if not free and not self.coming[block] and self._room(block):
+                self._pin(block)
+            self._pin_ahead(block, min(self.made[block], AHEAD // block))
+            self.changed.wait_for(lambda: free or not self.coming[block], PATIENCE)
+            if not free:
+                return None
+            memory = free.pop()
         array = np.frombuffer(memory, dtype="u1", count=size)
         weakref.finalize(array, free.append, memory).atexit = False
         return array
 
+    def expect(self, size: int) -> None:
+        """Have blocks of so many bytes pinned beforehand, of those that there may be."""
+        with self.changed:
+            self._pin_ahead(BLOCK, min(-(-size // BLOCK), self.most // BLOCK))
+
     def trim(self) -> None:
         """Give back to the system what nobody uses."""
-        for size, free in self.free.items():
-            self.held -= size * len(free)
-            free.clear()
+        with self.changed:
+            for size, free in self.free.items():
+                self.held -= size * len(free)
+                free.clear()
 
-    def _add(self, block: int) -> bool:
-        for size, free in self.free.items():  # blocks of other sizes that nobody uses
+    def _room(self, block: int) -> bool:
+        """Whether a block more may be pinned, if need be in the place of others that nobody uses."""
+        for size, free in self.free.items():
             while free and self.held + block > self.most:
                 free.pop()
                 self.held -= size
-        if self.held + block > self.most:
-            return False
-        try:
-            self.free[block].append(self.allocate(block))
-        except Exception as error:  # noqa: BLE001 - CUDA's: the system pins no more
-            print(f"hpcml: {self.held >> 20} MiB of host memory are pinned, and no more can be: {error}.",
-                  file=sys.stderr, flush=True)  # fmt: skip
-            self.most = self.held
-            return False
+        return self.held + block <= self.most
+
+    def _pin_ahead(self, block: int, count: int) -> None:
+        while self.threads and len(self.free[block]) + self.coming[block] < count and self.held + block <= self.most:
+            self._pin(block)
+
+    def _pin(self, block: int) -> None:
         self.held += block
-        return True
+        self.coming[block] += 1
+        if not self.threads:
+            self._allocate(block)
+            return
+        self.pinners = self.pinners or ThreadPoolExecutor(self.threads, "hpcml-pin")
+        self.pinners.submit(self._allocate, block)
+
+    def _allocate(self, block: int) -> None:
+        memory, refusal = None, ""
+        if not self.refused:
+            try:
+                memory = self.allocate(block)
+            except Exception as error:  # noqa: BLE001 - CUDA's: the system pins no more
+                refusal = str(error)
+        with self.changed:
+            self.coming[block] -= 1
+            if memory is None:
+                self.held -= block
+            else:
+                self.made[block] += 1
+                self.free[block].append(memory)
+            if refusal and not self.refused:
+                self.refused = True
+                print(f"hpcml: {self.held >> 20} MiB of host memory are pinned, and no more can be: {refusal}.",
+                      file=sys.stderr, flush=True)  # fmt: skip
+            if self.refused:
+                self.most = min(self.most, self.held)
+                self.refused = self.coming.total() > 0  # what was asked for before is not asked again
+            self.changed.notify_all()
 
 
 class Bus(Protocol):
@@ -226,10 +282,24 @@ class CudaBus:
         import rmm
 
         self.cuda, self.rmm = cupy.cuda, rmm
+        self.system = ctypes.CDLL(None, use_errno=True)
+        self.system.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
     def allocate(self, size: int) -> Any:
-        """Return pinned memory."""
-        return self.cuda.PinnedMemoryPointer(self.cuda.PinnedMemory(size), 0)
+        """Return pinned memory, of large pages where they are, and had before CUDA is asked for it.
+
+        CUDA's own is of small ones, and while it takes them no thread can launch a kernel: 40 ms for 64 MiB.
+        """
+        runtime = self.cuda.runtime
+        if size < LARGE_PAGE:
+            return self.cuda.PinnedMemoryPointer(self.cuda.PinnedMemory(size), 0)
+        memory = np.frombuffer(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype="u1")
+        place = memory.ctypes.data
+        for wish in (mmap.MADV_DONTFORK, mmap.MADV_HUGEPAGE, POPULATE):  # a kernel without one does without
+            self.system.madvise(place, size, wish)
+        runtime.hostRegister(place, size, 0)
+        weakref.finalize(memory, runtime.hostUnregister, place).atexit = False
+        return memory
 
     def device_buffer(self, size: int) -> Any:
         """Return memory of the GPU, as libraries take it."""
@@ -300,10 +370,10 @@ class Mover:
 
 
 def store(worker_local_directory: str, *, device_memory_limit: int | None, memory_limit: int | None, pinned: int,
-          cyclic: bool) -> Any:  # fmt: skip
+          threads: int, cyclic: bool) -> Any:  # fmt: skip
     """Return what holds a GPU worker's data: dask-cuda's, with ``pinned`` bytes at most, 0 for none, and :class:`Kept`.
 
-    It has ``spilled_total`` for Dask: what is not on the GPU.
+    So many ``threads`` pin them. It has ``spilled_total`` for Dask: what is not on the GPU; and ``expect``.
     """
     from dask_cuda import device_host_file as dask_cuda
 
@@ -315,6 +385,11 @@ def store(worker_local_directory: str, *, device_memory_limit: int | None, memor
             """The bytes that are not on the GPU."""
             away = int(getattr(getattr(self.device_buffer, "fast", None), "away_weight", 0))
             return SpilledSize(away, away)
+
+        def expect(self, size: int) -> None:
+            """Make ready for so many bytes that will leave the GPU: pin host memory for them, in the background."""
+            if pool is not None:
+                pool.expect(size)
 
         def evict(self) -> int:
             """Send a value from the host to the disk, because the worker's process is too large; see dask-cuda's."""
@@ -333,7 +408,7 @@ def store(worker_local_directory: str, *, device_memory_limit: int | None, memor
     out, back = dask_cuda.device_to_host, dask_cuda.host_to_device
     if pinned:
         bus = CudaBus()
-        pool = PinnedPool(pinned, bus.allocate)
+        pool = PinnedPool(pinned, bus.allocate, threads)
         mover = Mover(pool, bus, dask_cuda.DeviceSerialized)
         out, back = mover.out, mover.back
     made.device_host_func = Timed((OUT, BACK), out, back, made.host_buffer)

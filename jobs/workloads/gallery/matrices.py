@@ -84,7 +84,8 @@ def _tiles(
 ) -> Any:  # runs on a worker
     (start, stop), _ = block_info[None]["array-location"]
     xp = importlib.import_module(library)
-    parts, kind = [], np.dtype(element)
+    kind = np.dtype(element)
+    whole = xp.empty((stop - start, genotypes.packed_width(columns) if packed else columns), dtype=kind)
     for tile in range(start // TILE, -(-stop // TILE)):
         rng, first = xp.random.default_rng((seed << 32) + tile), tile * TILE
         if element == "uint8":
@@ -93,9 +94,10 @@ def _tiles(
             weights = np.random.default_rng(seed).standard_normal((RANK, columns)) * np.arange(RANK, 0, -1)[:, None]
             block = rng.standard_normal((TILE, RANK), dtype=kind) @ xp.asarray(weights, dtype=kind)
             block += rng.standard_normal((TILE, columns), dtype=kind)
-        parts.append(block[max(start - first, 0) : stop - first])
-    whole = xp.concatenate(parts)
-    return genotypes.pack(whole) if packed else whole
+        block = block[max(start - first, 0) : stop - first]
+        there = max(first, start) - start
+        whole[there : there + len(block)] = genotypes.pack(block) if packed else block
+    return whole
 
 
 def made(
@@ -177,12 +179,18 @@ def _elements(block: Any, matrix: Matrix) -> Any:
 
 
 def _sums(block: Any, matrix: Matrix) -> Any:
-    """Return a row: per column how many are not missing, their sum and their sum of squares."""
-    counts = _elements(block, matrix)
-    there = np.ones_like(counts, dtype=bool) if matrix.missing is None else counts != matrix.missing
-    values = np.where(there, counts, counts.dtype.type(0)).astype(matrix.dtype)
-    sums = [there.sum(axis=0, dtype="float64"), values.sum(axis=0, dtype="float64")]
-    return np.concatenate([*sums, (values * values).sum(axis=0, dtype="float64")])[None, :]
+    """Return a row: per column how many are not missing, their sum and their sum of squares.
+
+    They are taken tile by tile: the floats of a whole chunk, and their squares, are ten times as large as it is.
+    """
+    found: Any = 0.0
+    for at in range(0, len(block), TILE):
+        counts = _elements(block[at : at + TILE], matrix)
+        there = np.ones_like(counts, dtype=bool) if matrix.missing is None else counts != matrix.missing
+        values = np.where(there, counts, counts.dtype.type(0)).astype(matrix.dtype)
+        sums = [there.sum(axis=0, dtype="float64"), values.sum(axis=0, dtype="float64")]
+        found = found + np.concatenate([*sums, (values * values).sum(axis=0, dtype="float64")])
+    return found[None, :]
 
 
 def load(matrix: Matrix) -> tuple[Matrix, Any]:
@@ -223,10 +231,12 @@ def statistics(matrix: Matrix, sums: Any) -> tuple[Any, float, int]:
 
 def _ready(block: Any, matrix: Matrix, means: Any, *, centre: bool) -> Any:
     counts = _elements(block, matrix)
-    values, middle = counts.astype(matrix.dtype), np.asarray(means, like=counts, dtype=matrix.dtype)
-    if matrix.missing is not None:
-        values = np.where(counts == matrix.missing, middle, values)
-    return values - middle if centre else values
+    middle = np.asarray(means, like=counts, dtype=matrix.dtype)
+    given = matrix.missing is None
+    values = counts.astype(matrix.dtype) if given else np.where(counts == matrix.missing, middle, counts)
+    if centre:
+        values -= middle
+    return values
 
 
 def ready(matrix: Matrix, means: Any, *, centre: bool) -> Any:

@@ -66,6 +66,13 @@ def _of_worker(dask_worker: Any) -> tuple[str, int, int, int, int]:
     return socket.gethostname(), host, int(fill or host), 0, free
 
 
+def _expect(size: int, dask_worker: Any) -> None:
+    """Have a worker of a run make room for so many bytes that will leave its GPU; runs on the worker."""
+    make_ready = getattr(dask_worker.data, "expect", None)
+    if make_ready is not None:
+        make_ready(size)
+
+
 def capacity(client: Any) -> Capacity:
     """Ask all workers what they hold."""
     known = list(client.run(_of_worker).values())
@@ -133,6 +140,7 @@ def admit(job: Job, need: int, what: str, *, at_once: int = 0, quietly: bool = F
                 f"{what} needs {format_bytes(need)}, {ratio:.1f} times the memory {kind} "
                 f"({format_bytes(has.memory)}): it will spill."
             )
+            job.client.run(_expect, (need - has.usable) // has.workers)
         return
     raise RefusedError(
         f"{what} needs {format_bytes(need)}, {ratio:.1f} times the memory {kind} ({format_bytes(has.memory)} on "

@@ -21,11 +21,11 @@ import sklearn.base
 import sklearn.model_selection
 from distributed import Future, as_completed, get_worker, wait
 
-from gallery import memory, models, tables
+from gallery import backend, memory, models, tables
 from gallery.job import Job
 
 Parameters = dict[str, Any]
-Rows = tuple[Any, Any, Any]  # features, target, and the fold in which each row is tested: a worker's copy
+Rows = tuple[Any, Any, Any]  # features, target, and the fold in which each row is tested (NumPy): a worker's copy
 TASKS = 8  # for each thread, where there are so many candidates: tasks differ in length
 FIT = 3  # copies of the rows that a fit needs beside the resident one: its folds' rows, and a library's working copy
 
@@ -75,7 +75,7 @@ def admit_whole(job: Job, need: int, what: str) -> None:
 
 def assemble(x: Any, y: Any, fold: npt.NDArray[np.uint8]) -> Rows:
     """Lay rows out for fits: contiguous, of the array library that the blocks are of."""
-    return tables.by_rows(x), tables.by_rows(y), np.asarray(fold, like=x)
+    return tables.by_rows(x), tables.by_rows(y), fold
 
 
 @contextlib.contextmanager
@@ -117,14 +117,23 @@ def score(rows: Rows, estimator: Any, candidates: dict[int, Parameters], fold: i
     A task of the search. The fold's rows are taken out once for all its candidates.
     """
     x, y, folds = rows
-    known, new = folds != fold, folds == fold
+    known, new = (np.asarray(np.flatnonzero(part), like=x) for part in (folds != fold, folds == fold))
     given, asked = (x[known], y[known]), (x[new], y[new])
     found, worker = [], get_worker().address
     for number, parameters in candidates.items():
         start = time.perf_counter()
-        reached = float(fit(estimator, parameters, *given).score(*asked))
+        reached = r2(fit(estimator, parameters, *given), *asked)
         found.append(Trial(number, fold, reached, time.perf_counter() - start, worker))
     return found
+
+
+def r2(model: Any, x: Any, y: Any) -> float:
+    """Return R² of a fitted model; on a GPU by products of vectors: cuML's own compiles a dozen kernels at first."""
+    if backend.library(y) == "cupy":
+        off, spread = y - model.predict(x).ravel(), y - float(y.sum()) / len(y)
+        if total := float(spread @ spread):
+            return 1.0 - float(off @ off) / total
+    return float(model.score(x, y))
 
 
 def groups(candidates: Sequence[Parameters], k: int, threads: int) -> list[dict[int, Parameters]]:

@@ -77,7 +77,7 @@ COLUMNS: dict[str, list[tuple[str, str, Format]]] = {
                 ("first calls", "first_calls_s", number(1, " s")), ("calls", "calls", str), ("slowest, s", "slowest", str)],
     "memory": [("data", "data_gib", number(0, " GiB")), ("the GPUs' memory", "memory_gib", number(0, " GiB")),
                ("spilled", "spilled_gib", number(0, " GiB")), ("nodes it asks for", "nodes_asked", str), ("took", "run_s", number(0, " s")),
-               ("kinds of values", "kinds", str), ("pinned a second", "pin_blocks_gib_s", number(1, " GiB")), ("beyond memlock", "beyond_memlock", truth),
+               ("kinds of values", "kinds", str), ("pinned a second", "pin_blocks_gib_s", number(1, " GiB")), ("by threads", "pin_threads_gib_s", number(1, " GiB")), ("beyond memlock", "beyond_memlock", truth),
                ("kept on the GPUs", "kept_gib", number(0, " GiB")), ("rounds", "rounds", str), ("loading", "load_s", number(1, " s")), ("a pass", "pass_s", number(2, " s")),
                ("out in a pass", "out_gib", number(1, " GiB")), ("back in a pass", "back_gib", number(1, " GiB")),
                ("out", "out_gib_s", number(1, " GiB/s")), ("in", "back_gib_s", number(1, " GiB/s")), ("pinned", "pinned_gib", number(1, " GiB")),

@@ -1,13 +1,12 @@
 """Send values of every kind from the GPU to pinned memory, through a file's bytes too, and back: all must be as before.
 
-Prints one line of JSON: how many kinds, those that were not as before, and how fast host memory is pinned: in blocks as
-hpcml takes them, in one piece, and by registering memory of large pages.
+Prints one line of JSON: how many kinds, those that were not as before, and how fast host memory is pinned: in blocks by
+CUDA, in one thread; in blocks of large pages by one thread, and by as many as a worker has.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 import time
 from typing import Any
 
@@ -85,41 +84,29 @@ def moved(mover: Any) -> list[str]:
     return wrong
 
 
-def pinning() -> dict[str, float]:
-    """Return GiB/s of three ways to have pinned memory."""
-    import mmap
-
+def pinning(bus: Any, threads: int) -> dict[str, float]:
+    """Return GiB/s of ways to have pinned memory, each 4 GiB that were not had before."""
     import cupy as cp
-    import numpy as np
 
-    def large_pages(size: int) -> Any:
-        memory = mmap.mmap(-1, size)
-        memory.madvise(mmap.MADV_HUGEPAGE)
-        array = np.frombuffer(memory, dtype="u1")
-        array[:: 1 << 12] = 0
-        cp.cuda.runtime.hostRegister(array.ctypes.data, size, 0)
-        return array
+    from hpcml.node.hardware.spilling import BLOCK, PinnedPool
 
-    def pinned(size: int) -> Any:
-        return cp.cuda.PinnedMemory(size)
-
-    found = {}
-    for name, take, size in (("blocks", pinned, 64 << 20), ("one_piece", pinned, 2 * GIB), ("pages", large_pages, 64 << 20),
-                             ("large_pages", large_pages, GIB), ("blocks_again", pinned, 64 << 20)):  # fmt: skip
-        try:
-            began = time.perf_counter()
-            kept = [take(size) for _ in range(2 * GIB // size)]
-            found[f"pin_{name}_gib_s"] = 2 / (time.perf_counter() - began)
-            if "pages" in name:
-                for one in kept:
-                    cp.cuda.runtime.hostUnregister(one.ctypes.data)
-            del kept
-        except Exception as error:  # noqa: BLE001 - another way may do
-            print(f"{name}: {error}", file=sys.stderr)
+    kept: list[Any] = []
+    found: dict[str, float] = {"pinning_threads": threads}
+    for name, allocate in (("blocks", cp.cuda.PinnedMemory), ("large_pages", bus.allocate)):
+        began = time.perf_counter()
+        kept.append([allocate(BLOCK) for _ in range(4 * GIB // BLOCK)])
+        found[f"pin_{name}_gib_s"] = 4 / (time.perf_counter() - began)
+    pool = PinnedPool(4 * GIB, bus.allocate, threads)
+    began = time.perf_counter()
+    pool.expect(4 * GIB)
+    with pool.changed:
+        pool.changed.wait_for(lambda: not pool.coming.total(), 60)
+    found["pin_threads_gib_s"] = 4 / (time.perf_counter() - began)
     return found
 
 
 def main() -> None:
+    import os
     import resource
 
     import cupy as cp
@@ -127,6 +114,7 @@ def main() -> None:
     from dask_cuda.device_host_file import DeviceSerialized
     from rmm.allocators.cupy import rmm_cupy_allocator
 
+    from hpcml.node.hardware.gpus import PINNING_THREADS
     from hpcml.node.hardware.spilling import CudaBus, Mover, PinnedPool
 
     rmm.reinitialize(pool_allocator=True, initial_pool_size=8 * GIB)
@@ -136,7 +124,7 @@ def main() -> None:
     wrong = moved(Mover(pool, bus, DeviceSerialized))
     found: dict[str, Any] = {"kinds": len(values()), "not_as_before": wrong, "pinned_gib": pool.held / GIB}
     pool.trim()
-    found |= pinning()
+    found |= pinning(bus, max(1, min(PINNING_THREADS, len(os.sched_getaffinity(0)))))
     resource.setrlimit(resource.RLIMIT_MEMLOCK, (64 << 10, 64 << 10))  # as on nodes that set no other
     found["beyond_memlock"] = PinnedPool(GIB, bus.allocate).take(64 << 20) is not None
     print(json.dumps(found))
