@@ -29,6 +29,7 @@ PICTURE = FOLDER.parent / "pictures/hardware-limits.svg"
 BEGIN, END = "<!-- limits: begin (tests/bench/gpu/limits.py) -->", "<!-- limits: end -->"
 ITERATIONS = 20  # of k-means in scripts/by_hand.py
 OF_LEFT = 3  # bytes of the join's result over those of its left side: two rows of 24 bytes for one of 16
+WAYS = ("svd: as published", "svd: floats of a 32nd of the GPU", "array: as published", "array: large chunks")
 LAST = "no rate measured"
 
 Rates = dict[str, float]
@@ -115,13 +116,15 @@ def published(text: str, gib: float) -> float | None:
 
 
 def lines(documents: list[Document]) -> list[Line]:
-    """Return a line for each headline on each number of GPUs, the newest of several, and for each way of section ``chunks``."""
+    """Return a line for each headline on each number of GPUs, the newest of several, and for some ways of ``chunks``."""
     rates = rates_by_gpu(documents)
     old = {result["name"]: result["figures"]["old"] for _, result in _measured(documents, "headlines")}
     found: dict[tuple[str, int], Line] = {}
     for section, seconds in (("headlines", "hpcml_s"), ("chunks", "kept_s")):
         for document, result in _measured(documents, section):
             figures, what = result["figures"], result["name"]
+            if section == "chunks" and what not in WAYS:
+                continue
             gpus = int(what.split(", ")[1]) if what.startswith("kmeans, ") else document["gpus"]
             gib = float(figures["gib_s"]) * figures[seconds] if "gib_s" in figures else _gib(figures["size"])
             found[what, gpus] = Line(
