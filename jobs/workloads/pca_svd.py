@@ -19,6 +19,7 @@ component's largest weight is positive, so that signs can be compared.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import Any
 
 import dask
@@ -43,6 +44,20 @@ def floats_at_once(job: Job) -> int:
     return partitions.share_of_gpu(job.client) if backend.on_gpu() else 0
 
 
+def laid_out(job: Job, make: Callable[[int], Matrix]) -> Matrix:
+    """Return a matrix in chunks as large as the job's GPUs bear, or half of that where it will spill: copies want room.
+
+    Parameters
+    ----------
+    make
+        Makes the matrix, lazily, for so many bytes of a chunk's floats.
+    """
+    floats = floats_at_once(job)
+    matrix = make(floats)
+    spills = floats and matrix.stored.nbytes > memory.capacity(job.client).usable
+    return make(floats // 2) if spills else matrix
+
+
 def find(job: Job) -> tuple[Matrix, list[str]]:
     """Return the matrix, lazily, and its columns' names."""
     options = job.options
@@ -55,11 +70,14 @@ def find(job: Job) -> tuple[Matrix, list[str]]:
             memory.admit(job, 3 * memory.table(source, names, dtype), source.where)
         return Matrix(tables.arrays(job, source, names, dtype)[0], len(names)), names
     if options.data:
-        matrix = matrices.read(options.data, job.threads, floats_at_once(job))
+        matrix = laid_out(job, lambda floats: matrices.read(options.data, job.threads, floats))
     else:
-        library, floats = ("numpy", 0) if options.storage == "zarr" else ("", floats_at_once(job))
-        packed = options.storage == "packed"
-        matrix = matrices.made(job.rows, options.columns, packed=packed, library=library, floats=floats, **shape)
+        sizes = (job.rows, options.columns)
+        if options.storage == "zarr":
+            matrix = matrices.made(*sizes, packed=False, library="numpy", **shape)
+        else:
+            packed = options.storage == "packed"
+            matrix = laid_out(job, lambda floats: matrices.made(*sizes, packed=packed, floats=floats, **shape))
     return matrix, [f"c{number}" for number in range(matrix.columns)]
 
 
@@ -180,7 +198,7 @@ def work(job: Job) -> None:
         with job.phase("write_zarr"):
             folder = job.folder_for_data() / "matrix.zarr"
             matrices.write(folder, matrix, options.seed)
-        matrix = matrices.read(str(folder), job.threads, floats_at_once(job))
+        matrix = laid_out(job, lambda floats: matrices.read(str(folder), job.threads, floats))
     (rows, columns), size = matrix.shape, int(matrix.stored.nbytes)
     with job.phase("load"):
         matrix, sums = matrices.load(matrix)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pathlib
 from collections import Counter
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -17,6 +18,7 @@ from distributed import Client, LocalCluster, get_task_stream
 import make_data
 import pca_svd
 from gallery import datasets, genotypes, kinds, matrices, memory, models
+from gallery.job import Job
 from tests.jobs.job_tests import Refused, RunJob
 
 ROWS, COLUMNS, SHAPE = 2_500, 60, ("--rows", "2500", "--columns", "60", "--k", "4")
@@ -55,6 +57,24 @@ def test_each_chunk_is_made_once_and_its_sums_are_taken_as_it_comes() -> None:
         means, _, missing = matrices.statistics(loaded, sums)
         np.testing.assert_allclose(means, np.nanmean(rows, axis=0), rtol=1e-12)
         assert missing == np.isnan(rows).sum()
+
+
+def test_chunks_are_half_as_large_where_the_matrix_will_spill(monkeypatch: pytest.MonkeyPatch) -> None:
+    share, usable = 2 * 10**9, 100 * 10**9
+    monkeypatch.setattr(pca_svd, "floats_at_once", lambda _: share)
+    monkeypatch.setattr(memory, "capacity", lambda _: memory.Capacity(1, 1, usable, usable, usable))
+
+    def make(rows: int, floats: int) -> matrices.Matrix:
+        return matrices.made(
+            rows, 1_000, seed=0, dtype="float64", missing=0, packed=False, threads=1, floats=floats, library="numpy"
+        )
+
+    def bytes_of_chunk(rows: int) -> int:
+        matrix = pca_svd.laid_out(cast("Job", SimpleNamespace(client=None)), lambda floats: make(rows, floats))
+        return int(max(matrix.stored.chunks[0])) * 1_000 * 8
+
+    assert share * 0.9 < bytes_of_chunk(12_000_000) <= share, "96 GB fit"
+    assert share * 0.4 < bytes_of_chunk(13_000_000) <= share // 2, "104 GB do not"
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float64"])
