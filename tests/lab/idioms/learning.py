@@ -29,5 +29,5 @@ if __name__ == "__main__":
     trained = dxgb.train(client, {"objective": "binary:logistic", "max_depth": 3}, data, num_boost_round=5)
     predicted = dxgb.predict(client, trained, data).compute()
     found["xgboost"] = bool(((predicted > 0.5) == y).mean() > 0.9)
-    client.close()
     print("result", json.dumps(found))
+    client.close()
