@@ -99,7 +99,7 @@ class Recipe(NamedTuple):
             *made.prologue,
             f'export PYTHONPATH={quote(paths.library)}:{quote(self.code)}"${{PYTHONPATH:+:$PYTHONPATH}}"',
             "export PYTHONUNBUFFERED=1",
-            f"scratch=$(mktemp -d {place}/hpcml-XXXXXXXX) || exit 74",
+            f"scratch=$(mktemp -d {place}/hpcml_XXXXXXXX) || exit 74",
             "trap 'rm -rf -- \"$scratch\"' EXIT",
             "trap : TERM INT HUP   # the workers answer",
             'export TMPDIR="$scratch"',

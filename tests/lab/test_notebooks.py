@@ -174,7 +174,7 @@ def test_squatting_the_folder_for_sockets(session: Lab) -> None:
     folder = Path(session.facts["socket"]).parent
     said = session.cluster.run("stat", "-c", "%a %U %F", str(folder), node="n1").stdout.strip()
     assert said == "700 hpcml-alice directory"
-    assert folder.name.startswith("hpcml-")
+    assert folder.name.startswith("hpcml_")
 
 
 def test_its_ends(session: Lab) -> None:

@@ -56,5 +56,5 @@ def _of_the_path(found: Found) -> Iterator[str]:
     for role, facts in found.items():
         if role not in ("python", "script"):
             own, *others = facts["path"]
-            if not re.search(r"/hpcml-[^/]+/", own) or others != script:
+            if not re.search(r"/hpcml_[^/]+/", own) or others != script:
                 yield f"path: {script} in script, {facts['path']} in {role}"

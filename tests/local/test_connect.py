@@ -99,7 +99,7 @@ def prepare(folder: Path, script: str) -> dict[str, str]:
 def wait_until_gone(folder: Path) -> None:
     """Wait until no process has the folder in its environment, and nothing is left in its ``tmp``."""
     until = time.monotonic() + 120
-    while left := (processes_of(folder), list((folder / "tmp").glob("hpcml-*"))):
+    while left := (processes_of(folder), list((folder / "tmp").glob("hpcml_*"))):
         if left == ([], []):
             return
         assert time.monotonic() < until, left
@@ -243,11 +243,11 @@ def seen():
 def main():
     client = hpcml.connect(n_workers=2, threads_per_worker=1)
     found = {"scheduler": client.run_on_scheduler(seen), "workers": sum(client.run(seen).values(), [])}
-    found["modes"] = {oct(os.stat(path).st_mode & 0o777) for path in glob.glob(os.environ["WANTED"] + "/hpcml-*")}
+    found["modes"] = {oct(os.stat(path).st_mode & 0o777) for path in glob.glob(os.environ["WANTED"] + "/hpcml_*")}
     found["modes"] = sorted(found["modes"])
     client.cluster.close()
     client.close()
-    found["afterwards"], found["left"] = seen(), glob.glob(os.environ["WANTED"] + "/hpcml-*")
+    found["afterwards"], found["left"] = seen(), glob.glob(os.environ["WANTED"] + "/hpcml_*")
     print(json.dumps(found))
 
 if __name__ == "__main__":
@@ -275,7 +275,7 @@ def test_dasks_folder_is_not_one_that_others_can_plant(tmp_path: Path, asked: st
     found = json.loads(done.stdout)
     assert len(found["workers"]) >= 2
     assert found["scheduler"]
-    assert not [path for path in found["scheduler"] + found["workers"] if not path.startswith(f"{wanted}/hpcml-")]
+    assert not [path for path in found["scheduler"] + found["workers"] if not path.startswith(f"{wanted}/hpcml_")]
     assert found["modes"] == ["0o700"]
     assert (found["afterwards"], found["left"]) == ([], [])
     assert list(planted.iterdir()) == []

@@ -133,12 +133,12 @@ def test_no_folder_that_others_can_plant_is_used(here: Here, asked: str) -> None
     done = here.submit(FOLDERS, "--nodes", "2", "--own-clusters")
     assert done.returncode == 0, done.stderr
     scheduler, *others = json.loads(done.stdout.splitlines()[-1])
-    assert scheduler.startswith("/tmp/hpcml-")  # a socket lies beside it, and the test's path is too long for one
+    assert scheduler.startswith("/tmp/hpcml_")  # a socket lies beside it, and the test's path is too long for one
     place = common / asked if asked == "mine" else common
     assert len(others) == 6
-    assert not [path for path in others if not path.startswith(f"{place}/hpcml-")]
+    assert not [path for path in others if not path.startswith(f"{place}/hpcml_")]
     assert list(planted.iterdir()) == []
-    assert list(common.glob("**/hpcml-*")) == []
+    assert list(common.glob("**/hpcml_*")) == []
 
 
 def test_a_place_that_others_may_change_is_refused(here: Here) -> None:
@@ -166,7 +166,7 @@ def test_what_killed_roles_left_is_swept(here: Here) -> None:
     here.environment["TMPDIR"] = str(common)
     pid, _ = here.detach(CONNECT + "time.sleep(600)")
     here.until(lambda: here.status()["message"].startswith("the script runs"))
-    left = set(common.glob("hpcml-*"))
+    left = set(common.glob("hpcml_*"))
     assert len(left) == 2
     os.killpg(pid, signal.SIGKILL)
     for path in Path("/proc").glob("[0-9]*"):
@@ -174,16 +174,16 @@ def test_what_killed_roles_left_is_swept(here: Here) -> None:
             if str(common) in (path / "environ").read_text(errors="replace"):
                 os.kill(int(path.name), signal.SIGKILL)
     here.until(lambda: not here.left())
-    assert set(common.glob("hpcml-*")) == left
+    assert set(common.glob("hpcml_*")) == left
     _, living = here.detach(CONNECT + "time.sleep(600)")
-    here.until(lambda: not left & set(common.glob("hpcml-*")))
+    here.until(lambda: not left & set(common.glob("hpcml_*")))
     here.until(lambda: here.status()["message"].startswith("the script runs"))
-    alive = set(common.glob("hpcml-*"))
+    alive = set(common.glob("hpcml_*"))
     assert len(alive) == 2
     assert here.submit(CONNECT + "print(client.submit(abs, -1).result())").stdout == "1\n"
-    assert set(common.glob("hpcml-*")) == alive
+    assert set(common.glob("hpcml_*")) == alive
     assert here.run("cancel", living.name).returncode == 0
-    here.until(lambda: not list(common.glob("hpcml-*")))
+    here.until(lambda: not list(common.glob("hpcml_*")))
 
 
 def test_four_nodes_on_one_machine(here: Here) -> None:

@@ -28,7 +28,7 @@ def place(tmp_path: Path) -> Path:
     return made
 
 
-def left(place: Path, name: str = "hpcml-abcd_123") -> Path:
+def left(place: Path, name: str = "hpcml_abcd_123") -> Path:
     """Make what a role that was killed left."""
     folder = place / name
     (folder / "n1/storage").mkdir(parents=True)
@@ -89,7 +89,7 @@ def test_what_killed_roles_left_is_swept(place: Path) -> None:
     left(place)
     left(place, "hpcml-4711-0123456789abcdef")  # of the image's copy
     with Folder(place) as mine:
-        assert sorted(sweep(place)) == ["hpcml-4711-0123456789abcdef", "hpcml-abcd_123"]
+        assert sorted(sweep(place)) == ["hpcml-4711-0123456789abcdef", "hpcml_abcd_123"]
         assert [path.name for path in place.iterdir()] == [mine.path.name]
 
 
@@ -136,22 +136,22 @@ def test_what_is_not_ours_stays(place: Path, tmp_path: Path) -> None:
     treasure.mkdir()
     (treasure / LIVES).write_text(socket.gethostname())
     (treasure / "gold").write_text("x")
-    (place / "hpcml-link0000").symlink_to(treasure)
-    left(place, "hpcml-open0000").chmod(0o755)
-    left(place, "hpcml-UPPER000")
-    left(place, "hpcml-checkouts")
-    (left(place, "hpcml-nolife00") / LIVES).unlink()
-    (left(place, "hpcml-distant0") / LIVES).write_text("another-node")
-    lives = left(place, "hpcml-linked00") / LIVES
+    (place / "hpcml_link0000").symlink_to(treasure)
+    left(place, "hpcml_open0000").chmod(0o755)
+    left(place, "hpcml_UPPER000")
+    left(place, "hpcml_checkouts")
+    (left(place, "hpcml_nolife00") / LIVES).unlink()
+    (left(place, "hpcml_distant0") / LIVES).write_text("another-node")
+    lives = left(place, "hpcml_linked00") / LIVES
     lives.unlink()
     lives.symlink_to(treasure / LIVES)
-    fifo = left(place, "hpcml-fifo0000") / LIVES
+    fifo = left(place, "hpcml_fifo0000") / LIVES
     fifo.unlink()
     os.mkfifo(fifo)
-    (place / "hpcml-file0000").write_text("x")
+    (place / "hpcml_file0000").write_text("x")
     if os.geteuid() == 0:
-        os.chown(left(place, "hpcml-theirs00"), OTHER, OTHER)
-        os.chown(left(place, "hpcml-lifes000") / LIVES, OTHER, OTHER)
+        os.chown(left(place, "hpcml_theirs00"), OTHER, OTHER)
+        os.chown(left(place, "hpcml_lifes000") / LIVES, OTHER, OTHER)
     before = sorted(place.rglob("*"))
     assert sweep(place) == []
     assert sorted(place.rglob("*")) == before
