@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 from typing import Any
 
 import dask
@@ -27,7 +28,7 @@ import pandas as pd
 from distributed import get_task_stream, wait
 from matplotlib.ticker import MaxNLocator
 
-from gallery import backend, memory, partitions, picture
+from gallery import backend, exchange, memory, partitions, picture
 from gallery import job as jobs
 from gallery.inputs import chunks_of
 from gallery.job import BrokenOffError, Job, RefusedError
@@ -37,6 +38,9 @@ ROW = 16  # bytes: key and payload, int64 each
 PAYLOADS = 1_000  # distinct ones
 COPIES = 3  # of both tables that live at once: made, shuffled, and a task's working space
 CHECKED = 50_000_000  # keys, at most, whose counts the driver holds
+DIRECT = "direct"
+DIRECT_SHARE = 8  # a part of the result has at most this part of a worker's memory
+MOST_ROWS = 2**31 - 1  # of a cuDF frame
 LEFT, RIGHT = "left", "right"
 SUMS = ("rows", "keys", "left", "right", "products")
 
@@ -61,12 +65,29 @@ def part(span: tuple[int, int], side: str, keys: int, seed: int) -> Any:
     return backend.tables().DataFrame({name: values.astype("int64") for name, values in columns.items()})
 
 
-def parts_of(job: Job, rows: dict[str, int]) -> dict[str, int]:
+def rows_out(job: Job, rows: dict[str, int]) -> float:
+    """Return about how many rows the join gives."""
+    return rows[LEFT] * rows[RIGHT] / int(job.options.keys)
+
+
+def direct_parts(job: Job, rows: dict[str, int]) -> int:
+    """Return a multiple of the threads: of so many, each has its share of a worker and no more rows than cuDF can."""
+    has, out = memory.capacity(job.client), rows_out(job, rows)
+    share = has.memory / max(has.workers, 1) / DIRECT_SHARE
+    each = max(out * (ROW + 8) / share, out / MOST_ROWS, max(rows.values()) / MOST_ROWS) / max(job.threads, 1)
+    return max(job.threads, 1) * max(math.ceil(each), 1)
+
+
+def parts_of(job: Job, rows: dict[str, int], method: str) -> dict[str, int]:
     """Return how many partitions each table has: of a size that suits the workers, and two at least for each thread.
 
-    A right table of one partition is sent to all as it is, whatever is asked of Dask; so a shuffle has it divided as
-    the left one, and a broadcast has as few partitions as can be.
+    What is exchanged directly has as few as there may be. A right table of one partition is sent to all as it is,
+    whatever is asked of Dask; so a shuffle has it divided as the left one, and a broadcast has as few partitions as can
+    be.
     """
+    if method == DIRECT:
+        count = direct_parts(job, rows)
+        return {side: min(count, rows[side]) for side in rows}
     size = partitions.wanted(job.client)
     full = {side: -(-count * ROW // size) for side, count in rows.items()}
     left = min(rows[LEFT], max(partitions.TASKS * job.threads, full[LEFT]))
@@ -102,6 +123,15 @@ def expected(left: Any, right: Any) -> dict[str, int]:
     return {name: int(number) for name, number in zip(SUMS, sums, strict=True)}
 
 
+def joined_sums(job: Job, left: Any, right: Any, method: str) -> Any:
+    """Join both tables and return the sums of each partition of the result."""
+    if job.options.how == "shuffle" and method == DIRECT:
+        parts = exchange.joined(job.client, left, right, "key", left.npartitions, summary)
+        return pd.concat(dask.compute(*parts), ignore_index=True)
+    joined = left.merge(right, on="key", how="inner", shuffle_method=method, broadcast=job.options.how == "broadcast")
+    return joined.map_partitions(summary, meta=pd.DataFrame(columns=list(SUMS), dtype="int64")).compute()
+
+
 def sent(dask_worker: Any) -> int:
     """Return the bytes that a worker has sent to others so far; P2P also counts what it sends to itself."""
     p2p = [value for key, value in dask_worker.digests_total.items()
@@ -121,7 +151,7 @@ def work(job: Job) -> None:
     rows = {LEFT: job.rows, RIGHT: options.right}
     method = shuffle_method(options.shuffle)
     bytes_of = {side: count * ROW for side, count in rows.items()}
-    out_rows = rows[LEFT] * rows[RIGHT] / options.keys
+    out_rows = rows_out(job, rows)
     known |= {"rows_left": rows[LEFT], "rows_right": rows[RIGHT], "bytes": sum(bytes_of.values()), "shuffle": method}
     if options.how == "broadcast":
         job.leave_out("shuffle")
@@ -131,12 +161,12 @@ def work(job: Job) -> None:
         everywhere = known["workers"] * bytes_of[RIGHT] if options.how == "broadcast" else 0
         memory.admit(job, COPIES * known["bytes"] + everywhere, f"The join of {rows[LEFT]:,} with {rows[RIGHT]:,} rows")
         backend.import_everywhere(job.client, backend.tables().__name__, backend.arrays().__name__)
-        parts = parts_of(job, rows)
+        parts = parts_of(job, rows, method if options.how == "shuffle" else "")
         left, right = (table(job, side, count, parts[side]).persist() for side, count in rows.items())
         wait([left, right])
         known["partitions"] = parts
         crowded = out_rows * (ROW + 8) / left.npartitions
-        if crowded > 4 * partitions.wanted(job.client):
+        if method != DIRECT and crowded > 4 * partitions.wanted(job.client):
             job.note(
                 f"A partition becomes {format_bytes(crowded)} by the join: {out_rows:,.0f} rows come out. "
                 "More --keys would make fewer."
@@ -147,8 +177,7 @@ def work(job: Job) -> None:
         dask.config.set({"dataframe.shuffle.method": method}),
         get_task_stream(job.client) as stream,
     ):
-        joined = left.merge(right, on="key", how="inner", shuffle_method=method, broadcast=options.how == "broadcast")
-        sums = joined.map_partitions(summary, meta=pd.DataFrame(columns=list(SUMS), dtype="int64")).compute()
+        sums = joined_sums(job, left, right, method)
         known["sums"] = {name: int(sums[name].sum()) for name in SUMS}
         known["rows_joined"] = known["sums"]["rows"]
     known["bytes_moved"] = sum(job.client.run(sent).values()) - before
@@ -192,7 +221,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--right", type=jobs.count, help="rows of the right table (default a hundredth of --rows)")
     add("--keys", type=jobs.count, help="distinct keys (default half of --right)")
     add("--how", choices=("shuffle", "broadcast"), default="shuffle", help="what is sent where (default shuffle)")
-    add("--shuffle", choices=("tasks", "p2p"), help="Dask's way (default: tasks on GPUs, p2p on CPUs)")
+    add(
+        "--shuffle",
+        choices=("tasks", "p2p", DIRECT),
+        help="Dask's ways, or the fewest tasks (default: tasks on GPUs, p2p on CPUs)",
+    )
     options = parser.options(arguments)
     options.right = options.right or max((options.rows or options.default_rows) // 100, 1)
     options.keys = options.keys or max(options.right // 2, 1)

@@ -7,6 +7,7 @@ import logging
 import logging.handlers
 import pathlib
 import queue
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import pandas as pd
 import pytest
 
 import join
-from gallery import backend, partitions
+from gallery import backend, exchange, memory, partitions
 from gallery.job import LOST
 from tests.jobs.job_tests import Refused, RunJob
 
@@ -27,13 +28,18 @@ def merged() -> pd.DataFrame:
     return left.merge(right, on="key")
 
 
-@pytest.mark.parametrize("way", [["--how", "shuffle"], ["--shuffle", "tasks"], ["--how", "broadcast"]])
+@pytest.mark.parametrize(
+    "way", [["--how", "shuffle"], ["--shuffle", "tasks"], ["--shuffle", "direct"], ["--how", "broadcast"]]
+)
 def test_the_result_is_pandas(run_job: RunJob, way: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partitions, "LEAST", 30_000)
     monkeypatch.setattr(partitions, "CPU", 30_000)
     result, _ = run_job(join, *OPTIONS, *way)
-    assert result["partitions"]["left"] > 5
-    assert result["partitions"]["right"] == (1 if "broadcast" in way else result["partitions"]["left"])
+    if "direct" in way:
+        assert result["partitions"] == {"left": 2, "right": 2}  # one for each thread
+    else:
+        assert result["partitions"]["left"] > 5
+        assert result["partitions"]["right"] == (1 if "broadcast" in way else result["partitions"]["left"])
     assert result["sums"] == join.summary(merged()).iloc[0].to_dict()
     assert result["rows_joined"] == len(merged())
     assert result["right_result"] is True
@@ -41,6 +47,30 @@ def test_the_result_is_pandas(run_job: RunJob, way: list[str], monkeypatch: pyte
     assert ("shuffle" in result) == ("broadcast" not in way)
     if "broadcast" not in way:  # of two workers' rows half are the other's
         assert result["bytes_moved"] > 0.4 * result["bytes"]
+
+
+@pytest.mark.parametrize("count", [1, 3, 50])
+def test_rows_are_divided_by_their_keys(count: int) -> None:
+    frame = join.part((0, 300), join.LEFT, 40, SEED).set_index(np.full(300, 7))
+    pieces = exchange.divided(frame, "key", count)
+    assert len(pieces) == count
+    pd.testing.assert_frame_equal(pd.concat(pieces).sort_values(["key", "left"]), frame.sort_values(["key", "left"]))
+    homes = [set(piece["key"]) for piece in pieces]
+    assert sum(map(len, homes)) == 40  # no key is in two
+    assert homes == [set(piece["key"]) for piece in exchange.divided(frame[::-1], "key", count)]
+    assert [len(piece) for piece in exchange.divided(frame[:0], "key", count)] == [0] * count
+
+
+def test_few_parts_are_as_large_as_a_worker_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    def parts(memory_of_one: int, rows: int, threads: int = 4) -> int:
+        monkeypatch.setattr(memory, "capacity", lambda _: memory.Capacity(1, threads, threads * memory_of_one, 0))
+        job: Any = SimpleNamespace(client=None, threads=threads, options=SimpleNamespace(keys=rows // 200))
+        return join.direct_parts(job, {join.LEFT: rows, join.RIGHT: rows // 100})
+
+    assert parts(141 << 30, 1_000_000_000) == 4  # of 12 GB each
+    assert parts(80 << 30, 1_000_000_000) == 8
+    assert parts(141 << 30, 1_000_000_000, threads=2) == 4
+    assert parts(1000 << 30, 10_000_000_000) == 12  # cuDF numbers rows by 32 bits
 
 
 def test_a_right_shuffle_warns_of_nothing(run_job: RunJob) -> None:

@@ -1,6 +1,7 @@
-"""The array and the SVD of the headlines, in chunks as published and larger ones: what the GPUs wait for, and how little they could.
+"""Array, SVD and join of the headlines, in chunks as published and larger ones: what the GPUs wait for, and how little they could.
 
-All ways of one work take turns in one run, so that what differs is the chunks (and, for the array, CuPy's generator).
+All ways of one work take turns in one run, so that what differs is the chunks (and, for the array, CuPy's generator; for the
+join, how rows are exchanged).
 """
 
 from __future__ import annotations
@@ -23,20 +24,24 @@ SATURATIONS = (
 DEADLINE = 200
 ARRAY = (500_000, 62_500)  # a GPU's share of the headline: 250 GB
 SVD = (1_250_000, 20_000)  # 25 GB
+JOIN = (1_000_000_000, 5_000_000)  # rows and keys, whatever the GPUs: 15 GiB
 PART = 0.18  # of a GPU's memory for each of the four matrices, at most
 SIGMAS = 5.0
+RIGHTS, FEW = 2, 0.01  # rows on the right for each key, and what chance may add
 SAME = 1e-3  # relative, of the singular values of one matrix in other chunks
 
 
 def cases(world: World) -> list[Case]:
-    """Return both works, and the array with more tasks at a worker."""
+    """Return all works, and the array with more tasks at a worker."""
     about = 30 if world.cpu_only else 80
-    found = [Case(name, about, partial(_measure, world, name)) for name in ("svd", "array")]
+    found = [Case(name, about, partial(_measure, world, name)) for name in ("svd", "array", "join")]
     return [*found, Case("saturation", about, partial(_saturation, world))]
 
 
 def sizes(world: World, name: str) -> tuple[int, int]:
     """Return rows and columns for the GPUs that are here."""
+    if name == "join":
+        return (400_000, 2_000) if world.cpu_only else JOIN
     if world.cpu_only:
         return (2_000, 4_000) if name == "array" else (4_000, 400)
     if name == "array":
@@ -46,8 +51,8 @@ def sizes(world: World, name: str) -> tuple[int, int]:
 
 def _measure(world: World, name: str) -> list[Result]:
     rows, columns = sizes(world, name)
-    item = 8 if name == "array" else 1
-    return summary(name, _ways(world, name, ROUNDS), rows * columns * item / 2**30)
+    size = 16 * rows if name == "join" else (8 if name == "array" else 1) * rows * columns
+    return summary(name, _ways(world, name, ROUNDS), size / 2**30)
 
 
 def _saturation(world: World) -> list[Result]:
@@ -92,6 +97,8 @@ def summary(name: str, ways: dict[str, dict[str, Any]], gib: float) -> list[Resu
         wrong = [] if one["answers_same"] else ["its answers differ from round to round"]
         if name == "array" and abs(one["answer"][1]) > SIGMAS:
             wrong.append(f"the sum is {one['answer'][1]:.1f} sigma from theory")
+        if name == "join" and abs(one["answer"][0] - RIGHTS) > FEW:
+            wrong.append(f"{one['answer'][0]:.4f} rows for each on the left, {RIGHTS} are expected")
         if name == "svd" and way != PUBLISHED:
             first = of_one.setdefault("values", one["answer"])
             apart = max(abs(a - b) / b for a, b in zip(one["answer"], first, strict=True))

@@ -189,14 +189,18 @@ def keyed(number: int, rows: int, keys: int, name: str) -> Any:
     return frames().DataFrame({"key": state.randint(0, keys, rows), name: state.random_sample(rows)})
 
 
+def keyed_frame(rows: int, parts: int, keys: int, name: str, first: int) -> Any:
+    """Return a lazy table whose partitions' numbers, which are their seeds, begin with ``first``."""
+    return dd.from_map(keyed, range(first, first + parts), rows=rows // parts, keys=keys, name=name,
+                       meta=keyed(0, 2, 2, name))  # fmt: skip
+
+
 def join(client: Client, sizes: dict[str, int]) -> dict[str, Any]:
     """Join many rows with a hundredth as many on keys of which each has two on the right."""
     parts = sizes["parts"]
 
     def made(rows: int, name: str, first: int) -> Any:
-        frame = dd.from_map(keyed, range(first, first + parts), rows=rows // parts, keys=sizes["right"] // 2, name=name,
-                            meta=keyed(0, 2, 2, name))  # fmt: skip
-        frame = frame.persist()
+        frame = keyed_frame(rows, parts, sizes["right"] // 2, name, first).persist()
         wait(frame)
         return frame
 

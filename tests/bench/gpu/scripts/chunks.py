@@ -1,4 +1,4 @@
-"""The array and the SVD of the headlines in chunks of several sizes, in one run: what their time goes to.
+"""Array, SVD and join of the headlines in chunks of several sizes, in one run: what their time goes to.
 
 Each way is done once, then in turns with the others ``--rounds`` times, then once more under Dask's task stream. ``busy`` is NVML's
 use of the GPUs while it was done again and again: the share of the time in which a kernel ran. Writes seconds, tasks, what the workers' threads computed, and the
@@ -24,11 +24,12 @@ from distributed import Client, get_task_stream, wait
 
 import arrays
 import hpcml
-from gallery import matrices, partitions
+from gallery import exchange, matrices, partitions
 
 by_hand: Any = importlib.import_module("by_hand")  # it lies beside this file
 POLL = 0.02  # seconds between looks at the GPUs' use
 K = 10
+PARTS = 16  # of the join as published
 
 
 class Watch:
@@ -150,6 +151,35 @@ def svd_ways(client: Client, rows: int, columns: int) -> dict[str, Callable[[], 
     return ways
 
 
+def join_ways(client: Client, rows: int, keys: int) -> dict[str, Callable[[], list[float]]]:
+    """Return ways of the join of the headlines, both tables made: 16 partitions by tasks as published, and fewer."""
+    ways: dict[str, Callable[[], list[float]]] = {}
+    workers = len(client.nthreads())
+
+    def tables(parts: int) -> list[Any]:
+        made = [by_hand.keyed_frame(count, parts, keys, name, first).persist()
+                for count, name, first in ((rows, "a", 0), (2 * keys, "b", 1_000_000))]  # fmt: skip
+        wait(made)
+        return made
+
+    def by_tasks(left: Any, right: Any, broadcast: bool = False) -> list[float]:
+        met = left.merge(right, on="key", how="inner", broadcast=broadcast, shuffle_method="tasks")
+        return [int(met.map_partitions(len, meta=(None, "int64")).sum().compute()) / rows]
+
+    def direct(left: Any, right: Any) -> list[float]:
+        return [sum(dask.compute(*exchange.joined(client, left, right, "key", left.npartitions, len))) / rows]
+
+    ways["as published"] = partial(by_tasks, *tables(PARTS))
+    for each in (2, 1):
+        left, right = tables(each * workers)
+        ways[f"by tasks, {each} to a worker"] = partial(by_tasks, left, right)
+        ways[f"direct, {each} to a worker"] = partial(direct, left, right)
+    whole = right.repartition(npartitions=1).persist()
+    wait(whole)
+    ways["the right table to all"] = partial(by_tasks, left, whole, broadcast=True)
+    return ways
+
+
 def measure(client: Client, ways: dict[str, Callable[[], list[float]]], rounds: int) -> dict[str, Any]:
     """Do each way once, then in turns, then watched; return what each took and answered."""
     found: dict[str, Any] = {}
@@ -178,9 +208,9 @@ def measure(client: Client, ways: dict[str, Callable[[], list[float]]], rounds: 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=("array", "svd"))
+    parser.add_argument("what", choices=("array", "svd", "join"))
     parser.add_argument("--rows", type=int, required=True)
-    parser.add_argument("--columns", type=int, required=True)
+    parser.add_argument("--columns", type=int, required=True, help="of the join the distinct keys")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--way", default="", help="only this one")
     parser.add_argument("--result", type=pathlib.Path, required=True)
@@ -188,7 +218,9 @@ def main() -> None:
     began = time.perf_counter()
     client = hpcml.connect(backend="auto")
     print("worker saturation:", client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.WORKER_SATURATION))
-    ways = (array_ways if options.what == "array" else svd_ways)(client, options.rows, options.columns)
+    ways = {"array": array_ways, "svd": svd_ways, "join": join_ways}[options.what](
+        client, options.rows, options.columns
+    )
     ways = {name: work for name, work in ways.items() if options.way in ("", name)}
     found = {"ways": measure(client, ways, options.rounds), "all_s": round(time.perf_counter() - began, 1)}
     new = options.result.with_suffix(".new")
