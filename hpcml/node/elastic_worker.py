@@ -10,8 +10,10 @@ from typing import Any
 
 from distributed import Worker
 
+from hpcml.node import careful_finder
 from hpcml.node.security import connection_limits
 
+careful_finder.install()
 connection_limits.guard()
 logging.getLogger("distributed.batched").setLevel(logging.WARNING)  # it logs a traceback at every normal end
 

@@ -40,8 +40,10 @@ def note_errors_in(path: str) -> None:
 
 def main() -> None:
     """Become the script that the command line names: ``__main__``, ``sys.argv`` and ``sys.path`` are the script's."""
+    from hpcml.node import careful_finder
     from hpcml.node.script import replacements
 
+    careful_finder.install()
     del sys.argv[0]  # the -c
     is_module = sys.argv[0] == "-m"
     del sys.argv[: int(is_module)]

@@ -1,0 +1,59 @@
+"""Where RAPIDS' finder of Dask's modules is installed, two threads that import do not wait for each other for ever."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcml.node import careful_finder
+
+# A package that is being imported by a thread, which then needs Python's lock of all imports, while the main thread
+# imports a module of the package.
+SLOW = """
+import sys
+sys.begun.set()
+sys.looked.wait(60)
+import colorsys
+"""
+CODE = """
+import sys, threading
+{install}
+import importlib.machinery
+sys.begun, sys.looked = threading.Event(), threading.Event()
+import dask
+dask.__path__.append(sys.argv[1])
+class Tells:
+    def find_spec(self, name, path=None, target=None):
+        if name == "dask.slow.part":
+            sys.looked.set()
+sys.meta_path.insert(0, Tells())
+threading.Thread(target=__import__, args=("dask.slow",), daemon=True).start()
+sys.begun.wait(60)
+import dask.slow.part
+print("came through:", dask.slow.part.HERE)
+"""
+MEND = "from hpcml.node import careful_finder; careful_finder.install(); careful_finder.install()"
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("rapids_dask_dependency") is None, reason="rapids-dask-dependency is not installed"
+)
+def test_a_package_in_the_making_holds_up_nobody(tmp_path: Path) -> None:
+    package = tmp_path / "slow"
+    package.mkdir()
+    (package / "__init__.py").write_text(SLOW)
+    (package / "part.py").write_text("HERE = __name__")
+    code = CODE.format(install=MEND)
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=120,
+                          check=False, cwd=Path(__file__).parents[2])  # fmt: skip
+    assert done.stdout == "came through: dask.slow.part\n", done.stderr
+
+
+def test_where_there_is_no_such_finder_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, careful_finder._LOADER, raising=False)
+    careful_finder.install()
+    assert careful_finder._LOADER not in sys.modules
