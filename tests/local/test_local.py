@@ -292,6 +292,34 @@ def test_hpcml_inside_tasks(here: Here) -> None:
     assert done.stdout == "True 2 True\n", done.stderr
 
 
+EARLY = """
+import json, sys, time
+from distributed import Client
+def never():
+    import dask.dataframe  # no graph of this script needs it: what is there, came early
+def there():
+    return [name for name in ("dask.array", "dask.dataframe") if hasattr(sys.modules.get(name), "from_delayed")]
+if __name__ == "__main__":
+    client = Client()
+    ends = time.monotonic() + 120
+    while time.monotonic() < ends:
+        found = [client.run_on_scheduler(there), *client.run(there).values()]
+        if all("dask.dataframe" in one for one in found):
+            break
+        time.sleep(0.1)
+    print(json.dumps([there(), *found]))
+"""
+
+
+def test_what_the_script_imports_is_there_before_its_first_graph(here: Here) -> None:
+    done = here.submit(EARLY, "--nodes", "2")
+    assert done.returncode == 0, done.stderr
+    script, *others = json.loads(done.stdout.splitlines()[-1])
+    assert script == []
+    assert len(others) == 3
+    assert all("dask.dataframe" in one for one in others)
+
+
 def test_a_nanny_plugin_is_refused_in_words(here: Here) -> None:
     text = CONNECT + "from distributed.diagnostics.plugin import Environ\nclient.register_plugin(Environ({'A': '1'}))\n"
     done = here.submit(text)

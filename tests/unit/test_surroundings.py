@@ -24,12 +24,12 @@ def test_the_documentation_lists_what_may_differ() -> None:
 
 
 def test_a_difference_is_found() -> None:
-    own = {"umask": "0o22", "environment": {"DASK_X": "1"}, "path": ["/tmp/hpcml-1/own", "/code"]}
+    own = {"umask": "0o22", "environment": {"DASK_X": "1"}, "path": ["/tmp/hpcml_1/own", "/code"]}
     script = {"umask": "0o22", "environment": {}, "path": ["/code"]}
     found = {"script": script, "scheduler": own, "a": own, "b": {**own, "umask": "0o77"}}
     assert alike.differences({**found, "b": own}) == []
     assert alike.differences(found) == ["umask: '0o22' in script, '0o77' in b", "umask: '0o22' in a, '0o77' in b"]
-    assert alike.differences({**found, "b": {**own, "path": ["/tmp/hpcml-1/own", "/other"]}})[0].startswith("path: ")
+    assert alike.differences({**found, "b": {**own, "path": ["/tmp/hpcml_1/own", "/other"]}})[0].startswith("path: ")
 
 
 FORKS = """
