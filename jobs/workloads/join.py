@@ -74,7 +74,13 @@ def direct_parts(job: Job, rows: dict[str, int]) -> int:
     """Return a multiple of the threads: of so many, each has its share of a worker and no more rows than cuDF can."""
     has, out = memory.capacity(job.client), rows_out(job, rows)
     share = has.memory / max(has.workers, 1) / DIRECT_SHARE
-    each = max(out * (ROW + 8) / share, out / MOST_ROWS, max(rows.values()) / MOST_ROWS) / max(job.threads, 1)
+    workers = job.client.scheduler_info(n_workers=-1)["workers"].values()
+    limits = [worker["memory_limit"] for worker in workers if worker["memory_limit"]]
+    taken = (
+        sum(rows.values()) * ROW / min(limits, default=math.inf)
+    )  # Dask refuses tasks that take in more, also on GPUs
+    least = max(out * (ROW + 8) / share, out / MOST_ROWS, max(rows.values()) / MOST_ROWS, 2 * taken)
+    each = least / max(job.threads, 1)
     return max(job.threads, 1) * max(math.ceil(each), 1)
 
 
@@ -140,10 +146,10 @@ def sent(dask_worker: Any) -> int:
 
 
 def shuffle_method(asked: str | None) -> str:
-    """Return how Dask shuffles: P2P turns every partition into an Arrow table in the host's memory and writes it to
-    disk (distributed.shuffle), so cuDF's stay on GPUs only by tasks.
+    """Return how rows are exchanged. Dask's P2P turns every partition into an Arrow table in the host's memory and
+    writes it to disk (distributed.shuffle), so cuDF's stay on GPUs only directly or by tasks.
     """  # noqa: D205
-    return asked or ("tasks" if backend.tables().__name__ == "cudf" else "p2p")
+    return asked or (DIRECT if backend.tables().__name__ == "cudf" else "p2p")
 
 
 def work(job: Job) -> None:
@@ -224,7 +230,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add(
         "--shuffle",
         choices=("tasks", "p2p", DIRECT),
-        help="Dask's ways, or the fewest tasks (default: tasks on GPUs, p2p on CPUs)",
+        help="Dask's ways, or the fewest tasks (default: direct on GPUs, p2p on CPUs)",
     )
     options = parser.options(arguments)
     options.right = options.right or max((options.rows or options.default_rows) // 100, 1)

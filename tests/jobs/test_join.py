@@ -62,14 +62,20 @@ def test_rows_are_divided_by_their_keys(count: int) -> None:
 
 
 def test_few_parts_are_as_large_as_a_worker_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    def parts(memory_of_one: int, rows: int, threads: int = 4) -> int:
+    def parts(memory_of_one: int, rows: int, threads: int = 4, limit: int = 0) -> int:
         monkeypatch.setattr(memory, "capacity", lambda _: memory.Capacity(1, threads, threads * memory_of_one, 0))
-        job: Any = SimpleNamespace(client=None, threads=threads, options=SimpleNamespace(keys=rows // 200))
+        limits = {str(number): {"memory_limit": limit} for number in range(threads)}
+        client = SimpleNamespace(scheduler_info=lambda **_: {"workers": limits})
+        job: Any = SimpleNamespace(client=client, threads=threads, options=SimpleNamespace(keys=rows // 200))
         return join.direct_parts(job, {join.LEFT: rows, join.RIGHT: rows // 100})
 
     assert parts(141 << 30, 1_000_000_000) == 4  # of 12 GB each
     assert parts(80 << 30, 1_000_000_000) == 8
     assert parts(141 << 30, 1_000_000_000, threads=2) == 4
+    assert parts(141 << 30, 1_000_000_000, limit=100 << 30) == 4
+    assert (
+        parts(141 << 30, 1_000_000_000, limit=6 << 30) == 8
+    )  # of the host's memory: Dask counts what lies on GPUs in it
     assert parts(1000 << 30, 10_000_000_000) == 12  # cuDF numbers rows by 32 bits
 
 
@@ -122,14 +128,14 @@ def test_mixing_is_splitmix64() -> None:
     assert found.tolist() == [6457827717110365317, 3203168211198807973, 9817491932198370423]
 
 
-def test_cudf_is_shuffled_by_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cudf_is_exchanged_directly(monkeypatch: pytest.MonkeyPatch) -> None:
     class Cudf:
         __name__ = "cudf"
 
     assert join.shuffle_method(None) == "p2p"
     monkeypatch.setattr(backend, "tables", lambda: Cudf)
     Cudf.__name__ = "cudf"
-    assert join.shuffle_method(None) == "tasks"
+    assert join.shuffle_method(None) == "direct"
 
 
 def test_refusals(refused: Refused, monkeypatch: Any) -> None:

@@ -27,6 +27,7 @@ SVD = (1_250_000, 20_000)  # 25 GB
 JOIN = (1_000_000_000, 5_000_000)  # rows and keys, whatever the GPUs: 15 GiB
 PART = 0.18  # of a GPU's memory for each of the four matrices, at most
 SIGMAS = 5.0
+LIMIT = "64GiB"  # of a worker: Dask compares what a task takes in with it, also where that lies on a GPU
 RIGHTS, FEW = 2, 0.01  # rows on the right for each key, and what chance may add
 SAME = 1e-3  # relative, of the singular values of one matrix in other chunks
 
@@ -80,7 +81,8 @@ def _ways(
     words += ["--rounds", str(1 if world.cpu_only else rounds)]
     workers = ["workers.per_node=2"] if world.cpu_only else ["gpu.device_memory_limit=none"]
     run = world.submit(SCRIPTS / "chunks.py", words, nodes=1, gpus=world.gpus, settings=[*workers, "fabric.require=none", *settings],
-                       timeout=DEADLINE, environment={"PYTHONPATH": path})  # fmt: skip
+                       timeout=DEADLINE, environment={"PYTHONPATH": path},
+                       options=[] if world.cpu_only else ["--set", f"workers.memory_limit={LIMIT}"])  # fmt: skip
     if not (folder / "result.json").exists():
         raise HarnessError(run.why())
     found: dict[str, dict[str, Any]] = read_json(folder / "result.json")["ways"]
