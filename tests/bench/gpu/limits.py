@@ -29,7 +29,8 @@ PICTURE = FOLDER.parent / "pictures/hardware-limits.svg"
 BEGIN, END = "<!-- limits: begin (tests/bench/gpu/limits.py) -->", "<!-- limits: end -->"
 ITERATIONS = 20  # of k-means in scripts/by_hand.py
 OF_LEFT = 3  # bytes of the join's result over those of its left side: two rows of 24 bytes for one of 16
-WAYS = ("svd: as published", "svd: floats of a 32nd of the GPU", "array: as published", "array: large chunks")
+WAYS = ("svd: as published", "svd: floats of a 32nd of the GPU", "array: as published", "array: large chunks",
+        "join: as published", "join: direct, 1 to a worker")  # fmt: skip
 LAST = "no rate measured"
 
 Rates = dict[str, float]

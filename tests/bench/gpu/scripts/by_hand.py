@@ -183,16 +183,17 @@ def array(client: Client, sizes: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def keyed(number: int, rows: int, keys: int, name: str) -> Any:
-    library = xp()
-    state = library.random.RandomState(number)
-    return frames().DataFrame({"key": state.randint(0, keys, rows), name: state.random_sample(rows)})
+def keyed(number: int, rows: int, keys: int, name: str, arrays: Any, tables: Any) -> Any:
+    """Return a partition; a worker of a run does not know what the script chose as Dask's backends."""
+    state = arrays.random.RandomState(number)
+    return tables.DataFrame({"key": state.randint(0, keys, rows), name: state.random_sample(rows)})
 
 
 def keyed_frame(rows: int, parts: int, keys: int, name: str, first: int) -> Any:
     """Return a lazy table whose partitions' numbers, which are their seeds, begin with ``first``."""
-    return dd.from_map(keyed, range(first, first + parts), rows=rows // parts, keys=keys, name=name,
-                       meta=keyed(0, 2, 2, name))  # fmt: skip
+    libraries = {"arrays": xp(), "tables": frames()}
+    return dd.from_map(keyed, range(first, first + parts), rows=rows // parts, keys=keys, name=name, **libraries,
+                       meta=keyed(0, 2, 2, name, **libraries))  # fmt: skip
 
 
 def join(client: Client, sizes: dict[str, int]) -> dict[str, Any]:
