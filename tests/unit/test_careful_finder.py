@@ -31,10 +31,12 @@ class Tells:
         if name == "dask.slow.part":
             sys.looked.set()
 sys.meta_path.insert(0, Tells())
-threading.Thread(target=__import__, args=("dask.slow",), daemon=True).start()
+thread = threading.Thread(target=__import__, args=("dask.slow",), daemon=True)
+thread.start()
 sys.begun.wait(60)
 import dask.slow.part
-print("came through:", dask.slow.part.HERE)
+thread.join(60)
+print("came through:", sys.modules["dask.slow.part"].HERE)
 """
 MEND = "from hpcml.node import careful_finder; careful_finder.install(); careful_finder.install()"
 
