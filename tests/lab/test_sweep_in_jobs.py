@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -80,6 +81,16 @@ class Sweep:
         return list(json.loads(said)["runs"])
 
 
+def living(cluster: Cluster, directory: Path) -> list[int]:
+    """Return the processes of a run, also the forks that its points are."""
+    found = []
+    for pid, _ in cluster.lab.processes("alice"):
+        with contextlib.suppress(OSError):  # it ends in this moment
+            if f"HPCML_RUN_DIR={directory}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                found.append(pid)
+    return found
+
+
 def test_sixty_four_points_with_all_that_goes_wrong(cluster: Cluster) -> None:
     sweep = Sweep(cluster, "wide", 64)
     words = sweep.words("--wait", "--jobs", "3", "--at-once", "2", "--set", "workers.per_node=2")
@@ -100,8 +111,11 @@ def test_sixty_four_points_with_all_that_goes_wrong(cluster: Cluster) -> None:
     assert len(runs) == 3
     node = cluster.job(json.loads((cluster.directory(runs[1]) / "submission.json").read_text())["job"])["NodeList"]
     try:
+        assert living(cluster, cluster.directory(runs[1]))
         set_state(cluster, node, "down")
         assert cluster.run("hpcml", "wait", runs[1], timeout=PATIENCE * 60).returncode != 0
+        # Slurm gives the job up before the node has ended its processes; they would go on with the next point.
+        assert wait_for(lambda: not living(cluster, cluster.directory(runs[1])), PATIENCE * 120, 0.1)
         (sweep.folder / "go").touch()
         ended = [cluster.run("hpcml", "wait", run, timeout=PATIENCE * 120).returncode for run in (runs[0], runs[2])]
     finally:
