@@ -29,6 +29,8 @@ def wanted(folder: Path, text: str | bytes, *, gpu: str = "", form: str = "", se
     ("def late():\n    import dask.array", "", ["dask.array"]),
     ("from dask_ml.cluster import KMeans", "", ["dask.array", "dask.dataframe"]),
     ("import dask_cudf", "dask", ["dask.dataframe", "dask_cudf"]),
+    ("try:\n    import dask_cudf\nexcept ImportError:\n    pass", "", ["dask.dataframe"]),
+    ("import dask_cudf", "polars", ["dask.dataframe"]),
     ("import dask.dataframe", "dask", ["dask.dataframe", "dask_cudf"]),
     ("import dask.dataframe", "polars", ["dask.dataframe"]),
     ("import dask.array", "dask", ["dask.array"]),
@@ -56,7 +58,7 @@ def test_workers_are_asked_and_the_process_imports_itself(
     (tmp_path / "imported_early_a.py").write_text("")
     (tmp_path / "imported_early_b.py").write_text("raise RuntimeError('no GPU')")
     monkeypatch.syspath_prepend(tmp_path)
-    modules = ["imported_early_a", "imported_early_b"]
+    modules = ["imported_early_none", "imported_early_b", "imported_early_a"]
     sent: list[tuple[str, dict[str, Any]]] = []
     scheduler = SimpleNamespace(workers={"one": 1, "two": 2}, worker_send=lambda *words: sent.append(words))
 
@@ -68,9 +70,14 @@ def test_workers_are_asked_and_the_process_imports_itself(
     asyncio.run(asyncio.wait_for(ordered(), 60))
     assert sent == [(name, {"op": early_imports.ASK, "modules": modules}) for name in ("one", "two")]
     told = capsys.readouterr()
-    assert "hpcml: imported_early_b was not imported early:" in told.err
-    assert "RuntimeError: no GPU" in told.err
+    assert told.out.startswith(
+        "hpcml: imported_early_b was not imported early (RuntimeError).\nhpcml: imported early in "
+    )
+    assert told.out.endswith(" s: imported_early_a\n")
+    assert told.err == ""
     worker = SimpleNamespace(stream_handlers={})
     early_imports.take_part(worker)
     worker.stream_handlers[early_imports.ASK](modules=["imported_early_a"])  # as Dask calls it
     assert "imported early in" in capsys.readouterr().out
+    early_imports.import_now(["imported_early_none"])
+    assert capsys.readouterr().out == ""

@@ -10,9 +10,8 @@ from __future__ import annotations
 import ast
 import asyncio
 import importlib
-import sys
+import importlib.util
 import time
-import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,9 @@ def wanted(settings: Settings) -> list[str]:
     except (OSError, SyntaxError, ValueError):  # Python will say so when it runs the script
         return []
     found = {need for kind, needs in _NEEDS.items() if any(_within(name, kind) for name in names) for need in needs}
-    if settings.gpu and settings.gpu.mode == "dask" and _FRAME in found:
+    if not settings.gpu or settings.gpu.mode != "dask":
+        found.discard(_CUDF)  # of a script that also runs on GPUs
+    elif _FRAME in found:
         found.add(_CUDF)  # the backend of data frames there, as hpcml.connect(backend="auto") chooses it
     return sorted(found)
 
@@ -66,18 +67,23 @@ def begin(modules: Sequence[str], schedulers: Sequence[Any] = ()) -> None:
 def import_now(modules: Sequence[str]) -> None:
     """Import modules; the log says how long it took.
 
-    It holds up the event loop: a thread's import could meet that of a graph. What cannot be imported is left to the
-    graph that needs it, whose error reaches the script.
+    It holds up the event loop: a thread's import could meet that of a graph. What is not installed, or cannot be
+    imported, is left to the graph that needs it, whose error reaches the script; its words are not said here, where
+    the cause of another error is looked for.
     """
     began = time.perf_counter()
+    done = []
     for name in modules:
+        if importlib.util.find_spec(name.partition(".")[0]) is None:
+            continue
         try:
             importlib.import_module(name)
-        except Exception:  # noqa: BLE001 - a library's import may raise anything
-            print(f"hpcml: {name} was not imported early:", file=sys.stderr)
-            traceback.print_exc()
-            return
-    print(f"hpcml: imported early in {time.perf_counter() - began:.1f} s: {', '.join(modules)}", flush=True)
+        except Exception as error:  # noqa: BLE001 - a library's import may raise anything
+            print(f"hpcml: {name} was not imported early ({type(error).__name__}).", flush=True)
+        else:
+            done.append(name)
+    if done:
+        print(f"hpcml: imported early in {time.perf_counter() - began:.1f} s: {', '.join(done)}", flush=True)
 
 
 def take_part(worker: Any) -> None:
