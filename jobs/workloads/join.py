@@ -76,9 +76,8 @@ def direct_parts(job: Job, rows: dict[str, int]) -> int:
     share = has.memory / max(has.workers, 1) / DIRECT_SHARE
     workers = job.client.scheduler_info(n_workers=-1)["workers"].values()
     limits = [worker["memory_limit"] for worker in workers if worker["memory_limit"]]
-    taken = (
-        sum(rows.values()) * ROW / min(limits, default=math.inf)
-    )  # Dask refuses tasks that take in more, also on GPUs
+    # Dask refuses a task that takes in more than the limit, also where that lies on a GPU.
+    taken = sum(rows.values()) * ROW / min(limits, default=math.inf)
     least = max(out * (ROW + 8) / share, out / MOST_ROWS, max(rows.values()) / MOST_ROWS, 2 * taken)
     each = least / max(job.threads, 1)
     return max(job.threads, 1) * max(math.ceil(each), 1)

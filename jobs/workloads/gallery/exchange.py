@@ -25,8 +25,8 @@ def divided(frame: Any, on: str, count: int) -> list[Any]:
         return list(frame.partition_by_hash([on], count, keep_index=False))
     place = (pd.util.hash_array(frame[on].to_numpy()) % np.uint64(count)).astype(np.intp)
     ordered = frame.take(np.argsort(place, kind="stable"))
-    ends = np.cumsum(np.bincount(place, minlength=count))
-    return [ordered.iloc[end - size : end] for end, size in zip(ends, np.bincount(place, minlength=count), strict=True)]
+    sizes = np.bincount(place, minlength=count)
+    return [ordered.iloc[end - size : end] for end, size in zip(np.cumsum(sizes), sizes, strict=True)]
 
 
 def joined(client: Any, left: Any, right: Any, on: str, count: int, then: Callable[[Any], Any]) -> list[Any]:
