@@ -58,7 +58,8 @@ class Sweep:
 
     def words(self, *options: str) -> list[str]:
         grid = ("--grid", f"k=range({self.count})", "--", "--folder", str(self.folder))
-        return ["hpcml", "sweep", *options, *ONE, "--time", "5", f"{self.name}.py", *grid]
+        # Who waits for a lost job's points waits for a minute: no time limit may come near meanwhile.
+        return ["hpcml", "sweep", *options, *ONE, "--time", "30", f"{self.name}.py", *grid]
 
     def __call__(self, *options: str) -> Any:
         return self.cluster.run(*self.words(*options), cwd=self.folder, timeout=600)

@@ -15,6 +15,7 @@ import pytest
 
 from conftest import Cluster, Ended, directory_of, left_of_containers
 from hpcml import errors
+from hpcml.node.processes import MOST, Process
 from lab_state import wait_for
 from test_exit_status import CONNECT, slurm_exit
 from test_losses import TWO_BY_TWO, WAITS, output, roles, start
@@ -106,16 +107,24 @@ def test_a_job_that_is_suspended_loses_nothing(cluster: Cluster) -> None:
 
 
 def test_a_suspended_job_does_not_hang(cluster: Cluster) -> None:
-    options = ("--set", "deadlines.answer=15s", "--set", "deadlines.idle=20s", "--set", "deadlines.idle_notice=20s")
-    directory = start(cluster, WAITS, *TWO_BY_TWO, *options)
+    """A deadline passes when the run itself has run for so long, however long it was stopped."""
+    deadline, stopped_for = 45, 50
+    options = (f"deadlines.{name}={deadline}s" for name in ("idle", "idle_notice"))
+    asked = [word for option in ("deadlines.answer=15s", *options) for word in ("--set", option)]
+    directory = start(cluster, WAITS, *TWO_BY_TWO, *asked)
+    began = cluster.wait_event(directory, "driver-started")["time"]
     job = json.loads((directory / "submission.json").read_text())["job"]
     assert cluster.run("scontrol", "suspend", job, user="root", node="ctl").returncode == 0
-    assert wait_for(lambda: cluster.job(job)["JobState"] == "SUSPENDED", 30)
-    time.sleep(25)  # longer than all deadlines
-    assert cluster.run("scontrol", "resume", job, user="root", node="ctl").returncode == 0
-    assert wait_for(lambda: cluster.job(job)["JobState"] == "RUNNING", 30)
-    time.sleep(2)
+    of_run = [*roles(cluster, directory, "driver", "n1"), *roles(cluster, directory, "scheduler", "n1")]
+    assert len(of_run) == 2
+    assert wait_for(lambda: all(Process.named(pid).state == "T" for pid in of_run), 30)
+    stopped = time.time()
+    time.sleep(stopped_for)  # longer than all deadlines
     assert not (directory / "status.json").exists()
-    status = cluster.wait_status(directory, 60)  # then the time that it ran itself is over
+    resumed = time.time()
+    assert cluster.run("scontrol", "resume", job, user="root", node="ctl").returncode == 0
+    status = cluster.wait_status(directory, 90)
     assert status["exit_status"] == errors.IDLE, status
+    ended = cluster.wait_event(directory, "ending")["time"]
+    assert ended - began - (resumed - stopped) > deadline - MOST, status
     assert not [words for words in status["warnings"] if "answered" in words], status

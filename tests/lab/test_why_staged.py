@@ -38,7 +38,8 @@ ONE = ("--nodes", "1", *SMALL)
 N3 = (*ONE, "--nodelist", "n3")
 N4 = (*ONE, "--nodelist", "n4")
 BOTH = ("--nodes", "2", "--nodelist", "n3,n4", *SMALL)
-MINUTE = ("--time", "1", "--set", "slurm.signal_lead=5s")  # Slurm's shortest; all runs share it
+LIMITED = ("--time", "30", "--set", "slurm.signal_lead=5s")  # until each is as far as it is to come: see `limit`
+SAID_FROZEN = "has waited for a file system that does not answer"
 
 
 def awaiting(role: str, deadline: str) -> tuple[str, ...]:
@@ -48,33 +49,44 @@ def awaiting(role: str, deadline: str) -> tuple[str, ...]:
 
 
 class Stage(NamedTuple):
-    """A failure: the script, its options, and what the cause says; ``{home}`` and ``{image}`` in an option are the test's."""
+    """A failure: the script, its options, and what the cause says; ``{home}`` and ``{image}`` in an option are the test's.
+
+    ``limit`` is a line of the run's diary, in part: when it is there, the run's time limit comes.
+    """
 
     script: str
     options: tuple[str, ...]
     says: str
     nodes: tuple[str, ...] = ()
+    limit: str = ""
 
 
 STAGES = {
     "time limit while the scheduler is awaited": Stage(
-        WAITS, (*ONE, *MINUTE, *awaiting("scheduler", "scheduler")), "time limit was reached before the scheduler was up"
+        WAITS, (*ONE, *LIMITED, *awaiting("scheduler", "scheduler")), "time limit was reached before the scheduler was up",
+        limit="allocated",
     ),
     "time limit while workers are awaited": Stage(
-        WAITS, (*ONE, *MINUTE, *awaiting("worker", "workers")), "time limit was reached before all workers were there"
+        WAITS, (*ONE, *LIMITED, *awaiting("worker", "workers")), "time limit was reached before all workers were there",
+        limit="scheduler-up",
     ),
     "time limit while the fabric is measured": Stage(
         WAITS,
-        (*BOTH, *MINUTE, "--set", "fabric.require=rdma", "--set", "deadlines.fabric=300s",
+        (*BOTH, *LIMITED, "--set", "fabric.require=rdma", "--set", "deadlines.fabric=300s",
          "--set", "environment.DASK_DISTRIBUTED__SCHEDULER__PRELOAD={home}/slow_check.py"),
         "time limit was reached while the interconnect was checked",
+        limit="fabric-checking",
     ),
-    "time limit in the script": Stage(WAITS, (*ONE, *MINUTE), "time limit was reached while the script ran"),
+    "time limit in the script": Stage(
+        WAITS, (*ONE, *LIMITED), "time limit was reached while the script ran", limit="driver-started"
+    ),
     "time limit in the tear-down": Stage(
-        f"{GO}sys.exit(3)\n", (*ONE, *MINUTE, "--set", "deadlines.teardown=300s"), "ended itself with exit status 3"
+        f"{GO}sys.exit(3)\n", (*ONE, *LIMITED, "--set", "deadlines.teardown=300s"), "ended itself with exit status 3",
+        limit="driver-ended",
     ),
     "file system frozen": Stage(
-        f"{GO}open('{FROZEN}/mount/data', 'rb').read()\n", (*N3, *MINUTE), "a file system did not answer", ("n3",)
+        f"{GO}open('{FROZEN}/mount/data', 'rb').read()\n", (*N3, *LIMITED), "a file system did not answer", ("n3",),
+        limit=SAID_FROZEN,
     ),
     "file system's program has ended": Stage(
         f"{GO}open('{DIES}/mount/data', 'rb').read()\n", N3, "file system's program has ended"
@@ -173,9 +185,18 @@ def stop_workers_step(cluster: Cluster, directory: Path) -> None:
     os.kill(int(found[0]["HPCML_STEPS"].split()[1]), signal.SIGSTOP)
 
 
+def limit(cluster: Cluster, directory: Path, words: str) -> None:
+    """Have a run's time limit come within a minute of when its diary has these words."""
+    diary = directory / "events.jsonl"
+    assert wait_for(lambda: diary.exists() and words in diary.read_text(), 90), f"no {words}: {directory}"
+    job = (directory / "job").readlink().name
+    hours, minutes, _ = map(int, cluster.job(job)["RunTime"].split(":"))
+    cluster.run("scontrol", "update", f"JobId={job}", f"TimeLimit={60 * hours + minutes + 1}", user="root", node="ctl")
+
+
 def answer(cluster: Cluster, directory: Path, seconds: float) -> dict[str, Any]:
     """Return what `hpcml why` says of a run when it has ended."""
-    assert wait_for(lambda: why(cluster, directory)["state"] not in ("PENDING", "RUNNING"), seconds), directory
+    assert wait_for(lambda: why(cluster, directory)["state"] not in ("PENDING", "RUNNING"), seconds, 1), directory
     return why(cluster, directory)
 
 
@@ -200,6 +221,9 @@ def answers(cluster: Cluster) -> dict[str, dict[str, Any]]:
         stop_workers_step(cluster, started["time limit in the tear-down"])
         for name in waits:
             cluster.run("touch", str(started[name] / "out/go"))
+        for name, directory in started.items():
+            if STAGES[name].limit:
+                limit(cluster, directory, STAGES[name].limit)
         return {name: answer(cluster, directory, 200) for name, directory in started.items()}
 
 
