@@ -260,7 +260,11 @@ def _raised(end: Ending, hits: Sequence[Hit]) -> Cause:
     lines = [Line(text.split("\n")[0][:_TOLD], "driver", "logs/driver.log", 0, when) for text in chain]
     if end.last_error and end.last_error.text.endswith(lines[0].text):
         lines[0] = lines[0]._replace(number=end.last_error.number)
-    known = {index: found for index, text in enumerate(chain) if (found := _known(text, lines[index]))}
+    known = {
+        index: found
+        for index, text in enumerate(chain)
+        if not end.error["chain"][index].get("hides") and (found := _known(text, lines[index]))
+    }
     told = {hit.rule.name for hit in known.values()}
     hits = [hit for hit in hits if hit.line.source != "driver" or hit.rule.name not in told]
     index = _beginning(end.error["chain"], known)

@@ -22,6 +22,11 @@ _ANSWER = 2.0  # seconds for another interpreter to compile a script that does n
 _MOST_FILES = 200  # modules beside the script that are looked into
 _NOTED = 3  # missing modules in a note
 _COMPILE = "import sys; compile(open(sys.argv[1], 'rb').read(), sys.argv[1], 'exec')"
+# What Dask or most scripts need: a file of the script's folder with such a name is seldom meant to take its place. Not
+# what Python has loaded before any script.
+_LOADED_BEFORE = {*sys.builtin_module_names, "abc", "codecs", "encodings", "importlib", "io", "os", "site", "stat"}
+_PACKAGES = {"cudf", "cuml", "cupy", "dask", "distributed", "numpy", "pandas", "scipy", "sklearn"}
+_KNOWN = (sys.stdlib_module_names - _LOADED_BEFORE) | _PACKAGES
 _PROVIDED = ("hpcml", "dask_jobqueue", "dask_mpi")  # by the run itself (hpcml.node.script.replacements)
 # Packages that open a Dask cluster in a cloud, on Kubernetes or YARN, or at a gateway.
 _CLUSTERS_ELSEWHERE = (
@@ -229,7 +234,7 @@ def check_code(
         If a file does not compile, or it is certain that a module of the script is not there.
     """
     try:
-        needed, plain = _needed(script, folder or script.resolve().parent)
+        imports = _needed(script, folder or script.resolve().parent)
     except SyntaxError as error:
         where = place(base, error.filename, error.lineno)
         own = ".".join(map(str, sys.version_info[:2]))
@@ -242,7 +247,12 @@ def check_code(
         raise ScriptError(f"The script does not compile: {error}", place=place(base, script)) from error
     except (RecursionError, MemoryError, OSError):  # its own affair, which shows when it runs
         return []
-    return [] if image else _tell_missing(script, base, needed, _Environment(python), certain=plain and not prepared)
+    told = [
+        f"{place(base, file)} hides the module {name}: rename it if that is not meant"
+        for name, file in imports.hiding.items()
+    ]
+    certain = imports.plain and not prepared
+    return told if image else told + _tell_missing(script, base, imports.needed, _Environment(python), certain=certain)
 
 
 def check_packages(names: Sequence[str], python: str, option: str) -> None:
@@ -317,8 +327,19 @@ def _fails_too(python: str, file: Path) -> bool:
 # -- imports -----------------------------------------------------------------------------------------------------------
 
 
-def _needed(script: Path, folder: Path) -> tuple[list[_Import], bool]:
-    """Return the imports of the script and of the modules beside it, and whether no file changes where they are found.
+class _Imports(NamedTuple):
+    """What the script and the modules beside it import: from elsewhere, and files beside that hide known modules.
+
+    ``plain``: no file changes where modules are found.
+    """
+
+    needed: list[_Import]
+    hiding: dict[str, Path]
+    plain: bool
+
+
+def _needed(script: Path, folder: Path) -> _Imports:
+    """Return the imports of the script and of the modules beside it.
 
     Raises
     ------
@@ -326,6 +347,7 @@ def _needed(script: Path, folder: Path) -> tuple[list[_Import], bool]:
         If one of them does not compile.
     """
     needed: list[_Import] = []
+    hiding: dict[str, Path] = {}
     plain = True
     waiting, seen = [script], {script}
     while waiting and len(seen) <= _MOST_FILES:
@@ -340,9 +362,11 @@ def _needed(script: Path, folder: Path) -> tuple[list[_Import], bool]:
             beside = _beside(folder, name)
             if beside is None:
                 needed.append(_Import(name, path, line))
+            elif beside.is_file() and name in _KNOWN:
+                hiding[name] = beside
             waiting += {file for file in [beside] if file and file.suffix == ".py"} - seen
             seen |= {beside} if beside else set()
-    return needed, plain
+    return _Imports(needed, hiding, plain)
 
 
 def _imports(tree: ast.Module) -> Iterator[tuple[str, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -16,10 +17,10 @@ from hpcml.node.settings import Context
 from hpcml.paths import AttemptPaths
 
 
-def run(folder: Path, text: str, *, image: str = "", sweep: str = "") -> tuple[str, str]:
+def run(folder: Path, text: str, *, image: str = "", sweep: str = "", name: str = "main.py") -> tuple[str, str]:
     """Run a script as a run does and return the hint, and what the script said."""
     attempt = AttemptPaths(folder)
-    script = folder / "main.py"
+    script = folder / name
     script.write_text(text)
     start = "import sys; from hpcml.node.script.launcher import main; main()"
     root = Path(launcher.__file__).parents[3]
@@ -73,3 +74,42 @@ def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
     hint, said = run(tmp_path, "import nowhere_here")
     assert "cannot be written: Is a directory" in said
     assert hint.startswith("What ended the script cannot be read")
+
+
+@pytest.mark.parametrize(("name", "text"), [
+    ("json.py", "import json\njson.dumps(1)"), ("json/__init__.py", "from json import dumps"),
+    ("pytest.py", "import pytest.plugin"), ("textwrap.py", "import textwrap\n1 / 0"),
+])  # fmt: skip
+def test_a_file_that_hides_a_module_is_named(tmp_path: Path, name: str, text: str) -> None:
+    """What it hides is needed to tell of the error too."""
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("")
+    hint, said = run(tmp_path, text)
+    if "1 / 0" in text:
+        assert (hint, said.splitlines()[-1]) == ("", "ZeroDivisionError: division by zero")
+    else:
+        assert hint.startswith(f"{tmp_path / name} hides another module of this name"), said
+    assert said.count("Traceback") == 1, said
+
+
+def test_a_script_with_the_name_of_a_module_that_it_imports(tmp_path: Path) -> None:
+    assert run(tmp_path, "from pytest.x import y", name="pytest.py")[0].startswith(f"{tmp_path}/pytest.py hides")
+
+
+def test_an_error_is_told_where_the_library_itself_has_the_script_s_module(tmp_path: Path) -> None:
+    (tmp_path / "tokenize.py").write_text("")
+    hint, said = run(tmp_path, "import linecache\n1 / 0")
+    assert (hint, said.count("Traceback"), said.splitlines()[-1]) == ("", 1, "ZeroDivisionError: division by zero")
+
+
+def test_a_module_of_the_script_s_own_hides_none(tmp_path: Path) -> None:
+    (tmp_path / "helper.py").write_text("")
+    assert run(tmp_path, "import helper\nhelper.nothing")[0] == ""
+    assert run(tmp_path, "import os\nos.nothing")[0] == ""
+
+
+def test_the_line_that_is_told_is_the_script_s_not_hpcml_s(tmp_path: Path) -> None:
+    (tmp_path / "helper.py").write_text("import hpcml\n\nhpcml.run.save('a', 1)\n")
+    run(tmp_path, "import helper")
+    facts = json.loads(AttemptPaths(tmp_path).script_error.read_text())
+    assert (Path(facts["file"]).name, facts["line"]) == ("helper.py", 3), facts

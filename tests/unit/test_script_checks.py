@@ -210,3 +210,14 @@ def test_a_notebook_has_no_arguments(tmp_path: Path) -> None:
     script_checks.check_notebook(path, ())
     with pytest.raises(UsageError, match="takes no arguments"):
         script_checks.check_notebook(path, ("--k",))
+
+
+def test_a_file_beside_the_script_that_hides_a_known_module_is_told(tmp_path: Path) -> None:
+    (tmp_path / "helper.py").write_text("import dask.array\nimport json\n")
+    (tmp_path / "json").mkdir()
+    (tmp_path / "json" / "__init__.py").write_text("")
+    assert check(script(tmp_path, "import helper\nimport sys\n", "dask.py")) == [
+        "dask.py hides the module dask: rename it if that is not meant",
+        "json/__init__.py hides the module json: rename it if that is not meant",
+    ]
+    assert check(script(tmp_path, "import sys\n", "sys.py")) == []  # Python's own is there before

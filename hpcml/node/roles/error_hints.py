@@ -36,6 +36,8 @@ def next_step(context: Context) -> str:
 
 
 def _hint(error: dict[str, Any], image: str) -> str:
+    if hiding := error.get("hides"):
+        return f"{hiding} hides another module of this name, which the script or a library needs: rename it."
     if error["type"] == "ModuleNotFoundError" and error["name"] and "." not in error["name"]:
         return _add_module(error["name"], image)
     return next(

@@ -14,13 +14,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from traceback import TracebackException
     from types import CodeType, TracebackType
-    from typing import Any
+    from typing import Any, Self
 
 
 _CODE_OF = os.environ.pop("HPCML_CODE_OF", "")  # the folder whose copy the script is in
 _NOTE = os.environ.pop("HPCML_SCRIPT_ERROR", "")  # where an error that ends the script is written down
 _MEMRAY = os.environ.pop("HPCML_MEMRAY", "")  # where memray records what the script allocates
 _PROCESS = os.getpid()
+_FOLDER = ""  # the script's, once it is on the path
 _LONGEST = 2000  # characters of a message that are written down
 
 
@@ -32,6 +33,30 @@ class _Nothing:
     def __exit__(self, *_: object) -> None: ...
 
 
+class _StandardLibrary:
+    """While it lasts, imports find the standard library's modules, also where the script has others of these names."""
+
+    def __init__(self) -> None:
+        own = f"{os.path.dirname(os.__file__)}/"  # noqa: PTH120 - pathlib is not loaded before a script
+        self.path = list(sys.path)
+        sys.path[:] = [entry for entry in sys.path if entry.startswith((sys.prefix, sys.base_prefix))]
+        self.theirs = {
+            name: module
+            for name, module in list(sys.modules.items())
+            if name.partition(".")[0] in sys.stdlib_module_names
+            and not (getattr(module, "__file__", None) or own).startswith(own)
+        }
+        for name in self.theirs:
+            del sys.modules[name]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.path[:] = self.path
+        sys.modules.update(self.theirs)
+
+
 def note_errors_in(path: str) -> None:
     """In a fork that becomes the script: say where an error that ends it is written down."""
     global _NOTE, _PROCESS
@@ -40,6 +65,7 @@ def note_errors_in(path: str) -> None:
 
 def main() -> None:
     """Become the script that the command line names: ``__main__``, ``sys.argv`` and ``sys.path`` are the script's."""
+    global _FOLDER  # noqa: PLW0603 - a process has one script
     from hpcml.node import careful_finder
     from hpcml.node.script import replacements
 
@@ -63,6 +89,7 @@ def main() -> None:
     else:
         replacements.install()
     if not os.environ.get("PYTHONSAFEPATH"):
+        _FOLDER = folder
         sys.path.insert(0, folder)
     if is_module:
         code, facts = _of_module(os.path.basename(path))
@@ -81,7 +108,8 @@ def main() -> None:
             exec(code, namespace)  # noqa: S102 - it is what was submitted
     except SystemExit as end:  # sys.exit("no such file"): Python prints the words, and they are the cause
         if end.code is not None and not isinstance(end.code, int):
-            _write_down(end, _described(SystemExit, end, end.__traceback__))
+            with _StandardLibrary() as library:
+                _write_down(end, _described(SystemExit, end, end.__traceback__), library)
         raise
 
 
@@ -107,9 +135,15 @@ def _of_module(name: str) -> tuple[CodeType, dict[str, Any]]:
 
 def print_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Print an uncaught exception as Python does, without hpcml's frames, and with the names of the original files."""
-    described = _described(kind, error, trace)
-    print("".join(described.format()), file=sys.stderr, end="")
-    _write_down(error, described)
+    with _StandardLibrary() as library:
+        try:
+            described = _described(kind, error, trace)
+            text = "".join(described.format())
+        except Exception:  # noqa: BLE001 - a module of the library has imported the script's in the place of another
+            sys.__excepthook__(kind, error, trace)
+            return
+        print(text, file=sys.stderr, end="")
+        _write_down(error, described, library)
 
 
 def _described(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> TracebackException:
@@ -123,24 +157,22 @@ def _described(kind: type[BaseException], error: BaseException, trace: Traceback
     return described
 
 
-def _write_down(error: BaseException | None, described: TracebackException) -> None:
+def _write_down(error: BaseException | None, described: TracebackException, library: _StandardLibrary) -> None:
     """Write type, message, file and line of an error and of its causes, for the hint at the run's end."""
     if not _NOTE or os.getpid() != _PROCESS:  # not of a process that the script has forked
         return
-    path, sys.path[:] = list(sys.path), [entry for entry in sys.path if entry.startswith((sys.prefix, sys.base_prefix))]
-    try:
-        import json
-    finally:
-        sys.path[:] = path
+    import json
+
     chain: list[dict[str, object]] = []
     handled = False
     while error is not None and len(chain) < 10:
         one = {"type": type(error).__name__, "message": str(error)[:_LONGEST], "name": getattr(error, "name", None)}
-        chain.append({**one, "handled": handled, "no_files": _without_files(error)})
+        chain.append({**one, "handled": handled, "no_files": _without_files(error), "hides": _hides(error, library)})
         handled = error.__cause__ is None  # the next was raised before, and this one while it was handled
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    installed = tuple(f"{place}/" for place in (sys.prefix, sys.base_prefix))
-    own = [frame for frame in described.stack if not frame.filename.startswith((*installed, "<"))]
+    hpcml = main.__code__.co_filename.removesuffix("node/script/launcher.py")
+    others = (f"{sys.prefix}/", f"{sys.base_prefix}/", hpcml, "<")
+    own = [frame for frame in described.stack if not frame.filename.startswith(others)]
     shown = own or list(described.stack)
     last = shown[-1] if shown else None
     facts = {"file": last.filename if last else "", "line": last.lineno if last else None, "chain": chain}
@@ -150,6 +182,26 @@ def _write_down(error: BaseException | None, described: TracebackException) -> N
             json.dump(facts, file, default=str)
     except OSError as problem:  # the log says what happened; the disk may be full
         print(f"hpcml: {_NOTE} cannot be written: {problem.strerror}", file=sys.stderr)
+
+
+def _hides(error: BaseException, library: _StandardLibrary) -> str:
+    """Return the file of the script's folder that hides another module, where an error comes of that; else nothing."""
+    name = ""
+    if isinstance(error, ImportError):
+        name = error.name or ""
+    elif isinstance(error, AttributeError) and isinstance(error.obj, type(sys)):
+        name = error.obj.__name__
+    top = name.partition(".")[0]
+    beside = (f"{_FOLDER}/{top}.py", f"{_FOLDER}/{top}/__init__.py")
+    module = library.theirs.get(top) or sys.modules.get(top)  # none where it failed itself
+    file = getattr(module, "__file__", None) if module else next(filter(os.path.exists, beside), "")
+    if not _FOLDER or file not in beside:
+        return ""
+    elsewhere = [entry for entry in library.path if entry != _FOLDER]
+    if top not in sys.stdlib_module_names and not importlib.machinery.PathFinder.find_spec(top, elsewhere):
+        return ""
+    copy = f"{os.environ['HPCML_RUN_DIR']}/code/" if _CODE_OF else ""
+    return f"{_CODE_OF}/{file[len(copy) :]}" if copy and file.startswith(copy) else file
 
 
 def _without_files(error: BaseException) -> str:
