@@ -152,6 +152,7 @@ def split_host(words: list[str]) -> tuple[str | None, list[str]]:
 def main(argv: Sequence[str] | None = None, caller: RemoteSession | None = None) -> int:
     """Run the command line and return its exit status; ``caller`` is the laptop that sent it, if one did."""
     host, words = split_host(list(sys.argv[1:] if argv is None else argv))
+    _open_streams()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr] # paths may hold anything
     command, own = (words[0], words[1:]) if words else ("", [])
@@ -180,6 +181,17 @@ def main(argv: Sequence[str] | None = None, caller: RemoteSession | None = None)
     except Exception as error:  # noqa: BLE001 - a defect, told as one; a traceback is for who asks for it
         return _fail(_defect(error), "--json" in own)
     return status
+
+
+def _open_streams() -> None:
+    """Open to nowhere what of standard input, output and error is closed: the next file would take its number."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # it takes the lowest number that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 - as long as the process
 
 
 def _dispatch(command: str, own: list[str], script: list[str], host: str | None, caller: RemoteSession | None) -> int:

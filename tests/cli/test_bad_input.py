@@ -257,3 +257,20 @@ def test_the_folder_is_gone(world: World, tmp_path: Path) -> None:
     done = world.run("submit", "job.py", cwd=place, before=place.rmdir)
     assert done.returncode == errors.NOT_FOUND
     check_words(done.stdout, done.stderr, done.returncode, ("The current folder is gone", "cwd", "cd ~"))
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+def test_closed_standard_streams_are_nowhere(world: World, closed: tuple[int, ...]) -> None:
+    """The next file that is opened must not get the number of one, or what is printed would go into it."""
+
+    def close() -> None:
+        for number in closed:
+            os.close(number)
+
+    done = world.run("submit", "--site", "slurm", "--detach", "job.py", before=close)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    (run,) = world.left()
+    for path in (path for path in (world.runs / run).rglob("*") if path.is_file() and path.suffix in (".json", ".sh")):
+        assert b"Submitted" not in path.read_bytes(), path
+    assert world.run("ls", before=close).returncode == 0
