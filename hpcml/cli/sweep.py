@@ -113,6 +113,8 @@ def run(options: Namespace) -> int:
         return sweep_views.look(options, verb, rest)
     if options.words:
         hint = "The script's own arguments go behind --, at the end."
+        if "=" in verb:
+            hint = f"A parameter of the grid has an option of its own: --grid {verb}. {hint}"
         raise UsageError(f"'{verb}' is no option", place="hpcml sweep", hint=hint)
     if not options.script_words:
         raise UsageError("SCRIPT is missing", place="hpcml sweep", hint="Name a Python file.")

@@ -269,6 +269,10 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     ((), "SCRIPT is missing"),
     (("job.py",), "The sweep has no points"),
     (("job.py", "--grid", "k=1", "other"), "'other' is no option"),
+    (
+        ("job.py", "--grid", "k=1", "lr=2"),
+        "'lr=2' is no option (hpcml sweep).\nA parameter of the grid has an option of its own: --grid lr=2.",
+    ),
     (("job.py", "--grid", "k=1", "--", "--k", "3"), "--k is among the script's arguments and the points"),
     (("job.py", "--grid", "k=1", "--max-fails", "x"), "'x' is not a whole number"),
     (("job.py", "--random", "5", "x=uniform(0,1)", "--seed", "x"), "'x' is not a whole number"),
