@@ -42,9 +42,10 @@ VALUES = {
         "--nodes": "how many nodes (default: defaults.nodes)",
         "--time": "time limit: 30 (minutes), 2:00:00, 1-12:00:00, 90m (default: defaults.time, else the partition's)",
         "--gpus-per-node": "GPUs on each node, a worker for each: 4, or a100:4 (default: defaults.gpus_per_node)",
-        "--cpus-per-node": "CPUs on each node (default: resources.cpus_per_node, else the partition's, else Slurm's)",
+        "--cpus-per-node": "CPUs on each node "
+        "(default: resources.cpus_per_node, else the partition's, or some GPUs' share of them; else Slurm's)",
         "--memory-per-node": "memory on each node: 120G, or MiB "
-        "(default: resources.memory_per_node, else the partition's, else Slurm's)",
+        "(default: resources.memory_per_node, else the partition's, or some GPUs' share of it; else Slurm's)",
     },
     "how": {
         "--name": "the run's name: at most 64 letters, digits, . _ - (default: the script's)",

@@ -15,7 +15,7 @@ from hpcml.images import facts as images
 from hpcml.plan.container import image_of
 from hpcml.runs import directories, handle, removal, why
 from hpcml.runs import submit as submission
-from hpcml.schedulers import slurm_options
+from hpcml.schedulers import node_parts, slurm_options
 from hpcml.schedulers.request import NOT_SAID, JobSpec
 from hpcml.sites.lookup import LoadedSite
 from hpcml.sites.schema import Partition
@@ -37,12 +37,15 @@ def request(loaded: LoadedSite, spec: JobSpec) -> tuple[LoadedSite, JobSpec]:
     """
     site = loaded.site
     spec = schedulers.get(site.scheduler).with_variables(spec, loaded.is_from_this_call)
-    partition = site.partitions.get(spec.partition or site.defaults.partition, Partition())
-    gpus = min(1, partition.gpus_per_node) if spec.gpus_per_node == NOT_SAID else spec.gpus_per_node
+    name = spec.partition or site.defaults.partition
+    partition = site.partitions.get(name, Partition())
+    there = node_parts.gpus_of_node(site, name, spec._replace(gpus_per_node=0, qos=spec.qos or site.defaults.qos))
+    gpus = min(1, there) if spec.gpus_per_node == NOT_SAID else spec.gpus_per_node
     pairs = () if site.scheduler == "local" else tuple(slurm_options.gpu_directives(site, gpus, spec.gpu_type))
     plain = {name: one._replace(needs_gpus=False, gpus_per_node=0) for name, one in site.partitions.items()}
     site = site._replace(
         partitions=plain,
+        resources=site.resources._replace(node_gpus=0),
         network=site.network._replace(interface="", nic_affinity="off"),
         fabric=site.fabric._replace(require="none"),
         workers=site.workers._replace(per_node=1),

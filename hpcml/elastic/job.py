@@ -105,7 +105,7 @@ class Recipe(NamedTuple):
             'export TMPDIR="$scratch"',
             f"threads=$((cpus / {self.workers}))" if not inside.threads else f"threads={inside.threads}",
             '[ "$threads" -ge 1 ] || threads=1',
-            *_memory(fixed, self.workers),
+            *_memory(fixed, self.workers, inside.node_gpus),
             *([f"export DASK_DISTRIBUTED__WORKER__LIFETIME__DURATION={lifetime}"] if lifetime else []),
             command,
             "",
@@ -128,12 +128,15 @@ def _expanded(place: str) -> str:
     return place.replace("\\", "\\\\").replace('"', '\\"').replace("`", "\\`")
 
 
-def _memory(fixed: str, workers: int) -> list[str]:
-    """Return the lines that say how much memory a worker has: the profile's word, else a share of the job's."""
+def _memory(fixed: str, workers: int, node_gpus: int) -> list[str]:
+    """Return the lines that say how much memory a worker has: the profile's word, else a share of the job's.
+
+    Where Slurm does not say what the job has, one that asked for some of ``node_gpus`` has their share of the node's.
+    """
     if fixed:
         return [f"memory={fixed}"]
     return [
-        "memory=auto",
+        f"memory=$(($(getconf PAGE_SIZE) * $(getconf _PHYS_PAGES) / {node_gpus}))B" if node_gpus else "memory=auto",
         f'[ "${{SLURM_MEM_PER_CPU:-0}}" = 0 ] || memory=$((SLURM_MEM_PER_CPU * cpus / {workers}))MiB',
         f'[ "${{SLURM_MEM_PER_NODE:-0}}" = 0 ] || memory=$((SLURM_MEM_PER_NODE / {workers}))MiB',
     ]

@@ -54,7 +54,8 @@ class Settings(NamedTuple):
     runs divide the points of one sweep, empty for a run that has its points alone. ``advice`` are the site's changes of
     the report's rules. ``profile`` are the profilers that were asked for. ``until_done``: a run that stopped to be
     continued, or lost its nodes, is followed by another attempt: at most ``most_restarts``, and none that could take
-    the run beyond ``most_node_hours`` (0: no such limit).
+    the run beyond ``most_node_hours`` (0: no such limit). ``node_gpus``: how many GPUs a node has where the job
+    asked for some of them and their share of its memory, else 0.
     """
 
     one_machine: bool
@@ -103,6 +104,7 @@ class Settings(NamedTuple):
     most_node_hours: float = 0.0
     at_once: int = 1
     claims: str = ""
+    node_gpus: int = 0
 
     @property
     def for_polars(self) -> bool:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from hpcml.schedulers import node_parts
 from hpcml.sites.schema import Partition, Site
 from hpcml.units import MEMORY_EXPONENT, parse_memory
 
@@ -45,9 +46,11 @@ def request(site: Site, directives: Sequence[tuple[str, str]], nodes: int, secon
     cpus = _number(said.get("--cpus-per-task", ""), 1)
     memory = _memory(said.get("--mem", ""))
     gpus = _gpus(said.get("--gres", "")) or _gpus(f"gpu:{said.get('--gpus-per-node', '')}")
-    if "--exclusive" in said or (memory == 0 and "--mem" in said):  # --mem=0 is all of a node's
+    name, qos = said.get("--partition", ""), said.get("--qos", "")
+    whole = "--exclusive" in said or node_parts.gives_whole_nodes(site, name, qos)
+    if whole or (memory == 0 and "--mem" in said):  # --mem=0 is all of a node's
         memory = max(memory, int(partition.memory_per_node))
-    if "--exclusive" in said:
+    if whole:
         cpus, gpus = max(cpus, partition.cpus_per_node), max(gpus, partition.gpus_per_node)
     return Request(
         nodes,

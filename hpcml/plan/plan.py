@@ -348,6 +348,7 @@ def _inside(site: Site, request: JobRequest, layout: JobLayout, umask: int) -> S
         workers_per_node=spec.gpus_per_node or _count(site.workers.per_node, 1, "workers.per_node", "", least=1),
         threads=site.workers.threads or (1 if spec.gpus_per_node else 0),
         memory_limit=int(site.workers.memory_limit),
+        node_gpus=layout.node_gpus,
         restarts=site.workers.restarts,
         on_loss=site.workers.on_loss,
         resources=worker_resources(site),

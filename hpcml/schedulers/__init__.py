@@ -47,7 +47,8 @@ class JobLayout(NamedTuple):
     ``nodes_word`` is the number of nodes as bash reads it, and ``job_word`` the id of the run's own job, empty without
     one; ``follow_up`` is the bash that submits the batch script again for when that job has ended and prints an id,
     ``forget`` the words before an id that cancel a job. ``may_put_back`` has the job itself allowed back into the queue
-    where no other is taken, and ``put_back`` puts it there. ``memory`` is a node's in bytes, 0 if not known.
+    where no other is taken, and ``put_back`` puts it there. ``memory`` is what the job asks for of a node,
+    in bytes, 0 if not known; ``node_gpus`` are a node's GPUs where it asks for some of them and their share, else 0.
     ``may_start_again``: the scheduler may put the job back into its queue. ``one_machine``: all nodes of the run are
     this machine, and hpcml itself keeps the time limit and removes what a run leaves behind.
     """
@@ -64,6 +65,7 @@ class JobLayout(NamedTuple):
     may_put_back: str = ""
     put_back: str = ""
     memory: int = 0
+    node_gpus: int = 0
     one_machine: bool = False
     reasons: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()

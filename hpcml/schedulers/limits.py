@@ -75,6 +75,9 @@ def _misfits(site: Site, name: str, spec: JobSpec) -> Iterator[_Misfit]:
         has = partition.gpus_per_node or "no"
         words = f"Partition '{name}' has {has} GPUs per node, {spec.gpus_per_node} requested"
         yield _Misfit(words, f"partitions.{name}.gpus_per_node")
+    if not site.partitions and 0 < site.resources.node_gpus < spec.gpus_per_node:
+        words = f"A node has {site.resources.node_gpus} GPUs, {spec.gpus_per_node} requested"
+        yield _Misfit(words, "resources.node_gpus")
     if partition.cpus_per_node and spec.cpus_per_node > partition.cpus_per_node:
         words = f"Partition '{name}' has {partition.cpus_per_node} CPUs per node, {spec.cpus_per_node} requested"
         yield _Misfit(words, f"partitions.{name}.cpus_per_node")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 from hpcml import units
 from hpcml.errors import ConfigError, SiteError, UsageError, nearest
 from hpcml.paths import ROLES
-from hpcml.schedulers import JobLayout, JobRequest, Launcher, limits
-from hpcml.schedulers.request import JobSpec
+from hpcml.schedulers import JobLayout, JobRequest, Launcher, limits, node_parts
+from hpcml.schedulers.request import NOT_SAID, JobSpec
 from hpcml.sites.schema import Partition, Qos, Site
 
 # Directives that a profile cannot have: by its comment a job is found again, and an array would run in one directory.
@@ -47,6 +48,8 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
     notices: list[str] = []
     name = _partition(site, request, reasons, notices)
     directives = _directives(site, request, name, reasons, notices)
+    notices += _on_shares(site, request, name, directives)
+    part = node_parts.of_request(site, name, request.spec)
     known_qos = {site.defaults.qos, *(partition.qos for partition in site.partitions.values()), *site.qos} - {""}
     if request.asked.qos and request.asked.qos not in known_qos and (near := nearest(request.asked.qos, known_qos)):
         notices.append(f"QoS {request.asked.qos} is not in the profile: did you mean {near}?")
@@ -73,19 +76,63 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
         forget="scancel",
         may_put_back=_MAY_PUT_BACK,
         put_back=_PUT_BACK,
-        memory=_memory(site, request, name),
+        memory=_of_node(site, request, name).memory,
+        node_gpus=part.of if part.partial else 0,
         reasons=tuple(reasons),
         notices=tuple(notices),
     )
 
 
-def _memory(site: Site, request: JobRequest, partition: str) -> int:
-    """Return the bytes of a node to ask for, 0 if neither the request nor the profile says."""
-    size = site.partitions.get(partition, Partition()).memory_per_node
-    if not request.spec.memory_per_node and size.text and size < 1024**2:
-        place = f"profile {site.name}: partitions.{partition}.memory_per_node"
-        raise UsageError(f"'{size.text}' is less than 1 MiB", place=place, hint="Leave it out if it is not known.")
-    return int(request.spec.memory_per_node or size)
+class _OfNode(NamedTuple):
+    """What is asked for of each node: CPUs and bytes of memory, 0 for what Slurm gives, and which the profile says."""
+
+    cpus: int
+    memory: int
+    by_profile: tuple[str, ...]
+
+
+def _of_node(site: Site, request: JobRequest, name: str) -> _OfNode:
+    """Return what to ask for of each node: of what the profile says a node has, the share of the GPUs."""
+    spec, asked, partition = request.spec, request.asked, site.partitions.get(name, Partition())
+    if not spec.memory_per_node and partition.memory_per_node.text and partition.memory_per_node < 1024**2:
+        place = f"profile {site.name}: partitions.{name}.memory_per_node"
+        words = f"'{partition.memory_per_node.text}' is less than 1 MiB"
+        raise UsageError(words, place=place, hint="Leave it out if it is not known.")
+    cpus, memory = spec.cpus_per_node or partition.cpus_per_node, int(spec.memory_per_node or partition.memory_per_node)
+    part = node_parts.of_request(site, name, spec)
+    by_profile: tuple[str, ...] = ()
+    # where partitions are listed, resources say what is wanted of their nodes, and else what a node has
+    if asked.cpus_per_node == NOT_SAID and not (site.partitions and spec.cpus_per_node):
+        cpus, by_profile = part.share(cpus), ("--cpus-per-node",)
+    if not asked.memory_per_node.text and not (site.partitions and spec.memory_per_node):
+        memory, by_profile = part.share(memory >> 20) << 20, (*by_profile, "--memory-per-node")
+    return _OfNode(cpus, memory, by_profile)
+
+
+def _on_shares(site: Site, request: JobRequest, name: str, directives: tuple[tuple[str, str], ...]) -> list[str]:
+    """Return a note if a job asks for a part of a node, or for all of one whose GPUs nobody knows."""
+    spec, said = request.spec, dict(directives)
+    part, own = node_parts.of_request(site, name, spec), _of_node(site, request, name)
+    if not part.gpus or (part.of and not part.partial):
+        return []
+    all_gpus = request._replace(spec=spec._replace(gpus_per_node=part.of or part.gpus))
+    whole, to_memory = _of_node(site, all_gpus, name), units.format_memory_for_slurm
+    found = []
+    if own.cpus and "--cpus-per-node" in own.by_profile and said.get("--cpus-per-task") == str(own.cpus):
+        of = f" of {whole.cpus}" if part.partial else ""
+        found.append(("--cpus-per-node", f"{own.cpus}{of} CPUs"))
+    if own.memory and "--memory-per-node" in own.by_profile and said.get("--mem") == to_memory(own.memory):
+        of = f" of {to_memory(whole.memory)}" if part.partial else ""
+        found.append(("--memory-per-node", f"{to_memory(own.memory)}{of} of memory"))
+    options, words = ", ".join(option for option, _ in found), " and ".join(text for _, text in found)
+    if part.partial:
+        gpus = f"{part.gpus} of {part.of} GPUs"
+        return [f"asked for on each node: {gpus}, and with that {words} (for more: {options})"] if found else []
+    key = f"partitions.{name}.gpus_per_node" if name in site.partitions else "resources.node_gpus"
+    unknown = f"the profile does not say how many GPUs a node has ({key})"
+    if part.whole:
+        return [f"whole nodes are taken, and {unknown}: what --gpus-per-node {part.gpus} leaves of them stays unused"]
+    return [f"{unknown}, so {words} are asked for (for less: {options})"] if found else []
 
 
 def _partition(site: Site, request: JobRequest, reasons: list[str], notices: list[str]) -> str:
@@ -100,10 +147,11 @@ def _partition(site: Site, request: JobRequest, reasons: list[str], notices: lis
         if misfit := limits.misfit(site, named, spec):
             raise SiteError(misfit, place=f"profile {site.name}", hint=limits.way_out(site, named, spec))
         notices += limits.doubtful_misfits(site, named, spec)
-        notices += _unused_gpus(site, named, spec)
+        notices += node_parts.unused_gpus(site, named, spec)
         return named
     in_order = sorted(site.partitions, key=lambda name: name != named)
-    with_gpus = [name for name in in_order if _unused_gpus(site, name, spec)]
+    gpus_idle = not spec.gpus_per_node
+    with_gpus = [name for name in in_order if gpus_idle and node_parts.gpus_of_node(site, name, spec)]
     none_asked = [f"Partition '{name}' has GPUs, and none is requested (--gpus-per-node)" for name in with_gpus]
     in_order.sort(key=lambda name: name in with_gpus)
     misfits = {name: found for name in in_order if (found := limits.misfit(site, name, spec))}
@@ -115,7 +163,7 @@ def _partition(site: Site, request: JobRequest, reasons: list[str], notices: lis
         if passed_over and named and candidate != named:
             notices.append(f"partition {candidate} is asked for, because: {passed_over[0]}")
         notices += limits.doubtful_misfits(site, candidate, spec)
-        notices += _unused_gpus(site, candidate, spec)
+        notices += node_parts.unused_gpus(site, candidate, spec)
         if candidate in with_gpus:
             ways = limits.by_qos(site, [name for name in misfits if name not in with_gpus], spec)
             notices += [f"a partition without GPUs takes it too: {way}" for way in ways]
@@ -126,16 +174,6 @@ def _partition(site: Site, request: JobRequest, reasons: list[str], notices: lis
     ways = limits.by_qos(site, in_order, spec)
     hint = f"Try {ways[0]}." if ways else "Ask for less."
     raise SiteError("No partition fits", place=f"profile {site.name}", hint=hint, quote=texts)
-
-
-def _unused_gpus(site: Site, name: str, spec: JobSpec) -> list[str]:
-    """Return a warning if the nodes of a partition have GPUs that the request leaves unused, else nothing."""
-    count = site.partitions.get(name, Partition()).gpus_per_node
-    if spec.gpus_per_node or not count:
-        return []
-    nodes = "1 node" if spec.nodes == 1 else f"{spec.nodes} nodes"
-    cost = f"no GPU is used, and {nodes} of {name} with {spec.nodes * count} GPUs taken"
-    return [f"{cost}: ask for them with --gpus-per-node {count}, or take a partition without GPUs"]
 
 
 def _directives(
@@ -151,8 +189,7 @@ def _directives(
         hint = "Give --account, or write [defaults] account = '…' into hpcml.toml."
         raise UsageError(f"Site {site.name} wants an account", place="--account", hint=hint)
     partition = site.partitions.get(partition_name, Partition())
-    cpus = spec.cpus_per_node or partition.cpus_per_node
-    memory = _memory(site, request, partition_name)
+    cpus, memory, _ = _of_node(site, request, partition_name)
     if not cpus and not site.resources.exclusive:
         reasons.append("one CPU per node: neither the request nor the profile says more (--cpus-per-node)")
     valued = (

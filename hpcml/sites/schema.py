@@ -45,9 +45,15 @@ class Resources(NamedTuple):
     """What is asked for on each node."""
 
     cpus_per_node: int = 0
-    """CPUs to ask for on each node; 0: the partition's, else what Slurm gives."""
+    """CPUs to ask for on each node; 0: the partition's, else what Slurm gives. Where no partition is listed it is what
+    a node has: a job for some of ``resources.node_gpus`` asks for their share.
+    """
     memory_per_node: Memory = Memory()
-    """Memory to ask for on each node; empty: the partition's, else what Slurm gives."""
+    """Memory to ask for on each node; empty: the partition's, else what Slurm gives. Where no partition is listed it is
+    divided in the same way.
+    """
+    node_gpus: int = 0
+    """GPUs that a node has, where no partition is listed; 0: not known. Not for a QoS that is ``without_gpus``."""
     exclusive: bool = False
     """Ask for whole nodes (``--exclusive``)."""
 
@@ -91,9 +97,12 @@ class Partition(NamedTuple):
     gpus_per_node: int = 0
     """GPUs that a node has."""
     cpus_per_node: int = 0
-    """CPUs that a node has; asked for unless something else is."""
+    """CPUs that a node has; asked for unless something else is. A job for some of the node's GPUs asks for their share.
+    """
     memory_per_node: Memory = Memory()
-    """Memory that a node has; asked for unless something else is."""
+    """Memory that a node has; asked for unless something else is, and shared in the same way."""
+    whole_nodes: bool = False
+    """Its jobs get whole nodes without ``--exclusive``: a part of a node is not asked for."""
     needs_gpus: bool = False
     """A job that asks for no GPU is refused there."""
     qos: str = ""
@@ -121,6 +130,8 @@ class Qos(NamedTuple):
     """Longest time limit."""
     max_jobs: int = 0
     """Jobs that a user may have submitted at once; shown, not checked."""
+    whole_nodes: bool = False
+    """Its jobs get whole nodes without ``--exclusive``: a part of a node is not asked for."""
     without_gpus: bool = False
     """Its jobs get nodes that have no GPUs: ``hpcml doctor`` warns where it is the default."""
 

@@ -288,8 +288,6 @@ class _Writer:
             draft.remark(table, f"{_in_words(kind)}.")
         if not self.kinds[name] and shape.nodes:
             draft.remark(table, f"{shape.nodes} nodes.")
-        if fields.get("OverSubscribe") == "EXCLUSIVE":
-            draft.remark(table, "A job gets whole nodes here, whatever it asks for (OverSubscribe=EXCLUSIVE).")
         question = f"scontrol show partition, sacctmgr show qos ({default or fields.get('QoS', '')})"
         from_qos = self.tables.qos and (default or fields.get("QoS", "") not in _NO_LIMIT)
         how = How(SLURM, question, limits.concluded) if from_qos else asked
@@ -300,6 +298,8 @@ class _Writer:
         draft.set(table, "cpus_per_node", shape.cpus, seen)
         memory = _least(shape.memory, _count(fields.get("MaxMemPerNode", "")))
         draft.set(table, "memory_per_node", f"{memory}M" if memory else "", seen)
+        if fields.get("OverSubscribe") == "EXCLUSIVE":
+            draft.set(table, "whole_nodes", True, How(SLURM, "scontrol show partition"))
         self._ask_of(name, shape, "was concluded from all of the partition" if seen.concluded else "is what Slurm has")
         if self.default_qos and not default:
             self._qos_for(name, mine)

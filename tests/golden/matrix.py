@@ -42,6 +42,7 @@ CASES = (
     Case("one-node"),
     Case("four-nodes", {"nodes": 4, "time": "30"}),
     Case("gpus", {"nodes": 2, "gpus_per_node": 4}, only=("slurm", "leonardo", "lab")),
+    Case("one-gpu", {"gpus_per_node": 1}, only=("leonardo", "lab")),
     Case("gpus-by-type", {"gpus_per_node": 2}, {"slurm": {"gpu_request": "gres", "gpu_type": "a100"}}, only=("slurm",)),
     Case("image", {"nodes": 2, "image": "/images/cpu.sif"},
          {"runtime": {"binds": ["/data", "/project/x:/data/x:ro"], "options": ["--writable-tmpfs"]}, "environment": {"GREETING": "a b"},
@@ -114,7 +115,7 @@ def text(site: str, case: Case) -> str:
 
 def directives(site: str) -> str:
     """Return the directives of a machine's usual jobs, a job under its name."""
-    jobs = [case for case in MACHINE_CASES if case.job in ("one-node", "four-nodes", "gpus")]
+    jobs = [case for case in MACHINE_CASES if case.job in ("one-node", "four-nodes", "gpus", "one-gpu")]
     lines = [
         line
         for case in jobs

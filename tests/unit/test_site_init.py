@@ -71,7 +71,8 @@ EXPECTED: dict[str, dict[str, Any]] = {
                      "acc": {"max_nodes": 1120, "max_time": "3-00:00:00", "gpus_per_node": 4, "cpus_per_node": 160, "memory_per_node": "512000M", "qos": "acc_ehpc"}},
     # gpu: 128 GPUs of the default QoS are 64 nodes of 2 GPUs at the most, the partition has 30; of CPUs and memory the smallest counts
     "example": {"partitions": ["cpu", "gpu", "a.b"], "default": "cpu", "qos": ["quick", "standard", "odd", "gone"],
-                "cpu": {"max_nodes": 100, "max_time": "2-00:00:00", "cpus_per_node": 252, "memory_per_node": "500000M"},
+                "cpu": {"max_nodes": 100, "max_time": "2-00:00:00", "cpus_per_node": 252, "memory_per_node": "500000M",
+                        "whole_nodes": True},
                 "gpu": {"max_nodes": 30, "max_time": "2-00:00:00", "gpus_per_node": 4, "cpus_per_node": 128, "memory_per_node": "515000M"}},
 }  # fmt: skip
 

@@ -186,13 +186,13 @@ def pinned_memory(gpu: Gpu, memory_limit: int) -> int:
         return int(gpu.spill_pinned or 0)
     if not importlib.util.find_spec("cupy"):
         return 0
-    whole = memory_limit or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // gpu.count
-    return int(PINNED_SHARE * whole)
+    return int(PINNED_SHARE * memory_limit)
 
 
 def pinning_threads(gpu: Gpu) -> int:
     """Return how many threads of a worker pin host memory: of its share of the processors, no more than are of use."""
-    return max(1, min(PINNING_THREADS, len(os.sched_getaffinity(0)) // gpu.count))
+    cpus = int(os.environ.get("SLURM_CPUS_PER_TASK") or len(os.sched_getaffinity(0)))
+    return max(1, min(PINNING_THREADS, cpus // gpu.count))
 
 
 def _bytes(amount: float | None, total: int) -> int | None:

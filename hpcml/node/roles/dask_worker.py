@@ -28,7 +28,7 @@ from hpcml.node.roles import early_imports
 from hpcml.node.sampling import dask_state
 from hpcml.node.security import tls, ucx_auth
 from hpcml.node.security.connection_limits import Guarded
-from hpcml.node.settings import Context
+from hpcml.node.settings import Context, Settings
 from hpcml.units import in_mib
 
 ADDRESS = "scheduler-address"  # the file by which a node's worker task tells its workers where the scheduler is
@@ -51,7 +51,7 @@ class Share:
         """Divide what this task may use of the node (its CPU set, its memory limit) among its workers."""
         cpus = int(os.environ.get("SLURM_CPUS_PER_TASK") or _usable_cpus())
         threads = context.settings.threads or max(1, cpus // workers)
-        return cls(threads, context.settings.memory_limit or _usable_memory(cpus) // workers)
+        return cls(threads, context.settings.memory_limit or _usable_memory(context.settings, cpus) // workers)
 
 
 def too_little_memory(context: Context, share: Share, workers: int, resident: int) -> str:
@@ -73,11 +73,17 @@ def _usable_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _usable_memory(cpus: int) -> int:
-    """Return the bytes that this task may use: what Slurm was asked for, and never more than the node or cgroup has."""
+def _usable_memory(settings: Settings, cpus: int) -> int:
+    """Return the bytes that this task may use: what Slurm was asked for, and never more than the node or cgroup has.
+
+    Where Slurm says nothing, a job that asked for some of a node's GPUs has their share of its memory.
+    """
     per_node, per_cpu = (os.environ.get(f"SLURM_MEM_PER_{unit}", "") for unit in ("NODE", "CPU"))
     asked = int(per_node) if per_node.isdigit() else int(per_cpu) * cpus if per_cpu.isdigit() else 0
-    return min(asked * 1024**2 or int(MEMORY_LIMIT), int(MEMORY_LIMIT))
+    unsaid = int(MEMORY_LIMIT)
+    if settings.node_gpus:
+        unsaid = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * settings.gpus // settings.node_gpus
+    return min(asked * 1024**2 or unsaid, int(MEMORY_LIMIT))
 
 
 class PrivateWorker(Guarded, Worker):  # type: ignore[misc]

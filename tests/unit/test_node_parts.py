@@ -1,0 +1,196 @@
+"""A job for some of a node's GPUs: what it asks for and says, what it costs, and what its workers take it has."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hpcml.doctor import nodes
+from hpcml.elastic import job as elastic_job
+from hpcml.node.hardware import gpus
+from hpcml.node.roles import dask_worker
+from hpcml.plan import cost, plan
+from hpcml.schedulers import request
+from hpcml.sites import lookup
+from hpcml.sites.schema import Site
+from hpcml.units import format_memory_for_slurm
+from matrix import site_of
+
+PLACE = plan.RunLocation(Path("/runs/job-20261124-074500-1a2b"), "/usr/bin/python3", "0")
+NODE = {"gpus_per_node": 4, "cpus_per_node": 30, "memory_per_node": "100001M"}
+
+
+def planned(site: Site, **values: Any) -> plan.Plan:
+    values |= {
+        name: request.measure(name, values.pop(name)) for name in ("time", "memory_per_node") if values.get(name)
+    }
+    spec = request.JobSpec(Path("/home/me/job.py"), (), Path("/home/me"), account="acc", **values)
+    return plan.plan(site, spec, PLACE)
+
+
+def shipped(name: str) -> Site:
+    return lookup.load(name, {"HPCML_SYSTEM_CONFIG": "/nowhere"}, None).site
+
+
+def one(partition: dict[str, Any] | None = None, **tables: Any) -> Site:
+    """Return a site of one partition of nodes with four GPUs."""
+    return site_of(
+        {"scheduler": "slurm", "name": "one", "partitions": {"gpu": {**NODE, **(partition or {})}}, **tables}
+    )
+
+
+def sizes(made: plan.Plan) -> tuple[str, str]:
+    said = dict(made.directives)
+    return said.get("--cpus-per-task", ""), said.get("--mem", "")
+
+
+SHARES: list[tuple[Site, dict[str, Any], tuple[str, str], int]] = [
+    (one(), {"gpus_per_node": 1}, ("7", "25000M"), 4),
+    (one(), {"gpus_per_node": 3}, ("22", "75000M"), 4),
+    (one(), {"gpus_per_node": 4}, ("30", "100001M"), 0),
+    (one(), {}, ("30", "100001M"), 0),
+    (one({"cpus_per_node": 2}), {"gpus_per_node": 1}, ("1", "25000M"), 4),
+    (one(), {"gpus_per_node": 1, "cpus_per_node": 30}, ("30", "25000M"), 4),
+    (one(), {"gpus_per_node": 1, "memory_per_node": "60000M"}, ("7", "60000M"), 4),
+    (one(), {"gpus_per_node": 1, "memory_per_node": "60000M", "cpus_per_node": 9}, ("9", "60000M"), 4),
+    (one(resources={"cpus_per_node": 12, "memory_per_node": "9G"}), {"gpus_per_node": 1}, ("12", "9216M"), 4),
+    (one(resources={"exclusive": True}), {"gpus_per_node": 1}, ("30", "100001M"), 0),
+    (one({"whole_nodes": True}), {"gpus_per_node": 1}, ("30", "100001M"), 0),
+    (one(qos={"big": {"whole_nodes": True}}), {"gpus_per_node": 1, "qos": "big"}, ("30", "100001M"), 0),
+    (one(qos={"big": {"whole_nodes": True}}), {"gpus_per_node": 1, "qos": "small"}, ("7", "25000M"), 4),
+    (one(), {"gpus_per_node": 1, "sbatch": (("--exclusive", ""),)}, ("30", "100001M"), 0),
+    (one(), {"gpus_per_node": 1, "sbatch": (("--exclusive", "user"),)}, ("7", "25000M"), 4),
+    (one(slurm={"extra": ["--exclusive"]}), {"gpus_per_node": 1}, ("30", "100001M"), 0),
+    (one({"gpus_per_node": 0}), {"gpus_per_node": 1}, ("30", "100001M"), 0),
+    (shipped("leonardo"), {"gpus_per_node": 1}, ("8", "123500M"), 4),
+    (shipped("snellius"), {"gpus_per_node": 1}, ("18", "122880M"), 4),
+    (shipped("snellius"), {"gpus_per_node": 1, "partition": "gpu_h100"}, ("16", "184320M"), 4),
+    (shipped("vega"), {"gpus_per_node": 2}, ("128", ""), 4),
+    (shipped("marenostrum5"), {"nodes": 2, "gpus_per_node": 2}, ("40", ""), 4),
+    (shipped("marenostrum5"), {"gpus_per_node": 1, "partition": "acc"}, ("20", ""), 4),
+    (shipped("perlmutter"), {"gpus_per_node": 1, "qos": "shared"}, ("32", ""), 4),
+    (shipped("perlmutter"), {"gpus_per_node": 1}, ("128", ""), 0),
+    (shipped("juwels"), {"gpus_per_node": 1}, ("48", ""), 0),
+]  # fmt: skip
+
+
+def test_some_of_a_node_s_gpus_come_with_their_share_of_the_rest(subtests: pytest.Subtests) -> None:
+    for number, (site, asked, expected, node_gpus) in enumerate(SHARES):
+        with subtests.test(number=number, site=site.name, asked=asked):
+            made = planned(site, **asked)
+            assert sizes(made) == expected
+            assert made.inside.node_gpus == node_gpus
+
+
+SAID: list[tuple[Site, dict[str, Any], list[str]]] = [
+    (one(), {"gpus_per_node": 1},
+     ["asked for on each node: 1 of 4 GPUs, and with that 7 of 30 CPUs and 25000M of 100001M of memory "
+      "(for more: --cpus-per-node, --memory-per-node)"]),
+    (one(), {"gpus_per_node": 1, "memory_per_node": "60000M"},
+     ["asked for on each node: 1 of 4 GPUs, and with that 7 of 30 CPUs (for more: --cpus-per-node)"]),
+    (one(), {"gpus_per_node": 1, "cpus_per_node": 9, "memory_per_node": "60000M"}, []),
+    (one(slurm={"remove": ["--mem"]}), {"gpus_per_node": 1},
+     ["asked for on each node: 1 of 4 GPUs, and with that 7 of 30 CPUs (for more: --cpus-per-node)"]),
+    (one(slurm={"extra": ["--cpus-per-task=5"]}), {"gpus_per_node": 1},
+     ["asked for on each node: 1 of 4 GPUs, and with that 25000M of 100001M of memory (for more: --memory-per-node)"]),
+    (one(), {"gpus_per_node": 4}, []),
+    (one({"whole_nodes": True}), {"gpus_per_node": 4}, []),
+    (one({"whole_nodes": True}), {"nodes": 2, "gpus_per_node": 1},
+     ["only 1 of a node's 4 GPUs used, and 2 nodes of gpu taken whole: ask for all with --gpus-per-node 4"]),
+    (one({"gpus_per_node": 0}), {"gpus_per_node": 1},
+     ["the profile does not say how many GPUs a node has (partitions.gpu.gpus_per_node), so 30 CPUs and 100001M of memory "
+      "are asked for (for less: --cpus-per-node, --memory-per-node)"]),
+    (one({"gpus_per_node": 0}), {"gpus_per_node": 1, "cpus_per_node": 2, "memory_per_node": "2G"}, []),
+    (shipped("slurm"), {"gpus_per_node": 1},
+     ["whole nodes are taken, and the profile does not say how many GPUs a node has (resources.node_gpus): what "
+      "--gpus-per-node 1 leaves of them stays unused"]),
+    (shipped("slurm"), {}, []),
+    (shipped("marenostrum5"), {"nodes": 2},
+     ["no GPU is used, and 2 nodes with 8 GPUs taken: ask for them with --gpus-per-node 4, or take --qos gp_ehpc"]),
+    (shipped("marenostrum5"), {"nodes": 2, "qos": "gp_ehpc"}, []),
+    (shipped("marenostrum5"), {"gpus_per_node": 5}, ["A node has 4 GPUs, 5 requested; that limit is only reported, so Slurm decides"]),
+    (shipped("perlmutter"), {},
+     ["no GPU is used, and 1 node with 4 GPUs taken: ask for them with --gpus-per-node 4, or take nodes without GPUs"]),
+    (shipped("perlmutter"), {"sbatch": (("--constraint", "cpu"),)}, []),
+    (shipped("perlmutter"), {"gpus_per_node": 1, "sbatch": (("--constraint", "gpu&hbm80g"),)},
+     ["only 1 of a node's 4 GPUs used, and 1 node taken whole: ask for all with --gpus-per-node 4, or take --qos shared, "
+      "which gives a part of a node"]),
+    (shipped("juwels"), {}, ["no GPU is used, and 1 node of booster with 4 GPUs taken: ask for them with --gpus-per-node 4, "
+                             "or take a partition without GPUs"]),
+]  # fmt: skip
+
+
+def test_it_is_said_and_so_is_what_stays_unused(subtests: pytest.Subtests) -> None:
+    for number, (site, asked, expected) in enumerate(SAID):
+        with subtests.test(number=number, site=site.name, asked=asked):
+            notices = planned(site, **asked).notices
+            assert [text for text in notices if "GPU" in text and "libfabric" not in text] == expected
+
+
+def test_the_cost_is_that_of_the_share_and_of_whole_nodes_where_they_are_given() -> None:
+    leonardo = shipped("leonardo")
+    weights, _ = cost.weights(leonardo.cost.weights)
+    asked = cost.request(leonardo, planned(leonardo, gpus_per_node=1, time="10").directives, 1, 600)
+    assert (asked.cpus, asked.gpus, format_memory_for_slurm(asked.memory)) == (8, 1, "123500M")
+    assert cost.billing(asked, weights, largest=leonardo.cost.largest) * asked.seconds / 3600 == pytest.approx(8 / 6)
+    juwels = shipped("juwels")
+    whole = cost.request(juwels, planned(juwels, nodes=2, gpus_per_node=1).directives, 2, 600)
+    assert (whole.cpus, whole.gpus) == (2 * 48, 2 * 4)
+
+
+def test_workers_have_no_memory_that_was_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    monkeypatch.setattr(dask_worker, "MEMORY_LIMIT", physical)
+    for name in ("SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "7")
+
+    def share(**asked: Any) -> dask_worker.Share:
+        made = planned(one({"memory_per_node": ""}), **asked)
+        context: Any = SimpleNamespace(settings=made.inside)
+        return dask_worker.Share.of_node(context, made.inside.workers_per_node)
+
+    assert share(gpus_per_node=1).memory_limit == physical // 4
+    assert share(gpus_per_node=3).memory_limit == physical * 3 // 4 // 3
+    assert share(gpus_per_node=4).memory_limit == physical // 4
+    monkeypatch.setattr(dask_worker, "MEMORY_LIMIT", 1 << 20)  # the control group's
+    assert share(gpus_per_node=1).memory_limit == 1 << 20
+    monkeypatch.setattr(dask_worker, "MEMORY_LIMIT", physical)
+    monkeypatch.setenv("SLURM_MEM_PER_NODE", "100")
+    assert share(gpus_per_node=1).memory_limit == 100 << 20
+
+
+def test_pinning_threads_are_of_the_job_s_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = planned(one(), gpus_per_node=2).inside.gpu
+    assert gpu is not None
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(256)))
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "3")
+    assert gpus.pinning_threads(gpu) == 1
+    monkeypatch.delenv("SLURM_CPUS_PER_TASK")
+    assert gpus.pinning_threads(gpu) == gpus.PINNING_THREADS
+
+
+def test_an_elastic_cluster_s_workers_have_the_share_too() -> None:
+    """Where Slurm does not say what the job has."""
+    script = "\n".join(["cpus=7", *elastic_job._memory("", 1, 4), 'echo "$memory"'])
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, env={"PATH": os.defpath})
+    assert done.stdout == f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') // 4}B\n"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True,
+                          env={"PATH": os.defpath, "SLURM_MEM_PER_NODE": "100"})  # fmt: skip
+    assert done.stdout == "100MiB\n"
+
+
+def test_the_doctor_s_job_asks_for_one_gpu_where_no_partition_is_listed() -> None:
+    loaded = lookup.load("marenostrum5", {"HPCML_SYSTEM_CONFIG": "/nowhere"}, None)
+    spec = request.JobSpec(Path("doctor"), (), Path("/"), service="doctor", account="acc")
+    ours, asked = nodes.request(loaded, spec)
+    made = plan.plan(ours.site, asked, PLACE)
+    assert dict(made.directives)["--gres"] == "gpu:1"
+    assert not [text for text in made.notices if "GPU" in text]
+    _, asked = nodes.request(loaded, spec._replace(qos="gp_ehpc"))
+    assert not asked.sbatch
