@@ -41,7 +41,7 @@ LIMITS, LOSSES, VERSIONS = (
 ATTEMPTS = "hpcml/node/roles/attempts.py"
 CLAIMS, LOCK = "hpcml/node/sweep/claims.py", "hpcml/sweeps/lock.py"
 JUDGEMENT, DOCTOR, SURVEY = "hpcml/failures/judgement.py", "hpcml/doctor/scheduler.py", "hpcml/survey/profile.py"
-SPILLING = "hpcml/node/hardware/spilling.py"
+SPILLING, PARTS = "hpcml/node/hardware/spilling.py", "hpcml/schedulers/node_parts.py"
 TESTS = {
     PLAN: ("tests/unit/test_plan.py", "tests/golden/test_scripts.py"),
     WORKERS: ("tests/unit/test_workers.py", "tests/golden/test_scripts.py"),
@@ -64,6 +64,7 @@ TESTS = {
     DOCTOR: ("tests/unit/test_doctor.py",),
     SURVEY: ("tests/unit/test_site_init.py",),
     SPILLING: ("tests/unit/test_spilling.py",),
+    PARTS: ("tests/unit/test_node_parts.py",),
 }
 MUTATIONS = (
     M(ATTEMPTS, ' or outcome.state == "REQUEUED")', ")", "a job that Slurm puts back into its queue ends the run"),
@@ -147,6 +148,11 @@ MUTATIONS = (
     M(SURVEY, "if threads > 1:", "if threads > 2:", "threads are proposed as cores and nobody is asked"),
     M(SPILLING, "if self.held + block > self.most:\n            return False", "if False:\n            return False", "more is pinned than allowed"),
     M(SPILLING, "if self.back_weight > window and not stale else others", "if False else others", "a cyclic pass brings everything back each time"),
+    M(PARTS, "0 < self.gpus < self.of and not self.whole", "0 < self.gpus < self.of", "a part of a node is asked for where all of it is charged"),
+    M(PARTS, "max(1, amount * self.gpus // self.of)", "amount * self.gpus // self.of", "no CPU is asked for with one of many GPUs"),
+    M(PARTS, 'dict(spec.sbatch).get("--exclusive") == ""', "False", "with --exclusive a part of the node is used"),
+    M(PARTS, "Qos()).without_gpus:", "Qos()).whole_nodes:", "CPU nodes are said to have GPUs"),
+    M(PARTS, "return 0 if chosen and not spec.gpus_per_node else", "return", "nodes that the user chose are said to have GPUs"),
     M(LOCK, "return not _lives(there)", "return False", "a command that was killed keeps others out"),
     M(LOCK, "_began(there.pid) == there.began", "True", "another process with its number keeps others out"),
 )  # fmt: skip

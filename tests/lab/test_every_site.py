@@ -69,11 +69,12 @@ def test_a_slurm_as_the_profile_says(slurms: SiteSlurms, name: str, subtests: py
 
 
 def _submissions(slurms: SiteSlurms, site: Site) -> dict[str, list[str]]:
-    """Return the words of each submission: every job as it is, and one of them on more nodes, without GPUs and with."""
+    """Return the words of each submission: every job as it is, and one of them on more nodes, and with GPUs."""
     always = ["--site", site.name, *(["--account", ACCOUNT] if site.slurm.account_required else [])]
     forms = {name.removesuffix(".py"): [f"{slurms.scripts}/{name}"] for name in JOBS}
     forms["cpus"] = ["--nodes", "4", f"{slurms.scripts}/kmeans.py"]
     gpus = max(kind.gpus for kind in nodes_of(site).values())
+    forms["one-gpu"] = ["--gpus-per-node", "1", f"{slurms.scripts}/kmeans.py"]
     forms["gpus"] = ["--nodes", "2", "--gpus-per-node", str(gpus), f"{slurms.scripts}/kmeans.py"]
     return {form: [*always, *words] for form, words in forms.items()}
 
@@ -102,15 +103,16 @@ class Limit(NamedTuple):
 
 
 def _limits(site: Site) -> Iterator[Limit]:
+    gpus = "--gres=gpu:" if site.slurm.gpu_request == "gres" else "--gpus-per-node="
+    if count := site.resources.node_gpus:
+        asked = {"partition": "", "nodes": 1}
+        yield _limit("resources.node_gpus", asked, "gpus_per_node", count, count + 1, f"{gpus}{count + 1}")
     for name, one in site.partitions.items():
         asked = {"partition": name, "nodes": one.min_nodes or 1, "gpus_per_node": one.gpus_per_node}
         yield from _sizes(f"partitions.{name}", one, asked)
         if count := one.gpus_per_node:
-            gpus = "--gres=gpu" if site.slurm.gpu_request == "gres" else "--gpus-per-node"
-            join = ":" if site.slurm.gpu_request == "gres" else "="
-            yield _limit(
-                f"partitions.{name}.gpus_per_node", asked, "gpus_per_node", count, count + 1, f"{gpus}{join}{count + 1}"
-            )
+            option = f"{gpus}{count + 1}"
+            yield _limit(f"partitions.{name}.gpus_per_node", asked, "gpus_per_node", count, count + 1, option)
         if count := one.cpus_per_node:
             option = f"--cpus-per-task={count + 1}"
             yield _limit(f"partitions.{name}.cpus_per_node", asked, "cpus_per_node", count, count + 1, option)
