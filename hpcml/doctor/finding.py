@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +15,8 @@ from hpcml.schedulers.request import JobSpec
 from hpcml.sites.lookup import LoadedSite
 
 GREEN, YELLOW, RED, NOT_APPLICABLE = STATES = ("green", "yellow", "red", "n/a")
+Facts = Mapping[str, Any]  # what a node of the doctor's job told of itself
+ByNode = Mapping[str, Facts]
 _LEAST = 0.1  # seconds that a question has though the deadline has passed
 
 
@@ -55,6 +57,12 @@ def red(sentence: str, remedy: str, **facts: object) -> Finding:
 def not_applicable(why: str, remedy: str = "", **facts: object) -> Finding:
     """Return that nothing can be told here, and why."""
     return Finding("", NOT_APPLICABLE, why, remedy, facts)
+
+
+def leave_out(nodes: Iterable[str]) -> str:
+    """Return what to do about nodes that are not as they should be."""
+    names = list(nodes)
+    return f"Tell the site, and leave {'them' if len(names) > 1 else 'the node'} out: --exclude {','.join(names)}."
 
 
 def clause(message: str) -> str:

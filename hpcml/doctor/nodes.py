@@ -8,8 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from hpcml import schedulers, units
-from hpcml.doctor.finding import Examination, Finding, clause, green, not_applicable, red, yellow
-from hpcml.doctor.surroundings import judge_adapters
+from hpcml.doctor import ports
+from hpcml.doctor.finding import (
+    ByNode,
+    Examination,
+    Facts,
+    Finding,
+    clause,
+    green,
+    leave_out,
+    not_applicable,
+    red,
+    yellow,
+)
 from hpcml.errors import HpcmlError
 from hpcml.images import facts as images
 from hpcml.plan.container import image_of
@@ -21,8 +32,6 @@ from hpcml.sites.lookup import LoadedSite
 from hpcml.sites.schema import Partition
 from hpcml.units import Memory, TimeLimit
 
-Facts = Mapping[str, Any]
-ByNode = Mapping[str, Facts]
 _NEAR = ("PIX", "PXB")
 _SHM_LEAST = 1 << 30  # bytes; NCCL, UCX and Dask's workers pass data through it
 _LEFT_LEAST = 1 << 20  # bytes of old files that are worth a word
@@ -106,11 +115,22 @@ def look(exam: Examination, patience: float, tell: Callable[[str], None]) -> lis
     table = directories.read_json(run.paths.out / "doctor.json")
     told = table.facts if table else {}
     by_node: ByNode = {node: facts for node, facts in told.items() if isinstance(facts, dict)}
-    clocks = dict(status.clocks)
+    clocks = {**dict.fromkeys(status.nodes[:1], (0.0, 0.0)), **status.clocks}  # the others' are against the first's
     removal.remove_folder(run.paths.directory)
     took = units.format_seconds(status.seconds() or 0)
-    job = green(f"a run came up on {', '.join(by_node)} and ended after {took}", nodes=sorted(by_node), job=run.job)
-    return [job._replace(check="job"), *judge(exam, by_node, clocks)]
+    job = judge_answers(by_node, status.nodes, took)
+    job = job._replace(check="job", facts={"nodes": sorted(by_node), "job": run.job})
+    return [job, *(judge(exam, by_node, clocks) if by_node else _nothing(names[1:]))]
+
+
+def judge_answers(by_node: ByNode, nodes: Sequence[str], took: str) -> Finding:
+    """Return whether each of the job's nodes told of itself; ``took``: how long the run lasted."""
+    if not by_node:
+        return red("the run ended well, and no node told anything of itself", "Try again: hpcml doctor --node.")
+    if silent := [node for node in nodes if node not in by_node]:
+        sentence = f"the run ended well, and {', '.join(silent)} told nothing: nothing below is about it"
+        return yellow(sentence, "Try again: hpcml doctor --node.")
+    return green(f"a run came up on {', '.join(by_node)} and ended after {took}")
 
 
 def _nothing(names: Sequence[str]) -> list[Finding]:
@@ -151,42 +171,17 @@ def _interface(exam: Examination, by_node: ByNode) -> Finding:
     return red(sentence, hint, interfaces=there)
 
 
-def _ports(exam: Examination, by_node: ByNode) -> Finding:
-    ports = _by_value(by_node, lambda facts: facts["ports"])
-    if not any(ports.values()):
-        return not_applicable("the nodes have no InfiniBand or RoCE port")
-    facts = {"ports": ports}
-    without = [node for node, own in ports.items() if not own]
-    if without:
-        hint = f"Tell the site, and leave them out: --exclude {','.join(without)}."
-        return red(f"{', '.join(without)} have no RDMA port, and other nodes do", hint, **facts)
-    for node, own in ports.items():
-        for port in own:
-            if port["state"] != "ACTIVE" and port["link_layer"] == "InfiniBand":
-                state = f"{port['state'] or 'in no known state'} ({port['physical_state'] or 'no physical state'})"
-                hint = f"Tell the site, and leave the node out: --exclude {node}."
-                return red(f"InfiniBand port {port['name']} of {node} is {state}", hint, **facts)
-    layers = {node: sorted({port["link_layer"] for port in own}) for node, own in ports.items()}
-    if len({tuple(kinds) for kinds in layers.values()}) > 1:
-        words = "; ".join(f"{node}: {', '.join(kinds)}" for node, kinds in layers.items())
-        return red(f"nodes have ports of different link types ({words})", "Ask for nodes of one kind.", **facts)
-    devices = tuple(sorted({port["device"] for own in ports.values() for port in own}))
-    if missing := [name for name in exam.site.network.adapters if name not in devices]:
-        hint = f"Set network.adapters = {list(devices)} in the profile."
-        return yellow(f"the profile names {', '.join(missing)}, and the nodes have {', '.join(devices)}", hint, **facts)
-    for own in _by_value(by_node, lambda told: told["variables"]).values():
-        named = judge_adapters(own, devices) if own else green("")
-        if named.state != "green":
-            return named
-    return green(f"the ports of {', '.join(devices)} are active and of one kind", **facts)
-
-
 def _distance(exam: Examination, by_node: ByNode) -> Finding:
     del exam
     gpus = _by_value(by_node, lambda facts: facts["gpus"])
     if not any(gpus.values()):
         return not_applicable("the nodes have no GPU of NVIDIA's")
     pairs = [(node, gpu["bus_id"], gpu["nearest"]) for node, own in gpus.items() for gpu in own]
+    if without := [node for node, own in gpus.items() if not own]:
+        sentence = (
+            f"{', '.join(without)} {'have' if len(without) > 1 else 'has'} no GPU of NVIDIA's, and other nodes do"
+        )
+        return yellow(sentence, "Ask for nodes of one kind, or tell the site if they should have some.", gpus=gpus)
     if not any(near for _, _, near in pairs):
         return not_applicable("the nodes have no active RDMA port beside their GPUs")
     far = [(node, bus, near) for node, bus, near in pairs if near.get("distance") not in _NEAR]
@@ -201,7 +196,7 @@ def _distance(exam: Examination, by_node: ByNode) -> Finding:
 def _locked_memory(exam: Examination, by_node: ByNode) -> Finding:
     del exam
     limits = _by_value(by_node, lambda facts: facts["locked_memory"])
-    low = {node: limit for node, limit in limits.items() if limit is not None}
+    low = {node: limit for node, limit in limits.items() if limit is not None and by_node[node]["ports"]}
     if not any(facts["ports"] for facts in by_node.values()):
         return not_applicable("without RDMA no memory is locked", limits=limits)
     if not low:
@@ -249,13 +244,12 @@ def _clocks(clocks: Mapping[str, tuple[float, float]], by_node: ByNode) -> Findi
         return not_applicable("clocks are compared between nodes, and one was looked at (--nodes 2)")
     surely = {node: max(0.0, abs(ahead) - within) for node, (ahead, within) in clocks.items()}
     node = max(surely, key=lambda one: surely[one], default="")
-    if not node:
-        return not_applicable("the run measured no clocks")
-    if surely[node] > _SKEW:
+    if node and surely[node] > _SKEW:
         way = "ahead of" if clocks[node][0] > 0 else "behind"
         words = f"the clock of {node} is {abs(clocks[node][0]):.0f} s {way} the first node's"
-        hint = f"Tell the site, and leave the node out: --exclude {node}."
-        return (red if surely[node] > _SKEW_BAD else yellow)(words, hint, ahead=measured)
+        return (red if surely[node] > _SKEW_BAD else yellow)(words, leave_out([node]), ahead=measured)
+    if unknown := [node for node in by_node if node not in measured]:
+        return not_applicable(f"the run did not measure the clock of {', '.join(unknown)}", ahead=measured)
     return green("the nodes' clocks agree", ahead=measured)
 
 
@@ -263,22 +257,24 @@ def _shared_gpus(exam: Examination, by_node: ByNode) -> Finding:
     del exam
     rows = _by_value(by_node, lambda facts: facts["smi"])
     facts = {"nvidia_smi": rows, "mps": _by_value(by_node, lambda told: told["mps"])}
+    each = [(node, row) for node, own in rows.items() for row in own]
+    if closed := [(node, row) for node, row in each if row[3] == "Prohibited"]:
+        node, row = closed[0]
+        return red(f"GPU {row[0]} of {node} takes no program (compute mode)", "Tell the site.", **facts)
     if busy := [node for node, runs in facts["mps"].items() if runs]:
         sentence = f"NVIDIA's MPS runs on {', '.join(busy)}: your workers would share GPUs with others"
-        return yellow(
-            sentence,
-            "Ask for whole GPUs, or end the server if it is yours (echo quit | nvidia-cuda-mps-control).",
-            **facts,
-        )
-    if not any(rows.values()):
+        hint = "Ask for whole GPUs, or end the server if it is yours (echo quit | nvidia-cuda-mps-control)."
+        return yellow(sentence, hint, **facts)
+    if parts := [(node, row) for node, row in each if row[2] == "Enabled"]:
+        node, row = parts[0]
+        sentence = f"MIG divides GPU {row[0]} of {node}: parts have neither NVLink nor CUDA IPC"
+        return yellow(sentence, "Ask for whole GPUs.", **facts)
+    if not each:
         why_not = "nvidia-smi does not answer there" if any(one["gpus"] for one in by_node.values()) else "no GPU"
         return not_applicable(f"whether GPUs are divided is not known: {why_not}")
-    for node, own in rows.items():
-        if parts := [row[0] for row in own if row[2] == "Enabled"]:
-            sentence = f"MIG divides GPU {parts[0]} of {node}: parts have neither NVLink nor CUDA IPC"
-            return yellow(sentence, "Ask for whole GPUs.", **facts)
-        if closed := [row for row in own if row[3] == "Prohibited"]:
-            return red(f"GPU {closed[0][0]} of {node} takes no program (compute mode)", "Tell the site.", **facts)
+    if silent := [node for node, own in rows.items() if not own and by_node[node]["gpus"]]:
+        sentence = f"nvidia-smi does not answer on {', '.join(silent)}, and it does on other nodes"
+        return yellow(sentence, leave_out(silent), **facts)
     return green("the GPUs are whole, and no MPS runs", **facts)
 
 
@@ -297,15 +293,15 @@ def _driver(exam: Examination, by_node: ByNode) -> Finding:
         if int(driver.partition(".")[0] or 0) < int(need):
             sentence = f"the driver of {node} is {driver or 'not there'}, and {whose} needs {need} or newer"
             return red(sentence, "Use an image for an older CUDA, or ask the site for a newer driver.", **facts)
-    return green(f"the driver, {next(iter(drivers.values()))}, runs {whose}", **facts)
+    return green(f"the driver, {' or '.join(sorted({*drivers.values()}))}, runs {whose}", **facts)
 
 
 def _container(exam: Examination, by_node: ByNode) -> Finding:
     program, site = exam.site.runtime.container, exam.site
     path = image_of(site, exam.spec)
-    if any(facts["in_image"] for facts in by_node.values()):
+    if all(facts["in_image"] for facts in by_node.values()):
         return green(f"{program} started the image on each node")
-    without = [node for node, facts in by_node.items() if not facts["program"]]
+    without = [node for node, facts in by_node.items() if not facts["program"] and not facts["in_image"]]
     if not without:
         return green(f"{program} is on each node", programs=_by_value(by_node, lambda facts: facts["program"]))
     if not path:
@@ -315,20 +311,31 @@ def _container(exam: Examination, by_node: ByNode) -> Finding:
 
 
 def _architecture(exam: Examination, by_node: ByNode) -> Finding:
-    machines = sorted({str(facts["machine"]) for facts in by_node.values()})
+    machines = _by_value(by_node, lambda facts: str(facts["machine"]))
+    words = ", ".join(sorted({*machines.values()}))
+    each = "; ".join(f"{node}: {machine}" for node, machine in machines.items())
     path = image_of(exam.site, exam.spec)
-    if not path:
-        return green(f"the nodes are {', '.join(machines)}", machines=machines)
-    built = images.inspect(Path(path)).architecture
-    if built and machines != [built]:
-        hint = f"Build it on a machine that is {machines[0]}."
-        return red(f"the image is built for {built}, and the nodes are {', '.join(machines)}", hint, machines=machines)
-    return green(f"the nodes are {', '.join(machines)}, as the image", machines=machines)
+    built = images.inspect(Path(path)).architecture if path else ""
+    others = [node for node, machine in machines.items() if built and machine != built]
+    if others:
+        hint = f"Build it on a machine that is {machines[others[0]]}."
+        sentence = f"the image is built for {built}, and the nodes are {words}"
+        if len(others) < len(machines):
+            hint = f"Leave out those that are not: --exclude {','.join(others)}."
+            sentence = (
+                f"the image is built for {built}, and {', '.join(others)} {'is' if len(others) == 1 else 'are'} not"
+            )
+        return red(sentence, hint, machines=machines)
+    if len({*machines.values()}) > 1:
+        return yellow(
+            f"the nodes are of different architectures ({each})", "Ask for nodes of one kind.", machines=machines
+        )
+    return green(f"the nodes are {words}{', as the image' if built else ''}", machines=machines)
 
 
 JUDGES: dict[str, Callable[[Examination, ByNode], Finding]] = {
     "interface": _interface,
-    "ports": _ports,
+    "ports": ports.judge,
     "gpu-distance": _distance,
     "locked-memory": _locked_memory,
     "shared-memory": _shared_memory,

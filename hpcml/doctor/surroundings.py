@@ -10,7 +10,7 @@ import resource
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hpcml import files, subprocesses, units
@@ -83,16 +83,31 @@ def adapters(exam: Examination) -> Finding:
     return judge_adapters(values, has)
 
 
-def judge_adapters(values: dict[str, str], has: tuple[str, ...]) -> Finding:
-    """Return whether the adapters that variables name are among those there, and whether some are left unused."""
+def judge_adapters(
+    values: Mapping[str, str], has: Sequence[str], uses: Sequence[str] = (), where: str = "the nodes have"
+) -> Finding:
+    """Return whether the adapters that variables name are among those there, and whether some are left unused.
+
+    Parameters
+    ----------
+    values
+        The variables.
+    has
+        The adapters that are there.
+    uses
+        Those of them that a run should use; empty: all.
+    where
+        Words before the list of those that are there.
+    """
+    uses = uses or has
     for name, value in values.items():
         named = named_adapters(value)
         if strange := [one for one in named if one not in has]:
-            sentence = f"{name} names {', '.join(strange)}, which the nodes do not have: {', '.join(has) or 'none'}"
-            return red(sentence, f"unset {name}, or write {','.join(has) or 'nothing'}.", **values)
-        if unused := [one for one in has if named and one not in named]:
+            sentence = f"{name} names {', '.join(strange)}, and {where} {', '.join(has) or 'none'}"
+            return red(sentence, f"unset {name}, or write {','.join(uses) or 'nothing'}.", **values)
+        if unused := [one for one in uses if named and one not in named]:
             sentence = f"{name} leaves {', '.join(unused)} unused"
-            return yellow(sentence, f"unset {name}, or write {','.join(has)}.", **values)
+            return yellow(sentence, f"unset {name}, or write {','.join(uses)}.", **values)
     return green(f"{', '.join(values)} name adapters that the nodes have", **values)
 
 

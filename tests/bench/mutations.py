@@ -42,6 +42,7 @@ ATTEMPTS = "hpcml/node/roles/attempts.py"
 CLAIMS, LOCK = "hpcml/node/sweep/claims.py", "hpcml/sweeps/lock.py"
 JUDGEMENT, DOCTOR, SURVEY = "hpcml/failures/judgement.py", "hpcml/doctor/scheduler.py", "hpcml/survey/profile.py"
 SPILLING, PARTS = "hpcml/node/hardware/spilling.py", "hpcml/schedulers/node_parts.py"
+PORTS = "hpcml/doctor/ports.py"
 TESTS = {
     PLAN: ("tests/unit/test_plan.py", "tests/golden/test_scripts.py"),
     WORKERS: ("tests/unit/test_workers.py", "tests/golden/test_scripts.py"),
@@ -62,6 +63,7 @@ TESTS = {
     LOCK: ("tests/unit/test_sweep_lock.py",),
     JUDGEMENT: ("tests/unit/test_failures.py",),
     DOCTOR: ("tests/unit/test_doctor.py",),
+    PORTS: ("tests/unit/test_doctor.py",),
     SURVEY: ("tests/unit/test_site_init.py",),
     SPILLING: ("tests/unit/test_spilling.py",),
     PARTS: ("tests/unit/test_node_parts.py",),
@@ -142,6 +144,9 @@ MUTATIONS = (
     M(DOCTOR, 'one.partition in ("", partition)', "True", "an account that may not use the partition is green"),
     M(DOCTOR, "if told.left <= 0:", "if told.left < 0:", "a grant that is spent is yellow"),
     M(DOCTOR, "if room == 0:", "if room < 0:", "no room for another job is green"),
+    M(PORTS, "if all(name in lacks for lacks in lacking.values())", "if any(name in lacks for lacks in lacking.values())", "a node that lacks an adapter is as all others"),
+    M(PORTS, ' if port["device"] in named]', "]", "a spare port that is down is red"),
+    M(PORTS, "if layer != usual]", "if False]", "adapters of two link types are green"),
     M(SURVEY, "-(-limit // each) if up else", "limit // each if up else", "the smallest job of a QoS has a node too few"),
     M(SURVEY, "fields.get(\"State\", \"UP\") != \"UP\"", "False", "a partition that is down is proposed"),
     M(SURVEY, "elif groups and not {*groups} & {*self.login.groups}:", "elif False:", "a partition of another group is proposed"),

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from hpcml.doctor import access, checks, finding, nodes, scheduler, surroundings
+from hpcml.doctor import ports as doctor_ports
 from hpcml.doctor.finding import Examination, Finding
 from hpcml.errors import SlurmUnreachableError
 from hpcml.remote import answers
@@ -81,19 +82,22 @@ def ports(**changes: str) -> list[dict[str, Any]]:
 NODE_FAULTS: list[tuple[str, dict[str, Any], str, str]] = [
     ("interface", {"interfaces": {"lo": ["127.0.0.1"], "hsn0": ["10.0.0.1"]}}, "red", "interface ib0 has no IPv4 address on n1"),
     ("ports", {"ports": ports(state="DOWN", physical_state="Polling")}, "red", "mlx5_0:1 of n1 is DOWN (Polling)"),
-    ("ports", {"ports": ports(link_layer="Ethernet")}, "red", "nodes have ports of different link types (n1: Ethernet; n2: InfiniBand)"),
-    ("ports", {"ports": []}, "red", "n1 have no RDMA port, and other nodes do"),
+    ("ports", {"ports": ports(link_layer="Ethernet")}, "red", "adapter mlx5_0 of n1 is Ethernet, and mlx5_0 of n2 is InfiniBand"),
+    ("ports", {"ports": []}, "red", "n1 has no RDMA port, and other nodes do"),
     ("ports", {"variables": {"NCCL_IB_HCA": "mlx5_4"}}, "red", "NCCL_IB_HCA names mlx5_4"),
     ("ports", {"variables": {"NCCL_IB_HCA": "=mlx5_0,mlx5_1"}}, "yellow", "leaves mlx5_2, mlx5_3 unused"),
     ("gpu-distance", {"gpus": [{"bus_id": "g", "nearest": {"port": "mlx5_3:1", "distance": "SYS"}}]}, "yellow", "g of n1 is SYS away from mlx5_3:1"),
+    ("gpu-distance", {"gpus": []}, "yellow", "n1 has no GPU of NVIDIA's, and other nodes do"),
     ("locked-memory", {"locked_memory": 8 << 20}, "red", "limited to 8.0 MiB on n1"),
     ("shared-memory", {"shm": {"size": 64 << 20, "used": 0, "left": [], "left_bytes": 0}}, "red", "/dev/shm of n1 holds 64 MiB"),
     ("shared-memory", {"shm": {"size": 1 << 38, "used": 0, "left": ["a"], "left_bytes": 4 << 30}}, "yellow", "1 old files of yours"),
     ("scratch", {"scratch": {"folder": "/tmp", "type": "tmpfs", "size": 10 << 30}}, "yellow", "/tmp of n1 is a tmpfs (10 GiB)"),
     ("shared-gpus", {"smi": [["g", "535.1", "Enabled", "Default"]]}, "yellow", "MIG divides GPU g of n1"),
     ("shared-gpus", {"smi": [["g", "535.1", "[N/A]", "Prohibited"]]}, "red", "GPU g of n1 takes no program"),
+    ("shared-gpus", {"smi": []}, "yellow", "nvidia-smi does not answer on n1, and it does on other nodes"),
     ("shared-gpus", {"mps": True}, "yellow", "MPS runs on n1"),
     ("driver", {"smi": [], "driver": "470.82.01"}, "red", "the driver of n1 is 470.82.01, and CUDA 12 of the profile needs 535"),
+    ("architecture", {"machine": "aarch64"}, "yellow", "different architectures (n1: aarch64; n2: x86_64)"),
 ]  # fmt: skip
 
 
@@ -112,12 +116,114 @@ def test_what_the_facts_of_nodes_mean(tmp_path: Path, subtests: pytest.Subtests)
         found = {one.check: one for one in nodes.judge(exam, {"n1": node(), "n2": node("n2")}, {"n2": (ahead, 0.1)})}
         assert found["clocks"].state == state
         assert f"the clock of n2 is {abs(ahead):.0f} s" in found["clocks"].sentence
+    unmeasured = {one.check: one for one in nodes.judge(exam, {"n1": node(), "n2": node("n2")}, {"n1": (0.0, 0.0)})}
+    assert told(unmeasured["clocks"]) == ("n/a", "the run did not measure the clock of n2")
+    exam = examination(tmp_path, "network.adapters=[]")
     alone = {one.check: one for one in nodes.judge(exam, {"n1": node(ports=[], gpus=[], smi=[], driver="")}, {})}
     assert {name for name, one in alone.items() if one.state == "n/a"} == {
         "ports", "gpu-distance", "locked-memory", "clocks", "shared-gpus", "driver"
     }  # fmt: skip
     damaged = {one.check: one.state for one in nodes.judge(exam, {"n1": {}}, clocks)}
     assert set(damaged.values()) == {"n/a"}
+
+
+def port(device: int, state: str = "ACTIVE", layer: str = "InfiniBand", number: int = 1) -> dict[str, Any]:
+    word = "LinkUp" if state == "ACTIVE" else "Disabled"
+    facts = {"name": f"mlx5_{device}:{number}", "device": f"mlx5_{device}", "rate": "", "link_layer": layer}
+    return {**facts, "state": state, "physical_state": word}
+
+
+Table = list[tuple[str, dict[str, list[dict[str, Any]]], str, str, str]]
+PAIR = [port(0), port(1)]
+ETHERNET = [port(0, layer="Ethernet"), port(1, layer="Ethernet")]
+NAMED: Table = [
+    ("well", {"n1": PAIR, "n2": PAIR}, "green", "mlx5_0, mlx5_1 are active and of one link type on each node", ""),
+    ("RoCE", {"n1": ETHERNET, "n2": ETHERNET}, "green", "of one link type on each node", ""),
+    ("one lacks one", {"n1": PAIR, "n2": [port(0)]}, "red", "n2 has no adapter mlx5_1, and other nodes do", "--exclude n2."),
+    ("each lacks another", {"n1": [port(0)], "n2": [port(1)]}, "red", "n1 has no adapter mlx5_1", "--exclude n1,n2."),
+    ("all lack one", {"n1": [port(0)], "n2": [port(0), port(2)]}, "yellow", "names mlx5_1, and n1, n2 have no such", "['mlx5_0']"),
+    ("all lack one, one is down", {"n1": [port(0)], "n2": [port(0, "DOWN")]}, "red", "mlx5_0:1 of n2 is DOWN", "--exclude n2."),
+    ("the only node lacks one", {"n1": [port(0)]}, "yellow", "names mlx5_1, and n1 has no such adapter", "['mlx5_0']"),
+    ("none has any", {"n1": [], "n2": []}, "yellow", "names mlx5_0, mlx5_1, and the nodes have no RDMA port", "[]"),
+    ("one has none", {"n1": PAIR, "n2": []}, "red", "n2 has no RDMA port, and other nodes do", "--exclude n2."),
+    ("down", {"n1": PAIR, "n2": [port(0), port(1, "DOWN")]}, "red", "InfiniBand port mlx5_1:1 of n2 is DOWN (Disabled)", "--exclude n2."),
+    ("RoCE is down", {"n1": ETHERNET, "n2": [ETHERNET[0], port(1, "DOWN", "Ethernet")]}, "red",
+        "Ethernet port mlx5_1:1 of n2 is DOWN (Disabled)", "--exclude n2."),
+    ("down, and Ethernet then", {"n1": PAIR, "n2": [port(0), port(1, "DOWN", "Ethernet")]}, "red", "mlx5_1:1 of n2 is DOWN", "--exclude n2."),
+    ("no state", {"n1": PAIR, "n2": [port(0), port(1, "")]}, "red", "mlx5_1:1 of n2 is in no known state", "--exclude n2."),
+    ("mixed within each", {"n1": [port(0), ETHERNET[1]], "n2": [port(0), ETHERNET[1]]}, "red",
+        "adapter mlx5_1 of n1 is Ethernet, and mlx5_0 of n1 is InfiniBand", "network.adapters = ['mlx5_0']"),
+    ("mixed within one", {"n1": PAIR, "n2": [port(0), ETHERNET[1]]}, "red",
+        "adapter mlx5_1 of n2 is Ethernet, and mlx5_1 of n1 is InfiniBand", "--exclude n2."),
+    ("mixed within the only one", {"n1": [port(0), ETHERNET[1]]}, "red", "adapter mlx5_1 of n1 is Ethernet", "['mlx5_0']"),
+    ("spare is down", {"n1": [*PAIR, port(2, "DOWN")], "n2": [*PAIR, port(2)]}, "green", "mlx5_2, not used, is down", ""),
+    ("spare Ethernet", {"n1": [*PAIR, port(2, layer="Ethernet")], "n2": PAIR}, "green", "of one link type on each node", ""),
+    ("second port is down", {"n1": [*PAIR, port(1, "DOWN", number=2)], "n2": PAIR}, "green", "of one link type on each", ""),
+]  # fmt: skip
+NOT_NAMED: Table = [
+    ("well", {"n1": PAIR, "n2": PAIR}, "green", "mlx5_0, mlx5_1 are active and of one link type", ""),
+    ("one lacks one", {"n1": PAIR, "n2": [port(0)]}, "yellow", "n2 has 1 active adapters of InfiniBand, and n1 has 2", "--exclude n2."),
+    ("down on one", {"n1": PAIR, "n2": [port(0), port(1, "DOWN")]}, "red", "mlx5_1:1 of n2 is DOWN", "--exclude n2."),
+    ("RoCE is down on one", {"n1": ETHERNET, "n2": [ETHERNET[0], port(1, "DOWN", "Ethernet")]}, "red", "mlx5_1:1 of n2 is DOWN", "--exclude n2."),
+    ("down on each", {"n1": [port(0), port(1, "DOWN")]}, "yellow", "mlx5_1:1 of n1 is DOWN", "network.adapters = ['mlx5_0']"),
+    ("no port is active", {"n1": [port(0, "DOWN")]}, "red", "mlx5_0:1 of n1 is DOWN (Disabled), and the node has no active one", "--exclude n1."),
+    ("no Ethernet port is active", {"n1": [port(0, "DOWN", "Ethernet")]}, "yellow", "mlx5_0:1 of n1 is DOWN", "Tell the site"),
+    ("only one node's Ethernet is active", {"n1": ETHERNET, "n2": [port(0, "DOWN", "Ethernet")]}, "red", "mlx5_0:1 of n2 is DOWN", "--exclude n2."),
+    ("other kinds", {"n1": PAIR, "n2": ETHERNET}, "red", "different link types (n1: InfiniBand; n2: Ethernet)", "Ask for nodes"),
+    ("Ethernet beside it", {"n1": [port(0), ETHERNET[1]], "n2": [port(0), port(1, "DOWN", "Ethernet")]}, "green", "of mlx5_0 are active", ""),
+    ("other names", {"n1": [port(0)], "n2": [port(1)]}, "green", "the nodes' ports are active", ""),
+    ("one has none", {"n1": PAIR, "n2": []}, "red", "n2 has no RDMA port", "--exclude n2."),
+    ("none has any", {"n1": [], "n2": []}, "n/a", "no InfiniBand or RoCE port", ""),
+]  # fmt: skip
+
+
+def test_ports_are_judged_node_by_node(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    for names, table in (('["mlx5_0","mlx5_1"]', NAMED), ("[]", NOT_NAMED)):
+        exam = examination(tmp_path, f"network.adapters={names}")
+        for case, by_node, state, words, remedy in table:
+            with subtests.test(case=case, adapters=names):
+                found = doctor_ports.judge(exam, {name: node(name, ports=own) for name, own in by_node.items()})
+                assert found.state == state, found
+                assert words in found.sentence
+                assert remedy in found.remedy
+                assert bool(found.remedy) is (state in ("red", "yellow"))
+                assert state == "n/a" or found.facts["ports"] == by_node
+
+
+def test_variables_against_the_ports_of_each_node(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    """What one node has does not make up for what another lacks, and a spare port need not be named."""
+    spare = {"n1": [*PAIR, port(2)], "n2": [*PAIR, port(2, "DOWN")]}
+    cases = [
+        ("mlx5_0,mlx5_1", "green", "of one link type", ""),
+        ("mlx5_0,mlx5_1,mlx5_2", "red", "NCCL_IB_HCA names mlx5_2, and the active adapters of n2 are mlx5_0, mlx5_1", "mlx5_0,mlx5_1."),
+        ("mlx5_0", "yellow", "NCCL_IB_HCA leaves mlx5_1 unused", "write mlx5_0,mlx5_1."),
+    ]  # fmt: skip
+    exam = examination(tmp_path, 'network.adapters=["mlx5_0","mlx5_1"]')
+    for value, state, words, remedy in cases:
+        with subtests.test(value=value):
+            told_by = {name: node(name, ports=own, variables={"NCCL_IB_HCA": value}) for name, own in spare.items()}
+            found = doctor_ports.judge(exam, told_by)
+            assert found.state == state, found
+            assert words in found.sentence
+            assert remedy in found.remedy
+
+
+def test_a_node_that_tells_nothing_is_not_green() -> None:
+    told_by = {"n1": node()}
+    assert nodes.judge_answers(told_by, ("n1",), "9 s").state == "green"
+    silent = nodes.judge_answers(told_by, ("n1", "n2"), "9 s")
+    assert told(silent) == ("yellow", "the run ended well, and n2 told nothing: nothing below is about it")
+    assert nodes.judge_answers({}, ("n1", "n2"), "9 s").state == "red"
+
+
+def test_the_worst_of_the_gpus_is_told(tmp_path: Path) -> None:
+    exam = examination(tmp_path)
+    closed = node(smi=[["g", "535.1", "Disabled", "Prohibited"]])
+    found = {one.check: one for one in nodes.judge(exam, {"n1": node(mps=True), "n2": closed}, {})}
+    assert told(found["shared-gpus"]) == ("red", "GPU g of n2 takes no program (compute mode)")
+    cut = node(ports=[], locked_memory=8 << 20)
+    found = {one.check: one for one in nodes.judge(exam, {"n1": node(), "n2": cut}, {})}
+    assert found["locked-memory"].state == "green", "n2 has no RDMA, for which memory is locked"
 
 
 def test_the_image_on_nodes(tmp_path: Path) -> None:
@@ -130,6 +236,11 @@ def test_the_image_on_nodes(tmp_path: Path) -> None:
     )
     assert told(found["architecture"]) == ("red", "the image is built for aarch64, and the nodes are x86_64")
     assert told(found["container"]) == ("red", "singularity is not on n1")
+    two = {"n1": node(in_image=True, machine="aarch64"), "n2": node("n2", program="")}
+    found = {one.check: one for one in nodes.judge(exam, two, {})}
+    assert told(found["architecture"]) == ("red", "the image is built for aarch64, and n2 is not")
+    assert "--exclude n2" in found["architecture"].remedy
+    assert told(found["container"]) == ("red", "singularity is not on n2")
     assert surroundings.image(exam).state == "red"
     missing = surroundings.image(examination(tmp_path, image="/nowhere/a.sif", account="astro"))
     assert missing.state == "red"
