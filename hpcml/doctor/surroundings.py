@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from hpcml import files, subprocesses, units
 from hpcml.doctor.finding import Examination, Finding, clause, green, not_applicable, red, yellow
@@ -24,6 +24,8 @@ from hpcml.runs import bad_nodes, directories
 _FEW_INODES, _FEW_BYTES = 1000, 1 << 30
 _CPU_TIME = 3600  # seconds that a process which waits for runs should have
 _MEMORY = 1 << 30  # bytes
+_NO_LIMIT = 1 << 60  # bytes; version 1 of control groups writes the largest multiple of the page size for "no limit"
+_ROOT = Path("/")
 _PROCESSES, _FILES = 64, 256
 _SKEW = 2.0  # seconds
 _TRIAL, _OLD = ".hpcml-doctor-", 3600  # the folder of a check, and seconds after which it is nobody's
@@ -246,10 +248,44 @@ def limits(exam: Examination) -> Finding:
         "processes": f"you may have {soft['processes']} processes here (ulimit -u)",
         "open_files": f"a process may open {soft['open_files']} files here (ulimit -n)",
     }
+    if session := session_memory(_ROOT):
+        facts["session_memory"], file = session
+        words["session_memory"] = f"your session here may take {units.format_bytes(session[0])} of memory ({file})"
+        low += ["session_memory"] if session[0] < _MEMORY else []
     if low:
         hint = "Submit with --detach, and look with hpcml status; long work belongs into jobs."
         return yellow(words[low[0]], hint, **facts)
     return green("the limits of processes here are wide enough to wait for runs", **facts)
+
+
+def session_memory(root: Path) -> tuple[int, str] | None:
+    """Return the least memory limit of this process's control groups in bytes and its file, or None without one.
+
+    Its own group and all above it count, of version 1 and 2: a login session's limit is mostly on the user's slice.
+    ``root`` is the folder below which /proc and /sys are read.
+    """
+    found = []
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, controllers, group = line.split(":", 2)
+        folder, name = ("memory", "memory.limit_in_bytes") if controllers else ("", "memory.max")
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        own = PurePosixPath(group.strip("/"))
+        for one in (
+            (PurePosixPath(),) if ".." in own.parts else (own, *own.parents)
+        ):  # "..": not seen from this container
+            file = Path("sys/fs/cgroup", folder, one, name)
+            text = _text(root / file)
+            if text.isdecimal() and int(text) < _NO_LIMIT:
+                found.append((int(text), f"/{file}"))
+    return min(found, default=None)
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError:  # it is not there, or not for this user
+        return ""
 
 
 def image(exam: Examination) -> Finding:

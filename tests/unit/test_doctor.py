@@ -417,8 +417,46 @@ def test_room_for_bytes_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert with_(0, 1 << 19)[0] == "red"
 
 
+SLICE = "user.slice/user-1000.slice"
+GROUPS: list[tuple[str, dict[str, str], int | None, str]] = [
+    (f"0::/{SLICE}/session-3.scope", {f"{SLICE}/memory.max": "536870912", f"{SLICE}/session-3.scope/memory.max": "max"}, 512 << 20,
+        f"/sys/fs/cgroup/{SLICE}/memory.max"),
+    (f"0::/{SLICE}/session-3.scope", {f"{SLICE}/session-3.scope/memory.max": "104857600", f"{SLICE}/memory.max": "536870912"}, 100 << 20,
+        f"/sys/fs/cgroup/{SLICE}/session-3.scope/memory.max"),
+    (f"9:cpu,cpuacct:/other\n4:memory:/{SLICE}\n0::/init", {"memory/memory.limit_in_bytes": "9223372036854771712",
+        f"memory/{SLICE}/memory.limit_in_bytes": "268435456", "memory/other/memory.limit_in_bytes": "1"}, 256 << 20,
+        f"/sys/fs/cgroup/memory/{SLICE}/memory.limit_in_bytes"),
+    ("4:memory:/a", {"memory/a/memory.limit_in_bytes": "9223372036854771712"}, None, ""),
+    ("0::/../../a", {"memory.max": "2147483648", "a/memory.max": "7"}, 2 << 30, "/sys/fs/cgroup/memory.max"),
+    ("0::/", {"memory.max": "max"}, None, ""),
+    ("", {"memory.max": "7"}, None, ""),
+]  # fmt: skip
+
+
+def test_the_memory_of_a_login_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    exam = examination(tmp_path)
+    for number, (groups, there, limit, place) in enumerate(GROUPS):
+        with subtests.test(groups=groups, there=there):
+            root = tmp_path / str(number)
+            made = {"proc/self/cgroup": groups, **{f"sys/fs/cgroup/{name}": text for name, text in there.items()}}
+            for name, text in made.items():
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
+                (root / name).write_text(f"{text}\n")
+            assert surroundings.session_memory(root) == ((limit, place) if limit else None)
+            monkeypatch.setattr(surroundings, "_ROOT", root)
+            found = surroundings.limits(exam)
+            assert found.state == ("yellow" if limit and limit < 1 << 30 else "green")
+            assert place in found.sentence or found.state == "green"
+            assert found.facts.get("session_memory") == limit
+    assert surroundings.session_memory(tmp_path / "nowhere") is None
+
+
 def test_what_the_shell_and_the_machine_allow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     exam = examination(tmp_path)
+    monkeypatch.setattr(surroundings, "_ROOT", tmp_path)
     assert surroundings.limits(exam).state == "green"
     for kind, words in ((resource.RLIMIT_CPU, "after 600 s"), (resource.RLIMIT_NPROC, "you may have 20 processes")):
         value = 600 if kind == resource.RLIMIT_CPU else 20
