@@ -110,12 +110,13 @@ def from_laptop(
     connect: Callable[[], Connection],
     own: Sequence[str],
     *,
+    typed: str,
     as_json: bool,
     pass_on: Callable[[bytes], object],
 ) -> int:
     """Have the checks made on the login node, add those that this laptop makes, and print all of them.
 
-    ``pass_on`` gets what the login node says meanwhile.
+    ``typed`` is the host as the user named it; ``pass_on`` gets what the login node says meanwhile.
     """
     from hpcml.doctor import access
     from hpcml.doctor.finding import Finding
@@ -131,7 +132,7 @@ def from_laptop(
             Raw(sys.stdout).write(said, last=True)
         return status
     found = [Finding(**one) for one in answers.of_findings(said, connection.host)]
-    return show(_with_this_end(connection, login, found), as_json=as_json)
+    return show(_with_this_end(connection, login, typed, found), as_json=as_json)
 
 
 def _asked(connection: Connection, own: Sequence[str], pass_on: Callable[[bytes], object]) -> tuple[int, bytes]:
@@ -160,7 +161,7 @@ def _asked(connection: Connection, own: Sequence[str], pass_on: Callable[[bytes]
     return status, said[0] if said else b""
 
 
-def _with_this_end(connection: Connection, login: Login, found: Sequence[Finding]) -> list[Finding]:
+def _with_this_end(connection: Connection, login: Login, typed: str, found: Sequence[Finding]) -> list[Finding]:
     """Return the findings of the login node with those of this laptop in their places."""
     from hpcml.doctor import access
     from hpcml.remote.ssh import login as ssh_login
@@ -172,6 +173,12 @@ def _with_this_end(connection: Connection, login: Login, found: Sequence[Finding
         certificate = access.judge_certificate(ends, start, time.time(), login.renew)
     except ValueError:  # what it said is no time
         certificate = access.judge_certificate(ends, "", time.time(), login.renew)
-    host = str(facts.get("profile", {}).get("host", ""))
-    own = {"certificate": certificate, "login-node": access.judge_login_node(login, host or "not named")}
+    there = facts.get("profile", {})
+    of_profile = login.host != typed
+    if not of_profile and connection.settings.get("hostname") == [there.get("login_host")]:  # as the profile there says
+        listed = there.get("login_hosts")
+        hosts = tuple(map(str, listed)) if isinstance(listed, list) else ()
+        login, of_profile = login._replace(hosts=login.hosts or hosts), True
+    node = access.judge_login_node(login, str(there.get("host", "")), of_profile=of_profile)
+    own = {"certificate": certificate, "login-node": node}
     return [own[one.check]._replace(check=one.check) if one.check in own else one for one in found]

@@ -70,7 +70,8 @@ def run_on_host(host: str, named_by: str, command: str, options: Namespace, own:
     if command == "doctor":
         from hpcml.cli import doctor
 
-        return doctor.from_laptop(login, lambda: _connect(login), own, as_json=options.json, pass_on=_Guard(sys.stderr))
+        tell = _Guard(sys.stderr)
+        return doctor.from_laptop(login, lambda: _connect(login), own, typed=host, as_json=options.json, pass_on=tell)
     if command == "top" or (command == "status" and options.follow):
         from hpcml.cli.top import host as top_host
 

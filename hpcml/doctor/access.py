@@ -56,19 +56,37 @@ def login_node(exam: Examination) -> Finding:
     return not_applicable("which login node ssh reaches is seen from a laptop: hpcml --host HOST doctor")
 
 
-def judge_login_node(login: Login, answered: str) -> Finding:
-    """Return whether the login node that answered can be named, as a tunnel by hand needs it."""
+def judge_login_node(login: Login, answered: str, *, of_profile: bool = True) -> Finding:
+    """Return whether the login node that answered can be named, as a tunnel by hand needs it.
+
+    Parameters
+    ----------
+    login
+        How the machine is reached.
+    answered
+        The name of the machine that answered; empty: not told.
+    of_profile
+        Whether a profile names ``login.host``; a name of the user's own ssh configuration is no machine's.
+    """
     facts = {"host": login.host, "answered": answered, "hosts": list(login.hosts)}
     short = answered.partition(".")[0]
-    one = next((name for name in login.hosts if name.partition(".")[0] in (short, f"{short}-ext")), "")
+    own = (short, f"{short}-ext")
+    answers = f"{login.host} answers (it is {answered or 'not named'})"
+    if not login.hosts and of_profile and answered and login.host.rpartition("@")[2].partition(".")[0] not in own:
+        hint = "Write the login nodes' names into login.hosts of the profile: a tunnel must name one host."
+        return yellow(
+            f"{answers}: it may lead to another login node each time, and login.hosts names none", hint, **facts
+        )
     if login.host in login.hosts or not login.hosts:
-        return green(f"{login.host} answers (it is {answered})", **facts)
-    if one:
+        return green(answers, **facts)
+    if one := next((name for name in login.hosts if name.partition(".")[0] in own), ""):
         return green(f"{login.host} answers as {one}; what you type by hand names that one", **facts)
     hint = f"Name one: hpcml --host {login.hosts[0]}."
-    return yellow(f"{login.host} stands for several login nodes, and {answered} is none of login.hosts", hint, **facts)
+    there = answered or "the machine that answered"
+    return yellow(f"{login.host} stands for several login nodes, and {there} is none of login.hosts", hint, **facts)
 
 
 def no_way(error: HpcmlError) -> Finding:
-    """Return that the login node cannot be reached, and why."""
-    return red(clause(error.message), error.hint, exit_status=error.exit_status)
+    """Return that the login node cannot be reached, and why, with ssh's own last words."""
+    quoted = f" ({error.quote[-1].strip()})" if error.quote else ""
+    return red(f"{clause(error.message)}{quoted}", error.hint, exit_status=error.exit_status, quote=list(error.quote))

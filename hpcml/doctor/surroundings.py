@@ -44,6 +44,7 @@ def profile(exam: Examination) -> Finding:
 
     site = exam.site
     told = {"site": site.name, "chosen_because": exam.wanted.chosen_because, "host": socket.gethostname()}
+    told |= {"login_host": site.login.host, "login_hosts": list(site.login.hosts)}
     if site.unsupported:
         return red(f"hpcml does not work on {site.name}: {site.unsupported}", "Use another machine, or --site.", **told)
     doubts = facts.doubts(site)

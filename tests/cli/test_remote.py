@@ -9,6 +9,7 @@ import os
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -153,6 +154,26 @@ def test_a_login_that_fails(laptop: Laptop, mode: str, status: int) -> None:
     done = laptop.run("submit", "job.py")
     assert done.returncode == status, done.stderr
     assert laptop.runs() == laptop.staged() == []
+
+
+def test_the_doctor_tells_of_the_way_in(laptop: Laptop) -> None:
+    """A name that the profile gives several login nodes is told, an alias of the user's is not; and ssh is quoted."""
+
+    def login_node(host: str = "cluster") -> dict[str, str]:
+        found = json.loads(laptop.run("doctor", "--json", host=host).stdout)["findings"]
+        return next(one for one in found if one["check"] == "login-node")
+
+    assert login_node()["state"] == "green"
+    laptop.tell(HPCML_LOGIN__HOST="cluster")
+    assert login_node()["state"] == "yellow"
+    assert "login.hosts" in login_node()["remedy"]
+    here = socket.gethostname().partition(".")[0]
+    laptop.tell(HPCML_LOGIN__HOST="cluster", HPCML_LOGIN__HOSTS=f'["other.x", "{here}.x"]')
+    assert f"answers as {here}.x" in login_node()["sentence"]
+    laptop.tell("unreachable")
+    nowhere = login_node("nosuch")
+    assert nowhere["state"] == "red"
+    assert "Could not resolve hostname cluster" in nowhere["sentence"]
 
 
 def test_no_hpcml_there(laptop: Laptop) -> None:

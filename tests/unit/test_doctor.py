@@ -342,7 +342,13 @@ def test_the_login_node_that_answers() -> None:
     strange = access.judge_login_node(leonardo, "login09.x.local")
     assert strange.state == "yellow"
     assert "--host login01-ext.x.it" in strange.remedy
-    assert access.judge_login_node(Login(host="login.y.de"), "y1").state == "green"
+    many = access.judge_login_node(Login(host="login.y.de"), "y1")
+    assert many.state == "yellow"
+    assert many.sentence.startswith("login.y.de answers (it is y1): it may lead to another login node")
+    assert "login.hosts" in many.remedy
+    alone = [("y1.y.de", "y1.y.local"), ("me@y1.y.de", "y1"), ("y1-ext.y.de", "y1"), ("login.y.de", "")]
+    assert {access.judge_login_node(Login(host=host), name).state for host, name in alone} == {"green"}
+    assert access.judge_login_node(Login(host="y"), "y1", of_profile=False).state == "green", "an alias of the user's"
 
 
 def test_quotas_in_bytes_and_files() -> None:
