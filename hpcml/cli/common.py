@@ -68,6 +68,13 @@ def whole(text: str, option: str) -> int:
     return int(text)
 
 
+def positive(text: str, option: str) -> int:
+    """Return an option's whole number, which must be 1 at least."""
+    if (number := whole(text, option)) < 1:
+        raise UsageError(f"{option} {number} is none", place=option, hint="Give a number from 1 on.")
+    return number
+
+
 def parsed(parse: Callable[[str], T], text: str, option: str, example: str) -> T:
     """Return what a parser makes of an option's value; UsageError with an example if that is none."""
     try:

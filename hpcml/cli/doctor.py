@@ -75,7 +75,7 @@ def run(options: Namespace) -> int:
     spec = JobSpec(script=here / "doctor", arguments=program, cwd=here, service="doctor", name="doctor")
     spec = spec._replace(account=options.account, partition=options.partition, qos=options.qos, image=options.image)
     if options.nodes:
-        spec = spec._replace(nodes=common.whole(options.nodes, "--nodes"))
+        spec = spec._replace(nodes=common.positive(options.nodes, "--nodes"))
     if options.gpus_per_node:
         kind, count = gpus(options.gpus_per_node)
         spec = spec._replace(gpu_type=kind, gpus_per_node=common.whole(count, "--gpus-per-node"))

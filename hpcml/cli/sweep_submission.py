@@ -46,7 +46,7 @@ def begin(options: Namespace) -> int:
     max_fails = None if options.max_fails is None else common.whole(options.max_fails, "--max-fails")
     asked = _Asked(max_fails, *points.metric_of_files(request), _halving(options), *_divided(options))
     name = job_name(spec)
-    spec = spec._replace(name=name, sweep=name, at_once=_positive(options.at_once, "--at-once"))
+    spec = spec._replace(name=name, sweep=name, at_once=common.positive(options.at_once, "--at-once"))
     if asked.gang:
         spec = spec._replace(until_done=True, max_restarts=len(wanted))
     prepared = submit.prepare_to_submit(options, spec)
@@ -144,19 +144,13 @@ def _look_again(
 
 def _divided(options: Namespace) -> tuple[int, bool]:
     """Return in how many jobs at once the points are to run, and whether each has one of its own."""
-    jobs = _positive(options.jobs, "--jobs") if options.jobs is not None else 0 if options.gang else 1
+    jobs = common.positive(options.jobs, "--jobs") if options.jobs is not None else 0 if options.gang else 1
     if jobs > _MOST_JOBS:
         hint = "More of a cluster is rarely free at once: each job takes points as long as there are some."
         raise UsageError(f"{jobs} jobs are more than {_MOST_JOBS}", place="--jobs", hint=hint)
     if options.gang and options.at_once != "1":
         raise UsageError("A gang's job has one point", place="--at-once", hint="Leave --at-once or --gang out.")
     return jobs, options.gang
-
-
-def _positive(text: str, option: str) -> int:
-    if (number := common.whole(text, option)) < 1:
-        raise UsageError(f"{option} {number} is none", place=option, hint="Give a number from 1 on.")
-    return number
 
 
 def _check_shares(prepared: Prepared) -> None:

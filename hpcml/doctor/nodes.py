@@ -88,7 +88,14 @@ def look(exam: Examination, patience: float, tell: Callable[[str], None]) -> lis
     """
     names = ["job", *JUDGES]
     try:
-        run = submission.submit(exam.prepared())
+        prepared = exam.prepared()
+    except HpcmlError:
+        return [
+            not_applicable("there is no request to submit: see request")._replace(check="job"),
+            *_nothing(names[1:]),
+        ]
+    try:
+        run = submission.submit(prepared)
     except HpcmlError as error:
         words = clause(error.message)
         first = red(f"the job for the nodes was not submitted: {words}", error.hint)

@@ -20,6 +20,8 @@ _NO_TIME = 0.2  # seconds; with less left the deadline ended the question
 
 def request(exam: Examination) -> Finding:
     """Whether hpcml itself would submit a request of this user."""
+    if exam.site.unsupported:
+        return not_applicable("hpcml does not work here: see profile")
     prepared = exam.prepared()
     if schedulers.get(exam.site.scheduler).ONE_MACHINE:
         return green("a run would start on this machine")

@@ -43,10 +43,15 @@ def profile(exam: Examination) -> Finding:
     from hpcml.sites import facts
 
     site = exam.site
-    told = {"site": site.name, "chosen_because": exam.wanted.chosen_because, "host": socket.gethostname()}
+    told: dict[str, object] = {
+        "site": site.name,
+        "chosen_because": exam.wanted.chosen_because,
+        "host": socket.gethostname(),
+    }
     told |= {"login_host": site.login.host, "login_hosts": list(site.login.hosts)}
     if site.unsupported:
-        return red(f"hpcml does not work on {site.name}: {site.unsupported}", "Use another machine, or --site.", **told)
+        hint = "Use another machine; for CPU jobs the generic profile may do: --site slurm."
+        return red(f"hpcml does not work on {site.name}: {site.unsupported}", hint, **told)
     doubts = facts.doubts(site)
     also = f"; {doubts} of its values are only reported or guessed" if doubts else ""
     if site.name == "slurm":

@@ -70,6 +70,7 @@ CASES = [
     Bad("jupyter-file", (*JUPYTER, "--notebook-dir", "job.py"), N, ("is not a folder", "--notebook-dir")),
     Bad("jupyter-modes", (*JUPYTER, "--wait", "--detach"), U, ("--wait and --detach exclude each other",)),
     Bad("jupyter-nodes", ("jupyter", "--site", "slurm", "--nodes", "0"), U, ("--nodes",)),
+    *(Bad(f"doctor-nodes-{text}", ("doctor", "--site", "local", "--node", f"--nodes={text}"), U, ("--nodes",)) for text in BAD_NUMBERS[:3]),
     Bad("unknown-command", ("submitt", "job.py"), U, ("no command 'submitt'", "Did you mean hpcml submit?")),
     Bad("script-as-command", ("job.py",), U, ("no command 'job.py'", "Did you mean hpcml submit job.py?")),
     Bad("unknown-top-option", ("--verbose",), U, ("no option '--verbose'", "hpcml --help")),

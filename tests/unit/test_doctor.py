@@ -496,7 +496,10 @@ def test_the_grant_and_the_limit_of_jobs(tmp_path: Path, monkeypatch: pytest.Mon
 def test_the_profile_the_request_and_the_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert surroundings.profile(examination(tmp_path)).state == "green"
-    assert surroundings.profile(examination(tmp_path, site="lumi")).state == "red"
+    lumi = examination(tmp_path, site="lumi")
+    assert surroundings.profile(lumi).state == "red"
+    once = [scheduler.request(lumi), scheduler.start(lumi), *nodes.look(lumi, 1.0, print)]
+    assert {one.state for one in once} == {"n/a"}, "one cause is told once"
     by_name = {check.name: check for check in checks.CHECKS}
     (asked,) = checks.examine(examination(tmp_path, account="astro"), [by_name["request"]])
     assert asked.facts == {"partition": "boost_usr_prod", "account": "astro", "qos": ""}
