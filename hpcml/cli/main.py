@@ -12,7 +12,7 @@ from hpcml.terminal import columns, folded, json_text, say, say_lines, say_messa
 TYPE_CHECKING = False  # as typing's, whose import would be most of what --help takes
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from types import ModuleType
     from typing import Any, NoReturn
 
@@ -104,6 +104,10 @@ def build_parser(command: str) -> argparse.ArgumentParser:
                     f"{option} has no value: '--' is none", place=self.prog, hint=f"Try {self.prog} --help."
                 )
             return super()._get_values(action, arg_strings)
+
+        def _check_value(self, action: argparse.Action, value: Any) -> None:
+            """Refuse a word that is none of an argument's, with the one that was probably meant."""
+            _check_choice(value, action.choices, self.prog)
 
         def format_help(self) -> str:
             """Return the help with examples at its end."""
@@ -203,7 +207,7 @@ def _dispatch(command: str, own: list[str], script: list[str], host: str | None,
 
         return server.serve(main)
     if command not in COMMANDS:
-        raise _no_command(command)
+        raise _no_command(command, asks_for_help=own == ["--help"])
     try:
         options = build_parser(command).parse_args(own)
     except SystemExit as end:  # argparse has printed its help
@@ -248,10 +252,25 @@ def _no_option(word: str, parser: argparse.ArgumentParser) -> errors.UsageError:
     return errors.UsageError(f"There is no option '{option}'", place=parser.prog, hint=hint)
 
 
-def _no_command(word: str) -> errors.UsageError:
+def _check_choice(word: str, choices: Iterable[str] | None, place: str) -> None:
+    """Refuse a word behind a command that is none of those known, if there are such."""
+    known = [] if choices is None else list(choices)
+    if choices is None or word in known:
+        return
+    near = errors.nearest(word, known)
+    hint = errors.did_you_mean(near and f"{place} {near}", f"Try {place} --help.")
+    raise errors.UsageError(f"'{word}' is none of: {', '.join(known)}", place=place, hint=hint)
+
+
+def _no_command(word: str, *, asks_for_help: bool) -> errors.UsageError:
+    from hpcml.cli import topics
+
     if word.startswith("-"):
         return errors.UsageError(f"There is no option '{word}'", place="hpcml", hint="Try hpcml --help.")
     near = f"submit {word}" if os.path.exists(word) else errors.nearest(word, COMMANDS)
+    if (page := topics.page(word)) and (asks_for_help or not near):
+        hint = f"Read {page}{f', or type: hpcml help {near}' if near in COMMANDS else ''}."
+        return errors.UsageError(f"'{word}' is no command but a page of the documentation", place="hpcml", hint=hint)
     hint = errors.did_you_mean(near and f"hpcml {near}", "Try hpcml --help.")
     return errors.UsageError(f"There is no command '{word}'", place="hpcml", hint=hint)
 

@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 # A key of a table that the other profile has not, as a partition's: that it has a default there tells nothing.
 _NOT_THERE = (None, "default")
 _MOST = {"ls": 0, "show": 1, "diff": 2, "init": 1}  # names that each takes
+_TAKES = {
+    "ls": ("no profile", ""),
+    "show": ("one profile at most", " leonardo"),
+    "diff": ("two profiles", " leonardo juwels"),
+    "init": ("one name", " mycluster"),
+}
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -42,11 +48,10 @@ def run(options: Namespace) -> int:
         raise UsageError(f"{given} is for hpcml site init", place=given, hint="Leave it out.")
     most = _MOST[options.what]
     if len(options.names) > most or (options.what in ("diff", "init") and len(options.names) < most):
-        hint = "Write hpcml site diff leonardo juwels, hpcml site show leonardo, or hpcml site init mycluster."
-        many = {"ls": "no profile", "show": "one profile at most", "diff": "two profiles", "init": "one name"}[
-            options.what
-        ]
-        raise UsageError(f"hpcml site {options.what} takes {many}", place=" ".join(options.names) or "SITE", hint=hint)
+        many, example = _TAKES[options.what]
+        place = " ".join(options.names) or "SITE"
+        hint = f"Write hpcml site {options.what}{example}."
+        raise UsageError(f"hpcml site {options.what} takes {many}", place=place, hint=hint)
     if options.what == "ls":
         return _site_ls(options)
     if options.what == "init":

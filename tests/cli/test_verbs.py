@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcml import errors
+from hpcml.cli import topics
 from hpcml.cli.examples import EXAMPLES
 from hpcml.cli.main import COMMANDS
 from world import World
@@ -67,6 +68,13 @@ def test_help_takes_a_command_and_has_examples(subtests: pytest.Subtests, world:
 def test_help_of_no_command(world: World) -> None:
     assert "Did you mean hpcml submit?" in world.run("help", "submt").stderr
     assert world.run("help").stdout == world.run("--help").stdout
+
+
+def test_topics_are_the_pages_of_the_documentation() -> None:
+    top = Path(__file__).resolve().parents[2]
+    there = {str(path.relative_to(top)) for pattern in ("docs/*.md", "docs/*/README.md") for path in top.glob(pattern)}
+    assert {topics.page(name) for name in (*topics.PAGES, *topics.FOLDERS)} == there
+    assert (topics.page("Exit-Status"), topics.page("nothing")) == ("docs/exit-status.md", "")
 
 
 def test_ls_by_name_date_and_failure(world: World) -> None:
