@@ -42,6 +42,7 @@ PLACES: tuple[tuple[Path, str, Path, Callable[[dict[str, Any]], str]], ...] = (
     (ROOT / "docs/images.md", "start", FIGURES / "image-start.json", image_start.table),
     (ROOT / "docs/images.md", "wheels", FIGURES / "image-wheels.json", image_wheels.table),
     (ROOT / "docs/images.md", "bring-up", FIGURES / "bringup-image.json", bringup.inside_or_outside),
+    (ROOT / "tests/bench/README.md", "bring-up", FIGURES / "bringup.json", _bringup),
     (ROOT / "tests/bench/README.md", "bring-up inside", FIGURES / "bringup-image.json", _bringup),
     (ROOT / "tests/bench/README.md", "bring-up in an allocation", FIGURES / "bringup-allocation.json", _bringup),
     (ROOT / "tests/bench/README.md", "listing", FIGURES / "listing.json", listing.table),
