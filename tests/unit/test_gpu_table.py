@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
+import time
 from pathlib import Path
+
+import pytest
 
 import eight
 import limits
 import results
 import run
+import section
+import section_headlines
 import table
+from harness import World
 
 
 def test_tables_show_what_the_files_hold() -> None:
@@ -37,11 +45,74 @@ def test_a_headline_is_compared_with_the_bytes_that_it_must_move() -> None:
     assert (limits.published("10 to 15 s on 16 V100", 1.0), limits.published("-", 1.0)) == (15.0, None)
 
 
+def test_kernels_are_kept_if_there_are_any(tmp_path: Path) -> None:
+    world = dataclasses.replace(eight_gpus(), options=["--set", f"environment.CUPY_CACHE_DIR={tmp_path}/kept"])
+    assert section_headlines.kernels_of(world) == "new machine"
+    (tmp_path / "kept").mkdir()
+    assert section_headlines.kernels_of(world) == "new machine"
+    (tmp_path / "kept/one.cubin").touch()
+    assert section_headlines.kernels_of(world) == "kernels kept"
+    other = dataclasses.replace(eight_gpus(), environment={"CUPY_CACHE_DIR": str(tmp_path / "kept")})
+    assert section_headlines.kernels_of(other) == "kernels kept"
+
+
+def eight_gpus(*, cpu_only: bool = False) -> World:
+    """Return a machine of eight GPUs with enough time."""
+    return World(Path("/tmp"), "", eight.GPUS, 143_000, {}, cpu_only=cpu_only, ends=time.time() + 1e6)
+
+
 def test_the_two_calls_for_eight_gpus_name_sections_and_fit_their_budget() -> None:
     for number, steps in eight.CALLS.items():
         assert {step.section for step in steps} <= set(results.SECTIONS)
         assert all(step.seconds <= run.LIMITS[step.section] for step in steps)
         assert run.parse(["--eight", str(number)]).steps == steps
+
+
+def test_every_case_for_eight_gpus_begins_if_those_before_take_what_they_took(subtests: pytest.Subtests) -> None:
+    for number, steps in eight.CALLS.items():
+        now = eight.START
+        for step in steps:
+            world = dataclasses.replace(eight_gpus(), rounds=step.rounds)
+            wanted = section.chosen(importlib.import_module(f"section_{step.section}").cases(world), step.case)
+            ends = min(run.BUDGET, now + step.seconds)
+            assert len(wanted) == len(step.about), (number, step)
+            for case, took in zip(wanted, step.about, strict=True):
+                with subtests.test(call=number, section=step.section, case=case.name):
+                    assert ends - now >= case.seconds, f"{ends - now:.0f} s are left"
+                    now += took
+        assert now < run.BUDGET
+
+
+def test_eight_gpus_are_judged_by_the_jobs_ways() -> None:
+    wanted = {case.name for steps in eight.CALLS.values() for step in steps if step.section == "headlines"
+              for case in section.chosen(section_headlines.cases(eight_gpus()), step.case)}  # fmt: skip
+    assert {f"{title} by the job" for title in ("svd", "array", "join", "join over TCP", "csv")} <= wanted
+    world, known = eight_gpus(), {"join": 0.1, "join over TCP": 9.0}  # the published way does not count
+    most = {"svd": 4.0, "csv": 1.0, "array": 2.5}
+    for title, seconds in most.items():
+        assert section_headlines.judged_job(world, title, seconds, {})["ok"]
+        late = section_headlines.judged_job(world, title, seconds + 0.1, {})
+        assert not late["ok"]
+        assert f"at most {seconds:g} s" in late["error"]
+    fast = section_headlines.judged_job(world, "join", 0.5, known)
+    assert fast["ok"]
+    assert fast["figures"]["size"] == "14.9 GiB"
+    slow = section_headlines.judged_job(world, "join over TCP", 9.0, known)
+    assert (slow["ok"], slow["figures"]["gain"]) == (False, 18.0)
+    assert "18.0 times" in slow["error"]
+    assert section_headlines.judged_job(world, "join over TCP", 10.0, known)["ok"]
+    assert section_headlines.judged_job(eight_gpus(cpu_only=True), "svd", 99.0, {})["ok"]
+
+
+def test_in_turns_the_cluster_is_judged_and_not_the_seconds() -> None:
+    line = section_headlines.HEADLINES["svd"]
+    one = {"seconds": 9.0, "first": 9.0, "gib": 186.0, "answer": 1.0, "profile": {}}
+    found = {"hpcml": one, "local": {**one, "seconds": 8.5}}
+    assert section_headlines.judged(eight_gpus(), "svd", line, found, {})["ok"]
+    found["local"]["seconds"] = 4.0
+    assert "of the other's speed" in section_headlines.judged(eight_gpus(), "svd", line, found, {})["error"]
+    over = section_headlines.judged(eight_gpus(), "join over TCP", line, found, {"join": 3.0})
+    assert (over["ok"], over["figures"]["gain"]) == (True, 3.0)
 
 
 def test_every_section_has_its_module_columns_limit_and_description() -> None:

@@ -24,6 +24,11 @@ from results import Result, failure, skipped
 PATIENCE = 20  # seconds beyond the section's time after which it writes where it is
 
 
+def chosen(cases: list[Case], text: str) -> list[Case]:
+    """Return the cases that have a text in their name, or one of several with commas between."""
+    return [case for case in cases if any(one in case.name for one in text.split(","))]
+
+
 def run_cases(cases: list[Case], world: World, save: Path) -> list[Result]:
     """Run cases one after the other; none of them ends the others."""
     found: list[Result] = []
@@ -57,16 +62,20 @@ def _run(case: Case) -> list[Result]:
 def main(arguments: list[str]) -> int:
     """Run the section that is named."""
     name, world_file, result_file, *rest = arguments
-    texts = "".join(rest).split(",")
+    text = "".join(rest)
     world = World.load(Path(world_file))
     faulthandler.enable()
     faulthandler.dump_traceback_later(max(world.left(), 1) + PATIENCE, exit=True)
     module = importlib.import_module(f"section_{name}")
-    wanted = [case for case in module.cases(world) if any(text in case.name for text in texts)]
+    wanted = chosen(module.cases(world), text)
     if not wanted:
         wanted = [
             Case(
-                name, 0, lambda: [skipped(name, f"no case for {world.gpus} GPUs has {' or '.join(texts)} in its name")]
+                name,
+                0,
+                lambda: [
+                    skipped(name, f"no case for {world.gpus} GPUs has {' or '.join(text.split(','))} in its name")
+                ],
             )
         ]
     results = run_cases(wanted, world, Path(result_file))

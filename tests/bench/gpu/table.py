@@ -71,7 +71,7 @@ COLUMNS: dict[str, list[tuple[str, str, Format]]] = {
                 ("the first time", "gpu_first_s", number(1, " s")), ("figures apart", "apart", small)],
     "headlines": [("data", "size", str), ("of the published size", "scaled", str), ("published", "old", str),
                   ("hpcml", "hpcml_s", number(2, " s")), ("LocalCUDACluster", "local_s", number(2, " s")),
-                  ("hpcml, the first time", "first_s", number(2, " s")), ("the job", "job_s", number(2, " s")), ("scikit-learn", "sklearn_s", number(2, " s")), ("hpcml", "gib_s", number(1, " GiB/s")),
+                  ("hpcml, the first time", "first_s", number(2, " s")), ("the job", "job_s", number(2, " s")), ("scikit-learn", "sklearn_s", number(2, " s")), ("CuPy's kernels", "kernels", str), ("hpcml", "gib_s", number(1, " GiB/s")),
                   ("NVLink over TCP", "gain", number(1, "×")), ("1 GPU / N GPUs", "efficiency", number(2))],
     "kernels": [("imports", "imports_s", number(1, " s")), ("context", "context_s", number(1, " s")),
                 ("first calls", "first_calls_s", number(1, " s")), ("calls", "calls", str), ("slowest, s", "slowest", str),
