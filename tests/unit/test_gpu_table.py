@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,6 +44,51 @@ def test_a_headline_is_compared_with_the_bytes_that_it_must_move() -> None:
     assert max(limits.bounds("csv", 2, 10.0, rates).values()) == 1.0
     assert limits.bounds("kmeans, 4", 4, 40.0, {}) == {}
     assert (limits.published("10 to 15 s on 16 V100", 1.0), limits.published("-", 1.0)) == (15.0, None)
+
+
+def document(date: str, *found: results.Result, section: str = "headlines") -> results.Document:
+    """Return what a call on two GPUs left."""
+    gpus = [{"name": "G", "memory_mib": 1, "driver": "1"}] * 2
+    return {"section": section, "gpus": 2, "date": date, "machine": {"gpus": gpus}, "results": list(found)}
+
+
+def headline(name: str, **figures: Any) -> results.Result:
+    """Return a result of a headline."""
+    return results.result(name, ok=True, figures={"size": "15 GiB", "old": "-", **figures})
+
+
+def test_the_job_has_a_line_of_its_own_as_new_as_its_headline() -> None:
+    old = document(
+        "2026-01-01", headline("join", hpcml_s=1.4, local_s=1.5, job_s=0.5), headline("svd", hpcml_s=3.0, job_s=9.0)
+    )
+    new = document("2026-01-02", headline("svd", hpcml_s=2.0))
+    shown = {line.what: (line.hpcml, line.by_hand, line.gib) for line in limits.lines([old, new])}
+    assert shown == {"join": (1.4, 1.5, 15.0), "join: the job": (0.5, None, 15.0), "svd": (2.0, None, 15.0)}
+    apart = [
+        document("2026-01-03", headline("svd: the job", job_s=1.0)),
+        document("2026-01-04", headline("svd", hpcml_s=2.5)),
+    ]
+    newest = {line.what: line.hpcml for line in limits.lines([old, new, *apart])}
+    assert (newest["svd: the job"], newest["svd"]) == (1.0, 2.5), "what ran by itself stays"
+
+
+def test_a_search_says_whether_its_kernels_were_kept() -> None:
+    search = [
+        headline("search", hpcml_s=took, kernels=kernels)
+        for took, kernels in ((5.0, "new machine"), (1.0, "kernels kept"))
+    ]
+    shown = {line.what: line.hpcml for line in limits.lines([document("2026-01-01", *search)])}
+    assert shown == {"search: new machine": 5.0, "search: kernels kept": 1.0}
+
+
+def test_what_the_gpus_waited_for_is_that_of_the_recorded_profile() -> None:
+    documents = results.read(table.FOLDER)
+    shown = next(line for line in limits.waits(documents).splitlines() if line.startswith("| svd: the job |"))
+    run = next(one for one in documents if one["section"] == "headlines" and one["date"] == "2026-11-24T00:33:35+00:00")
+    profile = run["results"][0]["figures"]["profile"]
+    for value in (run["results"][0]["figures"]["job_s"], profile["actions"]["compute"], profile["actions"]["transfer"]):
+        assert limits.seconds(value) in shown
+    assert "**no**" in shown
 
 
 def test_kernels_are_kept_if_there_are_any(tmp_path: Path) -> None:

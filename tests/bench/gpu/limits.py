@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Turn docs/benchmarks/gpu-*.json into docs/hardware-limits.md's table and picture: each headline beside what the machine allows.
+"""Turn docs/benchmarks/gpu-*.json into docs/hardware-limits.md's tables and picture: each headline beside what the machine allows.
 
-python3 tests/bench/gpu/limits.py            write the page's table and the picture
+python3 tests/bench/gpu/limits.py            write the page's tables and the picture
 python3 tests/bench/gpu/limits.py --check    exit 1 if they do not show what the files hold
 
 A bound is bytes that the work must move at least, over a rate that the section ``rates`` measured on GPUs of that name. The rate
-between GPUs is the best that the section ``verdict`` saw there, or that of ``rates``.
+between GPUs is the best that the section ``verdict`` saw there, or that of ``rates``. The last table has what is wanted, what was
+measured of it, and what the GPUs waited for meanwhile by the recorded profiles.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import argparse
 import math
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from html import escape
 from pathlib import Path
 from typing import NamedTuple
@@ -27,11 +28,17 @@ from table import FOLDER, cell, number, page_with, row
 PAGE = FOLDER.parent / "hardware-limits.md"
 PICTURE = FOLDER.parent / "pictures/hardware-limits.svg"
 BEGIN, END = "<!-- limits: begin (tests/bench/gpu/limits.py) -->", "<!-- limits: end -->"
+WAITS_BEGIN, WAITS_END = "<!-- waits: begin (tests/bench/gpu/limits.py) -->", "<!-- waits: end -->"
 ITERATIONS = 20  # of k-means in scripts/by_hand.py
 OF_LEFT = 3  # bytes of the join's result over those of its left side: two rows of 24 bytes for one of 16
 WAYS = ("svd: as published", "svd: floats of a 32nd of the GPU", "array: as published", "array: large chunks",
         "join: as published", "join: direct, 1 to a worker")  # fmt: skip
 LAST = "no rate measured"
+JOB = ": the job"  # a headline by the gallery's job, in its own way
+# Searches that do not say themselves (figure "kernels") how they began, by their documents' dates: docs/benchmarks/README.md.
+KERNELS = {"2026-11-23T21:18:45+00:00": "new machine", "2026-11-23T21:22:43+00:00": "kernels kept",
+           "2026-11-22T02:40:48+00:00": "kernels kept", "2026-11-22T08:19:40+00:00": "kernels kept",
+           "2026-11-22T08:38:56+00:00": "new machine"}  # fmt: skip
 
 Rates = dict[str, float]
 
@@ -117,21 +124,37 @@ def published(text: str, gib: float) -> float | None:
 
 
 def lines(documents: list[Document]) -> list[Line]:
-    """Return a line for each headline on each number of GPUs, the newest of several, and for some ways of ``chunks``."""
+    """Return a line for each headline on each number of GPUs, the newest of several, for its job, and for some ways of ``chunks``.
+
+    A job that ran with a headline, as older files have it, is left out where a newer file has that headline without it.
+    """
     rates = rates_by_gpu(documents)
     old = {result["name"]: result["figures"]["old"] for _, result in _measured(documents, "headlines")}
     found: dict[tuple[str, int], Line] = {}
-    for section, seconds in (("headlines", "hpcml_s"), ("chunks", "kept_s")):
+    beside: set[tuple[str, int]] = set()  # jobs that ran with a headline
+    for section in ("headlines", "chunks"):
         for document, result in _measured(documents, section):
             figures, what = result["figures"], result["name"]
             if section == "chunks" and what not in WAYS:
                 continue
             gpus = int(what.split(", ")[1]) if what.startswith("kmeans, ") else document["gpus"]
-            gib = float(figures["gib_s"]) * figures[seconds] if "gib_s" in figures else _gib(figures["size"])
-            found[what, gpus] = Line(
+            took = next(figures[key] for key in ("kept_s", "hpcml_s", "job_s") if key in figures)
+            gib = float(figures["gib_s"]) * took if "gib_s" in figures else _gib(figures["size"])
+            if what == "search":
+                what = f"search: {figures.get('kernels') or KERNELS[document['date']]}"
+            line = Line(
                 gpus, gpu_name(document), what, gib, published(figures.get("old") or old.get(what.split(":")[0], ""), gib),
-                figures.get("local_s") or figures.get("sklearn_s"), figures[seconds], bounds(what, gpus, gib, rates.get(gpu_name(document), {})),
+                figures.get("local_s") or figures.get("sklearn_s"), took, bounds(what, gpus, gib, rates.get(gpu_name(document), {})),
             )  # fmt: skip
+            found[what, gpus] = line
+            beside.discard((what, gpus))
+            job = (what + JOB, gpus)
+            if job in beside:
+                beside.remove(job)
+                del found[job]
+            if "job_s" in figures and not what.endswith(JOB):
+                beside.add(job)
+                found[job] = line._replace(what=job[0], by_hand=None, hpcml=figures["job_s"])
     return sorted(found.values(), key=lambda line: (line.what, line.gpus))
 
 
@@ -162,7 +185,7 @@ def table(documents: list[Document]) -> str:
     for line in lines(documents):
         what, least = line.bound or (LAST, None)
         cells = [f"{line.gpus} × {line.machine}", line.what, f"{line.gib:,.3g} GiB", seconds(line.published), seconds(line.by_hand),
-                 seconds(line.hpcml), seconds(least), what if line.what != "search" else "", f"{line.hpcml / least:,.1f}" if least else ""]  # fmt: skip
+                 seconds(line.hpcml), seconds(least), what if not line.what.startswith("search") else "", f"{line.hpcml / least:,.1f}" if least else ""]  # fmt: skip
         text.append(row([cell(one, str) for one in cells]))
     heads = {"memory_gib_s": "memory of a GPU", "to_gib_s": "to a GPU", "from_gib_s": "from a GPU", "nvlink_gib_s": "GPU to GPU",
              "file_gib_s": "files", "loopback_gib_s": "TCP, loopback", "draw_xorwow_gib_s": "drawn: XORWOW",
@@ -172,6 +195,108 @@ def table(documents: list[Document]) -> str:
     for name, rates in sorted(rates_by_gpu(documents).items()):
         text.append(row([name, *(cell(rates.get(key), number(1)) for key in heads)]))
     return "\n".join(text)
+
+
+class Wanted(NamedTuple):
+    """What is wanted of a result on so many GPUs: a figure of it, at most or at least so much.
+
+    Attributes
+    ----------
+    section, name, figure, title
+        Which result, its figure, and what it is called in the table.
+    goal
+        How much; the name of another of its figures, which is to be beaten.
+    waits
+        Tells what the GPUs waited for, from all documents, if it can of the same number of GPUs as what was measured.
+    missing
+        What was not recorded.
+    """
+
+    section: str
+    name: str
+    figure: str
+    gpus: int
+    goal: float | str
+    waits: Callable[[list[Document], int], str]
+    missing: str
+    title: str
+    least: bool = False
+
+
+def threads(section: str, name: str) -> Callable[[list[Document], int], str]:
+    """Return what tells of a result's profile: seconds of a worker's thread, and of its transfers, which go on beside each other."""
+
+    def told(documents: list[Document], gpus: int) -> str:
+        document, one = _result(documents, section, name, "profile", gpus)
+        profile = one["figures"]["profile"]
+        did = profile["actions"]
+        title = name if ":" in name else f"{name}, as published"
+        busy = f"; a kernel ran in {one['figures']['busy']:.0f} % of the time" if "busy" in one["figures"] else ""
+        return (f"{title}, {_on(document)}: of {seconds(profile['seconds'])} a thread was in tasks for {seconds(did['compute'])} ({profile['tasks']:,} tasks "
+                f"of all threads) and in none for {seconds(did['nothing'])}; transfers: {seconds(did.get('transfer', 0.0))}{busy}")  # fmt: skip
+
+    return told
+
+
+def kernels(documents: list[Document], _: int) -> str:
+    """Tell of the kernels that are compiled on a new machine."""
+    document, new = _result(documents, "kernels", "empty cache", "first_calls_s", 0)
+    kept = _result(documents, "kernels", "filled cache", "first_calls_s", 0)[1]
+    took = [seconds(one["figures"]["first_calls_s"]) for one in (new, kept)]
+    return f"kernels, which CuPy compiled: the first calls of {new['figures']['calls']} operations took {took[0]}, with kernels kept {took[1]} ({_on(document)})"
+
+
+def imports(documents: list[Document], _: int) -> str:
+    """Tell of the imports in the script, and of what is left without them."""
+    document, one = _result(documents, "kernels", "csv, step by step", "first_calls_s", 0)
+    took = sorted(sum(turn["script_imports"].values()) for turn in one["figures"]["each"])
+    return (f"the script, which imported {', '.join(one['figures']['each'][0]['script_imports'])}: {seconds(took[len(took) // 2])}; after it "
+            f"the first files took {seconds(one['figures']['first_calls_s'])} ({_on(document)})")  # fmt: skip
+
+
+OWN = "the job's own profile"
+WANTED = (
+    Wanted("headlines", "svd", "job_s", 4, 2.0, threads("headlines", "svd"), OWN, f"svd{JOB}"),
+    Wanted("headlines", "array", "job_s", 4, 1.5, threads("chunks", "array: large chunks"), OWN, f"array{JOB}"),
+    Wanted("headlines", "join", "job_s", 4, 0.45, threads("chunks", "join: direct, 1 to a worker"), OWN, f"join{JOB}"),
+    Wanted("headlines", "join over TCP", "gain", 4, 20.0, threads("headlines", "join"), "the job over TCP", "join, NVLink over TCP", least=True),
+    Wanted("headlines", "csv", "hpcml_s", 4, 0.52, threads("headlines", "csv"), "", "csv"),
+    Wanted("kernels", "csv, at once", "first_calls_s", 4, 1.5, imports, "", "a run's first CSV files"),
+    Wanted("headlines", "search", "hpcml_s", 4, "sklearn_s", kernels, "which of these kernels the search needs", "search: new machine"),
+    Wanted("memory", "1.5 times", "run_s", 4, 60.0, lambda *_: "", "what the GPU waited for", "SVD of 1.5 times the memory"),
+)  # fmt: skip
+
+
+def _result(documents: list[Document], section: str, name: str, figure: str, gpus: int) -> tuple[Document, Result]:
+    """Return the newest result with a figure, on so many GPUs, or on the most of which there is one."""
+    found = [(document, result) for document, result in _measured(documents, section)
+             if result["name"] in (name, name + JOB) and figure in result["figures"]
+             and (name != "search" or (result["figures"].get("kernels") or KERNELS[document["date"]]) == "new machine")]  # fmt: skip
+    return max(
+        found, key=lambda one: (one[0]["gpus"] == gpus, one[0]["gpus"], one[1]["name"].endswith(JOB), one[0]["date"])
+    )
+
+
+def _on(document: Document) -> str:
+    return f"{document['gpus']} × {gpu_name(document)}"
+
+
+def waits(documents: list[Document]) -> str:
+    """Return the table of what is wanted, what was measured, and what the GPUs waited for."""
+    head = ["what", "wanted", "measured", "on", "as wanted", "what the GPUs waited for", "not recorded"]
+    text = [row(head), "|---" * len(head) + "|"]
+    for want in WANTED:
+        document, one = _result(documents, want.section, want.name, want.figure, want.gpus)
+        value = float(one["figures"][want.figure])
+        goal = float(one["figures"][want.goal] if isinstance(want.goal, str) else want.goal)
+        write = (lambda number: f"{number:,.1f}×") if want.least else seconds
+        met = value >= goal if want.least else round(value, 2) <= goal
+        missing = [f"on {want.gpus} GPUs"] if document["gpus"] != want.gpus else []
+        cells = [want.title, f"{'at least' if want.least else 'at most'} {write(goal)}", write(value), _on(document), "yes" if met else "**no**",
+                 want.waits(documents, document["gpus"]), "; ".join([*missing, *filter(None, [want.missing])])]  # fmt: skip
+        text.append(row([cell(one, str) for one in cells]))
+    most = max(document["gpus"] for document, _ in _measured(documents, "headlines"))
+    return "\n".join([*text, "", f"No headline was recorded on more than {most} GPUs."])
 
 
 WIDE, LEFT, STEP, TOP = 980, 370, 22, 60
@@ -218,6 +343,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     documents = read(FOLDER)
     page = PAGE.read_text(encoding="utf-8")
+    page = page_with(page, waits(documents), WAITS_BEGIN, WAITS_END)
     wanted = {PAGE: page_with(page, table(documents), BEGIN, END), PICTURE: picture(documents)}
     for path, text in wanted.items():
         if not options.check:
