@@ -27,6 +27,7 @@ import report
 import sampling
 import suite
 import thousand
+import upstream
 
 ROOT = Path(__file__).resolve().parents[2]
 FIGURES = ROOT / "docs" / "benchmarks"
@@ -47,6 +48,13 @@ PLACES: tuple[tuple[Path, str, Path, Callable[[dict[str, Any]], str]], ...] = (
     (ROOT / "tests/bench/README.md", "bring-up in an allocation", FIGURES / "bringup-allocation.json", _bringup),
     (ROOT / "tests/bench/README.md", "listing", FIGURES / "listing.json", listing.table),
     (ROOT / "tests/bench/README.md", "examples", readers.FIGURES, readers.table),
+    (
+        ROOT / "docs/upstream/README.md",
+        "spilling",
+        FIGURES / "gpu-1-memory-kinds-passes-1-5-idle.json",
+        upstream.spilling,
+    ),
+    (ROOT / "docs/upstream/README.md", "closing", FIGURES / "upstream-close.json", upstream.closing),
     (ROOT / "docs/choosing.md", "many nodes", thousand.FIGURES, thousand.page),
     (ROOT / "tests/bench/README.md", "thousand", thousand.FIGURES, thousand.table),
     (ROOT / "tests/bench/README.md", "suite", suite.FIGURES, suite.table),
