@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, TextIO
 
 from hpcml import subprocesses
 from hpcml.cli import common, submit
+from hpcml.cli.meter import metered
 from hpcml.errors import StorageError, UsageError
 from hpcml.remote import channel
 from hpcml.remote.protocol import (
@@ -72,6 +73,11 @@ def run_on_host(host: str, named_by: str, command: str, options: Namespace, own:
 
         tell = _Guard(sys.stderr)
         return doctor.from_laptop(login, lambda: _connect(login), own, typed=host, as_json=options.json, pass_on=tell)
+    if command in ("pack", "wheelhouse"):
+        from hpcml.cli import pack, wheelhouse
+
+        send_there = pack.send if command == "pack" else wheelhouse.send
+        return send_there(lambda: _connect(login), options)
     if command == "top" or (command == "status" and options.follow):
         from hpcml.cli.top import host as top_host
 
@@ -290,12 +296,9 @@ def _take(call: channel.Call, offer: Offer, options: Namespace) -> dict[str, Any
         hint = "Free some, or name another folder: hpcml --host HOST fetch RUN DEST."
         raise StorageError(f"There is no room for {format_bytes(size)}", place=str(folder), hint=hint)
     call.write(json.dumps(wanted).encode() + b"\n")
-    meter = _Meter(size)
-    try:
+    with metered(size) as received:
         for index in wanted:
-            receive(folder, offer.files[index], call.child.out.read1, meter.add)
-    finally:
-        meter.close()
+            receive(folder, offer.files[index], call.child.out.read1, received)
     return {"run": offer.run, "folder": str(folder), "fetched": len(wanted), "bytes": size, "here_already": here}
 
 
@@ -306,21 +309,3 @@ def _here(folder: Path, entry: Entry) -> bool:
     except (OSError, ValueError):
         return False
     return (facts.st_size, facts.st_mtime_ns) == (entry.size, entry.changed)
-
-
-class _Meter:
-    """Shows on a terminal how far it is, two hundred times at most."""
-
-    def __init__(self, size: int) -> None:
-        self.size, self.done, self.shown = size, 0, 0
-
-    def add(self, count: int) -> None:
-        self.done += count
-        if sys.stderr.isatty() and (self.done - self.shown) * 200 >= self.size:
-            self.shown = self.done
-            sys.stderr.write("\r")
-            say(f"  {format_bytes(self.done)} of {format_bytes(self.size)}   ", sys.stderr, end="")
-
-    def close(self) -> None:
-        if self.shown:
-            say("", sys.stderr)

@@ -99,7 +99,7 @@ def make(folder: Path, wanted: Wanted, sink: Callable[[bytes], None]) -> list[st
             raise NotFoundError(f"Not all wheels can be had: {why}", place=wanted.requirement, hint=hint, quote=quote)
         new.rename(folder)
     except OSError as error:
-        hint = "Make room there, or name another folder with -o."
+        hint = "Make room there, or name another folder (-o; with --host, TMPDIR)."
         raise StorageError(f"The wheels cannot be written: {error.strerror}", place=str(new), hint=hint) from error
     finally:
         shutil.rmtree(new, ignore_errors=True)  # it is not there any more if all went well

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import lab_ssh
 from conftest import KMEANS, Clustered, directory_of
 from hpcml import assets, errors
 from laptop import Outside, until
+from test_wheelhouse import wheel
 
 pytestmark = pytest.mark.lab
 HOSTILE = (
@@ -306,6 +308,75 @@ def test_a_large_result_comes_whole_and_is_taken_up(outside: Outside, project: P
     source = directory_of(done) / "out"
     assert all((target / path.name).read_bytes() == path.read_bytes() for path in source.iterdir())
     shutil.rmtree(target)
+
+
+def test_a_login_node_without_hpcml_gets_it_with_wheels(outside: Outside, project: Path) -> None:
+    """One file and a folder of wheels, sent from the laptop, run and installed there."""
+    home = outside.lab.home("alice")
+    index = outside.home / project.name / "index"
+    outside.laptop("mkdir", "-p", str(project / "index"))
+    try:
+        done = hpcml(outside, project, "pack")
+        assert done.returncode == 0, done.stderr
+        assert stat.S_IMODE((home / "hpcml.pyz").stat().st_mode) == 0o700
+        said = outside.on("login", "/usr/bin/python3", str(home / "hpcml.pyz"), "--version")
+        assert said.stdout == outside.laptop("hpcml", "--version").stdout, said.stderr
+
+        for name, requires in (("jinja2", "markupsafe"), ("markupsafe", "")):
+            wheel(index, name, "py3-none-any", requires)
+        # The laptop's own Python has no pip.
+        words = [
+            str(outside.lab.places.venv / "bin/python"),
+            "-m",
+            "hpcml",
+            "--host",
+            "lab",
+            "wheelhouse",
+            "--extra",
+            "none",
+        ]
+        pip = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "index", "PIP_CONFIG_FILE": os.devnull}
+        done = outside.lab.exec(words, node=lab_ssh.LAPTOP, cwd=project, env=pip, timeout=240)
+        assert done.returncode == 0, done.stderr
+        house = home / "wheelhouse"
+        assert {stat.S_IMODE(path.stat().st_mode) for path in house.iterdir()} == {0o600}
+        *_, venv, install = done.stdout.splitlines()
+        typed = f"cd && {venv} && {install}".replace("~/hpcml", "~/sent")
+        done = outside.lab.exec(["bash", "-c", typed], timeout=240)
+        assert done.returncode == 0, done.stderr + done.stdout
+        assert outside.on("login", str(home / "sent/bin/hpcml"), "--version").stdout == said.stdout
+
+        again = outside.lab.exec(words, node=lab_ssh.LAPTOP, cwd=project, env=pip, timeout=240)
+        assert again.returncode == errors.USAGE, again.stderr
+    finally:
+        for path in (home / "sent", home / "wheelhouse", index):
+            shutil.rmtree(path, ignore_errors=True)
+        (home / "hpcml.pyz").unlink(missing_ok=True)
+    assert not list(home.glob(".*.hpcml-part"))
+
+
+def test_a_delivery_whose_link_breaks_leaves_nothing(outside: Outside, project: Path) -> None:
+    """What takes it in is stopped, so that the link is cut for sure before the end."""
+    home = outside.lab.home("alice")
+
+    def taking() -> list[int]:
+        return [pid for pid, line in outside.lab.processes("alice") if line.startswith("python3 -IS -c import sys")]
+
+    process = start(outside, project, "pack")
+    until(lambda: bool(taking()) or process.poll() is not None, 30)
+    pid = next(iter(taking()), 0)
+    assert pid, "it came whole before it could be stopped"
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        outside.kill_sessions("login")
+        outside.kill_sessions("login2")
+        _, err = process.communicate(timeout=180)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert process.returncode == errors.UNREACHABLE, err
+    until(lambda: not taking(), 30)
+    assert not (home / "hpcml.pyz").exists()
+    assert not list(home.glob(".*.hpcml-part"))
 
 
 def test_a_terminal_decides_whether_to_wait(outside: Outside, project: Path) -> None:

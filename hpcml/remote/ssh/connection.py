@@ -25,12 +25,12 @@ PERSIST = 600  # seconds that an idle connection stays for the next command
 CHECK = 10.0  # seconds for a question to the local end of the connection
 OPEN = 60.0  # seconds for a login that asks nobody
 
-# Where hpcml is not on the PATH of a command by ssh, that of a login shell is tried; what its profile prints or reads
-# is kept away from hpcml's own input and output. Constant; hpcml's arguments follow, each quoted.
+# Where a program is not on the PATH of a command by ssh, that of a login shell is tried; what its profile prints or
+# reads is kept away from the program's own input and output. Constant; the program's arguments follow, each quoted.
 _FIND = (
-    """sh -c 'command -v hpcml >/dev/null 2>&1 && exec hpcml "$@"; exec 3<&0 4>&1; """
-    r"""exec bash -lc "command -v hpcml >/dev/null 2>&1 || exit 127; exec hpcml \"\$@\" <&3 >&4 3<&- 4>&-" """
-    """hpcml "$@" </dev/null >/dev/null' hpcml"""
+    """sh -c 'command -v PROGRAM >/dev/null 2>&1 && exec PROGRAM "$@"; exec 3<&0 4>&1; """
+    r"""exec bash -lc "command -v PROGRAM >/dev/null 2>&1 || exit 127; exec PROGRAM \"\$@\" <&3 >&4 3<&- 4>&-" """
+    """PROGRAM "$@" </dev/null >/dev/null' PROGRAM"""
 )
 
 
@@ -171,8 +171,12 @@ class Connection:
 
     def hpcml(self, *words: str) -> list[str]:
         """Return the arguments that run the cluster's own hpcml; ``login.hpcml`` may hold options."""
-        program = _FIND if self.login.hpcml == "hpcml" else self.login.hpcml
+        program = _FIND.replace("PROGRAM", "hpcml") if self.login.hpcml == "hpcml" else self.login.hpcml
         return self._command(f"{program} {shlex.join(words)}")
+
+    def python(self, *words: str) -> list[str]:
+        """Return the arguments that run a Python 3 of the cluster, which may be too old for hpcml."""
+        return self._command(f"{_FIND.replace('PROGRAM', 'python3')} {shlex.join(words)}")
 
     def _command(self, text: str, control: Path | None = None) -> list[str]:
         return [*self.over(control), "-T", "--", self.host, text]

@@ -1,0 +1,136 @@
+"""What takes in a file or a folder on the login node, where no hpcml need be: any Python 3 reads this module.
+
+It comes by standard input (:mod:`hpcml.remote.delivery`), and behind it a line with what is asked, then the bytes of
+the files. Its answers go to standard output, each on a line that begins with a mark that the question named.
+"""
+
+import contextlib
+import glob
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from typing import Any, BinaryIO, Callable
+
+OLD = 86400.0  # seconds after which what lies half-written was left by one that was killed
+END = ".hpcml-part"  # of the name of a folder that is being written
+GO = b"go\n"  # behind the last file: put it in place
+PIECE = 1 << 18  # bytes
+
+
+class RefusedError(Exception):
+    """It cannot be put there; the argument says why in one word, further ones are facts."""
+
+
+def platform() -> str:
+    """Return what wheels for this machine are named after, as ``manylinux_2_28_x86_64``; empty without a glibc."""
+    try:
+        name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
+    except (AttributeError, OSError, ValueError):
+        return ""
+    numbers = version.split(".")
+    return "manylinux_{}_{}_{}".format(numbers[0], numbers[1], os.uname()[4]) if name == "glibc" and numbers[1:] else ""
+
+
+def python() -> str:
+    """Return the newest Python on PATH that runs hpcml, as ``3.12``; empty if there is none."""
+    for minor in range(40, 10, -1):
+        if sys.version_info[:2] == (3, minor) or shutil.which("python3." + str(minor)):
+            return "3." + str(minor)
+    return ""
+
+
+def place(ask: "dict[str, Any]") -> str:
+    """Return the whole path of what is to come; a relative one begins at home.
+
+    Raises
+    ------
+    RefusedError
+        If something is there that may not be replaced, there is no folder for it, or no room.
+    """
+    path = os.path.join(os.path.expanduser("~"), str(ask["path"]))
+    above = os.path.dirname(path)
+    if os.path.lexists(path) and not ask["replace"]:
+        raise RefusedError("there")
+    if not os.path.isdir(above):
+        raise RefusedError("folder")
+    disk = os.statvfs(above)
+    free = disk.f_bavail * disk.f_frsize
+    if sum(size for _, size, _ in ask["files"]) > free:
+        raise RefusedError("room", free)
+    return path
+
+
+def receive(ask: "dict[str, Any]", source: BinaryIO, answer: "Callable[..., None]") -> None:
+    """Write the files into a folder of another name, and put it, or the one file, in place when all are there."""
+    path = place(ask)
+    above, name = os.path.split(path)
+    for left in glob.glob(os.path.join(glob.escape(above), "." + glob.escape(name[:50]) + ".*" + END)):
+        if time.time() - os.lstat(left).st_mtime > OLD:
+            shutil.rmtree(left, ignore_errors=True)
+    new = tempfile.mkdtemp(END, "." + name[:50] + ".", above)  # 0700
+    try:
+        answer(ready=True)
+        for entry in ask["files"]:
+            take(new, entry, source)
+        if source.readline(len(GO)) != GO:
+            raise EOFError
+        place(dict(ask, files=[]))  # once more: sending takes a while
+        os.rename(new if ask["whole"] else os.path.join(new, ask["files"][0][0]), path)
+        answer(done=True)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)  # it is not there any more if the folder went into its place
+
+
+def take(folder: str, entry: "list[Any]", source: BinaryIO) -> None:
+    """Write one file, for nobody but its owner."""
+    name, left, mode = entry
+    if not name or "/" in name or "\0" in name or name in (".", ".."):
+        raise RefusedError("name")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    descriptor = os.open(os.path.join(folder, name), flags, 0o700 if mode & 0o100 else 0o600)
+    try:
+        while left:
+            piece = source.read(min(left, PIECE))
+            if not piece:
+                raise EOFError
+            left -= len(piece)
+            while piece:  # a file system that fills up takes a part first and says so at the next write
+                piece = piece[os.write(descriptor, piece) :]
+    finally:
+        os.close(descriptor)
+
+
+def main() -> int:
+    """Do what is asked; the end of the input means Ctrl-C on the laptop, or a lost link, and leaves nothing here."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    os.umask(0o077)
+    source = sys.stdin.buffer
+    ask = json.loads(source.readline().decode())
+
+    def answer(**facts: object) -> None:
+        with contextlib.suppress(OSError):  # the laptop has gone
+            sys.stdout.write(ask["mark"] + " " + json.dumps(facts) + "\n")
+            sys.stdout.flush()
+
+    try:
+        if ask["send"]:
+            receive(ask, source, answer)
+        else:
+            place(ask)
+            answer(python=python(), platform=platform())
+    except RefusedError as error:
+        answer(refused=error.args[0], free=sum(error.args[1:]))
+    except OSError as error:
+        answer(refused="failed", why=error.strerror or str(error), free=0)
+    except (EOFError, KeyboardInterrupt):
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

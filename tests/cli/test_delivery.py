@@ -1,0 +1,187 @@
+"""`hpcml --host HOST pack` and `wheelhouse`: what is sent is in its place whole, or nothing of it is anywhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hpcml import __version__, errors
+from hpcml.remote import receiver
+from remote_world import Laptop
+from test_wheelhouse import OWN, index
+
+__all__ = ["index"]  # the folder in the place of a package index
+MINE = f"3.{sys.version_info.minor}"
+A_PART = """import os, time
+left = 100_000
+while left and (piece := os.read(0, left)):
+    os.write(1, piece)
+    left -= len(piece)
+open("stuck", "w").close()
+time.sleep(1000)
+"""
+PARTS = f".*{receiver.END}"
+
+
+def left(laptop: Laptop) -> list[str]:
+    """Return what lies half-written on the login node, and temporary folders of this end."""
+    temporary = laptop.world.top / "tmp"
+    return [path.name for path in (*laptop.far.rglob(PARTS), *temporary.iterdir())]
+
+
+@pytest.fixture(autouse=True)
+def _temporary(laptop: Laptop) -> None:
+    (laptop.world.top / "tmp").mkdir()
+    laptop.world.environment["TMPDIR"] = str(laptop.world.top / "tmp")
+
+
+def machine(laptop: Laptop, text: str) -> None:
+    """Have the login node's `python3` be a shell script; `$REAL` is the real one."""
+    place = laptop.world.top / "far-bin/python3"
+    place.write_text(f"#!/bin/sh\nREAL={shlex.quote(str(Path(sys.executable).resolve()))}\n{text}\n")
+    place.chmod(0o755)
+
+
+def no_hpcml(laptop: Laptop) -> None:
+    (laptop.world.top / "far-bin/hpcml").unlink()
+
+
+def test_a_login_node_without_hpcml_gets_it(laptop: Laptop) -> None:
+    no_hpcml(laptop)
+    assert laptop.run("ls").returncode == errors.NOT_FOUND
+    (laptop.far / "bin").mkdir()
+    done = laptop.run("pack", "-o", "bin/hpcml")
+    assert done.returncode == 0, done.stderr
+    assert "bin/hpcml is on cluster" in done.stdout
+    file = laptop.far / "bin/hpcml"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o700
+    assert laptop.run("ls", env={"HPCML_LOGIN__HPCML": shlex.quote(str(file))}).returncode == 0
+    assert not (laptop.world.project / "hpcml.pyz").exists()
+    again = laptop.run("pack", "-o", "bin/hpcml", "--json")
+    assert (again.returncode, json.loads(again.stdout)["exit_status"]) == (errors.USAGE, errors.USAGE)
+    assert "bin/hpcml is there already on cluster" in again.stderr
+    facts = json.loads(laptop.run("pack", "-o", "bin/hpcml", "--force", "--json").stdout)
+    assert facts == {"host": "cluster", "path": "bin/hpcml", "version": __version__, "bytes": file.stat().st_size}
+    assert left(laptop) == []
+
+
+def test_wheels_for_the_python_of_the_hpcml_there(laptop: Laptop, index: Path) -> None:
+    machine(laptop, 'echo "Welcome to the cluster!"; exec "$REAL" "$@"')
+    (laptop.world.bin / "python3.40").symlink_to("/bin/true")  # newer, and not the one of the hpcml there
+    done = laptop.run("wheelhouse", "--extra", "none", "-o", "for nodes")
+    assert done.returncode == 0, done.stderr
+    assert f"for Python {MINE} and {receiver.platform()}, as the hpcml on cluster has" in done.stderr
+    assert done.stdout.splitlines()[1:] == [
+        f"  python{MINE} -m venv ~/hpcml",
+        "  ~/hpcml/bin/pip install --no-index --find-links 'for nodes' hpcml",
+    ]
+    folder = laptop.far / "for nodes"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
+    there = laptop.far / "there"
+    words = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--find-links", "for nodes"]
+    done = subprocess.run([*words, "--target", str(there), "hpcml"], cwd=laptop.far, capture_output=True, text=True, check=False,
+                          env={"HOME": str(laptop.far), "PATH": "/usr/bin", "PIP_CONFIG_FILE": os.devnull})  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (there / "bin/hpcml").is_file()
+    assert sorted(os.listdir(laptop.world.project)) == ["index", "job.py"]
+    assert left(laptop) == []
+
+
+def test_wheels_for_a_machine_without_hpcml(laptop: Laptop, index: Path) -> None:
+    """For the newest Python on its PATH, unless options say which."""
+    no_hpcml(laptop)
+    (laptop.world.bin / "python3.38").symlink_to("/bin/true")
+    done = laptop.run("wheelhouse", "--extra", "none", "--json")
+    assert done.returncode == errors.NOT_FOUND, "the index has none for it"
+    assert f"for Python 3.38 and {receiver.platform()}, of cluster" in done.stderr
+    facts = json.loads(laptop.run("wheelhouse", "--extra", "none", "--python", "3.99", "--json").stdout)
+    assert (facts["python"], facts["platform"]) == ("3.99", receiver.platform())
+    assert OWN in facts["wheels"]
+    assert facts["wheels"] == sorted(os.listdir(laptop.far / "wheelhouse"))
+    words = ("--python", "3.99", "--platform", "manylinux_2_28_aarch64", "--json", "-o", str(laptop.far / "other"))
+    facts = json.loads(laptop.run("wheelhouse", "--extra", "none", *words).stdout)
+    assert facts["path"] == str(laptop.far / "other")
+    assert "markupsafe-3.1-cp399-cp399-manylinux2014_aarch64.whl" in os.listdir(facts["path"])
+    machine(laptop, 'echo \'import sys; exec(sys.stdin.buffer.read(int(sys.argv[1])).replace(b"40, 10", b"10, 10"))\' >"$HOME/old.py"; '
+                    'exec "$REAL" -IS "$HOME/old.py" "$4"')  # fmt: skip
+    done = laptop.run("wheelhouse", "--extra", "none", "-o", "more")
+    assert (done.returncode, "No Python from 3.11 on is on the PATH of cluster" in done.stderr) == (78, True)
+    assert left(laptop) == []
+
+
+def test_what_cannot_be_put_there_is_refused_before_anything_is_fetched(laptop: Laptop, index: Path) -> None:
+    (laptop.far / "wheelhouse").mkdir()
+    for words, status, said in (
+        ((), errors.USAGE, "wheelhouse is there already on cluster"),
+        (("-o", "."), errors.USAGE, "is there already"),
+        (("-o", "nowhere/wheels"), errors.STORAGE, "no folder for nowhere/wheels on cluster"),
+        (("--extra", "nodes"), errors.USAGE, "Did you mean node?"),
+    ):
+        done = laptop.run("wheelhouse", "--extra", "none", *words)
+        assert (done.returncode, done.stdout) == (status, ""), done.stderr
+        assert said in done.stderr
+        assert "markupsafe" not in done.stderr, "pip was not called"
+    assert left(laptop) == []
+
+
+def test_no_room_there(laptop: Laptop) -> None:
+    """Before the first byte, by what the file system says; or in the middle, by its refusal."""
+    no_hpcml(laptop)
+    full = 'import os, collections; os.statvfs = lambda _: collections.namedtuple("F", "f_bavail f_frsize")(3, 1024)'
+    machine(laptop, f'exec "$REAL" -IS -c \'{full}; import sys; exec(sys.stdin.buffer.read(int(sys.argv[1])))\' "$4"')
+    done = laptop.run("pack")
+    assert (done.returncode, done.stdout) == (errors.STORAGE, ""), done.stderr
+    assert "There is no room for hpcml.pyz on cluster: 3.0 KiB are free" in done.stderr
+    machine(laptop, 'trap "" XFSZ; ulimit -f 100; exec "$REAL" "$@"')
+    done = laptop.run("pack")
+    assert (done.returncode, done.stdout) == (errors.STORAGE, ""), done.stderr
+    assert "hpcml.pyz cannot be written on cluster: File too large" in done.stderr
+    assert left(laptop) == []
+    assert not (laptop.far / "hpcml.pyz").exists()
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupted_delivery_leaves_nothing(laptop: Laptop, number: int) -> None:
+    """The login node reads a part, and then no more: the laptop is interrupted in the middle."""
+    no_hpcml(laptop)
+    (laptop.far / "pass.py").write_text(A_PART)
+    machine(laptop, '"$REAL" -IS "$HOME/pass.py" | "$REAL" "$@"')
+    words = [str(laptop.world.command), "--host", "cluster", "pack"]
+    process = subprocess.Popen(words, env=laptop.world.environment, cwd=laptop.world.project, stdin=subprocess.DEVNULL,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # fmt: skip
+    until((laptop.far / "stuck").exists)
+    assert list(laptop.far.glob(PARTS))
+    process.send_signal(number)
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, out) == (130, ""), err
+    until(lambda: not left(laptop))
+    assert not (laptop.far / "hpcml.pyz").exists()
+
+
+def test_a_link_that_breaks_leaves_nothing(laptop: Laptop) -> None:
+    no_hpcml(laptop)
+    laptop.tell("payload")
+    done = laptop.run("pack")
+    assert (done.returncode, done.stdout) == (errors.UNREACHABLE, ""), done.stderr
+    assert "The connection to cluster is gone" in done.stderr
+    until(lambda: not left(laptop))
+    laptop.tell()
+    assert laptop.run("pack").returncode == 0, "it is repeated as it was typed"

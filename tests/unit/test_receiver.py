@@ -1,0 +1,64 @@
+"""What takes in files on a login node, by itself: names, modes, and nothing in place before the laptop has said so."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcml.remote import receiver
+
+
+class Receiver:
+    """What takes things in, asked directly."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        home.mkdir()
+
+    def ask(self, *files: tuple[str, int, int], data: bytes, path: str = "wheels") -> dict[str, object]:
+        ask = {"mark": "m", "send": True, "path": path, "whole": True, "replace": False, "files": files}
+        done = subprocess.run([sys.executable, "-IS", receiver.__file__], input=json.dumps(ask).encode() + b"\n" + data,
+                              env={"HOME": str(self.home)}, capture_output=True, check=False)  # fmt: skip
+        assert b"Traceback" not in done.stderr
+        lines = done.stdout.decode().splitlines()
+        return dict(json.loads(lines[-1].removeprefix("m ")))
+
+
+def test_a_name_that_leads_out_of_the_folder_is_refused(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    there = Receiver(tmp_path / "home")
+    for name in ("../x", "/tmp/x", "..", ".", "", "a/b", "a\0b"):
+        with subtests.test(name=name):
+            answer = there.ask(("ok", 1, 0o644), (name, 1, 0o644), data=b"xygo\n")
+            assert answer["refused"] == "name"
+            assert list(tmp_path.rglob("*")) == [there.home]
+    assert there.ask(("ok", 1, 0o644), ("ok", 1, 0o644), data=b"xygo\n")["refused"] == "failed"
+    assert list(there.home.iterdir()) == []
+
+
+def test_it_is_in_place_only_when_the_laptop_has_said_so(tmp_path: Path) -> None:
+    there = Receiver(tmp_path / "home")
+    for data in (b"x", b"xy", b"xyg", b"xyno\n"):
+        assert there.ask(("one", 1, 0o644), ("two", 1, 0o755), data=data) == {"ready": True}
+        assert list(there.home.iterdir()) == []
+    old, other = (there.home / f".wheels.{name}{receiver.END}" for name in ("old", "new"))
+    for folder in (old, other):
+        folder.mkdir()
+    os.utime(old, (0, 0))
+    assert there.ask(("one", 1, 0o644), ("two", 1, 0o755), data=b"xygo\n") == {"done": True}
+    assert {path.name for path in there.home.iterdir()} == {"wheels", other.name}, "what a killed one left is removed"
+    files = {
+        path.name: (path.read_bytes(), stat.S_IMODE(path.stat().st_mode)) for path in (there.home / "wheels").iterdir()
+    }
+    assert files == {"one": (b"x", 0o600), "two": (b"y", 0o700)}
+    assert there.ask(data=b"go\n")["refused"] == "there"
+
+
+def test_an_older_python_reads_it() -> None:
+    ast.parse(Path(receiver.__file__).read_text(), feature_version=(3, 4))
