@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,9 +16,16 @@ from hpcml.sites import layers, lookup, schema
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
 PYTHON = "/opt/hpcml/bin/python"
 LAB = Path(__file__).resolve().parent.parent / "lab/site"  # the lab's profile is its own, not hpcml's
-SITES = ("local", "slurm", "leonardo", "lab")
+WHOLE = ("local", "slurm")  # whose scripts are golden as a whole
+SITES = (*WHOLE, "leonardo", "lab")  # of the others, what differs from slurm's script of the same job
 MACHINES = ("juwels", "marenostrum5", "perlmutter", "snellius", "vega")  # of these only the directives are golden
 DIRECTIVES = SCRIPTS.parent / "directives"
+# The lines in which the scripts of two sites may differ: directives, their names, which of Slurm's words for memory
+# goes, environment, modules, and how an image is entered.
+OF_A_SITE = re.compile(
+    r"#SBATCH |# hpcml 0\.0\.0: run [a-z0-9-]+ on site [a-z0-9]+\.$|if \[ -n \"\$\{SLURM_MEM_PER_(CPU|NODE)-\}\" \]; then unset "
+    r"|export (?!HPCML_)[A-Z_]+=|module load |entry=\("
+)
 HOSTILE = '/scratch/a b/it\'s "x" $HOME `id` #1 50%j/é'
 
 
@@ -111,6 +120,65 @@ def make(
 def text(site: str, case: Case) -> str:
     """Return a case's script."""
     return batch_script.render(make(site, case))
+
+
+def golden(site: str, case: Case) -> Path:
+    """Return the file that a case's script, or its difference from slurm's, is compared with."""
+    return SCRIPTS / f"{site}-{case.job}.sh" if site in WHOLE else DIRECTIVES / f"{site}-{case.job}.diff"
+
+
+class Hunk(NamedTuple):
+    """A place where two scripts differ: the lines before it that are there once, and those that go and come behind."""
+
+    before: list[str]
+    gone: list[str]
+    new: list[str]
+
+
+def hunks(base: str, other: str) -> list[Hunk]:
+    """Return where a script differs from another."""
+    old, new = base.splitlines(), other.splitlines()
+    found = []
+    for kind, begin, end, start, stop in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        if kind == "equal":
+            continue
+        first = begin - 1
+        while len(_places(old, old[first:begin])) > 1:
+            first -= 1
+        found.append(Hunk(old[first:begin], old[begin:end], new[start:stop]))
+    return found
+
+
+def difference(base: str, other: str) -> str:
+    """Return how a script differs from another, without line numbers: what is common to both may change."""
+    lines = []
+    for before, gone, new in hunks(base, other):
+        lines += ["@@", *(f" {line}" for line in before), *(f"-{line}" for line in gone), *(f"+{line}" for line in new)]
+    return "\n".join([*lines, ""])
+
+
+def changed(base: str, written: str) -> str:
+    """Return a script with a difference, as :func:`difference` writes it, applied.
+
+    Raises
+    ------
+    ValueError
+        If it is not a difference from this script.
+    """
+    old, lines, done = base.splitlines(), [], 0
+    for hunk in written.split("@@\n")[1:]:
+        before, gone, new = ([line[1:] for line in hunk.splitlines() if line[0] == sign] for sign in " -+")
+        places = [at for at in _places(old, [*before, *gone]) if len(_places(old, before)) == 1]
+        if len(places) != 1 or places[0] + len(before) < done:
+            raise ValueError(f"it is not there once, in this order: {hunk}")
+        at = places[0] + len(before)
+        lines += [*old[done:at], *new]
+        done = at + len(gone)
+    return "\n".join([*lines, *old[done:], ""])
+
+
+def _places(lines: list[str], part: list[str]) -> list[int]:
+    return [at for at in range(len(lines) - len(part) + 1) if lines[at : at + len(part)] == part]
 
 
 def directives(site: str) -> str:

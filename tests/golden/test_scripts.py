@@ -1,4 +1,4 @@
-"""Every rendered script as a plain file: compared byte for byte, read by bash, shellcheck and a real sbatch."""
+"""Every rendered script, compared byte for byte, and read by bash, shellcheck and (in tests/lab) a real sbatch."""
 
 from __future__ import annotations
 
@@ -17,10 +17,17 @@ from matrix import (
     IDS,
     MACHINE_CASES,
     MACHINES,
+    OF_A_SITE,
     PAIRS,
     SCRIPTS,
+    SITES,
+    WHOLE,
     Case,
+    changed,
+    difference,
     directives,
+    golden,
+    hunks,
     make,
     missing,
     text,
@@ -29,13 +36,13 @@ from matrix import (
 
 @pytest.mark.parametrize(("site", "case"), PAIRS, ids=IDS)
 def test_the_script_is_the_golden_one(site: str, case: Case, request: pytest.FixtureRequest) -> None:
-    golden = SCRIPTS / f"{site}-{case.job}.sh"
+    file, made = golden(site, case), text(site, case)
+    base = "" if site in WHOLE else text("slurm", case)
     if request.config.getoption("--bless"):
-        golden.write_text(text(site, case), encoding="utf-8")
-    assert golden.is_file(), "it is new: make bless, and read the difference"
-    assert text(site, case) == golden.read_text(encoding="utf-8"), (
-        "if that is meant: make bless, and read the difference"
-    )
+        file.write_text(difference(base, made) if base else made, encoding="utf-8")
+    assert file.is_file(), "it is new: make bless, and read the difference"
+    written = file.read_text(encoding="utf-8")
+    assert made == (changed(base, written) if base else written), "if that is meant: make bless, read the difference"
     assert batch_script._render_by_jinja(make(site, case), ()) == text(site, case)
 
 
@@ -45,13 +52,34 @@ def test_the_layout_is_made_from_the_template(request: pytest.FixtureRequest) ->
     assert FILE.read_text(encoding="utf-8") == layout(), "the template has changed: make bless"
 
 
-def test_no_golden_script_is_left_over() -> None:
-    assert {path.stem for path in SCRIPTS.iterdir()} == set(IDS)
+@pytest.mark.parametrize("site", [*(site for site in SITES if site not in WHOLE), *MACHINES])
+def test_sites_differ_in_their_own_lines_alone(site: str, subtests: pytest.Subtests) -> None:
+    cases = MACHINE_CASES if site in MACHINES else [case for case in CASES if site in case.only]
+    for case in cases:
+        with subtests.test(case=case.job):
+            found = hunks(text("slurm", case), text(site, case))
+            assert found
+            assert [line for hunk in found for line in hunk.gone + hunk.new if not OF_A_SITE.match(line)] == []
 
 
-@pytest.mark.parametrize("name", IDS)
-def test_bash_can_read_it(name: str) -> None:
-    done = subprocess.run(["bash", "-n", SCRIPTS / f"{name}.sh"], capture_output=True, text=True, check=False)
+def test_a_difference_leads_to_the_same_script(subtests: pytest.Subtests) -> None:
+    """Applied it gives the script again; to what has changed where it applies, it does not."""
+    base = "a\nx\nb\nx\nc\n"
+    for other in ("a\nx\nb\nx\nnew\nc\n", "a\nx\nnew\nb\nx\nc\n", "a\nb\nx\nc\n", "a\nx\nb\nx\n", "a\ny\nb\ny\nc\n"):
+        with subtests.test(other=other):
+            assert changed(base, difference(base, other)) == other
+    with pytest.raises(ValueError, match="not there once"):
+        changed("a\nx\nx\nx\nc\n", difference(base, "a\nx\nb\nx\nnew\nc\n"))
+
+
+def test_no_golden_file_is_left_over() -> None:
+    expected = {golden(site, case) for site, case in PAIRS} | {DIRECTIVES / f"{site}.txt" for site in MACHINES}
+    assert {*SCRIPTS.iterdir(), *DIRECTIVES.iterdir()} == expected
+
+
+@pytest.mark.parametrize(("site", "case"), PAIRS, ids=IDS)
+def test_bash_can_read_it(site: str, case: Case) -> None:
+    done = subprocess.run(["bash", "-n"], input=text(site, case), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -66,11 +94,10 @@ def test_a_machines_directives_are_the_golden_ones(site: str, request: pytest.Fi
 
 @pytest.mark.skipif(bool(missing("shellcheck")), reason=missing("shellcheck"))
 def test_shellcheck_has_nothing_to_say(tmp_path: Path) -> None:
-    files = [SCRIPTS / f"{name}.sh" for name in IDS]
-    for site in MACHINES:
-        for case in MACHINE_CASES:
-            files.append(tmp_path / f"{site}-{case.job}.sh")
-            files[-1].write_text(text(site, case), encoding="utf-8")
+    files = []
+    for site, case in [*PAIRS, *((site, case) for site in MACHINES for case in MACHINE_CASES)]:
+        files.append(tmp_path / f"{site}-{case.job}.sh")
+        files[-1].write_text(text(site, case), encoding="utf-8")
     # SC1091: a setup line sources a file that is not here. SC2016, SC2089, SC2090: quotes as data are meant.
     # SC2317: a function that only a trap calls.
     done = subprocess.run(

@@ -8,7 +8,7 @@ import matrix
 from hpcml.plan import batch_script
 from hpcml.schedulers import slurm_options
 from labs import Lab
-from matrix import IDS, MACHINE_CASES, MACHINES, SCRIPTS
+from matrix import IDS, MACHINE_CASES, MACHINES, PAIRS
 
 pytestmark = pytest.mark.lab
 
@@ -26,7 +26,7 @@ REWRITTEN = (
     ("#SBATCH --constraint=gpu\n", ""),
     ("#SBATCH --dependency=afterany:1\n", ""),
 )
-OF_MACHINES = {
+NAMED = dict(zip(IDS, PAIRS, strict=True)) | {
     f"{site}-{case.job}": (site, case)
     for site in MACHINES
     for case in MACHINE_CASES
@@ -51,10 +51,9 @@ HOSTILE = (
 )
 
 
-@pytest.mark.parametrize("name", [*(name for name in IDS if not name.startswith("local")), *OF_MACHINES])
+@pytest.mark.parametrize("name", [name for name, (site, _) in NAMED.items() if site != "local"])
 def test_the_lab_would_take_the_script(lab: Lab, name: str) -> None:
-    machine = OF_MACHINES.get(name)
-    text = matrix.text(*machine) if machine else (SCRIPTS / f"{name}.sh").read_text(encoding="utf-8")
+    text = matrix.text(*NAMED[name])
     for there, here in REWRITTEN:
         text = text.replace(there, here)
     done = lab.exec(["sbatch", "--test-only"], input=text, cwd=lab.home("alice"))
