@@ -65,7 +65,7 @@ def test_processors_memory_and_tasks_add_up(here: Here) -> None:  # noqa: F811
     final = dask.samples[-1]
     assert (final.tasks.known, final.tasks.done, final.tasks.erred) == (5, 5, 0)
     assert max(sample.tasks.processing or 0 for sample in dask.samples) > 0
-    assert 8.0 < final.metrics["execute"] < 60.0
+    assert 8.0 < final.metrics["execute"] <= 2 * (times[-1] - times[0] + 2 * node.header.every)  # of two threads
     assert max(worker.memory or 0 for sample in dask.samples for worker in sample.workers.values()) > 500 * MIB
 
 
