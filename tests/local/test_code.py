@@ -99,8 +99,11 @@ def test_names_of_modules_that_lie_beside_the_script(here: Here) -> None:
 
 @pytest.mark.parametrize("name", ["array", "random", "hpcml"])
 def test_a_script_with_the_name_of_a_module(here: Here, name: str) -> None:
-    put(here.folder, {f"{name}.py": "print(6 * 7)\n"})
-    assert said(submit(here, here.folder, f"{name}.py")) == 42
+    """What it writes beside itself is in the copy, which is told."""
+    put(here.folder, {f"{name}.py": "open(f'{__file__}.out', 'w').close()\nprint(6 * 7)\n"})
+    done = submit(here, here.folder, f"{name}.py")
+    assert said(done) == 42
+    assert f"copy of its folder, not beside the original: {name}.py.out (in /" in " ".join(done.stderr.split())
 
 
 def test_a_checkout_as_the_working_directory(here: Here) -> None:

@@ -10,7 +10,7 @@ import traceback
 
 from hpcml import errors
 from hpcml.files import tail
-from hpcml.node import scratch, storage
+from hpcml.node import code_copy, scratch, storage
 from hpcml.node.control_socket import Channel
 from hpcml.node.health.frozen import WAITED, Frozen
 from hpcml.node.outcome import EventLog, Outcome, RunEndedError, say
@@ -103,13 +103,18 @@ def run_script(state: RunState, environment: dict[str, str]) -> Outcome:
         hint = NO_FOLDER if error.filename == state.context.settings.cwd else ""  # else the interpreter, or a limit
         return Outcome(errors.START_FAILED, state.phase, "hpcml", reason, hint)
     state.events.write("driver-started", pid=script.process.pid)
+    began = state.context.run.events.stat().st_mtime_ns  # by the clock of the file system that has the copy of the code
     if modules := early_imports.wanted(state.context.settings):
         state.channel.send(do="import", modules=modules)
     state.hangs.begin()
     try:
-        return _follow(state, script)
+        outcome = _follow(state, script)
     finally:
         script.kill()
+    settings = state.context.settings
+    if settings.code_of and not settings.service and (written := code_copy.note(state.context.run.code, began)):
+        state.warn(written)
+    return outcome
 
 
 def _follow(state: RunState, script: Script) -> Outcome:
