@@ -171,7 +171,7 @@ def draw(
     places = np.arange(min(len(names), 40))
     width = 0.8 / len(found)
     for number, line in enumerate(found):
-        label = "found" if len(found) == 1 else f"class {portable.classes_[number]}"
+        label = "estimated" if len(found) == 1 else f"class {portable.classes_[number]}"
         left.bar(places + (number - (len(found) - 1) / 2) * width, line[: len(places)], width, label=label)
     if truth is not None and len(truth) == len(names):
         left.scatter(places, truth[: len(places)], marker="_", s=300, color="black", zorder=3, label="truth")
