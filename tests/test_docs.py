@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from gallery import job as gallery_job
 from hpcml import errors, script_api
 from hpcml.cli import main
 from hpcml.paths import AttemptPaths, Below, RunPaths
@@ -206,11 +207,25 @@ def test_the_reference_is_what_parsers_and_schema_say(subtests: pytest.Subtests)
 # -- tables that equal the code -----------------------------------------------------------------------------------
 
 
+def meanings(text: str) -> dict[int, str]:
+    return {int(cells[0]): cells[1] for cells in rows(text) if len(cells) == 3 and cells[0].isdecimal()}
+
+
 def test_exit_statuses() -> None:
-    told = {
-        int(cells[0]): cells[1] for cells in rows(prose("exit-status.md")) if len(cells) == 3 and cells[0].isdecimal()
-    }
-    assert told == errors.MEANING
+    text = prose("exit-status.md")
+    of_jobs = re.findall(r"^## A job of the gallery.*?(?=^## )", text, re.MULTILINE | re.DOTALL)[0]
+    assert meanings(text.replace(of_jobs, "")) == errors.MEANING
+    assert meanings(of_jobs) == gallery_job.MEANING
+
+
+def test_jobs_that_go_on_are_named() -> None:
+    """Status 92 is of those that :func:`gallery.job.run` is told of."""
+    jobs = (ROOT / "jobs/workloads").glob("*.py")
+    going_on = {path.stem for path in jobs if "resumes=True" in path.read_text()}
+    row = next(line for line in prose("exit-status.md").splitlines() if line.startswith("| 92 "))
+    said = re.findall(r"A job ends with.*?when it does", prose("gallery/README.md"), re.DOTALL)[0]
+    assert set(re.findall(r"\(gallery/(\w+)\.md\)", row)) == going_on
+    assert set(re.findall(r"\((\w+)\.md\)", said)) == going_on
 
 
 def test_statuses_named_in_the_text_exist(subtests: pytest.Subtests) -> None:

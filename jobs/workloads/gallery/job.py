@@ -33,8 +33,14 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 VERSIONED = ("dask", "distributed", "numpy", "pandas", "pyarrow", "scikit-learn", "dask-ml", "cuml-cu12", "cuml-cu13",
              "cudf-cu12", "cudf-cu13", "cuml", "cudf", "xgboost", "xgboost-cpu", "skops", "zarr", "torch")  # fmt: skip
 TOLD = 3  # phases, the longest, whose seconds are printed
-STATUSES = """Exit status: 0 done; 2 the input or an option is wrong, or it cannot fit; 3 told to stop soon, result.json
-then says "complete": false; 4 the work was broken off, most often because workers were lost for want of memory."""
+# docs/exit-status.md has the same table.
+MEANING = {
+    DONE: "done",
+    REFUSED: "the input or an option is wrong, or the data cannot fit",
+    STOPPED: 'told to stop soon: it ended after a phase, and result.json says "complete": false',
+    LOST: "the work was broken off, most often because workers were lost for want of memory",
+}
+STATUSES = "Exit status: " + "; ".join(f"{status} {meaning}" for status, meaning in MEANING.items()) + "."
 
 
 class RefusedError(Exception):
