@@ -117,6 +117,7 @@ def test_every_example_is_listed() -> None:
     assert sorted(EXAMPLES) == NAMES
     readme = (JOBS / "README.md").read_text()
     assert [name for name in NAMES if f"| `{name}.py` |" not in readme] == []
+    assert f"one of {len(NAMES)} [examples](jobs/README.md)" in (JOBS.parent / "README.md").read_text()
 
 
 def test_every_workload_has_an_example_of_its_name() -> None:
