@@ -137,7 +137,7 @@ def run(
                         actions.get(moment, int)(process.pid)
         lines = _lines(screen)
         broken = [text for row, text in enumerate(plain(lines)) if row in screen.breaks]
-        return Result(lines, seen, process.wait(timeout=10), broken)
+        return Result(lines, seen, process.wait(timeout=60), broken)
     except TimeoutError as error:
         raise TimeoutError("\n".join(plain(_lines(screen)))) from error
     finally:

@@ -130,7 +130,7 @@ def test_a_node_that_dies_unnoticed_before_the_start(cluster: Cluster) -> None:
 
 def test_a_share_of_memory_that_is_too_small_is_named_before_a_worker_dies_of_it(cluster: Cluster) -> None:
     """The profile does not know what Slurm gives a job that asks for no memory; the node does."""
-    options = ("--site", "slurm", "--nodes", "2", "--set", "workers.per_node=64", "--set", "deadlines.workers=60s")
+    options = ("--site", "slurm", "--nodes", "2", "--set", "workers.per_node=64", "--set", "deadlines.workers=200s")
     ended = cluster.submit(SCRIPT, *options)
     assert ended.code == errors.WORKERS_NEVER_CAME, ended.err
     reason = ended.status["message"]
@@ -139,4 +139,4 @@ def test_a_share_of_memory_that_is_too_small_is_named_before_a_worker_dies_of_it
     assert re.search(f"n[12]: {each}", reason), reason
     assert "workers.per_node" in reason
     assert "ended" not in reason.partition("did not come")[2]
-    assert ended.times()["torn-down"] - ended.times()["scheduler-up"] < 30
+    assert ended.times()["torn-down"] - ended.times()["scheduler-up"] < LATE

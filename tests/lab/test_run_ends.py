@@ -14,7 +14,7 @@ import pytest
 
 from conftest import ALL_NODES, Cluster
 from hpcml import errors
-from lab_state import wait_for
+from lab_state import PATIENCE, wait_for
 from test_exit_status import CONNECT, WAIT
 from test_never_comes import put
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.lab
 
 SALLOC = ("salloc", "--quiet", "--partition=boost", "--nodes=4", "--cpus-per-task=8", "--ntasks-per-node=1",
           "--mem=3000M", "--time=10")  # fmt: skip
-SOON = 20.0  # seconds until the nodes are the next line's, also on a busy machine
+SOON = 60.0  # seconds until the nodes are the next line's, also on a busy machine; scripts that wait do so for longer
 PYTHON = "/tmp/hpcml-run-python"  # on each node another file
 
 
@@ -78,8 +78,9 @@ next; before=$took
 hpcml run --name {name} {words} & run=$!
 {act}
 wait $run; status=$? returned=$EPOCHREALTIME; next
-for _ in {{1..100}}; do processes || break; sleep 0.05; done
-echo "ended {name} $status $before $took $(seconds_since $returned)"
+for _ in {{1..600}}; do processes || break; sleep 0.1; done
+processes && left=some || left=none
+echo "ended {name} $status $before $took $left $(seconds_since $returned)"
 """
 SUBMIT = """
 hpcml submit --wait --nodes 4 --cpus-per-node 8 --name {name} {words} & run=$!
@@ -120,9 +121,8 @@ def all_ended(cluster: Cluster, template: str, ends: dict[str, End], *before: st
 def in_allocation(cluster: Cluster, broken: None) -> dict[str, list[str]]:
     """All ends in one allocation."""
     ended = all_ended(cluster, RUN, ENDS, *SALLOC)
-    for kind, (_, status, *seconds) in ended.items():
-        before, after, gone = map(float, seconds)
-        print(f"{kind:20} status {status:>3}, srun before {before:.2f} s, after {after:.2f} s, no process {gone:.2f} s")
+    for kind, (_, status, before, after, left, gone) in ended.items():
+        print(f"{kind:20} status {status:>3}, srun before {before} s, after {after} s; {left} left after {gone} s")
     return ended
 
 
@@ -152,11 +152,11 @@ def recorded(cluster: Cluster, name: str, mark: str = "") -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", ENDS)
 def test_an_end(cluster: Cluster, in_allocation: dict[str, list[str]], kind: str) -> None:
-    name, status, before, after, gone = in_allocation[kind]
+    name, status, before, after, left, _ = in_allocation[kind]
     assert int(status) == (137 if kind == "SIGKILL" else ENDS[kind].status)
     assert recorded(cluster, name)["exit_status"] == ENDS[kind].status
     assert float(after) - float(before) < SOON
-    assert float(gone) < SOON
+    assert left == "none", "processes of the run"
 
 
 @pytest.mark.parametrize("kind", [kind for kind, end in ENDS.items() if end.alike])
@@ -189,7 +189,7 @@ def test_ctrl_c_on_a_terminal(cluster: Cluster) -> None:
 
     def shown(mark: str, seconds: float) -> None:
         nonlocal text
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + PATIENCE * seconds
         while mark not in text:
             assert time.monotonic() < deadline, text
             if select.select([screen], [], [], 0.2)[0]:
@@ -203,7 +203,7 @@ def test_ctrl_c_on_a_terminal(cluster: Cluster) -> None:
         type_("echo status $?; srun hostname; exit\n")
         shown(f"status {errors.CANCELLED}", 30)
         shown("n4", 30)
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE * 30) == 0
     finally:
         process.kill()
         process.communicate()

@@ -218,11 +218,11 @@ def test_nothing_is_left_on_the_nodes(cluster: Cluster) -> None:
 
 
 def test_tasks_still_running_do_not_hold_the_nodes(cluster: Cluster) -> None:
-    script = "import hpcml, time\nc = hpcml.connect()\nf = c.map(time.sleep, [60] * 8)\ntime.sleep(0.5)\nprint('leaving')\nimport os\nos._exit(0)\n"
+    script = "import hpcml, time\nc = hpcml.connect()\nf = c.map(time.sleep, [600] * 8)\ntime.sleep(0.5)\nprint('leaving')\nimport os\nos._exit(0)\n"
     ended = cluster.submit(script, "--nodes", "4")
     assert ended.code == 0
     cluster.wait_idle(20)
-    assert time.time() - ended.times()["driver-ended"] <= 5
+    assert time.time() - ended.times()["driver-ended"] < 60
 
 
 def test_check_asks_the_live_controller(cluster: Cluster) -> None:

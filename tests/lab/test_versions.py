@@ -52,8 +52,9 @@ def test_all_roles_tell_their_versions(cluster: Cluster, image: Path) -> None:
         assert ready["versions"]["distributed"] == version
         assert ready["differences"] == []
         assert ready["words"].startswith("6 roles, python 3.")
-        assert ready["seconds"] < 10
-        assert ended.times()["environment-ready"] <= ended.times()["driver-started"]
+        times = ended.times()
+        assert 0 < ready["seconds"] < times["environment-ready"] - times["allocated"] + 1  # from the supervisor's start
+        assert times["environment-ready"] <= times["driver-started"]
         left = [path.name.partition("@")[0] for path in ended.directory.glob("attempts/0/versions/*")]
         assert left == ["scheduler"]  # a worker task with the same versions takes its own note away at its end
         label = "image" if options else "python"
@@ -77,7 +78,7 @@ def test_a_node_with_another_image_ends_the_run_within_the_image_phase(
     cluster: Cluster, image: Path, skewed: Path
 ) -> None:
     with cluster.covered("n3", f"mount --bind {skewed} {image}", str(image)):
-        ended = cluster.submit(SCRIPT, "--nodes", "4", "--image", str(image))
+        ended = cluster.submit(SCRIPT, "--nodes", "4", "--image", str(image), "--set", "deadlines.workers=200s")
     assert ended.code == errors.VERSIONS, ended.err
     assert "the script ran" not in ended.out
     assert "the roles' versions differ: distributed is 2026" in ended.status["message"]
@@ -85,7 +86,7 @@ def test_a_node_with_another_image_ends_the_run_within_the_image_phase(
     assert (ended.status["phase"], ended.status["by"]) == ("image", "hpcml")
     assert "must be the same on all nodes" in ended.err
     assert "driver-started" not in ended.times()
-    assert ended.times()["torn-down"] - ended.times()["allocated"] < 8
+    assert ended.times()["torn-down"] - ended.times()["allocated"] < 60
     cluster.wait_idle(30)
 
 
