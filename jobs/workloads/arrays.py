@@ -31,6 +31,7 @@ from gallery.job import Job, RefusedError
 from hpcml.units import format_bytes
 
 ITEM = 8  # bytes of a float64
+GIB = 1024**3  # bytes
 SIGMAS = 5.0  # a right sum is farther off once in two million runs
 FEWEST = 8  # chunks for each thread, where they are larger than partitions
 COPIES = 3  # of a chunk that a thread holds at once: drawn, with 1 added, and working space of the generator
@@ -153,7 +154,7 @@ def draw(job: Job, tasks: list[dict[str, Any]]) -> None:
     computed = picture.spans(tasks)
     known["threads_used"] = len({thread for thread, *_ in computed})
     seconds = known["seconds"]["sum"]
-    title = f"{known['bytes'] / 1e9:.4g} GB in {seconds:.4g} s, {known['bytes'] / 1e9 / seconds:.4g} GB/s"
+    title = f"{format_bytes(known['bytes'])} in {seconds:.4g} s, {known['bytes'] / GIB / seconds:.4g} GiB/s"
     drawn, (times, flow) = picture.figure(title, panels=2, height=4)
     picture.timeline(times, tasks)
     edges = np.linspace(0, max((stop for *_, stop in computed), default=1.0), BINS + 1)
@@ -161,8 +162,8 @@ def draw(job: Job, tasks: list[dict[str, Any]]) -> None:
     done = np.zeros(BINS)
     for _, start, stop in computed:  # a task's bytes go to the bins that it spans, by its share of all time computed
         done += np.clip(np.minimum(edges[1:], stop) - np.maximum(edges[:-1], start), 0, None) / busy
-    flow.stairs(done * known["bytes"] / 1e9 / np.diff(edges), edges, fill=True)
-    flow.set(xlabel="seconds", ylabel="GB/s", title="throughput", ylim=(0, None))
+    flow.stairs(done * known["bytes"] / GIB / np.diff(edges), edges, fill=True)
+    flow.set(xlabel="seconds", ylabel="GiB/s", title="throughput", ylim=(0, None))
     picture.save(job, "arrays.png", drawn)
 
 

@@ -9,7 +9,7 @@ break no rule, text as codes, and hour, weekday and minutes of a trip).
     python jobs/workloads/etl.py --data 'trips/*.csv' --by passenger_count --value fare     a laptop: your data
     hpcml submit --nodes 2 jobs/workloads/etl.py --rows 120_000_000               a cluster: 10 GB of CSV
 
-The aggregate, --by's groups and --value's mean, is timed by itself from the files on: its GB/s are the files' bytes (of
+The aggregate, --by's groups and --value's mean, is timed by itself from the files on: its rate is the files' bytes (of
 Parquet the columns' uncompressed bytes) by the phase's seconds, reading, parsing and grouping included. Rows with a
 missing value or one that a rule calls impossible are counted per rule and left out; a row can break several.
 """

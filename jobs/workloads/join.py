@@ -10,8 +10,8 @@ Writes into --out: result.json and join.png (when each worker worked, and how ev
     hpcml submit --nodes 2 jobs/workloads/join.py --rows 1_000_000_000      a cluster: with 10,000,000 on 5,000,000 keys
 
 A row is a function of its number and --seed alone: the tables are the same for any number of workers and partitions,
-and the same on CPUs and GPUs. The joined rows are summed where they arise and not kept. GB/s are the bytes of both
-tables by the seconds of the join.
+and the same on CPUs and GPUs. The joined rows are summed where they arise and not kept. Bytes per second are those of
+both tables by the seconds of the join.
 """
 
 from __future__ import annotations
@@ -209,13 +209,13 @@ def draw(job: Job, tasks: list[dict[str, Any]], parts: Any) -> None:
     """Write when each thread computed, and how even the joined partitions are."""
     known, options = job.result, job.options
     what = f"{known['rows_left']:,} ⋈ {known['rows_right']:,} rows by {options.how}"
-    title = f"{what}: {known['seconds']['join']:.4g} s, {known['gigabytes_per_second']:.4g} GB/s"
+    rate = format_bytes(known["bytes"] / known["seconds"]["join"])
+    title = f"{what}: {known['seconds']['join']:.4g} s, {rate}/s"
     drawn, (times, sizes) = picture.figure(title, panels=2, height=4)
     picture.timeline(times, tasks)
     sizes.bar(np.arange(len(parts)), parts.to_numpy(), width=1, edgecolor="white")
-    sizes.set(
-        xlabel="partition of the result", ylabel="rows joined", title=f"{known['bytes_moved'] / 1e6:,.4g} MB moved"
-    )
+    moved = f"{format_bytes(known['bytes_moved'])} moved"
+    sizes.set(xlabel="partition of the result", ylabel="rows joined", title=moved)
     sizes.xaxis.set_major_locator(MaxNLocator(integer=True))
     picture.save(job, "join.png", drawn)
 

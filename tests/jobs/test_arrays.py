@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import argparse
 import math
-from typing import cast
+from typing import Any, cast
 
 import dask.array as da
 import numpy as np
 import pytest
 
 import arrays
-from gallery import backend, memory, partitions
+from gallery import backend, memory, partitions, picture
 from gallery.job import Job
+from hpcml.units import format_bytes
 from tests.jobs.job_tests import Refused, RunJob
 
 
@@ -37,6 +38,28 @@ def test_a_wrong_sum_is_far_from_theory() -> None:
     assert off["sum_sigmas"] == pytest.approx(10)
     assert abs(off["variance_sigmas"]) < 5
     assert arrays.check(0.0, 2 * y)["variance_sigmas"] > 100
+
+
+def test_the_picture_says_what_result_json_says_in_binary_units(
+    run_job: RunJob, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drawn: list[Any] = []
+    real = picture.save
+
+    def save(job: Job, name: str, figure: Any) -> None:
+        drawn.append(figure)
+        real(job, name, figure)
+
+    monkeypatch.setattr(picture, "save", save)
+    result, _ = run_job(arrays, "--size", "8MB")
+    size, rate = result["bytes"], result["bytes"] / 1024**3 / result["seconds"]["sum"]
+    title = f"{format_bytes(size)} in {result['seconds']['sum']:.4g} s, {rate:.4g} GiB/s"
+    assert drawn[0].get_suptitle() == title
+    assert title in capsys.readouterr().out
+    flow = drawn[0].axes[1]
+    assert flow.get_ylabel() == "GiB/s"
+    heights, edges, _ = flow.patches[0].get_data()
+    assert (heights * np.diff(edges)).sum() == pytest.approx(size / 1024**3, rel=0.01)
 
 
 @pytest.mark.parametrize("shape", [(500_000, 500_000), (3, 10**9), (10**9, 2), (1, 1), (7, 7)])

@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 import join
-from gallery import backend, exchange, memory, partitions
+from gallery import backend, exchange, memory, partitions, picture
 from gallery.job import LOST
 from tests.jobs.job_tests import Refused, RunJob
 
@@ -47,6 +47,22 @@ def test_the_result_is_pandas(run_job: RunJob, way: list[str], monkeypatch: pyte
     assert ("shuffle" in result) == ("broadcast" not in way)
     if "broadcast" not in way:  # of two workers' rows half are the other's
         assert result["bytes_moved"] > 0.4 * result["bytes"]
+
+
+def test_the_picture_has_binary_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(picture, "save", lambda _job, _name, figure: drawn.append(figure))
+    result = {
+        "rows_left": 20,
+        "rows_right": 10,
+        "bytes": 3 * 1024**3,
+        "bytes_moved": 5 * 1024**2,
+        "seconds": {"join": 2.0},
+    }
+    job: Any = SimpleNamespace(result=result, options=SimpleNamespace(how="shuffle"))
+    join.draw(job, [], pd.Series([1, 2]))
+    assert drawn[0].get_suptitle() == "20 ⋈ 10 rows by shuffle: 2 s, 1.5 GiB/s"
+    assert drawn[0].axes[1].get_title() == "5.0 MiB moved"
 
 
 @pytest.mark.parametrize("count", [1, 3, 50])
