@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import newcomer
+import readers
 import suite
 import tables
 from tests import run_tiers
@@ -17,6 +18,12 @@ from tests import run_tiers
 def test_pages_show_what_the_files_hold() -> None:
     """`python3 tests/bench/tables.py` writes them."""
     assert tables.main(["--check"]) == 0
+
+
+def test_each_example_is_counted() -> None:
+    """`tests/bench/readers.py NAME` counts all, and runs the named."""
+    counted = json.loads(readers.FIGURES.read_text())["examples"]
+    assert list(counted) == sorted(path.stem for path in readers.JOBS.glob("*.py"))
 
 
 def test_a_page_without_its_place_is_refused() -> None:
