@@ -2,7 +2,8 @@
 
 ``tests/bench/mutations.py [--only TEXT] [--json FILE]``. It works on a copy of the checkout, with the tests of the unit
 tier that belong to the changed module and nothing else: what the other tiers would notice does not count. It prints a
-line for each change and ends with 1 if one was not noticed. ``docs/benchmarks/mutations.json`` is what it wrote.
+line for each change and ends with 1 if one was not noticed. ``docs/benchmarks/mutations.json`` is what it wrote; of
+changes that ``--only`` leaves out the file keeps what it has.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE = 300  # seconds for the tests of one change; one that they wait for ever about is noticed too
@@ -39,6 +40,7 @@ OUTCOME, HANDSHAKE, TLS = "hpcml/node/outcome.py", "hpcml/node/security/handshak
 LIMITS, LOSSES, VERSIONS = (
     "hpcml/node/security/connection_limits.py", "hpcml/node/health/losses.py", "hpcml/node/health/versions.py")  # fmt: skip
 ATTEMPTS = "hpcml/node/roles/attempts.py"
+EARLY, FINDER = "hpcml/node/roles/early_imports.py", "hpcml/node/careful_finder.py"
 CLAIMS, LOCK = "hpcml/node/sweep/claims.py", "hpcml/sweeps/lock.py"
 JUDGEMENT, DOCTOR, SURVEY = "hpcml/failures/judgement.py", "hpcml/doctor/scheduler.py", "hpcml/survey/profile.py"
 SPILLING, PARTS = "hpcml/node/hardware/spilling.py", "hpcml/schedulers/node_parts.py"
@@ -59,6 +61,8 @@ TESTS = {
     LOSSES: ("tests/unit/test_losses.py",),
     VERSIONS: ("tests/unit/test_versions.py", "tests/unit/test_clocks.py"),
     ATTEMPTS: ("tests/unit/test_attempts.py",),
+    EARLY: ("tests/unit/test_early_imports.py",),
+    FINDER: ("tests/unit/test_careful_finder.py",),
     CLAIMS: ("tests/unit/test_sweep_claims.py",),
     LOCK: ("tests/unit/test_sweep_lock.py",),
     JUDGEMENT: ("tests/unit/test_failures.py",),
@@ -136,6 +140,15 @@ MUTATIONS = (
     M(CLAIMS, "if claim.stat().st_ino == inode:", "if True:", "points of living jobs are given away"),
     M(CLAIMS, ' or f"{key}.ended" in there', "", "what has ended is run again"),
     M(CLAIMS, "if silent > LEASE or", "if", "a job that was silent writes what others have done"),
+    M(CLAIMS, "silent > LEASE or (silent > LEASE / 2 and self.mine.name not in os.listdir(self.folder))", "silent > LEASE", "a job whose points were given away writes them for half a minute more"),
+    M(CLAIMS, "if other not in self.seen or sign != before:", "if other not in self.seen:", "a job that gives signs of life counts as dead"),
+    M(EARLY, "settings.gpu.mode != \"dask\"", "False", "Polars' own workers import dask_cudf"),
+    M(EARLY, " and not node.level", "", "a module of the user's own folder is taken for Dask's"),
+    M(EARLY, "call_later(SENT, import_now, modules)", "call_soon(import_now, modules)", "workers begin when the scheduler has imported"),
+    M(EARLY, "except Exception as error:", "except ImportError as error:", "a library that finds no GPU ends the worker"),
+    M(FINDER, 'getattr(parent, "__path__", None)', "None", "parts of Dask are not found"),
+    M(FINDER, "if loader is not None and not isinstance", "if loader is not None and isinstance", "the finder stays as it is, and threads wait for ever"),
+    M(FINDER, "not isinstance(getattr(loader, \"importlib\", None), _Importlib)", "True", "installing it again wraps it once more"),
     M(JUDGEMENT, "if rule.name in _OF_ANOTHER_NODE:", "if False:", "the node that tells of another's failure is named"),
     M(JUDGEMENT, "if hit and hit.rule.role is Role.CASCADE:", "if False:", "what followed from the cause is told as the cause"),
     M(JUDGEMENT, "hit.line.time > began - _ANOTHER_ATTEMPT", "True", "a line of an earlier attempt is the cause"),
@@ -151,7 +164,7 @@ MUTATIONS = (
     M(SURVEY, "fields.get(\"State\", \"UP\") != \"UP\"", "False", "a partition that is down is proposed"),
     M(SURVEY, "elif groups and not {*groups} & {*self.login.groups}:", "elif False:", "a partition of another group is proposed"),
     M(SURVEY, "if threads > 1:", "if threads > 2:", "threads are proposed as cores and nobody is asked"),
-    M(SPILLING, "if self.held + block > self.most:\n            return False", "if False:\n            return False", "more is pinned than allowed"),
+    M(SPILLING, "return self.held + block <= self.most", "return True", "more is pinned than allowed"),
     M(SPILLING, "if self.back_weight > window and not stale else others", "if False else others", "a cyclic pass brings everything back each time"),
     M(PARTS, "0 < self.gpus < self.of and not self.whole", "0 < self.gpus < self.of", "a part of a node is asked for where all of it is charged"),
     M(PARTS, "max(1, amount * self.gpus // self.of)", "amount * self.gpus // self.of", "no CPU is asked for with one of many GPUs"),
@@ -179,9 +192,16 @@ def main() -> int:
     missed = [row for row in rows if not row["noticed_by"]]
     print(f"{len(rows)} changes, {len(missed)} not noticed")
     if options.json:
-        facts = {"command": f"python3 {' '.join(sys.argv)}", "changes": rows}
-        options.json.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
+        options.json.write_text(json.dumps(document(options.json, rows), indent=1, ensure_ascii=False) + "\n")
     return 1 if missed else 0
+
+
+def document(path: Path, rows: list[dict[str, str]]) -> dict[str, Any]:
+    """Return what the file is to hold: these rows, and those that it has of other changes, in the order of the list."""
+    old = json.loads(path.read_text())["changes"] if path.exists() else []
+    known = {tuple(row[field] for field in Mutation._fields): row for row in [*old, *rows]}
+    command = "python3 tests/bench/mutations.py [--only TEXT] --json docs/benchmarks/mutations.json"
+    return {"command": command, "changes": [known[one] for one in MUTATIONS if one in known]}
 
 
 def copy_checkout(folder: Path) -> None:
@@ -237,7 +257,7 @@ def failing(copy: Path, module: str) -> str:
         done = subprocess.run([*command, *TESTS[module]], cwd=copy, capture_output=True, text=True, timeout=DEADLINE, check=False)  # fmt: skip
     except subprocess.TimeoutExpired:
         return "its deadline"
-    found = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
     if done.returncode and not found:
         raise SystemExit(done.stdout + done.stderr)
     return found[1] if found else ""

@@ -6,6 +6,7 @@ import importlib.util
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -21,6 +22,7 @@ import colorsys
 """
 CODE = """
 import sys, threading
+import rapids_dask_dependency  # its .pth file does so as Python starts, but not in an environment on top of another
 {install}
 import importlib.machinery
 sys.begun, sys.looked = threading.Event(), threading.Event()
@@ -39,6 +41,25 @@ thread.join(60)
 print("came through:", sys.modules["dask.slow.part"].HERE)
 """
 MEND = "from hpcml.node import careful_finder; careful_finder.install(); careful_finder.install()"
+
+
+def test_a_part_is_looked_for_where_its_package_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for RAPIDS' module, so everywhere."""
+    loader, package = ModuleType(careful_finder._LOADER), ModuleType("package_in_the_making")
+    loader.importlib = importlib  # type: ignore[attr-defined]
+    package.__path__ = [str(tmp_path)]
+    (tmp_path / "part.py").write_text("")
+    for module in (loader, package):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    careful_finder.install()
+    finder = vars(loader)["importlib"]
+    assert finder is not importlib
+    careful_finder.install()
+    assert vars(loader)["importlib"] is finder
+    assert finder.machinery is importlib.machinery
+    part, whole = (finder.util.find_spec(name) for name in ("package_in_the_making.part", "colorsys"))
+    assert (part.origin, whole.name) == (str(tmp_path / "part.py"), "colorsys")
+    assert finder.util.find_spec("package_in_the_making.none") is None
 
 
 @pytest.mark.skipif(

@@ -63,8 +63,13 @@ def test_workers_are_asked_and_the_process_imports_itself(
     scheduler = SimpleNamespace(workers={"one": 1, "two": 2}, worker_send=lambda *words: sent.append(words))
 
     async def ordered() -> None:
+        with monkeypatch.context() as waiting:
+            waiting.setattr(early_imports, "SENT", 3600.0)
+            early_imports.begin(modules)
+            for _ in range(3):
+                await asyncio.sleep(0)
+        assert "imported_early_a" not in sys.modules  # Dask sends first, in turns of the loop
         early_imports.begin(modules, [scheduler])
-        assert "imported_early_a" not in sys.modules  # Dask sends first
         await asyncio.sleep(2 * early_imports.SENT)  # what is due before comes before, however busy the machine
 
     asyncio.run(asyncio.wait_for(ordered(), 60))

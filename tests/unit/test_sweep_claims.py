@@ -78,6 +78,25 @@ def test_a_run_that_was_silent_for_long_finds_out(tmp_path: Path) -> None:
         run.check()
 
 
+def test_a_run_whose_points_were_given_away_finds_out_before_its_lease_ends(tmp_path: Path) -> None:
+    run = Claims(tmp_path, "a", RUNS)
+    run.mine.unlink()
+    run.renewed -= claims.LEASE / 2 + 1
+    with pytest.raises(LostError):
+        run.check()
+
+
+@pytest.mark.usefixtures("short")
+def test_a_run_that_gives_signs_of_life_keeps_its_points(tmp_path: Path) -> None:
+    living, other = (Claims(tmp_path, run, RUNS) for run in RUNS[:2])
+    assert living.take("1" * 16)
+    for second in range(20):
+        os.utime(living.mine, (second, second))
+        assert not other.look(often=True)
+    assert other.clock.seconds > 2 * claims.LEASE
+    assert not other.take("1" * 16)
+
+
 def test_a_second_attempt_takes_over_what_the_first_left(tmp_path: Path) -> None:
     Claims(tmp_path, "a", RUNS).take("1" * 16)
     assert Claims(tmp_path, "a", RUNS).take("1" * 16)
