@@ -19,7 +19,7 @@ REWRITTEN = (
     ("--account=IscrC_hpcml", "--account=lab_account"),
     ('--account="it\'s \\"a\\" $b\\\\c #d"', "--account=lab_account"),
     *((f"--cpus-per-task={cpus}\n", "--cpus-per-task=8\n") for cpus in (32, 48, 72, 80, 112, 128, 256)),
-    *((f"--mem={size}M\n", "--mem=3500M\n") for size in (494000, 491520, 229376, 244140)),
+    *((f"--mem={size}M\n", "--mem=3500M\n") for size in (494000, 491520, 229376, 244140, 123500)),
     *((f"--partition={name}\n", "--partition=boost\n") for name in ("booster", "gpu_a100", "rome", "gpu", "cpu")),
     *((f"#SBATCH --qos={name}\n", "") for name in ("acc_ehpc", "regular")),
     ("=gpu:a100:2", "=gpu:2"),
