@@ -355,28 +355,41 @@ def test_a_login_node_without_hpcml_gets_it_with_wheels(outside: Outside, projec
     assert not list(home.glob(".*.hpcml-part"))
 
 
+# In the place of python3: it gets its program, what is asked and a part of the file, and the rest when the link is gone.
+HELD = """#!/bin/sh
+{ dd bs=1 count=20000 status=none; while [ ! -e "$HOME/held/go" ]; do sleep 0.05; done; cat; } | /usr/bin/python3 "$@"
+"""
+
+
 def test_a_delivery_whose_link_breaks_leaves_nothing(outside: Outside, project: Path) -> None:
-    """What takes it in is stopped, so that the link is cut for sure before the end."""
+    """It breaks in the middle of the file."""
     home = outside.lab.home("alice")
+    held, settings = home / "held", home / ".bashrc"
+    before = settings.read_text()
 
-    def taking() -> list[int]:
-        return [pid for pid, line in outside.lab.processes("alice") if line.startswith("python3 -IS -c import sys")]
+    def half() -> list[Path]:
+        return list(home.glob(".*.hpcml-part"))
 
-    process = start(outside, project, "pack")
-    until(lambda: bool(taking()) or process.poll() is not None, 30)
-    pid = next(iter(taking()), 0)
-    assert pid, "it came whole before it could be stopped"
-    os.kill(pid, signal.SIGSTOP)
+    held.mkdir()
+    (held / "python3").write_text(HELD)
+    (held / "python3").chmod(0o755)
+    settings.write_text(f"PATH={held}:$PATH\n{before}")
     try:
+        process = start(outside, project, "pack")
+        until(lambda: bool(half()) or process.poll() is not None, 30)
+        assert half(), process.communicate()
         outside.kill_sessions("login")
         outside.kill_sessions("login2")
         _, err = process.communicate(timeout=180)
+        (held / "go").touch()
+        assert process.returncode == errors.UNREACHABLE, err
+        until(lambda: not half(), 30)
+        assert not (home / "hpcml.pyz").exists()
     finally:
-        os.kill(pid, signal.SIGCONT)
-    assert process.returncode == errors.UNREACHABLE, err
-    until(lambda: not taking(), 30)
-    assert not (home / "hpcml.pyz").exists()
-    assert not list(home.glob(".*.hpcml-part"))
+        (held / "go").touch()
+        settings.write_text(before)
+        until(lambda: not half(), 30)
+        shutil.rmtree(held)
 
 
 def test_a_terminal_decides_whether_to_wait(outside: Outside, project: Path) -> None:
