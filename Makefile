@@ -57,8 +57,8 @@ bench: $(ENVIRONMENT)  ## bring-up against the hand-written script and dask-jobq
 images: $(ENVIRONMENT)  ## build the images of wheels and write how that went (an hour; IMAGES is their folder, UCX a release of OpenUCX)
 	@test -n "$(IMAGES)" -a -n "$(UCX)" || { echo "make images IMAGES=FOLDER UCX=ucx-RELEASE.tar.gz"; exit 2; }
 	$(BIN)/python tests/bench/image_wheels.py cpu-wheels $(IMAGES)/cpu-wheels.sif --json docs/benchmarks/image-wheels.json
-	$(BIN)/python tests/bench/image_wheels.py rapids-cu12-wheels $(IMAGES)/rapids-cu12-wheels.sif \
-		--build-arg UCX_SOURCE=$(UCX) --json docs/benchmarks/image-wheels.json
+	for cuda in 12 13; do $(BIN)/python tests/bench/image_wheels.py rapids-cu$$cuda-wheels $(IMAGES)/rapids-cu$$cuda-wheels.sif \
+		--build-arg UCX_SOURCE=$(UCX) --json docs/benchmarks/image-wheels.json || exit; done
 	$(BIN)/python tests/bench/tables.py
 
 pictures: $(ENVIRONMENT)  ## make the pictures of the documentation again, from real runs (Chromium)
