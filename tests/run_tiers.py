@@ -2,7 +2,7 @@
 
 ``make test`` calls it, and ``make quick`` with the tiers that it names. The lab tier needs root and installs what it lacks
 on Debian and Ubuntu (tests/lab/lab.py). Tiers are divided into parts, which wait in one row for the next that is free:
-two run beside each other, and two more where there are labs, which wait for Slurm much of the time. The output of each
+two run beside each other, and a third where there are labs, which wait for Slurm much of the time. The output of each
 part grows in ``.pytest_cache/PART.txt`` and is shown when its tier has ended. What failed is run once more at the
 end, alone: that it passes then tells a test that a busy machine fails from one that always fails, and makes neither good.
 """
@@ -39,7 +39,7 @@ SECOND_LAB = (
     "test_staging", "test_submit", "test_sweep_in_jobs", "test_time_limit", "test_top_on_nodes", "test_tunnel",
     "test_tunnel_breaks", "test_tunnel_browser", "test_tunnel_jupyter", "test_why", "test_why_from_laptop", "test_why_staged",
 )  # fmt: skip
-BESIDE, BESIDE_LABS = 2, 4  # parts at a time; two labs among the latter mostly wait
+BESIDE, BESIDE_LABS = 2, 3  # parts at a time: more keep two processors no busier, and all waits longer
 STEPS_BACK = {"unit": 5, "cli": 5, "jobs": 5}  # nice: what only computes leaves the cores to what has deadlines
 SHOWING = threading.Lock()
 

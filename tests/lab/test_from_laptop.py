@@ -155,7 +155,10 @@ def test_logs_follow_and_ctrl_c_leaves_nothing_behind(outside: Outside, project:
     follower = start(outside, project, "logs", "-f", run)
     assert hpcml(outside, project, "cancel", run).returncode == 0
     out, err = follower.communicate(timeout=180)
-    assert (follower.returncode, out.splitlines()[0], out.splitlines()[-1]) == (0, "first", "last"), err
+    own = [
+        line for line in out.splitlines() if not line.startswith("slurmstepd")
+    ]  # Slurm may say that it was cancelled
+    assert (follower.returncode, own) == (0, ["first", "last"]), err
 
 
 def test_ctrl_c_detaches_a_submission_that_waits(outside: Outside, project: Path) -> None:
@@ -315,6 +318,7 @@ def test_a_login_node_without_hpcml_gets_it_with_wheels(outside: Outside, projec
     home = outside.lab.home("alice")
     index = outside.home / project.name / "index"
     outside.laptop("mkdir", "-p", str(project / "index"))
+    (home / "hpcml.pyz").unlink(missing_ok=True)  # homes last
     try:
         done = hpcml(outside, project, "pack")
         assert done.returncode == 0, done.stderr
