@@ -79,9 +79,15 @@ def measure(tiers: str, busy: int) -> Run:
         "failed": failed or ([f"exit status {status}"] if status else []),
         "lines": sum(map(lines, names)),
         "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(["python", "tests/bench/suite.py", *sys.argv[1:]]),
+        "command": shlex.join(["python", "tests/bench/suite.py", *without_json(sys.argv[1:])]),
         "machine": {"cores": os.cpu_count(), "processor": processor_name(), "python": platform.python_version()},
     }
+
+
+def without_json(words: Sequence[str]) -> list[str]:
+    """Return a command's words but for the file that the figures go to."""
+    behind = {position + 1 for position, word in enumerate(words) if word == "--json"}
+    return [word for position, word in enumerate(words) if not word.startswith("--json") and position not in behind]
 
 
 @contextlib.contextmanager
