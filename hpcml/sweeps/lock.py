@@ -7,6 +7,7 @@ server behind it.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import socket
@@ -21,6 +22,8 @@ from hpcml.errors import StorageError, UsageError
 from hpcml.runs import directories
 from hpcml.runs.tables import complete
 from hpcml.sweeps import store
+
+_PATIENCE = 10.0  # seconds for another command to remove what is left of one that is gone
 
 
 class Holder(NamedTuple):
@@ -50,13 +53,16 @@ def held(runs: Path, name: str, run_id: str) -> Iterator[None]:
     path = store.path_of(runs, name).with_name("lock")
     me = Holder(socket.gethostname(), os.getpid(), _began(os.getpid()), run_id, round(time.time(), 3))
     store.make_folder(runs, name)
+    deadline = time.monotonic() + _PATIENCE
     with directories.storage(path):
         while not _taken(path, me):
             if (there := _read(path)) is None:
                 continue  # it was given back in between
-            if not _is_gone(runs, there):
-                raise _refused(path, name, there)
-            _remove(path, there)
+            late = time.monotonic() > deadline  # who was about to remove it has ended in that moment
+            if late or not _is_gone(runs, there):
+                raise _refused(path, name, there, gone=late)
+            if not _remove(path, there):
+                time.sleep(0.01)
     try:
         yield
     finally:
@@ -112,25 +118,32 @@ def _began(pid: int) -> str:
         return ""
 
 
-def _remove(path: Path, there: Holder) -> None:
-    """Remove the file if it is still that of this holder: under another name first, which only one command can do."""
-    aside = files.beside(path)
+def _remove(path: Path, there: Holder) -> bool:
+    """Remove the file if it is still that of this holder; False if another command is about to do so.
+
+    Only who has made a link under the holder's own name removes its file. So nobody takes away the file of a command
+    that has come after it, not even for a moment.
+    """
+    name = hashlib.sha256(json.dumps(there).encode()).hexdigest()[:16]
+    mine = path.with_name(f".lock-{name}")
     try:
-        path.rename(aside)
+        os.link(path, mine)
     except FileNotFoundError:
-        return
+        return True
+    except FileExistsError:
+        return False
     try:
-        if _read(aside) != there:  # another has taken it meanwhile
-            with contextlib.suppress(FileExistsError):
-                os.link(aside, path)
+        if _read(mine) == there:
+            path.unlink(missing_ok=True)
     finally:
-        aside.unlink(missing_ok=True)
+        mine.unlink(missing_ok=True)
+    return True
 
 
-def _refused(path: Path, name: str, there: Holder) -> UsageError | StorageError:
+def _refused(path: Path, name: str, there: Holder, *, gone: bool) -> UsageError | StorageError:
     since = time.strftime("%H:%M:%S", time.localtime(there.time))
     hint = "Type it again when that one has ended: it runs what is missing then."
-    if there.host != socket.gethostname():
+    if gone or there.host != socket.gethostname():
         hint += f" If there is no such process any more, remove {path}."
     who = f"process {there.pid} on {there.host}, since {since}"
     return UsageError(f"Another command is submitting points of the sweep '{name}': {who}", place=str(path), hint=hint)

@@ -72,3 +72,23 @@ def test_of_many_at_once_one_gets_it(tmp_path: Path) -> None:
         assert any(pool.map(take, range(64)))
     assert max(most) == 1
     assert os.listdir(tmp_path / "sweeps/job") == []
+
+
+def test_a_removal_that_was_broken_off_ends_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another command was about to remove what is left of one that is gone, and has ended in that moment itself."""
+    path = plant(tmp_path, pid=2**22 + 1)
+    there = lock._read(path)
+    assert there is not None
+    assert lock._remove(path, there._replace(run="another"))
+    assert path.exists(), "it is another's"
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", lambda *_, **__: None)
+        assert lock._remove(path, there)
+    monkeypatch.setattr(lock, "_PATIENCE", 0.1)
+    with pytest.raises(UsageError, match="Another command is submitting") as raised:
+        lock.held(tmp_path, "job", "job-2").__enter__()
+    assert f"remove {path}" in str(raised.value.hint)
+    path.unlink()
+    with lock.held(tmp_path, "job", "job-2"):
+        assert path.exists()
+    assert not path.exists()
