@@ -43,6 +43,9 @@ def look(hpcml: list[str], image: Path) -> dict[str, Any]:
     """Return the image's record, what ``image check`` finds, and what is inside."""
     record = json.loads(image.with_name(f"{image.name}.json").read_text())
     record["arguments"] = {key: Path(value).name for key, value in record["arguments"].items()}
+    record["labels"] = {
+        key: value for key, value in record["labels"].items() if not key.endswith("mirrorurl")
+    }  # of the site
     checked = json.loads(_out([*hpcml, "image", "check", "--json", str(image)], statuses=(0, 88)))
     gpu = image_contents.GPU if record["labels"]["org.hpcml.kind"] == "rapids" else ()
     names = (*image_contents.CPU, *MORE, *gpu)
