@@ -52,10 +52,14 @@ def _scheduler(run: directories.Run) -> str:
 
 
 def _with_job(run: directories.Run, answer: Submission) -> directories.Run:
-    old = run.submission or Submission(scheduler=_scheduler(run))
-    if old.line:
-        new = old._replace(job=answer.job)
+    run = directories.load(run.paths.directory)  # who submits it may have written the answer meanwhile
+    if not is_prepared(run) and not _is_lost(run):
+        return run
+    if run.submission and run.submission.line:
+        new = run.submission._replace(job=answer.job)
     else:
+        planned = record.planned(run)
+        old = run.submission or Submission(planned.site, 0.0, planned.scheduler, planned.may_start_again)
         new = answer._replace(
             scheduler=old.scheduler, site=old.site, time=old.time, notes=old.notes, requeue=old.requeue
         )

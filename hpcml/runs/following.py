@@ -74,9 +74,12 @@ def follow(
         files = [_stamp(run.paths.events), _stamp(run.paths.status)]
         if files != seen or now >= look_at:  # reading the record is what costs; looking whether it changed does not
             seen, look_at = files, now + 1.0
-            current = run_status.status(run, state, ask=not run.job)
+            fresh = state is not None and told == files
+            # That the job waits is old where the run's files have changed since: it has begun.
+            known = None if state and state.pending and not fresh else state
+            current = run_status.status(run, known, ask=not run.job)
             # Files alone cannot say that no attempt follows, nor an answer from before the attempt's end.
-            asked = (state is not None and told == files) or not (run.job and run.may_start_again)
+            asked = fresh or not (run.job and run.may_start_again)
             over_now = current.over
             ask_at = min(ask_at, now + 1.0) if over_now and not asked else ask_at
             if current != last and (asked or not over_now):

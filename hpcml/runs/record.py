@@ -17,7 +17,8 @@ from hpcml.schedulers.request import ENDS, Awaited
 class Planned(NamedTuple):
     """What a run was to be; ``nodes`` and ``workers`` in all, ``time_limit`` in seconds, 0 without one.
 
-    ``after`` are the runs that it waits for. ``until_done``: it goes on in attempts.
+    ``after`` are the runs that it waits for. ``until_done``: it goes on in attempts. ``may_start_again``: its
+    scheduler may put its job back into the queue, or another job follows.
     """
 
     scheduler: str = "local"
@@ -29,6 +30,7 @@ class Planned(NamedTuple):
     time_limit: int = 0
     after: tuple[Awaited, ...] = ()
     until_done: bool = False
+    may_start_again: bool = False
 
 
 class Event(NamedTuple):
@@ -86,6 +88,7 @@ def planned(run: directories.Run) -> Planned:
             inside.get("time_limit", int, 0),
             tuple(map(_awaited, plan.texts("after"))),
             inside.get("until_done", bool, False),
+            plan.get("may_start_again", bool, False),
         )
 
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from hpcml import errors
-from hpcml.runs import directories, following
+from hpcml.runs import adoption, directories, following
 from world import World
 
 # What sbatch 22.05 said on the lab of tests/lab, with and without accounting.
@@ -151,6 +151,24 @@ def test_a_submission_that_was_never_recorded_is_found_too(world: World) -> None
     assert json.loads(world.run("status", "last", "--json").stdout)["job"] == "101"
 
 
+def test_a_run_whose_answer_is_being_written_keeps_all_of_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`hpcml ls` in another window looks between sbatch's answer and its record: the record is the submission's."""
+    directory = world.submit("--set", 'slurm.extra=["--requeue"]')
+    record = (directory / "submission.json").read_text()
+    (directory / "submission.json").unlink()
+    early = directories.load(directory)
+    for name, value in world.environment.items():
+        monkeypatch.setenv(name, value)
+    (directory / "submission.json").write_text(record)
+    found = adoption.adopt(early)
+    assert (found.job, found.may_start_again) == ("101", True)
+    assert (directory / "submission.json").read_text() == record
+    (directory / "submission.json").unlink()
+    again = adoption.adopt(early)
+    assert (again.job, again.may_start_again) == ("101", True)
+    assert json.loads((directory / "submission.json").read_text())["site"] == json.loads(record)["site"]
+
+
 def test_an_answer_that_is_lost_for_a_job_that_is_not_there(world: World) -> None:
     world.answer("sbatch", out="", err=LOST, code=1)
     code, _ = submit(world, *QUICK)
@@ -223,6 +241,31 @@ def test_slurm_is_asked_at_once_when_the_driver_s_step_is_over_without_a_word(
     assert [status.over for status in following.follow(directories.load(directory), lambda: None)][-1]
     assert len(world.calls("squeue")) == 2
     assert sum(slept) < following.FIRST_ASK_AFTER_START
+
+
+def test_a_run_that_has_begun_is_not_told_to_wait_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm's last answer was that it waits; its own events are newer, and of one that may be put back too."""
+    directory = world.submit("--set", 'slurm.extra=["--requeue"]')
+    for name, value in world.environment.items():
+        monkeypatch.setenv(name, value)
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        world.set_job("101", state="RUNNING" if len(slept) < 30 else "COMPLETED")
+        if len(slept) in (10, 20, 30):
+            with (directory / "events.jsonl").open("a") as file:
+                name = {10: "allocated", 20: "driver-started", 30: "driver-ended"}[len(slept)]
+                file.write(json.dumps({"time": 1.0, "attempt": 0, "event": name, "nodes": ["n1"]}) + "\n")
+        if len(slept) == 30:
+            end = {"over": True, "state": "COMPLETED", "exit_status": 0, "message": "", "by": "script", "hint": "",
+                   "quote": [], "attempt": 0}  # fmt: skip
+            (directory / "status.json").write_text(json.dumps(end))
+
+    monkeypatch.setattr(following, "time", SimpleNamespace(monotonic=lambda: sum(slept), sleep=sleep))
+    phases = [status.phase for status in following.follow(directories.load(directory), lambda: None)]
+    assert list(dict.fromkeys(phases)) == ["queued", "starting", "running", "ended"]
+    assert phases == sorted(phases, key=["queued", "starting", "running", "ended"].index)
 
 
 def test_a_list_is_shown_though_slurm_does_not_answer(world: World) -> None:
