@@ -272,15 +272,32 @@ def check_packages(names: Sequence[str], python: str, option: str) -> None:
 
 def missing_argument(script: Path, base: Path, given: int) -> list[str]:
     """Return a note where a script reads the scheduler's file from an argument of its own that is not given."""
-    try:
-        tree = ast.parse(script.read_bytes())
-    except (SyntaxError, ValueError, RecursionError, OSError):  # check_code says what is wrong
-        return []
-    for node in ast.walk(tree):
+    for node in _nodes(script):
         if isinstance(node, ast.keyword) and node.arg == "scheduler_file" and _number_of_argument(node.value) > given:
             what = "takes the scheduler's file from an argument that is not given"
             return [f"{place(base, script, node.value.lineno)} {what}; Client() is the run's, and so is any word there"]
     return []
+
+
+def lost_input(script: Path, base: Path, descriptor: int = 0) -> list[str]:
+    """Return a note where a script reads standard input, and hpcml itself was given a file or a pipe there."""
+    try:
+        kind = os.fstat(descriptor).st_mode
+    except OSError:
+        return []
+    for node in _nodes(script) if stat.S_ISREG(kind) or stat.S_ISFIFO(kind) else ():
+        if not isinstance(node, ast.Call | ast.Attribute):
+            continue
+        if ast.unparse(node.func if isinstance(node, ast.Call) else node) in ("input", "sys.stdin"):
+            where = place(base, script, node.lineno)
+            return [f"{where} reads standard input, which a run does not get: give the file's name as an argument"]
+    return []
+
+
+def _nodes(script: Path) -> Iterator[ast.AST]:
+    """Yield what a script consists of; nothing of one that does not compile, of which :func:`check_code` tells."""
+    with contextlib.suppress(SyntaxError, ValueError, RecursionError, OSError):
+        yield from ast.walk(ast.parse(script.read_bytes()))
 
 
 def _number_of_argument(value: ast.expr) -> int:
@@ -348,6 +365,8 @@ def _needed(script: Path, folder: Path) -> _Imports:
     """
     needed: list[_Import] = []
     hiding: dict[str, Path] = {}
+    if script.suffix == ".py" and script.stem in _KNOWN and script.resolve().parent == folder.resolve():
+        hiding[script.stem] = script  # from the libraries, whatever it imports itself
     plain = True
     waiting, seen = [script], {script}
     while waiting and len(seen) <= _MOST_FILES:

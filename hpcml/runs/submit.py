@@ -99,7 +99,8 @@ def _check_code(site: Site, spec: JobSpec, made: Plan) -> list[str]:
     if spec.form == "module":
         return script_checks.check_module_code(spec.script, python, image=image, prepared=prepared)
     notes = script_checks.check_code(spec.script, base, python, image=image, prepared=prepared)
-    return [*notes, *script_checks.missing_argument(spec.script, base, len(spec.arguments))]
+    notes += script_checks.missing_argument(spec.script, base, len(spec.arguments))
+    return notes + script_checks.lost_input(spec.script, base)
 
 
 def template_folders(cwd: Path) -> tuple[list[Path], list[str]]:

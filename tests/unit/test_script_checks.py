@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -205,6 +206,26 @@ def test_what_is_no_notebook_of_python_is_refused(tmp_path: Path, text: str, wor
         script_checks.check_notebook(script(tmp_path, text, "n.ipynb"), ())
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("import sys\n\nfor line in sys.stdin:\n    pass\n", "3"),
+        ("import sys\nx = sys.stdin.buffer.read()\n", "2"),
+        ("name = input('who? ')\n", "1"),
+        ("import sys\ninput = sys.argv[1]\nprint(input)\n", ""),
+        ("print 'x'\n", ""),
+    ],
+)
+def test_input_that_would_be_lost_is_told(tmp_path: Path, text: str, told: str) -> None:
+    path = script(tmp_path, text, "job.py")
+    with (tmp_path / "job.py").open() as file:
+        notes = script_checks.lost_input(path, tmp_path, file.fileno())
+    assert [note.split(" reads standard input")[0] for note in notes] == ([f"job.py:{told}"] if told else [])
+    with open(os.devnull) as nothing:
+        assert script_checks.lost_input(path, tmp_path, nothing.fileno()) == []
+    assert script_checks.lost_input(path, tmp_path, 9999) == []
+
+
 def test_a_notebook_has_no_arguments(tmp_path: Path) -> None:
     path = script(tmp_path, '{"cells": []}', "n.ipynb")
     script_checks.check_notebook(path, ())
@@ -221,3 +242,7 @@ def test_a_file_beside_the_script_that_hides_a_known_module_is_told(tmp_path: Pa
         "json/__init__.py hides the module json: rename it if that is not meant",
     ]
     assert check(script(tmp_path, "import sys\n", "sys.py")) == []  # Python's own is there before
+    for name in ("dask", "random"):  # a library imports it, not the script
+        assert check(script(tmp_path, "import distributed\n", f"{name}.py")) == [
+            f"{name}.py hides the module {name}: rename it if that is not meant"
+        ]
