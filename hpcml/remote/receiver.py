@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import sys
 import tempfile
 import time
@@ -57,6 +58,8 @@ def place(ask: "dict[str, Any]") -> str:
         raise RefusedError("there")
     if not os.path.isdir(above):
         raise RefusedError("folder")
+    if os.stat(above).st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH:
+        raise RefusedError("open")  # anybody could put another in its place
     disk = os.statvfs(above)
     free = disk.f_bavail * disk.f_frsize
     if sum(size for _, size, _ in ask["files"]) > free:
@@ -68,30 +71,38 @@ def receive(ask: "dict[str, Any]", source: BinaryIO, answer: "Callable[..., None
     """Write the files into a folder of another name, and put it, or the one file, in place when all are there."""
     path = place(ask)
     above, name = os.path.split(path)
-    for left in glob.glob(os.path.join(glob.escape(above), "." + glob.escape(name[:50]) + ".*" + END)):
-        if time.time() - os.lstat(left).st_mtime > OLD:
-            shutil.rmtree(left, ignore_errors=True)
+    if is_closed(above):  # elsewhere others give folders of ours another name
+        for left in glob.glob(os.path.join(glob.escape(above), "." + glob.escape(name[:50]) + ".*" + END)):
+            if time.time() - os.lstat(left).st_mtime > OLD:
+                shutil.rmtree(left, ignore_errors=True)
     new = tempfile.mkdtemp(END, "." + name[:50] + ".", above)  # 0700
     try:
+        folder = os.open(new, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         answer(ready=True)
         for entry in ask["files"]:
-            take(new, entry, source)
+            take(folder, entry, source)
         if source.readline(len(GO)) != GO:
             raise EOFError
         place(dict(ask, files=[]))  # once more: sending takes a while
         os.rename(new if ask["whole"] else os.path.join(new, ask["files"][0][0]), path)
-        answer(done=True)
     finally:
         shutil.rmtree(new, ignore_errors=True)  # it is not there any more if the folder went into its place
+    answer(done=True)
 
 
-def take(folder: str, entry: "list[Any]", source: BinaryIO) -> None:
-    """Write one file, for nobody but its owner."""
+def is_closed(folder: str) -> bool:
+    """Whether the folder is the user's, and nobody else may write to it."""
+    facts = os.stat(folder)
+    return facts.st_uid == os.getuid() and not facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def take(folder: int, entry: "list[Any]", source: BinaryIO) -> None:
+    """Write one file into an open folder, for nobody but its owner."""
     name, left, mode = entry
     if not name or "/" in name or "\0" in name or name in (".", ".."):
         raise RefusedError("name")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-    descriptor = os.open(os.path.join(folder, name), flags, 0o700 if mode & 0o100 else 0o600)
+    descriptor = os.open(name, flags, 0o700 if mode & 0o100 else 0o600, dir_fd=folder)
     try:
         while left:
             piece = source.read(min(left, PIECE))

@@ -5,6 +5,7 @@ What one account alone can show (a hostile login node, models, tables) is in tes
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pwd
@@ -19,6 +20,7 @@ import pytest
 
 from attacks import Attempts
 from conftest import Cluster
+from hpcml.remote import receiver
 from tests.fixtures.images import sif_file
 
 pytestmark = pytest.mark.lab
@@ -348,6 +350,39 @@ def test_folders_of_mallory_s_take_no_runs(cluster: Cluster, place: Place, attem
             for code, out, err in place.types(words):
                 attempts.judge(f"{mode:o} {folder}: {code} {out}{err}", refused=code == 74 and plain(out + err))
     assert "hpcml" not in cluster.run("squeue", "--me", "--noheader", "--format=%k").stdout
+
+
+def test_what_is_sent_to_a_login_node_goes_nowhere_else(cluster: Cluster, place: Place, attempts: Attempts) -> None:
+    """As `hpcml --host HOST wheelhouse` sends it, into folders in which mallory has put what might be in the way."""
+    precious = cluster.home / "precious"
+    cluster.run("sh", "-ec", f"mkdir -p {precious}; echo mine > {precious}/data; touch -d 2001-01-01 {precious}")
+    sticky, hers, everybodys = place.top, place.top / "mallorys-own", place.top / "everybodys"
+    place.plant([(hers / "x", "text", ""), (everybodys / "x", "text", "")])  # modes 0777
+    planted = [
+        ("link to a folder", str(precious)),
+        ("link to nothing", str(cluster.home / "new")),
+        ("pipe", ""),
+        ("folder", ""),
+        ("left", str(precious)),
+    ]
+    alice = pwd.getpwnam(ALICE).pw_uid
+    for folder, (kind, what), whole in itertools.product((sticky, hers, everybodys), planted, (True, False)):
+        path = folder / f"{kind.replace(' ', '-')}-{whole}"
+        there = folder / f".{path.name}.old{receiver.END}" if kind == "left" else path
+        place.plant([(there, kind if kind in ("pipe", "folder") else "link", what)])
+        ask = {"mark": "m", "send": True, "path": str(path), "whole": whole, "replace": not whole,
+               "files": [("data", 1, 0o644)]}  # fmt: skip
+        done = cluster.lab.exec([place.python, "-IS", receiver.__file__], input=f"{json.dumps(ask)}\nxgo\n")
+        file = path / "data" if whole else path
+        arrived = not path.is_symlink() and file.is_file() and file.stat().st_uid == alice
+        told = ('"done"' in done.stdout) == arrived and "Traceback" not in done.stderr
+        untouched = cluster.run("cat", f"{precious}/data").stdout == "mine\n"
+        nothing = cluster.run("test", "-e", str(cluster.home / "new")).returncode != 0
+        allowed = not arrived or (folder == sticky and kind == "left")
+        refused = told and untouched and nothing and allowed
+        attempts.judge(f"{path}: {done.stdout}{done.stderr}", refused=refused)
+    left = [name for folder in (sticky, hers, everybodys) for name in os.listdir(folder) if name.endswith(receiver.END)]
+    assert all(".old" in name for name in left), left
 
 
 def test_a_waiting_run_that_mallory_swaps_runs_nothing_of_hers(

@@ -60,5 +60,19 @@ def test_it_is_in_place_only_when_the_laptop_has_said_so(tmp_path: Path) -> None
     assert there.ask(data=b"go\n")["refused"] == "there"
 
 
+def test_in_a_folder_of_several_accounts(tmp_path: Path) -> None:
+    """Who may rename there could name a folder of the user's as one that was left, or put another in its place."""
+    there = Receiver(tmp_path / "home")
+    for mode, answer in ((0o1777, {"done": True}), (0o2770, {"done": True}), (0o777, {"refused": "open", "free": 0})):
+        there.home.chmod(mode)
+        path = f"wheels-{mode:o}"
+        work = there.home / f".{path}.of-mine{receiver.END}"
+        work.mkdir()
+        os.utime(work, (0, 0))
+        assert there.ask(("one", 1, 0o644), data=b"xgo\n", path=path) == answer
+        assert work.is_dir()
+        assert (there.home / path).exists() == ("done" in answer)
+
+
 def test_an_older_python_reads_it() -> None:
     ast.parse(Path(receiver.__file__).read_text(), feature_version=(3, 4))
