@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 COME_BACK = 3  # exit status of a child that is to be started again: a worker that Dask closed (client.restart)
 MOST = 2.0  # seconds between two ticks that count; a longer pause was not this process's own doing
+KILLED_FIRST = 300  # thousandths of the memory that Linux counts a worker for beyond what it takes
 _SET_PDEATHSIG = 1  # prctl(2)
 _THRESHOLDS = tuple(3 * count for count in gc.get_threshold())  # as Dask's own commands do (dask/distributed#1653)
 
@@ -69,6 +70,17 @@ def end_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed_first() -> None:
+    """In a child: where memory runs out, have Linux kill it before the run's scheduler and supervisor.
+
+    Linux kills the process that takes most (proc(5), oom_score_adj: in thousandths of the memory there is). After a
+    worker that is killed the next one may be smaller than the scheduler, without which the run ends.
+    """
+    with suppress(OSError, ValueError):  # where it may not be written, the largest is killed
+        score = Path("/proc/self/oom_score_adj")
+        score.write_text(str(min(int(score.read_text()) + KILLED_FIRST, 1000)))
 
 
 class Question:

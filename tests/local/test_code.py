@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import alike
+from hpcml.node import processes
 from test_local import Here, here
 
 pytestmark = pytest.mark.local
@@ -254,6 +255,9 @@ def test_script_tasks_and_scheduler_find_the_same_around_them(here: Here) -> Non
     found = json.loads(plain.stdout) | said(done)
     assert len(found) == 5
     assert not alike.differences(found)
+    scores = {role: facts["oom_score_adj"] for role, facts in found.items() if role not in ("python", "script")}
+    kept = scores.pop("scheduler")
+    assert set(scores.values()) == {min(kept + processes.KILLED_FIRST, 1000)}  # Linux leaves the scheduler alone
 
 
 ENDS = """

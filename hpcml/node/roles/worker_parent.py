@@ -282,6 +282,7 @@ def _start(node: Node, slot: Slot, serve: Callable[[Slot], int]) -> None:
 
     def work() -> int:
         processes.end_with(parent)  # without it nobody would replace, watch or end this worker
+        processes.killed_first()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         script_environment.answer_no_signals()  # the scheduler closes workers, not a signal: the driver goes first
