@@ -364,9 +364,10 @@ def _needed(script: Path, folder: Path) -> _Imports:
         If one of them does not compile.
     """
     needed: list[_Import] = []
-    hiding: dict[str, Path] = {}
+    # A package that libraries import is hidden from them too, by whatever the script imports itself.
+    hiding = {name: beside for name in sorted(_PACKAGES) if (beside := _beside(folder, name)) and beside.is_file()}
     if script.suffix == ".py" and script.stem in _KNOWN and script.resolve().parent == folder.resolve():
-        hiding[script.stem] = script  # from the libraries, whatever it imports itself
+        hiding[script.stem] = script
     plain = True
     waiting, seen = [script], {script}
     while waiting and len(seen) <= _MOST_FILES:
