@@ -166,7 +166,9 @@ def test_a_pending_job_says_why(cluster: Cluster) -> None:
 
 def test_ctrl_c_detaches_and_the_run_goes_on(cluster: Cluster) -> None:
     """On a terminal: live progress, Ctrl-C, and the words that lead back."""
-    script = "import hpcml, time\nc = hpcml.connect()\nprint('started', flush=True)\ntime.sleep(4)\nprint('done')\n"
+    go = cluster.work / "go-on-without-us"
+    wait = f"while not pathlib.Path({str(go)!r}).exists(): time.sleep(0.1)\n"
+    script = f"import hpcml, pathlib, time\nc = hpcml.connect()\nprint('started', flush=True)\n{wait}print('done')\n"
     command = cluster.command(script, "--nodes", "2", "--name", "terminal")
     argv, environment = cluster.lab.command(command, cwd=str(cluster.work), env={"TERM": "xterm"})
     master, slave = pty.openpty()
@@ -188,6 +190,7 @@ def test_ctrl_c_detaches_and_the_run_goes_on(cluster: Cluster) -> None:
     assert "Detached; the run goes on" in text
     assert "\x1b[K" in text
     directory = cluster.directory("terminal")
+    cluster.write(go.name, "")
     assert cluster.wait_status(directory)["exit_status"] == 0
     logs = cluster.run("hpcml", "logs", "terminal")
     assert logs.stdout == "started\ndone\n"
