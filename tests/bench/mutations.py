@@ -141,6 +141,7 @@ MUTATIONS = (
     M(CLAIMS, ' or f"{key}.ended" in there', "", "what has ended is run again"),
     M(CLAIMS, "if silent > LEASE or", "if", "a job that was silent writes what others have done"),
     M(CLAIMS, "silent > LEASE or (silent > LEASE / 2 and self.mine.name not in os.listdir(self.folder))", "silent > LEASE", "a job whose points were given away writes them for half a minute more"),
+    M(CLAIMS, "        for other in self.others:\n            self._judge(other, now)\n        return now", "        return now", "the last sign of life of a job that died, noticed late, counts for the time after"),
     M(CLAIMS, "if other not in self.seen or sign != before:", "if other not in self.seen:", "a job that gives signs of life counts as dead"),
     M(EARLY, "settings.gpu.mode != \"dask\"", "False", "Polars' own workers import dask_cudf"),
     M(EARLY, " and not node.level", "", "a module of the user's own folder is taken for Dask's"),

@@ -51,10 +51,8 @@ def test_a_run_that_died_loses_its_points_to_one_other(tmp_path: Path) -> None:
     assert dead.take("1" * 16)
     assert dead.take("2" * 16)
     dead.ended("1" * 16, failed=False)
-    since = other.clock.seconds
     assert not other.look(often=True)
-    assert not other.silent(since - 1)
-    assert other.silent(other.clock.seconds), "no sign of life after this"
+    assert other.silent(other.roll_call()), "no sign of life after this"
     deadline = time.monotonic() + 120
     while not (other.look(often=True) or third.look(often=True)):
         assert time.monotonic() < deadline
@@ -67,6 +65,21 @@ def test_a_run_that_died_loses_its_points_to_one_other(tmp_path: Path) -> None:
     other.end()
     third.end()
     assert sorted(os.listdir(tmp_path)) == ["1" * 16, f"{'1' * 16}.ended"]
+
+
+@pytest.mark.usefixtures("short")
+def test_a_sign_of_life_that_is_noticed_late_may_be_the_last(tmp_path: Path) -> None:
+    other, mine = (Claims(tmp_path, run, RUNS) for run in RUNS[:2])
+    assert not mine.look(often=True)
+    os.utime(other.mine, (5, 5))
+    since = mine.roll_call()
+    assert not mine.look(often=True)
+    assert mine.silent(since), "it may have died since"
+    os.utime(other.mine, (6, 6))
+    assert not mine.look(often=True)
+    assert not mine.silent(since)
+    other.end()
+    assert not mine.silent(mine.roll_call()), "it has ended, and gave back what it had not"
 
 
 @pytest.mark.usefixtures("short")

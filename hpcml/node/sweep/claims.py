@@ -110,11 +110,18 @@ class Claims:
         self.looked = now
         return bool([other for other in self.others if self._judge(other, now)])
 
-    def silent(self, since: float) -> bool:
-        """Whether another run takes part that has given no sign of life after ``since``, of this object's clock."""
+    def roll_call(self) -> float:
+        """Look at all others' signs of life, and return when that was, of this object's clock.
+
+        Only a sign that comes after it says that a run lives: one that is noticed now may be its last.
+        """
+        now = self.clock.tick()
         for other in self.others:
-            if other not in self.seen:
-                self._judge(other, self.clock.seconds)
+            self._judge(other, now)
+        return now
+
+    def silent(self, since: float) -> bool:
+        """Whether another run takes part that has given no sign of life since the :meth:`roll_call` at ``since``."""
         return any(noticed <= since for _, noticed in self.seen.values())
 
     def end(self) -> None:

@@ -151,7 +151,7 @@ class Sweep:
             self.out_of_points = None
             return bool(self.waiting)
         if self.out_of_points is None:
-            self.out_of_points = self.claims.clock.seconds
+            self.out_of_points = self.claims.roll_call()
         silent = self.claims.silent(self.out_of_points)  # it may have died, and its points are to be run here
         if self.claims.any_free(point["key"] for point in self._untried()):  # another has given them back
             self.waiting = self._untried()
