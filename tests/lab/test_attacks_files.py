@@ -372,7 +372,7 @@ def test_what_is_sent_to_a_login_node_goes_nowhere_else(cluster: Cluster, place:
         place.plant([(there, kind if kind in ("pipe", "folder") else "link", what)])
         ask = {"mark": "m", "send": True, "path": str(path), "whole": whole, "replace": not whole,
                "files": [("data", 1, 0o644)]}  # fmt: skip
-        done = cluster.lab.exec([place.python, "-IS", receiver.__file__], input=f"{json.dumps(ask)}\nxgo\n")
+        done = cluster.lab.exec([place.python, "-I", "-m", receiver.__name__], input=f"{json.dumps(ask)}\nxgo\n")
         file = path / "data" if whole else path
         arrived = not path.is_symlink() and file.is_file() and file.stat().st_uid == alice
         told = ('"done"' in done.stdout) == arrived and "Traceback" not in done.stderr
