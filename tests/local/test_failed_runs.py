@@ -81,6 +81,7 @@ def test_a_run_that_reached_its_time_limit_says_why(place: Place) -> None:
         found = place.facts("why")
         assert (found["failed"], found["known"], found["short"]) == (True, True, "time limit"), found
         assert found["options"] == ["--time", "0:01:00"] or seconds > 12, found
+        assert "More: hpcml why" in done.stderr
         if "before all workers were there" not in found["cause"]:
             break
     assert "while the script ran" in found["cause"]

@@ -51,7 +51,9 @@ def test_a_run_that_died_loses_its_points_to_one_other(tmp_path: Path) -> None:
     assert dead.take("1" * 16)
     assert dead.take("2" * 16)
     dead.ended("1" * 16, failed=False)
+    since = other.clock.seconds
     assert not other.look(often=True)
+    assert not other.silent(since - 1)
     assert other.silent(other.roll_call()), "no sign of life after this"
     deadline = time.monotonic() + 120
     while not (other.look(often=True) or third.look(often=True)):
