@@ -58,8 +58,10 @@ def place(ask: "dict[str, Any]") -> str:
         raise RefusedError("there")
     if not os.path.isdir(above):
         raise RefusedError("folder")
-    if os.stat(above).st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH:
-        raise RefusedError("open")  # anybody could put another in its place
+    facts = os.stat(above)
+    sticky = facts.st_mode & stat.S_ISVTX and facts.st_uid in (0, os.getuid())  # its owner may rename what is others'
+    if facts.st_mode & stat.S_IWOTH and not sticky:
+        raise RefusedError("open")  # somebody could put another in its place
     disk = os.statvfs(above)
     free = disk.f_bavail * disk.f_frsize
     if sum(size for _, size, _ in ask["files"]) > free:

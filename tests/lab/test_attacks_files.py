@@ -358,6 +358,7 @@ def test_what_is_sent_to_a_login_node_goes_nowhere_else(cluster: Cluster, place:
     cluster.run("sh", "-ec", f"mkdir -p {precious}; echo mine > {precious}/data; touch -d 2001-01-01 {precious}")
     sticky, hers, everybodys = place.top, place.top / "mallorys-own", place.top / "everybodys"
     place.plant([(hers / "x", "text", ""), (everybodys / "x", "text", "")])  # modes 0777
+    hers.chmod(0o1777)  # the owner of a sticky folder may rename what is others'
     planted = [
         ("link to a folder", str(precious)),
         ("link to nothing", str(cluster.home / "new")),
