@@ -42,6 +42,7 @@ def node_side() -> list[str]:
         "files.py",
         "help_layout.py",
         "paths.py",
+        "pickled_code.py",
         "samples.py",
         "terminal.py",
         "units.py",

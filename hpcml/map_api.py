@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcml import __version__, schedulers
+from hpcml import __version__, pickled_code, schedulers
 from hpcml.cli import common, main
 from hpcml.cli import submit as submit_verb
 from hpcml.errors import NotFoundError, SiteError, UsageError
@@ -72,6 +72,7 @@ def map(  # noqa: A001 - as every library calls it
     loaded, spec = _request(function, options)
     if not given:
         return []
+    pickled_code.keep_file_names()
     with layers.narrowed_umask():
         top = _folder(loaded, spec)
         first = _plan(loaded, spec, top / "0")

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from hpcml import pickled_code
 from hpcml.paths import AttemptPaths, RunPaths
 
 if TYPE_CHECKING:
@@ -268,6 +269,7 @@ def connect(*, backend: str = "", **options: Any) -> Client:
     except ImportError as error:
         reason = "hpcml.connect() needs distributed: install hpcml with its extra 'node' or 'local'"
         raise RuntimeError(reason) from error
+    pickled_code.keep_file_names()
     if os.environ.get("HPCML_UCX_KEY"):  # it goes before UCX here, so Dask need not import what does that, and say so
         from hpcml.node.security import preload
 
@@ -313,6 +315,7 @@ def connect_to(attempt: AttemptPaths, address: str, **options: Any) -> Client:
     except ImportError as error:
         reason = "a client of a run needs distributed: install hpcml with its extra 'node' or 'local'"
         raise RuntimeError(reason) from error
+    pickled_code.keep_file_names()
     from hpcml.node.security import tls
 
     return Client(address, security=tls.security(attempt), **options)

@@ -18,7 +18,7 @@ from distributed import Adaptive, Security, Status
 from distributed.deploy.cluster import Cluster
 from distributed.protocol import pickle
 
-from hpcml import subprocesses, units
+from hpcml import pickled_code, subprocesses, units
 from hpcml.elastic import doors, records, request
 from hpcml.elastic.job import ElasticJob, Recipe, beside
 from hpcml.errors import ALLOCATION_LOST, HpcmlError, NotFoundError, SlurmUnreachableError, UsageError
@@ -190,6 +190,7 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
         script.write_text(trial.job_script())
         slurm.check(script)
         script.unlink()
+        pickled_code.keep_file_names()
         self._start_guard()
         records.write(self.directory, asked.loaded.site.name, "")
         super().__init__(

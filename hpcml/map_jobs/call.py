@@ -7,6 +7,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from hpcml import pickled_code
+
 
 class Call:
     """A function as submitit calls it.
@@ -22,6 +24,7 @@ class Call:
         """Return the value, or the error with its traceback; each pickled here, since submitit loses what cannot be."""
         import cloudpickle
 
+        pickled_code.keep_file_names()
         for number in (signal.SIGTERM, signal.SIGCONT):
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGUSR2, _time_limit)

@@ -10,11 +10,13 @@ from typing import Any
 
 from distributed import Worker
 
+from hpcml import pickled_code
 from hpcml.node import careful_finder
 from hpcml.node.security import connection_limits
 
 careful_finder.install()
 connection_limits.guard()
+pickled_code.keep_file_names()
 logging.getLogger("distributed.batched").setLevel(logging.WARNING)  # it logs a traceback at every normal end
 
 

@@ -120,3 +120,34 @@ def test_what_libraries_say_is_set_unless_the_user_did(place: Place) -> None:
         script, "--env", "NCCL_DEBUG=INFO", "--env", "UCX_LOG_LEVEL=error", "--env", "PYTHONFAULTHANDLER="
     )
     assert second.stdout.split() == ["INFO", "None", "error"]
+
+
+NESTED = """
+def outer(x):
+    def inner(y):
+        return 1 / y
+    from distributed import worker_client
+    with worker_client() as client:
+        return client.submit(inner, x).result()
+client.submit(outer, 0).result()
+"""
+
+
+@pytest.mark.parametrize("connects", ["hpcml.connect()", "distributed.Client()"])
+def test_a_task_of_a_task_has_its_line_in_the_traceback(place: Place, connects: str) -> None:
+    script = f"import distributed, hpcml\nclient = {connects}{NESTED}"
+    done = place.submit(script)
+    assert done.returncode == 1
+    outer, inner = (f'  File "{place.folder}/job.py", line {at}' for at in (8, 5))
+    assert f"{outer}, in outer\n    return client.submit(inner, x).result()\n" in done.stdout
+    assert f"{inner}, in inner\n    return 1 / y\n" in done.stdout
+    assert place.facts("why")["short"] == "ZeroDivisionError in job.py:5"
+
+
+def test_a_script_alone_has_the_lines_too(place: Place) -> None:
+    (place.folder / "job.py").write_text(f"import hpcml\nclient = hpcml.connect(){NESTED}")
+    done = subprocess.run([sys.executable, "job.py"], cwd=place.folder, env=place.environment, capture_output=True,
+                          text=True, timeout=240, check=False)  # fmt: skip
+    assert done.returncode == 1
+    assert f'File "{place.folder}/job.py", line 5, in inner' in done.stderr
+    assert "dynamic-code" not in done.stderr

@@ -18,6 +18,7 @@ import dask.config
 from distributed import Worker
 from distributed.system import MEMORY_LIMIT
 
+from hpcml import pickled_code
 from hpcml.node import files, processes, profilers, script_environment
 from hpcml.node.control_socket import TOPIC
 from hpcml.node.fabric import transfers
@@ -91,6 +92,10 @@ class PrivateWorker(Guarded, Worker):  # type: ignore[misc]
 
     closed_because = ""
     _beat: asyncio.Task[None] | None = None
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        pickled_code.keep_file_names()  # of what tasks submit
+        super().__init__(*arguments, **options)
 
     def start_http_server(self, *_: Any, **__: Any) -> None:
         """Open no port: nothing but Dask's TLS comms listens on a node."""

@@ -20,6 +20,7 @@ from distributed.scheduler import heartbeat_interval
 from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_unix_socket
 
+from hpcml import pickled_code
 from hpcml.errors import START_FAILED
 from hpcml.node import files, profilers, scratch, script_environment
 from hpcml.node.control_socket import TOPIC
@@ -55,6 +56,7 @@ class PrivateScheduler(connection_limits.Guarded, Scheduler):  # type: ignore[mi
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         registration.install()
+        pickled_code.keep_file_names()  # it unpickles a graph, and pickles its tasks again
         self.kinds = registration.Kinds()
         super().__init__(*arguments, **options)
 

@@ -24,6 +24,7 @@ NAMES = {
          "SLURMCluster", "SLURMRunner"), "cluster"),
     "dask_mpi": {"initialize": "initialize", "execute": "execute", "send_close_signal": "nothing"},
 }  # fmt: skip
+_PICKLES = "cloudpickle"  # it makes the script's functions travel
 # Packages that do nothing else: a script may import them where they are not installed.
 _ABSENT = ("dask_jobqueue", "dask_jobqueue.core", "dask_jobqueue.slurm", "dask_mpi")
 
@@ -42,7 +43,7 @@ class _Watch:
 
     def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
         """Return the module's own spec, with a loader that replaces names after it, None for all other modules."""
-        if name not in NAMES or self.searching:
+        if name not in (*NAMES, _PICKLES) or self.searching:
             return None
         from importlib.util import find_spec
 
@@ -64,6 +65,11 @@ class _Watch:
 
 def _replace(package: str) -> None:
     """Replace the names in all modules of a package, which has just been imported whole."""
+    if package == _PICKLES:
+        from hpcml import pickled_code
+
+        pickled_code.keep_file_names()
+        return
     from hpcml.node.script import run_cluster
 
     modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == package]
