@@ -5,7 +5,7 @@ BIN := .venv/bin
 RUNS := .venv/.runs
 ENVIRONMENT := .venv/.complete
 
-.PHONY: help demo quick test test-slurms check bless lab lab-down lab-shell bench images pictures reference docs site clean
+.PHONY: help demo quick test test-slurms check bless lab lab-down lab-shell bench images pictures reference docs site versions clean
 
 help:            ## show this list
 	@grep -E '^[a-z-]+: .*##' Makefile | sed 's/:.*##/\t/' | expand -t 14
@@ -76,6 +76,13 @@ site: $(ENVIRONMENT)  ## build the documentation as a site, in site/, and try it
 	@$(BIN)/python -c 'import material' 2>/dev/null || PYTHON="$(PYTHON)" tests/setup_environment.sh docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@$(BIN)/pytest -q tests/test_site.py && echo 'The site: site/index.html (search needs a server: python3 -m http.server -d site)'
+
+versions:        ## write down the newest packages that the extras allow (Python of .venv); then make test
+	rm -rf .venv
+	@NEWEST=1 PYTHON="$(PYTHON)" tests/setup_environment.sh local,test,image,ucx,jupyter,polars,docs
+	@$(BIN)/python -m pip freeze --disable-pip-version-check --exclude hpcml \
+		> tests/versions-$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt
+	@touch $(RUNS) $(ENVIRONMENT)
 
 clean:           ## remove what the other targets made here
 	rm -rf .venv dist build site .pytest_cache .mypy_cache .ruff_cache

@@ -1,6 +1,7 @@
 #!/bin/bash
 # setup_environment.sh EXTRAS [PIP'S OPTIONS]: make .venv with hpcml (editable) and these extras of pyproject.toml. Wants python3 >= 3.11;
-# installs python3-venv where a Debian or Ubuntu lacks it and this runs as root.
+# installs python3-venv where a Debian or Ubuntu lacks it and this runs as root. The packages are those of tests/versions-PYTHON.txt where
+# there is one for this Python, unless NEWEST is set.
 set -euo pipefail
 extras=${1:?which extras?}
 python=${PYTHON:-python3}
@@ -15,6 +16,8 @@ if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
     echo "This Python cannot make environments ($python). Install python3-venv, or name another: make PYTHON=…." >&2; exit 65
   fi
 fi
+versions=tests/versions-$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt
+if [ -z "${NEWEST:-}" ] && [ -f "$versions" ]; then set -- "$@" --constraint "$versions"; fi
 [ -x .venv/bin/python ] || "$python" -m venv .venv
 echo "installing into .venv (some minutes the first time) …"
 .venv/bin/python -m pip install --quiet --quiet --disable-pip-version-check "${@:2}" --editable ".[$extras]"

@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import zipfile
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from lab_paths import LabError, Places
 PYTHON = "/usr/bin/python3"
 SITE = Path(__file__).with_name("site")  # the lab's own profile
 EXTRAS = "local,test,ucx,jupyter,polars"
+VERSIONS = Path(__file__).parents[1] / "versions-{}.{}.txt".format(*sys.version_info)
 IGNORED_NAMES = (
     ".git", ".venv", "venv", "__pycache__", "build", "dist", "*.egg-info", ".*_cache", ".hypothesis", "node_modules",
 )  # fmt: skip
@@ -38,7 +40,7 @@ def build(places: Places, source: Path, extras: str = EXTRAS) -> tuple[Path, boo
         _laptop(places, pip, wheel)
         return wheel, False
     _run([*pip, "--force-reinstall", "--no-deps", str(wheel)])
-    _run([*pip, f"{wheel}[{extras}]"])
+    _run([*pip, *(("--constraint", str(VERSIONS)) if VERSIONS.exists() else ()), f"{wheel}[{extras}]"])
     _laptop(places, pip, wheel)
     stamp.write_text(wanted)
     return wheel, True
@@ -82,7 +84,8 @@ def _dependencies(wheel: Path, extras: str) -> str:
         name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         lines = archive.read(name).decode().splitlines()
     asked = [line for line in lines if line.startswith(("Requires-Dist:", "Requires-Python:", "Provides-Extra:"))]
-    return hashlib.sha256("\n".join([extras, os.path.realpath(PYTHON), *asked]).encode()).hexdigest()
+    versions = VERSIONS.read_text() if VERSIONS.exists() else ""
+    return hashlib.sha256("\n".join([extras, os.path.realpath(PYTHON), versions, *asked]).encode()).hexdigest()
 
 
 def _run(argv: Sequence[str]) -> None:
