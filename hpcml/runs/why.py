@@ -81,17 +81,17 @@ def of_status(run: directories.Run, status: Status) -> Answer:
     """Return why a run failed that stands so."""
     if status.phase == "refused":
         return refused(status)
+    told = tuple(Line(sentence, "record", "events.jsonl") for sentence in status.warnings[-_WARNINGS:])
     if not status.over:
         never = "never start" in status.message
         cause = f"the run waits: {status.message}" if status.phase == "queued" else status.message
         step = f"Cancel it: hpcml cancel {run.id}." if never else status.hint
-        told = tuple(Line(sentence, "record", "events.jsonl") for sentence in status.warnings[-_WARNINGS:])
         rule = "dependency" if never else ""
         return Answer(run.id, status.state, never, cause, rule=rule, warnings=told, next_step=step)
     hits = evidence.hits(run.paths, MOST_LOGS)
     found = judgement.judge(_ending(run, status), hits)
     if found is None:
-        return Answer(run.id, status.state, False, "the run ended well: there is no failure to explain")
+        return Answer(run.id, status.state, False, "the run ended well: there is no failure to explain", warnings=told)
     if not found.known or (status.state == "NODE_FAIL" and not found.nodes):
         found = _by_scheduler(run, status, found)
     retry = options(run, found)

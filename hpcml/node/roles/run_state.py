@@ -24,7 +24,8 @@ LOOK_EACH = 0.005  # seconds more for each node: a look reads a file of every no
 class RunState:
     """What is known of the run, brought up to date by :meth:`step`.
 
-    ``present`` are the names of the workers that are there; ``fabric`` is the answer of the fabric check; ``released``
+    ``present`` are the names of the workers that are there; ``fabric`` is the answer of the fabric check; ``of_tasks``
+    is what to say of the script's tasks if it ended with 0; ``released``
     is whether the script closed the cluster itself, ``closing`` whether the teardown does; ``frozen`` is whether the
     script waits for a file system. ``clocks`` are by how many
     seconds a node's is ahead of this one's, and by how many that may be wrong; ``measured`` are the nodes that asked.
@@ -37,6 +38,7 @@ class RunState:
         self.address = self.protocol = ""
         self.present: set[str] = set()
         self.fabric: dict[str, Any] | None = None
+        self.of_tasks: list[str] = []
         self.released = self.closing = self.frozen = False
         self.warnings: list[str] = []
         self.clocks: dict[str, tuple[float, float]] = {}
@@ -74,7 +76,10 @@ class RunState:
         """Take in what the scheduler says, for at most one tick."""
         self.clock.tick()
         for message in self.channel.receive(TICK):
-            self._take(message.pop("event", ""), message)
+            if "of_tasks" in message:
+                self.of_tasks = list(map(str, message["of_tasks"]))
+            else:
+                self._take(message.pop("event", ""), message)
 
     def _take(self, event: str, message: dict[str, Any]) -> None:
         match event:

@@ -33,7 +33,7 @@ from hpcml.node.hardware.network import (
     choose_protocol,
     ucx_environment,
 )
-from hpcml.node.health import clock_offset, diagnosis
+from hpcml.node.health import clock_offset, diagnosis, task_ends
 from hpcml.node.health.heartbeat import Activity, peer_of
 from hpcml.node.roles import dashboard, early_imports, registration
 from hpcml.node.sampling import dask_state
@@ -231,9 +231,8 @@ async def _serve(context: Context) -> int:
         await profile.write()
     for task in (orders, *beside):
         task.cancel()
-    if any(
-        one.done() for one in ended
-    ):  # the script closed the cluster itself (client.shutdown()): its right, and no loss
+    reporter.send(of_tasks=task_ends.sentences(scheduler))
+    if any(one.done() for one in ended):  # the script closed it itself (client.shutdown()): its right, and no loss
         reporter.send(event="scheduler-closed")
     await asyncio.gather(*(one.close(reason="the run has ended") for one in schedulers))
     writer.close()
@@ -258,6 +257,7 @@ async def _start(context: Context, host: str, folder: Path, share: int, *, ucx: 
         security=tls.security(context.attempt),
     )
     await scheduler
+    scheduler.add_plugin(task_ends.TaskEnds(scheduler.tasks))
     scheduler.handlers[clock_offset.QUESTION] = clock_offset.answer
     return scheduler
 

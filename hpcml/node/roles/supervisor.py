@@ -205,6 +205,9 @@ def tear_down(state: RunState, outcome: Outcome) -> None:
         tls.remove_secrets(context.attempt)
     except OSError as error:  # they open nothing any more, and the script's status stays
         say(context, f"the keys could not be removed: {error}")
+    if outcome.state == "COMPLETED" and not context.settings.service and not context.settings.sweep:
+        for sentence in state.of_tasks:
+            state.warn(sentence)
     state.events.write("torn-down", seconds=round(time.monotonic() - start, 3), killed=len(left))
     page.begin()
     cause = _cause(state, outcome)

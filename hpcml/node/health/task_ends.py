@@ -1,0 +1,63 @@
+"""What became of the script's tasks: which failed, and which were given up before they were done.
+
+A script that ends with 0 may have waited for none of them: Dask keeps an error for who asks for the result, and drops
+what nobody wants any more.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from distributed import Scheduler
+from distributed.diagnostics.plugin import SchedulerPlugin
+
+_BEFORE_THEY_RAN = frozenset(("waiting", "queued", "no-worker", "processing"))  # Dask's states
+_BY_THE_SCRIPT = ("client-releases-keys", "remove-client")  # its last future is gone, or its client; not Future.cancel
+_LONGEST = 300  # characters of an error
+_PLACE = re.compile(r'File "(?:[^"]*/)?([^"/]+)", line ([0-9]+)')
+
+
+class TaskEnds(SchedulerPlugin):  # type: ignore[misc]
+    """Counts them for one scheduler; of the errors it keeps the first."""
+
+    name = "hpcml-task-ends"
+
+    def __init__(self, tasks: Mapping[Any, Any]) -> None:
+        self.tasks = tasks
+        self.failed = self.given_up = 0
+        self.first = ""
+
+    def transition(self, _: Any, start: str, finish: str, *__: Any, stimulus_id: str = "", **facts: Any) -> None:
+        """Dask's hook: a task has another state."""
+        if start not in _BEFORE_THEY_RAN:
+            return
+        if finish == "erred" and start == "processing":  # what only waits for a failed task comes from "waiting"
+            self.failed += 1
+            self.first = self.first or _described(facts.get("exception_text") or "", facts.get("traceback_text") or "")
+        elif finish in {"released", "forgotten"} and stimulus_id.startswith(_BY_THE_SCRIPT):
+            self.given_up += 1
+
+    def undone(self) -> int:
+        """Return how many tasks nobody has waited for: those that are not done by now too."""
+        return self.given_up + sum(task.state in _BEFORE_THEY_RAN for task in self.tasks.values())
+
+
+def _described(error: str, trace: str) -> str:
+    places = _PLACE.findall(trace)
+    short = " ".join(error.split())[:_LONGEST]
+    return f"{short} ({places[-1][0]}:{places[-1][1]})" if places else short
+
+
+def sentences(scheduler: Scheduler) -> list[str]:
+    """Return what a user has to know of the tasks of a script that ended with 0."""
+    ends: TaskEnds = scheduler.plugins[TaskEnds.name]
+    said = []
+    if failed := ends.failed:
+        those = f"{failed:,} tasks failed, the first with" if failed > 1 else "a task failed with"
+        said.append(f"{those} {ends.first or 'an error'}, and the script ended with 0 all the same.")
+    if undone := ends.undone():
+        those = f"{undone:,} tasks were" if undone > 1 else "a task was"
+        said.append(f"{those} not done when the script ended or dropped the future: nothing waited for the result.")
+    return said

@@ -1,0 +1,107 @@
+"""A script that ends with 0 although tasks of it failed, or were not done, is told so; one that waited is not."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from distributed import Client, LocalCluster, Variable, fire_and_forget, wait
+
+from hpcml.node.health import task_ends
+from test_local import CONNECT, Here, here  # noqa: F401 - the fixture
+
+pytestmark = pytest.mark.local
+
+END = threading.Event()  # workers are threads of this process
+UNDONE = "not done when the script ended or dropped the future: nothing waited for the result."
+
+
+def invert(x: float) -> float:
+    return 1 / x
+
+
+def long(_: object) -> None:
+    END.wait(600)
+
+
+def at_the_third_try(path: Path) -> None:
+    with path.open("a") as file:
+        file.write("x")
+    if path.stat().st_size < 3:
+        raise OSError("not yet")
+
+
+def lives_with_it(client: Client, _: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        client.submit(invert, 0).result()
+
+
+def all_is_well(client: Client, folder: Path) -> None:
+    client.gather(client.map(invert, [1, 2]))
+    client.submit(at_the_third_try, folder / "tries", retries=5).result()
+    Variable("kept", client=client).set(client.submit(invert, 1))
+    fire_and_forget(client.submit(invert, 3))
+    wait(client.submit(invert, 3))
+
+
+# What a script does, how many tasks failed of it, and how many were not done.
+SCRIPTS: dict[str, tuple[Callable[[Client, Path], object], int, int]] = {
+    "nothing asks for the results": (lambda client, _: wait(client.map(invert, [0, 1, 0], pure=False)), 2, 0),
+    "what depends on a failed one": (lambda client, _: wait(client.submit(invert, client.submit(invert, 0))), 1, 0),
+    "the script lives with it": (lives_with_it, 1, 0),
+    "many, none waited for": (lambda client, _: client.map(long, range(7)), 0, 7),
+    "in a function, which returns": (lambda client, _: client.map(long, range(3)) and None, 0, 3),
+    "nobody can wait for it": (lambda client, _: fire_and_forget(client.submit(long, 0)), 0, 1),
+    "no worker for it": (lambda client, _: client.submit(invert, 1, resources={"moon": 1}), 0, 1),
+    "cancelled": (lambda client, _: client.cancel(client.map(long, range(3))), 0, 0),
+    "all is well": (all_is_well, 0, 0),
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_scheduler_counts_what_nobody_waited_for(name: str, tmp_path: Path) -> None:
+    does, failed, undone = SCRIPTS[name]
+    END.clear()
+    with LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None) as cluster:
+        scheduler = cluster.scheduler
+        scheduler.add_plugin(task_ends.TaskEnds(scheduler.tasks))
+        with Client(cluster) as client:
+            kept = does(client, tmp_path)
+            client.run_on_scheduler(lambda: None)  # what was sent before has arrived
+        said = cluster.sync(_sentences, scheduler)
+        END.set()
+    assert len(said) == (failed > 0) + (undone > 0)
+    if failed:
+        place = f"{Path(__file__).name}:{invert.__code__.co_firstlineno + 1}"
+        those = "2 tasks failed, the first" if failed > 1 else "a task failed"
+        assert said[0].startswith(f"{those} with ZeroDivisionError('division by zero') ({place}), and")
+    if undone:
+        assert said[-1] == (f"{undone} tasks were {UNDONE}" if undone > 1 else f"a task was {UNDONE}")
+    assert kept is None or kept
+
+
+async def _sentences(scheduler: object) -> list[str]:
+    return task_ends.sentences(scheduler)
+
+
+SCRIPT = """
+def invert(x):
+    return 1 / x
+def sleep(x):
+    time.sleep(1000)
+from distributed import wait
+wait(client.submit(invert, 0))
+futures = client.map(sleep, range(3))
+"""
+
+
+@pytest.mark.parametrize(("end", "status"), [("", 0), ("sys.exit(3)", 3)])
+def test_a_run_tells_it_of_a_script_that_ended_well(here: Here, end: str, status: int) -> None:  # noqa: F811
+    done = here.submit(CONNECT + SCRIPT + end)
+    assert done.returncode == status, done.stderr
+    failed = "a task failed with ZeroDivisionError('division by zero') (my script.py:5), and the script ended with 0 all the same."
+    told = [] if status else [failed, f"3 tasks were {UNDONE}"]
+    assert here.status()["warnings"] == told
+    assert all(words in " ".join(done.stderr.split()) for words in told)
