@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from hpcml import schedulers
-from hpcml.errors import ANSWER_LOST
+from hpcml.errors import ANSWER_LOST, StorageError
 from hpcml.runs import directories, record
 from hpcml.schedulers import Submission
 
@@ -25,7 +25,7 @@ def adopt_all(runs: Sequence[directories.Run]) -> list[directories.Run]:
     SlurmUnreachableError
         If Slurm does not answer, so that nothing new is known.
     """
-    known = [directories.load(run.paths.directory) if is_prepared(run) else run for run in runs]
+    known = [_read_again(run) or run if is_prepared(run) else run for run in runs]
     open_runs = {run.id: _scheduler(run) for run in known if is_prepared(run) or _is_lost(run)}
     found: dict[str, Submission] = {}
     for name in set(open_runs.values()):
@@ -47,14 +47,25 @@ def _is_lost(run: directories.Run) -> bool:
     return not run.submission or run.submission.exit_status == ANSWER_LOST
 
 
+def _read_again(run: directories.Run) -> directories.Run | None:
+    """Return the run as its record is by now, None if it was removed meanwhile."""
+    try:
+        return directories.load(run.paths.directory)
+    except StorageError:
+        if run.paths.directory.exists():
+            raise
+        return None
+
+
 def _scheduler(run: directories.Run) -> str:
     return run.submission.scheduler if run.submission else record.planned(run).scheduler
 
 
 def _with_job(run: directories.Run, answer: Submission) -> directories.Run:
-    run = directories.load(run.paths.directory)  # who submits it may have written the answer meanwhile
-    if not is_prepared(run) and not _is_lost(run):
-        return run
+    now = _read_again(run)  # who submits it may have written the answer meanwhile
+    if now is None or not (is_prepared(now) or _is_lost(now)):
+        return now or run
+    run = now
     if run.submission and run.submission.line:
         new = run.submission._replace(job=answer.job)
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 import zipfile
 from pathlib import Path
@@ -167,6 +168,20 @@ def test_a_run_whose_answer_is_being_written_keeps_all_of_it(world: World, monke
     again = adoption.adopt(early)
     assert (again.job, again.may_start_again) == ("101", True)
     assert json.loads((directory / "submission.json").read_text())["site"] == json.loads(record)["site"]
+
+
+def test_a_run_that_is_removed_while_its_job_is_looked_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`hpcml rm` in another window: the listing of the others goes on."""
+    directory = world.submit()
+    run = directories.load(directory)
+    assert run.submission
+    prepared = run._replace(submission=run.submission._replace(job="", line="sbatch job.sh"))
+    lost = run._replace(submission=run.submission._replace(job="", exit_status=errors.ANSWER_LOST))
+    for name, value in world.environment.items():
+        monkeypatch.setenv(name, value)
+    shutil.rmtree(directory)
+    assert adoption.adopt_all([prepared, lost]) == [prepared, lost]
+    assert not directory.exists()
 
 
 def test_an_answer_that_is_lost_for_a_job_that_is_not_there(world: World) -> None:
