@@ -22,10 +22,16 @@ _ANSWER = 2.0  # seconds for another interpreter to compile a script that does n
 _MOST_FILES = 200  # modules beside the script that are looked into
 _NOTED = 3  # missing modules in a note
 _COMPILE = "import sys; compile(open(sys.argv[1], 'rb').read(), sys.argv[1], 'exec')"
-# What Dask or most scripts need: a file of the script's folder with such a name is seldom meant to take its place. Not
-# what Python has loaded before any script.
+# What Dask, its libraries or most scripts need: a file of the script's folder with such a name is seldom meant to take
+# its place. Not what Python has loaded before any script.
 _LOADED_BEFORE = {*sys.builtin_module_names, "abc", "codecs", "encodings", "importlib", "io", "os", "site", "stat"}
-_PACKAGES = {"cudf", "cuml", "cupy", "dask", "distributed", "numpy", "pandas", "scipy", "sklearn"}
+_PACKAGES = {
+    "click", "cloudpickle", "cudf", "cuml", "cupy", "cupyx", "dask", "dask_cuda", "dask_cudf", "dask_glm",
+    "dask_ml", "distributed", "fsspec", "jinja2", "joblib", "lightgbm", "locket", "matplotlib", "msgpack",
+    "numba", "numpy", "packaging", "pandas", "partd", "polars", "psutil", "pyarrow", "pylibraft", "raft_dask",
+    "rmm", "scipy", "sklearn", "sortedcontainers", "tblib", "threadpoolctl", "toolz", "torch", "tornado",
+    "ucxx", "urllib3", "xarray", "xgboost", "yaml", "zarr", "zict",
+}  # fmt: skip
 _KNOWN = (sys.stdlib_module_names - _LOADED_BEFORE) | _PACKAGES
 _PROVIDED = ("hpcml", "dask_jobqueue", "dask_mpi")  # by the run itself (hpcml.node.script.replacements)
 # Packages that open a Dask cluster in a cloud, on Kubernetes or YARN, or at a gateway.
@@ -365,7 +371,8 @@ def _needed(script: Path, folder: Path) -> _Imports:
     """
     needed: list[_Import] = []
     # A package that libraries import is hidden from them too, by whatever the script imports itself.
-    hiding = {name: beside for name in sorted(_PACKAGES) if (beside := _beside(folder, name)) and beside.is_file()}
+    there = _PACKAGES & {name.removesuffix(".py") for name in os.listdir(folder)}
+    hiding = {name: beside for name in sorted(there) if (beside := _beside(folder, name)) and beside.is_file()}
     if script.suffix == ".py" and script.stem in _KNOWN and script.resolve().parent == folder.resolve():
         hiding[script.stem] = script
     plain = True

@@ -92,6 +92,18 @@ def test_a_file_that_hides_a_module_is_named(tmp_path: Path, name: str, text: st
     assert said.count("Traceback") == 1, said
 
 
+def test_a_file_through_which_the_import_of_a_library_goes_is_named(tmp_path: Path) -> None:
+    """The module that lacks something is another: a joblib.py that imports scikit-learn, which imports joblib."""
+    (tmp_path / "tabnanny.py").write_text("from library import name\n")
+    (tmp_path / "library.py").write_text("import tabnanny\nname = 1\n")
+    hint, said = run(tmp_path, "import library")
+    assert "cannot import name 'name' from partially initialized module 'library'" in said
+    assert hint.startswith(f"{tmp_path}/tabnanny.py hides another module of this name"), said
+    (tmp_path / "tabnanny.py").write_text("import library\n1 / 0\n")
+    (tmp_path / "library.py").write_text("name = 1\n")
+    assert run(tmp_path, "import tabnanny")[0] == ""
+
+
 def test_a_script_with_the_name_of_a_module_that_it_imports(tmp_path: Path) -> None:
     assert run(tmp_path, "from pytest.x import y", name="pytest.py")[0].startswith(f"{tmp_path}/pytest.py hides")
 

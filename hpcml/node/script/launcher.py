@@ -185,13 +185,25 @@ def _write_down(error: BaseException | None, described: TracebackException, libr
 
 
 def _hides(error: BaseException, library: _StandardLibrary) -> str:
-    """Return the file of the script's folder that hides another module, where an error comes of that; else nothing."""
-    name = ""
+    """Return the file of the script's folder that hides another module, where an error comes of that; else nothing.
+
+    It is the module that lacks something, or one through which the import of a library went.
+    """
     if isinstance(error, ImportError):
-        name = error.name or ""
+        names = [error.name or ""]
     elif isinstance(error, AttributeError) and isinstance(error.obj, type(sys)):
-        name = error.obj.__name__
-    top = name.partition(".")[0]
+        names = [error.obj.__name__]
+    else:
+        return ""
+    trace = error.__traceback__
+    while trace:
+        names.append(trace.tb_frame.f_globals.get("__name__", ""))
+        trace = trace.tb_next
+    return next((file for name in names if (file := _hidden_by(str(name).partition(".")[0], library))), "")
+
+
+def _hidden_by(top: str, library: _StandardLibrary) -> str:
+    """Return the file of the script's folder that hides a module of this name, if one does; else nothing."""
     beside = (f"{_FOLDER}/{top}.py", f"{_FOLDER}/{top}/__init__.py")
     module = library.theirs.get(top) or sys.modules.get(top)  # none where it failed itself
     file = getattr(module, "__file__", None) if module else next(filter(os.path.exists, beside), "")
