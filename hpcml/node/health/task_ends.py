@@ -52,8 +52,10 @@ def _described(error: str, trace: str) -> str:
 
 def sentences(scheduler: Scheduler) -> list[str]:
     """Return what a user has to know of the tasks of a script that ended with 0."""
-    ends: TaskEnds = scheduler.plugins[TaskEnds.name]
-    said = []
+    ends: TaskEnds | None = scheduler.plugins.get(TaskEnds.name)
+    said: list[str] = []
+    if ends is None:  # the script took it away
+        return said
     if failed := ends.failed:
         those = f"{failed:,} tasks failed, the first with" if failed > 1 else "a task failed with"
         said.append(f"{those} {ends.first or 'an error'}, and the script ended with 0 all the same.")
