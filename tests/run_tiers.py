@@ -2,8 +2,7 @@
 
 ``make test`` calls it, and ``make quick`` with the tiers that it names. The lab tier needs root and installs what it lacks
 on Debian and Ubuntu (tests/lab/lab.py). Tiers are divided into parts, which wait in one row for the next that is free:
-two run beside each other, and a third where there are labs, which wait for Slurm much of the time. The output of each
-part grows in ``.pytest_cache/PART.txt`` and is shown when its tier has ended. What failed is run once more at the
+three run beside each other. The output of each part grows in ``.pytest_cache/PART.txt`` and is shown when its tier has ended. What failed is run once more at the
 end, alone: that it passes then tells a test that a busy machine fails from one that always fails, and makes neither good.
 """
 
@@ -39,7 +38,7 @@ SECOND_LAB = (
     "test_staging", "test_submit", "test_sweep_in_jobs", "test_time_limit", "test_top_on_nodes", "test_tunnel",
     "test_tunnel_breaks", "test_tunnel_browser", "test_tunnel_jupyter", "test_why", "test_why_from_laptop", "test_why_staged",
 )  # fmt: skip
-BESIDE, BESIDE_LABS = 2, 3  # parts at a time: more keep two processors no busier, and all waits longer
+BESIDE = 3  # parts at a time: with two, two processors idle a quarter of `make quick`; more make all wait longer
 STEPS_BACK = {"unit": 5, "cli": 5, "jobs": 5}  # nice: what only computes leaves the cores to what has deadlines
 SHOWING = threading.Lock()
 
@@ -155,12 +154,12 @@ def _run_all(asked: Sequence[Tier]) -> list[Result]:
     if not labs and len(row) == 1:
         _show(f"\n== {others[0].name}: {others[0].proves}")
         return [_pytest(row[0], None)]
-    places = threading.Semaphore(BESIDE_LABS if labs else BESIDE)
+    places = threading.Semaphore(BESIDE)
     for _ in labs[:1]:  # the labs are the longest: they take their places before all others
         _take(places, labs[0])
     with ThreadPoolExecutor() as pool:
         of_labs = pool.submit(_run_labs, labs, places)
-        takers = [pool.submit(_run_row, row, places) for _ in range(BESIDE_LABS)]
+        takers = [pool.submit(_run_row, row, places) for _ in range(BESIDE)]
         of_parts = {part: result for taker in takers for part, result in taker.result().items()}
         results = {result.tier: result for result in of_labs.result()}
     for tier in others:

@@ -47,14 +47,14 @@ def test_labs_come_first_and_a_lab_that_has_ended_gives_its_place_to_the_next(
     running: set[str] = set()
     most: dict[str, int] = {}
     begun: list[str] = []
-    full, lock = threading.Barrier(run_tiers.BESIDE_LABS), threading.Lock()
+    full, lock = threading.Barrier(run_tiers.BESIDE), threading.Lock()
 
     def pytest_of(part: Part, _output: object, *_options: str) -> Result:
         with lock:
             running.add(part.name)
             begun.append(part.name)
             most[part.name] = len(running)
-        if part.tier == "lab" or (not prepared and len(begun) <= run_tiers.BESIDE_LABS):
+        if part.tier == "lab" or (not prepared and len(begun) <= run_tiers.BESIDE):
             full.wait(timeout=300)
         with lock:
             running.remove(part.name)
@@ -68,11 +68,11 @@ def test_labs_come_first_and_a_lab_that_has_ended_gives_its_place_to_the_next(
     asked = [tier for tier in run_tiers.TIERS if tier.name in ("cli", "local", "lab")]
     results = {result.tier: result for result in run_tiers._run_all(asked)}
     assert results["cli"].ran + results["local"].ran == 8
-    assert max(most.values()) <= run_tiers.BESIDE_LABS
+    assert max(most.values()) <= run_tiers.BESIDE
     assert results["lab"].why_not == prepared
     assert {"lab-1", "lab-2"} < set(begun) or prepared
     if not prepared:
-        assert {"lab-1", "lab-2"} < set(begun[: run_tiers.BESIDE_LABS])
+        assert {"lab-1", "lab-2"} < set(begun[: run_tiers.BESIDE])
 
 
 def test_a_small_machine_has_one_lab(monkeypatch: pytest.MonkeyPatch) -> None:
