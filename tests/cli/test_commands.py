@@ -27,15 +27,6 @@ def test_no_command_shows_help_and_is_wrong(world: World) -> None:
     assert done.stdout == world.run("--help").stdout
 
 
-def test_every_command_has_help(subtests: pytest.Subtests, world: World) -> None:
-    for name in COMMANDS:
-        with subtests.test(name=name):
-            done = world.run(name, "--help")
-            assert done.returncode == 0
-            assert done.stderr == ""
-            assert done.stdout.startswith(f"usage: hpcml {name}")
-
-
 def test_the_help_of_submit_names_every_option(world: World) -> None:
     text = world.run("submit", "--help").stdout
     for option in [*submit.FLAGS, *(option for group in submit.VALUES.values() for option in group)]:

@@ -62,6 +62,7 @@ def test_help_takes_a_command_and_has_examples(subtests: pytest.Subtests, world:
             done = world.run("help", name)
             assert (done.returncode, done.stderr) == (0, "")
             assert done.stdout == world.run(name, "--help").stdout
+            assert done.stdout.startswith(f"usage: hpcml {name}")
             assert done.stdout.rstrip().endswith(EXAMPLES[name][-1])
 
 
