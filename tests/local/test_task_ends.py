@@ -82,6 +82,15 @@ def test_the_scheduler_counts_what_nobody_waited_for(name: str, tmp_path: Path) 
     assert kept is None or kept
 
 
+def test_an_error_is_one_line_of_what_can_be_printed() -> None:
+    ends = task_ends.TaskEnds({})
+    trace = '  File "/a b/job.py", line 3, in f\n    raise\n  File "/home/me/.local/lib/python3/site-packages/x.py", line 9\n'
+    ends.transition("one", "processing", "erred", exception_text="Bad\n\x1b[31m" + "x" * 500, traceback_text=trace)
+    assert ends.first == f"Bad ?[31m{'x' * 191}… (job.py:3)"
+    ends.transition("two", "processing", "erred", exception_text="other")
+    assert (ends.failed, ends.first[:3]) == (2, "Bad")
+
+
 async def _sentences(scheduler: object) -> list[str]:
     return task_ends.sentences(scheduler)
 

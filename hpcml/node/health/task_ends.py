@@ -7,6 +7,7 @@ what nobody wants any more.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,8 +16,9 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 
 _BEFORE_THEY_RAN = frozenset(("waiting", "queued", "no-worker", "processing"))  # Dask's states
 _BY_THE_SCRIPT = ("client-releases-keys", "remove-client")  # its last future is gone, or its client; not Future.cancel
-_LONGEST = 300  # characters of an error
-_PLACE = re.compile(r'File "(?:[^"]*/)?([^"/]+)", line ([0-9]+)')
+_LONGEST = 200  # characters of an error
+_PLACE = re.compile(r'File "([^"]+)", line ([0-9]+)')
+_LIBRARIES = (f"{sys.prefix}/", f"{sys.base_prefix}/", "<")
 
 
 class TaskEnds(SchedulerPlugin):  # type: ignore[misc]
@@ -46,8 +48,13 @@ class TaskEnds(SchedulerPlugin):  # type: ignore[misc]
 
 def _described(error: str, trace: str) -> str:
     places = _PLACE.findall(trace)
-    short = " ".join(error.split())[:_LONGEST]
-    return f"{short} ({places[-1][0]}:{places[-1][1]})" if places else short
+    own = [place for place in places if not place[0].startswith(_LIBRARIES) and "/site-packages/" not in place[0]]
+    line = "".join(one if one.isprintable() else "?" for one in " ".join(error.split()))
+    short = line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"
+    if not places:
+        return short
+    file, line_number = (own or places)[-1]
+    return f"{short} ({file.rpartition('/')[2]}:{line_number})"
 
 
 def sentences(scheduler: Scheduler) -> list[str]:
