@@ -421,7 +421,8 @@ def test_a_worker_that_is_ended_for_its_memory_is_named_with_the_figures(here: H
     done = here.submit(GREEDY, "--set", "workers.memory_limit=200MiB", "--set", "workers.restarts=9")
     assert done.returncode == 0, done.stderr
     assert done.stdout == "KilledWorker\n"
-    (warning,) = here.status()["warnings"]
+    warning, of_tasks = here.status()["warnings"]
+    assert of_tasks.startswith("a task failed with KilledWorker: Attempted to run task"), of_tasks
     assert re.search(r"local: worker local was ended, over its memory limit: \d+ MiB of 200 MiB", warning)
     assert warning in done.stderr
     assert "killed by SIGKILL" not in here.run("logs", "last", "worker").stdout

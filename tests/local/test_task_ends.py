@@ -64,7 +64,7 @@ SCRIPTS: dict[str, tuple[Callable[[Client, Path], object], int, int]] = {
 def test_the_scheduler_counts_what_nobody_waited_for(name: str, tmp_path: Path) -> None:
     does, failed, undone = SCRIPTS[name]
     END.clear()
-    with LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None) as cluster:
+    with LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster:
         scheduler = cluster.scheduler
         scheduler.add_plugin(task_ends.TaskEnds(scheduler.tasks))
         with Client(cluster) as client:
@@ -85,9 +85,10 @@ def test_the_scheduler_counts_what_nobody_waited_for(name: str, tmp_path: Path) 
 def test_an_error_is_one_line_of_what_can_be_printed() -> None:
     ends = task_ends.TaskEnds({})
     trace = '  File "/a b/job.py", line 3, in f\n    raise\n  File "/home/me/.local/lib/python3/site-packages/x.py", line 9\n'
-    ends.transition("one", "processing", "erred", exception_text="Bad\n\x1b[31m" + "x" * 500, traceback_text=trace)
+    text = "Bad\n\x1b[31m" + "x" * 500
+    ends.transition("one", "processing", "erred", cause="one", exception_text=text, traceback_text=trace)
     assert ends.first == f"Bad ?[31m{'x' * 191}… (job.py:3)"
-    ends.transition("two", "processing", "erred", exception_text="other")
+    ends.transition("two", "processing", "erred", cause="two", exception_text="other")
     assert (ends.failed, ends.first[:3]) == (2, "Bad")
 
 

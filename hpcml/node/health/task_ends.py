@@ -13,6 +13,7 @@ from typing import Any
 
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed.protocol import pickle
 
 _BEFORE_THEY_RAN = frozenset(("waiting", "queued", "no-worker", "processing"))  # Dask's states
 _BY_THE_SCRIPT = ("client-releases-keys", "remove-client")  # its last future is gone, or its client; not Future.cancel
@@ -31,13 +32,13 @@ class TaskEnds(SchedulerPlugin):  # type: ignore[misc]
         self.failed = self.given_up = 0
         self.first = ""
 
-    def transition(self, _: Any, start: str, finish: str, *__: Any, stimulus_id: str = "", **facts: Any) -> None:
+    def transition(self, key: Any, start: str, finish: str, *_: Any, stimulus_id: str = "", **facts: Any) -> None:
         """Dask's hook: a task has another state."""
         if start not in _BEFORE_THEY_RAN:
             return
-        if finish == "erred" and start == "processing":  # what only waits for a failed task comes from "waiting"
+        if finish == "erred" and facts.get("cause") == key:  # what only waits for a failed task has no cause here
             self.failed += 1
-            self.first = self.first or _described(facts.get("exception_text") or "", facts.get("traceback_text") or "")
+            self.first = self.first or _described(**facts)
         elif finish in {"released", "forgotten"} and stimulus_id.startswith(_BY_THE_SCRIPT):
             self.given_up += 1
 
@@ -46,8 +47,14 @@ class TaskEnds(SchedulerPlugin):  # type: ignore[misc]
         return self.given_up + sum(task.state in _BEFORE_THEY_RAN for task in self.tasks.values())
 
 
-def _described(error: str, trace: str) -> str:
-    places = _PLACE.findall(trace)
+def _described(
+    *, exception: Any = None, exception_text: str | None = None, traceback_text: str | None = None, **_: Any
+) -> str:
+    error = exception_text or ""
+    if not error and isinstance(exception, bytes):  # the scheduler's own: KilledWorker, NoWorkerError
+        made = pickle.loads(exception)
+        error = f"{type(made).__name__}: {made}"
+    places = _PLACE.findall(traceback_text or "")
     own = [place for place in places if not place[0].startswith(_LIBRARIES) and "/site-packages/" not in place[0]]
     line = "".join(one if one.isprintable() else "?" for one in " ".join(error.split()))
     short = line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"

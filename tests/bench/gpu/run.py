@@ -64,6 +64,7 @@ LIMITS = {  # seconds
     "samples": 1800,
     "rates": 150,
     "chunks": 300,
+    "jobs": 300,
 }
 HOST_MEMORY = "16G"  # for each worker: the machine's own figure grows as it is used
 

@@ -99,6 +99,7 @@ COLUMNS: dict[str, list[tuple[str, str, Format]]] = {
               ("connect", "connect_s", number(2, " s")), ("scheduler up", "scheduler_up_s", number(2, " s"))],
     "idioms": [("of", "kind", str), ("figure", "figure", str), ("alone", "alone", str), ("took", "seconds", number(1, " s")),
                ("workers", "workers", str), ("opened in", "open_s", number(2, " s")), ("alone", "alone_open_s", number(2, " s"))],
+    "jobs": [("first answer after", "first_s", number(1, " s")), ("all after", "all_s", number(1, " s")), ("workers", "workers", str), ("GPUs that each saw", "devices", str), ("rows", "rows", number(0)), ("the fit", "fit_s", number(1, " s"))],
     "examples": [("on GPUs", "gpu_s", number(1, " s")), ("on CPUs", "cpu_s", number(1, " s")), ("figures apart", "apart", small)],
     "polars": [("rows", "rows", number(0)), ("rounds", "rounds", str), ("same answers", "same", truth),
                ("dask_cudf", "dask_s", number(2, " s")), ("each", "dask_spread", str), ("the first time", "dask_first_s", number(2, " s")),
