@@ -2,8 +2,8 @@
 
 ``make test`` calls it, and ``make quick`` with the tiers that it names. The lab tier needs root and installs what it lacks
 on Debian and Ubuntu (tests/lab/lab.py). Tiers are divided into parts, which wait in one row for the next that is free:
-three run beside each other. The output of each part grows in ``.pytest_cache/PART.txt`` and is shown when its tier has ended. What failed is run once more at the
-end, alone: that it passes then tells a test that a busy machine fails from one that always fails, and makes neither good.
+three run beside each other. The output of each part grows in ``.pytest_cache/PART.txt`` and is shown when its tier has
+ended. What failed is run once more at the end, alone: that it passes then tells a test that a busy machine fails from one that always fails, and makes neither good.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def adopt_all(runs: Sequence[directories.Run]) -> list[directories.Run]:
     SlurmUnreachableError
         If Slurm does not answer, so that nothing new is known.
     """
-    known = [_read_again(run) or run if is_prepared(run) else run for run in runs]
+    known = [(is_prepared(run) and _read_again(run)) or run for run in runs]
     open_runs = {run.id: _scheduler(run) for run in known if is_prepared(run) or _is_lost(run)}
     found: dict[str, Submission] = {}
     for name in set(open_runs.values()):

@@ -66,7 +66,7 @@ def test_the_scheduler_counts_what_nobody_waited_for(name: str, tmp_path: Path) 
     END.clear()
     with LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster:
         scheduler = cluster.scheduler
-        scheduler.add_plugin(task_ends.TaskEnds(scheduler.tasks))
+        scheduler.add_plugin(task_ends.TaskEnds())
         with Client(cluster) as client:
             kept = does(client, tmp_path)
             client.run_on_scheduler(lambda: None)  # what was sent before has arrived
@@ -83,7 +83,7 @@ def test_the_scheduler_counts_what_nobody_waited_for(name: str, tmp_path: Path) 
 
 
 def test_an_error_is_one_line_of_what_can_be_printed() -> None:
-    ends = task_ends.TaskEnds({})
+    ends = task_ends.TaskEnds()
     trace = '  File "/a b/job.py", line 3, in f\n    raise\n  File "/home/me/.local/lib/python3/site-packages/x.py", line 9\n'
     text = "Bad\n\x1b[31m" + "x" * 500
     ends.transition("one", "processing", "erred", cause="one", exception_text=text, traceback_text=trace)

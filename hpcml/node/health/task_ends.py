@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 from distributed import Scheduler
@@ -27,8 +26,7 @@ class TaskEnds(SchedulerPlugin):  # type: ignore[misc]
 
     name = "hpcml-task-ends"
 
-    def __init__(self, tasks: Mapping[Any, Any]) -> None:
-        self.tasks = tasks
+    def __init__(self) -> None:
         self.failed = self.given_up = 0
         self.first = ""
 
@@ -41,10 +39,6 @@ class TaskEnds(SchedulerPlugin):  # type: ignore[misc]
             self.first = self.first or _described(**facts)
         elif finish in {"released", "forgotten"} and stimulus_id.startswith(_BY_THE_SCRIPT):
             self.given_up += 1
-
-    def undone(self) -> int:
-        """Return how many tasks nobody has waited for: those that are not done by now too."""
-        return self.given_up + sum(task.state in _BEFORE_THEY_RAN for task in self.tasks.values())
 
 
 def _described(
@@ -73,7 +67,7 @@ def sentences(scheduler: Scheduler) -> list[str]:
     if failed := ends.failed:
         those = f"{failed:,} tasks failed, the first with" if failed > 1 else "a task failed with"
         said.append(f"{those} {ends.first or 'an error'}, and the script ended with 0 all the same.")
-    if undone := ends.undone():
+    if undone := ends.given_up + sum(task.state in _BEFORE_THEY_RAN for task in scheduler.tasks.values()):
         those = f"{undone:,} tasks were" if undone > 1 else "a task was"
         said.append(f"{those} not done when the script ended or dropped the future: nothing waited for the result.")
     return said

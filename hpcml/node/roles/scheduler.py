@@ -257,7 +257,7 @@ async def _start(context: Context, host: str, folder: Path, share: int, *, ucx: 
         security=tls.security(context.attempt),
     )
     await scheduler
-    scheduler.add_plugin(task_ends.TaskEnds(scheduler.tasks))
+    scheduler.add_plugin(task_ends.TaskEnds())
     scheduler.handlers[clock_offset.QUESTION] = clock_offset.answer
     return scheduler
 
