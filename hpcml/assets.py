@@ -14,10 +14,12 @@ from hpcml import files
 from hpcml.paths import LIBRARY
 
 _PACKAGE = Path(__file__).resolve().parent
-# What a run's library has in the place of the command line, for scripts that call hpcml.
-COMMAND_LINE = {
+# What a run's library has under other names: in the place of the command line, for scripts that call hpcml, and what
+# Python imports as it starts.
+RENAMED = {
     "hpcml/cli/__init__.py": "hpcml/cli/__init__.py",
     **dict.fromkeys(("hpcml/__main__.py", "hpcml/cli/main.py"), "hpcml/node/command_line.py"),
+    "sitecustomize.py": "hpcml/node/script/children.py",
 }
 
 
@@ -107,8 +109,8 @@ def _archive(names: list[str]) -> bytes:
 
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as members:
-        for name in (*names, *COMMAND_LINE):
-            loader = _Travelling(name, f"{LIBRARY}/{COMMAND_LINE.get(name, name)}")
+        for name in (*names, *RENAMED):
+            loader = _Travelling(name, f"{LIBRARY}/{RENAMED.get(name, name)}")
             source = loader.get_data(loader.path)
             unchecked = MAGIC_NUMBER + b"\1\0\0\0" + source_hash(source)
             members.writestr(zipfile.ZipInfo(name), source)

@@ -67,11 +67,27 @@ def test_a_program_has_the_cluster_and_its_status_is_the_run_s(here: Here) -> No
     assert done.stdout.split("\n")[:6] == ["a b", "--nodes", str(here.folder), "data", "tls", "3"]
 
 
+SHELL = """set -e
+"$PYTHON" use.py
+"$PYTHON" -m nbconvert --to notebook --execute --ExecutePreprocessor.kernel_name=python3 --output done.ipynb n.ipynb
+"""
+OPENS = """import tool
+from distributed import Client, LocalCluster
+client = Client(LocalCluster(n_workers=7))
+print(client.submit(tool.f, 1).result(), len(client.nthreads()))
+"""
+
+
 def test_a_program_on_path_runs_from_the_folder_of_submission(here: Here) -> None:
-    put(here.folder, {"tool.py": "def f(x):\n    return x + 1\n", "run.sh": '"$PYTHON" use.py\n',
-                      "use.py": "import tool\nfrom distributed import Client\nprint(Client().submit(tool.f, 1).result())\n"})  # fmt: skip
+    """What it starts opens the run's cluster, as a script does: a Python file, and the kernel of a notebook."""
+    notebook(here, OPENS)
+    put(here.folder, {"tool.py": "def f(x):\n    return x + 1\n", "run.sh": SHELL, "use.py": OPENS})
     done = submit(here, "--", "bash", "run.sh", PYTHON=sys.executable)
-    assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr
+    note = "hpcml: LocalCluster(n_workers=7) in {}line 3: this run's 1 worker on 1 node is used."
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert done.stdout.splitlines()[:2] == [note.format("use.py, "), "2 1"]
+    (cell,) = json.loads((here.folder / "done.ipynb").read_text())["cells"]
+    assert sorted("".join(one["text"]) for one in cell["outputs"]) == ["2 1\n", note.format("") + "\n"]
 
 
 def notebook(here: Here, *cells: str) -> None:

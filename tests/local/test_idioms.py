@@ -217,7 +217,7 @@ def test_a_script_that_counts_workers_in_a_loop_is_told_that_no_more_come(here: 
 
 
 OWN = """
-import json, os, psutil
+import json, os, psutil, subprocess, sys
 from dask.distributed import Client, LocalCluster
 
 if __name__ == "__main__":
@@ -232,6 +232,8 @@ if __name__ == "__main__":
         print(len(client.nthreads()), client.cluster.dashboard_link)
     with Client() as client:
         print(client.scheduler.address == os.environ["DASK_SCHEDULER_ADDRESS"])
+    show = "import distributed; print([one.__name__ for one in distributed.LocalCluster.__mro__[1:3]])"
+    subprocess.run([sys.executable, "-c", show])
 """
 
 
@@ -239,10 +241,48 @@ def test_own_clusters_are_closed_to_others(here: Here) -> None:
     done = here.submit(OWN, "--own-clusters")
     assert done.returncode == 0, done.stdout + done.stderr
     assert 'result [2, ["127.0.0.1"], 5, 3, true]' in done.stdout  # a scheduler, two workers, their Nannies
-    assert done.stdout.splitlines()[-2:] == ["1 ", "True"]
+    assert done.stdout.splitlines()[-3:] == ["1 ", "True", "['Own', 'ClosedCluster']"]
     beside = "a cluster of its own on this node (--own-clusters), beside this run's 1 worker on 1 node."
     assert notes(done) == [f"LocalCluster(n_workers=2, threads_per_worker=1) in line 7: {beside}",
                            f"LocalCluster(n_workers=1) in line 13: {beside}"]  # fmt: skip
+
+
+CHILDREN = """
+import glob, json, multiprocessing, os, subprocess, sys
+def child(kind):
+    from dask.distributed import Client, LocalCluster
+    with LocalCluster(n_workers=7) as cluster, Client(cluster) as client:
+        print(kind, len(client.nthreads()), client.submit(sum, [1, 2]).result(), flush=True)
+if __name__ == "__main__":
+    for kind in ("spawn", "forkserver", "fork"):
+        process = multiprocessing.get_context(kind).Process(target=child, args=(kind,))
+        process.start()
+        process.join()
+    subprocess.run([sys.executable, "beside.py"], check=True)
+    (versions,) = glob.glob(os.environ["HPCML_RUN_DIR"] + "/attempts/0/versions/scheduler@*")
+    with open(versions) as file:
+        changed = {**json.load(file), "distributed": "1.2.3"}
+    with open(versions, "w") as file:
+        json.dump(changed, file)
+    subprocess.run([sys.executable, "-c", "import distributed; print('other', hasattr(distributed.Client, 'of_hpcml'))"])
+"""
+BESIDE = "import os\nfrom dask.distributed import Client\nclient = Client(n_workers=7)\nprint('beside', len(client.nthreads()))\n"
+
+
+def test_what_the_script_starts_opens_the_run_s_cluster_too(here: Here) -> None:
+    """But a process whose Dask has another version, which could not talk to the run's scheduler."""
+    (here.folder / "beside.py").write_text(BESIDE)
+    done = here.submit(CHILDREN, "--set", "workers.per_node=2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = [line for line in done.stdout.splitlines() if not line.startswith("hpcml: ")]
+    assert said == ["spawn 2 3", "forkserver 2 3", "fork 2 3", "beside 2", "other False"], done.stdout
+    used = "this run's 2 workers on 1 node are used."
+    of_script, of_file, other = (*dict.fromkeys(notes(done)),)
+    assert of_script == f"LocalCluster(n_workers=7) in line 5: {used}"
+    assert of_file == f"Client(n_workers=7) in beside.py, line 3: {used}"
+    assert re.fullmatch(
+        r"process \d+ cannot use the run's cluster: distributed is [\d.]+ here, and 1.2.3 in the run.", other
+    )
 
 
 BACKENDS = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import shutil
 import stat
@@ -104,7 +105,7 @@ def test_the_library_is_one_file_with_what_runs_on_the_nodes(tmp_path: Path) -> 
         assert "hpcml/node/__main__.py" in copied
         assert "hpcml/cli/submit.py" not in copied
         for name in copied:
-            assert members.read(name) == (root / assets.COMMAND_LINE.get(name, name)).read_bytes()
+            assert members.read(name) == (root / assets.RENAMED.get(name, name)).read_bytes()
 
 
 def test_the_command_line_is_found_behind_the_library(tmp_path: Path) -> None:
@@ -117,6 +118,36 @@ def test_the_command_line_is_found_behind_the_library(tmp_path: Path) -> None:
         command = [sys.executable, *words, "--version"]
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=found, cwd=tmp_path)
         assert done.stdout.startswith("hpcml "), done.stderr
+
+
+AT_ITS_START = """
+import json, shutil, sys
+watches = any(type(finder).__module__ == "sitecustomize" for finder in sys.meta_path)
+if "gone" in sys.argv:
+    shutil.rmtree(sys.argv[-1])
+import cloudpickle
+print(json.dumps([watches, getattr(sys.modules.get("sitecustomize"), "WHOSE", None), "hpcml" in sys.modules]))
+"""
+
+
+def test_a_process_of_the_script_watches_for_dask_beside_the_environment_s_sitecustomize(tmp_path: Path) -> None:
+    """A role of hpcml does not, nor a process outside; and where the run's folder was removed, all is as without."""
+    with directories.creating(tmp_path / "a"):
+        pass
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/sitecustomize.py").write_text("WHOSE = 'own'")
+    script = {"DASK_SCHEDULER_ADDRESS": "tls://1.2.3.4:5", "HPCML_RUN_DIR": str(tmp_path / "a")}
+    python = (sys.executable, "-P", "-c", AT_ITS_START)
+    cases: tuple[tuple[tuple[str, ...], dict[str, str], list[object]], ...] = (
+        (python, {}, [False, "own", False]),
+        (python, {**script, "HPCML_PYTHONPATH": ""}, [False, "own", False]),
+        ((*python[:3], f"import hpcml.node.files\n{AT_ITS_START}"), script, [False, "own", True]),
+        ((*python, "gone", str(tmp_path / "a")), script, [True, "own", False]),
+    )
+    for words, variables, expected in cases:
+        environment = {"PYTHONPATH": f"{tmp_path / 'a/lib.zip'}:{tmp_path / 'own'}", **variables}
+        done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
+        assert (json.loads(done.stdout), done.stderr) == (expected, ""), words
 
 
 IN_ARCHIVE = """

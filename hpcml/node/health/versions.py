@@ -104,6 +104,18 @@ def forget(note: Path) -> None:
             note.unlink(missing_ok=True)
 
 
+def unlike_the_scheduler(context: Context) -> str:
+    """Return which version here keeps this process from talking to the run's scheduler, empty if none does."""
+    own = here()
+    for name in files.listed(context.attempt.versions):
+        theirs = files.read_json(context.attempt.versions / name) if name.startswith("scheduler@") else None
+        for package in ("python", "distributed") if theirs else ():
+            mine, other = own.get(package, ""), (theirs or {}).get(package, "")
+            if mine and _numbers(mine, AGREE[package]) != _numbers(other, AGREE[package]):
+                return f"{package} is {mine} here, and {other} in the run"
+    return ""
+
+
 class Clocks:
     """The other nodes' clocks against that of ``node``, where the driver and the batch script run.
 

@@ -35,6 +35,21 @@ def install() -> None:
     sys.meta_path.append(_Absent())
 
 
+def install_in_child() -> bool:
+    """Install in a process that the script started; return False if its Dask cannot talk to the run's scheduler."""
+    import os
+
+    from hpcml.node.health import versions
+    from hpcml.node.settings import load
+
+    if difference := versions.unlike_the_scheduler(load()):
+        print(f"hpcml: process {os.getpid()} cannot use the run's cluster: {difference}.", file=sys.stderr)
+        del os.environ["DASK_SCHEDULER_ADDRESS"]  # Dask would connect to it
+        return False
+    install()
+    return True
+
+
 class _Watch:
     """Finds nothing itself: it has a module's own loader followed by the replacement of names in the module."""
 

@@ -484,5 +484,6 @@ def _note(asked: str, given: str) -> None:
     path, line = frame.f_code.co_filename, frame.f_lineno
     if (asked, path, line) not in _noted:
         _noted.add((asked, path, line))
-        place = f"line {line}" if frame.f_globals.get("__name__") == "__main__" else f"{Path(path).name}, line {line}"
+        of_script = path == load().settings.script or not Path(path).is_file()  # a cell of a notebook has no file
+        place = f"line {line}" if of_script else f"{Path(path).name}, line {line}"
         print(f"hpcml: {asked} in {place}: {given}.", file=sys.stderr)

@@ -1,0 +1,70 @@
+"""The ``sitecustomize`` of a run: processes that the script starts open the run's cluster, as the script does.
+
+The run's library has this module under that name, so each Python that inherits PYTHONPATH imports it at its start. It
+waits for the first import of Dask, and imports nothing of hpcml before. Any Python reads it, an old one too.
+"""
+
+import os
+import sys
+
+_LIBRARY = os.path.dirname(__file__)  # noqa: PTH120 - pathlib is not loaded before a script
+_WATCHED = ("dask", "distributed", "cloudpickle")  # how the names of the packages begin that hpcml changes
+
+
+class _OnDask:
+    """Finds nothing itself: at the first import of Dask it puts the replacements in its own place."""
+
+    def __init__(self):
+        # type: () -> None
+        self.used = False
+
+    def find_spec(self, name, *_):
+        # type: (str, *object) -> object
+        """Return the replacements' spec of the module, None for a module that they do not change."""
+        if self.used or not name.startswith(_WATCHED):
+            return None
+        self.used = True
+        try:
+            installed = _install()
+        except (ImportError, OSError):  # the run has ended, and its folder was removed: there is no cluster
+            installed = False
+        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        return sys.meta_path[0].find_spec(name, None) if installed else None
+
+
+def _install():
+    # type: () -> bool
+    from importlib.util import find_spec
+
+    spec = find_spec("hpcml")
+    if spec is None or not str(spec.origin).startswith(_LIBRARY):
+        sys.stderr.write("hpcml: another module hpcml hides hpcml's own: this process cannot use the run's cluster.\n")
+        return False
+    from hpcml.node.script import replacements
+
+    return replacements.install_in_child()
+
+
+def _is_child():
+    # type: () -> bool
+    """Whether the script, or a process of the script, started this process; hpcml's own have another environment."""
+    if sys.version_info < (3, 11) or "DASK_SCHEDULER_ADDRESS" not in os.environ or "HPCML_PYTHONPATH" in os.environ:
+        return False
+    return not any("hpcml.node." in word for word in sys.orig_argv[:5])
+
+
+def _import_next():
+    # type: () -> None
+    """Import the environment's own sitecustomize, which this module hides; an error is that of the import."""
+    this = sys.modules.pop(__name__)
+    place = sys.path.index(_LIBRARY)
+    del sys.path[place]
+    try:
+        __import__(this.__name__)
+    finally:
+        sys.path.insert(place, _LIBRARY)
+
+
+if _is_child():
+    sys.meta_path.insert(0, _OnDask())  # type: ignore[arg-type]
+_import_next()
