@@ -46,6 +46,26 @@ def test_an_error_that_is_known_has_a_next_step(tmp_path: Path, text: str, words
 
 
 @pytest.mark.parametrize("text", [
+    "import math\nmath.squrt(2)",
+    "import math\ntry:\n    math.squrt(2)\nexcept AttributeError as error:\n    raise ValueError('x') from error",
+    "length = 2\nlenght", "raise AttributeError('Did you mean: \\'x\\'?')", "raise NameError",
+    "import atexit\natexit.register(print, 'end')\nraise KeyboardInterrupt",
+    "import os, signal\nos.kill(os.getpid(), signal.SIGINT)",
+])  # fmt: skip
+def test_the_script_ends_and_says_what_it_does_under_plain_python(tmp_path: Path, text: str) -> None:
+    (tmp_path / "main.py").write_text(text)
+    root = Path(launcher.__file__).parents[3]
+    starts: tuple[list[str], ...] = (
+        [],
+        ["-P", "-c", "import sys; from hpcml.node.script.launcher import main; main()"],
+    )
+    plain, here = (
+        subprocess.run([sys.executable, *words, str(tmp_path / "main.py")], capture_output=True, text=True, check=False,
+                       timeout=240, env={"PYTHONPATH": str(root)}) for words in starts)  # fmt: skip
+    assert (here.returncode, here.stdout, here.stderr) == (plain.returncode, plain.stdout, plain.stderr)
+
+
+@pytest.mark.parametrize("text", [
     "1 / 0", "raise SystemExit(3)", "raise TypeError('x')", "import os.nowhere", "print(1)", "import os; os._exit(1)",
     "import os\nif not os.fork():\n    input()\nos.wait(); os._exit(1)",
 ])  # fmt: skip

@@ -138,12 +138,48 @@ def print_error(kind: type[BaseException], error: BaseException, trace: Tracebac
     with _StandardLibrary() as library:
         try:
             described = _described(kind, error, trace)
+            _add_suggestions(described, error)
             text = "".join(described.format())
         except Exception:  # noqa: BLE001 - a module of the library has imported the script's in the place of another
             sys.__excepthook__(kind, error, trace)
             return
         print(text, file=sys.stderr, end="")
         _write_down(error, described, library)
+    if issubclass(kind, KeyboardInterrupt):
+        _end_by_sigint()
+
+
+def _end_by_sigint() -> None:
+    """Have Python end this process by SIGINT, as it does after an uncaught KeyboardInterrupt.
+
+    It notes that the last code which it ran from text ended so; the imports for the traceback ran other code since.
+    """
+    try:
+        eval("interrupt()", {"interrupt": _interrupt})  # noqa: S307 - text of this module
+    except KeyboardInterrupt:
+        return
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def _add_suggestions(described: TracebackException | None, error: BaseException | None) -> None:
+    """Add "Did you mean: 'x'?", which only the interpreter's own printing has in Python 3.11."""
+    if described is None or error is None or sys.version_info >= (3, 12):
+        return
+    message = str(described)
+    if isinstance(error, NameError | AttributeError) and message:
+        import io
+
+        stderr, sys.stderr = sys.stderr, io.StringIO()
+        try:
+            sys.__excepthook__(type(error), error, None)
+            described._str += sys.stderr.getvalue().rpartition(message)[2].rstrip()  # type: ignore[attr-defined] # noqa: SLF001
+        finally:
+            sys.stderr = stderr
+    _add_suggestions(described.__cause__, error.__cause__)
+    _add_suggestions(described.__context__, error.__context__)
 
 
 def _described(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> TracebackException:
