@@ -7,6 +7,7 @@ if [ "$role" != driver ]; then   # what Dask's Nanny sets: a task is one thread,
     OPENBLAS_NUM_THREADS="${OPENBLAS_NUM_THREADS:-1}" MALLOC_TRIM_THRESHOLD_="${MALLOC_TRIM_THRESHOLD_:-65536}"
   case ${PYTHONHASHSEED:-0} in 0) export PYTHONHASHSEED=6640 ;; esac   # Dask's number: hash("a") is the same on all nodes
 fi
+unset PYTHONINSPECT   # with it sys.exit() ends Python with 1
 export PYTHONFAULTHANDLER="${PYTHONFAULTHANDLER-1}"   # a crash in compiled code shows where Python was; no other signal does
 # The role imports nothing of the working directory, whatever PYTHONPATH says: the script and its tasks do (HPCML_PYTHONPATH).
 left=$PYTHONPATH: PYTHONPATH=

@@ -155,6 +155,8 @@ def split_host(words: list[str]) -> tuple[str | None, list[str]]:
 
 def main(argv: Sequence[str] | None = None, caller: RemoteSession | None = None) -> int:
     """Run the command line and return its exit status; ``caller`` is the laptop that sent it, if one did."""
+    if argv is None and sys.flags.inspect:
+        _start_without_inspect()
     host, words = split_host(list(sys.argv[1:] if argv is None else argv))
     _open_streams()
     for stream in (sys.stdout, sys.stderr):
@@ -185,6 +187,15 @@ def main(argv: Sequence[str] | None = None, caller: RemoteSession | None = None)
     except Exception as error:  # noqa: BLE001 - a defect, told as one; a traceback is for who asks for it
         return _fail(_defect(error), "--json" in own)
     return status
+
+
+def _start_without_inspect() -> None:
+    """Start again without PYTHONINSPECT, with which Python turns each exit status into 1, or waits for commands."""
+    from hpcml.sites.layers import process_environment
+
+    environment = process_environment()
+    if environment.pop("PYTHONINSPECT", None):
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)  # noqa: S606 - no shell is meant
 
 
 def _open_streams() -> None:

@@ -62,8 +62,12 @@ CLIENT = "from distributed import Client\nprint(Client().submit(sum, [1, 2]).res
 def test_a_program_has_the_cluster_and_its_status_is_the_run_s(here: Here) -> None:
     put(here.folder, {"bin/run": PROGRAM, "bin/data.txt": "data", "client.py": CLIENT})
     (here.folder / "bin/run").chmod(0o755)
-    done = submit(here, "--", "bin/run", "a b", "--nodes", PYTHON=sys.executable)
+    inspect = ("PYTHONINSPECT", "1")  # with it Python ends with 1 after sys.exit()
+    done = submit(here, "--set", f"environment.{'='.join(inspect)}", "--", "bin/run", "a b", "--nodes",
+                  **dict([inspect]), PYTHON=sys.executable)  # fmt: skip
     assert done.returncode == 7, done.stderr
+    (end,) = Path(here.status()["directory"]).glob("attempts/0/exit/driver@*")
+    assert end.read_text() == "7\n"
     assert done.stdout.split("\n")[:6] == ["a b", "--nodes", str(here.folder), "data", "tls", "3"]
 
 
