@@ -279,6 +279,9 @@ FILES_AND_PYTHON = (
     Rule("no-keyboard", ROOT, r"EOFError: EOF when reading a line",
          "the script asked for input, and a batch job has no keyboard", "Give it by arguments or a file.",
          "no keyboard"),
+    Rule("debugger", ROOT, r"^(?:bdb\.)?BdbQuit\b",
+         "the debugger (breakpoint(), pdb) found no keyboard: a batch job has none",
+         "Remove breakpoint() and pdb, or debug in a notebook: hpcml jupyter.", "debugger without a keyboard"),
     Rule("recursion", ROOT, r"RecursionError: maximum recursion depth exceeded",
          "functions call each other without end", "The traceback shows which.", "endless recursion"),
 )  # fmt: skip

@@ -107,6 +107,7 @@ TEXTS: dict[str, list[str]] = {
     "abort": ["Fatal Python error: Aborted", "terminate called after throwing an instance of 'rmm::bad_alloc'"],
     "illegal": ["Fatal Python error: Illegal instruction"],
     "no-keyboard": ["EOFError: EOF when reading a line"],
+    "debugger": ["bdb.BdbQuit"],
     "recursion": ["RecursionError: maximum recursion depth exceeded"],
     "driver-old": ["cudaErrorInsufficientDriver: CUDA driver version is insufficient for CUDA runtime version"],
     "no-kernel": ["RuntimeError: CUDA error: no kernel image is available for execution on the device"],
