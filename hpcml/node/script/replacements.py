@@ -85,8 +85,9 @@ def _replace(package: str) -> None:
 
         pickled_code.keep_file_names()
         return
-    from hpcml.node.script import run_cluster
+    from hpcml.node.script import original_names, run_cluster
 
+    original_names.install()
     modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == package]
     for name, kind in NAMES[package].items():
         originals = [vars(module)[name] for module in modules if name in vars(module)]
