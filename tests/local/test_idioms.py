@@ -249,10 +249,12 @@ def test_own_clusters_are_closed_to_others(here: Here) -> None:
 
 CHILDREN = """
 import glob, json, multiprocessing, os, subprocess, sys, warnings
+class Sum:
+    def __call__(self, numbers): return sum(numbers)
 def child(kind):
     from dask.distributed import Client, LocalCluster
     with LocalCluster(n_workers=7) as cluster, Client(cluster) as client:
-        print(kind, len(client.nthreads()), client.submit(sum, [1, 2]).result(), flush=True)
+        print(kind, len(client.nthreads()), client.gather(client.map(Sum(), [[1, 2]]))[0], flush=True)
     if kind == "spawn":
         warnings.warn("mine")
         1 / 0
@@ -280,11 +282,11 @@ def test_what_the_script_starts_opens_the_run_s_cluster_too(here: Here) -> None:
     said = [line for line in done.stdout.splitlines() if line.startswith(("spawn", "fork", "beside", "other"))]
     assert said == ["spawn 2 3", "forkserver 2 3", "fork 2 3", "beside 2", "other False"], done.stdout
     script = here.folder / "my script.py"
-    assert f'{script}:8: UserWarning: mine\n  warnings.warn("mine")\n' in done.stdout
-    assert f'File "{script}", line 9, in child\n    1 / 0\n' in done.stdout
+    assert f'{script}:10: UserWarning: mine\n  warnings.warn("mine")\n' in done.stdout
+    assert f'File "{script}", line 11, in child\n    1 / 0\n' in done.stdout
     used = "this run's 2 workers on 1 node are used."
     of_script, of_file, other = (*dict.fromkeys(notes(done)),)
-    assert of_script == f"LocalCluster(n_workers=7) in line 5: {used}"
+    assert of_script == f"LocalCluster(n_workers=7) in line 7: {used}"
     assert of_file == f"Client(n_workers=7) in beside.py, line 3: {used}"
     assert re.fullmatch(
         r"process \d+ cannot use the run's cluster: distributed is [\d.]+ here, and 1.2.3 in the run.", other

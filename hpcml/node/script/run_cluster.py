@@ -34,6 +34,7 @@ from distributed.protocol.pickle import dumps
 from tornado.httpserver import HTTPServer
 
 from hpcml.node.settings import Settings, load
+from hpcml.pickled_code import move_to_main
 
 _OPENING = {
     "hpcml",
@@ -263,6 +264,7 @@ def adopt(client: type) -> type:
 
     @functools.wraps(original)
     def __init__(self: Any, *arguments: Any, **options: Any) -> None:  # noqa: N807
+        move_to_main()
         given = signature.bind(self, *arguments, **options).arguments
         asked = _call("Client", arguments, options)
         target = given.get("address")
