@@ -77,7 +77,9 @@ class _Source:
                 module.__dict__.update(found)
 
     def _import(self) -> dict[str, Any]:
-        """Import the script as spawn does; nothing if that fails."""
+        """Import the script as spawn does; nothing if that fails. NumPy's random numbers go on, as Dask has it."""
+        numpy = sys.modules.get("numpy.random")
+        state = numpy.get_state() if numpy else None
         try:
             if self.module:
                 return dict(runpy.run_module(self.module, run_name="__mp_main__", alter_sys=True))
@@ -86,6 +88,11 @@ class _Source:
             self.problem = f"the script could not be imported as a module ({type(error).__name__}: {error})"
             print(f"hpcml: {self.problem}.", file=sys.stderr, flush=True)
             return {}
+        finally:
+            if numpy:
+                numpy.set_state(state)
+            elif random := sys.modules.get("numpy.random"):
+                random.seed()
 
     def _file(self) -> str:
         if not self.module:

@@ -64,6 +64,10 @@ def predicted(path: str, x: int) -> int:
     return pickle.loads(Path(path).read_bytes()).predict(x)  # type: ignore[no-any-return]  # noqa: S301
 
 
+def drawn() -> float:
+    return float(np.random.rand())
+
+
 def library(x: int) -> int:
     import mine_of_lib  # type: ignore[import-not-found]
 
@@ -96,7 +100,6 @@ def probe() -> dict[str, object]:
     return facts | {
         "sys.argv": sys.argv[1:],
         "np.geterr": np.geterr(),
-        "numpy random": float(np.random.rand()),
         "pandas option": pd.get_option("display.max_rows"),
         "decimal of new threads": decimal.DefaultContext.prec,
         "logging": [logging.getLogger("mine").level, logging.getLogger("distributed").level],
@@ -139,6 +142,7 @@ if __name__ == "__main__":
         with Client(cluster) as client:
             told = {
                 "tasks": client.submit(probe).result(),
+                "random": len(set(client.run(drawn).values())) == len(client.nthreads()),
                 "01": client.gather(client.map(scaled, [1, 2])),
                 "03": client.gather(client.map(library, [1, 2])),
                 "04": client.gather(client.map(predicted, ["model.pkl"] * 2, [1, 2])),

@@ -31,7 +31,7 @@ def test_workers_inherit_what_a_local_cluster_s_would(here: Here) -> None:
         printed.append(done.stdout)
     plain, run = facts
     tasks, of_run = plain.pop("tasks"), run.pop("tasks")
-    assert plain == run == {"01": [10, 20], "03": [2, 4], "04": [3, 6], "13": [True, [0, 1], 2]}
+    assert plain == run == {"random": True, "01": [10, 20], "03": [2, 4], "04": [3, 6], "13": [True, [0, 1], 2]}
     assert len(tasks) + len(tasks["environment"]) + len(tasks["dask"]) > 200
     assert not alike.of_a_local_cluster(tasks, of_run)
     plain_path = [entry for entry in tasks["path"] if "dask-scratch-space" not in entry]

@@ -34,6 +34,7 @@ _RUNS_OWN = ("HPCML_", "DASK_", "SLURM", "SRUN_", "PMI", "JPY_", "CUDA_VISIBLE_D
 # Variables that a library or the loader reads once: a running worker has read them.
 _READ_ONCE = ("LD_", "PYTHON", "MALLOC_", "GLIBC_TUNABLES", "LC_", "LANG", "KMP_")
 _READ_ONCE_BY_GPUS = ("CUDA_", "NCCL_", "UCX_", "RMM_", "CUDF_", "CUPY_")
+_HASH_SEED = "6640"  # Dask's own
 _THREADS = {"OMP_NUM_THREADS": "openmp", "OPENBLAS_NUM_THREADS": "blas", "MKL_NUM_THREADS": "blas"}
 # Settings of Dask that are the run's own, and those of them whose change is worth a word.
 _RUNS_SETTINGS = ("scheduler-address", "scheduler-file", "scheduler", "shuffle", "temporary-directory", "jobqueue",
@@ -117,7 +118,12 @@ def collect(environment: Mapping[str, str], argv: Sequence[str], *, gpus: bool) 
 
 
 def _changed(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str | None]:
-    return {name: now.get(name) for name in (*before, *now) if before.get(name) != now.get(name)}
+    """Return the variables that differ, without those that a Nanny sets in its own process: workers have them."""
+    nanny = {**dask.config.get("distributed.nanny.pre-spawn-environ"), "PYTHONHASHSEED": _HASH_SEED}
+    own = {(name, str(value)) for name, value in nanny.items() if name not in before}
+    names = dict.fromkeys((*before, *now))
+    return {name: now.get(name) for name in names
+            if before.get(name) != now.get(name) and (name, now.get(name)) not in own}  # fmt: skip
 
 
 def _limits(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[tuple[str, tuple[int, int]]]:
