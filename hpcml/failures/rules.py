@@ -239,8 +239,9 @@ FILES_AND_PYTHON = (
          "a file system may not be written to", "Write into hpcml.run.out; an image is read-only.",
          "file system read-only"),
     Rule("no-module", ROOT, r"""ModuleNotFoundError(?:: |\(\\?["'])No module named \\?'([^'\\]+)\\?'""",
-         "the module {0} is not installed in the run's environment",
-         "Install it there (runtime.python), or build an image that has it.", "module {0} missing"),
+         "the module {0} was not found by a process of the run",
+         "A file of yours: add its folder to PYTHONPATH before you submit. Else install it (runtime.python), or build "
+         "an image that has it.", "module {0} missing"),
     Rule("import-name", ROOT, r"ImportError: cannot import name '([^']+)' from '([^']+)'",
          "the module {1} has no {0}: another version than the script expects, or a file of yours with that name",
          "Compare the versions here and there.", "import of {0} failed"),

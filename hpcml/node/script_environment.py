@@ -14,7 +14,7 @@ import threading
 from collections.abc import MutableMapping
 from pathlib import Path
 
-from hpcml.node import files
+from hpcml.node import files, script_module
 from hpcml.node.settings import Context
 from hpcml.paths import LIBRARY
 
@@ -48,9 +48,7 @@ def take_up(context: Context, *, say: bool = True) -> None:
     sys.path[:] = dict.fromkeys([*wanted, *sys.path])
     restore(os.environ)
     _draw_anew()
-    main = sys.modules["__main__"]
-    main.__spec__ = None  # or processes that a task starts (multiprocessing's spawn) would import the role
-    vars(main).pop("__file__", None)
+    script_module.install(context.settings)
 
 
 def answer_no_signals() -> None:

@@ -1,6 +1,6 @@
 """What may differ between plain Python, the script, its tasks and the scheduler: all else is an accident.
 
-The reasons are in docs/surroundings.md: a test compares its tables with the three lists here.
+The reasons are in docs/surroundings.md, of INHERITED in docs/porting.md: a test compares the tables with the lists here.
 """
 
 from __future__ import annotations
@@ -16,6 +16,10 @@ SCRIPT = ("HPCML_*", "PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONINSPECT", "PYTHONF
           "SLURM*", "SRUN_*", "RLIMIT_RSS", "_", "path", "main", "hash", "warnings", "faulthandler", "signals of forks")  # fmt: skip
 TASKS = ("DASK_*", "PYTHONHASHSEED", "*_NUM_THREADS", "MALLOC_TRIM_THRESHOLD_", "NCCL_DEBUG*", "UCX_LOG_*", "SLURM*", "_",
          "safe_path", "hash_randomization", "hash", "garbage", "output", "oom_score_adj", "host", "path", "main")  # fmt: skip
+INHERITED = ("__DASK_PARENT_PID", "dask.config.distributed.comm.*", "dask.config.distributed.nanny.environ.*",
+             "dask.config.scheduler-address", "dask.config.temporary-directory")  # fmt: skip
+# Of the first two lists, what workers of a LocalCluster have as those of a run.
+ALIKE = ("hash", "hash_randomization", "warnings", "host", "PYTHONHASHSEED", "*_NUM_THREADS", "MALLOC_TRIM_THRESHOLD_")
 WORKERS = ("NCCL_DEBUG_FILE", "UCX_LOG_FILE", "SLURM*", "host", "path")
 
 
@@ -41,6 +45,14 @@ def differences(found: Found, script: Iterable[str] = SCRIPT) -> list[str]:
         if flat[one].get(name) != flat[other].get(name) and not any(fnmatch.fnmatchcase(name, like) for like in allowed)
     ]
     return wrong + list(_of_the_path(found))
+
+
+def of_a_local_cluster(plain: Mapping[str, Any], run: Mapping[str, Any]) -> list[str]:
+    """Return in words what a task in a run has other than a task of a LocalCluster, although it should not."""
+    allowed = {*SCRIPT, *TASKS, *INHERITED} - {*ALIKE}
+    one, other = dict(_flat(plain)), dict(_flat(run))
+    return [f"{name}: {one.get(name)!r} in a LocalCluster, {other.get(name)!r} in a run" for name in {**one, **other}
+            if one.get(name) != other.get(name) and not any(fnmatch.fnmatchcase(name, like) for like in allowed)]  # fmt: skip
 
 
 def _flat(facts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

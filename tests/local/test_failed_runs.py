@@ -90,7 +90,7 @@ def test_a_run_that_reached_its_time_limit_says_why(place: Place) -> None:
 
 def test_a_module_that_is_missing_where_no_look_at_the_script_finds_it(place: Place) -> None:
     done = place.submit("import importlib\nimportlib.import_module('not_' + 'there')\n")
-    assert "cause: The module not_there is not installed" in done.stderr
+    assert "cause: The module not_there was not found by a process of the run" in done.stderr
     assert place.facts("why")["rule"] == "no-module"
 
 

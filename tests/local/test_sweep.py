@@ -226,9 +226,11 @@ def test_several_runs_divide_the_points(here: Here) -> None:
 
 
 LEFT = """
-import time, sys
+import os, time, sys
 import numpy
 import hpcml
+if sys.argv[-1] == "0":
+    os.environ["OF_A_POINT"] = "0"
 client = hpcml.connect()
 if sys.argv[-1] == "1":  # memory that a worker keeps
     def keep():
@@ -244,6 +246,7 @@ if sys.argv[-1] == "2":  # a task that does not end with its point
     fire_and_forget(client.submit(stay))
     while not begun.exists():
         time.sleep(0.02)
+assert set(client.run(os.getenv, "OF_A_POINT").values()) == {"0" if sys.argv[-1] == "0" else None}
 names = client.run(lambda: __import__("os").getpid())
 print(sorted(names.values()))
 """

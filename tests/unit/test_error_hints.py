@@ -73,6 +73,13 @@ def test_other_ends_have_none(tmp_path: Path, text: str) -> None:
     assert run(tmp_path, text)[0] == ""
 
 
+def test_a_module_that_the_script_has_is_missing_elsewhere(tmp_path: Path) -> None:
+    """In a task: pip would install another of its name."""
+    (tmp_path / "mine.py").write_text("")
+    hint, _ = run(tmp_path, "import mine\nraise ModuleNotFoundError(\"No module named 'mine'\", name='mine')")
+    assert hint.startswith(f"The script has the module 'mine' ({tmp_path}/mine.py), and the workers' path has not: ")
+
+
 def test_of_a_sweep_it_is_the_sweep_s_own_command(tmp_path: Path) -> None:
     assert run(tmp_path, "1 / 0", sweep="mine")[0].endswith("hpcml sweep status mine.")
 

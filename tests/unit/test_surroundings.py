@@ -21,6 +21,8 @@ def test_the_documentation_lists_what_may_differ() -> None:
     parts = re.split(r"^## ", DOCS.read_text(), flags=re.MULTILINE)[1:4]
     rows = [re.findall(r"^\| `([^`]+)` \|", part, flags=re.MULTILINE) for part in parts]
     assert [sorted(part) for part in rows] == [sorted(one) for one in (alike.SCRIPT, alike.TASKS, alike.WORKERS)]
+    inherited = DOCS.with_name("porting.md").read_text().partition("## What workers inherit")[2].partition("\n## ")[0]
+    assert sorted(re.findall(r"^\| `([^`]+)` \|", inherited, flags=re.MULTILINE)) == sorted(alike.INHERITED)
 
 
 def test_a_difference_is_found() -> None:

@@ -10,6 +10,8 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,6 +93,7 @@ class PrivateWorker(Guarded, Worker):  # type: ignore[misc]
     """Dask's worker without an HTTP port; it remembers why it was closed and takes part in the fabric check."""
 
     closed_because = ""
+    of_script: Sequence[tuple[ContextVar[Any], Any]] = ()  # what the script's module sets for each task: np.seterr
     _beat: asyncio.Task[None] | None = None
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -99,6 +102,12 @@ class PrivateWorker(Guarded, Worker):  # type: ignore[misc]
 
     def start_http_server(self, *_: Any, **__: Any) -> None:
         """Open no port: nothing but Dask's TLS comms listens on a node."""
+
+    async def execute(self, *arguments: Any, **options: Any) -> Any:
+        """Execute a task as Dask does, in a context with what the script's module has set in its own."""
+        for variable, value in self.of_script:
+            variable.set(value)
+        return await super().execute(*arguments, **options)
 
     async def heartbeat(self) -> None:
         """Beat as Dask does; :meth:`close` breaks it off, where Dask would log a traceback about its own end."""

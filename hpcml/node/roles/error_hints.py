@@ -39,9 +39,17 @@ def _hint(error: dict[str, Any], image: str) -> str:
     if hiding := error.get("hides"):
         return f"{hiding} hides another module of this name, which the script or a library needs: rename it."
     if error["type"] == "ModuleNotFoundError" and error["name"] and "." not in error["name"]:
-        return _add_module(error["name"], image)
+        return _add_to_path(error["name"], error["has"]) if error.get("has") else _add_module(error["name"], image)
     return next(
         (hint for kind, text, hint in _HINTS if error["type"] == kind and re.search(text, error["message"])), ""
+    )
+
+
+def _add_to_path(name: str, file: str) -> str:
+    """Say how workers find a module that the script has found."""
+    return (
+        f"The script has the module '{name}' ({file}), and the workers' path has not: add its folder to PYTHONPATH "
+        "before you submit, or to sys.path before the script opens its cluster."
     )
 
 

@@ -67,7 +67,7 @@ def main() -> None:
     """Become the script that the command line names: ``__main__``, ``sys.argv`` and ``sys.path`` are the script's."""
     global _FOLDER  # noqa: PLW0603 - a process has one script
     from hpcml.node import careful_finder
-    from hpcml.node.script import replacements
+    from hpcml.node.script import replacements, start_state
 
     careful_finder.install()
     del sys.argv[0]  # the -c
@@ -103,6 +103,7 @@ def main() -> None:
     builtins = namespace["__builtins__"]
     namespace.clear()
     namespace.update(facts, __name__="__main__", __builtins__=builtins, __doc__=None, __annotations__={})
+    start_state.take()
     try:
         with recording:
             exec(code, namespace)  # noqa: S102 - it is what was submitted
@@ -203,7 +204,8 @@ def _write_down(error: BaseException | None, described: TracebackException, libr
     handled = False
     while error is not None and len(chain) < 10:
         one = {"type": type(error).__name__, "message": str(error)[:_LONGEST], "name": getattr(error, "name", None)}
-        chain.append({**one, "handled": handled, "no_files": _without_files(error), "hides": _hides(error, library)})
+        chain.append({**one, "handled": handled, "no_files": _without_files(error), "hides": _hides(error, library),
+                      "has": _has(error, library)})  # fmt: skip
         handled = error.__cause__ is None  # the next was raised before, and this one while it was handled
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     hpcml = main.__code__.co_filename.removesuffix("node/script/launcher.py")
@@ -236,6 +238,17 @@ def _hides(error: BaseException, library: _StandardLibrary) -> str:
         names.append(trace.tb_frame.f_globals.get("__name__", ""))
         trace = trace.tb_next
     return next((file for name in names if (file := _hidden_by(str(name).partition(".")[0], library))), "")
+
+
+def _has(error: BaseException, library: _StandardLibrary) -> str:
+    """Return the file of a module that is missing elsewhere, where this process has it; else nothing."""
+    name = isinstance(error, ModuleNotFoundError) and error.name
+    if not name:
+        return ""
+    spec = "." not in name and importlib.machinery.PathFinder.find_spec(name, library.path)
+    file = getattr(sys.modules.get(name), "__file__", None) or (spec and spec.origin) or ""
+    copy = f"{os.environ['HPCML_RUN_DIR']}/code/" if _CODE_OF else ""
+    return f"{_CODE_OF}/{file[len(copy) :]}" if copy and file.startswith(copy) else file
 
 
 def _hidden_by(top: str, library: _StandardLibrary) -> str:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import sys
 
+from hpcml.node.script import start_state
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
@@ -30,7 +32,8 @@ _ABSENT = ("dask_jobqueue", "dask_jobqueue.core", "dask_jobqueue.slurm", "dask_m
 
 
 def install() -> None:
-    """Have the names replaced in what this process imports from now on."""
+    """Have the names replaced in what this process imports from now on; keep its state before the script."""
+    start_state.take()
     sys.meta_path.insert(0, _Watch())
     sys.meta_path.append(_Absent())
 

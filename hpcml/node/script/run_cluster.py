@@ -30,9 +30,9 @@ from distributed.core import ConnectionPool, Status
 from distributed.deploy.cluster import Cluster
 from distributed.exceptions import WorkerStartTimeoutError
 from distributed.http.routing import RoutingApplication
-from distributed.protocol.pickle import dumps
 from tornado.httpserver import HTTPServer
 
+from hpcml.node.script.opening import Opening, Place, module_for_workers
 from hpcml.node.settings import Settings, load
 from hpcml.pickled_code import move_to_main
 
@@ -52,8 +52,9 @@ _LONGEST = 60  # characters of the arguments in a note
 
 _LOOP = 10  # questions for the workers in one line that are a loop
 
+_connecting: dict[str, Any] = {}  # the options of a hpcml.connect() that makes its client
 _polls: collections.Counter[tuple[str, str, int]] = collections.Counter()
-_noted: set[tuple[str, str, int]] = set()
+_noted: set[tuple[str, str, str, int]] = set()
 
 
 def replacement(kind: str, original: Any) -> Any:
@@ -90,6 +91,7 @@ class RunCluster(Cluster):  # type: ignore[misc]
     """
 
     _supports_scaling = False
+    spawns = False  # whether its workers would be children of the script
 
     def __init__(
         self, *arguments: Any, asynchronous: bool = False, loop: Any = None, of_client: Any = None, **options: Any
@@ -97,7 +99,7 @@ class RunCluster(Cluster):  # type: ignore[misc]
         """Open a connection to the run's scheduler; or, for ``client.cluster``, use that of a client."""
         super().__init__(asynchronous=asynchronous, loop=loop, quiet=True, name="hpcml")
         self.asked = options.get("n_workers") or 0
-        self.resources = _resources(options)
+        self._options = options
         self.security = Security()
         self._info: Mapping[str, Any] = {"workers": {}}
         self._pool: ConnectionPool | None = None
@@ -107,9 +109,11 @@ class RunCluster(Cluster):  # type: ignore[misc]
         self.scheduler_comm = (self._pool or of_client.rpc)(address())
         self.status = Status.running
         if self._pool:
+            asked = _call(type(self).__name__, arguments, options)
+            self._opening = _opening(self, asked, options, spawns=self.spawns)
             if not self.asynchronous:
                 self.sync(self._open)
-            _note_run(_call(type(self).__name__, arguments, options), options)
+            _note_run(asked, options)
 
     def __del__(self) -> None:
         """Close the connection of an object that nobody closed (Dask's own warning would ask the scheduler)."""
@@ -124,10 +128,7 @@ class RunCluster(Cluster):  # type: ignore[misc]
         if self._pool and self._pool.status == Status.init:
             await self._pool.start()
             self._info = await self.scheduler_comm.identity(n_workers=-1)
-            if self.resources:
-                plugin = ResourcesPlugin(self.resources)
-                words = {"plugin": dumps(plugin), "name": plugin.name, "idempotent": False}
-                await self.scheduler_comm.register_worker_plugin(**words)
+            await _hand_over(self._opening, self.scheduler_comm)
         return self
 
     @property
@@ -143,15 +144,24 @@ class RunCluster(Cluster):  # type: ignore[misc]
         self._info = value
 
     @property
-    def workers(self) -> Mapping[str, Any]:
-        """The run's workers by address."""
-        workers: Mapping[str, Any] = self.scheduler_info["workers"]
-        return workers
+    def workers(self) -> Mapping[Any, Any]:
+        """The run's workers by number, as SpecCluster has them; by address too."""
+        return _Workers(self.scheduler_info["workers"])
 
     @property
-    def worker_spec(self) -> Mapping[str, Any]:
+    def worker_spec(self) -> Mapping[Any, Any]:
         """The run's workers, as SpecCluster has them."""
         return self.workers
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an option that the script gave, as dask-jobqueue's clusters have them; or say what there is."""
+        options = {"job_name": "dask-worker", **vars(self).get("_options", {})}
+        if name.startswith("_") or name not in options:
+            raise AttributeError(
+                f"{type(self).__name__}.{name}: this cluster is the run's, which has no {name}. Use scheduler_info, "
+                "workers or job_script()."
+            )
+        return options[name]
 
     @property
     def n_workers(self) -> int:
@@ -166,14 +176,25 @@ class RunCluster(Cluster):  # type: ignore[misc]
     def scale(self, n: int | None = None, jobs: int = 0, **options: Any) -> None:
         """Change nothing: a run has the workers that it was submitted with."""
         self.asked = max(self.asked, n or 0, jobs)
+        self._hand_over_again()
         _note_run(_call("scale", () if n is None else (n,), options | ({"jobs": jobs} if jobs else {})))
 
     scale_up = scale  # as SpecCluster has it
+
+    def scale_down(self, workers: Any = ()) -> None:  # noqa: ARG002 - as SpecCluster has it
+        """Change nothing: a run keeps its workers."""
+        _note_run("scale_down()")
+
+    def _hand_over_again(self) -> None:
+        """Give the workers what the script has now: those that ``scale`` starts elsewhere have it."""
+        if self._pool and not self.asynchronous:
+            self.sync(_hand_over, _opening(self, "scale()", self._options, spawns=self.spawns), self.scheduler_comm)
 
     def adapt(self, *_: Any, **options: Any) -> Any:
         """Change nothing, and return what can be stopped."""
         wanted = [options.get(name) or 0 for name in ("minimum", "minimum_jobs")]
         self.asked = max(self.asked, *wanted)
+        self._hand_over_again()
         _note_run(_call("adapt", (), options))
         return types.SimpleNamespace(stop=_nothing, periodic_callback=None, **_bounds(options))
 
@@ -207,12 +228,41 @@ class RunCluster(Cluster):  # type: ignore[misc]
         return closing
 
 
+class _Workers(dict[Any, Any]):
+    """Workers by number; one is found by its address too."""
+
+    def __init__(self, workers: Mapping[str, Any]) -> None:
+        self.by_address = {address: _Worker(facts, worker_address=address, address=address)
+                           for address, facts in workers.items()}  # fmt: skip
+        super().__init__(enumerate(sorted(self.by_address.values(), key=_number)))
+
+    def __missing__(self, address: Any) -> Any:
+        return self.by_address[address]
+
+
+class _Worker(dict[str, Any]):
+    """What the scheduler knows of a worker, as attributes too: LocalCluster has Nannies in this place."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self:
+            return self[name]
+        raise AttributeError(
+            f"cluster.workers[…].{name}: the worker is a process of another node. It has {', '.join(self)}; "
+            "client.run() calls a function there."
+        )
+
+
+def _number(worker: Mapping[str, Any]) -> list[tuple[int, str]]:
+    """Return what sorts workers by node and number."""
+    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", str(worker["name"]))]
+
+
 class _Elsewhere:
     """Address and workers of the run's scheduler, for scripts that look into the scheduler object of their cluster."""
 
     def __init__(self, cluster: RunCluster) -> None:
         self.address: str = cluster.scheduler_address
-        self.workers = cluster.workers
+        self.workers = cluster.scheduler_info["workers"]
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
@@ -253,6 +303,8 @@ def own(original: type) -> type:
 def _members(original: type) -> dict[str, Any]:
     # Dask closes what is in _instances at exit.
     kept = {name: vars(original)[name] for name in ("_instances",) if name in vars(original)}
+    derived = isinstance(original, type) and issubclass(original, LocalCluster)
+    kept["spawns"] = derived or getattr(original, "spawns", False)
     return {"__doc__": original.__doc__, "__module__": original.__module__, "of_hpcml": True, **kept}
 
 
@@ -285,17 +337,31 @@ def adopt(client: type) -> type:
             return
         if not isinstance(kept.get("security"), Security) or of_a_cluster:
             kept.pop("security", None)  # a cluster's own, made for it
+        if of_a_cluster or not {"address", "scheduler_file"} & {name for name, value in given.items() if value}:
+            self._opening = _opening(self, asked, {**_connecting, **of_a_cluster}, spawns=True)
         original(self, address(), **kept)
         self.cluster = _cluster_of(self, of_a_cluster.get("n_workers") or 0)
-        if (resources := _resources(of_a_cluster)) and not self.asynchronous:
-            self.register_plugin(ResourcesPlugin(resources))
         if target != address() or of_a_cluster:
             _note_run(asked, of_a_cluster)
 
     client.__init__ = __init__  # type: ignore[misc]
+    client._start = _with_handover(client._start)  # type: ignore[attr-defined]  # noqa: SLF001
     client.scheduler_info = _counted(client.scheduler_info)  # type: ignore[attr-defined]
     client.of_hpcml = True  # type: ignore[attr-defined]
     return client
+
+
+def _with_handover(start: Callable[..., Any]) -> Callable[..., Any]:
+    """Return Client._start, which ``await Client(…)`` waits for, with what workers get before the first task."""
+
+    @functools.wraps(start)
+    async def _start(self: Any, *arguments: Any, **options: Any) -> Any:
+        started = await start(self, *arguments, **options)
+        if opening := vars(self).pop("_opening", None):
+            await _hand_over(opening, self.scheduler)
+        return started
+
+    return _start
 
 
 def _counted(ask: Callable[..., Any]) -> Callable[..., Any]:
@@ -338,7 +404,11 @@ def connect(of_client: Mapping[str, Any], of_cluster: Mapping[str, Any], backend
     """Return a client of the run for ``hpcml.connect()``; options for a cluster are noted."""
     chosen = _backends(backend)
     dask.config.set(chosen)
-    client = Client(**of_client)
+    _connecting.update(of_cluster)
+    try:
+        client = Client(**of_client)
+    finally:
+        _connecting.clear()
     if "HPCML_RUN_DIR" in os.environ:
         if chosen and not client.asynchronous:
             client.register_plugin(BackendPlugin(chosen))
@@ -350,17 +420,16 @@ def connect(of_client: Mapping[str, Any], of_cluster: Mapping[str, Any], backend
     return client
 
 
-class ResourcesPlugin(WorkerPlugin):  # type: ignore[misc]
-    """Gives workers the resources that the script asked for with its cluster, or tasks that name them would not run."""
+def _opening(owner: Any, asked: str, options: Mapping[str, Any], *, spawns: bool) -> Opening:
+    """Return what a cluster's opening gives the workers; ``spawns``: elsewhere they are children of the script."""
+    module = module_for_workers(_scripts_frame()) if spawns else ""
+    return Opening(owner, asked, _place(), options, module=module, resources=_resources(options))
 
-    name = "hpcml-resources"
 
-    def __init__(self, resources: Mapping[str, float]) -> None:
-        self.resources = resources
-
-    async def setup(self, worker: Any) -> None:
-        """Tell the scheduler of them, for a worker that comes later too."""
-        await worker.set_resources(**self.resources)
+async def _hand_over(opening: Opening, scheduler: Any) -> None:
+    """Give the workers what they get, and say what they do not."""
+    for note in await opening.hand_over(scheduler):
+        _note(opening.asked, note, opening.place)
 
 
 def _resources(options: Mapping[str, Any]) -> Mapping[str, float]:
@@ -480,12 +549,18 @@ def _scripts_frame() -> types.FrameType:
     return frame
 
 
-def _note(asked: str, given: str) -> None:
-    """Say on stderr, once for each line of the script, what stands for a cluster that it asked for."""
+def _place() -> Place:
+    """Return the file and line of the script that runs, and whether it is the script's own file."""
     frame = _scripts_frame()
-    path, line = frame.f_code.co_filename, frame.f_lineno
-    if (asked, path, line) not in _noted:
-        _noted.add((asked, path, line))
-        of_script = path == load().settings.script or not Path(path).is_file()  # a cell of a notebook has no file
-        place = f"line {line}" if of_script else f"{Path(path).name}, line {line}"
+    path = frame.f_code.co_filename
+    of_script = path == load().settings.script or not Path(path).is_file()  # a cell of a notebook has no file
+    return path, frame.f_lineno, of_script
+
+
+def _note(asked: str, given: str, at: Place | None = None) -> None:
+    """Say on stderr, once for each line of the script, what stands for a cluster that it asked for."""
+    path, line, is_script = at or _place()
+    if (asked, given, path, line) not in _noted:
+        _noted.add((asked, given, path, line))
+        place = f"line {line}" if is_script else f"{Path(path).name}, line {line}"
         print(f"hpcml: {asked} in {place}: {given}.", file=sys.stderr)

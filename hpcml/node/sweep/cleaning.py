@@ -150,6 +150,8 @@ class _Cluster:
         left = self.client.run_on_scheduler(release, keep=self.client.id)
         if left is None:
             return ""
+        for plugin in self.client.run_on_scheduler(plugins):
+            self.client.unregister_worker_plugin(plugin)  # what the point gave the workers is undone
         states = self._states()
         deadline = time.monotonic() + RELEASED
         while any(one["busy"] for one in states.values()) and time.monotonic() < deadline:
@@ -218,7 +220,7 @@ async def release(dask_scheduler: Any, keep: str) -> int | None:
 
     None means that no client has come since the last time, so that there is nothing to look at on the workers either.
     """
-    if dask_scheduler.joined == dask_scheduler.cleaned:
+    if dask_scheduler.joined == dask_scheduler.cleaned and not dask_scheduler.worker_plugins:
         return None
     dask_scheduler.cleaned = dask_scheduler.joined
     deadline = time.monotonic() + GONE
@@ -234,6 +236,13 @@ async def release(dask_scheduler: Any, keep: str) -> int | None:
     while dask_scheduler.tasks and time.monotonic() < deadline:  # noqa: ASYNC110 - as above
         await asyncio.sleep(0.005)
     return len(dask_scheduler.tasks)
+
+
+def plugins(dask_scheduler: Any) -> list[str]:
+    """On the scheduler: undo what the point has given it; return the plugins of workers that came with the point."""
+    if handover := sys.modules.get("hpcml.node.script.handover"):
+        handover.on_scheduler(None)
+    return list(dask_scheduler.worker_plugins)
 
 
 def workers(dask_scheduler: Any) -> list[str]:

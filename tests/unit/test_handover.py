@@ -1,0 +1,86 @@
+"""What a script's workers get of it: the lines of a job script, and the statements of its module."""
+
+from __future__ import annotations
+
+import ast
+import threading
+from pathlib import Path
+
+import pytest
+
+from hpcml.node import script_module
+from hpcml.node.script import job_script
+
+HOME = {"HOME": "/home/a", "OLD": "1", "PATH": "/bin"}
+
+
+@pytest.mark.parametrize(("lines", "expected"), [
+    (["export SCALE=10"], {"SCALE": "10"}),
+    (["export A=1 B='x y'", "# nothing", ""], {"A": "1", "B": "x y"}),
+    (["A=1", "B=$A export=2"], {}),
+    (["A=1", "export A"], {"A": "1"}),
+    (["OLD=2"], {"OLD": "2"}),
+    (["export PATH=/x:$PATH", "export LIB=${HOME}/lib", "export LIB2=$LIB/2"],
+     {"PATH": "/x:/bin", "LIB": "/home/a/lib", "LIB2": "/home/a/lib/2"}),
+])  # fmt: skip
+def test_exports_of_a_job_script(lines: list[str], expected: dict[str, str]) -> None:
+    assert job_script.exports(lines, HOME) == (expected, [])
+
+
+@pytest.mark.parametrize("line", [
+    "module load gdal", "source env/bin/activate", "export A=$(date)", "export A=`date`", "cd /x && export A=1",
+    "export A=${B:-1}", "export A='$HOME'", "ulimit -c 0", "unset A", "export A=~/x", "export A='", "conda activate x",
+])  # fmt: skip
+def test_lines_that_need_a_shell_are_named(line: str) -> None:
+    variables, lacking = job_script.exports([line, "export B=1"], HOME)
+    assert variables == {"B": "1"}
+    assert [words.partition(" (set runtime")[0] for words in lacking] == [line]
+
+
+@pytest.mark.parametrize(("directives", "gpus", "named"), [
+    (["--gres=gpu:1"], False, True), (["-l ngpus=2"], False, True), (["--gpus-per-node=2"], False, True),
+    (["--gres=gpu:1"], True, False), (["--qos=high", "--exclusive"], False, False),
+])  # fmt: skip
+def test_gpus_of_a_job_script_are_named_in_a_run_of_cpus(directives: list[str], *, gpus: bool, named: bool) -> None:
+    options = {"job_extra_directives": directives}
+    assert bool(job_script.asked(options, "slurm", {}, gpus=gpus)[1]) is named
+
+
+DEFINITIONS = ["import os", "X = 3", "X: int = 3", "A, B = 1, 2", "P = namedtuple('P', 'x')", "f = lambda: g()",
+               "LOG = logging.getLogger(__name__)", "HERE = Path(__file__).parent", "N = int(os.environ.get('N', 1))",
+               "try:\n import a\nexcept ImportError:\n a = None", "if X:\n def f(): g()", "'words'"]  # fmt: skip
+OTHERS = ["client = Client()", "main()", "os.environ['A'] = '1'", "x = [f() for _ in y]", "for i in x: pass",
+          "if f(): x = 1", "args = parser.parse_args()", "data = read('x')", "with open('x') as f: y = 1"]  # fmt: skip
+EFFECTS = ["pd.set_option('a', 1)", "np.seterr(all='raise')", "options.x = 1", "plt.rcParams['a'] = 1",
+           "@register('a')\nclass A: pass", "if X:\n random.seed(1)", "warnings.simplefilter('error')"]  # fmt: skip
+NONE = ["print(1)", "sys.path.insert(0, 'a')", "os.environ['A'] = '1'", "dask.config.set({})", "x = f()",
+        "warnings.filterwarnings('ignore')", "names.append(1)", "import a", "def f(): random.seed(1)",
+        "if __name__ == '__main__':\n random.seed(1)"]  # fmt: skip
+
+
+def test_statements_of_a_script(subtests: pytest.Subtests) -> None:
+    table = [(script_module.is_definition, DEFINITIONS, True), (script_module.is_definition, OTHERS, False),
+             (script_module.has_effects, EFFECTS, True), (script_module.has_effects, NONE, False)]  # fmt: skip
+    for judge, texts, expected in table:
+        for text in texts:
+            with subtests.test(judge=judge.__name__, text=text):
+                assert judge(ast.parse(text).body[0]) is expected
+
+
+def test_a_script_without_a_guard_is_not_run_again(tmp_path: Path) -> None:
+    """Its classes are found all the same, by several tasks at once."""
+    script = tmp_path / "script.py"
+    script.write_text("import os\nN = 2\nclass Model:\n    n = N\nopen('run', 'w')\n1 / 0\nx = Model()\n")
+    module = script_module.ScriptModule(str(script), "")
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(module.Model)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    assert len(set(found)) == 1
+    assert (found[0].n, found[0].__module__) == (2, "__mp_main__")
+    for name in ("x", "nothing", "__file__"):
+        with pytest.raises(AttributeError, match=f"has no attribute '{name}'"):
+            getattr(module, name)
