@@ -273,6 +273,7 @@ if __name__ == "__main__":
         process = multiprocessing.get_context(kind).Process(target=child, args=(kind,))
         process.start()
         process.join()
+    os.environ["SCALE"] = "10"
     subprocess.run([sys.executable, "beside.py"], check=True)
     (versions,) = glob.glob(os.environ["HPCML_RUN_DIR"] + "/attempts/0/versions/scheduler@*")
     with open(versions) as file:
@@ -281,7 +282,7 @@ if __name__ == "__main__":
         json.dump(changed, file)
     subprocess.run([sys.executable, "-c", "import distributed; print('other', hasattr(distributed.Client, 'of_hpcml'))"])
 """
-BESIDE = "import os\nfrom dask.distributed import Client\nclient = Client(n_workers=7)\nprint('beside', len(client.nthreads()))\n"
+BESIDE = "import os\nfrom dask.distributed import Client\nclient = Client(n_workers=7)\nprint('beside', len(client.nthreads()), client.submit(os.getenv, 'SCALE').result())\n"
 
 
 def test_what_the_script_starts_opens_the_run_s_cluster_too(here: Here) -> None:
@@ -290,7 +291,7 @@ def test_what_the_script_starts_opens_the_run_s_cluster_too(here: Here) -> None:
     done = here.submit(CHILDREN, "--set", "workers.per_node=2")
     assert done.returncode == 0, done.stdout + done.stderr
     said = [line for line in done.stdout.splitlines() if line.startswith(("spawn", "fork", "beside", "other"))]
-    assert said == ["spawn 2 3", "forkserver 2 3", "fork 2 3", "beside 2", "other False"], done.stdout
+    assert said == ["spawn 2 3", "forkserver 2 3", "fork 2 3", "beside 2 10", "other False"], done.stdout
     script = here.folder / "my script.py"
     assert f'{script}:10: UserWarning: mine\n  warnings.warn("mine")\n' in done.stdout
     assert f'File "{script}", line 11, in child\n    1 / 0\n' in done.stdout

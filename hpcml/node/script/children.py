@@ -17,6 +17,7 @@ class _OnDask:
     def __init__(self):
         # type: () -> None
         self.used = False
+        self.path = list(sys.path)  # without the folder of what this process will run
 
     def find_spec(self, name, *_):
         # type: (str, *object) -> object
@@ -25,15 +26,15 @@ class _OnDask:
             return None
         self.used = True
         try:
-            installed = _install()
+            installed = _install(self.path)
         except (ImportError, OSError):  # the run has ended, and its folder was removed: there is no cluster
             installed = False
         sys.meta_path.remove(self)  # type: ignore[arg-type]
         return sys.meta_path[0].find_spec(name, None) if installed else None
 
 
-def _install():
-    # type: () -> bool
+def _install(path):
+    # type: (list[str]) -> bool
     from importlib.util import find_spec
 
     spec = find_spec("hpcml")
@@ -42,7 +43,7 @@ def _install():
         return False
     from hpcml.node.script import replacements
 
-    return replacements.install_in_child()
+    return replacements.install_in_child(path)
 
 
 def _is_child():

@@ -108,7 +108,8 @@ def module_for_workers(frame: types.FrameType | None) -> str:
     while frame and not (frame.f_code.co_name == "<module>" and frame.f_globals is vars(main)):
         frame = frame.f_back
     path = getattr(main, "__file__", None)
-    if frame is None or path is None:
+    is_script = "hpcml.node.script.launcher" in sys.modules  # not a process that the script started
+    if frame is None or path is None or not is_script:
         return ""
     line, body = frame.f_lineno, _body(path)
     guards = [node for node in body if script_module.is_guard(node)]

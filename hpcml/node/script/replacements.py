@@ -38,18 +38,23 @@ def install() -> None:
     sys.meta_path.append(_Absent())
 
 
-def install_in_child() -> bool:
-    """Install in a process that the script started; return False if its Dask cannot talk to the run's scheduler."""
+def install_in_child(path: list[str]) -> bool:
+    """Install in a process that the script started; return False if its Dask cannot talk to the run's scheduler.
+
+    ``path`` is the path of modules at the start of this process.
+    """
     import os
 
     from hpcml.node.health import versions
     from hpcml.node.settings import load
 
-    if difference := versions.unlike_the_scheduler(load()):
+    context = load()
+    if difference := versions.unlike_the_scheduler(context):
         print(f"hpcml: process {os.getpid()} cannot use the run's cluster: {difference}.", file=sys.stderr)
         del os.environ["DASK_SCHEDULER_ADDRESS"]  # Dask would connect to it
         return False
     install()
+    start_state.take_of_script(path, context.settings.cwd, context.settings.umask)
     return True
 
 
