@@ -85,8 +85,8 @@ class _Source:
                 return dict(runpy.run_module(self.module, run_name="__mp_main__", alter_sys=True))
             return dict(runpy.run_path(self.path, run_name="__mp_main__"))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a script may raise anything
-            self.problem = f"the script could not be imported as a module ({type(error).__name__}: {error})"
-            print(f"hpcml: {self.problem}.", file=sys.stderr, flush=True)
+            self.problem = f"the script as a module: {type(error).__name__}: {error}"
+            print(f"hpcml: not imported: {self.problem}.", file=sys.stderr, flush=True)
             return {}
         finally:
             if numpy:
@@ -128,7 +128,7 @@ def load_whole(*, now: bool) -> str:
     try:
         source.load(main)
     except Exception as error:  # noqa: BLE001 - a script may raise anything
-        return f"the script could not be imported as a module ({type(error).__name__}: {error})"
+        return f"the script as a module: {type(error).__name__}: {error}"
     return str(source.problem)
 
 

@@ -215,7 +215,7 @@ class HandoverPlugin(WorkerPlugin):  # type: ignore[misc]
         worker.of_script = [(one, value) for one, value in now.items() if before.get(one) is not value]
         _of_memory(self.handover.settings, self.undo, worker)
         for problem in self.problems:
-            print(f"hpcml: {problem}.", file=sys.stderr, flush=True)
+            print(f"hpcml: not taken up from the script: {problem}.", file=sys.stderr, flush=True)
         if self.handover.resources:
             await worker.set_resources(**self.handover.resources)
 
@@ -246,7 +246,7 @@ def apply(handover: Handover, undo: contextlib.ExitStack, first: Sequence[str] =
             os.chdir(handover.folder)
             undo.callback(os.chdir, before_folder)
         except OSError as error:
-            problems.append(f"the folder {handover.folder} of the script cannot be entered: {error.strerror}")
+            problems.append(f"the working directory {handover.folder}: {error.strerror}")
     if handover.settings:
         undo.enter_context(dask.config.set(handover.settings))
     return problems
@@ -271,7 +271,7 @@ def _of_process(handover: Handover, undo: contextlib.ExitStack, problems: list[s
         number = getattr(resource, f"RLIMIT_{kind}")
         undo.callback(_set_limit, number, resource.getrlimit(number))
         if problem := _set_limit(number, values):
-            problems.append(f"the limit {kind} of the script cannot be set: {problem}")
+            problems.append(f"the limit RLIMIT_{kind}: {problem}")
     if handover.nice > 0:
         os.nice(handover.nice)
     if handover.start_method or handover.authkey:
@@ -315,11 +315,11 @@ def _of_memory(settings: Mapping[str, Any], undo: contextlib.ExitStack, worker: 
                 fast.n = value * manager.memory_limit if value else sys.maxsize
 
 
-def problems(dask_worker: Any) -> list[str]:
+def problems(dask_worker: Any) -> list[tuple[str, str]]:
     """On a worker: return what of the last handover went wrong, with the node's name."""
     plugin = dask_worker.plugins.get(NAME)
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
-    return [f"{problem} (on {node})" for problem in plugin.problems] if plugin else []
+    return [(problem, node) for problem in plugin.problems] if plugin else []
 
 
 async def give(scheduler: Any, handover: Handover, *, shared: bool = False) -> list[str]:
@@ -342,7 +342,11 @@ async def give(scheduler: Any, handover: Handover, *, shared: bool = False) -> l
         if answer["status"] == "error":
             _, error, trace = clean_exception(answer["exception"], answer["traceback"])
             raise error.with_traceback(trace)
-    return sorted({problem for answer in told for problem in answer.get("result", ())})
+    nodes: dict[str, set[str]] = {}
+    for problem, node in (pair for answer in told for pair in answer.get("result", ())):
+        nodes.setdefault(problem, set()).add(node)
+    return [f"{problem} (on {min(on)}{f' and {len(on) - 1} more' if len(on) > 1 else ''})"
+            for problem, on in sorted(nodes.items())]  # fmt: skip
 
 
 _undo_here = contextlib.ExitStack()  # in the scheduler
