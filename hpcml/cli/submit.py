@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcml.cli import common, script_options, variables
 from hpcml.errors import MEANING, HpcmlError, UsageError
-from hpcml.runs import directories
+from hpcml.runs import directories, programs
 from hpcml.schedulers.request import Awaited, JobSpec, measure
 from hpcml.schedulers.sbatch_options import directive, gpus
 from hpcml.sites import layers
@@ -327,10 +327,19 @@ def make_spec(options: Namespace, script: list[str]) -> JobSpec:
             given[name] = measure(name, value)
         elif name == "max_node_hours":
             given[name] = _hours(value, option)
-    here = common.here()
-    path, script, form = named(script, here)
+    return JobSpec(**_what(script, common.here()), **given)
+
+
+def _what(script: list[str], here: Path) -> dict[str, Any]:
+    """Return the fields of a request that the script's words decide."""
+    path, words, form = named(script, here)
+    interpreter: tuple[str, ...] = ()
+    if form == "program" and (code := programs.code_of(path, words[1:], here)):
+        interpreter, words, form = code
+        path = here / words[0]
     sources = tuple(dict.fromkeys((path.parent.resolve(), path.resolve().parent))) if path.is_absolute() else ()
-    return JobSpec(script=path, arguments=tuple(script[1:]), cwd=here, sources=sources, form=form, **given)
+    facts = {"script": path, "arguments": tuple(words[1:]), "cwd": here, "sources": sources, "form": form}
+    return {**facts, "interpreter": interpreter, "in_place": form == "program" and programs.stays(path, here)}
 
 
 def _hours(text: str, option: str) -> float:

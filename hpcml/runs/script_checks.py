@@ -418,7 +418,7 @@ class _Environment:
     """Where an interpreter finds modules, as far as its files tell; ``certain`` if nothing else can add to it."""
 
     def __init__(self, python: str) -> None:
-        self.own = python == sys.executable
+        self.python, self.own = python, python == sys.executable
         prefix = Path(python).parent.parent
         self.certain = self.known = False
         self.folders: list[str] = []
@@ -483,7 +483,8 @@ def _tell_missing(
         raise ScriptError(message, place=place(base, first.file, first.line), hint=how)
     told = ", ".join(f"{one.name} ({place(base, one.file, one.line)})" for one in missing[:_NOTED])
     more = f" and {len(missing) - _NOTED} more" if len(missing) > _NOTED else ""
-    return [*notes, f"imported, and not found in the environment of runtime.python as seen from here: {told}{more}"]
+    where = f"the environment of {environment.python} as seen from here"
+    return [*notes, f"imported, and not found in {where}: {told}{more}"]
 
 
 def _near(path: Path) -> str:
