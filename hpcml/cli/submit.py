@@ -105,7 +105,8 @@ FLAGS = {
 def add_options(parser: ArgumentParser, flags: Collection[str] = FLAGS) -> None:
     """Add what each verb takes that submits a run; ``flags`` are those of the last group that it has."""
     parser.epilog = (
-        "All that follows SCRIPT belongs to the script, dashes included. "
+        "Give hpcml's options before SCRIPT, and the script's own after it; "
+        "what follows -- after SCRIPT is never read as an option of hpcml. "
         "In the place of SCRIPT: -m package.module, or -- ./program."
     )
     passed, gres = _actions()
@@ -159,20 +160,27 @@ def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
     The script of ``-m MODULE`` begins with ``-m``, and that of ``-- PROGRAM`` with ``--``.
     """
-    with_value = {word for group in VALUES.values() for option in group for word in (option, *ALSO.get(option, ()))}
+    takes_value = with_value()
     position = 0
     while position < len(words):
         word = words[position]
         if word == "--":
             script = list(words[position + 1 :])
-            is_python = script and script[0].endswith(_PYTHON)
-            return list(words[:position]), script if is_python or not script else ["--", *script]
+            if script and script[0].endswith(_PYTHON):  # all that follows it is the script's
+                script[1:1] = ["--"] if script[1:] else []
+                return list(words[:position]), script
+            return list(words[:position]), ["--", *script] if script else []
         if word == "-m":
             return list(words[:position]), list(words[position:])
         if not word.startswith("-") or word == "-":
             return list(words[:position]), list(words[position:])
-        position += 2 if word in with_value else 1
+        position += 2 if word in takes_value else 1
     return list(words), []
+
+
+def with_value() -> set[str]:
+    """Return the options that take a value, with Slurm's own words for them."""
+    return {word for group in VALUES.values() for option in group for word in (option, *ALSO.get(option, ()))}
 
 
 def run(options: Namespace) -> int:
@@ -185,9 +193,13 @@ def script_spec(options: Namespace) -> JobSpec:
     words = options.script_words if options.caller is None else options.caller.stage(options.script_words)
     first = 1 if words[0] in ("-m", "--") and words[1:] else 0  # what stands before the name of another kind
     script = common.here() / words[first]
-    known = (*FLAGS, *(option for group in VALUES.values() for option in group))
-    if words[0] != "--":
-        script_options.note_misplaced(words[first + 1 :], script, known)
+    if words[first + 1 : first + 2] == ["--"] and words[0] != "--":
+        words = [*words[: first + 1], *words[first + 2 :]]  # all that follows is the script's
+    elif words[0] != "--":
+        typed = script.name if options.caller else words[first]
+        typed = f"-m {typed}" if first else typed
+        known = dict.fromkeys((*FLAGS, "--exclusive"), False) | dict.fromkeys(with_value(), True)
+        script_options.check_misplaced(words[first + 1 :], typed, script.parent, options.parser.prog, known)
     origins = script_options.lay_below(options, script)
     spec: JobSpec = make_spec(options, words)._replace(origins=origins)
     return spec if options.caller is None else options.caller.spec(spec)

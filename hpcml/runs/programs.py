@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from hpcml.runs import script_checks
 from hpcml.sites import layers
 
 _PYTHON = re.compile(r"(python|pypy|graalpy)[0-9.]*t?d?")
@@ -86,8 +87,7 @@ def _is_module(name: str, here: Path) -> bool:
     """Return whether a module of that name is in the current folder."""
     if not all(word.isidentifier() for word in name.split(".")):
         return False
-    stem = here.joinpath(*name.split("."))
-    return (stem / "__main__.py").is_file() or stem.with_name(f"{stem.name}.py").is_file()
+    return script_checks.module_file(here / name) is not None
 
 
 def _in_environment(path: Path) -> bool:

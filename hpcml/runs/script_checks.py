@@ -197,9 +197,8 @@ def check_module_code(module: Path, python: str, *, image: bool = False, prepare
     """
     folder, words = module.parent, module.name.split(".")
     stem = folder.joinpath(*words)
-    for file in (stem / "__main__.py", stem.with_name(f"{stem.name}.py")):
-        if file.is_file():
-            return check_code(file, folder, python, folder=folder, image=image, prepared=prepared)
+    if file := module_file(module):
+        return check_code(file, folder, python, folder=folder, image=image, prepared=prepared)
     if stem.is_dir():
         hint = "Name a module in it, or give it a file __main__.py."
         raise ScriptError(f"The package {module.name} cannot be run: it has no __main__", place=str(stem), hint=hint)
@@ -209,6 +208,13 @@ def check_module_code(module: Path, python: str, *, image: bool = False, prepare
         hint = "Submit from the folder that holds its top-level package, as for python -m."
         raise ScriptError(f"There is no module '{module.name}'", place=str(folder), hint=hint)
     return []
+
+
+def module_file(module: Path) -> Path | None:
+    """Return the file of a module by its folder and its dotted name, None if it is not in that folder."""
+    stem = module.parent.joinpath(*module.name.split("."))
+    files = (stem / "__main__.py", stem.with_name(f"{stem.name}.py"))
+    return next((file for file in files if file.is_file()), None)
 
 
 def check_code(
@@ -376,24 +382,40 @@ def _needed(script: Path, folder: Path) -> _Imports:
     if script.suffix == ".py" and script.stem in _KNOWN and script.resolve().parent == folder.resolve():
         hiding[script.stem] = script
     plain = True
-    waiting, seen = [script], {script}
-    while waiting and len(seen) <= _MOST_FILES:
-        path = waiting.pop(0)
-        source = path.read_bytes()
+    for path, tree, source in sources(script, folder):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python says them when it runs
-            tree = ast.parse(source, str(path))
             compile(tree, str(path), "exec", dont_inherit=True)
-        plain = plain and not _CHANGES_THE_PATH.search(source.decode(errors="replace"))
+        plain = plain and not _CHANGES_THE_PATH.search(source)
         for name, line in _imports(tree):
             beside = _beside(folder, name)
             if beside is None:
                 needed.append(_Import(name, path, line))
             elif beside.is_file() and name in _KNOWN:
                 hiding[name] = beside
+    return _Imports(needed, hiding, plain)
+
+
+def sources(script: Path, folder: Path) -> Iterator[tuple[Path, ast.Module, str]]:
+    """Yield the script and the modules beside it that it imports: the file, its tree and its text.
+
+    Raises
+    ------
+    SyntaxError
+        If one of them cannot be parsed.
+    """
+    waiting, seen = [script], {script}
+    while waiting and len(seen) <= _MOST_FILES:
+        path = waiting.pop(0)
+        source = path.read_bytes()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(source, str(path))
+        yield path, tree, source.decode(errors="replace")
+        for name, _ in _imports(tree):
+            beside = _beside(folder, name)
             waiting += {file for file in [beside] if file and file.suffix == ".py"} - seen
             seen |= {beside} if beside else set()
-    return _Imports(needed, hiding, plain)
 
 
 def _imports(tree: ast.Module) -> Iterator[tuple[str, int]]:
