@@ -26,18 +26,18 @@ def options_taken(script: Path, folder: Path, options: Iterable[str]) -> set[str
     folder
         The first folder on the script's path of modules.
     """
-    trees = list(_trees(script, folder))
-    texts = [text for tree in trees for text in _texts(tree)]
-    names = {name for tree in trees if _OPTIONS_BY_NAME & _imported(tree) for name in _names(tree)}
+    code = list(trees(script, folder))
+    words = [text for tree in code for text in texts(tree)]
+    names = {name for tree in code if _OPTIONS_BY_NAME & imported(tree) for name in _names(tree)}
     return {
         option
         for option in options
         if option[2:].replace("-", "_") in names
-        or any(re.search(rf"(?<![\w-]){re.escape(option)}(?![\w-])", text) for text in texts)
+        or any(re.search(rf"(?<![\w-]){re.escape(option)}(?![\w-])", text) for text in words)
     }
 
 
-def _trees(script: Path, folder: Path) -> Iterator[ast.Module]:
+def trees(script: Path, folder: Path) -> Iterator[ast.Module]:
     """Yield the script and what it imports from beside it, packages whole; nothing of a file that is not Python."""
     if script.suffix == ".ipynb":
         return
@@ -50,10 +50,10 @@ def _trees(script: Path, folder: Path) -> Iterator[ast.Module]:
                     yield ast.parse(other.read_bytes())
 
 
-def _texts(tree: ast.Module) -> Iterator[str]:
+def texts(tree: ast.Module) -> Iterator[str]:
     """Yield the texts in a file, but not its docstrings, which may show how it is submitted."""
     docstrings: set[ast.AST] = set()
-    if "docopt" not in _imported(tree):
+    if "docopt" not in imported(tree):
         for node in ast.walk(tree):
             if isinstance(node, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.body:
                 first = node.body[0]
@@ -74,7 +74,7 @@ def _names(tree: ast.Module) -> Iterator[str]:
             yield node.value.replace("-", "_")
 
 
-def _imported(tree: ast.Module) -> set[str]:
+def imported(tree: ast.Module) -> set[str]:
     """Return the top-level names of all that a file imports, wherever it does."""
     found: set[str] = set()
     for node in ast.walk(tree):

@@ -15,7 +15,7 @@ from hpcml.errors import HpcmlError, ImageError, UsageError
 from hpcml.paths import RunPaths
 from hpcml.plan.plan import Plan, RunLocation, plan
 from hpcml.plan.workers import PROFILERS
-from hpcml.runs import directories, programs, script_checks, snapshot
+from hpcml.runs import directories, programs, ranks, script_checks, snapshot
 from hpcml.schedulers import Submission
 from hpcml.schedulers.request import JobSpec, job_name
 from hpcml.sites import layers
@@ -69,7 +69,12 @@ def prepare(loaded: LoadedSite, spec: JobSpec, run_id: str = "") -> Prepared:
     there = spec._replace(cwd=RunPaths(directory).code) if spec.staged else spec
     made = plan(loaded.site, there, RunLocation(directory, sys.executable, __version__, layers.user_umask()))
     if not spec.service and spec.form in ("", "module"):
+        set_here = {*loaded.site.environment, *(name for name, _ in spec.environment)}
+        set_here |= ranks.VARIABLES if _is_prepared(loaded.site) else set()
+        notes += ranks.check_script(spec, made.steps[-1].command[0], made.inside.worker_count, set_here)
         notes += _check_code(loaded.site, spec, made)
+    if spec.form in ("module", "program"):
+        notes += ranks.check_program(spec, made.inside.nodes)
     notes += _two_pythons(spec, made)
     if made.inside.profile and not made.inside.image and not _is_prepared(loaded.site):
         needed = [PROFILERS[name] for name in made.inside.profile if PROFILERS[name]]

@@ -38,6 +38,14 @@ def _write(name: str, text: str | bytes) -> Prepare:
     return prepare
 
 
+def _executable(name: str, text: str) -> Prepare:
+    def prepare(world: World) -> None:
+        _write(name, text)(world)
+        (world.top / name).chmod(0o755)
+
+    return prepare
+
+
 def _toml(text: str) -> Prepare:
     return _write("project/hpcml.toml", text)
 
@@ -101,6 +109,11 @@ CASES = [
     Bad("program-not-executable", ("submit", "--site", "slurm", "--", "./b"), U, ("is not executable", "chmod u+x"), _write("project/b", "#!/bin/sh\n")),
     Bad("program-without-interpreter", ("submit", "--site", "slurm", "--", "./b.R", "1"), U, ("no first line", "submit -- Rscript b.R"),
         _write("project/b.R", "x <- 1\n")),
+    Bad("launcher-of-ranks", ("submit", "--site", "slurm", "--nodes", "2", "--", "./torchrun", "a.py"), U,
+        ("torchrun starts ranks", "the first of 2 nodes", "--nodes 1"), _executable("project/torchrun", "#!/bin/sh\n")),
+    Bad("mpi-script", _submit(script="m.py"), R, ("needs ranks (MPI.COMM_WORLD)", "m.py:2", "submit -- "),
+        _write("project/m.py", "from mpi4py import MPI\nprint(MPI.COMM_WORLD.size)\n")),
+    Bad("options-after-the-script", (*_submit(), "--nodes", "2"), U, ("--nodes after job.py", "job.py -- --nodes 2")),
     Bad("shell-script", _submit(script="b"), U, ("a script for bash, not Python",), _write("project/b", "#!/bin/bash\necho\n")),
     Bad("syntax-error", _submit(script="b.py"), R, ("does not compile", "b.py:2", "  | f(1\n  |  ^"), _write("project/b.py", "\nf(1\n")),
     Bad("script-name-with-newline", _submit(script="a\nb.py"), U, ("line break", "Rename"), _write("project/a\nb.py", "1")),

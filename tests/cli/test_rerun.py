@@ -33,7 +33,7 @@ def rerun(world: World, *options: str) -> Path:
 
 
 def test_the_same_request(world: World) -> None:
-    done = world.run("submit", "--site", "slurm", *OPTIONS, "job.py", "--nodes", "9", "a b", "")
+    done = world.run("submit", "--site", "slurm", *OPTIONS, "job.py", "--", "--nodes", "9", "a b", "")
     assert done.returncode == 0, done.stderr
     first = world.directory()
     again = rerun(world, "last")
