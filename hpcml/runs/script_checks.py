@@ -267,8 +267,13 @@ def check_code(
     return told if image else told + _tell_missing(script, base, imports.needed, _Environment(python), certain=certain)
 
 
-def check_packages(names: Sequence[str], python: str, option: str) -> None:
+def check_packages(names: Sequence[str], python: str, option: str, *, sure: bool = False) -> None:
     """Refuse an option that needs packages, if it is certain that the interpreter does not have one.
+
+    Parameters
+    ----------
+    sure
+        Whether it is certain if the interpreter's own folders do not have it: nobody adds such a package elsewhere.
 
     Raises
     ------
@@ -276,7 +281,7 @@ def check_packages(names: Sequence[str], python: str, option: str) -> None:
         The package, and how it is added.
     """
     environment = _Environment(python)
-    for name in names if environment.known and environment.certain else ():
+    for name in names if environment.known and (environment.certain or sure) else ():
         if not environment.has(name):
             hint = f"Add it, mostly by {python} -m pip install {name}; nothing was submitted."
             raise ScriptError(f"The run's environment does not have the package {name}", place=option, hint=hint)

@@ -22,6 +22,9 @@ from hpcml.sites import layers
 from hpcml.sites.lookup import LoadedSite, config_folders, why_ignored
 from hpcml.sites.schema import Site
 
+# What the run's Python must have for JupyterLab, and for a notebook in the place of a script.
+_JUPYTER = {"jupyter": ("jupyterlab",), "notebook": ("nbclient", "nbformat", "ipykernel")}
+
 
 class Prepared(NamedTuple):
     """A request on a site, its plan and script, with nothing written yet; ``notes`` are what its user should know.
@@ -76,9 +79,11 @@ def prepare(loaded: LoadedSite, spec: JobSpec, run_id: str = "") -> Prepared:
     if spec.form in ("module", "program"):
         notes += ranks.check_program(spec, made.inside.nodes)
     notes += _two_pythons(spec, made)
-    if made.inside.profile and not made.inside.image and not _is_prepared(loaded.site):
+    if not made.inside.image and not _is_prepared(loaded.site):
+        python = made.steps[-1].command[0]
         needed = [PROFILERS[name] for name in made.inside.profile if PROFILERS[name]]
-        script_checks.check_packages(needed, made.steps[-1].command[0], "--profile")
+        script_checks.check_packages(needed, python, "--profile")
+        script_checks.check_packages(_JUPYTER.get(spec.service or spec.form, ()), python, "extra 'jupyter'", sure=True)
     return Prepared(loaded, spec, made, batch_script.render(made, own_templates), template, tuple(notes))
 
 

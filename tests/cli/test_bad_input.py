@@ -46,6 +46,14 @@ def _executable(name: str, text: str) -> Prepare:
     return prepare
 
 
+def _bare_python(world: World) -> None:
+    env = world.home / "env"
+    (env / "lib/python3.12/site-packages").mkdir(parents=True)
+    (env / "pyvenv.cfg").write_text("home = /usr/bin\n")
+    (world.project / "n.ipynb").write_text('{"cells": []}')
+    _write("home/.config/hpcml/config.toml", f'[runtime]\npython = "{env}/bin/python"\n')(world)
+
+
 def _toml(text: str) -> Prepare:
     return _write("project/hpcml.toml", text)
 
@@ -76,10 +84,18 @@ CASES = [
     Bad("jupyter-no-idle", (*JUPYTER, "--idle", "0"), U, ("less than 5 s", "--idle off")),
     Bad("jupyter-no-folder", (*JUPYTER, "--notebook-dir", "none"), N, ("does not exist", "--notebook-dir", "mkdir")),
     Bad("jupyter-file", (*JUPYTER, "--notebook-dir", "job.py"), N, ("is not a folder", "--notebook-dir")),
+    Bad("jupyter-missing", JUPYTER, R, ("does not have the package jupyterlab", "env/bin/python -m pip install"), _bare_python),
+    Bad("notebook-missing", ("submit", "--site", "local", "n.ipynb"), R, ("does not have the package nbclient",), _bare_python),
     Bad("jupyter-modes", (*JUPYTER, "--wait", "--detach"), U, ("--wait and --detach exclude each other",)),
     Bad("jupyter-nodes", ("jupyter", "--site", "slurm", "--nodes", "0"), U, ("--nodes",)),
     *(Bad(f"doctor-nodes-{text}", ("doctor", "--site", "local", "--node", f"--nodes={text}"), U, ("--nodes",)) for text in BAD_NUMBERS[:3]),
     Bad("unknown-command", ("submitt", "job.py"), U, ("no command 'submitt'", "Did you mean hpcml submit?")),
+    *(Bad(f"word-{word}", (word,), U, (f"no command '{word}'", f"Did you mean hpcml {meant}")) for word, meant in
+      (("stop", "cancel?"), ("kill", "cancel?"), ("clean", "rm --failed"), ("list", "ls?"), ("tail", "logs -f?"), ("dashboard", "tunnel?"))),
+    *(Bad(f"option{option}", _submit(option, "4"), U, (f"no option '{option}'", says)) for option, says in
+      (("--workers", "workers.per_node=N"), ("--workers-per-node", "workers.per_node=N"), ("--modules", "runtime.modules"),
+       ("--array", "hpcml sweep"))),
+    Bad("rerun-with-an-option-of-the-script", ("rerun", "last", "--k", "7"), U, ("no option '--k'", "submit the script again")),
     Bad("script-as-command", ("job.py",), U, ("no command 'job.py'", "Did you mean hpcml submit job.py?")),
     Bad("unknown-top-option", ("--verbose",), U, ("no option '--verbose'", "hpcml --help")),
     Bad("unknown-option", ("submit", "--frobnicate", "job.py"), U, ("--frobnicate", "hpcml submit --help")),
