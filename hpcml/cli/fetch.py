@@ -152,6 +152,7 @@ def _pass_on(connection: Connection, words: list[str], upload: channel.Upload | 
 
 def _submit(login: Login, command: str, options: Namespace, own: list[str], script: list[str]) -> int:
     here = Path.cwd()
+    submit.check_arguments(script, here, f"hpcml {command}")
     path, (_, *arguments), form = submit.named(script, here)
     if form == "program" and (here / path).is_file():
         path = here / path  # what PATH leads to on this laptop does not count

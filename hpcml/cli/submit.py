@@ -193,16 +193,22 @@ def script_spec(options: Namespace) -> JobSpec:
     words = options.script_words if options.caller is None else options.caller.stage(options.script_words)
     first = 1 if words[0] in ("-m", "--") and words[1:] else 0  # what stands before the name of another kind
     script = common.here() / words[first]
+    check_arguments(words, common.here(), options.parser.prog)
     if words[first + 1 : first + 2] == ["--"] and words[0] != "--":
         words = [*words[: first + 1], *words[first + 2 :]]  # all that follows is the script's
-    elif words[0] != "--":
-        typed = script.name if options.caller else words[first]
-        typed = f"-m {typed}" if first else typed
-        known = dict.fromkeys((*FLAGS, "--exclusive"), False) | dict.fromkeys(with_value(), True)
-        script_options.check_misplaced(words[first + 1 :], typed, script.parent, options.parser.prog, known)
     origins = script_options.lay_below(options, script)
     spec: JobSpec = make_spec(options, words)._replace(origins=origins)
     return spec if options.caller is None else options.caller.spec(spec)
+
+
+def check_arguments(words: Sequence[str], here: Path, prog: str) -> None:
+    """Refuse options of hpcml among the script's arguments; after ``--`` all words are the script's."""
+    first = 1 if words[0] == "-m" else 0
+    if words[0] == "--" or words[first + 1 : first + 2] == ["--"] or not words[first:]:
+        return
+    typed = f"-m {words[1]}" if first else words[0]
+    known = dict.fromkeys((*FLAGS, "--exclusive"), False) | dict.fromkeys(with_value(), True)
+    script_options.check_misplaced(words[first + 1 :], typed, here, prog, known)
 
 
 def prepare(options: Namespace, spec: JobSpec) -> submission.Prepared:
