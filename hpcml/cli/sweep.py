@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hpcml.cli import submit
-from hpcml.errors import UsageError
+from hpcml.cli import common, submit
+from hpcml.errors import NotFoundError, UsageError, nearest
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -109,6 +109,10 @@ def run(options: Namespace) -> int:
         from hpcml.cli import sweep_views
 
         return sweep_views.look(options, verb, rest)
+    script = (options.script_words or [""])[0]
+    if (near := nearest(script, VERBS)) and not (common.here() / script).exists():
+        hint = f"Did you mean hpcml sweep {near}?"
+        raise NotFoundError(f"There is no script '{script}'", place="hpcml sweep", hint=hint)
     if options.words:
         hint = "The script's own arguments go behind --, at the end."
         if "=" in verb:

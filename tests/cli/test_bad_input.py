@@ -223,6 +223,7 @@ CASES = [
     Bad("runs-below-a-file", _submit("--set", "paths.runs=/dev/null/x"), S, ("Not a directory", "/dev/null", "paths.runs=")),
     Bad("runs-where-nobody-may-write", _submit("--set", "paths.runs=/proc/x"), S, ("/proc/x", "Choose another folder")),
     Bad("home-unset", _submit(), S, ("HOME is not set", "paths.runs"), None, {}, ("HOME",)),
+    Bad("sweep-verb", ("sweep", "tabel", "fit"), N, ("no script 'tabel'", "Did you mean hpcml sweep table?")),
     Bad("no-runs", ("status",), N, ("There are no runs", "hpcml submit SCRIPT")),
     Bad("no-runs-logs", ("logs",), N, ("There are no runs",)),
     Bad("no-runs-cancel", ("cancel", "x"), N, ("There are no runs",)),

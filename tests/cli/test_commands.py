@@ -170,6 +170,7 @@ def test_runs_are_found_by_what_the_user_calls_them(world: World) -> None:
     done = world.run("status", "tow")
     assert done.returncode == errors.NOT_FOUND
     assert "Did you mean two?" in done.stderr
+    assert "Did you mean last?" in world.run("status", "lasst").stderr
 
 
 def test_logs_before_there_are_any(world: World) -> None:
