@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcml.errors import ScriptError, UsageError
+from hpcml.plan.plan import Plan
 from hpcml.runs import script_checks, script_content
 from hpcml.schedulers.request import JobSpec
 
@@ -43,7 +44,7 @@ class Expected(NamedTuple):
     certain: bool
 
 
-def check_program(spec: JobSpec, nodes: int) -> list[str]:
+def check_program(spec: JobSpec, made: Plan) -> list[str]:
     """Refuse a launcher of ranks on several nodes: it would start on the first one, and the others would be idle.
 
     Returns
@@ -56,7 +57,7 @@ def check_program(spec: JobSpec, nodes: int) -> list[str]:
     UsageError
         If it is such a launcher.
     """
-    name = launcher(spec)
+    name, nodes = launcher(spec), made.inside.nodes
     if not name:
         text = _shell_script(spec)
         found = _LINE_OF_A_LAUNCHER.search(text) if nodes > 1 else None
@@ -68,7 +69,12 @@ def check_program(spec: JobSpec, nodes: int) -> list[str]:
         one = ", or take one node: --nodes 1" if nodes > 1 and not several else ""
         hint = f"Write {name} into a batch script of your own, for sbatch{one}. More: {PAGE}."
         raise UsageError(f"{name} starts ranks, and hpcml starts one process, {where}", place="--", hint=hint)
-    return [f"{name} starts its processes on the first node, beside the run's workers ({PAGE})"]
+    pool = ", whose pool takes the GPUs' memory (--set gpu.rmm_pool_size=none)" if _has_pool(made) else ""
+    return [f"{name} starts its processes on the first node, beside the run's workers{pool} ({PAGE})"]
+
+
+def _has_pool(made: Plan) -> bool:
+    return made.inside.gpu is not None and made.inside.gpu.rmm_pool_size is not None
 
 
 def launcher(spec: JobSpec) -> str:

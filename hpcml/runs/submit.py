@@ -77,7 +77,7 @@ def prepare(loaded: LoadedSite, spec: JobSpec, run_id: str = "") -> Prepared:
         notes += ranks.check_script(spec, made.steps[-1].command[0], made.inside.worker_count, set_here)
         notes += _check_code(loaded.site, spec, made)
     if spec.form in ("module", "program"):
-        notes += ranks.check_program(spec, made.inside.nodes)
+        notes += ranks.check_program(spec, made)
     notes += _two_pythons(spec, made)
     if not made.inside.image and not _is_prepared(loaded.site):
         python = made.steps[-1].command[0]

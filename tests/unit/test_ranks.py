@@ -8,8 +8,10 @@ import pytest
 
 from hpcml.cli import submit
 from hpcml.errors import ScriptError, UsageError
+from hpcml.plan.plan import RunLocation, plan
 from hpcml.runs import ranks
 from hpcml.schedulers.request import JobSpec
+from hpcml.sites import layers, schema
 
 NEEDS_RANKS = {
     "MPI.COMM_WORLD": [
@@ -95,9 +97,12 @@ def test_a_variable_that_the_run_sets_is_there(tmp_path: Path) -> None:
     assert ranks.check_script(asked, "python", 4, {"RANK"}) == []
 
 
-def program(tmp_path: Path, *words: str) -> JobSpec:
+def check_program(tmp_path: Path, nodes: int, *words: str, gpus: int = 0, pool: str = "auto") -> list[str]:
     path, script, form = submit.named(list(words), tmp_path)
-    return JobSpec(path, tuple(script[1:]), tmp_path, form=form)
+    spec = JobSpec(path, tuple(script[1:]), tmp_path, form=form, nodes=nodes, gpus_per_node=gpus)
+    site = layers.build(schema.Site, layers.Layers())
+    site = site._replace(gpu=site.gpu._replace(rmm_pool_size=pool))
+    return ranks.check_program(spec, plan(site, spec, RunLocation(tmp_path, "/usr/bin/python3", "0")))
 
 
 @pytest.mark.parametrize("words", [
@@ -109,10 +114,16 @@ def test_a_launcher_starts_nothing_on_several_nodes(tmp_path: Path, words: tuple
     with pytest.raises(
         UsageError, match=r"starts ranks, and hpcml starts one process, on the first of 2 nodes"
     ) as caught:
-        ranks.check_program(program(tmp_path, *words), 2)
+        check_program(tmp_path, 2, *words)
     assert "for sbatch, or take one node: --nodes 1." in caught.value.hint
-    (told,) = ranks.check_program(program(tmp_path, *words), 1)
-    assert "starts its processes on the first node, beside the run's workers" in told
+    (told,) = check_program(tmp_path, 1, *words)
+    assert "starts its processes on the first node, beside the run's workers (docs" in told
+
+
+def test_a_launcher_on_gpus_is_told_of_the_workers_pool(tmp_path: Path) -> None:
+    words = ("--", "torchrun", "a.py")
+    assert "--set gpu.rmm_pool_size=none" in check_program(tmp_path, 1, *words, gpus=2)[0]
+    assert "rmm_pool_size" not in check_program(tmp_path, 1, *words, gpus=2, pool="none")[0]
 
 
 @pytest.mark.parametrize("words", [
@@ -120,15 +131,15 @@ def test_a_launcher_starts_nothing_on_several_nodes(tmp_path: Path, words: tuple
 ])  # fmt: skip
 def test_a_launcher_of_several_nodes_is_refused_on_one(tmp_path: Path, words: tuple[str, ...]) -> None:
     with pytest.raises(UsageError, match="starts ranks, and hpcml starts one process, on one node"):
-        ranks.check_program(program(tmp_path, "--", *words), 1)
+        check_program(tmp_path, 1, "--", *words)
 
 
 def test_other_programs_are_not_launchers(tmp_path: Path) -> None:
     for words in (("accelerate", "config"), ("bash", "-c", "x"), ("python3", "-m", "pytest"), ("Rscript", "srun.R")):
-        assert ranks.check_program(program(tmp_path, "--", *words), 4) == []
+        assert check_program(tmp_path, 4, "--", *words) == []
     (tmp_path / "run.sh").write_text("#!/bin/bash\nmodule load x\n  srun -N2 ./solver\n")
     for by in ((), ("bash",)):
         whole: tuple[str, ...] = (*by, "./run.sh")
-        (told,) = ranks.check_program(program(tmp_path, "--", *whole), 2)
+        (told,) = check_program(tmp_path, 2, "--", *whole)
         assert told.startswith("the program has a line with srun, and hpcml starts it once, on the first of 2 nodes")
-        assert ranks.check_program(program(tmp_path, "--", *whole), 1) == []
+        assert check_program(tmp_path, 1, "--", *whole) == []
