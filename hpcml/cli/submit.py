@@ -107,7 +107,8 @@ def add_options(parser: ArgumentParser, flags: Collection[str] = FLAGS) -> None:
     parser.epilog = (
         "Give hpcml's options before SCRIPT, and the script's own after it; "
         "what follows -- after SCRIPT is never read as an option of hpcml. "
-        "In the place of SCRIPT: -m package.module, or -- ./program."
+        "In the place of SCRIPT: -m package.module, or -- ./program. "
+        "It is started once, on the first node, without MPI or torchrun ranks."
     )
     passed, gres = _actions()
     for title, options in VALUES.items():

@@ -27,6 +27,9 @@ def options_taken(script: Path, folder: Path, options: Iterable[str]) -> set[str
         The first folder on the script's path of modules.
     """
     code = list(trees(script, folder))
+    if not code and script.suffix != ".ipynb":  # perhaps of a newer Python
+        text = script.read_text(encoding="utf-8", errors="replace")
+        return {option for option in options if option in text}
     words = [text for tree in code for text in texts(tree)]
     names = {name for tree in code if _OPTIONS_BY_NAME & imported(tree) for name in _names(tree)}
     return {

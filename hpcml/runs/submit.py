@@ -94,6 +94,9 @@ def _check_script(site: Site, spec: JobSpec) -> None:
         path = None if in_image else layers.process_environment().get("PATH", "")
         if not (in_image and spec.in_place):  # the image has other files
             script_checks.check_program(spec.script, path, prepared=_is_prepared(site))
+        if programs.is_python(spec.script) and (not spec.arguments or spec.arguments[-1] == "-"):
+            hint = f"Name it: hpcml submit -- {spec.script.name} SCRIPT."
+            raise UsageError("Python has no script here, and a run has no standard input", place="--", hint=hint)
     elif spec.form == "notebook":
         script_checks.check_notebook(spec.script, spec.arguments)
     elif not spec.form:

@@ -127,6 +127,7 @@ CASES = [
         _write("project/b.R", "x <- 1\n")),
     Bad("launcher-of-ranks", ("submit", "--site", "slurm", "--nodes", "2", "--", "./torchrun", "a.py"), U,
         ("torchrun starts ranks", "the first of 2 nodes", "--nodes 1"), _executable("project/torchrun", "#!/bin/sh\n")),
+    Bad("python-alone", ("submit", "--site", "slurm", "--", "python3", "-u", "-"), U, ("Python has no script", "python3 SCRIPT")),
     Bad("mpi-script", _submit(script="m.py"), R, ("needs ranks (MPI.COMM_WORLD)", "m.py:2", "submit -- "),
         _write("project/m.py", "from mpi4py import MPI\nprint(MPI.COMM_WORLD.size)\n")),
     Bad("options-after-the-script", (*_submit(), "--nodes", "2"), U, ("--nodes after job.py", "job.py -- --nodes 2")),

@@ -108,6 +108,7 @@ def misplaced(tmp_path: Path, text: str, *words: str, script: str = "train.py") 
         "import tyro\nclass Config:\n    nodes: int = 1",
         "'''Usage: train.py [--nodes=N]'''\nimport docopt",
         "import sys\nif '--nodes' in sys.argv: ...",
+        "newer syntax of Python\nparser.add_argument('--nodes')",
         "from deep import main\nmain()",
         "from pack.cli import main\nmain()",
     ],
