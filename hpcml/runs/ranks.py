@@ -6,6 +6,7 @@ import ast
 import itertools
 import os
 import re
+import shutil
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +17,10 @@ from hpcml.runs import script_checks, script_content
 from hpcml.schedulers.request import JobSpec
 
 PAGE = "docs/porting.md#mpi-torchrun-ddp"
-_LAUNCHER = re.compile(r"(mpirun|mpiexec|orterun|prterun|srun|torchrun|deepspeed|horovodrun|aprun|jsrun)(\..+)?")
+_LAUNCHER = re.compile(
+    r"(?:mpirun|mpiexec)(?:\.(?:hydra|mpich|mpd|openmpi|slurm))?|"
+    r"orterun|prterun|srun|torchrun|deepspeed|horovodrun|aprun|jsrun"
+)
 _LAUNCHER_MODULES = (
     "accelerate.commands.launch",
     "deepspeed.launcher.runner",
@@ -24,8 +28,9 @@ _LAUNCHER_MODULES = (
     "torch.distributed.run",
 )
 _LINE_OF_A_LAUNCHER = re.compile(r"^\s*(?:exec\s+)?(mpirun|mpiexec|srun|torchrun|deepspeed|horovodrun)\s", re.MULTILINE)
-# How a launcher is asked for several nodes.
-_SEVERAL_NODES = re.compile(r"(?:-N|--nodes[= ]|--nnodes[= ]|--num_machines[= ]|--num_nodes[= ]) ?(?:[2-9]|1\d)")
+# How a launcher is asked for several nodes; -N of mpirun are processes on each node.
+_SEVERAL_NODES = re.compile(r"--(?:nnodes|num_machines|num_nodes)[= ](?:[2-9]|1\d)")
+_OF_SRUN = re.compile(r"(?:-N ?|--nodes[= ])(?:[2-9]|1\d)")
 VARIABLES = {
     "RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PMI_RANK",
     "PMI_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
@@ -63,7 +68,8 @@ def check_program(spec: JobSpec, made: Plan) -> list[str]:
         found = _LINE_OF_A_LAUNCHER.search(text) if nodes > 1 else None
         where = f"the program has a line with {found[1]}, and" if found else ""
         return [f"{where} hpcml starts it once, on the first of {nodes} nodes ({PAGE})"] if found else []
-    several = bool(_SEVERAL_NODES.search(" ".join(spec.arguments)))
+    own = " ".join(_own_words(spec.arguments[name == "accelerate launch" :]))
+    several = bool((_OF_SRUN if name == "srun" else _SEVERAL_NODES).search(own))
     if nodes > 1 or several:
         where = f"on the first of {nodes} nodes" if nodes > 1 else "on one node"
         one = ", or take one node: --nodes 1" if nodes > 1 and not several else ""
@@ -71,6 +77,16 @@ def check_program(spec: JobSpec, made: Plan) -> list[str]:
         raise UsageError(f"{name} starts ranks, and hpcml starts one process, {where}", place="--", hint=hint)
     pool = ", whose pool takes the GPUs' memory (--set gpu.rmm_pool_size=none)" if _has_pool(made) else ""
     return [f"{name} starts its processes on the first node, beside the run's workers{pool} ({PAGE})"]
+
+
+def _own_words(arguments: Sequence[str]) -> Iterator[str]:
+    """Yield the words of a launcher up to the program that it starts, as far as they tell."""
+    is_value = False
+    for word in arguments:
+        if not word.startswith("-") and (not is_value or "/" in word or shutil.which(word)):
+            return
+        yield word
+        is_value = word.startswith("-")
 
 
 def _has_pool(made: Plan) -> bool:
@@ -93,6 +109,8 @@ def launcher(spec: JobSpec) -> str:
 def _shell_script(spec: JobSpec) -> str:
     """Return the text of a shell script that is the program, or that a shell is to run."""
     by_shell = spec.script.name in ("sh", "bash") and spec.arguments
+    if by_shell and spec.arguments[0] == "-c":
+        return "".join(spec.arguments[1:2])
     path = spec.cwd / spec.arguments[0] if by_shell else spec.script
     if spec.form != "program" or not path.is_absolute() or not path.is_file():
         return ""

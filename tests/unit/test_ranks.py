@@ -127,7 +127,7 @@ def test_a_launcher_on_gpus_is_told_of_the_workers_pool(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [
-    ("srun", "-N2", "hostname"), ("srun", "--nodes=4", "x"), ("torchrun", "--nnodes", "2", "a.py"), ("srun", "-n", "8", "-N", "8", "x"),
+    ("srun", "-N2", "hostname"), ("srun", "--nodes=4", "x"), ("torchrun", "--nnodes", "2", "a.py"), ("accelerate", "launch", "--num_machines=2", "a.py"), ("srun", "-n", "8", "-N", "8", "x"),
 ])  # fmt: skip
 def test_a_launcher_of_several_nodes_is_refused_on_one(tmp_path: Path, words: tuple[str, ...]) -> None:
     with pytest.raises(UsageError, match="starts ranks, and hpcml starts one process, on one node"):
@@ -135,7 +135,22 @@ def test_a_launcher_of_several_nodes_is_refused_on_one(tmp_path: Path, words: tu
 
 
 def test_other_programs_are_not_launchers(tmp_path: Path) -> None:
-    for words in (("accelerate", "config"), ("bash", "-c", "x"), ("python3", "-m", "pytest"), ("Rscript", "srun.R")):
+    for own in (
+        ("mpirun", "-N", "4", "./x"),
+        ("srun", "-l", "./solver", "-N", "64"),
+        ("srun", "-n", "4", "cat", "-N", "64"),
+    ):
+        assert len(check_program(tmp_path, 1, "--", *own)) == 1
+    assert check_program(tmp_path, 2, "--", "bash", "-c", "srun hostname")[0].startswith(
+        "the program has a line with srun"
+    )
+    for words in (
+        ("accelerate", "config"),
+        ("bash", "-c", "x"),
+        ("./srun.sh",),
+        ("python3", "-m", "pytest"),
+        ("Rscript", "srun.R"),
+    ):
         assert check_program(tmp_path, 4, "--", *words) == []
     (tmp_path / "run.sh").write_text("#!/bin/bash\nmodule load x\n  srun -N2 ./solver\n")
     for by in ((), ("bash",)):
