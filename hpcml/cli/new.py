@@ -67,7 +67,8 @@ def _check(name: str, stem: str, example: str, known: Collection[str]) -> None:
         raise UsageError(f"There is no example '{example}'", place="hpcml new", hint=hint)
     is_typo = not example and stem not in known and near and SequenceMatcher(None, stem, near).ratio() >= _A_TYPO
     if is_typo:
-        hint = f"Did you mean hpcml new {near}? For the smallest example under your name: hpcml new {name} {DEFAULT}."
+        meant = f"{name} {near}" if near in stem else near
+        hint = f"Did you mean hpcml new {meant}? For the smallest example under your name: hpcml new {name} {DEFAULT}."
         raise UsageError(f"There is no example '{stem}'", place="hpcml new", hint=hint)
 
 

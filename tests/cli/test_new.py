@@ -74,6 +74,7 @@ def test_an_unknown_example(world: World) -> None:
     assert "hpcml new lists them." in world.run("new", "first", "zzzzz").stderr
     for words, hint in (
         (("kmean",), "Did you mean hpcml new kmeans?"),
+        (("my_kmeans",), "Did you mean hpcml new my_kmeans kmeans?"),
         (("kmenas.py",), "hpcml new kmenas.py minimal"),
         (("kmeans", "groups"), "Did you mean hpcml new groups kmeans?"),
     ):
