@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpcml.cli import submit
+from hpcml.node.roles import script as role
 from hpcml.runs import programs
 
 
@@ -80,3 +82,16 @@ def test_an_interpreter_s_script_or_module_is_the_code(
 )  # fmt: skip
 def test_only_a_program_of_the_user_s_folder_is_copied(here: Path, program: str, stays: bool) -> None:
     assert programs.stays(here / program, here) is stays
+
+
+@pytest.mark.parametrize("options", [[], ["-P"]])
+def test_a_module_is_imported_from_the_copy_and_not_from_the_folder_of_submission(
+    here: Path, options: list[str]
+) -> None:
+    copy = here.parent / "copy"
+    (copy / "pack").mkdir(parents=True)
+    (copy / "pack/train.py").write_text("import sys, single\nprint(__name__, __package__, single.__file__, sys.argv)\n")
+    (copy / "single.py").write_text("")
+    command = [sys.executable, *options, "-c", role.START_MODULE, str(copy), "pack.train", "a", "-m"]
+    done = subprocess.run(command, cwd=here, capture_output=True, text=True, check=True)
+    assert done.stdout == f"__main__ pack {copy}/single.py {[f'{copy}/pack/train.py', 'a', '-m']}\n"

@@ -26,7 +26,7 @@ _SERVICES = {  # -P: not with the user's folder as modules
 _START = "import sys; sys.path[:] = filter(None, sys.path); from hpcml.node.script.launcher import main; main()"
 
 # `-m` of another Python finds a module of the folder that the user submitted from, and not the copy.
-_START_MODULE = (
+START_MODULE = (
     "import runpy, sys; folder, name = sys.argv[1:3]; del sys.argv[1:3]; sys.path[: sys.path[:1] == ['']] = [folder];"
     " runpy.run_module(name, run_name='__main__', alter_sys=True)"
 )
@@ -55,7 +55,7 @@ class Script:
             command = [settings.script, *settings.arguments]
         elif settings.interpreter and settings.form == "module":
             folder, _, name = settings.script.rpartition("/")
-            command = [*settings.interpreter, "-c", _START_MODULE, folder, name, *settings.arguments]
+            command = [*settings.interpreter, "-c", START_MODULE, folder, name, *settings.arguments]
         elif settings.interpreter:
             command = [*settings.interpreter, settings.script, *settings.arguments]
         else:
