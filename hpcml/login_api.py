@@ -52,7 +52,10 @@ def submit(script: str | os.PathLike[str], *arguments: object, **options: Any) -
         raise UsageError("hpcml.submit() submits on this machine, and HPCML_HOST names another", place=host, hint=hint)
     parser = main.build_parser("submit")
     request = parser.parse_args(words_of(parser, options))
-    request.caller, request.script_words = None, [os.fspath(script), *map(str, arguments)]
+    request.caller, request.script_words = (
+        None,
+        [os.fspath(script), *(["--"] if arguments else []), *map(str, arguments)],
+    )
     with layers.narrowed_umask():
         prepared = submit_verb.prepare_to_submit(request, submit_verb.script_spec(request))
         run = submission.submit(prepared, by_hand=request.prepare)

@@ -145,7 +145,8 @@ def say_message(text: object) -> None:
 
 def note(text: object) -> None:
     """Print a note of hpcml's to standard error."""
-    say_message(f"hpcml: note: {shown(text)}.")
+    sentence = shown(text)
+    say_message(f"hpcml: note: {sentence}{'' if sentence.endswith('?') else '.'}")
 
 
 class Raw:

@@ -32,7 +32,7 @@ from hpcml.remote.protocol import (
 )
 from hpcml.remote.ssh.connection import Connection
 from hpcml.remote.ssh.login import login_of
-from hpcml.runs import script_checks, snapshot
+from hpcml.runs import programs, script_checks, snapshot
 from hpcml.sites.schema import Login
 from hpcml.terminal import Raw, note, say
 from hpcml.units import counted, format_bytes
@@ -152,10 +152,14 @@ def _pass_on(connection: Connection, words: list[str], upload: channel.Upload | 
 
 def _submit(login: Login, command: str, options: Namespace, own: list[str], script: list[str]) -> int:
     here = Path.cwd()
+    submit.check_arguments(script, here, f"hpcml {command}")
     path, (_, *arguments), form = submit.named(script, here)
     if form == "program" and (here / path).is_file():
         path = here / path  # what PATH leads to on this laptop does not count
-    if not path.is_absolute():
+    if form == "program" and programs.is_python(path):
+        hint = f"Send the script itself: hpcml --host … {command} SCRIPT; runtime.python names its Python."
+        raise UsageError(f"The Python '{path}' of this laptop is not sent", place="--", hint=hint)
+    if not path.is_absolute() or (form == "program" and programs.stays(path, here)):
         hint = f"Send a script of yours that starts it (hpcml --host … {command} -- ./script.sh), or submit it there."
         raise UsageError(f"There is no file '{path}' here that could be sent", place="--", hint=hint)
     if form == "notebook":

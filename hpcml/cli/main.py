@@ -57,6 +57,23 @@ COMMANDS = {
     "wheelhouse": ("[OPTIONS]", "fetch the wheels that a machine without a package index installs"),
 }
 _OTHERS = {"--complete": "candidates", "--man": "manual"}  # asked by a shell at TAB, and by `hpcml help --man`
+# Words of other tools, and the command that does it here.
+_MEANT = {
+    "clean": "rm --failed, hpcml rm --older 30d or hpcml gc",
+    "dashboard": "tunnel",
+    "delete": "rm",
+    "download": "fetch",
+    "kill": "cancel",
+    "list": "ls",
+    "notebook": "jupyter",
+    "ps": "ls",
+    "queue": "ls",
+    "remove": "rm",
+    "ssh": "shell",
+    "start": "submit",
+    "stop": "cancel",
+    "tail": "logs -f",
+}
 _TAKE_A_SCRIPT = ("submit", "run", "plan")
 
 
@@ -257,6 +274,8 @@ def _no_option(word: str, parser: argparse.ArgumentParser) -> errors.UsageError:
     if not hint and option.startswith("--"):
         near = errors.nearest(option[2:], sorted(long_options))
         hint = errors.did_you_mean(near and f"--{near}", "")
+    if not hint and parser.prog == "hpcml rerun":
+        hint = f"rerun repeats the script's own arguments. For others, submit the script again: … SCRIPT {word}."
     if not hint and "nodes" in long_options and option.startswith("--"):
         hint = f"If it is sbatch's, pass it on: --sbatch={word}. Otherwise try {parser.prog} --help."
     hint = hint or f"Try {parser.prog} --help."
@@ -278,7 +297,7 @@ def _no_command(word: str, *, asks_for_help: bool) -> errors.UsageError:
 
     if word.startswith("-"):
         return errors.UsageError(f"There is no option '{word}'", place="hpcml", hint="Try hpcml --help.")
-    near = f"submit {word}" if os.path.exists(word) else errors.nearest(word, COMMANDS)
+    near = f"submit {word}" if os.path.exists(word) else _MEANT.get(word) or errors.nearest(word, COMMANDS)
     if (page := topics.page(word)) and (asks_for_help or not near):
         hint = f"Read {page}{f', or type: hpcml help {near}' if near in COMMANDS else ''}."
         return errors.UsageError(f"'{word}' is no command but a page of the documentation", place="hpcml", hint=hint)

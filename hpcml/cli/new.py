@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,9 @@ from hpcml.terminal import say_fitted
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
+    from collections.abc import Collection
 
+_A_TYPO = 0.8  # how alike a name and an example are, of 1, for one to be meant as the other
 DEFAULT = "minimal"  # what is written where no example is named
 
 
@@ -43,10 +46,7 @@ def run(options: Namespace) -> int:
         return 0
     path = Path(options.name if options.name.endswith(".py") else f"{options.name}.py")
     example = options.example.removesuffix(".py") or (path.stem if path.stem in known else DEFAULT)
-    if example not in known:
-        near = nearest(example, known)
-        hint = did_you_mean(near and f"hpcml new {options.name} {near}", "hpcml new lists them.")
-        raise UsageError(f"There is no example '{example}'", place="hpcml new", hint=hint)
+    _check(options.name, path.stem, options.example and example, known)
     text = known[example].read_bytes()
     _write(path, text)
     if options.json:
@@ -56,6 +56,20 @@ def run(options: Namespace) -> int:
     say_fitted(f"Its first lines say what to change. On this machine: python {path}; as a run: hpcml submit {path}",
                sys.stdout)  # fmt: skip
     return 0
+
+
+def _check(name: str, stem: str, example: str, known: Collection[str]) -> None:
+    """Refuse an unknown example, and a name alone that is nearly that of an example: minimal would take its place."""
+    near = nearest(example or stem, known)
+    if example and example not in known:
+        meant = f"hpcml new {example} {stem}" if stem in known else near and f"hpcml new {name} {near}"
+        hint = did_you_mean(meant, "hpcml new lists them.")
+        raise UsageError(f"There is no example '{example}'", place="hpcml new", hint=hint)
+    is_typo = not example and stem not in known and near and SequenceMatcher(None, stem, near).ratio() >= _A_TYPO
+    if is_typo:
+        meant = f"{name} {near}" if near in stem else near
+        hint = f"Did you mean hpcml new {meant}? For the smallest example under your name: hpcml new {name} {DEFAULT}."
+        raise UsageError(f"There is no example '{stem}'", place="hpcml new", hint=hint)
 
 
 def _write(path: Path, text: bytes) -> None:

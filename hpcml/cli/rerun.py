@@ -99,4 +99,5 @@ def _spec(options: Namespace, recorded: Table, run: directories.Run) -> JobSpec:
     spec = submit.make_spec(options, [service or str(script), *recorded.texts("arguments")])
     spec = spec._replace(cwd=folder, staged=staged, service=service, idle=recorded.number("idle"))
     spec = spec._replace(script=script, form=recorded.get("form", str, ""))
+    spec = spec._replace(interpreter=recorded.texts("interpreter"), in_place=recorded.get("in_place", bool, False))
     return spec._replace(sources=()) if staged or not script.is_absolute() else spec

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hpcml import units
 from hpcml.cli import common
-from hpcml.errors import NotFoundError, StorageError, UsageError
+from hpcml.errors import CANCELLED, NotFoundError, StorageError, UsageError
 from hpcml.runs import directories
 from hpcml.terminal import note, say, say_fitted
 
@@ -26,7 +26,9 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", nargs="*", help=common.RUN)
     parser.add_argument("--older", metavar="AGE", help="all runs submitted longer ago, e.g. 30d or 12h")
     parser.add_argument(
-        "--failed", action="store_true", help="all runs that failed or were refused; with --older: those of them"
+        "--failed",
+        action="store_true",
+        help="all runs that failed or were refused, not the cancelled ones; with --older: those of them",
     )
     parser.add_argument("--yes", action="store_true", help="do not ask")
     common.add_site(parser)
@@ -43,7 +45,7 @@ def run(options: Namespace) -> int:
         raise UsageError("Which runs are to be removed is not clear", place="hpcml rm", hint=hint)
     runs, others = _named(options) if options.run else (_old(options), [])
     standings = handle.standings(runs)
-    wanted = [one for one in standings if one.status and one.status.failed] if options.failed else standings
+    wanted = [one for one in standings if _failed(one)] if options.failed else standings
     ended = [beside.Entry("run", one.run.id, one.run.paths.directory, "") for one in wanted if not one.alive]
     ended += [one for one in others if not one.alive]
     staying = {} if chosen else {one.run.id: _why_alive(one) for one in standings if one.alive}
@@ -69,6 +71,12 @@ def run(options: Namespace) -> int:
         stay = f"; {units.counted(len(staying), 'run')} {verb}" if staying and ended else ""
         say(f"Removed {total}{stay}." if ended else "Nothing was removed.", sys.stderr)
     return 1 if staying else 0
+
+
+def _failed(one: handle.Standing) -> bool:
+    """Return whether a run failed or was refused; a cancelled one did what its user wanted."""
+    status = one.status
+    return status is not None and status.failed and status.state != "CANCELLED" and status.exit_status != CANCELLED
 
 
 def _why_alive(one: handle.Standing) -> str:

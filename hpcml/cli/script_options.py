@@ -1,14 +1,15 @@
-"""Options that stand in the script's first comment lines, and words behind the script that look like options."""
+"""Options in the script's first comment lines, and options of hpcml that follow the script."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcml.errors import HpcmlError, UsageError
+from hpcml.runs import script_checks, script_content
 from hpcml.terminal import note
 
 if TYPE_CHECKING:
@@ -116,11 +117,47 @@ def _lines(text: str) -> Iterator[tuple[int, str, str]]:
             yield number, found[1].strip(), found[2].strip()
 
 
-def note_misplaced(words: Sequence[str], script: Path, known: Iterable[str]) -> None:
-    """Say once that words behind the script, which look like options of hpcml, go to the script; it may know them."""
+def check_misplaced(words: Sequence[str], script: str, here: Path, prog: str, known: Mapping[str, bool]) -> None:
+    """Refuse options of hpcml that follow the script, unless the script takes options of these names.
+
+    Parameters
+    ----------
+    words
+        What follows the script, or the module.
+    script
+        The script as it was typed; a module's words begin with ``-m``.
+    prog
+        The command, as ``hpcml submit``.
+    known
+        Its long options, and whether each takes a value.
+
+    Raises
+    ------
+    UsageError
+        If the script's text has no such option: it would run with other settings than the user meant.
+    """
     own = list(words[: words.index("--")]) if "--" in words else list(words)
-    options, text = set(known), _start(script)
-    misplaced = [word for word in own if word.partition("=")[0] in options and word.partition("=")[0] not in text]
-    if misplaced and text:
-        listed = ", ".join(dict.fromkeys(misplaced))
-        note(f"{listed} behind {script.name} goes to the script; options of hpcml stand before it")
+    options = [word.partition("=")[0] for word in own]
+    asked = {option for option in known.keys() & options if option.startswith("--")}  # the short ones may mean anything
+    is_module = script.startswith("-m ")
+    file = script_checks.module_file(here / script[3:]) if is_module else here / script
+    if not asked or file is None or not file.is_file():
+        return  # a module of the environment may take any option
+    folder = here if is_module else file.resolve().parent
+    misplaced = asked - script_content.options_taken(file, folder, asked)
+    if not misplaced:
+        return
+    moved: list[str] = []
+    rest = list(words)
+    for word, option in zip(own, options, strict=True):
+        if option in misplaced and word in rest:
+            at = rest.index(word)
+            count = 2 if known.get(word) and rest[at + 1 :] else 1
+            moved += rest[at : at + count]
+            del rest[at : at + count]
+    listed = ", ".join(sorted(misplaced))
+    what = f"{listed} after {file.name} would go to the script, and no such option was found in it"
+    typed = script if is_module else shlex.quote(script)
+    before = " ".join(filter(None, [prog, shlex.join(moved), typed, shlex.join(rest)]))
+    hint = f"For hpcml, type: {before}. For the script, type: {prog} {typed} -- {shlex.join(words)}."
+    raise UsageError(what, place=prog, hint=hint)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcml.cli import common, script_options, variables
 from hpcml.errors import MEANING, HpcmlError, UsageError
-from hpcml.runs import directories
+from hpcml.runs import directories, programs
 from hpcml.schedulers.request import Awaited, JobSpec, measure
 from hpcml.schedulers.sbatch_options import directive, gpus
 from hpcml.sites import layers
@@ -105,8 +105,10 @@ FLAGS = {
 def add_options(parser: ArgumentParser, flags: Collection[str] = FLAGS) -> None:
     """Add what each verb takes that submits a run; ``flags`` are those of the last group that it has."""
     parser.epilog = (
-        "All that follows SCRIPT belongs to the script, dashes included. "
-        "In the place of SCRIPT: -m package.module, or -- ./program."
+        "Give hpcml's options before SCRIPT, and the script's own after it; "
+        "what follows -- after SCRIPT is never read as an option of hpcml. "
+        "In the place of SCRIPT: -m package.module, or -- ./program. "
+        "It is started once, on the first node, without MPI or torchrun ranks."
     )
     passed, gres = _actions()
     for title, options in VALUES.items():
@@ -159,20 +161,27 @@ def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
     The script of ``-m MODULE`` begins with ``-m``, and that of ``-- PROGRAM`` with ``--``.
     """
-    with_value = {word for group in VALUES.values() for option in group for word in (option, *ALSO.get(option, ()))}
+    takes_value = with_value()
     position = 0
     while position < len(words):
         word = words[position]
         if word == "--":
             script = list(words[position + 1 :])
-            is_python = script and script[0].endswith(_PYTHON)
-            return list(words[:position]), script if is_python or not script else ["--", *script]
+            if script and script[0].endswith(_PYTHON):  # all that follows it is the script's
+                script[1:1] = ["--"] if script[1:] else []
+                return list(words[:position]), script
+            return list(words[:position]), ["--", *script] if script else []
         if word == "-m":
             return list(words[:position]), list(words[position:])
         if not word.startswith("-") or word == "-":
             return list(words[:position]), list(words[position:])
-        position += 2 if word in with_value else 1
+        position += 2 if word in takes_value else 1
     return list(words), []
+
+
+def with_value() -> set[str]:
+    """Return the options that take a value, with Slurm's own words for them."""
+    return {word for group in VALUES.values() for option in group for word in (option, *ALSO.get(option, ()))}
 
 
 def run(options: Namespace) -> int:
@@ -185,12 +194,22 @@ def script_spec(options: Namespace) -> JobSpec:
     words = options.script_words if options.caller is None else options.caller.stage(options.script_words)
     first = 1 if words[0] in ("-m", "--") and words[1:] else 0  # what stands before the name of another kind
     script = common.here() / words[first]
-    known = (*FLAGS, *(option for group in VALUES.values() for option in group))
-    if words[0] != "--":
-        script_options.note_misplaced(words[first + 1 :], script, known)
+    check_arguments(words, common.here(), options.parser.prog)
+    if words[first + 1 : first + 2] == ["--"] and words[0] != "--":
+        words = [*words[: first + 1], *words[first + 2 :]]  # all that follows is the script's
     origins = script_options.lay_below(options, script)
     spec: JobSpec = make_spec(options, words)._replace(origins=origins)
     return spec if options.caller is None else options.caller.spec(spec)
+
+
+def check_arguments(words: Sequence[str], here: Path, prog: str) -> None:
+    """Refuse options of hpcml among the script's arguments; after ``--`` all words are the script's."""
+    first = 1 if words[0] == "-m" else 0
+    if words[0] == "--" or words[first + 1 : first + 2] == ["--"] or not words[first:]:
+        return
+    typed = f"-m {words[1]}" if first else words[0]
+    known = dict.fromkeys((*FLAGS, "--exclusive"), False) | dict.fromkeys(with_value(), True)
+    script_options.check_misplaced(words[first + 1 :], typed, here, prog, known)
 
 
 def prepare(options: Namespace, spec: JobSpec) -> submission.Prepared:
@@ -327,10 +346,19 @@ def make_spec(options: Namespace, script: list[str]) -> JobSpec:
             given[name] = measure(name, value)
         elif name == "max_node_hours":
             given[name] = _hours(value, option)
-    here = common.here()
-    path, script, form = named(script, here)
+    return JobSpec(**_what(script, common.here()), **given)
+
+
+def _what(script: list[str], here: Path) -> dict[str, Any]:
+    """Return the fields of a request that the script's words decide."""
+    path, words, form = named(script, here)
+    interpreter: tuple[str, ...] = ()
+    if form == "program" and (code := programs.code_of(path, words[1:], here)):
+        interpreter, words, form = code
+        path = here / words[0]
     sources = tuple(dict.fromkeys((path.parent.resolve(), path.resolve().parent))) if path.is_absolute() else ()
-    return JobSpec(script=path, arguments=tuple(script[1:]), cwd=here, sources=sources, form=form, **given)
+    facts = {"script": path, "arguments": tuple(words[1:]), "cwd": here, "sources": sources, "form": form}
+    return {**facts, "interpreter": interpreter, "in_place": form == "program" and programs.stays(path, here)}
 
 
 def _hours(text: str, option: str) -> float:

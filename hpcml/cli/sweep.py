@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hpcml.cli import submit
-from hpcml.errors import UsageError
+from hpcml.cli import common, submit
+from hpcml.errors import NotFoundError, UsageError, nearest
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -85,17 +85,15 @@ def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Divide the words behind the verb into hpcml's own and the script with what follows ``--``."""
     end = words.index("--") if "--" in words else len(words)
     own, arguments = list(words[:end]), list(words[end + 1 :])
-    with_value = {
-        word for group in submit.VALUES.values() for name in group for word in (name, *submit.ALSO.get(name, ()))
-    }
-    with_value |= set(_VALUES)
+    with_value = submit.with_value() | set(_VALUES)
     position = 0
     while position < len(own):
         word = own[position]
         if word in VERBS:
             return list(words), []
         if not word.startswith("-") or word == "-":
-            return [*own[:position], *own[position + 1 :]], [word, *arguments]
+            rest = ["--", *arguments] if arguments else []
+            return [*own[:position], *own[position + 1 :]], [word, *rest]
         position += 2 if word in with_value else 1
         if word in _LISTS:
             position += word == "--random"
@@ -111,6 +109,10 @@ def run(options: Namespace) -> int:
         from hpcml.cli import sweep_views
 
         return sweep_views.look(options, verb, rest)
+    script = (options.script_words or [""])[0]
+    if (near := nearest(script, VERBS)) and not (common.here() / script).exists():
+        hint = f"Did you mean hpcml sweep {near}?"
+        raise NotFoundError(f"There is no script '{script}'", place="hpcml sweep", hint=hint)
     if options.words:
         hint = "The script's own arguments go behind --, at the end."
         if "=" in verb:

@@ -266,7 +266,10 @@ def _request(options: Namespace) -> points.Request:
     here = common.here()
     paths = [here / layers.user_path(text) for text in options.points or ()]
     seed = common.whole(options.seed, "--seed")
-    return points.Request(options.grid or (), options.zip or (), paths, options.random or (), seed)
+    request = points.Request(options.grid or (), options.zip or (), paths, options.random or (), seed)
+    if text := points.drawn(request):
+        note(text)
+    return request
 
 
 def _check_arguments(wanted: Sequence[points.Point], arguments: Sequence[str]) -> None:

@@ -89,7 +89,8 @@ def _draw_anew() -> None:
 def folder(context: Context) -> str:
     """Return the folder that comes first on the script's path: its own, as Python resolves it."""
     settings = context.settings
-    return settings.cwd if settings.service else str(Path(settings.script).resolve().parent)
+    in_place = settings.form == "program" and not settings.code_of  # its own folder holds other programs
+    return settings.cwd if settings.service or in_place else str(Path(settings.script).resolve().parent)
 
 
 def restore(environment: MutableMapping[str, str]) -> None:

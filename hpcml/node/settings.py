@@ -49,13 +49,14 @@ class Settings(NamedTuple):
     ends their tasks when it is told to; else a step is a process group. ``own_clusters``: a Dask cluster that the
     script opens is one beside the run's. ``code_of`` is the folder whose copy the script runs in, empty if none.
     ``form`` is what ``script`` is: a Python file (empty), ``module`` (the folder and the dotted name), ``program`` or
-    ``notebook``. ``sweep`` is the sweep whose points the script is started for, empty without one: ``at_once`` beside
-    each other, each with a scheduler and a share of the workers of its own. ``claims`` is the folder by which several
-    runs divide the points of one sweep, empty for a run that has its points alone. ``advice`` are the site's changes of
-    the report's rules. ``profile`` are the profilers that were asked for. ``until_done``: a run that stopped to be
+    ``notebook``. ``interpreter`` are the words of another Python that runs the file or the module, empty without one.
+    ``sweep`` is the sweep whose points the script is started for, empty without one: ``at_once`` beside each other,
+    each with a scheduler and a share of the workers of its own. ``claims`` is the folder by which several runs divide
+    the points of one sweep, empty for a run that has its points alone. ``advice`` are the site's changes of the
+    report's rules. ``profile`` are the profilers that were asked for. ``until_done``: a run that stopped to be
     continued, or lost its nodes, is followed by another attempt: at most ``most_restarts``, and none that could take
-    the run beyond ``most_node_hours`` (0: no such limit). ``node_gpus``: how many GPUs a node has where the job
-    asked for some of them and their share of its memory, else 0.
+    the run beyond ``most_node_hours`` (0: no such limit). ``node_gpus``: how many GPUs a node has where the job asked
+    for some of them and their share of its memory, else 0.
     """
 
     one_machine: bool
@@ -105,6 +106,7 @@ class Settings(NamedTuple):
     at_once: int = 1
     claims: str = ""
     node_gpus: int = 0
+    interpreter: tuple[str, ...] = ()
 
     @property
     def for_polars(self) -> bool:
@@ -187,6 +189,7 @@ def load() -> Context:
     facts = json.loads(run.plan.read_text())["inside"]
     facts["arguments"] = tuple(facts["arguments"])
     facts["profile"] = tuple(facts["profile"])
+    facts["interpreter"] = tuple(facts["interpreter"])
     facts["resources"] = tuple((name, amount) for name, amount in facts["resources"])
     if facts["gpu"]:
         lists = {name: tuple(facts["gpu"][name]) for name in ("rmm_allocator_libs", "pre_import")}

@@ -381,6 +381,7 @@ def _inside(site: Site, request: JobRequest, layout: JobLayout, umask: int) -> S
         own_clusters=spec.own_clusters,
         code_of="" if in_place or spec.staged else str(spec.script.parent),
         form=spec.form,
+        interpreter=spec.interpreter,
         sweep=spec.sweep,
         at_once=spec.at_once,
         claims=spec.claims,

@@ -109,7 +109,7 @@ class RemoteSession:
         if self.staging is None:
             return spec
         script = self.staging / spec.script.name if spec.form == "module" else spec.script
-        return spec._replace(script=script, cwd=self.staging, staged=True, sources=())
+        return spec._replace(script=script, cwd=self.staging, staged=True, sources=(), in_place=False)
 
     @contextlib.contextmanager
     def handing_over(self, run_id: str) -> Iterator[None]:

@@ -351,7 +351,7 @@ def find(folder: Path, word: str) -> Run:
         names = ", ".join(begun[-4:])
         raise NotFoundError(f"Several runs begin with '{word}'", place=str(folder), hint=f"One of: {names}.")
     if not begun:
-        near = nearest(word, [*run_ids, *{name_of(name) for name in run_ids}])
+        near = nearest(word, [*run_ids, *{name_of(name) for name in run_ids}, "last"])
         hint = did_you_mean(near, "List them with: hpcml ls.")
         raise NotFoundError(f"There is no run '{word}'", place=str(folder), hint=hint)
     return load(folder / begun[0])

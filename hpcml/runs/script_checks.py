@@ -197,9 +197,8 @@ def check_module_code(module: Path, python: str, *, image: bool = False, prepare
     """
     folder, words = module.parent, module.name.split(".")
     stem = folder.joinpath(*words)
-    for file in (stem / "__main__.py", stem.with_name(f"{stem.name}.py")):
-        if file.is_file():
-            return check_code(file, folder, python, folder=folder, image=image, prepared=prepared)
+    if file := module_file(module):
+        return check_code(file, folder, python, folder=folder, image=image, prepared=prepared)
     if stem.is_dir():
         hint = "Name a module in it, or give it a file __main__.py."
         raise ScriptError(f"The package {module.name} cannot be run: it has no __main__", place=str(stem), hint=hint)
@@ -209,6 +208,13 @@ def check_module_code(module: Path, python: str, *, image: bool = False, prepare
         hint = "Submit from the folder that holds its top-level package, as for python -m."
         raise ScriptError(f"There is no module '{module.name}'", place=str(folder), hint=hint)
     return []
+
+
+def module_file(module: Path) -> Path | None:
+    """Return the file of a module by its folder and its dotted name, None if it is not in that folder."""
+    stem = module.parent.joinpath(*module.name.split("."))
+    files = (stem / "__main__.py", stem.with_name(f"{stem.name}.py"))
+    return next((file for file in files if file.is_file()), None)
 
 
 def check_code(
@@ -261,8 +267,13 @@ def check_code(
     return told if image else told + _tell_missing(script, base, imports.needed, _Environment(python), certain=certain)
 
 
-def check_packages(names: Sequence[str], python: str, option: str) -> None:
+def check_packages(names: Sequence[str], python: str, option: str, *, sure: bool = False) -> None:
     """Refuse an option that needs packages, if it is certain that the interpreter does not have one.
+
+    Parameters
+    ----------
+    sure
+        Whether it is certain if the interpreter's own folders do not have it: nobody adds such a package elsewhere.
 
     Raises
     ------
@@ -270,7 +281,7 @@ def check_packages(names: Sequence[str], python: str, option: str) -> None:
         The package, and how it is added.
     """
     environment = _Environment(python)
-    for name in names if environment.known and environment.certain else ():
+    for name in names if environment.known and (environment.certain or sure) else ():
         if not environment.has(name):
             hint = f"Add it, mostly by {python} -m pip install {name}; nothing was submitted."
             raise ScriptError(f"The run's environment does not have the package {name}", place=option, hint=hint)
@@ -376,24 +387,40 @@ def _needed(script: Path, folder: Path) -> _Imports:
     if script.suffix == ".py" and script.stem in _KNOWN and script.resolve().parent == folder.resolve():
         hiding[script.stem] = script
     plain = True
-    waiting, seen = [script], {script}
-    while waiting and len(seen) <= _MOST_FILES:
-        path = waiting.pop(0)
-        source = path.read_bytes()
+    for path, tree, source in sources(script, folder):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python says them when it runs
-            tree = ast.parse(source, str(path))
             compile(tree, str(path), "exec", dont_inherit=True)
-        plain = plain and not _CHANGES_THE_PATH.search(source.decode(errors="replace"))
+        plain = plain and not _CHANGES_THE_PATH.search(source)
         for name, line in _imports(tree):
             beside = _beside(folder, name)
             if beside is None:
                 needed.append(_Import(name, path, line))
             elif beside.is_file() and name in _KNOWN:
                 hiding[name] = beside
+    return _Imports(needed, hiding, plain)
+
+
+def sources(script: Path, folder: Path) -> Iterator[tuple[Path, ast.Module, str]]:
+    """Yield the script and the modules beside it that it imports: the file, its tree and its text.
+
+    Raises
+    ------
+    SyntaxError
+        If one of them cannot be parsed.
+    """
+    waiting, seen = [script], {script}
+    while waiting and len(seen) <= _MOST_FILES:
+        path = waiting.pop(0)
+        source = path.read_bytes()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(source, str(path))
+        yield path, tree, source.decode(errors="replace")
+        for name, _ in _imports(tree):
+            beside = _beside(folder, name)
             waiting += {file for file in [beside] if file and file.suffix == ".py"} - seen
             seen |= {beside} if beside else set()
-    return _Imports(needed, hiding, plain)
 
 
 def _imports(tree: ast.Module) -> Iterator[tuple[str, int]]:
@@ -418,7 +445,7 @@ class _Environment:
     """Where an interpreter finds modules, as far as its files tell; ``certain`` if nothing else can add to it."""
 
     def __init__(self, python: str) -> None:
-        self.own = python == sys.executable
+        self.python, self.own = python, python == sys.executable
         prefix = Path(python).parent.parent
         self.certain = self.known = False
         self.folders: list[str] = []
@@ -483,7 +510,8 @@ def _tell_missing(
         raise ScriptError(message, place=place(base, first.file, first.line), hint=how)
     told = ", ".join(f"{one.name} ({place(base, one.file, one.line)})" for one in missing[:_NOTED])
     more = f" and {len(missing) - _NOTED} more" if len(missing) > _NOTED else ""
-    return [*notes, f"imported, and not found in the environment of runtime.python as seen from here: {told}{more}"]
+    where = f"the environment of {environment.python} as seen from here"
+    return [*notes, f"imported, and not found in {where}: {told}{more}"]
 
 
 def _near(path: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import stat
 import sys
 import time
@@ -14,12 +15,15 @@ from hpcml.errors import HpcmlError, ImageError, UsageError
 from hpcml.paths import RunPaths
 from hpcml.plan.plan import Plan, RunLocation, plan
 from hpcml.plan.workers import PROFILERS
-from hpcml.runs import directories, script_checks, snapshot
+from hpcml.runs import directories, programs, ranks, script_checks, snapshot
 from hpcml.schedulers import Submission
 from hpcml.schedulers.request import JobSpec, job_name
 from hpcml.sites import layers
 from hpcml.sites.lookup import LoadedSite, config_folders, why_ignored
 from hpcml.sites.schema import Site
+
+# What the run's Python must have for JupyterLab, and for a notebook in the place of a script.
+_JUPYTER = {"jupyter": ("jupyterlab",), "notebook": ("nbclient", "nbformat", "ipykernel")}
 
 
 class Prepared(NamedTuple):
@@ -68,22 +72,38 @@ def prepare(loaded: LoadedSite, spec: JobSpec, run_id: str = "") -> Prepared:
     there = spec._replace(cwd=RunPaths(directory).code) if spec.staged else spec
     made = plan(loaded.site, there, RunLocation(directory, sys.executable, __version__, layers.user_umask()))
     if not spec.service and spec.form in ("", "module"):
+        set_here = {*loaded.site.environment, *(name for name, _ in spec.environment)}
+        set_here |= ranks.VARIABLES if _is_prepared(loaded.site) else set()
+        notes += ranks.check_script(spec, made.steps[-1].command[0], made.inside.worker_count, set_here)
         notes += _check_code(loaded.site, spec, made)
-    if made.inside.profile and not made.inside.image and not _is_prepared(loaded.site):
+    if spec.form in ("module", "program"):
+        notes += ranks.check_program(spec, made)
+    notes += _two_pythons(spec, made)
+    if not made.inside.image and not _is_prepared(loaded.site):
+        python = made.steps[-1].command[0]
         needed = [PROFILERS[name] for name in made.inside.profile if PROFILERS[name]]
-        script_checks.check_packages(needed, made.steps[-1].command[0], "--profile")
+        script_checks.check_packages(needed, python, "--profile")
+        script_checks.check_packages(_JUPYTER.get(spec.service or spec.form, ()), python, "extra 'jupyter'", sure=True)
     return Prepared(loaded, spec, made, batch_script.render(made, own_templates), template, tuple(notes))
 
 
 def _check_script(site: Site, spec: JobSpec) -> None:
     """Refuse what cannot be run, before anything is written."""
     if spec.form == "program":
-        path = None if site.runtime.kind == "image" or spec.image else layers.process_environment().get("PATH", "")
-        script_checks.check_program(spec.script, path, prepared=_is_prepared(site))
+        in_image = site.runtime.kind == "image" or bool(spec.image)
+        path = None if in_image else layers.process_environment().get("PATH", "")
+        if not (in_image and spec.in_place):  # the image has other files
+            script_checks.check_program(spec.script, path, prepared=_is_prepared(site))
+        if programs.is_python(spec.script) and (not spec.arguments or spec.arguments[-1] == "-"):
+            hint = f"Name it: hpcml submit -- {spec.script.name} SCRIPT."
+            raise UsageError("Python has no script here, and a run has no standard input", place="--", hint=hint)
     elif spec.form == "notebook":
         script_checks.check_notebook(spec.script, spec.arguments)
     elif not spec.form:
         script_checks.check_file(spec.script)
+    if spec.interpreter and not (site.runtime.kind == "image" or spec.image):
+        path = layers.process_environment().get("PATH", "")
+        script_checks.check_program(Path(spec.interpreter[0]), path, prepared=_is_prepared(site))
 
 
 def _is_prepared(site: Site) -> bool:
@@ -96,11 +116,25 @@ def _check_code(site: Site, spec: JobSpec, made: Plan) -> list[str]:
     """Return what is to be noted of the script's code, as the run's interpreter will see it."""
     base = spec.script.parent if spec.staged else spec.cwd
     python, image, prepared = made.steps[-1].command[0], bool(made.inside.image), _is_prepared(site)
+    if spec.interpreter:
+        python = shutil.which(spec.interpreter[0]) or spec.interpreter[0]
     if spec.form == "module":
         return script_checks.check_module_code(spec.script, python, image=image, prepared=prepared)
     notes = script_checks.check_code(spec.script, base, python, image=image, prepared=prepared)
     notes += script_checks.missing_argument(spec.script, base, len(spec.arguments))
     return notes + script_checks.lost_input(spec.script, base)
+
+
+def _two_pythons(spec: JobSpec, made: Plan) -> list[str]:
+    """Return a note where the script runs by another Python than the workers, whose packages tasks import."""
+    program = Path(spec.interpreter[0]) if spec.interpreter else spec.script
+    if made.inside.image or not (spec.interpreter or (spec.form == "program" and programs.is_python(program))):
+        return []
+    workers = made.steps[-1].command[0]
+    found = shutil.which(program) or str(program)
+    if Path(found).parent == Path(workers).parent:
+        return []
+    return [f"{found} runs the script, and {workers} runs the workers (runtime.python): tasks import from the latter"]
 
 
 def template_folders(cwd: Path) -> tuple[list[Path], list[str]]:

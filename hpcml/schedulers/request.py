@@ -71,6 +71,8 @@ class JobSpec(NamedTuple):
 
     ``form`` is what ``script`` is: a Python file (empty), a ``module`` (the folder that is first on the path of
     modules, and the dotted name), a ``notebook``, or a ``program`` (a bare name is found on PATH, on the node).
+    ``interpreter`` are the words of a Python interpreter that runs a file or a module in the place of the run's own.
+    ``in_place``: a program that is started where it is, and never copied.
     ``profile`` are names of profilers, with commas.
     ``sweep`` is the sweep whose points the script is started for, empty without one; ``at_once`` and ``claims``: see
     the nodes' settings. ``gpu_mode`` is whose the GPU workers are: ``dask`` or ``polars``.
@@ -110,11 +112,13 @@ class JobSpec(NamedTuple):
     max_restarts: int = NOT_SAID
     max_node_hours: float = 0.0
     gpu_mode: str = ""
+    interpreter: tuple[str, ...] = ()
+    in_place: bool = False
 
     @property
     def copied(self) -> bool:
         """Whether there is a folder of code that the run takes a copy of: a program on PATH has none."""
-        return not self.service and self.script.is_absolute()
+        return not self.service and self.script.is_absolute() and not self.in_place
 
     def given(self) -> dict[str, object]:
         """Return what was said, by its name here; of variables the names alone."""

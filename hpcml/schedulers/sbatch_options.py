@@ -18,7 +18,18 @@ _NAMES = {
     "--dependency": "Use --dependency.",
     "--mem": "Use --memory-per-node.",
 }
+_SWEEP = "Use hpcml sweep SCRIPT --grid NAME=VALUES: it runs the script once for each value."
+_WORKERS = "Use --set workers.per_node=N: so many workers on each node."
+_MODULES = "Use --set 'runtime.modules=[\"NAME\"]', or write it into the site's settings."
 INSTEAD = {
+    "--workers": _WORKERS,
+    "--workers-per-node": _WORKERS,
+    "--n-workers": _WORKERS,
+    "--nworkers": _WORKERS,
+    "--threads": "Use --set workers.threads=N: so many threads in each worker.",
+    "--threads-per-worker": "Use --set workers.threads=N: so many threads in each worker.",
+    "--module": _MODULES,
+    "--modules": _MODULES,
     "--gpus": "Use --gpus-per-node: GPUs are asked for by node.",
     "-G": "Use --gpus-per-node: GPUs are asked for by node.",
     "--gpus-per-task": "Use --gpus-per-node: each GPU gets a worker.",
@@ -31,8 +42,8 @@ INSTEAD = {
     "--cpus-per-gpu": "Use --cpus-per-node.",
     "--mem-per-cpu": "Use --memory-per-node.",
     "--mem-per-gpu": "Use --memory-per-node.",
-    "--array": "Submit once for each element: a run has one directory.",
-    "-a": "Submit once for each element: a run has one directory.",
+    "--array": _SWEEP,
+    "-a": _SWEEP,
     "--output": "The output is kept in the run's logs: hpcml logs.",
     "-o": "The output is kept in the run's logs: hpcml logs.",
     "--error": "The output is kept in the run's logs: hpcml logs.",

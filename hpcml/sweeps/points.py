@@ -86,6 +86,13 @@ def points(request: Request) -> list[Point]:
     return list(dict.fromkeys(tuple(itertools.chain(*rows)) for rows in itertools.product(*axes)))
 
 
+def drawn(request: Request) -> str:
+    """Return the numbers of draws and of different points of ``--random``, in words; empty where all differ."""
+    draws = [_random(words, request.seed) for words in request.randoms if len(words) > 1]
+    repeated = [axis for axis in draws if len(set(axis)) < len(axis)]
+    return "; ".join(f"--random: {len(axis)} draws, {len(set(axis))} different points" for axis in repeated)
+
+
 def typed(text: str) -> Typed:
     """Return a text as a whole number, a number, True or False, else as it is."""
     if _WHOLE.fullmatch(text):

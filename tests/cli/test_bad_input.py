@@ -38,6 +38,22 @@ def _write(name: str, text: str | bytes) -> Prepare:
     return prepare
 
 
+def _executable(name: str, text: str) -> Prepare:
+    def prepare(world: World) -> None:
+        _write(name, text)(world)
+        (world.top / name).chmod(0o755)
+
+    return prepare
+
+
+def _bare_python(world: World) -> None:
+    env = world.home / "env"
+    (env / "lib/python3.12/site-packages").mkdir(parents=True)
+    (env / "pyvenv.cfg").write_text("home = /usr/bin\n")
+    (world.project / "n.ipynb").write_text('{"cells": []}')
+    _write("home/.config/hpcml/config.toml", f'[runtime]\npython = "{env}/bin/python"\n')(world)
+
+
 def _toml(text: str) -> Prepare:
     return _write("project/hpcml.toml", text)
 
@@ -68,10 +84,18 @@ CASES = [
     Bad("jupyter-no-idle", (*JUPYTER, "--idle", "0"), U, ("less than 5 s", "--idle off")),
     Bad("jupyter-no-folder", (*JUPYTER, "--notebook-dir", "none"), N, ("does not exist", "--notebook-dir", "mkdir")),
     Bad("jupyter-file", (*JUPYTER, "--notebook-dir", "job.py"), N, ("is not a folder", "--notebook-dir")),
+    Bad("jupyter-missing", JUPYTER, R, ("does not have the package jupyterlab", "env/bin/python -m pip install"), _bare_python),
+    Bad("notebook-missing", ("submit", "--site", "local", "n.ipynb"), R, ("does not have the package nbclient",), _bare_python),
     Bad("jupyter-modes", (*JUPYTER, "--wait", "--detach"), U, ("--wait and --detach exclude each other",)),
     Bad("jupyter-nodes", ("jupyter", "--site", "slurm", "--nodes", "0"), U, ("--nodes",)),
     *(Bad(f"doctor-nodes-{text}", ("doctor", "--site", "local", "--node", f"--nodes={text}"), U, ("--nodes",)) for text in BAD_NUMBERS[:3]),
     Bad("unknown-command", ("submitt", "job.py"), U, ("no command 'submitt'", "Did you mean hpcml submit?")),
+    *(Bad(f"word-{word}", (word,), U, (f"no command '{word}'", f"Did you mean hpcml {meant}")) for word, meant in
+      (("stop", "cancel?"), ("kill", "cancel?"), ("clean", "rm --failed"), ("list", "ls?"), ("tail", "logs -f?"), ("dashboard", "tunnel?"))),
+    *(Bad(f"option{option}", _submit(option, "4"), U, (f"no option '{option}'", says)) for option, says in
+      (("--workers", "workers.per_node=N"), ("--workers-per-node", "workers.per_node=N"), ("--modules", "runtime.modules"),
+       ("--array", "hpcml sweep"))),
+    Bad("rerun-with-an-option-of-the-script", ("rerun", "last", "--k", "7"), U, ("no option '--k'", "submit the script again")),
     Bad("script-as-command", ("job.py",), U, ("no command 'job.py'", "Did you mean hpcml submit job.py?")),
     Bad("unknown-top-option", ("--verbose",), U, ("no option '--verbose'", "hpcml --help")),
     Bad("unknown-option", ("submit", "--frobnicate", "job.py"), U, ("--frobnicate", "hpcml submit --help")),
@@ -101,6 +125,12 @@ CASES = [
     Bad("program-not-executable", ("submit", "--site", "slurm", "--", "./b"), U, ("is not executable", "chmod u+x"), _write("project/b", "#!/bin/sh\n")),
     Bad("program-without-interpreter", ("submit", "--site", "slurm", "--", "./b.R", "1"), U, ("no first line", "submit -- Rscript b.R"),
         _write("project/b.R", "x <- 1\n")),
+    Bad("launcher-of-ranks", ("submit", "--site", "slurm", "--nodes", "2", "--", "./torchrun", "a.py"), U,
+        ("torchrun starts ranks", "the first of 2 nodes", "--nodes 1"), _executable("project/torchrun", "#!/bin/sh\n")),
+    Bad("python-alone", ("submit", "--site", "slurm", "--", "python3", "-u", "-"), U, ("Python has no script", "python3 SCRIPT")),
+    Bad("mpi-script", _submit(script="m.py"), R, ("needs ranks (MPI.COMM_WORLD)", "m.py:2", "submit -- "),
+        _write("project/m.py", "from mpi4py import MPI\nprint(MPI.COMM_WORLD.size)\n")),
+    Bad("options-after-the-script", (*_submit(), "--nodes", "2"), U, ("--nodes after job.py", "job.py -- --nodes 2")),
     Bad("shell-script", _submit(script="b"), U, ("a script for bash, not Python",), _write("project/b", "#!/bin/bash\necho\n")),
     Bad("syntax-error", _submit(script="b.py"), R, ("does not compile", "b.py:2", "  | f(1\n  |  ^"), _write("project/b.py", "\nf(1\n")),
     Bad("script-name-with-newline", _submit(script="a\nb.py"), U, ("line break", "Rename"), _write("project/a\nb.py", "1")),
@@ -194,6 +224,7 @@ CASES = [
     Bad("runs-below-a-file", _submit("--set", "paths.runs=/dev/null/x"), S, ("Not a directory", "/dev/null", "paths.runs=")),
     Bad("runs-where-nobody-may-write", _submit("--set", "paths.runs=/proc/x"), S, ("/proc/x", "Choose another folder")),
     Bad("home-unset", _submit(), S, ("HOME is not set", "paths.runs"), None, {}, ("HOME",)),
+    Bad("sweep-verb", ("sweep", "tabel", "fit"), N, ("no script 'tabel'", "Did you mean hpcml sweep table?")),
     Bad("no-runs", ("status",), N, ("There are no runs", "hpcml submit SCRIPT")),
     Bad("no-runs-logs", ("logs",), N, ("There are no runs",)),
     Bad("no-runs-cancel", ("cancel", "x"), N, ("There are no runs",)),

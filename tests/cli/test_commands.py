@@ -32,7 +32,7 @@ def test_the_help_of_submit_names_every_option(world: World) -> None:
     for option in [*submit.FLAGS, *(option for group in submit.VALUES.values() for option in group)]:
         assert f"  {option}" in text
     assert max(map(len, text.splitlines())) <= 80
-    assert "All that follows SCRIPT belongs to the script" in text
+    assert "Give hpcml's options before SCRIPT" in text
 
 
 def test_version(world: World) -> None:
@@ -59,7 +59,7 @@ ARGUMENTS = (
 
 
 def test_what_follows_the_script_is_the_scripts(world: World) -> None:
-    done = world.run("submit", "--site", "slurm", "--nodes", "2", "job.py", *ARGUMENTS)
+    done = world.run("submit", "--site", "slurm", "--nodes", "2", "job.py", "--", *ARGUMENTS)
     assert done.returncode == 0, done.stderr
     plan = json.loads((world.directory() / "plan.json").read_text())
     assert tuple(plan["inside"]["arguments"]) == ARGUMENTS
@@ -71,6 +71,14 @@ def test_two_dashes_end_the_options(world: World) -> None:
     plan = json.loads(world.run("plan", "--site", "slurm", "--", "-odd.py", "--", "-a").stdout)
     assert plan["inside"]["arguments"] == ["--", "-a"]
     assert plan["inside"]["script"].endswith("/code/-odd.py")
+
+
+def test_options_after_the_script_submit_nothing(world: World) -> None:
+    for verb in ("submit", "plan"):
+        done = world.run(verb, "job.py", "--nodes", "2", "--dry-run")
+        assert done.returncode == errors.USAGE, done.stderr
+        assert f"type: hpcml {verb} --nodes 2 --dry-run job.py." in done.stderr
+    assert world.left() == []
 
 
 @pytest.mark.parametrize("site", ["slurm", "local", "lab"])
@@ -162,6 +170,7 @@ def test_runs_are_found_by_what_the_user_calls_them(world: World) -> None:
     done = world.run("status", "tow")
     assert done.returncode == errors.NOT_FOUND
     assert "Did you mean two?" in done.stderr
+    assert "Did you mean last?" in world.run("status", "lasst").stderr
 
 
 def test_logs_before_there_are_any(world: World) -> None:

@@ -72,7 +72,17 @@ def test_an_unknown_example(world: World) -> None:
     assert "There is no example 'kmean'" in done.stderr
     assert "Did you mean hpcml new first kmeans?" in done.stderr
     assert "hpcml new lists them." in world.run("new", "first", "zzzzz").stderr
+    for words, hint in (
+        (("kmean",), "Did you mean hpcml new kmeans?"),
+        (("my_kmeans",), "Did you mean hpcml new my_kmeans kmeans?"),
+        (("kmenas.py",), "hpcml new kmenas.py minimal"),
+        (("kmeans", "groups"), "Did you mean hpcml new groups kmeans?"),
+    ):
+        done = world.run("new", *words)
+        assert done.returncode == errors.USAGE
+        assert hint in done.stderr
     assert os.listdir(world.project) == ["job.py"]
+    assert world.run("new", "kmean", "minimal").returncode == 0
 
 
 def test_a_folder_that_is_not_there(world: World) -> None:

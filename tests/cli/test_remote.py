@@ -41,7 +41,10 @@ HOSTILE = (
 def test_a_submission_arrives_as_if_typed_there(laptop: Laptop) -> None:
     (laptop.world.project / "helper.py").write_text("x = 1\n")
     (laptop.world.project / ".secret").write_text("no\n")
-    done = laptop.run("submit", "--nodes", "2", "job.py", *HOSTILE)
+    refused = laptop.run("submit", "job.py", "--dry-run")
+    assert refused.returncode == errors.USAGE
+    assert refused.stderr.startswith("hpcml: --dry-run after job.py would go to the script"), "nothing is sent"
+    done = laptop.run("submit", "--nodes", "2", "job.py", "--", *HOSTILE)
     assert done.returncode == 0, done.stderr
     (run,) = laptop.runs()
     directory = laptop.far / ".hpcml/runs" / run

@@ -78,13 +78,13 @@ def test_a_run_that_may_be_alive_stays(world: World) -> None:
 
 
 def test_by_age_and_by_failure(world: World) -> None:
-    kept, failed = ended(world, "good"), ended(world, "bad", 3)
+    kept, failed, cancelled = ended(world, "good"), ended(world, "bad", 3), ended(world, "stopped", errors.CANCELLED)
     old = failed.with_name("old-20200101-000000-0000")
     shutil.copytree(kept, old)
     assert json.loads(world.run("rm", "--older", "30d", "--yes", "--json").stdout)["removed"] == [old.name]
     assert json.loads(world.run("rm", "--failed", "--older", "30d", "--yes", "--json").stdout)["removed"] == []
     assert json.loads(world.run("rm", "--failed", "--yes", "--json").stdout)["removed"] == [failed.name]
-    assert world.left() == [kept.name]
+    assert world.left() == sorted([kept.name, cancelled.name])
 
 
 @pytest.mark.parametrize("words", [[], ["--older", "soon"], ["last", "--failed"], ["nosuch", "--yes"]])

@@ -33,7 +33,7 @@ def rerun(world: World, *options: str) -> Path:
 
 
 def test_the_same_request(world: World) -> None:
-    done = world.run("submit", "--site", "slurm", *OPTIONS, "job.py", "--nodes", "9", "a b", "")
+    done = world.run("submit", "--site", "slurm", *OPTIONS, "job.py", "--", "--nodes", "9", "a b", "")
     assert done.returncode == 0, done.stderr
     first = world.directory()
     again = rerun(world, "last")
@@ -74,7 +74,7 @@ def test_what_cannot_be_run_again(world: World) -> None:
 
 def test_a_module_and_a_program_are_what_they_were(world: World) -> None:
     (world.project / "pack.py").write_text("print(1)\n")
-    for words in (("-m", "pack", "--k"), ("--", "bash", "x.sh")):
+    for words in (("-m", "pack", "--k"), ("--", "bash", "x.sh"), ("--", "python3", "-u", "pack.py", "-c")):
         before = set(world.left())
         done = world.run("submit", "--site", "slurm", *words)
         assert done.returncode == 0, done.stderr

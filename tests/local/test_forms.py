@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import venv
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,38 @@ def test_a_program_on_path_runs_from_the_folder_of_submission(here: Here) -> Non
     assert done.stdout.splitlines()[:2] == [note.format("use.py, "), "2 1"]
     (cell,) = json.loads((here.folder / "done.ipynb").read_text())["cells"]
     assert sorted("".join(one["text"]) for one in cell["outputs"]) == ["2 1\n", note.format("") + "\n"]
+
+
+VENV = """
+import os, sys
+import only_in_venv
+from distributed import Client
+print(sys.argv[1:], sys.prefix, sys.warnoptions, only_in_venv.x, os.path.dirname(__file__) == os.environ["HPCML_RUN_DIR"] + "/code")
+from pack import tool
+print(Client().submit(tool.f, 1).result())
+sys.exit(7)
+"""
+
+
+def test_a_venv_s_python_keeps_its_packages_and_runs_the_copy(here: Here, tmp_path: Path) -> None:
+    venv.create(tmp_path / "venv", with_pip=False)
+    (site,) = (tmp_path / "venv/lib").glob("python3.*/site-packages")
+    put(
+        site,
+        {"only_in_venv.py": "x = 3", "rest.pth": "\n".join(entry for entry in sys.path if "site-packages" in entry)},
+    )
+    put(here.folder, {"train.py": VENV, "pack/__init__.py": "", "pack/tool.py": "def f(x):\n    return x + 1\n"})
+    python = str(tmp_path / "venv/bin/python")
+    done = submit(here, "--", python, "-W", "error::BytesWarning", "train.py", "--nodes")
+    assert done.returncode == 7, done.stderr
+    told = ["--nodes"], f"{tmp_path}/venv", ["error::BytesWarning"], 3, True
+    assert done.stdout.splitlines() == [" ".join(map(str, told)), "2"]
+    assert f"{python} runs the script, and {sys.executable} runs the workers" in " ".join(done.stderr.split())
+    run = Path(here.status()["directory"])
+    assert sorted(path.name for path in (run / "code").iterdir() if not path.name.startswith(".")) == [
+        "pack",
+        "train.py",
+    ]
 
 
 def notebook(here: Here, *cells: str) -> None:

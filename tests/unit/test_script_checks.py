@@ -191,7 +191,7 @@ def test_a_module_s_code_is_checked_from_its_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("words", "own", "rest"), [
     (["--nodes", "2", "-m", "a.b", "-m"], ["--nodes", "2"], ["-m", "a.b", "-m"]),
     (["--wait", "--", "./x", "--wait"], ["--wait"], ["--", "./x", "--wait"]),
-    (["--", "-x.py", "1"], [], ["-x.py", "1"]), (["a.py", "--", "-m"], [], ["a.py", "--", "-m"]), (["--"], [], []),
+    (["--", "-x.py", "1"], [], ["-x.py", "--", "1"]), (["--", "n.ipynb"], [], ["n.ipynb"]), (["a.py", "--", "-m"], [], ["a.py", "--", "-m"]), (["--"], [], []),
 ])  # fmt: skip
 def test_what_stands_in_the_place_of_a_script(words: list[str], own: list[str], rest: list[str]) -> None:
     assert submit.split_script(words) == (own, rest)

@@ -85,17 +85,61 @@ def test_a_script_without_such_lines_says_nothing(tmp_path: Path, capsys: pytest
     assert capsys.readouterr().err == ""
 
 
-def test_options_behind_the_script_are_noted_unless_the_script_knows_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    script = tmp_path / "train.py"
-    script.write_text("parser.add_argument('--name')\n")
-    script_options.note_misplaced(
-        ["--nodes", "2", "--nodes=3", "--name=x", "--", "--time"],
-        script,
-        submit.FLAGS | submit.VALUES["how much"] | submit.VALUES["how"],
-    )
-    told = capsys.readouterr().err
-    assert "--nodes, --nodes=3 behind train.py goes to the script" in told
-    assert "--name" not in told
-    assert "--time" not in told
+KNOWN = dict.fromkeys(submit.FLAGS, False) | dict.fromkeys(submit.with_value(), True)
+
+
+def misplaced(tmp_path: Path, text: str, *words: str, script: str = "train.py") -> str:
+    (tmp_path / "train.py").write_text(text)
+    try:
+        script_options.check_misplaced(words, script, tmp_path, "hpcml submit", KNOWN)
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "parser.add_argument('-N', '--nodes')",
+        "@click.option('--nodes/--no-nodes')\ndef main(nodes): ...",
+        "import typer\ndef main(nodes: int = 1): ...",
+        "from fire import Fire\nclass Work:\n    def fit(self, nodes): ...",
+        "from absl import flags\nflags.DEFINE_integer('nodes', 1, '')",
+        "import tyro\nclass Config:\n    nodes: int = 1",
+        "'''Usage: train.py [--nodes=N]'''\nimport docopt",
+        "import sys\nif '--nodes' in sys.argv: ...",
+        "newer syntax of Python\nparser.add_argument('--nodes')",
+        "from deep import main\nmain()",
+        "from pack.cli import main\nmain()",
+    ],
+)
+def test_a_script_with_an_option_of_the_same_name_gets_it(tmp_path: Path, text: str) -> None:
+    (tmp_path / "pack").mkdir()
+    for name in ("deep.py", "pack/cli.py", "pack/__init__.py"):
+        (tmp_path / name).write_text("" if "__" in name else "parser.add_argument('--nodes')")
+    assert misplaced(tmp_path, text, "--nodes", "2") == ""
+    assert misplaced(tmp_path, text, "--nodes", "2", script="-m train") == ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "print(1)",
+        '"""Submit it so: hpcml submit --nodes 4 train.py."""\n# --nodes 2\nparser.add_argument("--nodes-of-it")',
+        "def main(nodes): ...",
+        "import argparse\nnodes = 4\nargparse.ArgumentParser().parse_args()",
+    ],
+)
+def test_options_of_hpcml_after_the_script_are_refused(tmp_path: Path, text: str) -> None:
+    error = misplaced(tmp_path, text, "--k", "8", "--nodes", "2", "--dry-run", "--", "--time")
+    assert "--dry-run, --nodes after train.py would go to the script" in error
+    assert "type: hpcml submit --nodes 2 --dry-run train.py --k 8 -- --time." in error
+    assert "type: hpcml submit train.py -- --k 8 --nodes 2 --dry-run -- --time." in error
+    assert "type: hpcml submit --nodes=3 -m train." in misplaced(tmp_path, text, "--nodes=3", script="-m train")
+
+
+def test_what_is_no_option_of_hpcml_goes_to_the_script(tmp_path: Path) -> None:
+    assert misplaced(tmp_path, "x = 1", "--k", "8", "-t", "5", "--", "--nodes", "2") == ""
+    assert misplaced(tmp_path, "x = = 1", "--k") == ""
+    assert misplaced(tmp_path, "", "--nodes", "2", script="-m pytest") == ""
+    assert misplaced(tmp_path, "", "--nodes", "2", script="nowhere.py") == ""

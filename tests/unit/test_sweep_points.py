@@ -57,6 +57,9 @@ def test_more_draws_begin_with_the_same_ones() -> None:
     words = ["x=uniform(0,1)", "k=randint(1,3)", "c=choice(a,b)", "r=loguniform(1e-4,1)"]
     few, many = (values(Request(randoms=[[count, *words]])) for count in ("5", "9"))
     assert few == many[:5]
+    assert points.drawn(Request(randoms=[["9", *words]])) == ""
+    few_values = Request(randoms=[["50", "k=randint(1,9)"]])
+    assert points.drawn(few_values) == "--random: 50 draws, 9 different points"
     assert values(Request(randoms=[["5", words[0]]], seed=1)) != [{"x": row["x"]} for row in few]
     assert all(0 <= float(str(row["x"])) <= 1 and row["k"] in (1, 2, 3) and row["c"] in ("a", "b") for row in many)
     assert all(1e-4 <= float(str(row["r"])) <= 1 for row in many)

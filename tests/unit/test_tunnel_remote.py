@@ -43,6 +43,13 @@ def diary(run: directories.Run, *names: str) -> None:
 
 def test_services_are_the_newest_attempt_s_and_end_with_it(run: directories.Run) -> None:
     assert server.services(run) == {}
+    with pytest.raises(NotFoundError, match="The run is not a JupyterLab session"):
+        server.service(run, "jupyter")
+    with pytest.raises(NotFoundError, match="The run's dashboard is starting"):
+        server.service(run, "dashboard")
+    (run.paths.plan).write_text(json.dumps({"inside": {"service": "jupyter"}}))
+    with pytest.raises(NotFoundError, match="The run's jupyter is starting"):
+        server.service(run, "jupyter")
     attempt(run, 9, dashboard=SERVICE | {"node": "old"})
     attempt(run, 10, dashboard=SERVICE, jupyter=SERVICE)
     (run.paths.attempt(10).service_of("x").parent / ".half.json").write_text("{")

@@ -25,6 +25,12 @@ _SERVICES = {  # -P: not with the user's folder as modules
 # The working directory is no place for hpcml itself. No -P: processes that the script starts would inherit it.
 _START = "import sys; sys.path[:] = filter(None, sys.path); from hpcml.node.script.launcher import main; main()"
 
+# `-m` of another Python finds a module of the folder that the user submitted from, and not the copy.
+START_MODULE = (
+    "import runpy, sys; folder, name = sys.argv[1:3]; del sys.argv[1:3]; sys.path[: sys.path[:1] == ['']] = [folder];"
+    " runpy.run_module(name, run_name='__main__', alter_sys=True)"
+)
+
 # A point of a sweep is a fork of this process.
 _START_POINTS = "import sys; sys.path[:] = filter(None, sys.path); from hpcml.node.sweep.server import serve; serve()"
 
@@ -47,6 +53,11 @@ class Script:
             command = [*python, "-P", "-m", "hpcml.node.jupyter.execute", settings.script, *settings.arguments]
         elif settings.form == "program":
             command = [settings.script, *settings.arguments]
+        elif settings.interpreter and settings.form == "module":
+            folder, _, name = settings.script.rpartition("/")
+            command = [*settings.interpreter, "-c", START_MODULE, folder, name, *settings.arguments]
+        elif settings.interpreter:
+            command = [*settings.interpreter, settings.script, *settings.arguments]
         else:
             module = ["-m"] if settings.form == "module" else []
             command = [*python, "-c", _START, *module, settings.script, *settings.arguments]

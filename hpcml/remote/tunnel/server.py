@@ -68,13 +68,21 @@ def service(run: directories.Run, name: str) -> Service:
     Raises
     ------
     NotFoundError
-        If the run has none of that name now.
+        If the run has none of that name now: it is starting, has ended, or is not of that kind.
     """
     now = services(run)
-    if name not in now:
-        hint = f"It has: {', '.join(now)}." if now else f"Look at it: hpcml status {run.id}."
-        raise NotFoundError(f"The run has no {name} now", place=run.id, hint=hint)
-    return now[name]
+    if name in now:
+        return now[name]
+    hint = f"It has: {', '.join(now)}." if now else f"Look at it: hpcml status {run.id}."
+    has_jupyter = run_record.planned(run).service == "jupyter"
+    if name == "jupyter" and not has_jupyter:
+        raise NotFoundError(
+            "The run is not a JupyterLab session", place=run.id, hint=f"Start one: hpcml jupyter. {hint}"
+        )
+    if name in ("dashboard", "jupyter") and not run.paths.status.exists():
+        hint = f"Try again when it is up: hpcml status {run.id}."
+        raise NotFoundError(f"The run's {name} is starting", place=run.id, hint=hint)
+    raise NotFoundError(f"The run has no {name} now", place=run.id, hint=hint)
 
 
 def facts(run: directories.Run, status: run_status.Status) -> RunFacts:

@@ -1,0 +1,101 @@
+"""What follows ``--``: a Python interpreter with its script or module, a launcher of ranks, or any other program."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from hpcml.runs import script_checks
+from hpcml.sites import layers
+
+_PYTHON = re.compile(r"(python|pypy|graalpy)[0-9.]*t?d?")
+_WITH_VALUE = "WX"  # options of Python that take a value, beside -c and -m
+_PATHLESS = "IP"  # options by which Python does not import from the current folder
+
+
+class Code(NamedTuple):
+    """What a Python interpreter runs: its own words, the script or module with its arguments, and the form."""
+
+    interpreter: tuple[str, ...]
+    words: list[str]
+    form: str
+
+
+def is_python(program: Path) -> bool:
+    """Return whether a program is a Python interpreter, by its name or that of the file to which it leads."""
+    found = str(program) if program.is_absolute() else shutil.which(program, path=_search_path())
+    return any(_PYTHON.fullmatch(os.path.basename(name)) for name in (program, os.path.realpath(found or program)))
+
+
+def code_of(program: Path, arguments: Sequence[str], here: Path) -> Code | None:
+    """Return the user's code that a Python interpreter is to run; None if it has none that can be copied."""
+    if not is_python(program):
+        return None
+    words, pathless = list(arguments), False
+    position = 0
+    while position < len(words):
+        word = words[position]
+        if word == "--" or not word.startswith("-"):
+            position += word == "--"
+            code = here / words[position] if words[position:] else None
+            is_code = code is not None and _is_code(code, here)
+            return Code((str(program), *words[:position]), words[position:], "") if is_code else None
+        if word.startswith("--"):
+            position += 1 + (word == "--check-hash-based-pycs")
+            continue
+        letter, value, kept = _split(word)
+        pathless = pathless or any(one in _PATHLESS for one in kept)
+        if letter in ("c", "m"):
+            named = [value, *words[position + 1 :]] if value else words[position + 1 :]
+            if letter == "c" or pathless or not named or not _is_module(named[0], here):
+                return None
+            own = [*words[:position], *([f"-{kept}"] if kept else [])]
+            return Code((str(program), *own), named, "module")
+        position += 2 if letter and not value else 1
+    return None
+
+
+def stays(program: Path, here: Path) -> bool:
+    """Return whether a program is started where it is: an interpreter, or one that is not the user's code here."""
+    if not program.is_absolute():
+        return True
+    inside = os.path.realpath(program).startswith(f"{os.path.realpath(here)}/")
+    return not inside or is_python(program) or _in_environment(program)
+
+
+def _split(word: str) -> tuple[str, str, str]:
+    """Return the letter of an interpreter's option that takes a value, that value, and the letters before it."""
+    for position, letter in enumerate(word[1:], 1):
+        if letter in f"cm{_WITH_VALUE}":
+            return letter, word[position + 1 :], word[1:position]
+    return "", "", word[1:]
+
+
+def _is_code(path: Path, here: Path) -> bool:
+    """Return whether a script of Python's is the user's: not an archive, a folder or a program of an environment."""
+    if not path.exists():
+        return path.is_relative_to(here)  # it is refused as missing; elsewhere it may be on the nodes alone
+    return path.is_file() and not zipfile.is_zipfile(path) and not _in_environment(path)
+
+
+def _is_module(name: str, here: Path) -> bool:
+    """Return whether a module of that name is in the current folder."""
+    if not all(word.isidentifier() for word in name.split(".")):
+        return False
+    return script_checks.module_file(here / name) is not None
+
+
+def _in_environment(path: Path) -> bool:
+    """Return whether a file is a program or a package of a virtual environment or of conda."""
+    above = path.parent.parent
+    is_program = path.parent.name == "bin" and ((above / "pyvenv.cfg").exists() or (above / "conda-meta").exists())
+    return is_program or "site-packages" in path.parts
+
+
+def _search_path() -> str:
+    return layers.process_environment().get("PATH", "")

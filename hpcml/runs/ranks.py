@@ -1,0 +1,267 @@
+"""Programs and scripts that expect ranks (MPI, torchrun, DDP), of which hpcml starts one process."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import os
+import re
+import shutil
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from hpcml.errors import ScriptError, UsageError
+from hpcml.plan.plan import Plan
+from hpcml.runs import script_checks, script_content
+from hpcml.schedulers.request import JobSpec
+
+PAGE = "docs/porting.md#mpi-torchrun-ddp"
+_LAUNCHER = re.compile(
+    r"(?:mpirun|mpiexec)(?:\.(?:hydra|mpich|mpd|openmpi|slurm))?|"
+    r"orterun|prterun|srun|torchrun|deepspeed|horovodrun|aprun|jsrun"
+)
+_LAUNCHER_MODULES = (
+    "accelerate.commands.launch",
+    "deepspeed.launcher.runner",
+    "torch.distributed.launch",
+    "torch.distributed.run",
+)
+_LINE_OF_A_LAUNCHER = re.compile(r"^\s*(?:exec\s+)?(mpirun|mpiexec|srun|torchrun|deepspeed|horovodrun)\s", re.MULTILINE)
+# How a launcher is asked for several nodes; -N of mpirun are processes on each node.
+_SEVERAL_NODES = re.compile(r"--(?:nnodes|num_machines|num_nodes)[= ](?:[2-9]|1\d)")
+_OF_SRUN = re.compile(r"(?:-N ?|--nodes[= ])(?:[2-9]|1\d)")
+VARIABLES = {
+    "RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PMI_RANK",
+    "PMI_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+}  # fmt: skip
+_PACKAGES = ("mpi4py", "torch.distributed", "horovod", "deepspeed", "accelerate")
+_MENTIONED = re.compile(rb"mpi4py|torch|horovod|deepspeed|accelerate|environ")  # else nothing expects ranks
+_DASK = re.compile(r"dask\w*|distributed|hpcml|coiled")
+_OWN_RANKS = ("spawn", "start_processes", "Spawn", "Spawn_multiple", "Process")  # the script starts them itself
+
+
+class Expected(NamedTuple):
+    """What in a script expects ranks, and its line; ``certain`` if the script is useless, or wrong, without them."""
+
+    what: str
+    line: int
+    certain: bool
+
+
+def check_program(spec: JobSpec, made: Plan) -> list[str]:
+    """Refuse a launcher of ranks on several nodes: it would start on the first one, and the others would be idle.
+
+    Returns
+    -------
+    list of str
+        What the user should know of one that is not refused.
+
+    Raises
+    ------
+    UsageError
+        If it is such a launcher.
+    """
+    name, nodes = launcher(spec), made.inside.nodes
+    if not name:
+        text = _shell_script(spec)
+        found = _LINE_OF_A_LAUNCHER.search(text) if nodes > 1 else None
+        where = f"the program has a line with {found[1]}, and" if found else ""
+        return [f"{where} hpcml starts it once, on the first of {nodes} nodes ({PAGE})"] if found else []
+    own = " ".join(_own_words(spec.arguments[name == "accelerate launch" :]))
+    several = bool((_OF_SRUN if name == "srun" else _SEVERAL_NODES).search(own))
+    if nodes > 1 or several:
+        where = f"on the first of {nodes} nodes" if nodes > 1 else "on one node"
+        one = ", or take one node: --nodes 1" if nodes > 1 and not several else ""
+        hint = f"Write {name} into a batch script of your own, for sbatch{one}. More: {PAGE}."
+        raise UsageError(f"{name} starts ranks, and hpcml starts one process, {where}", place="--", hint=hint)
+    pool = ", whose pool takes the GPUs' memory (--set gpu.rmm_pool_size=none)" if _has_pool(made) else ""
+    return [f"{name} starts its processes on the first node, beside the run's workers{pool} ({PAGE})"]
+
+
+def _own_words(arguments: Sequence[str]) -> Iterator[str]:
+    """Yield the words of a launcher up to the program that it starts, as far as they tell."""
+    is_value = False
+    for word in arguments:
+        if not word.startswith("-") and (not is_value or "/" in word or shutil.which(word)):
+            return
+        yield word
+        is_value = word.startswith("-")
+
+
+def _has_pool(made: Plan) -> bool:
+    return made.inside.gpu is not None and made.inside.gpu.rmm_pool_size is not None
+
+
+def launcher(spec: JobSpec) -> str:
+    """Return the launcher of ranks that a request starts, empty if it is none."""
+    words = [spec.script.name, *spec.arguments]
+    if spec.form == "module":
+        return words[0] if words[0] in _LAUNCHER_MODULES else ""
+    if spec.form != "program":
+        return ""
+    if _LAUNCHER.fullmatch(words[0]) or words[:2] == ["accelerate", "launch"]:
+        return " ".join(words[:2]) if words[0] == "accelerate" else words[0]
+    found = (word for before, word in itertools.pairwise(words) if before == "-m" and word in _LAUNCHER_MODULES)
+    return next((f"-m {word}" for word in found), "")
+
+
+def _shell_script(spec: JobSpec) -> str:
+    """Return the text of a shell script that is the program, or that a shell is to run."""
+    by_shell = spec.script.name in ("sh", "bash") and spec.arguments
+    if by_shell and spec.arguments[0] == "-c":
+        return "".join(spec.arguments[1:2])
+    path = spec.cwd / spec.arguments[0] if by_shell else spec.script
+    if spec.form != "program" or not path.is_absolute() or not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        start = file.read(1 << 16)
+    return start.decode(errors="replace") if start.startswith(b"#!") or path != spec.script else ""
+
+
+def check_script(spec: JobSpec, python: str, workers: int, variables: Collection[str]) -> list[str]:
+    """Refuse a script that is an MPI or DDP program and nothing else; return a note of one that may be.
+
+    A script that is named after its interpreter (``-- python train.py``) and the points of a sweep are only noted: to
+    be one process is then what was asked for.
+
+    Parameters
+    ----------
+    workers
+        How many the run has.
+    variables
+        The names of variables that the run sets.
+
+    Raises
+    ------
+    ScriptError
+        The line that expects ranks, and the way to run it as one process.
+    """
+    is_module = spec.form == "module"
+    file = script_checks.module_file(spec.script) if is_module else spec.script
+    found = expected(file, spec.script.parent if is_module else file.resolve().parent, variables) if file else None
+    if file is None or found is None:
+        return []
+    base = spec.script.parent if spec.staged or is_module else spec.cwd
+    where = script_checks.place(base, file, found.line)
+    if not found.certain or spec.interpreter or spec.sweep:
+        what = f"{where} uses {found.what}, and hpcml starts one process, no ranks"
+        return [f"{what}: {workers} workers of Dask wait beside it ({PAGE})"] if workers > 1 else []
+    typed = f"-m {spec.script.name}" if is_module else os.path.relpath(file, base)
+    hint = (
+        f"Start it with srun, mpirun or torchrun in a batch script of your own ({PAGE}). "
+        f"As one process: hpcml submit -- {python} {typed}."
+    )
+    raise ScriptError(f"The script needs ranks ({found.what}), and hpcml starts one process", place=where, hint=hint)
+
+
+def expected(script: Path, folder: Path, variables: Collection[str] = ()) -> Expected | None:
+    """Return what in a script expects ranks, None if nothing does."""
+    try:
+        quick = _MENTIONED.search(script.read_bytes())
+    except OSError:  # told where the script is checked
+        quick = None
+    trees = list(script_content.trees(script, folder)) if quick else []
+    if not trees:
+        return None
+    uses_dask = any(_DASK.fullmatch(name) for tree in trees for name in script_content.imported(tree))
+    uses_dask = uses_dask or any("dask" in text for tree in trees for text in script_content.texts(tree))
+    main = _Script(trees[0])
+    certain = next((one for one in (*main.mpi(), *main.torch(), *main.environment(set(variables)))), None)
+    if certain and not uses_dask:
+        return certain
+    imports = list(main.imports())
+    mpi = [one for one in imports if one.what.startswith("mpi4py")]
+    return next(iter(mpi if uses_dask else imports), None)
+
+
+class _Script:
+    """The tree of a script, with the parent of each node."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.tree = tree
+        self.nodes = list(ast.walk(tree))
+        self.parents = {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
+        self.calls = [node for node in self.nodes if isinstance(node, ast.Call)]
+        self.starts_ranks = any(_name(call.func) in _OWN_RANKS for call in self.calls)
+
+    def imports(self) -> Iterator[Expected]:
+        """Yield the imports of packages that work with ranks."""
+        for node in self.nodes:
+            names = _modules(node) if isinstance(node, ast.Import | ast.ImportFrom) else []
+            for package in _PACKAGES:
+                if any(f"{name}.".startswith(f"{package}.") for name in names):
+                    yield Expected(package, getattr(node, "lineno", 1), certain=False)
+
+    def mpi(self) -> Iterator[Expected]:
+        """Yield uses of the world's communicator; a pool of mpi4py.futures works as one process too."""
+        statements = [node for node in self.nodes if isinstance(node, ast.ImportFrom | ast.Import)]
+        has_pool = any(name.startswith("mpi4py.futures") for node in statements for name in _modules(node))
+        always = any(name.startswith("mpi4py") for node in statements if self._always(node) for name in _modules(node))
+        if not always or has_pool or self.starts_ranks or self._knows_one_rank():
+            return
+        for node in self.nodes:
+            if isinstance(node, ast.Attribute | ast.Name) and _name(node) == "COMM_WORLD" and self._always(node):
+                yield Expected("MPI.COMM_WORLD", node.lineno, certain=True)
+
+    def torch(self) -> Iterator[Expected]:
+        """Yield calls that wait for other ranks, where the call itself does not say how many there are."""
+        for call in self.calls:
+            given = {one.arg for one in call.keywords}
+            alone = not given & {"world_size", "rank", "store"} and not self.starts_ranks
+            if _name(call.func) == "init_process_group" and alone and self._always(call) and not self._has_variables():
+                yield Expected("init_process_group()", call.lineno, certain=True)
+
+    def environment(self, given: Collection[str]) -> Iterator[Expected]:
+        """Yield variables of a rank that the script reads and nobody sets; what else mentions one may ask for it."""
+        reads = [node for node in self.nodes if isinstance(node, ast.Subscript) and _name(node.value) == "environ"]
+        for node in reads:
+            name = node.slice.value if isinstance(node.slice, ast.Constant) else None
+            mentioned = sum(isinstance(one, ast.Constant) and one.value == name for one in self.nodes)
+            plain = [one for one in reads if isinstance(one.ctx, ast.Load) and _constant(one.slice) == name]
+            if not isinstance(name, str) or name not in VARIABLES or name in given:
+                continue
+            if mentioned == len(plain) and not self.starts_ranks and self._always(node):
+                yield Expected(f"the variable {name}", node.lineno, certain=True)
+
+    def _has_variables(self) -> bool:
+        """Return whether the script names a variable that init_process_group() reads: it may set it."""
+        return any(_constant(node) in ("MASTER_ADDR", "WORLD_SIZE", "RANK") for node in self.nodes)
+
+    def _knows_one_rank(self) -> bool:
+        """Return whether the script compares the number of ranks with 1, and so may do without others."""
+        compared = [node for node in self.nodes if isinstance(node, ast.Compare) and len(node.comparators) == 1]
+        return any("size" in ast.unparse(one.left).lower() and _constant(one.comparators[0]) == 1 for one in compared)
+
+    def _always(self, node: ast.AST, seen: frozenset[str] = frozenset()) -> bool:
+        """Return whether the script comes to a node whatever happens, as far as its text tells."""
+        while parent := self.parents.get(node):
+            is_main = isinstance(parent, ast.If) and "__name__" in ast.unparse(parent.test)
+            if isinstance(parent, ast.If) and node is not parent.test and not is_main:
+                return False
+            if isinstance(parent, ast.Try | ast.IfExp | ast.BoolOp | ast.Lambda | ast.While | ast.Match):
+                return False
+            if isinstance(parent, ast.FunctionDef):
+                if node in parent.args.defaults or node in parent.decorator_list:
+                    return self._always(parent, seen)
+                calls = [call for call in self.calls if _name(call.func) == parent.name]
+                again = parent.name in seen or not calls
+                return not again and any(self._always(call, seen | {parent.name}) for call in calls)
+            node = parent
+        return True
+
+
+def _modules(node: ast.Import | ast.ImportFrom) -> Sequence[str]:
+    """Return the modules that a statement imports, with the names that it takes from one."""
+    if isinstance(node, ast.Import):
+        return [one.name for one in node.names]
+    return [node.module or "", *(f"{node.module}.{one.name}" for one in node.names)]
+
+
+def _name(node: ast.expr) -> str:
+    """Return the last part of a dotted name."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _constant(node: ast.AST) -> object:
+    return node.value if isinstance(node, ast.Constant) else None

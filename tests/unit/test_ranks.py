@@ -1,0 +1,160 @@
+"""Scripts and launchers that expect ranks: refused where they are nothing else, noted where they may do without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpcml.cli import submit
+from hpcml.errors import ScriptError, UsageError
+from hpcml.plan.plan import RunLocation, plan
+from hpcml.runs import ranks
+from hpcml.schedulers.request import JobSpec
+from hpcml.sites import layers, schema
+
+NEEDS_RANKS = {
+    "MPI.COMM_WORLD": [
+        "from mpi4py import MPI\nprint(MPI.COMM_WORLD.rank, 'of', MPI.COMM_WORLD.size)",
+        "from mpi4py import MPI\ndef main():\n    comm = MPI.COMM_WORLD\n    assert comm.size == 2\nif __name__ == '__main__':\n    main()",
+        "from mpi4py.MPI import COMM_WORLD as c, COMM_WORLD\nimport numpy as np\nx = COMM_WORLD.bcast(1)",
+        "import mpi4py.MPI as M\ncomm = M.COMM_WORLD\nif comm.size < 2:\n    raise SystemExit('two ranks')",
+    ],
+    "init_process_group()": [
+        "import torch.distributed as dist\ndist.init_process_group('nccl')",
+        "from torch.distributed import init_process_group\ndef setup():\n    init_process_group(backend='gloo')\n"
+        "def main():\n    setup()\nif __name__ == '__main__':\n    main()",
+    ],
+    "the variable LOCAL_RANK": ["import os\nlocal = int(os.environ['LOCAL_RANK'])\nprint(local)"],
+    "the variable RANK": ["from os import environ\nrank = int(environ['RANK'])"],
+}  # fmt: skip
+MAY_DO_WITHOUT = {
+    "mpi4py": [
+        "from mpi4py.futures import MPIPoolExecutor\nfrom mpi4py import MPI\nprint(MPI.COMM_WORLD.size)\nMPIPoolExecutor()",
+        "from mpi4py import MPI\ncomm = MPI.COMM_SELF.Spawn('worker')\nMPI.COMM_WORLD.Barrier()",
+        "try:\n    from mpi4py import MPI\n    comm = MPI.COMM_WORLD\nexcept ImportError:\n    comm = None",
+        "def parallel():\n    from mpi4py import MPI\n    return MPI.COMM_WORLD\n",
+        "from mpi4py import MPI\nimport sys\nif '--mpi' in sys.argv:\n    comm = MPI.COMM_WORLD",
+        "from mpi4py import MPI\ncomm = MPI.COMM_WORLD\nif comm.Get_size() == 1:\n    print('serial')",
+        "from mpi4py import MPI\nfrom dask.distributed import Client\nprint(MPI.COMM_WORLD.rank)",
+        "from mpi4py import MPI\nimport helper\nprint(MPI.COMM_WORLD.rank)",
+    ],
+    "torch.distributed": [
+        "import torch.distributed as dist\ndist.init_process_group('gloo', rank=0, world_size=1)",
+        "import torch, os\nimport torch.distributed as dist\nif 'RANK' in os.environ:\n    dist.init_process_group('nccl')",
+        "import torch.multiprocessing as mp\nimport torch.distributed as dist\ndef main(rank):\n    dist.init_process_group('gloo')\n"
+        "mp.spawn(main, nprocs=2)",
+        "import os, torch.distributed as dist\nos.environ['MASTER_ADDR'] = 'localhost'\ndist.init_process_group('gloo')",
+    ],
+    "accelerate": ["from accelerate import Accelerator\nAccelerator()"],
+}  # fmt: skip
+NOTHING = [
+    "import os\nrank = int(os.environ.get('RANK', 0))",
+    "import os\nif 'RANK' in os.environ:\n    print(os.environ['RANK'])",
+    "import os\nos.environ['RANK'] = '0'\nprint(os.environ['RANK'])",
+    "import torch\nprint(torch.ones(1))  # mpi4py",
+    "import torch.distributed\nfrom dask.distributed import Client",
+    "print 'mpi4py'",
+    "import os\nprint(os.environ['SCALE'])",
+]
+
+
+def spec(tmp_path: Path, text: str, **facts: object) -> JobSpec:
+    (tmp_path / "s.py").write_text(text)
+    (tmp_path / "helper.py").write_text("import hpcml\n")
+    asked = JobSpec(tmp_path / "s.py", (), tmp_path)
+    return asked._replace(**facts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("what", "text"), [(what, text) for what, texts in NEEDS_RANKS.items() for text in texts])
+def test_a_script_that_is_nothing_without_ranks_is_refused(tmp_path: Path, what: str, text: str) -> None:
+    with pytest.raises(ScriptError) as caught:
+        ranks.check_script(spec(tmp_path, text), "/env/bin/python", 1, ())
+    assert f"The script needs ranks ({what}), and hpcml starts one process (s.py:" in str(caught.value)
+    assert f"{ranks.PAGE}). As one process: hpcml submit -- /env/bin/python s.py." in str(caught.value)
+    for asked in ({"interpreter": ("python",)}, {"sweep": "one"}):  # one process is what was asked for
+        (told,) = ranks.check_script(spec(tmp_path, text, **asked), "python", 4, ())
+        assert f"uses {what}, and hpcml starts one process, no ranks: 4 workers of Dask wait beside it" in told
+    module = spec(tmp_path, text, script=tmp_path / "s", form="module")
+    with pytest.raises(ScriptError, match=r"-- python -m s\."):
+        ranks.check_script(module, "python", 1, ())
+
+
+@pytest.mark.parametrize(("what", "text"), [(what, text) for what, texts in MAY_DO_WITHOUT.items() for text in texts])
+def test_a_script_that_may_do_without_ranks_is_noted(tmp_path: Path, what: str, text: str) -> None:
+    (told,) = ranks.check_script(spec(tmp_path, text), "python", 4, ())
+    assert f"uses {what}, and hpcml starts one process, no ranks" in told
+    assert ranks.check_script(spec(tmp_path, text), "python", 1, ()) == []
+
+
+@pytest.mark.parametrize("text", NOTHING)
+def test_what_expects_no_ranks_is_not_noted(tmp_path: Path, text: str) -> None:
+    assert ranks.check_script(spec(tmp_path, text), "python", 4, ()) == []
+
+
+def test_a_variable_that_the_run_sets_is_there(tmp_path: Path) -> None:
+    asked = spec(tmp_path, "import os\nrank = int(os.environ['RANK'])")
+    assert ranks.check_script(asked, "python", 4, {"RANK"}) == []
+
+
+def check_program(tmp_path: Path, nodes: int, *words: str, gpus: int = 0, pool: str = "auto") -> list[str]:
+    path, script, form = submit.named(list(words), tmp_path)
+    spec = JobSpec(path, tuple(script[1:]), tmp_path, form=form, nodes=nodes, gpus_per_node=gpus)
+    site = layers.build(schema.Site, layers.Layers())
+    site = site._replace(gpu=site.gpu._replace(rmm_pool_size=pool))
+    return ranks.check_program(spec, plan(site, spec, RunLocation(tmp_path, "/usr/bin/python3", "0")))
+
+
+@pytest.mark.parametrize("words", [
+    ("--", "torchrun", "--nproc-per-node", "1", "ddp.py"), ("--", "/opt/venv/bin/accelerate", "launch", "a.py"),
+    ("--", "mpiexec.hydra", "-n", "4", "x"), ("--", "srun", "hostname"), ("--", "python3", "-m", "torch.distributed.run", "a.py"),
+    ("-m", "torch.distributed.launch", "a.py"), ("--", "deepspeed", "a.py"),
+])  # fmt: skip
+def test_a_launcher_starts_nothing_on_several_nodes(tmp_path: Path, words: tuple[str, ...]) -> None:
+    with pytest.raises(
+        UsageError, match=r"starts ranks, and hpcml starts one process, on the first of 2 nodes"
+    ) as caught:
+        check_program(tmp_path, 2, *words)
+    assert "for sbatch, or take one node: --nodes 1." in caught.value.hint
+    (told,) = check_program(tmp_path, 1, *words)
+    assert "starts its processes on the first node, beside the run's workers (docs" in told
+
+
+def test_a_launcher_on_gpus_is_told_of_the_workers_pool(tmp_path: Path) -> None:
+    words = ("--", "torchrun", "a.py")
+    assert "--set gpu.rmm_pool_size=none" in check_program(tmp_path, 1, *words, gpus=2)[0]
+    assert "rmm_pool_size" not in check_program(tmp_path, 1, *words, gpus=2, pool="none")[0]
+
+
+@pytest.mark.parametrize("words", [
+    ("srun", "-N2", "hostname"), ("srun", "--nodes=4", "x"), ("torchrun", "--nnodes", "2", "a.py"), ("accelerate", "launch", "--num_machines=2", "a.py"), ("srun", "-n", "8", "-N", "8", "x"),
+])  # fmt: skip
+def test_a_launcher_of_several_nodes_is_refused_on_one(tmp_path: Path, words: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError, match="starts ranks, and hpcml starts one process, on one node"):
+        check_program(tmp_path, 1, "--", *words)
+
+
+def test_other_programs_are_not_launchers(tmp_path: Path) -> None:
+    for own in (
+        ("mpirun", "-N", "4", "./x"),
+        ("srun", "-l", "./solver", "-N", "64"),
+        ("srun", "-n", "4", "cat", "-N", "64"),
+    ):
+        assert len(check_program(tmp_path, 1, "--", *own)) == 1
+    assert check_program(tmp_path, 2, "--", "bash", "-c", "srun hostname")[0].startswith(
+        "the program has a line with srun"
+    )
+    for words in (
+        ("accelerate", "config"),
+        ("bash", "-c", "x"),
+        ("./srun.sh",),
+        ("python3", "-m", "pytest"),
+        ("Rscript", "srun.R"),
+    ):
+        assert check_program(tmp_path, 4, "--", *words) == []
+    (tmp_path / "run.sh").write_text("#!/bin/bash\nmodule load x\n  srun -N2 ./solver\n")
+    for by in ((), ("bash",)):
+        whole: tuple[str, ...] = (*by, "./run.sh")
+        (told,) = check_program(tmp_path, 2, "--", *whole)
+        assert told.startswith("the program has a line with srun, and hpcml starts it once, on the first of 2 nodes")
+        assert check_program(tmp_path, 1, "--", *whole) == []
