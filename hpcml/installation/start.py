@@ -24,7 +24,7 @@ def become_newer() -> None:
     """Go on with the newest Python on PATH, if it is new enough."""
     for minor in range(40, OLDEST[1] - 1, -1):
         found = shutil.which("python3." + str(minor))
-        if found and subprocess.call([found, "-c", USABLE], stderr=subprocess.DEVNULL) == 0:
+        if found and subprocess.call([found, "-I", "-c", USABLE], stderr=subprocess.DEVNULL) == 0:
             os.execv(found, [found, *sys.argv])
     here = ".".join(str(number) for number in sys.version_info[:2])
     sentence = "It needs Python 3.11 or newer, and this is " + here + " (" + sys.executable + ").\n"
