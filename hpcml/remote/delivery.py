@@ -140,8 +140,9 @@ class Delivery:
             hint = "Make it there, or name another place with -o: a relative one begins at your home there."
             return StorageError(f"There is no folder for {path} on {host}", place=self.command, hint=hint)
         if facts["refused"] == "open":
-            hint = "Whoever is on that machine could put another in its place: name a folder of your own with -o."
-            return StorageError(f"Everybody may write to the folder of {path} on {host}", place=self.command, hint=hint)
+            hint = "Name a folder of yours with -o, below folders of yours or root's that no group may write to."
+            what = f"Others may replace what is in the folder of {path} on {host}"
+            return StorageError(what, place=self.command, hint=hint)
         hint = "Make room there, or name another place with -o."
         if facts["refused"] == "room":
             why = f"{format_bytes(facts.get('free', 0))} are free"
