@@ -71,7 +71,7 @@ class Delivery:
         NotFoundError
             If there is no Python 3; LinkError if the link breaks.
         """
-        with self._asked((), send=False) as (child, mark):
+        with self._asked((), send=False) as (child, mark), channel.patience(child, self.host):
             facts = self._answer(child, mark)
         return Machine(facts.get("python", ""), facts.get("platform", ""))
 
@@ -88,12 +88,13 @@ class Delivery:
             If there is no Python 3; LinkError if the link breaks.
         """
         entries = protocol.listing(folder)[0]
-        with self._asked(entries, send=True) as (child, mark):
+        with self._asked(entries, send=True) as (child, mark), channel.patience(child, self.host) as heard:
             self._answer(child, mark)
 
             def write(piece: bytes) -> None:
                 child.write(piece)
                 sent(len(piece))
+                heard()
 
             with contextlib.suppress(OSError):  # the other side has ended: its answer follows
                 protocol.send(folder, entries, write)
@@ -109,7 +110,7 @@ class Delivery:
         words = ("-IS", "-c", _READ, str(len(program)))
         child = subprocesses.Child(self.connection.python(*words), out=subprocesses.PIPE)
         try:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError), channel.patience(child, self.host):
                 child.write(program + json.dumps({**ask, "files": files}).encode() + b"\n")
             yield child, mark.encode() + b" "
         finally:
