@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import select
 import selectors
 import signal
 import subprocess
@@ -12,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 NOWHERE, PIPE = subprocess.DEVNULL, subprocess.PIPE  # where a child's standard output goes
 _MOST = 64 << 20  # bytes that a command may answer
@@ -223,6 +224,30 @@ def _living(group: int) -> list[int]:
     return found
 
 
+class _WakingPipe(io.RawIOBase):
+    """A pipe whose reader wakes each second: a Ctrl-C in the moment before a read would wait for the other side."""
+
+    def __init__(self, pipe: io.FileIO) -> None:
+        self.pipe = pipe
+        self.poll = select.poll()
+        self.poll.register(pipe, select.POLLIN)
+
+    def readable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self.pipe.fileno()
+
+    def readinto(self, buffer: Any) -> int | None:
+        while not self.poll.poll(1000):
+            pass
+        return self.pipe.readinto(buffer)
+
+    def close(self) -> None:
+        self.pipe.close()
+        super().close()
+
+
 class Child:
     """A command that runs beside this process, in a session of its own: what it says as it comes, and its end.
 
@@ -249,7 +274,8 @@ class Child:
                 bufsize=0,
             )
         self.errors = ""
-        self.out = io.BufferedReader(self.process.stdout) if self.process.stdout else None  # type: ignore[type-var]
+        pipe = cast("io.FileIO | None", self.process.stdout)
+        self.out = io.BufferedReader(_WakingPipe(pipe)) if pipe else None
         self._reader = threading.Thread(target=self._read, args=(hear or self._keep,), daemon=True)
         self._reader.start()
 
