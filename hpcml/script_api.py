@@ -133,10 +133,13 @@ class Run:
         It lies on the file system that the nodes share, and all attempts of a run have the same one. A point of a sweep
         has one of its own in it.
         """
+        from hpcml.node.script import checkpoints
+
         directory = self.directory
         folder = RunPaths(directory).checkpoints if directory else Path.cwd() / "checkpoints"
         folder /= str(_point().get("key", ""))
         folder.mkdir(parents=True, exist_ok=True)
+        checkpoints.check_owner(folder)
         return folder
 
     def save(self, name: str, writer: Callable[[Path], object]) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import select
 import selectors
 import signal
 import subprocess
@@ -12,9 +13,9 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
-NOWHERE, HERE, PIPE = subprocess.DEVNULL, None, subprocess.PIPE  # where a child's standard output goes
+NOWHERE, PIPE = subprocess.DEVNULL, subprocess.PIPE  # where a child's standard output goes
 _MOST = 64 << 20  # bytes that a command may answer
 _KEPT = 65536  # bytes of a long command's output that its answer, or its errors, hold
 _GRACE = 15.0  # seconds that a command which is asked to end has, before the next and harder signal
@@ -37,6 +38,10 @@ class Answer(NamedTuple):
 
 class CommandMissingError(Exception):
     """The program is not on PATH or may not be executed; every function here that starts one raises it."""
+
+
+class SilentError(Exception):
+    """A child that was waited for has not said or taken anything for too long, and was ended."""
 
 
 @contextlib.contextmanager
@@ -219,6 +224,30 @@ def _living(group: int) -> list[int]:
     return found
 
 
+class _WakingPipe(io.RawIOBase):
+    """A pipe whose reader wakes each second: a Ctrl-C in the moment before a read would wait for the other side."""
+
+    def __init__(self, pipe: io.FileIO) -> None:
+        self.pipe = pipe
+        self.poll = select.poll()
+        self.poll.register(pipe, select.POLLIN)
+
+    def readable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self.pipe.fileno()
+
+    def readinto(self, buffer: Any) -> int | None:
+        while not self.poll.poll(1000):
+            pass
+        return self.pipe.readinto(buffer)
+
+    def close(self) -> None:
+        self.pipe.close()
+        super().close()
+
+
 class Child:
     """A command that runs beside this process, in a session of its own: what it says as it comes, and its end.
 
@@ -231,12 +260,10 @@ class Child:
         Called, in a thread, with each piece of standard error, and with none at its end; where it returns True the
         command is ended. Without it :attr:`errors` holds the last of them.
     out
-        Where its standard output goes: NOWHERE, HERE (this process's own), or PIPE, to read it from :attr:`out`.
+        Where its standard output goes: NOWHERE, or PIPE, to read it from :attr:`out`.
     """
 
-    def __init__(
-        self, command: Sequence[str], hear: Callable[[bytes], bool] | None = None, out: int | None = NOWHERE
-    ) -> None:
+    def __init__(self, command: Sequence[str], hear: Callable[[bytes], bool] | None = None, out: int = NOWHERE) -> None:
         with _starting(command):
             self.process: subprocess.Popen[bytes] = subprocess.Popen(
                 command,
@@ -247,7 +274,8 @@ class Child:
                 bufsize=0,
             )
         self.errors = ""
-        self.out = io.BufferedReader(self.process.stdout) if self.process.stdout else None  # type: ignore[type-var]
+        pipe = cast("io.FileIO | None", self.process.stdout)
+        self.out = io.BufferedReader(_WakingPipe(pipe)) if pipe else None
         self._reader = threading.Thread(target=self._read, args=(hear or self._keep,), daemon=True)
         self._reader.start()
 
@@ -283,6 +311,42 @@ class Child:
         while rest:  # a signal may cut a write short
             rest = rest[os.write(self.process.stdin.fileno(), rest) :]
 
+    def kill(self) -> None:
+        """End it and all that it started: by SIGTERM, after 2 s by SIGKILL; a read or write that waits for it ends."""
+        if self.code is None:
+            _end_group(self.process, (signal.SIGTERM, signal.SIGKILL), 2.0)
+
+    @contextlib.contextmanager
+    def patience(self, seconds: float) -> Iterator[Callable[[], None]]:
+        """Yield what is called with each sign of life; a silence of so many seconds in the block ends the child.
+
+        Raises
+        ------
+        SilentError
+            At the end of the block, if that was so.
+        """
+        over, last, late = threading.Event(), [time.monotonic()], threading.Event()
+
+        def watch() -> None:
+            while not over.wait(min(seconds / 4, 1.0)):
+                if time.monotonic() - last[0] > seconds:
+                    late.set()
+                    self.kill()
+                    return
+
+        def heard() -> None:
+            last[0] = time.monotonic()
+
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
+        try:
+            yield heard
+        finally:
+            over.set()
+            watcher.join()
+            if late.is_set():
+                raise SilentError
+
     def hang_up(self) -> None:
         """End its input."""
         assert self.process.stdin is not None
@@ -292,8 +356,7 @@ class Child:
     def stop(self) -> None:
         """End it and all that it started: by the end of its input and SIGTERM, after 2 s by SIGKILL."""
         self.hang_up()
-        if self.code is None:
-            _end_group(self.process, (signal.SIGTERM, signal.SIGKILL), 2.0)
+        self.kill()
         self._reader.join(_LAST_WORDS)
         if self.out is not None:
             self.out.close()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # separators; halves of characters.
 _INVISIBLE = (
     "\x7f-\x9f\xad\u061c\u06dd\u070f\u115f\u1160\u17b4\u17b5\u180b-\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164"
-    "\ud800-\udfff\ufe00-\ufe0e\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+    "\ud800-\udfff\ufe00-\ufe0e\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
 )
 _IN_A_LINE = f"[\x00-\x1f{_INVISIBLE}]"
 # Tabs, line breaks and a progress bar's carriage return stay.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -189,3 +190,58 @@ def test_every_value_in_a_template_passes_a_filter() -> None:
 def test_the_renderer_has_exactly_those_filters() -> None:
     own = batch_script._environment(()).filters.keys() - jinja2.Environment().filters.keys()  # noqa: S701 - only looked at
     assert own == FILTERS
+
+
+# -- nobody else's code ---------------------------------------------------------------------------------------------------
+
+STARTS = re.compile(r"""-m["']?[ ,]+f?["']?\{?(?:hpcml\b|pip["']|submitit|distributed|dask_cuda|module\})""")
+SERVERS = {"Scheduler", "Worker", "Nanny"}  # of Dask
+
+
+def test_no_python_that_hpcml_starts_imports_from_the_working_folder() -> None:
+    """``-m`` and ``-c`` put that folder first on the path, and somebody else may have put modules there."""
+    found = []
+    for path in (*PACKAGE.rglob("*.py"), *(ROOT / "templates").rglob("*.*")):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if STARTS.search(line) and not re.search(r"""-[PI]\b|``python|`python|prog=""", line):
+                found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
+    of_a_map = [one for one in found if one.startswith("hpcml/map_jobs/jobs.py")]  # test_map.py reads its python -P
+    assert found == of_a_map
+    assert len(of_a_map) == 1
+
+
+def test_the_code_of_a_python_that_hpcml_starts_leaves_out_the_working_folder() -> None:
+    for name, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text())) if '"-c"' in path.read_text() else ():
+            words = [one.value if isinstance(one, ast.Constant) else "" for one in getattr(node, "elts", ())]
+            if "-c" not in words or words[0] in ("sh", "bash", "/bin/sh") or words[-1] == "hpcml":
+                continue
+            said = {str(word) for word in words} & {"-P", "-I", "-IS", "-Pu"}
+            code = node.elts[words.index("-c") + 1]  # type: ignore[attr-defined]
+            text = _constant(path, code.id) if isinstance(code, ast.Name) else ""
+            assert said or "sys.path[:] = filter(None, sys.path)" in text or name in NO_START, (name, words)
+
+
+def test_a_dask_server_of_hpcml_s_has_a_folder_of_its_own() -> None:
+    """Guarded refuses one without; so each class of them is guarded, and Dask's own are started nowhere."""
+    for name, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text())) if "distributed" in path.read_text() else ():
+            if isinstance(node, ast.ClassDef):
+                bases = [ast.unparse(base).rpartition(".")[2] for base in node.bases]
+                if SERVERS & set(bases) and "Protocol" not in bases and "NamedTuple" not in bases:
+                    assert bases[0] == "Guarded", (name, node.name)
+            elif isinstance(node, ast.Call):
+                called = ast.unparse(node.func).rpartition(".")[2]
+                assert called not in SERVERS | {"LocalCluster"} or name in NO_SERVER, (name, called)
+
+
+def _constant(path: Path, name: str) -> str:
+    """Return what a module assigns to a name."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+            return ast.unparse(node.value)
+    return ""
+
+
+NO_START = ("node.sweep.server",)  # argv of a point, which is a fork
+NO_SERVER = ("runs.handle",)  # a NamedTuple

@@ -10,8 +10,9 @@ import stat
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from hpcml import subprocesses
 from hpcml.cli import common, submit
@@ -20,7 +21,7 @@ from hpcml.errors import StorageError, UsageError
 from hpcml.remote import channel
 from hpcml.remote.protocol import (
     LONGEST_LINE,
-    PIECE,
+    MOST_FILES,
     CutShortError,
     Entry,
     Offer,
@@ -29,6 +30,7 @@ from hpcml.remote.protocol import (
     offer_of,
     receive,
     send,
+    too_many,
 )
 from hpcml.remote.ssh.connection import Connection
 from hpcml.remote.ssh.login import login_of
@@ -105,12 +107,6 @@ class _Guard:
         while data:
             data = data[os.write(self.stream.fileno(), data) :]
 
-    def copy(self, source: IO[bytes]) -> None:
-        """Pass on all that comes; a reader of ours that has gone gets no more."""
-        with contextlib.suppress(OSError, ValueError):
-            while data := os.read(source.fileno(), PIECE):
-                self(data)
-
 
 def _waiting(command: str, options: Namespace, own: list[str]) -> list[str]:
     """Return a command's own words with --wait where this end's terminal decides: the other end has none."""
@@ -121,18 +117,13 @@ def _waiting(command: str, options: Namespace, own: list[str]) -> list[str]:
 
 
 def _pass_on(connection: Connection, words: list[str], upload: channel.Upload | None = None) -> int:
-    guarded = sys.stdout.isatty()  # elsewhere its output goes where ours goes, and not through our hands
-    out = subprocesses.PIPE if guarded else subprocesses.HERE
-    call = channel.Call(connection, words, _Guard(sys.stderr), upload=upload, out=out)
-    reader = None
-    if guarded:
-        reader = threading.Thread(target=_Guard(sys.stdout).copy, args=(call.child.out,), daemon=True)
-        reader.start()
+    call = channel.Call(connection, words, _Guard(sys.stderr), upload=upload, out=subprocesses.PIPE)
+    reader = threading.Thread(target=call.pass_on, args=(call.child.out, _Guard(sys.stdout)), daemon=True)
+    reader.start()
     try:
         call.begin()
         status = call.end()
-        if reader:
-            reader.join()
+        reader.join()
     except KeyboardInterrupt:
         if not upload:
             raise
@@ -223,6 +214,8 @@ def run(options: Namespace) -> int:
     from hpcml.remote.server import read_wanted
 
     entries, others = listing(run.paths.out)
+    if len(entries) > MOST_FILES:
+        raise too_many(len(entries), str(run.paths.out))
     own = _reports(run, {entry.name for entry in entries})
     entries += own
     ended = run.paths.status.exists()
@@ -254,8 +247,9 @@ def _fetch(login: Login, options: Namespace) -> int:
     call = channel.Call(_connect(login), [*words, "--", options.run], _Guard(sys.stderr), out=subprocesses.PIPE)
     try:
         call.begin()
-        offer = _offer(call)
-        facts = None if offer is None else _take(call, offer, options)
+        with channel.patience(call.child, call.connection.host) as heard:
+            offer = _offer(call)
+            facts = None if offer is None else _take(call, offer, options, heard)
         status = call.end()
     except CutShortError:
         if (status := call.end()) == 0:
@@ -281,7 +275,7 @@ def _offer(call: channel.Call) -> Offer | None:
     return None
 
 
-def _take(call: channel.Call, offer: Offer, options: Namespace) -> dict[str, Any]:
+def _take(call: channel.Call, offer: Offer, options: Namespace, heard: Callable[[], None]) -> dict[str, Any]:
     """Bring the files that are not here yet; return what was done."""
     assert call.child.out is not None
     folder = Path.cwd() / (options.dest or offer.run)
@@ -301,8 +295,14 @@ def _take(call: channel.Call, offer: Offer, options: Namespace) -> dict[str, Any
         raise StorageError(f"There is no room for {format_bytes(size)}", place=str(folder), hint=hint)
     call.write(json.dumps(wanted).encode() + b"\n")
     with metered(size) as received:
+
+        def took(count: int) -> None:
+            received(count)
+            heard()
+
         for index in wanted:
-            receive(folder, offer.files[index], call.child.out.read1, received)
+            receive(folder, offer.files[index], call.child.out.read1, took)
+            heard()
     return {"run": offer.run, "folder": str(folder), "fetched": len(wanted), "bytes": size, "here_already": here}
 
 

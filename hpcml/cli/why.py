@@ -70,7 +70,8 @@ def _bundle(run: directories.Run, answer: Answer, host: str, *, as_json: bool) -
         say(f"{host}{':' if host else ''}{target}: {count} files.")
         if host:
             say_fitted("It is on the other machine: scp copies it from there.", sys.stdout)
-        say_fitted("Secrets and the values of variables were taken out; look at it before you send it.", sys.stdout)
+        taken = "The values of variables, and what looks like a secret, were taken out."
+        say_fitted(f"{taken} A secret in another form is still in it: look before you send it.", sys.stdout)
     return 0
 
 

@@ -8,7 +8,6 @@ import os
 import re
 import resource
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -184,21 +183,21 @@ def judge_quota(text: str) -> Iterator[Finding]:
 def file_system(exam: Examination) -> Finding:
     """Whether files of a run can be written, renamed and locked where runs are, and have times of this clock."""
     folder = _existing(exam.runs)
-    _sweep(folder)
+    if not files.replaceable(folder):  # elsewhere others give folders of ours another name
+        _sweep(folder)
     hint = "Keep runs on another file system that all nodes share: --set paths.runs=…."
     doing = "be made"
     try:
-        with tempfile.TemporaryDirectory(prefix=_TRIAL, dir=folder) as place:
-            old, new = Path(place) / "old", Path(place) / "new"
+        with _trial(folder) as place:
             doing = "be written"
             began = time.time()
-            old.write_text("old")
-            new.write_text("new")
-            ahead = new.stat().st_mtime - began
+            for name in ("old", "newer"):
+                _written(name, place)
+            ahead = os.stat("newer", dir_fd=place).st_mtime - began
             doing = "replace each other"
-            new.rename(old)
-            replaced = old.read_text() == "new" and not new.exists()
-            locks = _locks(old)
+            os.rename("newer", "old", src_dir_fd=place, dst_dir_fd=place)
+            replaced = os.listdir(place) == ["old"] and os.stat("old", dir_fd=place).st_size == len("newer")
+            locks = _locks("old", place)
     except OSError as error:
         full = directories.full(folder)
         return red(f"files cannot {doing} in {folder}: {full or error.strerror}", hint, folder=str(folder))
@@ -214,6 +213,35 @@ def file_system(exam: Examination) -> Finding:
     return green(f"files in {folder} can be renamed and locked, and their times are right", **facts)
 
 
+@contextlib.contextmanager
+def _trial(folder: Path) -> Iterator[int]:
+    """Make a folder and yield it open: whoever gives it another name leads nothing to another place."""
+    path = folder / f"{_TRIAL}{os.urandom(8).hex()}"
+    path.mkdir(mode=0o700)
+    place = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        if os.listdir(place):
+            raise files.ForeignError("somebody else replaces what is made there", path)
+        try:
+            yield place
+        finally:
+            for name in os.listdir(place):
+                os.unlink(name, dir_fd=place)
+    finally:
+        os.close(place)
+        with contextlib.suppress(OSError):  # it has another name now, or is not empty: a later check sweeps it
+            path.rmdir()
+
+
+def _written(name: str, place: int) -> None:
+    """Write a new file into an open folder; what is there already is an error."""
+    descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=place)
+    try:
+        os.write(descriptor, name.encode())
+    finally:
+        os.close(descriptor)
+
+
 def _sweep(folder: Path) -> None:
     """Remove what checks left that were late: a file system that hung does not hang for ever."""
     for left in folder.glob(f"{_TRIAL}*"):
@@ -222,9 +250,10 @@ def _sweep(folder: Path) -> None:
                 shutil.rmtree(left, ignore_errors=True)
 
 
-def _locks(path: Path) -> bool:
-    """Whether a lock on a file keeps others away."""
-    with path.open("r+") as first, path.open("r+") as second:
+def _locks(name: str, place: int) -> bool:
+    """Whether a lock on a file of an open folder keeps others away."""
+    descriptors = [os.open(name, os.O_RDWR | os.O_NOFOLLOW, dir_fd=place) for _ in range(2)]
+    with open(descriptors[0], "r+") as first, open(descriptors[1], "r+") as second:
         try:
             fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -149,6 +149,7 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
         address = doors.checked(host) if host else doors.listen_at(asked.loaded.site.network.interface)
         for text in records.left_behind(asked.folder.parent):
             note(text)
+        self._scratch, self._remove_scratch = doors.make_scratch(self)
         request.make_folder(asked)
         self.directory = asked.folder
         self.problem: HpcmlError | None = None
@@ -165,6 +166,7 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
             self._begin(asked, security, address, asynchronous=asynchronous, loop=loop)
         except BaseException:
             self._let_guard_go()
+            self._remove_scratch()
             shutil.rmtree(self.directory, ignore_errors=True)
             raise
 
@@ -184,7 +186,13 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
             "job_name": asked.spec.name,
             "python": sys.executable,
         }
-        listening = {"host": address, "port": 0, "dashboard": False, "idle_timeout": self._unused or None}
+        listening = {
+            "host": address,
+            "port": 0,
+            "dashboard": False,
+            "idle_timeout": self._unused or None,
+            "local_directory": str(self._scratch),
+        }
         trial = ElasticJob(f"tls://{address}:0", "trial", recipe=self._recipe, security=security, **about, **quiet)
         script = self.directory / "trial.sh"
         script.write_text(trial.job_script())
@@ -355,6 +363,7 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
         if self._care is not None and self._care is not asyncio.current_task():
             self._care.cancel()
         await super()._close()
+        self._remove_scratch()
         left: list[str] = []
         try:
             left = await beside(self._cancel_rest)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from distributed import Scheduler
 
-from hpcml.errors import SiteError, UsageError
+from hpcml.errors import SiteError, StorageError, UsageError
+from hpcml.node import scratch
 from hpcml.node.hardware.network import NoAddressError, choose_address
 from hpcml.node.security import connection_limits, tls
 from hpcml.paths import AttemptPaths
@@ -26,6 +28,21 @@ class PrivateScheduler(connection_limits.Guarded, Scheduler):  # type: ignore[mi
     def start_http_server(self, *_: Any, **__: Any) -> None:
         """Open no port; the dashboard's, for which a client asks for its link, is 0."""
         self.services["dashboard"] = SimpleNamespace(port=0, stop=lambda: None)
+
+
+def make_scratch(cluster: object) -> tuple[Path, Callable[[], object]]:
+    """Make the folder of the scheduler, which Dask puts first on ``sys.path``; return it and what removes it.
+
+    Raises
+    ------
+    StorageError
+        If somebody else could replace it.
+    """
+    try:
+        return scratch.of_cluster(cluster)
+    except scratch.UnsafePlaceError as error:
+        hint = scratch.OTHER_PLACE
+        raise StorageError(str(error), place="TMPDIR", hint=f"{hint[0].upper()}{hint[1:]}.") from error
 
 
 def make_keys(folder: Path) -> Security:

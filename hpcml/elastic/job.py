@@ -78,7 +78,6 @@ class Recipe(NamedTuple):
         made, folder, inside = self.request.plan, self.request.folder, self.request.plan.inside
         paths = RunPaths(folder)
         fixed = f"{inside.memory_limit}B" if inside.memory_limit else ""
-        place = '"${TMPDIR:-/tmp}"' if not inside.scratch else f'"{_expanded(inside.scratch)}"'
         margin = max(1.0, min(inside.signal_lead, inside.time_limit / 4)) if inside.time_limit else 0.0
         lifetime = f"{inside.time_limit - margin:g}s" if margin else ""
         lines = [
@@ -99,10 +98,7 @@ class Recipe(NamedTuple):
             *made.prologue,
             f'export PYTHONPATH={quote(paths.library)}:{quote(self.code)}"${{PYTHONPATH:+:$PYTHONPATH}}"',
             "export PYTHONUNBUFFERED=1",
-            f"scratch=$(mktemp -d {place}/hpcml_XXXXXXXX) || exit 74",
-            "trap 'rm -rf -- \"$scratch\"' EXIT",
             "trap : TERM INT HUP   # the workers answer",
-            'export TMPDIR="$scratch"',
             f"threads=$((cpus / {self.workers}))" if not inside.threads else f"threads={inside.threads}",
             '[ "$threads" -ge 1 ] || threads=1',
             *_memory(fixed, self.workers, inside.node_gpus),
@@ -116,7 +112,7 @@ class Recipe(NamedTuple):
         """Return the words before a module's name: into the image, and its Python, or the site's."""
         made = self.request.plan
         entry = (*made.entry, made.inside.image) if made.entry else ()
-        return join((*entry, made.steps[-1].command[0], "-P"))
+        return join((*entry, made.steps[-1].command[0]))
 
 
 def _module(name: str) -> str:
@@ -207,8 +203,10 @@ class ElasticJob(SLURMJob):  # type: ignore[misc]
             module, own = "dask_cuda.cli", gpu_options(inside.gpu)
         else:
             module, own = "distributed.cli.dask_worker", ["--nworkers", str(self.recipe.workers)]
-        measured = '--nthreads "$threads" --memory-limit "$memory" --local-directory "$scratch"'
-        return f"{self.recipe.python()} -m {module} {quote(scheduler)} {join([*words, *own])} {measured}"
+        place = f'"{_expanded(inside.scratch)}"'
+        measured = '--nthreads "$threads" --memory-limit "$memory"'
+        started = f"{self.recipe.python()} -P -m hpcml.node.elastic_job {place} {module}"
+        return f"{started} {quote(scheduler)} {join([*words, *own])} {measured}"
 
     def job_script(self) -> str:
         """Return the batch script."""

@@ -173,7 +173,7 @@ def _ucx_source(name: str) -> Path:
 def pip_settings() -> dict[str, str]:
     """Return pip's own settings on this machine by option (``index-url``, ``cert``); variables win over files."""
     try:
-        answer = subprocesses.run([sys.executable, "-m", "pip", "config", "list"], TIMEOUT)
+        answer = subprocesses.run([sys.executable, "-P", "-m", "pip", "config", "list"], TIMEOUT)
     except subprocesses.CommandMissingError:
         return {}  # without pip there are no settings of it
     rows = [line.partition("=") for line in answer.out.splitlines()] if answer.code == 0 else []

@@ -16,6 +16,7 @@ from hpcml.sites.layers import process_environment
 
 GOOD, NOTE, BAD = "good", "note", "bad"
 _ANEW = "Build it anew from hpcml's definition."
+_PROBE = "import sys; sys.path[:] = filter(None, sys.path); exec(sys.argv.pop(1))"  # no module of the working folder
 _TIMEOUT = 300.0  # seconds: a first start from a shared file system reads gigabytes, and cuDF is imported
 
 
@@ -120,7 +121,7 @@ def at_work(facts: ImageFacts, program: Program, *, gpu: bool) -> Iterator[Findi
     gpu = gpu and bool(facts.cuda or not facts.kind)  # an image without GPU parts was found out by its labels
     probe = (assets.package_root() / "hpcml/node/hardware/image_contents.py").read_text()
     start = [program.path, "exec", "--cleanenv", *(["--nv"] if gpu else []), str(facts.path)]
-    answer = ask([*start, "python3", "-c", probe, *(["gpu"] if gpu else [])], _TIMEOUT)
+    answer = ask([*start, "python3", "-c", _PROBE, probe, *(["gpu"] if gpu else [])], _TIMEOUT)
     probed = _probed(answer)
     if probed is None:
         yield _no_start(answer, program)

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import pathlib
 import shutil
 import stat
 import subprocess
@@ -11,6 +12,7 @@ import zipfile
 
 DIGEST = "of what is in the file"  # which hpcml.installation.one_file writes here
 OLDEST = (3, 11)
+OTHER = "Set XDG_CACHE_HOME to a folder of yours."
 USABLE = "import sys; sys.exit(sys.version_info < (3, 11))"
 
 
@@ -24,11 +26,30 @@ def become_newer() -> None:
     """Go on with the newest Python on PATH, if it is new enough."""
     for minor in range(40, OLDEST[1] - 1, -1):
         found = shutil.which("python3." + str(minor))
-        if found and subprocess.call([found, "-c", USABLE], stderr=subprocess.DEVNULL) == 0:
+        if found and subprocess.call([found, "-I", "-c", USABLE], stderr=subprocess.DEVNULL) == 0:
             os.execv(found, [found, *sys.argv])
     here = ".".join(str(number) for number in sys.version_info[:2])
     sentence = "It needs Python 3.11 or newer, and this is " + here + " (" + sys.executable + ").\n"
     fail(sentence + "Load a newer one (module avail python), or name it: python3.11 " + sys.argv[0] + " …", 78)
+
+
+def refuse_shared(archive: str, path: str) -> None:
+    """End if somebody else could replace what is at a path, by the rule of the archive's own hpcml.files."""
+    with zipfile.ZipFile(archive) as members:
+        names = {"__name__": "hpcml.files"}
+        exec(members.read("lib/hpcml/files.py"), names)  # noqa: S102 - it is what runs next
+    for found in names["replaceable"](pathlib.Path(path)):  # type: ignore[operator]
+        fail(
+            "Others may replace what it unpacks in "
+            + path
+            + " ("
+            + found.who
+            + ", by "
+            + str(found.path)
+            + ").\n"
+            + OTHER,
+            74,
+        )
 
 
 def unpacked(archive: str) -> str:
@@ -40,6 +61,7 @@ def unpacked(archive: str) -> str:
     folder = os.path.join(place, DIGEST)
     mask = os.umask(0o022)
     try:
+        refuse_shared(archive, place)
         if not os.path.isdir(folder):
             os.makedirs(place, 0o700, exist_ok=True)
             new = tempfile.mkdtemp(prefix=".", dir=place)

@@ -108,7 +108,7 @@ def make(folder: Path, wanted: Wanted, sink: Callable[[bytes], None]) -> list[st
 
 def _command(folder: Path, own: Path, wanted: Wanted) -> list[str]:
     """Return the command line of pip."""
-    words = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-input"]
+    words = [sys.executable, "-P", "-m", "pip", "download", "--disable-pip-version-check", "--no-input"]
     words += ["--progress-bar=off", "--only-binary=:all:", "--dest", str(folder), "--find-links", str(folder)]
     words += ["--implementation=cp", "--python-version", wanted.python]
     for platform in _platforms(wanted.platform):

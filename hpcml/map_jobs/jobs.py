@@ -28,6 +28,7 @@ from hpcml.plan.batch_script import directive, join, quote
 from hpcml.plan.plan import Plan
 from hpcml.runs import maps
 from hpcml.schedulers import ENDED, Submission, slurm, slurm_arrays, slurm_options
+from hpcml.sites import layers
 from hpcml.sites.schema import Site
 
 _SUBMITIT = ("-u", "-m", "submitit.core._submit")
@@ -64,11 +65,12 @@ class Jobs(Protocol):
 
 def enter(made: Plan, folder: str, variables: Sequence[tuple[str, str]]) -> str:
     """Return the shell that leads a process into the environment of the site's runs, and starts Python there."""
-    lines = ["#!/bin/bash", f"umask {made.inside.umask:03o}", *made.setup]
+    lines = ["#!/bin/bash", f'[ "$PYTHONSAFEPATH" != {layers.SAFE_PATH} ] || unset PYTHONSAFEPATH']
+    lines += [f"umask {made.inside.umask:03o}", *made.setup]
     lines += [f"module load {quote(module)} || exit 80" for module in made.modules]
     lines += [f"export {name}={quote(value)}" for name, value in (*made.environment, *variables)]
     lines += [f'export PYTHONPATH={quote(folder)}"${{PYTHONPATH:+:$PYTHONPATH}}"']
-    lines += [f'exec {quote(made.steps[-1].command[0])} "$@"', ""]
+    lines += [f'exec {quote(made.steps[-1].command[0])} -P "$@"', ""]  # -P: no module of the working folder
     return "\n".join(lines)
 
 
@@ -205,7 +207,8 @@ class LocalJobs:
                 gpus_per_node=self.gpus,
                 visible_gpus=[slot * self.gpus + gpu for gpu in range(self.gpus)],
             )
-            self.jobs[number] = job = executor.submit(self.call, self.points[number])
+            with layers.safe_path():
+                self.jobs[number] = job = executor.submit(self.call, self.points[number])
             self.slots[number] = slot
             paths = [JobPaths(folder, job.job_id, rank) for rank in range(self.made.inside.nodes)]
             self.tasks[number] = Task(tuple(path.result_pickle for path in paths), paths[0].stdout, job.job_id)

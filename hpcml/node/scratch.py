@@ -13,14 +13,19 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import multiprocessing.process
 import os
 import re
 import shutil
 import socket
 import stat
+import subprocess
 import sys
 import tempfile
+import threading
 import time
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -29,9 +34,15 @@ from hpcml import files
 if TYPE_CHECKING:
     from hpcml.node.settings import Context
 
+OTHER_PLACE = "set TMPDIR to a folder of your own, or to a sticky one of root's"
 PREFIX = "hpcml_"  # Dask reads DASK_ variables as Python: with "-", a name such as 24if3j2c made it warn
 LIVES = ".lives"  # its text is the node's name: on a shared file system the locks of other nodes may not be seen
+_SEMAPHORES = Path("/dev/shm")
 SWEEP_FOR = 20.0  # seconds after which a sweep leaves the rest to the next
+_REMOVE_AFTERWARDS = """
+read -r nothing
+for attempt in 1 2 3 4 5; do rm -rf -- "$1" 2>/dev/null && exit; sleep 1; done
+"""
 _OURS = re.compile(r"hpcml_[a-z0-9_]{8}|hpcml-[0-9]+-[0-9a-f]{16}")  # of tempfile.mkdtemp, and of templates/stage.sh
 
 
@@ -73,9 +84,52 @@ class Folder:
         self._lock = -1
 
 
+def name_semaphores(folder: Path) -> None:
+    """Have the semaphores of this process and its children carry the folder's name: :func:`sweep` removes both.
+
+    Python gives them random names in ``/dev/shm``, where those of killed processes stay until the node restarts.
+    """
+    multiprocessing.process.current_process()._config["semprefix"] = f"/{folder.name}"  # type: ignore[attr-defined] # noqa: SLF001
+
+
 def live_in(folder: Path) -> None:
     """Keep a folder of another process of this run from being swept while this process lives."""
     _lock(os.open(folder / LIVES, os.O_RDWR | os.O_NOFOLLOW))
+
+
+class _Remover:
+    """A shell that waits for the end of this process, in whatever way it ends, and removes a folder then."""
+
+    def __init__(self, folder: Path) -> None:
+        self._owner = os.getpid()
+        self._shell = subprocess.Popen(
+            ["sh", "-c", _REMOVE_AFTERWARDS, "sh", str(folder)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, cwd="/", start_new_session=True,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """End the shell: the folder is gone."""
+        if os.getpid() == self._owner:  # a fork of the owner's has no say
+            self._shell.kill()
+            self._shell.communicate()
+
+
+def of_cluster(cluster: object, place: str = "") -> tuple[Path, Callable[[], object]]:
+    """Make the folder of a Dask cluster in this program, and sweep its place; return it and what removes it.
+
+    It is removed with the cluster at the latest, or with this process, in whatever way that ends. An UnsafePlaceError
+    as :class:`Folder`.
+    """
+    place = place or for_dask(tempfile.gettempdir())
+    folder = Folder(place)
+    threading.Thread(target=sweep, args=(place,), name="hpcml-sweep", daemon=True).start()
+    remover = _Remover(folder.path)
+
+    def remove() -> None:
+        folder.remove()
+        remover.close()
+
+    return folder.path, weakref.finalize(cluster, remove)  # at the interpreter's exit too
 
 
 def why_not(folder: str) -> str:
@@ -176,6 +230,9 @@ def _sweep_one(place: Path, name: str) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # an OSError if somebody lives there
         if os.read(descriptor, 256).decode(errors="replace").strip() != socket.gethostname():
             return False
+        for semaphore in _SEMAPHORES.glob(f"sem.{name}-*"):
+            with contextlib.suppress(OSError):  # its process is gone, and so it may be
+                semaphore.unlink()
         _empty_and_remove(place, name)
         return True
     finally:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import secrets
+import select
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 from hpcml import __version__, subprocesses
 from hpcml.errors import (
@@ -21,12 +23,15 @@ from hpcml.errors import (
 )
 from hpcml.remote import answers
 from hpcml.remote.answers import CallFacts
-from hpcml.remote.protocol import GO, PROTOCOL, SERVE, Entry, StreamDemux, listing, send
+from hpcml.remote.protocol import GO, PIECE, PROTOCOL, SERVE, Entry, StreamDemux, listing, send
 from hpcml.remote.ssh.connection import Connection
 from hpcml.runs.snapshot import take
 from hpcml.sites.schema import Code
 
-INTERRUPTED = 10.0  # seconds that the other side has to end after Ctrl-C
+INTERRUPTED = 10.0  # seconds that the other side has to end after Ctrl-C where a run is in its hands
+LEFT = 1.0  # and where none is
+SILENCE = 300.0  # seconds without a byte of what is sent or fetched: its file system may be slow
+MOST_FACTS = 100  # beside those of a tunnel's feed
 GREETING = 300.0  # seconds for the other side's hpcml to begin: its Python may come from a slow file system
 MOST_BEFORE = 1 << 20  # bytes that a shell may say before that
 MOST_KEPT = 1 << 16  # characters of what it says that nobody is shown
@@ -77,7 +82,7 @@ class Call:
         show: Callable[[bytes], object] | None = None,
         *,
         upload: Upload | None = None,
-        out: int | None = subprocesses.NOWHERE,
+        out: int = subprocesses.NOWHERE,
     ) -> None:
         self.connection, self.words, self.upload = connection, list(words), upload
         self.show = show or self._keep
@@ -86,6 +91,7 @@ class Call:
         self.news = threading.Event()  # set with each fact, and at the end
         self._kept = ""
         self.wrong: ConfigError | None = None
+        self._facts_left = MOST_FACTS
         self.held: bytes | None = b""  # what was said before the greeting, which may be a shell's
         self._demux = StreamDemux(self.nonce, connection.host)
         self.child = subprocesses.Child(connection.hpcml(SERVE), self._hear, out)
@@ -124,7 +130,33 @@ class Call:
             self.news.set()
         return self.wrong is not None
 
+    def pass_on(self, source: IO[bytes], show: Callable[[bytes], object]) -> None:
+        """Pass on its standard output as it comes, when it has begun; a reader of ours that has gone gets no more."""
+        before = b""
+        with contextlib.suppress(OSError, ValueError):
+            while True:
+                if select.select([source], [], [], 0.1 if before else None)[0]:
+                    if not (data := os.read(source.fileno(), PIECE)):
+                        break
+                    before += data
+                if self.held is None:
+                    show(before)
+                    before = b""
+                elif len(before) > MOST_BEFORE:
+                    self.wrong = talks_on(self.connection.host)
+                    self.child.kill()
+                    return
+            show(before)
+            return
+        source.close()  # so that the other side learns it, as from a pipe of its own
+
     def _learn(self, fact: CallFacts) -> None:
+        if "standing" not in fact:
+            self._facts_left -= 1
+        if self._facts_left < 0 or ("hello" in fact and self.held is None):
+            raise answers.wrong(self.connection.host, "it says the same again and again")
+        if "run" in fact and "run" not in self.facts:
+            self.write(GO)
         self.facts |= fact
         if "hello" in fact:
             before, self.held = self.held or b"", None
@@ -132,8 +164,6 @@ class Call:
             if fact["version"] != __version__:
                 versions = f"this is hpcml {__version__}, on {self.connection.host} it is {fact['version']}"
                 self.show(f"hpcml: note: {versions}; options may differ.\n".encode())
-        if "run" in fact:
-            self.write(GO)
 
     def fact(self, name: Literal["socket", "relay"], seconds: float) -> Any:
         """Return a fact once it is there; None if the other side does not say it in time, or has ended.
@@ -164,10 +194,15 @@ class Call:
         header |= {"words": self.words, "host": self.connection.host}
         if self.upload:
             header |= {"script": self.upload.script, "files": self.upload.entries}
-        with contextlib.suppress(OSError):  # the other side has ended: its own words follow
-            self.child.write(json.dumps(header).encode() + b"\n")
+        with contextlib.suppress(OSError), patience(self.child, self.connection.host) as heard:
+
+            def write(piece: bytes) -> None:
+                self.child.write(piece)
+                heard()
+
+            write(json.dumps(header).encode() + b"\n")  # an OSError: the other side has ended, and its own words follow
             if self.upload:
-                send(self.upload.folder, self.upload.entries, self.child.write)
+                send(self.upload.folder, self.upload.entries, write)
 
     # -- its end -----------------------------------------------------------------------------------------------------
 
@@ -184,7 +219,7 @@ class Call:
         interrupted, began = False, time.monotonic()
         while True:
             try:
-                code = self._wait(began) if not interrupted else self.child.wait(INTERRUPTED)
+                code = self._wait(began) if not interrupted else self.child.wait(self._last_wait())
                 break
             except KeyboardInterrupt:
                 if interrupted:
@@ -198,6 +233,9 @@ class Call:
         if interrupted or code is None:
             raise KeyboardInterrupt
         raise self._why(code)
+
+    def _last_wait(self) -> float:
+        return INTERRUPTED if self.upload or "run" in self.facts else LEFT
 
     def _wait(self, began: float) -> int | None:
         """Wait for its end, however long, but not for its beginning; None if that never came."""
@@ -244,6 +282,17 @@ class Call:
             return HpcmlError(message, place=host, hint=hint, exit_status=ANSWER_LOST)
         nothing = "Nothing was submitted. " if self.words[:1] in (["submit"], ["jupyter"], ["fabric"]) else ""
         return LinkError(message, place=host, hint=f"{nothing}Try again.")
+
+
+@contextlib.contextmanager
+def patience(child: subprocesses.Child, host: str) -> Iterator[Callable[[], None]]:
+    """Yield what is called with each sign of life of the other side; LinkError if there is none for too long."""
+    try:
+        with child.patience(SILENCE) as heard:
+            yield heard
+    except subprocesses.SilentError:
+        hint = f"Is its file system slow? Try: ssh {host} ls."
+        raise LinkError(f"{host} has said and taken nothing for {SILENCE:g} s", place=host, hint=hint) from None
 
 
 def talks_on(host: str) -> ConfigError:

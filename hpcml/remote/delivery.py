@@ -71,7 +71,7 @@ class Delivery:
         NotFoundError
             If there is no Python 3; LinkError if the link breaks.
         """
-        with self._asked((), send=False) as (child, mark):
+        with self._asked((), send=False) as (child, mark), channel.patience(child, self.host):
             facts = self._answer(child, mark)
         return Machine(facts.get("python", ""), facts.get("platform", ""))
 
@@ -88,12 +88,13 @@ class Delivery:
             If there is no Python 3; LinkError if the link breaks.
         """
         entries = protocol.listing(folder)[0]
-        with self._asked(entries, send=True) as (child, mark):
+        with self._asked(entries, send=True) as (child, mark), channel.patience(child, self.host) as heard:
             self._answer(child, mark)
 
             def write(piece: bytes) -> None:
                 child.write(piece)
                 sent(len(piece))
+                heard()
 
             with contextlib.suppress(OSError):  # the other side has ended: its answer follows
                 protocol.send(folder, entries, write)
@@ -109,7 +110,7 @@ class Delivery:
         words = ("-IS", "-c", _READ, str(len(program)))
         child = subprocesses.Child(self.connection.python(*words), out=subprocesses.PIPE)
         try:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError), channel.patience(child, self.host):
                 child.write(program + json.dumps({**ask, "files": files}).encode() + b"\n")
             yield child, mark.encode() + b" "
         finally:
@@ -140,8 +141,9 @@ class Delivery:
             hint = "Make it there, or name another place with -o: a relative one begins at your home there."
             return StorageError(f"There is no folder for {path} on {host}", place=self.command, hint=hint)
         if facts["refused"] == "open":
-            hint = "Whoever is on that machine could put another in its place: name a folder of your own with -o."
-            return StorageError(f"Everybody may write to the folder of {path} on {host}", place=self.command, hint=hint)
+            hint = "Name a folder of yours with -o, below folders of yours or root's that no group may write to."
+            what = f"Others may replace what is in the folder of {path} on {host}"
+            return StorageError(what, place=self.command, hint=hint)
         hint = "Make room there, or name another place with -o."
         if facts["refused"] == "room":
             why = f"{format_bytes(facts.get('free', 0))} are free"

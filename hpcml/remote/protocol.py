@@ -21,7 +21,10 @@ from hpcml.remote import answers
 
 PROTOCOL = 2
 SERVE = "--serve-laptop"  # what the login node's hpcml is called with
-LONGEST_LINE = 64 << 20  # bytes of a line of words or of a listing
+LONGEST_LINE = 32 << 20  # bytes of a line of words or of a listing
+MOST_FILES = 200_000  # of a listing
+_MOST_FIELDS = 8  # of a file, with the commas in its name
+_DEEPEST = 100  # folders of a name
 GO = b"go\n"  # the laptop knows the run's id: hand it over now
 PIECE = 1 << 18  # bytes
 _LARGEST = 1 << 62  # bytes of a file, and nanoseconds to its time: what a system call takes
@@ -114,6 +117,8 @@ def entries_of(rows: Any, place: str) -> list[Entry]:
     StorageError
         If it is malformed, or a name is absolute, holds ``..``, an empty part or a zero byte.
     """
+    if isinstance(rows, list) and len(rows) > MOST_FILES:
+        raise too_many(len(rows), place)
     try:
         entries = [Entry(str(name), int(size), int(changed), int(mode) & 0o777) for name, size, changed, mode in rows]
     except (TypeError, ValueError, OverflowError) as error:
@@ -128,6 +133,14 @@ def entries_of(rows: Any, place: str) -> list[Entry]:
     return entries
 
 
+def too_many(count: int, place: str) -> StorageError:
+    """Return the error for more files than are sent one by one."""
+    hint = "Pack them where they are, with tar, and send the archive."
+    return StorageError(
+        f"These are {count} files, and at most {MOST_FILES} are sent one by one", place=place, hint=hint
+    )
+
+
 class Offer(NamedTuple):
     """What a run has for :command:`hpcml fetch`; ``others`` are links and special files, which are not sent."""
 
@@ -139,6 +152,8 @@ class Offer(NamedTuple):
 
 def offer_of(line: bytes, host: str) -> Offer:
     """Return what the other side offers."""
+    if (fields := line.count(b",")) > _MOST_FIELDS * MOST_FILES:  # before it is taken apart, which costs memory
+        raise too_many(fields // len(Entry._fields), host)
     facts = answers.of_offer(line, host)
     return Offer(
         facts["run"], entries_of(facts["files"], facts["run"]), facts.get("others", 0), facts.get("ended", False)
@@ -148,6 +163,9 @@ def offer_of(line: bytes, host: str) -> Offer:
 def parts_of(name: str) -> list[str]:
     """Return the parts of a relative name."""
     parts = name.split("/")
+    if len(parts) > _DEEPEST:
+        hint = "Pack the folder there, with tar, and fetch the archive."
+        raise StorageError(f"A file lies more than {_DEEPEST} folders deep", place=repr(name[:200]), hint=hint)
     try:
         os.fsencode(name)
         bad = "\0" in name

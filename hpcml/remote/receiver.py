@@ -6,8 +6,10 @@ the files. Its answers go to standard output, each on a line that begins with a 
 
 import contextlib
 import glob
+import grp
 import json
 import os
+import pwd
 import shutil
 import signal
 import stat
@@ -58,10 +60,8 @@ def place(ask: "dict[str, Any]") -> str:
         raise RefusedError("there")
     if not os.path.isdir(above):
         raise RefusedError("folder")
-    facts = os.stat(above)
-    sticky = facts.st_mode & stat.S_ISVTX and facts.st_uid in (0, os.getuid())  # its owner may rename what is others'
-    if facts.st_mode & stat.S_IWOTH and not sticky:
-        raise RefusedError("open")  # somebody could put another in its place
+    if is_open(above):
+        raise RefusedError("open")
     disk = os.statvfs(above)
     free = disk.f_bavail * disk.f_frsize
     if sum(size for _, size, _ in ask["files"]) > free:
@@ -90,6 +90,28 @@ def receive(ask: "dict[str, Any]", source: BinaryIO, answer: "Callable[..., None
     finally:
         shutil.rmtree(new, ignore_errors=True)  # it is not there any more if the folder went into its place
     answer(done=True)
+
+
+def is_open(folder: str) -> bool:
+    """Whether somebody else could put another thing in the place of what is in a folder, here or in a folder above."""
+    real = os.path.realpath(folder)
+    while True:
+        facts = os.stat(real)
+        shared = facts.st_mode & (stat.S_IWOTH | (0 if is_own_group(facts.st_gid) else stat.S_IWGRP))
+        if facts.st_uid not in (0, os.getuid()) or (shared and not facts.st_mode & stat.S_ISVTX):
+            return True
+        if real == os.path.dirname(real):
+            return False
+        real = os.path.dirname(real)
+
+
+def is_own_group(gid: int) -> bool:
+    """Whether a group is this user alone: many systems give each user one of the same name, and a umask of 002."""
+    try:
+        me, them = pwd.getpwuid(os.getuid()), grp.getgrgid(gid)
+    except KeyError:
+        return False
+    return me.pw_gid == gid and them.gr_name == me.pw_name and set(them.gr_mem) <= {me.pw_name}
 
 
 def is_closed(folder: str) -> bool:

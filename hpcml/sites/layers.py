@@ -255,6 +255,8 @@ def user_path(text: str) -> Path:
     return Path(os.path.expanduser(text))  # noqa: PTH111 - Path.expanduser raises for the name of nobody
 
 
+_SAFE_PATH = "PYTHONSAFEPATH"
+SAFE_PATH = "hpcml"  # its value here, by which a process knows that the user did not set it
 _umask: list[int] = []  # the user's own, once it was narrowed
 
 
@@ -278,6 +280,18 @@ def narrowed_umask() -> Iterator[None]:
     finally:
         os.umask(umask)
         _umask[:] = before
+
+
+@contextlib.contextmanager
+def safe_path() -> Iterator[None]:
+    """Keep the working folder out of the imports of Pythons that start meanwhile: submitit has no option for that."""
+    before = os.environ.get(_SAFE_PATH, "")
+    os.environ[_SAFE_PATH] = before or SAFE_PATH
+    try:
+        yield
+    finally:
+        if not before:
+            os.environ.pop(_SAFE_PATH, None)
 
 
 def user_umask() -> int:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from markupsafe import escape
+from markupsafe import Markup, escape
 
 from hpcml.errors import UsageError
 from hpcml.sweeps import scale
 from hpcml.sweeps.points import Typed
 from hpcml.sweeps.scale import Scale
+from hpcml.terminal import shown
 
 WIDTH, HEIGHT = 760.0, 480.0
 _TOP, _BOTTOM, _LEFT, _RIGHT = 64.0, 88.0, 84.0, 24.0
@@ -127,7 +128,7 @@ def _lines(title: str, notes: Sequence[str], points: Sequence[Point], name: str,
 
 def _mark(point: Point, x: float, y: float, kind: str, colour: str = "") -> str:
     """Return a point's mark: filled, hollow if it was stopped, a cross if it failed, a small ring if it is missing."""
-    told = f"<title>{escape(_told(point))}</title>"
+    told = f"<title>{_xml(_told(point))}</title>"
     if point.metric is None or point.state == "failed":
         if point.state == "failed":
             return f'<path class="failed" d="M{x - 4} {y - 4}l8 8m0 -8l-8 8">{told}</path>'
@@ -182,7 +183,7 @@ def _fields(title: str, notes: Sequence[str], points: Sequence[Point], names: Se
                 out.append(_mark(point, round(x + wide / 2, 1), round(y + high / 2, 1), "dot"))
                 continue
             colour = colours.of(point.metric)
-            out.append(f'<rect {box} fill="{colour}"><title>{escape(_told(point))}</title></rect>')
+            out.append(f'<rect {box} fill="{colour}"><title>{_xml(_told(point))}</title></rect>')
             if roomy:
                 ink = "#fff" if _is_dark(colour) else "#222"
                 out.append(_word(x + wide / 2, y + high / 2 + 4, texts[id(point)], style=f"fill:{ink}"))
@@ -255,7 +256,7 @@ def _parallel(title: str, notes: Sequence[str], points: Sequence[Point], names: 
         style = f"stroke:{'#d62728' if strong else colours.of(_number(point))};stroke-width:{3 if strong else 1.6}"
         dashes = ' stroke-dasharray="5 4"' if point.state == "stopped" else ""
         opacity = "" if strong or len(drawn) < 30 else ";opacity:.6"
-        told = f"<title>{escape(_told(point))}</title>"
+        told = f"<title>{_xml(_told(point))}</title>"
         out.append(f'<path d="{path(point)}" style="fill:none;{style}{opacity}"{dashes}>{told}</path>')
     for x, one, name in zip(places, [*scales, up], [*names, metric], strict=True):
         out.append(f'<line class="frame" x1="{x}" x2="{x}" y1="{area.top}" y2="{area.top + area.height}"/>')
@@ -356,6 +357,11 @@ def _label(one: Scale, name: str) -> str:
     return f"{_cut(name, 40)} (logarithmic)" if one.kind == "log" else _cut(name, 40)
 
 
+def _xml(text: str) -> Markup:
+    """Return a text for the picture, with characters that XML does not allow shown as on the terminal."""
+    return escape(shown(text))
+
+
 def _word(
     x: float, y: float, text: str, *, anchor: str = "middle", kind: str = "", turn: int = 0, style: str = ""
 ) -> str:
@@ -363,7 +369,7 @@ def _word(
     place += f' class="{kind}"' if kind else ""
     place += f' transform="rotate({turn} {x:.1f} {y:.1f})"' if turn else ""
     place += f' style="{style}"' if style else ""
-    return f"<text {place}>{escape(text)}</text>"
+    return f"<text {place}>{_xml(text)}</text>"
 
 
 def _apart(ticks: Sequence[scale.Tick], length: float, least: float) -> list[scale.Tick]:
@@ -397,7 +403,7 @@ def _whole(
 ) -> str:  # fmt: skip
     size = f'viewBox="0 0 {width:g} {height:g}" width="{width:g}" height="{height:g}"'
     out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{escape(title)}">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{_xml(title)}">',
         f"<style>{_STYLE}</style>",
         '<rect width="100%" height="100%" fill="#fff"/>',
         _word(16, 26, _cut(title, 90), anchor="start", kind="title"),

@@ -145,9 +145,9 @@ def make_folder(runs: Path, name: str) -> None:
     """Make the folder of a sweep; StorageError if it cannot be made, or is another's."""
     path = path_of(runs, name)
     with directories.storage(path):
-        for folder in (runs, path.parent.parent, path.parent):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        runs.mkdir(mode=0o700, parents=True, exist_ok=True)
         for folder in (path.parent.parent, path.parent):
+            folder.mkdir(mode=0o700, exist_ok=True)
             if not files.is_own_folder(folder):
                 raise StorageError("The folder is not yours, or is none", place=str(folder), hint="Remove it.")
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import planted
 from hpcml import errors, subprocesses
+from hpcml.remote import channel
+from hpcml.remote.delivery import Delivery
 from remote_world import Laptop
 
 HELLO = '{"hello": 2, "version": "0"}'
@@ -76,6 +80,91 @@ def test_talk_without_an_end_is_cut_off(laptop: Laptop, command: str) -> None:
         text = f"sys.stderr.write(mark + {HELLO!r} + '\\n'); sys.stderr.flush()\nwhile True: print('welcome' * 1000)"
         done = laptop.run(command, "last", env=stand_in(laptop, text))
         assert done.returncode == errors.CONFIG, done.stderr[-2000:]
+
+
+def test_output_before_the_greeting_has_a_limit_in_a_file_too(laptop: Laptop) -> None:
+    env = {**laptop.world.environment, **stand_in(laptop, "while True: sys.stdout.write('x' * 65536)")}
+    words = [str(laptop.world.command), "--host", "cluster", "ls"]
+    target = laptop.world.top / "listing"
+    with target.open("wb") as file:
+        done = subprocess.run(
+            words, env=env, cwd=laptop.world.project, stdout=file, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == errors.CONFIG, done.stderr
+    assert "without an end" in done.stderr
+    assert target.stat().st_size <= 2 << 20
+
+
+def test_the_same_fact_again_and_again_is_cut_off(laptop: Laptop) -> None:
+    for fact in (HELLO, '{"run": "x-20260101-000000-0000"}'):
+        text = f"for line in [{HELLO!r}] + [{fact!r}] * 100000:\n    sys.stderr.write(mark + line + '\\n')\nsys.stderr.flush()\nsys.stdin.read()\n"
+        done = laptop.run("ls", env=stand_in(laptop, text))
+        assert done.returncode == errors.CONFIG, done.stderr[-2000:]
+        assert "again and again" in done.stderr
+        assert len(done.stderr) < 10_000
+
+
+def test_ctrl_c_is_not_kept_waiting(laptop: Laptop) -> None:
+    """One that greets and then neither ends nor reads; only what has a run in its hands is waited for longer."""
+    for upload, facts, seconds in ((None, {}, 1.0), (None, {"run": "x"}, 10.0), (object(), {}, 10.0)):
+        assert channel.Call._last_wait(SimpleNamespace(upload=upload, facts=facts)) == seconds  # type: ignore[arg-type]
+    for text in (
+        "while True: time.sleep(1)",
+        "sys.stdout.write('x' * 100); sys.stdout.flush()\nwhile True: time.sleep(1)",
+    ):
+        greet = f"sys.stderr.write(mark + {HELLO!r} + '\\n' + 'greeted\\n'); sys.stderr.flush()\n"
+        env = {**laptop.world.environment, **stand_in(laptop, greet + text)}
+        words = [str(laptop.world.command), "--host", "cluster"]
+        for command in (["ls"], ["fetch", "last"]):
+            with subprocess.Popen(
+                [*words, *command], env=env, cwd=laptop.world.project, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+            ) as process:
+                assert process.stderr is not None
+                while b"greeted" not in (line := process.stderr.readline()):
+                    assert line, command
+                process.send_signal(signal.SIGINT)
+                process.stderr.read()
+                assert process.wait(60) in (130, -signal.SIGINT), command
+
+
+def test_a_silent_host_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One that says that it is ready and takes nothing, and one that takes all and says nothing."""
+    monkeypatch.setattr(channel, "SILENCE", 2.0)
+    (tmp_path / "data").write_bytes(b"x" * (4 << 20))
+    ready = "import sys, time\nline = sys.stdin.buffer.read(int(sys.argv[1]))\nask = sys.stdin.buffer.readline()\n"
+    ready += "import json\nprint(json.loads(ask)['mark'], '{}', flush=True)\n"
+
+    class Host:
+        host = "cluster"
+
+        def __init__(self, code: str) -> None:
+            self.code = code
+
+        def python(self, *words: str) -> list[str]:
+            return [sys.executable, "-c", self.code, words[-1]]
+
+    for code in (
+        f"{ready}time.sleep(3600)",
+        f"{ready}sys.stdin.buffer.read()\ntime.sleep(3600)",
+        "import time; time.sleep(3600)",
+    ):
+        with pytest.raises(errors.LinkError, match="said and taken nothing"):
+            Delivery(Host(code), "pack", "x").send(tmp_path, lambda _: None)  # type: ignore[arg-type]
+
+
+def test_a_listing_of_too_many_files_or_folders_is_refused(laptop: Laptop) -> None:
+    """Before it costs memory, and before anything is made here."""
+    for files, says in (
+        ("[['f%d' % n, 1, 0, 0o644] for n in range(1000000)]", "files, and at most"),
+        ("[[]] * 9000000", "files, and at most"),
+        ("[['d/' * 1500 + 'f', 1, 0, 0o644]]", "folders deep"),
+    ):
+        text = (f"sys.stderr.write(mark + {HELLO!r} + '\\n'); sys.stderr.flush()\n"
+                f"print(header['nonce'], json.dumps({{'run': 'r-20260101-000000-0000', 'files': {files}}}), flush=True)\nsys.stdin.readline()\n")  # fmt: skip
+        done = laptop.run("fetch", "last", "results", env=stand_in(laptop, text))
+        assert done.returncode == errors.STORAGE, done.stderr[-2000:]
+        assert says in done.stderr
+        assert not (laptop.world.project / "results").exists()
 
 
 @pytest.mark.parametrize("offer", [

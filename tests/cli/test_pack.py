@@ -102,6 +102,15 @@ def test_what_was_unpacked_is_the_user_s_own(login: Login) -> None:
     done = login.run("--version")
     assert (done.returncode, done.stdout) == (74, "")
     assert "Others could have changed what it unpacked" in done.stderr
+    cache = login.world.top / "shared"  # in which others could give the cache another name, between look and import
+    (cache / "below").mkdir(parents=True)
+    for mode in (0o777, 0o755):
+        cache.chmod(mode)
+        for place in (cache, cache / "below"):
+            done = login.run("--version", XDG_CACHE_HOME=str(place))
+            assert done.returncode == (74 if mode == 0o777 else 0), done.stderr
+            assert ("Others may replace what it unpacks" in done.stderr) == (mode == 0o777)
+            assert (place / "hpcml").exists() == (mode == 0o755)
     done = login.run("--version", XDG_CACHE_HOME="/proc/nowhere")
     assert done.returncode == 74
     assert "set XDG_CACHE_HOME" in done.stderr
@@ -119,7 +128,7 @@ def test_an_older_python_is_told(login: Login) -> None:
     assert done.returncode == 78
     assert "needs Python 3.11 or newer" in done.stderr
     newer = login.world.bin / "python3.99"
-    newer.write_text('#!/bin/sh\n[ "$1" = -c ] || echo "$@"\n')
+    newer.write_text('#!/bin/sh\n[ "$1" = -I ] || echo "$@"\n')
     newer.chmod(0o755)
     script.write_text(first.replace("OLDEST = (3, 11)", "OLDEST = (3, 99)").replace("range(40", "range(100"))
     done = subprocess.run([sys.executable, str(script), "ls", "--all"], capture_output=True, text=True, check=False,

@@ -14,6 +14,7 @@ import pytest
 import planted
 from failure_texts import TEXTS
 from hpcml import errors
+from hpcml.runs import bundle
 from world import World
 
 FAILED = {"over": True, "state": "FAILED", "time": 1.0, "attempt": 0, "exit_status": 82, "by": "hpcml", "hint": "", "quote": [],
@@ -129,6 +130,37 @@ SECRETS = {
 }
 PLANTED = ("very private", "hunter2", "tok-123456", "abcdef123456", "swordfish1", "passw0rd9", "qqq111", "AKIAABCDEFGHIJKLMNOP",
            "hf_abcdefghijklmnopqrst", "MIIEzzz", "jupytersecret77", "in the code", "a result", "argument99", "of a stranger")  # fmt: skip
+
+
+SAID = """token=SECRET|--token SECRET|'--api-key', 'SECRET'|"secret": "SECRET"|password: 'SECRET'|PASSWD=SECRET|passphrase SECRET
+export WANDB_API_KEY=SECRET|credential=SECRET|access_key = "SECRET"|aws_secret_access_key: SECRET|Authorization: Bearer SECRET|authorization: Basic SECRET
+bearer SECRET-and-more|https://me:SECRET@host.example/x|redis://:SECRET@host:1/0|?token=SECRET&x=1|"password":"SECRET"|machine h login bob password SECRET
+password="two SECRET"|password='two SECRET words'|"line": "password=\\"two SECRET\\" and"|{\\"password\\": \\"SECRET\\"}|password=a,SECRET|password=a;SECRET
+the password is SECRET|The password was: SECRET|password for bob: SECRET|Password for 'https://bob@host': SECRET|password of user bob is SECRET
+Set-Cookie: session=SECRET; Path=/|Cookie: a=b; c="SECRET"; d=SECRET|"Cookie": "a=SECRET", "x": 1|Server=h;Uid=sa;Pwd=SECRET;Database=d|pwd: SECRET
+otp=SECRET|OTP: SECRET|totp is SECRET|"private_key_id": "SECRET"|DefaultEndpointsProtocol=https;AccountName=a;AccountKey=SECRET==;EndpointSuffix=x
+https://a.example/c?sv=1&sig=SECRET%3D|https://b.example/k?X-Amz-Signature=SECRET&X-Amz-Credential=SECRET/us|mysql -u root -pSECRET db|mysql -P 3306 -p'SECRET' db
+mysqldump --password=SECRET db|sshpass -p SECRET ssh h|sshpass -pSECRET ssh h|curl -u bob:SECRET https://h|curl --user 'bob:SECRET' h|redis-cli -h x -a SECRET
+https://hooks.slack.com/services/T0/B0/SECRET""".replace("\n", "|").split("|")  # fmt: skip
+KEYS = ("AKIAABCDEFGHIJKLMNOP", "hf_abcdefghijklmnopqrst", "ghp_abcdefghijklmnopqrstuv", "github_pat_abcdefghijklmnopqrst", "glpat-abcdefghijklmnopq",
+        "sk-abcdefghijklmnopqrst", "xoxb-1234567890-abcdef", "AIzaSyA-1234567890abcdefghijklmnopqrstu", "npm_abcdefghijklmnopqrstuvwxyz0123456789",
+        "123456789:AAHdqTcvCH1vGWJxfSeofSAs0K5PALDsaw_", "pypi-AgEIcHlwaS5vcmcCJDAwMD", "eyJhbGciOiJIUzI1.eyJzdWIiOiIxMjM0.c2lnbmF0dXJl",
+        "ya29.a0AfH6SMBx1234567890", "sk_live_4eC39HqLyjWDarjtT1zdp7dc", "dapi0123456789abcdef0123456789abcdef", "hvs.CAESIJabcdefghijklmnop")  # fmt: skip
+BLOCKS = ("-----BEGIN RSA PRIVATE KEY-----\nMIIEzzz\n-----END RSA PRIVATE KEY-----", "-----BEGIN OPENSSH PRIVATE KEY-----\nMIIEzzz",
+          "-----BEGIN PGP PRIVATE KEY BLOCK-----\n\nMIIEzzz\n-----END PGP PRIVATE KEY BLOCK-----")  # fmt: skip
+HARMLESS = ("epoch 3: loss=0.25, accuracy=0.91", "PWD=/home/me/project", "Traceback (most recent call last):", "tls://10.0.0.1:8786", "2026-11-25 04:10:37",
+            "user 1000 of job 4711", "srun -u -p boost --nodes=4 x", "kmeans.py:12: KeyError: 'colour'", "signal 9 on n3", "mysql is not installed")  # fmt: skip
+
+
+def test_what_looks_like_a_secret_is_taken_out(subtests: pytest.Subtests) -> None:
+    for text in (*SAID, *KEYS, *BLOCKS):
+        for whole in (f"before\n{text}\nafter", text, json.dumps({"line": f"x {text}", "after": 1})):
+            with subtests.test(text=whole):
+                cleaned = bundle._clean("logs/driver.log", whole, [])
+                assert not any(word in cleaned for word in ("SECRET", "MIIEzzz", *KEYS)), cleaned
+                assert "[removed]" in cleaned
+    for text in HARMLESS:
+        assert bundle._clean("logs/driver.log", f"x\n{text}\ny", []) == f"x\n{text}\ny"
 
 
 def test_a_bundle_holds_what_support_needs_and_no_secret(world: World) -> None:

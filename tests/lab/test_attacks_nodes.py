@@ -165,6 +165,94 @@ def test_planted_folders_give_mallory_no_code_in_connect(cluster: Cluster, attem
     attempts.judge("code of hers as alice on login", refused=owned(cluster, "login") == [])
 
 
+ELASTIC = """
+import hpcml, sys
+from distributed import Client
+
+def there():
+    import helper
+    return helper.value()
+
+def main():
+    unsafe = {"paths.scratch": sys.argv[1]} if sys.argv[1:] else {}
+    asked = {"cpus_per_node": 1, "memory_per_node": "900M", "time": "10m", "set": {"slurm.extra": ["--nodelist=n1"], **unsafe}}
+    with hpcml.ElasticCluster(maximum=1, **asked) as cluster, Client(cluster) as client:
+        client.submit(abs, -1).result(180)
+        import helper  # now that Dask's folder is on the path
+        print("said", *sorted({helper.value(), client.submit(helper.value).result(), *client.run(there).values(), client.run_on_scheduler(there)}))
+
+if __name__ == "__main__":
+    main()
+"""
+MAPS = """
+import hpcml
+
+def point(site):
+    import helper
+    return helper.value()
+
+if __name__ == "__main__":
+    share = {"cpus_per_node": 1, "memory_per_node": "900M", "time": "5m"}
+    futures = [*hpcml.map(point, [1], site="local"), *hpcml.map(point, [2], **share)]
+    print("said", *sorted({one.result(240) for one in futures}))
+"""
+MODULES = ("submitit", "cloudpickle", "pip", "pandas", "numpy", "dask", "distributed", "tornado", "psutil", "msgpack", "click",
+           "dask_jobqueue", "crick", "lz4", "uvloop", "jinja2", "yaml", "cryptography", "hpcml", "helper", "sitecustomize",
+           "usercustomize", "json", "typing", "contextlib", "encodings", "runpy", "matplotlib", "pytest")  # fmt: skip
+
+
+def test_planted_modules_and_folders_give_mallory_no_code_in_any_command(
+    cluster: Cluster, attempts: Attempts, image: Path
+) -> None:
+    """In a folder where everybody may put modules alice types all that starts a Python or one of Dask's servers."""
+    shared, open_to_all = cluster.lab.places.top / "shared-with-modules", "/tmp/open"
+    evil = f"touch {shared}/owned-module-$(id -un)"
+    plant = f"""
+import os, sys
+for name in sys.argv[1:]:
+    for path in (name + ".py", name + "/__init__.py", name + "/__main__.py"):
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        open(path, "w").write("import os; os.system({evil!r})")
+for name in ("python3", "sbatch", "srun"):
+    open(name, "w").write({evil!r}); os.chmod(name, 0o777)
+os.symlink({str(cluster.home / "treasure")!r}, "wheels"); os.symlink({str(cluster.home / "treasure")!r}, "cpu.sif")
+"""
+    cluster.run("mkdir", "-m", "1777", str(shared), user="root")
+    planted = cluster.lab.exec(["python3", "-c", plant, *MODULES], cwd=shared, user="mallory")
+    assert planted.returncode == 0, planted.stderr
+    folder = cluster.write("own/helper.py", HELPER).parent
+    elastic, maps, say = (
+        str(cluster.write(f"own/{name}.py", text))
+        for name, text in (("elastic", ELASTIC), ("maps", MAPS), ("say", SAY))
+    )
+    said: list[tuple[tuple[str, ...], subprocess.CompletedProcess[str]]] = []
+    commands = [
+        ("python", elastic), ("python", maps), ("python", say),
+        ("hpcml", "wheelhouse", "-o", f"{folder}/wheels"), ("hpcml", "image", "build", "cpu", f"{folder}/x.sif"),
+        ("hpcml", "image", "check", str(image)), ("hpcml", "doctor", "--node"), ("hpcml", "site", "init", "--probe", "other"),
+        ("hpcml", "ls"), ("hpcml", "report", "last"), ("hpcml", "why", "last"), ("hpcml", "sweep", "--dry-run", say, "--grid", "x=1,2"),
+        ("hpcml", "new", "kmeans"), ("hpcml", "site", "show"), ("hpcml", "submit", "--site", "local", "--wait", say),
+    ]  # fmt: skip
+    try:
+        with watching(cluster, attempts, "login", *NODES) as found:
+            said += [(words, cluster.run(*words, cwd=shared, timeout=400)) for words in commands]
+        for words, done in said[:3]:
+            assert done.stdout.splitlines()[-1:] == ["said alices"], (words, done.stdout, done.stderr)
+        assert found[0]["tries"] > 0
+        cluster.lab.exec(["mkdir", "-m", "777", open_to_all], node="n1", user="mallory")
+        refused = cluster.run("python", elastic, open_to_all, cwd=shared, timeout=400)
+        attempts.judge(
+            f"an elastic job in her folder: {refused.stdout}{refused.stderr}",
+            refused="/tmp/open belongs to another user" in refused.stderr,
+        )
+        ran = [path.name for path in shared.glob("owned-*")]
+        attempts.judge(f"modules of hers: {ran}", refused=not ran, tries=len(MODULES) * len(commands))
+        for node in ("login", *NODES):
+            attempts.judge(f"code of hers as alice on {node}", refused=owned(cluster, node) == [])
+    finally:
+        cluster.run("rm", "-rf", str(shared), user="root")
+
+
 def test_planted_names(cluster: Cluster, attempts: Attempts) -> None:
     """Folders, links and sockets under hundreds of names that libraries and hpcml use; a run beside them is as ever."""
     treasure = cluster.home / "treasure"

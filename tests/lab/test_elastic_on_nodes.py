@@ -57,7 +57,7 @@ import json, os, signal, sys
 import hpcml
 from distributed import Client
 asked = {"time": "10m", "cpus_per_node": 2, "memory_per_node": "1G", "image": sys.argv[1], "env": ["COLOUR=a b"]}
-def look(): return os.path.exists("/.singularity.d"), os.environ["COLOUR"], os.listdir(os.environ["TMPDIR"]), os.getcwd()
+def look(): return os.path.exists("/.singularity.d"), os.environ["COLOUR"], sorted(os.listdir(os.environ["TMPDIR"])), os.getcwd()
 with hpcml.ElasticCluster(maximum=1, **asked) as cluster, Client(cluster) as client:
     print(json.dumps(client.submit(look).result(240)))
 del asked["image"]
@@ -114,7 +114,7 @@ def test_workers_are_inside_an_image_and_a_killed_program_leaves_none(cluster: C
     assert done.returncode in (-9, 137), done.stderr
     found, killed = done.stdout.splitlines()
     inside, colour, scratch, place = json.loads(found)
-    assert (inside, colour, scratch) == (True, "a b", ["dask-scratch-space"])
+    assert (inside, colour, scratch) == (True, "a b", [".lives", "dask-scratch-space"])
     assert "/.clusters/" in place
     assert wait_for(lambda: not cluster.run("squeue", "-h", "-u", "hpcml-alice").stdout, 60, 0.2)
     record = Path(killed) / "closed"

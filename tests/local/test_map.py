@@ -25,7 +25,7 @@ assert futures[0].result()() == 42
 print([one.result() for one in futures[1:]], [one.point for one in futures])
 assert "point 2" in futures[2].log.read_text()
 print(hpcml.map(mine.three, [1], site="local")[0].result(100))
-def where(x): return os.environ["SUBMITIT_LOCAL_GLOBALID"], os.environ["COLOUR"], os.getcwd()
+def where(x): return os.environ["SUBMITIT_LOCAL_GLOBALID"], os.environ["COLOUR"], os.getcwd(), os.environ.get("PYTHONSAFEPATH")
 print(hpcml.map(where, [1], site="local", nodes=2, env=["COLOUR=a b"])[0].result(100))
 print(hpcml.map(f, [], site="local"))
 def default(x): return signal.getsignal(x) is signal.SIG_DFL
@@ -94,20 +94,25 @@ for words, options in (
 """
 
 
-def run(folder: Path, program: str, **variables: str) -> list[str]:
+def run(folder: Path, program: str, cwd: Path | None = None, **variables: str) -> list[str]:
     (folder / "program.py").write_text(program)
     (folder / "mine.py").write_text("TWO = 2\ndef three(x): return 3 * x\n")
     environment = {"HOME": str(folder), "PATH": os.environ["PATH"], "LANG": "C.UTF-8", **variables}
-    done = subprocess.run([sys.executable, "program.py"], cwd=folder, env=environment, capture_output=True, text=True,
+    done = subprocess.run([sys.executable, folder / "program.py"], cwd=cwd or folder, env=environment, capture_output=True, text=True,
                           timeout=300, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr + done.stdout
     return done.stdout.splitlines()
 
 
 def test_values_come_back_in_order(tmp_path: Path) -> None:
-    lines = run(tmp_path, VALUES)
-    here = f"'a b', '{tmp_path}'"
+    cwd = tmp_path / "shared"  # in which somebody else put modules: none of them is imported
+    cwd.mkdir()
+    for name in ("submitit", "cloudpickle", "mine"):
+        (cwd / f"{name}.py").write_text("open('owned', 'w').close()")
+    lines = run(tmp_path, VALUES, cwd)
+    here = f"'a b', '{cwd}', None"
     assert lines == ["[2, 4, 6] [0, 1, 2, 3]", "3", f"[('0', {here}), ('1', {here})]", "[]", "True"]
+    assert not (cwd / "owned").exists()
     left = tmp_path / ".hpcml/runs"
     assert [path.name for path in left.iterdir()] == [".maps"]
     assert (left / ".maps").stat().st_mode & 0o777 == 0o700

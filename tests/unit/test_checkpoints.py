@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from hpcml import errors
+from hpcml.files import ForeignError
 from hpcml.node.outcome import EventLog
 from hpcml.node.roles import end_cause
 from hpcml.node.script import checkpoints
@@ -120,7 +121,31 @@ def test_names_that_no_checkpoint_can_have(run: RunPaths, subtests: pytest.Subte
 def test_outside_a_run_the_folder_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HPCML_RUN_DIR", raising=False)
     monkeypatch.chdir(tmp_path)
-    assert Run().save("state", lambda path: path.write_text("")) == tmp_path / "checkpoints" / "state"
+    state = Run().save("state", lambda path: path.write_text(""))
+    assert state == tmp_path / "checkpoints" / "state"
+    assert Run().saved("state") == state
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another account")
+def test_outside_a_run_another_account_s_checkpoint_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many scripts unpickle what saved() gives them, and the working folder may be everybody's."""
+    monkeypatch.delenv("HPCML_RUN_DIR", raising=False)
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    (folder / "state").write_text("hers")
+    (folder / "link").symlink_to(tmp_path / "mine")
+    (tmp_path / "mine").write_text("")
+    os.chown(folder / "link", 65533, 65533, follow_symlinks=False)
+    os.chown(folder / "state", 65533, 65533)
+    for name in ("state", "link"):
+        with pytest.raises(ForeignError, match="it belongs to"):
+            Run().saved(name)
+    os.chown(folder, 65533, 65533)
+    with pytest.raises(ForeignError, match="it belongs to"):
+        Run().saved("none")
+    with pytest.raises(ForeignError, match="it belongs to"):
+        Run().save("new", lambda path: path.write_text(""))
 
 
 def test_the_script_is_told_before_the_time_limit(run: RunPaths) -> None:

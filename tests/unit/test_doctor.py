@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import resource
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -402,11 +403,45 @@ def test_the_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         changed.setattr(time, "time", lambda: now - 100)
         assert surroundings.file_system(exam).sentence.endswith("100 s ahead of this machine's clock")
     with monkeypatch.context() as changed:
-        changed.setattr(Path, "rename", lambda *_: (_ for _ in ()).throw(OSError(errno.EXDEV, "Invalid link")))
+        changed.setattr(os, "rename", lambda *_, **__: (_ for _ in ()).throw(OSError(errno.EXDEV, "Invalid link")))
         assert told(surroundings.file_system(exam)) == (
             "red",
             f"files cannot replace each other in {tmp_path}: Invalid link",
         )
+
+
+def test_the_trial_of_the_file_system_writes_nowhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who may write to the folder for runs gives the trial's folder, or a folder of the user's, another name."""
+    runs, own = tmp_path / "runs", tmp_path / "runs/results"
+    runs.mkdir()
+    runs.chmod(0o777)
+    own.mkdir()
+    for name in ("old", "newer"):
+        (own / name).write_text("precious")
+    os.utime(own, (1, 1))
+    exam = examination(tmp_path, f"paths.runs={runs}", site="local")
+    swaps: list[Callable[[Path], object]] = [lambda path: path.symlink_to(own), own.rename]
+    original = Path.mkdir
+
+    def mkdir(path: Path, *words: Any, **options: Any) -> None:
+        original(path, *words, **options)
+        if path.name.startswith(".hpcml-doctor-"):
+            path.rename(path.with_name("aside"))
+            swaps.pop(0)(path)
+
+    while swaps:
+        with monkeypatch.context() as changed:
+            changed.setattr(Path, "mkdir", mkdir)
+            assert surroundings.file_system(exam).state == "red"
+        left = next(path for path in runs.glob("*") if (path / "old").exists())
+        assert {path.name: path.read_text() for path in left.iterdir()} == {"old": "precious", "newer": "precious"}
+        shutil.rmtree(runs / "aside")
+        for link in runs.iterdir():
+            if link.is_symlink():
+                link.unlink()
+    os.utime(left, (1, 1))
+    assert surroundings.file_system(exam).state == "green"
+    assert left.exists(), "a folder of the user's with the name of a trial's was swept"
 
 
 def test_room_for_bytes_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from distributed.deploy.spec import SpecCluster
 
 import hpcml
 from hpcml import files
-from hpcml.elastic import cluster, records, request
+from hpcml.elastic import cluster, doors, records, request
 from hpcml.elastic.job import ElasticJob, Recipe, gpu_options
 from hpcml.errors import HpcmlError
 from hpcml.runs import beside
@@ -90,7 +90,7 @@ def test_a_job_asks_for_what_a_run_would(tmp_path: Path) -> None:
 def test_the_workers_are_dask_cuda_s_with_gpus_and_dask_s_without() -> None:
     _, one = job(gpus_per_node=4, set=SITE)
     command = next(line for line in one.job_script().splitlines() if "10.0.0.1" in line)
-    assert f"{sys.executable} -P -m dask_cuda.cli tls://10.0.0.1:8786 --name name" in command
+    assert f'{sys.executable} -P -m hpcml.node.elastic_job "" dask_cuda.cli tls://10.0.0.1:8786 --name name' in command
     for words in ("--rmm-pool-size 0.9", "--device-memory-limit 0.8", "--interface ib0", "--resources GPU=1"):
         assert words in command
     assert "--nworkers" not in command
@@ -98,13 +98,19 @@ def test_the_workers_are_dask_cuda_s_with_gpus_and_dask_s_without() -> None:
     _, other = job(set={"workers.per_node": 3})
     command = next(line for line in other.job_script().splitlines() if "10.0.0.1" in line)
     for words in (
-        "-m distributed.cli.dask_worker",
+        '-P -m hpcml.node.elastic_job "" distributed.cli.dask_worker tls:',
         "--nworkers 3",
         "--tls-ca-file /k/ca --tls-cert /k/cert",
         "--protocol tls",
     ):
         assert words in command
     assert "threads=$((cpus / 3))" in other.job_script()
+
+
+def test_a_scheduler_without_a_folder_of_its_own_is_refused() -> None:
+    """Dask would take /tmp/dask-scratch-space, whoever made it, and put it first on sys.path."""
+    with pytest.raises(ValueError, match="local_directory of its own"):
+        doors.PrivateScheduler(host="127.0.0.1", port=0, dashboard=False)
 
 
 def test_gpu_options_are_the_profile_s() -> None:

@@ -63,15 +63,23 @@ def test_it_is_in_place_only_when_the_laptop_has_said_so(tmp_path: Path) -> None
 def test_in_a_folder_of_several_accounts(tmp_path: Path) -> None:
     """Who may rename there could name a folder of the user's as one that was left, or put another in its place."""
     there = Receiver(tmp_path / "home")
-    for mode, answer in ((0o1777, {"done": True}), (0o2770, {"done": True}), (0o777, {"refused": "open", "free": 0})):
+    done, refused = {"done": True}, {"refused": "open", "free": 0}
+    cases = [(0o1777, -1, -1, done), (0o2770, -1, -1, done), (0o777, -1, -1, refused)]
+    if os.geteuid() == 0:  # a group's, another account's, and one below such a folder
+        cases += [(0o2770, -1, 65533, refused), (0o755, 65533, -1, refused), (0o1777, 65533, -1, refused)]
+    for number, (mode, owner, group, answer) in enumerate(cases):
+        os.chown(there.home, owner if owner >= 0 else os.geteuid(), group if group >= 0 else os.getegid())
         there.home.chmod(mode)
-        path = f"wheels-{mode:o}"
+        path = f"wheels-{number}"
         work = there.home / f".{path}.of-mine{receiver.END}"
         work.mkdir()
         os.utime(work, (0, 0))
         assert there.ask(("one", 1, 0o644), data=b"xgo\n", path=path) == answer
         assert work.is_dir()
         assert (there.home / path).exists() == ("done" in answer)
+    below = there.home / "own"
+    below.mkdir(mode=0o700)
+    assert there.ask(("one", 1, 0o644), data=b"xgo\n", path="own/wheels") == (refused if os.geteuid() == 0 else done)
 
 
 def test_an_older_python_reads_it() -> None:

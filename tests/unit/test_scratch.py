@@ -207,3 +207,23 @@ def test_dasks_own_setting(place: Path, capsys: pytest.CaptureFixture[str]) -> N
         with dask.config.set({"temporary-directory": wrong}):
             assert scratch.for_dask("/else") == "/else"
         assert said in capsys.readouterr().err
+
+
+def test_the_semaphores_of_a_killed_process_go_with_its_folder(place: Path) -> None:
+    code = """
+import multiprocessing, os, signal, sys
+from hpcml.node import scratch
+folder = scratch.Folder(sys.argv[1])
+scratch.name_semaphores(folder.path)
+kept = multiprocessing.get_context("spawn").Queue()
+os.kill(multiprocessing.resource_tracker._resource_tracker._pid, signal.SIGKILL)  # as the end of a job does
+print(folder.path.name, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", code, place], capture_output=True, text=True, check=False)
+    name = done.stdout.strip()
+    assert name, done.stderr
+    left_there = [path for path in Path("/dev/shm").iterdir() if name in path.name]
+    assert left_there
+    assert sweep(place) == [name]
+    assert not any(path.exists() for path in left_there)

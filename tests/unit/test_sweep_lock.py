@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from hpcml.errors import UsageError
-from hpcml.sweeps import lock
+from hpcml.errors import StorageError, UsageError
+from hpcml.sweeps import lock, store
 
 
 def plant(runs: Path, **facts: Any) -> Path:
@@ -92,3 +92,19 @@ def test_a_removal_that_was_broken_off_ends_in_words(tmp_path: Path, monkeypatch
     with lock.held(tmp_path, "job", "job-2"):
         assert path.exists()
     assert not path.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give folders to another account")
+def test_nothing_is_made_in_a_folder_of_another_account_s(tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / store.FOLDER, tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for linked in (False, True):
+        if linked:
+            folder.symlink_to(elsewhere)
+        else:
+            folder.mkdir()
+            os.chown(folder, 65533, 65533)
+        with pytest.raises(StorageError, match="not yours"), lock.held(tmp_path, "points", "run"):
+            pass
+        assert list(folder.iterdir()) == []
+        folder.unlink() if linked else folder.rmdir()

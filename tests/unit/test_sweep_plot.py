@@ -32,6 +32,15 @@ def grid(**values: list[Any]) -> list[Point]:
     return [Point(row, "ok", float(number)) for number, row in enumerate(rows, 1)]
 
 
+def test_a_picture_is_xml_whatever_a_points_file_holds() -> None:
+    evil = ["a\x1b[2Jb", "a\nfake row", "\x00", "]]><script>", '"&<', "\ufffe", "\ud83d", "\u202ex", "\x9b31m"]
+    for points in (grid(**{"x\x1b[31m": evil}), grid(x=evil, **{'y"<': evil}), grid(x=[1, 2], y=evil, z=evil[:2])):
+        root, texts = drawn(points, metric="loss\x1b]0;owned\x07")
+        titles = [text.text or "" for text in root.iter(f"{SVG}title")]
+        assert all(text.isprintable() for text in (*texts, *titles))
+        assert any("\\x1b" in text for text in (*texts, *titles)), "it is shown"
+
+
 def test_which_axes_are_logarithmic(subtests: pytest.Subtests) -> None:
     cases: list[tuple[list[Typed], str]] = [([8, 16, 32, 64], "log"), ([1, 2, 3, 4], "linear"), ([1e-4, 1e-3, 1e-2], "log"), ([1, 10], "linear"),
                          ([0, 10, 100], "linear"), ([-1, 1, 100], "linear"), ([0.1, 0.5, 0.9], "linear"), ([1, "a"], "names"),

@@ -9,11 +9,13 @@ import os
 import pty
 import sys
 import unicodedata
+from types import SimpleNamespace
 
 import pytest
 
 from hpcml import terminal
 from hpcml.errors import HpcmlError
+from hpcml.node.sweep.server import Sweep
 
 EVIL = (
     "\x1b[2J\x1b[H", "\x1b]0;owned\x07", "\x1b]52;c;cm0gLXJm\x07", "\x9b31m", "\x1bP+q544e\x1b\\", "a\rb", "a\nfake row", "a\x0bb",
@@ -35,6 +37,19 @@ def test_nothing_in_a_line_is_obeyed(subtests: pytest.Subtests, capsys: pytest.C
             lines = capsys.readouterr().out.splitlines()
             assert len(lines) == 4, lines
             assert all(line.isprintable() for line in lines)
+
+
+def test_the_lines_of_a_sweep_obey_no_points_file(capsys: pytest.CaptureFixture[str]) -> None:
+    """They pass byte for byte from the script's log to the terminal of who waits."""
+    counts = {"ok": 1, "failed": 0, "halved": 0, "interrupted": 0}
+    sweep = SimpleNamespace(points=[1], first_failures=[], **counts)
+    for text in EVIL:
+        for status in ("ok", "failed"):
+            record = {"metrics": {f"loss{text}": 1.0}, "seconds": 1.0, "status": status, "cause": f"why{text}"}
+            Sweep._tell(sweep, {"shown": f"k={text}"}, record, f"because{text}")  # type: ignore[arg-type]
+            lines = capsys.readouterr().out.splitlines()
+            assert len(lines) == 2, ascii(text)
+            assert all(line.isprintable() for line in lines), ascii(text)
 
 
 def test_every_control_and_format_character_is_shown() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -11,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from hpcml.remote.tunnel import bridge
+
+_heard: list[bytes] = []  # the beginning of each piece that the service got
 
 
 @pytest.fixture
@@ -27,8 +30,9 @@ def echo(tmp_path: Path) -> Iterator[str]:
                 inner, _ = listener.accept()
             except OSError:
                 return
-            with inner:
+            with inner, contextlib.suppress(OSError):
                 while data := inner.recv(65536):
+                    _heard.append(data[:64])
                     inner.sendall(data)
 
     thread = threading.Thread(target=serve, daemon=True)
@@ -86,23 +90,39 @@ def test_connections_of_others_and_of_nobody_known(tmp_path: Path) -> None:
     )
     assert bridge.owner(("127.0.0.1", 50000), ("127.0.0.1", 20000), table) == 1234
     assert bridge.owner(("127.0.0.1", 50001), ("127.0.0.1", 20000), table) == -1
+    for state, uid, inode, whose in (
+        ("01", 0, 7, 0), ("04", 1234, 7, 1234),  # root's; one that its program has closed for writing
+        ("04", 0, 0, -1), ("05", 0, 0, -1), ("06", 0, 0, -1), ("07", 0, 0, -1), ("08", 0, 0, -1), ("0B", 0, 0, -1),  # closed, and anybody's
+    ):  # fmt: skip
+        row = f"   0: 0100007F:C350 0100007F:4E20 {state} 00000000:00000000 00:00000000 00000000 {uid} 0 {inode} 1 0\n"
+        table.write_text(f"head\n{row}")
+        assert bridge.owner(("127.0.0.1", 50000), ("127.0.0.1", 20000), table) == whose, (state, inode)
     assert bridge.owner(("127.0.0.1", 50000), ("127.0.0.1", 20000), tmp_path / "none") is None
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_user_s_program_is_not_let_in(echo: str) -> None:
+    """Nor is what it sent before it closed: then the system lists the connection as root's."""
     way = bridge.Bridge(free_port(), echo)
+    seen = _heard
+    seen.clear()
     child = os.fork()
     if child == 0:
         os.setuid(65534)
         with socket.create_connection(("127.0.0.1", way.port), 10) as client:
             try:
                 client.sendall(b"hello")
-                os._exit(0 if client.recv(5) == b"" else 1)
+                if client.recv(5) != b"":
+                    os._exit(1)
             except OSError:
-                os._exit(0)
+                pass
+        for _ in range(100):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", way.port), 10) as client:
+                client.sendall(b"blind")
+        os._exit(0)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
+    assert b"blind" not in seen
     # The test's own uid is root's here; somebody who is neither root nor the owner is what was refused.
     with socket.create_connection(("127.0.0.1", way.port), 10) as client:
         client.sendall(b"hello")

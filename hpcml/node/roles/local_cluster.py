@@ -3,12 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing.spawn
-import os
-import subprocess
-import tempfile
-import threading
-import weakref
-from pathlib import Path
 from typing import Any
 
 from distributed import LocalCluster, Nanny, Scheduler
@@ -21,10 +15,6 @@ from hpcml.node.roles.dask_worker import PrivateWorker
 from hpcml.node.security.connection_limits import Guarded
 
 WITHOUT_SCRIPT = "Dask worker of hpcml.connect()"  # the name of a process that multiprocessing starts
-REMOVE_AFTERWARDS = """
-read -r nothing
-for attempt in 1 2 3 4 5; do rm -rf -- "$1" 2>/dev/null && exit; sleep 1; done
-"""
 
 
 class ClosedScheduler(Guarded, Scheduler):  # type: ignore[misc]
@@ -80,23 +70,6 @@ class ClosedNanny(Guarded, Nanny):  # type: ignore[misc]
         super().__setattr__(name, value)
 
 
-class Remover:
-    """A shell that waits for the end of this process, in whatever way it ends, and removes a folder then."""
-
-    def __init__(self, folder: Path) -> None:
-        self._owner = os.getpid()
-        self._shell = subprocess.Popen(
-            ["sh", "-c", REMOVE_AFTERWARDS, "sh", str(folder)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL, cwd="/", start_new_session=True,
-        )  # fmt: skip
-
-    def close(self) -> None:
-        """End the shell: the folder is gone."""
-        if os.getpid() == self._owner:  # a fork of the owner's has no say
-            self._shell.kill()
-            self._shell.communicate()
-
-
 class NoHttpPort:
     """What makes the scheduler of a LocalCluster, or of a class derived from it, open no HTTP port."""
 
@@ -115,18 +88,15 @@ class ClosedCluster(NoHttpPort, LocalCluster):  # type: ignore[misc]
     """
 
     def __init__(self, **options: Any) -> None:
-        place = options.pop("local_directory", None) or scratch.for_dask(tempfile.gettempdir())
         try:
-            folder = scratch.Folder(place)
+            folder, self._removed = scratch.of_cluster(self, options.pop("local_directory", None) or "")
         except scratch.UnsafePlaceError as error:
-            raise RuntimeError(f"{error}; set TMPDIR to a folder of your own, or to a sticky one of root's") from error
-        threading.Thread(target=scratch.sweep, args=(place,), name="hpcml-sweep", daemon=True).start()
-        self._removed = weakref.finalize(self, _remove, folder, Remover(folder.path))  # at the interpreter's exit too
+            raise RuntimeError(f"{error}; {scratch.OTHER_PLACE}") from error
         processes = options.get("processes", True)
         closed = {"security": True, "host": "127.0.0.1", "worker_class": ClosedNanny if processes else PrivateWorker}
-        options["scheduler_kwargs"] = {**(options.get("scheduler_kwargs") or {}), "local_directory": str(folder.path)}
+        options["scheduler_kwargs"] = {**(options.get("scheduler_kwargs") or {}), "local_directory": str(folder)}
         try:
-            super().__init__(**{**closed, **options, "local_directory": str(folder.path)})
+            super().__init__(**{**closed, **options, "local_directory": str(folder)})
         except BaseException:
             self._removed()
             raise
@@ -134,8 +104,3 @@ class ClosedCluster(NoHttpPort, LocalCluster):  # type: ignore[misc]
     async def _close(self) -> None:
         await super()._close()
         self._removed()
-
-
-def _remove(folder: scratch.Folder, remover: Remover) -> None:
-    folder.remove()
-    remover.close()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hpcml.errors import STOPPED
+from hpcml.files import ForeignError, account, folder_is_ours
 from hpcml.node.files import write_json
 from hpcml.units import parse_seconds
 
@@ -62,7 +63,17 @@ def saved(folder: Path, name: str) -> Path | None:
     """Return the newest whole checkpoint of a name, None if there is none."""
     path = folder / _checked(name)
     places = (path, path.with_name(f"{_OLD}.{path.name}"))  # a kill between two renames left the older one
-    return next((place for place in places if place.exists()), None)
+    found = next((place for place in places if place.exists()), None)
+    if found is not None:
+        check_owner(found)
+    return found
+
+
+def check_owner(path: Path) -> None:
+    """Raise ForeignError if a checkpoint, or their folder, is another account's: many scripts unpickle it."""
+    for facts in (path.lstat(), path.stat()):
+        if not folder_is_ours(facts):
+            raise ForeignError(f"it belongs to {account(facts.st_uid)}, and may hold anything", path)
 
 
 def _checked(name: str) -> str:

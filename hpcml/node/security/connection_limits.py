@@ -11,6 +11,7 @@ import resource
 import time
 from typing import Any
 
+import dask.config
 from distributed.comm import registry
 from distributed.comm.tcp import TLSBackend, TLSListener
 
@@ -40,9 +41,14 @@ def guard() -> None:
 
 
 class Guarded:
-    """A mixin for Dask's servers, whose listeners then have the limits."""
+    """A mixin for Dask's servers, whose listeners then have the limits, and which have a folder of their own.
+
+    Dask puts that folder first on ``sys.path``. Without one it takes ``/tmp/dask-scratch-space``, whoever made it.
+    """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
+        if not (options.get("local_directory") or dask.config.get("temporary-directory", None)):
+            raise ValueError(f"{type(self).__name__} needs a local_directory of its own")
         guard()
         super().__init__(*arguments, **options)
 

@@ -24,6 +24,7 @@ from hpcml.node.sweep import records
 from hpcml.node.sweep.claims import Claims, LostError
 from hpcml.node.sweep.cleaning import Cleaner, CleaningError
 from hpcml.node.sweep.forks import Fork, Order
+from hpcml.terminal import say
 
 TICK = 0.5  # seconds between looks at what no signal tells
 TOLD = 10.0  # seconds in which a supervisor that ends the run says so
@@ -344,9 +345,9 @@ class Sweep:
                 ]
             how += f"  {record['cause']}" if record["status"] == "stopped" else ""
         number = self.ok + self.failed + self.halved + self.interrupted
-        print(f"point {number} of {len(self.points)}  {point['shown']}  {how}")
+        say(f"point {number} of {len(self.points)}  {point['shown']}  {how}")
         if restarted:
-            print(f"  the workers were restarted: {restarted}")
+            say(f"  the workers were restarted: {restarted}")
 
     def _end(self) -> None:
         """Print and write down how the sweep ended."""
@@ -373,7 +374,7 @@ class Sweep:
             files.write_json(self.context.run.checkpoints / "points", {"ok": self.ok, "failed": self.failed})
         told = {"ended": words, "points": len(self.points), "failed": self.failed, "first": self.first_failures}
         files.write_json(self.context.attempt.points_end, told)
-        print(f"sweep: {words}.")
+        say(f"sweep: {words}.")
 
     def _left(self) -> int:
         """Return how many points nobody has, of a sweep that several runs divide."""

@@ -19,7 +19,8 @@ from hpcml.remote.tunnel.client import Opened, port_taken, tell_end
 from hpcml.runs import directories
 
 TABLE = Path("/proc/net/tcp")  # Linux' list of connections, with whose they are (proc_pid_net(5))
-_OWNER = 7  # its column with the uid
+_STATE, _OWNER, _INODE = 3, 7, 9  # its columns; a socket that its program has closed is listed with uid 0 and inode 0
+_ESTABLISHED = "01"
 
 
 class Bridge:
@@ -83,7 +84,7 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
 def owner(client: tuple[str, int], server: tuple[Any, ...], table: Path = TABLE) -> int | None:
     """Return the uid of the program at the other end of a connection of 127.0.0.1, None where the system does not say.
 
-    -1 where the system lists its connections and this one is not among them.
+    -1 where the system lists its connections and this one is not among them, or no program has it any more.
     """
     wanted = [
         f"{int.from_bytes(socket.inet_aton(host), 'little'):08X}:{port:04X}" for host, port in (client, server[:2])
@@ -92,8 +93,10 @@ def owner(client: tuple[str, int], server: tuple[Any, ...], table: Path = TABLE)
         lines = table.read_text().splitlines()[1:]
     except OSError:
         return None
-    owners = [int(fields[_OWNER]) for line in lines if (fields := line.split())[1:3] == wanted]
-    return owners[0] if owners else -1
+    for fields in (line.split() for line in lines):
+        if fields[1:3] == wanted:
+            return int(fields[_OWNER]) if fields[_STATE] == _ESTABLISHED or fields[_INODE] != "0" else -1
+    return -1
 
 
 class _Local:
