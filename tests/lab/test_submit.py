@@ -336,3 +336,23 @@ def test_a_run_has_few_files(cluster: Cluster, per_node: int) -> None:
     files = [str(path.relative_to(ended.directory)) for path in ended.directory.rglob("*") if path.is_file()]
     own = [name for name in files if not name.startswith("code/")]  # other tests' scripts lie beside this one
     assert len(own) < 40, sorted(own)
+
+
+def test_a_banner_with_a_number_and_sbatch_s_own_words(cluster: Cluster) -> None:
+    """The banner's number is that of another job of alice's: it is neither taken nor cancelled."""
+    real = cluster.run("sh", "-c", "command -v sbatch").stdout.strip()
+    other = cluster.run(real, "--parsable", "--begin=now+1hour", "--wrap=true").stdout.strip()
+    text = f"#!/bin/sh\necho '  {other}'\n{real} \"$2\"\necho 'sbatch: account 95 % used' >&2\n"
+    fake = cluster.write("banner/sbatch", text)
+    cluster.run("chmod", "755", str(fake))
+    path = f"{fake.parent}:{cluster.run('printenv', 'PATH').stdout.strip()}"
+    done = cluster.run(
+        *cluster.command("print(1)", "--sbatch=--begin=now+1hour", "--json", name="banner"), env={"PATH": path}
+    )
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert facts["job"] != other
+    cancelled = cluster.run("hpcml", "cancel", facts["run"])
+    assert f"is being cancelled (job {facts['job']})" in cancelled.stdout, cancelled.stderr
+    states = cluster.run("squeue", "--me", "--noheader", "--states=all", "--format=%i %T").stdout.splitlines()
+    assert {f"{facts['job']} CANCELLED", f"{other} PENDING"} <= set(states)
