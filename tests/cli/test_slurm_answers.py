@@ -459,6 +459,33 @@ def test_cancel(world: World) -> None:
     assert (again.returncode, json.loads(again.stdout)["cancelled"]) == (0, False)
 
 
+def test_a_run_that_was_cancelled_while_it_waited_stays_cancelled(world: World) -> None:
+    """Also after Slurm has forgotten its job: without accounting that is five minutes later."""
+    for name in ("mine", "theirs", "unseen"):
+        world.submit("--name", name)
+    assert world.run("cancel", "mine").returncode == 0
+    world.set_job("102", state="CANCELLED")
+    assert world.run("wait", "theirs").returncode == errors.CANCELLED
+    world.set_job("103", state="CANCELLED")
+    world.forget("101", "102")
+    assert json.loads(world.run("ls", "--json").stdout)[2]["state"] == "CANCELLED"  # it is the first that sees it
+    world.forget("103")
+    for name, words in (("mine", "You cancelled it with hpcml cancel at 20"), ("theirs", "The job was cancelled (scancel)"),
+                        ("unseen", "The job was cancelled (scancel)")):  # fmt: skip
+        facts = json.loads(world.run("status", name, "--json").stdout)
+        assert (facts["state"], facts["exit_status"]) == ("CANCELLED", errors.CANCELLED)
+        answer = world.run("why", name).stdout
+        assert words in answer
+        assert "before it started" in answer
+        assert "paths.runs" not in answer
+        assert f"hpcml rerun {facts['run']}" in answer
+    assert {row["state"] for row in json.loads(world.run("ls", "--json").stdout)} == {"CANCELLED"}
+    waits = world.run("submit", "--site", "slurm", "--after", "mine", "job.py")
+    assert waits.returncode == errors.REFUSED
+    assert "it ended with status 86" in waits.stderr
+    assert world.run("rm", "--yes", "mine").returncode == 0
+
+
 def test_a_list_of_many_forgotten_runs_says_what_status_does(world: World) -> None:
     """The events of such a run are its last word: it is not said to run."""
     first = running(world)

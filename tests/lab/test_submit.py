@@ -356,3 +356,33 @@ def test_a_banner_with_a_number_and_sbatch_s_own_words(cluster: Cluster) -> None
     assert f"is being cancelled (job {facts['job']})" in cancelled.stdout, cancelled.stderr
     states = cluster.run("squeue", "--me", "--noheader", "--states=all", "--format=%i %T").stdout.splitlines()
     assert {f"{facts['job']} CANCELLED", f"{other} PENDING"} <= set(states)
+
+
+def test_numbers_that_slurm_gives_again(cluster: Cluster) -> None:
+    """The controller loses its state and begins with the first number: no run believes a job without its comment."""
+    cluster.lab.down()
+    cluster.lab.up()
+    names = ("lost", "mine", "theirs")
+    jobs = {name: cluster.detach("print(1)", "--sbatch=--begin=now+1hour", "--name", name)[0] for name in names}
+    assert "is being cancelled" in cluster.run("hpcml", "cancel", "mine").stdout
+    assert cluster.run("scancel", jobs["theirs"]).returncode == 0
+    assert cluster.run("hpcml", "wait", "theirs").returncode == errors.CANCELLED
+    cluster.lab.down()
+    cluster.lab.up()
+    hold = ("sbatch", "--parsable", "--wrap=sleep 600", "--output=/dev/null")
+    strangers = [cluster.run(*hold).stdout.strip() for _ in names]
+    assert strangers == list(jobs.values()), "the numbers are used again"
+    for name, state, words in (
+        ("lost", "FAILED", f"job {jobs['lost']} is another one now"),
+        ("mine", "CANCELLED", "you cancelled it with hpcml cancel at "),
+        ("theirs", "CANCELLED", "the job was cancelled (scancel) before it started"),
+    ):
+        facts = json.loads(cluster.run("hpcml", "status", name, "--json").stdout)
+        assert facts["state"] == state
+        assert words in facts["message"]
+        rows = json.loads(cluster.run("hpcml", "ls", "--json", "--name", name).stdout)
+        assert rows[-1]["state"] == state
+        assert "paths.runs" not in cluster.run("hpcml", "why", name).stdout
+        assert "has ended already" in cluster.run("hpcml", "cancel", name).stdout
+    left = cluster.run("squeue", "--me", "--noheader", "--states=pending,running", "--format=%i").stdout.split()
+    assert sorted(left) == sorted(strangers)
