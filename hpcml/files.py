@@ -358,3 +358,20 @@ def replaceable(path: Path, trusted: Collection[str] = ()) -> list[Replaceable]:
         elif (who := written_by_others(facts, place)) and f"@{who.removeprefix('group ')}" not in trusted:
             found.append(Replaceable(place, who, meant=who != "everybody"))
     return sorted(dict.fromkeys(found), key=lambda one: one.meant)
+
+
+_MACHINES = {3: "i386", 21: "ppc64", 22: "s390x", 40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv64"}  # of ELF
+
+
+def architecture_of(program: Path) -> str:
+    """Return the processor that a program is for, by the kernel's name (``x86_64``); empty if it is not ELF."""
+    try:
+        with open(open_regular(program, ours=False, follow=True), "rb") as file:
+            head = file.read(20)
+    except OSError:
+        return ""
+    if len(head) < 20 or head[:4] != b"\x7fELF":
+        return ""
+    little = head[5] == 1
+    name = _MACHINES.get(int.from_bytes(head[18:20], "little" if little else "big"), "")
+    return f"{name}le" if name == "ppc64" and little else name

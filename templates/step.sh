@@ -31,6 +31,7 @@ while [ "$role" = worker ] && [ "$status" -gt 128 ] && [ "$status" -lt 193 ] && 
   printf '%s\n' "$status" >"$exits/.killed@$node" && mv "$exits/.killed@$node" "$exits/killed@$node@$killed"
   "$@"; status=$?
 done
+[ "$status" -ne 126 ] || echo "hpcml: $node is $(uname -m)" >&2   # its program may be for another processor
 [ "$role" = driver ] && [ -s "${exits%/exit}/lost" ] && read -r status <"${exits%/exit}/lost"   # the scheduler ended it
 printf '%s\n' "$status" >"$file.new" && mv "$file.new" "$file"
 [ "$role" = driver ] && [ -e "$HPCML_RUN_DIR/sweep.sh" ] && bash "$HPCML_RUN_DIR/sweep.sh"   # a run without Slurm

@@ -249,6 +249,7 @@ def _without_bad_nodes(site: Site, spec: JobSpec, *, learn: bool) -> JobSpec:
 def prepare_to_submit(options: Namespace, spec: JobSpec) -> submission.Prepared:
     """Return what is to be submitted, and say what is to be noted of that; ``hpcml.submit()`` calls it too."""
     from hpcml import schedulers
+    from hpcml.sites import lookup
 
     prepared = prepare(options, spec)
     if ignored := schedulers.get(prepared.plan.scheduler).ignored_defaults():
@@ -257,6 +258,10 @@ def prepare_to_submit(options: Namespace, spec: JobSpec) -> submission.Prepared:
         else:
             hint = "give the option, or write [defaults] into the site's settings"
             note(f"{', '.join(ignored)} do not count here: {hint}")
+    if prepared.loaded.chosen_because == lookup.BY_DEFAULT:
+        nodes = prepared.plan.inside.nodes
+        which = f"; all {nodes} nodes of the run are this machine" if nodes > 1 else ""
+        note(f"the run is on this machine: no sbatch was found{which}")
     for notice in prepared.plan.notices:
         note(notice)
     return prepared

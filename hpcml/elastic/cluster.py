@@ -316,7 +316,7 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
             self._soon = _ASK_SOON
         self._ask_at = min(self._ask_at, now + self._soon) if gone else self._ask_at
         self._lost({name: "" for name, job in jobs.items() if job.problem})
-        ids = {job.job_id: name for name, job in jobs.items() if job.job_id}
+        ids = {job.key: name for name, job in jobs.items() if job.job_id}
         if not ids or now < self._ask_at:
             return
         self._ask_at, self._soon = now + _ASK, min(2 * self._soon, _ASK)

@@ -208,6 +208,11 @@ class ElasticJob(SLURMJob):  # type: ignore[misc]
         started = f"{self.recipe.python()} -P -m hpcml.node.elastic_job {place} {module}"
         return f"{started} {quote(scheduler)} {join([*words, *own])} {measured}"
 
+    @property
+    def key(self) -> str:
+        """What names the job to Slurm: its number, and the comment that it carries."""
+        return f"{self.job_id} {self._number}"
+
     def job_script(self) -> str:
         """Return the batch script."""
         return self.recipe.script(self._number, self._command_template)
@@ -234,7 +239,7 @@ class ElasticJob(SLURMJob):  # type: ignore[misc]
         """Cancel the job; where that fails, the cluster's guard goes on trying."""
         if self.job_id and self.status != Status.closed:
             try:
-                await beside(slurm.cancel, self.job_id)
+                await beside(slurm.cancel, self.key)
             except HpcmlError as error:
                 note(f"job {self.job_id} could not be cancelled: {error.message}")
         self.status = Status.closed

@@ -5,13 +5,19 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
+
+from hpcml import files
 
 CONTAINER_FAILED = 255  # the exit status of all failures of Apptainer and SingularityCE themselves
 _OWN = "hpcml: "
 ERROR = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Warning)(?::\s.*)?")
 _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
-_NOT_THERE = {126: "cannot be executed", 127: "is not there"}  # what a shell ends with, POSIX
+NOT_EXECUTABLE = 126
+_FORMAT = re.compile(r"(/[^:\n]+): (?:cannot execute binary file: )?Exec format error")
+_NODE = re.compile(r"hpcml: (\S+) is (\w+)$")  # what step.sh says then
+_NOT_THERE = {NOT_EXECUTABLE: "cannot be executed", 127: "is not there"}  # what a shell ends with, POSIX
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _LEVEL = re.compile(r"^(WARNING|INFO|ERROR|FATAL|DEBUG):\s+")
 
@@ -102,6 +108,11 @@ class Cause(NamedTuple):
 def of_role(status: int, log: Sequence[str]) -> Cause:
     """Return how a role ended whose last words are ``log``."""
     last = log[-1].strip() if log else ""
+    if status == NOT_EXECUTABLE and (program := _FORMAT.search("\n".join(log))):
+        node = next((f"{match[1]} is {match[2]}" for match in map(_NODE.match, log) if match), "the node is not")
+        kind = files.architecture_of(Path(program[1])) or "another processor"
+        what = f"ended with exit status {status}: its interpreter {program[1]} is for {kind}, {node}"
+        return Cause(what, "Set runtime.python to an interpreter for the nodes' processors.")
     if status in _NOT_THERE:
         what = f"ended with exit status {status}: its interpreter or something before it {_NOT_THERE[status]}"
         return Cause(what, "Does the interpreter exist on the compute nodes (runtime.python)?")

@@ -41,11 +41,12 @@ _NOTICE = 2  # seconds from the word of the time limit to the end on this machin
 
 
 class Task(NamedTuple):
-    """A point's job: the files of its results, one for each node, and its log."""
+    """A point's job: the files of its results, one for each node, its log, and the id of the run of its array."""
 
     results: tuple[Path, ...]
     log: Path
     job: str
+    run: str = ""
 
 
 class Jobs(Protocol):
@@ -111,7 +112,7 @@ class SlurmJobs:
                 name = f"{submission.job}_{index}"
                 path.rename(JobPaths(run.directory, name).submitted_pickle)
                 results = tuple(JobPaths(run.directory, name, rank).result_pickle for rank in range(made.inside.nodes))
-                self.tasks[number] = Task(results, run.logs / f"{index}-0.log", name)
+                self.tasks[number] = Task(results, run.logs / f"{index}-0.log", name, run.directory.name)
                 self.places[number] = submission.job, index
 
     def _script(self, made: Plan, run: RunPaths, count: int) -> str:
@@ -139,7 +140,7 @@ class SlurmJobs:
         if time.monotonic() < self.ask_at:
             return
         try:
-            jobs = sorted({self.places[number][0] for number in waiting if number in self.places})
+            jobs = sorted({self._array(number) for number in waiting if number in self.places})
             self.known = slurm_arrays.states(jobs) if jobs else {}
             self.answered = True
         except SlurmUnreachableError:
@@ -157,12 +158,17 @@ class SlurmJobs:
             return None
         if time.monotonic() - self.gone_since.setdefault(number, time.monotonic()) < _LATE:
             return None
-        return ended(number, self.tasks[number], state or slurm_arrays.accounted(*self.places[number]))
+        state = state or slurm_arrays.accounted(self._array(number), self.places[number][1])
+        return ended(number, self.tasks[number], state)
 
     def cancel(self, number: int) -> None:
         """Cancel the task of a point."""
         if number in self.places:
-            slurm.cancel(self.tasks[number].job)
+            slurm.cancel(f"{self.tasks[number].job} {self.tasks[number].run}")
+
+    def _array(self, number: int) -> str:
+        """Return the number of a point's array with the id that the array carries as its comment."""
+        return f"{self.places[number][0]} {self.tasks[number].run}"
 
 
 class LocalJobs:

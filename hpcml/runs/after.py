@@ -95,7 +95,5 @@ def _look(directory: Path) -> run_status.Status:
 
 def _end(run: directories.Run, by: str, message: str, hint: str = "") -> None:
     """Write that a run ended before it started, and end."""
-    facts = {"over": True, "state": "CANCELLED", "time": round(time.time(), 3), "attempt": 0, "exit_status": CANCELLED}
-    words = {"phase": "queued", "by": by, "message": message, "hint": hint, "quote": []}
-    directories.write_json(run.paths.status, facts | words)
+    records.write_end(run.paths, by, message, hint)
     sys.exit(CANCELLED)

@@ -233,6 +233,8 @@ def load(directory: Path) -> Run:
         submission = submission._replace(job=job, line="")
     if submission.pid and "scheduler" not in table.facts:
         submission = submission._replace(scheduler="local")
+    if submission.scheduler == "slurm":
+        submission = submission._replace(run=directory.name)
     return Run(directory.name, paths, submission)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -241,7 +242,16 @@ def cancel(run: directories.Run) -> Cancelled:
     what = schedulers.get(run.submission.scheduler).cancel(run.submission.key)
     if after and before.job == after.job:
         what = waiting
+    if what and not run.submission.line:  # of a prepared run another job may be submitted
+        _note_cancel(run)
     return Cancelled(bool(what), f"{run.id} is being cancelled ({what})." if what else f"{run.id} has just ended.")
+
+
+def _note_cancel(run: directories.Run) -> None:
+    """Write when the run was cancelled into its files: Slurm forgets a job that never started."""
+    table = directories.read_json(run.paths.submission)
+    with contextlib.suppress(OSError):  # the job is cancelled all the same
+        directories.write_json(run.paths.submission, {**(table.facts if table else {}), "cancelled": time.time()})
 
 
 def scheduler_of(run: directories.Run, status: Status) -> Scheduler:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import NamedTuple
 
 from hpcml import files
+from hpcml.errors import CANCELLED
 from hpcml.paths import RunPaths
 from hpcml.runs import directories
 from hpcml.runs.tables import Table, complete
@@ -115,6 +117,13 @@ def outcome(run: directories.Run) -> Outcome | None:
             table.texts("quote"),
             table.get("cause", str, ""),
         )
+
+
+def write_end(paths: RunPaths, by: str, message: str, hint: str = "") -> None:
+    """Write that a run was cancelled before it started; OSError if that cannot be written."""
+    facts = {"over": True, "state": "CANCELLED", "time": round(time.time(), 3), "attempt": 0, "exit_status": CANCELLED}
+    words = {"phase": "queued", "by": by, "message": message, "hint": hint, "quote": []}
+    directories.write_json(paths.status, facts | words)
 
 
 def events(run: directories.Run) -> list[Event]:

@@ -58,7 +58,9 @@ def make(run: directories.Run) -> Path:
 def _memory(run: directories.Run) -> float:
     """Return the bytes that the run's job asked for on each node where its plan leaves them to Slurm, else 0."""
     asked = memory_in_plan(table(run.paths.plan))
-    return 0.0 if asked or not run.job else slurm_memory.requested(run.job)
+    if asked or not run.submission or not run.job:
+        return 0.0
+    return slurm_memory.requested(f"{run.job} {run.submission.run}".rstrip())
 
 
 def facts(page: Path) -> Any:

@@ -287,6 +287,17 @@ def check_packages(names: Sequence[str], python: str, option: str, *, sure: bool
             raise ScriptError(f"The run's environment does not have the package {name}", place=option, hint=hint)
 
 
+def installed(python: str) -> tuple[str, ...]:
+    """Return the top-level modules in an interpreter's folder for packages, as seen from here; none if not known."""
+    names: set[str] = set()
+    for folder in _Environment(python).folders[:1]:
+        with contextlib.suppress(OSError):
+            names |= {
+                name.partition(".")[0] for name in os.listdir(folder) if not name.endswith((".dist-info", ".pth"))
+            }
+    return tuple(sorted(name for name in names if name.isidentifier()))
+
+
 def missing_argument(script: Path, base: Path, given: int) -> list[str]:
     """Return a note where a script reads the scheduler's file from an argument of its own that is not given."""
     for node in _nodes(script):

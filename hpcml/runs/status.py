@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -297,6 +298,8 @@ def _ask_owner(own: Status, run: directories.Run, record: RunRecord, known: JobS
             own = own._replace(job=run.job)
     except SlurmUnreachableError as error:
         own = own._replace(silent=error.message)
+        if error.message == schedulers.NOT_ASKED:  # it may have ended since its own files were written
+            return own._replace(phase="unknown", message=error.message)
         if own.phase == "unknown":
             message = "the run has written nothing yet, and Slurm cannot be asked"
             return own._replace(message=message, hint=error.hint)
@@ -329,7 +332,8 @@ def _with_answer(own: Status, run: directories.Run, record: RunRecord, job: JobS
         again = own._replace(phase="ending", exit_status=None, by="", hint="", cause="", quote=())
         return again._replace(phase="queued", message=_waits_again(run, job)) if job.pending else again
     if job.ended:
-        return _never_started(own, run, record) or _ended_without_word(own, run, record, job)
+        before = _never_started(own, run, record) or _cancelled_before_start(own, run, job)
+        return before or _ended_without_word(own, run, record, job)
     if job.pending and own.phase != "unknown" and run.may_start_again:  # it was killed, and left no word
         return own._replace(phase="queued", message=_waits_again(run, job))
     if own.phase != "unknown":
@@ -351,7 +355,8 @@ def _waits_again(run: directories.Run, job: JobState) -> str:
 
 def _not_continued(own: Status, run: directories.Run, job: JobState) -> Status:
     """Return the end of a run of whose last attempt it is written; its next one may have ended before it began."""
-    if job.state != "CANCELLED" or not run.paths.attempt(own.attempt).goes_on.exists():
+    by_hpcml = job.state == schedulers.UNKNOWN.state and run.submission and run.submission.cancelled
+    if not (job.state == "CANCELLED" or by_hpcml) or not run.paths.attempt(own.attempt).goes_on.exists():
         return own
     message = f"the run was cancelled while its next attempt waited; before: {own.message}"
     end = own._replace(message=message, exit_status=CANCELLED, ended_as="CANCELLED", by="scheduler", quote=())
@@ -393,6 +398,27 @@ def _never_started(own: Status, run: directories.Run, record: RunRecord) -> Stat
     return None
 
 
+def _cancelled_before_start(own: Status, run: directories.Run, job: JobState) -> Status | None:
+    """Return the end of a run whose job was cancelled before it started; None of any other.
+
+    The end is written into the run's files, because Slurm forgets the job.
+    """
+    when = run.submission.cancelled if run.submission else 0.0
+    cancelled = job.state == "CANCELLED" or (when and job.state == schedulers.UNKNOWN.state)
+    if not cancelled or own.times or records.newest_attempt(run.paths) is not None:
+        return None
+    message, by = "the job was cancelled (scancel) before it started", "scheduler"
+    if when:
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when))
+        message, by = f"you cancelled it with hpcml cancel at {at}, before it started", "user"
+    hint = f"Run it again: hpcml rerun {run.id}."
+    if run.submission and not run.submission.line:  # of a prepared run another job may be submitted
+        with contextlib.suppress(OSError):  # a full disk is no reason not to show it
+            records.write_end(run.paths, by, message, hint)
+    end = own._replace(phase="ended", message=message, exit_status=CANCELLED, ended_as="CANCELLED", by=by)
+    return end._replace(hint=hint)
+
+
 def _ended_without_word(own: Status, run: directories.Run, record: RunRecord, job: JobState) -> Status:
     """The run is over but did not write that it ended: its first node died, or it never got to the supervisor.
 
@@ -409,7 +435,9 @@ def _ended_without_word(own: Status, run: directories.Run, record: RunRecord, jo
         return _lost(own, run, STORAGE if message.startswith(_REPLACED) else START_FAILED, message)
     forgotten = "Slurm knows no such job any more" if job == schedulers.UNKNOWN else f"Slurm: {job.state}"
     message = job.reason or f"the job ended without a word ({forgotten})"
-    return _lost(own, run, ALLOCATION_LOST, message)
+    end = _lost(own, run, ALLOCATION_LOST, message)
+    is_another = job.state == schedulers.UNKNOWN.state and own.job and job.reason
+    return end._replace(hint=f"Run it again: hpcml rerun {run.id}.") if is_another else end
 
 
 def _step_ended(own: Status, run: directories.Run, record: RunRecord, node: str, exit_status: int) -> Status:
@@ -436,6 +464,8 @@ def _lost(own: Status, run: directories.Run, exit_status: int, message: str, sta
     if room := directories.full(run.paths.directory):
         message += f"; {room}"
         hint = "Free some space, or keep runs elsewhere (--set paths.runs=…); then submit again."
+    elif state == "CANCELLED":
+        hint = f"Run it again: hpcml rerun {run.id}."
     elif not own.times and not quote:
         hint = "Is paths.runs on a file system that all nodes share? The job left nothing there."
         if bash_env := run.submission.bash_env if run.submission else "":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import stat
@@ -79,6 +80,8 @@ def prepare(loaded: LoadedSite, spec: JobSpec, run_id: str = "") -> Prepared:
     if spec.form in ("module", "program"):
         notes += ranks.check_program(spec, made)
     notes += _two_pythons(spec, made)
+    if not made.inside.image:
+        notes += _check_processor(made.steps[-1].command[0])
     if not made.inside.image and not _is_prepared(loaded.site):
         python = made.steps[-1].command[0]
         needed = [PROFILERS[name] for name in made.inside.profile if PROFILERS[name]]
@@ -104,6 +107,14 @@ def _check_script(site: Site, spec: JobSpec) -> None:
     if spec.interpreter and not (site.runtime.kind == "image" or spec.image):
         path = layers.process_environment().get("PATH", "")
         script_checks.check_program(Path(spec.interpreter[0]), path, prepared=_is_prepared(site))
+
+
+def _check_processor(python: str) -> list[str]:
+    """Return a note if the interpreter's file is for another processor than this machine's: the nodes' may differ."""
+    if python == sys.executable or not (kind := files.architecture_of(Path(python))) or kind == os.uname().machine:
+        return []
+    here = os.uname().machine
+    return [f"runtime.python ({python}) is for {kind}, and this machine is {here}: the run works only on {kind} nodes"]
 
 
 def _is_prepared(site: Site) -> bool:
@@ -197,7 +208,7 @@ def submit(prepared: Prepared, *, by_hand: bool = False) -> directories.Run:
     def write(answer: Submission) -> directories.Run:
         bash_env = layers.process_environment().get("BASH_ENV", "")  # it may end bash before the batch script
         facts = answer._replace(site=made.site, time=begun, scheduler=made.scheduler, requeue=made.may_start_again)
-        facts = facts._replace(notes=tuple(notes), bash_env=bash_env)
+        facts = facts._replace(notes=(*notes, *answer.notes), bash_env=bash_env)
         directories.write_json(paths.submission, facts.as_json())
         return directories.Run(made.run_id, paths, facts)
 
@@ -246,6 +257,8 @@ def _write(prepared: Prepared, image: dict[str, object]) -> list[str]:
     request["template"] = prepared.template
     if image:
         request["image"] = image
+    else:
+        request["modules"] = " ".join(script_checks.installed(made.steps[-1].command[0]))
     with directories.creating(Path(made.directory), loaded.site.paths.trust) as paths:
         directories.write_json(paths.request, request)
         directories.write_json(paths.plan, layers.as_table(made))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import signal
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from hpcml.failures.evidence import Line
 from hpcml.failures.judgement import Cause, Ending
 from hpcml.failures.rules import Retry, Role
 from hpcml.report import attempts, ending
-from hpcml.runs import directories, handle
+from hpcml.runs import directories, handle, script_checks
 from hpcml.runs import status as run_status
 from hpcml.runs.status import Status
 from hpcml.runs.tables import Table, complete
@@ -23,6 +24,7 @@ from hpcml.units import expand_hosts
 MOST_LOGS = 128  # workers' logs that are read
 _MORE = 1.5  # times what was asked for is worth a try
 _WARNINGS = 3
+_NO_MODULE = re.compile(r"No module named \\?'(\w+)")
 
 
 class Answer(NamedTuple):
@@ -94,6 +96,8 @@ def of_status(run: directories.Run, status: Status) -> Answer:
         return Answer(run.id, status.state, False, "the run ended well: there is no failure to explain", warnings=told)
     if not found.known or (status.state == "NODE_FAIL" and not found.nodes):
         found = _by_scheduler(run, status, found)
+    if found.rule == "no-module":
+        found = _removed_module(run, found)
     retry = options(run, found)
     warnings: dict[str, Line] = {}
     for hit in hits:
@@ -134,6 +138,24 @@ def _by_scheduler(run: directories.Run, status: Status, cause: Cause) -> Cause:
     remedy = "It ran on the first node: a person, the site or the kernel ended it. Submit it again."
     what = f"the batch script was killed by {name}"
     return cause._replace(what=what, short="batch script killed", known=True, rule="batch-killed", remedy=remedy)
+
+
+def _removed_module(run: directories.Run, cause: Cause) -> Cause:
+    """Return the cause with what is known of a missing module: whether it was installed at submission, and is now."""
+    missing = [found[1] for line in cause.evidence if (found := _NO_MODULE.search(line.text))]
+    recorded, plan = directories.read_json(run.paths.request), directories.read_json(run.paths.plan)
+    if not missing or not recorded or not plan:
+        return cause
+    name = missing[0]
+    with complete(run.paths.directory):
+        if name not in recorded.get("modules", str, "").split():
+            return cause
+        python = str(plan.get("steps", list)[-1]["command"][0])
+    if name in script_checks.installed(python):
+        remedy = f"This machine sees it in the environment of {python}. Put that on a file system that all nodes share."
+        return cause._replace(remedy=remedy)
+    what = f"the module {name} was installed at submission and is not any more"
+    return cause._replace(what=what, remedy=f"Install it again in the environment of {python}, then submit again.")
 
 
 def _hosts(listed: str) -> tuple[str, ...]:

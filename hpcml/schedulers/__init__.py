@@ -111,6 +111,7 @@ class JobEnd(NamedTuple):
 UNKNOWN = JobState("UNKNOWN")
 FOR_JOBS = "waiting for the jobs it depends on"  # why a job waits
 UNREADABLE = "UNREADABLE"
+NOT_ASKED = "Slurm does not answer for many jobs at once, and was not asked for this one alone"
 
 
 class Prospect(NamedTuple):
@@ -129,10 +130,11 @@ class Submission(NamedTuple):
     """How a run was handed over, as submission.json keeps it; fields that say nothing are empty.
 
     A scheduler fills in what names the job: ``job`` and ``cluster``, or ``pid`` and ``started`` of a process here, and
-    ``found_again`` where its answer was lost. ``directory`` names a run among others of one job. A refusal has
-    ``error`` and the facts behind it. ``requeue``: the job may start again. ``bash_env`` is the file that bash reads
-    before the batch script. ``line`` is what a person types to submit a run that was only prepared; its job may be
-    another until one has begun.
+    ``found_again`` where its answer was lost. ``run`` is the run's id, which Slurm's job carries as its comment;
+    ``directory`` names a run among others of one job. ``cancelled`` is when ``hpcml cancel`` cancelled the job, in
+    seconds since 1970. A refusal has ``error`` and the facts behind it. ``requeue``: the job may start again.
+    ``bash_env`` is the file that bash reads before the batch script. ``line`` is what a person types to submit a run
+    that was only prepared; its job may be another until one has begun.
     """
 
     site: str = ""
@@ -142,7 +144,9 @@ class Submission(NamedTuple):
     notes: tuple[str, ...] = ()
     bash_env: str = ""
     job: str = ""
+    run: str = ""
     cluster: str = ""
+    cancelled: float = 0.0
     found_again: bool = False
     pid: int = 0
     started: str = ""
@@ -158,10 +162,10 @@ class Submission(NamedTuple):
     def key(self) -> str:
         """What names the run to its scheduler, empty if it has no job.
 
-        It is a job id, a process and its start, or a job and the run's directory.
+        It is a job id and the run's, a process and its start, or a job and the run's directory.
         """
-        if self.directory:
-            return f"{self.job} {self.directory}"
+        if self.job and (name := self.directory or self.run):
+            return f"{self.job} {name}"
         return f"{self.pid} {self.started}" if self.pid else self.job
 
     def as_json(self) -> dict[str, object]:

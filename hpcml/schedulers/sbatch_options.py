@@ -40,7 +40,7 @@ INSTEAD = {
     "--cpus-per-task": "Use --cpus-per-node; --set workers.threads=N says how many threads a worker has.",
     "-c": "Use --cpus-per-node; --set workers.threads=N says how many threads a worker has.",
     "--cpus-per-gpu": "Use --cpus-per-node.",
-    "--mem-per-cpu": "Use --memory-per-node.",
+    "--mem-per-cpu": 'Use --memory-per-node; with slurm.remove=["--mem"] in the profile it is asked for by CPU.',
     "--mem-per-gpu": "Use --memory-per-node.",
     "--array": _SWEEP,
     "-a": _SWEEP,

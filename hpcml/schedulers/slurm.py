@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import calendar
 import os
 import re
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hpcml.schedulers import (
     ACTIVE,
     ENDED,
     FOR_JOBS,
+    NOT_ASKED,
     PENDING,
     UNKNOWN,
     UNREADABLE,
@@ -23,6 +25,7 @@ from hpcml.schedulers import (
     JobState,
     Prospect,
     Submission,
+    readable,
     slurm_options,
 )
 from hpcml.schedulers.request import JobSpec, measure
@@ -64,6 +67,10 @@ _INPUT_VARIABLES = {
 
 # sbatch's own words, and what they mean to the user.
 _REFUSALS = {
+    r"(?m)^(?!.*unrecognized option).*(?:--mem(?![\w-]).*\b(?:not|use|instead)\b|memory by node|mem-per-cpu)": (
+        "This site does not take memory by node (--mem)",
+        'Set slurm.remove=["--mem"]: --memory-per-node is then asked for by CPU. Or slurm.extra=["--mem-per-cpu=4G"].',
+    ),
     r"invalid account": (
         "Slurm does not know this account, or it may not use the partition",
         "Check --account (sacctmgr show assoc user=$USER, or the site's budget command).",
@@ -155,7 +162,11 @@ REASONS = {
     "None": "Slurm has not looked at it yet",
 }
 _ASKED_AT_ONCE = 5000
-_ASKED_ALONE = 16  # jobs that are asked for once more, each alone, where an answer for many left them out
+_ASKED_ALONE = 16  # jobs that are asked for again, each alone, where the answer for many cannot be read
+_QUEUED = "--format=%i|%T|%r|%S|%N|%j|%k"
+_HEADER = "JOBID|STATE|"  # squeue's first line: with it, a job that is not listed is not known
+_SKEW = 3600.0  # seconds that the controller's clock may be behind this machine's
+_MOST_SAID = 6  # lines of what sbatch says beside the job's number
 
 
 def reason_in_words(reason: str) -> str:
@@ -224,17 +235,28 @@ class AnswerLostError(HpcmlError):
 
 
 def submit(site: Site, run: RunPaths) -> Submission:
-    """Submit a run's batch script, and look for the job if the answer is lost."""
+    """Submit a run's batch script, and look for the job by its comment if the answer is lost or doubtful."""
     timeout, run_id = float(site.slurm.timeout), run.directory.name
     try:
-        job, cluster = sbatch(str(run.script), timeout)
+        return _confirmed(sbatch(str(run.script), timeout)._replace(run=run_id))
     except AnswerLostError as lost:
         if found := _look_again(run_id, min(timeout, _LOOK_AGAIN)):
             return found
         message = "It is not known whether Slurm took the job"
         hint = f"It was not sent twice. When Slurm answers again: hpcml status {run_id}."
         raise HpcmlError(message, place="sbatch", hint=hint, exit_status=ANSWER_LOST, quote=lost.quote) from lost
-    return Submission(job=job, cluster=cluster)
+
+
+def _confirmed(answer: Submission) -> Submission:
+    """Return sbatch's answer; AnswerLostError if more was printed and the number is not that of the run's job."""
+    if answer.notes:
+        try:
+            state = _queued([answer.key])[answer.key]
+        except SlurmUnreachableError:
+            return answer
+        if state.state == UNKNOWN.state:
+            raise AnswerLostError("The number that sbatch printed is not the job's", quote=answer.notes)
+    return answer
 
 
 def _look_again(run_id: str, seconds: float) -> Submission | None:
@@ -255,21 +277,27 @@ def _look_again(run_id: str, seconds: float) -> Submission | None:
         pause = min(pause * 2, 5.0)
 
 
-def sbatch(script: str, timeout: float = TIMEOUT) -> tuple[str, str]:
-    """Submit a job script and return the job id and the cluster's name (often empty).
+def sbatch(script: str, timeout: float = TIMEOUT) -> Submission:
+    """Submit a job script and return the job id, the cluster's name (often empty), and what else sbatch says.
 
-    It raises AnswerLostError if the request may have arrived but the answer did not.
+    It raises AnswerLostError if the request may have arrived but the answer did not, or names several jobs.
     """
     answer = ask(["sbatch", "--parsable", script], timeout)
     if _is_silent(answer) or (answer.code != 0 and re.search(_MAYBE_SENT, answer.text)):
         raise AnswerLostError("The answer of sbatch did not arrive", quote=_quote(answer))
     if answer.code != 0:
         raise refusal(answer)
-    # a site's wrapper may print a banner before or after it
-    ids = re.findall(r"(?m)^[ \t]*(\d+)(?:;(\S+))?[ \t\r]*$", answer.out)
-    if len(ids) != 1:
-        raise AnswerLostError("The answer of sbatch is not a job id", quote=_quote(answer))
-    return ids[0][0], ids[0][1]
+    # a site's wrapper may print a banner before or after it, or leave --parsable out
+    pattern = r"(?m)^[ \t]*(?:(\d+)(?:;(\S+))?|Submitted batch job (\d+)(?: on cluster (\S+))?)[ \t\r]*$"
+    clusters: dict[str, str] = {}
+    for number, cluster, named, on in re.findall(pattern, answer.out):
+        clusters[number or named] = clusters.get(number or named) or cluster or on
+    if len(clusters) != 1:
+        raise AnswerLostError("The answer of sbatch does not name one job", quote=_quote(answer))
+    [(job, cluster)] = clusters.items()
+    said = re.sub(pattern, "", answer.out) + answer.err
+    lines = [re.sub(r"^sbatch: ", "", line.strip())[:300] for line in said.splitlines() if line.strip()]
+    return Submission(job=job, cluster=cluster, notes=tuple(f"sbatch: {line}" for line in lines[:_MOST_SAID]))
 
 
 def _is_silent(answer: Answer) -> bool:
@@ -360,7 +388,7 @@ def find(run_ids: Sequence[str], timeout: float = TIMEOUT) -> dict[str, Submissi
     if missing := set(run_ids) - found.keys():
         accounted = _jobs_of_runs(accounting(["--format=JobID,State,Comment", "--starttime=now-2days"], timeout))
         found |= {run_id: accounted[run_id] for run_id in missing & accounted.keys()}
-    return {run_id: Submission(job=found[run_id], found_again=True) for run_id in run_ids if run_id in found}
+    return {one: Submission(job=found[one], run=one, found_again=True) for one in run_ids if one in found}
 
 
 def jobs_of_clusters() -> dict[str, list[str]]:
@@ -397,11 +425,78 @@ def rows_of(answer: Answer) -> list[list[str]]:
 
 def accounting(options: list[str], timeout: float = TIMEOUT) -> list[list[str]]:
     """Return the rows of sacct's answer; none where there is no accounting, which is no error."""
+    return _accounting(options, timeout) or []
+
+
+def _accounting(options: list[str], timeout: float = TIMEOUT) -> list[list[str]] | None:
+    """Return the rows of sacct's answer, none where there is no accounting; None if it failed."""
     try:
         answer = ask(["sacct", "--noheader", "--parsable2", "--allocations", *options], timeout)
     except SlurmUnreachableError:
         return []  # it is not installed
-    return rows_of(answer) if answer.code == 0 else []
+    if answer.code == 0:
+        return rows_of(answer)
+    return [] if "accounting storage is disabled" in answer.text else None
+
+
+def accounted(keys: Sequence[str], fields: str) -> dict[str, list[str]]:
+    """Return what accounting says of jobs, by key; see :func:`_accounted`."""
+    return _accounted(keys, fields)[0]
+
+
+def _accounted(keys: Sequence[str], fields: str) -> tuple[dict[str, list[str]], Sequence[str]]:
+    """Return ``fields`` of sacct for each job that it knows, and the keys for which it was not asked.
+
+    If the answer for many fails, the newest are asked for alone. A number that another job had before or has now is
+    told by the comment, or, where accounting does not keep comments, by user, name and time of submission.
+    """
+    numbers = dict.fromkeys(_parts(key)[0] for key in keys)
+    identity = ("--duplicates", f"--format=JobID,{fields},Submit,UID,JobName,Comment")
+    rows, left = _accounting([f"--jobs={','.join(numbers)}", *identity]), list[str]()
+    if rows is None:
+        rows, left = [], sorted(numbers, key=lambda job: int(_base(job)), reverse=True) if len(numbers) > 1 else []
+        for job in left[:_ASKED_ALONE]:
+            if (of_one := _accounting([f"--jobs={job}", *identity])) is None:
+                left = []  # it answers for none
+                break
+            rows += of_one
+    count = fields.count(",") + 1
+    found: dict[str, list[str]] = {}
+    for key in keys:
+        job, run = _parts(key)
+        own = [row for row in rows if len(row) > count and _base(row[0]) == _base(job)]
+        if run:
+            own = [row for row in own if _is_accounted(row[count + 1 :], run)]
+            own = [row for row in own if row[count + 4]] or own
+        if own:
+            found[key] = own[-1][1 : count + 1]
+    not_asked = set(left[_ASKED_ALONE:])
+    return found, [key for key in keys if _parts(key)[0] in not_asked]
+
+
+def _is_accounted(identity: list[str], run: str) -> bool:
+    """Whether a row of sacct with these submission, user, name and comment is of the run's job."""
+    if len(identity) < 4:
+        return False
+    submitted, user, name, comment = identity[:4]
+    if comment:
+        return comment == f"hpcml:{run}"
+    return (user, name) == (str(os.getuid()), _name(run)) and not _is_before(submitted, run)
+
+
+def _name(run: str) -> str:
+    """Return the name of a run's job, as its id begins."""
+    return run.rsplit("-", 3)[0]
+
+
+def _is_before(submitted: str, run: str) -> bool:
+    """Whether a job was submitted before the run was made; its id has the time, in UTC."""
+    try:
+        stamp = re.sub(r".*-(\d{8}-\d{6})-[0-9a-f]{4}(\.\d+)?", r"\1", run)
+        made = calendar.timegm(time.strptime(stamp, "%Y%m%d-%H%M%S"))
+        return time.mktime(time.strptime(submitted, "%Y-%m-%dT%H:%M:%S")) < made - _SKEW
+    except ValueError:
+        return False
 
 
 def silent(answer: Answer) -> SlurmUnreachableError:
@@ -416,10 +511,9 @@ def silent(answer: Answer) -> SlurmUnreachableError:
 def states(jobs: Sequence[str]) -> dict[str, JobState]:
     """Return the states of jobs in one question.
 
-    A job that Slurm says it does not know is UNKNOWN; one of which its answer says nothing that can be read is
-    UNREADABLE, which is not an end. squeue says so outright only where it is asked for one job, so those that an answer
-    for many leaves out are asked for again. One argument of a command holds 128 KiB: beyond some thousand jobs
-    there are several questions.
+    A job is named by its number, and by the run's id after a space: another job of that number is not the run's.
+    A job that Slurm does not know is UNKNOWN; one of which its answer says nothing that can be read is UNREADABLE,
+    which is not an end. One argument of a command holds 128 KiB: beyond some thousand jobs there are several questions.
     """
     by_job: dict[str, JobState] = {}
     for first in range(0, len(jobs), _ASKED_AT_ONCE):
@@ -429,34 +523,76 @@ def states(jobs: Sequence[str]) -> dict[str, JobState]:
 
 def _states(jobs: Sequence[str]) -> dict[str, JobState]:
     by_job = _queued(jobs)
-    left_out = [job for job in jobs if by_job[job].state == UNREADABLE] if len(jobs) > 1 else []
-    for job in left_out[:_ASKED_ALONE]:
+    unread = sorted(_unread(by_job), key=_parts, reverse=True) if len(jobs) > 1 else []
+    for job in unread[:_ASKED_ALONE]:
         by_job |= _queued([job])
-    gone = [job for job in jobs if by_job[job].state in (UNREADABLE, UNKNOWN.state)]
-    if gone:
-        accounted = _accounted(gone)
-        # Accounting lags behind the controller: that a job runs, of which the controller knows nothing, is old.
-        by_job |= {job: state for job, state in accounted.items() if state.ended or by_job[job].state == UNREADABLE}
+    by_job |= {job: by_job[job]._replace(reason=NOT_ASKED) for job in unread[_ASKED_ALONE:]}
+    if gone := [*_unread(by_job), *(job for job in jobs if by_job[job].state == UNKNOWN.state)]:
+        rows, not_asked = _accounted(gone, "State,ExitCode,Start,NodeList")
+        by_job |= {job: JobState(UNREADABLE, NOT_ASKED) for job in not_asked}
+        for job, (state, status, start, nodes) in rows.items():
+            word = (state.split() or [""])[0].rstrip("+")  # CANCELLED by 1000
+            # Accounting lags behind the controller: that a job runs, of which the controller knows nothing, is old.
+            if word in ENDED or (word in PENDING | ACTIVE and by_job[job].state == UNREADABLE):
+                by_job[job] = JobState(word, exit=status, start=start, nodes=nodes)
     return by_job
+
+
+def _unread(by_job: Mapping[str, JobState]) -> list[str]:
+    return [job for job, known in by_job.items() if known.state == UNREADABLE]
 
 
 def _queued(jobs: Sequence[str]) -> dict[str, JobState]:
     """Return what squeue says of jobs; what cannot be read of it is UNREADABLE."""
-    command = ["squeue", "--all", "--noheader", "--states=all", f"--jobs={','.join(jobs)}", "--format=%i|%T|%r|%S|%N"]
-    answer = ask(command)
+    numbers = dict.fromkeys(_base(_parts(job)[0]) for job in jobs)
+    answer = ask(["squeue", "--all", "--states=all", f"--jobs={','.join(numbers)}", _QUEUED])
     if answer.code != 0 and "Invalid job id" not in answer.text:
         raise silent(answer)
-    if answer.code != 0 and len(jobs) == 1:
-        return {jobs[0]: UNKNOWN}
+    if answer.code != 0 and len(numbers) == 1:
+        return dict.fromkeys(jobs, UNKNOWN)
     last = (_quote(answer) or ("it is empty",))[-1]
-    by_job = dict.fromkeys(jobs, JobState(UNREADABLE, f"The answer of squeue cannot be read: {last}"))
+    other = JobState(UNREADABLE, f"The answer of squeue cannot be read: {last}")
+    if answer.code == 0 and any(line.startswith(_HEADER) for line in answer.out.splitlines()):
+        other = UNKNOWN
+    rows: dict[str, list[list[str]]] = {}
     for task, *fields in rows_of(answer):
-        if (known := by_job.get(job := _base(task))) and fields and re.fullmatch(r"[A-Z_]+", fields[0]):
-            reason, start, nodes = (*fields[1:4], "", "", "")[:3]
-            why = reason_in_words(reason) if fields[0] in PENDING else ""
-            if known.state == UNREADABLE or known.ended:  # of an array's tasks, one that has not ended counts
-                by_job[job] = JobState(fields[0], why, "" if start == "N/A" else start, nodes)
-    return by_job
+        if fields and re.fullmatch(r"[A-Z_]+", fields[0]):
+            rows.setdefault(_base(task), []).append(fields)
+    return {job: _of_rows(job, rows.get(_base(_parts(job)[0]), []), other) for job in jobs}
+
+
+def _of_rows(job: str, rows: list[list[str]], other: JobState) -> JobState:
+    """Return the state of a job by squeue's rows of its number, ``other`` if there is none."""
+    number, run = _parts(job)
+    known = other
+    for state, *more in rows:
+        reason, start, nodes = (*more[:3], "", "", "")[:3]
+        if run and (doubt := _is_not(number, run, more[3:])):
+            known = doubt if known == other else known
+            continue
+        why = reason_in_words(reason) if state in PENDING else ""
+        if known.state in (UNREADABLE, UNKNOWN.state) or known.ended:  # of an array's tasks, one that goes on counts
+            known = JobState(state, why, "" if start == "N/A" else start, nodes)
+    return known
+
+
+def _is_not(number: str, run: str, identity: list[str]) -> JobState | None:
+    """Return the state of a run of whose number squeue shows a job that may not be the run's; None if it is.
+
+    A site that takes the comment from jobs leaves the name: whether it is the run's job is then not known.
+    """
+    name, comment = identity[0] if identity else "", "|".join(identity[1:])
+    if f"hpcml:{run}" in comment.split():
+        return None
+    if not identity or (comment in ("", "(null)") and name == _name(run)):
+        return JobState(UNREADABLE, f"Job {number} does not carry this run's comment, hpcml:{run}")
+    return UNKNOWN._replace(reason=f"Slurm knows its job no longer: job {number} is another one now")
+
+
+def _parts(key: str) -> tuple[str, str]:
+    """Return a job's number, and the id of the run whose comment it carries, empty if none is known."""
+    number, _, run = key.partition(" ")
+    return number, run
 
 
 def _base(job: str) -> str:
@@ -464,34 +600,24 @@ def _base(job: str) -> str:
     return re.split(r"[_+]", job, maxsplit=1)[0]
 
 
-def _accounted(jobs: list[str]) -> dict[str, JobState]:
-    """Return what accounting remembers of jobs; nothing where there is none."""
-    by_job = {}
-    options = [f"--jobs={','.join(jobs)}", "--format=JobID,State,ExitCode,Start,NodeList"]
-    for fields in accounting(options):
-        if len(fields) == 5 and (job := _base(fields[0])) in jobs:
-            word = (fields[1].split() or [""])[0].rstrip("+")  # CANCELLED by 1000
-            if word in PENDING | ACTIVE | ENDED:
-                by_job[job] = JobState(word, exit=fields[2], start=fields[3], nodes=fields[4])
-    return by_job
-
-
 def end(job: str) -> JobEnd:
     """Return what accounting says of how a job ended, or the controller where there is none.
 
     Slurm's Reason is not asked: it is the last thing that a job waited for.
     """
+    number, run = _parts(job)
     for fields in ("ExitCode,FailedNode", "ExitCode"):  # Slurm 22.05 does not tell the node
-        for status, *nodes in accounting([f"--jobs={job}", f"--format={fields}"]):
+        for status, *nodes in accounted([job], fields).values():
             if ":" in status:
                 failed = "".join(nodes)
                 return JobEnd(_signal(status), failed if re.fullmatch(r"[\w\[\],.-]+", failed) else "")
     try:
-        answer = ask(["scontrol", "--oneliner", "show", "job", job])
+        answer = ask(["scontrol", "--oneliner", "show", "job", number])
     except SlurmUnreachableError:
         return JobEnd()
     found = re.search(r" ExitCode=(\d+:\d+)", answer.out)
-    return JobEnd(_signal(found[1])) if found else JobEnd()
+    is_own = not run or f" Comment=hpcml:{run} " in f"{answer.out.strip()} "
+    return JobEnd(_signal(found[1])) if found and is_own else JobEnd()
 
 
 def _signal(exit_code: str) -> int:
@@ -501,8 +627,16 @@ def _signal(exit_code: str) -> int:
 
 
 def cancel(job: str) -> str:
-    """Cancel a job; one that has ended already is no error."""
-    answer = ask(["scancel", job])
+    """Cancel a job; one that has ended already is no error, and another job of a run's number is left alone."""
+    number, run = _parts(job)
+    if run:
+        hint = f"Try again in some minutes; nothing was cancelled. Look yourself: squeue --jobs={_base(number)}."
+        try:
+            if readable(_queued([job])[job]).state == UNKNOWN.state:
+                return ""
+        except SlurmUnreachableError as error:
+            raise SlurmUnreachableError(error.message, transient=True, place=error.place, hint=hint) from error
+    answer = ask(["scancel", number])
     if answer.code == 0 or "Invalid job id" in answer.text or "already completing or completed" in answer.text:
-        return f"job {job}"
+        return f"job {number}"
     raise refusal(answer, "scancel")

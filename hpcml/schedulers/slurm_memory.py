@@ -25,7 +25,7 @@ def per_node(requested: str, nodes: int, cpus: int) -> float:
 
 def requested(job: str) -> float:
     """Return the bytes that a job asked for on each node, 0 where accounting does not tell."""
-    for fields in slurm.accounting([f"--jobs={job}", "--format=ReqMem,NNodes,NCPUS"]):
-        if len(fields) == 3 and fields[1].isdecimal() and fields[2].isdecimal():
+    for fields in slurm.accounted([job], "ReqMem,NNodes,NCPUS").values():
+        if fields[1].isdecimal() and fields[2].isdecimal():
             return per_node(fields[0], int(fields[1]), int(fields[2]))
     return 0.0

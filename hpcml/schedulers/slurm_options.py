@@ -217,6 +217,15 @@ def _directives(
         for option in MEANS.get(name, ())
     }
     passed = dict(spec.sbatch)
+    removed = {_known_directive(site, option) for option in site.slurm.remove}
+    if "--mem" in removed and "--mem" in users and "--mem-per-cpu" not in removed:
+        if count := cpus or (0 if site.resources.exclusive else 1):
+            value = f"{-(-(memory >> 20) // count)}M"
+            valued += (("--mem-per-cpu", value),)
+            notices.append(f"{users['--mem']} is asked for as --mem-per-cpu={value}: the profile leaves --mem out")
+        else:  # the job keeps what the profile says of memory
+            notices.append(f"{users['--mem']} does not count: the profile leaves --mem out (slurm.remove)")
+            users = {option: name for option, name in users.items() if option not in MEANS["memory_per_node"]}
     extra = []
     for option, value in (_extra_directive(site, line) for line in site.slurm.extra):
         if option in passed or (option == "--requeue" and "--no-requeue" in passed):
@@ -225,12 +234,11 @@ def _directives(
             reasons.append(f"{users[option]} is given: {option}={value} of the profile's slurm.extra does not count")
         else:
             extra.append((option, value))
-    removed = {_known_directive(site, option) for option in site.slurm.remove}
     own = [(option, value) for option, value in valued if value]
     notices += [
         f"{users[option]} does not count: the profile leaves {option} out (slurm.remove)"
         for option, _ in own
-        if option in users and option in removed
+        if option in users and option in removed and option != "--mem"
     ]
     flags = [] if ("--requeue", "") in extra or "--requeue" in passed else ["--no-requeue"]
     flags += ["--exclusive"] if site.resources.exclusive else []

@@ -18,6 +18,9 @@ from hpcml.sites.schema import CHOICES, Identify, Site
 _IDENTIFY = re.compile(r"^\[identify\]\n(?:(?!\[).*\n)*", re.MULTILINE)
 
 
+BY_DEFAULT = "nothing else matches"  # why the local site is chosen on a machine without Slurm
+
+
 class LoadedSite(NamedTuple):
     """A site with the layers that made it, so that each value's origin can be shown.
 
@@ -270,7 +273,7 @@ def _matches(rule: Identify, host: str, environment: Mapping[str, str]) -> str:
         if shutil.which(rule.command, path=environment.get("PATH")) is None:
             return ""
         reasons.append(f"{rule.command} is on PATH")
-    return " and ".join(reasons) or "nothing else matches"
+    return " and ".join(reasons) or BY_DEFAULT
 
 
 def _project_file(cwd: Path | None, ignored: list[str]) -> Path | None:

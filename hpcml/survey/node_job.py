@@ -82,7 +82,7 @@ def run(wanted: Wanted, seconds: float) -> dict[str, Any]:
         hint = "The job's files lie there: make room, or let yourself write."
         raise StorageError(f"A file cannot be written: {error.strerror}", place=str(folder), hint=hint) from error
     try:
-        job, _ = slurm.sbatch(str(folder / "job.sh"))
+        job = slurm.sbatch(str(folder / "job.sh")).job
         return _answer(folder, job, seconds)
     except slurm.AnswerLostError as error:
         message, hint = (

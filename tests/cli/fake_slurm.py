@@ -27,7 +27,7 @@ OPTIONS = {
     "squeue": """all array array-unique federation help hide json local long me noconvert noheader sibling start usage verbose
         version yaml account= clusters= format= iterate= job= jobs= licenses= name= nodelist= partition= qos= reservation=
         sort= states= steps= user=""",
-    "sacct": "allocations noheader parsable2 format= jobs= starttime=",
+    "sacct": "allocations duplicates noheader parsable2 format= jobs= starttime=",
     "scancel": """batch full help hurry interactive me quiet usage verbose version account= name= partition= qos= signal= state=
         user= wckey=""",
     "scontrol": "all help oneliner quiet verbose version",
@@ -79,11 +79,17 @@ def sbatch(arguments: list[str], positional: list[str]) -> tuple[int, str]:
         )
         return 0, ""
     known = jobs()
-    job = str(101 + len(known))
+    job = str(max([100, *(int(one) for one in known if int(one) < 4000)]) + 1)
     save(
         {
             **known,
-            job: {"comment": options["--comment"], "state": "PENDING", "reason": "Priority", "script": positional[0]},
+            job: {
+                "comment": options["--comment"],
+                "state": "PENDING",
+                "reason": "Priority",
+                "script": positional[0],
+                "name": options["--job-name"],
+            },
         }
     )
     return 0, f"{job}\n"
@@ -92,18 +98,25 @@ def sbatch(arguments: list[str], positional: list[str]) -> tuple[int, str]:
 def squeue(arguments: list[str], _positional: list[str]) -> tuple[int, str]:
     options = dict(word.removeprefix("--").partition("=")[::2] for word in arguments)
     asked = options["jobs"].split(",") if "jobs" in options else list(jobs())
-    lines = []
+    titles = {
+        "i": "JOBID",
+        "T": "STATE",
+        "r": "REASON",
+        "S": "START_TIME",
+        "N": "NODELIST",
+        "j": "NAME",
+        "k": "COMMENT",
+    }
+    rows = [] if "noheader" in options else [titles]
     for job, facts in jobs().items():
         if job in asked:
-            line = options["format"]
-            for letter, value in (("i", job), ("k", facts["comment"]), ("T", facts["state"]), ("r", facts["reason"]),
-                                  ("S", "N/A"), ("N", "")):  # fmt: skip
-                line = line.replace(f"%{letter}", value)
-            lines.append(f"{line}\n")
-    if "jobs" in options and not lines:
+            rows.append({"i": job, "k": facts["comment"], "T": facts["state"], "r": facts["reason"], "S": "N/A", "N": "",
+                         "j": facts["name"]})  # fmt: skip
+    if len(asked) == 1 and asked[0] not in jobs() and "jobs" in options:
         sys.stderr.write("slurm_load_jobs error: Invalid job id specified\n")
         return 1, ""
-    return 0, "".join(lines)
+    lines = ["|".join(row.get(word[1], "") for word in options["format"].split("|")) for row in rows]
+    return 0, "".join(f"{line}\n" for line in lines)
 
 
 def sacct(_arguments: list[str], _positional: list[str]) -> tuple[int, str]:

@@ -32,6 +32,8 @@ REFUSALS = {
                       "No node of the partition has", "another --partition"),
     "test": ("allocation failure: Requested node configuration is not available\n", "or the QoS allows more nodes", "submit it"),
     "memory": ("sbatch: error: Memory specification can not be satisfied\n", "that much memory", "--memory-per-node"),
+    "memory by node": ("sbatch: error: --mem is not supported on this cluster, please use --mem-per-cpu instead\n"
+                       "sbatch: error: Batch job submission failed: Unspecified error\n", "memory by node (--mem)", 'slurm.remove=["--mem"]'),
     "cpus": ("sbatch: error: Batch job submission failed: More processors requested than permitted\n", "not that many CPUs", "--cpus-per-node"),
     "policy": ("sbatch: error: QOSMaxNodePerJobLimit\nsbatch: error: Batch job submission failed: Job violates accounting/QOS "
                "policy (job submit limit, user's size and/or time limits)\n", "beyond a limit", "--qos"),
@@ -92,6 +94,13 @@ def test_slurm_without_a_cluster_is_told_as_that(world: World) -> None:
     assert "--site local" in err
 
 
+def test_without_slurm_the_run_is_on_this_machine(world: World) -> None:
+    path = {"PATH": str(world.bin)}
+    done = world.run("submit", "--dry-run", "--nodes", "2", "job.py", env=path)
+    assert "this machine: no sbatch was found; all 2 nodes of the run are this machine" in done.stderr
+    assert "no sbatch was found" not in world.run("submit", "--dry-run", "--site", "local", "job.py", env=path).stderr
+
+
 def test_no_sbatch(world: World) -> None:
     done = world.run("submit", "--site", "slurm", "job.py", env={"PATH": str(world.bin)})
     assert done.returncode == errors.UNREACHABLE
@@ -107,15 +116,45 @@ def test_an_sbatch_that_may_not_be_executed(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    "out", ["Welcome to the machine!\n\n12\n", "12\nUse --wckey.\n", "12;cluster\n", "hello\n12;cluster\nbye\n"]
+    "out", ["Welcome\x1b[2J!\n\n101\n", "101\nUse --wckey.\n", "101;cluster\n", "hello\n101;cluster\nbye\n"]
 )
-def test_a_banner_around_the_job_id_is_overlooked(world: World, out: str) -> None:
-    world.answer("sbatch", out=out)
-    code, _ = submit(world)
+def test_a_banner_around_the_job_id_is_a_note(world: World, out: str) -> None:
+    world.answer("sbatch", then=True, out=out, err="sbatch: account 95 % used\n")
+    code, err = submit(world)
     record = json.loads((world.directory() / "submission.json").read_text())
     assert code == 0
-    assert record["job"] == "12"
+    assert record["job"] == "101"
     assert record.get("cluster", "") == ("cluster" if ";" in out else "")
+    assert err.count("note: sbatch: account 95 % used.") == 1
+    banner = [line for line in out.splitlines() if line and "101" not in line]
+    assert err.count("note: sbatch:") == 1 + len(banner)
+    assert "\x1b" not in err
+
+
+@pytest.mark.parametrize("out", ["  4711\nSubmitted batch job 101\n", "  4711\nWelcome\n"])
+def test_a_banner_s_number_is_not_the_job_s(world: World, out: str) -> None:
+    """The job is looked for by its comment, and `hpcml cancel` cancels no other."""
+    world.answer("sbatch", then=True, out=out)
+    world.add_job("4711", comment="(null)", name="mine", state="RUNNING")
+    code, err = submit(world)
+    assert code == 0, err
+    assert json.loads((world.directory() / "submission.json").read_text())["job"] == "101"
+    assert world.run("cancel", "last").returncode == 0
+    assert {job: facts["state"] for job, facts in world.jobs().items()} == {"101": "CANCELLED", "4711": "RUNNING"}
+
+
+def test_a_number_that_another_job_has_by_now(world: World) -> None:
+    """The controller lost its state: the job of a run that waited is gone, and its number is another job's."""
+    world.submit("--name", "old")
+    world.add_job("101", comment="(null)", name="mine", state="RUNNING")
+    assert world.run("wait", "old").returncode == errors.ALLOCATION_LOST
+    facts = json.loads(world.run("status", "old", "--json").stdout)
+    assert (facts["state"], facts["message"]) == ("FAILED", "Slurm knows its job no longer: job 101 is another one now")
+    assert [row["state"] for row in json.loads(world.run("ls", "--json").stdout)] == ["FAILED"]
+    cancelled = world.run("cancel", "old")
+    assert "has ended already" in cancelled.stdout
+    assert not world.calls("scancel")
+    assert world.jobs()["101"]["state"] == "RUNNING"
 
 
 @pytest.mark.parametrize("answer", [{"out": "", "code": 0}, {"out": "who knows\n"}, {"err": LOST, "code": 1, "out": ""},
@@ -377,6 +416,7 @@ def test_a_node_s_failure_leaves_the_next_attempt_in_the_queue(world: World) -> 
     """Of a run that goes on until it is done: the batch script was killed, and nobody could write anything."""
     directory = running(world, "--until-done")
     world.submit("--name", "other")  # a job that stands for the follow-up
+    world.set_job("102", comment=f"hpcml:{directory.name}")
     (directory / "next-job").symlink_to("102")
     (directory / "job").symlink_to("101")
     world.set_job("101", state="NODE_FAIL")
@@ -417,6 +457,46 @@ def test_cancel(world: World) -> None:
     assert world.jobs()["101"]["state"] == "CANCELLED"
     again = world.run("cancel", "last", "--json")
     assert (again.returncode, json.loads(again.stdout)["cancelled"]) == (0, False)
+
+
+def test_a_run_that_was_cancelled_while_it_waited_stays_cancelled(world: World) -> None:
+    """Also after Slurm has forgotten its job: without accounting that is five minutes later."""
+    for name in ("mine", "theirs", "unseen"):
+        world.submit("--name", name)
+    assert world.run("cancel", "mine").returncode == 0
+    world.set_job("102", state="CANCELLED")
+    assert world.run("wait", "theirs").returncode == errors.CANCELLED
+    world.set_job("103", state="CANCELLED")
+    world.forget("101", "102")
+    assert json.loads(world.run("ls", "--json").stdout)[2]["state"] == "CANCELLED"  # it is the first that sees it
+    world.forget("103")
+    for name, words in (("mine", "You cancelled it with hpcml cancel at 20"), ("theirs", "The job was cancelled (scancel)"),
+                        ("unseen", "The job was cancelled (scancel)")):  # fmt: skip
+        facts = json.loads(world.run("status", name, "--json").stdout)
+        assert (facts["state"], facts["exit_status"]) == ("CANCELLED", errors.CANCELLED)
+        answer = world.run("why", name).stdout
+        assert words in answer
+        assert "before it started" in answer
+        assert "paths.runs" not in answer
+        assert f"hpcml rerun {facts['run']}" in answer
+    assert {row["state"] for row in json.loads(world.run("ls", "--json").stdout)} == {"CANCELLED"}
+    waits = world.run("submit", "--site", "slurm", "--after", "mine", "job.py")
+    assert waits.returncode == errors.REFUSED
+    assert "it ended with status 86" in waits.stderr
+    assert world.run("rm", "--yes", "mine").returncode == 0
+
+
+def test_a_list_of_many_forgotten_runs_says_what_status_does(world: World) -> None:
+    """The events of such a run are its last word: it is not said to run."""
+    first = running(world)
+    for _ in range(17):
+        twin = first.with_name(f"{first.name[:-4]}{len(world.left()):04x}")
+        shutil.copytree(first, twin, symlinks=True)
+    world.submit("--name", "waits")
+    world.forget("101")
+    rows = json.loads(world.run("ls", "--json").stdout)
+    assert [row["state"] for row in rows] == ["FAILED"] * 18 + ["PENDING"]
+    assert json.loads(world.run("status", first.name, "--json").stdout)["message"] == rows[0]["message"]
 
 
 def test_cancel_that_slurm_refuses(world: World) -> None:

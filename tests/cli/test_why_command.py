@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 import tarfile
 from pathlib import Path
@@ -60,6 +61,21 @@ def test_more_memory_and_more_time_than_was_asked_for(world: World) -> None:
                                                                "message": "the time limit was reached"}))  # fmt: skip
     found = why(world)
     assert (found["short"], found["options"]) == ("time limit", ["--time", "3:00:00"])
+
+
+def test_a_module_that_was_removed_after_the_submission(world: World) -> None:
+    packages = world.home / "env/lib/python3.11/site-packages"
+    packages.mkdir(parents=True)
+    (packages / "msgpack").mkdir()
+    directory = failed(world, "--set", f"runtime.python={world.home}/env/bin/python")
+    (directory / "logs/scheduler.log").write_text("ModuleNotFoundError: No module named 'msgpack.fallback'\n")
+    assert "This machine sees it" in why(world)["next_step"]
+    (packages / "msgpack").rmdir()
+    found = why(world)
+    assert found["cause"] == "the module msgpack was installed at submission and is not any more"
+    (directory / "logs/scheduler.log").write_text("ModuleNotFoundError: No module named 'numpy'\n")
+    assert found["rule"] == (again := why(world))["rule"] == "no-module"
+    assert again["cause"] == "the module numpy is not installed in the run's environment"
 
 
 def test_without_evidence_it_is_not_known_and_says_where_to_look(world: World) -> None:
@@ -189,19 +205,31 @@ def test_a_bundle_holds_what_support_needs_and_no_secret(world: World) -> None:
     assert "there already" in again.stderr
 
 
+def accounted(directory: Path, said: str) -> str:
+    """Return sacct's row of the run's job."""
+    return f"101|{said}|2026-11-21T07:45:00|{os.getuid()}|job|hpcml:{directory.name}\n"
+
+
 LOST = {"exit_status": 87, "by": "scheduler", "message": "the job ended without a word (Slurm: FAILED)"}
 
 
 def test_a_batch_script_that_was_killed_is_told_by_slurm(world: World) -> None:
-    failed(world, **LOST)
-    world.answer("sacct", out="0:9|\n")
+    directory = failed(world, **LOST)
+    world.answer("sacct", out=accounted(directory, "0:9|"))
     assert world.run("why").stdout.startswith("cause      The batch script was killed by SIGKILL.\n")
     world.answer("sacct", err="Slurm accounting storage is disabled", code=1)
     world.answer(
-        "scontrol", out="JobId=17 JobName=job JobState=FAILED Reason=NonZeroExitCode ExitCode=0:15 NodeList=n1\n"
+        "scontrol",
+        out=f"JobId=101 JobState=FAILED Reason=NonZeroExitCode ExitCode=0:15 Comment=hpcml:{directory.name} Power=\n",
     )
     assert (why(world)["cause"], why(world)["known"]) == ("the batch script was killed by SIGTERM", True)
-    for silent in ("JobId=17 ExitCode=1:0\n", "JobId=17 ExitCode=0:999\n", ""):
+    own = f"Comment=hpcml:{directory.name}\n"
+    for silent in (
+        f"JobId=101 ExitCode=1:0 {own}",
+        f"JobId=101 ExitCode=0:999 {own}",
+        "JobId=101 ExitCode=0:15 Comment=x\n",
+        "",
+    ):
         world.answer("scontrol", out=silent)
         found = why(world)
         assert (found["known"], found["cause"]) == (False, LOST["message"]), silent
@@ -212,7 +240,7 @@ def test_the_node_that_failed_is_told_by_accounting_where_no_log_does(
     world: World, said: str, nodes: list[str]
 ) -> None:
     directory = failed(world, **LOST | {"state": "NODE_FAIL", "message": "a node of the allocation failed"})
-    world.answer("sacct", out=f"0:0|{said}\n")
+    world.answer("sacct", out=accounted(directory, f"0:0|{said}"))
     found = why(world)
     assert (found["short"], found["nodes"]) == ("node failed", nodes)
     assert found["options"] == (["--exclude", ",".join(nodes)] if nodes else [])
@@ -227,7 +255,7 @@ def test_a_supervisor_that_left_no_word_was_on_the_node_that_failed(world: World
     world.answer("sacct", out="")
     found = why(world)
     assert (found["short"], found["nodes"], found["options"]) == ("node failed", ["n1"], ["--exclude", "n1"])
-    world.answer("sacct", out="0:0|n3\n")
+    world.answer("sacct", out=accounted(directory, "0:0|n3"))
     assert why(world)["nodes"] == ["n3"]
 
 

@@ -73,6 +73,16 @@ class World:
         found[job] |= facts
         (self.state / "jobs.json").write_text(json.dumps(found))
 
+    def add_job(self, job: str, **facts: str) -> None:
+        """Have a job in the queue that hpcml did not submit, in the place of one of the same number."""
+        found = {**self.jobs(), job: {"reason": "None", "script": "", **facts}}
+        (self.state / "jobs.json").write_text(json.dumps(found))
+
+    def forget(self, *jobs: str) -> None:
+        """Have Slurm know some jobs no longer."""
+        found = {job: facts for job, facts in self.jobs().items() if job not in jobs}
+        (self.state / "jobs.json").write_text(json.dumps(found))
+
     def left(self) -> list[str]:
         """Return the names in the folder for runs, hidden ones too."""
         return sorted(os.listdir(self.runs)) if self.runs.is_dir() else []

@@ -26,7 +26,9 @@ from labs import Lab
 FOLDER = Path(__file__).resolve().parents[1] / "fixtures/slurm"
 LONGEST_S = 240.0  # a time limit of a minute is noticed up to half a minute late
 OVER = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"}
-ROW = "--format=%i|%T|%r|%S|%N"
+ROW = "--format=%i|%T|%r|%S|%N|%j|%k"
+SACCT = ["sacct", "--noheader", "--parsable2", "--allocations"]
+OF = "--format=JobID,{},Submit,UID,JobName,Comment"
 IN_CONFIG = ("ClusterName", "KillWait", "MaxArraySize", "PriorityFlags", "SchedulerParameters", "SLURM_VERSION")
 REFUSED = {
     "account": ["--account=nobody"],
@@ -118,20 +120,25 @@ def _record_all(recorder: Recorder) -> None:
         recorder.wait(job, *OVER)
     lab.node_up("n4")
     jobs = ",".join(logs.values())
-    recorder.record("squeue: ended", "squeue", "--all", "--noheader", "--states=all", f"--jobs={jobs}", ROW)
+    recorder.record("squeue: ended", "squeue", "--all", "--states=all", f"--jobs={jobs}", ROW)
     recorder.record("squeue: comments", "squeue", "--noheader", "--states=all", f"--user={USERS['alice']}",
                     "--format=%i|%T|%k")  # fmt: skip
-    sacct = ["sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={jobs}"]
+    sacct = [*SACCT, f"--jobs={jobs}", "--duplicates"]
 
     def accounted() -> bool:
-        done = recorder.record("sacct: ended", *sacct, "--format=JobID,State,ExitCode,Start,NodeList")
-        return "RUNNING" not in done["out"] and len(done["out"].splitlines()) == len(logs)
+        done = recorder.record("sacct: ended", *sacct, OF.format("State,ExitCode,Start,NodeList"))
+        return "RUNNING" not in done["out"] and {row.partition("|")[0] for row in done["out"].splitlines()} == {
+            *logs.values()
+        }
 
     wait_for(accounted, LONGEST_S, 0.5)
-    recorder.record("sacct: comments", *sacct, "--format=JobID,State,Comment", "--starttime=now-2days")
-    one = ["sacct", "--noheader", "--parsable2", "--allocations"]
-    recorder.record("sacct: memory", *one, f"--jobs={logs['completed']}", "--format=ReqMem,NNodes,NCPUS")
-    recorder.record("sacct: end", *one, f"--jobs={logs['node failure']}", "--format=ExitCode,FailedNode")
+    recorder.record(
+        "sacct: comments", *SACCT, f"--jobs={jobs}", "--format=JobID,State,Comment", "--starttime=now-2days"
+    )
+    recorder.record("sacct: memory", *SACCT, f"--jobs={logs['completed']}", "--duplicates",
+                    OF.format("ReqMem,NNodes,NCPUS"))  # fmt: skip
+    recorder.record("sacct: end", *SACCT, f"--jobs={logs['node failure']}", "--duplicates",
+                    OF.format("ExitCode,FailedNode"))  # fmt: skip
     recorder.found["ended jobs"] = dict(logs)
     for name, job in logs.items():
         recorder.record(f"job: {name}", "scontrol", "--oneliner", "show", "job", job)
@@ -150,7 +157,8 @@ def _refusals(recorder: Recorder) -> None:
     recorder.record("test only", "sbatch", "--test-only", *known, str(script))
     recorder.submit("one job", "sleep 1000", "--qos=one_job", "--hold")
     recorder.record("refused: one job", "sbatch", "--parsable", *known, "--qos=one_job", str(script))
-    recorder.record("squeue: unknown", "squeue", "--all", "--noheader", "--states=all", "--jobs=999999", ROW)
+    recorder.record("squeue: unknown", "squeue", "--all", "--states=all", "--jobs=999999", ROW)
+    recorder.record("squeue: unknown ones", "squeue", "--all", "--states=all", "--jobs=999998,999999", ROW)
     recorder.record("job: unknown", "scontrol", "--oneliner", "show", "job", "999999")
     recorder.record("scancel: unknown", "scancel", "999999")
 
@@ -228,12 +236,12 @@ def _running(recorder: Recorder) -> None:
     names = ("allocation", "array", "held", "dependent", "later", "depends", "too many")
     recorder.found["jobs"] = dict(zip(names, jobs, strict=True))
     recorder.record("job: allocation", "scontrol", "--details", "--oneliner", "show", "job", jobs[0])
-    listed = ["--all", "--noheader", "--states=all", f"--jobs={','.join(jobs)}"]
+    listed = ["--all", "--states=all", f"--jobs={','.join(jobs)}"]
     recorder.record("squeue: queue", "squeue", *listed, ROW)
     recorder.record("squeue: array", "squeue", "--all", "--array", "--noheader", "--states=all", f"--jobs={jobs[1]}",
-                    "--format=%F|%K|%T")  # fmt: skip
-    recorder.record("sacct: queue", "sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={','.join(jobs)}",
-                    "--format=JobID,State,ExitCode,Start,NodeList")  # fmt: skip
+                    "--format=%F|%K|%T|%k")  # fmt: skip
+    recorder.record("sacct: queue", *SACCT, f"--jobs={','.join(jobs)}", "--duplicates",
+                    OF.format("State,ExitCode,Start,NodeList"))  # fmt: skip
     recorder.do("scancel", *jobs)
 
 
@@ -243,7 +251,7 @@ def _silence(recorder: Recorder) -> None:
     os.kill(controller.pid, signal.SIGKILL)
     wait_for(lambda: not controller.alive, LONGEST_S)
     script = str(recorder.folder / "job.sh")
-    recorder.record("gone: squeue", "squeue", "--all", "--noheader", "--states=all", "--jobs=1", ROW)
+    recorder.record("gone: squeue", "squeue", "--all", "--states=all", "--jobs=1", ROW)
     recorder.record("gone: sbatch", "sbatch", "--parsable", script)
     recorder.record("gone: scancel", "scancel", "1")
     recorder.record("gone: scontrol", "scontrol", "--oneliner", "show", "job", "1")

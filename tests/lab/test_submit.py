@@ -336,3 +336,53 @@ def test_a_run_has_few_files(cluster: Cluster, per_node: int) -> None:
     files = [str(path.relative_to(ended.directory)) for path in ended.directory.rglob("*") if path.is_file()]
     own = [name for name in files if not name.startswith("code/")]  # other tests' scripts lie beside this one
     assert len(own) < 40, sorted(own)
+
+
+def test_a_banner_with_a_number_and_sbatch_s_own_words(cluster: Cluster) -> None:
+    """The banner's number is that of another job of alice's: it is neither taken nor cancelled."""
+    real = cluster.run("sh", "-c", "command -v sbatch").stdout.strip()
+    other = cluster.run(real, "--parsable", "--begin=now+1hour", "--wrap=true").stdout.strip()
+    text = f"#!/bin/sh\necho '  {other}'\n{real} \"$2\"\necho 'sbatch: account 95 % used' >&2\n"
+    fake = cluster.write("banner/sbatch", text)
+    cluster.run("chmod", "755", str(fake))
+    path = f"{fake.parent}:{cluster.run('printenv', 'PATH').stdout.strip()}"
+    done = cluster.run(
+        *cluster.command("print(1)", "--sbatch=--begin=now+1hour", "--json", name="banner"), env={"PATH": path}
+    )
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert facts["job"] != other
+    cancelled = cluster.run("hpcml", "cancel", facts["run"])
+    assert f"is being cancelled (job {facts['job']})" in cancelled.stdout, cancelled.stderr
+    states = cluster.run("squeue", "--me", "--noheader", "--states=all", "--format=%i %T").stdout.splitlines()
+    assert {f"{facts['job']} CANCELLED", f"{other} PENDING"} <= set(states)
+
+
+def test_numbers_that_slurm_gives_again(cluster: Cluster) -> None:
+    """The controller loses its state and begins with the first number: no run believes a job without its comment."""
+    cluster.lab.down()
+    cluster.lab.up()
+    names = ("lost", "mine", "theirs")
+    jobs = {name: cluster.detach("print(1)", "--sbatch=--begin=now+1hour", "--name", name)[0] for name in names}
+    assert "is being cancelled" in cluster.run("hpcml", "cancel", "mine").stdout
+    assert cluster.run("scancel", jobs["theirs"]).returncode == 0
+    assert cluster.run("hpcml", "wait", "theirs").returncode == errors.CANCELLED
+    cluster.lab.down()
+    cluster.lab.up()
+    hold = ("sbatch", "--parsable", "--wrap=sleep 600", "--output=/dev/null")
+    strangers = [cluster.run(*hold).stdout.strip() for _ in names]
+    assert strangers == list(jobs.values()), "the numbers are used again"
+    for name, state, words in (
+        ("lost", "FAILED", f"job {jobs['lost']} is another one now"),
+        ("mine", "CANCELLED", "you cancelled it with hpcml cancel at "),
+        ("theirs", "CANCELLED", "the job was cancelled (scancel) before it started"),
+    ):
+        facts = json.loads(cluster.run("hpcml", "status", name, "--json").stdout)
+        assert facts["state"] == state
+        assert words in facts["message"]
+        rows = json.loads(cluster.run("hpcml", "ls", "--json", "--name", name).stdout)
+        assert rows[-1]["state"] == state
+        assert "paths.runs" not in cluster.run("hpcml", "why", name).stdout
+        assert "has ended already" in cluster.run("hpcml", "cancel", name).stdout
+    left = cluster.run("squeue", "--me", "--noheader", "--states=pending,running", "--format=%i").stdout.split()
+    assert sorted(left) == sorted(strangers)

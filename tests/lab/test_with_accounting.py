@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 from collections.abc import Iterator
 
@@ -11,6 +13,7 @@ import pytest
 from conftest import Cluster
 from hpcml import errors
 from lab_paths import USERS
+from lab_state import wait_for
 from staged import record
 from test_sweep_in_jobs import Sweep
 
@@ -139,3 +142,42 @@ def test_a_job_for_each_point_where_few_jobs_are_taken(small_arrays: Cluster) ->
     assert sorted(alone.lines("starts")) == [0, 1]
     [run] = alone.runs()
     assert len(list((accounted.directory(run) / "attempts").iterdir())) == 1
+
+
+def test_accounting_tells_a_run_s_job_from_another_of_its_number(accounted: Cluster) -> None:
+    """The controller loses its state and begins with the first number; accounting remembers both jobs of it."""
+    lab = accounted.lab
+    lab.down()
+    lab.up(accounting=True)
+    job, directory = accounted.detach("print(1)", "--sbatch=--begin=now+1hour", "--name", "older", *ACCOUNT)
+
+    def accounts() -> list[str]:
+        words = (
+            "--noheader",
+            "--parsable2",
+            "--allocations",
+            "--duplicates",
+            f"--jobs={job}",
+            "--format=State,JobName",
+        )
+        return accounted.run("sacct", *words).stdout.splitlines()
+
+    assert wait_for(lambda: accounts() == ["PENDING|older"], 60)
+    assert accounted.run("scancel", job).returncode == 0
+    assert wait_for(lambda: accounts()[0].startswith("CANCELLED"), 60)
+    services = lab.services()
+    controller = services.state.daemons["slurmctld"]
+    os.kill(controller.pid, signal.SIGKILL)
+    assert wait_for(lambda: not controller.alive, 60)
+    for path in (lab.places.top / "state").glob("job_state*"):
+        path.unlink()
+    services.start_controller()
+    again = accounted.run("sbatch", "--parsable", "--begin=now+1hour", "--wrap=true", *ACCOUNT).stdout.strip()
+    assert again == job
+    assert wait_for(lambda: accounts()[-1] == "PENDING|wrap", 60)
+    facts = json.loads(accounted.run("hpcml", "status", "older", "--json").stdout)
+    assert (facts["state"], facts["exit_status"]) == ("CANCELLED", errors.CANCELLED), (facts, accounts())
+    assert "(scancel) before it started" in facts["message"]
+    assert (directory / "status.json").exists()
+    assert "has ended already" in accounted.run("hpcml", "cancel", "older").stdout
+    assert accounted.job(job)["JobState"] == "PENDING"

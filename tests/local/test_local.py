@@ -449,6 +449,20 @@ def test_an_import_that_fails_is_told_by_its_own_words(here: Here) -> None:
     assert "Does the interpreter exist" not in done.stderr
 
 
+def test_an_interpreter_for_another_processor_is_told(here: Here) -> None:
+    program = bytearray(Path("/bin/true").read_bytes())
+    other, kind = ("x86_64", 62) if os.uname().machine == "aarch64" else ("aarch64", 183)
+    program[18:20] = kind.to_bytes(2, "little")
+    python = here.folder / "python"
+    python.write_bytes(program)
+    python.chmod(0o755)
+    done = here.submit("print(1)", "--set", f"runtime.python={python}")
+    assert done.returncode == errors.START_FAILED, done.stderr
+    note, _, end = done.stderr.partition("\n  run ")
+    assert f"runtime.python ({python}) is for {other}, and this machine is {os.uname().machine}" in note
+    assert f"its interpreter {python} is for {other}, local is {os.uname().machine}" in end
+
+
 def test_a_module_that_cannot_be_loaded_is_told(here: Here) -> None:
     done = here.submit("print(1)", "--set", 'runtime.modules=["nope/1"]')
     assert done.returncode == errors.START_FAILED, done.stderr

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Literal
+
 import pytest
 
 from hpcml.failures import exit_causes
@@ -14,6 +17,8 @@ TRACEBACK = ("Traceback (most recent call last):", '  File "x.py", line 1, in <m
     [
         (127, "step.sh: 12: /nope/python: not found", "is not there", "Does the interpreter exist"),
         (126, "step.sh: 12: /tmp: Permission denied", "cannot be executed", "Does the interpreter exist"),
+        (126, "step.sh: 12: /nope/python: Exec format error", "interpreter /nope/python is for another processor, the node is not",
+         "Set runtime.python"),
         (1, "ModuleNotFoundError: No module named 'distributed.core'", "distributed.core'", "Is distributed installed"),
         (1, "ImportError: cannot import name 'shuffle' from 'random' (/home/me/random.py)", "/home/me/random.py", "last line"),
         (1, "AttributeError: partially initialized module 'select' has no attribute 'poll'", "'select'", "last line"),
@@ -29,6 +34,18 @@ def test_the_log_s_own_cause_is_told(status: int, last: str, how: str, hint: str
     assert how in found.what
     assert hint in found.hint
     assert bool(hint) == bool(found.hint)
+
+
+@pytest.mark.parametrize(("order", "kind"), [("little", 183), ("big", 21), ("little", 21)])
+def test_a_program_for_another_processor_is_named(tmp_path: Path, order: Literal["little", "big"], kind: int) -> None:
+    program = tmp_path / "python"
+    program.write_bytes(
+        b"\x7fELF\x02" + (b"\x01" if order == "little" else b"\x02") + bytes(12) + kind.to_bytes(2, order)
+    )
+    log = (f"/run/step.sh: line 27: {program}: cannot execute binary file: Exec format error", "hpcml: n1 is x86_64")
+    found = exit_causes.of_role(126, log)
+    name = {("little", 183): "aarch64", ("big", 21): "ppc64", ("little", 21): "ppc64le"}[order, kind]
+    assert found.what.endswith(f"its interpreter {program} is for {name}, n1 is x86_64")
 
 
 def test_without_a_log_only_the_status_is_told() -> None:

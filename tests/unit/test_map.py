@@ -79,10 +79,18 @@ def test_tasks_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def ask(command: list[str]) -> Answer:
         asked.append(command)
-        return answer("12|0|RUNNING\n12|1|PENDING\n13|0|TIMEOUT\n14|N/A|RUNNING\nnoise\n")
+        own, other = "hpcml:f-20261123-090000-abcd.0", "hpcml:f-20261123-090000-abcd.1"
+        return answer(
+            f"12|0|RUNNING|{own}\n12|1|PENDING|{own}\n13|0|TIMEOUT|{other}\n13|1|RUNNING|(null)\n14|N/A|RUNNING\nnoise\n"
+        )
 
     monkeypatch.setattr(slurm, "ask", ask)
-    assert slurm_arrays.states(["12", "13"]) == {("12", 0): "RUNNING", ("12", 1): "PENDING", ("13", 0): "TIMEOUT"}
+    run = "f-20261123-090000-abcd"
+    assert slurm_arrays.states([f"12 {run}.0", f"13 {run}.1"]) == {
+        ("12", 0): "RUNNING",
+        ("12", 1): "PENDING",
+        ("13", 0): "TIMEOUT",
+    }
     assert len(asked) == 1
 
 

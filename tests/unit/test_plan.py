@@ -161,11 +161,30 @@ def test_an_extra_that_says_something_else_stays_beside_the_users_option() -> No
 
 
 def test_a_users_option_that_the_profile_leaves_out_is_told() -> None:
-    profile = site({"slurm": {"remove": ["--mem"]}})
-    made = plan.plan(profile, spec(memory_per_node="2G"), PLACE)
-    assert "--mem" not in dict(made.directives)
-    assert "--memory-per-node does not count: the profile leaves --mem out (slurm.remove)" in made.notices
+    profile = site({"slurm": {"remove": ["--time"]}})
+    made = plan.plan(profile, spec(time="30"), PLACE)
+    assert "--time" not in dict(made.directives)
+    assert "--time does not count: the profile leaves --time out (slurm.remove)" in made.notices
     assert not plan.plan(profile, spec(), PLACE).notices
+
+
+@pytest.mark.parametrize(
+    ("settings", "request_", "asked", "told"),
+    [
+        ({}, {"memory_per_node": "2G", "cpus_per_node": 3}, "683M", "is asked for as --mem-per-cpu=683M"),
+        ({}, {"memory_per_node": "2G"}, "2048M", "is asked for as"),
+        ({"resources": {"exclusive": True}}, {"memory_per_node": "2G"}, "1G", "does not count"),
+        ({}, {}, "1G", ""),
+    ],
+)
+def test_memory_where_a_site_does_not_take_it_by_node(
+    settings: dict[str, Any], request_: dict[str, Any], asked: str, told: str
+) -> None:
+    profile = site({**settings, "slurm": {"remove": ["--mem"], "extra": ["--mem-per-cpu=1G"]}})
+    made = plan.plan(profile, spec(**request_), PLACE)
+    assert [option for option in made.directives if option[0].startswith("--mem")] == [("--mem-per-cpu", asked)]
+    notices = [text for text in made.notices if "--memory-per-node" in text]
+    assert (not told and not notices) or (told in notices[0] and len(notices) == 1)
 
 
 def test_the_mode_for_polars_is_told_and_reaches_the_nodes() -> None:

@@ -115,13 +115,89 @@ def test_accounting_that_lags_behind_is_not_believed(answers: Path) -> None:
     assert schedulers.state(schedulers.Submission(job="12")) == schedulers.UNKNOWN
 
 
-@pytest.mark.parametrize("said", ["", "7\n8\n", "Submitted\n", "12 13\n"])
+@pytest.mark.parametrize("said", ["", "7\n8\n", "Submitted\n", "12 13\n", "  4711\nSubmitted batch job 7\n"])
 def test_sbatch_s_answer_is_one_job_id_or_lost(answers: Path, said: str) -> None:
     say(answers, "sbatch", said)
     with pytest.raises(slurm.AnswerLostError):
         slurm.sbatch("job.sh")
-    say(answers, "sbatch", f"Welcome to the cluster\n{said if said == 'Submitted' else ''}42;lab\n")
-    assert slurm.sbatch("job.sh") == ("42", "lab")
+
+
+@pytest.mark.parametrize("said", ["42;lab\n", "  42\nSubmitted batch job 42 on cluster lab\n"])
+def test_what_sbatch_says_beside_the_job_id_is_kept(answers: Path, said: str) -> None:
+    say(answers, "sbatch", f"Welcome\n\n{said}", "sbatch: account 95 % used\n")
+    found = slurm.sbatch("job.sh")
+    assert (found.job, found.cluster) == ("42", "lab")
+    assert found.notes == ("sbatch: Welcome", "sbatch: account 95 % used")
+
+
+RUN = "sum-20261121-074500-1a2b"
+
+
+@pytest.mark.parametrize(
+    ("rows", "state"),
+    [
+        (f"12|RUNNING|None|N/A|n1|sum|hpcml:{RUN}\n", "RUNNING"),
+        (f"12|RUNNING|None|N/A|n1|sum|site hpcml:{RUN}\n", "RUNNING"),
+        ("12|RUNNING|None|N/A|n1|sum|hpcml:sum-20261121-074500-1a2c\n", "UNKNOWN"),
+        ("12|RUNNING|None|N/A|n1|other|(null)\n", "UNKNOWN"),
+        ("12|RUNNING|None|N/A|n1|sum|(null)\n", "UNREADABLE"),
+        ("12|RUNNING|None|N/A|n1\n", "UNREADABLE"),
+    ],
+)
+def test_a_job_number_is_not_believed_without_the_run_s_comment(answers: Path, rows: str, state: str) -> None:
+    say(answers, "squeue", f"JOBID|STATE|REASON|START_TIME|NODELIST|NAME|COMMENT\n{rows}")
+    say(answers, "sacct", err="Slurm accounting storage is disabled\n", code=1)
+    (answers / "scancel").write_text(f"#!/bin/sh\necho >{answers}/cancelled $@\n")
+    key = schedulers.Submission(job="12", run=RUN).key
+    assert slurm.states([key])[key].state == state
+    if state == "UNREADABLE":
+        with pytest.raises(SlurmUnreachableError) as caught:
+            slurm.cancel(key)
+        assert "nothing was cancelled" in caught.value.hint
+    else:
+        assert slurm.cancel(key) == ("job 12" if state == "RUNNING" else "")
+    assert (answers / "cancelled").exists() == (state == "RUNNING")
+
+
+def test_accounting_tells_the_run_s_job_from_another_of_its_number(answers: Path) -> None:
+    """By the comment; where accounting keeps none, by user, name and time of submission."""
+    say(answers, "squeue", err=INVALID, code=1)
+    end, user = "0:0|Unknown|None assigned|{}|", os.getuid()
+    own = f"12|TIMEOUT|{end.format('2026-11-21T07:45:01')}{user}|sum|hpcml:{RUN}\n"
+    without = f"12|CANCELLED by 1|{end.format('2026-11-21T07:45:01')}{user}|sum|\n"
+    strangers = (
+        f"12|COMPLETED|{end.format('2025-01-01T00:00:00')}{user}|sum|\n",
+        f"12|COMPLETED|{end.format('2026-11-22T00:00:00')}{user}|other|\n",
+        f"12|COMPLETED|{end.format('2026-11-22T00:00:00')}{user + 1}|sum|\n",
+        f"12|COMPLETED|{end.format('2026-11-22T00:00:00')}{user}|sum|hpcml:x\n",
+    )
+    key = f"12 {RUN}"
+    for rows, state in (((own, *strangers), "TIMEOUT"), ((without, *strangers), "CANCELLED"), (strangers, "UNKNOWN")):
+        say(answers, "sacct", "".join(rows))
+        assert slurm.states([key])[key].state == state
+    say(answers, "sacct", own.replace("TIMEOUT|0:0", "0:9|n4").replace("Unknown|None assigned|", "") + strangers[1])
+    assert slurm.end(key) == schedulers.JobEnd(9, "n4")
+
+
+def test_a_job_that_a_whole_answer_leaves_out_is_unknown(answers: Path) -> None:
+    """However many they are; squeue's header shows that it is whole."""
+    jobs = [str(job) for job in range(100, 140)]
+    say(answers, "squeue", "JOBID|STATE|REASON|START_TIME|NODELIST|NAME|COMMENT\n120|RUNNING|None|N/A|n1|x|(null)\n")
+    say(answers, "sacct", err="Slurm accounting storage is disabled\n", code=1)
+    found = slurm.states(jobs)
+    assert [job for job, state in found.items() if state != schedulers.UNKNOWN] == ["120"]
+
+
+def test_accounting_that_fails_for_many_is_asked_for_the_newest_alone(answers: Path) -> None:
+    jobs = [str(job) for job in range(100, 120)]
+    say(answers, "squeue", "JOBID|STATE|REASON\n")
+    (answers / "sacct").write_text(
+        "#!/bin/sh\nfor word; do case $word in --jobs=*,*) echo no >&2; exit 1;; --jobs=*) job=${word#*=};; esac; done\n"
+        'echo "$job|CANCELLED|0:0|Unknown|None assigned"\n'
+    )
+    found = slurm.states(jobs)
+    assert [found[job].state for job in jobs] == ["UNREADABLE"] * 4 + ["CANCELLED"] * 16
+    assert found["100"].reason == schedulers.NOT_ASKED
 
 
 @pytest.mark.parametrize(("program", "words"), [("sbatch", "nothing was submitted"), ("scancel", "nothing was cancelled"),
@@ -147,9 +223,9 @@ def test_a_squeue_that_fails_is_no_answer(answers: Path) -> None:
 def test_a_job_is_found_by_its_comment_alone(answers: Path) -> None:
     run = "x-20261121-074500-1a2b"
     say(answers, "squeue", f"11|PENDING|hpcml:{run[:-1]}\n12|PENDING|hpcml:{run}\n13|RUNNING|(null)\n")
-    assert slurm.find([run, "x"]) == {run: schedulers.Submission(job="12", found_again=True)}
+    assert slurm.find([run, "x"]) == {run: schedulers.Submission(job="12", run=run, found_again=True)}
     say(answers, "sacct", "9|CANCELLED by 1000|hpcml:y\n")
-    assert slurm.find(["y"]) == {"y": schedulers.Submission(job="9", found_again=True)}
+    assert slurm.find(["y"]) == {"y": schedulers.Submission(job="9", run="y", found_again=True)}
 
 
 def test_of_two_jobs_of_a_run_one_that_has_not_ended_is_found(answers: Path) -> None:

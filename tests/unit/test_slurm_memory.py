@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpcml.schedulers import slurm, slurm_memory
+from hpcml.subprocesses import Answer
 
 GIB = 1024**3
 
@@ -30,16 +31,18 @@ def test_the_forms_of_reqmem(text: str, nodes: int, cpus: int, size: int) -> Non
 
 
 def test_accounting_is_asked_for_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows: list[list[str]] = [["16G", "2", "16"]]
+    rows: list[list[str]] = [["12", "16G", "2", "16"]]
     asked: list[list[str]] = []
 
-    def accounting(options: list[str]) -> list[list[str]]:
-        asked.append(options)
-        return rows
+    def ask(command: list[str], timeout: float = 0) -> Answer:
+        asked.append(command)
+        return Answer(0, "".join("|".join(row) + "\n" for row in rows), "")
 
-    monkeypatch.setattr(slurm, "accounting", accounting)
+    monkeypatch.setattr(slurm, "ask", ask)
     assert slurm_memory.requested("12") == 8 * GIB
-    assert asked == [["--jobs=12", "--format=ReqMem,NNodes,NCPUS"]]
-    for answer in ([], [["16G", "", "16"]], [["an error"]]):
+    assert [word for word in asked[0] if "ReqMem" in word] == [
+        "--format=JobID,ReqMem,NNodes,NCPUS,Submit,UID,JobName,Comment"
+    ]
+    for answer in ([], [["12", "16G", "", "16"]], [["12", "an error"]]):
         rows[:] = answer
         assert slurm_memory.requested("12") == 0

@@ -135,6 +135,11 @@ def test_jobs_in_the_queue(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) 
     assert all(node in ("n1", "n2") for _, _, node in steps)
     saying(monkeypatch, recorded, "squeue: unknown")
     assert slurm.states(["999999"])["999999"].state == "UNKNOWN"
+    saying(monkeypatch, recorded, "squeue: unknown ones")
+    assert slurm.states(["999998", "999999"])["999998"] == schedulers.UNKNOWN
+    saying(monkeypatch, recorded, "squeue: queue")
+    keys = [f"{jobs['held']} held", f"{jobs['held']} another-20261121-074500-1a2b"]
+    assert [state.state for state in slurm.states(keys).values()] == ["PENDING", "UNKNOWN"]
     monkeypatch.setattr(slurm, "ask", lambda *_: answer(recorded, "scancel: unknown"))
     assert slurm.cancel("999999") == "job 999999"
     monkeypatch.setattr(slurm, "ask", lambda *_: answer(recorded, "scancel: ended"))
@@ -145,19 +150,23 @@ def test_what_else_is_asked(recorded: Recorded, monkeypatch: pytest.MonkeyPatch)
     saying(monkeypatch, recorded, "config", "partition", "test only", "sacct: memory", "sacct: end",
            "sacctmgr: assoc", "sacctmgr: qos")  # fmt: skip
     assert slurm_arrays.most_tasks() == 1001
-    assert slurm_memory.requested("1") == 500 * 1024**2
+    jobs: Any = recorded["ended jobs"]
+    assert slurm_memory.requested(jobs["completed"]) == 500 * 1024**2
     monkeypatch.setattr(slurm, "_test_only", lambda *_: answer(recorded, "test only"))
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT[0-9:]{8}", slurm.prospect(Path("job.sh"), "boost", 1.0).start)
 
 
 def test_how_a_job_ended(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
     told = recorded["sacct: end"]["code"] == 0
+    jobs: Any = recorded["ended jobs"]
+    job = jobs["node failure"]
 
     def ask(command: list[str], timeout: float = 0) -> Answer:
-        return Answer(0, "0:9\n", "") if "--format=ExitCode" in command else answer(recorded, "sacct: end")
+        is_end = any("FailedNode" in word for word in command)
+        return answer(recorded, "sacct: end") if is_end else Answer(0, f"{job}|0:9\n", "")
 
     monkeypatch.setattr(slurm, "ask", ask)
-    assert slurm.end("1") == (schedulers.JobEnd(0, "n4") if told else schedulers.JobEnd(9))
+    assert slurm.end(job) == (schedulers.JobEnd(0, "n4") if told else schedulers.JobEnd(9))
 
 
 def test_the_tables_of_a_profile(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
