@@ -144,7 +144,7 @@ def _plan(loaded: LoadedSite, spec: JobSpec, directory: Path) -> Plan:
     """Return the plan of one point's job, of which a map takes what it asks for and where it runs."""
     made = plan(loaded.site, spec, RunLocation(directory, sys.executable, __version__, layers.user_umask()))
     if made.inside.image:
-        hint = "Leave the image out (runtime.kind = 'host'), or use hpcml.submit() with a script."
+        hint = "Leave the image out (set={'runtime.kind': 'python'}), or use hpcml.submit() with a script."
         raise SiteError("hpcml.map cannot run inside an image", place=made.inside.image, hint=hint)
     return made
 

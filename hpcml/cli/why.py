@@ -87,10 +87,9 @@ def cause_of(run: directories.Run, status: run_status.Status) -> str:
 
 
 def _show(answer: Answer, host: str = "") -> None:
-    key = "cause" if answer.failed else "run"
-    say_fitted(answer.sentence, sys.stdout, first=f"{key:<10} ", rest=" " * 11)
-    if not answer.failed:
-        say(f"{'state':<10} {answer.state}")
+    say(f"{'run':<10} {answer.run}")
+    key, text = ("cause", answer.sentence) if answer.failed else ("state", f"{answer.state}. {answer.sentence}")
+    say_fitted(text, sys.stdout, first=f"{key:<10} ", rest=" " * 11)
     for title, lines in (("evidence", answer.evidence), ("then", answer.followed), ("warning", answer.warnings)):
         for line in lines:
             if place := _place(line):

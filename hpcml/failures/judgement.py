@@ -7,6 +7,7 @@ line of a log that begins a failure is the cause. Without one it is unknown.
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -287,9 +288,23 @@ def _raised(end: Ending, hits: Sequence[Hit]) -> Cause:
     verb = "ended itself:" if name == "SystemExit" else "raised"
     what = f"the script {verb} {lines[index].text}"
     line = lines[index]._replace(text=_at(lines[index].text, own))
-    remedy = end.hint or ("" if name == "SystemExit" else "The traceback in the script's log shows how it came there.")
+    remedy = end.hint or ("" if name == "SystemExit" else _remedy(name, lines[index].text))
     nodes = dict.fromkeys(hit.line.node for hit in hits if hit.rule.name == "task-error" and hit.groups[0] == name)
     return Cause(what, short, True, "script-error", remedy, Retry.NONE, (line,), later, 1, tuple(nodes))
+
+
+_OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def _remedy(kind: str, text: str) -> str:
+    """Return the next step after an error that no rule knows, from its words."""
+    if kind == "KeyError" and (variable := re.search(r": '([A-Z][A-Z0-9_]+)'$", text)):
+        if variable[1] in _OF_RANKS:
+            return "hpcml starts the script once, on the first node: it starts no ranks."
+        return f"If {variable[1]} is an environment variable, set it for the whole run: --env {variable[1]}=VALUE."
+    if kind == "FileNotFoundError" and (path := re.search(r": '([^/'][^']*)'$", text)):
+        return f"{path[1]} is a relative path, which counts from the folder of the submission: give the whole path."
+    return "The traceback in the script's log shows how it came there."
 
 
 _PASSED_ON = ("CancelledError", "GeneratorExit", "StopIteration", "StopAsyncIteration")  # how Python itself goes on
@@ -390,16 +405,16 @@ def _ended(end: Ending, hits: Sequence[Hit]) -> Cause:
         if known:
             return _of(known, [*hits, known])
         name = line.text.partition(":")[0].rpartition(".")[2]
-        remedy = "The traceback in the script's log shows how it came there."
+        remedy = _remedy(name, line.text)
         return Cause(
             f"the {kind} printed {line.text}", name, True, "script-error", remedy, evidence=(line,), occurrences=1
         )
     if crashed := [hit for hit in hits if hit.line.source == "driver" and hit.rule.name in _SIGNALS.values()]:
         return _of(crashed[0], hits)
-    what = f"the {kind} ended itself with exit status {status}, without an error that Python shows"
-    remedy = "It calls sys.exit or os._exit, or a library does: its last lines may say why."
-    if kind == "program":
-        what, remedy = f"the program ended with exit status {status}", "Its last lines may say why."
+    what = f"the {kind} ended with exit status {status}"
+    remedy = "" if kind == "program" else "It calls sys.exit or os._exit, or a library does."
+    if end.quote:
+        what += f"; its last line: {end.quote[-1][:_TOLD]}"
     lines = tuple(Line(text, "driver", "logs/driver.log") for text in end.quote[-_SHOWN:])
     return Cause(what, f"{kind} chose exit status {status}", True, "exit", end.hint or remedy, evidence=lines)
 

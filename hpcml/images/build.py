@@ -150,6 +150,9 @@ def _arguments(definition: Definition, given: Mapping[str, str]) -> tuple[dict[s
             notes.append("pip's index has a password in its address, which an image would keep: it is not handed on")
         elif index:
             arguments.setdefault("PIP_INDEX", index)
+    if "MIRROR" in definition.used and not arguments.setdefault("MIRROR", apt_mirror()):
+        hint = "Give a mirror of Debian 12: --build-arg MIRROR=URL."
+        raise UsageError("apt on this machine has no Debian mirror", place=str(definition.path), hint=hint)
     if "UCX_SOURCE" in definition.used:
         if source := arguments.get("UCX_SOURCE"):
             arguments["UCX_SOURCE"] = str(_ucx_source(source))
@@ -180,6 +183,17 @@ def pip_settings() -> dict[str, str]:
     ranks = {":env:": 2, "install": 1}  # by section; of equal ones the last
     rows.sort(key=lambda row: ranks.get(row[0].rpartition(".")[0], 0))
     return {key.rpartition(".")[2]: value.strip().strip("'\"") for key, _, value in rows}
+
+
+def apt_mirror() -> str:
+    """Return the Debian mirror that this machine's apt uses, empty if there is none."""
+    words = ["apt-get", "indextargets", "--format", "$(CREATED_BY)|$(LABEL)|$(REPO_URI)"]
+    try:
+        answer = subprocesses.run(words, TIMEOUT)
+    except subprocesses.CommandMissingError:
+        return ""  # no Debian
+    mirrors = [line.removeprefix("Packages|Debian|") for line in answer.out.splitlines()]
+    return next((one.rstrip("/") for one in mirrors if re.match(r"https?://[^@/]+/", one)), "")
 
 
 def build(order: Order, sink: Callable[[bytes], None]) -> dict[str, object]:

@@ -142,14 +142,14 @@ RULES = (
     Rule(
         "time-asked",
         "time_used",
-        "The run used {time_used} % of the time asked for: with less it would have started earlier (--time).",
+        "The run used {time_used} % of the time asked for: a job that asks for less may start earlier (--time).",
         below=60,
         weight=0.2,
     ),
     Rule(
         "memory-asked",
         "memory_used",
-        "At most {memory_used} % of the memory asked for was in use: with less it would have started earlier "
+        "At most {memory_used} % of the memory asked for was in use: a job that asks for less may start earlier "
         "(--memory-per-node).",
         below=50,
         weight=0.1,

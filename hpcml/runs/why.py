@@ -6,10 +6,10 @@ import math
 import re
 import signal
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hpcml import schedulers
-from hpcml.errors import ALLOCATION_LOST
+from hpcml.errors import ALLOCATION_LOST, ConfigError
 from hpcml.failures import evidence, judgement
 from hpcml.failures.evidence import Line
 from hpcml.failures.judgement import Cause, Ending
@@ -19,10 +19,22 @@ from hpcml.runs import directories, handle, script_checks
 from hpcml.runs import status as run_status
 from hpcml.runs.status import Status
 from hpcml.runs.tables import Table, complete
-from hpcml.units import expand_hosts
+from hpcml.schedulers import limits
+from hpcml.schedulers.request import JobSpec
+from hpcml.sites import lookup
+from hpcml.sites.schema import Site
+from hpcml.units import Memory, TimeLimit, expand_hosts, format_memory_for_slurm
 
 MOST_LOGS = 128  # workers' logs that are read
 _MORE = 1.5  # times what was asked for is worth a try
+_NO_MORE_TIME = (
+    "The site allows no longer time limit: let the script save checkpoints and submit it with --until-done, "
+    "or use more nodes."
+)
+_NO_MORE_MEMORY = (
+    "The nodes have no more memory: use smaller chunks, more nodes (--nodes) or fewer threads for each worker "
+    "(--set workers.threads=…)."
+)
 _WARNINGS = 3
 _NO_MODULE = re.compile(r"No module named \\?'(\w+)")
 
@@ -98,7 +110,7 @@ def of_status(run: directories.Run, status: Status) -> Answer:
         found = _by_scheduler(run, status, found)
     if found.rule == "no-module":
         found = _removed_module(run, found)
-    retry = options(run, found)
+    retry, remedy = _within_limits(run, options(run, found), found.remedy)
     warnings: dict[str, Line] = {}
     for hit in hits:
         if hit.rule.role is Role.WARNING:
@@ -116,7 +128,7 @@ def of_status(run: directories.Run, status: Status) -> Answer:
         found.evidence,
         found.followed,
         tuple(warnings.values())[:_WARNINGS],
-        found.remedy,
+        remedy,
         retry,
         " ".join(("hpcml rerun", run.id, *retry)) if retry else "",
         () if found.known else _where(run),
@@ -211,7 +223,7 @@ def _ending(run: directories.Run, status: Status) -> Ending:
 
 
 def options(run: directories.Run, cause: Cause) -> tuple[str, ...]:
-    """Return the options that a cause makes worth a try; none where what was asked for is not known."""
+    """Return the options that a cause makes worth a try, whatever the site allows; none if the request is unknown."""
     from hpcml.report.figures import memory_in_plan
 
     planned = directories.read_json(run.paths.plan) or Table({})
@@ -227,6 +239,61 @@ def options(run: directories.Run, cause: Cause) -> tuple[str, ...]:
             case Retry.MEMORY if size := memory_in_plan(planned.facts):
                 return ("--memory-per-node", _larger(size))
     return ()
+
+
+def _within_limits(run: directories.Run, wanted: tuple[str, ...], remedy: str) -> tuple[tuple[str, ...], str]:
+    """Return options that the run's site takes, and the next step: other ones where it gives no more."""
+    planned, request = directories.read_json(run.paths.plan), directories.read_json(run.paths.request)
+    if not wanted or wanted[0] == "--exclude" or planned is None or request is None:
+        return wanted, remedy
+    with complete(run.paths.directory):
+        inside, workers = Table(planned.get("inside", dict)), planned.get("inside", dict).get("workers_per_node", 1)
+        try:
+            site = lookup.recorded(request.get("site", dict))
+        except ConfigError:  # another version of hpcml wrote it: its limits are not known here
+            return wanted, remedy
+        asked, (option, text) = _request(request.get("spec", dict), inside.get("nodes", int, 1), site), wanted
+        if option == "--time":
+            more = asked._replace(time=TimeLimit(text))
+        else:
+            size = int(Memory(text.rpartition("=")[2])) * (workers if option == "--set" else 1)
+            more = asked._replace(memory_per_node=Memory(format_memory_for_slurm(size)))
+        if _takes(site, more):
+            return wanted, remedy
+        if option == "--time":
+            return (), _NO_MORE_TIME
+        threads = inside.get("threads", int, 0) or _cpus_in_plan(planned) // max(workers, 1)
+        if threads > 1:
+            return ("--set", f"workers.threads={threads // 2}"), _NO_MORE_MEMORY
+        twice = asked._replace(nodes=2 * asked.nodes)
+        return (("--nodes", str(twice.nodes)) if _takes(site, twice) else ()), _NO_MORE_MEMORY
+
+
+def _request(spec: dict[str, Any], nodes: int, site: Site) -> JobSpec:
+    """Return what of a recorded request the limits of partitions and QoS are about."""
+    asked = Table(spec)
+    return JobSpec(
+        Path(),
+        (),
+        Path(),
+        nodes=nodes,
+        gpus_per_node=asked.get("gpus_per_node", int, site.defaults.gpus_per_node),
+        partition=asked.get("partition", str, ""),
+        qos=asked.get("qos", str, "") or site.defaults.qos,
+    )
+
+
+def _takes(site: Site, spec: JobSpec) -> bool:
+    """Whether a partition takes a request: the one that was asked for, else any that the profile lists."""
+    names = [spec.partition] if spec.partition or not site.partitions else list(site.partitions)
+    return any(not limits.misfit(site, name, spec) and not limits.doubtful_misfits(site, name, spec) for name in names)
+
+
+def _cpus_in_plan(planned: Table) -> int:
+    """Return the CPUs that the batch script asks for on each node, 0 if it leaves them to Slurm."""
+    said = dict(pair for pair in planned.get("directives", list, []) if isinstance(pair, list) and len(pair) == 2)
+    cpus = str(said.get("--cpus-per-task", ""))
+    return int(cpus) if cpus.isdecimal() else 0
 
 
 def _excluded(run: directories.Run) -> list[str]:

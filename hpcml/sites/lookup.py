@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from hpcml import assets, files
 from hpcml.errors import ConfigError, did_you_mean, nearest
 from hpcml.sites import facts
-from hpcml.sites.layers import Layers, build, from_assignments, from_environment, read_toml
+from hpcml.sites.layers import Layers, Value, build, from_assignments, from_environment, read_toml
 from hpcml.sites.schema import CHOICES, Identify, Site
 
 _IDENTIFY = re.compile(r"^\[identify\]\n(?:(?!\[).*\n)*", re.MULTILINE)
@@ -152,6 +152,20 @@ def load_profile(name: str, environment: Mapping[str, str]) -> LoadedSite:
         layers = profiles.layers(name, "profile")
     layers.add({"name": name}, "profile name")
     return LoadedSite(_built(layers), layers, "named", ignored=tuple(profiles.ignored))
+
+
+def recorded(settings: Mapping[str, Mapping[str, object]]) -> Site:
+    """Return the site that a run was submitted to, from the record's settings by dotted key.
+
+    Raises
+    ------
+    ConfigError
+        If this version does not know a key or a value of it.
+    """
+    layers = Layers()
+    for key, setting in settings.items():
+        layers.values[key] = Value(setting["value"], str(setting.get("origin", "")))
+    return _built(layers)
 
 
 def _built(layers: Layers) -> Site:

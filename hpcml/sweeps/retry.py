@@ -88,8 +88,9 @@ class Faults:
         kind = kinds.of_rule(answer.rule, known=answer.known)
         if status.state == "TIMEOUT" or status.exit_status == TIME_LIMIT:
             kind = "timeout"
-        cause = Cause("", "", rule=answer.rule, retry=Retry.TIME) if kind == "timeout" else None
-        options = why.options(run, cause) if cause else answer.options
+        by_rule = BY_NAME[answer.rule].retry if answer.rule in BY_NAME else Retry.NONE
+        retry = Retry.TIME if kind == "timeout" else by_rule
+        options = why.options(run, Cause("", "", rule=answer.rule, retry=retry, nodes=answer.nodes))
         if "--exclude" in options and not bad_nodes.at_fault(status, answer.rule, answer.nodes):
             options = ()
         self._ends[run_id] = Fault(kind, options, interrupted=True)

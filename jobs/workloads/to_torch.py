@@ -55,8 +55,7 @@ def check_torch(job: Job) -> None:
     if lacking := [host for host, version in found if not version]:
         raise RefusedError(
             f"torch is not installed here (host {lacking[0]}, {len(lacking)} of {len(found)} workers). "
-            "Install it into the run's environment, for CPUs: pip install torch --index-url "
-            "https://download.pytorch.org/whl/cpu, or name an image that has it."
+            "Install it into the run's environment (PyTorch has a small build for CPUs), or name an image that has it."
         )
     job.result["torch"] = found[0][1]
 

@@ -45,10 +45,10 @@ def test_a_faulty_node_is_named_with_the_command_to_do_without_it(world: World) 
     (directory / "logs/worker-n3.log").write_text(f"first\n{TEXTS['ecc'][0]}\n")
     (directory / "logs/worker-n1.log").write_text(f"{TEXTS['comm-closed'][0]}\n")
     lines = world.run("why").stdout.splitlines()
-    assert lines[0] == "cause      A GPU's memory is faulty (ECC) (on n3)."
-    assert lines[1].startswith("evidence   logs/worker-n3.log, line 2, ")
-    assert lines[1].endswith(" on n3")
-    assert lines[2] == f"  | {TEXTS['ecc'][0]}"
+    assert lines[:2] == [f"run        {directory.name}", "cause      A GPU's memory is faulty (ECC) (on n3)."]
+    assert lines[2].startswith("evidence   logs/worker-n3.log, line 2, ")
+    assert lines[2].endswith(" on n3")
+    assert lines[3] == f"  | {TEXTS['ecc'][0]}"
     assert f"again      hpcml rerun {directory.name} --exclude n7,n8,n3" in lines
     assert any(TEXTS["comm-closed"][0][:60] in line for line in lines)
 
@@ -75,14 +75,38 @@ def test_a_module_that_was_removed_after_the_submission(world: World) -> None:
     assert found["cause"] == "the module msgpack was installed at submission and is not any more"
     (directory / "logs/scheduler.log").write_text("ModuleNotFoundError: No module named 'numpy'\n")
     assert found["rule"] == (again := why(world))["rule"] == "no-module"
-    assert again["cause"] == "the module numpy is not installed in the run's environment"
+    assert again["cause"] == "the module numpy was not found by a process of the run"
+
+
+def test_nothing_is_advised_that_the_site_does_not_take(world: World) -> None:
+    limits = ("memory_per_node=50G", "max_time=2:30:00", "max_nodes=4")
+    small = [word for limit in limits for word in ("--set", f"partitions.small.{limit}")]
+    asked = ("--partition", "small", "--nodes", "2", "--memory-per-node", "42G", "--time", "2:00:00", *small)
+    starved = {"exit_status": 137, "by": "script", "state": "OUT_OF_MEMORY", "message": "out of memory"}
+    late = {"exit_status": 85, "by": "scheduler", "state": "TIMEOUT", "message": "the time limit was reached"}
+    for more, end, expected in (
+        (("--cpus-per-node", "8"), starved, ["--set", "workers.threads=4"]),
+        (("--cpus-per-node", "8", "--set", "workers.threads=1"), starved, ["--nodes", "4"]),
+        (("--set", "workers.threads=1", "--nodes", "3"), starved, []),
+        (("--set", "partitions.small.memory_per_node=64G"), starved, ["--memory-per-node", "63G"]),
+        ((), late, []),
+        (("--set", "partitions.small.max_time=3:00:00"), late, ["--time", "3:00:00"]),
+    ):
+        directory = failed(world, *asked, *more, **end)
+        found = why(world, directory.name)
+        assert found["options"] == expected, more
+        told = " ".join(expected) if expected else "until-done" if end is late else "smaller chunks"
+        assert told in found["again"] + found["next_step"], more
+        if expected:
+            again = world.run(*found["again"].split()[1:], "--dry-run")
+            assert again.returncode == 0, again.stderr
 
 
 def test_without_evidence_it_is_not_known_and_says_where_to_look(world: World) -> None:
     directory = failed(world, exit_status=87, by="scheduler", message="the job ended without a word (Slurm: FAILED)")
     (directory / "logs/job.log").write_text("nothing of use\n")
     done = world.run("why")
-    assert done.stdout.startswith("cause      Not known: the job ended without a word (Slurm: FAILED).\n")
+    assert "\ncause      Not known: the job ended without a word (Slurm: FAILED).\n" in done.stdout
     assert f"look       hpcml logs {directory.name} job\n" in done.stdout
     assert "again" not in done.stdout
 
@@ -94,6 +118,7 @@ def test_a_run_that_ended_well_waits_or_was_refused(world: World) -> None:
     (directory / "logs/driver.log").write_text("out of memory\nKilled\nOSError: [Errno 28] No space left on device\n")
     found = why(world)
     assert (found["failed"], found["cause"]) == (False, "the run ended well: there is no failure to explain")
+    assert world.run("why").stdout.startswith(f"run        {directory.name}\nstate      COMPLETED. The run ended well")
     shutil.rmtree(directory)
     world.submit()
     found = why(world)
@@ -217,6 +242,9 @@ def test_a_batch_script_that_was_killed_is_told_by_slurm(world: World) -> None:
     directory = failed(world, **LOST)
     world.answer("sacct", out=accounted(directory, "0:9|"))
     assert world.run("why").stdout.startswith("cause      The batch script was killed by SIGKILL.\n")
+    failed(world, **LOST)
+    world.answer("sacct", out="0:9|\n")
+    assert "\ncause      The batch script was killed by SIGKILL.\n" in world.run("why").stdout
     world.answer("sacct", err="Slurm accounting storage is disabled", code=1)
     world.answer(
         "scontrol",
@@ -271,7 +299,8 @@ def test_a_run_that_goes_on_shows_what_it_has_warned_of(world: World) -> None:
             for facts in ({"event": "driver-started"}, {"event": "warning", "sentence": said})
         )
     lines = world.run("why").stdout.splitlines()
-    assert lines[0].startswith("run        The script runs")
+    assert lines[0] == f"run        {directory.name}"
+    assert lines[1].startswith("state      RUNNING. The script runs")
     assert lines[-2:] == ["warning    events.jsonl", f"  | {said}"]
 
 

@@ -81,7 +81,7 @@ STAGES = {
         WAITS, (*ONE, *LIMITED), "time limit was reached while the script ran", limit="driver-started"
     ),
     "time limit in the tear-down": Stage(
-        f"{GO}sys.exit(3)\n", (*ONE, *LIMITED, "--set", "deadlines.teardown=300s"), "ended itself with exit status 3",
+        f"{GO}sys.exit(3)\n", (*ONE, *LIMITED, "--set", "deadlines.teardown=300s"), "ended with exit status 3",
         limit="driver-ended",
     ),
     "file system frozen": Stage(

@@ -51,6 +51,8 @@ def on_page_markdown(markdown: str, page: Any, **_: object) -> str:
     """Leave out what the tests read (the marks above blocks, the word behind a language); errors come first in a search."""
     if page.file.src_uri == "docs/troubleshooting.md":
         page.meta["search"] = {"boost": 4}
+    elif page.file.src_uri == "docs/upstream/README.md":  # quotes the same errors, for developers of other projects
+        page.meta["search"] = {"exclude": True}
     return re.sub(
         r"^```(\w+) \w+$", r"```\1", re.sub(r"^<!--.*?-->\n", "", markdown, flags=re.MULTILINE), flags=re.MULTILINE
     )

@@ -186,6 +186,23 @@ def test_the_words_that_a_script_ends_with_are_written_down(tmp_path: Path) -> N
             note.unlink()
 
 
+@pytest.mark.parametrize(("kind", "message", "words"), [
+    ("KeyError", "'SCALE'", "--env SCALE=VALUE"),
+    ("KeyError", "'RANK'", "no ranks"),
+    ("KeyError", "'column a'", "traceback"),
+    ("FileNotFoundError", "[Errno 2] No such file or directory: 'data/x.csv'", "data/x.csv is a relative path"),
+    ("FileNotFoundError", "[Errno 2] No such file or directory: '/data/x.csv'", "traceback"),
+])  # fmt: skip
+def test_errors_that_a_user_can_mend_have_a_next_step(kind: str, message: str, words: str) -> None:
+    assert words in cause(raised((kind, message)), []).remedy
+
+
+def test_a_script_that_ends_with_a_status_is_told_by_its_last_line() -> None:
+    said = ("usage: a.py [-h] [--k K]", "a.py: error: unrecognized arguments: --x 3")
+    found = cause(Ending(2, "script", "FAILED", "the script ended with exit status 2", quote=said), [])
+    assert found.what == f"the script ended with exit status 2; its last line: {said[1]}"
+
+
 def test_an_error_that_speaks_for_another_gives_it_the_word() -> None:
     end = raised(("RuntimeError", "NCCL_ERROR: b'unhandled system error'"))
     assert cause(end, []).rule == "nccl-system"

@@ -51,6 +51,16 @@ def test_a_script_that_never_connects_is_told_and_goes_on() -> None:
     assert "Client(scheduler_file=…)" in run.said[0]
 
 
+def test_a_scheduler_that_is_held_up_reports_no_idle_script() -> None:
+    run = Run(answer_deadline=6000.0, idle_end=700.0)
+    run.at(39, connected=False, idle=39)  # the script connects; then a graph's imports hold up the scheduler
+    run.at(590)
+    assert run.said == []
+    run.at(600, connected=True, idle=550)
+    run.at(900)
+    assert run.said == []
+
+
 def test_the_time_before_the_script_does_not_count() -> None:
     run = Run()
     run.clock.seconds = 1000.0

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from hpcml import subprocesses
-from hpcml.errors import ImageError, NotFoundError, StorageError
+from hpcml.errors import ImageError, NotFoundError, StorageError, UsageError
 from hpcml.images import build, definition, program
 
 APPTAINER = program.Program("/opt/bin/apptainer", "apptainer", (1, 4, 5))
@@ -151,6 +151,30 @@ def test_a_password_in_pip_s_index_stays_out_of_the_image(tmp_path: Path, monkey
     assert secret.arguments == {}
     assert any("password" in note for note in secret.notes)
     assert "secret" not in json.dumps([*secret.command(tmp_path / "new"), *secret.notes])
+
+
+@pytest.mark.parametrize(("listed", "mirror"), [
+    ("Packages|Debian-Security|http://a.example.org/security/\nPackages|Debian|http://b.example.org/debian/\n",
+     "http://b.example.org/debian"),
+    ("Packages|Debian|http://ada:secret@b.example.org/debian/\nContents|Debian|http://c.example.org/debian/\n", ""),
+    ("Packages|Ubuntu|http://b.example.org/ubuntu/\n", ""),
+])  # fmt: skip
+def test_debian_comes_from_the_mirror_of_this_machine_s_apt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: str, mirror: str
+) -> None:
+    apt = tmp_path / "bin/apt-get"
+    apt.parent.mkdir()
+    apt.write_text(f"#!/bin/sh\ncat <<'END'\n{listed}END\n")
+    apt.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{apt.parent}:{os.environ['PATH']}")
+    wheels, given = definition.find("cpu-wheels", tmp_path), {"PIP_INDEX": ""}
+    if mirror:
+        assert build._arguments(wheels, given)[0]["MIRROR"] == mirror
+    else:
+        with pytest.raises(UsageError, match="no Debian mirror"):
+            build._arguments(wheels, given)
+    own = {**given, "MIRROR": "http://own.example.org/debian"}
+    assert build._arguments(wheels, own)[0]["MIRROR"] == own["MIRROR"]
 
 
 def test_the_source_of_ucx_is_looked_for_before_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

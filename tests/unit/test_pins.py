@@ -20,7 +20,6 @@ PINS = tomllib.loads((ROOT / "containers/versions.toml").read_text())
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 DEFINITIONS = [definitions.find(name, ROOT) for name in definitions.shipped()]
 MACHINE_S_OWN = {"MIRROR", "PIP_INDEX", "UCX_SOURCE"}
-PUBLIC = "http://deb.debian.org/debian"  # Debian's own name for whichever mirror is near
 RAPIDS = ("cudf", "dask-cudf", "cuml", "raft-dask", "rmm")
 
 
@@ -137,9 +136,25 @@ def test_the_drivers_are_those_that_the_nodes_are_asked_for() -> None:
     assert {f"driver-cuda{cuda}": str(needs.driver) for cuda, needs in preflight._NEEDS.items()}.items() <= PINS.items()
 
 
+# Indexes and mirrors: each machine's own configuration names its own.
+REGISTRIES = re.compile(
+    r"\b(pypi\.(org|nvidia\.com)|(files|test)\.pythonhosted\.org|(deb|security|archive|snapshot)\.(debian\.org|ubuntu\.com)|"
+    r"(conda|repo)\.anaconda\.(org|com)|registry\.(npmjs\.org|yarnpkg\.com)|download\.pytorch\.org|proxy\.golang\.org|"
+    r"(static|index)\.crates\.io)\b"
+)
+
+
+def test_no_file_names_a_package_registry() -> None:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    paths = [ROOT / name for name in listed.split("\0") if name]
+    texts = ((path, path.read_text(errors="replace")) for path in paths if path.is_file())
+    assert [str(path) for path, text in texts if REGISTRIES.search(text)] == []
+    assert paths or not (ROOT / ".git").exists()
+
+
 def test_no_definition_names_a_mirror() -> None:
     for definition in DEFINITIONS:
-        assert not re.search(r"\w+://", definition.text.replace(f"MIRROR={PUBLIC}", "")), definition.name
+        assert not re.search(r"\w+://", definition.text), definition.name
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")

@@ -42,7 +42,7 @@ class Hangs:
         self._look_at_scheduler()
         if self.context.settings.service == "jupyter" or not self.use:
             return  # a service ends for idleness by itself
-        ran = self.clock.seconds - self.began
+        ran = self.heard - self.began  # a scheduler that is held up has not reported what happened since
         idle = min(float(self.use["idle"]), ran)
         self._look_at_use(ran, idle)
         if (stuck := self.use["stuck"]) and idle > STUCK and not missing:

@@ -27,7 +27,6 @@ from hpcml.node.fabric import transfers
 from hpcml.node.hardware import dead_worker_memory, gpus, topology
 from hpcml.node.hardware.network import NoProtocolError, choose_address, choose_protocol, ucx_environment
 from hpcml.node.health import clock_offset
-from hpcml.node.roles import early_imports
 from hpcml.node.sampling import dask_state
 from hpcml.node.security import tls, ucx_auth
 from hpcml.node.security.connection_limits import Guarded
@@ -244,7 +243,6 @@ async def _serve(
 ) -> str:
     worker = PrivateWorker(address, **options)
     transfers.Transfers(worker, folder, device)
-    early_imports.take_part(worker)
     dask_state.tell_transfers(worker)
     holder = dead_worker_memory.Holder(worker, pool) if pool else None
     await worker

@@ -35,7 +35,7 @@ from hpcml.node.hardware.network import (
 )
 from hpcml.node.health import clock_offset, diagnosis, task_ends
 from hpcml.node.health.heartbeat import Activity, peer_of
-from hpcml.node.roles import dashboard, early_imports, registration
+from hpcml.node.roles import dashboard, registration
 from hpcml.node.sampling import dask_state
 from hpcml.node.security import connection_limits, tls, ucx_auth
 from hpcml.node.settings import Context, load
@@ -294,15 +294,12 @@ async def _obey(
         reporter.send(event="fabric-checked", **facts)
 
     while line := await reader.readline():
-        words = json.loads(line)
-        order = words.get("do")
+        order = json.loads(line).get("do")
         if order == "close":
             break
         if order == "alive":
             activity.answered()
         if order == "check-fabric":
             checking = asyncio.create_task(answer())
-        if order == "import":
-            early_imports.begin(words["modules"], activity.schedulers)
     if checking is not None:
         checking.cancel()

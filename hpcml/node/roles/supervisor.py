@@ -14,7 +14,7 @@ from hpcml.node import code_copy, scratch, storage
 from hpcml.node.control_socket import Channel
 from hpcml.node.health.frozen import WAITED, Frozen
 from hpcml.node.outcome import EventLog, Outcome, RunEndedError, say
-from hpcml.node.roles import attempts, early_imports, end_cause, error_hints, report
+from hpcml.node.roles import attempts, end_cause, error_hints, report
 from hpcml.node.roles.bring_up import NO_FOLDER, BringUp
 from hpcml.node.roles.run_state import RunState
 from hpcml.node.roles.script import Script
@@ -104,8 +104,6 @@ def run_script(state: RunState, environment: dict[str, str]) -> Outcome:
         return Outcome(errors.START_FAILED, state.phase, "hpcml", reason, hint)
     state.events.write("driver-started", pid=script.process.pid)
     began = state.context.run.events.stat().st_mtime_ns  # by the clock of the file system that has the copy of the code
-    if modules := early_imports.wanted(state.context.settings):
-        state.channel.send(do="import", modules=modules)
     state.hangs.begin()
     try:
         outcome = _follow(state, script)

@@ -1,0 +1,78 @@
+"""What messages advise exists: options of the commands that they name, keys of a profile and values that those take."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+
+import hpcml
+from hpcml.cli import main
+from hpcml.sites.schema import CHOICES, Site
+
+PACKAGE = Path(hpcml.__file__).parent
+OPTION = r"(?<![\w-])--[a-z][a-z-]+"
+KEY = re.compile(r"(?<![\w./-])([a-z]+)\.([a-z_]+)(?![\w.(/*-])")
+COMMAND = re.compile(r"hpcml ([a-z]+)((?: (?!hpcml )[^\s.;,:()'\"]+)*)")
+VALUE = re.compile(r"([a-z]+\.[a-z_]+)'?(?: = |=|: )[\"'“]?([a-z]+)")
+# Options of other programs, and a script's own in examples.
+FOREIGN = {
+    "--bind", "--contain", "--containall", "--cpus-per-task", "--encrypt", "--epochs",
+    "--format", "--gpu-bind", "--gpus-per-task", "--ipc", "--licenses", "--lr", "--me", "--no-index", "--no-requeue", "--nv",
+    "--overlap", "--parsable", "--pid", "--test-only", "--version", "--man",
+}  # fmt: skip
+FILES = {"json", "conf"}  # what follows the dot in a file's name
+NOT_SAID = {"cli/completion.py", "report/page.py", "report/page_text.py", "elastic/job.py", "plan/compiled_template.py"}
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """Yield the package's strings that are sentences, with their places; what is filled in is an X."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        place = str(path.relative_to(PACKAGE))
+        if place in NOT_SAID or place.startswith("_assets/"):
+            continue
+        tree = ast.parse(path.read_text())
+        parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+        parts |= {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
+        for node in ast.walk(tree):
+            if isinstance(node, ast.JoinedStr):
+                text = "".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
+                text = node.value
+            else:
+                continue
+            if " " in text and "\\w" not in text:  # no word, and no pattern
+                yield f"{place}:{node.lineno}", text
+
+
+def options(parser: argparse.ArgumentParser) -> Iterator[str]:
+    for action in parser._actions:
+        yield from action.option_strings
+        if isinstance(action, argparse._SubParsersAction):
+            for verb in action.choices.values():
+                yield from options(verb)
+
+
+def test_advice_names_options_and_keys_that_exist() -> None:
+    by_verb = {verb: {*options(main.build_parser(verb))} for verb in main.COMMANDS}
+    known = {"--host", *FOREIGN}.union(*by_verb.values())
+    tables = typing.get_type_hints(Site)
+    wrong, values = [], 0
+    for place, text in texts():
+        wrong += [(place, option, text) for option in re.findall(OPTION, text) if option not in known]
+        for verb, rest in COMMAND.findall(text):
+            allowed = by_verb.get(verb, known) | FOREIGN
+            wrong += [
+                (place, verb, text) for option in re.findall(OPTION, rest.partition(" -- ")[0]) if option not in allowed
+            ]
+        for table, key in KEY.findall(text):
+            fields = getattr(tables.get(table), "_fields", ())
+            wrong += [(place, key, text)] if fields and key not in {*fields, *FILES} else []
+        for key, value in VALUE.findall(text):
+            values += key in CHOICES
+            wrong += [(place, key, text)] if key in CHOICES and value not in CHOICES[key] else []
+    assert wrong == []
+    assert values > 3  # or nothing is looked at
