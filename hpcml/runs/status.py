@@ -194,7 +194,7 @@ def _from_files(run: directories.Run, record: RunRecord) -> Status:
     )
     if (refusal := run.submission) and refusal.error:
         return new._replace(
-            phase="unknown" if refusal.exit_status == ANSWER_LOST else "refused",
+            phase="unknown" if refusal.exit_status == ANSWER_LOST and not adoption.was_given_up(run) else "refused",
             message=refusal.error,
             exit_status=refusal.exit_status,
             hint=refusal.hint,
@@ -289,7 +289,10 @@ def _message(current: Status) -> str:
 def _ask_owner(own: Status, run: directories.Run, record: RunRecord, known: JobState | None) -> Status:
     """Ask the scheduler about a run that has not written its end."""
     if not run.submission:
-        hint = f"If it was accepted, its comment is hpcml:{run.id} (squeue --me -o '%i %k')."
+        hint = (
+            f"If it was accepted, its comment is hpcml:{run.id} (squeue --me -o '%i %k'). "
+            f"Without such a job it is not submitted after {adoption.LOST_AFTER / 60:g} minutes."
+        )
         return own._replace(phase="unknown", message="the submission's answer was not recorded", hint=hint)
     try:
         with complete(run.paths.directory):
