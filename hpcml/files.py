@@ -270,6 +270,14 @@ def tail(path: Path, lines: int = 12, width: int | None = None) -> tuple[str, ..
     return tuple([line.rstrip()[:width] for line in text.splitlines() if line.strip()][-lines:])
 
 
+def size_of(path: Path) -> int:
+    """Return how long a file is now, 0 if it is not there."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
 # -- writing ---------------------------------------------------------------------------------------------------------
 
 

@@ -23,7 +23,13 @@ trap : HUP INT TERM USR1 USR2   # the role answers signals; this shell only has 
 exits=$HPCML_RUN_DIR/attempts/$HPCML_ATTEMPT/exit
 file=$exits/$role@$node
 killed=0
-"$@"; status=$?
+if [ "$role" = driver ]; then   # scancel --signal reaches this shell alone, and a shell that waits in the foreground is deaf
+  trap ': >"${exits%/exit}/terminate"' HUP INT TERM
+  "$@" & child=$!
+  while wait "$child"; status=$?; kill -0 "$child" 2>/dev/null; do :; done
+else
+  "$@"; status=$?
+fi
 # A worker task that a signal ended takes its workers with it: it is started again, and the supervisor told.
 while [ "$role" = worker ] && [ "$status" -gt 128 ] && [ "$status" -lt 193 ] && [ "$killed" -lt "${HPCML_RESTARTS:-0}" ] &&
   [ ! -e "${exits%/exit}/ended" ] && [ ! -e "${exits%/exit}/terminate" ]; do

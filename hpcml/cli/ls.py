@@ -292,10 +292,10 @@ def _read(paths: list[Path], said: set[str]) -> list[tuple[run_status.Status, di
 
 
 def _with_jobs(runs: list[directories.Run | run_status.Status]) -> list[directories.Run | run_status.Status]:
-    """Return the runs with the jobs of those that were prepared and are submitted by now."""
+    """Return the runs with the jobs of those that were prepared, or whose submission was not answered."""
     from hpcml.runs import adoption
 
-    jobs = adoption.of_prepared(run for run in runs if isinstance(run, directories.Run))
+    jobs = adoption.of_open(run for run in runs if isinstance(run, directories.Run))
     return [jobs.get(run.id, run) if isinstance(run, directories.Run) else run for run in runs]
 
 

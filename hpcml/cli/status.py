@@ -112,7 +112,7 @@ def _lines(status: run_status.Status, cause: str = "", before: Sequence[Attempt]
         if (value := getattr(status, key))
     ]
     lines += [("differ", difference) for difference in status.differences]
-    lines += [("warning", warning) for warning in status.warnings]
+    lines += [("warning", warning) for warning in (*status.warnings, *status.silences())]
     lines += phases(status)
     if status.exit_status is not None:
         own = status.by == "script" and status.exit_status != STOPPED

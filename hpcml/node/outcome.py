@@ -67,10 +67,10 @@ class Outcome:
             return "NODE_FAIL"
         return "FAILED" if self.by == "script" else _STATES.get(self.exit_status, "FAILED")
 
-    def write(self, context: Context, warnings: Sequence[str] = (), *, over: bool = True, cause: str = "") -> None:
+    def write(self, context: Context, warnings: Sequence[str] = (), *, over: bool = True, cause: str = "") -> bool:
         """Write status.json, the first source of how a run ended; it is not over while the roles are torn down.
 
-        ``cause`` is why it failed, in six words at most.
+        ``cause`` is why it failed, in six words at most. Return whether the file could be written.
         """
         facts = {
             "over": over,
@@ -86,7 +86,7 @@ class Outcome:
             "quote": list(self.quote),
             "warnings": list(warnings),
         }
-        storage.write_end(context.run, context.run.status, facts)
+        return storage.write_end(context.run, context.run.status, facts)
 
     def or_a_full_disk(self, context: Context) -> Outcome:
         """Return it with a full disk as its cause where that is what hpcml or the script could not live with."""

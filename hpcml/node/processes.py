@@ -165,6 +165,13 @@ class Process:
         return state if began == self.began and state not in "ZX" else ""
 
     @property
+    def age(self) -> float:
+        """The seconds since it began, whatever the clock of the day says; 0 if that is not known."""
+        if not self.began.isdecimal():
+            return 0.0
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - int(self.began) / os.sysconf("SC_CLK_TCK")
+
+    @property
     def alive(self) -> bool:
         """Whether it has not ended."""
         return bool(self.state)

@@ -69,11 +69,14 @@ def scarce(folder: Path) -> str:
     return explanation(OSError(errno.ENOSPC, ""), folder) if full else ""
 
 
-def write_end(run: RunPaths, path: Path, facts: dict[str, Any]) -> None:
-    """Write a file of the run's end, into the reserve if there is no room; a full disk must not keep the nodes."""
+def write_end(run: RunPaths, path: Path, facts: dict[str, Any]) -> bool:
+    """Write a file of the run's end, into the reserve if there is no room; a full disk must not keep the nodes.
+
+    Return whether it could be written.
+    """
     try:
         files.write_json(path, facts)
-        return
+        return True
     except OSError as error:
         failed = error
     text = json.dumps(facts).encode()
@@ -86,8 +89,9 @@ def write_end(run: RunPaths, path: Path, facts: dict[str, Any]) -> None:
         except OSError as error:
             failed = error
         else:
-            return
+            return True
     print(f"hpcml: {path} cannot be written ({failed.strerror}): {facts}", file=sys.stderr)
+    return False
 
 
 def _write_over(path: Path, text: bytes) -> None:
@@ -114,9 +118,9 @@ def renew(run: RunPaths) -> None:
 
 def release(run: RunPaths) -> None:
     """Remove what is left of the reserve: the end is written."""
-    for name in files.listed(run.reserve):
-        (run.reserve / name).unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # not there, or somebody keeps a file in it
+    with contextlib.suppress(OSError):  # not there, somebody keeps a file in it, or the file system is read-only
+        for name in files.listed(run.reserve):
+            (run.reserve / name).unlink(missing_ok=True)
         run.reserve.rmdir()
 
 

@@ -58,11 +58,10 @@ def follow(
         if began and distance < FIRST_ASK_AFTER_START:  # its own events tell now
             distance = FIRST_ASK_AFTER_START
             ask_at = now + distance
-        if run.submission and (run.job or run.submission.line) and now >= ask_at:
+        if (run.job or adoption.is_open(run)) and now >= ask_at:
             stamps = [_stamp(run.paths.events), _stamp(run.paths.status)]
             try:
-                run = _submitted(directories.load(run.paths.directory) if run.may_start_again else run)
-                run, state = run_status.present_job(run)
+                run, state = _present_job(run)
                 heard, told = now, stamps
             except SlurmUnreachableError:
                 if now - heard > patience:
@@ -94,15 +93,13 @@ def follow(
         time.sleep(LOOK)
 
 
-def _submitted(run: directories.Run) -> directories.Run:
-    """Return a run with its job; NotFoundError if it is prepared and has none."""
-    if not adoption.is_prepared(run):
-        return run
-    run = adoption.adopt(run)
-    if not run.job:
+def _present_job(run: directories.Run) -> tuple[directories.Run, JobState | None]:
+    """Return a run with its job now and that job's state; NotFoundError if it is prepared and has none."""
+    run = adoption.adopt(directories.load(run.paths.directory) if run.may_start_again else run)
+    if adoption.is_prepared(run) and not run.job:
         hint = f"Type its line first: {run.submission.line if run.submission else ''}"
         raise NotFoundError("The run is prepared, and nobody has submitted it", place=run.id, hint=hint)
-    return run
+    return run_status.present_job(run) if run.job else (run, None)
 
 
 def _stamp(path: Path) -> tuple[int, int]:

@@ -279,7 +279,7 @@ def standings(runs: Sequence[directories.Run]) -> list[Standing]:
     silent = ""
     states: dict[str, schedulers.JobState] = {}
     try:
-        jobs = adoption.of_prepared(runs)
+        jobs = adoption.of_open(runs)
         runs = [jobs.get(run.id, run) for run in runs]
         states = schedulers.states({run.id: run.submission for run in runs if run.submission and run.submission.key})
         ended = [run for run in runs if run.may_start_again and (known := states.get(run.id)) and known.ended]

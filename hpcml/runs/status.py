@@ -63,7 +63,8 @@ class Status(NamedTuple):
     ``phase`` is refused, unknown, prepared, queued, starting, running, ending or ended. ``node_count`` is how
     many nodes it asked for; ``workers`` are there of ``expected``.
     ``times`` are its events' in seconds since 1970, ``clocks`` by how many seconds a node's clock is ahead of the first
-    node's, and by how many that may be wrong. ``ended_as`` is Slurm's word for its end, ``cause`` why
+    node's, and by how many that may be wrong. ``silent_workers`` are the nodes with a worker that sends no heartbeats,
+    and since when. ``ended_as`` is Slurm's word for its end, ``cause`` why
     it failed in some words, as the run itself has written it. ``silent`` is why Slurm
     could not be asked; all else is then from the run's own files.
     """
@@ -89,6 +90,7 @@ class Status(NamedTuple):
     fabric_ok: bool = True
     differences: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    silent_workers: Mapping[str, float] = {}
     service: str = ""
     jupyter: str = ""
     times: Mapping[str, float] = {}
@@ -118,6 +120,13 @@ class Status(NamedTuple):
     def failed(self) -> bool:
         """Whether it ended otherwise than by a script's success: refused, cancelled, lost, or with another status."""
         return self.over and (self.phase == "refused" or bool(self.exit_status))
+
+    def silences(self, step: int = 1) -> tuple[str, ...]:
+        """Return for how many seconds workers are silent, a sentence for each node, in whole ``step``."""
+        if self.phase != "running":
+            return ()
+        seconds = {node: max(0, int(time.time() - since)) // step * step for node, since in self.silent_workers.items()}
+        return tuple(f"{node}: silent for {count} s (no heartbeat of a worker)" for node, count in seconds.items())
 
     def seconds(self, now: float | None = None) -> int | None:
         """Return how long it has had its nodes, in seconds until its end or until now; None if that is not known."""
@@ -195,7 +204,7 @@ def _from_files(run: directories.Run, record: RunRecord) -> Status:
     )
     if (refusal := run.submission) and refusal.error:
         return new._replace(
-            phase="unknown" if refusal.exit_status == ANSWER_LOST else "refused",
+            phase="unknown" if refusal.exit_status == ANSWER_LOST and not adoption.was_given_up(run) else "refused",
             message=refusal.error,
             exit_status=refusal.exit_status,
             hint=refusal.hint,
@@ -204,7 +213,7 @@ def _from_files(run: directories.Run, record: RunRecord) -> Status:
     current = new
     for event in record.events:
         if event.attempt != current.attempt:  # Slurm has started the job again
-            current = current._replace(attempt=event.attempt, phase="starting", times={}, clocks={})
+            current = current._replace(attempt=event.attempt, phase="starting", times={}, clocks={}, silent_workers={})
             current = current._replace(versions="", fabric="", fabric_ok=True, differences=())
         current = _after(current, event)
     current = current._replace(message=_message(current))
@@ -229,9 +238,8 @@ def _after(current: Status, event: Event) -> Status:
     """Return a status after one more event."""
     facts = event.facts
     security = facts.get("security", str, current.security)
-    clocks = {facts.get("node", str): (facts.number("ahead"), facts.number("within"))} if event.name == "clock" else {}
-    times, clocks = {**current.times, event.name: event.time}, {**current.clocks, **clocks}
-    current = current._replace(times=times, clocks=clocks, security=security)
+    current = _of_nodes(current, event)
+    current = current._replace(times={**current.times, event.name: event.time}, security=security)
     match event.name:
         case "allocated":
             return current._replace(phase="starting", nodes=facts.texts("nodes"), workers=0, warnings=())
@@ -253,6 +261,18 @@ def _after(current: Status, event: Event) -> Status:
             pages = current.service == "jupyter"
             effect = "open pages are told to save" if pages else "hpcml.run.should_stop() is true now"
             return current._replace(hint=f"The time limit is near: {effect}.")
+    return current
+
+
+def _of_nodes(current: Status, event: Event) -> Status:
+    """Return a status after an event that tells of clocks or heartbeats."""
+    facts = event.facts
+    if event.name == "clock":
+        clock = {facts.get("node", str): (facts.number("ahead"), facts.number("within"))}
+        return current._replace(clocks={**current.clocks, **clock})
+    if event.name == "workers-silent":
+        since = Table(facts.get("since", dict))
+        return current._replace(silent_workers={node: since.number(node) for node in since.facts})
     return current
 
 
@@ -290,7 +310,10 @@ def _message(current: Status) -> str:
 def _ask_owner(own: Status, run: directories.Run, record: RunRecord, known: JobState | None) -> Status:
     """Ask the scheduler about a run that has not written its end."""
     if not run.submission:
-        hint = f"If it was accepted, its comment is hpcml:{run.id} (squeue --me -o '%i %k')."
+        hint = (
+            f"If it was accepted, its comment is hpcml:{run.id} (squeue --me -o '%i %k'). "
+            f"Without such a job it is not submitted after {adoption.LOST_AFTER / 60:g} minutes."
+        )
         return own._replace(phase="unknown", message="the submission's answer was not recorded", hint=hint)
     try:
         with complete(run.paths.directory):
@@ -433,6 +456,9 @@ def _ended_without_word(own: Status, run: directories.Run, record: RunRecord, jo
     if not own.times and (log := files.tail(run.paths.job_log)) and log[-1].startswith("hpcml: "):
         message = log[-1].removeprefix("hpcml: ").rstrip(".")  # the batch script's own word
         return _lost(own, run, STORAGE if message.startswith(_REPLACED) else START_FAILED, message)
+    if job.state == "FAILED" and run.submission and schedulers.end(run.submission).exit_status == STORAGE:
+        message = "the run could not write how it ended: its file system was full, or refused to be written to"
+        return _lost(own, run, STORAGE, message)
     forgotten = "Slurm knows no such job any more" if job == schedulers.UNKNOWN else f"Slurm: {job.state}"
     message = job.reason or f"the job ended without a word ({forgotten})"
     end = _lost(own, run, ALLOCATION_LOST, message)

@@ -95,7 +95,8 @@ def of_status(run: directories.Run, status: Status) -> Answer:
     """Return why a run failed that stands so."""
     if status.phase == "refused":
         return refused(status)
-    told = tuple(Line(sentence, "record", "events.jsonl") for sentence in status.warnings[-_WARNINGS:])
+    sentences = (*status.warnings[-_WARNINGS:], *status.silences())
+    told = tuple(Line(sentence, "record", "events.jsonl") for sentence in sentences)
     if not status.over:
         never = "never start" in status.message
         cause = f"the run waits: {status.message}" if status.phase == "queued" else status.message

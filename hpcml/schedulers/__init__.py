@@ -102,10 +102,14 @@ class JobState(NamedTuple):
 
 
 class JobEnd(NamedTuple):
-    """What a scheduler says of how a job ended; ``signal`` ended its batch script, ``failed_nodes`` are named so."""
+    """What a scheduler says of how a job ended; ``signal`` ended its batch script, ``failed_nodes`` are named so.
+
+    ``exit_status`` is the batch script's.
+    """
 
     signal: int = 0
     failed_nodes: str = ""
+    exit_status: int = 0
 
 
 UNKNOWN = JobState("UNKNOWN")

@@ -610,20 +610,20 @@ def end(job: str) -> JobEnd:
         for status, *nodes in accounted([job], fields).values():
             if ":" in status:
                 failed = "".join(nodes)
-                return JobEnd(_signal(status), failed if re.fullmatch(r"[\w\[\],.-]+", failed) else "")
+                return _job_end(status, failed if re.fullmatch(r"[\w\[\],.-]+", failed) else "")
     try:
         answer = ask(["scontrol", "--oneliner", "show", "job", number])
     except SlurmUnreachableError:
         return JobEnd()
     found = re.search(r" ExitCode=(\d+:\d+)", answer.out)
     is_own = not run or f" Comment=hpcml:{run} " in f"{answer.out.strip()} "
-    return JobEnd(_signal(found[1])) if found and is_own else JobEnd()
+    return _job_end(found[1]) if found and is_own else JobEnd()
 
 
-def _signal(exit_code: str) -> int:
-    """Return the signal of ``status:signal``, 0 if it is none."""
-    number = exit_code.partition(":")[2]
-    return int(number) if number.isdecimal() else 0
+def _job_end(exit_code: str, failed_nodes: str = "") -> JobEnd:
+    """Return the end of which Slurm says ``status:signal``."""
+    status, signal = (int(number) if number.isdecimal() else 0 for number in exit_code.partition(":")[::2])
+    return JobEnd(signal, failed_nodes, status)
 
 
 def cancel(job: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import time
 import zipfile
 from pathlib import Path
@@ -189,6 +190,54 @@ def test_a_submission_that_was_never_recorded_is_found_too(world: World) -> None
     directory = world.submit()
     (directory / "submission.json").unlink()
     assert json.loads(world.run("status", "last", "--json").stdout)["job"] == "101"
+
+
+@pytest.mark.parametrize("killed", [True, False], ids=["command-killed", "answer-lost"])
+def test_a_run_without_a_job_was_not_submitted_after_some_minutes(world: World, killed: bool) -> None:
+    """The command was killed between the run's folder and sbatch's answer, and sbatch with it."""
+    directory, name = world.submit(), world.left()[0]
+    record = directory / "submission.json"
+    lost = json.loads(record.read_text()) | {"job": "", "error": "It is not known", "exit_status": errors.ANSWER_LOST}
+    record.unlink() if killed else record.write_text(json.dumps(lost))
+    (world.state / "jobs.json").unlink()
+
+    def state(*words: str) -> tuple[str, int | None]:
+        facts = json.loads(world.run(*words, "--json").stdout)
+        facts = facts[0] if isinstance(facts, list) else facts
+        return facts["state"], facts["exit_status"]
+
+    unknown = state("status", name)[0], state("ls")[0]
+    assert unknown == ("UNKNOWN", "UNKNOWN"), "a job may come still"
+    assert world.run("rm", "--yes", name).returncode == 1
+    past = time.time() - adoption.LOST_AFTER - 60
+    os.utime(directory / "plan.json", (past, past))
+    world.answer("squeue", err="slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n", code=1)
+    assert state("ls")[0] == "UNKNOWN", "only an answer of Slurm's shows it"
+    world.answer("squeue")
+    waited = world.run("wait", name)
+    assert waited.returncode == errors.ANSWER_LOST, waited.stderr
+    assert "was not submitted" in waited.stderr + waited.stdout
+    assert state("status", name) == state("ls") == ("REFUSED", errors.ANSWER_LOST)
+    cancelled = world.run("cancel", name)
+    assert (cancelled.returncode, "was not submitted" in cancelled.stderr + cancelled.stdout) == (0, True)
+    # an sbatch that took longer than that
+    late = subprocess.run(
+        ["bash", directory / "job.sh"], env={"SLURM_JOB_ID": "7", "PATH": "/usr/bin:/bin"}, check=False
+    )
+    assert (late.returncode, (directory / "attempts").exists()) == (errors.USAGE, False)
+    assert world.run("rm", "--yes", name).returncode == 0
+    assert world.left() == []
+
+
+def test_a_run_whose_job_is_forgotten_was_submitted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = world.submit()
+    (directory / "submission.json").unlink()
+    (world.state / "jobs.json").unlink()
+    (directory / "job").symlink_to("101")
+    os.utime(directory / "plan.json", (0, 0))
+    for name, value in world.environment.items():
+        monkeypatch.setenv(name, value)
+    assert adoption.adopt(directories.load(directory)).job == "101"
 
 
 def test_a_run_whose_answer_is_being_written_keeps_all_of_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

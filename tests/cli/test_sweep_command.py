@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 import subprocess
 import time
 from pathlib import Path
@@ -109,6 +110,19 @@ def test_only_what_is_missing_is_submitted(world: World) -> None:
     assert {key: value for key, value in json.loads(out).items() if key != "runs"} == {
         "sweep": "job", "points": 4, "ok": 3, "stopped": 0, "failed": 1, "under way": 0, "missing": 0,
     }  # fmt: skip
+
+
+def test_points_of_a_run_that_was_never_submitted_are_missing_again(world: World) -> None:
+    """The command was killed between the run's folder and sbatch."""
+    sweep(world, *GRID)
+    lost = run_of(world)
+    (lost / "submission.json").unlink()
+    (world.state / "jobs.json").unlink()
+    assert "4 points, 4 under way, 0 to run" in sweep(world, *GRID)[1]
+    os.utime(lost / "plan.json", (0, 0))
+    assert "4 points, 4 to run" in sweep(world, *GRID)[1]
+    assert len(points_of(run_of(world))) == 4
+    assert "4 under way, 0 to run" in sweep(world, *GRID)[1]
 
 
 def test_two_commands_at_once_submit_the_points_once(world: World) -> None:

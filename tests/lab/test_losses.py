@@ -66,6 +66,26 @@ def step(cluster: Cluster, directory: Path, role: str) -> int:
     return int(words[("scheduler", "worker").index(role)])
 
 
+def parents(pid: int) -> list[int]:
+    """Return a process's parents, the nearest first."""
+    found: list[int] = []
+    while pid > 1:
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        found.append(pid)
+    return found
+
+
+def shell(cluster: Cluster, directory: Path, role: str, node: str) -> int:
+    """Return the pid of the step.sh of a role on a node."""
+    found = parents(roles(cluster, directory, role, node)[0])
+    return next(pid for pid in found if "step.sh" in Path(f"/proc/{pid}/cmdline").read_text())
+
+
+def batch(cluster: Cluster, directory: Path) -> int:
+    """Return the pid of a run's batch script."""
+    return int(environment(roles(cluster, directory, "driver", "n1")[0])["HPCML_BATCH"])
+
+
 def state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
@@ -126,6 +146,73 @@ def test_a_worker_task_that_is_stopped_goes_on(cluster: Cluster) -> None:
     assert wait_for(lambda: "n2: the worker task was stopped (SIGSTOP)" in output(directory), 10)
 
 
+def test_workers_that_are_stopped_are_told_and_go_on(cluster: Cluster) -> None:
+    """All of a node with their task: none of them can have another go on."""
+    directory = start(cluster, f"{WAITS}print(sum(client.gather(client.map(lambda x: x, range(100)))))\n".replace(
+        "time.sleep(300)", "\nwhile not (hpcml.run.out / 'killed').exists():\n    time.sleep(0.1)"), *TWO_BY_TWO)  # fmt: skip
+    task, *workers = stopped = roles(cluster, directory, "worker", "n2")
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    assert list(cluster.wait_event(directory, "workers-silent", 90)["since"]) == ["n2"]
+    for verb in ("status", "why"):
+        assert "n2: silent for " in cluster.run("hpcml", verb, directory.name).stdout
+    os.kill(task, signal.SIGCONT)
+    log = directory / "logs/worker-n2.log"
+    assert wait_for(lambda: log.read_text().count("was stopped (SIGSTOP): continued.") == len(workers), 60), (
+        log.read_text()
+    )
+    cluster.run("touch", str(directory / "out/killed"))
+    assert cluster.wait_status(directory)["exit_status"] == 0, output(directory)
+    assert "4950" in output(directory)
+
+
+@pytest.mark.parametrize("stopped", ["batch script", "step.sh", "srun"])
+def test_what_is_stopped_at_the_end_does_not_keep_the_nodes(cluster: Cluster, stopped: str) -> None:
+    text = "import hpcml, time\nprint('waiting', flush=True)\nwhile not (hpcml.run.out / 'killed').exists():\n    time.sleep(0.1)\n"
+    directory = start(cluster, text, *SMALL)
+    script = batch(cluster, directory)
+    of_driver = shell(cluster, directory, "driver", "n1")
+    steps = {step(cluster, directory, role) for role in ("scheduler", "worker")}
+    sruns = [pid for pid, _ in cluster.lab.processes("alice") if name(pid) == "srun" and parents(pid)[0] == script]
+    (of_srun,) = set(sruns) - steps
+    os.kill({"batch script": script, "step.sh": of_driver, "srun": of_srun}[stopped], signal.SIGSTOP)
+    cluster.run("touch", str(directory / "out/killed"))
+    status = cluster.wait_status(directory)
+    assert status["exit_status"] == 0, status
+    cluster.wait_gone(directory, 90)
+    said = "the batch script was stopped" if stopped == "batch script" else "was it stopped (SIGSTOP)?"
+    assert said in output(directory)
+    shown = json.loads(cluster.run("hpcml", "status", directory.name, "--json").stdout)
+    assert (shown["state"], shown["exit_status"]) == ("COMPLETED", 0)
+
+
+@pytest.mark.parametrize("number", ["TERM", "INT"])
+def test_a_signal_to_the_steps_alone_cancels_the_run(cluster: Cluster, number: str) -> None:
+    """As ``srun`` of a plain job ends by it: without --batch and --full Slurm signals the task of each step alone."""
+    directory = start(cluster, WAITS, *SMALL)
+    job = json.loads((directory / "submission.json").read_text())["job"]
+    assert cluster.run("scancel", f"--signal={number}", job).returncode == 0
+    status = cluster.wait_status(directory)
+    assert (status["exit_status"], status["state"]) == (errors.CANCELLED, "CANCELLED"), status
+    cluster.wait_gone(directory)
+
+
+UNWRITABLE = """
+import os
+import hpcml
+top = hpcml.run.out.parent
+for folder in (top / 'attempts/0/exit', top / 'attempts/0', top / 'reserve', top):
+    os.chmod(folder, 0o500)
+"""
+
+
+def test_an_end_that_cannot_be_written_has_a_status(cluster: Cluster) -> None:
+    """The script ended well, and its file system takes nothing any more."""
+    done = cluster.run(*cluster.command(UNWRITABLE, "--wait", "--json", *SMALL))
+    assert done.returncode == errors.STORAGE, done.stderr
+    assert "could not write how it ended" in done.stdout + done.stderr
+
+
 def test_the_step_of_the_workers_is_gone_while_the_script_runs(cluster: Cluster) -> None:
     directory = start(cluster, WAITS, *TWO_BY_TWO)
     os.kill(step(cluster, directory, "worker"), signal.SIGKILL)
@@ -149,16 +236,34 @@ def hangs(cluster: Cluster) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    ("role", "status"), [("scheduler", errors.START_FAILED), ("worker", errors.WORKERS_NEVER_CAME)]
+    ("role", "killed", "status", "words"),
+    [
+        ("scheduler", "srun", errors.START_FAILED, "is gone (was its srun killed?)"),
+        ("worker", "srun", errors.WORKERS_NEVER_CAME, "is gone (was its srun killed?)"),
+        ("worker", "step.sh", errors.WORKERS_NEVER_CAME, "n2: the worker task was killed (srun: error: n2: task 1: "),
+        ("worker", "batch script", errors.ALLOCATION_LOST, "the batch script was killed"),
+    ],
 )
-def test_a_step_is_gone_while_its_role_is_awaited(cluster: Cluster, hangs: str, role: str, status: int) -> None:
+def test_a_step_is_gone_while_its_role_is_awaited(
+    cluster: Cluster, hangs: str, role: str, killed: str, status: int, words: str
+) -> None:
     """At once, and not when the deadline has passed."""
     _, directory = cluster.detach(
         WAITS, *SMALL, "--set", f"runtime.python={hangs}", "--set", f"environment.HPCML_TEST_HANGS={role}",
         "--set", f"deadlines.{role}{'s' if role == 'worker' else ''}=300s",
     )  # fmt: skip
     cluster.wait_event(directory, "scheduler-up" if role == "worker" else "allocated", 60)
-    os.kill(step(cluster, directory, role), signal.SIGKILL)
+    match killed:
+        case "srun":
+            pid = step(cluster, directory, role)
+        case "batch script":
+            pid = batch(cluster, directory)
+        case _:
+            shells = [one for one, line in cluster.lab.processes("alice") if f"step.sh {role}" in line]
+            mine = {"SLURMD_NODENAME": "n2", "HPCML_RUN_DIR": str(directory)}
+            pid = next(one for one in shells if mine.items() <= environment(one).items() and name(one) != "sleep")
+    os.kill(pid, signal.SIGKILL)
     ended = cluster.wait_status(directory, 60)
     assert ended["exit_status"] == status, ended
+    assert words in ended["message"]
     cluster.wait_gone(directory)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import time
 
 import pytest
@@ -60,3 +62,14 @@ def test_a_first_node_that_is_wrong_is_named_itself(clocks: Clocks) -> None:
 def test_the_own_node_is_not_compared(clocks: Clocks) -> None:
     clocks.take("n1", NOW - 5000)
     assert clocks.note == ""
+
+
+def test_a_first_node_whose_clock_was_set_since_the_batch_script_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When that began is known without the clock of the day."""
+    ahead = time.time() + 30 * 86400
+    monkeypatch.setenv("HPCML_BEGAN", str(time.time()))
+    monkeypatch.setenv("HPCML_BATCH", str(os.getpid()))
+    monkeypatch.setattr(time, "time", lambda: ahead)
+    found = Clocks("n1", BEHIND, AHEAD)
+    found.take("n2", ahead - 30 * 86400)
+    assert re.fullmatch(r"clocks differ: that of n2 is 25\d{5} s or more behind n1's", found.fatal)

@@ -98,11 +98,11 @@ def test_a_step_that_is_gone_makes_every_node_final(context: Context) -> None:
     assert [(node.final, "the step of the worker tasks is gone" in node.why) for node in missing] == [(True, True)] * 2
 
 
-def test_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     step = subprocess.Popen(["sleep", "100"])
     monkeypatch.setenv("HPCML_STEPS", f"{os.getpid()} {step.pid}")
-    steps = Steps(clock)
+    steps = Steps(clock, tmp_path / "job.log")
     assert (steps.gone("worker"), steps.alive()) == (False, [os.getpid(), step.pid])
     step.kill()
     step.wait()
@@ -111,9 +111,35 @@ def test_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (steps.gone("worker"), steps.gone("scheduler")) == (True, False)
 
 
-def test_without_steps_nothing_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("line", "nodes"),
+    [
+        ("srun: error: n2: task 1: Killed", ["n2"]),
+        ("srun: error: n[1-2]: tasks 0-1: Segmentation fault", ["n1", "n2"]),
+        ("srun: error: n2: task 1: Exited with exit code 81", []),  # step.sh has written it
+        ("srun: error: n[1-: task 1: Killed", []),
+        ("srun: error: n2: task 1: Kil", []),  # no whole line yet
+    ],
+)
+def test_a_task_that_srun_reports_as_killed_does_not_come_back(context: Context, line: str, nodes: list[str]) -> None:
+    """Its step.sh was killed: nothing wrote an exit status, and Slurm ended the workers."""
+    context.run.job_log.write_text("srun: error: n1: task 0: Killed\n")  # of an attempt before
+    steps = Steps(Clock(), context.run.job_log)
+    with context.run.job_log.open("a") as log:
+        log.write(line if line.endswith("Kil") else f"{line}\n")
+    for _ in range(2):
+        assert sorted(steps.killed_tasks()) == nodes
+    mark(context, "n2", "workers")
+    missing = losses(context).look({"n1-0", "n1-1"}, step_gone=False, killed=steps.killed_tasks())
+    said = (
+        f"the worker task was killed ({line})" if "n2" in nodes else "its workers were started but have not registered"
+    )
+    assert [(node.node, node.final, node.why) for node in missing] == [("n2", "n2" in nodes, said)]
+
+
+def test_without_steps_nothing_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HPCML_STEPS", raising=False)
-    assert not Steps(Clock()).gone("worker")
+    assert not Steps(Clock(), tmp_path / "job.log").gone("worker")
 
 
 def test_a_zombie_and_a_pid_given_out_again_have_ended() -> None:

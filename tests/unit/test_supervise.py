@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcml import errors
+from hpcml import errors, files
 from hpcml.node.control_socket import Channel
 from hpcml.node.health.losses import Steps
 from hpcml.node.outcome import EventLog, Outcome
@@ -133,10 +134,38 @@ def test_what_the_scheduler_says_at_the_end_is_kept(state: EndsAtOnce, monkeypat
     """But not that each worker goes, as all do then."""
     with subprocess.Popen([sys.executable, "-c", SAYS, str(state.channel.path)]) as scheduler:
         monkeypatch.setenv("HPCML_STEPS", str(scheduler.pid))
-        state.steps = Steps(state.clock)
+        state.steps = Steps(state.clock, state.context.run.job_log)
         while state.channel.connection is None:
             state.step()
         tear_down(state, Outcome(0, "driver", "script", "the script ended"))
     events = [json.loads(line)["event"] for line in state.context.run.events.read_text().splitlines()]
     assert events == ["warning", "ucx-failed", "torn-down"]
     assert "no device" in json.loads(state.context.run.status.read_text())["warnings"][0]
+
+
+def test_an_end_that_cannot_be_written_is_told_by_the_exit_status(
+    state: EndsAtOnce, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor is there a reserve: the file system is read-only, or full in spite of it."""
+
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    assert tear_down(state, Outcome(0, "driver", "script", "the script ended"))
+    state.context.run.status.unlink()
+    monkeypatch.setattr(files, "write", refuse)
+    assert not tear_down(state, Outcome(0, "driver", "script", "the script ended"))
+    assert "cannot be written (Read-only file system)" in capsys.readouterr().err
+
+
+def test_silent_workers_are_written_down_when_they_change(state: EndsAtOnce) -> None:
+    for silent in ({}, {"n4": 31.0}, {"n4": 32.0}, {"n4": 90.0, "n2": 31.0}, {}):
+        state._take("alive", {"connected": True, "idle": 0.0, "waited": 0.0, "stuck": 0, "silent": silent})
+    state._take("worker-removed", {"worker": "n4-0", "silent": True})
+    events = [json.loads(line) for line in state.context.run.events.read_text().splitlines()]
+    assert [sorted(event["since"]) for event in events if event["event"] == "workers-silent"] == [
+        ["n4"],
+        ["n2", "n4"],
+        [],
+    ]
+    assert "Dask removed worker n4-0" in state.warnings[0]

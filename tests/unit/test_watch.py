@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,7 +15,7 @@ from hpcml import errors
 from hpcml.cli.progress import Progress
 from hpcml.node.outcome import Outcome
 from hpcml.node.settings import Context
-from hpcml.runs import directories
+from hpcml.runs import directories, why
 from hpcml.runs import status as run_status
 from hpcml.schedulers import JobState
 
@@ -24,6 +25,7 @@ FACTS: dict[str, dict[str, Any]] = {
     "scheduler-up": {"protocol": "tls", "because": "CPU workers", "security": "mutual TLS"},
     "environment-ready": {"words": "3 roles"},
     "worker-added": {"count": 1},
+    "workers-silent": {"since": {"n4": 100}},
     "fabric-checked": {"line": "TCP on eth0", "ok": True, "problem": ""},
 }
 
@@ -65,6 +67,18 @@ def test_a_check_of_the_wire_is_told_only_where_there_is_one(run: directories.Ru
     status = run_status.status(run, ask=False)
     assert (status.message, status.fabric) == ("the script starts", "TCP on eth0")
     assert "is checked" not in shown(status)
+
+
+def test_a_silent_worker_is_told_with_its_seconds(run: directories.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: 165.4)
+    diary(run, *UP, "workers-ready", "driver-started", "workers-silent")
+    status = run_status.status(run, ask=False)
+    assert status.silences() == ("n4: silent for 65 s (no heartbeat of a worker)",)
+    assert status.silences(30) == ("n4: silent for 60 s (no heartbeat of a worker)",)
+    assert why.of_status(run, status).warnings[-1].text == status.silences()[0]
+    with run.paths.events.open("a") as file:
+        file.write('{"event": "workers-silent", "time": 166, "attempt": 0, "since": {}}\n')
+    assert run_status.status(run, ask=False).silences() == ()
 
 
 @pytest.mark.parametrize(("word", "status"), [

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,6 +51,19 @@ def test_its_own_limit(node: worker_parent.Node, monkeypatch: pytest.MonkeyPatch
     facts = json.loads(node.context.attempt.mark_of("n1").read_text())
     assert facts["memory"] == "worker n1 was ended, over its memory limit: 130 MiB of 128 MiB"
     assert "killed by SIGKILL" in die(node)  # the next death has a cause of its own
+
+
+def test_a_worker_that_is_stopped_is_continued(node: worker_parent.Node, capsys: pytest.CaptureFixture[str]) -> None:
+    with subprocess.Popen(["sleep", "100"]) as worker:
+        node.slots[0].pid = worker.pid
+        worker.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, worker.pid, os.WSTOPPED)
+        for look in range(worker_parent.STOPPED):
+            assert not capsys.readouterr().err, look
+            worker_parent._keep_workers_going(node)
+        assert "worker n1 was stopped (SIGSTOP): continued." in capsys.readouterr().err
+        os.waitid(os.P_PID, worker.pid, os.WCONTINUED)
+        worker.kill()
 
 
 def test_the_kernel(node: worker_parent.Node, monkeypatch: pytest.MonkeyPatch) -> None:

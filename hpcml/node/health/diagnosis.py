@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,10 +49,13 @@ def root_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def missing_nodes(context: Context, present: set[str], *, step_gone: bool = False) -> list[Missing]:
+def missing_nodes(
+    context: Context, present: set[str], *, step_gone: bool = False, killed: Mapping[str, str] = {}
+) -> list[Missing]:
     """Return the nodes that lack workers, with what is known of each from its files.
 
-    ``present`` are the names of the workers that are there; with ``step_gone`` none of the others can come back.
+    ``present`` are the names of the workers that are there; with ``step_gone`` none of the others can come back, nor
+    those of the nodes whose task was ``killed`` as a whole, by srun's words.
     """
     exits = files.listed(context.attempt.exits)
     marks = files.listed(context.attempt.nodes)
@@ -63,6 +66,8 @@ def missing_nodes(context: Context, present: set[str], *, step_gone: bool = Fals
         mark = (absent and f"{node}.json" in marks and files.read_json(context.attempt.mark_of(node))) or {}
         if absent := tuple(name for name in absent if name not in mark.get("retired", ())):
             why, final, remedy = _reason(context, node, mark, ended=ended)
+            if node in killed and not ended:
+                why, final = f"the worker task was killed ({killed[node]})", True
             if step_gone and not final:
                 why, final = f"{_STEP_GONE} ({why})" if ended else _STEP_GONE, True
             quote = worker_log(context, node) if final else ()
@@ -142,9 +147,11 @@ def scheduler_end(context: Context) -> str:
     return f": it {exit_causes.of_role(int(status), scheduler_log(context)).what}" if status else ""
 
 
-def of_the_workers(context: Context, present: set[str], late: float, *, step_gone: bool = False) -> Outcome | None:
+def of_the_workers(
+    context: Context, present: set[str], late: float, *, step_gone: bool = False, killed: Mapping[str, str] = {}
+) -> Outcome | None:
     """Return how the run ends for want of workers, None if they may still come; the rest as of the scheduler."""
-    lost = missing_nodes(context, present, step_gone=step_gone)
+    lost = missing_nodes(context, present, step_gone=step_gone, killed=killed)
     final = [missing for missing in lost if missing.final]
     if not late and not final:
         return None

@@ -26,6 +26,7 @@ from hpcml.node.settings import Context
 LOOK = 1.0  # seconds between looks
 BUSY = 25.0  # per cent of a CPU: a worker that uses more is at work, also without a task (client.run)
 LATE, LATE_AT_LEAST = 3, 3.0  # intervals between a worker's heartbeats, and seconds; Dask closes a dead one after 300 s
+SILENT, SILENT_IN_POLARS = 30.0, 300.0  # seconds without a heartbeat; a worker of Polars' has none during a query
 POLLS = 4  # questions a second for all workers that are a wait_for_workers(), which asks ten times
 
 
@@ -40,6 +41,9 @@ class Activity:
         self.used = self.waited = self.heard = 0.0
         self.connected = False
         self.stuck = 0
+        self.names = {name: node for node in context.node_names for name in context.worker_names(node)}
+        self.heard_of: dict[str, tuple[float, float]] = {}  # each worker's last heartbeat, and when it was noticed
+        self.silent: dict[str, float] = {}  # the seconds for which a node's worker has been silent
         self.warned = False
         self.telling: asyncio.Task[None] | None = None
 
@@ -54,13 +58,14 @@ class Activity:
                 traceback.print_exc()
                 self.used = now
             use = {"connected": self.connected, "idle": round(now - self.used, 1), "waited": round(self.waited, 1)}
-            self.send(event="alive", stuck=self.stuck, **use)
+            self.send(event="alive", stuck=self.stuck, silent=self.silent, **use)
             if await self._supervisor_is_gone(now - self.heard):
                 return
 
     def _look(self, now: float, passed: float) -> None:
         clients = (name for scheduler in self.schedulers for name in scheduler.clients)
         self.connected = self.connected or any(name != "fire-and-forget" for name in clients)
+        self._look_at_heartbeats(now)
         if in_use := self._in_use():
             self.used = now
         polls = sum(scheduler.polls for scheduler in self.schedulers)
@@ -70,6 +75,20 @@ class Activity:
         waits = polls >= POLLS * passed and all(running) and not in_use
         self.waited = self.waited + passed if waits else 0.0
         self.stuck = sum(len(one.unrunnable) for one in self.schedulers) if now - self.used > LOOK else 0
+
+    def _look_at_heartbeats(self, now: float) -> None:
+        """Take note of the nodes whose workers are silent, by the scheduler's own time: a suspended job is not."""
+        before, workers = self.heard_of, self._workers()
+        least = SILENT_IN_POLARS if self.context.settings.for_polars else SILENT
+        least = max(least, 10 * float(heartbeat_interval(len(workers))))
+        self.heard_of, self.silent = {}, {}
+        for state in workers:
+            last, since = before.get(state.address, (None, now))
+            self.heard_of[state.address] = (state.last_seen, since if state.last_seen == last else now)
+            seconds = now - self.heard_of[state.address][1]
+            if seconds > least:
+                node = self.names.get(str(state.name), str(state.name))
+                self.silent[node] = max(round(seconds, 1), self.silent.get(node, 0.0))
 
     def answered(self) -> None:
         """Take note that the supervisor answered."""

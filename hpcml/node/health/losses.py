@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
+from hpcml.files import size_of
 from hpcml.node import files
 from hpcml.node.health import diagnosis
 from hpcml.node.health.diagnosis import Missing
 from hpcml.node.outcome import EventLog
 from hpcml.node.processes import OwnTime, Process
 from hpcml.node.settings import Context
+from hpcml.units import expand_hosts
 
 AGAIN = 3.0  # seconds in which the workers of a node tell of one and the same stop of their task
 LAST_WORDS = 1.0  # seconds from a step's end until what its tasks wrote last is there
+_MOST_LOG = 1 << 20  # bytes of the job's log that are read at a time
+_LONGEST_LINE = 200
+# A task that ends by itself has written its exit status: srun says of it that it exited.
+_TASK_KILLED = re.compile(r"srun: error: (\S+): tasks? [\d,-]+: (?!Exited with )")
 
 
 class Steps:
     """The scheduler's and the workers' step as processes of the batch script: ``srun``, or ``step.sh`` without Slurm.
 
-    A step that is gone takes its role with it: nothing would start it again.
+    A step that is gone takes its role with it: nothing would start it again. So does a task of it that srun reports as
+    killed in the job's log: step.sh outlives its role otherwise.
     """
 
-    def __init__(self, clock: OwnTime) -> None:
+    def __init__(self, clock: OwnTime, job_log: Path) -> None:
+        self.job_log, self.read = job_log, size_of(job_log)
+        self.tasks: dict[str, str] = {}
         words = os.environ.get("HPCML_STEPS", "").split()
         self.processes = {
             role: Process.named(int(pid)) for role, pid in zip(("scheduler", "worker"), words, strict=False)
@@ -37,6 +49,20 @@ class Steps:
         if process is None or process.alive:
             return False
         return self.clock.seconds - self.ended.setdefault(role, self.clock.seconds) > LAST_WORDS
+
+    def killed_tasks(self) -> dict[str, str]:
+        """Return the nodes of which srun has reported, in this attempt, that a signal ended a task, with its words."""
+        if size_of(self.job_log) > self.read:
+            with self.job_log.open("rb") as log:
+                log.seek(self.read)
+                text = log.read(_MOST_LOG)
+            text = text[: text.rfind(b"\n") + 1]
+            self.read += len(text)
+            for line in text.decode(errors="replace").splitlines():
+                if match := _TASK_KILLED.match(line):
+                    with contextlib.suppress(ValueError):  # no list of nodes: another program's line
+                        self.tasks |= dict.fromkeys(expand_hosts(match[1]), line[:_LONGEST_LINE])
+        return self.tasks
 
     def alive(self) -> list[int]:
         """Return the pids of the steps that have not ended."""
@@ -54,9 +80,9 @@ class Losses:
         self.starved: set[str] = set()
         self.stopped: dict[str, float] = {}
 
-    def look(self, present: set[str], *, step_gone: bool) -> list[Missing]:
+    def look(self, present: set[str], *, step_gone: bool, killed: Mapping[str, str] = {}) -> list[Missing]:
         """Return the nodes that lack workers; one whose workers have been away too long will not get them back."""
-        missing = diagnosis.missing_nodes(self.context, present, step_gone=step_gone)
+        missing = diagnosis.missing_nodes(self.context, present, step_gone=step_gone, killed=killed)
         self.away = {node.node: self.away.get(node.node, self.clock.seconds) for node in missing}
         longest = self.context.settings.workers_deadline
         for index, node in enumerate(missing):

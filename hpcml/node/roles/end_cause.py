@@ -6,7 +6,6 @@ import os
 import re
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from hpcml import errors
@@ -63,14 +62,13 @@ class EndRequests:
 
     def check(self, phase: str) -> None:
         """Take note of the time limit, and end the run (RunEndedError) if that was asked for."""
-        settings, attempt = self.context.settings, self.context.attempt
-        now, left = time.monotonic(), self._left
+        attempt, now, left = self.context.attempt, time.monotonic(), self._left
         if now - self.listed_at > NOTES_TICK:
             self.listed_at, self.names = now, files.listed(attempt.directory)
             self._look_at_saves()
+            if self.batch.began and not self.batch.alive:
+                raise RunEndedError(Outcome(errors.ALLOCATION_LOST, phase, "hpcml", "the batch script was killed"))
         self._look_at_the_limit(left)
-        if settings.one_machine and self.batch.pid and not self.batch.alive:
-            raise RunEndedError(Outcome(errors.ALLOCATION_LOST, phase, "hpcml", "the batch script was killed"))
         if not (self.signalled or left < 0 or attempt.terminate.name in self.names):
             return
         self.requested_at = self.requested_at or now
@@ -141,14 +139,6 @@ class EndRequests:
     @property
     def _knows_its_end(self) -> bool:
         return self.context.settings.one_machine or self.ends < float("inf")
-
-
-def size_of(log: Path) -> int:
-    """Return how long a log is now: what stands before is another attempt's."""
-    try:
-        return log.stat().st_size
-    except OSError:
-        return 0
 
 
 def from_slurm(context: Context, outcome: Outcome, since: int) -> Outcome:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from hpcml import errors
@@ -43,9 +44,10 @@ class RunState:
         self.warnings: list[str] = []
         self.clocks: dict[str, tuple[float, float]] = {}
         self.measured: set[str] = set()
+        self.silent: set[str] = set()
         self.looked = 0.0
         self.clock = OwnTime()
-        self.steps = Steps(self.clock)
+        self.steps = Steps(self.clock, context.run.job_log)
         self.losses = Losses(context, events, self.clock, self.warn)
         self.hangs = Hangs(context, self.clock, self.warn)
         self.end_requests = EndRequests(context, events)
@@ -86,9 +88,7 @@ class RunState:
             case "scheduler-up":
                 self.address, self.protocol = str(message["address"]), str(message["protocol"])
             case "worker-added" | "worker-removed":
-                change = self.present.add if event == "worker-added" else self.present.discard
-                change(str(message["worker"]))
-                message["count"] = len(self.present)
+                self._count_worker(event, message)
                 if self.closing:  # all workers go now
                     return
             case "scheduler-closed":
@@ -97,6 +97,7 @@ class RunState:
                 self.fabric = message
             case "alive":
                 self.hangs.take(message)
+                self._note_silent(message.get("silent", {}))
                 self.channel.send(do="alive")
                 return
             case "clock":
@@ -108,6 +109,20 @@ class RunState:
             case "ucx-failed" | "memory-reduced":
                 self._warn_of(event, message)
         self.events.write(event, **message)
+
+    def _count_worker(self, event: str, message: dict[str, Any]) -> None:
+        change = self.present.add if event == "worker-added" else self.present.discard
+        change(str(message["worker"]))
+        message["count"] = len(self.present)
+        if message.get("silent") and not self.closing:
+            self.warn(f"Dask removed worker {message['worker']}: no heartbeat for too long (stopped, or its node is).")
+
+    def _note_silent(self, silent: Mapping[str, float]) -> None:
+        """Write down since when workers of nodes are silent, if these are others than before."""
+        if silent.keys() != self.silent and not self.closing:
+            self.silent = set(silent)
+            now = time.time()
+            self.events.write("workers-silent", since={node: round(now - seconds) for node, seconds in silent.items()})
 
     def _warn_of(self, event: str, message: dict[str, Any]) -> None:
         if event == "ucx-failed":
@@ -145,7 +160,8 @@ class RunState:
         """End the run if no worker is left that could come back, or if the policy says so."""
         if self.released or not self.time_to_look():
             return
-        missing = self.losses.look(self.present, step_gone=self.steps.gone("worker"))
+        killed = self.steps.killed_tasks()
+        missing = self.losses.look(self.present, step_gone=self.steps.gone("worker"), killed=killed)
         final = [node for node in missing if node.final]
         none_left = not self.present and len(final) == len(missing)
         self.losses.tell(missing)

@@ -132,9 +132,10 @@ class Reporter(SchedulerPlugin):  # type: ignore[misc]
         self.names[worker] = str(scheduler.workers[worker].name)
         self.send(event="worker-added", worker=self.names[worker], address=worker)
 
-    def remove_worker(self, scheduler: Scheduler, worker: str, **_: Any) -> None:
-        """Dask's hook: a worker has gone."""
-        self.send(event="worker-removed", worker=self.names.pop(worker, worker), address=worker)
+    def remove_worker(self, scheduler: Scheduler, worker: str, *, stimulus_id: str = "", **_: Any) -> None:
+        """Dask's hook: a worker has gone; ``stimulus_id`` begins with what removed it."""
+        silent = {"silent": True} if stimulus_id.startswith("check-worker-ttl") else {}
+        self.send(event="worker-removed", worker=self.names.pop(worker, worker), address=worker, **silent)
         memory = self.memories.pop(worker, None)
         self.machines.pop(worker, None)
         if memory and scheduler.status == Status.running:  # at the run's end all memory becomes free

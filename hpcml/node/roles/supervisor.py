@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import time
 import traceback
 
 from hpcml import errors
-from hpcml.files import tail
-from hpcml.node import code_copy, scratch, storage
+from hpcml.files import size_of, tail, write
+from hpcml.node import code_copy, processes, scratch, storage
 from hpcml.node.control_socket import Channel
 from hpcml.node.health.frozen import WAITED, Frozen
 from hpcml.node.outcome import EventLog, Outcome, RunEndedError, say
@@ -32,17 +33,31 @@ def main() -> int:
     """Supervise the run and return its exit status."""
     context = load()
     try:
-        return _supervise(context)
+        status = _supervise(context)
     except OSError as error:  # before the first phase, or in the teardown: there is no supervisor that could say it
         what = storage.explanation(error, context.run.directory) if storage.is_full(error) else str(error)
-        return _refuse(context, errors.STORAGE, f"the supervisor could not work: {what}", storage.HINT)
+        status = _refuse(context, errors.STORAGE, f"the supervisor could not work: {what}", storage.HINT)
+    _wake_batch_script(context, status)
+    return status
+
+
+def _wake_batch_script(context: Context, status: int) -> None:
+    """Leave the exit status where step.sh does, for the batch script, and wake it: both may be stopped (SIGSTOP)."""
+    if not (batch := int(os.environ.get("HPCML_BATCH", "0"))):
+        return
+    try:
+        write(context.attempt.exit_of("driver", context.node), f"{status}\n")
+    except OSError as error:  # then it takes the status of the step
+        print(f"hpcml: the exit status {status} cannot be written: {error}", file=sys.stderr)
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # it was killed
+        os.kill(batch, signal.SIGCONT)
 
 
 def _supervise(context: Context) -> int:
-    began = end_cause.size_of(context.run.job_log)
+    began = size_of(context.run.job_log)
     events = EventLog(context.run.events, context.number)
     job, batch = os.environ.get("SLURM_JOB_ID", ""), int(os.environ.get("HPCML_BEGAN") or 0)
-    size = end_cause.size_of(context.run.driver_log)
+    size = size_of(context.run.driver_log)
     events.write("allocated", nodes=list(context.node_names), job=job, node=context.node, began=batch, log=size)
     try:
         folder = scratch.Folder(context.scratch(longest=context.socket_room))
@@ -54,6 +69,7 @@ def _supervise(context: Context) -> int:
         signal.signal(signal.SIGTERM, lambda *_: setattr(state.end_requests, "signalled", True))
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, lambda *_: None)
+        signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # a shell has its background processes ignore it
         storage.renew(context.run)
         attempts.keep_last_end(context)
         if anew := attempts.waits_anew(context):
@@ -61,10 +77,10 @@ def _supervise(context: Context) -> int:
         with contextlib.ExitStack() as folders:
             outcome = end_cause.from_slurm(context, _run(state, folders), began).or_a_full_disk(context)
             outcome = attempts.decided(context, outcome)
-            tear_down(state, outcome)
+            written = tear_down(state, outcome)
     if outcome.by != "script":
         outcome.report(context)
-    return outcome.exit_status
+    return outcome.exit_status if written else errors.STORAGE
 
 
 def _refuse(context: Context, status: int, reason: str, hint: str) -> int:
@@ -126,6 +142,9 @@ def _follow(state: RunState, script: Script) -> Outcome:
             if full := storage.scarce(state.context.run.directory):  # the script may not need it, or room be made
                 state.warn(f"{full}: what the script and the logs write from now on is lost.")
             _look_for_frozen(state, frozen)
+            if processes.Process.named(script.process.pid).state == "T":
+                pid = f"kill -CONT {script.process.pid} on {state.context.node}"
+                state.warn(f"The script is stopped (SIGSTOP). Continue it ({pid}), or cancel the run.")
             if not slow and (slow := state.end_requests.slow_save()):
                 state.warn(f"{slow}.")
         if must_end is None and (must_end := state.must_end()):
@@ -175,8 +194,11 @@ def _look_for_frozen(state: RunState, frozen: Frozen) -> None:
         state.warn(f"{node}: the file system answers again; the script goes on.")
 
 
-def tear_down(state: RunState, outcome: Outcome) -> None:
-    """Tell the scheduler to close itself and its workers, and wait for both steps within the deadline."""
+def tear_down(state: RunState, outcome: Outcome) -> bool:
+    """Tell the scheduler to close itself and its workers, and wait for both steps within the deadline.
+
+    Return whether the run's end could be written.
+    """
     start = time.monotonic()
     context = state.context
     storage.write_end(context.run, context.attempt.ended, {"exit_status": outcome.exit_status})
@@ -210,8 +232,11 @@ def tear_down(state: RunState, outcome: Outcome) -> None:
     page.begin()
     cause = _cause(state, outcome)
     page.end()
-    outcome.write(context, state.warnings, cause=cause)
+    if state.end_requests.batch.state == "T":
+        state.warn(f"{context.node}: the batch script was stopped (SIGSTOP); it continues.")
+    written = outcome.write(context, state.warnings, cause=cause)
     storage.release(context.run)
+    return written
 
 
 def _cause(state: RunState, outcome: Outcome) -> str:

@@ -25,6 +25,7 @@ from hpcml.node.settings import Context, load
 from hpcml.units import in_mib
 
 TICK = 0.2  # seconds between looks at memory and at the parent
+STOPPED = 15  # looks that must find a worker stopped: a whole job that is suspended stops in no order
 LIVED = 10.0  # seconds after which a worker that dies did not die at its start
 _LIBRARY_LINES = 40  # lines of UCX's and NCCL's own logs that are kept of a node
 _TROUBLE = re.compile(r"NCCL WARN| UCX  (?:ERROR|FATAL) ")
@@ -47,6 +48,7 @@ class Slot:
     failed: bool = False
     retired: bool = False
     replaces: bool = False  # whether another process was here before
+    stopped: int = 0  # looks in a row that found it stopped
 
 
 @dataclass(slots=True)
@@ -62,6 +64,7 @@ class Node:
     memory: str = ""
     oom_kills: int = field(default_factory=oom_kills)
     used_pids: set[int] = field(default_factory=set)
+    parent: int = field(default_factory=os.getppid)  # the step: if it is gone, so is who would start this task again
 
     def mark(self, state: str) -> None:
         """Say on the shared file system what this node's task is doing."""
@@ -227,7 +230,6 @@ class Address:
 
 def _keep(node: Node, serve: Callable[[Slot], int], memory_limit: int, address: Address) -> int:
     """Fork the workers and replace those that die, until all are done or have failed for good."""
-    parent = os.getppid()
     wake, waker = os.pipe()
     os.set_blocking(wake, False)
     os.set_blocking(waker, False)
@@ -252,8 +254,9 @@ def _keep(node: Node, serve: Callable[[Slot], int], memory_limit: int, address: 
             return WORKERS_NEVER_CAME
         _reap(node)
         _check_memory(node, memory_limit)
+        _keep_workers_going(node)
         _stop_if_ended(node)
-        if os.getppid() != parent:
+        if os.getppid() != node.parent:
             return node.refuse("the step that started the worker task is gone")
     failed = any(slot.failed for slot in node.slots)
     node.mark("failed" if failed else "ended")
@@ -354,6 +357,15 @@ def _check_memory(node: Node, limit: int) -> None:
             node.memory = node.memory or f"worker {slot.name} was ended, {slot.cause}"
             _tell(f"worker {slot.name} is {slot.cause}: ended.")
             _end(slot, wait=False)
+
+
+def _keep_workers_going(node: Node) -> None:
+    """Continue a worker that somebody stopped alone (SIGSTOP): Dask would wait for it for five minutes."""
+    for slot in node.slots:
+        slot.stopped = slot.stopped + 1 if slot.pid and processes.Process.named(slot.pid).state == "T" else 0
+        if slot.stopped == STOPPED:
+            os.kill(slot.pid, signal.SIGCONT)
+            _tell(f"worker {slot.name} was stopped (SIGSTOP): continued.")
 
 
 def _starved(node: Node, code: int) -> str:

@@ -67,11 +67,18 @@ set +m   # or `wait` would return when the job is suspended
 # The supervisor in the driver's step looks for these files; a trapped signal also interrupts `wait`, hence the loop.
 trap 'interrupted=1; : >"$attempt/time-limit"' USR1
 trap 'interrupted=1; : >"$attempt/terminate"' TERM INT HUP
+trap 'interrupted=1' CONT   # the supervisor's last act, after its status
+own="$attempt/exit/driver@${HPCML_NODE:-${SLURMD_NODENAME:-local}}"
 status=127
-while interrupted=; wait "$driver"; code=$?; [ "$code" = 127 ] || status=$code; [ -n "$interrupted" ]; do :; done
+while interrupted=; wait "$driver"; code=$?; [ "$code" = 127 ] || status=$code; [ -n "$interrupted" ] && [ ! -s "$own" ]; do :; done
+# A step whose supervisor has ended may be stopped (SIGSTOP): it has half a minute.
+for _ in {1..600}; do kill -0 "$driver" 2>/dev/null || break; sleep 0.05; done
+if kill -0 "$driver" 2>/dev/null; then
+  echo "hpcml: the script's step did not end after its supervisor, and was killed: was it stopped (SIGSTOP)?" >&2
+  kill -KILL -- "-$driver" 2>/dev/null
+fi
 
 # The supervisor's own status counts: srun gives 1 for a step in which something ran out of memory.
-own="$attempt/exit/driver@${HPCML_NODE:-${SLURMD_NODENAME:-local}}"
 [ -s "$own" ] && read -r status <"$own"
 [ -e "$HPCML_RUN_DIR/events.jsonl" ] || [ "$status" = 74 ] || status=80   # not even the supervisor started: see logs/driver.log
 
