@@ -240,8 +240,8 @@ FILES_AND_PYTHON = (
          "file system read-only"),
     Rule("no-module", ROOT, r"""ModuleNotFoundError(?:: |\(\\?["'])No module named \\?'([^'\\]+)\\?'""",
          "the module {0} was not found by a process of the run",
-         "A file of yours: add its folder to PYTHONPATH before you submit. Else install it (runtime.python, or the Python "
-         "that your command names), or build an image that has it.", "module {0} missing"),
+         "A file of yours: add its folder to PYTHONPATH before you submit. Else install it (runtime.python, or the "
+         "Python that your command names), or build an image that has it.", "module {0} missing"),
     Rule("import-name", ROOT, r"ImportError: cannot import name '([^']+)' from '([^']+)'",
          "the module {1} has no {0}: another version than the script expects, or a file of yours with that name",
          "Compare the versions here and there.", "import of {0} failed"),

@@ -188,7 +188,6 @@ def test_the_words_that_a_script_ends_with_are_written_down(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("kind", "message", "words"), [
     ("KeyError", "'SCALE'", "--env SCALE=VALUE"),
-    ("KeyError", "'RANK'", "no ranks"),
     ("KeyError", "'column a'", "traceback"),
     ("FileNotFoundError", "[Errno 2] No such file or directory: 'data/x.csv'", "data/x.csv is a relative path"),
     ("FileNotFoundError", "[Errno 2] No such file or directory: '/data/x.csv'", "traceback"),

@@ -166,7 +166,7 @@ def test_how_a_job_ended(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) ->
         return answer(recorded, "sacct: end") if is_end else Answer(0, f"{job}|0:9\n", "")
 
     monkeypatch.setattr(slurm, "ask", ask)
-    assert slurm.end(job) == (schedulers.JobEnd(0, "n4") if told else schedulers.JobEnd(9))
+    assert slurm.end(job) == (schedulers.JobEnd(0, "n4", 1) if told else schedulers.JobEnd(9))
 
 
 def test_the_tables_of_a_profile(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,8 @@ _START = "import sys; sys.path[:] = filter(None, sys.path); from hpcml.node.scri
 
 # `-m` of another Python finds a module of the folder that the user submitted from, and not the copy.
 START_MODULE = (
-    "import runpy, sys; folder, name = sys.argv[1:3]; del sys.argv[1:3]; sys.path[: sys.path[:1] == ['']] = [folder];"
+    "import sys; here = sys.path[:1] == ['']; sys.path[:] = filter(None, sys.path); import runpy;"
+    " folder, name = sys.argv[1:3]; del sys.argv[1:3]; sys.path[:0] = [folder] * here;"
     " runpy.run_module(name, run_name='__main__', alter_sys=True)"
 )
 

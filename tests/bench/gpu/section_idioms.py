@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shlex
 from functools import partial
+from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as ET
 
 from harness import JOB, SCRIPTS, Case, HarnessError, World, last_lines, read_json
 from results import Result, result
@@ -12,21 +14,31 @@ from results import Result, result
 DEADLINE = 200
 ABOUT = 60  # seconds of one run
 SETTINGS = ["fabric.require=none", "gpu.rmm_pool_size=8G"]
+CUML_TESTS = "HPCML_CUML_TESTS"  # python/cuml/tests of a checkout of cuML, for the case that runs them
+UPSTREAM = ("arr_utils", "base", "func", "kmeans", "label_binarizer", "label_encoder", "one_hot_encoder", "ordinal_encoder", "tfidf", "tsvd")  # fmt: skip
+PYTEST = ["-p", "no:cacheprovider", "--import-mode=append", "-q"]  # cuML's folder tests/dask must not hide Dask
 FIGURE = float(sum(sum(range(1000 * (seed + 1))) for seed in range(8)))
 
 
 def cases(world: World) -> list[Case]:
-    """Return the scripts, for each shape that uses all GPUs."""
+    """Return the scripts, for each shape that uses all GPUs; cuML's own tests where their folder is known."""
+    tests = world.environment.get(CUML_TESTS)
+    upstream = (
+        [Case("cuML's own tests of cuml.dask", 3 * ABOUT, partial(_upstream, world, Path(tests)))] if tests else []
+    )
     return [
-        Case(f"{nodes} × {count}: {what}", seconds, partial(function, world, nodes, count))
-        for nodes, count in world.shapes()
-        for what, seconds, function in (
-            ("its own LocalCUDACluster", 2 * ABOUT, _idioms),
-            ("without a main guard", ABOUT / 2, _no_guard),
-            ("from Python", ABOUT / 2, _python_api),
-            ("in a batch script by hand", ABOUT / 2, _by_hand),
-        )
-        if function is not _python_api or nodes > 1  # the scheduler of one node listens on loopback alone
+        *upstream,
+        *(
+            Case(f"{nodes} × {count}: {what}", seconds, partial(function, world, nodes, count))
+            for nodes, count in world.shapes()
+            for what, seconds, function in (
+                ("its own LocalCUDACluster", 2 * ABOUT, _idioms),
+                ("without a main guard", ABOUT / 2, _no_guard),
+                ("from Python", ABOUT / 2, _python_api),
+                ("in a batch script by hand", ABOUT / 2, _by_hand),
+            )
+            if function is not _python_api or nodes > 1
+        ),  # the scheduler of one node listens on loopback alone
     ]
 
 
@@ -115,3 +127,53 @@ def _by_hand(world: World, nodes: int, count: int) -> list[Result]:
     right = found == {"figure": FIGURE, "workers": nodes * count} and "status 0\n" in log
     return [result(f"{nodes} × {count}: hpcml run in a batch script by hand", ok=right, figures=found,
                    error="" if right else last_lines(log))]  # fmt: skip
+
+
+def _upstream(world: World, tests: Path) -> list[Result]:
+    """Run cuML's tests alone, and in a run by module name and by the interpreter's full path, and compare each test."""
+    nodes, count = world.shapes()[0]
+    world.shape(nodes, count)
+    folder = world.folder("upstream")
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    words = [
+        *PYTEST,
+        "-c",
+        str(folder / "pytest.ini"),
+        *(str(tests / f"dask/test_dask_{name}.py") for name in UPSTREAM),
+    ]
+    python = Path(world.python)
+    outcomes = {}
+    for name, options, program, first in (
+        ("-m pytest", ["-m"], Path("pytest"), []),
+        ("-- python -m pytest", ["--"], python, ["-m", "pytest"]),
+        ("alone", [], python, []),
+    ):
+        report = folder / f"{name.replace(' ', '')}.xml"
+        asked = [*first, *words, f"--junitxml={report}"]
+        if name == "alone":
+            output = world.command([str(python), "-m", "pytest", *asked], timeout=DEADLINE, cwd=folder).output
+        else:
+            output = world.submit(program, asked, nodes=nodes, gpus=count, settings=SETTINGS, timeout=DEADLINE,
+                                  options=options).output  # fmt: skip
+        if not report.exists():
+            raise HarnessError(f"{name}: pytest wrote no report\n{last_lines(output)}")
+        outcomes[name] = _outcomes(report)
+    alone = outcomes.pop("alone")
+    results = []
+    for name, found in outcomes.items():
+        worse = sorted(test for test, word in alone.items() if word != "failed" and found.get(test) != word)
+        figures = {word: sum(one == word for one in found.values()) for word in ("passed", "failed", "skipped")}
+        figures |= {"alone": sum(one == "passed" for one in alone.values())}
+        results.append(result(f"{nodes} × {count}: {name}", ok=not worse and figures["passed"] > 0, figures=figures,
+                              error=f"worse than alone: {', '.join(worse[:5])}" if worse else ""))  # fmt: skip
+    return results
+
+
+def _outcomes(report: Path) -> dict[str, str]:
+    """Return "passed", "failed" or "skipped" by test, from pytest's report."""
+    found = {}
+    for case in ET.parse(report).getroot().iter("testcase"):  # noqa: S314 - pytest's own report
+        words = {part.tag for part in case}
+        word = "failed" if words & {"failure", "error"} else "skipped" if "skipped" in words else "passed"
+        found[f"{case.get('classname')}.{case.get('name')}"] = word
+    return found

@@ -4,12 +4,14 @@ idioms.py RESULT.json: the figures of each idiom, or its error.
 """
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
 
+import dask
 import numpy as np
-from dask.distributed import Client
+from dask.distributed import Client, get_client
 
 
 def arrays():
@@ -94,13 +96,33 @@ def pandas_frames():
     return {"kind": type(means).__module__.partition(".")[0], "figure": round(float(means.sum()), 3)}
 
 
-IDIOMS = (arrays, numpy_on_dask_ml, blobs, regression, classification, frames, pandas_frames)
+def _seen():
+    """Return what a task finds of what the script set before it opened its cluster."""
+    return (
+        os.environ.get("SCALE"),
+        "/set/by/the/script" in sys.path,
+        str(Path.cwd()),
+        dask.config.get("of-the-script", None),
+    )
+
+
+def surroundings():
+    """Variables, module path, working folder and settings of Dask that the script set before it opened its cluster."""
+    found = {str(one) for one in get_client().run(_seen).values()}
+    return {"kind": "workers", "figure": " ".join(sorted(found))}
+
+
+IDIOMS = (surroundings, arrays, numpy_on_dask_ml, blobs, regression, classification, frames, pandas_frames)
 
 
 def main():
     """Run each idiom and write what came out."""
     from dask_cuda import LocalCUDACluster
 
+    os.environ["SCALE"] = "10"
+    sys.path.insert(0, "/set/by/the/script")
+    os.chdir("/usr")
+    dask.config.set({"of-the-script": 7})
     began = time.monotonic()
     with (
         LocalCUDACluster(protocol="tcp", rmm_pool_size="4GiB", dashboard_address=":0") as cluster,
