@@ -204,7 +204,7 @@ def test_a_tunnel_tries_the_path_of_a_login_shell_too(laptop: Laptop) -> None:
     laptop.tell(PATH=f"{laptop.world.environment['PATH']}")
     done = laptop.world.run("tunnel", "--host", "cluster", "over")
     assert done.returncode == errors.UNAVAILABLE, done.stderr
-    assert "has ended: the job was cancelled" in done.stderr
+    assert "has ended: you cancelled it" in done.stderr
     done = laptop.world.run("tunnel", "--host", "cluster", "$(touch pwned) no'such \\\"run")
     assert done.returncode == errors.NOT_FOUND, done.stderr
     assert done.stderr.startswith("hpcml: There is no run '$(touch pwned) no'such \\\"run'"), done.stderr
