@@ -273,13 +273,16 @@ FILES_AND_PYTHON = (
          "Look at df -h /dev/shm on the node.", "shared memory lost (SIGBUS)"),
     Rule("abort", ROOT, r"^Fatal Python error: Aborted|^terminate called (?:after throwing|without an active)",
          "compiled code ended the process (abort)", "The lines before it say which library.", "crashed (SIGABRT)"),
+    Rule("assertion", ROOT, r"(\S+\.\w+:\d+: .*[Aa]ssertion [`'\"].+['\"] failed)",
+         "an assertion in compiled code failed: {0}", "Look at what the script gave to that library.",
+         "assertion failed in compiled code"),
     Rule("illegal", ROOT, r"^Fatal Python error: Illegal instruction",
          "compiled code is for another kind of processor", "Install or build it on a machine like the nodes.",
          "built for another processor"),
     Rule("no-keyboard", ROOT, r"EOFError: EOF when reading a line",
          "the script asked for input, and a batch job has no keyboard", "Give it by arguments or a file.",
          "no keyboard"),
-    Rule("recursion", ROOT, r"RecursionError: maximum recursion depth exceeded",
+    Rule("recursion", ROOT, r"RecursionError(?:: |\(\\?['\"])maximum recursion depth exceeded",
          "functions call each other without end", "The traceback shows which.", "endless recursion"),
 )  # fmt: skip
 
