@@ -273,7 +273,7 @@ FILES_AND_PYTHON = (
          "Look at df -h /dev/shm on the node.", "shared memory lost (SIGBUS)"),
     Rule("abort", ROOT, r"^Fatal Python error: Aborted|^terminate called (?:after throwing|without an active)",
          "compiled code ended the process (abort)", "The lines before it say which library.", "crashed (SIGABRT)"),
-    Rule("assertion", ROOT, r"(\S+\.\w+:\d+: .*[Aa]ssertion [`'\"].+['\"] failed)",
+    Rule("assertion", ROOT, r"^(.{0,200}?\.\w{1,5}:\d+: .{0,200}?[Aa]ssertion [`'\"].{1,200}?['\"] failed)",
          "an assertion in compiled code failed: {0}", "Look at what the script gave to that library.",
          "assertion failed in compiled code"),
     Rule("illegal", ROOT, r"^Fatal Python error: Illegal instruction",
