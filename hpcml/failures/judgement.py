@@ -257,6 +257,7 @@ def _raised(end: Ending, hits: Sequence[Hit]) -> Cause:
     """The script ended by an error that nobody caught: the first of its chain is the cause, unless it only followed."""
     chain = [f"{one.get('type')}: {one.get('message')}".rstrip(": ") for one in end.error["chain"]]
     file, number = str(end.error.get("file") or ""), end.error.get("line")
+    code = str(end.error.get("code") or "")
     when = end.times.get("driver-ended", 0.0)
     lines = [Line(text.split("\n")[0][:_TOLD], "driver", "logs/driver.log", 0, when) for text in chain]
     if end.last_error and end.last_error.text.endswith(lines[0].text):
@@ -287,6 +288,8 @@ def _raised(end: Ending, hits: Sequence[Hit]) -> Cause:
     short = f"{'sys.exit' if name == 'SystemExit' else name} in {_short(file)}:{number}" if own else name
     verb = "ended itself:" if name == "SystemExit" else "raised"
     what = f"the script {verb} {lines[index].text}"
+    if own and not chain[index].partition(":")[2]:  # as TimeoutError: its name is all there is
+        what += f" at {_short(file)}:{number}: {code[:_TOLD]}"
     line = lines[index]._replace(text=_at(lines[index].text, own))
     remedy = end.hint or ("" if name == "SystemExit" else _remedy(name, lines[index].text))
     nodes = dict.fromkeys(hit.line.node for hit in hits if hit.rule.name == "task-error" and hit.groups[0] == name)
@@ -308,6 +311,7 @@ def _remedy(kind: str, text: str) -> str:
 
 
 _PASSED_ON = ("CancelledError", "GeneratorExit", "StopIteration", "StopAsyncIteration")  # how Python itself goes on
+_NOT_REBUILT = re.compile(r"function takes exactly \d+ arguments? \(\d+ given\)")  # type(error)(text) of a UnicodeError
 _TRIED = ("ImportError", "ModuleNotFoundError", "KeyError", "AttributeError", "FileNotFoundError", *_PASSED_ON)
 
 
@@ -319,6 +323,8 @@ def _beginning(chain: Sequence[Mapping[str, Any]], known: Mapping[int, Hit]) -> 
     """
     for index in range(len(chain) - 1, 0, -1):
         if chain[index]["type"] in (_TRIED if chain[index].get("handled") else _PASSED_ON):
+            continue
+        if _NOT_REBUILT.fullmatch(str(chain[index].get("message"))):
             continue
         above = index
         while above not in known and above and not chain[above].get("handled"):
@@ -424,6 +430,9 @@ def _signalled(end: Ending, hits: Sequence[Hit], number: signal.Signals) -> Caus
     if rule:
         found = [hit for hit in hits if hit.rule.name == rule.name and hit.line.source == "driver"]
         what = f"the script was killed by {number.name}: {rule.cause}"
+        failed = [hit for hit in hits if hit.rule.name == "assertion" and hit.line.source == "driver"]
+        if failed and number == signal.SIGABRT:
+            return _of(failed[-1], hits, f"the script was killed by {number.name}: {failed[-1].groups[0][:_TOLD]}")
         if found:
             return _of(found[-1], hits, what)
         return Cause(what, rule.short, True, rule.name, rule.remedy, rule.retry, _quoted(end), (), 1)

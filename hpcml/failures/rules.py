@@ -285,6 +285,9 @@ FILES_AND_PYTHON = (
          "Look at df -h /dev/shm on the node.", "shared memory lost (SIGBUS)"),
     Rule("abort", ROOT, r"^Fatal Python error: Aborted|^terminate called (?:after throwing|without an active)",
          "compiled code ended the process (abort)", "The lines before it say which library.", "crashed (SIGABRT)"),
+    Rule("assertion", ROOT, r"^(.{0,200}?\.\w{1,5}:\d+: .{0,200}?[Aa]ssertion [`'\"].{1,200}?['\"] failed)",
+         "an assertion in compiled code failed: {0}", "Look at what the script gave to that library.",
+         "assertion failed in compiled code"),
     Rule("illegal", ROOT, r"^Fatal Python error: Illegal instruction",
          "compiled code is for another kind of processor", "Install or build it on a machine like the nodes.",
          "built for another processor"),
@@ -294,7 +297,7 @@ FILES_AND_PYTHON = (
     Rule("debugger", ROOT, r"^(?:bdb\.)?BdbQuit\b",
          "the debugger (breakpoint(), pdb) found no keyboard: a batch job has none",
          "Remove breakpoint() and pdb, or debug in a notebook: hpcml jupyter.", "debugger without a keyboard"),
-    Rule("recursion", ROOT, r"RecursionError: maximum recursion depth exceeded",
+    Rule("recursion", ROOT, r"RecursionError(?:: |\(\\?['\"])maximum recursion depth exceeded",
          "functions call each other without end", "The traceback shows which.", "endless recursion"),
 )  # fmt: skip
 

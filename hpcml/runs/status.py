@@ -336,8 +336,8 @@ def present_job(run: directories.Run, known: JobState | None = None) -> tuple[di
     ``known`` is the state of the job that the run has, if it was asked for already.
     """
     job = schedulers.state(run.submission or Submission()) if known is None else schedulers.readable(known)
-    if job.ended and (after := directories.follow_up(run)) and after.submission and after.job != run.job:
-        return after, schedulers.state(after.submission)
+    if job.ended and (after := directories.follow_up(run)) and after.submission:
+        return (run, job) if after.job == run.job else (after, schedulers.state(after.submission))  # it ended waiting
     if job.ended and run.may_start_again and (begun := directories.begun_job(run.paths)) not in ("", run.job):
         assert run.submission is not None
         run = run._replace(submission=run.submission._replace(job=begun))  # it has become the run's own meanwhile

@@ -126,3 +126,34 @@ def test_a_run_that_saves_nothing_ends(cluster: Cluster) -> None:
     assert "wo attempts ended without a newer checkpoint" in ended.err
     assert sorted(path.name for path in (ended.directory / "attempts").iterdir()) == ["0", "1"]
     assert wait_for(lambda: not queued(cluster), 60), queued(cluster)
+
+
+WAITS_FOR_ITS_FOLLOW_UP = """
+import pathlib, time
+import hpcml
+hpcml.run.save("state.json", lambda path: path.write_text("1"))
+print("attempt", hpcml.run.attempt, flush=True)
+while not (hpcml.run.out / "cancelled").exists():
+    time.sleep(0.1)
+hpcml.run.stop()
+"""
+
+
+def test_a_run_whose_waiting_attempt_is_cancelled_has_one_end(cluster: Cluster) -> None:
+    """For who waits and who asks."""
+    words = cluster.command(
+        WAITS_FOR_ITS_FOLLOW_UP, "--wait", "--name", "no-more", "--time", "5", *WHERE, "--until-done"
+    )
+    waiting = cluster.lab.popen(words, cwd=cluster.work)
+    assert wait_for(lambda: "no-more" in cluster.run("hpcml", "ls").stdout, 60)
+    directory = cluster.directory("no-more")
+    log = directory / "logs/driver.log"
+    assert wait_for(lambda: log.exists() and "attempt 0" in log.read_text(), 60)
+    cluster.run("scancel", (directory / "next-job").readlink().name)
+    cluster.run("touch", str(directory / "out/cancelled"))
+    out, err = waiting.communicate(timeout=180)
+    assert waiting.returncode == errors.CANCELLED, out + err
+    assert cluster.run("hpcml", "wait", "no-more").returncode == errors.CANCELLED
+    shown = json.loads(cluster.run("hpcml", "status", "no-more", "--json").stdout)
+    assert (shown["state"], shown["exit_status"]) == ("CANCELLED", errors.CANCELLED)
+    assert wait_for(lambda: not queued(cluster), 60), queued(cluster)

@@ -29,6 +29,14 @@ ENDS: dict[str, tuple[str, tuple[str, ...], int, str, str]] = {
     "killed worker": (f"{CRASH}{ON_A_WORKER}client.submit(crash, 0).result()\n", (), EITHER, "crashed (SIGSEGV)", "in string_at"),
     "os._exit": ("import os\nprint('out of memory')\nos._exit(5)\n", (), 5, "script chose exit status 5", "exit status 5"),
     "sys.exit": ("import sys\nsys.exit(3)\n", (), 3, "script chose exit status 3", "exit status 3"),
+    "assertion": ("import os\nos.write(2, b\"python: solver.c:212: solve: Assertion `n > 0' failed.\\n\")\nos.abort()\n", (), 134,
+                  "assertion failed in compiled code", "solver.c:212: solve: Assertion `n > 0' failed"),
+    "endless recursion of a task": (f"{ON_A_WORKER}def f(n):\n    return f(n + 1)\nclient.submit(f, 0).result()\n", (), 1,
+                                    "endless recursion", "call each other without end"),
+    "waits in vain": (f"{ON_A_WORKER}import time\nfrom dask.distributed import wait\nwait(client.submit(time.sleep, 60), timeout=1)\n",
+                      (), 1, "TimeoutError in job.py:5", "TimeoutError at job.py:5: wait(client.submit(time.sleep, 60), timeout=1)"),
+    "bytes of another encoding in a task": (f"{ON_A_WORKER}client.submit(bytes.decode, b'caf\\xe9!').result()\n", (), 1,
+                                            "UnicodeDecodeError in job.py:3", "can't decode byte 0xe9 in position 3"),
     "memory error": ("x = bytearray(1 << 60)\n", (), 1, "out of memory", "more memory than it can have"),
 }  # fmt: skip
 

@@ -203,7 +203,11 @@ def _write_down(error: BaseException | None, described: TracebackException, libr
     chain: list[dict[str, object]] = []
     handled = False
     while error is not None and len(chain) < 10:
-        one = {"type": type(error).__name__, "message": str(error)[:_LONGEST], "name": getattr(error, "name", None)}
+        one = {
+            "type": type(error).__name__,
+            "message": _message(error)[:_LONGEST],
+            "name": getattr(error, "name", None),
+        }
         chain.append({**one, "handled": handled, "no_files": _without_files(error), "hides": _hides(error, library),
                       "has": _has(error, library)})  # fmt: skip
         handled = error.__cause__ is None  # the next was raised before, and this one while it was handled
@@ -213,13 +217,24 @@ def _write_down(error: BaseException | None, described: TracebackException, libr
     own = [frame for frame in described.stack if not frame.filename.startswith(others)]
     shown = own or list(described.stack)
     last = shown[-1] if shown else None
-    facts = {"file": last.filename if last else "", "line": last.lineno if last else None, "chain": chain}
+    place = {"file": last.filename, "line": last.lineno, "code": last.line} if last else {"file": "", "line": None}
+    facts = {**place, "chain": chain}
     try:
         descriptor = os.open(_NOTE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(descriptor, "w") as file:
             json.dump(facts, file, default=str)
     except OSError as problem:  # the log says what happened; the disk may be full
         print(f"hpcml: {_NOTE} cannot be written: {problem.strerror}", file=sys.stderr)
+
+
+def _message(error: BaseException) -> str:
+    """Return the words of an error; those of a UnicodeError that was unpickled are in its arguments alone."""
+    if isinstance(error, UnicodeError) and not str(error) and error.args:
+        try:
+            return str(type(error)(*error.args))
+        except TypeError:  # other arguments than Python's own
+            return ""
+    return str(error)
 
 
 def _hides(error: BaseException, library: _StandardLibrary) -> str:

@@ -30,6 +30,7 @@ from distributed.core import ConnectionPool, Status
 from distributed.deploy.cluster import Cluster
 from distributed.exceptions import WorkerStartTimeoutError
 from distributed.http.routing import RoutingApplication
+from distributed.protocol.pickle import loads
 from tornado.httpserver import HTTPServer
 
 from hpcml.node.script.opening import Opening, Place, module_for_workers
@@ -344,6 +345,7 @@ def adopt(client: type) -> type:
         if target != address() or of_a_cluster:
             _note_run(asked, of_a_cluster)
 
+    _take_errors_without_traceback(sys.modules[client.__module__])
     client.__init__ = __init__  # type: ignore[misc]
     client._start = _with_handover(client._start)  # type: ignore[attr-defined]  # noqa: SLF001
     client.scheduler_info = _counted(client.scheduler_info)  # type: ignore[attr-defined]
@@ -362,6 +364,28 @@ def _with_handover(start: Callable[..., Any]) -> Callable[..., Any]:
         return started
 
     return _start
+
+
+def _take_errors_without_traceback(module: Any) -> None:
+    """Have Dask's client take an error of a task whose traceback comes as text, as that of an endless recursion.
+
+    Dask's own asserts that it is a traceback, so that the future stays pending for ever (distributed 2026.7.1).
+    """
+    original = getattr(module, "clean_exception", None)
+    if original is None or hasattr(original, "of_hpcml"):
+        return
+
+    @functools.wraps(original)
+    def clean_exception(exception: Any, traceback: Any = None, **options: Any) -> Any:
+        if isinstance(traceback, bytes):
+            try:
+                traceback = loads(traceback)
+            except Exception:  # noqa: BLE001 - the error itself counts
+                traceback = None
+        return original(exception, traceback if isinstance(traceback, types.TracebackType) else None, **options)
+
+    clean_exception.of_hpcml = True  # type: ignore[attr-defined]
+    module.clean_exception = clean_exception
 
 
 def _counted(ask: Callable[..., Any]) -> Callable[..., Any]:
