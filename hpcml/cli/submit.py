@@ -432,8 +432,7 @@ def _announce_line(run: directories.Run, *, as_json: bool) -> None:
 def wait_for_end(run: directories.Run, *, as_json: bool) -> int:
     """Show the run until it ends, pass on its output, and return its exit status; Ctrl-C detaches."""
     from hpcml.cli.progress import Progress, Tail
-    from hpcml.report import profiles
-    from hpcml.runs import following, handle, report
+    from hpcml.runs import following, handle
 
     output = Tail(run.paths.driver_log, sys.stdout, own=True)
     progress = Progress(sys.stderr, layers.process_environment(), output)
@@ -460,14 +459,25 @@ def wait_for_end(run: directories.Run, *, as_json: bool) -> int:
         )
         return 130
     assert last is not None
-    if last.over and not as_json and (page := report.page_of(run)):
-        say_fitted(common.typed(page, sys.stderr), sys.stderr, first="  report     ", rest=" " * 13)
-    for command in profiles.commands(run.paths) if last.over and not as_json else ():
-        say(f"  profile    {command}", sys.stderr)  # whole: it is to be copied
+    if last.over and not as_json:
+        _tell_files(run, last)
     _tell_end(run, last, as_json=as_json)  # a failure's cause and the next step stand last
     if as_json:
         common.print_json(last.as_json())
     return handle.exit_status_of(last)
+
+
+def _tell_files(run: directories.Run, last: run_status.Status) -> None:
+    """Say where a run's report, the output of its tasks and its profiles are."""
+    from hpcml.report import profiles
+    from hpcml.runs import report
+
+    if page := report.page_of(run):
+        say_fitted(common.typed(page, sys.stderr), sys.stderr, first="  report     ", rest=" " * 13)
+    if "task-output" in last.times:
+        say(f"  tasks      printed lines: hpcml logs {run.id} worker", sys.stderr)
+    for command in profiles.commands(run.paths):
+        say(f"  profile    {command}", sys.stderr)  # whole: it is to be copied
 
 
 def _tell_end(run: directories.Run, last: run_status.Status, *, as_json: bool) -> None:

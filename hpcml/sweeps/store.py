@@ -67,7 +67,7 @@ class Standing(NamedTuple):
     """How the points stand: ended ones by key, those of runs that go on with the run's id, and why a run is unknown.
 
     ``interrupted`` are points that had begun when their run failed, and have not ended since, with that run's id.
-    ``claims`` are the folders by which runs that go on divide points.
+    ``claims`` are the folders by which runs that go on divide points. ``running`` are points under way that have begun.
     """
 
     ended: dict[str, Ended]
@@ -75,6 +75,7 @@ class Standing(NamedTuple):
     problems: tuple[str, ...] = ()
     interrupted: Mapping[str, str] = {}
     claims: frozenset[str] = frozenset()
+    running: frozenset[str] = frozenset()
 
 
 def path_of(runs: Path, name: str) -> Path:
@@ -163,6 +164,7 @@ def standing(runs: Path, sweep: Sweep) -> Standing:
     under_way: dict[str, str] = {}
     begun: dict[str, str] = {}
     alive: list[tuple[str, Given]] = []
+    started: set[str] = set()
     of_group: dict[str, set[str]] = {}  # what has ended in runs that divide points
     for one in handle.standings(found):
         own = records(one.run)
@@ -174,6 +176,7 @@ def standing(runs: Path, sweep: Sweep) -> Standing:
         of_group.setdefault(what.claims or one.run.id, set()).update(own)
         if one.alive and not written:  # Slurm may take some seconds more for a job whose driver has ended
             alive.append((one.run.id, what))
+            started.update(_names(one.run, ".log"))
         elif one.status and one.status.exit_status:
             begun |= {key: one.run.id for key in _names(one.run, ".log") if key not in own}
     for run_id, what in alive:
@@ -181,7 +184,8 @@ def standing(runs: Path, sweep: Sweep) -> Standing:
         under_way |= {key: run_id for key in what.keys if key not in done}
     begun = {key: run for key, run in begun.items() if key not in ended and key not in under_way}
     claims = frozenset(what.claims for _, what in alive if what.claims)
-    return Standing(ended, under_way, tuple(problems), begun, claims)
+    running = frozenset(key for key in started if key in under_way)
+    return Standing(ended, under_way, tuple(problems), begun, claims, running)
 
 
 class Given(NamedTuple):

@@ -28,6 +28,7 @@ class Row(NamedTuple):
     run: str
     out: str
     kind: str = ""
+    running: bool = False
 
     @property
     def point(self) -> str:
@@ -49,6 +50,7 @@ def rows(sweep: Sweep, standing: Standing, runs: str, metric: str, *, maximize: 
         else:
             run = standing.under_way.get(planned.key, "")
             row = Row(planned.key, values, "under way" if run else "missing", {}, None, "", run, "")
+            row = row._replace(running=planned.key in standing.running)
         found.append(row)
 
     def place(row: Row) -> tuple[int, bool, float]:
@@ -66,10 +68,11 @@ def metric_of(sweep: Sweep, standing: Standing) -> str:
 
 def counts(table: Sequence[Row]) -> str:
     """Return how many points there are of each state, in words."""
+    states = [row.state if row.state != "under way" else "running" if row.running else "waiting" for row in table]
     words = [
         f"{number} {state}{' by halving' if state == 'stopped' else ''}"
-        for state in STATES
-        if (number := sum(row.state == state for row in table))
+        for state in ("ok", "stopped", "failed", "running", "waiting", "missing")
+        if (number := states.count(state))
     ]
     return f"{len(table)} points: {', '.join(words)}" if words else "no points"
 

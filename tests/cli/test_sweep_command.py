@@ -212,7 +212,7 @@ def test_the_table(world: World) -> None:
         "  ValueError: \\x1b[2J no\n"
         "      under way         k=16 lr=0.01\n"
     )
-    assert said == "4 points: 2 ok, 1 failed, 1 under way.\n"
+    assert said == "4 points: 2 ok, 1 failed, 1 waiting.\n"
     out, _ = sweep(world, "table", "job", "--csv", "--metric", "speed", "--maximize")
     rows = list(csv.DictReader(out.splitlines()))
     assert [(row["k"], row["lr"], row["loss"], row["speed"], row["state"]) for row in rows][:2] == [
@@ -233,7 +233,8 @@ def test_the_table(world: World) -> None:
     out, _ = sweep(world, "table", "job", "--json")
     assert json.loads(out)[0]["values"] == {"k": "8", "lr": "0.1"}
     assert "1 failed: ValueError: \\x1b[2J no (as k=16 lr=0.1)" in sweep(world, "status", "job")[0]
-    assert sweep(world, "status")[0].startswith("job  4 points: 2 ok, 1 failed, 1 under way")
+    (run / f"points/{points[3]['key']}.log").touch()
+    assert sweep(world, "status")[0].startswith("job  4 points: 2 ok, 1 failed, 1 running")
 
 
 def test_damaged_records_are_named(world: World, subtests: pytest.Subtests) -> None:

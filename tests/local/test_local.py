@@ -180,7 +180,9 @@ def test_what_killed_roles_left_is_swept(here: Here) -> None:
     here.until(lambda: here.status()["message"].startswith("the script runs"))
     alive = set(common.glob("hpcml_*"))
     assert len(alive) == 2
-    assert here.submit(CONNECT + "print(client.submit(abs, -1).result())").stdout == "1\n"
+    done = here.submit(CONNECT + "print(client.submit(abs, -1).result())\nclient.submit(print, 'of a task').result()")
+    assert done.stdout == "1\n"
+    assert "  tasks      printed lines: hpcml logs " in done.stderr
     assert set(common.glob("hpcml_*")) == alive
     assert here.run("cancel", living.name).returncode == 0
     here.until(lambda: not list(common.glob("hpcml_*")))
@@ -310,6 +312,7 @@ def test_workers_have_what_the_script_imports_before_its_first_graph(here: Here)
     done = here.submit(EARLY, "--nodes", "2")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == [False, False, True, True]
+    assert "  tasks  " not in done.stderr  # Dask and hpcml alone wrote into the workers' logs
 
 
 def test_a_nanny_plugin_is_refused_in_words(here: Here) -> None:

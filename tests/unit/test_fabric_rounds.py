@@ -50,7 +50,7 @@ class Scheduler:
 
 def measure(answers: dict[tuple[str, str], Any] | None = None, *, gpus: bool = True) -> tuple[Any, list[str]]:
     scheduler = Scheduler(answers or {})
-    settings = SimpleNamespace(gpu=object() if gpus else None, nccl=True, fabric_deadline=0.2)
+    settings = SimpleNamespace(gpu=object() if gpus else None, nccl=True, fabric_deadline=0.2, interface="")
     attempt = SimpleNamespace(probe_of=lambda _: Path("/nowhere/probe.json"))
     context = SimpleNamespace(settings=settings, attempt=attempt)
     found = asyncio.run(rounds.measure(scheduler, context, "ucx", WORKERS))  # type: ignore[arg-type]
@@ -110,7 +110,9 @@ def test_the_verdict_claims_nothing_of_cudf_polars_connections(
 ) -> None:
     verdict = report.Verdict("TLS over TCP", "tls", 1, None, None, "", "", (), (), (), "")
     monkeypatch.setattr(report, "decide", lambda _: verdict)
-    settings = SimpleNamespace(gpu=object(), nccl=False, fabric_deadline=0.2, fabric="warn", for_polars=polars)
+    settings = SimpleNamespace(
+        gpu=object(), nccl=False, fabric_deadline=0.2, fabric="warn", for_polars=polars, interface=""
+    )
     attempt = SimpleNamespace(probe_of=lambda _: tmp_path / "probe.json", fabric=tmp_path / "fabric.json")
     context = SimpleNamespace(settings=settings, attempt=attempt, node_names=("n1",), worker_names=lambda _: ["n1"])
     scheduler = Scheduler({})

@@ -100,6 +100,8 @@ def test_tls_with_counters_that_nobody_read() -> None:
     facts = made("tls", "host", ACROSS)
     found = report.decide(Measurement("tls", "host", ACROSS, facts.workers, {"n1": NodeFacts(), "n2": NodeFacts()}))
     assert found.line == "TLS over TCP on an unknown interface: 0.9 GiB/s across nodes"
+    unread = Measurement("tls", "host", ACROSS, facts.workers, {"n1": NodeFacts(), "n2": NodeFacts()}, None, "eth1")
+    assert report.decide(unread).line == "TLS over TCP on the addresses of eth1: 0.9 GiB/s across nodes"
 
 
 def test_cpu_workers_of_one_node_need_no_fast_wire() -> None:

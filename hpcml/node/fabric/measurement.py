@@ -67,7 +67,7 @@ class Measurement:
 
     ``protocol`` is ucx or tls; ``memory``, where the buffers lay, cuda or host. ``nccl`` is None without NCCL, else a
     collective over all workers: ``bytes``, ``seconds``, ``bandwidth`` (bytes per second), ``log``
-    (``counters.parse_nccl_log``), ``error``.
+    (``counters.parse_nccl_log``), ``error``. ``interface`` is the one that the profile names.
     """
 
     protocol: str
@@ -76,6 +76,7 @@ class Measurement:
     workers: Mapping[str, WorkerFacts]
     nodes: Mapping[str, NodeFacts]
     nccl: Mapping[str, Any] | None = None
+    interface: str = ""
 
 
 def slow(pairs: Sequence[Pair]) -> list[Pair]:

@@ -194,9 +194,9 @@ def _line(measurement: Measurement, paths: Mapping[str, DataPath], causes: Mappi
         return f"{'TLS over TCP' if measurement.protocol == 'tls' else 'UCX'}: nothing was measured"
     words = attribution.WORDS
     if measurement.protocol == "tls":
+        named = f"the addresses of {measurement.interface}" if measurement.interface else "an unknown interface"
         parts = [
-            f"on {short(path.devices) or 'an unknown interface'}: {rate(path.bandwidth)} {words[scope]}"
-            for scope, path in paths.items()
+            f"on {short(path.devices) or named}: {rate(path.bandwidth)} {words[scope]}" for scope, path in paths.items()
         ]
         return f"TLS over TCP {'; '.join(parts)}"
     parts = []

@@ -109,6 +109,7 @@ async def measure(
             for node in workers
         },
         nccl=nccl,
+        interface=context.settings.interface,
     )
 
 

@@ -27,6 +27,7 @@ from hpcml.node.fabric import transfers
 from hpcml.node.hardware import dead_worker_memory, gpus, topology
 from hpcml.node.hardware.network import NoProtocolError, choose_address, choose_protocol, ucx_environment
 from hpcml.node.health import clock_offset
+from hpcml.node.roles import task_output
 from hpcml.node.sampling import dask_state
 from hpcml.node.security import tls, ucx_auth
 from hpcml.node.security.connection_limits import Guarded
@@ -248,6 +249,7 @@ async def _serve(
     await worker
     if holder is not None:
         holder.tell()
+    task_output.watch(lambda: worker.loop.add_callback(worker.log_event, TOPIC, {"event": task_output.EVENT}))
     beside = [asyncio.create_task(_keep_parent_going(worker, context.node))]
     if context.node != context.node_names[0] and worker.name == context.worker_names(context.node)[0]:
         beside.append(asyncio.create_task(_tell_clock(worker, context.node)))

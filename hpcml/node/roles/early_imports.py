@@ -1,7 +1,7 @@
 """Import once for all workers of a node, before they are forked, what the script's graphs will have them import.
 
-Each worker imports a collection's library at its first task. Eight workers on two cores spend ten seconds of processor
-time on dask.dataframe, and one process half a second.
+Each worker imports a collection's library at its first task. With eight workers on two cores a data frame's first result
+takes 13.7 s of processor time so, and 7.6 s if one process imports for all.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from hpcml.node.hardware.network import (
 )
 from hpcml.node.health import clock_offset, diagnosis, task_ends
 from hpcml.node.health.heartbeat import Activity, peer_of
-from hpcml.node.roles import dashboard, registration
+from hpcml.node.roles import dashboard, registration, task_output
 from hpcml.node.sampling import dask_state
 from hpcml.node.security import connection_limits, tls, ucx_auth
 from hpcml.node.settings import Context, load
@@ -122,6 +122,7 @@ class Reporter(SchedulerPlugin):  # type: ignore[misc]
         self.names: dict[str, str] = {}
         self.memories: dict[str, dict[str, Any]] = {}
         self.machines: dict[str, str] = {}
+        self.tasks_print = False
 
     def send(self, **facts: object) -> None:
         """Send one line."""
@@ -148,6 +149,9 @@ class Reporter(SchedulerPlugin):  # type: ignore[misc]
         event = msg.get("event") if topic == TOPIC and isinstance(msg, dict) else ""
         if event == "worker-task-stopped":
             self.send(event=event, node=str(msg.get("node", ""))[:200])
+        elif event == task_output.EVENT and not self.tasks_print:  # the first worker speaks for all
+            self.tasks_print = True
+            self.send(event=event)
         elif event == "clock":
             self.send(event=event, node=str(msg["node"])[:200], ahead=float(msg["ahead"]), within=float(msg["within"]))
         elif event == "gpu-memory":
