@@ -27,9 +27,8 @@ _START = "import sys; sys.path[:] = filter(None, sys.path); from hpcml.node.scri
 
 # `-m` of another Python finds a module of the folder that the user submitted from, and not the copy.
 START_MODULE = (
-    "import sys; here = sys.path[:1] == ['']; sys.path[:] = filter(None, sys.path); import runpy;"
-    " folder, name = sys.argv[1:3]; del sys.argv[1:3]; sys.path[:0] = [folder] * here;"
-    " runpy.run_module(name, run_name='__main__', alter_sys=True)"
+    "import sys; sys.path[:] = filter(None, sys.path); import runpy; folder, name = sys.argv[1:3]; del sys.argv[1:3];"
+    " sys.path.insert(0, folder); runpy.run_module(name, run_name='__main__', alter_sys=True)"
 )
 
 # A point of a sweep is a fork of this process.
