@@ -291,7 +291,7 @@ def test_a_place_that_others_may_change_is_refused(tmp_path: Path) -> None:
     assert list(place.iterdir()) == []
 
 
-def test_a_heartbeat_on_its_way_when_a_worker_closes_is_no_error() -> None:
+def test_a_heartbeat_on_its_way_when_a_worker_closes_is_no_error(tmp_path: Path) -> None:
     """Dask logs a traceback for it, which a script that ends well would show now and then."""
 
     async def close_while_it_beats() -> None:
@@ -301,8 +301,10 @@ def test_a_heartbeat_on_its_way_when_a_worker_closes_is_no_error() -> None:
             arrived.set()
             await asyncio.sleep(60)
 
-        async with ClosedScheduler(host="127.0.0.1", port=0, dashboard=False) as scheduler:
-            worker = await PrivateWorker(scheduler.address, nthreads=1, host="127.0.0.1")
+        async with ClosedScheduler(
+            host="127.0.0.1", port=0, dashboard=False, local_directory=str(tmp_path)
+        ) as scheduler:
+            worker = await PrivateWorker(scheduler.address, nthreads=1, host="127.0.0.1", local_directory=str(tmp_path))
             scheduler.handlers["heartbeat_worker"] = say_nothing
             beat = asyncio.ensure_future(worker.heartbeat())
             await asyncio.wait_for(arrived.wait(), 20)
@@ -320,7 +322,7 @@ def test_a_heartbeat_on_its_way_when_a_worker_closes_is_no_error() -> None:
     assert said.empty(), said.get().getMessage()
 
 
-def test_a_heartbeat_that_closes_a_worker_is_not_broken_off() -> None:
+def test_a_heartbeat_that_closes_a_worker_is_not_broken_off(tmp_path: Path) -> None:
     """The scheduler's word that it has removed a worker comes while the answer to a heartbeat has begun to close it."""
 
     async def close_from_both_sides() -> None:
@@ -334,8 +336,12 @@ def test_a_heartbeat_that_closes_a_worker_is_not_broken_off() -> None:
         async def missing(**_: object) -> dict[str, str]:
             return {"status": "missing"}
 
-        async with ClosedScheduler(host="127.0.0.1", port=0, dashboard=False) as scheduler:
-            worker = await PrivateWorker(scheduler.address, nthreads=1, host="127.0.0.1", plugins=[Slow()])
+        async with ClosedScheduler(
+            host="127.0.0.1", port=0, dashboard=False, local_directory=str(tmp_path)
+        ) as scheduler:
+            worker = await PrivateWorker(
+                scheduler.address, nthreads=1, host="127.0.0.1", plugins=[Slow()], local_directory=str(tmp_path)
+            )
             scheduler.handlers["heartbeat_worker"] = missing
             beats = [asyncio.ensure_future(worker.heartbeat())]
             await asyncio.wait_for(begun.wait(), 120)

@@ -33,6 +33,7 @@ _RUNS_OWN = ("HPCML_", "DASK_", "SLURM", "SRUN_", "PMI", "JPY_", "CUDA_VISIBLE_D
              "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")  # fmt: skip
 # Variables that a library or the loader reads once: a running worker has read them.
 _READ_ONCE = ("LD_", "PYTHON", "MALLOC_", "GLIBC_TUNABLES", "LC_", "LANG", "KMP_")
+_OF_LIBRARIES = ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")  # scikit-learn sets them when it is imported, in tasks too
 _READ_ONCE_BY_GPUS = ("CUDA_", "NCCL_", "UCX_", "RMM_", "CUDF_", "CUPY_")
 _HASH_SEED = "6640"  # Dask's own
 _THREADS = {"OMP_NUM_THREADS": "openmp", "OPENBLAS_NUM_THREADS": "blas", "MKL_NUM_THREADS": "blas"}
@@ -99,7 +100,7 @@ def collect(environment: Mapping[str, str], argv: Sequence[str], *, gpus: bool) 
     settings, refused = _settings(before["environment"], changed)
     refused += [name for name in changed if name.endswith("_VISIBLE_DEVICES")]
     once = _READ_ONCE + (_READ_ONCE_BY_GPUS if gpus else ())
-    late = [name for name in given if name.startswith(once) and name != "PYTHONPATH"]
+    late = [name for name in given if name.startswith(once) and name not in ("PYTHONPATH", *_OF_LIBRARIES)]
     late += [name for name in given if name in _THREADS and not _has_threadpoolctl()]
     if late:
         refused.append(f"{', '.join(late)} for libraries that are loaded already (set before you submit)")
