@@ -51,10 +51,10 @@ def test_as_many_workers_as_the_run_has(here: Here) -> None:  # noqa: F811
 
 
 # In the script itself these are the run's own cluster (test_idioms.py).
-CONNECT_IN_A_CHILD = (
+CONNECT_IN_A_CHILD = (  # -E: it does not open the run's cluster
     "import subprocess, sys\n"
     'text = "from distributed import Client; Client({})"\n'
-    "sys.exit(subprocess.run([sys.executable, '-c', text]).returncode)\n"
+    "sys.exit(subprocess.run([sys.executable, '-E', '-c', text]).returncode)\n"
 )
 
 
