@@ -55,7 +55,7 @@ def follow(
     while True:
         now = time.monotonic()
         began = run.paths.events.exists() and over is None
-        if began and distance < FIRST_ASK_AFTER_START:  # its own events tell now
+        if began and run.job and distance < FIRST_ASK_AFTER_START:  # its own events tell now
             distance = FIRST_ASK_AFTER_START
             ask_at = now + distance
         if (run.job or adoption.is_open(run)) and now >= ask_at:

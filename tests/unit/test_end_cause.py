@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -58,3 +59,29 @@ def test_what_a_cause_means(cause: str, status: int) -> None:
     found = end_cause._by_cause(asked, cause)
     assert found.exit_status == status
     assert (found.state == "REQUEUED") == (cause == "JOB REQUEUE")
+
+
+@pytest.mark.parametrize(
+    ("record", "taken", "state"),
+    [
+        ("PreemptTime=2026-11-25T13:28:42 Requeue=1", True, "REQUEUED"),
+        ("PreemptTime=2026-11-25T13:28:42 Requeue=1", False, "PREEMPTED"),
+        ("PreemptTime=2026-11-25T13:28:42 Requeue=0", True, "PREEMPTED"),
+        ("PreemptTime=None Requeue=1", True, "CANCELLED"),
+    ],
+)
+def test_a_job_that_ends_in_its_grace_time_is_put_back_if_it_may_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: str, taken: bool, state: str
+) -> None:
+    """Slurm puts back only a job that outlives its grace time."""
+    text = f'#!/bin/sh\n[ "$1" != requeue ] || {{ echo "$2" >{tmp_path}/put-back; exit {0 if taken else 1}; }}\necho {record}\n'
+    (tmp_path / "scontrol").write_text(text)
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "45")
+    monkeypatch.delenv("HPCML_ALLOCATION", raising=False)
+    found = end_cause._by_cause(Outcome(errors.CANCELLED, "driver", "user", "the run was cancelled"), None)
+    assert found.state == state
+    asked = "Requeue=1" in record and "None" not in record
+    assert (tmp_path / "put-back").exists() == asked
+    assert not asked or (tmp_path / "put-back").read_text() == "45\n"

@@ -114,6 +114,11 @@ def test_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("line", "nodes"),
     [
+        ("srun: error: Task launch for StepId=1.0 failed on node n2: Communication connection failure", ["n2"]),
+        (
+            "srun: Job step aborted: Waiting up to 12 seconds for job step to finish.\nsrun: error: n2: task 1: Killed",
+            [],
+        ),
         ("srun: error: n2: task 1: Killed", ["n2"]),
         ("srun: error: n[1-2]: tasks 0-1: Segmentation fault", ["n1", "n2"]),
         ("srun: error: n2: task 1: Exited with exit code 81", []),  # step.sh has written it
@@ -121,19 +126,19 @@ def test_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("srun: error: n2: task 1: Kil", []),  # no whole line yet
     ],
 )
-def test_a_task_that_srun_reports_as_killed_does_not_come_back(context: Context, line: str, nodes: list[str]) -> None:
-    """Its step.sh was killed: nothing wrote an exit status, and Slurm ended the workers."""
+def test_a_task_that_srun_has_lost_does_not_come_back(context: Context, line: str, nodes: list[str]) -> None:
+    """Its step.sh was killed, or never ran: nothing wrote an exit status. What srun kills itself later is no cause."""
     context.run.job_log.write_text("srun: error: n1: task 0: Killed\n")  # of an attempt before
     steps = Steps(Clock(), context.run.job_log)
     with context.run.job_log.open("a") as log:
         log.write(line if line.endswith("Kil") else f"{line}\n")
     for _ in range(2):
-        assert sorted(steps.killed_tasks()) == nodes
+        assert sorted(steps.lost_tasks()) == nodes
     mark(context, "n2", "workers")
-    missing = losses(context).look({"n1-0", "n1-1"}, step_gone=False, killed=steps.killed_tasks())
-    said = (
-        f"the worker task was killed ({line})" if "n2" in nodes else "its workers were started but have not registered"
-    )
+    missing = losses(context).look({"n1-0", "n1-1"}, step_gone=False, lost=steps.lost_tasks())
+    said = "its workers were started but have not registered"
+    if "n2" in nodes:
+        said = f"the worker task {'could not be launched' if 'launch' in line else 'was killed'} ({line})"
     assert [(node.node, node.final, node.why) for node in missing] == [("n2", "n2" in nodes, said)]
 
 

@@ -50,12 +50,12 @@ def root_of(error: BaseException) -> str:
 
 
 def missing_nodes(
-    context: Context, present: set[str], *, step_gone: bool = False, killed: Mapping[str, str] = {}
+    context: Context, present: set[str], *, step_gone: bool = False, lost: Mapping[str, str] = {}
 ) -> list[Missing]:
     """Return the nodes that lack workers, with what is known of each from its files.
 
     ``present`` are the names of the workers that are there; with ``step_gone`` none of the others can come back, nor
-    those of the nodes whose task was ``killed`` as a whole, by srun's words.
+    those of the nodes whose task srun has ``lost``, by its words.
     """
     exits = files.listed(context.attempt.exits)
     marks = files.listed(context.attempt.nodes)
@@ -66,8 +66,8 @@ def missing_nodes(
         mark = (absent and f"{node}.json" in marks and files.read_json(context.attempt.mark_of(node))) or {}
         if absent := tuple(name for name in absent if name not in mark.get("retired", ())):
             why, final, remedy = _reason(context, node, mark, ended=ended)
-            if node in killed and not ended:
-                why, final = f"the worker task was killed ({killed[node]})", True
+            if node in lost and not ended:
+                why, final = lost[node], True
             if step_gone and not final:
                 why, final = f"{_STEP_GONE} ({why})" if ended else _STEP_GONE, True
             quote = worker_log(context, node) if final else ()
@@ -148,20 +148,20 @@ def scheduler_end(context: Context) -> str:
 
 
 def of_the_workers(
-    context: Context, present: set[str], late: float, *, step_gone: bool = False, killed: Mapping[str, str] = {}
+    context: Context, present: set[str], late: float, *, step_gone: bool = False, lost: Mapping[str, str] = {}
 ) -> Outcome | None:
     """Return how the run ends for want of workers, None if they may still come; the rest as of the scheduler."""
-    lost = missing_nodes(context, present, step_gone=step_gone, killed=killed)
-    final = [missing for missing in lost if missing.final]
+    nodes = missing_nodes(context, present, step_gone=step_gone, lost=lost)
+    final = [missing for missing in nodes if missing.final]
     if not late and not final:
         return None
     outside = [missing for missing in final if missing.remedy]
-    named = outside or final or lost
+    named = outside or final or nodes
     quote = (named[0].quote or worker_log(context, named[0].node)) if named else ()
     if outside:
         return Outcome(errors.IMAGE, "image", "hpcml", sentences(named), outside[0].remedy, quote)
     when = f" within {late:g} s" if late else ""
-    absent = sum(len(missing.workers) for missing in lost)
+    absent = sum(len(missing.workers) for missing in nodes)
     reason = f"{absent} of {absent + len(present)} workers did not come{when}: {sentences(named)}"
     hint = f"The whole log: hpcml logs {context.run.directory.name} worker."
     return Outcome(errors.WORKERS_NEVER_CAME, "workers", "hpcml", reason, hint, quote)

@@ -24,18 +24,21 @@ _MOST_LOG = 1 << 20  # bytes of the job's log that are read at a time
 _LONGEST_LINE = 200
 # A task that ends by itself has written its exit status: srun says of it that it exited.
 _TASK_KILLED = re.compile(r"srun: error: (\S+): tasks? [\d,-]+: (?!Exited with )")
+_NOT_LAUNCHED = re.compile(r"srun: error: Task launch for StepId=\S+ failed on node (\S+): ")
+_ABORTED = re.compile(r"srun: (?:error: Application launch failed|Job step aborted)")  # it kills all tasks itself now
 
 
 class Steps:
     """The scheduler's and the workers' step as processes of the batch script: ``srun``, or ``step.sh`` without Slurm.
 
     A step that is gone takes its role with it: nothing would start it again. So does a task of it that srun reports as
-    killed in the job's log: step.sh outlives its role otherwise.
+    killed, or as not launched, in the job's log: step.sh outlives its role otherwise.
     """
 
     def __init__(self, clock: OwnTime, job_log: Path) -> None:
         self.job_log, self.read = job_log, size_of(job_log)
         self.tasks: dict[str, str] = {}
+        self.aborted = False
         words = os.environ.get("HPCML_STEPS", "").split()
         self.processes = {
             role: Process.named(int(pid)) for role, pid in zip(("scheduler", "worker"), words, strict=False)
@@ -50,8 +53,8 @@ class Steps:
             return False
         return self.clock.seconds - self.ended.setdefault(role, self.clock.seconds) > LAST_WORDS
 
-    def killed_tasks(self) -> dict[str, str]:
-        """Return the nodes of which srun has reported, in this attempt, that a signal ended a task, with its words."""
+    def lost_tasks(self) -> dict[str, str]:
+        """Return srun's reports, in this attempt, of tasks that were killed or not launched: a clause for each node."""
         if size_of(self.job_log) > self.read:
             with self.job_log.open("rb") as log:
                 log.seek(self.read)
@@ -59,10 +62,17 @@ class Steps:
             text = text[: text.rfind(b"\n") + 1]
             self.read += len(text)
             for line in text.decode(errors="replace").splitlines():
-                if match := _TASK_KILLED.match(line):
-                    with contextlib.suppress(ValueError):  # no list of nodes: another program's line
-                        self.tasks |= dict.fromkeys(expand_hosts(match[1]), line[:_LONGEST_LINE])
+                self._note(line)
         return self.tasks
+
+    def _note(self, line: str) -> None:
+        """Take note of a line of the job's log; what is killed after srun has given the step up is no cause."""
+        self.aborted = self.aborted or bool(_ABORTED.match(line))
+        for pattern, what in ((_TASK_KILLED, "was killed"), (_NOT_LAUNCHED, "could not be launched")):
+            if (match := pattern.match(line)) and not self.aborted:
+                with contextlib.suppress(ValueError):  # no list of nodes: another program's line
+                    clause = f"the worker task {what} ({line[:_LONGEST_LINE]})"
+                    self.tasks |= dict.fromkeys(expand_hosts(match[1]), clause)
 
     def alive(self) -> list[int]:
         """Return the pids of the steps that have not ended."""
@@ -80,9 +90,9 @@ class Losses:
         self.starved: set[str] = set()
         self.stopped: dict[str, float] = {}
 
-    def look(self, present: set[str], *, step_gone: bool, killed: Mapping[str, str] = {}) -> list[Missing]:
+    def look(self, present: set[str], *, step_gone: bool, lost: Mapping[str, str] = {}) -> list[Missing]:
         """Return the nodes that lack workers; one whose workers have been away too long will not get them back."""
-        missing = diagnosis.missing_nodes(self.context, present, step_gone=step_gone, killed=killed)
+        missing = diagnosis.missing_nodes(self.context, present, step_gone=step_gone, lost=lost)
         self.away = {node.node: self.away.get(node.node, self.clock.seconds) for node in missing}
         longest = self.context.settings.workers_deadline
         for index, node in enumerate(missing):

@@ -112,8 +112,8 @@ class BringUp:
         return diagnosis.of_the_scheduler(self.context, silent, late, step_gone=step_gone)
 
     def _workers_missing(self, late: float, step_gone: bool) -> Outcome | None:
-        killed = self.state.steps.killed_tasks()
-        return diagnosis.of_the_workers(self.context, self.state.present, late, step_gone=step_gone, killed=killed)
+        lost = self.state.steps.lost_tasks()
+        return diagnosis.of_the_workers(self.context, self.state.present, late, step_gone=step_gone, lost=lost)
 
     def _fabric_missing(self, late: float, _: bool) -> Outcome | None:
         if late:

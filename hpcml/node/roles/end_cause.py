@@ -191,6 +191,17 @@ def _cause(context: Context, since: int) -> str | None:
     return "" if causes[-1].startswith("SIGNAL") else str(causes[-1])  # what newer Slurms say of a plain scancel
 
 
+def _put_back(job: str) -> bool:
+    """Put a job that Slurm's record shows as ``--requeue`` back into its queue; return whether Slurm took it.
+
+    Slurm itself does so at the end of the grace time, but not with a job that has saved and ended before.
+    """
+    if not re.search(r"\bRequeue=1\b", job):
+        return False
+    command = ["sh", "-c", 'scontrol requeue "$SLURM_JOB_ID" && echo taken']
+    return answer(command, ASK).endswith("taken\n")
+
+
 def _told_by_signal(outcome: Outcome) -> Outcome:
     """Only the steps were told: by ``scancel --signal``, or because a preempted job has a grace time.
 
@@ -200,7 +211,7 @@ def _told_by_signal(outcome: Outcome) -> Outcome:
         return outcome
     job = answer(["scontrol", "--oneliner", "show", "job", os.environ.get("SLURM_JOB_ID", "")], ASK)
     if re.search(r"\bPreemptTime=\d", job):
-        return replace(outcome, **_PREEMPTED)
+        return replace(outcome, **(_PUT_BACK if _put_back(job) else _PREEMPTED))
     if _in_allocation():
         return outcome
     reason = "the run was told to end (SIGTERM to its steps), and Slurm's log does not say why"

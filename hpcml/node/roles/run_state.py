@@ -160,8 +160,8 @@ class RunState:
         """End the run if no worker is left that could come back, or if the policy says so."""
         if self.released or not self.time_to_look():
             return
-        killed = self.steps.killed_tasks()
-        missing = self.losses.look(self.present, step_gone=self.steps.gone("worker"), killed=killed)
+        lost = self.steps.lost_tasks()
+        missing = self.losses.look(self.present, step_gone=self.steps.gone("worker"), lost=lost)
         final = [node for node in missing if node.final]
         none_left = not self.present and len(final) == len(missing)
         self.losses.tell(missing)
