@@ -310,7 +310,7 @@ def _merge_reports(tier: Tier, parts: Sequence[Part]) -> None:
     """Put the parts' reports into one of the tier."""
     whole = ET.Element("testsuites")
     for part in parts:
-        if (report := _report(part.name)).exists():
+        if outcomes(report := _report(part.name)):
             whole.extend(ET.parse(report).getroot())  # noqa: S314 - pytest's own report
     ET.ElementTree(whole).write(_report(tier.name), encoding="utf-8")
 
@@ -357,7 +357,12 @@ def outcomes(report: Path) -> dict[str, set[str]]:
     """Return what pytest's report says of each test, nothing if there is none; a test that passed has no word."""
     found: dict[str, set[str]] = {}  # a test's parts are reported each
     if report.exists():
-        for case in ET.parse(report).getroot().iter("testcase"):  # noqa: S314 - pytest's own report
+        try:
+            root = ET.parse(report).getroot()  # noqa: S314 - pytest's own report
+        except ET.ParseError as error:  # pytest was ended while it wrote: as if it had run nothing
+            _show(f"{report}: {error}")
+            return found
+        for case in root.iter("testcase"):
             found.setdefault(f"{case.get('classname')}.{case.get('name')}", set()).update(part.tag for part in case)
     return found
 

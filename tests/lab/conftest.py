@@ -362,7 +362,7 @@ def _clean(request: pytest.FixtureRequest) -> Iterator[None]:
         clean(request.getfixturevalue("cluster"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # the lab may have been started anew by another module
 def outside(lab: Lab) -> Iterator[Outside]:
     """The lab with its laptop; runs of one test module are shared, so nothing is cancelled after each test."""
     from laptop import Outside
