@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from hpcml.plan.plan import Plan
 
-TEMPLATE_CRC = 51746613  # of the template that this was made from
+TEMPLATE_CRC = 4004404144  # of the template that this was made from
 
 
 def lay_out(
@@ -70,7 +70,7 @@ def lay_out(
                 yield from (' "${entry[@]}"',)
             yield from (' ', argv(step.command), ' </dev/null >>', sh(step.log), ' 2>&1 & ', comment(step.role), '=$!\n',)
     yield from ('set +m   # or `wait` would return when the job is suspended\n',)
-    yield from ('\n# The supervisor in the driver\'s step looks for these files; a trapped signal also interrupts `wait`, hence the loop.\ntrap \'interrupted=1; : >"$attempt/time-limit"\' USR1\ntrap \'interrupted=1; : >"$attempt/terminate"\' TERM INT HUP\ntrap \'interrupted=1\' CONT   # the supervisor\'s last act, after its status\nown="$attempt/exit/driver@${HPCML_NODE:-${SLURMD_NODENAME:-local}}"\nstatus=127\nwhile interrupted=; wait "$driver"; code=$?; [ "$code" = 127 ] || status=$code; [ -n "$interrupted" ] && [ ! -s "$own" ]; do :; done\n# A step whose supervisor has ended may be stopped (SIGSTOP): it has half a minute.\nfor _ in {1..600}; do kill -0 "$driver" 2>/dev/null || break; sleep 0.05; done\nif kill -0 "$driver" 2>/dev/null; then\n  echo "hpcml: the script\'s step did not end after its supervisor, and was killed: was it stopped (SIGSTOP)?" >&2\n  kill -KILL -- "-$driver" 2>/dev/null\nfi\n\n# The supervisor\'s own status counts: srun gives 1 for a step in which something ran out of memory.\n[ -s "$own" ] && read -r status <"$own"\n',)
+    yield from ('\n# The supervisor in the driver\'s step looks for these files. A trapped signal also interrupts `wait`, and of two at once the\n# second ends the next `wait` without its trap: so the loop asks whether the step has ended.\ntrap \': >"$attempt/time-limit"\' USR1\ntrap \': >"$attempt/terminate"\' TERM INT HUP\ntrap : CONT   # the supervisor\'s last act, after its status\nown="$attempt/exit/driver@${HPCML_NODE:-${SLURMD_NODENAME:-local}}"\nstatus=127\nwhile wait "$driver"; code=$?; [ "$code" = 127 ] || status=$code; kill -0 "$driver" 2>/dev/null && [ ! -s "$own" ]; do :; done\n# A step whose supervisor has ended may be stopped (SIGSTOP): it has half a minute.\nfor _ in {1..600}; do kill -0 "$driver" 2>/dev/null || break; sleep 0.05; done\nif kill -0 "$driver" 2>/dev/null; then\n  echo "hpcml: the script\'s step did not end after its supervisor, and was killed: was it stopped (SIGSTOP)?" >&2\n  kill -KILL -- "-$driver" 2>/dev/null\nfi\n\n# The supervisor\'s own status counts: srun gives 1 for a step in which something ran out of memory.\n[ -s "$own" ] && read -r status <"$own"\n',)
     if plan.entry:
         yield from ('grep -qs "\\"attempt\\": $HPCML_ATTEMPT, \\"event\\": \\"allocated\\"" "$HPCML_RUN_DIR/events.jsonl" || [ "$status" = 74 ] || status=88   # the image was not entered: see logs/driver.log\n',)
     else:

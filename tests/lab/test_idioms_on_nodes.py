@@ -84,7 +84,7 @@ def check(outcome: Outcome, notes: list[str]) -> None:
     text = "\n".join(outcome.lines)
     assert outcome.status == 0, text
     assert not re.search("WARNING|Traceback|Exception", text), text
-    other = re.compile(": the scheduler that answers there|: clusters opened before have the same workers")
+    other = re.compile(": the (scheduler that answers there|workers do not get)|: clusters opened before have the same")
     said = [note for note in outcome.said("hpcml:") if not other.search(note)]
     assert all(note.endswith(GIVEN) for note in said), said
     assert [re.sub(r"\(.*\) in line", "", note.rpartition(": this")[0]) for note in said] == notes

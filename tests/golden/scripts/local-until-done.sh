@@ -42,13 +42,14 @@ export HPCML_BATCH=$$ HPCML_STEPS="$scheduler $worker"   # the supervisor waits 
 /bin/sh /scratch/alice/runs/until-done-20261121-074500-1a2b/step.sh driver /opt/hpcml/bin/python -P -m hpcml.node driver </dev/null >>/scratch/alice/runs/until-done-20261121-074500-1a2b/logs/driver.log 2>&1 & driver=$!
 set +m   # or `wait` would return when the job is suspended
 
-# The supervisor in the driver's step looks for these files; a trapped signal also interrupts `wait`, hence the loop.
-trap 'interrupted=1; : >"$attempt/time-limit"' USR1
-trap 'interrupted=1; : >"$attempt/terminate"' TERM INT HUP
-trap 'interrupted=1' CONT   # the supervisor's last act, after its status
+# The supervisor in the driver's step looks for these files. A trapped signal also interrupts `wait`, and of two at once the
+# second ends the next `wait` without its trap: so the loop asks whether the step has ended.
+trap ': >"$attempt/time-limit"' USR1
+trap ': >"$attempt/terminate"' TERM INT HUP
+trap : CONT   # the supervisor's last act, after its status
 own="$attempt/exit/driver@${HPCML_NODE:-${SLURMD_NODENAME:-local}}"
 status=127
-while interrupted=; wait "$driver"; code=$?; [ "$code" = 127 ] || status=$code; [ -n "$interrupted" ] && [ ! -s "$own" ]; do :; done
+while wait "$driver"; code=$?; [ "$code" = 127 ] || status=$code; kill -0 "$driver" 2>/dev/null && [ ! -s "$own" ]; do :; done
 # A step whose supervisor has ended may be stopped (SIGSTOP): it has half a minute.
 for _ in {1..600}; do kill -0 "$driver" 2>/dev/null || break; sleep 0.05; done
 if kill -0 "$driver" 2>/dev/null; then
