@@ -5,7 +5,7 @@
 
 # stage MODE FOLDER IMAGE SECONDS NODES LAUNCHER...: MODE is sbcast or copy; FOLDER may hold $VARIABLES of the first node.
 stage() {
-  local mode=$1 folder=$2 image=$3 deadline=$((SECONDS + $4)) seconds=$4 nodes=$5 began left name said token; shift 5
+  local mode=$1 folder=$2 image=$3 deadline=$((SECONDS + $4)) seconds=$4 nodes=$5 began left name said token took; shift 5
   trap '' USR1   # the time limit is near: there is no script yet that could be told
   left=${folder:-${TMPDIR:-/tmp}} folder=
   while [[ $left =~ ^([^$]*)\$\{?([A-Za-z_][A-Za-z0-9_]*)\}?(.*)$ ]]; do
@@ -36,7 +36,8 @@ stage() {
     echo go >&"${keepers[1]}"
   fi
   await ready || return 1
-  note_event image-staged "\"mode\": \"$mode\", \"seconds\": $((($(date +%s%3N) - began) / 1000)).$(printf %03d $((($(date +%s%3N) - began) % 1000)))"
+  took=$(($(date +%s%3N) - began))
+  note_event image-staged "\"mode\": \"$mode\", \"seconds\": $((took / 1000)).$(printf %03d $((took % 1000)))"
   trap - USR1
 }
 

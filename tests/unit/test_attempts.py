@@ -101,6 +101,7 @@ def test_attempts_that_others_ended_before_the_first_save_do_not_count(tmp_path:
             write_end(here, number, outcome.exit_status)
     assert attempts.decided(context(tmp_path, 4), STOPPED).exit_status == errors.NO_PROGRESS
     checkpoint(tmp_path, 1250)  # of the third, which had its time
+    (context(tmp_path, 4).run.checkpoints / "latest").symlink_to("removed")
     assert attempts.decided(context(tmp_path, 4), STOPPED).exit_status == errors.STOPPED
 
 
@@ -115,6 +116,8 @@ def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for moment in (0.0, float(seconds)):
             monkeypatch.setattr("time.time", lambda moment=moment: 5000.0 + moment)
             log.write("something")
+    with second.run.events.open("a") as log_file:
+        log_file.write('{"time": 1.0, "attem\n')  # a full disk's
     assert attempts.node_hours(second.run, 2) == pytest.approx(3.0)
     assert attempts.reached(context(tmp_path, 1, most_node_hours=5.0)) == ""
     assert attempts.reached(context(tmp_path, 1, most_node_hours=4.9)) == (

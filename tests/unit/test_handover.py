@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import threading
 from pathlib import Path
 
 import pytest
 
 from hpcml.node import script_module
-from hpcml.node.script import job_script
+from hpcml.node.script import handover, job_script
 
 HOME = {"HOME": "/home/a", "OLD": "1", "PATH": "/bin"}
 
@@ -84,3 +85,15 @@ def test_a_script_without_a_guard_is_not_run_again(tmp_path: Path) -> None:
     for name in ("x", "nothing", "__file__"):
         with pytest.raises(AttributeError, match=f"has no attribute '{name}'"):
             getattr(module, name)
+
+
+def test_a_umask_of_zero_is_handed_over_and_a_priority_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each cluster that a script opens hands it over again: no process can raise its priority."""
+    assert not handover.Handover()
+    assert handover.Handover(umask=0)
+    added: list[int] = []
+    monkeypatch.setattr(handover.os, "nice", added.append)
+    monkeypatch.setattr(handover, "_lowered", 0)
+    for nice in (5, 5, 0, 7):
+        handover._of_process(handover.Handover(nice=nice), contextlib.ExitStack(), [])
+    assert added == [5, 2]

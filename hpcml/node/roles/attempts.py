@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from dataclasses import replace
@@ -80,18 +81,21 @@ def no_progress(context: Context, outcome: Outcome) -> bool:
 
 
 def newest(folder: Path) -> int:
-    """Return when the newest entry of a folder was written, in nanoseconds since 1970; 0 if there is none."""
-    try:
-        with os.scandir(folder) as entries:
-            return max((one.stat().st_mtime_ns for one in entries if not one.name.startswith(".")), default=0)
-    except FileNotFoundError:
-        return 0
+    """Return when the newest entry of a folder was written, in nanoseconds since 1970; 0 if it has none."""
+    last = 0
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for one in entries:
+            if not one.name.startswith("."):
+                with contextlib.suppress(FileNotFoundError):  # it was removed meanwhile, or leads nowhere
+                    last = max(last, one.stat().st_mtime_ns)
+    return last
 
 
 def node_hours(run: RunPaths, nodes: int) -> float:
     """Return how many node-hours the run's attempts have had, by their first and last events."""
     spans: dict[int, list[float]] = {}
-    for line in run.events.read_text().splitlines():
-        event = json.loads(line)
-        spans.setdefault(event["attempt"], []).append(event["time"])
+    for line in run.events.read_text(errors="replace").splitlines():
+        with contextlib.suppress(ValueError):  # a full disk leaves half a line
+            event = json.loads(line)
+            spans.setdefault(event["attempt"], []).append(event["time"])
     return sum(max(times) - min(times) for times in spans.values()) * nodes / 3600

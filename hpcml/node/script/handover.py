@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import dask.config
@@ -67,8 +67,7 @@ class Handover:
     resources: dict[str, float] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return any(getattr(self, one.name) not in (None, 0, "", b"") and getattr(self, one.name) != type(
-            getattr(self, one.name))() for one in fields(self))  # fmt: skip
+        return self != Handover()
 
     def changes(self, last: Handover) -> list[str]:
         """Return what is other than in the last one, in words."""
@@ -264,6 +263,14 @@ def _set_variable(name: str, value: str | None) -> None:
         tempfile.tempdir = None  # or the folder that was found before stays
 
 
+def _lower_priority(nice: int) -> None:
+    """Give this process a script's lower priority once: only root could raise it again."""
+    global _lowered  # noqa: PLW0603 - a process has one priority
+    if nice > _lowered:
+        os.nice(nice - _lowered)
+        _lowered = nice
+
+
 def _of_process(handover: Handover, undo: contextlib.ExitStack, problems: list[str]) -> None:
     """Give this process umask, limits, priority, start method, threads of libraries, and the script's module."""
     if handover.umask is not None:
@@ -273,8 +280,7 @@ def _of_process(handover: Handover, undo: contextlib.ExitStack, problems: list[s
         undo.callback(_set_limit, number, resource.getrlimit(number))
         if problem := _set_limit(number, values):
             problems.append(f"the limit RLIMIT_{kind}: {problem}")
-    if handover.nice > 0:
-        os.nice(handover.nice)
+    _lower_priority(handover.nice)
     if handover.start_method or handover.authkey:
         import multiprocessing
 
@@ -351,6 +357,7 @@ async def give(scheduler: Any, handover: Handover, *, shared: bool = False) -> l
 
 
 _undo_here = contextlib.ExitStack()  # in the scheduler
+_lowered = 0  # by how much the priority of this process was lowered
 
 
 def on_scheduler(handover: Handover | None, *, shared: bool = False) -> None:
