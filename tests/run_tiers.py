@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import compileall
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -338,7 +339,8 @@ def _pytest(part: Part, output: IO[str] | None, *options: str) -> Result:
     report.unlink(missing_ok=True)
     enough = f"--maxfail={MOST_FAILURES}"  # a broken lab fails every test, each only after its deadline
     own_cache = f"cache_dir={ROOT}/.pytest_cache/{part.name}"  # tiers that end beside each other would overwrite one
-    command = ["nice", "-n", str(STEPS_BACK.get(part.tier, 0)), *part.before, sys.executable, "-m", "pytest", "-q"]
+    command = ["nice", "-n", str(STEPS_BACK.get(part.tier, 0)), *part.before, *_within(part)]
+    command += [sys.executable, "-m", "pytest", "-q"]
     command += [enough, *options, "-o", own_cache, f"--junitxml={report}", *part.paths]
     code = subprocess.run(command, cwd=ROOT, stdout=output, stderr=output and subprocess.STDOUT, check=False).returncode
     found = outcomes(report)
@@ -351,6 +353,11 @@ def _pytest(part: Part, output: IO[str] | None, *options: str) -> Result:
     result.parts = {part: result.failed}
     result.seconds = time.monotonic() - start
     return result
+
+
+def _within(part: Part) -> list[str]:
+    """Return the words of ``HPCML_TIERS_WITHIN``, a command that runs each pytest; {} is the name of its part."""
+    return [word.replace("{}", part.name) for word in shlex.split(os.environ.get("HPCML_TIERS_WITHIN", ""))]
 
 
 def outcomes(report: Path) -> dict[str, set[str]]:
