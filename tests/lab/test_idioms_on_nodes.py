@@ -24,7 +24,7 @@ NOTES = {
     "learning": ["Client 18"],
     "event_loop": ["LocalCluster 12", "Client 16"],
     "unguarded": ["LocalCluster 6"],
-    "slurm_cluster": ["SLURMCluster 6", "scale 14"],
+    "slurm_cluster": ["SLURMCluster 30", "scale 40"],
     "slurm_runner": ["SLURMRunner 6"],
     "mpi": ["dask_mpi.initialize 6"],
     "scheduler_file": ["Client 7"],
