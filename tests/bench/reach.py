@@ -20,13 +20,14 @@ import pytest
 FOLDER = Path("/mnt")  # where each pytest has its own folder; processes of the lab's nodes and users see it too
 NOW, HITS = FOLDER / "now", FOLDER / "hits"
 PROBE = '''"""Leave a file for each planted fault whose line this process reaches."""
-import os, time
+import os
+from time import monotonic
 _seen, _test, _read = set(), "", -1.0
 
 def hit(number):
     global _test, _read
-    if time.monotonic() - _read > 0.2:
-        _read = time.monotonic()
+    if monotonic() - _read > 0.2:
+        _read = monotonic()
         try:
             with open("/mnt/now") as file:
                 test = file.read()
