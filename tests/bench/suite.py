@@ -64,18 +64,19 @@ def measure(tiers: str, busy: int) -> Run:
     print(f"\n== {tiers}, {busy} busy loops, load before {load:.1f}", flush=True)
     with loops(busy) as beside:
         busy_before, clock = machine_busy() - seconds_of(beside), time.monotonic()
+        run_tiers.RESULTS.unlink(missing_ok=True)
         status = subprocess.run([sys.executable, ROOT / "tests/run_tiers.py", *names], cwd=ROOT, check=False).returncode
         seconds, processor = time.monotonic() - clock, machine_busy() - seconds_of(beside) - busy_before
-    found = {name: run_tiers.outcomes(ROOT / f".pytest_cache/{name}.xml") for name in names}
-    failed = [f"{name}: {case}" for name in names for case, words in found[name].items() if run_tiers.failed(words)]
+    found = json.loads(run_tiers.RESULTS.read_text())
+    failed = [f"{name}: {case}" for name in names for case in found[name]["failed"]]
     return {
         "tiers": tiers,
         "busy": busy,
         "load_before": round(load, 2),
         "seconds": round(seconds, 1),
         "processor": round(processor, 1),
-        "cases": sum(map(len, found.values())),
-        "skipped": sum(words == {"skipped"} for cases in found.values() for words in cases.values()),
+        "cases": sum(one["passed"] + len(one["failed"]) + one["skipped"] for one in found.values()),
+        "skipped": sum(one["skipped"] for one in found.values()),
         "failed": failed or ([f"exit status {status}"] if status else []),
         "lines": sum(map(lines, names)),
         "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),

@@ -56,12 +56,14 @@ def test_busy_loops_are_counted_and_end() -> None:
 
 def test_a_test_s_parts_are_one_case_and_one_that_fails_fails_it(tmp_path: Path) -> None:
     report = tmp_path / "tier.xml"
-    assert run_tiers.outcomes(report) == {}
-    report.write_text('<testsuites><testsuite><testcase classname="m" name="a"/><testcase classname="m" name="a"><failure/></testcase>'
-                      '<testcase classname="m" name="b"><skipped/></testcase></testsuite></testsuites>')  # fmt: skip
-    found = run_tiers.outcomes(report)
-    assert found == {"m.a": {"failure"}, "m.b": {"skipped"}}
-    assert [name for name, words in found.items() if run_tiers.failed(words)] == ["m.a"]
+    cli, run = next(tier for tier in run_tiers.TIERS if tier.name == "cli"), run_tiers.Run(1, report, 1.0)
+    assert run_tiers.of_tier(cli, [run]).passed == 0
+    parts = (
+        '<testcase classname="tests.cli.m" name="a"/><testcase classname="tests.cli.m" name="a"><failure/></testcase>'
+    )
+    report.write_text(f'<testsuites><testsuite>{parts}<testcase classname="tests.cli.m" name="b"><skipped/></testcase>'
+                      '<testcase classname="tests.unit.m" name="c"/></testsuite></testsuites>')  # fmt: skip
+    assert run_tiers.of_tier(cli, [run]) == (0, ["tests.cli.m.a"], 1, 0.0)
 
 
 def test_the_newcomer_s_path_is_that_of_the_page() -> None:
