@@ -462,7 +462,7 @@ FAULTS = (
     F("hpcml/survey/profile.py", "if threads > 1:", "if threads > 2:", "threads are proposed as cores and nobody is asked"),
     F("hpcml/survey/profile.py", "for name in listed or tables.qos}", "for name in tables.qos}", "a new profile proposes QoS that the user may not use"),
     F("hpcml/sweeps/halving.py", "if key in keys:", "if key:", "what another script reported decides which points halving stops"),
-    F("hpcml/sweeps/keys.py", 'yield from sorted((folder / name).rglob("*.py"))', 'yield folder / name / "__init__.py"', "a change in a package's module runs no point again"),
+    F("hpcml/sweeps/keys.py", 'yield from sorted(place.rglob("*.py"))', 'yield place / "__init__.py"', "a change in a package's module runs no point again"),
     F("hpcml/sweeps/lock.py", "return not _lives(there)", "return False", "a command that was killed keeps others out"),
     F("hpcml/sweeps/lock.py", "_began(there.pid) == there.began", "True", "another process with its number keeps others out"),
     F("hpcml/sweeps/lock.py", "if _read(mine) == there:", "if True:", "a command removes the lock of the one that came after"),
