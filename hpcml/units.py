@@ -10,8 +10,8 @@ from typing import Self
 _SLURM_TIME = re.compile(r"(?:(?P<days>[0-9]{1,9})-)?(?P<a>[0-9]{1,9})(?::(?P<b>[0-9]{1,2}))?(?::(?P<c>[0-9]{1,2}))?")
 _WORDED_TIME = re.compile(r"(?:([0-9]{1,9})d)?(?:([0-9]{1,9})h)?(?:([0-9]{1,9})m(?:in)?)?(?:([0-9]{1,9})s)?")
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?s?")
-_MEMORY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([KMGT]?)(i?)(B?)", re.IGNORECASE)
-MEMORY_EXPONENT = {"": 2, "K": 1, "M": 2, "G": 3, "T": 4}  # powers of 1024; without a unit it is MiB
+_MEMORY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*(?:([KMGT])i?B?|(B))?", re.IGNORECASE)
+MEMORY_EXPONENT = {"": 2, "B": 0, "K": 1, "M": 2, "G": 3, "T": 4}  # powers of 1024; without a unit it is MiB
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 _MOST_HOSTS = 100_000
 RDMA = re.compile(r"(rc|dc|ud|gga|srd)(_\w+)?")  # UCX's transports over InfiniBand, RoCE and EFA: rc_mlx5, srd
@@ -106,7 +106,7 @@ def parse_memory(text: str) -> int:
     match = _MEMORY.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"'{text}' is not a memory size; write 4000M, 120G or 0.5T")
-    return int(float(match[1]) * 1024 ** MEMORY_EXPONENT[match[2].upper()])
+    return int(float(match[1]) * 1024 ** MEMORY_EXPONENT[(match[2] or match[3] or "").upper()])
 
 
 class _Written:

@@ -166,7 +166,7 @@ def _with_this_end(connection: Connection, login: Login, typed: str, found: Sequ
     from hpcml.doctor import access
     from hpcml.remote.ssh import login as ssh_login
 
-    facts = {one.check: one.facts for one in found}
+    facts = {one.check: one.facts for one in found if isinstance(one.facts, dict)}  # another host's may be text
     ends = ssh_login.certificates(connection.settings)
     start = str(facts.get("start", {}).get("start", ""))
     try:

@@ -84,8 +84,10 @@ def _write(path: Path, text: bytes) -> None:
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(text)
-    except OSError as error:
+    except BaseException as error:
         path.unlink()
+        if not isinstance(error, OSError):
+            raise  # Ctrl-C
         hint = "Make room, or go to another folder."
         raise StorageError(f"{path} cannot be written: {error.strerror}", place="hpcml new", hint=hint) from error
 

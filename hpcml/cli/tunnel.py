@@ -264,11 +264,12 @@ def _print_commands(options: Namespace) -> int:
     login = _this_login(site.login, socket.gethostname()) or site.login.host or socket.getfqdn()
     port = _port(options.port) or service_port.port_of(login, run.id, options.service)
     user = layers.process_environment().get("USER", "")
+    host = f"{user}@{login}" if user else login
     lines = server.lines(service, login, user, port)
     if options.json:
         common.print_json({"run": run.id, "service": service._asdict(), "commands": [line for _, line in lines]})
         return 0
-    for line in ("On your laptop, with hpcml:", f"  hpcml tunnel --host {user}@{login} {run.id}", "", "Without hpcml:"):
+    for line in ("On your laptop, with hpcml:", f"  hpcml tunnel --host {host} {run.id}", "", "Without hpcml:"):
         say(line)
     for when, line in lines:
         if when:
@@ -277,7 +278,7 @@ def _print_commands(options: Namespace) -> int:
     say()
     say(f"Then open http://127.0.0.1:{port}{service.path}")
     if service.token_file:
-        say(f"and paste the token from: ssh {user}@{login} cat {service.token_file}")
+        say(f"and paste the token from: ssh {host} cat {service.token_file}")
     return 0
 
 

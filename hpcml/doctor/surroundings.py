@@ -126,7 +126,7 @@ def _existing(folder: Path) -> Path:
 def quota(exam: Examination) -> Finding:
     """Whether there is room for files and for bytes, by the file systems' own words and by quotas."""
     home = exam.environment.get("HOME", "")
-    folders = dict.fromkeys(_existing(place) for place in (exam.runs, Path(home)) if home)
+    folders = dict.fromkeys(_existing(place) for place in (exam.runs, *([Path(home)] if home else [])))
     hint = "Remove old runs (hpcml gc), or keep runs elsewhere (--set paths.runs=…)."
     facts: dict[str, object] = {}
     low = ""

@@ -259,8 +259,8 @@ def _raised(end: Ending, hits: Sequence[Hit]) -> Cause:
     file, number = str(end.error.get("file") or ""), end.error.get("line")
     code = str(end.error.get("code") or "")
     when = end.times.get("driver-ended", 0.0)
-    lines = [Line(text.split("\n")[0][:_TOLD], "driver", "logs/driver.log", 0, when) for text in chain]
-    if end.last_error and end.last_error.text.endswith(lines[0].text):
+    lines = [Line(_in_one_line(text), "driver", "logs/driver.log", 0, when) for text in chain]
+    if end.last_error and end.last_error.text.endswith(chain[0].split("\n")[0][:_TOLD]):
         lines[0] = lines[0]._replace(number=end.last_error.number)
     known = {
         index: found
@@ -296,6 +296,11 @@ def _raised(end: Ending, hits: Sequence[Hit]) -> Cause:
     return Cause(what, short, True, "script-error", remedy, Retry.NONE, (line,), later, 1, tuple(nodes))
 
 
+def _in_one_line(message: str) -> str:
+    """Return a message without its breaks: the first line of a library's message often tells too little."""
+    return " ".join(message.split())[:_TOLD]
+
+
 _OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -310,7 +315,15 @@ def _remedy(kind: str, text: str) -> str:
     return "The traceback in the script's log shows how it came there."
 
 
-_PASSED_ON = ("CancelledError", "GeneratorExit", "StopIteration", "StopAsyncIteration")  # how Python itself goes on
+# How Python itself goes on, and how a pool of processes sends the traceback of a child's error, which stands above it.
+_PASSED_ON = (
+    "CancelledError",
+    "GeneratorExit",
+    "StopIteration",
+    "StopAsyncIteration",
+    "RemoteTraceback",
+    "_RemoteTraceback",
+)
 _NOT_REBUILT = re.compile(r"function takes exactly \d+ arguments? \(\d+ given\)")  # type(error)(text) of a UnicodeError
 _TRIED = ("ImportError", "ModuleNotFoundError", "KeyError", "AttributeError", "FileNotFoundError", *_PASSED_ON)
 

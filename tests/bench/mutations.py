@@ -117,7 +117,7 @@ def record(checkout: Path, tiers: Sequence[str]) -> int:
     command = [str(checkout / ".venv/bin/python"), "tests/run_tiers.py", *tiers]
     subprocess.run(command, cwd=checkout, env={**os.environ, "HPCML_TIERS_WITHIN": within}, check=False)
     subprocess.run(["git", "checkout", "--quiet", "--", "hpcml"], cwd=checkout, check=True)
-    (checkout / "hpcml/_reach.py").unlink()
+    (checkout / reach.PROBE_MODULE).unlink()
     reached = json.loads(path.read_text())["tests"] if path.exists() else {}
     for found in Path("/dev/shm/hpcml-reach").glob("*/reached.json"):
         part = json.loads(found.read_text())
@@ -151,11 +151,9 @@ def candidates(checkout: Path, fault: Fault, tier: str) -> list[str]:
     reached = json.loads((checkout / REACHED).read_text())
     number = FAULTS.index(fault)
     numbers = {number}
-    if str(number) in reached["without"]:  # of a script, every run; of what runs at import, the module's other faults
-        numbers = {
-            n for n, one in enumerate(FAULTS)
-            if (one.module.startswith(ROLES) if not fault.module.endswith(".py") else one.module == fault.module)
-        }  # fmt: skip
+    if why := reached["without"].get(str(number)):
+        near = {"no Python": ROLES, "alone": fault.module.rpartition("/")[0]}.get(why, fault.module)
+        numbers = {at for at, one in enumerate(FAULTS) if one.module.startswith(near)}
     tests = reached["tests"].items()
     able = [
         (facts["seconds"], test)

@@ -20,13 +20,14 @@ import pytest
 FOLDER = Path("/mnt")  # where each pytest has its own folder; processes of the lab's nodes and users see it too
 NOW, HITS = FOLDER / "now", FOLDER / "hits"
 PROBE = '''"""Leave a file for each planted fault whose line this process reaches."""
-import os, time
+import os
+from time import monotonic
 _seen, _test, _read = set(), "", -1.0
 
 def hit(number):
     global _test, _read
-    if time.monotonic() - _read > 0.2:
-        _read = time.monotonic()
+    if monotonic() - _read > 0.2:
+        _read = monotonic()
         try:
             with open("/mnt/now") as file:
                 test = file.read()
@@ -43,20 +44,22 @@ def hit(number):
     except OSError:
         pass
 '''
+PROBE_MODULE = "hpcml/node/_reach.py"
+ALONE = ("hpcml/remote/receiver.py", "hpcml/installation/start.py")  # they run where hpcml is not
 IMPORTED = "import"  # the statement runs when its module is imported: no probe tells more
 
 
 def instrument(root: Path, faults: Sequence[Any]) -> dict[int, str]:
     """Put probes into a copy; return the faults without one of their own, by number, and why."""
     without: dict[int, str] = {}
-    (root / "hpcml/_reach.py").write_text(PROBE)
+    (root / PROBE_MODULE).write_text(PROBE)
     of_module = defaultdict(list)
     for number, fault in enumerate(faults):
         of_module[fault.module].append((number, fault))
     for module, some in of_module.items():
         path = root / module
-        if path.suffix != ".py":
-            without.update((number, "no Python") for number, _ in some)
+        if path.suffix != ".py" or module in ALONE:
+            without.update((number, "alone" if module in ALONE else "no Python") for number, _ in some)
             continue
         text = path.read_text()
         lines = text.splitlines(keepends=True)
@@ -69,7 +72,8 @@ def instrument(root: Path, faults: Sequence[Any]) -> dict[int, str]:
                 added[line].append((column, number))
         for line in sorted(added, reverse=True):
             lines[line - 1 : line - 1] = [
-                f"{' ' * column}__import__('hpcml._reach')._reach.hit({number})\n" for column, number in added[line]
+                f"{' ' * column}__import__('hpcml.node._reach').node._reach.hit({number})\n"
+                for column, number in added[line]
             ]
         path.write_text("".join(lines))
     return without
@@ -170,7 +174,7 @@ class Recorder:
         new.write_text(self.current)
         new.chmod(0o644)
         new.rename(NOW)
-        if (probe := sys.modules.get("hpcml._reach")) is not None:
+        if (probe := sys.modules.get("hpcml.node._reach")) is not None:
             probe._read = -1.0  # type: ignore[attr-defined]  # this process's own looks at once
 
     @pytest.hookimpl(hookwrapper=True)

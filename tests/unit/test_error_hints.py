@@ -33,6 +33,7 @@ def run(folder: Path, text: str, *, image: str = "", sweep: str = "", name: str 
 
 @pytest.mark.parametrize(("text", "words"), [
     ("import nowhere_here", f"{sys.executable} -m pip install nowhere_here"),
+    ("raise ModuleNotFoundError('x', name='tkinter')", "without Python's own module 'tkinter'"),
     ("input('name? ')", "no keyboard"),
     ("raise TypeError(\"Unsupported type <class 'numpy.ndarray'>\")", 'hpcml.connect(backend="gpu")'),
     ("raise TypeError('Implicit conversion to a NumPy array is not allowed.')", ".get()"),

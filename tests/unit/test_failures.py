@@ -158,6 +158,8 @@ FULL = ("OSError", "[Errno 28] No space left on device")
         ((("SystemExit", "no data"), ("FileNotFoundError", "x.csv")), True, "script-error", "ended itself: no data"),
         ((("UnicodeDecodeError", "bad byte"), ("TypeError", "function takes exactly 5 arguments (1 given)")), True,
          "script-error", "UnicodeDecodeError: bad byte"),
+        ((("ValueError", "Input X\n\n  contains NaN."), ("_RemoteTraceback", "\n''\n")), False, "script-error",
+         "ValueError: Input X contains NaN."),
         ((("TimeoutError", "Only 3/4 workers arrived after 60"), ("CancelledError", "")), False, "wait-workers", "workers"),
         ((("RuntimeError", "P2P 5fd1 failed during transfer phase"), ("RuntimeError", "")), False, "shuffle", "shuffle"),
     ],

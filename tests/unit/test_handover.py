@@ -92,7 +92,7 @@ def test_a_umask_of_zero_is_handed_over_and_a_priority_once(monkeypatch: pytest.
     assert not handover.Handover()
     assert handover.Handover(umask=0)
     added: list[int] = []
-    monkeypatch.setattr(handover.os, "nice", added.append)
+    monkeypatch.setattr("os.nice", added.append)
     monkeypatch.setattr(handover, "_lowered", 0)
     for nice in (5, 5, 0, 7):
         handover._of_process(handover.Handover(nice=nice), contextlib.ExitStack(), [])

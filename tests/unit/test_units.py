@@ -53,7 +53,15 @@ def test_memory_is_read_back(mebibytes: int) -> None:
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("4000", 4000 << 20), ("1K", 1 << 10), ("2G", 2 << 30), ("0.5T", 1 << 39), ("1 GiB", 1 << 30), ("3mb", 3 << 20)],
+    [
+        ("4000", 4000 << 20),
+        ("1K", 1 << 10),
+        ("2G", 2 << 30),
+        ("0.5T", 1 << 39),
+        ("1 GiB", 1 << 30),
+        ("3mb", 3 << 20),
+        ("512B", 512),
+    ],
 )
 def test_memory(text: str, size: int) -> None:
     assert units.parse_memory(text) == size

@@ -57,5 +57,7 @@ def _add_module(name: str, image: str) -> str:
     """Say where a module is missing and how it gets there; its package may have another name."""
     if image:
         return f"The image {image} has no module '{name}': build one that has it (hpcml image build --help)."
+    if name in sys.stdlib_module_names:
+        return f"{sys.executable} was built without Python's own module '{name}': set runtime.python to another."
     add = f"{sys.executable} -m pip install {name}"
     return f"{sys.executable}, which ran the script, has no module '{name}': {add}; or set runtime.python to another."

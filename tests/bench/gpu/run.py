@@ -57,7 +57,7 @@ LIMITS = {  # seconds
     "memory": 540,
     "killed": 420,
     "tasks": 420,
-    "idioms": 300,
+    "idioms": 560,
     "examples": 420,
     "sweep": 500,
     "polars": 500,

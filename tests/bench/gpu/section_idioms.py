@@ -15,7 +15,7 @@ DEADLINE = 200
 ABOUT = 60  # seconds of one run
 SETTINGS = ["fabric.require=none", "gpu.rmm_pool_size=8G"]
 CUML_TESTS = "HPCML_CUML_TESTS"  # python/cuml/tests of a checkout of cuML, for the case that runs them
-UPSTREAM = ("arr_utils", "base", "func", "kmeans", "label_binarizer", "label_encoder", "one_hot_encoder", "ordinal_encoder", "tfidf", "tsvd")  # fmt: skip
+UPSTREAM = ("base", "func", "kmeans", "label_binarizer", "label_encoder", "tsvd")  # what fits: alone is slow
 # cuML's folder tests/dask must not hide Dask; a module of another version of cuML may not import.
 PYTEST = ["-p", "no:cacheprovider", "--import-mode=append", "--continue-on-collection-errors", "-q"]
 FIGURE = float(sum(sum(range(1000 * (seed + 1))) for seed in range(8)))
@@ -162,11 +162,11 @@ def _upstream(world: World, tests: Path) -> list[Result]:
     alone = outcomes.pop("alone")
     results = []
     for name, found in outcomes.items():
-        worse = sorted(test for test, word in alone.items() if word != "failed" and found.get(test) != word)
+        worse = sorted(test for test in {*alone, *found} if alone.get(test) != found.get(test))
         figures = {word: sum(one == word for one in found.values()) for word in ("passed", "failed", "skipped")}
         figures |= {"alone": sum(one == "passed" for one in alone.values())}
         results.append(result(f"{nodes} × {count}: {name}", ok=not worse and figures["passed"] > 0, figures=figures,
-                              error=f"worse than alone: {', '.join(worse[:5])}" if worse else ""))  # fmt: skip
+                              error=f"other than alone: {', '.join(worse[:5])}" if worse else ""))  # fmt: skip
     return results
 
 
