@@ -18,7 +18,7 @@ stage() {
   began=$(date +%s%3N)
   note_event image-staging "\"mode\": \"$mode\""
   coproc keepers {
-    "$@" /bin/sh "$HPCML_RUN_DIR/keep.sh" "$mode" "$image" "$staged" 2>&1; echo "ended $?"
+    "$@" env -u HPCML_RUN_DIR /bin/sh "$HPCML_RUN_DIR/keep.sh" "$mode" "$image" "$staged" 2>&1; echo "ended $?"
     cat >/dev/null   # until the end, so that the pipe is there as long as this script
   }
   if [ "$mode" = sbcast ]; then

@@ -324,6 +324,9 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
             states = await beside(slurm.states, list(ids))
         except SlurmUnreachableError:
             return  # nothing is known, and so nothing has ended
+        except (HpcmlError, OSError) as error:
+            note(f"Slurm does not report the jobs of cluster {self.name}: {error}")
+            return
         self._lost({ids[job]: state.state for job, state in states.items() if state.ended})
 
     def _lost(self, ended: dict[str, str]) -> None:

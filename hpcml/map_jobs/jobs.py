@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -180,6 +181,8 @@ class LocalJobs:
         self.jobs: dict[int, LocalJob[Any]] = {}
         self.slots: dict[int, int] = {}
         self.free = list(range(at_once))
+        self.cancelled: set[int] = set()
+        self.lock = threading.Lock()  # a point that is cancelled while it starts would have no end
         self.script = Path(made.directory) / "enter.sh"
         files.write(self.script, lead)
         process = os.getpid()  # its points end with it
@@ -200,24 +203,28 @@ class LocalJobs:
         for number in (number for number in waiting if number not in self.jobs):
             if not self.free:
                 return
-            slot = self.free.pop()
-            folder = Path(self.made.directory) / str(number)
-            python = join(("/bin/bash", str(self.script)))
-            executor = LocalExecutor(folder, max_num_timeout=0, max_pickle_size_gb=float("inf"), python=python)
-            limit = self.made.inside.time_limit
-            executor.update_parameters(
-                timeout_min=(limit + _NOTICE) / 60 if limit else _NO_LIMIT,
-                signal_delay_s=_NOTICE,
-                tasks_per_node=self.made.inside.nodes,
-                stderr_to_stdout=True,
-                gpus_per_node=self.gpus,
-                visible_gpus=[slot * self.gpus + gpu for gpu in range(self.gpus)],
-            )
-            with layers.safe_path():
-                self.jobs[number] = job = executor.submit(self.call, self.points[number])
-            self.slots[number] = slot
-            paths = [JobPaths(folder, job.job_id, rank) for rank in range(self.made.inside.nodes)]
-            self.tasks[number] = Task(tuple(path.result_pickle for path in paths), paths[0].stdout, job.job_id)
+            with self.lock:
+                if number not in self.cancelled:
+                    self._start(number, self.free.pop())
+
+    def _start(self, number: int, slot: int) -> None:
+        folder = Path(self.made.directory) / str(number)
+        python = join(("/bin/bash", str(self.script)))
+        executor = LocalExecutor(folder, max_num_timeout=0, max_pickle_size_gb=float("inf"), python=python)
+        limit = self.made.inside.time_limit
+        executor.update_parameters(
+            timeout_min=(limit + _NOTICE) / 60 if limit else _NO_LIMIT,
+            signal_delay_s=_NOTICE,
+            tasks_per_node=self.made.inside.nodes,
+            stderr_to_stdout=True,
+            gpus_per_node=self.gpus,
+            visible_gpus=[slot * self.gpus + gpu for gpu in range(self.gpus)],
+        )
+        with layers.safe_path():
+            self.jobs[number] = job = executor.submit(self.call, self.points[number])
+        self.slots[number] = slot
+        paths = [JobPaths(folder, job.job_id, rank) for rank in range(self.made.inside.nodes)]
+        self.tasks[number] = Task(tuple(path.result_pickle for path in paths), paths[0].stdout, job.job_id)
 
     def problem(self, number: int) -> HpcmlError | None:
         """Return why a point ended: its process has gone."""
@@ -229,8 +236,10 @@ class LocalJobs:
 
     def cancel(self, number: int) -> None:
         """End the process of a point."""
-        if number in self.jobs:
-            self.jobs[number].cancel()
+        with self.lock:
+            self.cancelled.add(number)
+            if number in self.jobs:
+                self.jobs[number].cancel()
 
 
 def ended(number: int, task: Task, state: str) -> PointError:

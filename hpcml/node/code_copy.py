@@ -24,10 +24,12 @@ def note(copy: Path, since: int) -> str:
 
 def _newer(copy: Path, since: int) -> Iterator[str]:
     waiting, looked_at = [str(copy)], 0
-    while waiting and looked_at < _MOST:
+    while waiting:
         with contextlib.suppress(OSError), os.scandir(waiting.pop()) as found:  # what is being removed, or closed
             for entry in found:
                 looked_at += 1
+                if looked_at > _MOST:
+                    return
                 if entry.is_dir(follow_symlinks=False):
                     waiting += [entry.path] if entry.name != "__pycache__" else []
                 elif entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_mtime_ns > since:

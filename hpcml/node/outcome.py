@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from hpcml import errors
 from hpcml.node import storage
@@ -24,6 +25,12 @@ class EventLog:
         self.attempt = attempt
         self.times: dict[str, float] = {}
         self.descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.descriptor)
 
     def write(self, event: str, **facts: object) -> None:
         """Write one event with its time (seconds since 1970) and the attempt it belongs to."""

@@ -44,8 +44,9 @@ def request(site: Site, directives: Sequence[tuple[str, str]], nodes: int, secon
     said = dict(directives)
     partition = site.partitions.get(said.get("--partition", ""), Partition())
     cpus = _number(said.get("--cpus-per-task", ""), 1)
-    memory = _memory(said.get("--mem", ""))
     gpus = _gpus(said.get("--gres", "")) or _gpus(f"gpu:{said.get('--gpus-per-node', '')}")
+    each_cpu, each_gpu = _memory(said.get("--mem-per-cpu", "")), _memory(said.get("--mem-per-gpu", ""))
+    memory = _memory(said.get("--mem", "")) or cpus * each_cpu or gpus * each_gpu
     name, qos = said.get("--partition", ""), said.get("--qos", "")
     whole = "--exclusive" in said or node_parts.gives_whole_nodes(site, name, qos)
     if whole or (memory == 0 and "--mem" in said):  # --mem=0 is all of a node's

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from hpcml import files
@@ -73,7 +74,7 @@ def one(paths: RunPaths, attempt: int) -> Attempt:
     happened, end = events(paths, attempt), last_end(paths, attempt)
     allocated = next((one for one in happened if one["event"] == "allocated"), {})
     times = [float(one["time"]) for one in happened]
-    begin = number(allocated.get("began")) or min(times, default=0.0)
+    begin = begin_of(allocated, min(times, default=0.0))
     status, nodes = end.get("exit_status"), allocated.get("nodes")
     kept = table(paths.attempt(attempt).ledger)
     parts = kept.get("parts")
@@ -90,6 +91,12 @@ def one(paths: RunPaths, attempt: int) -> Attempt:
         paid,
         100 * useful / paid if paid and useful is not None else None,
     )
+
+
+def begin_of(allocated: Mapping[str, Any], first: float) -> float:
+    """Return when the batch script began by the event ``allocated``, or ``first`` if that is a day off."""
+    began = number(allocated.get("began"))
+    return began if began and 0 <= first - began < 86400 else first
 
 
 def sentence(attempt: Attempt) -> str:

@@ -275,8 +275,7 @@ def _phases(
         return Phases(0.0, None, None, None, None, 0.0)
     first = times.get("image-staging") or times.get("allocated") or min(seen)
     allocated = next((one for one in happened if one["event"] == "allocated"), {})
-    began = number(allocated.get("began")) or first
-    began = began if 0 <= first - began < 86400 else first
+    began = attempts.begin_of(allocated, first)
     script, torn = times.get("driver-started"), times.get("torn-down")
     script_end = times.get("driver-ended")
     if script_end is None and torn is not None:

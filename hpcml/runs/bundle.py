@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import json
@@ -83,7 +84,8 @@ def write(run: directories.Run, answer: Answer, target: Path) -> int:
     StorageError
         If the run's files cannot be read, or the archive cannot be written.
     """
-    values = _values(run)
+    with directories.storage(run.paths.directory):
+        values = _values(run)
     with directories.storage(target):
         descriptor = files.create(target)
         try:
@@ -148,8 +150,10 @@ def _values(run: directories.Run) -> list[str]:
         if isinstance(pair, list) and len(pair) == 2:
             found.add(str(pair[1]))
     for attempt in _listed(run.paths.directory / "attempts"):
-        for path in _listed(attempt / "secret"):
-            found.add(files.read(path, 65536).decode(errors="replace").strip())
+        for path in (attempt / "secret").glob("**/*"):  # those of tunnels are in folders
+            with contextlib.suppress(FileNotFoundError):  # the run has just ended
+                if not files.is_own_folder(path):
+                    found.add(files.read(path, 65536).decode(errors="replace").strip())
     texts = {value for value in found if len(value) >= _LEAST}
     texts |= {json.dumps(value)[1:-1] for value in texts} | {
         line for value in texts for line in value.split("\n") if len(line) >= 16

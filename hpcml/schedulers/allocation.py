@@ -263,10 +263,10 @@ def cancel(job: str) -> str:
 
 def note(run: RunPaths, name: str) -> bool:
     """Leave the note ``terminate`` or ``time-limit`` for the supervisor; return False if the run has not begun."""
-    attempts = sorted(run.directory.glob("attempts/*"), key=lambda path: int(path.name))
-    if attempts:
-        files.write(attempts[-1] / name, "")
-    return bool(attempts)
+    numbers = [int(path.name) for path in run.directory.glob("attempts/*") if path.name.isdecimal()]
+    if numbers:
+        files.write(run.attempt(max(numbers)).directory / name, "")
+    return bool(numbers)
 
 
 def check(script: Path) -> str:  # noqa: ARG001

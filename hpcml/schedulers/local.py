@@ -88,7 +88,9 @@ def end(job: str) -> JobEnd:
 
 
 def cancel(job: str) -> str:
-    """Tell the batch script to end."""
+    """Tell the batch script to end; another process that has its pid by now gets no signal."""
+    if not _lives(job):
+        return ""
     pid = int(job.partition(" ")[0])
     return f"process {pid}" if subprocesses.signal_process(pid, signal.SIGTERM) else ""
 

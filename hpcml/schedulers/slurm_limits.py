@@ -30,8 +30,10 @@ def room(directives: Sequence[tuple[str, str]], timeout: float = slurm.TIMEOUT) 
 
 
 def _of_the_user(user: str, account: str, qos: str, timeout: float) -> list[int]:
-    """Return the limits that hold for the user: of the account's associations, and of the QoS or the default one."""
+    """Return the limits of the account's associations and of the QoS; without one, of the user's default one."""
     found = []
+    if not account:
+        account = next((row[1] for row in _rows(["user", "where", f"user={user}"], timeout) if len(row) > 1), "")
     where = ["where", f"user={user}", *([f"account={account}"] if account else [])]
     rows = _rows(["assoc", *where, "format=MaxSubmitJobs,DefaultQOS"], timeout)
     for limit, default in rows:

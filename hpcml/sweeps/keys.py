@@ -36,29 +36,39 @@ def of_code(script: Path) -> str:
         source = path.read_bytes()
         name = path.relative_to(folder).as_posix()
         digest.update(f"{name} {len(source)}\n".encode("utf-8", "surrogatepass") + source)
-        for found in _beside(folder, source):
+        for found in _beside(folder, source, path.relative_to(folder).parent.parts):
             if found not in seen:
                 seen.add(found)
                 waiting.append(found)
     return digest.hexdigest()
 
 
-def _beside(folder: Path, source: bytes) -> Iterator[Path]:
-    """Yield the files of the modules beside the script that a source names; of a package all its sources."""
+def _beside(folder: Path, source: bytes, package: tuple[str, ...]) -> Iterator[Path]:
+    """Yield the files of the modules beside the script that a source of a package imports."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return  # whoever runs it says so
-    for name in sorted({name for node in ast.walk(tree) for name in _names(node)}):
-        if (file := folder / f"{name}.py").is_file():
+    for name in sorted({name for node in ast.walk(tree) for name in _names(node, package)}):
+        yield from _sources(folder, name)
+
+
+def _sources(place: Path, name: Sequence[str]) -> Iterator[Path]:
+    """Yield the sources of a dotted name: of a package all, of a folder without __init__.py only what is named."""
+    for part in name:
+        if (file := place / f"{part}.py").is_file():
             yield file
-        elif (folder / name / "__init__.py").is_file():
-            yield from sorted((folder / name).rglob("*.py"))
+        place /= part
+        if (place / "__init__.py").is_file():
+            yield from sorted(place.rglob("*.py"))
+            return
 
 
-def _names(node: ast.AST) -> list[str]:
+def _names(node: ast.AST, package: tuple[str, ...]) -> list[tuple[str, ...]]:
     if isinstance(node, ast.Import):
-        return [one.name.partition(".")[0] for one in node.names]
-    if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-        return [node.module.partition(".")[0]]
+        return [tuple(one.name.split(".")) for one in node.names]
+    if isinstance(node, ast.ImportFrom):
+        above = package[: len(package) - node.level + 1] if node.level else ()
+        inside = tuple(node.module.split(".")) if node.module else ()
+        return [(*above, *inside, one.name) for one in node.names]
     return []

@@ -123,7 +123,7 @@ def _lines(title: str, notes: Sequence[str], points: Sequence[Point], name: str,
         y = area.y(up.at(point.metric)) if point.metric is not None else area.top + area.height + 11
         out.append(_mark(point, x, y, "dot"))
     out.append(_ring(area.x(across.at(best.values[name])), area.y(up.at(_number(best))), 8))
-    return _whole(title, notes, out, WIDTH, HEIGHT, _legend(points, coloured=False))
+    return _whole(title, notes, out, WIDTH, HEIGHT, _legend(points))
 
 
 def _mark(point: Point, x: float, y: float, kind: str, colour: str = "") -> str:
@@ -197,7 +197,7 @@ def _fields(title: str, notes: Sequence[str], points: Sequence[Point], names: Se
     out += _ticks_below(area, across, names[0], grid=False)
     out += _ticks_beside(area, up, names[1], grid=False)
     out += colours.bar(area, metric)
-    legend = [(kind, text) for kind, text in _legend(points, coloured=True) if kind not in ("stopped", "dot")]
+    legend = [(kind, text) for kind, text in _legend(points) if kind != "stopped"]
     stars = "* stopped by halving" if roomy and any(point.state == "stopped" for point in points) else ""
     return _whole(title, notes, out, WIDTH, HEIGHT, legend, stars)
 
@@ -227,7 +227,7 @@ def _scatter(title: str, notes: Sequence[str], points: Sequence[Point], names: S
         if point is best:
             out.append(_ring(x, y, 8))
     out += colours.bar(area, metric)
-    return _whole(title, notes, out, WIDTH, HEIGHT, _legend(points, coloured=True))
+    return _whole(title, notes, out, WIDTH, HEIGHT, _legend(points))
 
 
 # -- more --------------------------------------------------------------------------------------------------------------
@@ -385,11 +385,11 @@ def _cut(text: str, most: int = 14) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def _legend(points: Sequence[Point], *, coloured: bool) -> list[tuple[str, str]]:
+def _legend(points: Sequence[Point]) -> list[tuple[str, str]]:
     """Return what marks mean that are not told otherwise: those that the picture has."""
     found = [("best", "best")]
     if any(point.state == "stopped" and point.metric is not None for point in points):
-        found += [] if coloured and not points else [("stopped", "stopped by halving")]
+        found.append(("stopped", "stopped by halving"))
     if any(point.state == "failed" for point in points):
         found.append(("failed", "failed"))
     if any(point.metric is None and point.state != "failed" for point in points):

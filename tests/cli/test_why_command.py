@@ -165,12 +165,13 @@ SECRETS = {
     "https://me:passw0rd9@host.example/x?token=qqq111\nAKIAABCDEFGHIJKLMNOP hf_abcdefghijklmnopqrst\n"
     "-----BEGIN RSA PRIVATE KEY-----\nMIIEzzz\n-----END RSA PRIVATE KEY-----\nthe value is hunter2hunter2\nplain words stay\n",
     "attempts/0/secret/jupyter.token": "jupytersecret77",
-    "logs/job.log": "open http://n1/lab with jupytersecret77\n",
+    "attempts/0/secret/relay-1/host": "relaysecret88",
+    "logs/job.log": "open http://n1/lab with jupytersecret77, relaysecret88\n",
     "code/secret.py": "K = 'in the code'\n",
     "out/result.txt": "a result\n",
 }
 PLANTED = ("very private", "hunter2", "tok-123456", "abcdef123456", "swordfish1", "passw0rd9", "qqq111", "AKIAABCDEFGHIJKLMNOP",
-           "hf_abcdefghijklmnopqrst", "MIIEzzz", "jupytersecret77", "in the code", "a result", "argument99", "of a stranger")  # fmt: skip
+           "hf_abcdefghijklmnopqrst", "MIIEzzz", "jupytersecret77", "relaysecret88", "in the code", "a result", "argument99", "of a stranger")  # fmt: skip
 
 
 SAID = """token=SECRET|--token SECRET|'--api-key', 'SECRET'|"secret": "SECRET"|password: 'SECRET'|PASSWD=SECRET|passphrase SECRET
@@ -228,6 +229,11 @@ def test_a_bundle_holds_what_support_needs_and_no_secret(world: World) -> None:
     again = world.run("why", "--bundle")
     assert again.returncode == errors.STORAGE
     assert "there already" in again.stderr
+    packed.unlink()
+    (directory / "attempts/0/secret/link").symlink_to(world.top / "foreign")
+    refused = world.run("why", "--bundle")
+    assert (refused.returncode, packed.exists()) == (errors.STORAGE, False)
+    assert "it is a link" in refused.stderr
 
 
 def accounted(directory: Path, said: str) -> str:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
+from hpcml import subprocesses
 from hpcml.cli import run
 from hpcml.errors import HpcmlError, SiteError, UsageError
+from hpcml.paths import RunPaths
 from hpcml.plan.plan import RunLocation, plan
-from hpcml.schedulers import allocation
+from hpcml.schedulers import allocation, local
 from hpcml.schedulers.allocation import Allocation
 from hpcml.schedulers.request import NOT_SAID, JobSpec
 from hpcml.sites.schema import Site, SlurmOptions
@@ -126,3 +130,20 @@ def test_gpus_are_hidden_from_a_run_that_wants_none(gpus: int, hidden: bool) -> 
     site = Site(name="slurm", scheduler="allocation", slurm=SlurmOptions(gpu_request="none"))
     made = plan(site, run.fitted(spec(gpus_per_node=gpus), GIVEN), RunLocation(Path("/scratch/runs/a-1"), "/p", "0"))
     assert all(step.launcher and ("--gres=none" in step.launcher.options) is hidden for step in made.steps)
+
+
+def test_a_note_is_for_the_newest_attempt(tmp_path: Path) -> None:
+    run_paths = RunPaths(tmp_path)
+    assert not allocation.note(run_paths, "terminate")
+    for name in ("9", "10", ".nfs0001"):
+        (tmp_path / "attempts" / name).mkdir(parents=True)
+    assert allocation.note(run_paths, "terminate")
+    assert [path.parent.name for path in tmp_path.glob("attempts/*/terminate")] == ["10"]
+
+
+def test_a_process_that_has_the_pid_of_an_ended_run_gets_no_signal() -> None:
+    with subprocess.Popen(["sleep", "300"]) as process:
+        assert local.cancel(f"{process.pid} 1") == ""
+        assert process.poll() is None
+        assert local.cancel(f"{process.pid} {subprocesses.start_time(process.pid)}") == f"process {process.pid}"
+        assert process.wait() == -signal.SIGTERM

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from hpcml.node import code_copy
 
 
@@ -32,3 +34,10 @@ def test_files_that_are_new_or_changed_are_named(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:
     assert code_copy.note(tmp_path / "gone", 0) == ""
+
+
+def test_no_more_entries_than_a_limit_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code_copy, "_MOST", 2)
+    for name in "abcd":
+        put(tmp_path / name, 30)
+    assert len(list(code_copy._newer(tmp_path, 20))) == 2

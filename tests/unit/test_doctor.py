@@ -63,7 +63,7 @@ def node(name: str = "n1", **facts: Any) -> dict[str, Any]:
         "ports": [{**port, "name": f"mlx5_{n}:1", "device": f"mlx5_{n}"} for n in range(4)],
         "gpus": [{"bus_id": "0000:1d:00.0", "nearest": {"port": "mlx5_0:1", "distance": "PXB"}}],
         "locked_memory": None,
-        "memory": {"total": 512 << 30, "cgroup_limit": None, "shm": 256 << 30},
+        "memory": {"total": 512 << 30, "shm": 256 << 30},
         "shm": {"size": 256 << 30, "used": 0, "left": [], "left_bytes": 0},
         "scratch": {"folder": "/scratch", "type": "ext4", "size": 1 << 40},
         "driver": "535.274.02",

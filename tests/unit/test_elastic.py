@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import re
@@ -9,6 +10,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dask_jobqueue
@@ -22,7 +24,7 @@ import hpcml
 from hpcml import files
 from hpcml.elastic import cluster, doors, records, request
 from hpcml.elastic.job import ElasticJob, Recipe, gpu_options
-from hpcml.errors import HpcmlError
+from hpcml.errors import HpcmlError, SiteError
 from hpcml.runs import beside
 from hpcml.runs.submit import prepare
 from hpcml.schedulers import slurm
@@ -192,3 +194,17 @@ def test_dask_jobqueue_has_what_is_built_on() -> None:
     _, one = job()
     command = next(line for line in one.job_script().splitlines() if "10.0.0.1" in line)
     assert set(re.findall(r" (--[a-z-]+)", command)) <= known
+
+
+def test_a_refusal_of_slurm_s_does_not_end_the_look_at_jobs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(_: list[str]) -> None:
+        raise SiteError("Slurm refuses")
+
+    monkeypatch.setattr(slurm, "states", refuse)
+    jobs = {"w": SimpleNamespace(came=False, problem=None, key="1 w", job_id="1")}
+    here: Any = SimpleNamespace(scheduler=SimpleNamespace(workers={}), workers=jobs, _lost=lambda _: None, name="c")
+    here._ask_at = here._soon = 0.0
+    asyncio.run(cluster.ElasticCluster._look(here))
+    assert "Slurm does not report the jobs of cluster c: Slurm refuses" in capsys.readouterr().err

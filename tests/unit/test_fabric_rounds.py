@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hpcml.node.fabric import report, rounds
+from hpcml.node.fabric import report, rounds, transfers
 
 WORKERS = {"n1": [("n1-0", "a"), ("n1-1", "b")], "n2": [("n2-0", "c"), ("n2-1", "d")]}
 ANSWERS: dict[str, Any] = {
@@ -119,3 +119,14 @@ def test_the_verdict_claims_nothing_of_cudf_polars_connections(
     scheduler.workers = {"a": SimpleNamespace(name="n1")}  # type: ignore[attr-defined]
     line = asyncio.run(rounds.check(scheduler, context, "tls"))["line"]  # type: ignore[arg-type]
     assert line == "TLS over TCP" + ("; cuDF-Polars' own connections were not measured" if polars else "")
+
+
+def test_a_large_transfer_that_takes_longer_than_expected_counts_against_the_budget() -> None:
+    worker: Any = object.__new__(transfers.Transfers)
+
+    async def one(_: str, size: int) -> float:
+        return 0.001 if size == transfers.FIRST else 5.0
+
+    worker._one = one
+    found = asyncio.run(worker.fetch("n1", 3.0))
+    assert (found["bytes"], found["seconds"]) == (transfers.MOST, 5.0)

@@ -1,9 +1,15 @@
-"""Signals to a process that a role forks for the user's code."""
+"""Processes that a role forks for the user's code: signals, and forks that have ended before their order."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
+
+from hpcml.node.sweep.forks import Fork
+from hpcml.node.sweep.server import Sweep
 
 # The first hook runs before the role's own: a signal comes between the fork and the moment at which the fork answers it.
 SENT_AT_ONCE = """
@@ -23,3 +29,21 @@ print(os.waitstatus_to_exitcode(status), signal.pthread_sigmask(signal.SIG_BLOCK
 def test_a_signal_right_after_a_fork_ends_it() -> None:
     done = subprocess.run([sys.executable, "-c", SENT_AT_ONCE], capture_output=True, text=True, timeout=240, check=True)
     assert done.stdout == "-15 set()\n"
+
+
+def ended_fork() -> Fork:
+    fork = object.__new__(Fork)
+    reading, fork.pipe = os.pipe()
+    os.close(reading)
+    fork.pid = os.spawnlp(os.P_NOWAIT, "true", "true")
+    return fork
+
+
+def test_a_point_whose_forks_have_ended_has_ended() -> None:
+    first, second = ended_fork(), ended_fork()
+    sweep: Any = SimpleNamespace(
+        begun=set(), _order=lambda *_: {}, next_fork=first, _fork=lambda: second, told_to_end=False
+    )
+    slot: Any = SimpleNamespace()
+    Sweep._begin(sweep, slot, {"key": "k"})
+    assert os.waitpid(slot.pid, 0) == (second.pid, 0)

@@ -95,3 +95,23 @@ def test_a_place_that_others_may_change_is_refused(tmp_path: Path, image: Path, 
     culprit = place if kind == "above" else wanted
     assert out.startswith(f"failed local: others may replace what lies in {culprit}|Set runtime.stage_to"), out
     assert [path for path in place.rglob("*") if path != wanted] == []
+
+
+STAGED = """
+export HPCML_RUN_DIR=$1 HPCML_ATTEMPT=0
+. "$1/stage.sh"
+stage copy "$2" "$3" 60 1 || exit 1
+bash "$1/sweep.sh"
+[ -e "$staged" ] && unstage
+"""
+
+
+def test_the_end_of_a_run_without_slurm_leaves_the_copy_to_its_keeper(tmp_path: Path, image: Path) -> None:
+    """sweep.sh ends what carries the run's mark, before job.sh tells the keeper to end."""
+    run, place = tmp_path / "run", place_of(tmp_path)
+    (run / "logs").mkdir(parents=True)
+    for name in ("stage.sh", "keep.sh", "sweep.sh"):
+        (run / name).write_text((assets.folder("templates") / name).read_text())
+    subprocess.run(["bash", "-c", STAGED, "bash", str(run), str(place), str(image)], timeout=120, check=True)
+    assert list(place.iterdir()) == []
+    assert not (run / "logs/job.log").exists()

@@ -195,3 +195,13 @@ def test_a_point_has_ended_when_slurm_says_so_or_forgot_it(
             assert (problem.exit_status if problem else None) == exit_status
             if problem:
                 assert (state or "NODE_FAIL") in problem.message
+
+
+def test_a_point_that_was_cancelled_before_it_began_never_begins(tmp_path: Path) -> None:
+    spec = request.JobSpec(Path("f"), (), Path("/"), name="f", service="map", nodes=1)
+    made = plan.plan(schema.Site(), spec, plan.RunLocation(tmp_path, "/usr/bin/python3", "0"))
+    jobs = point_jobs.LocalJobs(made, "", 1, 0)
+    jobs.submit(Call(abs), [1])
+    jobs.cancel(0)
+    jobs.begin([0])
+    assert (jobs.tasks, jobs.free) == ({}, [0])

@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -207,6 +208,22 @@ def test_without_a_page_nothing_is_waited_for(tmp_path: Path) -> None:
         assert server.stopped == 1
 
     asyncio.run(play())
+
+
+def test_an_idle_session_ends_also_where_its_record_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    async def play() -> None:
+        server: Any = Server()
+        kernels = SimpleNamespace(list_kernel_ids=list, last_kernel_activity=None)
+        server.kernel_manager, server.web_app = kernels, SimpleNamespace(settings={"kernel_manager": kernels})
+        session = notebook_session.Session(context(tmp_path, idle=60.0), server, Path("/none"))
+        session.used = 0.0
+        await session._look_for_idleness()  # there is no folder for services
+        assert session.ending is not None
+        await asyncio.wait_for(session.ending, 5)
+        assert server.stopped == 1
+
+    asyncio.run(play())
+    assert "the status does not say why the session ends" in capsys.readouterr().err
 
 
 def test_somebody_who_goes_on_ends_no_idle_session(tmp_path: Path) -> None:

@@ -64,6 +64,8 @@ def test_what_a_script_asks_for(subtests: pytest.Subtests) -> None:
     gib = 1024**3
     cases = [
         (request(cpus_per_task="8", mem="4096M", gres="gpu:a100:4"), (16, 8 * gib, 8)),
+        (request(cpus_per_task="8", mem_per_cpu="512M"), (16, 8 * gib, 0)),
+        (request(gpus_per_node="2", mem_per_gpu="2G"), (2, 8 * gib, 4)),
         (request(gpus_per_node="2"), (2, 0, 4)),
         (request(gres="gpu"), (2, 0, 2)),
         (request(gres="lustre:1,gpu:3"), (2, 0, 6)),

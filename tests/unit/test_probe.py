@@ -129,27 +129,6 @@ def test_what_is_in_the_folder_of_interfaces_besides_them(tmp_path: Path) -> Non
     assert (found["dummy0"]["pci"], found["dummy0"]["megabits"], found["dummy0"]["up"]) == ({}, 0, False)
 
 
-@pytest.mark.parametrize(("name", "limit"), [("leonardo", 517996544000), ("no-nic", 256 * 1024**3)])
-def test_the_memory_limit_is_the_least_of_the_groups_above(tmp_path: Path, name: str, limit: int) -> None:
-    assert facts_of(name, tmp_path)["memory"]["cgroup_limit"] == limit  # version 1 and version 2
-
-
-@pytest.mark.parametrize(("groups", "limit"), [
-    ("0::/", None),
-    ("0::/../../outside", 7),  # a container sees its own group as the top
-    ("3:cpu,memory:/job", 5),
-    ("3:cpu:/job\n1:name=systemd:/", None),
-    ("", None),
-])  # fmt: skip
-def test_control_groups(tmp_path: Path, groups: str, limit: int | None) -> None:
-    for path, text in (("proc/self/cgroup", groups), ("sys/fs/cgroup/memory/job/memory.limit_in_bytes", "5")):
-        (tmp_path / path).parent.mkdir(parents=True)
-        (tmp_path / path).write_text(text)
-    if ".." in groups:
-        (tmp_path / "sys/fs/cgroup/memory.max").write_text("7\n")
-    assert sysfs.cgroup_memory_limit(tmp_path) == limit
-
-
 def test_ways_to_gpu_memory(tmp_path: Path) -> None:
     assert facts_of("leonardo", tmp_path / "a")["modules"] == {
         "nvidia": "535.274.02",

@@ -187,6 +187,18 @@ def test_the_tables_of_a_profile(recorded: Recorded, monkeypatch: pytest.MonkeyP
     assert slurm_limits._of_the_user("hpcml-alice", "lab_account", "one_job", 60.0) == [1]
 
 
+def test_without_an_account_the_limits_are_those_of_the_default_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {"user": "alice|second|None\n", "account=second": "20|long\n", "name=long": "|long\n"}
+
+    def ask(command: list[str], timeout: float = 0) -> Answer:
+        return Answer(0, next((rows[word] for word in reversed(command) if word in rows), "5|short\n20|long\n"), "")
+
+    monkeypatch.setattr(slurm, "ask", ask)
+    assert slurm_limits._of_the_user("alice", "", "", 60.0) == [20]
+    rows |= {"user": "", "name=short": ""}  # as of a Slurm that does not tell
+    assert slurm_limits._of_the_user("alice", "", "", 60.0) == [5, 20]
+
+
 def test_an_allocation(recorded: Recorded) -> None:
     job = recorded["jobs"]["allocation"]
     found = allocation.parse(job, recorded["job: allocation"]["out"])

@@ -157,16 +157,19 @@ def test_what_makes_a_key(subtests: pytest.Subtests) -> None:
 
 def test_which_files_are_the_code(tmp_path: Path) -> None:
     for name, text in {
-        "train.py": "def f():\n    import beside\nfrom pack.part import x\nimport numpy\n",
+        "train.py": "def f():\n    import beside\nfrom pack.part import x\nimport numpy, twice\nfrom bare.deep import a\n",
         "beside.py": "import deeper\n", "deeper.py": "y = 1\n", "pack/__init__.py": "", "pack/part.py": "x = 1\n",
+        "bare/deep/a.py": "from .. import near\nfrom .b import c\n", "bare/near.py": "", "bare/deep/b.py": "", "bare/far.py": "",
+        "twice.py": "", "twice/__init__.py": "",
         "other.py": "z = 1\n", "data.csv": "1\n",
     }.items():  # fmt: skip
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     script = tmp_path / "train.py"
     before = keys.of_code(script)
     for name, counts in (("other.py", False), ("data.csv", False), ("beside.py", True), ("deeper.py", True),
-                         ("pack/part.py", True), ("train.py", True)):  # fmt: skip
+                         ("pack/part.py", True), ("train.py", True), ("bare/deep/a.py", True), ("bare/near.py", True),
+                         ("bare/deep/b.py", True), ("bare/far.py", False), ("twice/__init__.py", True)):  # fmt: skip
         text = (tmp_path / name).read_text()
         (tmp_path / name).write_text(f"{text}#\n")
         assert (keys.of_code(script) != before) == counts, name

@@ -63,15 +63,16 @@ class Transfers:
         Return ``bytes`` and ``seconds`` of the timed transfers, and the ``moved`` bytes of all.
         """
         begin = time.perf_counter()
-        estimate = await self._one(source, FIRST)
-        size = min(MOST, max(FIRST, int(FIRST / estimate * AIMED) // MIB * MIB))
+        last = await self._one(source, FIRST)
+        size = min(MOST, max(FIRST, int(FIRST / last * AIMED) // MIB * MIB))
         moved = FIRST
         if size > FIRST:
-            await self._one(source, size)
+            last = await self._one(source, size)
             moved += size
         count, seconds = 0, 0.0
-        while count == 0 or (count < REPEATS and time.perf_counter() - begin + estimate < budget):
-            seconds += await self._one(source, size)
+        while count == 0 or (count < REPEATS and time.perf_counter() - begin + last < budget):
+            last = await self._one(source, size)
+            seconds += last
             count += 1
         return {"bytes": count * size, "seconds": seconds, "moved": moved + count * size}
 

@@ -18,7 +18,6 @@ _KINDS = {1: "ethernet", 32: "infiniband", 772: "loopback"}
 _ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")  # domain:bus:device.function
 _WORD = 4  # bytes: port_xmit_data counts words of 4 octets (Linux, Documentation/ABI/stable/sysfs-class-infiniband)
 _STUCK = 2**32 - 1  # adapters without 64-bit counters stop here instead of starting again (same document)
-_NO_LIMIT = 1 << 60  # cgroup v1 writes the largest multiple of the page size for "no limit" (Linux, memcg_test.txt)
 
 
 def to_ranges(numbers: Iterable[int]) -> str:
@@ -208,13 +207,13 @@ def cpus() -> dict[str, Any]:
 
 
 def memory(root: Path) -> dict[str, Any]:
-    """Return bytes: the node's memory, what the control groups leave this process (None: all), and /dev/shm."""
+    """Return bytes: the node's memory and /dev/shm."""
     match = re.search(r"^MemTotal:\s*([0-9]+) kB", (root / "proc/meminfo").read_text(), re.MULTILINE)
     if match is None:
         raise ValueError("/proc/meminfo has no MemTotal")
     shared = os.statvfs(root / "dev/shm")
     size = shared.f_blocks * shared.f_frsize
-    return {"total": int(match[1]) * 1024, "cgroup_limit": cgroup_memory_limit(root), "shm": size}
+    return {"total": int(match[1]) * 1024, "shm": size}
 
 
 def control_groups(root: Path, controller: str, above: str = "") -> Iterator[tuple[int, Path]]:
@@ -240,24 +239,6 @@ def control_groups(root: Path, controller: str, above: str = "") -> Iterator[tup
         own = PurePosixPath(*parts)
         if parts and own.is_relative_to(inner):
             yield version, root / mounted.lstrip("/") / own.relative_to(inner)
-
-
-def cgroup_memory_limit(root: Path) -> int | None:
-    """Return the least memory limit of this process's control group and those above it, in bytes; None without one.
-
-    Version 2 and version 1 are read; Slurm's limit is on the step's or the job's group, above the task's own.
-    """
-    limits: list[int] = []
-    places = {"": ("", "memory.max"), "memory": ("memory", "memory.limit_in_bytes")}  # by controller
-    for line in read(root / "proc/self/cgroup").splitlines():
-        _, controllers, group = line.split(":", 2)
-        for folder, name in (places[key] for key in places.keys() & set(controllers.split(","))):
-            inner = Path(group.strip("/"))
-            # "..": outside what this container sees
-            groups = [Path()] if ".." in inner.parts else [inner, *inner.parents]
-            texts = [read(root / "sys/fs/cgroup" / folder / part / name) for part in groups]
-            limits += [int(text) for text in texts if text.isdigit() and int(text) < _NO_LIMIT]
-    return min(limits, default=None)
 
 
 def file_system(root: Path, folder: str) -> str:

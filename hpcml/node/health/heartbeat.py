@@ -142,7 +142,8 @@ class Activity:
     def _tell(self, sentence: str) -> None:
         try:
             say(self.context, f"warning: {sentence}")
-            EventLog(self.context.run.events, self.context.number).write("warning", sentence=f"{sentence}.")
+            with EventLog(self.context.run.events, self.context.number) as events:
+                events.write("warning", sentence=f"{sentence}.")
         except OSError:  # into the scheduler's own log, and the watch goes on
             traceback.print_exc()
 

@@ -133,9 +133,12 @@ class Session:
         warning = min(MOST_WARNING, idle / 4)
         if left <= 0:
             reason = f"nobody used it for {_rounded(idle)}"
-            service = self.context.attempt.service_of("jupyter")
-            files.write_json(service, {**(files.read_json(service) or {}), "ended": reason})  # for the run's status
             self.end(f"The session ends: {reason} (hpcml jupyter --idle).")
+            service = self.context.attempt.service_of("jupyter")
+            try:
+                files.write_json(service, {**(files.read_json(service) or {}), "ended": reason})
+            except OSError as error:
+                print(f"hpcml: the status does not say why the session ends: {error}", file=sys.stderr, flush=True)
         elif left < warning and self.state == "running":
             self._become("idle", f"Nobody uses this session: it ends in {_rounded(warning)}.")
         elif left >= warning and self.state == "idle":

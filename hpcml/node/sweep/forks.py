@@ -52,12 +52,14 @@ class Fork:
             os.setpgid(self.pid, self.pid)
 
     def begin(self, order: Order) -> bool:
-        """Have it become the point; False if it has ended meanwhile, as the kernel may end any process."""
+        """Have it become the point; False if it has ended meanwhile, as the kernel may end any process.
+
+        The caller waits for it in both cases.
+        """
         try:
             with open(self.pipe, "w") as pipe:
                 json.dump(order, pipe)
         except BrokenPipeError:
-            os.waitpid(self.pid, 0)
             return False
         return True
 

@@ -205,6 +205,7 @@ class Sweep:
         self.next_fork = None
         slot.point, slot.kills, slot.began, slot.clock = point, oom_kills(), time.time(), time.monotonic()
         if not fork.begin(order):
+            os.waitpid(fork.pid, 0)
             fork = self._fork()
             fork.begin(order)  # if that has ended too, it is the point that has
         slot.pid = fork.pid
