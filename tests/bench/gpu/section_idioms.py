@@ -15,7 +15,7 @@ DEADLINE = 200
 ABOUT = 60  # seconds of one run
 SETTINGS = ["fabric.require=none", "gpu.rmm_pool_size=8G"]
 CUML_TESTS = "HPCML_CUML_TESTS"  # python/cuml/tests of a checkout of cuML, for the case that runs them
-UPSTREAM = ("base", "func", "kmeans", "label_binarizer", "label_encoder", "tsvd")  # what fits: alone is slow
+UPSTREAM = ("func", "kmeans", "label_binarizer", "label_encoder", "tsvd")  # what fits: alone is slow
 # cuML's folder tests/dask must not hide Dask; a module of another version of cuML may not import.
 PYTEST = ["-p", "no:cacheprovider", "--import-mode=append", "--continue-on-collection-errors", "-q"]
 FIGURE = float(sum(sum(range(1000 * (seed + 1))) for seed in range(8)))
@@ -144,10 +144,10 @@ def _upstream(world: World, tests: Path) -> list[Result]:
     ]
     python = Path(world.python)
     outcomes = {}
-    for name, options, program, first in (
+    for name, options, program, first in (  # alone is the slowest
+        ("alone", [], python, []),
         ("-m pytest", ["-m"], Path("pytest"), []),
         ("-- python -m pytest", ["--"], python, ["-m", "pytest"]),
-        ("alone", [], python, []),
     ):
         report = folder / f"{name.replace(' ', '')}.xml"
         asked = [*first, *words, f"--junitxml={report}"]
