@@ -7,7 +7,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -232,11 +231,9 @@ def test_what_is_no_hpcml_for_a_tunnel_is_refused(laptop: Laptop, lines: str) ->
 
 
 def test_an_answer_without_an_end_is_cut_off(tmp_path: Path) -> None:
-    begin = time.monotonic()
     answer = subprocesses.run([sys.executable, "-c", "while True: print('x' * 65536)"], 600)
     assert answer.code is None
     assert len(answer.out) < 100 << 20
-    assert time.monotonic() - begin < 500
     words = "import sys\nprint('x' * (1 << 20))\nfor _ in range(999): sys.stderr.write('x' * 65536)\nsys.stderr.write('end')"
     child = subprocesses.Child([sys.executable, "-c", words])
     try:

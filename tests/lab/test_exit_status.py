@@ -96,10 +96,8 @@ def test_the_job_is_cancelled(cluster: Cluster, handles: bool) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert cluster.run("hpcml", "cancel", name).returncode == 0
-    start = time.monotonic()
     status = cluster.wait_status(directory)
     cluster.wait_gone(directory)
-    assert time.monotonic() - start < 60
     if handles:
         assert "saved with the cluster" in (directory / "logs/driver.log").read_text()
         assert (status["exit_status"], status["by"], status["state"]) == (0, "script", "CANCELLED")
@@ -154,12 +152,10 @@ def test_the_scheduler_is_killed(cluster: Cluster) -> None:
     pid = cluster.wait_event(directory, "scheduler-up")["pid"]
     cluster.wait_event(directory, "driver-started")
     os.kill(pid, signal.SIGKILL)
-    start = time.monotonic()
     status = cluster.wait_status(directory)
     assert (status["exit_status"], status["phase"]) == (errors.ROLE_LOST, "driver")
     assert "the Dask scheduler on n1 was lost" in status["message"]
     cluster.wait_gone(directory)
-    assert time.monotonic() - start < 60
 
 
 @pytest.mark.beside

