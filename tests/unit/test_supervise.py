@@ -109,12 +109,15 @@ def test_a_script_that_has_saved_stopped_at_the_time_limit(
     assert told == (stopped if status == errors.TIME_LIMIT else (status, "scheduler", "CANCELLED"))
 
 
-def test_a_script_that_saw_the_cancellation_first_is_cancelled(
-    state: EndsAtOnce, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "end", [f"raise SystemExit({errors.STOPPED})", "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"]
+)
+def test_a_script_that_saw_the_end_first_is_told_as_what_it_was(
+    end: str, state: EndsAtOnce, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It saved and ended before the supervisor had looked: no other attempt may follow."""
+    """It saved, or was killed in its save, before the supervisor had looked: no other attempt follows a cancellation."""
     touched = str(state.context.attempt.terminate)
-    code = f"open({touched!r}, 'w').close()\nraise SystemExit({errors.STOPPED})\n"
+    code = f"open({touched!r}, 'w').close()\n{end}\n"
     monkeypatch.setattr(EndsAtOnce, "must_end", lambda _: None)
     outcome = end_of(state, Outcome(0, "driver", "script", ""), code, monkeypatch)
     assert (outcome.exit_status, outcome.by) == (errors.CANCELLED, "user")

@@ -157,7 +157,8 @@ def _follow(state: RunState, script: Script) -> Outcome:
     state.events.write("driver-ended", exit_status=status)
     if must_end is None and status:  # on its own, or because it was quicker than the supervisor
         state.end_requests.look_again()
-        must_end = state.end_requests.asked(state.phase) if status == errors.STOPPED else None
+        killed = script.killed_by_others(status) and not script.out_of_memory(status)
+        must_end = state.end_requests.asked(state.phase) if status == errors.STOPPED or killed else None
     return _end_of(state, script, status, must_end)
 
 
