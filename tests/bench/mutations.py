@@ -21,14 +21,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import reach
 from planted_faults import FAULTS, Fault
+from tests import run_tiers
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs/benchmarks/mutations.json"
@@ -42,7 +45,7 @@ TIERS = {
     "lab": 180.0,
 }  # seconds of tests a fault may cost
 RECORD = """
-folder=/dev/shm/hpcml-reach/{}
+folder=/dev/shm/hpcml-reach/$0
 rm -rf "$folder"; mkdir -p "$folder"; mount --bind "$folder" /mnt
 exec "$@" -p tests.bench.reach
 """
@@ -113,19 +116,29 @@ def record(checkout: Path, tiers: Sequence[str]) -> int:
     """Run tiers in a checkout that has probes, and write which faults each test reached."""
     path = checkout / REACHED
     without = reach.instrument(checkout, FAULTS)
-    within = f"unshare --mount --propagation private sh -c '{RECORD}' sh"
-    command = [str(checkout / ".venv/bin/python"), "tests/run_tiers.py", *tiers]
-    subprocess.run(command, cwd=checkout, env={**os.environ, "HPCML_TIERS_WITHIN": within}, check=False)
+    with ThreadPoolExecutor(3) as pool:  # a tier each: a probe cannot tell two tests of one pytest apart
+        list(pool.map(partial(_record_tier, checkout), tiers))
     subprocess.run(["git", "checkout", "--quiet", "--", "hpcml"], cwd=checkout, check=True)
     (checkout / reach.PROBE_MODULE).unlink()
     reached = json.loads(path.read_text())["tests"] if path.exists() else {}
-    for found in Path("/dev/shm/hpcml-reach").glob("*/reached.json"):
-        part = json.loads(found.read_text())
-        tier = found.parent.name.partition("-")[0]
+    for tier in tiers:
+        part = json.loads(Path(f"/dev/shm/hpcml-reach/{tier}/reached.json").read_text())
         reached |= {test: {**facts, "tier": tier} for test, facts in part.items()}
     path.write_text(json.dumps({"without": without, "tests": reached}))
     print(f"{len(reached)} tests; without a probe of their own: {without}")
     return 0
+
+
+def _record_tier(checkout: Path, tier: str) -> None:
+    python = str(checkout / ".venv/bin/python")
+    before: list[str] = []
+    if tier == "lab":
+        for words in ("install --accounting", "up", "env", "image", "down"):
+            subprocess.run([python, "tests/lab/lab.py", *words.split()], cwd=checkout, check=False)
+        before = [python, "tests/lab/apart.py", "1"]
+    paths = next(one.paths for one in run_tiers.TIERS if one.name == tier)
+    within = ["unshare", "--mount", "--propagation", "private", "sh", "-c", RECORD, tier]
+    subprocess.run([*before, *within, python, "-m", "pytest", "-q", *paths], cwd=checkout, check=False)
 
 
 def try_one(checkout: Path, fault: Fault, tiers: Iterable[str], known: dict[str, Any]) -> dict[str, Any]:
