@@ -5,7 +5,7 @@ BIN := .venv/bin
 RUNS := .venv/.runs
 ENVIRONMENT := .venv/.complete
 
-.PHONY: help demo quick test test-slurms check bless lab lab-down lab-shell bench images pictures reference docs site versions clean
+.PHONY: help demo quick test test-busy test-slurms check bless lab lab-down lab-shell bench images pictures reference docs site versions clean
 
 help:            ## show this list
 	@grep -E '^[a-z-]+: .*##' Makefile | sed 's/:.*##/\t/' | expand -t 14
@@ -28,6 +28,9 @@ quick: $(ENVIRONMENT)  ## what to run before each commit: units, the command lin
 
 test: $(ENVIRONMENT)  ## run every tier that this machine can run, and say why not for the others
 	@$(BIN)/python tests/run_tiers.py $(MUST_RUN)
+
+test-busy: $(ENVIRONMENT)  ## make test beside four busy loops, as on a slow machine; its figures go into docs/benchmarks/suite.json
+	$(BIN)/python tests/bench/suite.py unit+cli+jobs+docs+local+lab --busy 4
 
 test-slurms: $(ENVIRONMENT)  ## the core scenarios of the lab on each version of Slurm that it has (root)
 	@$(BIN)/python tests/run_tiers.py slurm-own slurm-24.11 slurm-26.05
