@@ -45,6 +45,8 @@ def hit(number):
         pass
 '''
 PROBE_MODULE = "hpcml/node/_reach.py"
+# It does nothing in a process that has no module hpcml.node, as where a script's own module hides hpcml.
+HIT = "getattr(__import__('sys').modules.get('hpcml.node._reach'), 'hit', int)"
 ALONE = ("hpcml/remote/receiver.py", "hpcml/installation/start.py")  # they run where hpcml is not
 IMPORTED = "import"  # the statement runs when its module is imported: no probe tells more
 
@@ -53,6 +55,9 @@ def instrument(root: Path, faults: Sequence[Any]) -> dict[int, str]:
     """Put probes into a copy; return the faults without one of their own, by number, and why."""
     without: dict[int, str] = {}
     (root / PROBE_MODULE).write_text(PROBE)
+    package = root / "hpcml/__init__.py"
+    text = package.read_text()
+    package.write_text(f"{text}\nimport hpcml.node._reach\n")
     of_module = defaultdict(list)
     for number, fault in enumerate(faults):
         of_module[fault.module].append((number, fault))
@@ -71,10 +76,7 @@ def instrument(root: Path, faults: Sequence[Any]) -> dict[int, str]:
             for line, column in places:
                 added[line].append((column, number))
         for line in sorted(added, reverse=True):
-            lines[line - 1 : line - 1] = [
-                f"{' ' * column}__import__('hpcml.node._reach').node._reach.hit({number})\n"
-                for column, number in added[line]
-            ]
+            lines[line - 1 : line - 1] = [f"{' ' * column}{HIT}({number})\n" for column, number in added[line]]
         path.write_text("".join(lines))
     return without
 
