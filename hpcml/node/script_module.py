@@ -183,9 +183,10 @@ def definitions(path: str) -> dict[str, Any]:
         try:
             exec(code, namespace)  # noqa: S102 - the script's own
         except Exception as error:
-            if not isinstance(node, ast.Import | ast.ImportFrom):
+            # What an import lacks here, or a name that a statement made which is not repeated, a task may not need.
+            if not (isinstance(node, ast.Import | ast.ImportFrom) or isinstance(error, NameError)):
                 raise
-            line = f"{ast.unparse(node)} of the script fails in a worker ({type(error).__name__}: {error})"
+            line = f"{ast.unparse(node).partition(chr(10))[0]} of the script fails in a worker ({type(error).__name__}: {error})"
             print(f"hpcml: {line}.", file=sys.stderr, flush=True)
     return {name: value for name, value in namespace.items() if not name.startswith("__")}
 

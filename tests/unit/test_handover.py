@@ -87,6 +87,17 @@ def test_a_script_without_a_guard_is_not_run_again(tmp_path: Path) -> None:
             getattr(module, name)
 
 
+def test_a_constant_of_what_is_not_repeated_is_left_out(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A worker takes no part in what a script does with its cluster; it has all else."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "workers = set(client.nthreads())\nCOUNT = len(workers)\nFACTOR = 2\ndef f(x):\n    return FACTOR * x\n"
+    )
+    found = script_module.definitions(str(script))
+    assert (found["f"](3), "COUNT" in found) == (6, False)
+    assert "hpcml: COUNT = len(workers) of the script fails in a worker (NameError" in capfd.readouterr().err
+
+
 def test_a_umask_of_zero_is_handed_over_and_a_priority_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each cluster that a script opens hands it over again: no process can raise its priority."""
     assert not handover.Handover()
