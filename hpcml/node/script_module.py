@@ -184,10 +184,11 @@ def definitions(path: str) -> dict[str, Any]:
             exec(code, namespace)  # noqa: S102 - the script's own
         except Exception as error:
             # What an import lacks here, or a name that a statement made which is not repeated, a task may not need.
-            if not (isinstance(node, ast.Import | ast.ImportFrom) or isinstance(error, NameError)):
+            if not isinstance(node, ast.Import | ast.ImportFrom) and not isinstance(error, NameError):
                 raise
-            line = f"{ast.unparse(node).partition(chr(10))[0]} of the script fails in a worker ({type(error).__name__}: {error})"
-            print(f"hpcml: {line}.", file=sys.stderr, flush=True)
+            line = ast.unparse(node).partition("\n")[0]
+            why = f"{type(error).__name__}: {error}"
+            print(f"hpcml: {line} of the script fails in a worker ({why}).", file=sys.stderr, flush=True)
     return {name: value for name, value in namespace.items() if not name.startswith("__")}
 
 
