@@ -275,24 +275,6 @@ print(json.dumps({"tries": tries, "won": won, "segments": segments}))
 """
 
 # Takes the place of what listens: the same port, beside it or on all addresses. Arguments: host, then ports.
-SQUAT = r"""
-import json, socket, sys
-tries, won = 0, []
-for port in map(int, sys.argv[2:]):
-    for address in (sys.argv[1], "0.0.0.0", "127.0.0.1", "::"):
-        for options in ((), (socket.SO_REUSEADDR,), (socket.SO_REUSEPORT,), (socket.SO_REUSEADDR, socket.SO_REUSEPORT)):
-            family = socket.AF_INET6 if ":" in address else socket.AF_INET
-            with socket.socket(family) as s:
-                for option in options: s.setsockopt(socket.SOL_SOCKET, option, 1)
-                tries += 1
-                try:
-                    s.bind((address, port)); s.listen(8)
-                except OSError:
-                    continue
-                if address == sys.argv[1] or address in ("0.0.0.0",): won.append(f"{address}:{port} with {len(options)} options")
-print(json.dumps({"tries": tries, "won": won}))
-"""
-
 # Connects to sockets of the victim's, and speaks what they speak. Arguments: paths.
 KNOCK = r"""
 import json, socket, sys

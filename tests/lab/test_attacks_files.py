@@ -149,9 +149,9 @@ EXPRESSIONS = (
 )
 
 
-def is_owned() -> bool:
-    """Whether a command of mallory's ran on the login node or on this machine's own /tmp."""
-    return os.path.exists(f"/tmp/{OWNED}")
+def is_owned(cluster: Cluster) -> bool:
+    """Whether a command of mallory's ran on the login node, which has a /tmp of its own."""
+    return os.path.exists(f"/proc/{cluster.lab.state().holders['login'].pid}/root/tmp/{OWNED}")
 
 
 def test_mallory_s_settings_and_templates_are_not_obeyed(cluster: Cluster, place: Place, attempts: Attempts) -> None:
@@ -175,7 +175,8 @@ def test_mallory_s_settings_and_templates_are_not_obeyed(cluster: Cluster, place
             for words, (code, out, err) in zip(commands, place.types(commands, cwd), strict=True):
                 refused = code == 0 and OWNED not in out and "does not count: it belongs to hpcml-mallory" in err
                 attempts.judge(
-                    f"{key} in {cwd.name}, {words[1]}: {out[-300:]}{err[-300:]}", refused=refused and not is_owned()
+                    f"{key} in {cwd.name}, {words[1]}: {out[-300:]}{err[-300:]}",
+                    refused=refused and not is_owned(cluster),
                 )
     place.plant([(above, "link", f"{place.top}/alices/mine.toml")])
     cluster.lab.exec(["tee", str(own / "mine.toml")], input=KEYS["runtime.setup"])
@@ -197,7 +198,9 @@ def test_expressions_of_templates_reach_nothing(cluster: Cluster, place: Place, 
         for code, out, err in place.types(
             [("hpcml", "plan", "--site", "lab", script), ("hpcml", "submit", "--site", "lab", script)]
         ):
-            attempts.judge(f"{words}: {out}{err}", refused=code == 78 and "batch.sh.j2:2" in err and not is_owned())
+            attempts.judge(
+                f"{words}: {out}{err}", refused=code == 78 and "batch.sh.j2:2" in err and not is_owned(cluster)
+            )
     shutil.rmtree(folder.parent)
 
 

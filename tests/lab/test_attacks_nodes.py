@@ -418,12 +418,6 @@ def test_floods(flooded: Flooded, attempts: Attempts, victim: str) -> None:
     attempts.judge("filling the log", refused=flooded.logged[victim] < 20_000)
 
 
-def test_squatted_ports(cluster: Cluster, target: Target, attempts: Attempts) -> None:
-    """The port of a living role cannot be taken, nor shared."""
-    host, port = where(target, "scheduler")
-    tries(cluster, attempts, "squatting", mallory.SQUAT, host, port, where(target, "n1")[1])
-
-
 def test_sockets(cluster: Cluster, target: Target, attempts: Attempts) -> None:
     """The run's unix sockets: by their paths, and through /proc."""
     control = json.loads((target.directory / "attempts/0/control.json").read_text())["socket"]

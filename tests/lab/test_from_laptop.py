@@ -275,20 +275,6 @@ def test_a_changed_host_key_and_a_refused_login(outside: Outside, project: Path)
     assert hpcml(outside, project, "ls").returncode == 0
 
 
-def test_no_agent_goes_along(outside: Outside, project: Path) -> None:
-    config = outside.home / ".ssh" / "config"
-    kept = config.read_text()
-    outside.close_connection()
-    config.write_text("Host *\n  ForwardAgent yes\n" + kept)
-    try:
-        write(outside, project / "agent.py", "import os\nprint(os.environ.get('SSH_AUTH_SOCK'))\n")
-        done = hpcml(outside, project, "submit", "--site", "local", "--wait", "agent.py")
-    finally:
-        config.write_text(kept)
-        outside.close_connection()
-    assert (done.returncode, done.stdout) == (0, "None\n"), done.stderr
-
-
 def test_a_large_result_comes_whole_and_is_taken_up(outside: Outside, project: Path) -> None:
     write(
         outside,
