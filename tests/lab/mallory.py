@@ -274,7 +274,6 @@ for path in paths:
 print(json.dumps({"tries": tries, "won": won, "segments": segments}))
 """
 
-# Takes the place of what listens: the same port, beside it or on all addresses. Arguments: host, then ports.
 # Connects to sockets of the victim's, and speaks what they speak. Arguments: paths.
 KNOCK = r"""
 import json, socket, sys
