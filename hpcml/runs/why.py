@@ -138,7 +138,7 @@ def of_status(run: directories.Run, status: Status) -> Answer:
 
 def _by_scheduler(run: directories.Run, status: Status, cause: Cause) -> Cause:
     """Return the cause with what the scheduler says of the job's end, which is asked where nothing else tells it."""
-    if not run.submission or not run.submission.key or status.by != "scheduler":
+    if not run.submission or not run.submission.key or status.by not in ("scheduler", "hpcml"):
         return cause
     ended = schedulers.end(run.submission)
     if status.state == "NODE_FAIL":

@@ -99,7 +99,7 @@ STAGES = {
     ),
     "module missing on one node": Stage(
         f"{CONNECT}def f():\n    sys.path.insert(0, '{TOOLS}')\n    import hpcml_test_tool\n{EACH}", BOTH,
-        "module hpcml_test_tool is not installed", ("n4",),
+        "the module hpcml_test_tool was not found", ("n4",),
     ),
     "command missing on one node": Stage(
         f"{CONNECT}def f():\n    subprocess.run(['{TOOLS}/tool'], check=True)\n{EACH}", BOTH, f"No such file or directory: '{TOOLS}/tool'", ("n4",)
