@@ -17,7 +17,7 @@ import hpcml
 from tests.jobs.job_tests import InARun, Refused, RunJob
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # tests of another tier, in the same process, close Dask's event loop
 def client() -> Iterator[Client]:
     no_page: dict[str, Any] = {"dashboard_address": "127.0.0.1:0", "scheduler_kwargs": {"dashboard": False}}
     cluster = LocalCluster(n_workers=2, threads_per_worker=1, processes=False, **no_page)
