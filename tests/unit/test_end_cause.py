@@ -79,8 +79,12 @@ def test_a_job_that_ends_in_its_grace_time_is_put_back_if_it_may_be(
     (tmp_path / "scontrol").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("SLURM_JOB_ID", "45")
-    monkeypatch.delenv("HPCML_ALLOCATION", raising=False)
-    found = end_cause._by_cause(Outcome(errors.CANCELLED, "driver", "user", "the run was cancelled"), None)
+    told = Outcome(errors.CANCELLED, "driver", "user", "the run was cancelled")
+    monkeypatch.setenv("HPCML_ALLOCATION", "1")  # a run in a job of the user's own, which is not put back
+    assert end_cause._by_cause(told, None).state == ("CANCELLED" if "None" in record else "PREEMPTED")
+    assert not (tmp_path / "put-back").exists()
+    monkeypatch.delenv("HPCML_ALLOCATION")
+    found = end_cause._by_cause(told, None)
     assert found.state == state
     asked = "Requeue=1" in record and "None" not in record
     assert (tmp_path / "put-back").exists() == asked

@@ -211,7 +211,8 @@ def _told_by_signal(outcome: Outcome) -> Outcome:
         return outcome
     job = answer(["scontrol", "--oneliner", "show", "job", os.environ.get("SLURM_JOB_ID", "")], ASK)
     if re.search(r"\bPreemptTime=\d", job):
-        return replace(outcome, **(_PUT_BACK if _put_back(job) else _PREEMPTED))
+        # A job in which a user's script starts the run is that script's to end.
+        return replace(outcome, **(_PUT_BACK if not _in_allocation() and _put_back(job) else _PREEMPTED))
     if _in_allocation():
         return outcome
     reason = "the run was told to end (SIGTERM to its steps), and Slurm's log does not say why"
