@@ -143,7 +143,7 @@ def _by_scheduler(run: directories.Run, status: Status, cause: Cause) -> Cause:
     ended = schedulers.end(run.submission)
     if status.state == "NODE_FAIL":
         return (
-            cause._replace(nodes=_hosts(ended.failed_nodes)) if ended.failed_nodes else _first_node(run, status, cause)
+            cause._replace(nodes=hosts(ended.failed_nodes)) if ended.failed_nodes else _first_node(run, status, cause)
         )
     if status.exit_status != ALLOCATION_LOST or ended.signal not in {known.value for known in signal.Signals}:
         return cause
@@ -171,7 +171,8 @@ def _removed_module(run: directories.Run, cause: Cause) -> Cause:
     return cause._replace(what=what, remedy=f"Install it again in the environment of {python}, then submit again.")
 
 
-def _hosts(listed: str) -> tuple[str, ...]:
+def hosts(listed: str) -> tuple[str, ...]:
+    """Return the names in a host list; what is none, as a file of names, stays as it is."""
     try:
         return tuple(expand_hosts(listed))
     except ValueError:
@@ -304,7 +305,7 @@ def _excluded(run: directories.Run) -> list[str]:
     found: list[str] = []
     for option in spec.get("sbatch", list, []):
         if isinstance(option, list) and len(option) == 2 and option[0] == "--exclude":
-            found += _hosts(str(option[1]))
+            found += hosts(str(option[1]))
     return found
 
 

@@ -158,7 +158,7 @@ def more(
         words.append(f"the nodes {','.join(nodes)} are left in: --nodelist says which to take")
     elif nodes:
         own = dict(spec.sbatch).get("--exclude", "")
-        known = units.expand_hosts(own) if own else []
+        known = why.hosts(own)
         told = ",".join(filter(None, [own, *(node for node in nodes if node not in known)]))
         rest = tuple(pair for pair in spec.sbatch if pair[0] != "--exclude")
         spec = spec._replace(sbatch=(*rest, ("--exclude", told)))

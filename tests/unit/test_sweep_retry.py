@@ -51,6 +51,8 @@ def test_a_worker_s_share_and_nodes() -> None:
     assert unasked.words == ("without n1, where points failed by the node's fault",)
     added = more([Fault("node", ("--exclude", "n1,n7"))], sbatch=(("--exclude", "n[1,3],m[1,3]"),))
     assert added.spec.sbatch == (("--exclude", "n[1,3],m[1,3],n7"),)
+    kept = more([Fault("node", ("--exclude", "n7"))], sbatch=(("--exclude", "n[1-"),))  # what only Slurm may know
+    assert kept.spec.sbatch == (("--exclude", "n[1-,n7"),)
     chosen = more([Fault("node", ("--exclude", "n1"))], sbatch=(("--nodelist", "n[1-2]"),))
     assert chosen.spec.sbatch == (("--nodelist", "n[1-2]"),)
     assert "--nodelist" in chosen.words[0]
