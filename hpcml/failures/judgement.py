@@ -298,7 +298,7 @@ def _raised(end: Ending, hits: Sequence[Hit]) -> Cause:
 
 def _in_one_line(message: str) -> str:
     """Return a message without its breaks: the first line of a library's message often tells too little."""
-    return " ".join(message.split())[:_TOLD]
+    return " ".join(filter(None, map(str.strip, message.split("\n"))))[:_TOLD]
 
 
 _OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
