@@ -134,7 +134,7 @@ def main() -> int:
 
 def of_tier(tier: Tier, runs: Sequence[Run]) -> Result:
     """Return how the tests of a tier ended by pytest's reports; a test's parts are reported each."""
-    begin = tuple(path.partition("::")[0].removesuffix(".py").replace("/", ".") for path in tier.paths)
+    modules = tuple(f"{path.partition('::')[0].removesuffix('.py').replace('/', '.')}." for path in tier.paths)
     words: dict[str, set[str]] = {}
     seconds = 0.0
     for run in runs:
@@ -144,7 +144,7 @@ def of_tier(tier: Tier, runs: Sequence[Run]) -> Result:
             show(f"{run.report}: {error}")
             continue
         for case in cases:
-            if (place := str(case.get("classname"))).startswith(begin):
+            if f"{(place := str(case.get('classname')))}.".startswith(modules):
                 words.setdefault(f"{place}.{case.get('name')}", set()).update(part.tag for part in case)
                 seconds += float(case.get("time") or 0)
     failed = [name for name, tags in words.items() if tags & {"failure", "error"}]

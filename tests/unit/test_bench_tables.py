@@ -62,7 +62,7 @@ def test_a_test_s_parts_are_one_case_and_one_that_fails_fails_it(tmp_path: Path)
         '<testcase classname="tests.cli.m" name="a"/><testcase classname="tests.cli.m" name="a"><failure/></testcase>'
     )
     report.write_text(f'<testsuites><testsuite>{parts}<testcase classname="tests.cli.m" name="b"><skipped/></testcase>'
-                      '<testcase classname="tests.unit.m" name="c"/></testsuite></testsuites>')  # fmt: skip
+                      '<testcase classname="tests.clients.m" name="c"/></testsuite></testsuites>')  # fmt: skip
     assert run_tiers.of_tier(cli, [run]) == (0, ["tests.cli.m.a"], 1, 0.0)
 
 
