@@ -145,11 +145,11 @@ def _by_scheduler(run: directories.Run, status: Status, cause: Cause) -> Cause:
         return (
             cause._replace(nodes=hosts(ended.failed_nodes)) if ended.failed_nodes else _first_node(run, status, cause)
         )
-    if status.exit_status != ALLOCATION_LOST or ended.signal not in {known.value for known in signal.Signals}:
+    named = ended.signal in {known.value for known in signal.Signals}  # Slurm may tell it late
+    if status.exit_status != ALLOCATION_LOST or not (named or status.by == "hpcml"):
         return cause
-    name = signal.Signals(ended.signal).name
     remedy = "It ran on the first node: a person, the site or the kernel ended it. Submit it again."
-    what = f"the batch script was killed by {name}"
+    what = "the batch script was killed" + (f" by {signal.Signals(ended.signal).name}" if named else "")
     return cause._replace(what=what, short="batch script killed", known=True, rule="batch-killed", remedy=remedy)
 
 
