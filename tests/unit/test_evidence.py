@@ -227,14 +227,11 @@ def test_nvlink_is_summed_over_all_links_in_kib(monkeypatch: pytest.MonkeyPatch)
     json.dumps(found)
 
 
-@pytest.mark.parametrize(
-    ("names", "scopes", "tx", "rx"),
-    [
-        (("THROUGHPUT_DATA_TX", "THROUGHPUT_DATA_RX"), (0, 1), 2 * 7 * 1024, 2 * 9 * 1024),
-        (("THROUGHPUT_RAW_TX", "THROUGHPUT_RAW_RX"), (ALL_LINKS,), 7 * 1024, 9 * 1024),
-        (("COUNT_XMIT_BYTES", "COUNT_RCV_BYTES"), (0, 1), 14, 18),
-    ],
-)
+@pytest.mark.parametrize(("names", "scopes", "tx", "rx"), [
+    (("THROUGHPUT_DATA_TX", "THROUGHPUT_DATA_RX"), (0, 1), 2 * 7 * 1024, 2 * 9 * 1024),
+    (("THROUGHPUT_RAW_TX", "THROUGHPUT_RAW_RX"), (ALL_LINKS,), 7 * 1024, 9 * 1024),
+    (("COUNT_XMIT_BYTES", "COUNT_RCV_BYTES"), (0, 1), 14, 18),
+])  # fmt: skip
 def test_other_counters_stand_in(
     names: tuple[str, str], scopes: tuple[int, ...], tx: int, rx: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

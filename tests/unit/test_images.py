@@ -137,9 +137,7 @@ def test_programs_are_told_apart(said: str, shown: str, arguments: bool) -> None
     assert (str(program), program.takes_arguments) == (shown, arguments)
 
 
-@pytest.mark.parametrize(
-    "said", ["2.6.1-dist", "GNU bash, version 5.2.15(1)-release", "", "usage: singularity [--color]"]
-)
+@pytest.mark.parametrize("said", ["2.6.1-dist", "GNU bash, version 5.2.15(1)-release", "", "usage: singularity [--color]"])  # fmt: skip
 def test_other_programs_are_refused(said: str) -> None:
     with pytest.raises(ImageError, match=r"neither|too old"):
         programs.identify("/bin/x", said)
