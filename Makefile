@@ -40,7 +40,7 @@ check: $(ENVIRONMENT)  ## ruff, mypy, the import contracts and the planted fault
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest -q tests/test_architecture.py
-	$(PYTHON) tests/bench/mutations.py check .
+	$(BIN)/python tests/bench/mutations.py check .
 
 bless: $(ENVIRONMENT)  ## rewrite the golden scripts, and the layout that is made from the template
 	$(BIN)/pytest -q tests/golden --bless
@@ -73,9 +73,9 @@ reference: $(ENVIRONMENT)  ## write the pages of all options and of all keys aga
 	@$(BIN)/python tests/site/reference.py
 
 docs: $(ENVIRONMENT)  ## check that the documentation's commands and links hold
-	$(PYTHON) tests/bench/tables.py --check
-	$(PYTHON) tests/bench/gpu/table.py --check
-	$(PYTHON) tests/bench/gpu/limits.py --check
+	$(BIN)/python tests/bench/tables.py --check
+	$(BIN)/python tests/bench/gpu/table.py --check
+	$(BIN)/python tests/bench/gpu/limits.py --check
 	$(BIN)/pytest -q tests/test_docs.py tests/test_docs_run.py
 
 # Its extra is installed when it is first wanted; mkdocs.yml says what the site is.
