@@ -35,11 +35,12 @@ test-busy: $(ENVIRONMENT)  ## make test beside four busy loops, as on a slow mac
 test-slurms: $(ENVIRONMENT)  ## the core scenarios of the lab on each version of Slurm that it has (root)
 	@$(BIN)/python tests/run_tiers.py slurm-own slurm-24.11 slurm-26.05
 
-check: $(ENVIRONMENT)  ## ruff, mypy and the import contracts
+check: $(ENVIRONMENT)  ## ruff, mypy, the import contracts and the planted faults' lines
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest -q tests/test_architecture.py
+	$(BIN)/python tests/bench/mutations.py check .
 
 bless: $(ENVIRONMENT)  ## rewrite the golden scripts, and the layout that is made from the template
 	$(BIN)/pytest -q tests/golden --bless
@@ -72,6 +73,9 @@ reference: $(ENVIRONMENT)  ## write the pages of all options and of all keys aga
 	@$(BIN)/python tests/site/reference.py
 
 docs: $(ENVIRONMENT)  ## check that the documentation's commands and links hold
+	$(BIN)/python tests/bench/tables.py --check
+	$(BIN)/python tests/bench/gpu/table.py --check
+	$(BIN)/python tests/bench/gpu/limits.py --check
 	$(BIN)/pytest -q tests/test_docs.py tests/test_docs_run.py
 
 # Its extra is installed when it is first wanted; mkdocs.yml says what the site is.

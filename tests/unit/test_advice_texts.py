@@ -34,10 +34,10 @@ def texts() -> Iterator[tuple[str, str]]:
         place = str(path.relative_to(PACKAGE))
         if place in NOT_SAID or place.startswith("_assets/"):
             continue
-        tree = ast.parse(path.read_text())
-        parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-        parts |= {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
-        for node in ast.walk(tree):
+        tree = [*ast.walk(ast.parse(path.read_text()))]
+        parts = {id(part) for node in tree if isinstance(node, ast.JoinedStr) for part in node.values}
+        parts |= {id(node.value) for node in tree if isinstance(node, ast.Expr)}  # docstrings
+        for node in tree:
             if isinstance(node, ast.JoinedStr):
                 text = "".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in node.values)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:

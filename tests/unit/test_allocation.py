@@ -41,14 +41,11 @@ def test_the_first_task_of_an_array_is_told_of_with_the_others() -> None:
     assert allocation.parse("291", SHOWN + other) == allocation.parse("291", SHOWN)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "sentence"),
-    [
-        ("RUNNING", "COMPLETED", "its job is COMPLETED"),
-        ("gpu:a100:2", "gpu:a100:4", "have 2 and 4 GPUs"),
-        ("CPU_IDs", "Cpus", "names no nodes"),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "sentence"), [
+    ("RUNNING", "COMPLETED", "its job is COMPLETED"),
+    ("gpu:a100:2", "gpu:a100:4", "have 2 and 4 GPUs"),
+    ("CPU_IDs", "Cpus", "names no nodes"),
+])  # fmt: skip
 def test_what_no_run_can_be_in(old: str, new: str, sentence: str) -> None:
     with pytest.raises(SiteError, match=sentence):
         allocation.parse("291", SHOWN.replace(old, new))
@@ -76,18 +73,15 @@ def spec(**asked: object) -> JobSpec:
     return JobSpec(Path("/home/alice/a.py"), (), Path("/home/alice"))._replace(**asked)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("asked", "sentence"),
-    [
-        ({"nodes": 4}, "--nodes asks for 4, and the allocation has 3"),
-        ({"gpus_per_node": 4}, "--gpus-per-node asks for 4, and the allocation has 2"),
-        ({"time": TimeLimit("5")}, "--time cannot change the allocation"),
-        ({"memory_per_node": Memory("1G")}, "--memory-per-node cannot change"),
-        ({"account": "acc"}, "--account cannot change"),
-        ({"sbatch": (("--constraint", "a"), ("--exclusive", ""))}, "--constraint cannot change"),
-        ({"dependency": "afterok:1"}, "--dependency cannot change"),
-    ],
-)
+@pytest.mark.parametrize(("asked", "sentence"), [
+    ({"nodes": 4}, "--nodes asks for 4, and the allocation has 3"),
+    ({"gpus_per_node": 4}, "--gpus-per-node asks for 4, and the allocation has 2"),
+    ({"time": TimeLimit("5")}, "--time cannot change the allocation"),
+    ({"memory_per_node": Memory("1G")}, "--memory-per-node cannot change"),
+    ({"account": "acc"}, "--account cannot change"),
+    ({"sbatch": (("--constraint", "a"), ("--exclusive", ""))}, "--constraint cannot change"),
+    ({"dependency": "afterok:1"}, "--dependency cannot change"),
+])  # fmt: skip
 def test_what_the_allocation_does_not_have_is_refused(asked: dict[str, object], sentence: str) -> None:
     with pytest.raises(HpcmlError, match=sentence):
         run.fitted(spec(**asked), GIVEN)

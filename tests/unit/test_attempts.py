@@ -30,13 +30,8 @@ def context(folder: Path, number: int = 0, **changes: object) -> Any:
         os.utime(run.attempt(one).begun, (1000 + 100 * one, 1000 + 100 * one))
     run.events.touch()
     defaults = {
-        "until_done": True,
-        "most_restarts": 20,
-        "most_node_hours": 0.0,
-        "nodes": 2,
-        "time_limit": 3600,
-        "one_machine": True,
-    }
+        "until_done": True, "most_restarts": 20, "most_node_hours": 0.0, "nodes": 2, "time_limit": 3600, "one_machine": True,
+    }  # fmt: skip
     settings = SimpleNamespace(**{**defaults, **changes})
     return SimpleNamespace(run=run, attempt=run.attempt(number), number=number, settings=settings)
 
@@ -167,11 +162,8 @@ def test_requests_that_are_refused(tmp_path: Path, subtests: pytest.Subtests) ->
         ({"max_restarts": 3}, "--max-restarts is for runs that go on"),
         ({"max_node_hours": 3.0}, "--max-node-hours is for runs that go on"),
         ({"until_done": True, "service": "jupyter"}, "jupyter is not continued"),
-        (
-            {"until_done": True, "nodes": 4, "time": measure("time", "1:00:00"), "max_node_hours": 3.0},
-            "One attempt may take 4 node-hours, and all of them 3",
-        ),
-    )
+        ({"until_done": True, "nodes": 4, "time": measure("time", "1:00:00"), "max_node_hours": 3.0}, "One attempt may take 4 node-hours, and all of them 3"),
+    )  # fmt: skip
     site = layers.build(schema.Site, layers.Layers())
     place = plan.RunLocation(tmp_path, "/usr/bin/python3", "0")
     for asked, words in refused:

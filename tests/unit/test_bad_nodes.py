@@ -80,20 +80,17 @@ def test_many_at_once_lose_nothing(tmp_path: Path) -> None:
     assert len(memory.judged(NOW)) == 12
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "[",
-        "[]",
-        "{}",
-        '{"nodes": 3, "judged": {}}',
-        '{"nodes": [{"node": 1}], "judged": []}',
-        '{"nodes": [], "judged": []}',
-        '{"nodes": [{"node": "--help", "why": "x", "run": "r", "time": 1795386900}], "judged": {"r": "soon"}}',
-        "[" * 100_000,
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "",
+    "[",
+    "[]",
+    "{}",
+    '{"nodes": 3, "judged": {}}',
+    '{"nodes": [{"node": 1}], "judged": []}',
+    '{"nodes": [], "judged": []}',
+    '{"nodes": [{"node": "--help", "why": "x", "run": "r", "time": 1795386900}], "judged": {"r": "soon"}}',
+    "[" * 100_000,
+])  # fmt: skip
 def test_a_damaged_file_is_nothing_and_is_written_anew(tmp_path: Path, text: str) -> None:
     memory = Memory("lab", str(tmp_path))
     memory.path.parent.mkdir(parents=True)

@@ -112,11 +112,7 @@ def enter(tmp_path: Path, kernels: str, **more: str) -> subprocess.CompletedProc
     program.chmod(0o755)
     run = tmp_path / "runs/a-1"
     run.mkdir(parents=True, exist_ok=True)
-    environment = {
-        "PATH": f"{program.parent}:{os.environ['PATH']}",
-        "HPCML_RUN_DIR": str(run),
-        "HPCML_CONTAINER_ENV": "",
-    }
+    environment = {"PATH": f"{program.parent}:{os.environ['PATH']}", "HPCML_RUN_DIR": str(run), "HPCML_CONTAINER_ENV": ""}  # fmt: skip
     script = assets.folder("templates") / "image.sh"
     return subprocess.run(["/bin/sh", str(script), "apptainer", "exec", "--nv", "/i/a.sif", "true"], text=True, check=False,
                           env=environment | {"HPCML_CUPY_CACHE": kernels} | more, capture_output=True, timeout=30)  # fmt: skip

@@ -152,7 +152,7 @@ def test_the_last_sample_is_written_at_the_end(tmp_path: Path) -> None:
 
     async def main() -> None:
         task = asyncio.create_task(dask_state.watch(context, [dask]))
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0)  # the first sample is written
         dask.tasks = range(9)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -49,13 +49,8 @@ def told(one: Finding) -> tuple[str, str]:
 
 def node(name: str = "n1", **facts: Any) -> dict[str, Any]:
     port = {
-        "name": "mlx5_0:1",
-        "device": "mlx5_0",
-        "state": "ACTIVE",
-        "physical_state": "LinkUp",
-        "rate": "",
-        "link_layer": "InfiniBand",
-    }
+        "name": "mlx5_0:1", "device": "mlx5_0", "state": "ACTIVE", "physical_state": "LinkUp", "rate": "", "link_layer": "InfiniBand",
+    }  # fmt: skip
     healthy = {
         "node": name,
         "machine": "x86_64",
@@ -313,14 +308,9 @@ def test_the_start_and_the_certificate(tmp_path: Path, monkeypatch: pytest.Monke
         return datetime.datetime.fromtimestamp(NOW + hours * 3600).isoformat()  # noqa: DTZ006 - as sbatch tells it
 
     cases = [
-        ([NOW + 43200], at(1), "green"),
-        ([NOW + 43200], "", "green"),
-        ([NOW + 43200], at(24), "yellow"),
-        ([NOW + 600], "", "yellow"),
-        ([NOW - 60], at(1), "red"),
-        ([float("inf"), NOW - 60], at(1), "green"),
-        ([], at(1), "n/a"),
-    ]
+        ([NOW + 43200], at(1), "green"), ([NOW + 43200], "", "green"), ([NOW + 43200], at(24), "yellow"), ([NOW + 600], "", "yellow"),
+        ([NOW - 60], at(1), "red"), ([float("inf"), NOW - 60], at(1), "green"), ([], at(1), "n/a"),
+    ]  # fmt: skip
     for ends, start, state in cases:
         found = access.judge_certificate(ends, start, NOW, "step ssh login")
         assert found.state == state, found

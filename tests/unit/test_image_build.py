@@ -138,12 +138,10 @@ def test_pip_s_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_password_in_pip_s_index_stays_out_of_the_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     cpu = definition.find("cpu", tmp_path)
 
     def prepared(index: str) -> build.Order:
-        monkeypatch.setenv("PIP_INDEX_URL", index)
+        monkeypatch.setattr(build, "pip_settings", lambda: {"index-url": index})
         return build.prepare(cpu, tmp_path / "a.sif", APPTAINER, fakeroot=False, given={}, force=False)
 
     assert prepared("https://index.example.org/simple").arguments == {"PIP_INDEX": "https://index.example.org/simple"}
@@ -167,6 +165,7 @@ def test_debian_comes_from_the_mirror_of_this_machine_s_apt(
     apt.write_text(f"#!/bin/sh\ncat <<'END'\n{listed}END\n")
     apt.chmod(0o755)
     monkeypatch.setenv("PATH", f"{apt.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(build, "pip_settings", dict)
     wheels, given = definition.find("cpu-wheels", tmp_path), {"PIP_INDEX": ""}
     if mirror:
         assert build._arguments(wheels, given)[0]["MIRROR"] == mirror
@@ -179,6 +178,8 @@ def test_debian_comes_from_the_mirror_of_this_machine_s_apt(
 
 def test_the_source_of_ucx_is_looked_for_before_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "check_space", lambda *_: None)
+    monkeypatch.setattr(build, "pip_settings", dict)
+    monkeypatch.setattr(build, "apt_mirror", lambda: "http://b.example.org/debian")
     monkeypatch.setattr(shutil, "which", lambda *_, **__: "/usr/sbin/debootstrap")
     monkeypatch.chdir(tmp_path)
 
@@ -217,11 +218,15 @@ def living(group: int) -> list[str]:
 
 
 @pytest.mark.parametrize("shape", ["sleep 60", "sleep 60 & wait", "exec >&- 2>&-; sleep 60"])
-def test_a_stream_that_is_late_is_ended_with_all_that_it_started(tmp_path: Path, shape: str) -> None:
-    command = ["bash", "-c", f"echo $$ >{tmp_path}/pid; {shape}"]
-    answer = subprocesses.stream(command, 0.5, lambda _: None)
+def test_a_stream_that_is_late_is_ended_with_all_that_it_started(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = time.monotonic
+
+    def begun(_: bytes) -> None:  # the command has half a second from now on
+        monkeypatch.setattr(time, "monotonic", lambda: real() + 599.5)
+
+    answer = subprocesses.stream(["bash", "-c", f"echo $$; {shape}"], 600, begun)
     assert answer.code is None
-    group, end = int((tmp_path / "pid").read_text()), time.monotonic() + 120
+    group, end = int(answer.text), time.monotonic() + 120
     while living(group) and time.monotonic() < end:  # killed, and not gone yet
         time.sleep(0.02)
     assert living(group) == []

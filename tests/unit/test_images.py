@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -137,9 +138,7 @@ def test_programs_are_told_apart(said: str, shown: str, arguments: bool) -> None
     assert (str(program), program.takes_arguments) == (shown, arguments)
 
 
-@pytest.mark.parametrize(
-    "said", ["2.6.1-dist", "GNU bash, version 5.2.15(1)-release", "", "usage: singularity [--color]"]
-)
+@pytest.mark.parametrize("said", ["2.6.1-dist", "GNU bash, version 5.2.15(1)-release", "", "usage: singularity [--color]"])  # fmt: skip
 def test_other_programs_are_refused(said: str) -> None:
     with pytest.raises(ImageError, match=r"neither|too old"):
         programs.identify("/bin/x", said)
@@ -163,53 +162,32 @@ def rapids(**other: str) -> sif.ImageFacts:
     return facts(**{name.removeprefix("org.hpcml.").replace("-", "_"): value for name, value in GPU.items()} | other)
 
 
-def test_good_images_have_no_problems() -> None:
-    assert words(rapids(), cuda="12", gpus=4) == []
-    assert words(rapids()) == []
-    assert words(facts(kind="cpu", dask="2026.7.1", distributed="2026.7.1", python="3.11")) == []
+OLDER = {"rapids": "26.08", "dask": "2026.5.0", "distributed": "2026.5.0", "dask_cuda": "26.8.0", "ucxx": "0.51.0"}
+OTHERS = "rapids 26.08 (here 26.10), dask 2026.5.0 (here 2026.7.1), distributed 2026.5.0 (here 2026.7.1), dask-cuda 26.8.0 (here 26.10.0), "
+UNKNOWN = ("it has no labels of hpcml, so what it holds is not known before it runs", False)
+ARCHITECTURE = ("it is built for x86_64, and this machine is aarch64", True)
+CUDA = "it is built for CUDA 12, and gpu.cuda of the site is 13"
 
 
-def test_another_architecture() -> None:
-    assert words(rapids(), machine="aarch64") == [("it is built for x86_64, and this machine is aarch64", True)]
-
-
-def test_no_gpu_part() -> None:
-    assert words(facts(kind="cpu"), gpus=4) == [("it holds nothing for GPUs (its kind is cpu)", True)]
-
-
-def test_the_wrong_cuda_is_fatal_with_gpus_only() -> None:
-    said = "it is built for CUDA 12, and gpu.cuda of the site is 13"
-    assert words(rapids(), cuda="13", gpus=4) == [(said, True)]
-    assert words(rapids(), cuda="13") == [(said, False)]
-    assert words(rapids(), cuda="any", gpus=4) == []
-
-
-def test_a_foreign_image_is_not_refused() -> None:
-    assert [fatal for _, fatal in words(facts(), cuda="12", gpus=4)] == [False]
-
-
-@pytest.mark.parametrize(
-    ("other", "says"),
-    [({"dask": "2026.9.0"}, "it mixes dask 2026.9.0 and distributed 2026.7.1"),
-     ({"dask": "2026.9.0", "distributed": "2026.9.0"}, "RAPIDS 26.10 with dask 2026.9.0, distributed 2026.9.0"),
-     ({"ucxx": "0.50.0"}, "RAPIDS 26.10 with ucxx 0.50.0, and that RAPIDS wants ucxx 0.52.0")],
-)  # fmt: skip
-def test_versions_that_do_not_belong_together(other: dict[str, str], says: str) -> None:
-    ((what, fatal),) = words(rapids(**other))
-    assert says in what
-    assert fatal
-
-
-def test_another_version_is_a_note() -> None:
-    older = rapids(rapids="26.08", dask="2026.5.0", distributed="2026.5.0", dask_cuda="26.8.0", ucxx="0.51.0")
-    ((what, fatal),) = words(older, cuda="12", gpus=1)
-    assert "rapids 26.08 (here 26.10)" in what
-    assert not fatal
-
-
-def test_the_fatal_come_first() -> None:
-    found = words(facts(), machine="aarch64")
-    assert [fatal for _, fatal in found] == [True, False]
+@pytest.mark.parametrize(("of", "asked", "found"), [
+    (rapids(), {"cuda": "12", "gpus": 4}, []),
+    (rapids(), {}, []),
+    (facts(kind="cpu", dask="2026.7.1", distributed="2026.7.1", python="3.11"), {}, []),
+    (rapids(), {"machine": "aarch64"}, [ARCHITECTURE]),
+    (facts(kind="cpu"), {"gpus": 4}, [("it holds nothing for GPUs (its kind is cpu)", True)]),
+    (rapids(), {"cuda": "13", "gpus": 4}, [(CUDA, True)]),
+    (rapids(), {"cuda": "13"}, [(CUDA, False)]),
+    (rapids(), {"cuda": "any", "gpus": 4}, []),
+    (facts(), {"cuda": "12", "gpus": 4}, [UNKNOWN]),
+    (rapids(dask="2026.9.0"), {}, [("it mixes dask 2026.9.0 and distributed 2026.7.1", True)]),
+    (rapids(dask="2026.9.0", distributed="2026.9.0"), {}, [("it mixes RAPIDS 26.10 with dask 2026.9.0, distributed 2026.9.0, "
+                                                            "and that RAPIDS wants dask 2026.7.1, distributed 2026.7.1", True)]),
+    (rapids(ucxx="0.50.0"), {}, [("it mixes RAPIDS 26.10 with ucxx 0.50.0, and that RAPIDS wants ucxx 0.52.0", True)]),
+    (rapids(**OLDER), {"cuda": "12", "gpus": 1}, [(f"its versions are not those of this hpcml: {OTHERS}ucxx 0.51.0 (here 0.52.0)", False)]),
+    (facts(), {"machine": "aarch64"}, [ARCHITECTURE, UNKNOWN]),  # the fatal come first
+])  # fmt: skip
+def test_what_speaks_against_an_image(of: sif.ImageFacts, asked: dict[str, Any], found: list[tuple[str, bool]]) -> None:
+    assert words(of, **asked) == found
 
 
 # -- definitions, by spython ----------------------------------------------------------------------------------------

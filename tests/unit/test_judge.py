@@ -54,21 +54,18 @@ WITHIN = [pair("n1-0", "n1-1", "within", 1.2), pair("n1-1", "n1-0", "within", 1.
 # Policies.
 
 
-@pytest.mark.parametrize(
-    ("changes", "warn", "rdma"),
-    [
-        ({}, False, False),
-        ({"across": path("across", ok=False, doubt="no")}, True, True),
-        ({"within": path("within", ok=False, doubt="no")}, True, True),
-        ({"within": path("within", ok=False, doubt="no", wanted=False)}, False, False),
-        ({"protocol": "tls", "across": path("across", ok=False, doubt="TLS")}, False, True),
-        ({"across": None}, False, True),
-        ({"across": None, "nodes": 1}, False, False),
-        ({"worst": ("n3",)}, True, False),
-        ({"failed": ("the transfer failed",)}, True, True),
-        ({"nccl_doubt": "NCCL uses sockets"}, True, True),
-    ],
-)
+@pytest.mark.parametrize(("changes", "warn", "rdma"), [
+    ({}, False, False),
+    ({"across": path("across", ok=False, doubt="no")}, True, True),
+    ({"within": path("within", ok=False, doubt="no")}, True, True),
+    ({"within": path("within", ok=False, doubt="no", wanted=False)}, False, False),
+    ({"protocol": "tls", "across": path("across", ok=False, doubt="TLS")}, False, True),
+    ({"across": None}, False, True),
+    ({"across": None, "nodes": 1}, False, False),
+    ({"worst": ("n3",)}, True, False),
+    ({"failed": ("the transfer failed",)}, True, True),
+    ({"nccl_doubt": "NCCL uses sockets"}, True, True),
+])  # fmt: skip
 def test_policies(changes: Table, warn: bool, rdma: bool) -> None:
     assert judged("none", **changes) == ""
     assert bool(judged("warn", **changes)) == warn
@@ -141,11 +138,7 @@ def test_one_worker_alone() -> None:
 
 
 def test_transfers_that_failed() -> None:
-    pairs = [
-        *ACROSS,
-        pair("n1-0", "n3-0", "across", 1, "OSError: unreachable"),
-        Pair("n2-0", "n3-0", "across", 0, 0.0, "x"),
-    ]
+    pairs = [*ACROSS, pair("n1-0", "n3-0", "across", 1, "OSError: unreachable"), Pair("n2-0", "n3-0", "across", 0, 0.0, "x")]  # fmt: skip
     found = report.decide(made("tls", "host", pairs))
     assert found.failed == (
         "the transfer n1-0 → n3-0 failed: OSError: unreachable",
@@ -247,17 +240,14 @@ def test_a_measurement_travels_and_becomes_json() -> None:
     assert table["ok"] is False
 
 
-@pytest.mark.parametrize(
-    ("devices", "words"),
-    [
-        (["mlx5_0:1", "mlx5_1:1", "mlx5_2:1", "mlx5_3:1"], "mlx5_0..3"),
-        (["mlx5_3:1", "mlx5_0:1"], "mlx5_0, mlx5_3"),
-        (["mlx5_9:1", "mlx5_10:1", "mlx5_11:1"], "mlx5_9..11"),
-        (["mlx5_0:2", "mlx5_0:1"], "mlx5_0, mlx5_0:2"),
-        (["eth0", "ib0"], "eth0, ib0"),
-        ([], ""),
-    ],
-)
+@pytest.mark.parametrize(("devices", "words"), [
+    (["mlx5_0:1", "mlx5_1:1", "mlx5_2:1", "mlx5_3:1"], "mlx5_0..3"),
+    (["mlx5_3:1", "mlx5_0:1"], "mlx5_0, mlx5_3"),
+    (["mlx5_9:1", "mlx5_10:1", "mlx5_11:1"], "mlx5_9..11"),
+    (["mlx5_0:2", "mlx5_0:1"], "mlx5_0, mlx5_0:2"),
+    (["eth0", "ib0"], "eth0, ib0"),
+    ([], ""),
+])  # fmt: skip
 def test_devices_in_few_words(devices: list[str], words: str) -> None:
     assert attribution.short(devices) == words
 

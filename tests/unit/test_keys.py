@@ -9,6 +9,7 @@ import pytest
 from cryptography import x509
 
 from hpcml.node.security import tls
+from hpcml.node.security.handshake import read_key
 from hpcml.paths import AttemptPaths, RunPaths
 
 
@@ -30,6 +31,10 @@ def test_only_the_user_can_read_them(paths: AttemptPaths) -> None:
     assert [oct(path.stat().st_mode & 0o777) for path in files] == ["0o600"] * 4
     with pytest.raises(FileExistsError):
         tls.make_ucx_key(paths)
+    assert len(read_key(paths.ucx_key)) == 32
+    (link := paths.secret / "link").symlink_to(paths.ucx_key)
+    with pytest.raises(OSError, match="symbolic links"):
+        read_key(link)
 
 
 def test_the_certificate_holds_on_nodes_whose_clocks_differ(paths: AttemptPaths) -> None:

@@ -44,14 +44,11 @@ def test_in_a_pipe_nothing_is_cut() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("width", "titles"),
-    [
-        (60, "RUN STATE NODES TIME"),
-        (80, "RUN STATE EXIT NODES AGE TIME JOB"),
-        (120, "RUN STATE EXIT NODES AGE TIME JOB SITE WHAT"),
-    ],
-)
+@pytest.mark.parametrize(("width", "titles"), [
+    (60, "RUN STATE NODES TIME"),
+    (80, "RUN STATE EXIT NODES AGE TIME JOB"),
+    (120, "RUN STATE EXIT NODES AGE TIME JOB SITE WHAT"),
+])  # fmt: skip
 def test_a_terminal_s_width(width: int, titles: str) -> None:
     table = lines(width)
     assert table[0].split() == titles.split()
@@ -100,16 +97,9 @@ def test_when_a_run_was_submitted() -> None:
     assert directories.submitted_at("x-20269999-999999-0000") is None
 
 
-@pytest.mark.parametrize(
-    ("seconds", "age", "duration"),
-    [
-        (0, "0s", "0:00"),
-        (59, "59s", "0:59"),
-        (3600, "1h", "1:00:00"),
-        (36000, "10h", "10:00:00"),
-        (176400, "2d", "2-01:00:00"),
-    ],
-)
+@pytest.mark.parametrize(("seconds", "age", "duration"), [
+    (0, "0s", "0:00"), (59, "59s", "0:59"), (3600, "1h", "1:00:00"), (36000, "10h", "10:00:00"), (176400, "2d", "2-01:00:00"),
+])  # fmt: skip
 def test_ages_and_durations(seconds: int, age: str, duration: str) -> None:
     row = Status(ID, "", "running", times={"allocated": NOW - 65})
     cells = ls.cells(row, NOW - 65 + seconds)
@@ -125,14 +115,7 @@ def planted(folder: Path, number: int, exit_status: int) -> Path:
     events = [{"time": 5, "event": "allocated", "nodes": ["n1", "n2"]}, {"time": 9, "event": "clock", "node": "n2"}]
     events[1] |= {"ahead": 0.5, "within": 0.25}
     (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
-    end = {
-        "over": True,
-        "state": "FAILED",
-        "exit_status": exit_status,
-        "by": "script",
-        "message": "it ended",
-        "hint": "",
-    }
+    end = {"over": True, "state": "FAILED", "exit_status": exit_status, "by": "script", "message": "it ended", "hint": ""}  # fmt: skip
     (run / "status.json").write_text(json.dumps(end | {"quote": ["a line"], "cause": "disk full"}))
     settle(run)
     return run

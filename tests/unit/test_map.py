@@ -42,15 +42,12 @@ def answer(text: str, code: int = 0, err: str = "") -> Answer:
     return Answer(code, text, err)
 
 
-@pytest.mark.parametrize(
-    ("size", "parameters", "most"),
-    [
-        ("1001", "(null)", 1001),
-        ("10", "bf_interval=30,max_array_tasks=20", 10),
-        ("100000", "max_array_tasks=500,bf_interval=30", 500),
-        ("0", "(null)", 0),
-    ],
-)
+@pytest.mark.parametrize(("size", "parameters", "most"), [
+    ("1001", "(null)", 1001),
+    ("10", "bf_interval=30,max_array_tasks=20", 10),
+    ("100000", "max_array_tasks=500,bf_interval=30", 500),
+    ("0", "(null)", 0),
+])  # fmt: skip
 def test_an_array_is_as_large_as_slurm_says(
     monkeypatch: pytest.MonkeyPatch, size: str, parameters: str, most: int
 ) -> None:

@@ -140,10 +140,11 @@ def test_a_failed_cell_has_a_cross_and_no_figure() -> None:
     assert "failed" in words(svg)
 
 
-@pytest.mark.parametrize("count", [2, 3, 9, 24, 64])
+@pytest.mark.parametrize("count", [2, 9, 24, MOST_NAMES])
 def test_pictures_of_any_size_stay_inside_their_frame(count: int) -> None:
     names = [f"n{number}" for number in range(1, count + 1)]
-    svg = matrix_svg(all_pairs(names), "t")
+    last = [one for one in all_pairs(names) if names[-1] in (one.source, one.target)]  # the last row and column
+    svg = matrix_svg(last, "t")
     root = ET.fromstring(svg)  # noqa: S314 - made here
     width, height = (float(root.get(side, "0").removesuffix("pt")) for side in ("width", "height"))
     assert max(width, height) < 1200
@@ -151,23 +152,23 @@ def test_pictures_of_any_size_stay_inside_their_frame(count: int) -> None:
         places = [float(number) for number in re.findall(r"-?[0-9.]+", path.get("d", ""))]
         assert all(0 <= x <= width for x in places[::2])
         assert all(0 <= y <= height for y in places[1::2])
-    assert len(cells(svg)) == count * (count - 1)
+    assert len(cells(svg)) == len(last)
     said = words(svg)
     assert all(said.count(name) == 2 for name in names)
 
 
 def test_more_workers_than_fit_are_put_together_by_node() -> None:
-    names = [f"n{node}-{number}" for node in range(1, 21) for number in range(4)]
+    names = [f"n{node}-{number}" for node in (1, 2, 3, 7, 20) for number in range(13)]
     assert len(names) > MOST_NAMES
     pairs = [pair(one.source, one.target, 3 if "n7" in {one.source[:2], one.target[:2]} and one.scope == "across" else one.bandwidth,
                   one.scope) for one in all_pairs(names)]  # fmt: skip
     found = tooltips(matrix_svg(pairs, "t"))
-    assert len(found) == 400
+    assert len(found) == 25
     assert found["n3 to n3"] == "n3 to n3: 100 GiB/s"
     assert found["n3 to n7"] == "n3 to n7: 3.0 GiB/s; slow"
     assert found["n20 to n3"] == "n20 to n3: 20 GiB/s"
-    assert len(matrix_text(pairs).splitlines()) == 22
-    pairs[0] = pair(pairs[0].source, pairs[0].target, 900, "within")  # n1-0 to n1-1: one of twelve
+    assert len(matrix_text(pairs).splitlines()) == 7
+    pairs[0] = pair(pairs[0].source, pairs[0].target, 900, "within")  # n1-0 to n1-1: one of many
     assert tooltips(matrix_svg(pairs, "t"))["n1 to n1"] == "n1 to n1: 100 GiB/s"
     by_hand = picture.matrix_svg(pairs, "t", {name: "gpu-1" if name < "n2" else "gpu-2" for name in names})
     assert set(tooltips(by_hand)) == {f"{one} to {two}" for one in ("gpu-1", "gpu-2") for two in ("gpu-1", "gpu-2")}
