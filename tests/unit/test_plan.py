@@ -230,7 +230,6 @@ PROFILES = st.fixed_dictionaries(
 )  # fmt: skip
 
 
-@settings(max_examples=300)
 @given(PROFILES, SPECS)
 def test_any_request_plans_or_explains_itself(profile: dict[str, Any], request_: dict[str, Any]) -> None:
     try:
