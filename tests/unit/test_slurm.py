@@ -135,17 +135,14 @@ def test_what_sbatch_says_beside_the_job_id_is_kept(answers: Path, said: str) ->
 RUN = "sum-20261121-074500-1a2b"
 
 
-@pytest.mark.parametrize(
-    ("rows", "state"),
-    [
-        (f"12|RUNNING|None|N/A|n1|sum|hpcml:{RUN}\n", "RUNNING"),
-        (f"12|RUNNING|None|N/A|n1|sum|site hpcml:{RUN}\n", "RUNNING"),
-        ("12|RUNNING|None|N/A|n1|sum|hpcml:sum-20261121-074500-1a2c\n", "UNKNOWN"),
-        ("12|RUNNING|None|N/A|n1|other|(null)\n", "UNKNOWN"),
-        ("12|RUNNING|None|N/A|n1|sum|(null)\n", "UNREADABLE"),
-        ("12|RUNNING|None|N/A|n1\n", "UNREADABLE"),
-    ],
-)
+@pytest.mark.parametrize(("rows", "state"), [
+    (f"12|RUNNING|None|N/A|n1|sum|hpcml:{RUN}\n", "RUNNING"),
+    (f"12|RUNNING|None|N/A|n1|sum|site hpcml:{RUN}\n", "RUNNING"),
+    ("12|RUNNING|None|N/A|n1|sum|hpcml:sum-20261121-074500-1a2c\n", "UNKNOWN"),
+    ("12|RUNNING|None|N/A|n1|other|(null)\n", "UNKNOWN"),
+    ("12|RUNNING|None|N/A|n1|sum|(null)\n", "UNREADABLE"),
+    ("12|RUNNING|None|N/A|n1\n", "UNREADABLE"),
+])  # fmt: skip
 def test_a_job_number_is_not_believed_without_the_run_s_comment(answers: Path, rows: str, state: str) -> None:
     say(answers, "squeue", f"JOBID|STATE|REASON|START_TIME|NODELIST|NAME|COMMENT\n{rows}")
     say(answers, "sacct", err="Slurm accounting storage is disabled\n", code=1)
