@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcml import errors
@@ -227,7 +227,6 @@ def test_any_request_plans_or_explains_itself(profile: dict[str, Any], request_:
     assert len(directives) == len(made.directives), "no value begins a line of its own"
 
 
-@settings(max_examples=100)
 @given(SPECS)
 def test_a_plan_is_the_same_twice(request_: dict[str, Any]) -> None:
     try:
