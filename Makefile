@@ -79,7 +79,7 @@ docs: $(ENVIRONMENT)  ## check that the documentation's commands and links hold
 	$(BIN)/pytest -q tests/test_docs.py tests/test_docs_run.py
 
 # Its extra is installed when it is first wanted; mkdocs.yml says what the site is.
-site: $(ENVIRONMENT)  ## build the documentation as a site, in site/ (its search is tried by tests/test_site.py)
+site: $(ENVIRONMENT)  ## build the documentation as a site, in site/
 	@$(BIN)/python -c 'import material' 2>/dev/null || PYTHON="$(PYTHON)" tests/setup_environment.sh docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo 'The site: site/index.html (search needs a server: python3 -m http.server -d site)'

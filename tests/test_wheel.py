@@ -16,18 +16,8 @@ ROOT = Path(__file__).resolve().parent.parent
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     # With build isolation hatchling would come from the network: a machine without one is no failure of the wheel.
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--disable-pip-version-check",
-        "-w",
-        str(folder),
-        str(ROOT),
-    ]
+    words = ("wheel", "--quiet", "--no-deps", "--disable-pip-version-check", "-w", folder, ROOT)
+    command = [sys.executable, "-m", "pip", *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0 and (
         "Could not find a version" in done.stderr or "No matching distribution" in done.stderr
@@ -59,21 +49,9 @@ def test_it_renders_the_same_script_as_the_checkout(wheel: Path, tmp_path: Path)
     code = "import sys; sys.path.insert(0, sys.argv[1]); from hpcml.cli.main import main; sys.exit(main(sys.argv[2:]))"
     outputs = []
     for place in (tmp_path / "site", ROOT):
-        command = [
-            sys.executable,
-            "-c",
-            code,
-            str(place),
-            "submit",
-            "--dry-run",
-            "--site",
-            "leonardo",
-            "--account",
-            "a",
-            "job.py",
-        ]
-        done = subprocess.run(command, cwd=tmp_path, env={"HOME": str(tmp_path), "PATH": "/usr/bin"}, capture_output=True, text=True,
-                              check=True)  # fmt: skip
+        words = ("submit", "--dry-run", "--site", "leonardo", "--account", "a", "job.py")
+        done = subprocess.run([sys.executable, "-c", code, str(place), *words], cwd=tmp_path, check=True, text=True,
+                              env={"HOME": str(tmp_path), "PATH": "/usr/bin"}, capture_output=True)  # fmt: skip
         lines = done.stdout.splitlines()
         run = next(line for line in lines if "hpcml:" in line).rpartition("hpcml:")[2]
         outputs.append([line.replace(run, "RUN") for line in lines])

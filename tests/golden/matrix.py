@@ -18,14 +18,15 @@ PYTHON = "/opt/hpcml/bin/python"
 LAB = Path(__file__).resolve().parent.parent / "lab/site"  # the lab's profile is its own, not hpcml's
 WHOLE = ("local", "slurm")  # whose scripts are golden as a whole
 SITES = (*WHOLE, "leonardo", "lab")  # of the others, what differs from slurm's script of the same job
-MACHINES = ("juwels", "marenostrum5", "perlmutter", "snellius", "vega")  # of these only the directives are golden
-DIRECTIVES = SCRIPTS.parent / "directives"
+MACHINES = ("juwels", "marenostrum5", "perlmutter", "snellius", "vega")  # of these only the usual jobs are golden
+DIFFERENCES = SCRIPTS.parent / "differences"
 # The lines in which the scripts of two sites may differ: directives, their names, which of Slurm's words for memory
 # goes, environment, modules, and how an image is entered.
 OF_A_SITE = re.compile(
     r"#SBATCH |# hpcml 0\.0\.0: run [a-z0-9-]+ on site [a-z0-9]+\.$|if \[ -n \"\$\{SLURM_MEM_PER_(CPU|NODE)-\}\" \]; then unset "
     r"|export (?!HPCML_)[A-Z_]+=|module load |entry=\("
 )
+USUAL = ("one-node", "four-nodes", "gpus", "one-gpu")
 HOSTILE = '/scratch/a b/it\'s "x" $HOME `id` #1 50%j/é'
 
 
@@ -51,7 +52,7 @@ CASES = (
     Case("one-node"),
     Case("four-nodes", {"nodes": 4, "time": "30"}),
     Case("gpus", {"nodes": 2, "gpus_per_node": 4}, only=("slurm", "leonardo", "lab")),
-    Case("one-gpu", {"gpus_per_node": 1}, only=("leonardo", "lab")),
+    Case("one-gpu", {"gpus_per_node": 1}, only=("slurm", "leonardo", "lab")),
     Case("gpus-by-type", {"gpus_per_node": 2}, {"slurm": {"gpu_request": "gres", "gpu_type": "a100"}}, only=("slurm",)),
     Case("image", {"nodes": 2, "image": "/images/cpu.sif"},
          {"runtime": {"binds": ["/data", "/project/x:/data/x:ro"], "options": ["--writable-tmpfs"]}, "environment": {"GREETING": "a b"},
@@ -96,6 +97,10 @@ CASES = (
 PAIRS = [(site, case) for case in CASES for site in SITES if site in case.only]
 IDS = [f"{site}-{case.job}" for site, case in PAIRS]
 MACHINE_CASES = [case for case in CASES if "leonardo" in case.only]
+JOBS = {  # of a site that is compared with slurm
+    **{site: [case for case in CASES if site in case.only] for site in SITES if site not in WHOLE},
+    **{site: [case for case in MACHINE_CASES if case.job in USUAL] for site in MACHINES},
+}
 
 
 def make(
@@ -122,77 +127,18 @@ def text(site: str, case: Case) -> str:
     return batch_script.render(make(site, case))
 
 
-def golden(site: str, case: Case) -> Path:
-    """Return the file that a case's script, or its difference from slurm's, is compared with."""
-    return SCRIPTS / f"{site}-{case.job}.sh" if site in WHOLE else DIRECTIVES / f"{site}-{case.job}.diff"
+def differing(site: str, case: Case, context: int) -> list[str]:
+    """Return the lines of a unified difference between slurm's script and a site's, with lines of context."""
+    old, new = (text(name, case).splitlines() for name in ("slurm", site))
+    return list(difflib.unified_diff(old, new, n=context, lineterm=""))[2:]
 
 
-class Hunk(NamedTuple):
-    """A place where two scripts differ: the lines before it that are there once, and those that go and come behind."""
-
-    before: list[str]
-    gone: list[str]
-    new: list[str]
-
-
-def hunks(base: str, other: str) -> list[Hunk]:
-    """Return where a script differs from another."""
-    old, new = base.splitlines(), other.splitlines()
-    found = []
-    for kind, begin, end, start, stop in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
-        if kind == "equal":
-            continue
-        first = begin - 1
-        while len(_places(old, old[first:begin])) > 1:
-            first -= 1
-        found.append(Hunk(old[first:begin], old[begin:end], new[start:stop]))
-    return found
-
-
-def difference(base: str, other: str) -> str:
-    """Return how a script differs from another, without line numbers: what is common to both may change."""
-    lines = []
-    for before, gone, new in hunks(base, other):
-        lines += ["@@", *(f" {line}" for line in before), *(f"-{line}" for line in gone), *(f"+{line}" for line in new)]
+def difference(site: str) -> str:
+    """Return in what a site's scripts differ from slurm's, a job under its name, without line numbers."""
+    lines: list[str] = []
+    for case in JOBS[site]:
+        lines += [f"# {case.job}", *("@@" if line[0] == "@" else line for line in differing(site, case, 1))]
     return "\n".join([*lines, ""])
-
-
-def changed(base: str, written: str) -> str:
-    """Return a script with a difference, as :func:`difference` writes it, applied.
-
-    Raises
-    ------
-    ValueError
-        If it is not a difference from this script.
-    """
-    old, lines, done = base.splitlines(), [], 0
-    for hunk in written.split("@@\n")[1:]:
-        before, gone, new = ([line[1:] for line in hunk.splitlines() if line[0] == sign] for sign in " -+")
-        places = [at for at in _places(old, [*before, *gone]) if len(_places(old, before)) == 1]
-        if len(places) != 1 or places[0] + len(before) < done:
-            raise ValueError(f"it is not there once, in this order: {hunk}")
-        at = places[0] + len(before)
-        lines += [*old[done:at], *new]
-        done = at + len(gone)
-    return "\n".join([*lines, *old[done:], ""])
-
-
-def _places(lines: list[str], part: list[str]) -> list[int]:
-    return [at for at in range(len(lines) - len(part) + 1) if lines[at : at + len(part)] == part]
-
-
-def directives(site: str) -> str:
-    """Return the directives of a machine's usual jobs, a job under its name."""
-    jobs = [case for case in MACHINE_CASES if case.job in ("one-node", "four-nodes", "gpus", "one-gpu")]
-    lines = [
-        line
-        for case in jobs
-        for line in (
-            f"# {case.job}",
-            *(f"#SBATCH {batch_script.directive(one)}" for one in make(site, case).directives),
-        )
-    ]
-    return "\n".join(lines) + "\n"
 
 
 def missing(program: str) -> str:

@@ -1,6 +1,6 @@
 """What may differ between plain Python, the script, its tasks and the scheduler: all else is an accident.
 
-The reasons are in docs/surroundings.md, of INHERITED in docs/porting.md: a test compares the tables with the lists here.
+The reasons are in docs/surroundings.md, and those of INHERITED in docs/porting.md.
 """
 
 from __future__ import annotations

@@ -192,7 +192,7 @@ def test_a_page_that_was_closed_is_not_waited_for(tmp_path: Path) -> None:
         assert server.stopped == 0
         session.close(page)
         assert session.ending is not None
-        await asyncio.wait_for(session.ending, 0.5)
+        await asyncio.wait_for(session.ending, 9)  # for pages that save it waits 10 s
         assert server.stopped == 1
 
     asyncio.run(play())
@@ -204,7 +204,7 @@ def test_without_a_page_nothing_is_waited_for(tmp_path: Path) -> None:
         session = notebook_session.Session(context(tmp_path), server, Path("/none"))
         session.end("it ends")
         assert session.ending is not None
-        await asyncio.wait_for(session.ending, 0.5)
+        await asyncio.wait_for(session.ending, 9)  # for pages that save it waits 10 s
         assert server.stopped == 1
 
     asyncio.run(play())

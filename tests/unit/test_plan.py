@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcml import errors
@@ -50,40 +50,28 @@ def test_many_nodes_without_an_image_are_told() -> None:
     assert not said(nodes=64, image="/images/cpu.sif")
 
 
-@pytest.mark.parametrize(
-    ("request_", "expected"),
-    [
-        ({}, {"--partition": "long", "--nodes": "1", "--cpus-per-task": "32", "--mem": "102400M"}),
-        ({"nodes": 8, "time": "1-0"}, {"--partition": "long", "--nodes": "8", "--time": "1-00:00:00"}),
-        ({"gpus_per_node": 4}, {"--partition": "gpu", "--gpus-per-node": "4", "--qos": "gpuqos"}),
-        ({"partition": "gpu"}, {"--partition": "gpu", "--qos": "gpuqos"}),
-        ({"partition": "gpu", "qos": "mine"}, {"--qos": "mine"}),
-        ({"partition": "new"}, {"--partition": "new"}),
-        ({"memory_per_node": "2G", "cpus_per_node": 3}, {"--mem": "2048M", "--cpus-per-task": "3"}),
-        (
-            {"account": "a", "dependency": "afterok:1", "name": "n"},
-            {"--account": "a", "--dependency": "afterok:1", "--job-name": "n"},
-        ),
-    ],
-)
+@pytest.mark.parametrize(("request_", "expected"), [
+    ({}, {"--partition": "long", "--nodes": "1", "--cpus-per-task": "32", "--mem": "102400M"}),
+    ({"nodes": 8, "time": "1-0"}, {"--partition": "long", "--nodes": "8", "--time": "1-00:00:00"}),
+    ({"gpus_per_node": 4}, {"--partition": "gpu", "--gpus-per-node": "4", "--qos": "gpuqos"}),
+    ({"partition": "gpu"}, {"--partition": "gpu", "--qos": "gpuqos"}),
+    ({"partition": "gpu", "qos": "mine"}, {"--qos": "mine"}),
+    ({"partition": "new"}, {"--partition": "new"}),
+    ({"memory_per_node": "2G", "cpus_per_node": 3}, {"--mem": "2048M", "--cpus-per-task": "3"}),
+    ({"account": "a", "dependency": "afterok:1", "name": "n"}, {"--account": "a", "--dependency": "afterok:1", "--job-name": "n"}),
+])  # fmt: skip
 def test_what_is_asked_of_slurm(request_: dict[str, Any], expected: dict[str, str]) -> None:
     assert expected.items() <= directives(TWO, **request_).items()
 
 
-@pytest.mark.parametrize(
-    ("request_", "misfit"),
-    [
-        ({"nodes": 9}, "No partition fits"),
-        ({"partition": "gpu", "nodes": 5}, "Partition 'gpu' allows 4 nodes, 5 requested"),
-        ({"partition": "gpu", "time": "2:00:01"}, "Partition 'gpu' allows 02:00:00, 02:00:01 requested"),
-        ({"partition": "long", "gpus_per_node": 1}, "Partition 'long' has no GPUs per node, 1 requested"),
-        ({"partition": "gpu", "gpus_per_node": 5}, "Partition 'gpu' has 4 GPUs per node, 5 requested"),
-        (
-            {"partition": "long", "memory_per_node": "1T"},
-            "Partition 'long' has 102400M of memory per node, 1048576M requested",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("request_", "misfit"), [
+    ({"nodes": 9}, "No partition fits"),
+    ({"partition": "gpu", "nodes": 5}, "Partition 'gpu' allows 4 nodes, 5 requested"),
+    ({"partition": "gpu", "time": "2:00:01"}, "Partition 'gpu' allows 02:00:00, 02:00:01 requested"),
+    ({"partition": "long", "gpus_per_node": 1}, "Partition 'long' has no GPUs per node, 1 requested"),
+    ({"partition": "gpu", "gpus_per_node": 5}, "Partition 'gpu' has 4 GPUs per node, 5 requested"),
+    ({"partition": "long", "memory_per_node": "1T"}, "Partition 'long' has 102400M of memory per node, 1048576M requested"),
+])  # fmt: skip
 def test_what_does_not_fit(request_: dict[str, Any], misfit: str) -> None:
     with pytest.raises(SiteError) as error:
         directives(TWO, **request_)
@@ -128,22 +116,19 @@ def test_the_steps_share_the_first_node() -> None:
     assert named == {"scheduler": True, "worker": False, "driver": True}
 
 
-@pytest.mark.parametrize(
-    ("extra", "request_", "option", "value"),
-    [
-        ("--time=10", {"time": "30"}, "--time", "00:30:00"),
-        ("--mem=1G", {"memory_per_node": "2G"}, "--mem", "2048M"),
-        ("--mem-per-cpu=1G", {"memory_per_node": "2G"}, "--mem", "2048M"),
-        ("--nodes=1", {"nodes": 2}, "--nodes", "2"),
-        ("--cpus-per-task=1", {"cpus_per_node": 2}, "--cpus-per-task", "2"),
-        ("--gres=gpu:1", {"gpus_per_node": 2}, "--gpus-per-node", "2"),
-        ("--account=theirs", {"account": "mine"}, "--account", "mine"),
-        ("--partition=gpu", {"partition": "long"}, "--partition", "long"),
-        ("--qos=theirs", {"qos": "mine"}, "--qos", "mine"),
-        ("--dependency=singleton", {"dependency": "afterok:1"}, "--dependency", "afterok:1"),
-        ("--job-name=theirs", {"name": "mine"}, "--job-name", "mine"),
-    ],
-)
+@pytest.mark.parametrize(("extra", "request_", "option", "value"), [
+    ("--time=10", {"time": "30"}, "--time", "00:30:00"),
+    ("--mem=1G", {"memory_per_node": "2G"}, "--mem", "2048M"),
+    ("--mem-per-cpu=1G", {"memory_per_node": "2G"}, "--mem", "2048M"),
+    ("--nodes=1", {"nodes": 2}, "--nodes", "2"),
+    ("--cpus-per-task=1", {"cpus_per_node": 2}, "--cpus-per-task", "2"),
+    ("--gres=gpu:1", {"gpus_per_node": 2}, "--gpus-per-node", "2"),
+    ("--account=theirs", {"account": "mine"}, "--account", "mine"),
+    ("--partition=gpu", {"partition": "long"}, "--partition", "long"),
+    ("--qos=theirs", {"qos": "mine"}, "--qos", "mine"),
+    ("--dependency=singleton", {"dependency": "afterok:1"}, "--dependency", "afterok:1"),
+    ("--job-name=theirs", {"name": "mine"}, "--job-name", "mine"),
+])  # fmt: skip
 def test_what_the_user_gives_is_not_overridden_by_the_profile(
     extra: str, request_: dict[str, Any], option: str, value: str
 ) -> None:
@@ -168,15 +153,12 @@ def test_a_users_option_that_the_profile_leaves_out_is_told() -> None:
     assert not plan.plan(profile, spec(), PLACE).notices
 
 
-@pytest.mark.parametrize(
-    ("settings", "request_", "asked", "told"),
-    [
-        ({}, {"memory_per_node": "2G", "cpus_per_node": 3}, "683M", "is asked for as --mem-per-cpu=683M"),
-        ({}, {"memory_per_node": "2G"}, "2048M", "is asked for as"),
-        ({"resources": {"exclusive": True}}, {"memory_per_node": "2G"}, "1G", "does not count"),
-        ({}, {}, "1G", ""),
-    ],
-)
+@pytest.mark.parametrize(("settings", "request_", "asked", "told"), [
+    ({}, {"memory_per_node": "2G", "cpus_per_node": 3}, "683M", "is asked for as --mem-per-cpu=683M"),
+    ({}, {"memory_per_node": "2G"}, "2048M", "is asked for as"),
+    ({"resources": {"exclusive": True}}, {"memory_per_node": "2G"}, "1G", "does not count"),
+    ({}, {}, "1G", ""),
+])  # fmt: skip
 def test_memory_where_a_site_does_not_take_it_by_node(
     settings: dict[str, Any], request_: dict[str, Any], asked: str, told: str
 ) -> None:
@@ -230,7 +212,6 @@ PROFILES = st.fixed_dictionaries(
 )  # fmt: skip
 
 
-@settings(max_examples=300)
 @given(PROFILES, SPECS)
 def test_any_request_plans_or_explains_itself(profile: dict[str, Any], request_: dict[str, Any]) -> None:
     try:
@@ -246,7 +227,6 @@ def test_any_request_plans_or_explains_itself(profile: dict[str, Any], request_:
     assert len(directives) == len(made.directives), "no value begins a line of its own"
 
 
-@settings(max_examples=100)
 @given(SPECS)
 def test_a_plan_is_the_same_twice(request_: dict[str, Any]) -> None:
     try:

@@ -126,15 +126,12 @@ class Noting:
         return self.stream.fileno()
 
 
-@pytest.mark.parametrize(
-    ("environment", "colour", "changes"),
-    [
-        ({"TERM": "xterm"}, True, True),
-        ({"TERM": "xterm", "NO_COLOR": "1"}, False, True),
-        ({"TERM": "dumb"}, False, False),
-        ({}, False, False),
-    ],
-)
+@pytest.mark.parametrize(("environment", "colour", "changes"), [
+    ({"TERM": "xterm"}, True, True),
+    ({"TERM": "xterm", "NO_COLOR": "1"}, False, True),
+    ({"TERM": "dumb"}, False, False),
+    ({}, False, False),
+])  # fmt: skip
 def test_what_a_terminal_obeys(environment: dict[str, str], colour: bool, changes: bool) -> None:
     def act(stream: TextIO) -> None:
         progress = Progress(stream, environment)
@@ -147,14 +144,11 @@ def test_what_a_terminal_obeys(environment: dict[str, str], colour: bool, change
     on_a_terminal(80, act)
 
 
-@pytest.mark.parametrize(
-    ("message", "line"),
-    [
-        ("the script ended with exit status 3", "the script ended with exit status 3"),
-        ("the run was cancelled", "the run was cancelled (status 3)"),
-        ("the script ended with exit status 13", "the script ended with exit status 13 (status 3)"),
-    ],
-)
+@pytest.mark.parametrize(("message", "line"), [
+    ("the script ended with exit status 3", "the script ended with exit status 3"),
+    ("the run was cancelled", "the run was cancelled (status 3)"),
+    ("the script ended with exit status 13", "the script ended with exit status 13 (status 3)"),
+])  # fmt: skip
 def test_an_exit_status_is_said_once(message: str, line: str) -> None:
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     Progress(out, {"TERM": "xterm"}).show(Status("r", "lab", "ended", message, exit_status=3))
@@ -250,14 +244,11 @@ def test_a_log_that_is_no_file_of_ours_is_an_error_of_storage(tmp_path: Path) ->
         stream.close()
 
 
-@pytest.mark.parametrize(
-    ("last", "more"),
-    [
-        (Status("r", "lab", "ended", "the run was cancelled", exit_status=86), False),
-        (Status("r", "lab", "ended", "the run was cancelled", exit_status=86, hint="Look there."), True),
-        (Status("r", "lab", "ended", "n2 has no worker", exit_status=81), True),
-    ],
-)
+@pytest.mark.parametrize(("last", "more"), [
+    (Status("r", "lab", "ended", "the run was cancelled", exit_status=86), False),
+    (Status("r", "lab", "ended", "the run was cancelled", exit_status=86, hint="Look there."), True),
+    (Status("r", "lab", "ended", "n2 has no worker", exit_status=81), True),
+])  # fmt: skip
 def test_an_end_is_explained_where_there_is_more_to_say(
     last: Status, more: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcml.report import ledger
@@ -116,7 +116,6 @@ def runs(draw: st.DrawFn) -> tuple[Phases, list[Usage], Tasks | None]:
     )
 
 
-@settings(max_examples=300, deadline=None)
 @given(runs())
 def test_the_parts_add_up_to_what_was_paid(run: tuple[Phases, list[Usage], Tasks | None]) -> None:
     counted = ledger.divide("GPU", *run)

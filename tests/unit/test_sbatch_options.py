@@ -25,28 +25,25 @@ def planned(table: dict[str, Any], *words: str) -> plan.Plan:
     return plan.plan(site_of({"scheduler": "slurm", "name": "here", **table}), request(*words), LOCATION)
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (("-N", "4"), {"nodes": 4}),
-        (("-N4",), {"nodes": 4}),
-        (("-N=4",), {"nodes": 4}),
-        (("-N", "4", "--nodes", "2"), {"nodes": 2}),
-        (("-A", "a", "-p", "b", "-q", "c", "-J", "d"), {"account": "a", "partition": "b", "qos": "c", "name": "d"}),
-        (("-t", "1:00:00"), {"time": 3600}),
-        (("--mem", "10G"), {"memory_per_node": 10 * 1024**3}),
-        (("--gres", "gpu:4"), {"gpus_per_node": 4, "gpu_type": "", "sbatch": ()}),
-        (("--gres=gpu",), {"gpus_per_node": 1}),
-        (("--gres=gpu:a100",), {"gpus_per_node": 1, "gpu_type": "a100"}),
-        (("--gres=gpu:a100:4",), {"gpus_per_node": 4, "gpu_type": "a100"}),
-        (("--gpus-per-node", "a100:4"), {"gpus_per_node": 4, "gpu_type": "a100"}),
-        (("--gres=gpu:a100:4", "--gpus-per-node", "2"), {"gpus_per_node": 2, "gpu_type": ""}),
-        (("--gres=gpu:2,tmpfs:10g",), {"gpus_per_node": 2, "sbatch": (("--gres", "tmpfs:10g"),)}),
-        (("-C", "a", "--constraint=b"), {"sbatch": (("--constraint", "b"),)}),
-        (("-C", "a", "--sbatch=--constraint=b"), {"sbatch": (("--constraint", "b"),)}),
-        (("--exclusive", "-x", "n1"), {"sbatch": (("--exclusive", ""), ("--exclude", "n1"))}),
-    ],
-)
+@pytest.mark.parametrize(("words", "expected"), [
+    (("-N", "4"), {"nodes": 4}),
+    (("-N4",), {"nodes": 4}),
+    (("-N=4",), {"nodes": 4}),
+    (("-N", "4", "--nodes", "2"), {"nodes": 2}),
+    (("-A", "a", "-p", "b", "-q", "c", "-J", "d"), {"account": "a", "partition": "b", "qos": "c", "name": "d"}),
+    (("-t", "1:00:00"), {"time": 3600}),
+    (("--mem", "10G"), {"memory_per_node": 10 * 1024**3}),
+    (("--gres", "gpu:4"), {"gpus_per_node": 4, "gpu_type": "", "sbatch": ()}),
+    (("--gres=gpu",), {"gpus_per_node": 1}),
+    (("--gres=gpu:a100",), {"gpus_per_node": 1, "gpu_type": "a100"}),
+    (("--gres=gpu:a100:4",), {"gpus_per_node": 4, "gpu_type": "a100"}),
+    (("--gpus-per-node", "a100:4"), {"gpus_per_node": 4, "gpu_type": "a100"}),
+    (("--gres=gpu:a100:4", "--gpus-per-node", "2"), {"gpus_per_node": 2, "gpu_type": ""}),
+    (("--gres=gpu:2,tmpfs:10g",), {"gpus_per_node": 2, "sbatch": (("--gres", "tmpfs:10g"),)}),
+    (("-C", "a", "--constraint=b"), {"sbatch": (("--constraint", "b"),)}),
+    (("-C", "a", "--sbatch=--constraint=b"), {"sbatch": (("--constraint", "b"),)}),
+    (("--exclusive", "-x", "n1"), {"sbatch": (("--exclusive", ""), ("--exclude", "n1"))}),
+])  # fmt: skip
 def test_slurms_words(words: tuple[str, ...], expected: dict[str, Any]) -> None:
     spec = request(*words)
     assert {name: getattr(spec, name) for name in expected} == expected
@@ -101,16 +98,13 @@ def test_the_local_site_says_that_it_passes_nothing_on() -> None:
     assert made.notices == ("the local site has no counterpart of sbatch's --constraint, --exclusive: not used",)
 
 
-@pytest.mark.parametrize(
-    ("words", "hint"),
-    [
-        (("--node", "4"), "Did you mean --nodes?"),
-        (("--wiat",), "Did you mean --wait?"),
-        (("--gpus=4",), "Use --gpus-per-node"),
-        (("-n4",), "Use --nodes"),
-        (("--licenses=foo",), "--sbatch=--licenses=foo"),
-    ],
-)
+@pytest.mark.parametrize(("words", "hint"), [
+    (("--node", "4"), "Did you mean --nodes?"),
+    (("--wiat",), "Did you mean --wait?"),
+    (("--gpus=4",), "Use --gpus-per-node"),
+    (("-n4",), "Use --nodes"),
+    (("--licenses=foo",), "--sbatch=--licenses=foo"),
+])  # fmt: skip
 def test_an_unknown_option_is_answered_with_what_is_meant(words: tuple[str, ...], hint: str) -> None:
     with pytest.raises(UsageError, match="There is no option") as caught:
         main.build_parser("submit").parse_args(words)

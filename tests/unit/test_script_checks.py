@@ -206,16 +206,13 @@ def test_what_is_no_notebook_of_python_is_refused(tmp_path: Path, text: str, wor
         script_checks.check_notebook(script(tmp_path, text, "n.ipynb"), ())
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("import sys\n\nfor line in sys.stdin:\n    pass\n", "3"),
-        ("import sys\nx = sys.stdin.buffer.read()\n", "2"),
-        ("name = input('who? ')\n", "1"),
-        ("import sys\ninput = sys.argv[1]\nprint(input)\n", ""),
-        ("print 'x'\n", ""),
-    ],
-)
+@pytest.mark.parametrize(("text", "told"), [
+    ("import sys\n\nfor line in sys.stdin:\n    pass\n", "3"),
+    ("import sys\nx = sys.stdin.buffer.read()\n", "2"),
+    ("name = input('who? ')\n", "1"),
+    ("import sys\ninput = sys.argv[1]\nprint(input)\n", ""),
+    ("print 'x'\n", ""),
+])  # fmt: skip
 def test_input_that_would_be_lost_is_told(tmp_path: Path, text: str, told: str) -> None:
     path = script(tmp_path, text, "job.py")
     with (tmp_path / "job.py").open() as file:

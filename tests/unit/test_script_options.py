@@ -59,18 +59,15 @@ def test_the_command_line_wins(tmp_path: Path) -> None:
     assert {option for option, _ in spec.origins} == {"--time 2:00:00", "--account mine"}
 
 
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("--node 4", "no option '--node'"),
-        ("--nodes", "expected one argument"),
-        ("--wait", "for the command line"),
-        ("--help", "for the command line"),
-        ("train.py", "nrecognized arguments: train.py"),
-        ("--name 'x", "No closing quotation"),
-        ("--sbatch=--output=x", "--output is not passed"),
-    ],
-)
+@pytest.mark.parametrize(("line", "says"), [
+    ("--node 4", "no option '--node'"),
+    ("--nodes", "expected one argument"),
+    ("--wait", "for the command line"),
+    ("--help", "for the command line"),
+    ("train.py", "nrecognized arguments: train.py"),
+    ("--name 'x", "No closing quotation"),
+    ("--sbatch=--output=x", "--output is not passed"),
+])  # fmt: skip
 def test_a_wrong_line_is_named(tmp_path: Path, line: str, says: str) -> None:
     with pytest.raises(UsageError) as caught:
         spec_of(tmp_path, f"# hpcml: {line}\n")
@@ -97,22 +94,19 @@ def misplaced(tmp_path: Path, text: str, *words: str, script: str = "train.py") 
     return ""
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "parser.add_argument('-N', '--nodes')",
-        "@click.option('--nodes/--no-nodes')\ndef main(nodes): ...",
-        "import typer\ndef main(nodes: int = 1): ...",
-        "from fire import Fire\nclass Work:\n    def fit(self, nodes): ...",
-        "from absl import flags\nflags.DEFINE_integer('nodes', 1, '')",
-        "import tyro\nclass Config:\n    nodes: int = 1",
-        "'''Usage: train.py [--nodes=N]'''\nimport docopt",
-        "import sys\nif '--nodes' in sys.argv: ...",
-        "newer syntax of Python\nparser.add_argument('--nodes')",
-        "from deep import main\nmain()",
-        "from pack.cli import main\nmain()",
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "parser.add_argument('-N', '--nodes')",
+    "@click.option('--nodes/--no-nodes')\ndef main(nodes): ...",
+    "import typer\ndef main(nodes: int = 1): ...",
+    "from fire import Fire\nclass Work:\n    def fit(self, nodes): ...",
+    "from absl import flags\nflags.DEFINE_integer('nodes', 1, '')",
+    "import tyro\nclass Config:\n    nodes: int = 1",
+    "'''Usage: train.py [--nodes=N]'''\nimport docopt",
+    "import sys\nif '--nodes' in sys.argv: ...",
+    "newer syntax of Python\nparser.add_argument('--nodes')",
+    "from deep import main\nmain()",
+    "from pack.cli import main\nmain()",
+])  # fmt: skip
 def test_a_script_with_an_option_of_the_same_name_gets_it(tmp_path: Path, text: str) -> None:
     (tmp_path / "pack").mkdir()
     for name in ("deep.py", "pack/cli.py", "pack/__init__.py"):
@@ -121,15 +115,12 @@ def test_a_script_with_an_option_of_the_same_name_gets_it(tmp_path: Path, text: 
     assert misplaced(tmp_path, text, "--nodes", "2", script="-m train") == ""
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "print(1)",
-        '"""Submit it so: hpcml submit --nodes 4 train.py."""\n# --nodes 2\nparser.add_argument("--nodes-of-it")',
-        "def main(nodes): ...",
-        "import argparse\nnodes = 4\nargparse.ArgumentParser().parse_args()",
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "print(1)",
+    '"""Submit it so: hpcml submit --nodes 4 train.py."""\n# --nodes 2\nparser.add_argument("--nodes-of-it")',
+    "def main(nodes): ...",
+    "import argparse\nnodes = 4\nargparse.ArgumentParser().parse_args()",
+])  # fmt: skip
 def test_options_of_hpcml_after_the_script_are_refused(tmp_path: Path, text: str) -> None:
     error = misplaced(tmp_path, text, "--k", "8", "--nodes", "2", "--dry-run", "--", "--time")
     assert "--dry-run, --nodes after train.py would go to the script" in error

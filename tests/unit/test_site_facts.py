@@ -65,16 +65,13 @@ def test_who_sets_another_value_answers_for_it(tmp_path: Path) -> None:
     assert f"has {facts.doubts(site)} values that are only reported" in " ".join(planned(site).notices)
 
 
-@pytest.mark.parametrize(
-    ("fact", "words"),
-    [
-        ('confidence = "confirmd", date = 2026-11-23, source = "x"', "'confirmd' is not known.*Did you mean confirmed"),
-        ('confidence = "guessed", date = 2026-11-23', "has no source"),
-        ('confidence = "guessed", date = "soon", source = "x"', "'soon' is not a date"),
-        ('confidence = "guessed", source = "x"', "'' is not a date"),
-        ('confidence = "guessed", date = 2026-11-23, source = "x", value = "ib1"', "and is of a setting"),
-    ],
-)
+@pytest.mark.parametrize(("fact", "words"), [
+    ('confidence = "confirmd", date = 2026-11-23, source = "x"', "'confirmd' is not known.*Did you mean confirmed"),
+    ('confidence = "guessed", date = 2026-11-23', "has no source"),
+    ('confidence = "guessed", date = "soon", source = "x"', "'soon' is not a date"),
+    ('confidence = "guessed", source = "x"', "'' is not a date"),
+    ('confidence = "guessed", date = 2026-11-23, source = "x", value = "ib1"', "and is of a setting"),
+])  # fmt: skip
 def test_a_fact_that_is_not_whole_is_told(tmp_path: Path, fact: str, words: str) -> None:
     with pytest.raises(ConfigError, match=f"(?s){words}") as error:
         load(f'[network]\ninterface = "ib0"\n[facts]\n"network.interface" = {{ {fact} }}\n', tmp_path)

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from hpcml import schedulers
 from hpcml.errors import SiteError, SlurmUnreachableError
-from hpcml.schedulers import JobState, slurm
+from hpcml.schedulers import JobState, slurm, slurm_memory
 from hpcml.schedulers.request import JobSpec
 from hpcml.subprocesses import Answer
+
+GIB = 1024**3
 
 
 @pytest.fixture
@@ -133,17 +135,14 @@ def test_what_sbatch_says_beside_the_job_id_is_kept(answers: Path, said: str) ->
 RUN = "sum-20261121-074500-1a2b"
 
 
-@pytest.mark.parametrize(
-    ("rows", "state"),
-    [
-        (f"12|RUNNING|None|N/A|n1|sum|hpcml:{RUN}\n", "RUNNING"),
-        (f"12|RUNNING|None|N/A|n1|sum|site hpcml:{RUN}\n", "RUNNING"),
-        ("12|RUNNING|None|N/A|n1|sum|hpcml:sum-20261121-074500-1a2c\n", "UNKNOWN"),
-        ("12|RUNNING|None|N/A|n1|other|(null)\n", "UNKNOWN"),
-        ("12|RUNNING|None|N/A|n1|sum|(null)\n", "UNREADABLE"),
-        ("12|RUNNING|None|N/A|n1\n", "UNREADABLE"),
-    ],
-)
+@pytest.mark.parametrize(("rows", "state"), [
+    (f"12|RUNNING|None|N/A|n1|sum|hpcml:{RUN}\n", "RUNNING"),
+    (f"12|RUNNING|None|N/A|n1|sum|site hpcml:{RUN}\n", "RUNNING"),
+    ("12|RUNNING|None|N/A|n1|sum|hpcml:sum-20261121-074500-1a2c\n", "UNKNOWN"),
+    ("12|RUNNING|None|N/A|n1|other|(null)\n", "UNKNOWN"),
+    ("12|RUNNING|None|N/A|n1|sum|(null)\n", "UNREADABLE"),
+    ("12|RUNNING|None|N/A|n1\n", "UNREADABLE"),
+])  # fmt: skip
 def test_a_job_number_is_not_believed_without_the_run_s_comment(answers: Path, rows: str, state: str) -> None:
     say(answers, "squeue", f"JOBID|STATE|REASON|START_TIME|NODELIST|NAME|COMMENT\n{rows}")
     say(answers, "sacct", err="Slurm accounting storage is disabled\n", code=1)
@@ -291,3 +290,29 @@ def test_the_command_line_goes_before_the_shells_defaults(monkeypatch: pytest.Mo
     asked = JobSpec(Path("job.py"), (), Path("/home/me"), account="mine")
     made = slurm.with_variables(asked, lambda _: False)
     assert (made.account, made.partition) == ("mine", "shell")
+
+
+@pytest.mark.parametrize(("text", "nodes", "cpus", "size"), [
+    ("4Gn", 2, 16, 4 * GIB), ("2000Mc", 2, 16, 8 * 2000 * 2**20), ("2000Mc", 1, 4, 4 * 2000 * 2**20), ("16G", 2, 16, 8 * GIB),
+    ("1.50T", 3, 6, 512 * GIB), ("4096Mn", 1, 1, 4 * GIB), ("0n", 2, 16, 0), ("0", 2, 16, 0), ("", 2, 16, 0), ("?", 2, 16, 0), ("16G", 0, 0, 0),
+])  # fmt: skip
+def test_the_forms_of_reqmem(text: str, nodes: int, cpus: int, size: int) -> None:
+    assert slurm_memory.per_node(text, nodes, cpus) == size
+
+
+def test_accounting_is_asked_for_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[list[str]] = [["12", "16G", "2", "16"]]
+    asked: list[list[str]] = []
+
+    def ask(command: list[str], timeout: float = 0) -> Answer:
+        asked.append(command)
+        return Answer(0, "".join("|".join(row) + "\n" for row in rows), "")
+
+    monkeypatch.setattr(slurm, "ask", ask)
+    assert slurm_memory.requested("12") == 8 * GIB
+    assert [word for word in asked[0] if "ReqMem" in word] == [
+        "--format=JobID,ReqMem,NNodes,NCPUS,Submit,UID,JobName,Comment"
+    ]
+    for answer in ([], [["12", "16G", "", "16"]], [["12", "an error"]]):
+        rows[:] = answer
+        assert slurm_memory.requested("12") == 0

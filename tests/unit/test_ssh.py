@@ -56,21 +56,18 @@ def test_many_at_once_do_not_lose_a_login(tmp_path: Path) -> None:
     assert budget.left(1050.0) == 80
 
 
-@pytest.mark.parametrize(
-    ("said", "kind"),
-    [
-        ("@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed.", HostKeyError),
-        ("No ED25519 host key is known for n1 and you have requested strict checking.", HostKeyError),
-        ("alice@login: Permission denied (publickey,keyboard-interactive).", LoginNeededError),
-        ("Received disconnect from 1.2.3.4 port 22:2: Too many authentication failures", LoginNeededError),
-        ("ssh: connect to host login port 22: Connection refused", LinkError),
-        ("ssh: Could not resolve hostname login: Name or service not known", LinkError),
-        ("ssh: connect to host login port 22: Network is unreachable", LinkError),
-        ("kex_exchange_identification: Connection closed by remote host", LinkError),
-        ("/home/a/.ssh/config: line 3: Bad configuration option: foo", ConfigError),
-        ("", LinkError),
-    ],
-)
+@pytest.mark.parametrize(("said", "kind"), [
+    ("@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed.", HostKeyError),
+    ("No ED25519 host key is known for n1 and you have requested strict checking.", HostKeyError),
+    ("alice@login: Permission denied (publickey,keyboard-interactive).", LoginNeededError),
+    ("Received disconnect from 1.2.3.4 port 22:2: Too many authentication failures", LoginNeededError),
+    ("ssh: connect to host login port 22: Connection refused", LinkError),
+    ("ssh: Could not resolve hostname login: Name or service not known", LinkError),
+    ("ssh: connect to host login port 22: Network is unreachable", LinkError),
+    ("kex_exchange_identification: Connection closed by remote host", LinkError),
+    ("/home/a/.ssh/config: line 3: Bad configuration option: foo", ConfigError),
+    ("", LinkError),
+])  # fmt: skip
 def test_what_ssh_says_has_a_kind(said: str, kind: type[Exception]) -> None:
     error = login.failure(said, "login", "step ssh login")
     assert type(error) is kind
@@ -160,20 +157,17 @@ def test_the_user_s_own_strictness_stays(tmp_path: Path, monkeypatch: pytest.Mon
     assert (known["user"], known["connecttimeout"]) == (["me"], ["3"])
 
 
-@pytest.mark.parametrize(
-    ("host", "origin", "local"),
-    [
-        ("localhost:8787", "", True),
-        ("127.0.0.1:8787", "http://127.0.0.1:8787", True),
-        ("[::1]:8787", "", True),
-        ("localhost", "https://localhost", True),
-        ("evil.example:8787", "", False),
-        ("127.0.0.1.evil.example", "", False),
-        ("localhost:8787", "http://evil.example", False),
-        ("localhost:8787", "http://localhost.evil.example:8787", False),
-        ("localhost:8787", "null", False),
-        ("", "", False),
-    ],
-)
+@pytest.mark.parametrize(("host", "origin", "local"), [
+    ("localhost:8787", "", True),
+    ("127.0.0.1:8787", "http://127.0.0.1:8787", True),
+    ("[::1]:8787", "", True),
+    ("localhost", "https://localhost", True),
+    ("evil.example:8787", "", False),
+    ("127.0.0.1.evil.example", "", False),
+    ("localhost:8787", "http://evil.example", False),
+    ("localhost:8787", "http://localhost.evil.example:8787", False),
+    ("localhost:8787", "null", False),
+    ("", "", False),
+])  # fmt: skip
 def test_who_is_local(host: str, origin: str, local: bool) -> None:
     assert is_local(host, origin) is local

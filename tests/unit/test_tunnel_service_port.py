@@ -35,19 +35,10 @@ def server() -> Iterator[http.server.ThreadingHTTPServer]:
     found.server_close()
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        b"[" * 100_000,
-        b'{"a":' * 100_000,
-        b"\xff\xfe",
-        b"",
-        b"5",
-        b"null",
-        b'["Scheduler-1"]',
-        b'{"id": ["Scheduler-1"]}',
-    ],
-)
+@pytest.mark.parametrize("said", [
+    b"[" * 100_000, b'{"a":' * 100_000, b"\xff\xfe", b"", b"5", b"null", b'["Scheduler-1"]',
+    b'{"id": ["Scheduler-1"]}',
+])  # fmt: skip
 def test_what_is_no_identity_is_another_service(server: http.server.ThreadingHTTPServer, said: bytes) -> None:
     server.said = said  # type: ignore[attr-defined]
     assert service_port.look(server.server_address[1], SERVICE) in ("something else answers", "another service answers")

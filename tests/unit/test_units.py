@@ -51,18 +51,10 @@ def test_memory_is_read_back(mebibytes: int) -> None:
     assert units.parse_memory(units.format_memory_for_slurm(mebibytes * 1024**2)) == mebibytes * 1024**2
 
 
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("4000", 4000 << 20),
-        ("1K", 1 << 10),
-        ("2G", 2 << 30),
-        ("0.5T", 1 << 39),
-        ("1 GiB", 1 << 30),
-        ("3mb", 3 << 20),
-        ("512B", 512),
-    ],
-)
+@pytest.mark.parametrize(("text", "size"), [
+    ("4000", 4000 << 20), ("1K", 1 << 10), ("2G", 2 << 30), ("0.5T", 1 << 39), ("1 GiB", 1 << 30), ("3mb", 3 << 20),
+    ("512B", 512),
+])  # fmt: skip
 def test_memory(text: str, size: int) -> None:
     assert units.parse_memory(text) == size
 
@@ -76,17 +68,10 @@ def test_seconds_as_a_person_reads_them(seconds: float, text: str) -> None:
     assert units.format_seconds(seconds) == text
 
 
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1536, "1.5 KiB"),
-        (20 << 30, "20 GiB"),
-        (9.96 * 1024, "10 KiB"),
-        (1 << 60, "1048576 TiB"),
-    ],
-)
+@pytest.mark.parametrize(("size", "text"), [
+    (0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (20 << 30, "20 GiB"), (9.96 * 1024, "10 KiB"),
+    (1 << 60, "1048576 TiB"),
+])  # fmt: skip
 def test_bytes_as_a_person_reads_them(size: float, text: str) -> None:
     assert units.format_bytes(size) == text
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,13 +12,16 @@ from typing import Any, cast
 
 import pytest
 
-from hpcml import errors
+from hpcml import errors, schedulers
 from hpcml.cli.progress import Progress
-from hpcml.node.outcome import Outcome
+from hpcml.node.health.heartbeat import Activity
+from hpcml.node.outcome import EventLog, Outcome
+from hpcml.node.roles.run_state import RunState
 from hpcml.node.settings import Context
+from hpcml.paths import RunPaths
 from hpcml.runs import directories, why
 from hpcml.runs import status as run_status
-from hpcml.schedulers import JobState
+from hpcml.schedulers import JobState, Submission
 
 UP = ("allocated", "scheduler-up", "environment-ready", "worker-added")
 FACTS: dict[str, dict[str, Any]] = {
@@ -101,7 +105,7 @@ def test_the_state_is_slurm_s_word(facts: dict[str, Any], state: str) -> None:
 
 @pytest.mark.parametrize(("exit_status", "by", "ended_as", "state"), [
     (0, "script", "", "COMPLETED"), (3, "script", "", "FAILED"), (0, "script", "CANCELLED", "CANCELLED"),
-    (errors.TIME_LIMIT, "script", "", "FAILED"), (errors.TIME_LIMIT, "scheduler", "", "TIMEOUT"),
+    (errors.ALLOCATION_LOST, "hpcml", "", "FAILED"), (errors.TIME_LIMIT, "script", "", "FAILED"), (errors.TIME_LIMIT, "scheduler", "", "TIMEOUT"),
     (errors.CANCELLED, "user", "", "CANCELLED"), (errors.PREEMPTED, "scheduler", "", "PREEMPTED"),
     (errors.ROLE_LOST, "hpcml", "", "FAILED"), (errors.ALLOCATION_LOST, "scheduler", "", "NODE_FAIL"),
     (137, "script", "OUT_OF_MEMORY", "OUT_OF_MEMORY"), (137, "script", "", "FAILED"),
@@ -122,3 +126,61 @@ def test_what_the_nodes_write_is_slurm_s_word(
 def test_an_end_that_slurm_alone_tells(run: directories.Run, word: str, exit_status: int, state: str) -> None:
     found = run_status.status(run, JobState(word))
     assert (found.state, found.exit_status) == (state, exit_status)
+
+
+def test_the_next_job_took_the_place_of_the_one_that_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = directories.Run("job-1", RunPaths(tmp_path), Submission(job="7", requeue=True))
+    run.paths.job.symlink_to("7")
+    run.paths.next_job.symlink_to("8")
+
+    def state(of: Submission) -> JobState:
+        if of.job == "7":  # its batch script ends while Slurm is asked
+            run.paths.next_job.rename(run.paths.job)
+        return JobState({"7": "COMPLETED", "8": "RUNNING"}[of.job])
+
+    monkeypatch.setattr(schedulers, "state", state)
+    found, job = run_status.present_job(run)
+    assert (found.job, job.state) == ("8", "RUNNING")
+
+
+def test_a_warning_is_said_once_and_kept(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    paths.logs.mkdir()
+    events = EventLog(paths.events, 0)
+    events.write("allocated", nodes=["n1"], job="7", node="n1")
+    context = SimpleNamespace(run=paths, number=0)
+    state = RunState(context, events, SimpleNamespace())  # type: ignore[arg-type]
+    for _ in range(2):
+        state.warn("n2 works with less memory")
+    assert paths.job_log.read_text() == "hpcml: warning: n2 works with less memory\n"
+    Outcome(0, "driver", "script", "the script ended").write(context, state.warnings)  # type: ignore[arg-type]
+    assert json.loads(paths.status.read_text())["warnings"] == ["n2 works with less memory"]
+    found = run_status.status(directories.Run("a", paths, None), ask=False)
+    assert found.warnings == ("n2 works with less memory",)
+    events.write("allocated", nodes=["n1"], job="7", node="n1")  # Slurm has started the job again
+    assert run_status.status(directories.Run("a", paths, None), ask=False).warnings == ()
+
+
+def test_a_line_that_does_not_fit_leaves_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path, 0)
+    log.write("first")
+    write = os.write
+    with monkeypatch.context() as full:
+        full.setattr("os.write", lambda descriptor, line: write(descriptor, line[:7]))
+        log.write("cut")
+    log.write("last")
+    assert [json.loads(line)["event"] for line in path.read_text().splitlines()] == ["first", "last"]
+    assert "the log of events cannot be written (No space left on device)" in capsys.readouterr().err
+
+
+def test_a_warning_of_the_scheduler_leaves_no_file_open(tmp_path: Path) -> None:
+    activity: Any = object.__new__(Activity)
+    run = SimpleNamespace(job_log=tmp_path / "job.log", events=tmp_path / "events.jsonl")
+    activity.context = SimpleNamespace(run=run, number=0)
+    before = os.listdir("/proc/self/fd")
+    activity._tell("it does not answer")
+    assert os.listdir("/proc/self/fd") == before
+    assert json.loads(run.events.read_text())["sentence"] == "it does not answer."
