@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcml.cli import candidates, completion, main
+from hpcml.cli import candidates, main
 from world import World
 
 _SETSID = shutil.which("setsid") or "/usr/bin/setsid"  # makes the terminal the shell's own
@@ -149,11 +149,3 @@ def actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 def test_the_sources_are_of_values_that_are_there() -> None:
     named = {str(action.metavar) for command in main.COMMANDS for action in actions(main.build_parser(command))}
     assert candidates.SOURCES.keys() <= named
-
-
-def test_the_shells_read_their_lines(world: World) -> None:
-    for shell in completion.SCRIPTS:
-        if found := shutil.which(shell):
-            done = world.run("completion", shell)
-            checked = subprocess.run([found, "-n"], input=done.stdout, text=True, capture_output=True, check=False)
-            assert (checked.returncode, checked.stderr) == (0, ""), shell

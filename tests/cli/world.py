@@ -1,4 +1,4 @@
-"""The installed command in a world of its own: a home, a folder with a script, and Slurm's commands on PATH."""
+"""hpcml's command in a world of its own: a home, a folder with a script, and Slurm's commands on PATH."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import typed
 
 LAB_SITE = Path(__file__).resolve().parents[1] / "lab/site"  # settings of a site's own, with the profile `lab`
 FAKES = Path(__file__).resolve().parent / "fakes"
@@ -47,6 +49,9 @@ class World:
     def run(self, *arguments: str, env: dict[str, str] | None = None, without: tuple[str, ...] = (), cwd: Path | None = None,
             before: Callable[[], None] | None = None, timeout: float = 240) -> subprocess.CompletedProcess[str]:  # fmt: skip
         environment = {key: value for key, value in {**self.environment, **(env or {})}.items() if key not in without}
+        odd = any(key.startswith(("PYTHON", "LC_")) for key in environment)  # what an interpreter reads at its start
+        if self.command == typed.COMMAND and not before and not odd:
+            return typed.run(arguments, environment, cwd or self.project, timeout)
         return subprocess.run([str(self.command), *arguments], env=environment, cwd=cwd or self.project, check=False,
                               stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout, preexec_fn=before,
                               errors="surrogateescape")  # fmt: skip
