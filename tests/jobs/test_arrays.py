@@ -17,9 +17,8 @@ from hpcml.units import format_bytes
 from tests.jobs.job_tests import Refused, RunJob
 
 
-@pytest.mark.parametrize("shape", [(601, 403), (1, 9_000), (500, 1)])
-def test_the_sum_is_numpys(run_job: RunJob, shape: tuple[int, int]) -> None:
-    rows, columns = shape
+def test_the_sum_is_numpys(run_job: RunJob) -> None:
+    shape = rows, columns = 601, 403
     result, _ = run_job(arrays, "--rows", str(rows), "--columns", str(columns), "--chunk", "100kB", "--seed", "3")
     assert (result["shape"], result["bytes"]) == ([rows, columns], rows * columns * 8)
     assert result["chunk_bytes"] <= 110_000
@@ -99,9 +98,3 @@ def test_chunks_on_gpus_are_larger_where_there_are_enough_for_all(
     assert arrays.chunk_bytes(job, None, total) == 10**9, "CPUs"
     monkeypatch.setattr(backend, "on_gpu", lambda: True)
     assert arrays.chunk_bytes(job, None, total) == expected
-
-
-def test_the_same_seed_gives_the_same_sum(run_job: RunJob) -> None:
-    sums = [run_job(arrays, "--size", "2MB", "--seed", seed)[0]["sum"] for seed in ("1", "1", "2")]
-    assert sums[0] == sums[1]
-    assert not np.isclose(sums[0], sums[2], rtol=1e-9)

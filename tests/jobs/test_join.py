@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import logging
-import logging.handlers
 import pathlib
-import queue
 from types import SimpleNamespace
 from typing import Any
 
@@ -93,18 +90,6 @@ def test_few_parts_are_as_large_as_a_worker_allows(monkeypatch: pytest.MonkeyPat
         parts(141 << 30, 1_000_000_000, limit=6 << 30) == 8
     )  # of the host's memory: Dask counts what lies on GPUs in it
     assert parts(1000 << 30, 10_000_000_000) == 12  # cuDF numbers rows by 32 bits
-
-
-def test_a_right_shuffle_warns_of_nothing(run_job: RunJob) -> None:
-    warned: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
-    listener = logging.handlers.QueueHandler(warned)
-    shuffles = logging.getLogger("distributed.shuffle._scheduler_plugin")
-    shuffles.addHandler(listener)
-    try:
-        run_job(join, *OPTIONS, "--shuffle", "p2p")
-    finally:
-        shuffles.removeHandler(listener)
-    assert warned.empty()
 
 
 def test_sums_tell_a_wrong_pairing() -> None:

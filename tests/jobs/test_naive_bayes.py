@@ -34,11 +34,6 @@ def test_the_model_is_scikit_learns(run_job: RunJob, tmp_path: pathlib.Path) -> 
     assert result["metrics"]["accuracy"] > 0.6
     assert result["confusion"] == sklearn.metrics.confusion_matrix(y[test], told).tolist()
     assert result["portable_agrees"] == 1
-    whole = tmp_path / "whole.parquet"
-    frame.to_parquet(whole)
-    again, other = run_job(naive_bayes, "--data", whole, "--alpha", "0.5")
-    assert (other / "words.csv").read_text() == (out / "words.csv").read_text()
-    assert again["metrics"] == result["metrics"]
 
 
 def test_a_rare_class_and_negative_counts(run_job: RunJob, refused: Refused, tmp_path: pathlib.Path) -> None:

@@ -118,13 +118,6 @@ def test_generated_taxi_trips_have_the_shape_and_the_faults(tmp_path: pathlib.Pa
     assert trips["trip_distance"].clip(upper=100).skew() > 2
 
 
-def test_joined_keys_are_distinct_as_asked(tmp_path: pathlib.Path) -> None:
-    datasets.write(tmp_path / "keys", kinds.Keys(distinct=50), rows=5_000, partitions=2)
-    assert sorted(pd.concat(map(pd.read_parquet, (tmp_path / "keys").glob("*.parquet")))["key"].unique()) == list(
-        range(50)
-    )
-
-
 def test_many_small_chunks_become_files_of_the_size_and_keep_their_rows(
     job: Job, small: int, tmp_path: pathlib.Path
 ) -> None:

@@ -104,13 +104,6 @@ def test_data_moves_once_and_not_for_fits(run_job: RunJob, data: pathlib.Path) -
     assert len(result["fits_by_worker"]) == 2
 
 
-def test_results_do_not_depend_on_partitions(run_job: RunJob, data: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    datasets.write(tmp_path / "one", kinds.Regression(features=5, noise=3.0), rows=600, partitions=1)
-    tables = [pd.read_parquet(run_job(search, "--data", folder, "--folds", "3")[1] / "candidates.parquet")
-              for folder in (data, tmp_path / "one")]  # fmt: skip
-    pd.testing.assert_frame_equal(*(table.drop(columns="fit_seconds") for table in tables))
-
-
 def test_lost_workers_cost_a_copy_not_the_search() -> None:
     x = np.random.default_rng(1).normal(size=(200, 3))
     y, fold = x @ [1.0, 2.0, 3.0], trials.folds(200, 3, 0)

@@ -6,14 +6,15 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 import alike
 from hpcml.node import processes
-from test_local import Here, here
+from test_local import HPCML, Here, here, home
 
 pytestmark = pytest.mark.local
 SURROUNDINGS = Path(alike.__file__).with_name("surroundings.py")
@@ -21,6 +22,7 @@ __all__ = ["here"]
 
 # Each was seen to end a run when it lay in the working directory.
 NAMES = ("random", "select", "array", "queue", "logging", "dask", "numpy", "socket", "hpcml", "distributed", "calendar")
+UMASK = 0o727
 FOREIGN = "raise SystemExit(f'{__name__} of the working directory was imported: {__file__}')\n"
 
 
@@ -32,12 +34,17 @@ def put(folder: Path, files: dict[str, str]) -> Path:
     return folder
 
 
-def submit(here: Here, folder: Path, script: str, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def submit(here: Here, folder: Path, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:
     """Submit a script from a folder, which is the run's working directory."""
-    folder.mkdir(parents=True, exist_ok=True)
-    words = [str(Path(sys.executable).with_name("hpcml")), "submit", "--wait", *options, script]
-    return subprocess.run(words, cwd=folder, env={**here.environment, **variables}, capture_output=True, text=True,
-                          timeout=120, check=False)  # fmt: skip
+    return subprocess.run([HPCML, "submit", "--wait", *words], cwd=folder, **{"env": here.environment, **more},
+                          capture_output=True, text=True, timeout=240, check=False)  # fmt: skip
+
+
+def plain(here: Here, folder: Path, script: str, **more: Any) -> Any:
+    """Return what a script prints under plain Python."""
+    done = subprocess.run([sys.executable, script], cwd=folder, **{"env": here.environment, **more}, capture_output=True,
+                          text=True, check=True, stdin=subprocess.DEVNULL)  # fmt: skip
+    return json.loads(done.stdout)
 
 
 def said(done: subprocess.CompletedProcess[str]) -> Any:
@@ -45,43 +52,111 @@ def said(done: subprocess.CompletedProcess[str]) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-WHOSE = """
-import json
+ALL = """
+import json, os, subprocess, sys
 from distributed import Client
-import utils
-import pack.part
+import hpcml
+import utils, pack.part, surroundings
+
+def ends():
+    import multiprocessing
+    child = subprocess.Popen(["sleep", "600"])
+    child.terminate()
+    pool = multiprocessing.get_context("fork").Pool(1)
+    pool.terminate()
+    pool.join()
+    return child.wait(60)
+
+def write(name):
+    with open(name, "w") as file:
+        file.write("x")
+    os.mkdir(name + ".folder")
+    subprocess.run(["touch", name + ".child"], check=True)
 
 if __name__ == "__main__":
     client = Client()
-    tasks = client.run(utils.whose) | {"scheduler": client.run_on_scheduler(utils.whose)}
-    sums = client.gather(client.map(pack.part.h, [1, 2, 3]))
-    print(json.dumps([utils.whose(), *tasks.values(), sum(map(pack.part.h, [1, 2, 3])), sum(sums)]))
+    everywhere = lambda function: [function(), client.run_on_scheduler(function), *client.run(function).values()]
+    found = {}
+    found["around"] = {"script": surroundings.collect(), "scheduler": client.run_on_scheduler(surroundings.collect),
+                       **client.run(surroundings.collect)}
+    found["whose"] = everywhere(utils.whose)
+    found["sums"] = [sum(map(pack.part.h, [1, 2, 3])), sum(client.gather(client.map(pack.part.h, [1, 2, 3])))]
+    found["ends"] = everywhere(ends)
+    found["variables"] = [os.environ.get(name) for name in
+                          ("PYTHONFAULTHANDLER", "NCCL_DEBUG", "NCCL_DEBUG_FILE", "UCX_LOG_LEVEL")]
+    write("script")
+    client.submit(write, os.path.abspath("task")).result()
+    client.run_on_scheduler(write, os.path.abspath("scheduler"))
+    write(str(hpcml.run.out / "result"))
+    print(json.dumps(found))
 """
 
 
-def test_workers_and_scheduler_import_the_copy_and_not_the_working_directory(here: Here) -> None:
+class Code(NamedTuple):
+    """A run of a script that lies beside its modules, submitted from a folder full of others of their names."""
+
+    done: subprocess.CompletedProcess[str]
+    found: Any
+    python: Any  # the surroundings of plain Python
+    folder: Path
+    run: Path
+
+
+@pytest.fixture(scope="module")
+def code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Code]:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup, plain Python would ignore it, and a run's script not
+    with home(tmp_path_factory.mktemp("code")) as here:
+        put(here.folder / "sib", {"main.py": ALL, "utils.py": "def whose(): return 'own'\n", "pack/__init__.py": "",
+                                  "pack/part.py": "def h(x): return 10 * x\n", "surroundings.py": SURROUNDINGS.read_text(),
+                                  "hpcml/data.txt": "no code: this folder hides nothing"})  # fmt: skip
+        other = put(here.folder / "other", {f"{name}.py": FOREIGN for name in (*NAMES, "utils", "pack/part")})
+        put(other, {"hpcml/__init__.py": FOREIGN, "hpcml/node/__init__.py": FOREIGN, "pack/__init__.py": FOREIGN})
+        around = {**here.environment, "PWD": str(other)}
+        python = plain(here, other, "../sib/surroundings.py", env=around, umask=UMASK & 0o077)
+        done = submit(here, other, "--nodes", "2", "../sib/main.py", umask=UMASK)
+        yield Code(done, said(done), python, other, next((here.folder / ".hpcml/runs").glob("main-*")))
+
+
+def test_workers_and_scheduler_import_the_copy_and_not_the_working_directory(code: Code) -> None:
     """Another `utils/` where the run was submitted gave driver 20 and worker 3000, with status 0."""
-    put(here.folder / "sib", {"main.py": WHOSE, "utils.py": "def whose(): return 'own'\n", "pack/__init__.py": "",
-                              "pack/part.py": "def h(x): return 10 * x\n"})  # fmt: skip
-    foreign = {"utils.py": "def whose(): return 'foreign'\n", "pack/__init__.py": "",
-               "pack/part.py": "def h(x): return 1000 * x\n"}  # fmt: skip
-    put(here.folder / "other", foreign | {f"{name}.py": FOREIGN for name in NAMES})
-    done = submit(here, here.folder / "other", "../sib/main.py", "--nodes", "2")
-    assert said(done) == ["own"] * 4 + [60, 60]
+    assert (code.found["whose"], code.found["sums"]) == (["own"] * 4, [60, 60])
 
 
-@pytest.mark.parametrize("variable", [":", ".", "{cwd}", "{cwd}/../other/"])
-def test_roles_import_nothing_of_the_working_directory_where_pythonpath_names_it(here: Here, variable: str) -> None:
-    """An empty part, `.` or $PWD in PYTHONPATH is for the script and its tasks; it goes after the copy, as in Python."""
-    put(here.folder / "sib", {"main.py": WHOSE, "utils.py": "import beside\ndef whose(): return beside.NAME\n",
-                              "pack/__init__.py": "", "pack/part.py": "def h(x): return x\n"})  # fmt: skip
-    other = here.folder / "other"
-    put(other, {"beside.py": "NAME = 'beside'\n", "utils.py": FOREIGN})
-    done = submit(here, other, "../sib/main.py", PYTHONPATH=variable.format(cwd=other))
-    assert said(done) == ["beside"] * 3 + [6, 6]
+def test_script_tasks_and_scheduler_find_the_same_around_them(code: Code) -> None:
+    """What may differ is in tests/alike.py and docs/surroundings.md."""
+    found = code.python | code.found["around"]
+    assert len(found) == 5
+    assert not alike.differences(found)
+    scores = {role: facts["oom_score_adj"] for role, facts in found.items() if role not in ("python", "script")}
+    kept = scores.pop("scheduler")
+    assert set(scores.values()) == {min(kept + processes.KILLED_FIRST, 1000)}  # Linux leaves the scheduler alone
 
 
-PLAIN = """
+def test_what_a_task_starts_can_be_terminated(code: Code) -> None:
+    """Workers ignored SIGTERM, and so did all that their tasks started: terminate() did nothing, and join() hung."""
+    assert code.found["ends"] == [-signal.SIGTERM] * 4
+
+
+def test_what_libraries_say_is_set(code: Code) -> None:
+    *others, last = code.found["variables"]
+    assert [*others[:2], last] == ["1", "WARN", "warn"]
+    assert others[2].endswith("/logs/nccl-%h.%p.log")
+
+
+def test_the_user_s_umask_is_for_script_tasks_and_results(code: Code) -> None:
+    """And hpcml's own files are the user's alone; a umask that shuts its owner out is not kept so far."""
+    own = UMASK & 0o077
+    for place in (code.folder / "script", code.folder / "task", code.folder / "scheduler", code.run / "out/result"):
+        for path in (place, place.with_name(f"{place.name}.child")):
+            assert oct(path.stat().st_mode & 0o777) == oct(0o666 & ~own), path
+        assert oct(place.with_name(f"{place.name}.folder").stat().st_mode & 0o777) == oct(0o777 & ~own)
+    assert oct((code.run / "out").stat().st_mode & 0o777) == oct(0o777 & ~own)
+    assert oct(code.run.stat().st_mode & 0o777) == "0o700"
+    theirs = [path for path in code.run.rglob("*") if path.relative_to(code.run).parts[0] not in ("out", "code")]
+    assert not [path for path in theirs if path.stat().st_mode & 0o077]
+
+
+MODULES = """
 import json, os, sys
 print(json.dumps([[hasattr(__import__(name), "MINE") for name in {names}], os.path.dirname(__file__) == sys.path[0], os.getcwd(),
                   __name__, sys.flags.safe_path, sys.argv[1:]]))
@@ -91,32 +166,29 @@ print(json.dumps([[hasattr(__import__(name), "MINE") for name in {names}], os.pa
 def test_names_of_modules_that_lie_beside_the_script(here: Here) -> None:
     """The script gets its own, as under plain Python; scheduler and workers start and end as if they were not there."""
     files = {f"{name}.py": "MINE = True\n" for name in NAMES}
-    put(here.folder / "sib", {"main.py": PLAIN.format(names=NAMES), **files})
-    plain = subprocess.run([sys.executable, "main.py"], cwd=here.folder / "sib", capture_output=True, text=True,
-                           env=here.environment, check=True)  # fmt: skip
-    done = submit(here, here.folder / "sib", "main.py")
-    assert said(done) == json.loads(plain.stdout)
+    sib = put(here.folder / "sib", {"main.py": MODULES.format(names=NAMES), **files})
+    done = submit(here, sib, "main.py")
+    assert said(done) == plain(here, sib, "main.py")
+    assert "a module hpcml beside the script hides hpcml's own" in done.stdout
 
 
-@pytest.mark.parametrize("name", ["array", "random", "hpcml"])
-def test_a_script_with_the_name_of_a_module(here: Here, name: str) -> None:
+def test_a_script_with_the_name_of_a_module(here: Here) -> None:
     """What it writes beside itself is in the copy, which is told."""
-    put(here.folder, {f"{name}.py": "open(f'{__file__}.out', 'w').close()\nprint(6 * 7)\n"})
-    done = submit(here, here.folder, f"{name}.py")
+    put(here.folder, {"random.py": "open(f'{__file__}.out', 'w').close()\nprint(6 * 7)\n"})
+    done = submit(here, here.folder, "random.py")
     assert said(done) == 42
-    assert f"copy of its folder, not beside the original: {name}.py.out (in /" in " ".join(done.stderr.split())
-
-
-def test_a_checkout_as_the_working_directory(here: Here) -> None:
-    """Its package `hpcml` is not what the roles are, whatever it holds."""
-    put(here.folder / "sib", {"main.py": WHOSE, "utils.py": "def whose(): return 'own'\n", "pack/__init__.py": "",
-                              "pack/part.py": "def h(x): return x\n"})  # fmt: skip
-    put(here.folder / "checkout", {"hpcml/__init__.py": FOREIGN, "hpcml/node/__init__.py": FOREIGN})
-    assert said(submit(here, here.folder / "checkout", "../sib/main.py")) == ["own"] * 3 + [6, 6]
+    assert "copy of its folder, not beside the original: random.py.out (in /" in " ".join(done.stderr.split())
 
 
 CHILDREN = """
 import json, os, subprocess, sys
+import utils
+
+def never():
+    import dask.dataframe  # no graph of this script needs it: what is there, came early
+
+def early():
+    return hasattr(sys.modules.get("dask.dataframe"), "from_delayed")
 
 def children(folder):
     import multiprocessing, beside
@@ -127,7 +199,7 @@ def children(folder):
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         lines.append(pool.map(beside.NAME.__add__, ["!"]) + pool.map(beside.double, [21]))
     path = [entry for entry in os.environ.get("PYTHONPATH", "").split(":") if not entry.endswith("/lib.zip")]
-    return lines, path, os.getcwd()
+    return lines, path, os.getcwd(), utils.whose()
 
 if __name__ == "__main__":
     os.makedirs("made", exist_ok=True)
@@ -139,23 +211,29 @@ if __name__ == "__main__":
         with open("sent.py", "w") as file:
             file.write("def word(): return 'sent'")
         client.upload_file("sent.py")
+        print(client.run_on_scheduler(utils.whose), early(), client.run_on_scheduler(early), *client.run(early).values(), flush=True)
         found.append(client.submit(lambda: __import__("sent").word()).result())
     print(json.dumps(found))
 """
 
 
-def test_processes_that_script_and_tasks_start_find_what_plain_python_gives_them(here: Here) -> None:
-    put(here.folder / "sib", {"main.py": CHILDREN, "beside.py": "NAME = 'beside'\ndef double(x): return 2 * x\n"})
-    put(here.folder / "other/mine", {"mine.py": ""})
-    other = here.folder / "other"
-    variables = {**here.environment, "PYTHONPATH": f"mine::{other}/mine"}
-    plain = subprocess.run([sys.executable, "../sib/main.py"], cwd=other, capture_output=True, text=True,
-                           env=variables, check=True)  # fmt: skip
-    words = [str(Path(sys.executable).with_name("hpcml")), "submit", "--wait", "../sib/main.py", "run"]
-    done = subprocess.run(words, cwd=other, env=variables, capture_output=True, text=True, timeout=120, check=False)
-    (expected,) = json.loads(plain.stdout)
+def test_what_pythonpath_names_is_for_script_and_tasks(here: Here) -> None:
+    """An empty part, `.` or $PWD in PYTHONPATH goes after the copy, as in plain Python; roles import nothing of it.
+
+    Processes that script and tasks start find what plain Python gives them. Workers have imported what the script will,
+    before its first graph; script and scheduler, whose cores the script may need, import for themselves.
+    """
+    put(here.folder / "sib", {"main.py": CHILDREN, "beside.py": "NAME = 'beside'\ndef double(x): return 2 * x\n",
+                              "utils.py": "import near\ndef whose(): return near.NAME\n"})  # fmt: skip
+    other = put(here.folder / "other", {"near.py": "NAME = 'near'\n", "utils.py": FOREIGN, "mine/mine.py": ""})
+    around = {**here.environment, "PYTHONPATH": f":mine::.:{other}:{other}/../other/:{other}/mine"}
+    (expected,) = plain(here, other, "../sib/main.py", env=around)
     assert expected[0][3] == ["beside!", 42]
+    assert expected[3] == "near"
+    done = submit(here, other, "../sib/main.py", "run", env=around)
     assert said(done) == [expected, expected, "sent"]
+    assert "near False False True" in done.stdout.splitlines()
+    assert "  tasks  " not in done.stderr  # Dask and hpcml alone wrote into the workers' logs
 
 
 KINDS = """
@@ -175,7 +253,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("snapshot", ["folder", "script", "none"])
+@pytest.mark.parametrize("snapshot", ["folder", "none"])
 def test_what_the_copy_leaves_out_is_found_by_script_and_tasks(here: Here, snapshot: str) -> None:
     sib = put(here.folder / "sib", {
         "main.py": KINDS, ".settings": "mine", "table.csv": "x" * 3000, "big/__init__.py": "",
@@ -186,13 +264,9 @@ def test_what_the_copy_leaves_out_is_found_by_script_and_tasks(here: Here, snaps
     put(here.folder, {"beside.txt": ""})
     put(sib, {f"large/{number}.txt": "" for number in range(30)})
     (sib / "loop").symlink_to("loop")
-    plain = subprocess.run([sys.executable, str(sib / "main.py")], cwd=here.folder, capture_output=True, text=True,
-                           env=here.environment, check=True)  # fmt: skip
-    (expected,) = json.loads(plain.stdout)
+    (expected,) = plain(here, here.folder, "sib/main.py")
     options = ["--set", f"code.snapshot={snapshot}", "--set", "code.max_file=2K", "--set", "code.max_files=10"]
-    words = [str(Path(sys.executable).with_name("hpcml")), "submit", "--wait", *options, "sib/main.py", "run"]
-    done = subprocess.run(words, cwd=here.folder, env=here.environment, capture_output=True, text=True, timeout=120,
-                          check=False)  # fmt: skip
+    done = submit(here, here.folder, *options, "sib/main.py", "run")
     if snapshot != "none":
         expected[-1] = False  # above the copy is the run's directory, and the note says so
     if snapshot == "folder":
@@ -200,86 +274,3 @@ def test_what_the_copy_leaves_out_is_found_by_script_and_tasks(here: Here, snaps
         assert "large/ (more than code.max_files = 10)" in done.stderr
         assert "extension.py:3 leads above the script's folder" in done.stderr
     assert said(done) == [expected, expected]
-
-
-UMASK = """
-import os, subprocess, sys
-from distributed import Client
-import hpcml
-
-def write(name):
-    with open(name, "w") as file:
-        file.write("x")
-    os.mkdir(name + ".folder")
-    subprocess.run(["touch", name + ".child"], check=True)
-
-if __name__ == "__main__":
-    client = Client()
-    write("script")
-    client.submit(write, os.path.abspath("task")).result()
-    client.run_on_scheduler(write, os.path.abspath("scheduler"))
-    write(str(hpcml.run.out / "result"))
-"""
-
-
-@pytest.mark.parametrize("umask", [0o002, 0o027, 0o777])
-def test_the_user_s_umask_is_for_script_tasks_and_results(here: Here, umask: int) -> None:
-    """And hpcml's own files are the user's alone, whatever it is."""
-    put(here.folder, {"main.py": UMASK})
-    words = [str(Path(sys.executable).with_name("hpcml")), "submit", "--wait", "main.py"]
-    done = subprocess.run(words, cwd=here.folder, env=here.environment, capture_output=True, text=True, timeout=120,
-                          check=False, umask=umask)  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    run = next((here.folder / ".hpcml/runs").glob("main-*"))
-    own = umask & 0o077  # a umask that shuts its owner out is not kept so far
-    places = [here.folder / "script", here.folder / "task", here.folder / "scheduler", run / "out/result"]
-    for place in places:
-        for path in (place, place.with_name(f"{place.name}.child")):
-            assert oct(path.stat().st_mode & 0o777) == oct(0o666 & ~own), path
-        assert oct(place.with_name(f"{place.name}.folder").stat().st_mode & 0o777) == oct(0o777 & ~own)
-    assert oct((run / "out").stat().st_mode & 0o777) == oct(0o777 & ~own)
-    assert oct(run.stat().st_mode & 0o777) == "0o700"
-    theirs = [path for path in run.rglob("*") if path.relative_to(run).parts[0] not in ("out", "code")]
-    assert not [path for path in theirs if path.stat().st_mode & 0o077]
-
-
-def test_script_tasks_and_scheduler_find_the_same_around_them(here: Here) -> None:
-    """What may differ is in tests/alike.py and docs/surroundings.md."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup, plain Python would ignore it, and a run's script not
-    put(here.folder, {"around.py": SURROUNDINGS.read_text()})
-    plain = subprocess.run([sys.executable, "around.py"], cwd=here.folder, capture_output=True, text=True, check=True,
-                           env={**here.environment, "PWD": str(here.folder)}, stdin=subprocess.DEVNULL)  # fmt: skip
-    words = [str(Path(sys.executable).with_name("hpcml")), "submit", "--wait", "--nodes", "2", "around.py", "run"]
-    done = subprocess.run(words, cwd=here.folder, env=here.environment, capture_output=True, text=True, timeout=120,
-                          check=False)  # fmt: skip
-    found = json.loads(plain.stdout) | said(done)
-    assert len(found) == 5
-    assert not alike.differences(found)
-    scores = {role: facts["oom_score_adj"] for role, facts in found.items() if role not in ("python", "script")}
-    kept = scores.pop("scheduler")
-    assert set(scores.values()) == {min(kept + processes.KILLED_FIRST, 1000)}  # Linux leaves the scheduler alone
-
-
-ENDS = """
-import json
-from distributed import Client
-
-def ends():
-    import multiprocessing, subprocess
-    child = subprocess.Popen(["sleep", "600"])
-    child.terminate()
-    pool = multiprocessing.get_context("fork").Pool(1)
-    pool.terminate()
-    pool.join()
-    return child.wait(60)
-
-if __name__ == "__main__":
-    client = Client()
-    print(json.dumps([*client.run(ends).values(), client.run_on_scheduler(ends)]))
-"""
-
-
-def test_what_a_task_starts_can_be_terminated(here: Here) -> None:
-    """Workers ignored SIGTERM, and so did all that their tasks started: terminate() did nothing, and join() hung."""
-    put(here.folder, {"ends.py": ENDS})
-    assert said(submit(here, here.folder, "ends.py")) == [-15, -15]

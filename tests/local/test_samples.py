@@ -16,25 +16,6 @@ pytestmark = pytest.mark.local
 
 MIB = 1 << 20
 
-BURN = (
-    CONNECT
-    + """
-import threading
-def burn(seconds):
-    import time
-    ends = time.thread_time() + seconds
-    while time.thread_time() < ends:
-        pass
-    return seconds
-def hold(_):
-    return bytearray(500 << 20)
-held = client.submit(hold, 0)
-held.result() and None
-print(sum(client.gather(client.map(burn, [2.0 + i / 10 for i in range(4)]))))
-time.sleep(2.5)
-"""
-)
-
 
 def of_the_run(directory: Path) -> tuple[samples.NodeSeries, samples.DaskSeries]:
     attempt = RunPaths(directory).attempt(0)
@@ -46,27 +27,6 @@ def of_the_run(directory: Path) -> tuple[samples.NodeSeries, samples.DaskSeries]
 
 def directory(here: Here) -> Path:  # noqa: F811
     return Path(here.status()["directory"])
-
-
-def test_processors_memory_and_tasks_add_up(here: Here) -> None:  # noqa: F811
-    done = here.submit(BURN, "--set", "workers.threads=2", "--set", "workers.memory_limit=2G")
-    assert done.returncode == 0, done.stderr
-    node, dask = of_the_run(directory(here))
-    assert node.header.every == 5.0
-    times = [sample.t for sample in node.samples]
-    assert times == sorted(times)
-    assert len(times) >= 4
-    used = sum(
-        sample.cpu * (sample.t - before.t)
-        for before, sample in zip(node.samples, node.samples[1:], strict=False)
-        if sample.cpu is not None
-    )
-    assert used > 8.0  # the tasks alone; other processes of the machine may add to it
-    final = dask.samples[-1]
-    assert (final.tasks.known, final.tasks.done, final.tasks.erred) == (5, 5, 0)
-    assert max(sample.tasks.processing or 0 for sample in dask.samples) > 0
-    assert 8.0 < final.metrics["execute"] <= 2 * (times[-1] - times[0] + 2 * node.header.every)  # of two threads
-    assert max(worker.memory or 0 for sample in dask.samples for worker in sample.workers.values()) > 500 * MIB
 
 
 def test_spilled_bytes_of_a_worker_over_its_limit(here: Here) -> None:  # noqa: F811
@@ -83,19 +43,6 @@ def test_spilled_bytes_of_a_worker_over_its_limit(here: Here) -> None:  # noqa: 
     _, dask = of_the_run(directory(here))
     assert max(worker.spilled or 0 for sample in dask.samples for worker in sample.workers.values()) > 100 * MIB
     assert dask.samples[-1].metrics["spill_bytes"] > 100 * MIB
-
-
-def test_bytes_between_workers(here: Here) -> None:  # noqa: F811
-    text = CONNECT + (
-        "one, other = sorted(client.scheduler_info(n_workers=-1)['workers'])\n"
-        "data = client.submit(lambda: bytes(30 << 20), workers=[one])\n"
-        "print(client.submit(len, data, workers=[other]).result())\ntime.sleep(2.5)\n"
-    )
-    done = here.submit(text, "--set", "workers.per_node=2")
-    assert done.returncode == 0, done.stderr
-    _, dask = of_the_run(directory(here))
-    assert 30 * MIB <= dask.samples[-1].metrics["transfer_bytes"] < 35 * MIB
-    assert dask.samples[-1].metrics["transfer"] > 0
 
 
 def test_without_samples(here: Here) -> None:  # noqa: F811

@@ -53,6 +53,18 @@ def mark(context: Context, node: str, state: str) -> None:
     files.write_json(context.attempt.mark_of(node), facts)
 
 
+def test_workers_that_the_script_retires_are_no_loss(context: Context) -> None:
+    mark(context, "n2", "workers")
+    names = context.worker_names("n2")
+    present = {*context.worker_names("n1")}
+    assert [node.node for node in losses(context).look(present, step_gone=False)] == ["n2"]
+    path = context.attempt.mark_of("n2")
+    files.write_json(path, {**(files.read_json(path) or {}), "retired": list(names)})
+    assert losses(context).look(present, step_gone=False) == []
+    (context.attempt.exits / "worker@n2").write_text("0\n")
+    assert losses(context).look(present, step_gone=False) == []
+
+
 def test_a_node_whose_task_has_ended_is_told_once(context: Context, capsys: pytest.CaptureFixture[str]) -> None:
     mark(context, "n2", "workers")
     (context.attempt.exits / "worker@n2").write_text("137\n")

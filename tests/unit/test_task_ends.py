@@ -10,9 +10,6 @@ import pytest
 from distributed import Client, LocalCluster, Variable, fire_and_forget, wait
 
 from hpcml.node.health import task_ends
-from test_local import CONNECT, Here, here  # noqa: F401 - the fixture
-
-pytestmark = pytest.mark.local
 
 END = threading.Event()  # workers are threads of this process
 UNDONE = "not done when the script ended or dropped the future: nothing waited for the result."
@@ -94,24 +91,3 @@ def test_an_error_is_one_line_of_what_can_be_printed() -> None:
 
 async def _sentences(scheduler: object) -> list[str]:
     return task_ends.sentences(scheduler)
-
-
-SCRIPT = """
-def invert(x):
-    return 1 / x
-def sleep(x):
-    time.sleep(1000)
-from distributed import wait
-wait(client.submit(invert, 0))
-futures = client.map(sleep, range(3))
-"""
-
-
-@pytest.mark.parametrize(("end", "status"), [("", 0), ("sys.exit(3)", 3)])
-def test_a_run_tells_it_of_a_script_that_ended_well(here: Here, end: str, status: int) -> None:  # noqa: F811
-    done = here.submit(CONNECT + SCRIPT + end)
-    assert done.returncode == status, done.stderr
-    failed = "a task failed with ZeroDivisionError('division by zero') (my script.py:5), and the script ended with 0 all the same."
-    told = [] if status else [failed, f"3 tasks were {UNDONE}"]
-    assert here.status()["warnings"] == told
-    assert all(words in " ".join(done.stderr.split()) for words in told)
