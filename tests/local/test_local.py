@@ -232,6 +232,7 @@ def test_the_scheduler_is_killed(here: Here) -> None:
     os.kill(next(event["pid"] for event in events if event["event"] == "scheduler-up"), signal.SIGKILL)
     here.until(lambda: here.status()["phase"] == "ended", 15)
     assert here.status()["exit_status"] == errors.ROLE_LOST
+    assert "the Dask scheduler on local was lost" in here.status()["message"]
 
 
 @pytest.mark.parametrize("role", ["job.sh", "hpcml.node driver", "hpcml.node worker"])
