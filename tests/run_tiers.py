@@ -56,10 +56,10 @@ CORE = tuple(f"tests/lab/{name}" for name in (
     "test_sweep_in_jobs.py", "test_elastic_on_nodes.py::test_it_breathes_and_is_closed_to_others",
     "test_attempts_on_nodes.py", "test_preemption.py", "test_site_init.py", "test_with_accounting.py",
 ))  # fmt: skip
-SLURMS = tuple(
-    Tier(f"slurm-{version}", f"the core scenarios of the lab on Slurm {version}", CORE, version)
-    for version in (OWN, "24.11", "26.05")
-)
+SLURMS = (
+    Tier("slurm-own", "the core scenarios of the lab, and the long pages of the documentation", (*CORE, "tests/lab/long_pages.py"), OWN),
+    *(Tier(f"slurm-{version}", f"the core scenarios of the lab on Slurm {version}", CORE, version) for version in ("24.11", "26.05")),
+)  # fmt: skip
 # In the order in which a pytest begins their files: the longest first.
 TIERS = (
     Tier("local", "real Dask under bash on this machine", ("tests/local",)),
