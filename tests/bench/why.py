@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-TESTS = ("tests/lab/test_why.py", "tests/lab/test_why_staged.py", "tests/lab/test_with_accounting.py")
+TESTS = ("tests/lab/test_why_staged.py", "tests/lab/test_with_accounting.py")
 
 
 def main() -> int:

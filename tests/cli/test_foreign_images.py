@@ -59,9 +59,7 @@ def test_hostile_images_are_listed_and_named(world: World) -> None:
             assert planted.is_plain(done.stderr + ("" if script else done.stdout)), (kind, done.stdout)
 
 
-@pytest.mark.parametrize(
-    "make", [planted.pipe, planted.endless, planted.hole, planted.deep, planted.folder, planted.kinds, planted.ring]
-)
+@pytest.mark.parametrize("make", planted.HOSTILE)
 def test_a_hostile_record_beside_an_image(world: World, make: object) -> None:
     path = sif_file.make(world.project / "a.sif")
     planted.put(world.project / "a.sif.json", make)

@@ -12,6 +12,7 @@ import pytest
 
 import planted
 from hpcml import errors, subprocesses
+from test_verbs import end
 from world import World
 
 FILES = ("submission.json", "plan.json", "status.json", "events.jsonl")
@@ -126,12 +127,14 @@ def test_a_log_drives_no_terminal(world: World) -> None:
     directory = world.submit()
     text = f"hello {planted.ESCAPES} bye\n".encode() + b"\xff\x9b5n\n"
     (directory / "logs" / "driver.log").write_bytes(text)
-    words = f"TERM=xterm {world.command} logs last"
-    shown = subprocess.run(["script", "-qec", words.replace("'", "'\\''"), "/dev/null"], cwd=world.project, check=True, capture_output=True,
-                           env={**world.environment, "PATH": os.environ["PATH"], "SHELL": "/bin/sh"})  # fmt: skip
-    assert b"hello \\x1b[2J\\x1b]0;owned\\x07" in shown.stdout
-    assert b"\x1b" not in shown.stdout
-    assert "\u202e".encode() not in shown.stdout
+    end(directory)  # so that what follows it ends
+    for verb in ("logs last", "logs last driver", "logs -f last"):
+        words = f"TERM=xterm {world.command} {verb}"
+        shown = subprocess.run(["script", "-qec", words.replace("'", "'\\''"), "/dev/null"], cwd=world.project, check=True, capture_output=True,
+                               env={**world.environment, "PATH": os.environ["PATH"], "SHELL": "/bin/sh"}, timeout=240)  # fmt: skip
+        assert b"hello \\x1b[2J\\x1b]0;owned\\x07" in shown.stdout, verb
+        assert b"\x1b" not in shown.stdout, verb
+        assert "\u202e".encode() not in shown.stdout, verb
     plain = subprocess.run([str(world.command), "logs", "last"], env=world.environment, cwd=world.project, check=True,
                            capture_output=True)  # fmt: skip
     assert plain.stdout == text, "a pipe gets every byte"

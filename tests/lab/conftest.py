@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 ALL_NODES = ("n1", "n2", "n3", "n4")
 
-KMEANS = ("--k", "8", "--rows", "60000", "--seed", "5")
-
 BUSY = """
 import time
 import hpcml
@@ -99,24 +97,6 @@ def directory_of(done: subprocess.CompletedProcess[str]) -> Path:
 _MAKE_ROOM = "rm -rf .apptainer/instances; [ ! -e .config/hpcml ] || mv .config/hpcml .config/hpcml-$(date +%s)"
 
 
-@dataclass
-class Clustered:
-    """What jobs/workloads/kmeans.py gave in a run, and how soon after it all nodes were idle."""
-
-    directory: Path
-    idle_after: float
-
-    @property
-    def metrics(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.directory / "out/result.json").read_text())
-        return found
-
-    @property
-    def centres(self) -> list[list[float]]:
-        lines = (self.directory / "out/centres.csv").read_text().splitlines()[1:]
-        return [[float(word) for word in line.split(",")] for line in lines]
-
-
 def left_of_containers(cluster: Cluster) -> list[str]:
     """Return processes of containers and mounts of images that are still there."""
     marks = ("Apptainer runtime parent", "squashfuse_ll")
@@ -149,6 +129,12 @@ class Cluster:
         self.lab.exec(["mkdir", "-p", str(path.parent)])
         self.lab.exec(["tee", str(path)], input=text)
         return path
+
+    def program(self, node: str, path: str | Path, lines: str) -> None:
+        """Put a shell script of alice's on a node's own disk."""
+        self.run("mkdir", "-p", str(Path(path).parent), node=node)
+        self.lab.exec(["tee", str(path)], node=node, input=f"#!/bin/sh\n{lines}\n")
+        self.run("chmod", "755", str(path), node=node)
 
     def run(self, *argv: str, node: str = "login", user: str = "alice", timeout: float = 120,
             cwd: Path | None = None, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:  # fmt: skip
@@ -195,25 +181,22 @@ class Cluster:
 
     def wait_event(self, directory: Path, event: str, seconds: float = 30) -> dict[str, Any]:
         """Wait until the run's diary has an event; return it."""
-        deadline = time.monotonic() + PATIENCE * seconds
-        while time.monotonic() < deadline:
-            path = directory / "events.jsonl"
-            for line in path.read_text().splitlines() if path.exists() else []:
-                found: dict[str, Any] = json.loads(line)
-                if found["event"] == event:
-                    return found
-            time.sleep(0.05)
-        pytest.fail(f"no event {event} within {seconds} s: {path.read_text() if path.exists() else 'no diary'}")
+        path = directory / "events.jsonl"
+
+        def found() -> list[dict[str, Any]]:
+            events = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+            return [one for one in events if one["event"] == event]
+
+        if not wait_for(lambda: bool(found()), seconds, 0.05):
+            pytest.fail(f"no event {event} within {seconds} s: {path.read_text() if path.exists() else 'no diary'}")
+        return found()[0]
 
     def wait_status(self, directory: Path, seconds: float = 60) -> dict[str, Any]:
         """Wait until the run has written its end; return it."""
-        deadline = time.monotonic() + PATIENCE * seconds
         path = directory / "status.json"
-        while time.monotonic() < deadline:
-            if path.exists() and (found := json.loads(path.read_text()))["over"]:
-                return dict(found)
-            time.sleep(0.05)
-        pytest.fail(f"no end within {seconds} s; logs: {[p.read_text() for p in directory.glob('logs/*')]}")
+        if not wait_for(lambda: path.exists() and json.loads(path.read_text())["over"], seconds, 0.05):
+            pytest.fail(f"no end within {seconds} s; logs: {[p.read_text() for p in directory.glob('logs/*')]}")
+        return dict(json.loads(path.read_text()))
 
     def job(self, job: str) -> dict[str, str]:
         """Return what scontrol knows of a job."""
@@ -248,10 +231,15 @@ class Cluster:
     def wait_gone(self, directory: Path, seconds: float = 30) -> str:
         """Wait until a run's job holds nothing any more; return the job."""
         job = str(json.loads((directory / "submission.json").read_text())["job"])
+        self.job_end(job, seconds)
+        return job
+
+    def job_end(self, job: str, seconds: float = 30) -> dict[str, str]:
+        """Wait until a job holds nothing any more; return what scontrol knows of it."""
         held = ("squeue", "--noheader", "--jobs", job, "--states", "PENDING,RUNNING,COMPLETING,SUSPENDED")
         if not wait_for(lambda: not self.run(*held).stdout.strip(), seconds, 0.1):
             pytest.fail(f"job {job} holds its nodes: {self.job(job)}")
-        return job
+        return self.job(job)
 
 
 @pytest.fixture(scope="module")
@@ -285,28 +273,6 @@ def cluster(lab: Lab) -> Cluster:
     return Cluster(lab)
 
 
-def kmeans(cluster: Cluster, *options: str) -> Clustered:
-    """Run jobs/workloads/kmeans.py, as it comes with the lab's hpcml; with the same numbers each time."""
-    folder = cluster.run("python", "-c", "from hpcml import assets; print(assets.folder('jobs'))").stdout.strip()
-    done = cluster.run("hpcml", "submit", *options, "--wait", f"{folder}/workloads/kmeans.py", *KMEANS, timeout=300)
-    ended = time.time()
-    assert done.returncode == 0, done.stderr + done.stdout
-    cluster.wait_idle(30)
-    return Clustered(directory_of(done), time.time() - ended)
-
-
-@pytest.fixture(scope="session")
-def kmeans_on_nodes(cluster: Cluster) -> Clustered:
-    """K-means on the lab's four nodes: once for all tests that compare theirs with it."""
-    return kmeans(cluster, "--nodes", "4")
-
-
-@pytest.fixture(scope="session")
-def kmeans_here(cluster: Cluster) -> Clustered:
-    """K-means on the local site: once for all tests that compare theirs with it."""
-    return kmeans(cluster, "--site", "local")
-
-
 @pytest.fixture(scope="session")
 def image(lab: Lab) -> Path:
     """Return the lab's image; `lab.py image` builds it, long before any test that looks at the clock."""
@@ -326,7 +292,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         beside.call(pyfuncitem)
         return True
     cluster: Any = pyfuncitem.funcargs.get("cluster")
-    if cluster is None:
+    if cluster is None or pyfuncitem.get_closest_marker("kills_slurmd"):
         return None
     words = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
     logs = cluster.lab.places.log

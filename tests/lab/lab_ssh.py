@@ -118,10 +118,10 @@ def laptop_home(places: Places, user: str) -> Path:
 
 
 def certify(places: Places, user: str, seconds: int = 12 * 3600) -> Path:
-    """Give a user on the laptop a certificate for so many seconds, as a site's ``step ssh login`` does."""
+    """Give a user on the laptop a certificate for so many seconds, as a site's ``step ssh login`` does; below 0 it has ended."""
     public = laptop_home(places, user) / ".ssh" / "id_ed25519.pub"
     words = ["ssh-keygen", "-q", "-s", str(folder(places) / "userca"), "-I", user, "-n", USERS[user]]
-    lab_nodes.call([*words, "-V", f"-5m:+{seconds}s", str(public)])
+    lab_nodes.call([*words, "-V", f"-5m:{seconds:+d}s", str(public)])
     certificate = public.with_name("id_ed25519-cert.pub")
     _give(user, certificate)
     return certificate

@@ -18,7 +18,7 @@ import pytest
 
 import lab_ssh
 from conftest import Cluster
-from lab_state import PATIENCE
+from lab_state import wait_for
 from labs import Lab
 
 # A web service of a run that stands for Jupyter: on a socket of mode 0600, with a token in a file, and with bytes to
@@ -125,11 +125,9 @@ class Tunnel:
 
 
 def until(condition: Callable[[], bool], seconds: float, words: Callable[[], str] = lambda: "") -> None:
-    deadline = time.monotonic() + PATIENCE * seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            pytest.fail(f"not within {seconds:g} s; {words()}")
-        time.sleep(0.05)
+    """Wait for a condition, and fail in words if it does not come."""
+    if not wait_for(condition, seconds, 0.05):
+        pytest.fail(f"not within {seconds:g} s; {words()}")
 
 
 class Outside:

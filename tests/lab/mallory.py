@@ -176,40 +176,6 @@ for label, payload in (("replayed hello", first), ("hello twice", first + first)
 print(json.dumps({"tries": tries, "won": won}))
 """
 
-# Floods: so many connections, idle or half-open, for some seconds. Prints when they are there, and what became of them.
-FLOOD = r"""
-import json, resource, socket, ssl, sys, time
-host, port, count, kind, patience = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], float(sys.argv[5])
-resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT); context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-i, o = ssl.MemoryBIO(), ssl.MemoryBIO()
-try: context.wrap_bio(i, o).do_handshake()
-except ssl.SSLError: pass
-first = o.read() if kind == "half-open" else b""
-held = []
-for _ in range(count):
-    try:
-        s = socket.create_connection((host, port), timeout=20)
-        if first: s.sendall(first)
-        held.append(s)
-    except OSError:
-        pass
-print("there", flush=True)
-until, dropped = time.monotonic() + patience, 0
-while held and time.monotonic() < until:
-    for s in list(held):
-        s.setblocking(False)
-        try:
-            while s.recv(65536): pass
-        except BlockingIOError:
-            continue
-        except OSError:
-            pass
-        s.close(); held.remove(s); dropped += 1
-    time.sleep(0.1)
-print(json.dumps({"tries": count, "won": ["a connection stays"] * len(held)}))
-"""
-
 # Her view of processes and files that are not hers. Arguments: files, then "--", then pids.
 READ = r"""
 import json, os, sys

@@ -22,7 +22,8 @@ sys.exit(3)
 
 
 def test_runs_wait_for_one_that_fails(cluster: Cluster) -> None:
-    _, first = cluster.detach(WAITS, *ONE, "--name", "first")
+    job, first = cluster.detach(WAITS, *ONE, "--name", "first")
+    _, plain = cluster.detach("pass\n", *ONE, "--name", "plain", "--dependency", f"afterok:{job}")
     _, well = cluster.detach("print('well')\n", *ONE, "--name", "well", "--after", "first")
     _, failed = cluster.detach("print('failed')\n", *ONE, "--name", "failed", "--after", "first:fail")
     _, last = cluster.detach("print('last')\n", *ONE, "--name", "last", "--after", "well:any", "--after", "failed")
@@ -44,6 +45,11 @@ def test_runs_wait_for_one_that_fails(cluster: Cluster) -> None:
     assert why["cause"] == f"the run never started: it waited for {first.name} to end well, and it ended with status 3"
     for run in (failed, last):
         assert cluster.wait_status(run, 90)["exit_status"] == 0
+    assert wait_for(lambda: bool(facts(plain.name, "why")["failed"]), 90), facts(plain.name, "why")
+    why = facts(plain.name, "why")
+    assert "never start" in str(why["cause"])
+    assert "hpcml cancel" in str(why["next_step"])
+    cluster.run("hpcml", "cancel", "plain")
     refused = cluster.run(*cluster.command("pass\n", *ONE, "--after", "first"))
     assert refused.returncode == 65, refused.stderr
     assert "ended with status 3" in refused.stderr

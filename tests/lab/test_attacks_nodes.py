@@ -9,9 +9,7 @@ import contextlib
 import json
 import pwd
 import subprocess
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,8 @@ import pytest
 import mallory
 from attacks import Attempts
 from conftest import Cluster, together
-from test_security import PLACES, SCRIPT, VICTIMS, Target, foreign_clients
+from test_security import PLACES, VICTIMS, Target, foreign_clients
+from test_security import victim as alice_s_run
 
 pytestmark = pytest.mark.lab
 
@@ -289,10 +288,7 @@ def test_what_killed_roles_leave_is_swept(cluster: Cluster, attempts: Attempts) 
             if f"HPCML_RUN_DIR={other}" in Path(f"/proc/{pid}/environ").read_text(errors="replace"):
                 cluster.lab.exec(["kill", "-KILL", str(pid)], user="root")
     cluster.run("scancel", killed)
-    deadline = time.monotonic() + 120
-    while killed in cluster.run("squeue", "--me", "--noheader", "--format=%i").stdout.split():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    cluster.job_end(killed)
     assert all(left.values())
     assert {node: left[node] & folders(cluster, node) for node in NODES} == left
     for node in NODES:
@@ -314,18 +310,8 @@ def test_what_killed_roles_leave_is_swept(cluster: Cluster, attempts: Attempts) 
 
 @pytest.fixture(scope="module")
 def target(cluster: Cluster) -> Iterator[Target]:
-    """A run of alice's on two nodes that stays until the tests of this module are done."""
     cluster.wait_idle(60)
-    _, directory = cluster.detach(SCRIPT, "--nodes", "2", *ON, "--name", "victim")
-    cluster.wait_event(directory, "driver-started")
-    path, deadline = directory / "out/addresses.json", time.monotonic() + 120
-    while not path.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    yield Target(directory, json.loads(path.read_text()))
-    (directory / "out/enough").touch()
-    assert cluster.wait_status(directory)["exit_status"] == 0
-    assert "45" in (directory / "logs/driver.log").read_text()  # it survived all attacks
+    yield from alice_s_run(cluster, "--nodes", "2", *ON)
     cluster.wait_idle(60)
 
 
@@ -365,57 +351,6 @@ def test_clients_without_the_key(
         attempts.judge(f"{line} from {place} at {victim}", refused=line.startswith("refused"))
     assert talked.returncode == 0, talked.stderr
     count(attempts, f"bytes at {victim} on {place}", told(talked.stdout))
-
-
-@dataclass
-class Flooded:
-    """What became of one kind of flood at each victim, and of alice's client meanwhile."""
-
-    kind: str
-    ended: dict[str, Ran]
-    logged: dict[str, int]
-    owner: Ran
-
-
-@pytest.fixture(scope="module", params=[("idle", 1100), ("half-open", 1500)], ids=["idle", "half-open"])
-def flooded(request: pytest.FixtureRequest, cluster: Cluster, target: Target) -> Flooded:
-    """Each victim flooded at the same time, until its deadline has dropped the last connection."""
-    kind, many = request.param
-    logs = {victim: target.directory / "logs" / name for victim, name in LOGS.items()}
-    before = {victim: log.stat().st_size for victim, log in logs.items()}
-    secret = target.directory / "attempts/0/secret"
-    code = (
-        "import sys; from distributed import Client, Security\n"
-        f"c, k = '{secret}/tls-cert.pem', '{secret}/tls-key.pem'\n"
-        "s = Security(tls_ca_file=c, tls_client_cert=c, tls_client_key=k, require_encryption=True)\n"
-        "print('IN', Client(sys.argv[1], security=s, timeout=60).run_on_scheduler(lambda: 1))"
-    )
-    owner: list[Ran] = []
-
-    def floods() -> Iterator[subprocess.Popen[str]]:
-        begun = []
-        for victim in VICTIMS:
-            words = ["python3", "-c", mallory.FLOOD, *where(target, victim), str(many), kind, "60"]
-            begun.append(cluster.lab.popen(words, node="n1", user="mallory"))
-            yield begun[-1]
-        for flood in begun:
-            assert flood.stdout is not None
-            assert flood.stdout.readline() == "there\n"
-        owner.append(cluster.run("python", "-c", code, target.addresses["scheduler"]))
-
-    ended = dict(zip(VICTIMS, together(floods(), 120), strict=True))
-    logged = {victim: log.stat().st_size - before[victim] for victim, log in logs.items()}
-    return Flooded(kind, ended, logged, owner[0])
-
-
-@pytest.mark.parametrize("victim", VICTIMS)
-def test_floods(flooded: Flooded, attempts: Attempts, victim: str) -> None:
-    """All connections are dropped by the deadline of the handshake; alice gets in meanwhile; the log stays small."""
-    assert "IN 1" in flooded.owner.stdout, flooded.owner.stderr
-    flood = flooded.ended[victim]
-    assert flood.returncode == 0, flood.stderr
-    count(attempts, f"{flooded.kind} connections to {victim}", told(flood.stdout))
-    attempts.judge("filling the log", refused=flooded.logged[victim] < 20_000)
 
 
 def test_sockets(cluster: Cluster, target: Target, attempts: Attempts) -> None:

@@ -120,14 +120,6 @@ def test_a_cancelled_run_leaves_nothing_in_the_queue(cluster: Cluster) -> None:
     assert (directory / "checkpoints" / "state.json").exists()
 
 
-def test_a_run_that_saves_nothing_ends(cluster: Cluster) -> None:
-    ended = cluster.submit("import hpcml\nhpcml.run.stop()\n", "--until-done", "--time", "5", *WHERE)
-    assert ended.code == errors.NO_PROGRESS, ended.err
-    assert "wo attempts ended without a newer checkpoint" in ended.err
-    assert sorted(path.name for path in (ended.directory / "attempts").iterdir()) == ["0", "1"]
-    assert wait_for(lambda: not queued(cluster), 60), queued(cluster)
-
-
 WAITS_FOR_ITS_FOLLOW_UP = """
 import pathlib, time
 import hpcml

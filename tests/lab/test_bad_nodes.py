@@ -10,7 +10,6 @@ import pytest
 
 from conftest import ALL_NODES, Cluster
 from hpcml import errors
-from test_never_comes import put
 
 pytestmark = pytest.mark.lab
 
@@ -21,7 +20,7 @@ PYTHON = "/tmp/hpcml-one-node-python"  # on each node another file
 def broken_there(cluster: Cluster) -> Iterator[Path]:
     """An interpreter that n3 does not have, and the file of alice's that remembers nodes."""
     for node in ALL_NODES:
-        put(cluster, node, PYTHON, 'exec "$(command -v python)" "$@"' if node != "n3" else "exit 127")
+        cluster.program(node, PYTHON, 'exec "$(command -v python)" "$@"' if node != "n3" else "exit 127")
     memory = cluster.lab.home("alice") / ".hpcml/nodes/lab.json"
     cluster.run("rm", "-f", str(memory))
     yield memory

@@ -1,4 +1,4 @@
-"""The exit statuses inside an image are those outside: the very tests of test_exit_status, each run with an image."""
+"""Processes that are killed inside an image: the work goes on or the run ends, and nothing of a container is left."""
 
 from __future__ import annotations
 
@@ -8,18 +8,12 @@ from pathlib import Path
 import pytest
 
 import beside
+from beside import SMALL
 from conftest import Cluster, left_of_containers
 from lab_state import wait_for
-from test_exit_status import (  # noqa: F401 - pytest runs what is imported here
-    test_a_worker_is_killed_and_the_work_goes_on,
-    test_the_job_is_cancelled,
-    test_the_scheduler_is_killed,
-    test_the_script_is_killed,
-    test_the_script_raises,
-    test_the_script_runs_out_of_memory,
-    test_the_supervisor_is_killed,
-    test_workers_that_die_for_good_end_the_run_where_the_policy_says_so,
-)
+from test_exit_status import CONNECT, test_the_supervisor_is_killed
+
+__all__ = ["test_the_supervisor_is_killed"]  # it runs here with an image
 
 pytestmark = pytest.mark.lab
 
@@ -51,6 +45,18 @@ def _nothing_stays(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator
     assert wait_for(lambda: not left_of_containers(cluster), 10), left_of_containers(cluster)
 
 
-def test_it_is_inside(cluster: Cluster) -> None:
-    ended = cluster.submit("import sys; print(sys.prefix)", "--nodes", "1")
-    assert ended.out.splitlines()[-1] == "/opt/hpcml"
+@pytest.mark.beside
+def test_a_worker_is_killed_and_the_work_goes_on(cluster: Cluster) -> None:
+    script = CONNECT + (
+        "futures = client.map(lambda i: (time.sleep(0.3), i)[1], range(40))\n"
+        "murder = client.submit(lambda: os.kill(os.getpid(), signal.SIGKILL), workers=['n2'])\n"
+        "print('sum', sum(client.gather(futures)))\n"
+        "deadline = time.time() + 120\n"
+        "while len(client.scheduler_info(n_workers=-1)['workers']) < 2 and time.time() < deadline: time.sleep(0.1)\n"
+        "print('workers', len(client.scheduler_info(n_workers=-1)['workers']))\n")  # fmt: skip
+    ended = cluster.submit(script, *SMALL)
+    assert ended.code == 0, ended.err + ended.log("worker-n2.log")
+    assert f"sum {sum(range(40))}" in ended.out
+    assert "workers 2" in ended.out
+    assert "killed by SIGKILL" in ended.log("worker-n2.log")
+    assert [event["worker"] for event in ended.events if event["event"] == "worker-removed"][:1] == ["n2"]

@@ -1,116 +1,124 @@
-"""Each kind of end of ``hpcml run``: the same as a submission's, and the nodes are the next line's at once."""
+"""Each kind of end of a run, by ``hpcml run`` and submitted: the same record, its words, and nothing that is left."""
 
 from __future__ import annotations
 
 import json
-import os
-import select
-import subprocess
+import shlex
 import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
 
+from beside import SMALL
 from conftest import ALL_NODES, Cluster
 from hpcml import errors
-from lab_state import PATIENCE, wait_for
+from lab_state import wait_for
+from terminals import Terminal
 from test_exit_status import CONNECT, WAIT
-from test_never_comes import put
 
 pytestmark = pytest.mark.lab
 
-SALLOC = ("salloc", "--quiet", "--partition=boost", "--nodes=4", "--cpus-per-task=8", "--ntasks-per-node=1",
-          "--mem=3000M", "--time=10")  # fmt: skip
-SOON = 60.0  # seconds until the nodes are the next line's, also on a busy machine; scripts that wait do so for longer
-PYTHON = "/tmp/hpcml-run-python"  # on each node another file
+SALLOC = ("salloc", "--quiet", "--partition=boost", "--nodes=2", "--nodelist=n1,n2", "--cpus-per-task=2", "--ntasks-per-node=1",
+          "--mem=900M", "--time=10")  # fmt: skip
+PYTHON = "/tmp/hpcml-run-python"  # n2 has none
 
 
 class End(NamedTuple):
-    """A script, options, what is done when it runs, and the status; ``alike`` is whether a submission ends so too.
+    """A script, options, what is done when it runs, and the status.
 
-    ``mark`` is what of the message is the same whatever came first.
+    ``ways``: by ``hpcml run`` in an allocation, or as a submission. ``mark`` is what of the message is the same whatever
+    came first; ``says`` is what the submission's command says, and ``why`` how `hpcml why` calls it, in part.
     """
 
     text: str
     status: int
     options: tuple[str, ...] = ()
     act: str = ""
-    alike: bool = True
+    ways: tuple[str, ...] = ("run", "submit")
     mark: str = ""
+    says: tuple[str, ...] = ()
+    why: str = ""
 
 
+def setting(*words: str) -> tuple[str, ...]:
+    return tuple(option for word in words for option in ("--set", word))
+
+
+RAN = "print('the script ran')\n"
 PRELOAD = "environment.DASK_DISTRIBUTED__{}__PRELOAD=no_such_module"
+NO_MODULE = "No module named 'no_such_module'"
+IN_TIME = "deadlines.workers=200s"  # what is known at once does not wait for it
 ENDS = {
     "0": End(CONNECT + "print('sum', client.submit(sum, [1, 2, 3]).result())\n", 0),
-    "3": End(CONNECT + "sys.exit(3)\n", 3),
-    "raises": End(CONNECT + "raise ValueError('too few stars')\n", 1),
+    "raises": End(CONNECT + "raise ValueError('too few stars')\n", 1, ways=("submit",), says=("ValueError: too few stars",), why="ValueError in"),
     "killed": End(CONNECT + "os.kill(os.getpid(), signal.SIGKILL)\n", 137),
     "no worker comes": End(
-        CONNECT,
-        errors.WORKERS_NEVER_CAME,
-        ("--set", "deadlines.workers=8s", "--set", PRELOAD.format("WORKER")),
-        mark="ended again and again (exit status 1",
+        CONNECT + RAN, errors.WORKERS_NEVER_CAME, setting(IN_TIME, PRELOAD.format("WORKER")), ways=("submit",),
+        mark="ended again and again (exit status 1", says=(NO_MODULE,),
     ),
-    "no scheduler": End(CONNECT, errors.START_FAILED, ("--set", PRELOAD.format("SCHEDULER"))),
-    "no interpreter": End(CONNECT, errors.START_FAILED, ("--set", "runtime.python=/opt/gone/python")),
+    "no scheduler": End(CONNECT + RAN, errors.START_FAILED, setting(PRELOAD.format("SCHEDULER")), ways=("submit",), says=(NO_MODULE,)),
+    "no interpreter": End(CONNECT + RAN, errors.START_FAILED, setting("runtime.python=/opt/gone/python"),
+                          says=("/opt/gone/python: not found", "runtime.python")),
     "broken on one node": End(
-        CONNECT,
-        errors.WORKERS_NEVER_CAME,
-        ("--set", f"runtime.python={PYTHON}"),
-        mark="n3: the worker task ended with exit status 127",
+        CONNECT + RAN, errors.WORKERS_NEVER_CAME, setting(IN_TIME, f"runtime.python={PYTHON}"),
+        mark="n2: the worker task ended with exit status 127", says=("not found",),
     ),
-    "hpcml cancel": End(CONNECT + WAIT, errors.CANCELLED, act="hpcml cancel {name}"),
+    "hpcml cancel": End(CONNECT + WAIT, errors.CANCELLED, act="hpcml cancel {name}", why="cancelled"),
     # What a submission survives: its command only waits.
-    "SIGINT": End(CONNECT + WAIT, errors.CANCELLED, act="kill -INT $run", alike=False),
-    "SIGTERM": End(CONNECT + WAIT, errors.CANCELLED, act="kill -TERM $run", alike=False),
-    "SIGKILL": End(CONNECT + WAIT, errors.CANCELLED, act="kill -KILL $run", alike=False),
-}
-# `next` is what the user's next line would be, with all CPUs of all nodes; it sets how many seconds that took.
+    "SIGINT": End(CONNECT + WAIT, errors.CANCELLED, act="kill -INT $run", ways=("run",)),
+    "SIGTERM": End(CONNECT + WAIT, errors.CANCELLED, act="kill -TERM $run", ways=("run",)),
+    "SIGKILL": End(CONNECT + WAIT, errors.CANCELLED, act="kill -KILL $run", ways=("run",)),
+}  # fmt: skip
 BEGIN = """
-until_it_runs() { for _ in {1..300}; do hpcml status "$1" 2>/dev/null | grep -q 'the script runs' && return; sleep 0.1; done; }
-seconds_since() { echo "$EPOCHREALTIME $1" | awk '{print $1 - $2}'; }
-next() { local began=$EPOCHREALTIME; srun hostname >/dev/null; took=$(seconds_since $began); }
+until_it_runs() { for _ in {1..900}; do hpcml status "$1" 2>/dev/null | grep -q 'the script runs' && return; sleep 0.1; done; }
 processes() { ps -o args= -u $USER | grep -q '[h]pcml[.]node'; }  # on all nodes
 """
+# What is left when the command returns, and in the end; the user's next line has all nodes.
 RUN = """
-next; before=$took
 hpcml run --name {name} {words} & run=$!
 {act}
-wait $run; status=$? returned=$EPOCHREALTIME; next
-for _ in {{1..600}}; do processes || break; sleep 0.1; done
+wait $run; status=$?
+processes && at_once=some || at_once=none
+srun hostname >/dev/null || at_once=nodes
+for _ in {{1..900}}; do processes || break; sleep 0.1; done
 processes && left=some || left=none
-echo "ended {name} $status $before $took $left $(seconds_since $returned)"
+echo "ended {name} $status $at_once $left"
 """
 SUBMIT = """
-hpcml submit --wait --nodes 4 --cpus-per-node 8 --name {name} {words} & run=$!
+(
+hpcml submit --wait {small} --name {name} {words} >{name}.said 2>&1 & run=$!
 {act}
 wait $run
 echo "ended {name} $?"
+) &
 """
 RECORDED = ("state", "exit_status", "by", "phase", "message", "hint", "nodes", "expected", "warnings")
 
 
 @pytest.fixture(scope="module")
 def broken(cluster: Cluster) -> Iterator[None]:
-    """An interpreter that n3 does not have."""
+    """An interpreter that n2 does not have."""
     for node in ALL_NODES:
-        put(cluster, node, PYTHON, 'exec "$(command -v python)" "$@"' if node != "n3" else "exit 127")
+        cluster.run("rm", "-f", PYTHON, node=node)
+        if node != "n2":
+            cluster.program(node, PYTHON, 'exec "$(command -v python)" "$@"')
     yield
     for node in ALL_NODES:
         cluster.run("rm", "-f", PYTHON, node=node)
 
 
-def all_ended(cluster: Cluster, template: str, ends: dict[str, End], *before: str) -> dict[str, list[str]]:
-    """Let all end one after another in one shell; return of each kind the run's name and what was measured."""
+def all_ended(cluster: Cluster, template: str, way: str, *before: str) -> dict[str, list[str]]:
+    """Let all end that end this way, in one shell; return of each kind the run's name and what was measured."""
     cluster.wait_idle(30)
     stamp, lines, names = time.time_ns(), [BEGIN], {}
-    for number, (kind, end) in enumerate(ends.items()):
-        words = " ".join(cluster.command(end.text, *end.options)[2:])
-        name = names[kind] = f"end{number}-{stamp}"
-        act = f"until_it_runs {name}; {end.act.format(name=name)}" if end.act else ""
-        lines.append(template.format(name=name, words=words, act=act))
-    script = cluster.write("ends.sh", "".join(lines))
+    for number, (kind, end) in enumerate(ENDS.items()):
+        if way in end.ways:
+            words = shlex.join(cluster.command(end.text, *end.options)[2:])
+            name = names[kind] = f"end{number}-{stamp}"
+            act = f"until_it_runs {name}; {end.act.format(name=name)}" if end.act else ""
+            lines.append(template.format(name=name, words=words, act=act, small=" ".join(SMALL)))
+    script = cluster.write("ends.sh", "".join([*lines, "wait\n"]))
     done = cluster.run(*before, "bash", str(script), timeout=400)
     rows = {(row := line.split()[1:])[0]: row for line in done.stdout.splitlines() if line.startswith("ended ")}
     assert set(rows) == set(names.values()), done.stdout + done.stderr
@@ -119,17 +127,14 @@ def all_ended(cluster: Cluster, template: str, ends: dict[str, End], *before: st
 
 @pytest.fixture(scope="module")
 def in_allocation(cluster: Cluster, broken: None) -> dict[str, list[str]]:
-    """All ends in one allocation."""
-    ended = all_ended(cluster, RUN, ENDS, *SALLOC)
-    for kind, (_, status, before, after, left, gone) in ended.items():
-        print(f"{kind:20} status {status:>3}, srun before {before} s, after {after} s; {left} left after {gone} s")
-    return ended
+    """All ends of `hpcml run`, one after another in one allocation."""
+    return all_ended(cluster, RUN, "run", *SALLOC)
 
 
 @pytest.fixture(scope="module")
 def submitted(cluster: Cluster, broken: None) -> dict[str, list[str]]:
-    """The same as submissions."""
-    return all_ended(cluster, SUBMIT, {kind: end for kind, end in ENDS.items() if end.alike})
+    """All ends of submissions, as many beside each other as have room."""
+    return all_ended(cluster, SUBMIT, "submit")
 
 
 def recorded(cluster: Cluster, name: str, mark: str = "") -> dict[str, Any]:
@@ -150,60 +155,46 @@ def recorded(cluster: Cluster, name: str, mark: str = "") -> dict[str, Any]:
     return dict(json.loads(plain))
 
 
-@pytest.mark.parametrize("kind", ENDS)
+@pytest.mark.parametrize("kind", [kind for kind, end in ENDS.items() if "run" in end.ways])
 def test_an_end(cluster: Cluster, in_allocation: dict[str, list[str]], kind: str) -> None:
-    name, status, before, after, left, _ = in_allocation[kind]
+    name, status, at_once, left = in_allocation[kind]
     assert int(status) == (137 if kind == "SIGKILL" else ENDS[kind].status)
     assert recorded(cluster, name)["exit_status"] == ENDS[kind].status
-    assert float(after) - float(before) < SOON
+    assert at_once == "none" or kind == "SIGKILL", "processes of the run when its command has returned"
     assert left == "none", "processes of the run"
 
 
-@pytest.mark.parametrize("kind", [kind for kind, end in ENDS.items() if end.alike])
+@pytest.mark.parametrize("kind", [kind for kind, end in ENDS.items() if "submit" in end.ways])
 def test_an_end_is_a_submission_s(
     cluster: Cluster, in_allocation: dict[str, list[str]], submitted: dict[str, list[str]], kind: str
 ) -> None:
-    own, other = in_allocation[kind], submitted[kind]
-    assert own[1] == other[1]
-    assert recorded(cluster, own[0], ENDS[kind].mark) == recorded(cluster, other[0], ENDS[kind].mark)
+    """What never came is known at once, and no deadline is named."""
+    end, (name, status) = ENDS[kind], submitted[kind]
+    said = (cluster.work / f"{name}.said").read_text()
+    facts = recorded(cluster, name, end.mark)
+    assert int(status) == facts["exit_status"] == end.status, said
+    assert "the script ran" not in said
+    assert all(words in said for words in end.says), said
+    if kind in ("no worker comes", "broken on one node"):
+        written = json.loads((cluster.directory(name) / "status.json").read_text())
+        assert (written["phase"], written["by"]) == ("workers", "hpcml")
+        assert " within " not in written["message"]
+        assert kind == "no worker comes" or "n1" not in written["message"]
+    if end.why:
+        assert json.loads(cluster.run("hpcml", "why", name, "--json").stdout)["short"].startswith(end.why)
+    if "run" in end.ways:
+        assert facts == recorded(cluster, in_allocation[kind][0], end.mark)
 
 
 def test_ctrl_c_on_a_terminal(cluster: Cluster) -> None:
     """It ends the run and not the allocation: the shell's next line runs."""
-    words = " ".join(cluster.command(CONNECT + WAIT)[2:])
-    salloc = " ".join(SALLOC)
-    process = cluster.lab.popen(
-        ["script", "-qec", f"{salloc} bash --norc -i", "/dev/null"],
-        cwd=cluster.work,
-        stdin=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    assert process.stdout
-    screen = process.stdout.fileno()
-    text = ""
-
-    def type_(keys: str) -> None:
-        assert process.stdin
-        process.stdin.write(keys)
-        process.stdin.flush()
-
-    def shown(mark: str, seconds: float) -> None:
-        nonlocal text
-        deadline = time.monotonic() + PATIENCE * seconds
-        while mark not in text:
-            assert time.monotonic() < deadline, text
-            if select.select([screen], [], [], 0.2)[0]:
-                text += os.read(screen, 65536).decode(errors="replace")
-
-    try:
-        type_(f"hpcml run {words}\n")
-        shown("waiting\r\n", 60)
-        type_("\x03")
-        shown("is told to end (SIGINT)", 10)
-        type_("echo status $?; srun hostname; exit\n")
-        shown(f"status {errors.CANCELLED}", 30)
-        shown("n4", 30)
-        assert process.wait(PATIENCE * 30) == 0
-    finally:
-        process.kill()
-        process.communicate()
+    words = shlex.join(cluster.command(CONNECT + WAIT)[2:])
+    with Terminal(cluster.lab, f"{shlex.join(SALLOC)} bash --norc -i", cwd=cluster.work) as terminal:
+        terminal.type(f"hpcml run {words}\n")
+        terminal.shown("waiting\n")
+        terminal.type("\x03")
+        terminal.shown("is told to end (SIGINT)")
+        terminal.type("echo status $?; srun hostname | sort | tail -n 1 | sed s/^/last-/; exit\n")
+        terminal.shown(f"status {errors.CANCELLED}")
+        terminal.shown("last-n2")
+        assert terminal.ended() == 0

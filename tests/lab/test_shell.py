@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import pytest
 
+from beside import SMALL
 from conftest import BUSY, Cluster
+from terminals import Terminal
 
 pytestmark = pytest.mark.lab
 
-TALK = (
-    "hostname; python -c 'from distributed import Client; print(6 * Client().submit(sum, [3, 4]).result())'; exit 5\n"
-)
+TALK = "echo on-$(hostname); python -c 'from distributed import Client; print(6 * Client().submit(sum, [3, 4]).result())'; exit 5\n"
 
 
 def test_a_shell_on_a_node(cluster: Cluster) -> None:
-    _, directory = cluster.detach(BUSY, "--nodes", "2")
+    _, directory = cluster.detach(BUSY, *SMALL)
     cluster.wait_event(directory, "driver-started")
     wrong = cluster.run("hpcml", "shell", "last")
     assert wrong.returncode == 64
     assert "needs a terminal" in wrong.stderr
-    talk = cluster.write("talk", TALK)
     for node in ("n1", "n2"):
-        command = f"(sleep 2; cat {talk}; sleep 10) | SHELL=/bin/sh script -qec 'hpcml shell last {node}' /dev/null"
-        done = cluster.run("bash", "-c", command, timeout=240)
-        lines = done.stdout.replace("\r", "").splitlines()
-        assert node in lines, done.stdout + done.stderr
-        assert "42" in lines, done.stdout
+        with Terminal(cluster.lab, f"hpcml shell last {node}", cwd=cluster.work) as shell:
+            shell.shown("$ ")
+            shell.type(TALK)
+            shell.shown(f"on-{node}\n")
+            shell.shown("\n42\n")
+            shell.ended()
     assert "has no node" in cluster.run("script", "-qec", "hpcml shell last n4", "/dev/null").stdout

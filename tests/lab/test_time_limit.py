@@ -1,4 +1,4 @@
-"""What waits for the clock, all at once: the time limit, deadlines of a run that hangs, and a suspension, which is no hang.
+"""What waits for the clock, all at once: the time limit, and a suspension, which is no hang.
 
 Slurm's shortest time limit is a minute, and it looks twice a minute.
 """
@@ -6,8 +6,6 @@ Slurm's shortest time limit is a minute, and it looks twice a minute.
 from __future__ import annotations
 
 import json
-import os
-import signal
 import time
 from pathlib import Path
 
@@ -17,8 +15,8 @@ from conftest import Cluster, Ended, directory_of, left_of_containers
 from hpcml import errors
 from hpcml.node.processes import MOST
 from lab_state import wait_for
-from test_exit_status import CONNECT, slurm_exit
-from test_losses import TWO_BY_TWO, WAITS, output, roles, start
+from test_exit_status import CONNECT, SAVES, WAIT, slurm_exit
+from test_losses import TWO_BY_TWO, output, roles, start
 
 pytestmark = [pytest.mark.lab, pytest.mark.beside(at_once=8)]
 
@@ -69,43 +67,6 @@ def test_a_script_that_heeds_the_time_limit_ends_well(cluster: Cluster) -> None:
     assert slurm_exit(cluster, heeds.directory) == "COMPLETED 0:0"
 
 
-def test_a_supervisor_that_is_stopped(cluster: Cluster) -> None:
-    """The scheduler notices, and the nodes are free; `status` tells it meanwhile."""
-    directory = start(cluster, WAITS, *TWO_BY_TWO, "--name", "stopped", "--set", "deadlines.answer=30s")
-    os.kill(roles(cluster, directory, "driver", "n1")[0], signal.SIGSTOP)
-    words = "the supervisor on n1 has not answered for"
-    assert wait_for(lambda: words in output(directory), 60)
-    shown = cluster.run("hpcml", "status", "stopped").stdout
-    assert words in shown
-    assert "(it is stopped: SIGSTOP)" in shown
-    job = cluster.wait_gone(directory, 90)
-    found = json.loads(cluster.run("hpcml", "status", "stopped", "--json").stdout)
-    assert (found["state"], found["exit_status"]) == ("FAILED", errors.ROLE_LOST)
-    assert cluster.job(job)["ExitCode"] == f"{errors.ROLE_LOST}:0"
-
-
-def test_a_script_that_waits_for_more_workers_than_there_are(cluster: Cluster) -> None:
-    text = "import hpcml\nhpcml.connect().wait_for_workers(8)\n"
-    ended = cluster.submit(text, *TWO_BY_TWO, "--set", "deadlines.workers=60s")
-    assert ended.code == errors.WORKERS_NEVER_CAME, ended.err
-    assert "the script waits for more workers than the 4 that the run has (wait_for_workers)" in ended.err
-
-
-def test_a_job_that_is_suspended_loses_nothing(cluster: Cluster) -> None:
-    """Slurm stops all of it at once; the clock goes on. Deadlines do not."""
-    directory = start(cluster, WAITS, *TWO_BY_TWO, "--set", "deadlines.workers=45s")
-    job = json.loads((directory / "submission.json").read_text())["job"]
-    assert cluster.run("scontrol", "suspend", job, user="root", node="ctl").returncode == 0
-    assert wait_for(lambda: cluster.job(job)["JobState"] == "SUSPENDED", 30)
-    time.sleep(47)  # longer than the deadline: what is tested is that this time does not count
-    assert cluster.run("scontrol", "resume", job, user="root", node="ctl").returncode == 0
-    assert wait_for(lambda: cluster.job(job)["JobState"] == "RUNNING", 30)
-    time.sleep(7)  # longer than a worker needs to find its task stopped
-    events = {json.loads(line)["event"] for line in (directory / "events.jsonl").read_text().splitlines()}
-    assert not events & {"worker-removed", "workers-lost", "worker-task-stopped", "ending"}
-    assert "hpcml:" not in output(directory).partition("waiting")[2]
-
-
 def at_rest(pids: list[int]) -> bool:
     """Whether none of these processes, which look around every second, has run for some."""
 
@@ -118,11 +79,11 @@ def at_rest(pids: list[int]) -> bool:
 
 
 def test_a_suspended_job_does_not_hang(cluster: Cluster) -> None:
-    """A deadline passes when the run itself has run for so long, however long it was stopped."""
+    """Slurm stops all of it at once; a deadline passes when the run itself has run for so long, and no worker is lost."""
     deadline, stopped_for = 45, 50
-    options = (f"deadlines.{name}={deadline}s" for name in ("idle", "idle_notice"))
+    options = (f"deadlines.{name}={deadline}s" for name in ("idle", "idle_notice", "workers"))
     asked = [word for option in ("deadlines.answer=15s", *options) for word in ("--set", option)]
-    directory = start(cluster, WAITS, *TWO_BY_TWO, *asked)
+    directory = start(cluster, SAVES + WAIT, *TWO_BY_TWO, *asked)
     began = cluster.wait_event(directory, "driver-started")["time"]
     job = json.loads((directory / "submission.json").read_text())["job"]
     assert cluster.run("scontrol", "suspend", job, user="root", node="ctl").returncode == 0
@@ -131,6 +92,7 @@ def test_a_suspended_job_does_not_hang(cluster: Cluster) -> None:
     assert wait_for(lambda: at_rest(of_run), 30)
     stopped = time.time()
     time.sleep(stopped_for)  # longer than all deadlines
+    assert cluster.job(job)["JobState"] == "SUSPENDED"
     assert not (directory / "status.json").exists()
     resumed = time.time()
     assert cluster.run("scontrol", "resume", job, user="root", node="ctl").returncode == 0
@@ -139,3 +101,6 @@ def test_a_suspended_job_does_not_hang(cluster: Cluster) -> None:
     ended = cluster.wait_event(directory, "ending")["time"]
     assert ended - began - (resumed - stopped) > deadline - MOST, status
     assert not [words for words in status["warnings"] if "answered" in words], status
+    events = {json.loads(line)["event"] for line in (directory / "events.jsonl").read_text().splitlines()}
+    assert not events & {"worker-removed", "workers-lost", "worker-task-stopped"}
+    assert "saved with the cluster" in output(directory), "it computes afterwards"

@@ -69,16 +69,6 @@ def test_typed_twice_the_first_run_goes_on(cluster: Cluster) -> None:
     assert cluster.wait_status(directory)["exit_status"] == errors.CANCELLED
 
 
-def test_cancelled_while_it_waits_it_can_be_typed_again(cluster: Cluster) -> None:
-    line, directory = prepare(cluster, SUM)
-    job = type_line(cluster, line.replace("sbatch", "sbatch --hold"))
-    assert f"job {job}" in cluster.run("hpcml", "cancel", directory.name).stdout
-    assert cluster.run("hpcml", "wait", directory.name).returncode == errors.CANCELLED
-    type_line(cluster, line)
-    assert cluster.run("hpcml", "wait", directory.name).returncode == 0
-    assert state(cluster, directory.name) == "COMPLETED"
-
-
 def test_it_is_typed_within_a_run(cluster: Cluster) -> None:
     """A workflow manager may be a run itself: what that run has set does not reach the new one."""
     line, directory = prepare(cluster, SUM, "--nodes", "2")
@@ -98,38 +88,3 @@ def test_it_is_typed_within_a_job_of_other_sizes(cluster: Cluster) -> None:
     assert outer.returncode == 0, outer.stderr
     done = cluster.run("hpcml", "wait", directory.name)
     assert done.returncode == 0, done.stdout + cluster.run("hpcml", "logs", directory.name, "job").stdout
-
-
-def test_a_module_a_program_and_a_notebook(cluster: Cluster) -> None:
-    """All three are prepared first and submitted by one line of shell, as a workflow manager may do."""
-    cell: dict[str, object] = {
-        "cell_type": "code",
-        "id": "a",
-        "metadata": {},
-        "execution_count": None,
-        "outputs": [],
-        "source": SUM,
-    }
-    book = json.dumps({"cells": [cell], "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
-    for name, text in {"pack/part.py": SUM, "tell.sh": "#!/bin/bash\necho sum $1\n", "book.ipynb": book}.items():
-        cluster.write(f"typed/{name}", text)
-    cluster.run("chmod", "755", str(cluster.work / "typed/tell.sh"))
-    runs, lines = [], []
-    for words in (("-m", "pack.part"), ("--", "./tell.sh", "6"), ("book.ipynb",)):
-        done = cluster.run("hpcml", "submit", "--prepare", "--json", *words, cwd=cluster.work / "typed")
-        assert done.returncode == 0, done.stderr
-        facts = json.loads(done.stdout)
-        runs.append(facts["run"])
-        lines.append(facts["line"])
-    type_line(cluster, " && ".join(lines))
-    done = cluster.run("hpcml", "wait", *runs, timeout=200)
-    assert done.returncode == 0, done.stdout
-    assert [cluster.run("hpcml", "logs", run).stdout.splitlines()[0] for run in runs] == ["sum 6"] * 3
-
-
-def test_in_an_image(cluster: Cluster, image: Path) -> None:
-    line, directory = prepare(cluster, SUM, "--nodes", "2", "--image", str(image))
-    type_line(cluster, line)
-    done = cluster.run("hpcml", "wait", directory.name)
-    assert done.returncode == 0, done.stdout
-    assert cluster.run("hpcml", "logs", directory.name).stdout == "sum 6\n"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from collections.abc import Iterator
 
 import pytest
 
+from beside import SMALL
 from conftest import Cluster, together
-from test_security import SCRIPT, Target
+from test_security import Target, victim
 
 pytestmark = pytest.mark.lab
 
@@ -39,18 +39,7 @@ except BaseException as error:
 
 @pytest.fixture(scope="module")
 def target(cluster: Cluster) -> Iterator[Target]:
-    """A run of alice's over UCX that stays until the tests of this module are done."""
-    _, directory = cluster.detach(SCRIPT, "--nodes", "2", "--protocol", "ucx", "--name", "target")
-    cluster.wait_event(directory, "driver-started", 60)
-    path, deadline = directory / "out/addresses.json", time.monotonic() + 120
-    while not path.exists():
-        assert time.monotonic() < deadline, (directory / "logs/driver.log").read_text()
-        time.sleep(0.1)
-    yield Target(directory, json.loads(path.read_text()))
-    (directory / "out/enough").touch()
-    assert cluster.wait_status(directory)["exit_status"] == 0
-    assert "45" in (directory / "logs/driver.log").read_text()  # it survived all attacks
-    assert list(directory.glob("attempts/*/secret/*")) == []
+    yield from victim(cluster, *SMALL, "--protocol", "ucx")
 
 
 @pytest.fixture(autouse=True)

@@ -15,8 +15,8 @@ import lab_image
 from conftest import ALL_NODES, Cluster
 from lab_state import wait_for
 from staged import record
+from test_exit_status import why
 from test_losses import environment
-from test_why import why
 
 pytestmark = pytest.mark.lab
 

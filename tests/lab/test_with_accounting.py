@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -37,11 +36,12 @@ def accounted(cluster: Cluster) -> Iterator[Cluster]:
 def test_a_run_with_an_account(accounted: Cluster) -> None:
     ended = accounted.submit(SCRIPT, "--nodes", "4", *ACCOUNT)
     assert ended.code == 0, ended.err
-    deadline = time.monotonic() + 120
-    while "COMPLETED" not in (said := accounted.run("sacct", "-nPX", "-o", "State,Account").stdout):
-        assert time.monotonic() < deadline, said
-        time.sleep(0.2)
-    assert "lab_account" in said
+
+    def booked() -> str:
+        return accounted.run("sacct", "-nPX", "-o", "State,Account").stdout
+
+    assert wait_for(lambda: "COMPLETED" in booked(), 40, 0.2), booked()
+    assert "lab_account" in booked()
 
 
 def test_an_account_that_slurm_does_not_know(accounted: Cluster) -> None:
@@ -58,10 +58,11 @@ def test_an_account_that_slurm_does_not_know(accounted: Cluster) -> None:
 def test_more_than_the_qos_allows_is_said_in_words(accounted: Cluster) -> None:
     """Slurm accepts such a job and never starts it: the reason says so."""
     accounted.detach(SCRIPT, "--nodes", "4", "--time", "10", "--qos", "boost_qos_dbg", "--name", "toomany", *ACCOUNT)
-    deadline = time.monotonic() + 120
-    while "it will never start" not in (said := accounted.run("hpcml", "status", "toomany").stdout):
-        assert time.monotonic() < deadline, said
-        time.sleep(0.3)
+
+    def shown() -> str:
+        return accounted.run("hpcml", "status", "toomany").stdout
+
+    assert wait_for(lambda: "it will never start" in shown(), 40, 0.3), shown()
 
 
 def test_a_long_run_where_one_job_may_be_submitted(accounted: Cluster) -> None:
@@ -81,13 +82,10 @@ print(json.dumps(state))
     options = ("--nodes", "1", "--time", "10", "--qos", "one_job", "--until-done", *ACCOUNT)
     job, directory = accounted.detach(script, *options, "--name", "alone")
     for attempt in (0, 1):
-        deadline = time.monotonic() + 360
-        while (
-            "PENDING" not in (said := accounted.job(job).get("JobState", ""))
-            or not (directory / f"attempts/{attempt}/continue").exists()
-        ):
-            assert time.monotonic() < deadline, (said, (directory / "logs/job.log").read_text())
-            time.sleep(0.2)
+        goes_on = directory / f"attempts/{attempt}/continue"
+        log = (directory / "logs/job.log").read_text
+        assert wait_for(goes_on.exists, 120, 0.2), log()
+        assert wait_for(lambda: accounted.job(job).get("JobState") == "PENDING", 120, 0.2), log()
         assert "PENDING: put back into the queue" in accounted.run("hpcml", "status", "alone").stdout
         assert "Slurm takes no second job" in (directory / "events.jsonl").read_text()
         assert accounted.run("scontrol", "update", f"jobid={job}", "StartTime=now+3seconds").returncode == 0

@@ -37,6 +37,9 @@ NOTES = {
     "resources": ["LocalCluster 6", "Client 8", "SLURMCluster 10"],
     "site_cluster": ["SiteCluster 11", "scale 15", "SpecCluster 21"],
     "threads": ["Client 6"],
+    "futures": ["Client 88", "Client 82"],
+    "clusters": ["LocalCluster 10", "scale 11", "LocalCluster 25", "adapt 26", "Client 34", "Client 36"],
+    "learning": ["Client 17"],
 }
 
 # What workers do not get of them, and what other clusters' workers get.

@@ -405,9 +405,10 @@ def test_a_part_of_hpcml_is_killed(here: Here, role: str) -> None:
         if mine and line.endswith(role) and "step.sh" not in line:
             os.kill(int(path.name), signal.SIGKILL)
     here.until(lambda: here.status()["phase"] == "ended", 20)
-    assert (
-        here.status()["exit_status"] == errors.ROLE_LOST if "scheduler" in role else here.status()["exit_status"] != 0
-    )
+    if "scheduler" in role:
+        assert here.status()["exit_status"] == errors.ROLE_LOST
+        assert "the Dask scheduler on local was lost" in here.status()["message"]
+    assert here.status()["exit_status"] != 0
     here.until(lambda: not here.left(), 20)
     if role == "hpcml.node driver":  # the report that no supervisor made
         assert not (directory / "report.html").exists()

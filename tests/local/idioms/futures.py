@@ -2,9 +2,7 @@
 
 import contextlib
 import io
-import json
 import os
-import socket
 from concurrent.futures import as_completed as first_ended
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,8 +85,8 @@ def of_its_own_client():
 
 def main():
     found = {}
-    with Client(n_workers=4, threads_per_worker=1, dashboard_address=":0") as client:
-        client.wait_for_workers(4)
+    with Client(n_workers=2, threads_per_worker=1, dashboard_address=":0") as client:
+        client.wait_for_workers(2)
         futures = client.map(on_diagonal, range(10))
         found["class"] = client.submit(sum, futures, Point(0, 0)).result().x
         found["as_completed"] = sorted(future.result() for future in as_completed(client.map(square, range(8))))
@@ -116,11 +114,29 @@ def main():
         found["progress"] = client.submit(sum, later).result()
         scattered = client.scatter(list(range(6)), broadcast=True)
         found["scatter"] = sum(client.gather(scattered))
-        places = client.run(lambda: (socket.gethostname(), os.getpid()))
-        print("places", len({host for host, _ in places.values()}), len(set(places.values())))
-        found["run"] = len(places) >= 4
+        found["run"] = len(set(client.run(os.getpid).values()))
     found["nested"] = of_its_own_client()
-    print("result", json.dumps(found))
+    print("result", found == FOUND or found)
+
+
+FOUND = {
+    "class": 45,
+    "as_completed": [0, 1, 4, 9, 16, 25, 36, 49],
+    "get_client": 6,
+    "worker_client": 30,
+    "plugin": 1,
+    "upload_file": [0, 3, 6, 9],
+    "actor": [1, 3, 6],
+    "executor": [0, 1, 4, 9, 16],
+    "concurrent map": [0, 1, 4],
+    "bag": 328350,
+    "report": True,
+    "config": 81,
+    "progress": 6085,
+    "scatter": 15,
+    "run": 2,
+    "nested": 21,
+}
 
 
 if __name__ == "__main__":
