@@ -105,15 +105,16 @@ PAIRS = {
 }
 NOTED = {"LocalCluster": 1, "LocalCUDACluster": 1, "SLURMCluster": 2, "SLURMRunner": 1, "dask_mpi": 1,
          "A scheduler started by hand": 1, "joblib": 1}  # fmt: skip
-# The second scripts of the pairs by plain Python.
+# The second scripts of the pairs by plain Python, on one cluster.
 ALONE = """
-import runpy, sys
-for number in range(int(sys.argv[1])):
-    name = f"port-{number}-after"
-    print("script", name, flush=True)
-    client = runpy.run_path(f"{name}.py", run_name="__main__")["client"]
-    client.cluster.close()
-    client.close()
+import hpcml, runpy, sys
+if __name__ == "__main__":
+    client = hpcml.connect()
+    hpcml.connect = lambda **_: client
+    for number in range(int(sys.argv[1])):
+        name = f"port-{number}-after"
+        print("script", name, flush=True)
+        runpy.run_path(f"{name}.py", run_name="__main__")
 """
 
 
