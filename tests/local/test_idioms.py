@@ -39,7 +39,7 @@ NOTES = {
     "threads": ["Client 6"],
     "futures": ["Client 88", "Client 82"],
     "clusters": ["LocalCluster 10", "scale 11", "LocalCluster 25", "adapt 26", "Client 34", "Client 36"],
-    "learning": ["Client 17"],
+    "learning": ["Client 14"],
     "cuda": ["LocalCUDACluster 6"],
     "backends": [],
     "other_scheduler": [],
