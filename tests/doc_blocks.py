@@ -103,22 +103,21 @@ def saved(name: str, text: str) -> str:
     return f"cat >{shlex.quote(name)} <<'END OF FILE'\n{text}END OF FILE"
 
 
+def is_named(block: Block, blocks: list[Block]) -> bool:
+    """Whether another block of a Python block's page runs its file."""
+    name = Path((block.run or {})["file"]).name
+    return any(name in other.text for other in blocks if other.language != "python")
+
+
 def session(blocks: list[Block], *, on_lab: bool = False) -> str:
-    """Return the runnable blocks of a page as one bash script; Python is saved, and submitted unless a line does so."""
-    typed = [line for block in blocks if block.language == "bash" for line in block.commands()]
+    """Return the runnable blocks of a page as one bash script; Python is saved, and run here if it says with what."""
     lines = [CHECK, TERMINAL, *(saved(name, text) for name, text in GIVEN.items()), 'top="$PWD"']
     for block in blocks:
         run = block.run or {}
-        if block.language in ("yaml", "sh"):
+        if block.language in ("yaml", "sh", "python"):
             lines.append(f'(cd "$top" || exit 1\n{saved(run["file"], block.text)}\n)')
-            continue
-        if block.language == "python":
-            name = run["file"]
-            lines.append(f'(cd "$top" || exit 1\n{saved(name, block.text)}\n)')
-            if not on_lab and not any(line.startswith("hpcml submit") and Path(name).name in line for line in typed):
-                starts = "python" if run.get("with") == "python" else "hpcml submit --site local --wait"
-                lines.append(f'(cd "$top" && {starts} {shlex.quote(name)})')
-                lines.append(f"check $? {run.get('status', '0')} {block.place}")
+            if run.get("with") == "python" and not on_lab:
+                lines.append(f'(cd "$top" && python {shlex.quote(run["file"])})\ncheck $? 0 {block.place}')
             continue
         if block.on_lab != on_lab:
             continue
@@ -137,4 +136,5 @@ def of_page(page: Path) -> list[Block]:
 
 
 LAB_PAGES = sorted({block.page for block in OWN_BLOCKS if block.on_lab})
-RUNNABLE = sorted({block.page for block in OWN_BLOCKS if block.run is not None and not block.on_lab})
+RUNNABLE = sorted({block.page for block in OWN_BLOCKS if block.run is not None and not block.on_lab
+                   and (block in SHELL or "with" in block.run)})  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import pathlib
@@ -14,7 +15,10 @@ import pytest
 from distributed import Client, LocalCluster
 
 import hpcml
-from tests.jobs.job_tests import InARun, Refused, RunJob
+from gallery import datasets
+from gallery.kinds import KINDS
+from tests.jobs.job_list import shape
+from tests.jobs.job_tests import InARun, Made, Refused, RunJob
 
 
 @pytest.fixture(scope="module")  # tests of another tier, in the same process, close Dask's event loop
@@ -28,6 +32,20 @@ def client() -> Iterator[Client]:
 @pytest.fixture(autouse=True)
 def connected(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hpcml, "connect", lambda **_: contextlib.nullcontext(client))
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """Return a function that writes a data set, at the first call for it, and returns its folder."""
+
+    @functools.cache
+    def made(kind: str, rows: int, partitions: int = 3, form: str = "parquet") -> pathlib.Path:
+        name, how = shape(kind)
+        folder = tmp_path_factory.mktemp("data") / f"made {name}"
+        datasets.write(folder, KINDS[name](**how), rows=rows, partitions=partitions, form=form)
+        return folder
+
+    return made
 
 
 @pytest.fixture

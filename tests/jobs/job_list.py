@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Listed(NamedTuple):
@@ -73,10 +73,12 @@ VARIANTS = {
 TOOLS = ("make_data", "score", "to_torch")  # no jobs of the gallery, or, to_torch, needs what is not here
 
 
-def shape(kind: str) -> tuple[str, dict[str, int]]:
+def shape(kind: str) -> tuple[str, dict[str, Any]]:
     """Return a kind's name and its shape: ``blobs features=2`` is ("blobs", {"features": 2})."""
     name, *pairs = kind.split()
-    return name, {key: int(value) for key, _, value in (pair.partition("=") for pair in pairs)}
+    return name, {
+        key: float(value) if "." in value else int(value) for key, _, value in (pair.partition("=") for pair in pairs)
+    }
 
 
 def figure(result: dict[str, object], dotted: str) -> object:

@@ -19,25 +19,26 @@ from tests.jobs.job_tests import RunJob
 FOLDER = pathlib.Path(kmeans.__file__).parent
 
 
-def test_the_list_holds_every_job() -> None:
-    files = sorted(path.stem for path in FOLDER.glob("*.py"))
-    assert files == sorted([*JOBS, *TOOLS]), "give each job its line in tests/jobs/job_list.py"
+assert {path.stem for path in FOLDER.glob("*.py")} == {*JOBS, *TOOLS}, (
+    "give each job its line in tests/jobs/job_list.py"
+)
 
 
-@pytest.mark.parametrize("name", JOBS)
 def test_help_shows_what_all_jobs_have(
-    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")
-    with pytest.raises(SystemExit) as ended:
-        importlib.import_module(name).main(["--help"])
-    assert ended.value.code == 0
-    said = capsys.readouterr().out
-    options = ("--out", "--seed", "--any-size", *(("--data",) if JOBS[name].kind else ()))
-    assert not [option for option in options if option not in said]
-    assert f"jobs/workloads/{name}.py" in said  # how to run it
-    assert "Exit status: 0 done; 2 " in said
-    assert max(map(len, said.splitlines())) <= 60
+    for name, listed in JOBS.items():
+        with subtests.test(job=name):
+            with pytest.raises(SystemExit) as ended:
+                importlib.import_module(name).main(["--help"])
+            assert ended.value.code == 0
+            said = capsys.readouterr().out
+            options = ("--out", "--seed", "--any-size", *(("--data",) if listed.kind else ()))
+            assert not [option for option in options if option not in said]
+            assert f"jobs/workloads/{name}.py" in said  # how to run it
+            assert "Exit status: 0 done; 2 " in said
+            assert max(map(len, said.splitlines())) <= 60
 
 
 def test_what_is_printed_is_the_result_its_picture_and_the_time(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pathlib
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,26 +11,17 @@ import sklearn.cluster
 import sklearn.neighbors
 
 import dbscan
-from gallery import datasets, kinds, memory
-from tests.jobs.job_tests import Refused, RunJob
-
-MOONS = kinds.Moons(pairs=2)
+from tests.jobs.job_tests import Made, RunJob, rows_in
 
 
-@pytest.fixture(scope="module")
-def moons(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    folder = tmp_path_factory.mktemp("data") / "moons"
-    datasets.write(folder, MOONS, rows=3_000, partitions=3)
-    return folder
-
-
-def table(folder: pathlib.Path) -> pd.DataFrame:
-    return pd.concat([pd.read_parquet(path) for path in sorted(folder.glob("*.parquet"))], ignore_index=True)
+@pytest.fixture
+def moons(made: Made) -> pathlib.Path:
+    return made("moons pairs=2", 3_000)
 
 
 def test_labels_are_scikit_learns_and_moons_are_found(run_job: RunJob, moons: pathlib.Path) -> None:
     result, out = run_job(dbscan, "--data", moons)
-    rows = table(moons)
+    rows = rows_in(moons)
     x = rows[["x0", "x1"]].to_numpy()
     reference = sklearn.cluster.DBSCAN(eps=result["eps"], min_samples=10).fit(x)
     assignments = pd.read_parquet(out / "assignments")
@@ -52,11 +42,13 @@ def test_labels_are_scikit_learns_and_moons_are_found(run_job: RunJob, moons: pa
     assert (out / "dbscan.png").exists()
 
 
-def test_a_given_radius_needs_no_curve_and_partitions_do_not_matter(run_job: RunJob, moons: pathlib.Path) -> None:
-    whole = moons.parent / "whole.csv"
-    table(moons).drop(columns="label").to_csv(whole, index=False)
+def test_a_given_radius_needs_no_curve_and_partitions_do_not_matter(
+    run_job: RunJob, moons: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    whole = tmp_path / "whole.csv"
+    rows_in(moons).drop(columns="label").to_csv(whole, index=False)
     result, out = run_job(dbscan, "--data", whole, "--eps", "0.2", "--min-samples", "4")
-    expected = sklearn.cluster.DBSCAN(eps=0.2, min_samples=4).fit_predict(table(moons)[["x0", "x1"]])
+    expected = sklearn.cluster.DBSCAN(eps=0.2, min_samples=4).fit_predict(rows_in(moons)[["x0", "x1"]])
     np.testing.assert_array_equal(pd.read_parquet(out / "assignments")["cluster"], dbscan.number(expected))
     assert "adjusted_rand_index" not in result
     assert not (out / "kdistance.png").exists()
@@ -66,25 +58,6 @@ def test_all_rows_may_be_noise(run_job: RunJob, moons: pathlib.Path) -> None:
     result, _ = run_job(dbscan, "--data", moons, "--eps", "1e-9")
     assert (result["clusters"], result["noise"], result["sizes"]) == (0, 3_000, [])
     assert "all rows are noise" in result["notes"][-1]
-
-
-def test_refusals(refused: Refused, moons: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: Any) -> None:
-    pd.DataFrame({"a": [1.0] * 50}).to_parquet(tmp_path / "same.parquet")
-    pd.DataFrame({"a": [1.0, 2.0]}).to_parquet(tmp_path / "few.parquet")
-    pd.DataFrame({"cluster": [1.0, 2.0]}).to_parquet(tmp_path / "named.parquet")
-    assert "Give --eps" in refused(dbscan, "--data", tmp_path / "same.parquet")
-    assert "2 usable rows are fewer than --min-samples 10" in refused(dbscan, "--data", tmp_path / "few.parquet")
-    assert "'cluster' would collide" in refused(dbscan, "--data", tmp_path / "named.parquet")
-    assert "no column z of true clusters" in refused(dbscan, "--data", moons, "--label", "z")
-    small = memory.Capacity(2, 2, 2 * 200_000, 0)
-    monkeypatch.setattr(memory, "capacity", lambda _: small)
-    assert "with eps 5 needs" in (sentence := refused(dbscan, "--data", moons, "--eps", "5"))
-    assert "on one worker" in sentence
-    assert "more nodes do not help. Lower --eps" in sentence
-    monkeypatch.setattr(memory, "capacity", lambda _: memory.Capacity(2, 2, 2 * 150_000, 10**9))
-    assert "Lower --eps or give fewer rows" in refused(dbscan, "--data", moons)  # and no picture of the curve is left
-    monkeypatch.setattr(memory, "capacity", lambda _: memory.Capacity(2, 2, 2 * 10_000, 10**9))
-    assert "needs 141 KiB on one worker, 14.4 times its memory (9.8 KiB)" in refused(dbscan, "--data", moons)
 
 
 def test_clusters_are_numbered_by_their_first_row() -> None:

@@ -14,7 +14,7 @@ import pytest
 import join
 from gallery import backend, exchange, memory, partitions, picture
 from gallery.job import LOST
-from tests.jobs.job_tests import Refused, RunJob
+from tests.jobs.job_tests import RunJob
 
 ROWS, OTHER, KEYS, SEED = 20_000, 400, 300, 5
 OPTIONS = ["--rows", str(ROWS), "--right", str(OTHER), "--keys", str(KEYS), "--seed", str(SEED)]
@@ -137,9 +137,3 @@ def test_cudf_is_exchanged_directly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "tables", lambda: Cudf)
     Cudf.__name__ = "cudf"
     assert join.shuffle_method(None) == "direct"
-
-
-def test_refusals(refused: Refused, monkeypatch: Any) -> None:
-    assert "Ask for --nodes" in refused(join, "--rows", "1_000_000_000_000")
-    monkeypatch.setattr(backend, "on_gpu", lambda: True)
-    assert "--shuffle p2p goes through the hosts' memory" in refused(join, *OPTIONS, "--shuffle", "p2p")

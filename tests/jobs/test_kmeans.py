@@ -20,7 +20,7 @@ import hpcml
 import kmeans
 import make_data
 from gallery import datasets, kinds, knee, models
-from tests.jobs.job_tests import InARun, Refused, RunJob
+from tests.jobs.job_tests import InARun, Made, RunJob, rows_in
 
 Result = tuple[dict[str, Any], np.ndarray, pd.DataFrame]
 Run = Callable[..., Result]
@@ -42,15 +42,9 @@ def run(run_job: RunJob) -> Run:
     return run
 
 
-@pytest.fixture(scope="module")
-def blobs(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    folder = tmp_path_factory.mktemp("data") / "made blobs"
-    datasets.write(folder, BLOBS, rows=6_000, partitions=4)
-    return folder
-
-
-def table(folder: pathlib.Path) -> pd.DataFrame:
-    return pd.concat([pd.read_parquet(path) for path in sorted(folder.glob("*.parquet"))], ignore_index=True)
+@pytest.fixture
+def blobs(made: Made) -> pathlib.Path:
+    return made("blobs features=3 centres=5", 6_000, 4)
 
 
 def by_row(rows: int = 40) -> pd.DataFrame:
@@ -61,7 +55,7 @@ def by_row(rows: int = 40) -> pd.DataFrame:
 def test_numbers_are_scikit_learns_from_the_same_start(run: Run, blobs: pathlib.Path) -> None:
     k = 9
     metrics, centres, assignments = run(blobs, "--k", str(k))
-    rows = table(blobs).to_numpy()
+    rows = rows_in(blobs).to_numpy()
     start = kmeans.starting_centres(rows, k, 0)  # fewer rows than SAMPLE: the sample is all of them
     reference = sklearn.cluster.KMeans(k, init=start, n_init=1, tol=1e-8, max_iter=300).fit(rows)
     assert metrics["inertia"] == pytest.approx(reference.inertia_, rel=1e-4)
@@ -84,7 +78,7 @@ def test_made_blobs_are_found_again(run: Run) -> None:
 
 def test_the_elbow_is_scikit_learns_inertia_of_the_sample(run_job: RunJob, blobs: pathlib.Path) -> None:
     result, out = run_job(kmeans, "--data", blobs, "--k", "5", "--elbow", "2-9")
-    elbow, rows = result["elbow"], table(blobs).to_numpy()
+    elbow, rows = result["elbow"], rows_in(blobs).to_numpy()
     assert (elbow["rows"], elbow["k"], elbow["suggested_k"]) == (6_000, list(range(2, 10)), 5)
     expected = [sklearn.cluster.KMeans(k, n_init=5, random_state=0).fit(rows).inertia_ for k in (2, 9)]
     np.testing.assert_allclose([elbow["inertia"][0], elbow["inertia"][-1]], expected, rtol=1e-9)
@@ -94,7 +88,7 @@ def test_the_elbow_is_scikit_learns_inertia_of_the_sample(run_job: RunJob, blobs
 
 def test_the_libraries_own_start_reaches_the_same_inertia(run: Run, blobs: pathlib.Path) -> None:
     metrics = run(blobs, "--k", "5", "--init", "k-means||")[0]
-    reference = sklearn.cluster.KMeans(5, n_init=5, random_state=0).fit(table(blobs).to_numpy())
+    reference = sklearn.cluster.KMeans(5, n_init=5, random_state=0).fit(rows_in(blobs).to_numpy())
     assert metrics["inertia"] == pytest.approx(reference.inertia_, rel=1e-3)
 
 
@@ -107,13 +101,13 @@ def test_the_knee_is_where_the_curve_is_farthest_from_its_chord() -> None:
 
 
 def test_centres_do_not_depend_on_partitions_or_format(
-    run: Run, blobs: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, blobs: pathlib.Path, made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sample that they start from is chosen by the rows' numbers."""
     monkeypatch.setattr(kmeans, "SAMPLE", 500)
     _, expected, assigned = run(blobs, "--k", "7", "--max-iter", "25")
-    datasets.write(tmp_path / "csv", BLOBS, rows=6_000, partitions=3, form="csv")
-    _, centres, assignments = run(tmp_path / "csv", "--k", "7", "--max-iter", "25")
+    csv = made("blobs features=3 centres=5", 6_000, 3, "csv")
+    _, centres, assignments = run(csv, "--k", "7", "--max-iter", "25")
     np.testing.assert_allclose(centres, expected, rtol=1e-6)
     np.testing.assert_array_equal(assignments["cluster"], assigned["cluster"])
 
@@ -122,8 +116,8 @@ def test_made_data_is_the_same_for_any_partitions(tmp_path: pathlib.Path, client
     rows = datasets.BLOCK + 1_000
     for partitions, with_client in ((1, None), (3, client)):
         datasets.write(tmp_path / str(partitions), BLOBS, rows=rows, partitions=partitions, client=with_client)
-    assert len(table(tmp_path / "1")) == rows
-    pd.testing.assert_frame_equal(table(tmp_path / "1"), table(tmp_path / "3"))
+    assert len(rows_in(tmp_path / "1")) == rows
+    pd.testing.assert_frame_equal(rows_in(tmp_path / "1"), rows_in(tmp_path / "3"))
 
 
 def test_rows_with_missing_or_infinite_values_are_left_out(run: Run, tmp_path: pathlib.Path, capsys: Any) -> None:
@@ -159,37 +153,6 @@ def test_results_of_an_earlier_run_are_replaced(blobs: pathlib.Path, tmp_path: p
     for k in ("4", "2"):
         assert kmeans.main(["--data", str(blobs), "--out", str(tmp_path), "--k", k]) == 0
     assert set(pd.read_parquet(tmp_path / "assignments")["cluster"]) == {0, 1}
-
-
-def test_refusals_of_data(refused: Refused, tmp_path: pathlib.Path) -> None:
-    by_row(3).to_parquet(tmp_path / "few.parquet")
-    by_row(3).head(0).to_parquet(tmp_path / "none.parquet")
-    by_row(9).assign(a=1.0, b=2.0).to_parquet(tmp_path / "same.parquet")
-    by_row(9).assign(name="x", yes=True).to_parquet(tmp_path / "mixed.parquet")
-    by_row(9).assign(cluster=1).to_parquet(tmp_path / "named.parquet")
-    (tmp_path / "blank.csv").write_text("")
-    (tmp_path / "notes.txt").write_text("a,b\n1,2\n")
-    assert "4 clusters need 4 rows, 3 are usable. Lower --k" in refused(
-        kmeans, "--data", tmp_path / "few.parquet", "--k", "4"
-    )
-    assert "no usable row" in refused(kmeans, "--data", tmp_path / "none.parquet")
-    assert "9 sampled rows are 1 points. Lower --k to 1." in refused(
-        kmeans, "--data", tmp_path / "same.parquet", "--k", "2"
-    )
-    assert "--elbow 9 needs more than the sample's 3 points. Lower it." in refused(
-        kmeans, "--data", tmp_path / "few.parquet", "--k", "2", "--elbow", "2-9"
-    )
-    assert "not numeric: name, yes. Give --columns a,b." in refused(kmeans, "--data", tmp_path / "mixed.parquet")
-    assert "not numeric: name. Give --columns a,b." in refused(
-        kmeans, "--data", tmp_path / "mixed.parquet", "--columns", "a,name"
-    )
-    assert "no column z" in refused(kmeans, "--data", tmp_path / "mixed.parquet", "--columns", "a,z")
-    assert "A column is named twice" in refused(kmeans, "--data", tmp_path / "mixed.parquet", "--columns", "a,a")
-    assert "'cluster' would collide" in refused(kmeans, "--data", tmp_path / "named.parquet")
-    assert "blank.csv is empty (0 bytes). Repair it" in refused(kmeans, "--data", tmp_path / "blank.csv")
-    assert "holds no file of .parquet, .csv" in refused(kmeans, "--data", tmp_path / "notes.txt")
-    assert "Nothing is at" in refused(kmeans, "--data", tmp_path / "absent*.csv")
-    assert not (tmp_path / "refused" / "result.json").exists()
 
 
 def test_told_to_stop_it_ends_after_the_phase(

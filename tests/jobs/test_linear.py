@@ -13,27 +13,11 @@ import sklearn.linear_model
 import sklearn.metrics
 
 import linear
-from gallery import datasets, kinds, memory, models, split
+from gallery import models
 from gallery.job import LOST
-from tests.jobs.job_tests import Refused, RunJob
+from tests.jobs.job_tests import Made, RunJob, divided
 
-ROWS = 3_000
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pathlib.Path]:
-    folder = tmp_path_factory.mktemp("linear")
-    kind = {"regression": kinds.Regression(features=5, noise=2.0), "classification": kinds.Classification(features=2)}
-    for name, drawn in kind.items():
-        datasets.write(folder / name, drawn, rows=ROWS, partitions=3)
-    return {path.name: path for path in folder.iterdir()}
-
-
-def rows_of(folder: pathlib.Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    frame = pd.concat([pd.read_parquet(path) for path in sorted(folder.glob("*.parquet"))])
-    x, y = frame.drop(columns="y").to_numpy(), frame["y"].to_numpy()
-    test = split.is_test(0, len(y), len(y), 0, 0.2)
-    return x[~test], x[test], y[~test], y[test]
+NUMBERS, CLASSES = ("regression features=5 noise=2.0", 3_000), ("classification features=2", 3_000)
 
 
 @pytest.mark.parametrize(
@@ -46,10 +30,10 @@ def rows_of(folder: pathlib.Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, n
     ],
 )  # fmt: skip
 def test_regressions_are_scikit_learns(
-    run_job: RunJob, made: dict[str, pathlib.Path], what: str, options: list[str], reference: Any
+    run_job: RunJob, made: Made, what: str, options: list[str], reference: Any
 ) -> None:
-    result, out = run_job(linear, "--what", what, "--data", made["regression"], *options)
-    x_train, x_test, y_train, y_test = rows_of(made["regression"])
+    result, out = run_job(linear, "--what", what, "--data", made(*NUMBERS), *options)
+    x_train, x_test, y_train, y_test = divided(made(*NUMBERS))
     reference.fit(x_train, y_train)
     known = {"alpha", "l1_ratio", "c", "max_iter", "tol"} & result.keys()
     assert known <= reference.get_params().keys()  # no option is told that the model does not have
@@ -70,9 +54,9 @@ def test_regressions_are_scikit_learns(
     np.testing.assert_allclose(found.loc["y"], [*reference.coef_, reference.intercept_], rtol=1e-9, atol=1e-9)
 
 
-def test_logistic_is_scikit_learns(run_job: RunJob, made: dict[str, pathlib.Path]) -> None:
-    result, out = run_job(linear, "--what", "logistic", "--data", made["classification"], "--c", "0.5")
-    x_train, x_test, y_train, y_test = rows_of(made["classification"])
+def test_logistic_is_scikit_learns(run_job: RunJob, made: Made) -> None:
+    result, out = run_job(linear, "--what", "logistic", "--data", made(*CLASSES), "--c", "0.5")
+    x_train, x_test, y_train, y_test = divided(made(*CLASSES))
     reference = sklearn.linear_model.LogisticRegression(C=0.5, tol=1e-6, max_iter=1000).fit(x_train, y_train)
     np.testing.assert_allclose(result["coefficients"], reference.coef_, rtol=1e-6, atol=1e-9)
     assert result["metrics"]["accuracy"] == pytest.approx(reference.score(x_test, y_test), abs=1e-12)
@@ -83,39 +67,8 @@ def test_logistic_is_scikit_learns(run_job: RunJob, made: dict[str, pathlib.Path
     np.testing.assert_array_equal(model.predict(pd.DataFrame(x_test, columns=["x0", "x1"])), reference.predict(x_test))
 
 
-def test_what_cannot_be_fitted_is_refused(refused: Refused, tmp_path: pathlib.Path) -> None:
-    frame = pd.DataFrame({"x": np.arange(30.0), "y": 1, "half": np.arange(30) / 2, "word": "a"})
-    frame.to_parquet(tmp_path / "in.parquet")
-    frame.head(2).to_parquet(tmp_path / "few.parquet")
-    data = ["--data", tmp_path / "in.parquet", "--columns", "x"]
-    assert "the target is 1 in all rows" in refused(linear, *data, "--what", "logistic")
-    assert "no class labels" in refused(linear, *data, "--what", "logistic", "--target", "half")
-    assert "target word is large_string, no number" in refused(linear, *data, "--target", "word")
-    assert "has no column z" in refused(linear, *data, "--target", "z")
-    assert "leave none for the test" in refused(linear, "--data", tmp_path / "few.parquet", "--columns", "x")
-    assert "more than 24 rows to train on" in refused(
-        linear, "--data", wide(tmp_path), "--columns", ",".join(f"x{n}" for n in range(24))
-    )
-
-
-def wide(folder: pathlib.Path) -> pathlib.Path:
-    rows = np.random.default_rng(0).normal(size=(30, 25))
-    pd.DataFrame(rows, columns=[*(f"x{n}" for n in range(24)), "y"]).to_parquet(folder / "wide.parquet")
-    return folder / "wide.parquet"
-
-
-def test_too_much_for_one_worker_is_refused(
-    refused: Refused, made: dict[str, pathlib.Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small = memory.Capacity(nodes=4, workers=4, memory=400_000, room=10**9)
-    monkeypatch.setattr(memory, "capacity", lambda _: small)
-    said = refused(linear, "--what", "logistic", "--data", made["classification"], "--columns", "x0,x1")
-    assert "on one worker" in said
-    assert "more nodes do not help. Give fewer rows" in said
-
-
-def test_predictions_by_coefficients_are_the_model_s(made: dict[str, pathlib.Path]) -> None:
-    x_train, x_test, y_train, _ = rows_of(made["regression"])
+def test_predictions_by_coefficients_are_the_model_s(made: Made) -> None:
+    x_train, x_test, y_train, _ = divided(made(*NUMBERS))
     model = sklearn.linear_model.Lasso(0.3).fit(x_train, y_train)
     told = linear.by_coefficients(da.from_array(x_test, chunks=(100, -1)), model.coef_, float(model.intercept_))
     assert told.chunks == ((100,) * 6,)
@@ -123,11 +76,11 @@ def test_predictions_by_coefficients_are_the_model_s(made: dict[str, pathlib.Pat
 
 
 def test_a_model_that_answers_otherwise_than_its_exported_form_ends_the_job(
-    made: dict[str, pathlib.Path], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch,
+    made: Made, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     predict = models.predict
     monkeypatch.setattr(models, "predict", lambda model, x: predict(model, x[:, ::-1]))
-    assert linear.main(["--data", str(made["regression"]), "--out", str(tmp_path)]) == LOST
+    assert linear.main(["--data", str(made(*NUMBERS)), "--out", str(tmp_path)]) == LOST
     assert "LinearRegression, answers " in capsys.readouterr().err
     assert not (tmp_path / "model").exists()

@@ -13,36 +13,24 @@ import sklearn.metrics
 import sklearn.neighbors
 
 import neighbors
-from gallery import blocks, datasets, kinds, models, tables
-from tests.jobs.job_tests import Refused, RunJob
+from gallery import blocks, models, tables
+from tests.jobs.job_tests import Made, RunJob, rows_in
 
-MAKERS = {"classify": kinds.Classification(features=3), "regress": kinds.Regression(features=3)}
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    folder = tmp_path_factory.mktemp("data")
-    for what, kind in MAKERS.items():
-        datasets.write(folder / what, kind, rows=3_000, partitions=5)
-    return folder
-
-
-def table(folder: pathlib.Path) -> pd.DataFrame:
-    return pd.concat([pd.read_parquet(path) for path in sorted(folder.glob("*.parquet"))], ignore_index=True)
+DATA = {"classify": ("classification features=3", 3_000, 5), "regress": ("regression features=3", 3_000, 5)}
 
 
 def halves(folder: pathlib.Path, held: Any) -> tuple[pd.DataFrame, pd.DataFrame]:
-    rows = table(folder)
+    rows = rows_in(folder)
     return rows.drop(index=held), rows.loc[held]
 
 
 @pytest.mark.parametrize("what", ["classify", "regress"])
-def test_predictions_are_scikit_learns(run_job: RunJob, data: pathlib.Path, what: str) -> None:
-    result, out = run_job(neighbors, "--what", what, "--data", data / what, "--k", "7")
+def test_predictions_are_scikit_learns(run_job: RunJob, made: Made, what: str) -> None:
+    result, out = run_job(neighbors, "--what", what, "--data", made(*DATA[what]), "--k", "7")
     predictions = pd.read_parquet(out / "predictions")
     held = predictions["row"]
     np.testing.assert_array_equal(held, tables.sample_rows(3_000, 600, 0))
-    index, asked = halves(data / what, held)
+    index, asked = halves(made(*DATA[what]), held)
     features = ["x0", "x1", "x2"]
     model = getattr(sklearn.neighbors, neighbors.CLASSES[what])(7).fit(index[features].to_numpy(), index["y"])
     expected = model.predict(asked[features].to_numpy())
@@ -63,11 +51,11 @@ def test_predictions_are_scikit_learns(run_job: RunJob, data: pathlib.Path, what
     assert (out / "neighbors.png").exists()
 
 
-def test_neighbours_are_scikit_learns(run_job: RunJob, data: pathlib.Path) -> None:
-    search = ("--what", "search", "--data", data / "regress", "--k", "4", "--queries", "100")
+def test_neighbours_are_scikit_learns(run_job: RunJob, made: Made) -> None:
+    search = ("--what", "search", "--data", made(*DATA["regress"]), "--k", "4", "--queries", "100")
     result, out = run_job(neighbors, *search)
     found = pd.read_parquet(out / "neighbors")
-    index, asked = halves(data / "regress", found["row"])
+    index, asked = halves(made(*DATA["regress"]), found["row"])
     features = ["x0", "x1", "x2"]
     distances, places = (
         sklearn.neighbors.NearestNeighbors(n_neighbors=4).fit(index[features]).kneighbors(asked[features])
@@ -98,13 +86,3 @@ def test_blocks_and_ties_do_not_matter() -> None:
         if size < 30:  # within a block scikit-learn chooses among equals
             assert set(places[0][:3]) == {0, 1, 2}
         np.testing.assert_allclose(distances, [[0.2, 0.2, 0.2, 0.8], [0.1, 0.1, 0.1, 0.9]])
-
-
-def test_refusals(refused: Refused, data: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    pd.DataFrame({"a": [1.0, 2.0, 3.0], "y": [1, 1, 1]}).to_parquet(tmp_path / "one.parquet")
-    assert "y holds one class" in refused(neighbors, "--data", tmp_path / "one.parquet", "--target", "y")
-    assert "does not say what to predict" in refused(neighbors, "--data", tmp_path / "one.parquet")
-    assert "has no column z" in refused(neighbors, "--data", data / "classify", "--target", "z")
-    assert "y holds fractions" in refused(neighbors, "--data", data / "regress")
-    few = ("--what", "regress", "--data", tmp_path / "one.parquet", "--target", "y", "--k", "3", "--queries", "1")
-    assert "3 usable rows less 1 held out are not 3 neighbours. Lower --k." in refused(neighbors, *few)

@@ -11,21 +11,19 @@ import pytest
 
 import pipeline
 import score
-from gallery import datasets, kinds, models, split
-from tests.jobs.job_tests import Refused, RunJob
+from gallery import models, split
+from tests.jobs.job_tests import Made, RunJob, rows_in
 
 
-@pytest.fixture(scope="module")
-def trips(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    folder = tmp_path_factory.mktemp("pipeline") / "trips"
-    datasets.write(folder, kinds.KINDS["trips"](), rows=900, partitions=3)
-    return folder
+@pytest.fixture
+def trips(made: Made) -> pathlib.Path:
+    return made("trips", 900)
 
 
 def test_a_whole_pass(run_job: RunJob, trips: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "TUNED", {"ridge": {"alpha": [1.0, 10.0]}, "forest": {"max_depth": [4]}})
     result, out = run_job(pipeline, "--data", trips, "--trees", "3")
-    table = pd.concat([pd.read_parquet(path) for path in sorted(trips.glob("*.parquet"))], ignore_index=True)
+    table = rows_in(trips)
     assert result["missing"] == table.isna().sum().to_dict()
     assert result["missing"]["tolls"] > 50
     assert result["metrics"]["rmse"] < result["baseline"]["rmse"] / 2
@@ -43,10 +41,10 @@ def test_a_whole_pass(run_job: RunJob, trips: pathlib.Path, monkeypatch: pytest.
     other = rows.head(2).assign(borough="Hoboken", payment=np.array([np.nan, "cash"], dtype=object), passengers=np.nan)
     assert np.isfinite(model.predict(other)).all()  # a new category and gaps are taken
     scored, there = run_job(score, "--model", out / "model", "--data", trips)  # elsewhere, from the files as they are
-    again = pd.concat([pd.read_parquet(path) for path in sorted((there / "predictions").glob("*.parquet"))])
+    again = rows_in(there / "predictions")
     np.testing.assert_allclose(again["prediction"].astype("float64"), predictions["prediction"], rtol=1e-9)
     assert scored["rows_without_prediction"] == 0
-    pd.testing.assert_series_equal(again["pickup"].reset_index(drop=True), table["pickup"], check_dtype=False)
+    pd.testing.assert_series_equal(again["pickup"], table["pickup"], check_dtype=False)
     page = (out / "report.html").read_text()
     assert page.count("<img") == 2
     assert not re.findall(r"(?:src|href)=\"(?!data:|#)", page)  # it fetches nothing
@@ -66,12 +64,3 @@ def test_a_time_is_the_same_second_in_every_zone() -> None:
     times = pd.Series(pd.to_datetime(["1970-01-01 00:01:30", None]))
     for zoned in (times, times.dt.tz_localize("UTC").dt.tz_convert("Europe/Rome")):
         np.testing.assert_array_equal(models.seconds(zoned), [90.0, np.nan])
-
-
-def test_refusals(refused: Refused, trips: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    pd.DataFrame({"a": [1.0, 2.0], "fare": [1.0, None]}).to_parquet(tmp_path / "few.parquet")
-    pd.DataFrame({"a": [[1.0]] * 40, "fare": 1.0}).to_parquet(tmp_path / "lists.parquet")
-    assert "1 rows have a fare; 30 are needed" in refused(pipeline, "--data", tmp_path / "few.parquet")
-    assert "not a number, text or a time" in refused(pipeline, "--data", tmp_path / "lists.parquet")
-    assert "borough is not numeric" in refused(pipeline, "--data", trips, "--target", "borough")
-    assert "no column price" in refused(pipeline, "--data", trips, "--target", "price")

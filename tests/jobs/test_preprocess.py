@@ -13,27 +13,19 @@ from sklearn.preprocessing import LabelEncoder, MinMaxScaler, OneHotEncoder, Sta
 
 import preprocess
 import score
-from gallery import datasets, kinds, models
-from tests.jobs.job_tests import Refused, RunJob
-
-ROWS = 3_000
+from gallery import models
+from tests.jobs.job_tests import Made, Refused, RunJob, rows_in
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    folder = tmp_path_factory.mktemp("table") / "made"
-    datasets.write(folder, kinds.Table(cities=12), rows=ROWS, partitions=3)
-    return folder
-
-
-def rows_of(folder: pathlib.Path) -> pd.DataFrame:
-    return pd.concat([pd.read_parquet(path) for path in sorted(folder.glob("*.parquet"))], ignore_index=True)
+@pytest.fixture(name="made")
+def a_table(made: Made) -> pathlib.Path:
+    return made("table cities=12", 3_000)
 
 
 @pytest.mark.parametrize(("scale", "scaler"), [("standard", StandardScaler()), ("minmax", MinMaxScaler())])
 def test_prepared_rows_are_scikit_learns(run_job: RunJob, made: pathlib.Path, scale: str, scaler: Any) -> None:
     result, out = run_job(preprocess, "--data", made, "--target", "label", "--scale", scale, "--rare", "25")
-    prepared, table = pd.read_parquet(out / "prepared"), rows_of(made)
+    prepared, table = pd.read_parquet(out / "prepared"), rows_in(made)
     numbers = scaler.fit_transform(SimpleImputer().fit_transform(table[["amount", "age"]]))
     np.testing.assert_allclose(prepared[["amount", "age"]], numbers, rtol=1e-9, atol=1e-12)
     encoder = OneHotEncoder(min_frequency=25, sparse_output=False)
@@ -52,7 +44,7 @@ def test_prepared_rows_are_scikit_learns(run_job: RunJob, made: pathlib.Path, sc
 def test_new_rows_are_prepared_elsewhere(
     run_job: RunJob, refused: Refused, made: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    table = rows_of(made).drop(columns="label").head(40).reset_index(drop=True)
+    table = rows_in(made).drop(columns="label").head(40).reset_index(drop=True)
     table.loc[3, "city"] = "a new one"
     table.to_parquet(tmp_path / "new.parquet")
     gaps = table.drop(3).assign(city=[None, *table["city"].drop([0, 3])])
@@ -91,17 +83,6 @@ def test_gaps_constants_and_numbers_as_categories(run_job: RunJob, tmp_path: pat
     assert prepared["c_(missing)"].tolist() == [0, 0, 0, 0, 1]
     assert result["missing"] == {"a": 2, "b": 0, "zip": 0, "c": 1}
     assert result["portable_agrees"] == 1
-
-
-def test_refusals(refused: Refused, tmp_path: pathlib.Path) -> None:
-    frame = pd.DataFrame({"a": [np.nan] * 3, "c": list("xyz"), "yes": True, "n": [1, 2, 3]})
-    frame.to_parquet(tmp_path / "in.parquet")
-    data = ["--data", tmp_path / "in.parquet", "--columns"]
-    assert "neither numbers nor text: yes (bool)" in refused(preprocess, *data, "n,yes")
-    assert "no value at all in a" in refused(preprocess, *data, "a,c")
-    assert "no row without gaps, 3 read" in refused(preprocess, *data, "a,c", "--nulls", "drop")
-    assert "no category of c is in 2 rows. Lower --rare" in refused(preprocess, *data, "c", "--rare", "2")
-    assert "has no column z" in refused(preprocess, *data, "z")
 
 
 def test_numbers_as_categories_are_the_same_with_gaps_and_in_new_data(

@@ -15,19 +15,17 @@ import sklearn.model_selection
 from distributed import Client, LocalCluster, as_completed
 
 import search
-from gallery import datasets, kinds, memory, models, trials
-from tests.jobs.job_tests import InARun, Refused, RunJob
+from gallery import models, trials
+from tests.jobs.job_tests import InARun, Made, RunJob, rows_in
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    folder = tmp_path_factory.mktemp("search") / "regression"
-    datasets.write(folder, kinds.Regression(features=5, noise=3.0), rows=600, partitions=3)
-    return folder
+@pytest.fixture
+def data(made: Made) -> pathlib.Path:
+    return made("regression features=5 noise=3.0", 600)
 
 
 def rows_of(folder: pathlib.Path) -> tuple[Any, Any]:
-    frame = pd.concat([pd.read_parquet(path) for path in sorted(folder.glob("*.parquet"))])
+    frame = rows_in(folder)
     return frame.drop(columns="y").to_numpy(), frame["y"].to_numpy()
 
 
@@ -123,17 +121,3 @@ def test_lost_workers_cost_a_copy_not_the_search() -> None:
         assert cluster.scheduler.extensions["amm"].running
     scores = [[trial.score for trial in found] for found in (first, second, third)]
     assert scores[0] == scores[1] == scores[2]
-
-
-def test_refusals(
-    refused: Refused, data: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    frame = pd.DataFrame({"a": np.arange(8.0), "y": np.arange(8.0), "same": 1.0, "name": "x"})
-    frame.to_parquet(tmp_path / "few.parquet")
-    few = ["--data", tmp_path / "few.parquet", "--columns", "a"]
-    assert "5 folds need 10 rows, 8 are usable. Lower --folds." in refused(search, *few)
-    assert "same has one value" in refused(search, *few, "--target", "same", "--folds", "2")
-    assert "no column price" in refused(search, "--data", data, "--target", "price")
-    assert "name is not numeric" in refused(search, *few, "--target", "name")
-    monkeypatch.setattr(memory, "capacity", lambda _: memory.Capacity(2, 2, 20_000, 0))
-    assert "on one worker" in refused(search, "--data", data)

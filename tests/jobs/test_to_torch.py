@@ -10,15 +10,12 @@ import pandas as pd
 import pytest
 
 import to_torch
-from gallery import datasets, kinds
-from tests.jobs.job_tests import Refused, RunJob, needs_torch
+from tests.jobs.job_tests import Made, Refused, RunJob, needs_torch
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    folder = tmp_path_factory.mktemp("torch") / "classes"
-    datasets.write(folder, kinds.Classification(features=4), rows=3_000, partitions=3)
-    return folder
+@pytest.fixture
+def data(made: Made) -> pathlib.Path:
+    return made("classification features=4", 3_000)
 
 
 def test_without_torch_it_says_so_and_how_to_get_it(

@@ -22,7 +22,7 @@ from gallery.job import Job
 from tests.jobs.job_tests import Refused, RunJob
 
 BLOBS = kinds.Blobs(features=8, centres=4)  # 64 bytes a row
-ROWS, LIMIT = 300_000, 6_400_000  # of two workers: the data is 1.5 times their memory
+ROWS, LIMIT = 120_000, 2_560_000  # of two workers: the data is 1.5 times their memory
 # Only Dask's own results count here, so that limits far below what Python and its libraries take can be tried.
 BY_RESULTS = {f"distributed.worker.memory.{name}": False for name in ("spill", "pause", "terminate")}
 NO_PAGE: dict[str, Any] = {"dashboard_address": "127.0.0.1:0", "scheduler_kwargs": {"dashboard": False}}
@@ -105,7 +105,7 @@ def test_any_size_tries_it_all_the_same(run_job: RunJob, tiny: Client, blobs: pa
 def test_rows_of_text_are_told_from_the_length_of_its_lines(
     refused: Refused, tiny: Client, tmp_path: pathlib.Path
 ) -> None:
-    for form, rows in (("json", 20_000), ("csv", 160_000)):
+    for form, rows in (("json", 20_000), ("csv", 64_000)):
         datasets.write(tmp_path / form, BLOBS, rows=rows, partitions=3, form=form)
         source = inputs.survey(tiny, str(tmp_path / form), [])
         assert source.rows is None

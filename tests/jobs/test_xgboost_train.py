@@ -17,7 +17,7 @@ import xgboost.dask
 import hpcml
 import xgboost_train
 from gallery import datasets, kinds, models, split, supervised
-from tests.jobs.job_tests import InARun, Refused, RunJob
+from tests.jobs.job_tests import InARun, RunJob
 
 
 @pytest.mark.parametrize("task", ["regression", "classification"])
@@ -124,22 +124,6 @@ def test_ports_are_what_the_documentation_says(run_job: RunJob, monkeypatch: pyt
     assert sorted({address for address, _ in during}) == ["0.0.0.0", "127.0.0.1"]
     assert len([address for address, _ in during if address == "127.0.0.1"]) == 1
     assert not listening() - before
-
-
-def test_refusals(refused: Refused, tmp_path: pathlib.Path) -> None:
-    frame = pd.DataFrame({"a": np.arange(30.0), "y": 1.0, "name": "x"})
-    frame.to_parquet(tmp_path / "flat.parquet")
-    frame.head(2).to_parquet(tmp_path / "few.parquet")
-    pd.DataFrame({"a": np.arange(400.0), "y": np.arange(400) % 101}).to_parquet(tmp_path / "many.parquet")
-    data = ["--data", tmp_path / "flat.parquet", "--columns", "a"]
-    assert "the target is 1 in all rows; two classes are needed" in refused(
-        xgboost_train, *data, "--task", "classification"
-    )
-    assert "string, no number" in refused(xgboost_train, *data, "--target", "name")
-    many = refused(xgboost_train, "--data", tmp_path / "many.parquet", "--task", "classification")
-    assert "y has 101 classes; this takes 100 at most" in many
-    assert "rows leave none" in refused(xgboost_train, "--data", tmp_path / "few.parquet", "--columns", "a")
-    assert "Nothing is at" in refused(xgboost_train, "--data", tmp_path / "absent")
 
 
 def test_a_training_that_xgboost_ends_is_said_in_a_sentence(

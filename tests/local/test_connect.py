@@ -25,8 +25,15 @@ from hpcml.node.roles.local_cluster import ClosedCluster, ClosedScheduler
 
 pytestmark = pytest.mark.local
 
-SCRIPT = """
-import hpcml, json, psutil, sys
+ALONE = """
+import glob, hpcml, json, os, psutil, stat, sys
+
+def seen():
+    import sys
+    return [entry for entry in sys.path if os.environ["TMPDIR"] in entry]
+
+def folders():
+    return glob.glob(os.environ["TMPDIR"] + "/hpcml_*")
 
 def main():
     client = hpcml.connect(n_workers=2, threads_per_worker=1)
@@ -34,11 +41,13 @@ def main():
     own = {me.pid, *(child.pid for child in me.children(recursive=True))}
     doors = [one.laddr for one in psutil.net_connections("tcp") if one.status == "LISTEN" and one.pid in own]
     found = {"doors": doors, "sum": client.submit(sum, [1, 2]).result(), "workers": len(client.nthreads()), "shown": client._repr_html_()[:4],
-             "link": client.cluster.dashboard_link}
+             "link": client.cluster.dashboard_link, "path": client.run_on_scheduler(seen),
+             "paths": sum(client.run(seen).values(), []), "modes": [stat.S_IMODE(os.stat(path).st_mode) for path in folders()]}
     print(json.dumps(found), flush=True)
     sys.stdin.read()
     client.cluster.close()
     client.close()
+    print(json.dumps([seen(), folders()]))
 
 if __name__ == "__main__":
     main()
@@ -193,12 +202,15 @@ def answers(port: int, *, tls: bool) -> bytes:
         plain.close()
 
 
-def test_nobody_else_on_the_machine_is_answered(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT)
-    command = [sys.executable, str(tmp_path / "script.py")]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("HPCML_", "DASK_"))}
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                env=environment, cwd=tmp_path) as process:  # fmt: skip
+def test_nobody_else_on_the_machine_is_answered_nor_plants_a_folder(tmp_path: Path) -> None:
+    """Dask's own folder is $TMPDIR/dask-scratch-space, whoever it belongs to; code in it would be imported first."""
+    environment = prepare(tmp_path, ALONE)
+    common, planted = tmp_path / "tmp", tmp_path / "tmp" / "dask-scratch-space"
+    planted.mkdir()
+    common.chmod(0o1777)
+    planted.chmod(0o777)
+    with subprocess.Popen([sys.executable, "script.py"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          text=True, env=environment, cwd=tmp_path) as process:  # fmt: skip
         assert process.stdout is not None
         found = json.loads(process.stdout.readline())
         assert {host for host, _ in found["doors"]} == {"127.0.0.1"}
@@ -208,53 +220,15 @@ def test_nobody_else_on_the_machine_is_answered(tmp_path: Path) -> None:
         for port in ports:
             assert answers(port, tls=False) == b""
             assert answers(port, tls=True) == b""
-        _, errors = process.communicate("", timeout=120)
+        last, errors = process.communicate("", timeout=120)
     assert process.returncode == 0
     assert "8787" not in errors
     assert (found["sum"], found["workers"], found["shown"].strip()[:1], found["link"]) == (3, 2, "<", "")
-
-
-FOLDERS = """
-import glob, hpcml, json, os, sys
-
-def seen():
-    import sys
-    return [entry for entry in sys.path if os.environ["TMPDIR"] in entry]
-
-def main():
-    client = hpcml.connect(n_workers=2, threads_per_worker=1)
-    found = {"scheduler": client.run_on_scheduler(seen), "workers": sum(client.run(seen).values(), [])}
-    found["modes"] = {oct(os.stat(path).st_mode & 0o777) for path in glob.glob(os.environ["WANTED"] + "/hpcml_*")}
-    found["modes"] = sorted(found["modes"])
-    client.cluster.close()
-    client.close()
-    found["afterwards"], found["left"] = seen(), glob.glob(os.environ["WANTED"] + "/hpcml_*")
-    print(json.dumps(found))
-
-if __name__ == "__main__":
-    main()
-"""
-
-
-def test_dasks_folder_is_not_one_that_others_can_plant(tmp_path: Path) -> None:
-    """Dask's own is $TMPDIR/dask-scratch-space, whoever it belongs to; code in it would be imported first."""
-    (tmp_path / "script.py").write_text(FOLDERS)
-    common = tmp_path / "tmp"
-    common.mkdir()
-    common.chmod(0o1777)
-    planted = common / "dask-scratch-space"
-    planted.mkdir()
-    planted.chmod(0o777)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HPCML_", "DASK_"))}
-    done = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, timeout=120, check=False,
-                          env={**kept, "TMPDIR": str(common), "WANTED": str(common)}, cwd=tmp_path)  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert len(found["workers"]) >= 2
-    assert found["scheduler"]
-    assert not [path for path in found["scheduler"] + found["workers"] if not path.startswith(f"{common}/hpcml_")]
-    assert found["modes"] == ["0o700"]
-    assert (found["afterwards"], found["left"]) == ([], [])
+    assert len(found["paths"]) >= 2
+    assert found["path"]
+    assert not [path for path in found["path"] + found["paths"] if not path.startswith(f"{common}/hpcml_")]
+    assert set(found["modes"]) == {0o700}
+    assert json.loads(last) == [[], []]
     assert list(planted.iterdir()) == []
 
 

@@ -54,14 +54,23 @@ def test_a_module_runs_as_under_python_m(here: Here) -> None:
 PROGRAM = """#!/bin/bash
 printf '%s\\n' "$@" "$PWD" "$(cat "$(dirname "$0")/data.txt")" "${DASK_SCHEDULER_ADDRESS%%:*}"
 ls "$DASK_DISTRIBUTED__COMM__TLS__CA_FILE" >/dev/null || exit 1
-"$PYTHON" client.py || exit 1
+"$PYTHON" use.py || exit 1
+unset PYTHONINSPECT
+"$PYTHON" -m nbconvert --to notebook --execute --ExecutePreprocessor.kernel_name=python3 --output done.ipynb n.ipynb || exit 1
 exit 7
 """
-CLIENT = "from distributed import Client\nprint(Client().submit(sum, [1, 2]).result())\n"
+OPENS = """import tool
+from distributed import Client, LocalCluster
+client = Client(LocalCluster(n_workers=7))
+print(client.submit(tool.f, 1).result(), len(client.nthreads()))
+"""
+TOOL = "def f(x):\n    return x + 1\n"
 
 
 def test_a_program_has_the_cluster_and_its_status_is_the_run_s(here: Here) -> None:
-    put(here.folder, {"bin/run": PROGRAM, "bin/data.txt": "data", "client.py": CLIENT})
+    """What it starts opens the run's cluster, as a script does: a Python file, and the kernel of a notebook."""
+    notebook(here, OPENS)
+    put(here.folder, {"bin/run": PROGRAM, "bin/data.txt": "data", "tool.py": TOOL, "use.py": OPENS})
     (here.folder / "bin/run").chmod(0o755)
     inspect = ("PYTHONINSPECT", "1")  # with it Python ends with 1 after sys.exit()
     done = submit(here, "--set", f"environment.{'='.join(inspect)}", "--", "bin/run", "a b", "--nodes",
@@ -69,28 +78,9 @@ def test_a_program_has_the_cluster_and_its_status_is_the_run_s(here: Here) -> No
     assert done.returncode == 7, done.stderr
     (end,) = Path(here.status()["directory"]).glob("attempts/0/exit/driver@*")
     assert end.read_text() == "7\n"
-    assert done.stdout.split("\n")[:6] == ["a b", "--nodes", str(here.folder), "data", "tls", "3"]
-
-
-SHELL = """set -e
-"$PYTHON" use.py
-"$PYTHON" -m nbconvert --to notebook --execute --ExecutePreprocessor.kernel_name=python3 --output done.ipynb n.ipynb
-"""
-OPENS = """import tool
-from distributed import Client, LocalCluster
-client = Client(LocalCluster(n_workers=7))
-print(client.submit(tool.f, 1).result(), len(client.nthreads()))
-"""
-
-
-def test_a_program_on_path_runs_from_the_folder_of_submission(here: Here) -> None:
-    """What it starts opens the run's cluster, as a script does: a Python file, and the kernel of a notebook."""
-    notebook(here, OPENS)
-    put(here.folder, {"tool.py": "def f(x):\n    return x + 1\n", "run.sh": SHELL, "use.py": OPENS})
-    done = submit(here, "--", "bash", "run.sh", PYTHON=sys.executable)
     note = "hpcml: LocalCluster(n_workers=7) in {}line 3: this run's 1 worker on 1 node is used."
-    assert done.returncode == 0, done.stderr + done.stdout
-    assert done.stdout.splitlines()[:2] == [note.format("use.py, "), "2 1"]
+    said = ["a b", "--nodes", str(here.folder), "data", "tls", note.format("use.py, "), "2 1"]
+    assert done.stdout.splitlines()[:7] == said
     (cell,) = json.loads((here.folder / "done.ipynb").read_text())["cells"]
     assert sorted("".join(one["text"]) for one in cell["outputs"]) == ["2 1\n", note.format("") + "\n"]
 
@@ -113,9 +103,10 @@ def test_a_venv_s_python_keeps_its_packages_and_runs_the_copy(here: Here, tmp_pa
         site,
         {"only_in_venv.py": "x = 3", "rest.pth": "\n".join(entry for entry in sys.path if "site-packages" in entry)},
     )
-    put(here.folder, {"train.py": VENV, "pack/__init__.py": "", "pack/tool.py": "def f(x):\n    return x + 1\n"})
+    put(here.folder, {"train.py": VENV, "pack/__init__.py": "", "pack/tool.py": TOOL})
     python = str(tmp_path / "venv/bin/python")
-    done = submit(here, "--", python, "-W", "error::BytesWarning", "train.py", "--nodes")
+    path = f"{tmp_path}/venv/bin:{here.environment['PATH']}"
+    done = submit(here, "--", "python", "-W", "error::BytesWarning", "train.py", "--nodes", PATH=path)
     assert done.returncode == 7, done.stderr
     told = ["--nodes"], f"{tmp_path}/venv", ["error::BytesWarning"], 3, True
     assert done.stdout.splitlines() == [" ".join(map(str, told)), "2"]
@@ -135,30 +126,20 @@ def notebook(here: Here, *cells: str) -> None:
     put(here.folder, {"n.ipynb": json.dumps(table), "beside.py": "def h(x):\n    return 10 * x\n"})
 
 
-def executed(here: Here) -> list[dict[str, Any]]:
-    path = Path(here.status()["directory"], "out", "n.ipynb")
-    cells: list[dict[str, Any]] = json.loads(path.read_text())["cells"]
-    return cells
-
-
-def test_a_notebook_is_executed_in_the_run_s_cluster(here: Here) -> None:
+def test_a_notebook_is_executed_in_the_run_s_cluster_and_kept_where_a_cell_fails(here: Here) -> None:
     notebook(
         here, "from dask.distributed import Client, LocalCluster\nimport beside\nclient = Client(LocalCluster(n_workers=7))",
         "import os\nprint(sum(client.gather(client.map(beside.h, [1, 2]))), len(client.ncores()), os.getcwd())", "1 + 1",
+        "import nowhere_here", "print('never')",
     )  # fmt: skip
     done = submit(here, "--nodes", "2", "n.ipynb")
-    assert done.returncode == 0, done.stderr + done.stdout
-    assert done.stdout.splitlines()[-2:] == [f"30 2 {here.folder}", done.stdout.splitlines()[-1]]
-    assert executed(here)[2]["outputs"][0]["data"]["text/plain"] == ["2"]
-    assert executed(here)[1]["outputs"][0]["text"][0].startswith("30 2")
-
-
-def test_a_notebook_whose_cell_fails_is_kept(here: Here) -> None:
-    notebook(here, "print('first')", "import nowhere_here", "print('never')")
-    done = submit(here, "n.ipynb")
     assert done.returncode == 1
-    assert "cell 2 failed" in done.stdout
+    assert f"30 2 {here.folder}" in done.stdout.splitlines()
+    assert "cell 4 failed" in done.stdout
     assert "ModuleNotFoundError: No module named 'nowhere_here'" in done.stdout
     assert "never" not in done.stdout.replace("print('never')", "")
     assert done.stderr.splitlines()[-1].startswith(f"hpcml: {sys.executable}, which ran the script, has no module")
-    assert [len(cell["outputs"]) for cell in executed(here)] == [1, 1, 0]
+    cells = json.loads(Path(here.status()["directory"], "out", "n.ipynb").read_text())["cells"]
+    assert cells[1]["outputs"][0]["text"][0].startswith("30 2")
+    assert cells[2]["outputs"][0]["data"]["text/plain"] == ["2"]
+    assert [len(cell["outputs"]) for cell in cells[2:]] == [1, 1, 0]

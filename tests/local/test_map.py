@@ -75,24 +75,6 @@ hpcml.map(f, [603], site="local")
 while not os.path.exists("began603"): time.sleep(0.05)
 """
 
-BAD = """
-import hpcml, threading
-for words, options in (
-    ((3, [1]), {}),
-    ((abs, [threading.Lock()]), {}),
-    ((lambda x, lock=threading.Lock(): x, [1]), {}),
-    ((abs, [1]), {"at_once": 0}),
-    ((abs, [1]), {"partitoin": "x"}),
-    ((abs, [1]), {"image": "x.sif"}),
-    ((abs, [1]), {"until_done": True}),
-    ((abs, [1]), {"set": {"runtime.kind": "image", "runtime.image": "/x.sif"}}),
-    ((abs, [1]), {"nodes": 2, "gpus_per_node": 1}),
-    ((abs, [1]), {"site": "nosuch"}),
-):
-    try: hpcml.map(*words, **{"site": "local", **options})
-    except hpcml.HpcmlError as error: print(error.exit_status, str(error).replace("\\n", " "))
-"""
-
 
 def run(folder: Path, program: str, cwd: Path | None = None, **variables: str) -> list[str]:
     (folder / "program.py").write_text(program)
@@ -144,28 +126,3 @@ def test_a_limit_a_cancellation_and_the_end_of_the_program_end_points(tmp_path: 
         while Path(f"/proc/{pid}").exists():
             assert time.monotonic() < deadline, f"the process of {number} is there still"
             time.sleep(0.05)
-
-
-def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
-    lines = run(tmp_path, BAD)
-    said = (
-        "64 3 cannot be called",
-        "64 A point cannot be pickled",
-        "64 The function cannot be pickled",
-        "64 at_once=0 lets no point run",
-        "64 hpcml.map has no option 'partitoin'",
-        "64 hpcml.map has no option 'image'",
-        "64 hpcml.map has no option 'until_done'",
-        "65 hpcml.map cannot run inside an image",
-        "65 The local site has one machine",
-        "78 ",
-    )
-    assert len(lines) == len(said), lines
-    for line, beginning in zip(lines, said, strict=True):
-        assert line.startswith(beginning), line
-
-
-def test_without_submitit_one_sentence_says_how_to_get_it(tmp_path: Path) -> None:
-    program = "import sys\nsys.modules['submitit'] = None\nimport hpcml\ntry: hpcml.map(abs, [1], site='local')\n"
-    lines = run(tmp_path, program + "except hpcml.HpcmlError as error: print(error)\n")
-    assert lines == ["hpcml.map needs submitit (submitit).", "Install it: pip install 'hpcml[sweep]'."]

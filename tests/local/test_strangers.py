@@ -56,8 +56,9 @@ from hpcml.paths import AttemptPaths
 
 async def main():
     security = tls.security(AttemptPaths(Path(sys.argv[1])))
-    async with rpc(sys.argv[2], connection_args=security.get_connection_args("client"), timeout=60) as server:
-        print((await server.identity())["type"])
+    for address in sys.argv[2:]:
+        async with rpc(address, connection_args=security.get_connection_args("client"), timeout=60) as server:
+            print((await server.identity())["type"])
 
 asyncio.run(main())
 """
@@ -80,14 +81,16 @@ class Role:
     def files(self) -> int:
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
-    def serves(self) -> None:
-        """A client with the key gets in."""
-        done = subprocess.run([sys.executable, "-c", CLIENT, str(self.paths.directory), self.address],
-                              capture_output=True, text=True, timeout=120, check=False)  # fmt: skip
-        assert done.stdout.strip().endswith("Worker" if self.name == "worker" else "Scheduler"), done.stderr
-
     def knock(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=60)
+
+
+def serve(roles: dict[str, Role]) -> None:
+    """A client with the key gets in everywhere."""
+    folder = str(roles["scheduler"].paths.directory)
+    done = subprocess.run([sys.executable, "-c", CLIENT, folder, *(role.address for role in roles.values())],
+                          capture_output=True, text=True, timeout=240, check=False)  # fmt: skip
+    assert [line[-6:] for line in done.stdout.splitlines()] == ["eduler", "Worker", "eduler"], done.stderr
 
 
 def until(condition: Callable[[], bool], seconds: float = 60) -> None:
@@ -127,11 +130,6 @@ def roles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Role]]
             role.process.wait()
 
 
-@pytest.fixture(params=["scheduler", "worker", "alone"])
-def role(request: pytest.FixtureRequest, roles: dict[str, Role]) -> Role:
-    return roles[request.param]
-
-
 def hello() -> bytes:
     """Return the first message of a TLS client, which makes the other end answer and wait."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -144,44 +142,49 @@ def hello() -> bytes:
 
 
 @pytest.mark.parametrize("first", [b"", hello()], ids=["idle", "half-open"])
-def test_a_flood_of_connections(role: Role, first: bytes) -> None:
-    """More than the process may have files. All are dropped, the oldest at once; a client with the key gets in."""
+def test_a_flood_of_connections(roles: dict[str, Role], first: bytes) -> None:
+    """More than a process may have files. All are dropped, the oldest at once; a client with the key gets in."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 4096:
         pytest.skip("the test itself may not open enough files")
-    before, size = role.files(), role.log.stat().st_size
+    before = {name: (role.files(), role.log.stat().st_size) for name, role in roles.items()}
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     flood: list[socket.socket] = []
     try:
         for _ in range(FILES + 100):
-            flood.append(role.knock())
-            flood[-1].sendall(first)
-        until(lambda: role.files() <= before + MOST + 10)
-        role.serves()
-        until(lambda: role.files() <= before + 10)  # by the deadline for each
-        role.serves()
+            for role in roles.values():
+                flood.append(role.knock())
+                flood[-1].sendall(first)
+        until(lambda: all(role.files() <= before[name][0] + MOST + 10 for name, role in roles.items()))
+        serve(roles)
+        until(
+            lambda: all(role.files() <= before[name][0] + 10 for name, role in roles.items())
+        )  # by the deadline for each
+        serve(roles)
     finally:
         for one in flood:
             one.close()
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    said = role.log.read_bytes()[size:].decode()
-    assert len(said) < 20_000
-    assert "Too many open files" not in said
+    for name, role in roles.items():
+        said = role.log.read_bytes()[before[name][1] :].decode()
+        assert len(said) < 20_000
+        assert "Too many open files" not in said
 
 
-def test_knocking_fills_no_log(role: Role) -> None:
+def test_knocking_fills_no_log(roles: dict[str, Role]) -> None:
     """Plain HTTP, garbage, an early end and TLS without a certificate: each was a line or two."""
-    size = role.log.stat().st_size
+    sizes = {name: role.log.stat().st_size for name, role in roles.items()}
     stranger = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     stranger.check_hostname, stranger.verify_mode = False, ssl.CERT_NONE
-    for number in range(300):
-        plain = role.knock()
+    for number in range(900):
+        plain = list(roles.values())[number % 3].knock()
+        act = number // 3 % 4
         try:
-            if number % 4 == 3:
+            if act == 3:
                 with stranger.wrap_socket(plain) as wire:
                     assert wire.recv(100) == b""
             else:
-                plain.sendall((b"GET / HTTP/1.0\r\n\r\n", os.urandom(300), b"\x16")[number % 4])
+                plain.sendall((b"GET / HTTP/1.0\r\n\r\n", os.urandom(300), b"\x16")[act])
                 plain.shutdown(socket.SHUT_WR)
                 while plain.recv(1000):  # an alert of TLS, then the end
                     pass
@@ -189,5 +192,6 @@ def test_knocking_fills_no_log(role: Role) -> None:
             pass
         finally:
             plain.close()
-    role.serves()
-    assert role.log.stat().st_size - size < 20_000
+    serve(roles)
+    for name, role in roles.items():
+        assert role.log.stat().st_size - sizes[name] < 20_000

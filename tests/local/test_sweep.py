@@ -129,16 +129,23 @@ def test_a_sweep_and_again(sweep: Sweep, here: Here) -> None:
 
 
 def test_what_was_interrupted_is_missing_and_what_goes_on_is_not_submitted_twice(sweep: Sweep, here: Here) -> None:
+    """Ctrl-C leaves the run, and the same command finds it; what is cancelled is missing."""
     zips = ("--zip", "k=1,2,3", "mode=run,wait,run")
-    done = sweep("--detach", "train.py", *zips)
-    assert done.returncode == 0, done.stderr
-    here.until(lambda: sweep.started == ["1run", "2wait"])
+    words = [HPCML, "sweep", "--wait", "train.py", *zips, "--", "--log", str(sweep.log)]
+    with subprocess.Popen(words, cwd=here.folder, env=here.environment, stderr=subprocess.PIPE, text=True,
+                          stdout=subprocess.DEVNULL) as command:  # fmt: skip
+        here.until(lambda: sweep.started == ["1run", "2wait"])
+        command.send_signal(signal.SIGINT)
+        _, said = command.communicate(timeout=240)
+    assert command.returncode == 130
+    assert "Detached; the run goes on." in said
     again = sweep("train.py", *zips)
     assert again.returncode == 0
     assert "2 under way, 0 to run" in again.stderr
     assert here.run("cancel", "train").returncode == 0
     assert here.run("wait", "train").returncode == 86
     assert sorted(row["state"] for row in sweep.rows()) == ["missing", "missing", "ok"]
+    assert sweep.started == ["1run", "2wait"]
 
     done = sweep("--json", "train.py", *zips)
     run = json.loads(done.stdout)
@@ -214,13 +221,13 @@ def test_several_runs_divide_the_points(here: Here) -> None:
     assert {run for _, run in started()} <= set(facts["runs"])
 
     (here.folder / "starts").unlink()
-    done = sweep("k=4,5,6", "0", "--gang", "--jobs", "1")
+    done = sweep("k=5,6", "0", "--gang", "--jobs", "1")
     assert done.returncode == 1, done.stderr + done.stdout
-    assert [k for k, _ in started()] == ["4", "5", "6"]
+    assert [k for k, _ in started()] == ["5", "6"]
     run = Path(here.status()["directory"])
-    assert sorted(path.name for path in (run / "attempts").iterdir()) == ["0", "1", "2"]
+    assert sorted(path.name for path in (run / "attempts").iterdir()) == ["0", "1"]
     rows = json.loads(here.run("sweep", "table", "side", "--json").stdout)
-    assert [(row["values"]["k"], row["state"]) for row in rows] == [("4", "ok"), ("5", "ok"), ("6", "failed")]
+    assert [(row["values"]["k"], row["state"]) for row in rows] == [("5", "ok"), ("6", "failed")]
     left = [path.name for path in (run.parent / "sweeps/side").iterdir()]
     assert len([name for name in left if name.startswith("claims-")]) == 1
 
@@ -279,7 +286,7 @@ finally:
 """
 
 
-def test_halving_stops_points_and_knows_those_of_a_run_before(here: Here) -> None:
+def test_halving_stops_points(here: Here) -> None:
     (here.folder / "steps.py").write_text(STEPS)
     words = ("steps.py", "--grid", "loss=3,5,2,6,4,1", "--halving", "loss")
     done = here.run("sweep", "--wait", *words)
@@ -292,22 +299,3 @@ def test_halving_stops_points_and_knows_those_of_a_run_before(here: Here) -> Non
     ]  # fmt: skip
     log = Path(here.status()["directory"], "points", f"{rows[3]['key']}.log").read_text()
     assert log == "hpcml: stopped by halving: loss=4 is not among the best 1/3 of 5 points at step 1\n"
-    again = here.run("sweep", "--wait", "steps.py", "--grid", "loss=3,5,2,6,4,1,2.5,0.5", "--halving", "loss")
-    assert "8 points, 3 done, 3 stopped by halving, 2 to run" in again.stderr
-    assert again.returncode == 0
-    assert (here.folder / "ended").read_text() == "3:10 5:1 2:10 6:1 4:1 1:10 2.5:1 0.5:10 "
-
-
-def test_ctrl_c_leaves_the_run_and_again_finds_it(sweep: Sweep, here: Here) -> None:
-    words = [HPCML, "sweep", "--wait", "train.py", "--zip", "k=1,2", "mode=run,wait", "--", "--log", str(sweep.log)]
-    with subprocess.Popen(words, cwd=here.folder, env=here.environment, stderr=subprocess.PIPE, text=True,
-                          stdout=subprocess.DEVNULL) as command:  # fmt: skip
-        here.until(lambda: sweep.started == ["1run", "2wait"])
-        command.send_signal(signal.SIGINT)
-        _, said = command.communicate(timeout=240)
-    assert command.returncode == 130
-    assert "Detached; the run goes on." in said
-    assert "1 under way, 0 to run" in here.run(*words[1:2], *words[3:]).stderr
-    assert here.run("cancel", "train").returncode == 0
-    assert here.run("wait", "train").returncode == 86
-    assert sweep.started == ["1run", "2wait"]

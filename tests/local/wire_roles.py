@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -19,9 +20,11 @@ if key:
     from hpcml.node.security import connection_limits, ucx_auth
     connection_limits.LINES_A_MINUTE = 1000
     ucx_auth.install(Path(key))
+import dask
 from distributed import Scheduler, Worker
 
 async def main():
+    dask.config.set({"distributed.scheduler.worker-ttl": None})  # a test stops one of them for long
     common = {"host": "127.0.0.1", "protocol": "ucx", "dashboard": False}
     server = Scheduler(**common) if role == "scheduler" else Worker(scheduler, name=role, nthreads=1, **common)
     await server
@@ -161,22 +164,32 @@ class Cluster:
         done = self.against(role, identity(), self.key)
         assert done.stdout.strip() == ("Scheduler" if role == "scheduler" else "Worker"), done.stderr
 
-    def signal(self, number: signal.Signals) -> None:
-        for process in self.processes.values():
-            process.send_signal(number)
+    @contextlib.contextmanager
+    def awake(self, *roles: str) -> Iterator[None]:
+        """Continue roles, and stop them again: ucxx keeps a core busy per process, also when nothing happens."""
+        for role in roles:
+            self.processes[role].send_signal(signal.SIGCONT)
+        try:
+            yield
+        finally:
+            for role in roles:
+                self.processes[role].send_signal(signal.SIGSTOP)
 
-    def stop(self) -> None:
-        self.signal(signal.SIGKILL)
-        for process in self.processes.values():
-            process.wait(10)
+    def end(self, role: str) -> None:
+        process = self.processes.pop(role)
+        process.kill()
+        process.wait(60)
 
 
 def running(folder: Path, key: str, *roles: str) -> Iterator[Cluster]:
-    """Yield the roles' processes, started one after the other, and end them all."""
+    """Yield the roles' processes, started one after the other and stopped until a test wants them, and end them all."""
     cluster = Cluster(folder, key)
     try:
         for role in roles:
             cluster.start(role)
+        with cluster.awake(*roles):
+            pass
         yield cluster
     finally:
-        cluster.stop()
+        for role in (*cluster.processes,):
+            cluster.end(role)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import hpcml
 from hpcml import errors
 from hpcml.errors import SiteError, SlurmUnreachableError
 from hpcml.map_jobs import jobs as point_jobs
@@ -202,3 +205,36 @@ def test_a_point_that_was_cancelled_before_it_began_never_begins(tmp_path: Path)
     jobs.cancel(0)
     jobs.begin([0])
     assert (jobs.tasks, jobs.free) == ({}, [0])
+
+
+LOCK = threading.Lock()
+
+
+@pytest.mark.parametrize(("words", "options", "status", "said"), [
+    ((3, [1]), {}, 64, "3 cannot be called"),
+    ((abs, [LOCK]), {}, 64, "A point cannot be pickled"),
+    ((lambda x, _=LOCK: x, [1]), {}, 64, "The function cannot be pickled"),
+    ((abs, [1]), {"at_once": 0}, 64, "at_once=0 lets no point run"),
+    ((abs, [1]), {"partitoin": "x"}, 64, "hpcml.map has no option 'partitoin'"),
+    ((abs, [1]), {"image": "x.sif"}, 64, "hpcml.map has no option 'image'"),
+    ((abs, [1]), {"until_done": True}, 64, "hpcml.map has no option 'until_done'"),
+    ((abs, [1]), {"set": {"runtime.kind": "image", "runtime.image": "/x.sif"}}, 65, "hpcml.map cannot run inside an image"),
+    ((abs, [1]), {"nodes": 2, "gpus_per_node": 1}, 65, "The local site has one machine"),
+    ((abs, [1]), {"site": "nosuch"}, 78, ""),
+])  # fmt: skip
+def test_bad_input_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: Any, options: dict[str, Any], status: int, said: str
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(errors.HpcmlError) as caught:
+        hpcml.map(*words, **{"site": "local", **options})
+    assert caught.value.exit_status == status
+    assert str(caught.value).startswith(said)
+
+
+def test_without_submitit_one_sentence_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    with pytest.raises(errors.HpcmlError) as caught:
+        hpcml.map(abs, [1], site="local")
+    assert str(caught.value) == "hpcml.map needs submitit (submitit).\nInstall it: pip install 'hpcml[sweep]'."

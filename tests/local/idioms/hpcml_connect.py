@@ -5,10 +5,6 @@ import sys
 
 import hpcml
 
-if len(sys.argv) > 1:
-    print(hpcml.connect(n_workers=1).submit(sum, [1, 1]).result())
-    sys.exit()
-
 
 def nested():
     with hpcml.connect(n_workers=3) as client:
@@ -16,6 +12,9 @@ def nested():
 
 
 if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        print(hpcml.connect(n_workers=1).submit(sum, [1, 1]).result())
+        sys.exit()
     client = hpcml.connect(n_workers=2, threads_per_worker=1, timeout=30, set_as_default=True)
     child = subprocess.run([sys.executable, __file__, "child"], capture_output=True, text=True, check=True)
     print("result", client.submit(nested).result() == 9 and child.stdout == "2\n")

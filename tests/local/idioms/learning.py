@@ -1,12 +1,9 @@
-"""joblib's dask backend under scikit-learn, Dask-ML on NumPy data, and XGBoost on Dask."""
+"""joblib's dask backend under scikit-learn, and XGBoost on Dask."""
 
 import dask.array as da
 import joblib
 import numpy as np
-import sklearn.cluster
 from dask.distributed import Client
-from dask_ml.cluster import KMeans
-from dask_ml.preprocessing import StandardScaler
 from sklearn.datasets import make_classification
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV
@@ -21,11 +18,6 @@ if __name__ == "__main__":
         found["joblib"] = joblib.Parallel()(joblib.delayed(pow)(n, 2) for n in range(6)) == [0, 1, 4, 9, 16, 25]
     here = GridSearchCV(LogisticRegression(), {"C": [0.01, 0.1, 1.0]}, cv=3).fit(X, y)
     found["search"] = np.allclose(search.cv_results_["mean_test_score"], here.cv_results_["mean_test_score"])
-    scaled = StandardScaler().fit_transform(da.from_array(X, chunks=(150, 6)))
-    found["scaled"] = np.allclose(scaled.std(axis=0).compute(), 1)
-    centres = KMeans(n_clusters=2, init=X[:2], max_iter=20, random_state=0).fit(da.from_array(X, chunks=(150, 6)))
-    other = sklearn.cluster.KMeans(2, init=X[:2], n_init=1, max_iter=20).fit(X)
-    found["kmeans"] = np.allclose(centres.cluster_centers_, other.cluster_centers_, atol=0.01)
     data = dxgb.DaskDMatrix(client, da.from_array(X, chunks=(150, 6)), da.from_array(y, chunks=150))
     trained = dxgb.train(client, {"objective": "binary:logistic", "max_depth": 3}, data, num_boost_round=5)
     predicted = dxgb.predict(client, trained, data).compute()
