@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from homes import CONNECT, HPCML, Here, here, report
+from homes import CONNECT, HPCML, Here, here, home, report
 from hpcml import errors
 
 pytestmark = pytest.mark.local
 
-__all__ = ["HPCML", "Here", "here"]
+__all__ = ["CONNECT", "HPCML", "Here", "here", "home"]
 
 
 def test_the_script_s_own_status(here: Here) -> None:
