@@ -40,6 +40,8 @@ def look():
 def retired():
     (mark,) = pathlib.Path(os.environ["HPCML_RUN_DIR"]).glob("attempts/0/nodes/*.json")
     return sorted(json.loads(mark.read_text())["retired"])
+def events():
+    return [json.loads(line)["event"] for line in open(os.environ["HPCML_RUN_DIR"] + "/events.jsonl")]
 def hold(number):
     return bytes([number]) * (60 << 20)
 def spilled(dask_worker):
@@ -75,7 +77,9 @@ facts["afterwards"] = client.submit(sum, [1, 2]).result()
 until(lambda: not client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks)))  # nobody could take them
 client.retire_workers([other, *rest], remove=False)
 until(lambda: retired() == facts["names"])
+client.cluster = None  # as of a client that knows nothing of hpcml: what stands for the cluster there closes nothing
 client.shutdown()
+until(lambda: "scheduler-closed" in events())
 time.sleep(1.5)
 (hpcml.run.out / "facts.json").write_text(json.dumps(facts))
 sys.stdout.buffer.write(bytes(range(256)) * 4000 + b"\\xff\\0\\r 50%\\r 99%")
@@ -170,7 +174,7 @@ def test_workers_that_the_script_retires_are_no_loss(well: Well) -> None:
 def test_output_passes_byte_for_byte(well: Well) -> None:
     """Bytes that are no text, long lines, progress bars, no line break at the end; one line is hpcml's."""
     note, _, output = well.done.stdout.partition(b"\n")
-    assert note.startswith(b"hpcml: LocalCluster(n_workers=1, processes=False, dashboard_address=None) in line 32: ")
+    assert note.startswith(b"hpcml: LocalCluster(n_workers=1, processes=False, dashboard_address=None) in line 34: ")
     assert output == b"780\n" + bytes(range(256)) * 4000 + b"\xff\0\r 50%\r 99%"
 
 
