@@ -17,6 +17,7 @@ import argparse
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -53,6 +54,7 @@ ROLES = "hpcml/node/roles/"  # what a fault in a shell script is reached by: eac
 
 
 def main() -> int:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `… &` ignores it, and tests would inherit that
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("check", "record", "try"))
     parser.add_argument("checkout", type=Path)

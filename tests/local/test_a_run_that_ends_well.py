@@ -71,7 +71,7 @@ until(lambda: sum(client.run(spilled, workers=[other]).values()) > 100 << 20)
 print(sum(client.gather(client.map(lambda number: number, range(40)))), flush=True)
 until(pathlib.Path("seen").exists)
 del data, part, held
-client.retire_workers([one], remove=False)  # with remove=True Dask gives no reason that is theirs alone
+client.retire_workers([one])
 until(lambda: retired() == [names[one]])
 facts["afterwards"] = client.submit(sum, [1, 2]).result()
 until(lambda: not client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks)))  # nobody could take them

@@ -277,6 +277,7 @@ def test_slurms_configuration(tmp_path: Path) -> None:
         ({}, "green", "Slurm 23.11.10"),
         ({"KillWait": "10 sec"}, "yellow", "kills a job 10 s after"),
         ({"RequeueExit": "1-9,85"}, "yellow", "end with 85"),
+        ({"RequeueExitHold": "64-66"}, "yellow", "end with 64"),
         ({"MaxArraySize": "1"}, "yellow", "job arrays are off"),
         ({"PriorityFlags": ""}, "yellow", "the sum of all resources"),
     ]
@@ -309,6 +310,7 @@ def test_the_start_and_the_certificate(tmp_path: Path, monkeypatch: pytest.Monke
 
     cases = [
         ([NOW + 43200], at(1), "green"), ([NOW + 43200], "", "green"), ([NOW + 43200], at(24), "yellow"), ([NOW + 600], "", "yellow"),
+        ([NOW + 43200], at(12.01), "yellow"),
         ([NOW - 60], at(1), "red"), ([float("inf"), NOW - 60], at(1), "green"), ([], at(1), "n/a"),
     ]  # fmt: skip
     for ends, start, state in cases:

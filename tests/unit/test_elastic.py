@@ -173,7 +173,8 @@ def test_jobs_of_a_killed_program_are_named(tmp_path: Path, monkeypatch: pytest.
         (tmp_path / name).mkdir(mode=0o700)
         files.write(tmp_path / name / beside.CLUSTER_RECORD, json.dumps(facts | more))
     (tmp_path / "over" / beside.CLOSED).touch()
-    rows = "7|PENDING|hpcml:dead.1\n8|RUNNING|hpcml:dead.2\n9|RUNNING|hpcml:elsewhere.1\n5|COMPLETING|hpcml:bare.1\n6|RUNNING|hpcml:a-run\n"
+    (tmp_path / "another-s").symlink_to(tmp_path / "dead")  # a link is nobody's own folder
+    rows = "7|PENDING|hpcml:dead.1\n4|RUNNING|hpcml:another-s.1\n8|RUNNING|hpcml:dead.2\n9|RUNNING|hpcml:elsewhere.1\n5|COMPLETING|hpcml:bare.1\n6|RUNNING|hpcml:a-run\n"
     monkeypatch.setattr(slurm, "ask", lambda *_: Answer(0, rows, ""))
     (said,) = records.left_behind(tmp_path)
     assert "scancel 7 8" in said

@@ -200,6 +200,13 @@ def test_a_script_that_ends_with_a_status_is_told_by_its_last_line() -> None:
     assert found.what == f"the script ended with exit status 2; its last line: {said[1]}"
 
 
+@pytest.mark.parametrize(
+    ("form", "short"), [("", "script chose exit status 127"), ("program", "program cannot be started")]
+)
+def test_status_127_is_a_missing_program_only_where_a_program_was_submitted(form: str, short: str) -> None:
+    assert cause(Ending(127, "script", "FAILED", "it ended with exit status 127", form=form), []).short == short
+
+
 def test_an_error_that_speaks_for_another_gives_it_the_word() -> None:
     end = raised(("RuntimeError", "NCCL_ERROR: b'unhandled system error'"))
     assert cause(end, []).rule == "nccl-system"

@@ -69,6 +69,13 @@ class PrivateScheduler(connection_limits.Guarded, Scheduler):  # type: ignore[mi
         self.joined += 1
         await super().add_client(comm, *arguments, **options)
 
+    async def remove_worker(self, address: str, *, stimulus_id: str, close: bool = True, **options: Any) -> Any:
+        """Remove a worker as Dask does; one that is retired is told so, and does not come back."""
+        if close and stimulus_id.startswith("retire-workers"):
+            self.close_worker(self.coerce_address(address))
+            close = False
+        return await super().remove_worker(address, stimulus_id=stimulus_id, close=close, **options)
+
     def worker_send(self, worker: str, msg: dict[str, Any]) -> None:
         """Send as Dask does, but not when it closes: then all that are left are told of each worker that goes.
 
