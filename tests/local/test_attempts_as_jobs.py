@@ -5,6 +5,7 @@ What Slurm itself does is not tried here; what the script asks of it, and which 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -13,10 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from homes import CONNECT, Here, here
 from hpcml import errors
-from test_local import CONNECT, Here, here  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.local
+
+__all__ = ["here"]
 
 # Job ids count from 101; each request is noted. srun runs its command, with the log that it was told.
 COMMANDS = {
@@ -48,7 +51,7 @@ if len(done) < 3:
 
 
 @pytest.fixture
-def calls(here: Here) -> Path:  # noqa: F811
+def calls(here: Here) -> Path:
     """The file in which the commands that stand for Slurm's note what they are asked."""
     commands = here.folder / "commands"
     commands.mkdir()
@@ -60,7 +63,7 @@ def calls(here: Here) -> Path:  # noqa: F811
     return path
 
 
-def start(here: Here, directory: Path, job: str, **more: str) -> subprocess.Popen[bytes]:  # noqa: F811
+def start(here: Here, directory: Path, job: str, **more: str) -> subprocess.Popen[bytes]:
     variables = {
         **more,
         "SLURM_JOB_ID": job,
@@ -81,7 +84,7 @@ def job_of(directory: Path, name: str = "job") -> str:
     return str((directory / name).readlink())
 
 
-def test_jobs_after_one_another(here: Here, calls: Path) -> None:  # noqa: F811
+def test_jobs_after_one_another(here: Here, calls: Path) -> None:
     """The first one stops to be continued; the second is killed with all its processes, put back, and ends the run."""
     script = here.script(SCRIPT)
     asked = here.run(
@@ -101,12 +104,9 @@ def test_jobs_after_one_another(here: Here, calls: Path) -> None:  # noqa: F811
     finally:
         os.kill(second.pid, signal.SIGKILL)  # the batch script; its steps end with it on a node that fails
         second.wait()
-        for path in Path("/proc").glob("[0-9]*"):
-            try:
-                if f"HPCML_RUN_DIR={directory}" in (path / "environ").read_text(errors="replace"):
-                    os.kill(int(path.name), signal.SIGKILL)
-            except OSError:
-                continue  # it ended while we looked, or is not ours to read
+        for pid in here.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
     here.until(lambda: not here.left())
     assert (job_of(directory), job_of(directory, "next-job")) == ("102", "103")
 
@@ -125,7 +125,7 @@ def test_jobs_after_one_another(here: Here, calls: Path) -> None:  # noqa: F811
     assert (calls.parent / "calls.env").read_text().split()[-2:] == ["SLURM_CONF=/etc/slurm.conf"] * 2
 
 
-def test_a_follow_up_that_is_not_wanted_is_cancelled(here: Here, calls: Path) -> None:  # noqa: F811
+def test_a_follow_up_that_is_not_wanted_is_cancelled(here: Here, calls: Path) -> None:
     """Also where the batch script ends before there is a supervisor."""
     modules = ("--set", 'runtime.modules=["not there"]')
     script = here.script("print('runs')\n")

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import pytest
 
 import alike
+from homes import HPCML, Here, here, home
 from hpcml.node import processes
-from test_local import HPCML, Here, here, home
 
 pytestmark = pytest.mark.local
 SURROUNDINGS = Path(alike.__file__).with_name("surroundings.py")
@@ -158,31 +158,38 @@ def test_the_user_s_umask_is_for_script_tasks_and_results(code: Code) -> None:
 
 MODULES = """
 import json, os, sys
-print(json.dumps([[hasattr(__import__(name), "MINE") for name in {names}], os.path.dirname(__file__) == sys.path[0], os.getcwd(),
-                  __name__, sys.flags.safe_path, sys.argv[1:]]))
+MINE = True
+if __name__ == "__main__":
+    open(f"{{__file__}}.out", "w").close()
+    print(json.dumps([[hasattr(__import__(name), "MINE") for name in {names}], os.path.dirname(__file__) == sys.path[0],
+                      os.getcwd(), __name__, sys.flags.safe_path, sys.argv[1:]]))
 """
 
 
 def test_names_of_modules_that_lie_beside_the_script(here: Here) -> None:
-    """The script gets its own, as under plain Python; scheduler and workers start and end as if they were not there."""
-    files = {f"{name}.py": "MINE = True\n" for name in NAMES}
-    sib = put(here.folder / "sib", {"main.py": MODULES.format(names=NAMES), **files})
-    done = submit(here, sib, "main.py")
-    assert said(done) == plain(here, sib, "main.py")
+    """The script gets its own, as under plain Python; scheduler and workers start and end as if they were not there.
+
+    The script has such a name too. What it writes beside itself is in the copy, which is told.
+    """
+    files = {f"{name}.py": "MINE = True\n" for name in NAMES[1:]}
+    sib = put(here.folder / "sib", {"random.py": MODULES.format(names=NAMES), **files})
+    expected = plain(here, sib, "random.py")
+    (sib / "random.py.out").unlink()
+    done = submit(here, sib, "random.py")
+    assert said(done) == expected
     assert "a module hpcml beside the script hides hpcml's own" in done.stdout
-
-
-def test_a_script_with_the_name_of_a_module(here: Here) -> None:
-    """What it writes beside itself is in the copy, which is told."""
-    put(here.folder, {"random.py": "open(f'{__file__}.out', 'w').close()\nprint(6 * 7)\n"})
-    done = submit(here, here.folder, "random.py")
-    assert said(done) == 42
     assert "copy of its folder, not beside the original: random.py.out (in /" in " ".join(done.stderr.split())
 
 
 CHILDREN = """
 import json, os, subprocess, sys
-import utils
+from pathlib import Path
+import utils, big.part, extension
+
+def kinds():
+    here = Path(extension.__file__).parent
+    return [big.part.word(), extension.WORD, (here / "table.csv").stat().st_size, (here / ".settings").read_text(),
+            (here / "large/9.txt").exists(), extension.ROOT]
 
 def never():
     import dask.dataframe  # no graph of this script needs it: what is there, came early
@@ -203,74 +210,71 @@ def children(folder):
 
 if __name__ == "__main__":
     os.makedirs("made", exist_ok=True)
-    found = [children(os.path.abspath("made"))]
+    found, others = [children(os.path.abspath("made"))], [kinds()]
     if len(sys.argv) > 1:
         from distributed import Client
         client = Client()
         found += client.run(children, os.path.abspath("made")).values()
+        others += client.run(kinds).values()
         with open("sent.py", "w") as file:
             file.write("def word(): return 'sent'")
         client.upload_file("sent.py")
         print(client.run_on_scheduler(utils.whose), early(), client.run_on_scheduler(early), *client.run(early).values(), flush=True)
         found.append(client.submit(lambda: __import__("sent").word()).result())
-    print(json.dumps(found))
+    print(json.dumps([found, others]))
 """
 
 
-def test_what_pythonpath_names_is_for_script_and_tasks(here: Here) -> None:
+class Children(NamedTuple):
+    """A run of a script with a large folder, whose working directory is on PYTHONPATH, and the same under plain Python."""
+
+    done: subprocess.CompletedProcess[str]
+    found: Any
+    expected: Any
+
+
+@pytest.fixture(scope="module")
+def children(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Children]:
+    with home(tmp_path_factory.mktemp("children")) as here:
+        sib = put(here.folder / "sib", {
+            "main.py": CHILDREN, "beside.py": "NAME = 'beside'\ndef double(x): return 2 * x\n",
+            "utils.py": "import near\ndef whose(): return near.NAME\n",
+            ".settings": "mine", "table.csv": "x" * 5000, "big/__init__.py": "",
+            "big/part.py": "import big.huge as huge\nword = huge.word\n",
+            "big/huge.py": "#" * 5000 + "\ndef word(): return 'whole'\n",
+            "extension.py": "from pathlib import Path\nWORD = 'near'\n"
+                            "ROOT = (Path(__file__).parent.parent / 'beside.txt').exists()\n"})  # fmt: skip
+        put(sib, {f"large/{number}.txt": "" for number in range(30)})
+        (sib / "loop").symlink_to("loop")
+        put(here.folder, {"beside.txt": ""})
+        other = put(here.folder / "other", {"near.py": "NAME = 'near'\n", "utils.py": FOREIGN, "mine/mine.py": ""})
+        around = {**here.environment, "PYTHONPATH": f":mine::.:{other}:{other}/../other/:{other}/mine"}
+        expected = plain(here, other, "../sib/main.py", env=around)
+        options = ("--set", "code.max_file=4K", "--set", "code.max_files=20")
+        done = submit(here, other, *options, "../sib/main.py", "run", env=around)
+        yield Children(done, said(done), expected)
+
+
+def test_what_pythonpath_names_is_for_script_and_tasks(children: Children) -> None:
     """An empty part, `.` or $PWD in PYTHONPATH goes after the copy, as in plain Python; roles import nothing of it.
 
     Processes that script and tasks start find what plain Python gives them. Workers have imported what the script will,
     before its first graph; script and scheduler, whose cores the script may need, import for themselves.
     """
-    put(here.folder / "sib", {"main.py": CHILDREN, "beside.py": "NAME = 'beside'\ndef double(x): return 2 * x\n",
-                              "utils.py": "import near\ndef whose(): return near.NAME\n"})  # fmt: skip
-    other = put(here.folder / "other", {"near.py": "NAME = 'near'\n", "utils.py": FOREIGN, "mine/mine.py": ""})
-    around = {**here.environment, "PYTHONPATH": f":mine::.:{other}:{other}/../other/:{other}/mine"}
-    (expected,) = plain(here, other, "../sib/main.py", env=around)
+    (expected,) = children.expected[0]
     assert expected[0][3] == ["beside!", 42]
     assert expected[3] == "near"
-    done = submit(here, other, "../sib/main.py", "run", env=around)
-    assert said(done) == [expected, expected, "sent"]
-    assert "near False False True" in done.stdout.splitlines()
-    assert "  tasks  " not in done.stderr  # Dask and hpcml alone wrote into the workers' logs
+    assert children.found[0] == [expected, expected, "sent"]
+    assert "near False False True" in children.done.stdout.splitlines()
+    assert "  tasks  " not in children.done.stderr  # Dask and hpcml alone wrote into the workers' logs
 
 
-KINDS = """
-import json, sys
-from pathlib import Path
-from distributed import Client
-import big.part, extension
-
-def kinds():
-    import big.part, extension
-    here = Path(extension.__file__).parent
-    return [big.part.word(), extension.WORD, (here / "table.csv").stat().st_size, (here / ".settings").read_text(),
-            (here / "large/9.txt").exists(), extension.ROOT]
-
-if __name__ == "__main__":
-    print(json.dumps([kinds(), *(Client().run(kinds).values() if len(sys.argv) > 1 else ())]))
-"""
-
-
-@pytest.mark.parametrize("snapshot", ["folder", "none"])
-def test_what_the_copy_leaves_out_is_found_by_script_and_tasks(here: Here, snapshot: str) -> None:
-    sib = put(here.folder / "sib", {
-        "main.py": KINDS, ".settings": "mine", "table.csv": "x" * 3000, "big/__init__.py": "",
-        "big/part.py": "import big.huge as huge\nword = huge.word\n",
-        "big/huge.py": "#" * 3000 + "\ndef word(): return 'whole'\n",
-        "extension.py": "from pathlib import Path\nWORD = 'near'\n"
-                        "ROOT = (Path(__file__).parent.parent / 'beside.txt').exists()\n"})  # fmt: skip
-    put(here.folder, {"beside.txt": ""})
-    put(sib, {f"large/{number}.txt": "" for number in range(30)})
-    (sib / "loop").symlink_to("loop")
-    (expected,) = plain(here, here.folder, "sib/main.py")
-    options = ["--set", f"code.snapshot={snapshot}", "--set", "code.max_file=2K", "--set", "code.max_files=10"]
-    done = submit(here, here.folder, *options, "sib/main.py", "run")
-    if snapshot != "none":
-        expected[-1] = False  # above the copy is the run's directory, and the note says so
-    if snapshot == "folder":
-        assert "big/huge.py (larger than code.max_file = 2K), table.csv (larger than code.max_file = 2K)" in done.stderr
-        assert "large/ (more than code.max_files = 10)" in done.stderr
-        assert "extension.py:3 leads above the script's folder" in done.stderr
-    assert said(done) == [expected, expected]
+def test_what_the_copy_leaves_out_is_found_by_script_and_tasks(children: Children) -> None:
+    """Without any copy: test_what_nobody_waited_for_is_told_of_a_script_that_ended_well in test_runs_that_fail.py."""
+    (expected,) = children.expected[1]
+    expected = [*expected[:-1], False]  # above the copy is the run's directory, and the note says so
+    assert children.found[1] == [expected, expected]
+    said = children.done.stderr
+    assert "big/huge.py (larger than code.max_file = 4K), table.csv (larger than code.max_file = 4K)" in said
+    assert "large/ (more than code.max_files = 20)" in said
+    assert "extension.py:3 leads above the script's folder" in said

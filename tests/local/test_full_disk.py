@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from homes import CONNECT, Here, here
 from hpcml import errors
-from test_local import CONNECT, Here, here  # noqa: F401 - the fixture
+from hpcml.runs import directories
+from hpcml.runs import status as run_status
 
 pytestmark = pytest.mark.local
+
+__all__ = ["here"]
 
 FILL = """
 import os
@@ -54,30 +59,19 @@ def small(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-@pytest.mark.parametrize(
-    ("size", "files", "words"),
-    [("8m", False, "the file system is full"), ("8m,nr_inodes=420", True, "no inodes are left")],
-)
-def test_the_script_fills_it_and_fails(
-    here: Here,  # noqa: F811
-    small: Callable[[str], Path],
-    size: str,
-    files: bool,
-    words: str,
-) -> None:
-    folder = small(size)
-    text = FILL + CONNECT + f"error = fill(hpcml.run.out, {files})\nraise OSError(error, os.strerror(error))\n"
+def test_the_script_uses_up_its_inodes_and_fails(here: Here, small: Callable[[str], Path]) -> None:
+    folder = small("8m,nr_inodes=420")
+    text = FILL + CONNECT + "error = fill(hpcml.run.out, True)\nraise OSError(error, os.strerror(error))\n"
     done = here.submit(text, "--set", f"paths.runs={folder}")
     assert done.returncode == 1, done.stderr + done.stdout
     assert "the script ended with exit status 1; " in done.stderr
-    assert words in done.stderr
-    facts = here.run("status", "--json", "--set", f"paths.runs={folder}")
-    found = json.loads(facts.stdout)
+    assert "no inodes are left" in done.stderr
+    found = here.json("status", "--set", f"paths.runs={folder}")
     assert (found["state"], found["exit_status"], found["by"]) == ("FAILED", 1, "script")
-    assert words in found["message"]
+    assert "no inodes are left" in found["message"]
 
 
-def test_its_log_fills_it(here: Here, small: Callable[[str], Path]) -> None:  # noqa: F811
+def test_its_log_fills_it(here: Here, small: Callable[[str], Path]) -> None:
     """A script that prints without end, also to a log that takes nothing any more."""
     folder = small("8m")
     text = CONNECT + "while True: print('x' * 10000)\n"
@@ -86,7 +80,7 @@ def test_its_log_fills_it(here: Here, small: Callable[[str], Path]) -> None:  # 
     assert "the file system is full" in done.stderr
 
 
-def test_it_is_full_when_the_script_does_not_mind(here: Here, small: Callable[[str], Path]) -> None:  # noqa: F811
+def test_it_is_full_when_the_script_does_not_mind(here: Here, small: Callable[[str], Path]) -> None:
     """Its results need no disk: the run goes on, a worker that dies comes back, and all is said."""
     folder = small("8m")
     text = FILL + CONNECT + (
@@ -96,6 +90,7 @@ def test_it_is_full_when_the_script_does_not_mind(here: Here, small: Callable[[s
         "deadline = time.monotonic() + 60\n"
         "while not set(client.scheduler_info()['workers']) - before:\n"
         "    assert time.monotonic() < deadline\n    time.sleep(0.2)\n"
+        "open('back', 'w').write(str(os.getpid()))\n"
         "while not os.path.exists(os.environ['SEEN']) and time.monotonic() < deadline: time.sleep(0.2)\n"
         "sys.exit(7)\n"
     )  # fmt: skip
@@ -104,16 +99,22 @@ def test_it_is_full_when_the_script_does_not_mind(here: Here, small: Callable[[s
     done = here.run("submit", "--json", "--set", f"paths.runs={folder}", here.script(text))
     directory = Path(json.loads(done.stdout)["directory"])
 
-    def status() -> dict[str, str]:
-        found: dict[str, str] = json.loads(here.run("status", "--json", "--set", f"paths.runs={folder}").stdout)
-        return found
+    def status() -> run_status.Status:
+        return run_status.now(directories.find(folder, directory.name))[1]
 
-    here.until(lambda: "is full" in status()["hint"])
-    time.sleep(6)  # the supervisor's own look has found it too
+    here.until(lambda: "is full" in status().hint)
+    back = here.folder / "back"
+    here.until(lambda: back.exists() and back.read_text(), 60)
+    script, filled = int(back.read_text()), directory / "out/fill-0"
+    os.truncate(filled, filled.stat().st_size - (40 << 10))  # room for an event, and still too little to count as any
+    os.kill(script, signal.SIGSTOP)
+    here.until(lambda: any("The script is stopped" in warning for warning in status().warnings))  # seen with the disk
+    os.kill(script, signal.SIGCONT)
     seen.touch()
-    here.until(lambda: status()["phase"] == "ended", 60)
+    here.until(lambda: status().phase == "ended", 60)
     ended = json.loads((directory / "status.json").read_text())
-    assert ended["exit_status"] == 7, (ended["message"], ended["quote"])
+    assert (ended["exit_status"], ended["state"], ended["by"]) == (7, "FAILED", "script"), ended
+    assert ended["message"].startswith("the script ended with exit status 7; the file system is full")
     assert any("is full" in warning for warning in ended["warnings"])
     assert not (directory / "reserve").exists()
 
@@ -122,7 +123,7 @@ def test_it_is_full_when_the_script_does_not_mind(here: Here, small: Callable[[s
     ("size", "words"), [("8m", "the file system is full"), ("8m,nr_inodes=420", "No space left on device")]
 )
 def test_it_is_full_when_the_run_begins(
-    here: Here,  # noqa: F811
+    here: Here,
     small: Callable[[str], Path],
     size: str,
     words: str,
@@ -149,7 +150,7 @@ def test_it_is_full_when_the_run_begins(
     assert found["message"].count(words) == 1
 
 
-def test_bash_env_that_ends_bash(here: Here) -> None:  # noqa: F811
+def test_bash_env_that_ends_bash(here: Here) -> None:
     hook = here.folder / "hook.sh"
     hook.write_text("exit 7\n")
     here.environment["BASH_ENV"] = str(hook)

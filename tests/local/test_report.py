@@ -1,4 +1,4 @@
-"""The report of real runs, of each end that a run can have, and its page in a real browser."""
+"""The page of a report in a real browser; what it says of real runs is in the tests of each end."""
 
 from __future__ import annotations
 
@@ -23,11 +23,9 @@ BROWSER = pytest.mark.skipif(not shutil.which("chromium") or importlib.util.find
 
 
 @BROWSER
-@pytest.mark.parametrize("shape", [report_samples.EXAMPLE, report_samples.Shape(nodes=4, gpus=0), report_samples.Shape(samples=False)],
-                         ids=["8 GPUs", "CPUs", "no samples"])  # fmt: skip
-def test_the_page_in_a_browser(tmp_path: Path, shape: report_samples.Shape) -> None:
+def test_the_page_in_a_browser(tmp_path: Path) -> None:
     """It asks for nothing, complains of nothing, fits narrow and wide windows, shows values, and prints."""
-    page = make(report_samples.write(tmp_path / "run", shape), 0)
+    page = make(report_samples.write(tmp_path / "run", report_samples.EXAMPLE), 0)
     with browser.page(1400, 900) as shown:
         said: list[str] = []
         shown.on("console", lambda message: said.append(message.text))
@@ -41,11 +39,9 @@ def test_the_page_in_a_browser(tmp_path: Path, shape: report_samples.Shape) -> N
             "[...document.querySelectorAll('svg.lines')].every(s => s.querySelector('polyline, circle'))"
         )
         plots = shown.locator("svg.lines")
-        assert bool(plots.count()) == shape.samples
-        if plots.count():
-            plots.first.hover()
-            assert " %" in shown.locator("#tip").inner_text() or shape.gpus == 0
-            assert shown.locator("#tip").is_visible()
+        plots.first.hover()
+        assert " %" in shown.locator("#tip").inner_text()
+        assert shown.locator("#tip").is_visible()
         colours = []
         for scheme in ("light", "dark"):
             shown.emulate_media(color_scheme=scheme)

@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-import json
 import os
+import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from homes import CONNECT, Here, here, home
 from hpcml import errors
-from test_local import CONNECT, Here, here  # noqa: F401 - the fixture
+from hpcml.paths import RunPaths
 
 pytestmark = pytest.mark.local
+
+__all__ = ["here"]
 
 
 def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def pid_in(directory: Path, event: str) -> int:
-    events = [json.loads(line) for line in (directory / "events.jsonl").read_text().splitlines()]
-    return next(int(found["pid"]) for found in events if found["event"] == event)
+def supervisor_of(here: Here, directory: Path) -> int:
+    return parent_of(here.events(directory, "driver-started")[0]["pid"])
 
 
-def started(here: Here, text: str, *options: str) -> Path:  # noqa: F811
-    _, directory = here.detach(text, *options)
-    here.until((directory / "events.jsonl").exists, 60)
-    here.until(lambda: "driver-started" in (directory / "events.jsonl").read_text(), 90)
-    return directory
-
-
-def warned(here: Here, words: str) -> bool:  # noqa: F811
-    return any(words in warning for warning in here.status()["warnings"])
+def warned(here: Here, directory: Path, words: str) -> bool:
+    return any(words in warning for warning in here.status(directory.name)["warnings"])
 
 
 WAITS = (
@@ -41,38 +37,53 @@ WAITS = (
 )
 
 
-def test_what_waits_is_told_while_it_waits(here: Here) -> None:  # noqa: F811
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Here, Path]]:
+    """A run whose supervisor is stopped for good; its deadline passes while other tests run."""
+    with home(tmp_path_factory.mktemp("stopped")) as here:
+        directory = here.started(
+            CONNECT + "time.sleep(300)\n", "--set", "deadlines.answer=20s", "--set", "deadlines.driver_grace=1s"
+        )
+        os.kill(supervisor_of(here, directory), signal.SIGSTOP)
+        yield here, directory
+
+
+@pytest.mark.usefixtures("stopped")
+def test_what_waits_is_told_while_it_waits(here: Here) -> None:
     """A script without its cluster, supervisor and scheduler that are stopped for a while, workers that never come."""
-    directory = started(
-        here, WAITS, "--set", "deadlines.connect_notice=2s", "--set", "deadlines.idle_notice=3s", "--set", "deadlines.answer=60s",
+    directory = here.started(
+        WAITS, "--set", "deadlines.connect_notice=2s", "--set", "deadlines.idle_notice=3s", "--set", "deadlines.answer=60s",
         "--set", "deadlines.workers=25s", "--set", "deadlines.driver_grace=1s",
     )  # fmt: skip
-    here.until(lambda: warned(here, "has run for 2 s without connecting to its cluster"), 60)
-    here.until(lambda: warned(here, "Nothing has used the cluster for 3 s, and its node is held."), 60)
+    here.until(lambda: warned(here, directory, "has run for 2 s without connecting to its cluster"), 60)
+    here.until(lambda: warned(here, directory, "Nothing has used the cluster for 3 s, and its node is held."), 60)
     assert here.status()["phase"] == "running"
     assert "Client(scheduler_file=…)" in here.run("status", "last").stdout
-    supervisor, scheduler = parent_of(pid_in(directory, "driver-started")), pid_in(directory, "scheduler-up")
+    samples = RunPaths(directory).attempt(0).samples
+    here.until(samples.exists)
+    shutil.rmtree(samples)
+    samples.write_text("in the way")
+    logs = (directory / "logs").glob
+    here.until(lambda: any("no samples are written" in path.read_text() for path in logs("worker-*.log")), 60)
+    supervisor = supervisor_of(here, directory)
+    scheduler = here.events(directory, "scheduler-up")[0]["pid"]
     for pid, name in ((supervisor, "the supervisor"), (scheduler, "the Dask scheduler")):
         os.kill(pid, signal.SIGSTOP)
-        here.until(lambda name=name: warned(here, f"{name} on local has not answered for"), 60)  # type: ignore[misc]
+        here.until(lambda name=name: warned(here, directory, f"{name} on local has not answered for"), 60)  # type: ignore[misc]
         os.kill(pid, signal.SIGCONT)
     (here.folder / "go").touch()
-    here.until(lambda: here.status()["phase"] == "ended", 60)
-    found = here.status()
+    found = here.ended(directory)
     assert found["exit_status"] == errors.WORKERS_NEVER_CAME, found
     assert found["message"] == "the script waits for more workers than the 1 that the run has (wait_for_workers)"
     assert "Wait for fewer, or ask for more" in found["hint"]
+    assert samples.read_text() == "in the way"  # a folder that was removed: its loss changes nothing
 
 
-def test_a_supervisor_that_is_stopped(here: Here) -> None:  # noqa: F811
+def test_a_supervisor_that_is_stopped(stopped: tuple[Here, Path]) -> None:
     """Who ends it, and when, is in tests/unit/test_idle.py."""
-    directory = started(
-        here, CONNECT + "time.sleep(300)\n", "--set", "deadlines.answer=20s", "--set", "deadlines.driver_grace=1s"
-    )
-    os.kill(parent_of(pid_in(directory, "driver-started")), signal.SIGSTOP)
-    here.until(lambda: warned(here, "the supervisor on local has not answered for"), 60)
-    here.until(lambda: here.status()["phase"] == "ended", 120)
-    found = here.status()
+    here, directory = stopped
+    here.until(lambda: warned(here, directory, "the supervisor on local has not answered for"), 60)
+    found = here.ended(directory, 120)
     assert found["exit_status"] == errors.ROLE_LOST, found
     assert found["message"].endswith("(it is stopped: SIGSTOP)")
     assert (directory / "attempts/0/exit/driver@local").read_text() == f"{errors.ROLE_LOST}\n"

@@ -272,6 +272,10 @@ def test_workers_that_are_too_small_to_start_are_refused() -> None:
     with pytest.raises(SiteError, match="64 workers share 3000 MiB of a node: 47 MiB each"):
         plan.plan(site(table), spec(memory_per_node="3000M"), PLACE)
     plan.plan(site(table), spec(memory_per_node="64G"), PLACE)
+    with pytest.raises(
+        SiteError, match=r"workers\.memory_limit is 27 MiB, and a worker needs more than 80 MiB to start"
+    ):
+        plan.plan(site({**TWO, "workers": {"memory_limit": "27MiB"}}), spec(), PLACE)
 
 
 def test_one_thread_for_each_gpu_and_the_profiles_variables() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -367,6 +368,18 @@ def test_what_stands_in_the_way_is_left_alone(tmp_path: Path, subtests: pytest.S
             SampleFile(path, {"kind": "node", "t": 0.0}).append(line({"t": 1.0}))
             assert not target.exists()
             assert not path.is_file()
+    with subtests.test("a folder of samples that was removed is made again, unless something stands in its place"):
+        paths = AttemptPaths(tmp_path / "lost")
+        paths.directory.mkdir()
+        file = SampleFile(paths.samples_of("n1"), {"kind": "node", "t": 0.0, "node": "n1"})
+        for loss in ("", "removed", "a file"):
+            if loss:
+                shutil.rmtree(paths.samples)
+            if loss == "a file":
+                paths.samples.write_text("in the way")
+            file.append(line({"t": 1.0}))
+            assert bool(samples.nodes(paths)) == (loss != "a file")
+        assert paths.samples.read_text() == "in the way"
     with subtests.test("a run's directory that was removed is not made again"):
         SampleFile(AttemptPaths(tmp_path / "gone" / "0").samples_of("n1"), {"t": 0.0}).append(line({"t": 1.0}))
         assert not (tmp_path / "gone").exists()

@@ -1,0 +1,167 @@
+"""Runs that the user, the time limit or a kill ends: what is told of them, and what is left of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from homes import CONNECT, Here, here, home, report
+from hpcml import errors
+from test_runs_that_fail import is_dask_s_report
+
+pytestmark = pytest.mark.local
+
+__all__ = ["here"]
+DEAF = """
+print(sum(client.gather(client.map(lambda x: sum(range(x)), range(100), key="added"))), flush=True)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("waiting", flush=True)
+time.sleep(600)
+"""
+TOLD = """
+print(client.submit(abs, -1).result())
+client.submit(print, "of a task").result()
+while not hpcml.run.should_stop(): time.sleep(0.1)
+print("told", flush=True)
+time.sleep(600)
+"""
+
+
+class Ended(NamedTuple):
+    """Three runs in one home: one that was killed with all its processes, one deaf to its end, one over its time."""
+
+    here: Here
+    cancelled: Path
+    limit: subprocess.CompletedProcess[str]
+    why_limit: Any
+    row_limit: Any
+    folders: dict[str, set[Path]]  # of scratch, after each step
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ended]:
+    with home(tmp_path_factory.mktemp("ended")) as here:
+        common = here.common_folder()
+        folders = {}
+
+        def note(step: str) -> None:
+            folders[step] = set(common.glob("hpcml_*"))
+
+        here.started(CONNECT + "time.sleep(600)")
+        note("first runs")
+        for pid in here.processes():
+            os.kill(pid, signal.SIGKILL)
+        here.until(lambda: not here.left())
+        note("first was killed")
+        deaf = here.started(CONNECT + DEAF, "--nodes", "2", "--profile", "dask", "--set", "deadlines.teardown=120s",
+                            "--set", "deadlines.driver_grace=2s")  # fmt: skip
+        log = deaf / "logs/driver.log"
+        here.until(lambda: log.exists() and "waiting" in log.read_text(), 60)
+        note("second runs")
+        for seconds in (15, 30, 60, 120):  # a busy machine may need more time until the script runs: twice as much
+            limit = here.submit(CONNECT + TOLD, "--time", f"{seconds}s", "--set", "slurm.signal_lead=5s",
+                                "--set", "deadlines.driver_grace=1s")  # fmt: skip
+            if "told" in limit.stdout or limit.returncode != errors.TIME_LIMIT:
+                break
+        note("third ended")
+        why, row = here.json("why"), here.json("ls")[-1]
+        assert here.run("cancel", deaf.name).returncode == 0
+        here.ended(deaf)
+        here.until(lambda: not here.left())
+        note("all ended")
+        yield Ended(here, deaf, limit, why, row, folders)
+
+
+def test_what_killed_roles_left_is_swept(ended: Ended) -> None:
+    """By the user's next run; the folders of a run that goes on stay."""
+    first, second = ended.folders["first runs"], ended.folders["second runs"]
+    assert len(first) == 2
+    assert ended.folders["first was killed"] == first
+    assert len(second) >= 2
+    assert not first & second
+    assert ended.folders["third ended"] == second
+    assert not ended.folders["all ended"]
+
+
+def test_the_time_limit(ended: Ended) -> None:
+    assert ended.limit.returncode == errors.TIME_LIMIT, ended.limit.stderr
+    assert ended.limit.stdout == "1\ntold\n"
+    assert "  tasks      printed lines: hpcml logs " in ended.limit.stderr
+    why = ended.why_limit
+    assert (why["failed"], why["known"], why["short"]) == (True, True, "time limit"), why
+    assert "while the script ran" in why["cause"]
+    assert "More: hpcml why" in ended.limit.stderr
+    assert ended.row_limit["cause"] == "time limit"
+    assert report(Path(ended.here.status()["directory"]))["ending"]["state"] == "TIMEOUT"
+
+
+def test_cancel(ended: Ended) -> None:
+    """Also of a script that is deaf to SIGTERM."""
+    assert ended.here.run("wait", ended.cancelled.name).returncode == errors.CANCELLED
+    assert ended.here.status(ended.cancelled.name)["exit_status"] == errors.CANCELLED
+    found = report(ended.cancelled)
+    assert found["ending"]["state"] == "CANCELLED"
+    assert [phase["kind"] for phase in found["phases"]][-2:] == ["script", "tail"]
+
+
+def test_dask_s_report_of_a_cancelled_run(ended: Ended) -> None:
+    is_dask_s_report(ended.cancelled, 100)
+    assert (ended.cancelled / "logs/driver.log").read_text() == "161700\nwaiting\n"
+    assert "profile    python -m webbrowser " in ended.here.run("status", ended.cancelled.name).stdout
+
+
+DAEMON = """
+import os, subprocess, sys
+for trap in ("", "trap '' TERM; "):
+    line = trap + "echo $$ >>" + sys.argv[1] + "; while :; do sleep 1; done"
+    subprocess.run(["setsid", "-f", "sh", "-c", line], check=True)
+while not os.path.exists(sys.argv[1]) or len(open(sys.argv[1]).read().split()) < 2: pass
+print("runs", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("role", ["job.sh", "hpcml.node driver", "hpcml.node worker", "hpcml.node scheduler"])
+def test_a_part_of_hpcml_is_killed(here: Here, role: str) -> None:
+    """Whichever process dies, nothing of the run survives it for long, and the run is not left open.
+
+    What nobody decided is not repeated here either: there is no job that waits for it.
+    """
+    until_done = ("--until-done",) if role == "job.sh" else ()
+    done = here.run("submit", "--json", *until_done, "--set", "workers.on_loss=fail", "--set", "workers.restarts=0",
+                    "--set", "deadlines.driver_grace=1s", here.script(CONNECT + DAEMON), "pids")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    directory = Path(here.status()["directory"])
+    log, pids = directory / "logs/driver.log", here.folder / "pids"
+    here.until(lambda: log.exists() and "runs" in log.read_text(), 90)
+    try:
+        for pid, line in here.processes().items():
+            if line.endswith(role) and "step.sh" not in line:
+                os.kill(pid, signal.SIGKILL)
+        status = here.ended(directory)
+        assert status["exit_status"] != 0
+        if "scheduler" in role:
+            assert status["exit_status"] == errors.ROLE_LOST
+            assert "the Dask scheduler on local was lost" in status["message"]
+        here.until(lambda: not here.left(), 20)
+        if role != "job.sh":  # which ends them
+            here.until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids.read_text().split()))
+            assert "was left behind and is ended" in (directory / "logs/job.log").read_text()
+    finally:
+        for pid in map(int, pids.read_text().split()):
+            if Path(f"/proc/{pid}").exists():
+                os.kill(pid, signal.SIGKILL)
+    if role == "job.sh":
+        assert os.listdir(directory / "attempts") == ["0"]
+    if role == "hpcml.node driver":  # the report that no supervisor made
+        assert not (directory / "report.html").exists()
+        assert here.run("report").stdout.strip() == str(directory / "report.html")
+        found = report(directory)
+        assert found["ending"]["exit_status"] != 0
+        assert found["ending"]["cause"]

@@ -1,0 +1,240 @@
+"""What is told of runs that fail, in script and tasks, and of one that ends well though much in it did not.
+
+What each rule knows is in tests/unit/test_failures.py, and how scripts without a cluster end in tests/unit/test_script_ends.py.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from homes import CONNECT, Here, here, home
+from hpcml import errors
+from hpcml.paths import RunPaths
+
+pytestmark = pytest.mark.local
+
+__all__ = ["here"]
+DEATHS = "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES"  # of workers, before Dask blames the task
+MEMRAY = importlib.util.find_spec("memray") is not None
+NESTED = """
+def outer(x):
+    def inner(y):
+        return 1 / y
+    from distributed import worker_client
+    with worker_client() as client:
+        return client.submit(inner, x).result()
+client.submit(outer, 0).result()
+"""
+FAILS = f"""
+import os, subprocess, sys
+import distributed
+print(*(os.environ.get(name) for name in ("PYTHONFAULTHANDLER", "NCCL_DEBUG", "NCCL_DEBUG_FILE", "UCX_LOG_LEVEL")))
+client = distributed.Client()
+print(sum(client.gather(client.map(lambda x: sum(range(x)), range(100), key="added"))), flush=True)
+kept = bytearray(100_000_000)
+for trap in ("", "trap '' TERM; "):
+    line = trap + "echo $$ >>" + sys.argv[1] + "; while :; do sleep 1; done"
+    subprocess.run(["setsid", "-f", "sh", "-c", line], check=True)
+while not os.path.exists(sys.argv[1]) or len(open(sys.argv[1]).read().split()) < 2: pass
+{NESTED}"""
+OWN = ("--env", "NCCL_DEBUG=INFO", "--env", "UCX_LOG_LEVEL=error", "--env", "PYTHONFAULTHANDLER=")
+# In the place of NVIDIA's program, which needs no GPU to be started wrongly.
+NSYS = """#!/bin/sh
+[ "$1" = profile ] || exit 99
+shift
+for word in "$@"; do case "$word" in
+    --output=*) printf '%s\\n' "$@" > "${word#--output=}.nsys-rep" ;;
+esac; done
+while [ "${1#--}" != "$1" ]; do shift; done
+"$@"
+"""
+
+
+class Fails(NamedTuple):
+    """A run whose script fails in a task of a task, and leaves two processes in sessions of their own."""
+
+    here: Here
+    done: subprocess.CompletedProcess[str]
+    run: Path
+    pids: list[str]
+    other_lives: bool  # a process of another run
+
+
+@pytest.fixture(scope="module")
+def fails(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fails]:
+    with home(tmp_path_factory.mktemp("fails")) as here:
+        (here.folder / "bin").mkdir()
+        (here.folder / "bin/nsys").write_text(NSYS)
+        (here.folder / "bin/nsys").chmod(0o700)
+        here.environment["PATH"] = f"{here.folder}/bin:{here.environment['PATH']}"
+        (here.folder / "job.py").write_text(FAILS)
+        profilers = "dask,memray,nsys" if MEMRAY else "dask,nsys"
+        options = ("--nodes", "2", "--profile", profilers, "--set", "deadlines.teardown=120s", *OWN)
+        with subprocess.Popen(["sleep", "600"], env={**here.environment, "HPCML_RUN_DIR": "/another/run"}) as other:
+            done = here.run("submit", "--wait", *options, "job.py", "pids")
+            lives = other.poll() is None
+            other.kill()
+        pids = (here.folder / "pids").read_text().split()
+        yield Fails(here, done, Path(here.status()["directory"]), pids, lives)
+
+
+def test_a_task_of_a_task_has_its_line_in_the_traceback(fails: Fails) -> None:
+    assert fails.done.returncode == 1
+    lines = FAILS.splitlines()
+    outer, inner = (f'  File "{fails.here.folder}/job.py", line {lines.index(text) + 1}'
+                    for text in ("        return client.submit(inner, x).result()", "        return 1 / y"))  # fmt: skip
+    assert f"{outer}, in outer\n    return client.submit(inner, x).result()\n" in fails.done.stdout
+    assert f"{inner}, in inner\n    return 1 / y\n" in fails.done.stdout
+
+
+def test_it_says_why_it_failed(fails: Fails) -> None:
+    short = f"ZeroDivisionError in job.py:{FAILS.splitlines().index('        return 1 / y') + 1}"
+    why = fails.here.json("why")
+    assert (why["failed"], why["known"], why["short"]) == (True, True, short)
+    (row,) = fails.here.json("ls")
+    assert row["cause"] == short
+    assert "More: hpcml why" in fails.done.stderr
+    assert fails.here.status()["warnings"] == []  # of tasks that failed: the script did too
+    ending = json.loads((fails.run / "report.json").read_text())["ending"]
+    assert "division by zero" in ending["cause"]
+    assert ending["evidence"]
+
+
+def test_a_user_s_own_variables_stay_as_they_are(fails: Fails) -> None:
+    assert fails.done.stdout.splitlines()[0].split() == ["INFO", "None", "error"]
+
+
+def test_nothing_that_the_script_leaves_behind_outlives_the_run(fails: Fails) -> None:
+    """Processes in sessions of their own, one of them deaf to SIGTERM; another run's are left alone."""
+    assert len(fails.pids) == 2
+    fails.here.until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in fails.pids))
+    assert fails.other_lives
+    assert "was left behind and is ended" in (fails.run / "logs/job.log").read_text()
+
+
+def test_dask_s_report(fails: Fails) -> None:
+    is_dask_s_report(fails.run, 102)
+    assert f"profile    python -m webbrowser {shlex.quote(f'{fails.run}/profiles/dask.html')}\n" in fails.done.stderr
+
+
+def is_dask_s_report(run: Path, tasks: int) -> None:
+    page = (run / "profiles/dask.html").read_text()
+    assert f"number of tasks: {tasks}" in page
+    assert "Workers: 2" in page
+    assert "<link" not in page  # nothing is loaded from a network
+    assert not re.search(r"<script[^>]+src=", page)
+    assert "was not made" not in (run / "logs/scheduler.log").read_text()
+
+
+@pytest.mark.skipif(not MEMRAY, reason="memray is not installed")
+def test_memray(fails: Fails) -> None:
+    log = (fails.run / "logs/driver.log").read_text()
+    assert log.splitlines()[1] == "161700"
+    assert "memray" not in log
+    files = sorted((fails.run / "profiles").glob("memray-*"))
+    assert [path.name.split(".")[0] for path in files] == [
+        "memray-script",
+        "memray-worker-local-0",
+        "memray-worker-local-1",
+    ]
+    for path in files:
+        table = subprocess.run([sys.executable, "-m", "memray", "stats", "--num-largest", "3", path],
+                               capture_output=True, text=True, timeout=240, check=True)  # fmt: skip
+        assert ("job.py" in table.stdout) == (path == files[0])
+
+
+def test_nsys_around_the_workers_of_a_node(fails: Fails) -> None:
+    """A program in its place is started as NVIDIA's would be, and the run is as without."""
+    (report,) = (fails.run / "profiles").glob("nsys-*")
+    words = report.read_text().split("\n")
+    assert words[0] == f"--output={fails.run}/profiles/nsys-local.0"
+    assert "--trace-fork-before-exec=true" in words
+    assert words[-4:-1] == ["-m", "hpcml.node", "worker"]
+    assert f"profile    nsys-ui {shlex.quote(str(report))}\n" in fails.done.stderr
+
+
+def test_a_script_alone_has_the_lines_too(here: Here) -> None:
+    here.script(f"import hpcml\nclient = hpcml.connect(n_workers=1){NESTED}")
+    done = subprocess.run([sys.executable, "my script.py"], cwd=here.folder, env=here.environment, capture_output=True,
+                          text=True, timeout=240, check=False)  # fmt: skip
+    assert done.returncode == 1
+    assert f'File "{here.folder}/my script.py", line 5, in inner' in done.stderr
+    assert "dynamic-code" not in done.stderr
+
+
+def test_a_worker_that_crashes_is_the_cause(here: Here) -> None:
+    here.environment[DEATHS] = "0"
+    crash = "import ctypes\ndef crash(x):\n    ctypes.string_at(0)\n"
+    done = here.submit(f"{CONNECT}{crash}client.submit(crash, 0).result()\n")
+    assert done.returncode == 1, done.stderr
+    assert "KilledWorker" in done.stdout
+    found = here.json("why")
+    assert (found["failed"], found["known"], found["short"]) == (True, True, "crashed (SIGSEGV)"), found
+    assert "in string_at" in found["cause"]
+    (row,) = here.json("ls")
+    assert row["cause"] == "crashed (SIGSEGV)"
+
+
+GREEDY = """
+def greedy():
+    kept = bytearray(b"x") * (300 * 1024**2)
+    time.sleep(60)
+    return len(kept)
+try:
+    client.submit(greedy).result()
+except Exception as error:
+    print(type(error).__name__)
+"""
+UNHEARD = f"""
+import beside
+print(beside.NEAR, client.submit(lambda: __import__("beside").NEAR).result())
+{GREEDY}
+from distributed import wait
+wait(client.submit(divmod, 1, 0))
+futures = client.map(time.sleep, [1000, 1001, 1002])
+print('Killed: out of memory')
+"""
+
+
+def test_what_nobody_waited_for_is_told_of_a_script_that_ended_well(here: Here) -> None:
+    """A worker that was ended for its memory is named with the figures; a run that ended well has no cause.
+
+    Without a copy of the code and without samples, as the options say: script and tasks run where the script lies.
+    """
+    here.environment[DEATHS] = "1"
+    (here.folder / "sib").mkdir()
+    (here.folder / "near.txt").touch()
+    (here.folder / "sib/main.py").write_text(CONNECT + UNHEARD)
+    (here.folder / "sib/beside.py").write_text(
+        "from pathlib import Path\nNEAR = (Path(__file__).parent.parent / 'near.txt').exists()\n"
+    )
+    options = ("workers.memory_limit=200MiB", "workers.restarts=9", "report.sample_every=0s", "code.snapshot=none")
+    done = here.run("submit", "--wait", *(word for option in options for word in ("--set", option)), "sib/main.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "True True\nKilledWorker\nKilled: out of memory\n"
+    warning, failed, undone = here.status()["warnings"]
+    assert failed.startswith("2 tasks failed, the first with KilledWorker: Attempted to run task"), failed
+    assert undone.startswith("3 tasks were not done when the script ended or dropped the future")
+    assert all(words in " ".join(done.stderr.split()) for words in (warning, failed, undone))
+    why = here.json("why")
+    assert (why["failed"], why["cause"]) == (False, "the run ended well: there is no failure to explain")
+    assert re.search(r"local: worker local was ended, over its memory limit: \d+ MiB of 200 MiB", warning)
+    assert warning in done.stderr
+    assert "killed by SIGKILL" not in here.run("logs", "last", "worker").stdout
+    assert not RunPaths(Path(here.status()["directory"])).attempt(0).samples.exists()
+
+
+def test_the_cause_is_in_the_result_where_no_worker_is_left(here: Here) -> None:
+    done = here.submit(CONNECT + GREEDY, "--set", "workers.memory_limit=200MiB", "--set", "workers.restarts=1")
+    assert done.returncode == errors.ROLE_LOST, done.stderr
+    assert re.search(r"over its memory limit: \d+ MiB of 200 MiB", here.status()["message"])

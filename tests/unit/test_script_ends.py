@@ -1,0 +1,84 @@
+"""How scripts end under the supervisor, without a cluster: the run's exit status, and what is told as the cause."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from hpcml.failures import judgement
+from hpcml.node.control_socket import Channel
+from hpcml.node.outcome import EventLog
+from hpcml.node.roles.run_state import RunState
+from hpcml.node.roles.supervisor import run_script, tear_down
+from hpcml.node.settings import Context
+from hpcml.paths import RunPaths
+from hpcml.plan import plan
+from hpcml.schedulers import request
+from hpcml.sites import layers, schema
+
+CRASH = "import ctypes\ndef crash(x):\n    ctypes.string_at(0)\ncrash(0)\n"
+WAITS = "import asyncio\nasyncio.run(asyncio.wait_for(asyncio.sleep(600), 0.01))\n"
+SIGNAL = "import os\nos.kill(os.getpid(), {})\n"
+
+
+class End(NamedTuple):
+    """A script, and how it ends."""
+
+    script: str
+    status: int
+    message: str
+    short: str
+    words: str  # of the cause
+    known: bool = True
+
+
+ENDS = {
+    "cleaning up": End("try:\n    raise ValueError('first')\nfinally:\n    raise OSError('closing failed')\n", 1,
+                       "the script ended with exit status 1", "ValueError in job.py:4", "first"),
+    "crash": End(CRASH, 139, "the script was killed by SIGSEGV", "crashed (SIGSEGV)", "in string_at"),
+    "os._exit": End("import os\nprint('out of memory')\nos._exit(5)\n", 5, "the script ended with exit status 5",
+                    "script chose exit status 5", "exit status 5"),
+    "waits in vain": End(WAITS, 1, "the script ended with exit status 1", "TimeoutError in job.py:2",
+                         f"TimeoutError at job.py:2: {WAITS.splitlines()[1]}"),
+    "SIGTERM": End(SIGNAL.format(15), 143, "the script was killed by SIGTERM", "killed by SIGTERM", "SIGTERM", known=False),
+    "SIGKILL": End(SIGNAL.format(9), 137, "the script was killed by SIGKILL", "killed by SIGKILL", "SIGKILL", known=False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_a_script_that_failed_says_why(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    end = ENDS[name]
+    (tmp_path / "job.py").write_text(end.script)
+    spec = request.JobSpec(tmp_path / "job.py", (), tmp_path)
+    settings = plan.plan(
+        layers.build(schema.Site, layers.Layers()), spec, plan.RunLocation(tmp_path, "/usr/bin/python3", "0")
+    ).inside
+    settings = settings._replace(script=str(tmp_path / "job.py"))
+    run = RunPaths(tmp_path)
+    run.attempt(0).secret.mkdir(parents=True)
+    run.logs.mkdir()
+    monkeypatch.setenv("HPCML_RUN_DIR", str(tmp_path))
+    monkeypatch.delenv("HPCML_STEPS", raising=False)
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder, Channel(Path(folder) / "control.sock") as channel:
+        state = RunState(Context(run, run.attempt(0), 0, settings, "n1", ("n1",)), EventLog(run.events, 0), channel)
+        monkeypatch.setattr(RunState, "must_end", lambda _: None)  # there are no roles that could be lost
+        outcome = run_script(state, {**os.environ, "PYTHONFAULTHANDLER": "1"})
+        said = capfd.readouterr()
+        run.driver_log.write_text(said.out + said.err)
+        tear_down(state, outcome)
+    assert (outcome.exit_status, outcome.by, outcome.reason) == (end.status, "script", end.message)
+    assert ("Fatal Python error" in said.err) == (name == "crash")  # no other signal shows one
+    ending = judgement.Ending(
+        outcome.exit_status, outcome.by, outcome.state, outcome.reason, outcome.hint, outcome.quote
+    )
+    cause = judgement.of_run(run, run.attempt(0), ending)
+    assert cause is not None
+    assert (cause.short, cause.known) == (end.short, end.known)
+    assert end.words in cause.what
+    assert f'"cause": "{end.short if end.known else ""}"' in run.status.read_text()
