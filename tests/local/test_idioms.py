@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
-from test_local import Here, here, home
+from homes import Here, here, home
 
 pytestmark = pytest.mark.local
 IDIOMS = Path(__file__).parent / "idioms"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import alike
-from test_local import HPCML, Here, here
+from homes import HPCML, Here, here
 
 pytestmark = pytest.mark.local
 __all__ = ["here"]

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from homes import CONNECT, HPCML, Here, here, home, report
+from homes import CONNECT, Here, here, report
 from hpcml import errors
 
-pytestmark = pytest.mark.local
+__all__ = ["here"]  # the fixture
 
-__all__ = ["CONNECT", "HPCML", "Here", "here", "home"]
+pytestmark = pytest.mark.local
 
 
 def test_the_script_s_own_status(here: Here) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from homes import HPCML, Here, here
 from hpcml import errors
-from test_local import HPCML, Here, here
 
 pytestmark = pytest.mark.local
 __all__ = ["here"]
