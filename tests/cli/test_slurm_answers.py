@@ -199,7 +199,7 @@ def test_a_run_without_a_job_was_not_submitted_after_some_minutes(world: World, 
     record = directory / "submission.json"
     lost = json.loads(record.read_text()) | {"job": "", "error": "It is not known", "exit_status": errors.ANSWER_LOST}
     record.unlink() if killed else record.write_text(json.dumps(lost))
-    (world.state / "jobs.json").unlink()
+    world.forget()
 
     def state(*words: str) -> tuple[str, int | None]:
         facts = json.loads(world.run(*words, "--json").stdout)
@@ -232,7 +232,7 @@ def test_a_run_without_a_job_was_not_submitted_after_some_minutes(world: World, 
 def test_a_run_whose_job_is_forgotten_was_submitted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = world.submit()
     (directory / "submission.json").unlink()
-    (world.state / "jobs.json").unlink()
+    world.forget()
     (directory / "job").symlink_to("101")
     os.utime(directory / "plan.json", (0, 0))
     for name, value in world.environment.items():

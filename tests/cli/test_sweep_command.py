@@ -117,7 +117,7 @@ def test_points_of_a_run_that_was_never_submitted_are_missing_again(world: World
     sweep(world, *GRID)
     lost = run_of(world)
     (lost / "submission.json").unlink()
-    (world.state / "jobs.json").unlink()
+    world.forget()
     assert "4 points, 4 under way, 0 to run" in sweep(world, *GRID)[1]
     os.utime(lost / "plan.json", (0, 0))
     assert "4 points, 4 to run" in sweep(world, *GRID)[1]
