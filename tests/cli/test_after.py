@@ -74,7 +74,6 @@ def test_what_cannot_be_waited_for_is_one_sentence(world: World, subtests: pytes
     world.answer("sbatch", code=1, err="sbatch: error: Batch job submission failed: invalid partition specified")
     assert world.run("submit", "--site", "slurm", "--name", "refused", "job.py").returncode == errors.REFUSED
     world.answer("sbatch")
-    assert world.run("submit", "--site", "local", "--name", "here", "--wait", "job.py", timeout=120).returncode == 0
     left = world.left()
     for words, code, said in (
         (("nosuch",), errors.NOT_FOUND, "There is no run 'nosuch'"),

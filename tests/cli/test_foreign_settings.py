@@ -80,6 +80,9 @@ PLACES = {
 }
 
 
+EVERY_WAY = ("project/hpcml.toml", "home/.config/hpcml/templates/batch.sh.j2")  # one place of each kind
+
+
 def write(world: World, place: str, text: str) -> Path:
     path = world.top / place
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -91,7 +94,7 @@ def write(world: World, place: str, text: str) -> Path:
 def test_what_others_could_have_written_does_not_count(world: World, place: str) -> None:
     planted.need_another_account()
     runs = f"paths.runs={world.top.parent}/runs"  # beside the folders that are given away
-    for make in FOREIGN:
+    for make in FOREIGN if place in EVERY_WAY else FOREIGN[::4]:
         path = write(world, place, PLACES[place])
         folder = path.parent.stat()
         make(path)
@@ -173,7 +176,7 @@ def test_a_template_reaches_nothing_of_python(world: World) -> None:
             "project/templates/hpcml/batch.sh.j2",
             f"#!/bin/bash\n# second line\n{{{{ {words} | string | sh }}}}\n",
         )
-        for command in (("plan",), ("submit", "--dry-run")):
+        for command in (("plan",), ("submit", "--dry-run")) if words == ESCAPES[0] else (("plan",),):
             done = world.run(*command, "--site", "slurm", "job.py")
             assert done.returncode == errors.CONFIG, (words, done.stdout, done.stderr)
             assert f"{path}:3" in done.stderr, (words, done.stderr)
