@@ -22,7 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--bless", action="store_true", help="rewrite the golden scripts instead of comparing with them")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def hpcml_command() -> Path:
     """Return the installed command, which the command line's tests start as a user does."""
     return Path(sys.executable).with_name("hpcml")

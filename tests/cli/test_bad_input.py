@@ -73,8 +73,7 @@ def _submit(*options: str, script: str = "job.py") -> tuple[str, ...]:
 U, C, N, R, S = errors.USAGE, errors.CONFIG, errors.NOT_FOUND, errors.REFUSED, errors.STORAGE
 LAB = ("submit", "--site", "lab")
 HAS_LAB = {"HPCML_SYSTEM_CONFIG": str(LAB_SITE)}  # a profile of a site's own
-BAD_TIMES = ("abc", "0", "0:00:00", "-5", "1:99", "1:2:3:4", "1.5", "10x", "1-", "1-2-3", ":30", "1:99:00", "UNLIMITED", " ",
-             "9" * 30, "1d-3")  # fmt: skip
+BAD_TIMES = ("abc", "0", "-5", "UNLIMITED", " ", "9" * 30)  # tests/unit/test_units.py has all
 BAD_NUMBERS = ("0", "-1", "two", "1.5", "1e3", "٣", "9" * 20, "+2", "0x4", "1-4")
 
 JUPYTER = ("jupyter", "--site", "local")
@@ -141,7 +140,7 @@ CASES = [
     Bad("no-cpus", _submit("--cpus-per-node", "x"), U, ("'x' is not a whole number", "--cpus-per-node 4")),
     Bad("minus-gpus", _submit("--gpus-per-node", "-1"), U, ("--gpus-per-node",)),
     *(Bad(f"memory-{text!r}", _submit(f"--memory-per-node={text}"), U, ("--memory-per-node",)) for text in
-      ("lots", "-4G", "4X", "1k", "0", "1,5G", "9" * 40)),
+      ("lots", "-4G", "1k", "9" * 40)),
     Bad("too-many-nodes", (*LAB, "--partition", "debug", "--nodes", "4", "job.py"), R,
         ("'debug' allows 2 nodes, 4 requested", "profile lab", "Try --partition boost"), env=HAS_LAB),
     Bad("too-long", (*LAB, "--partition", "debug", "--time", "2h", "job.py"), R,
@@ -276,7 +275,7 @@ def test_a_mistake_is_told_in_words(world: World, bad: Bad) -> None:
         _told_as_json(world, bad)
 
 
-AS_JSON_TOO = [bad for bad in CASES if bad.arguments[0] in ("submit", "status", "cancel", "ls", "site")][::3]
+AS_JSON_TOO = [bad for bad in CASES if bad.arguments[0] in ("submit", "status", "cancel", "ls", "site")][::6]
 
 
 def _told_as_json(world: World, bad: Bad) -> None:
