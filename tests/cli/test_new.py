@@ -75,12 +75,6 @@ def test_an_unknown_example(world: World) -> None:
     assert world.run("new", "kmean", "minimal").returncode == 0
 
 
-def test_a_folder_that_is_not_there(world: World) -> None:
-    done = world.run("new", "nowhere/first")
-    assert done.returncode == errors.STORAGE
-    assert "nowhere/first.py cannot be written: No such file or directory" in done.stderr
-
-
 def test_it_is_written_here_whatever_host_is_set(world: World) -> None:
     assert world.run("new", "first", env={"HPCML_HOST": "me@login.example.org"}).returncode == 0
     assert (world.project / "first.py").exists()
