@@ -1,7 +1,7 @@
 """Slurm's commands as far as hpcml uses them, with what they do kept in the folder $FAKE_STATE.
 
 ``PROGRAM.answer`` there changes what a program does: ``out``, ``err`` and ``code`` are its answer, ``sleep`` its delay
-before it, and ``then`` says that it does its work nevertheless (an answer that was lost). Options are checked against
+before it, ``until`` a file that it waits for, and ``then`` says that it does its work nevertheless (an answer that was lost). Options are checked against
 those that ``--help`` of Slurm 22.05 lists, and --kill-on-invalid-dep, which its manual has. The files hold Python's
 literals: importing json and pathlib would take twice as long as all else, more than a thousand times.
 """
@@ -47,6 +47,8 @@ def main(program: str, arguments: list[str]) -> int:
     if not answer or answer.get("then"):
         code, out = WORK[program](arguments, positional)
     time.sleep(answer.get("sleep", 0))
+    while "until" in answer and not os.path.exists(answer["until"]):
+        time.sleep(0.01)
     sys.stdout.write(answer.get("out", out))
     sys.stderr.write(answer.get("err", ""))
     return int(answer.get("code", code))

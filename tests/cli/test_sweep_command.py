@@ -126,7 +126,7 @@ def test_points_of_a_run_that_was_never_submitted_are_missing_again(world: World
 
 
 def test_two_commands_at_once_submit_the_points_once(world: World) -> None:
-    world.answer("sbatch", sleep=3, then=True)
+    world.answer("sbatch", until=str(world.top / "go on"), then=True)
     words = [str(world.command), "sweep", "--site", "slurm", *GRID]
     with subprocess.Popen(words, env=world.environment, cwd=world.project, stderr=subprocess.PIPE, text=True) as first:
         lock = world.runs / "sweeps/job/lock"
@@ -134,7 +134,10 @@ def test_two_commands_at_once_submit_the_points_once(world: World) -> None:
         while not lock.exists():
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        _, said = sweep(world, *GRID, status=errors.USAGE)
+        try:
+            _, said = sweep(world, *GRID, status=errors.USAGE)
+        finally:
+            (world.top / "go on").touch()
         assert "hpcml: Another command is submitting points of the sweep 'job': process" in said
         assert first.communicate(timeout=120)[1]
     assert first.returncode == 0
