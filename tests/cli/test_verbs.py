@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 
 from hpcml import errors
-from hpcml.cli import topics
 from world import World
 
 
@@ -59,13 +58,6 @@ def test_help_takes_a_command(world: World) -> None:
         assert done.stdout == world.run(name, "--help").stdout
         assert done.stdout.startswith(f"usage: hpcml {name}")
     assert world.run("help").stdout == world.run("--help").stdout
-
-
-def test_topics_are_the_pages_of_the_documentation() -> None:
-    top = Path(__file__).resolve().parents[2]
-    there = {str(path.relative_to(top)) for pattern in ("docs/*.md", "docs/*/README.md") for path in top.glob(pattern)}
-    assert {topics.page(name) for name in (*topics.PAGES, *topics.FOLDERS)} == there
-    assert (topics.page("Exit-Status"), topics.page("nothing")) == ("docs/exit-status.md", "")
 
 
 def test_ls_by_name_date_and_failure(world: World) -> None:
