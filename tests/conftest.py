@@ -13,6 +13,8 @@ from hypothesis import HealthCheck, settings
 from remote_world import Laptop
 from world import World
 
+# Also where PYTHONDONTWRITEBYTECODE is set, or each process would compile all tests again; it counts in the tests.
+WRITES_NO_BYTECODE, sys.dont_write_bytecode = sys.dont_write_bytecode, False
 # No property fails because the machine is busy.
 settings.register_profile("without clocks", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("without clocks")
@@ -22,7 +24,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--bless", action="store_true", help="rewrite the golden scripts instead of comparing with them")
 
 
-@pytest.fixture
+def pytest_collection_finish() -> None:
+    sys.dont_write_bytecode = WRITES_NO_BYTECODE
+
+
+@pytest.fixture(scope="session")
 def hpcml_command() -> Path:
     """Return the installed command, which the command line's tests start as a user does."""
     return Path(sys.executable).with_name("hpcml")

@@ -115,7 +115,7 @@ def measure(python: Path, count: int, rounds: int, place: Path | None) -> dict[s
         environment = {"HOME": str(folder), "PATH": f"{ROOT / 'tests/cli/fakes'}:{folder}:/usr/bin:/bin"}
         environment["FAKE_STATE"] = str(folder / "state")
         files = template(python, folder, environment)
-        (folder / "state" / "jobs.json").unlink()
+        (folder / "state" / "jobs").unlink()
         many, one = folder / "many", folder / "one"
         plant(many, files, count)
         plant(one, files, 4)

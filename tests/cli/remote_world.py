@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 from world import World
 
-FAKE = Path(__file__).with_name("fake_ssh.py")
+HERE = Path(__file__).parent
 
 
 class Laptop:
@@ -25,10 +23,8 @@ class Laptop:
         for folder in (self.state, self.far, binaries):
             folder.mkdir()
         (binaries / "hpcml").symlink_to(world.command)
-        (world.bin / "ssh").write_text(
-            f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -IS {shlex.quote(str(FAKE))} "$@"\n'
-        )
-        (world.bin / "ssh").chmod(0o755)
+        (world.bin / "ssh").symlink_to(HERE / "fake_ssh")
+        (self.state / "cut_off.py").symlink_to(HERE / "cut_off.py")
         self.environment = {**world.environment, "HOME": str(self.far), "HPCML_SITE": "slurm"}
         self.environment["PATH"] = f"{binaries}:{world.environment['PATH']}"
         self.tell()
@@ -37,13 +33,15 @@ class Laptop:
 
     def tell(self, mode: str = "", **environment: str) -> None:
         (self.state / "mode").write_text(mode)
-        (self.state / "environment").write_text(json.dumps({**self.environment, **environment}))
+        variables = shlex.join(f"{name}={value}" for name, value in {**self.environment, **environment}.items())
+        enter = f'cd {shlex.quote(str(self.far))}\nexec /usr/bin/env -i {variables} /bin/sh -c "$1"\n'
+        (self.state / "enter").write_text(enter)
 
     def run(self, *words: str, host: str = "cluster", **options: object) -> subprocess.CompletedProcess[str]:
         return self.world.run("--host", host, *words, **options)  # type: ignore[arg-type]
 
     def calls(self) -> list[list[str]]:
-        return [json.loads(line) for line in (self.state / "calls").read_text().splitlines()]
+        return [call.split("\x1f") for call in (self.state / "calls").read_text().split("\x1f;;\x1f")[:-1]]
 
     def runs(self) -> list[str]:
         folder = self.far / ".hpcml" / "runs"

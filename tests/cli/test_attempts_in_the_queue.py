@@ -30,7 +30,7 @@ def waiting(world: World) -> Path:
     (directory / "status.json").write_text(json.dumps({**facts, **words}))
     jobs = world.jobs()
     queued = {**jobs["101"], "reason": "Resources"}
-    (world.state / "jobs.json").write_text(json.dumps({"101": {**jobs["101"], "state": "FAILED"}, "102": queued}))
+    world.set_jobs({"101": {**jobs["101"], "state": "FAILED"}, "102": queued})
     return directory
 
 

@@ -13,14 +13,6 @@ import pytest
 
 from hpcml import errors
 from remote_world import Laptop
-from world import World
-
-
-def test_fetch_needs_a_host(world: World) -> None:
-    world.submit()
-    done = world.run("fetch", "last")
-    assert done.returncode == errors.USAGE
-    assert "on this machine already" in done.stderr
 
 
 def out(laptop: Laptop) -> Path:

@@ -52,9 +52,12 @@ def test_hostile_images_are_listed_and_named(world: World) -> None:
         ):
             done = world.run(*command)
             good = kind in NAMES or kind in ("labels", "texts")
-            assert done.returncode in (
-                (0, errors.USAGE, errors.CONFIG, errors.IMAGE) if good else (errors.IMAGE, errors.NOT_FOUND)
-            ), (kind, done.stderr)
+            status = (0 if good else errors.IMAGE) if kind != "ring" else errors.NOT_FOUND
+            if command[0] == "submit" and kind in NAMES[:2]:  # a control character
+                status = errors.USAGE
+            if command[0] == "submit" and kind == "labels":  # a version of Dask that is none
+                status = errors.IMAGE
+            assert done.returncode == status, (kind, command, done.stderr)
             script = command[0] == "submit"  # goes into a pipe byte for byte
             assert planted.is_plain(done.stderr + ("" if script else done.stdout)), (kind, done.stdout)
 

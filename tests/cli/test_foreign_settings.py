@@ -80,6 +80,9 @@ PLACES = {
 }
 
 
+EVERY_WAY = ("project/hpcml.toml", "home/.config/hpcml/templates/batch.sh.j2")  # one place of each kind
+
+
 def write(world: World, place: str, text: str) -> Path:
     path = world.top / place
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -91,7 +94,7 @@ def write(world: World, place: str, text: str) -> Path:
 def test_what_others_could_have_written_does_not_count(world: World, place: str) -> None:
     planted.need_another_account()
     runs = f"paths.runs={world.top.parent}/runs"  # beside the folders that are given away
-    for make in FOREIGN:
+    for make in FOREIGN if place in EVERY_WAY else FOREIGN[::4]:
         path = write(world, place, PLACES[place])
         folder = path.parent.stat()
         make(path)
@@ -131,13 +134,13 @@ def test_one_s_own_in_a_folder_that_all_share(world: World) -> None:
     assert OWNED in world.run("submit", "--site", "slurm", "--dry-run", "job.py").stdout
 
 
-@pytest.mark.parametrize("make", [planted.deep, planted.hole, planted.pipe, planted.endless, planted.ring])
-def test_settings_that_are_no_file(world: World, make: object) -> None:
-    planted.put(world.project / "hpcml.toml", make)
-    done = world.run("submit", "--site", "slurm", "--dry-run", "job.py")
-    assert done.returncode in (0, errors.CONFIG), done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.returncode == 0 or "hpcml.toml" in done.stderr
+def test_settings_that_are_no_file(world: World) -> None:
+    for make in (planted.deep, planted.hole, planted.pipe, planted.endless, planted.ring):
+        planted.put(world.project / "hpcml.toml", make)
+        done = world.run("submit", "--site", "slurm", "--dry-run", "job.py")
+        assert done.returncode == (errors.CONFIG if make == planted.deep else 0), (make, done.stderr)
+        assert "Traceback" not in done.stderr
+        assert "hpcml.toml" in done.stderr or make not in (planted.deep, planted.hole)
 
 
 ESCAPES = (
@@ -173,7 +176,7 @@ def test_a_template_reaches_nothing_of_python(world: World) -> None:
             "project/templates/hpcml/batch.sh.j2",
             f"#!/bin/bash\n# second line\n{{{{ {words} | string | sh }}}}\n",
         )
-        for command in (("plan",), ("submit", "--dry-run")):
+        for command in (("plan",), ("submit", "--dry-run")) if words == ESCAPES[0] else (("plan",),):
             done = world.run(*command, "--site", "slurm", "job.py")
             assert done.returncode == errors.CONFIG, (words, done.stdout, done.stderr)
             assert f"{path}:3" in done.stderr, (words, done.stderr)

@@ -19,25 +19,13 @@ from hpcml.remote.delivery import Delivery
 from remote_world import Laptop
 
 HELLO = '{"hello": 2, "version": "0"}'
-# What stands in the place of hpcml there says; MARK is put before each line of `facts` by it.
+# What stands in the place of hpcml there says; tests/unit/test_answers.py has all kinds.
 FACTS = {
     "nested": ["[" * 100_000],
-    "nested table": ['{"a":' * 100_000],
-    "no table": ["[]"],
     "no JSON": ["\x1b[2Jx"],
-    "no version": ['{"hello": 2}'],
-    "no number": ['{"hello": "x", "version": "1"}'],
     "version": ['{"hello": 2, "version": "1\\u001b[2J"}'],
-    "version of 100 kB": ['{"hello": 2, "version": "' + "1" * 100_000 + '"}'],
-    "run": [HELLO, '{"run": "x; touch /owned"}'],
     "run escapes": [HELLO, '{"run": "\\u001b]0;owned\\u0007-20260101-000000-0000"}'],
-    "run is a table": [HELLO, '{"run": {"a": []}}'],
-    "submitted": [HELLO, '{"submitted": 3}'],
     "status text": [HELLO, '{"exit_status": "0; id"}'],
-    "status of 999": [HELLO, '{"exit_status": 999}'],
-    "status below 0": [HELLO, '{"exit_status": -1}'],
-    "status is true": [HELLO, '{"exit_status": true}'],
-    "status is a fraction": [HELLO, '{"exit_status": 0.5}'],
     "no end": [HELLO, '{"exit_status": "' + "x" * (3 << 20)],
 }  # fmt: skip
 EVIL = """import json, os, sys, time
@@ -114,7 +102,7 @@ def test_ctrl_c_is_not_kept_waiting(laptop: Laptop) -> None:
         greet = f"sys.stderr.write(mark + {HELLO!r} + '\\n' + 'greeted\\n'); sys.stderr.flush()\n"
         env = {**laptop.world.environment, **stand_in(laptop, greet + text)}
         words = [str(laptop.world.command), "--host", "cluster"]
-        for command in (["ls"], ["fetch", "last"]):
+        for command in (["ls"], ["fetch", "last"]) if text.startswith("while") else (["ls"],):
             with subprocess.Popen(
                 [*words, *command], env=env, cwd=laptop.world.project, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
             ) as process:
@@ -128,7 +116,7 @@ def test_ctrl_c_is_not_kept_waiting(laptop: Laptop) -> None:
 
 def test_a_silent_host_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """One that says that it is ready and takes nothing, and one that takes all and says nothing."""
-    monkeypatch.setattr(channel, "SILENCE", 2.0)
+    monkeypatch.setattr(channel, "SILENCE", 1.0)
     (tmp_path / "data").write_bytes(b"x" * (4 << 20))
     ready = "import sys, time\nline = sys.stdin.buffer.read(int(sys.argv[1]))\nask = sys.stdin.buffer.readline()\n"
     ready += "import json\nprint(json.loads(ask)['mark'], '{}', flush=True)\n"
@@ -154,8 +142,8 @@ def test_a_silent_host_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 def test_a_listing_of_too_many_files_or_folders_is_refused(laptop: Laptop) -> None:
     """Before it costs memory, and before anything is made here."""
     for files, says in (
-        ("[['f%d' % n, 1, 0, 0o644] for n in range(1000000)]", "files, and at most"),
-        ("[[]] * 9000000", "files, and at most"),
+        ("[['f%d' % n, 1, 0, 0o644] for n in range(450000)]", "files, and at most"),
+        ("[[]] * 1700000", "files, and at most"),
         ("[['d/' * 1500 + 'f', 1, 0, 0o644]]", "folders deep"),
     ):
         text = (f"sys.stderr.write(mark + {HELLO!r} + '\\n'); sys.stderr.flush()\n"
@@ -167,11 +155,8 @@ def test_a_listing_of_too_many_files_or_folders_is_refused(laptop: Laptop) -> No
 
 
 @pytest.mark.parametrize("offer", [
-    '{"run": "../x", "files": []}', '{"run": "r-20260101-000000-0000"}', '{"run": "r-20260101-000000-0000", "files": 5}', "[]", "[" * 100_000,
-    '{"run": "r-20260101-000000-0000", "files": [["a", 1e999, 0, 0]]}', '{"run": "r-20260101-000000-0000", "files": [["a", 99999999999999999999, 0, 0]]}',
-    '{"run": "r-20260101-000000-0000", "files": [["a", 1, 99999999999999999999, 0]]}', '{"run": "r-20260101-000000-0000", "files": [["\\ud800", 1, 0, 0]]}',
-    '{"run": "r-20260101-000000-0000", "files": [[{"a": 1}, 1, 0, 0], [[], 1, 0]]}', '{"run": "r-20260101-000000-0000", "files": [], "others": "x"}',
-    '{"run": "\\u001b[2J-20260101-000000-0000", "files": []}', '{"run": "r-20260101-000000-0000", "files": [["a", 4611686018427387903, 0, 0]]}',
+    "[]", '{"run": "r-20260101-000000-0000", "files": 5}', '{"run": "\\u001b[2J-20260101-000000-0000", "files": []}',
+    '{"run": "r-20260101-000000-0000", "files": [["a", 4611686018427387903, 0, 0]]}',
 ])  # fmt: skip
 def test_an_offer_that_is_none_is_refused(laptop: Laptop, offer: str) -> None:
     text = (f"sys.stderr.write(mark + {HELLO!r} + '\\n'); sys.stderr.flush()\nprint(header['nonce'], {offer!r}, flush=True)\n"
@@ -202,12 +187,12 @@ def test_what_it_prints_drives_no_terminal(laptop: Laptop) -> None:
     assert piped.stdout == b"out \x1b]0;owned\x07 \xc2\x9b2J\n", "a pipe gets every byte"
 
 
-@pytest.mark.parametrize("text", [
-    "fact('[' * 10)", "fact('{' * 100000)", "fact('{\"a\":' * 100000)", "fact('{\"standing\": {}}')", "fact('{\"standing\": {\"run\": \"x\"}}')",
-    "fact('{' + 'x' * (5 << 20), end='')", "while True: fact('{\"standing\": {\"state\": 1}}')", "fact('{\"standing\": 5}')",
-    "sys.stderr.write('\x1b[2J evil\\n'); fact('{\"exit_status\": 3}'); sys.exit(3)", "while True: fact('{\"standing\": [' + 'x' * 65536)",
+@pytest.mark.parametrize(("text", "hello"), [
+    ("fact('[' * 10)", True), ("fact('{\"standing\": {}}')", True), ("fact('{\"standing\": {\"run\": \"x\"}}')", True),
+    ("fact('{' + 'x' * (5 << 20), end='')", True), ("while True: fact('{\"standing\": {\"state\": 1}}')", True),
+    ("while True: fact('{\"standing\": [' + 'x' * 65536)", True), ("sys.stderr.write('\x1b[2J evil\\n'); fact('{\"exit_status\": 3}'); sys.exit(3)", True),
+    ("sys.stderr.write('\x1b[2J evil\\n'); fact('{\"exit_status\": 3}'); sys.exit(3)", False), ("fact('{\"standing\": {}}')", False),
 ])  # fmt: skip
-@pytest.mark.parametrize("hello", [True, False])
 def test_a_tunnel_s_facts_that_are_none_are_refused(laptop: Laptop, text: str, hello: bool) -> None:
     begin = "def fact(text, end='\\n'):\n    sys.stderr.write(mark + text + end)\n    sys.stderr.flush()\n\n"
     env = stand_in(laptop, f"{begin}{f'fact({HELLO!r})' if hello else ''}\n{text}\nsys.exit(3)\n")
@@ -218,7 +203,7 @@ def test_a_tunnel_s_facts_that_are_none_are_refused(laptop: Laptop, text: str, h
 
 
 @pytest.mark.parametrize("lines", [
-    "print('[' * 10)", "print('{}')", "print('{\"run\": \"x\"}')", "print('{' + 'x' * (5 << 20), end='')",
+    "print('{}')", "print('{' + 'x' * (5 << 20), end='')",
     "sys.stderr.write('\x1b[2J evil\\n'); sys.exit(3)", "while True: sys.stderr.write('x' * 65536)",
 ])  # fmt: skip
 def test_what_is_no_hpcml_for_a_tunnel_is_refused(laptop: Laptop, lines: str) -> None:

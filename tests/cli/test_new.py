@@ -5,11 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
-
-import pytest
 
 from hpcml import errors
 from world import World
@@ -18,26 +14,21 @@ JOBS = Path(__file__).resolve().parents[2] / "jobs"
 NAMES = sorted(path.stem for path in JOBS.glob("*.py"))
 
 
-@pytest.mark.parametrize(("words", "example"), [
-    (("first",), "minimal"), (("first.py",), "minimal"), (("first", "kmeans"), "kmeans"),
-    (("first", "kmeans.py"), "kmeans"), (("forest",), "forest"), (("forest", "linear"), "linear"),
-])  # fmt: skip
-def test_it_writes_an_example(world: World, words: tuple[str, ...], example: str) -> None:
-    done = world.run("new", *words)
-    assert (done.returncode, done.stderr) == (0, "")
-    path = world.project / f"{words[0].removesuffix('.py')}.py"
-    assert path.read_bytes() == (JOBS / f"{example}.py").read_bytes()
-    sentence = (ast.get_docstring(ast.parse(path.read_text())) or "").splitlines()[0]
-    assert f"{path.name} is written: {sentence}" in done.stdout
-    assert f"hpcml submit {path.name}" in done.stdout
-
-
-def test_the_minimal_script_runs(world: World) -> None:
-    assert world.run("new", "first").returncode == 0
-    code = [line for line in (world.project / "first.py").read_text().splitlines() if line]
-    assert len(code) <= 6
-    done = subprocess.run([sys.executable, "first.py"], cwd=world.project, capture_output=True, text=True, check=True)
-    assert float(done.stdout) == pytest.approx(0.5, abs=2e-4)
+def test_it_writes_an_example(world: World) -> None:
+    for words, example in (
+        (("first",), "minimal"), (("first.py",), "minimal"), (("first", "kmeans"), "kmeans"), (("first", "kmeans.py"), "kmeans"),
+        (("forest",), "forest"), (("forest", "linear"), "linear"),
+    ):  # fmt: skip
+        done = world.run("new", *words, env={"HPCML_HOST": "me@login.example.org"})  # it is written here nevertheless
+        assert (done.returncode, done.stderr) == (0, "")
+        path = world.project / f"{words[0].removesuffix('.py')}.py"
+        assert path.read_bytes() == (JOBS / f"{example}.py").read_bytes()
+        sentence = (ast.get_docstring(ast.parse(path.read_text())) or "").splitlines()[0]
+        assert f"{path.name} is written: {sentence}" in done.stdout
+        assert f"hpcml submit {path.name}" in done.stdout
+        path.unlink()
+    found = json.loads(world.run("new", "--json", "first", "etl").stdout)
+    assert found == {"path": str(world.project / "first.py"), "example": "etl"}
 
 
 def test_it_lists_the_examples(world: World) -> None:
@@ -47,11 +38,6 @@ def test_it_lists_the_examples(world: World) -> None:
     assert sorted(json.loads(world.run("new", "--json").stdout)) == NAMES
     words = world.run("new", "--help").stdout.replace(",", " ").replace(".", " ").split()
     assert set(NAMES) <= set(words)
-
-
-def test_for_programs(world: World) -> None:
-    found = json.loads(world.run("new", "--json", "first", "etl").stdout)
-    assert found == {"path": str(world.project / "first.py"), "example": "etl"}
 
 
 def test_nothing_is_overwritten(world: World) -> None:
@@ -83,14 +69,3 @@ def test_an_unknown_example(world: World) -> None:
         assert hint in done.stderr
     assert os.listdir(world.project) == ["job.py"]
     assert world.run("new", "kmean", "minimal").returncode == 0
-
-
-def test_a_folder_that_is_not_there(world: World) -> None:
-    done = world.run("new", "nowhere/first")
-    assert done.returncode == errors.STORAGE
-    assert "nowhere/first.py cannot be written: No such file or directory" in done.stderr
-
-
-def test_it_is_written_here_whatever_host_is_set(world: World) -> None:
-    assert world.run("new", "first", env={"HPCML_HOST": "me@login.example.org"}).returncode == 0
-    assert (world.project / "first.py").exists()

@@ -67,13 +67,11 @@ def test_a_file_in_the_place_of_the_report_is_not_written_through(world: World) 
     assert "cannot be written" in done.stderr
 
 
-def test_hostile_files_are_passed_over(world: World, subtests: pytest.Subtests) -> None:
+def test_hostile_files_are_passed_over(world: World) -> None:
     directory = ended(world)
     samples = directory / "attempts/0/samples/nodes"
     samples.mkdir(parents=True)
     for place, make in enumerate(planted.HOSTILE):
-        path = samples / f"n{place}.jsonl"
-        with subtests.test(place=place):
-            make(path)
-            done = world.run("report")
-            assert done.returncode == 0, done.stderr
+        make(samples / f"n{place}.jsonl")
+    done = world.run("report")
+    assert done.returncode == 0, done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import stat
 import subprocess
 import tempfile
@@ -123,27 +124,30 @@ def test_what_only_others_may_read(open_place: Path, hpcml_command: Path) -> Non
     assert world.left() == []
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", "\xff", '{"a": 1'])
-@pytest.mark.parametrize("name", ["plan.json", "submission.json", "status.json"])
-def test_a_damaged_record_is_named(world: World, name: str, text: str) -> None:
-    world.submit()
+DAMAGED = [
+    (name, text)
+    for name in ("plan.json", "submission.json", "status.json")
+    for text in ("", "{", "[]", "null", "\xff", '{"a": 1')
+]
+LACKING = [("status.json", "{}"), ("submission.json", '{"pid": "x"}'), ("plan.json", '{"inside": 3}'), ("events.jsonl", "garbage\n"),
+           ("events.jsonl", '{"event": "allocated"}\n')]  # fmt: skip
+
+
+def test_a_damaged_record_is_named(world: World, subtests: pytest.Subtests) -> None:
     good = world.submit()
-    (good / name).write_text(text, encoding="latin-1")
-    for command in (["status", "last"], ["cancel", "last"]):
-        done = world.run(*command)
-        assert done.returncode == errors.STORAGE, (command, done.stdout, done.stderr)
-        assert str(good / name) in done.stderr
-        assert "Traceback" not in done.stderr
-    rows = json.loads(world.run("ls", "--json").stdout)
-    assert [row["state"] for row in rows] == ["PENDING", "UNKNOWN"], "the others are shown nevertheless"
-
-
-@pytest.mark.parametrize(("name", "text"), [("status.json", "{}"), ("submission.json", '{"pid": "x"}'), ("plan.json", '{"inside": 3}'),
-                                            ("events.jsonl", "garbage\n"), ("events.jsonl", '{"event": "allocated"}\n')])  # fmt: skip
-def test_a_record_that_lacks_something_is_named(world: World, name: str, text: str) -> None:
-    directory = world.submit()
-    (directory / name).write_text(text)
-    done = world.run("status", "last")
-    assert done.returncode == errors.STORAGE, done.stderr
-    assert str(directory) in done.stderr
-    assert world.run("ls").returncode == 0
+    copies = [good.with_name(f"job-20260101-0000{number:02d}-0000") for number in range(len(DAMAGED) + len(LACKING))]
+    for copy, (name, text) in zip(copies, DAMAGED + LACKING, strict=True):
+        shutil.copytree(good, copy, symlinks=True)
+        (copy / name).write_text(text, encoding="latin-1")
+    for copy, (name, text) in zip(copies, DAMAGED + LACKING, strict=True):
+        with subtests.test(name=name, text=text):
+            for command in ("status", "cancel") if (name, text) in DAMAGED else ("status",):
+                done = world.run(command, copy.name)
+                assert done.returncode == errors.STORAGE, (command, done.stdout, done.stderr)
+                assert str(copy / name if (name, text) in DAMAGED else copy) in done.stderr
+                assert "Traceback" not in done.stderr
+    rows = json.loads(world.run("ls", "--all", "--json").stdout)
+    assert {row["run"]: row["state"] for row in rows if row["run"] in {good.name, *(copy.name for copy in copies[: len(DAMAGED)])}} == {
+        good.name: "PENDING", **{copy.name: "UNKNOWN" for copy in copies[: len(DAMAGED)]}
+    }, "the others are shown nevertheless"  # fmt: skip
+    assert len(rows) == 1 + len(copies)

@@ -197,14 +197,6 @@ def test_a_pipe_gets_lines_and_a_program_json(job: Job, world: World) -> None:
     assert [json.loads(look)["over"] for look in looks] == [True]
 
 
-@pytest.mark.parametrize("interval", ["soon", "0", "0.1s"])
-def test_an_interval_that_is_none(world: World, interval: str) -> None:
-    world.submit("--name", "seen")
-    done = world.run("top", "--interval", interval, "seen")
-    assert done.returncode == 64
-    assert "(--interval)" in done.stderr
-
-
 def test_a_laptop_draws_what_the_login_node_sees(laptop: Laptop) -> None:
     """The far end only reads; q ends both."""
     world = laptop.world

@@ -7,6 +7,7 @@ import gc
 import importlib
 import json
 import os
+import pkgutil
 import signal
 import socket
 import subprocess
@@ -19,6 +20,9 @@ from pathlib import Path
 from typing import NoReturn
 
 COMMAND = Path(sys.executable).with_name("hpcml")
+# All of the login node's side, also what a command imports only when it needs it; and nothing of Dask.
+IMPORTED = ("cli", "doctor", "failures", "images", "plan", "remote", "report", "runs", "schedulers", "sites", "survey",
+            "sweeps")  # fmt: skip
 
 
 @cache
@@ -65,10 +69,12 @@ def _end(status: int) -> NoReturn:
 
 def serve(link: socket.socket) -> None:
     """Fork a process for each command until nobody asks any more."""
-    from hpcml.cli.main import COMMANDS, main
+    import hpcml.help_layout
+    from hpcml.cli.main import main
 
-    for name in COMMANDS:
-        importlib.import_module(f"hpcml.cli.{name}")
+    for folder in IMPORTED:
+        for module in pkgutil.walk_packages([f"{hpcml.__path__[0]}/{folder}"], f"hpcml.{folder}."):
+            importlib.import_module(module.name)
     sys.path[0] = str(COMMAND.parent)
     gc.freeze()
     while files := socket.recv_fds(link, 1, 3)[1]:

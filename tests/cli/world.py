@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import ast
 import os
 import shutil
 import subprocess
@@ -58,35 +58,35 @@ class World:
 
     def answer(self, program: str, **facts: object) -> None:
         """Let one of Slurm's commands answer otherwise from now on; with no facts, as usual again."""
-        path = self.state / f"{program}.json"
+        path = self.state / f"{program}.answer"
         if facts:
-            path.write_text(json.dumps(facts))
+            path.write_text(repr(facts))
         else:
             path.unlink()
 
     def calls(self, program: str) -> list[dict[str, Any]]:
-        path = self.state / "calls.jsonl"
+        path = self.state / "calls"
         lines = path.read_text().splitlines() if path.exists() else []
-        return [call for call in map(json.loads, lines) if call["program"] == program]
+        return [call for call in map(ast.literal_eval, lines) if call["program"] == program]
 
     def jobs(self) -> dict[str, dict[str, str]]:
-        path = self.state / "jobs.json"
-        return dict(json.loads(path.read_text())) if path.exists() else {}
+        path = self.state / "jobs"
+        return dict(ast.literal_eval(path.read_text())) if path.exists() else {}
+
+    def set_jobs(self, jobs: dict[str, dict[str, str]]) -> None:
+        (self.state / "jobs").write_text(repr(jobs))
 
     def set_job(self, job: str, **facts: str) -> None:
         found = self.jobs()
-        found[job] |= facts
-        (self.state / "jobs.json").write_text(json.dumps(found))
+        self.set_jobs({**found, job: found[job] | facts})
 
     def add_job(self, job: str, **facts: str) -> None:
         """Have a job in the queue that hpcml did not submit, in the place of one of the same number."""
-        found = {**self.jobs(), job: {"reason": "None", "script": "", **facts}}
-        (self.state / "jobs.json").write_text(json.dumps(found))
+        self.set_jobs({**self.jobs(), job: {"reason": "None", "script": "", **facts}})
 
     def forget(self, *jobs: str) -> None:
-        """Have Slurm know some jobs no longer."""
-        found = {job: facts for job, facts in self.jobs().items() if job not in jobs}
-        (self.state / "jobs.json").write_text(json.dumps(found))
+        """Have Slurm know some jobs, or all, no longer."""
+        self.set_jobs({job: facts for job, facts in self.jobs().items() if jobs and job not in jobs})
 
     def left(self) -> list[str]:
         """Return the names in the folder for runs, hidden ones too."""

@@ -8,10 +8,17 @@ from typing import Any
 import pytest
 
 from hpcml import errors
-from hpcml.remote import answers
+from hpcml.remote import answers, protocol
 from hpcml.remote.ssh import connection
 
 RUN = "job-20260101-000000-0a1b"
+
+
+def short(text: str) -> str:
+    """Return the name of a case; some texts are megabytes long."""
+    return text[:60]
+
+
 SERVICE = {"node": "n1", "socket": "/tmp/hpcml-x/dashboard.sock", "path": "/status", "identity": "Scheduler-1", "probe": "/p.json",
            "token_file": f"/home/me/.hpcml/runs/{RUN}/attempts/0/secret/jupyter.token"}  # fmt: skip
 FACTS: dict[str, Any] = {
@@ -97,7 +104,9 @@ def test_a_service_becomes_no_other_command_path_or_address(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["", "{", "[]", "null", "5", '"x"', "[" * 100_000, '{"a":' * 100_000, "\x1b[2J", "{}", "x" * (2 << 20)]
+    "line",
+    ["", "{", "[]", "null", "5", '"x"', "[" * 100_000, '{"a":' * 100_000, "\x1b[2J", "{}", "x" * (2 << 20)],
+    ids=short,
 )
 def test_what_is_no_table_is_refused(line: str) -> None:
     for fact in ("", "standing", "socket", "relay"):
@@ -106,6 +115,34 @@ def test_what_is_no_table_is_refused(line: str) -> None:
                 answers.of_call(f'{{"{fact}": {line}}}' if fact else line, "login.example.org")
     with pytest.raises(errors.ConfigError):
         answers.of_offer(line.encode(), "login.example.org")
+
+
+@pytest.mark.parametrize("line", [
+    '{"hello": 2}', '{"hello": "x", "version": "1"}', '{"hello": 2, "version": "1\\u001b[2J"}', '{"hello": 2, "version": "' + "1" * 100_000 + '"}',
+    '{"run": "x; touch /owned"}', '{"run": "\\u001b]0;owned\\u0007-20260101-000000-0000"}', '{"run": {"a": []}}', '{"submitted": 3}',
+    '{"exit_status": "0; id"}', '{"exit_status": 999}', '{"exit_status": -1}', '{"exit_status": true}', '{"exit_status": 0.5}',
+], ids=short)  # fmt: skip
+def test_facts_of_a_call_that_are_none_are_refused(line: str) -> None:
+    with pytest.raises(errors.ConfigError, match="What the hpcml on far says cannot be used") as caught:
+        answers.of_call(line, "far")
+    assert str(caught.value).replace("\n", "").isprintable()
+
+
+OFFERED = '{"run": "r-20260101-000000-0000"'
+
+
+@pytest.mark.parametrize("offer", [
+    '{"run": "../x", "files": []}', "[]", "[" * 100_000, '{"run": "\\u001b[2J-20260101-000000-0000", "files": []}',
+    *(f"{OFFERED}{rest}}}" for rest in (
+        "", ', "files": 5', ', "files": [["a", 1e999, 0, 0]]', ', "files": [["a", 99999999999999999999, 0, 0]]',
+        ', "files": [["a", 1, 99999999999999999999, 0]]', ', "files": [["\\ud800", 1, 0, 0]]', ', "files": [], "others": "x"',
+        ', "files": [[{"a": 1}, 1, 0, 0], [[], 1, 0]]', ', "files": [["a", 1, 0, 0], ["a", 1, 0, 0]]',
+        f', "files": [{", ".join(["[]"] * 200_001)}]')),
+], ids=short)  # fmt: skip
+def test_an_offer_of_files_that_is_none_is_refused(offer: str) -> None:
+    with pytest.raises((errors.ConfigError, errors.StorageError)) as caught:
+        protocol.offer_of(offer.encode(), "far")
+    assert str(caught.value).replace("\n", "").isprintable()
 
 
 def test_what_a_login_node_prepares() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from gallery import job
 from hpcml.cli import main
+from hpcml.cli.examples import EXAMPLES
 from hpcml.terminal import columns, folded
 
 JOBS = sorted(Path(job.__file__).parents[1].glob("*.py"))
@@ -31,6 +32,8 @@ def test_of_a_command(subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPatch
             wide = main.build_parser(command).format_help()
             monkeypatch.setenv("COLUMNS", str(width))
             check(main.build_parser(command).format_help(), wide, width)
+            assert wide.startswith(f"usage: hpcml {command}")
+            assert wide.rstrip().endswith(EXAMPLES[command][-1])
 
 
 def test_of_a_job(subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPatch) -> None:

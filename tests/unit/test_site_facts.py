@@ -42,6 +42,8 @@ def test_every_value_of_a_machine_says_how_it_is_known(name: str) -> None:
     assert values
     assert values - set(loaded.site.facts) == set()
     assert {fact.confidence for fact in loaded.site.facts.values()} <= set(CONFIDENCE)
+    assert loaded.site.description
+    assert not loaded.site.defaults.partition or loaded.site.defaults.partition in loaded.site.partitions
 
 
 @pytest.mark.parametrize("name", [*MACHINES, "local", "slurm"])

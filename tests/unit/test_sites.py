@@ -124,10 +124,3 @@ def test_without_a_home_the_rest_is_used(environment: dict[str, str], tmp_path: 
     del environment["HOME"]
     assert lookup.load("", environment, tmp_path).site.name == "local"
     assert lookup.config_folders(environment) == [tmp_path / "etc"]
-
-
-@pytest.mark.parametrize("name", ["leonardo", "local", "slurm"])
-def test_every_built_in_profile_is_whole(environment: dict[str, str], tmp_path: Path, name: str) -> None:
-    site = lookup.load(name, environment, tmp_path).site
-    assert site.description
-    assert not site.defaults.partition or site.defaults.partition in site.partitions
