@@ -13,7 +13,7 @@ from typing import Any
 Found = Mapping[str, Mapping[str, Any]]
 
 SCRIPT = ("HPCML_*", "PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONINSPECT", "PYTHONFAULTHANDLER", "DASK_*", "NCCL_DEBUG*", "UCX_LOG_LEVEL",
-          "SLURM*", "SRUN_*", "RLIMIT_RSS", "_", "path", "main", "hash", "warnings", "faulthandler", "signals of forks")  # fmt: skip
+          "SLURM*", "SRUN_*", "RLIMIT_RSS", "PS1", "_", "path", "main", "hash", "warnings", "faulthandler", "signals of forks")  # fmt: skip
 TASKS = ("DASK_*", "PYTHONHASHSEED", "*_NUM_THREADS", "MALLOC_TRIM_THRESHOLD_", "NCCL_DEBUG*", "UCX_LOG_*", "SLURM*", "_",
          "safe_path", "hash_randomization", "hash", "garbage", "output", "oom_score_adj", "host", "path", "main")  # fmt: skip
 INHERITED = ("__DASK_PARENT_PID", "dask.config.distributed.comm.*", "dask.config.distributed.nanny.environ.*",

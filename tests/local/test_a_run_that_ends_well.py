@@ -44,8 +44,8 @@ def events():
     return [json.loads(line)["event"] for line in open(os.environ["HPCML_RUN_DIR"] + "/events.jsonl")]
 def hold(number):
     return bytes([number]) * (60 << 20)
-def spilled(dask_worker):
-    return dask_worker.data.spilled_total.disk
+def spilled(dask_scheduler):  # by its last heartbeat, as the samples have it
+    return max(worker.metrics["spilled_bytes"]["disk"] for worker in dask_scheduler.workers.values())
 client.wait_for_workers(4, timeout=120)
 names = client.run(lambda dask_worker: dask_worker.name)
 one, other, *rest = sorted(names)
@@ -67,7 +67,7 @@ facts["burnt"] = sum(client.gather(client.map(burn, [0.4, 0.5, 0.6, 0.7])))
 facts["inside"] = client.submit(look).result() == (str(hpcml.run.out), 2, client.scheduler.address)
 held = client.map(hold, range(12), workers=[other])
 wait(held)
-until(lambda: sum(client.run(spilled, workers=[other]).values()) > 100 << 20)
+until(lambda: client.run_on_scheduler(spilled) > 100 << 20)
 print(sum(client.gather(client.map(lambda number: number, range(40)))), flush=True)
 until(pathlib.Path("seen").exists)
 del data, part, held
