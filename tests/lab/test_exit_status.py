@@ -52,16 +52,6 @@ def slurm_exit(cluster: Cluster, directory: Path) -> str:
 
 
 @pytest.mark.beside
-def test_a_script_that_ends_well(cluster: Cluster) -> None:
-    ended = cluster.submit(CONNECT + "print(client.submit(lambda: 6 * 7).result())", *SMALL)
-    assert ended.code == 0, ended.err
-    assert "42" in ended.out
-    assert ended.status["by"] == "script"
-    cluster.wait_gone(ended.directory)
-    assert slurm_exit(cluster, ended.directory) == "COMPLETED 0:0"
-
-
-@pytest.mark.beside
 def test_the_script_s_own_status(cluster: Cluster) -> None:
     """Also after a teardown that was cut short: who follows the run is told the end, and does not wait for ever."""
     ended = cluster.submit(CONNECT + "sys.exit(3)", *SMALL)
