@@ -248,15 +248,3 @@ def test_a_changed_host_key_and_a_refused_login(outside: Outside, project: Path)
     assert changed.returncode == errors.NO_ACCESS, changed.stderr
     outside.forget()
     assert hpcml(outside, project, "ls").returncode == 0
-
-
-def test_the_tunnel_takes_the_same_host(outside: Outside, dashboard: tuple[str, Path]) -> None:
-    process = outside.lab.popen(["hpcml", "--host", "lab", "tunnel", "--json", dashboard[0]], node=lab_ssh.LAPTOP)
-    assert process.stdout is not None
-    try:
-        port = json.loads(process.stdout.readline())["port"]
-        assert outside.status_of(port) == "200"
-    finally:
-        os.kill(process.pid, signal.SIGINT)
-        _, err = process.communicate(timeout=180)
-    assert process.returncode == 130, err
