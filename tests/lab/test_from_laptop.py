@@ -34,6 +34,8 @@ HOSTILE = (
     "!!",
 )
 
+HELD = ("--set", 'slurm.extra=["--hold"]')
+
 
 @pytest.fixture(scope="module")
 def project(outside: Outside) -> Path:
@@ -160,7 +162,7 @@ def test_the_staging_folder_is_alice_s_alone(outside: Outside, project: Path) ->
     incoming = outside.lab.home("alice") / ".hpcml/incoming"
     os.kill(controller, signal.SIGSTOP)
     try:
-        process = start(outside, project, "submit", "--nodes", "1", "--detach", "secret.py")
+        process = start(outside, project, "submit", "--nodes", "1", *HELD, "--detach", "secret.py")
         until(lambda: bool(staged(outside)) and (incoming / staged(outside)[0] / "secret.py").exists(), 30)
         folder = incoming / staged(outside)[0]
         assert outside.on("login", "cat", str(folder / "secret.py")).stdout == "print('a secret of alice')\n"
@@ -183,7 +185,7 @@ def test_a_link_that_breaks_while_slurm_is_asked(outside: Outside, project: Path
     controller = outside.lab.state().daemons["slurmctld"].pid
     os.kill(controller, signal.SIGSTOP)
     try:
-        process = start(outside, project, "submit", "--name", "once", "--nodes", "1", "--detach", "once.py")
+        process = start(outside, project, "submit", "--name", "once", "--nodes", "1", *HELD, "--detach", "once.py")
         until(lambda: any("sbatch" in line for _, line in outside.lab.processes("alice")), 30)
         outside.close_connection()
         _, err = process.communicate(timeout=180)
