@@ -44,8 +44,8 @@ if __name__ == "__main__":
     said = {name: {"script": act(), "scheduler": client.run_on_scheduler(act), **client.run(act)}
             for name, act in (("around", collect), ("modules", modules))}
     write(sys.argv[1] + "/script")
-    for worker in client.scheduler_info()["workers"]:
-        client.submit(write, sys.argv[1] + "/task-" + worker.rpartition(":")[2], workers=[worker], pure=False).result()
+    for number, worker in enumerate(client.scheduler_info()["workers"]):
+        client.submit(write, f"{sys.argv[1]}/task-{number}", workers=[worker]).result()
     said["look"] = look(sys.argv[2]) if sys.argv[2:] else {}
     print(json.dumps(said))
     sys.exit(3 if sys.argv[2:] else 0)

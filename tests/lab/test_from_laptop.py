@@ -20,19 +20,9 @@ from terminals import Terminal
 
 pytestmark = pytest.mark.lab
 HOSTILE = (
-    "$(touch pwned)",
-    "`id`",
-    "it's",
-    'say "no"',
-    "new\nline",
-    "; exit 9",
-    "",
-    "back\\slash",
-    "é",
-    "\udcff",
-    "--help",
-    "!!",
-)
+    "$(touch pwned)", "`id`", "it's", 'say "no"', "new\nline", "; exit 9", "", "back\\slash", "é", "\udcff",
+    "--help", "!!",
+)  # fmt: skip
 
 HELD = ("--set", 'slurm.extra=["--hold"]')
 

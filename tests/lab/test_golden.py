@@ -36,22 +36,9 @@ NAMED = dict(zip(IDS, PAIRS, strict=True)) | {
     if case.job in ("four-nodes", "gpus", "hostile")
 }
 HOSTILE = (
-    "a b",
-    'a"b',
-    "a'b",
-    "a$HOME",
-    "a\\b",
-    "a\\\\b",
-    "a%jb",
-    "a%%b",
-    "a#b",
-    "a `id`",
-    "a;b|c&d",
-    'a\\"b',
-    "é b",
-    "a b\\",
-    " a ",
-)
+    "a b", 'a"b', "a'b", "a$HOME", "a\\b", "a\\\\b", "a%jb", "a%%b", "a#b", "a `id`", "a;b|c&d", 'a\\"b', "é b",
+    "a b\\", " a ",
+)  # fmt: skip
 
 
 def test_the_lab_would_take_the_scripts(lab: Lab, subtests: pytest.Subtests) -> None:
