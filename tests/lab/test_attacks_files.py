@@ -187,8 +187,8 @@ def test_folders_of_mallory_s_take_no_runs(cluster: Cluster, place: Place) -> No
     open_to_all.chmod(0o777)
     hers.chmod(0o1777)
     folders = (hers / "not/there", link / "runs", open_to_all / "runs")
-    commands = [("hpcml", "submit", "--site", "lab", "--set", f"paths.runs={folder}", str(cluster.write("job.py", "")))
-                for folder in folders]  # fmt: skip
+    script = str(cluster.write("job.py", "print(1)\n"))
+    commands = [("hpcml", "submit", "--site", "lab", "--set", f"paths.runs={folder}", script) for folder in folders]
     for folder, (code, out, err) in zip(folders, place.types(*commands), strict=True):
         assert code == 74, (folder, out, err)
         assert plain(out + err), folder

@@ -41,6 +41,7 @@ def test_the_next_submission_names_the_node(cluster: Cluster, broken_there: Path
     assert "--exclude" not in told.stdout
     without = cluster.run(*cluster.command("print('hello')\n", *again, "--set", "slurm.exclude_failed=true"))
     assert "#SBATCH --exclude=n3\n" in without.stdout
-    known = json.loads(cluster.run("cat", str(broken_there)).stdout)
-    assert [one["node"] for one in known["nodes"]] == ["n3"]
+    known = cluster.run("cat", str(broken_there))
+    assert known.returncode == 0, known.stderr
+    assert [one["node"] for one in json.loads(known.stdout)["nodes"]] == ["n3"]
     assert cluster.run("stat", "-c", "%a", str(broken_there)).stdout.strip() == "600"

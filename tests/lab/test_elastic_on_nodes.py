@@ -30,7 +30,7 @@ with hpcml.ElasticCluster(maximum=2, idle="4s", **asked) as cluster, Client(clus
     for done in as_completed(futures):  # the load of both workers until both were seen
         facts["nodes"] = sorted({*facts["nodes"], done.result()})
         if len(facts["nodes"]) > 1: break
-    del done, futures
+    client.cancel(futures)
     facts["asked"] = subprocess.run(["scontrol", "show", "job", jobs()[0]], capture_output=True, text=True).stdout
     addresses = {"scheduler": cluster.scheduler_address, "worker": list(cluster.scheduler.workers)[0],
                  "directory": str(cluster.directory)}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
 
-from conftest import Cluster
+from conftest import Cluster, directory_of
 from hpcml import errors
 
 pytestmark = pytest.mark.lab
@@ -24,21 +25,23 @@ def test_a_slow_wire_ends_the_run_where_rdma_is_required(cluster: Cluster) -> No
     assert ended.status["hint"]
 
 
-def test_a_node_that_differs_is_named(cluster: Cluster) -> None:
+def test_every_pair_of_nodes_is_measured_and_a_node_that_differs_is_named(cluster: Cluster) -> None:
     python = cluster.run("sh", "-c", "command -v python").stdout.strip()
     limited = f'#!/bin/sh\n[ "$SLURMD_NODENAME" != n2 ] || ulimit -l 16\nexec {python} "$@"\n'
     interpreter = cluster.write("limited", limited)
     cluster.run("chmod", "755", str(interpreter))
     options = ("--nodes", "3", "--protocol", "ucx", "--set", f"runtime.python={interpreter}")
-    ended = cluster.submit("print('the script ran')", *options)
-    assert ended.code == 0, ended.err
-    assert "n2: locked memory 16 KiB where the others have" in ended.err
-    shown = cluster.run("hpcml", "status", ended.directory.name).stdout
+    done = cluster.run("hpcml", "fabric", *options, timeout=150)
+    assert done.returncode == 0, done.stderr
+    directory = directory_of(done)
+    assert "n2: locked memory 16 KiB where the others have" in done.stderr
+    shown = cluster.run("hpcml", "status", directory.name).stdout
     assert "n2: locked memory 16 KiB where the others have" in shown
-    facts = json.loads((ended.directory / "attempts/0/fabric.json").read_text())
-    pairs, names = facts["measurement"]["pairs"], ("n1", "n2", "n3")
-    assert {(one["source"], one["target"]) for one in pairs} == {
-        (one, other) for one in names for other in names if one != other
-    }
-    assert all(one["seconds"] > 0 and not one["error"] for one in pairs)
+    facts = json.loads((directory / "attempts/0/fabric.json").read_text())
     assert [one for one in facts["differences"] if not one.startswith("n2: locked memory")] == []
+    pairs = json.loads((directory / "out/fabric.json").read_text())["measurement"]["pairs"]
+    assert {(one["source"], one["target"]) for one in pairs} == set(itertools.permutations(("n1", "n2", "n3"), 2))
+    assert all(one["seconds"] > 0 and not one["error"] for one in pairs)
+    assert (directory / "out/fabric.svg").read_text().startswith("<svg")
+    assert "n1" in done.stdout
+    assert "GiB/s" in done.stdout
