@@ -18,7 +18,6 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import attacks
 import beside
 import lab_image
 import lab_ssh
@@ -240,19 +239,6 @@ class Cluster:
         if not wait_for(lambda: not self.run(*held).stdout.strip(), seconds, 0.1):
             pytest.fail(f"job {job} holds its nodes: {self.job(job)}")
         return self.job(job)
-
-
-@pytest.fixture(scope="module")
-def attempts(request: pytest.FixtureRequest) -> attacks.Attempts:
-    """The count of what this module's mallory tried, and of what was refused."""
-    return attacks.begin(Path(str(request.node.path)).stem)
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how many attacks were tried and refused."""
-    for one in attacks.ALL:
-        for line in one.summary():
-            terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session")

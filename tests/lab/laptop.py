@@ -70,7 +70,7 @@ class Tunnel:
     def __init__(self, lab: Lab, run: str, *options: str, env: dict[str, str] | None = None) -> None:
         self.log = lab.places.log / f"tunnel-{time.time_ns()}.err"
         self.error = self.log.open("w")
-        self.process = lab.popen(["hpcml", "tunnel", "--host", "lab", "--json", *options, run], node=lab_ssh.LAPTOP,
+        self.process = lab.popen(["hpcml", "--host", "lab", "tunnel", "--json", *options, run], node=lab_ssh.LAPTOP,
                                  stderr=self.error, env=env)  # fmt: skip
         assert self.process.stdout is not None
         os.set_blocking(self.process.stdout.fileno(), False)

@@ -1,124 +1,154 @@
-"""What script, tasks and scheduler import and find around them, on several nodes and inside an image."""
+"""What script, tasks and scheduler import, find and write on two nodes, and inside an image: two runs with all that is odd."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 import alike
-from conftest import Cluster, Ended, directory_of
+from beside import SMALL
+from conftest import Cluster, directory_of
 
 pytestmark = pytest.mark.lab
-SURROUNDINGS = Path(alike.__file__).with_name("surroundings.py").read_text()
+COLLECT = Path(alike.__file__).with_name("surroundings.py").read_text().partition('if __name__ == "__main__":')[0]
+MAIN = """
+import os, pathlib
 
-WHOSE = """
-import json
-from distributed import Client
-import helper
+def modules():
+    import helper
+    import models.one
+    return [helper.NAME, models.one.NAME]
+
+def write(name):
+    with open(name, "w") as file:
+        file.write("x")
+
+def look(top):
+    place = pathlib.Path("/mnt/its data")
+    found = {path.name: (path / "file").read_text() for path in pathlib.Path(top).iterdir() if (path / "file").exists()}
+    try:
+        (place / "new").touch()
+    except OSError as error:
+        refused = error.strerror
+    return {"binds": found, "devices": os.listdir("/dev"), "read": (place / "file").read_text(), "refused": refused}
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        print(json.dumps({"python": collect()}))
+        sys.exit()
+    from distributed import Client
     client = Client()
-    print(json.dumps([helper.NAME, client.run_on_scheduler(lambda: __import__("helper").NAME),
-                      *client.run(lambda: __import__("helper").NAME).values()]))
+    said = {name: {"script": act(), "scheduler": client.run_on_scheduler(act), **client.run(act)}
+            for name, act in (("around", collect), ("modules", modules))}
+    write(sys.argv[1] + "/script")
+    for number, worker in enumerate(client.scheduler_info()["workers"]):
+        client.submit(write, f"{sys.argv[1]}/task-{number}", workers=[worker]).result()
+    said["look"] = look(sys.argv[2]) if sys.argv[2:] else {}
+    print(json.dumps(said))
+    sys.exit(3 if sys.argv[2:] else 0)
 """
+NAMES = ["as submitted", "at its place"]
+MANY = ("--set", "code.max_files=20")
+ODD = ("plain", "a space", " before", 'a"quote', "it's", "a=sign", "ä", "a$HOME", "a`id`", "a;b", "a*b", "#a", "%a",
+       "-a", "a&b", "a|b", "~a", "(a)", "[a]", "{a}")  # fmt: skip
 
 
-def said(text: str) -> Any:
-    return json.loads(text.splitlines()[-1])
+class Seen(NamedTuple):
+    """What a run of MAIN said, the folder of its script, and the run's directory."""
+
+    said: dict[str, Any]
+    folder: Path
+    directory: Path
 
 
-def test_code_edited_while_the_job_waits_does_not_change_the_run(cluster: Cluster) -> None:
-    """Also from another folder with a module of that name, on two nodes."""
-    folder = cluster.write("held/main.py", WHOSE).parent
-    cluster.write("held/helper.py", "NAME = 'as submitted'\n")
+def project(cluster: Cluster, folder: str, script: str) -> Path:
+    """Put MAIN and its modules into a folder, one of them in a folder of more files than are copied; return the script."""
+    path = cluster.write(f"{folder}/{script}", COLLECT + MAIN)
+    cluster.write(f"{folder}/helper.py", "NAME = 'as submitted'\n")
+    cluster.write(f"{folder}/models/one.py", "NAME = 'at its place'\n")
+    cluster.write(f"{folder}/shared/keep", "")
+    made = cluster.run("sh", "-ec", "i=0; while [ $i -lt 25 ]; do : >models/$i.txt; i=$((i+1)); done", cwd=path.parent)
+    assert made.returncode == 0, made.stderr
+    return path
+
+
+@pytest.fixture(scope="module")
+def on_nodes(cluster: Cluster) -> Seen:
+    """A run of two nodes under a careless umask, typed in another folder; its files are edited while it waits."""
+    script = project(cluster, "held", "main.py")
     cluster.write("elsewhere/helper.py", "NAME = 'elsewhere'\n")
-    cluster.write("elsewhere/queue.py", "raise SystemExit('of the working directory')\n")
+    elsewhere = cluster.write("elsewhere/queue.py", "raise SystemExit('of the working directory')\n").parent
     # It is held by a dependency that is met when the first job is cancelled.
     first = cluster.run("sbatch", "--parsable", "--hold", "--wrap", "true").stdout.strip()
-    words = [
-        "hpcml",
-        "submit",
-        "--detach",
-        "--json",
-        "--nodes",
-        "2",
-        "--dependency",
-        f"afterany:{first}",
-        "../held/main.py",
-    ]
-    done = cluster.run(*words, cwd=folder.with_name("elsewhere"))
+    words = ("--detach", "--json", *SMALL, *MANY, "--dependency", f"afterany:{first}", "../held/main.py")
+    typed = ("sh", "-c", 'umask 002; exec hpcml submit "$@"', "sh", *words, str(script.parent / "shared"))
+    done = cluster.run(*typed, cwd=elsewhere)
     assert done.returncode == 0, done.stderr
-    directory = Path(json.loads(done.stdout)["directory"])
-    assert cluster.job(json.loads(done.stdout)["job"])["JobState"] == "PENDING"
+    assert "models/ (more than code.max_files = 20)" in done.stdout
+    facts = json.loads(done.stdout)
+    directory = Path(facts["directory"])
+    assert cluster.job(facts["job"])["JobState"] == "PENDING"
     cluster.write("held/helper.py", "NAME = 'edited'\n")
     cluster.write("held/main.py", "raise SystemExit('edited')\n")
     cluster.run("scancel", first)
-    assert cluster.wait_status(directory, 120)["exit_status"] == 0
-    assert said((directory / "logs/driver.log").read_text()) == ["as submitted"] * 4
+    status = cluster.wait_status(directory, 120)
+    log = (directory / "logs/driver.log").read_text()
+    assert status["exit_status"] == 0, log
+    ended = cluster.job_end(facts["job"])
+    assert (ended["JobState"], ended["ExitCode"]) == ("COMPLETED", "0:0")
+    return Seen(json.loads(log.splitlines()[-1]), script.parent, directory)
 
 
-def _plain(cluster: Cluster, name: str) -> Any:
-    """Return what plain Python finds on a node, from the folder where the tests' scripts lie."""
-    python = cluster.run("sh", "-c", "command -v python").stdout.strip()
-    done = cluster.run("sh", "-c", f"exec {python} {name}", node="n1")
-    assert done.returncode == 0, done.stderr
-    return said(done.stdout)
+@pytest.fixture(scope="module")
+def inside(cluster: Cluster, image: Path) -> Seen:
+    """A run of two nodes in an image, all of whose folders have odd names, and so has the image."""
+    top = cluster.write("binds/x", "").parent
+    for name in ODD:
+        cluster.write(f"binds/{name}/file", name)
+    script = project(cluster, 'binds/a"quote', "it's a script.py")
+    data = cluster.write("the data/file", "seen").parent
+    link = cluster.work / "a ,:$HOME.sif"
+    cluster.run("ln", "-sf", str(image), str(link))
+    binds = json.dumps([*(str(top / name) for name in ODD), f"{data}:/mnt/its data:ro"])
+    done = cluster.run(
+        "hpcml", "submit", "--wait", *SMALL, *MANY, "--image", str(link), "--set", f"runtime.binds={binds}",
+        "--set", f"paths.runs={top}/a `id` $HOME/runs", "--set", f"paths.scratch={top}/a;b", str(script), "shared", str(top),
+        cwd=script.parent, timeout=150,
+    )  # fmt: skip
+    assert done.returncode == 3, done.stderr
+    return Seen(json.loads(done.stdout.splitlines()[-1]), script.parent, directory_of(done))
+
+
+def test_code_that_is_edited_while_the_job_waits_and_code_that_is_not_copied(on_nodes: Seen) -> None:
+    """Also from another folder with modules of those names; what is too much to copy is linked to."""
+    assert list(on_nodes.said["modules"].values()) == [NAMES] * 4
+    assert (on_nodes.directory / "code/models").is_symlink()
 
 
 # The lab's plain Python is started without a shell of the user's and without Slurm, which sets these.
 OF_THE_LAB = ("SHLVL", "OLDPWD", "PWD", "TMPDIR", "HOSTNAME", "ENVIRONMENT", "TERM")
 
 
-def _around(cluster: Cluster, *options: str) -> tuple[Ended, dict[str, Any]]:
-    ended = cluster.submit(SURROUNDINGS, "--nodes", "3", *options, arguments=("run",))
-    assert ended.code == 0, ended.err
-    return ended, said(ended.out)
-
-
-def test_script_tasks_and_scheduler_find_the_same_around_them_on_all_nodes(cluster: Cluster) -> None:
-    _, found = _around(cluster)
-    assert len(found) == 5
-    plain = _plain(cluster, f"script{cluster.count}.py")
-    assert not alike.differences(found | plain, (*alike.SCRIPT, *OF_THE_LAB))
-
-
-def test_script_tasks_and_scheduler_find_the_same_around_them_inside_an_image(cluster: Cluster, image: Path) -> None:
-    _, found = _around(cluster, "--image", str(image))
-    assert len(found) == 5
-    assert not alike.differences(found)
-    assert found["script"]["folder"] == str(cluster.work)
-
-
-SHARED = """
-import sys
-from distributed import Client
-
-def write(name):
-    with open(name, "w") as file:
-        file.write("x")
-
-if __name__ == "__main__":
-    client = Client()
-    write(sys.argv[1] + "/script")
-    for worker in client.scheduler_info()["workers"]:
-        client.submit(write, sys.argv[1] + "/task-" + worker.rpartition(":")[2], workers=[worker], pure=False).result()
-"""
-
-
-def test_what_is_written_into_a_group_s_folder_is_the_group_s(cluster: Cluster) -> None:
-    """The umask of the submission holds for the script and for tasks on other nodes."""
-    folder = cluster.write("shared/keep", "").parent
-    script = cluster.write("share.py", SHARED)
-    words = f"umask 002; exec hpcml submit --wait --nodes 2 {script} {folder}"
-    done = cluster.run("sh", "-c", words)
+def test_script_tasks_and_scheduler_find_the_same_around_them_on_all_nodes(cluster: Cluster, on_nodes: Seen) -> None:
+    python = cluster.run("sh", "-c", "command -v python").stdout.strip()
+    project(cluster, "held", "main.py")
+    elsewhere = cluster.work / "elsewhere"
+    done = cluster.run("sh", "-c", f"umask 002; exec {python} ../held/main.py", node="n1", cwd=elsewhere)
     assert done.returncode == 0, done.stderr
-    written = [path for path in folder.iterdir() if path.name != "keep"]
+    found = on_nodes.said["around"] | json.loads(done.stdout)
+    assert len(found) == 5
+    assert not alike.differences(found, (*alike.SCRIPT, *OF_THE_LAB))
+
+
+def test_what_is_written_into_a_group_s_folder_is_the_group_s(on_nodes: Seen) -> None:
+    """The umask of the submission holds for the script and for tasks on other nodes."""
+    written = [path for path in (on_nodes.folder / "shared").iterdir() if path.name != "keep"]
     assert len(written) == 3
     assert {oct(path.stat().st_mode & 0o777) for path in written} == {"0o664"}
-    run = directory_of(done)
+    run = on_nodes.directory
     assert oct(run.stat().st_mode & 0o777) == "0o700"
     assert oct((run / "out").stat().st_mode & 0o777) == "0o775"
     own = list((run / "attempts").rglob("*"))  # not the code's copy, which may hold folders of any name
@@ -126,31 +156,18 @@ def test_what_is_written_into_a_group_s_folder_is_the_group_s(cluster: Cluster) 
     assert not [path for path in own if path.stat().st_mode & 0o077]
 
 
-@pytest.mark.parametrize("inside", [False, True])
-def test_a_repository_of_many_files_is_the_same_for_script_and_tasks(
-    cluster: Cluster, request: pytest.FixtureRequest, *, inside: bool
-) -> None:
-    """What is too much to copy is linked to, also inside an image, which sees the script's folder."""
-    options = ["--image", str(request.getfixturevalue("image"))] if inside else []
-    folder = cluster.write("repository/main.py", WHOSE).parent
-    cluster.write("repository/helper.py", "import models.one\nNAME = models.one.NAME\n")
-    cluster.write("repository/models/one.py", "NAME = 'at its place'\n")
-    made = cluster.run("sh", "-ec", "i=0; while [ $i -lt 60 ]; do : >models/$i.txt; i=$((i+1)); done", cwd=folder)
-    assert made.returncode == 0, made.stderr
-    cluster.write("beside/keep", "")
-    words = [
-        "hpcml",
-        "submit",
-        "--wait",
-        "--nodes",
-        "2",
-        "--set",
-        "code.max_files=20",
-        *options,
-        "../repository/main.py",
-    ]
-    done = cluster.run(*words, timeout=150, cwd=cluster.work / "beside")
-    assert done.returncode == 0, done.stderr
-    assert "models/ (more than code.max_files = 20)" in done.stderr
-    assert said(done.stdout) == ["at its place"] * 4
-    assert (directory_of(done) / "code/models").is_symlink()
+def test_code_and_surroundings_are_the_same_inside_an_image(inside: Seen) -> None:
+    assert list(inside.said["modules"].values()) == [NAMES] * 4
+    assert (inside.directory / "code/models").is_symlink()
+    assert not alike.differences(inside.said["around"])
+    assert inside.said["around"]["script"]["folder"] == str(inside.folder)
+    assert len(list((inside.folder / "shared").glob("*"))) == 4
+
+
+def test_folders_with_odd_names_and_devices_are_inside(cluster: Cluster, inside: Seen) -> None:
+    """InfiniBand's /dev/infiniband is one of the host's devices; nobody has to bind it."""
+    seen = inside.said["look"]
+    assert seen["binds"] == {name: name for name in ODD}
+    assert (seen["read"], seen["refused"]) == ("seen", "Read-only file system")
+    outside = set(cluster.run("ls", "-A", "/dev", node="n1").stdout.split())
+    assert outside - set(seen["devices"]) <= {"core", "initctl", "log"}

@@ -121,9 +121,7 @@ def test_nothing_is_wrong_with_the_lab(cluster: Cluster, disks: tuple[str, ...])
     assert found["job"]["facts"]["nodes"] == ["n1", "n2"]
     left = cluster.run("ls", "-A", f"{cluster.work}/doctor-runs").stdout
     assert left == "", "the job's run stays"
-    began = time.monotonic()
     shown = cluster.run("hpcml", "doctor")
-    print(f"the login side took {time.monotonic() - began:.2f} s")
     assert shown.returncode == 0, shown.stdout
     assert "green   start             Slurm would start a job" in shown.stdout
 
@@ -280,15 +278,13 @@ def test_faults_of_nodes(cluster: Cluster, tools: Path) -> None:
     leave = "head -c 4M /dev/zero > /dev/shm/left-over; touch -d '2 days ago' /dev/shm/left-over"
     cluster.run("sh", "-c", leave, node="n2")
     settings = (
-        *(
-            "--set",
-            f"paths.runs={cluster.work}/doctor-runs",
-            "--set",
-            "network.interface=ib7",
-            "--set",
-            'gpu.cuda="12"',
-        ),
-        *("--set", "runtime.container=shifter"),
+        *own_runs(cluster),
+        "--set",
+        "network.interface=ib7",
+        "--set",
+        'gpu.cuda="12"',
+        "--set",
+        "runtime.container=shifter",
     )
     with contextlib.ExitStack() as planted:
         for node in ("n1", "n2"):
@@ -297,8 +293,6 @@ def test_faults_of_nodes(cluster: Cluster, tools: Path) -> None:
         found = findings(
             cluster.run("hpcml", "doctor", "--node", *PATIENT, *settings, env=path, timeout=240), errors.UNFIT
         )
-        cluster.run("sh", "-c", "echo '1: DOWN' > /sys/class/infiniband/mlx5_0/ports/1/state", node="n2", user="root")
-        of_one = cluster.run("hpcml", "doctor", "--node", *PATIENT, *settings, timeout=240)
     for node in ("n1", "n2"):
         cluster.run("rm", "-rf", "/tmp/tree", "/tmp/class-net", "/dev/shm/left-over", node=node, user="root")
     expect(
@@ -315,10 +309,6 @@ def test_faults_of_nodes(cluster: Cluster, tools: Path) -> None:
             "driver": ("red", "is 470.82.01, and CUDA 12 of the profile needs 535", "older CUDA"),
             "container": ("n/a", "shifter is not on n1, n2", ""),
         },
-    )
-    expect(
-        findings(of_one, errors.UNFIT),
-        {"ports": ("red", "InfiniBand port mlx5_0:1 of n2 is DOWN", "--exclude n2")},
     )
 
 

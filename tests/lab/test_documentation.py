@@ -1,4 +1,7 @@
-"""What the documentation marks to be run on the lab runs there, as written; but for long_pages.py, which has the long ones."""
+"""What the documentation marks to be run on the lab runs there, as written.
+
+Those of long_pages.py run with other versions of Slurm alone: they take minutes, or have the lines of first-run.md.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from tests.doc_blocks import LAB_PAGES, of_page, session
 
 pytestmark = pytest.mark.lab
 
-LONG = ("lab.md", "3-lab.md", "4-machine.md")
+LONG = ("lab.md", "3-lab.md", "4-machine.md", "tutorial.md")
 
 
 def run_page(cluster: Cluster, page: Path) -> None:

@@ -52,16 +52,6 @@ def slurm_exit(cluster: Cluster, directory: Path) -> str:
 
 
 @pytest.mark.beside
-def test_a_script_that_ends_well(cluster: Cluster) -> None:
-    ended = cluster.submit(CONNECT + "print(client.submit(lambda: 6 * 7).result())", *SMALL)
-    assert ended.code == 0, ended.err
-    assert "42" in ended.out
-    assert ended.status["by"] == "script"
-    cluster.wait_gone(ended.directory)
-    assert slurm_exit(cluster, ended.directory) == "COMPLETED 0:0"
-
-
-@pytest.mark.beside
 def test_the_script_s_own_status(cluster: Cluster) -> None:
     """Also after a teardown that was cut short: who follows the run is told the end, and does not wait for ever."""
     ended = cluster.submit(CONNECT + "sys.exit(3)", *SMALL)
@@ -111,10 +101,9 @@ def test_the_job_is_cancelled(cluster: Cluster) -> None:
     assert cluster.job(job)["JobState"] == "CANCELLED"
 
 
-@pytest.mark.beside
-def test_the_supervisor_is_killed(cluster: Cluster) -> None:
-    """Nobody is left to write the end: Slurm's word is taken, and the nodes are free all the same."""
-    job, directory = cluster.detach(CONNECT + WAIT, *SMALL)
+def kill_the_supervisor(cluster: Cluster, *options: str) -> None:
+    """Submit a run whose supervisor is killed, so that nobody is left to write the end, and look at it."""
+    job, directory = cluster.detach(CONNECT + WAIT, *SMALL, *options)
     cluster.wait_event(directory, "driver-started")
     pids = roles(cluster, directory, "driver", "n1")
     assert len(pids) == 1
@@ -124,6 +113,12 @@ def test_the_supervisor_is_killed(cluster: Cluster) -> None:
     assert facts["phase"] == "ended"
     assert facts["exit_status"] == 137
     assert cluster.job(job)["ExitCode"] == "137:0"
+
+
+@pytest.mark.beside
+def test_the_supervisor_is_killed(cluster: Cluster) -> None:
+    """Slurm's word is taken, and the nodes are free all the same."""
+    kill_the_supervisor(cluster)
 
 
 @pytest.mark.kills_slurmd

@@ -2,51 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-import beside
 from beside import SMALL
 from conftest import Cluster, left_of_containers
 from lab_state import wait_for
-from test_exit_status import CONNECT, test_the_supervisor_is_killed
-
-__all__ = ["test_the_supervisor_is_killed"]  # it runs here with an image
+from test_exit_status import CONNECT, kill_the_supervisor
 
 pytestmark = pytest.mark.lab
 
 
-class Inside(Cluster):
-    """The cluster whose every submission asks for an image."""
-
-    def __init__(self, cluster: Cluster, image: Path) -> None:
-        self.__dict__ = cluster.__dict__
-        self.image = image
-
-    def command(self, text: str, *options: str, arguments: tuple[str, ...] = (), name: str = "") -> list[str]:
-        return super().command(text, *options, "--image", str(self.image), arguments=arguments, name=name)
-
-
-@pytest.fixture(scope="module")
-def cluster(cluster: Cluster, image: Path) -> Cluster:
-    """Return the cluster of this file."""
-    return Inside(cluster, image)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_stays(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[None]:
-    """After each test, or the last of those beside each other, nothing of a container is left."""
-    yield
-    if (group := beside.of(request.node)) and not group.over:
-        return
-    cluster.wait_idle(60)
-    assert wait_for(lambda: not left_of_containers(cluster), 10), left_of_containers(cluster)
-
-
-@pytest.mark.beside
-def test_a_worker_is_killed_and_the_work_goes_on(cluster: Cluster) -> None:
+def test_a_worker_and_then_a_supervisor_are_killed(cluster: Cluster, image: Path) -> None:
     script = CONNECT + (
         "futures = client.map(lambda i: (time.sleep(0.3), i)[1], range(40))\n"
         "murder = client.submit(lambda: os.kill(os.getpid(), signal.SIGKILL), workers=['n2'])\n"
@@ -54,9 +22,11 @@ def test_a_worker_is_killed_and_the_work_goes_on(cluster: Cluster) -> None:
         "deadline = time.time() + 120\n"
         "while len(client.scheduler_info(n_workers=-1)['workers']) < 2 and time.time() < deadline: time.sleep(0.1)\n"
         "print('workers', len(client.scheduler_info(n_workers=-1)['workers']))\n")  # fmt: skip
-    ended = cluster.submit(script, *SMALL)
+    ended = cluster.submit(script, *SMALL, "--image", str(image))
     assert ended.code == 0, ended.err + ended.log("worker-n2.log")
     assert f"sum {sum(range(40))}" in ended.out
     assert "workers 2" in ended.out
     assert "killed by SIGKILL" in ended.log("worker-n2.log")
     assert [event["worker"] for event in ended.events if event["event"] == "worker-removed"][:1] == ["n2"]
+    kill_the_supervisor(cluster, "--image", str(image))
+    assert wait_for(lambda: not left_of_containers(cluster), 10), left_of_containers(cluster)

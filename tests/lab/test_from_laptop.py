@@ -20,19 +20,11 @@ from terminals import Terminal
 
 pytestmark = pytest.mark.lab
 HOSTILE = (
-    "$(touch pwned)",
-    "`id`",
-    "it's",
-    'say "no"',
-    "new\nline",
-    "; exit 9",
-    "",
-    "back\\slash",
-    "é",
-    "\udcff",
-    "--help",
-    "!!",
-)
+    "$(touch pwned)", "`id`", "it's", 'say "no"', "new\nline", "; exit 9", "", "back\\slash", "é", "\udcff",
+    "--help", "!!",
+)  # fmt: skip
+
+HELD = ("--set", 'slurm.extra=["--hold"]')
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +152,7 @@ def test_the_staging_folder_is_alice_s_alone(outside: Outside, project: Path) ->
     incoming = outside.lab.home("alice") / ".hpcml/incoming"
     os.kill(controller, signal.SIGSTOP)
     try:
-        process = start(outside, project, "submit", "--nodes", "1", "--detach", "secret.py")
+        process = start(outside, project, "submit", "--nodes", "1", *HELD, "--detach", "secret.py")
         until(lambda: bool(staged(outside)) and (incoming / staged(outside)[0] / "secret.py").exists(), 30)
         folder = incoming / staged(outside)[0]
         assert outside.on("login", "cat", str(folder / "secret.py")).stdout == "print('a secret of alice')\n"
@@ -183,7 +175,7 @@ def test_a_link_that_breaks_while_slurm_is_asked(outside: Outside, project: Path
     controller = outside.lab.state().daemons["slurmctld"].pid
     os.kill(controller, signal.SIGSTOP)
     try:
-        process = start(outside, project, "submit", "--name", "once", "--nodes", "1", "--detach", "once.py")
+        process = start(outside, project, "submit", "--name", "once", "--nodes", "1", *HELD, "--detach", "once.py")
         until(lambda: any("sbatch" in line for _, line in outside.lab.processes("alice")), 30)
         outside.close_connection()
         _, err = process.communicate(timeout=180)
@@ -248,15 +240,3 @@ def test_a_changed_host_key_and_a_refused_login(outside: Outside, project: Path)
     assert changed.returncode == errors.NO_ACCESS, changed.stderr
     outside.forget()
     assert hpcml(outside, project, "ls").returncode == 0
-
-
-def test_the_tunnel_takes_the_same_host(outside: Outside, dashboard: tuple[str, Path]) -> None:
-    process = outside.lab.popen(["hpcml", "--host", "lab", "tunnel", "--json", dashboard[0]], node=lab_ssh.LAPTOP)
-    assert process.stdout is not None
-    try:
-        port = json.loads(process.stdout.readline())["port"]
-        assert outside.status_of(port) == "200"
-    finally:
-        os.kill(process.pid, signal.SIGINT)
-        _, err = process.communicate(timeout=180)
-    assert process.returncode == 130, err

@@ -1,6 +1,8 @@
-"""``hpcml.submit`` on a real Slurm, and a client on the login node of a run on its nodes."""
+"""``hpcml.submit`` on a real Slurm, and a client on the login node of a run on its nodes; a run of one node listens on loopback."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,7 @@ SCRIPT = """
 import time
 import hpcml
 client = hpcml.connect()
+(hpcml.run.out / "workers").write_text(" ".join(client.scheduler_info()["workers"]))
 while not (hpcml.run.out / "stop").exists():
     time.sleep(0.05)
 print("stopped")
@@ -19,30 +22,28 @@ print("stopped")
 
 PROGRAM = """
 import hpcml, socket, time
-run = hpcml.submit("script.py", nodes=2, time="5m")
-while run.status().phase != "running":
-    assert run.exit_status is None, run.status()
-    time.sleep(0.1)
+def started(nodes):
+    run = hpcml.submit("script.py", nodes=nodes, time="5m")
+    while run.status().phase != "running" or not (run.out / "workers").exists():
+        assert run.exit_status is None, run.status()
+        time.sleep(0.1)
+    return run
+run = started(2)
 with run.cluster() as client:
     print(sorted(set(client.run(socket.gethostname).values())), client.submit(sum, [20, 22]).result())
 (run.out / "stop").write_text("")
 print(run.wait(60), run.state, run.exit_status, run.logs().strip())
-other = hpcml.submit("script.py")
-print(other.cancel(), other.wait(60), other.state)
-try:
-    other.cluster()
-except hpcml.HpcmlError as error:
-    print(error)
-alone = hpcml.submit("script.py", nodes=1, time="5m")
-while alone.status().phase != "running":
-    assert alone.exit_status is None, alone.status()
-    time.sleep(0.1)
+alone = started(1)
 try:
     alone.cluster()
 except hpcml.HpcmlError as error:
-    print(error)
-alone.cancel()
-print(alone.wait(60))
+    print(*str(error).split())
+print(alone.cancel(), alone.wait(60), alone.state)
+try:
+    alone.cluster()
+except hpcml.HpcmlError as error:
+    print(*str(error).split())
+print(alone.directory)
 """
 
 
@@ -51,8 +52,12 @@ def test_a_run_from_python(cluster: Cluster) -> None:
     program = cluster.write("api/program.py", PROGRAM)
     done = cluster.run("python", str(program), cwd=program.parent, timeout=150)
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert lines[:3] == ["['n1', 'n2'] 42", "0 COMPLETED 0 stopped", "True 86 CANCELLED"]
-    assert lines[3].startswith("The run has no cluster now")
-    assert "listens on the loopback address of n1 alone" in done.stdout, done.stdout
-    assert lines[-1] == "86"
+    both, stopped, closed, cancelled, ended, directory = done.stdout.splitlines()
+    assert (both, stopped, cancelled) == ("['n1', 'n2'] 42", "0 COMPLETED 0 stopped", "True 86 CANCELLED")
+    assert "listens on the loopback address of n1 alone" in closed
+    assert ended.startswith("The run has no cluster now")
+    event = cluster.wait_event(Path(directory), "scheduler-up")
+    addresses = [event["address"], *(Path(directory) / "out/workers").read_text().split()]
+    assert {address.rpartition(":")[0] for address in addresses} == {"tls://127.0.0.1"}
+    assert "mutual TLS" in event["security"]
+    assert "open to whoever" not in event["security"]

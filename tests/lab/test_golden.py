@@ -1,10 +1,13 @@
-"""A real sbatch reads every golden script, and reads each value of a #SBATCH line as it was meant."""
+"""A real sbatch reads every golden script, each value of a #SBATCH line as it was meant, and limits as the plan does."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
 import matrix
+from hpcml.errors import SiteError
 from hpcml.plan import batch_script
 from hpcml.schedulers import slurm_options
 from labs import Lab
@@ -33,32 +36,48 @@ NAMED = dict(zip(IDS, PAIRS, strict=True)) | {
     if case.job in ("four-nodes", "gpus", "hostile")
 }
 HOSTILE = (
-    "a b",
-    'a"b',
-    "a'b",
-    "a$HOME",
-    "a\\b",
-    "a\\\\b",
-    "a%jb",
-    "a%%b",
-    "a#b",
-    "a `id`",
-    "a;b|c&d",
-    'a\\"b',
-    "é b",
-    "a b\\",
-    " a ",
+    "a b", 'a"b', "a'b", "a$HOME", "a\\b", "a\\\\b", "a%jb", "a%%b", "a#b", "a `id`", "a;b|c&d", 'a\\"b', "é b",
+    "a b\\", " a ",
+)  # fmt: skip
+
+
+def test_the_lab_would_take_the_scripts(lab: Lab, subtests: pytest.Subtests) -> None:
+    for name, (site, case) in NAMED.items():
+        if site == "local":
+            continue
+        text = matrix.text(site, case)
+        for there, here in REWRITTEN:
+            text = text.replace(there, here)
+        with subtests.test(name):
+            done = lab.exec(["sbatch", "--test-only"], input=text, cwd=lab.home("alice"))
+            assert done.returncode == 0, done.stderr
+            assert "to start at" in done.stderr
+
+
+# Of the lab's profile, as its slurm.conf has them: the partition, a request that just keeps a limit, and one that does not.
+LIMITS = (
+    ("boost", {"nodes": 4}, {"nodes": 5}, "--nodes=5"),
+    ("debug", {"nodes": 2}, {"nodes": 3}, "--nodes=3"),
+    ("boost", {"time": "1-00:00:00"}, {"time": "1-00:01:00"}, "--time=1-00:01:00"),
+    ("debug", {"time": "30"}, {"time": "31"}, "--time=31"),
+    ("boost", {"gpus_per_node": 4}, {"gpus_per_node": 5}, "--gpus-per-node=5"),
+    ("boost", {"cpus_per_node": 8}, {"cpus_per_node": 9}, "--cpus-per-task=9"),
 )
 
 
-@pytest.mark.parametrize("name", [name for name, (site, _) in NAMED.items() if site != "local"])
-def test_the_lab_would_take_the_script(lab: Lab, name: str) -> None:
-    text = matrix.text(*NAMED[name])
-    for there, here in REWRITTEN:
-        text = text.replace(there, here)
-    done = lab.exec(["sbatch", "--test-only"], input=text, cwd=lab.home("alice"))
-    assert done.returncode == 0, done.stderr
-    assert "to start at" in done.stderr
+@pytest.mark.parametrize(("partition", "at", "beyond", "option"), LIMITS)
+def test_plan_and_sbatch_agree_at_each_limit(
+    lab: Lab, partition: str, at: dict[str, Any], beyond: dict[str, Any], option: str
+) -> None:
+    asked = {"partition": partition, "nodes": 1}
+    made = matrix.make("lab", matrix.Case("limit", asked | at))
+    assert not [notice for notice in made.notices if "Slurm decides" in notice], made.notices
+    text = batch_script.render(made)
+    for words, status in (([], 0), ([option], 1)):
+        done = lab.exec(["sbatch", "--test-only", *words], input=text, cwd=lab.home("alice"))
+        assert done.returncode == status, done.stderr
+    with pytest.raises(SiteError):
+        matrix.make("lab", matrix.Case("limit", asked | beyond))
 
 
 def test_sbatch_reads_a_directives_value_as_it_was_meant(lab: Lab) -> None:

@@ -19,7 +19,7 @@ from lab_state import wait_for
 
 pytestmark = pytest.mark.lab
 
-PLACES = ("n1", "n2", "login")
+PLACES = ("n1", "login")  # on the node of one victim and not of the other, and outside
 VICTIMS = ("scheduler", "n2")
 
 SCRIPT = """

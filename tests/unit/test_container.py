@@ -118,6 +118,15 @@ def enter(tmp_path: Path, kernels: str, **more: str) -> subprocess.CompletedProc
                           env=environment | {"HPCML_CUPY_CACHE": kernels} | more, capture_output=True, timeout=30)  # fmt: skip
 
 
+def test_a_tmpdir_that_cannot_be_bound(tmp_path: Path) -> None:
+    """It is known on the node only: the profile's setup lines may set it."""
+    (place := tmp_path / "a,b").mkdir()
+    done = enter(tmp_path, "", TMPDIR=str(place))
+    assert done.returncode == 88
+    assert "TMPDIR cannot be bound" in done.stderr
+    assert str(place) in done.stderr
+
+
 def test_folders_that_the_code_has_links_to_are_bound_where_the_node_has_them(tmp_path: Path) -> None:
     here, gone = tmp_path / "a here ", tmp_path / "gone"
     here.mkdir()

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Record what a version of Slurm answers, for tests/unit/test_slurm_recorded.py: `apart.py --slurm 26.05 2 tests/lab/record_slurm.py`.
+"""Record what a version of Slurm answers, for tests/unit/test_slurm_recorded.py: `apart.py --slurm 26.05 2 tests/bench/record_slurm.py`.
 
 It writes tests/fixtures/slurm/VERSION.json: the words, status, output and errors of each command, and the logs of jobs
 that ended in every way. It takes two minutes, Slurm's shortest time limit.
@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lab"))
 
 from lab_paths import ACCOUNT, USERS, LabError
 from lab_state import wait_for
