@@ -34,7 +34,7 @@ SECOND_LAB = (
     "test_elastic_on_nodes", "test_exit_status_inside",
     "test_from_laptop", "test_inside_an_image", "test_run", "test_run_ends", "test_security",
     "test_staging", "test_submit", "test_sweep_in_jobs", "test_time_limit", "test_tunnel",
-    "test_tunnel_breaks", "test_tunnel_browser", "test_tunnel_jupyter", "test_why_staged",
+    "test_tunnel_breaks", "test_why_staged",
 )  # fmt: skip
 
 
