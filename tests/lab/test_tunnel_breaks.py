@@ -62,7 +62,9 @@ def test_a_login_node_that_goes_is_replaced_by_another_on_the_same_port(
     assert [outside.status_of(port) for port in ports] == ["200"] * 3
     assert outside.logins("login2") == before + 1
     assert all("The link to lab is lost" in tunnel.said for tunnel in tunnels)
-    outside.close_connection()  # the next test begins on login again
+    for tunnel in tunnels:  # or they log in once more
+        tunnel.stop()
+    outside.forget()  # the next test begins on login again
 
 
 def test_a_run_that_starts_again_is_followed_to_its_new_node(outside: Outside) -> None:
