@@ -32,9 +32,8 @@ ROOM_FOR_TWO = 8 << 30  # bytes of memory
 SECOND_LAB = (
     "test_attacks_files", "test_attacks_nodes", "test_attempts_on_nodes", "test_cost",
     "test_elastic_on_nodes", "test_exit_status_inside",
-    "test_from_laptop", "test_inside_an_image", "test_run", "test_run_ends", "test_security", "test_shell",
-    "test_staging", "test_submit", "test_sweep_in_jobs", "test_time_limit", "test_top_on_nodes", "test_tunnel",
-    "test_tunnel_breaks", "test_tunnel_browser", "test_tunnel_jupyter", "test_why_staged",
+    "test_from_laptop", "test_inside_an_image", "test_run", "test_run_ends", "test_security",
+    "test_staging", "test_submit", "test_sweep_in_jobs", "test_time_limit", "test_tunnel", "test_tunnel_breaks",
 )  # fmt: skip
 
 
@@ -50,7 +49,7 @@ class Tier(NamedTuple):
 OWN = "own"  # the machine's Slurm
 CORE = tuple(f"tests/lab/{name}" for name in (
     "test_submit.py", "test_exit_status.py", "test_losses.py", "test_run.py", "test_run_ends.py", "test_time_limit.py",
-    "test_map_on_nodes.py", "test_top_on_nodes.py::test_four_nodes_from_the_queue_to_the_end",
+    "test_map_on_nodes.py", "test_a_run_on_four_nodes.py",
     "test_why_staged.py::test_a_controller_that_was_away_is_not_the_cause",
     "test_why_staged.py::test_a_node_that_goes_down_is_the_cause_in_each_phase", "test_sweep_on_nodes.py",
     "test_sweep_in_jobs.py", "test_elastic_on_nodes.py::test_it_breathes_and_is_closed_to_others",

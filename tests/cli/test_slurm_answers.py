@@ -144,17 +144,29 @@ def test_a_banner_s_number_is_not_the_job_s(world: World, out: str) -> None:
 
 
 def test_a_number_that_another_job_has_by_now(world: World) -> None:
-    """The controller lost its state: the job of a run that waited is gone, and its number is another job's."""
-    world.submit("--name", "old")
-    world.add_job("101", comment="(null)", name="mine", state="RUNNING")
+    """The controller lost its state: the jobs of runs that waited are gone, and their numbers are other jobs'."""
+    for name in ("old", "mine", "theirs"):
+        world.submit("--name", name)
+    assert world.run("cancel", "mine").returncode == 0
+    world.set_job("103", state="CANCELLED")
+    assert world.run("wait", "theirs").returncode == errors.CANCELLED
+    for job in ("101", "102", "103"):
+        world.add_job(job, comment="(null)", name="another", state="RUNNING")
+    calls = len(world.calls("scancel"))
     assert world.run("wait", "old").returncode == errors.ALLOCATION_LOST
-    facts = json.loads(world.run("status", "old", "--json").stdout)
-    assert (facts["state"], facts["message"]) == ("FAILED", "Slurm knows its job no longer: job 101 is another one now")
-    assert [row["state"] for row in json.loads(world.run("ls", "--json").stdout)] == ["FAILED"]
-    cancelled = world.run("cancel", "old")
-    assert "has ended already" in cancelled.stdout
-    assert not world.calls("scancel")
-    assert world.jobs()["101"]["state"] == "RUNNING"
+    for name, state, words in (
+        ("old", "FAILED", "Slurm knows its job no longer: job 101 is another one now"),
+        ("mine", "CANCELLED", "you cancelled it with hpcml cancel at "),
+        ("theirs", "CANCELLED", "the job was cancelled (scancel) before it started"),
+    ):
+        facts = json.loads(world.run("status", name, "--json").stdout)
+        rows = json.loads(world.run("ls", "--json", "--name", name).stdout)
+        assert [facts["state"]] == [row["state"] for row in rows] == [state]
+        assert words in facts["message"]
+        assert "paths.runs" not in world.run("why", name).stdout
+        assert "has ended already" in world.run("cancel", name).stdout
+    assert len(world.calls("scancel")) == calls
+    assert {facts["state"] for facts in world.jobs().values()} == {"RUNNING"}
 
 
 @pytest.mark.parametrize("answer", [{"out": "", "code": 0}, {"out": "who knows\n"}, {"err": LOST, "code": 1, "out": ""},

@@ -22,7 +22,7 @@ from lab_state import wait_for
 from labs import Lab
 
 # A web service of a run that stands for Jupyter: on a socket of mode 0600, with a token in a file, and with bytes to
-# download. It serves until its run is told to stop.
+# download. It serves until its run is told to stop, or there is enough.
 SERVICE = """
 import http.server, json, os, pathlib, secrets, socketserver, tempfile, threading, time
 import hpcml
@@ -59,7 +59,7 @@ facts = {"node": os.uname().nodename, "socket": str(folder / "web.sock"), "pid":
          "identity": STARTED, "path": "/lab", "probe": "/api/status", "token_file": str(attempt / "secret/web.token")}
 new = attempt / "services" / ".web.new"
 new.write_text(json.dumps(facts)); new.rename(attempt / "services" / "web.json")
-while not hpcml.run.should_stop():
+while not hpcml.run.should_stop() and not (hpcml.run.out / "enough").exists():
     time.sleep(0.1)
 """
 

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+import lab_cgroups
 from beside import SMALL
-from conftest import Cluster
-from hpcml import errors
+from conftest import Cluster, Ended, directory_of
+from hpcml import errors, files, samples
+from hpcml.paths import RunPaths
 from lab_state import wait_for
 
 pytestmark = pytest.mark.lab
@@ -29,8 +31,9 @@ with hpcml.connect() as client:
 """
 
 
-def test_every_role_is_inside_and_nothing_of_the_host(cluster: Cluster, image: Path) -> None:
-    """What a login shell with loaded modules brings along stays out; what the run and the profile say gets in."""
+@pytest.fixture(scope="module")
+def inside(cluster: Cluster, image: Path) -> Ended:
+    """A run from a login shell with loaded modules."""
     script = cluster.write("where.py", WHERE)
     poison = {
         "LD_LIBRARY_PATH": "/poison",
@@ -44,7 +47,12 @@ def test_every_role_is_inside_and_nothing_of_the_host(cluster: Cluster, image: P
     done = cluster.run("hpcml", "submit", *SMALL, "--image", str(image), "--set", "environment.GREETING=it's a b $HOME `id`",
                        "--wait", str(script), timeout=200, env=poison)  # fmt: skip
     assert done.returncode == 0, done.stderr + done.stdout
-    found = json.loads(done.stdout.splitlines()[-1])
+    return Ended(done.returncode, done.stdout, done.stderr, directory_of(done), 0)
+
+
+def test_every_role_is_inside_and_nothing_of_the_host(cluster: Cluster, inside: Ended) -> None:
+    """What a login shell with loaded modules brings along stays out; what the run and the profile say gets in."""
+    found = json.loads(inside.out.splitlines()[-1])
     host = cluster.run("readlink", "/proc/self/ns/pid", "/proc/self/ns/ipc", node="n1").stdout.split()
     assert len(found) == 4  # driver, scheduler, two workers
     for role, facts in found.items():
@@ -57,6 +65,28 @@ def test_every_role_is_inside_and_nothing_of_the_host(cluster: Cluster, image: P
         assert not [path for path in facts["path"] if "hpcml-lab/venv" in path or ".local" in path], role
         assert [facts["pid_namespace"], facts["ipc_namespace"]] == host, role
         assert facts["versions"] == found["driver"]["versions"], role
+
+
+def test_samples_are_the_node_s(inside: Ended, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same files of /proc and /sys are read inside an image."""
+    monkeypatch.setattr(files, "is_ours", lambda _: True)  # only alice and root may read them
+    nodes = samples.nodes(RunPaths(inside.directory).attempt(0))
+    assert sorted(nodes) == ["n1", "n2"]
+    for series in nodes.values():
+        assert series.header.memory_of == ("cgroup" if lab_cgroups.available() else "host")
+        assert series.header.interfaces
+        assert all(sample.memory and sample.net[0] is not None for sample in series.samples)
+
+
+def test_all_roles_have_the_same_versions(cluster: Cluster, inside: Ended) -> None:
+    ready = next(event for event in inside.events if event["event"] == "environment-ready")
+    assert ready["differences"] == []
+    assert ready["words"].startswith("4 roles, python 3.")
+    assert [path.name.partition("@")[0] for path in inside.directory.glob("attempts/0/versions/*")] == ["scheduler"]
+    assert f"✓ {'image':<10} 4 roles, python 3." in inside.err
+    shown = cluster.run("hpcml", "status", inside.directory.name).stdout
+    assert "versions   4 roles, python 3." in shown
+    assert f"phase      {'image':<10}" in shown
 
 
 def test_a_cancelled_run_leaves_nothing_of_its_containers(cluster: Cluster, image: Path) -> None:

@@ -137,20 +137,15 @@ def test_a_worker_task_that_cannot_come_back_is_lost(cluster: Cluster, on_loss: 
     assert output(directory).count(said) == 1
 
 
-def test_a_worker_task_that_is_stopped_goes_on(cluster: Cluster) -> None:
-    directory = start(cluster, WAITS, *TWO_BY_TWO)
-    task = roles(cluster, directory, "worker", "n2")[0]
+def test_workers_that_are_stopped_are_told_and_go_on(cluster: Cluster) -> None:
+    """The task alone, which its workers have go on; then all of a node with their task, where none of them can."""
+    directory = start(cluster, f"{WAITS}print(sum(client.gather(client.map(lambda x: x, range(100)))))\n".replace(
+        "time.sleep(300)", "\nwhile not (hpcml.run.out / 'killed').exists():\n    time.sleep(0.1)"), *TWO_BY_TWO)  # fmt: skip
+    task, *workers = stopped = roles(cluster, directory, "worker", "n2")
     os.kill(task, signal.SIGSTOP)
     assert cluster.wait_event(directory, "worker-task-stopped", 60)["node"] == "n2"
     assert state(task) != "T"
     assert wait_for(lambda: "n2: the worker task was stopped (SIGSTOP)" in output(directory), 10)
-
-
-def test_workers_that_are_stopped_are_told_and_go_on(cluster: Cluster) -> None:
-    """All of a node with their task: none of them can have another go on."""
-    directory = start(cluster, f"{WAITS}print(sum(client.gather(client.map(lambda x: x, range(100)))))\n".replace(
-        "time.sleep(300)", "\nwhile not (hpcml.run.out / 'killed').exists():\n    time.sleep(0.1)"), *TWO_BY_TWO)  # fmt: skip
-    task, *workers = stopped = roles(cluster, directory, "worker", "n2")
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)
     assert list(cluster.wait_event(directory, "workers-silent", 90)["since"]) == ["n2"]
@@ -166,7 +161,7 @@ def test_workers_that_are_stopped_are_told_and_go_on(cluster: Cluster) -> None:
     assert "4950" in output(directory)
 
 
-@pytest.mark.parametrize("stopped", ["batch script", "step.sh", "srun"])
+@pytest.mark.parametrize("stopped", ["batch script", "step"])
 def test_what_is_stopped_at_the_end_does_not_keep_the_nodes(cluster: Cluster, stopped: str) -> None:
     text = "import hpcml, time\nprint('waiting', flush=True)\nwhile not (hpcml.run.out / 'killed').exists():\n    time.sleep(0.1)\n"
     directory = start(cluster, text, *SMALL)
@@ -175,7 +170,8 @@ def test_what_is_stopped_at_the_end_does_not_keep_the_nodes(cluster: Cluster, st
     steps = {step(cluster, directory, role) for role in ("scheduler", "worker")}
     sruns = [pid for pid, _ in cluster.lab.processes("alice") if name(pid) == "srun" and parents(pid)[0] == script]
     (of_srun,) = set(sruns) - steps
-    os.kill({"batch script": script, "step.sh": of_driver, "srun": of_srun}[stopped], signal.SIGSTOP)
+    for pid in (script,) if stopped == "batch script" else (of_driver, of_srun):
+        os.kill(pid, signal.SIGSTOP)
     cluster.run("touch", str(directory / "out/killed"))
     status = cluster.wait_status(directory)
     assert status["exit_status"] == 0, status

@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from beside import SMALL
 from conftest import Cluster
 from hpcml import errors
 from lab_state import wait_for
@@ -22,19 +21,6 @@ AT_ONCE = (
     "--set",
     "deadlines.workers=200s",
 )  # what is known at once does not wait
-
-
-def test_dask_missing_on_one_node(cluster: Cluster) -> None:
-    path = "/tmp/hpcml-test-python"  # on each node another file
-    for node, python in (("n1", '"$(command -v python)"'), ("n2", "/usr/bin/python3")):
-        cluster.program(node, path, f'exec {python} "$@"')
-    ended = cluster.submit(SCRIPT, *SMALL, "--set", f"runtime.python={path}")
-    for node in ("n1", "n2"):
-        cluster.run("rm", "-f", path, node=node)
-    assert "the script ran" not in ended.out
-    assert ended.code == errors.VERSIONS, ended.err
-    assert "dask is 20" in ended.err
-    assert "missing in the workers on n2" in ended.err
 
 
 def test_a_node_that_slurm_knows_is_down(cluster: Cluster) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import pwd
+import shutil
 import subprocess
-import time
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,20 +15,25 @@ from typing import Any
 
 import pytest
 
+import lab_ssh
 from conftest import Cluster
+from lab_state import wait_for
+from laptop import Outside
 
 pytestmark = pytest.mark.lab
 
 API = (Path(__file__).resolve().parents[1] / "local/notebook_api.py").read_text()
 CANARY = "canary-in-a-cell"
+CHROMIUM = shutil.which("chromium") or ""
 
-# What mallory runs on a node: all ports of all addresses, and for each that opens, what it says to HTTP and to ZeroMQ.
+# What mallory runs on a node: for each port that opens, what it says to HTTP and to ZeroMQ. Arguments: ports, "--", addresses.
 SCAN = """
 import socket, sys
-for host in ("127.0.0.1", *sys.argv[1:]):
-    for port in range(1, 65536):
+at = sys.argv.index("--")
+for host in sys.argv[at + 1:]:
+    for port in map(int, sys.argv[1:at]):
         s = socket.socket(); s.settimeout(0.5)
-        if s.connect_ex((host, port)) == 0 and s.getsockname() != s.getpeername():  # or it has met itself
+        if s.connect_ex((host, port)) == 0:
             try:
                 s.settimeout(0.3)
                 try: greeting = s.recv(64)
@@ -80,10 +87,7 @@ def start(cluster: Cluster, *options: str) -> Lab:
     said = json.loads(done.stdout)
     directory = Path(said["directory"])
     path = directory / "attempts/0/services/jupyter.json"
-    deadline = time.monotonic() + 90
-    while not path.exists():
-        assert time.monotonic() < deadline, [log.read_text() for log in directory.glob("logs/*")]
-        time.sleep(0.1)
+    assert wait_for(path.exists, 90), [log.read_text() for log in directory.glob("logs/*")]
     return Lab(cluster, directory, said["job"], json.loads(path.read_text()))
 
 
@@ -111,6 +115,10 @@ def test_a_cell_computes_on_both_nodes(session: Lab) -> None:
 
 
 def test_no_socket_lets_mallory_in(session: Lab) -> None:
+    """Nor can she prepare the folder of the sockets: its name is random, and it is made anew (mkdtemp)."""
+    folder = Path(session.facts["socket"]).parent
+    shown = session.cluster.run("stat", "-c", "%a %U %F", str(folder), node="n1").stdout.strip()
+    assert (shown, folder.name.startswith("hpcml_")) == ("700 hpcml-alice directory", True)
     session.cells(f"'{CANARY}'")
     alice = session.cluster.run(
         "find", str(Path(session.facts["socket"]).parent), "-type", "s", node="n1"
@@ -125,7 +133,7 @@ def test_no_socket_lets_mallory_in(session: Lab) -> None:
 
 
 def test_no_port_speaks(session: Lab) -> None:
-    """Mallory tries every port of loopback and of the node's own address, while kernels run."""
+    """Mallory tries every port that listens, on loopback and the node's own address, while kernels run."""
     session.cells("import hpcml; hpcml.connect()")  # the kernel goes on when the client has gone
     uid = pwd.getpwnam("hpcml-alice").pw_uid
     lines = session.cluster.lab.exec(["ss", "-Hltnpe"], node="n1", user="root").stdout.splitlines()
@@ -136,7 +144,8 @@ def test_no_port_speaks(session: Lab) -> None:
     assert roles == {"hpcml.node scheduler", "hpcml.node worker"}
     assert owners <= {"python", "python3", "srun"}
     address = session.cluster.run("hostname", "-I", node="n1").stdout.split()
-    found = session.mallory("n1", SCAN, *address)
+    ports = {line.split()[3].rpartition(":")[2] for line in lines}
+    found = session.mallory("n1", SCAN, *sorted(ports), "--", "127.0.0.1", *address)
     assert found  # the scan does find what listens
     assert not [line for line in found if line.split()[0] != "other"], found
 
@@ -169,23 +178,69 @@ def _there(path: Path) -> bool:
     return True
 
 
-def test_squatting_the_folder_for_sockets(session: Lab) -> None:
-    """The folder's name is random and made anew (mkdtemp); a link in its place is what nobody can prepare."""
-    folder = Path(session.facts["socket"]).parent
-    said = session.cluster.run("stat", "-c", "%a %U %F", str(folder), node="n1").stdout.strip()
-    assert said == "700 hpcml-alice directory"
-    assert folder.name.startswith("hpcml_")
+CELL = """import hpcml, dask.array as da
+client = hpcml.connect()
+total = int(da.ones((1000, 100), chunks=(100, 100)).sum().compute())
+nodes = sorted(set(client.run(lambda: __import__("os").environ["SLURMD_NODENAME"]).values()))
+print("computed", total, "on", *nodes)"""
+
+# JupyterLab drops a cell that is run before its kernel is connected: look, and run it again.
+BROWSE = """
+import os, sys, time
+from playwright.sync_api import sync_playwright
+url, token, picture, program, name, cell = sys.argv[1:]
+with sync_playwright() as play:
+    browser = play.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-dev-shm-usage"])
+    page = browser.new_page(viewport={"width": 1400, "height": 900})
+    page.set_default_timeout(60000)
+    page.goto(f"{url}/workspaces/{name}?reset&token={open(token).read()}")
+    page.click('.jp-LauncherCard[data-category="Notebook"][title*="hpcml (this run)"]')
+    page.wait_for_selector('#jp-main-statusbar :text("hpcml (this run) | Idle")')
+    page.click(".jp-Notebook .jp-Cell:last-child .cm-content")
+    page.keyboard.insert_text(cell)
+    deadline = time.monotonic() + 120
+    while page.locator('.jp-Cell:first-child .jp-InputPrompt:has-text("[ ]")').count():
+        assert time.monotonic() < deadline, "the cell was never run"
+        page.click(".jp-Notebook .jp-Cell:first-child .cm-content")
+        page.keyboard.press("Control+Enter")
+        page.wait_for_timeout(1000)
+    output = page.locator('.jp-OutputArea-output:has-text("computed")').first
+    output.wait_for()
+    page.keyboard.press("Control+s")
+    page.click('.jp-Dialog button:has-text("Rename and Save")')
+    page.wait_for_selector(".jp-Dialog", state="detached")
+    page.wait_for_selector(".jp-mod-dirty", state="detached")
+    page.screenshot(path=picture)
+    print(output.inner_text())
+    browser.close()
+"""
 
 
-def test_its_ends(session: Lab) -> None:
-    """The time limit's signals and a cancellation end one session, the user another; nothing of either is left."""
+@pytest.mark.skipif(not CHROMIUM or importlib.util.find_spec("playwright") is None,
+                    reason="Chromium or Playwright for Python is not installed")  # fmt: skip
+def test_a_cell_in_a_browser_on_the_laptop(outside: Outside, session: Lab) -> None:
+    """Through a tunnel: the cell computes on the workers of its run, and the notebook is saved."""
+    opened = outside.tunnel(session.directory.name, "--service", "jupyter", "--route", "srun").up()
+    assert opened["route"] == "srun"
+    pictures = outside.lab.home("alice") / "pictures"  # as the laptop sees it
+    outside.laptop("mkdir", "-p", str(pictures))
+    token = outside.on("login", "cat", opened["token_file"]).stdout
+    copied = pictures / "token-jupyter"
+    outside.on(lab_ssh.LAPTOP, "sh", "-c", 'umask 077; cat >"$1"', "sh", str(copied), input=token)
+    packages = str(Path(importlib.util.find_spec("playwright").origin).parent.parent)  # type: ignore[union-attr,arg-type]
+    words = ["env", f"PYTHONPATH={packages}", sys.executable if Path(sys.executable).exists() else "python3", "-c", BROWSE,
+             opened["url"], str(copied), str(pictures / "jupyter.png"), CHROMIUM, "browser",
+             CELL]  # fmt: skip
+    done = outside.laptop(*words, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "computed 100000 on n1 n2"
+    saved = [path.read_text() for path in session.cluster.work.glob("Untitled*.ipynb")]
+    assert any("computed 100000 on n1 n2" in text for text in saved)
+
+
+def test_it_is_shut_down(session: Lab) -> None:
+    """Nothing of it is left."""
     cluster = session.cluster
-    other = start(cluster, "--name", "second")
-    other.cells("import hpcml; hpcml.connect()")
-    cluster.run("scancel", "--batch", "--signal=USR1", other.job)  # as Slurm does slurm.signal_lead before the limit
-    cluster.wait_event(other.directory, "time-limit-near")
-    cluster.run("scancel", other.job)
-    assert cluster.wait_status(other.directory)["exit_status"] == 86  # cancelled, also when the limit was near
     code = ("import sys; sys.path.insert(0, sys.argv[1]); from notebook_api import Jupyter\n"
             "print(Jupyter(sys.argv[2], open(sys.argv[3]).read()).request('POST', '/api/shutdown')[0])")  # fmt: skip
     done = cluster.run("python", "-c", code, str(cluster.work), session.facts["socket"], session.facts["token_file"],
@@ -193,19 +248,24 @@ def test_its_ends(session: Lab) -> None:
     assert done.stdout.strip() == "200", done.stderr
     found = cluster.wait_status(session.directory)
     assert (found["exit_status"], found["message"]) == (0, "JupyterLab ended: it was shut down")
-    cluster.wait_idle(60)
+    cluster.wait_gone(session.directory, 60)
     assert cluster.job(session.job)["JobState"] == "COMPLETED"
-    left = [(pid, line) for pid, line in cluster.lab.processes("alice") if "hpcml.node" in line]
-    assert left == []
-    for made in (session, other):
-        assert list(made.directory.glob("attempts/*/secret/*")) == []
-        gone = cluster.run("ls", str(Path(made.facts["socket"]).parent), node=made.facts["node"])
-        assert "No such file" in gone.stderr
-        assert CANARY not in "".join(path.read_text() for path in (made.directory / "logs").iterdir())
+    nothing_is_left(session)
+
+
+def nothing_is_left(made: Lab) -> None:
+    assert wait_for(lambda: not made.cluster.processes(), 20), made.cluster.processes()
+    assert list(made.directory.glob("attempts/*/secret/*")) == []
+    gone = made.cluster.run("ls", str(Path(made.facts["socket"]).parent), node=made.facts["node"])
+    assert "No such file" in gone.stderr
+    assert CANARY not in "".join(path.read_text() for path in (made.directory / "logs").iterdir())
 
 
 def test_inside_an_image(cluster: Cluster, image: Path) -> None:
-    """With the image's own Python; the lab's image holds Dask only, so JupyterLab comes by a bind, or is missed."""
+    """With the image's own Python; the lab's image holds Dask only, so JupyterLab comes by a bind, or is missed.
+
+    The time limit's signal and a cancellation end the session.
+    """
     lacking = cluster.run("hpcml", "jupyter", "--image", str(image), "--wait", timeout=120)
     assert lacking.returncode == 80, lacking.stderr
     assert "the run's environment lacks JupyterLab" in lacking.stderr
@@ -217,6 +277,9 @@ def test_inside_an_image(cluster: Cluster, image: Path) -> None:
         "import os; print(os.environ['HOME'])",
     )
     assert made.cells(*cells).split() == ["42", str(made.directory / "home")]
+    cluster.run("scancel", "--batch", "--signal=USR1", made.job)  # as Slurm does slurm.signal_lead before the limit
+    cluster.wait_event(made.directory, "time-limit-near")
     cluster.run("scancel", made.job)
-    assert cluster.wait_status(made.directory)["exit_status"] == 86
-    cluster.wait_idle(60)
+    assert cluster.wait_status(made.directory)["exit_status"] == 86  # cancelled, also when the limit was near
+    cluster.wait_gone(made.directory, 60)
+    nothing_is_left(made)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import Cluster, Ended, directory_of
+from conftest import Cluster
 from hpcml import errors
 from lab_state import wait_for
 from test_exit_status import CONNECT, WAIT
@@ -18,15 +18,6 @@ pytestmark = pytest.mark.lab
 
 SALLOC = ("salloc", "--quiet", "--partition=boost", "--nodes=2", "--time=5", "--mem=3000M")
 SUM = CONNECT + "print('sum', client.submit(sum, [1, 2, 3]).result())\n"
-
-
-def run(cluster: Cluster, text: str, *options: str) -> Ended:
-    """Run a script in an allocation of salloc's, from the login node."""
-    words = cluster.command(text, *options)
-    begin = time.monotonic()
-    done = cluster.run(*SALLOC, "hpcml", "run", *words[2:], timeout=150)
-    assert "  run " in done.stderr, done.stderr
-    return Ended(done.returncode, done.stdout, done.stderr, directory_of(done), time.monotonic() - begin)
 
 
 def start(cluster: Cluster, text: str, name: str, *options: str) -> tuple[subprocess.Popen[str], Path]:
@@ -45,23 +36,6 @@ def start(cluster: Cluster, text: str, name: str, *options: str) -> tuple[subpro
     assert wait_for(there, 30), process.communicate()
     cluster.wait_event(known[0], "driver-started")
     return process, known[0]
-
-
-def test_a_run_is_cancelled_and_the_allocation_stays(cluster: Cluster) -> None:
-    name = f"cancelled-{time.time_ns()}"
-    words = cluster.command(CONNECT + WAIT, "--name", name)
-    line = f"hpcml run {' '.join(words[2:])}; echo status $?; date +%s.%N; srun --overlap hostname; date +%s.%N"
-    process = cluster.lab.popen([*SALLOC, "bash", "-c", line], cwd=cluster.work)
-    assert wait_for(lambda: "the script runs" in cluster.run("hpcml", "status", name).stdout, 30)
-    listed = cluster.run("hpcml", "ls").stdout
-    assert name in listed
-    assert "RUNNING" in listed
-    assert "the allocation stays" in cluster.run("hpcml", "cancel", name).stdout
-    out, err = process.communicate(timeout=180)
-    lines = out.splitlines()
-    assert f"status {errors.CANCELLED}" in lines, err
-    assert lines.count("n1") == lines.count("n2") == 1
-    assert "the run was cancelled" in cluster.run("hpcml", "status", name).stdout
 
 
 def test_the_allocation_is_cancelled(cluster: Cluster) -> None:
@@ -109,9 +83,3 @@ def test_other_steps_hold_the_nodes(cluster: Cluster) -> None:
     done = cluster.run(*SALLOC, "--ntasks-per-node=1", "--cpus-per-task=8", "bash", "-c", line)
     assert done.returncode == 0, done.stderr
     assert "(holder) on n[1-2]" in done.stderr
-
-
-def test_in_an_image(cluster: Cluster, image: Path) -> None:
-    ended = run(cluster, SUM, "--image", str(image))
-    assert ended.code == 0, ended.err
-    assert "sum 6" in ended.out

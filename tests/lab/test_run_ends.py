@@ -64,7 +64,7 @@ ENDS = {
         CONNECT + RAN, errors.WORKERS_NEVER_CAME, setting(IN_TIME, f"runtime.python={PYTHON}"),
         mark="n2: the worker task ended with exit status 127", says=("not found",),
     ),
-    "hpcml cancel": End(CONNECT + WAIT, errors.CANCELLED, act="hpcml cancel {name}", why="cancelled"),
+    "hpcml cancel": End(CONNECT + WAIT, errors.CANCELLED, act="hpcml ls --name {name} >{name}.cancel; hpcml cancel {name} >>{name}.cancel", why="cancelled"),
     # What a submission survives: its command only waits.
     "SIGINT": End(CONNECT + WAIT, errors.CANCELLED, act="kill -INT $run", ways=("run",)),
     "SIGTERM": End(CONNECT + WAIT, errors.CANCELLED, act="kill -TERM $run", ways=("run",)),
@@ -162,6 +162,10 @@ def test_an_end(cluster: Cluster, in_allocation: dict[str, list[str]], kind: str
     assert recorded(cluster, name)["exit_status"] == ENDS[kind].status
     assert at_once == "none" or kind == "SIGKILL", "processes of the run when its command has returned"
     assert left == "none", "processes of the run"
+    if kind == "hpcml cancel":
+        said = (cluster.work / f"{name}.cancel").read_text()
+        assert "RUNNING" in said
+        assert "the allocation stays" in said
 
 
 @pytest.mark.parametrize("kind", [kind for kind, end in ENDS.items() if "submit" in end.ways])

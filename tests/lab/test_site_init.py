@@ -1,4 +1,4 @@
-"""`hpcml site init` on the lab's own Slurm, and with the tables that two machines' Slurm would answer."""
+"""`hpcml site init` on the lab's own Slurm, and what a job on a node adds to the tables of a machine's."""
 
 from __future__ import annotations
 
@@ -17,17 +17,6 @@ pytestmark = pytest.mark.lab
 
 ANSWERS = Path(__file__).resolve().parents[1] / "fixtures/sites"
 GPUS = ("--gpus-per-node", "4")
-# Requests, and the directives in which the profiles may differ because the written one asks about them.
-MACHINES = {
-    "leonardo": (
-        [("--nodes", "4", *GPUS), ("--nodes", "2", *GPUS, "--qos", "boost_qos_dbg"), ("--nodes", "4", "--time", "4h")],
-        {"--mem": "partitions.boost_usr_prod.memory_per_node"},
-    ),
-    "marenostrum5": (
-        [("--nodes", "2", *GPUS), ("--nodes", "1", "--gpus-per-node", "1"), ("--nodes", "2", *GPUS, "--qos", "acc_debug")],
-        {"--mem": "slurm.remove", "--partition": "must the partition acc be named", "--cpus-per-task": "threads"},
-    ),
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -60,37 +49,6 @@ def like(cluster: Cluster, machine: str) -> dict[str, str]:
     cluster.run("sh", "-c", f"chmod +x {folder}/s*[a-z]")
     path = cluster.run("printenv", "PATH").stdout.strip()
     return {"PATH": f"{folder}:{path}"}
-
-
-def directives(cluster: Cluster, site: str, request: tuple[str, ...], env: dict[str, str]) -> dict[str, str]:
-    words = ("hpcml", "plan", "--site", site, "--account", "mine", *request, "job.py")
-    done = cluster.run(*words, env=env)
-    assert done.returncode == 0, done.stderr
-    return {key: value for key, value in json.loads(done.stdout)["directives"] if key not in ("--comment", "--output")}
-
-
-@pytest.mark.parametrize("machine", MACHINES)
-def test_the_plan_is_that_of_the_shipped_profile_or_a_question(cluster: Cluster, profiles: Path, machine: str,
-                                                              subtests: pytest.Subtests) -> None:  # fmt: skip
-    """With the tables of the machine (written, see the fixtures' README) in the place of the lab's."""
-    env = like(cluster, machine)
-    cluster.write("job.py", "print(1)\n")
-    done = cluster.run("hpcml", "site", "init", f"my-{machine}", "--json", env=env)
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    requests, open_questions = MACHINES[machine]
-    for request in requests:
-        with subtests.test(request=request):
-            mine, shipped = (directives(cluster, site, request, env) for site in (f"my-{machine}", machine))
-            differ = {key for key in mine.keys() | shipped.keys() if mine.get(key) != shipped.get(key)}
-            print(machine, *request, {key: (mine.get(key), shipped.get(key)) for key in sorted(differ)})
-            assert differ <= open_questions.keys(), (mine, shipped)
-            for key in differ:
-                assert any(open_questions[key] in question for question in told["questions"]), (key, told["questions"])
-    dry = cluster.run("hpcml", "submit", "--site", f"my-{machine}", "--dry-run", *requests[0], "job.py", env=env)
-    assert dry.returncode == 0, dry.stderr
-    text = (cluster.run("cat", told["path"])).stdout
-    assert ("slurm.denied" in text) == (machine == "marenostrum5"), text
 
 
 def test_a_node_tells_what_only_it_knows(cluster: Cluster, profiles: Path) -> None:

@@ -1,20 +1,27 @@
-"""`hpcml tunnel` from the lab's laptop: each route, by real ssh and real srun, and what nobody else can reach meanwhile."""
+"""`hpcml tunnel` from the lab's laptop: each route, by real ssh and real srun, and what nobody else can reach meanwhile.
+
+A real browser (Chromium and Playwright for Python) looks at the dashboard where there is one; its picture stays in the
+lab's folder (`laptop-home/…/pictures`), for people to look at.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
+import shutil
 import stat
+import sys
 from pathlib import Path
 
 import pytest
 
 import lab_ssh
 from conftest import ALL_NODES
-from laptop import SERVICE, Outside, until
+from laptop import Outside, until
 
+CHROMIUM = shutil.which("chromium") or ""
 ROUTES = ("direct", "twohop", "srun")
-SSHD_NODES = tuple(lab_ssh.nodes_with_sshd(len(ALL_NODES)))
 
 LISTENERS = """
 import sys
@@ -32,55 +39,7 @@ def listeners(outside: Outside, node: str) -> set[str]:
     return set(outside.on(node, "/usr/bin/python3", "-c", LISTENERS, user="root").stdout.split())
 
 
-@pytest.mark.parametrize("route", ROUTES)
-def test_a_route_leads_to_the_dashboard(outside: Outside, dashboard: tuple[str, Path], route: str) -> None:
-    outside.forget()
-    before = {node: listeners(outside, node) for node in (*ALL_NODES, "login", "login2")}
-    logins = outside.logins("login")
-    facts = outside.tunnel(dashboard[0], "--route", route).up()
-    assert (facts["route"], facts["node"]) == (route, "n1")
-    assert outside.status_of(facts["port"], "/status", "-L") == "200"
-    page = outside.laptop("curl", "-s", f"http://127.0.0.1:{facts['port']}/status").stdout
-    assert "Dask Diagnostic UI" in page
-    assert outside.logins("login") == logins + 1
-    after = {node: listeners(outside, node) for node in before}
-    if route == "srun":  # srun's own, guarded by munge, on the login node where it runs; sshd -i adds none on the node
-        after.pop("login")
-    assert {node: ports - before[node] for node, ports in after.items() if ports - before[node]} == {}
-    assert outside.status_of(facts["port"], "/hpcml/identity.json", "-H", "Host: evil.example") == "403"
-    assert outside.status_of(facts["port"], "/status", "-H", "Origin: http://evil.example") == "403"
-
-
-@pytest.mark.parametrize("route", ROUTES)
-def test_mallory_reaches_no_socket_and_no_port(outside: Outside, dashboard: tuple[str, Path], route: str) -> None:
-    run, directory = dashboard
-    facts = outside.tunnel(run, "--route", route).up()
-    sockets = {"n1": outside.service(directory)["socket"]}
-    hops = [
-        words[-1]
-        for words in map(str.split, outside.on("login", "find", "/tmp", "-name", "s", user="root").stdout.splitlines())
-    ]
-    if route == "twohop":
-        assert hops
-        sockets["login"] = hops[0]
-    for node, path in sockets.items():
-        for where in ("login", "n1", "n2"):
-            done = outside.on(
-                where, "curl", "-s", "-m", "5", "--unix-socket", path, "http://localhost/status", user="mallory"
-            )
-            assert done.returncode == 7, (where, done.stdout)
-        for name in (path, str(Path(path).parent)):
-            found = outside.on(node, "stat", "-c", "%a %U", name, user="root").stdout.split()
-            assert found == ["600" if name == path else "700", "hpcml-alice"]
-        guessed = f"/proc/{outside.service(directory)['pid']}/root{path}"
-        done = outside.on("n1", "curl", "-s", "-m", "5", "--unix-socket", guessed, "http://localhost/", user="mallory")
-        assert done.returncode == 7
-    assert outside.status_of(facts["port"]) == "200"  # and yet alice gets through
-
-
-def test_mallory_finds_no_http_on_any_port(outside: Outside, dashboard: tuple[str, Path]) -> None:
-    outside.tunnel(dashboard[0], "--route", "twohop").up()
-    scan = """
+SCAN = """
 import socket, sys
 answered = []
 for word in sys.argv[1:]:
@@ -97,11 +56,53 @@ for word in sys.argv[1:]:
         pass
 print(*answered)
 """
+
+
+def mallory_is_refused(outside: Outside, directory: Path) -> None:
+    """Check that she reaches neither the service's socket nor the one of the hop, and meets HTTP on no port."""
+    service = outside.service(directory)
+    hop, *more = outside.on("login", "find", "/tmp", "-name", "s", user="root").stdout.split()
+    assert not more
+    for node, path in (("n1", service["socket"]), ("login", hop)):
+        for where in ("login", "n1", "n2"):
+            words = ("curl", "-s", "-m", "5", "--unix-socket", path, "http://localhost/status")
+            done = outside.on(where, *words, user="mallory")
+            assert done.returncode == 7, (where, done.stdout)
+        for name in (path, str(Path(path).parent)):
+            found = outside.on(node, "stat", "-c", "%a %U", name, user="root").stdout.split()
+            assert found == ["600" if name == path else "700", "hpcml-alice"]
+    guessed = f"/proc/{service['pid']}/root{service['socket']}"
+    done = outside.on("n1", "curl", "-s", "-m", "5", "--unix-socket", guessed, "http://localhost/", user="mallory")
+    assert done.returncode == 7
     for node in ("login", "n1", "n2"):
         ports = sorted(listeners(outside, node))
         assert ports
-        done = outside.on(node, "/usr/bin/python3", "-c", scan, *ports, user="mallory")
+        done = outside.on(node, "/usr/bin/python3", "-c", SCAN, *ports, user="mallory")
         assert (done.returncode, done.stdout.strip()) == (0, ""), (node, done.stderr)
+
+
+def test_each_route_leads_to_the_dashboard_and_mallory_on_none(outside: Outside, dashboard: tuple[str, Path]) -> None:
+    """Three tunnels started at the same moment: one of them logs in, the others wait for it or find it there."""
+    run, directory = dashboard
+    outside.forget()
+    before = {node: listeners(outside, node) for node in (*ALL_NODES, "login", "login2")}
+    logins = outside.logins("login")
+    opened = {route: outside.tunnel(run, "--route", route, "--port", str(9300 + n)) for n, route in enumerate(ROUTES)}
+    for number, (route, tunnel) in enumerate(opened.items()):
+        facts = tunnel.up()
+        assert (facts["route"], facts["node"], facts["port"]) == (route, "n1", port := 9300 + number)
+        assert outside.status_of(port, "/status", "-L") == "200"
+        assert "Dask Diagnostic UI" in outside.laptop("curl", "-s", f"http://127.0.0.1:{port}/status").stdout
+        assert outside.status_of(port, "/hpcml/identity.json", "-H", "Host: evil.example") == "403"
+        assert outside.status_of(port, "/status", "-H", "Origin: http://evil.example") == "403"
+    assert outside.logins("login") == logins + 1
+    after = {node: listeners(outside, node) for node in before}
+    after.pop("login")  # srun's own, guarded by munge, is there
+    assert {node: ports - before[node] for node, ports in after.items() if ports - before[node]} == {}
+    mallory_is_refused(outside, directory)
+    assert [outside.status_of(port) for port in (9300, 9301, 9302)] == ["200"] * 3  # and yet alice gets through
+    opened["srun"].stop()
+    until(lambda: listeners(outside, "login") <= before["login"], 20)  # the other routes have none
 
 
 def memory(outside: Outside) -> list[str]:
@@ -144,16 +145,6 @@ def test_the_port_is_the_laptop_s_own_loopback_and_the_same_each_time(
     assert outside.tunnel(dashboard[0]).up()["port"] == facts["port"]
 
 
-def test_several_tunnels_share_one_login(outside: Outside, dashboard: tuple[str, Path]) -> None:
-    outside.forget()
-    before = outside.logins("login")
-    opened = [outside.tunnel(dashboard[0], "--route", route, "--port", str(9300 + n)) for n, route in enumerate(ROUTES)]
-    # Started at the same moment: one of them logs in, the others wait for it or find it there.
-    assert [tunnel.up()["port"] for tunnel in opened] == [9300, 9301, 9302]
-    assert [outside.status_of(port) for port in (9300, 9301, 9302)] == ["200"] * 3
-    assert outside.logins("login") == before + 1
-
-
 def test_the_printed_commands_work_without_hpcml_and_hold_no_secret(
     outside: Outside, dashboard: tuple[str, Path]
 ) -> None:
@@ -185,36 +176,6 @@ def test_the_printed_commands_work_without_hpcml_and_hold_no_secret(
     until(
         lambda: not [line for _, line in outside.lab.processes("alice") if path in line], 15
     )  # it ends with the laptop
-
-
-def test_no_secret_is_on_a_command_line_or_in_slurm_s_records_or_in_a_log(outside: Outside) -> None:
-    run, directory = outside.start_run("web", SERVICE)
-    service = outside.service(directory, "web")
-    token = outside.on("login", "cat", service["token_file"]).stdout.strip()
-    seen: set[str] = set()
-    for route in ROUTES:
-        facts = outside.tunnel(run, "--service", "web", "--route", route, "--open", env={"BROWSER": "/bin/true"}).up()
-        seen |= {line for user in ("alice", "root") for _, line in outside.lab.processes(user)}
-        assert outside.status_of(facts["port"], "/api/status", "-H", f"Authorization: token {token}") == "200"
-        assert outside.status_of(facts["port"], "/api/status") == "403"
-        pages = list(outside.home.glob(".hpcml/ssh/open-*.html"))
-        assert [stat.S_IMODE(page.stat().st_mode) for page in pages] == [0o600]
-        assert token in pages[0].read_text()
-        tunnel = outside.tunnels.pop()
-        tunnel.stop()
-        assert not list(outside.home.glob(".hpcml/ssh/open-*.html"))
-        assert token not in json.dumps(tunnel.lines) + tunnel.said
-    assert len(token) > 30
-    assert not [line for line in seen if token in line]
-    job = outside.cluster.job(json.loads((directory / "submission.json").read_text())["job"])
-    records = outside.on("login", "scontrol", "show", "job", "-dd").stdout
-    records += outside.on("login", "squeue", "-a", "-O", "ALL").stdout
-    assert job["JobId"] in records
-    logs = [path.read_text() for path in (*directory.glob("logs/*"), directory / "job.sh", directory / "plan.json")]
-    logs += [path.read_text(errors="replace") for path in outside.home.glob(".hpcml/ssh/*") if path.is_file()]
-    assert token not in records + "".join(logs)
-    outside.on("login", "hpcml", "cancel", run)
-    outside.lab.wait_idle(60) if not outside.on("login", "squeue", "-h").stdout.strip() else None
 
 
 def test_srun_s_sshd_takes_the_session_s_key_alone_and_gives_no_shell(
@@ -308,3 +269,47 @@ print(connection.run(connection.hpcml("--version")).out.split()[0])
         config.write_text(kept)
     assert done.stdout.splitlines() == ["agent ''", "$(id)|naïve ' name|*|", "through 7", "hpcml"], done.stderr
     assert "AUTH_SOCK" not in done.stderr
+
+
+# How much has been drawn is asked of Bokeh's own documents in the page.
+BROWSE = """
+import json, sys
+from playwright.sync_api import sync_playwright
+url, picture, program = sys.argv[1:]
+COUNT = '''() => Bokeh.documents.flatMap(d => [...d._all_models.values()]).filter(m => m.type == "ColumnDataSource")
+    .map(s => (s.data.start || s.data.get?.("start") || []).length).reduce((a, b) => a + b, 0)'''
+LAST = '''() => Math.max(0, ...Bokeh.documents.flatMap(d => [...d._all_models.values()]).filter(m => m.type == "ColumnDataSource")
+    .flatMap(s => [...((s.data.start ?? s.data.get?.("start")) || [])]))'''
+with sync_playwright() as play:
+    browser = play.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-dev-shm-usage"])
+    page = browser.new_page(viewport={"width": 1400, "height": 900})
+    frames = []
+    page.on("websocket", lambda ws: ws.on("framereceived", lambda data: frames.append(1)))
+    page.goto(url, timeout=60000)
+    page.wait_for_function("() => window.Bokeh && Bokeh.documents.length > 0", timeout=60000)
+    page.wait_for_function(f"() => ({LAST})() > 0", timeout=60000)
+    first, seen = page.evaluate(LAST), len(frames)
+    page.wait_for_function(f"first => ({LAST})() > first", arg=first, timeout=60000)
+    page.wait_for_timeout(1500)
+    page.screenshot(path=picture)
+    print(json.dumps({"title": page.title(), "first": first, "later": page.evaluate(LAST), "frames": len(frames), "seen": seen}))
+    browser.close()
+"""
+
+
+@pytest.mark.skipif(not CHROMIUM or importlib.util.find_spec("playwright") is None,
+                    reason="Chromium or Playwright for Python is not installed")  # fmt: skip
+def test_the_task_stream_moves(outside: Outside, dashboard: tuple[str, Path]) -> None:
+    """Through the route that has every kind of hop."""
+    port = outside.tunnel(dashboard[0], "--route", "twohop").up()["port"]
+    folder = outside.lab.home("alice") / "pictures"  # as the laptop sees it
+    outside.laptop("mkdir", "-p", str(folder))
+    packages = str(Path(importlib.util.find_spec("playwright").origin).parent.parent)  # type: ignore[union-attr,arg-type]
+    words = ["env", f"PYTHONPATH={packages}", sys.executable if Path(sys.executable).exists() else "python3", "-c", BROWSE,
+             f"http://127.0.0.1:{port}/status", str(folder / "twohop.png"), CHROMIUM]  # fmt: skip
+    done = outside.laptop(*words, timeout=200)
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout.splitlines()[-1])
+    assert facts["title"] == "Dask: Status"
+    assert facts["later"] > facts["first"] > 0
+    assert facts["frames"] > facts["seen"] > 0

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 
+from beside import PART
 from conftest import Cluster
 from hpcml import errors
 from lab_state import wait_for
@@ -37,25 +37,11 @@ def state(cluster: Cluster, run: str) -> str:
     return str(json.loads(cluster.run("hpcml", "status", run, "--json").stdout)["state"])
 
 
-def test_it_runs_when_its_line_is_typed_with_options_of_one_s_own(cluster: Cluster) -> None:
-    line, directory = prepare(cluster, SUM, "--nodes", "2")
-    run = directory.name
-    assert state(cluster, run) == "PREPARED"
-    assert cluster.run("hpcml", "wait", run).returncode == errors.NOT_FOUND
-    job = type_line(cluster, line.replace("sbatch", "sbatch --hold --time 7 --job-name mine"))
-    assert state(cluster, run) == "PENDING"
-    assert "PENDING" in cluster.run("hpcml", "ls", "--last", "1").stdout
-    assert cluster.run("hpcml", "rm", run, "--yes").returncode == 1
-    assert (cluster.job(job)["TimeLimit"], cluster.job(job)["JobName"]) == ("00:07:00", "mine")
-    cluster.run("scontrol", "release", job)
-    done = cluster.run("hpcml", "wait", run)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert cluster.run("hpcml", "logs", job).stdout == "sum 6\n"
-    assert cluster.run("hpcml", "rm", run, "--yes").returncode == 0
-
-
 def test_typed_twice_the_first_run_goes_on(cluster: Cluster) -> None:
-    line, directory = prepare(cluster, CONNECT + WAIT)
+    """The run types the line of another: what it has set does not reach that one."""
+    inner, other = prepare(cluster, SUM, "--nodes", "2", *PART)
+    types = f"import subprocess\nsubprocess.run({inner!r}, shell=True, check=True)\n"
+    line, directory = prepare(cluster, CONNECT + types + WAIT, *PART)
     first = type_line(cluster, line)
     cluster.wait_event(directory, "driver-started")
     second = type_line(cluster, line)
@@ -65,26 +51,42 @@ def test_typed_twice_the_first_run_goes_on(cluster: Cluster) -> None:
     assert said in cluster.run("hpcml", "logs", directory.name, "job").stdout
     facts = json.loads(cluster.run("hpcml", "status", directory.name, "--json").stdout)
     assert (facts["state"], facts["job"]) == ("RUNNING", first)
+    assert wait_for(lambda: state(cluster, other.name) != "PREPARED", 60), (directory / "logs/driver.log").read_text()
+    done = cluster.run("hpcml", "wait", other.name)
+    assert done.returncode == 0, done.stdout + cluster.run("hpcml", "logs", other.name, "job").stdout
     assert f"job {first}" in cluster.run("hpcml", "cancel", directory.name).stdout
     assert cluster.wait_status(directory)["exit_status"] == errors.CANCELLED
 
 
-def test_it_is_typed_within_a_run(cluster: Cluster) -> None:
-    """A workflow manager may be a run itself: what that run has set does not reach the new one."""
-    line, directory = prepare(cluster, SUM, "--nodes", "2")
-    script = f"import subprocess\nprint(subprocess.run({line!r}, shell=True, capture_output=True, text=True, check=True).stdout)\n"
-    outer = cluster.submit(script)
-    assert outer.code == 0, outer.err
-    assert re.search(r"Submitted batch job \d+", outer.out)
-    done = cluster.run("hpcml", "wait", directory.name)
-    assert done.returncode == 0, done.stdout + cluster.run("hpcml", "logs", directory.name, "job").stdout
+OUTER = """#!/bin/bash
+#SBATCH --nodes=1 --ntasks=2 --cpus-per-task=2 --mem-per-cpu=300M --output=outer.log --error=outer.err
+{line}
+export SBATCH_PARTITION=nowhere
+hpcml submit --nodes 2 --detach --json {inner}
+"""
 
 
-def test_it_is_typed_within_a_job_of_other_sizes(cluster: Cluster) -> None:
+def test_within_a_job_of_other_sizes(cluster: Cluster) -> None:
+    """What the job set (SLURM_*, SBATCH_*) reaches neither the run whose line it types nor the one that it submits."""
     line, directory = prepare(cluster, SUM, "--nodes", "2")
-    outer = cluster.run(
-        "sbatch", "--wait", "--nodes=1", "--ntasks=2", "--cpus-per-task=2", "--mem-per-cpu=300M", f"--wrap={line}"
-    )
-    assert outer.returncode == 0, outer.stderr
-    done = cluster.run("hpcml", "wait", directory.name)
-    assert done.returncode == 0, done.stdout + cluster.run("hpcml", "logs", directory.name, "job").stdout
+    run = directory.name
+    assert state(cluster, run) == "PREPARED"
+    assert cluster.run("hpcml", "wait", run).returncode == errors.NOT_FOUND
+    typed = line.replace("sbatch", "sbatch --hold --time 7 --job-name mine")
+    inner = cluster.write("inner.py", "import hpcml\nprint('inner', hpcml.run.nodes)\n")
+    outer = cluster.write("outer.sh", OUTER.format(line=typed, inner=inner))
+    ended = cluster.job_end(cluster.run("sbatch", "--parsable", str(outer)).stdout.strip(), 60)
+    log = (cluster.work / "outer.log").read_text()
+    assert ended["ExitCode"] == "0:0", log + (cluster.work / "outer.err").read_text()
+    job = log.splitlines()[0].split()[-1]
+    assert state(cluster, run) == "PENDING"
+    assert cluster.run("hpcml", "rm", run, "--yes").returncode == 1
+    assert (cluster.job(job)["TimeLimit"], cluster.job(job)["JobName"]) == ("00:07:00", "mine")
+    cluster.run("scontrol", "release", job)
+    done = cluster.run("hpcml", "wait", run)
+    assert done.returncode == 0, done.stdout + done.stderr + cluster.run("hpcml", "logs", run, "job").stdout
+    assert cluster.run("hpcml", "logs", job).stdout == "sum 6\n"
+    assert cluster.run("hpcml", "rm", run, "--yes").returncode == 0
+    submitted = Path(json.loads(log[log.index("{") :])["directory"])
+    assert cluster.wait_status(submitted)["exit_status"] == 0
+    assert "inner 2" in (submitted / "logs/driver.log").read_text()

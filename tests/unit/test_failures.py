@@ -251,6 +251,7 @@ def test_the_time_limit_says_in_which_phase() -> None:
         ("image-staging",): "while the image was copied",
         ("allocated",): "before the scheduler was up",
         ("allocated", "scheduler-up"): "before all workers were there",
+        ("allocated", "scheduler-up", "workers-ready"): "while the interconnect was checked",
         ("allocated", "scheduler-up", "workers-ready", "driver-started"): "while the script ran",
     }
     for events, phase in words.items():

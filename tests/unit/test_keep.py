@@ -97,6 +97,16 @@ def test_a_place_that_others_may_change_is_refused(tmp_path: Path, image: Path, 
     assert [path for path in place.rglob("*") if path != wanted] == []
 
 
+def test_a_folder_that_is_none(tmp_path: Path, image: Path) -> None:
+    with keeper(image, tmp_path / "no/such") as process:
+        out, _ = process.communicate("", timeout=120)
+    assert out.startswith(f"failed local: no folder can be made in {tmp_path}/no/such|Set runtime.stage_to"), out
+    functions = f'. {Path(KEEP).with_name("stage.sh")}; not_staged() {{ echo "$1"; }}'
+    script = f"{functions}; stage copy '$NOT_SET/x' a.sif 60 1"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (1, "local: NOT_SET is not set|Correct runtime.stage_to.\n"), done.stderr
+
+
 STAGED = """
 export HPCML_RUN_DIR=$1 HPCML_ATTEMPT=0
 . "$1/stage.sh"

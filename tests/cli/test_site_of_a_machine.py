@@ -1,0 +1,64 @@
+"""`hpcml site init` with the tables that two machines' Slurm would answer (written, see the fixtures' README)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from world import World
+
+ANSWERS = Path(__file__).resolve().parents[1] / "fixtures/sites"
+GPUS = ("--gpus-per-node", "4")
+# Requests, and the directives in which the profiles may differ because the written one asks about them.
+MACHINES = {
+    "leonardo": (
+        [("--nodes", "4", *GPUS), ("--nodes", "2", *GPUS, "--qos", "boost_qos_dbg"), ("--nodes", "4", "--time", "4h")],
+        {"--mem": "partitions.boost_usr_prod.memory_per_node"},
+    ),
+    "marenostrum5": (
+        [("--nodes", "2", *GPUS), ("--nodes", "1", "--gpus-per-node", "1"), ("--nodes", "2", *GPUS, "--qos", "acc_debug")],
+        {"--mem": "slurm.remove", "--partition": "must the partition acc be named", "--cpus-per-task": "threads"},
+    ),
+}  # fmt: skip
+
+
+def like(world: World, machine: str) -> dict[str, str]:
+    """Put a machine's answers in the place of Slurm's; return the environment that has them."""
+    folder = world.top / "like"
+    shutil.copytree(ANSWERS / machine, folder)
+    for name in ("sinfo", "scontrol", "sacctmgr", "sbatch"):
+        shutil.copy(ANSWERS / "answer.sh", folder / name)
+        (folder / name).chmod(0o755)
+    return {"PATH": f"{folder}:{world.environment['PATH']}"}
+
+
+def directives(world: World, site: str, request: tuple[str, ...], env: dict[str, str]) -> dict[str, str]:
+    done = world.run("plan", "--site", site, "--account", "mine", *request, "job.py", env=env)
+    assert done.returncode == 0, done.stderr
+    return {key: value for key, value in json.loads(done.stdout)["directives"] if key not in ("--comment", "--output")}
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_the_plan_is_that_of_the_shipped_profile_or_a_question(
+    world: World, machine: str, subtests: pytest.Subtests
+) -> None:
+    env = like(world, machine)
+    done = world.run("site", "init", f"my-{machine}", "--json", env=env)
+    assert done.returncode == 0, done.stderr
+    written = json.loads(done.stdout)
+    requests, open_questions = MACHINES[machine]
+    for request in requests:
+        with subtests.test(request=request):
+            mine, shipped = (directives(world, site, request, env) for site in (f"my-{machine}", machine))
+            differ = {key for key in mine.keys() | shipped.keys() if mine.get(key) != shipped.get(key)}
+            assert differ <= open_questions.keys(), (mine, shipped)
+            for key in differ:
+                questions = written["questions"]
+                assert any(open_questions[key] in question for question in questions), (key, questions)
+    dry = world.run("submit", "--site", f"my-{machine}", "--dry-run", *requests[0], "job.py", env=env)
+    assert dry.returncode == 0, dry.stderr
+    text = Path(written["path"]).read_text()
+    assert ("slurm.denied" in text) == (machine == "marenostrum5"), text

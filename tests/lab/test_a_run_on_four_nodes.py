@@ -1,0 +1,212 @@
+"""One run on all nodes, started in a folder with an odd name: what its script finds, its report, samples, versions, top."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import lab_cgroups
+from conftest import ALL_NODES, Cluster, Ended
+from hpcml import files, samples
+from hpcml.paths import RunPaths
+from lab_state import PATIENCE, wait_for
+
+pytestmark = pytest.mark.lab
+
+MIB = 1 << 20
+WORDS = ("--k", "8", "--", "a b", "", "$HOME", "it's", 'say "no"', "back\\slash", "line\nbreak", "--help", "é")
+# The runs' folder has spaces, quotes and per cent signs in its name; the script's folder dollars and backslashes as well.
+FOLDER = """it's a "no" %j naïve-ß"""
+SCRIPT = """
+import json, socket, sys, time
+from distributed import Client
+client = Client()
+workers = sorted(client.scheduler_info(n_workers=-1)["workers"])
+import hpcml
+read = lambda: open("stars.txt").read()
+facts = {"workers": len(workers), "sum": client.submit(sum, [1, 2]).result(), "node": socket.gethostname(),
+         "words": sys.argv[1:], "read": [read(), client.submit(read, workers=["n2"]).result()]}
+(hpcml.run.out / "facts.json").write_text(json.dumps(facts))
+held = client.submit(lambda: bytearray(300 << 20), workers=workers[:1])
+client.submit(len, held, workers=workers[1:2]).result()
+print(sum(client.gather(client.map(lambda number: sum(range(400_000)) and number, range(40)))), flush=True)
+while not (hpcml.run.out / "seen").exists():
+    time.sleep(0.1)
+print("that was all")
+"""
+
+
+class Whole(NamedTuple):
+    """The run: its end, what its script found, what hpcml top said, its samples, and what it left in the nodes' /tmp."""
+
+    ended: Ended
+    found: dict[str, Any]
+    views: list[dict[str, Any]]
+    nodes: dict[str, samples.NodeSeries]
+    dask: samples.DaskSeries
+    status: str
+    left: set[tuple[str, str]]
+
+
+def scratch(cluster: Cluster) -> set[tuple[str, str]]:
+    return {(node, name) for node in ALL_NODES for name in cluster.run("ls", "/tmp", node=node).stdout.split()}
+
+
+def is_whole(view: dict[str, Any]) -> bool:
+    """Whether top shows all nodes, and the scheduler's tasks."""
+    nodes = [node["name"] for node in view["nodes"] if node["cpu"] is not None and node["workers"] == 1]
+    return nodes == list(ALL_NODES) and view["output"] == ["780"] and (view["work"] or {"done": 0})["done"] >= 40
+
+
+def is_sampled(directory: Path) -> bool:
+    """Whether each node has some samples, and the scheduler's have the bytes that went from worker to worker."""
+    attempt = RunPaths(directory).attempt(0)
+    nodes, dask = samples.nodes(attempt), samples.dask(attempt)
+    enough = sorted(nodes) == sorted(ALL_NODES) and all(len(series.samples) >= 3 for series in nodes.values())
+    return bool(enough and dask and dask.samples and (dask.samples[-1].metrics["transfer_bytes"] or 0) >= 300 * MIB)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _as_alice() -> Iterator[None]:
+    """Samples are alice's: only she and root may read them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "is_ours", lambda _: True)
+        yield
+
+
+@pytest.fixture(scope="module")
+def whole(cluster: Cluster) -> Whole:
+    folder = cluster.write(f"{FOLDER}/stars.txt", "sirius\n").parent
+    script = cluster.write(f"{FOLDER}/$HOME back\\slash/my script.py", SCRIPT).relative_to(folder)
+    runs = {"HPCML_PATHS__RUNS": str(folder / "runs")}
+    words = ["hpcml", "submit", "--wait", "--nodes", "4", "--time", "5", str(script), *WORDS]
+    before, views = scratch(cluster), []
+    with cluster.lab.popen(words, cwd=folder, env=runs) as submit:
+        assert wait_for(lambda: any(folder.glob("runs/*/submission.json")) or submit.poll() is not None, 60)
+        directory = next(folder.glob("runs/*/submission.json")).parent
+        top = ["hpcml", "top", "--json", "--interval", "0.5s", directory.name]
+        with cluster.lab.popen(top, cwd=folder, env=runs, stderr=subprocess.STDOUT) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                views.append(json.loads(line))
+                if is_whole(views[-1]) and is_sampled(directory):
+                    (directory / "out/seen").touch()
+        out, err = submit.communicate(timeout=PATIENCE * 60)
+    assert (process.returncode, submit.returncode) == (0, 0), (err, views)
+    cluster.wait_gone(directory)
+    attempt = RunPaths(directory).attempt(0)
+    dask = samples.dask(attempt)
+    assert dask is not None
+    status = cluster.run("hpcml", "status", directory.name, env=runs).stdout
+    found = json.loads((directory / "out/facts.json").read_text())
+    ended = Ended(submit.returncode, out, err, directory, 0)
+    return Whole(ended, found, views, samples.nodes(attempt), dask, status, scratch(cluster) - before)
+
+
+def test_the_script_has_four_nodes_its_words_and_the_user_s_folder(whole: Whole) -> None:
+    """It only says Client(), and runs on the first node."""
+    assert (whole.found["workers"], whole.found["sum"], whole.found["node"]) == (4, 3, "n1")
+    assert whole.found["words"] == list(WORDS)
+    assert whole.found["read"] == ["sirius\n"] * 2
+    assert whole.ended.out == "780\nthat was all\n"
+
+
+def test_logs_are_where_the_run_is_and_nothing_is_left_on_the_nodes(whole: Whole) -> None:
+    workers = {f"worker-{node}.log" for node in ALL_NODES}
+    names = {path.name for path in whole.ended.directory.glob("logs/*")}
+    assert names == {"job.log", "driver.log", "scheduler.log", *workers}
+    assert whole.left == set()
+
+
+def test_the_report(whole: Whole) -> None:
+    ended = whole.ended
+    found = json.loads((ended.directory / "report.json").read_text())
+    ledger = found["ledger"]
+    assert sum(ledger["parts"].values()) == pytest.approx(ledger["paid"], rel=0.01)
+    assert found["job"] == ended.events[0]["job"]
+    assert found["nodes"] == sorted(ledger["of_each"]) == list(ALL_NODES)
+    assert ledger["unit"] == "core"
+    assert found["phases"][0]["kind"] == "starting"
+    assert found["began"] <= ended.times()["allocated"]
+    assert found["end"] >= ended.times()["torn-down"]
+    assert ledger["parts"]["useful"] > 0
+    assert "report was not made" not in ended.log("job.log")
+
+
+def test_samples_are_each_node_s_own(whole: Whole) -> None:
+    assert sorted(whole.nodes) == sorted(ALL_NODES)
+    begin, end = whole.ended.times()["allocated"], whole.ended.times()["torn-down"]
+    for name, series in whole.nodes.items():
+        assert series.header.node == name
+        assert all(begin - 5 < sample.t < end + 5 for sample in series.samples)
+        assert series.events == ()
+        if lab_cgroups.available():  # version 1 with memory alone: a job's processors are counted with the node's
+            assert series.header.memory_of == "cgroup"
+    if lab_cgroups.available():
+        most = {name: max(sample.memory or 0 for sample in series.samples) for name, series in whole.nodes.items()}
+        assert sum(used > 350 * MIB for used in most.values()) in (1, 2, 3)  # those that hold or got the bytes
+        assert all(used < 3000 * MIB for used in most.values())
+    assert {worker for sample in whole.dask.samples for worker in sample.workers} == set(ALL_NODES)
+
+
+def test_all_roles_have_the_same_versions(cluster: Cluster, whole: Whole) -> None:
+    version = cluster.run("python", "-c", "import distributed; print(distributed.__version__)").stdout.strip()
+    ready = next(event for event in whole.ended.events if event["event"] == "environment-ready")
+    assert (ready["versions"]["distributed"], ready["differences"]) == (version, [])
+    assert ready["words"].startswith("6 roles, python 3.")
+    times = whole.ended.times()
+    assert 0 < ready["seconds"] < times["environment-ready"] - times["allocated"] + 1  # from the supervisor's start
+    assert times["environment-ready"] <= times["driver-started"]
+    left = [path.name.partition("@")[0] for path in whole.ended.directory.glob("attempts/0/versions/*")]
+    assert left == ["scheduler"]  # a worker task with the same versions takes its own note away at its end
+    assert f"✓ {'python':<10} 6 roles, python 3." in whole.ended.err
+    assert "versions   6 roles, python 3." in whole.status
+    assert f"phase      {'versions':<10}" in whole.status
+
+
+def test_top_from_the_queue_to_the_end(whole: Whole) -> None:
+    view = next(view for view in whole.views if is_whole(view))
+    assert all(0 < node["memory"] < node["memory_size"] for node in view["nodes"])
+    assert 0 < view["left"] < view["limit"]
+    last = whole.views[-1]
+    assert (last["over"], last["state"], last["output"]) == (True, "COMPLETED", ["780", "that was all"])
+
+
+def test_thirty_two_workers_make_few_files(cluster: Cluster) -> None:
+    """However many workers a node has: quotas and file systems count files."""
+    script = "import hpcml\nprint(len(hpcml.connect().scheduler_info(n_workers=-1)['workers']), 'workers')\n"
+    ended = cluster.submit(script, "--nodes", "4", "--set", "workers.per_node=8")
+    assert "32 workers" in ended.out, ended.err
+    names = [str(path.relative_to(ended.directory)) for path in ended.directory.rglob("*") if path.is_file()]
+    own = [name for name in names if not name.startswith("code/")]  # other tests' scripts are in the same folder
+    assert len(own) < 40, sorted(own)
+
+
+KILLED = """
+import subprocess, sys, time
+import hpcml
+from hpcml import samples
+from hpcml.paths import RunPaths
+hog = "data = bytearray(b'x') * (2 << 30)"
+print(subprocess.run([sys.executable, "-c", hog]).returncode, flush=True)
+nodes = lambda: samples.nodes(RunPaths(hpcml.run.directory).attempt(0)).values()
+while not any(event.event == "oom" for series in nodes() for event in series.events):
+    time.sleep(0.1)
+"""
+
+
+@pytest.mark.skipif(not lab_cgroups.available(), reason="the lab's nodes have no control groups here")
+def test_samples_count_the_kernel_s_kills(cluster: Cluster) -> None:
+    options = ("--nodes", "1", "--memory-per-node", "900M", "--cpus-per-node", "2", "--time", "3")
+    ended = cluster.submit(KILLED, *options, timeout=300)
+    assert ended.out.startswith("-9\n"), ended.err  # Slurm adds a line of its own
+    (series,) = samples.nodes(RunPaths(ended.directory).attempt(0)).values()
+    assert series.header.memory is not None
+    assert 890 * MIB < series.header.memory < 910 * MIB
+    kills = [event.kills for event in series.events if event.event == "oom"]
+    assert sum(filter(None, kills)) >= 1
