@@ -106,6 +106,8 @@ class Tunnel:
                 if call.code not in (None, 255) and connection.alive():
                     raise  # it is the hpcml there that ended, not the line
                 self.close()
+                if connection.alive():  # another command has logged in again already
+                    self.say(f"The link to {connection.host} was lost; following the run again.")
             finally:
                 call.stop()
             self._reconnect()
