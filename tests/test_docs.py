@@ -85,7 +85,7 @@ def parse(words: list[str]) -> None:
     options = main.build_parser(words[0]).parse_args(own)
     assert script or not submits, "SCRIPT is missing"
     known = {"HOME": "/nowhere", "HPCML_SYSTEM_CONFIG": "/nowhere"}
-    if words[0] in ("completion", "new", "pack", "wheelhouse"):  # of no site
+    if words[0] in ("completion", "new", "pack"):  # of no site
         return
     name = ("".join(options.names[:1]) if words[0] == "site" else options.site) or "local"
     lookup.load(name if name in lookup.profile_files(known) else "local", known, Path("/"), options.set or ())

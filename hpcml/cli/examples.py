@@ -34,7 +34,6 @@ EXAMPLES = {
     "image": ("build cpu", "check --gpu rapids-cu12.sif"),
     "completion": ("bash",),
     "pack": ("", "-o bin/hpcml.pyz --force"),
-    "wheelhouse": ("", "--extra jupyter --python 3.12"),
 }
 
 

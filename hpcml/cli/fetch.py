@@ -75,11 +75,10 @@ def run_on_host(host: str, named_by: str, command: str, options: Namespace, own:
 
         tell = _Guard(sys.stderr)
         return doctor.from_laptop(login, lambda: _connect(login), own, typed=host, as_json=options.json, pass_on=tell)
-    if command in ("pack", "wheelhouse"):
-        from hpcml.cli import pack, wheelhouse
+    if command == "pack":
+        from hpcml.cli import pack
 
-        send_there = pack.send if command == "pack" else wheelhouse.send
-        return send_there(lambda: _connect(login), options)
+        return pack.send(lambda: _connect(login), options)
     if command == "top" or (command == "status" and options.follow):
         from hpcml.cli.top import host as top_host
 

@@ -54,7 +54,6 @@ COMMANDS = {
     "image": ("build | show | check | ls", "build, show, check and list images"),
     "completion": ("bash | zsh | fish", "print what lets a shell complete hpcml's commands"),
     "pack": ("[-o FILE]", "write hpcml as one file, for a login node that installs nothing"),
-    "wheelhouse": ("[OPTIONS]", "fetch the wheels that a machine without a package index installs"),
 }
 _OTHERS = {"--complete": "candidates", "--man": "manual"}  # asked by a shell at TAB, and by `hpcml help --man`
 # Words of other tools, and the command that does it here.

@@ -78,8 +78,6 @@ class CallFacts(TypedDict, total=False):
 
     hello: int
     version: str
-    python: str
-    platform: str
     run: str
     submitted: str
     exit_status: int
@@ -195,14 +193,9 @@ _RELAY: dict[str, Check] = {
     "folder": _form(_SECRETS + "relay-[A-Za-z0-9_]{1,64}"),
     "host_key": _form(r"[a-z0-9@.-]{4,64} [A-Za-z0-9+/]{16,8192}={0,3}( [^\x00-\x1f\x7f]{0,200})?"),
 }
-_MACHINE: dict[str, Check] = {
-    "python": _or_empty(_form(r"3\.\d{1,3}")),
-    "platform": _or_empty(_form(r"manylinux_2_\d{1,3}_[a-z0-9_]{1,20}")),
-}
 _CALL_FACTS: dict[str, Check] = {
     "hello": _number(0, 10**6),
     "version": _form(r"[A-Za-z0-9.+!-]{1,64}"),
-    **_MACHINE,
     "run": _run,
     "submitted": _run,
     "exit_status": _number(0, 255),
@@ -317,8 +310,8 @@ def of_findings(line: str | bytes, host: str) -> list[dict[str, Any]]:
 
 
 def of_delivery(line: bytes, host: str) -> dict[str, Any]:
-    """Return what is said of a file or folder that is sent to a login node."""
-    forms: dict[str, Check] = {**_MACHINE, "refused": _form("[a-z]{1,20}"), "free": _amount, "why": _text}
+    """Return what is said of a file that is sent to a login node."""
+    forms: dict[str, Check] = {"refused": _form("[a-z]{1,20}"), "free": _amount, "why": _text}
     return _checked(_parsed(line, host), host, forms, part=True)
 
 

@@ -1,4 +1,4 @@
-"""A file or a folder sent to the login node over the shared ssh connection; it needs a Python 3 there, and no hpcml."""
+"""A file sent to the login node over the shared ssh connection; it needs a Python 3 there, and no hpcml."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any
 
 from hpcml import subprocesses
 from hpcml.errors import ConfigError, HpcmlError, LinkError, NotFoundError, StorageError, UsageError
@@ -20,26 +20,6 @@ from hpcml.units import format_bytes
 _READ = "import sys; exec(sys.stdin.buffer.read(int(sys.argv[1])))"
 
 
-class Machine(NamedTuple):
-    """A Python (``3.11``) and a platform (``manylinux_2_28_x86_64``) that wheels are fetched for; empty: not known."""
-
-    python: str
-    platform: str
-
-
-def machine(connection: Connection) -> Machine:
-    """Return what the hpcml on the login node runs by; nothing is known if there is none that can be called."""
-    call = channel.Call(connection, ["--version"])
-    try:
-        call.begin()
-        call.end()
-    except (NotFoundError, ConfigError):
-        return Machine("", "")
-    finally:
-        call.stop()
-    return Machine(call.facts.get("python", ""), call.facts.get("platform", ""))
-
-
 class Delivery:
     """What is put somewhere on the login node.
 
@@ -49,31 +29,13 @@ class Delivery:
         The command that sends it, for errors.
     path
         Where; a relative path begins at the user's home there.
-    whole
-        Whether a folder with the files is made; otherwise there is one file, which is itself put there.
     replace
         Whether a file that is there is replaced.
     """
 
-    def __init__(
-        self, connection: Connection, command: str, path: str, *, whole: bool = False, replace: bool = False
-    ) -> None:
+    def __init__(self, connection: Connection, command: str, path: str, *, replace: bool = False) -> None:
         self.connection, self.host, self.command = connection, connection.host, command
-        self.path, self.whole, self.replace = str(PurePosixPath(path)), whole, replace
-
-    def look(self) -> Machine:
-        """Return what the login node has on its PATH, and see that something may be put there.
-
-        Raises
-        ------
-        UsageError, StorageError
-            If it may not be.
-        NotFoundError
-            If there is no Python 3; LinkError if the link breaks.
-        """
-        with self._asked((), send=False) as (child, mark), channel.patience(child, self.host):
-            facts = self._answer(child, mark)
-        return Machine(facts.get("python", ""), facts.get("platform", ""))
+        self.path, self.replace = str(PurePosixPath(path)), replace
 
     def send(self, folder: Path, sent: Callable[[int], None]) -> None:
         """Send the files of a folder, which holds nothing else: they come whole or not at all, for the user alone.
@@ -88,7 +50,7 @@ class Delivery:
             If there is no Python 3; LinkError if the link breaks.
         """
         entries = protocol.listing(folder)[0]
-        with self._asked(entries, send=True) as (child, mark), channel.patience(child, self.host) as heard:
+        with self._asked(entries) as (child, mark), channel.patience(child, self.host) as heard:
             self._answer(child, mark)
 
             def write(piece: bytes) -> None:
@@ -102,11 +64,11 @@ class Delivery:
             self._answer(child, mark)
 
     @contextlib.contextmanager
-    def _asked(self, entries: Sequence[Entry], *, send: bool) -> Iterator[tuple[subprocesses.Child, bytes]]:
+    def _asked(self, entries: Sequence[Entry]) -> Iterator[tuple[subprocesses.Child, bytes]]:
         """Start what takes it in, and ask; with the block it ends, and removes what is not in its place."""
         mark, program = secrets.token_hex(8), Path(receiver.__file__).read_bytes()
         files = [(entry.name, entry.size, entry.mode) for entry in entries]
-        ask = {"mark": mark, "send": send, "path": self.path, "whole": self.whole, "replace": self.replace}
+        ask = {"mark": mark, "path": self.path, "replace": self.replace}
         words = ("-IS", "-c", _READ, str(len(program)))
         child = subprocesses.Child(self.connection.python(*words), out=subprocesses.PIPE)
         try:
@@ -134,8 +96,7 @@ class Delivery:
     def _refusal(self, facts: dict[str, Any]) -> HpcmlError:
         path, host = self.path, self.host
         if facts["refused"] == "there":
-            hint = "Name another with -o, or remove it there: it is whole." if self.whole else ""
-            hint = hint or "Name another with -o, or give --force."
+            hint = "Name another with -o, or give --force."
             return UsageError(f"{path} is there already on {host}", place=self.command, hint=hint)
         if facts["refused"] == "folder":
             hint = "Make it there, or name another place with -o: a relative one begins at your home there."

@@ -1,4 +1,4 @@
-"""What takes in a file or a folder on the login node, where no hpcml need be: any Python 3 reads this module.
+"""What takes in a file on the login node, where no hpcml need be: any Python 3 reads this module.
 
 It comes by standard input (:mod:`hpcml.remote.delivery`), and behind it a line with what is asked, then the bytes of
 the files. Its answers go to standard output, each on a line that begins with a mark that the question named.
@@ -28,24 +28,6 @@ class RefusedError(Exception):
     """It cannot be put there; the argument says why in one word, further ones are facts."""
 
 
-def platform() -> str:
-    """Return what wheels for this machine are named after, as ``manylinux_2_28_x86_64``; empty without a glibc."""
-    try:
-        name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
-    except (AttributeError, OSError, ValueError):
-        return ""
-    numbers = version.split(".")
-    return "manylinux_{}_{}_{}".format(numbers[0], numbers[1], os.uname()[4]) if name == "glibc" and numbers[1:] else ""
-
-
-def python() -> str:
-    """Return the newest Python on PATH that runs hpcml, as ``3.12``; empty if there is none."""
-    for minor in range(40, 10, -1):
-        if sys.version_info[:2] == (3, minor) or shutil.which("python3." + str(minor)):
-            return "3." + str(minor)
-    return ""
-
-
 def place(ask: "dict[str, Any]") -> str:
     """Return the whole path of what is to come; a relative one begins at home.
 
@@ -70,7 +52,7 @@ def place(ask: "dict[str, Any]") -> str:
 
 
 def receive(ask: "dict[str, Any]", source: BinaryIO, answer: "Callable[..., None]") -> None:
-    """Write the files into a folder of another name, and put it, or the one file, in place when all are there."""
+    """Write the files into a folder of another name, and put the first of them in place when all are there."""
     path = place(ask)
     above, name = os.path.split(path)
     if is_closed(above):  # elsewhere others give folders of ours another name
@@ -86,9 +68,9 @@ def receive(ask: "dict[str, Any]", source: BinaryIO, answer: "Callable[..., None
         if source.readline(len(GO)) != GO:
             raise EOFError
         place(dict(ask, files=[]))  # once more: sending takes a while
-        os.rename(new if ask["whole"] else os.path.join(new, ask["files"][0][0]), path)
+        os.rename(os.path.join(new, ask["files"][0][0]), path)
     finally:
-        shutil.rmtree(new, ignore_errors=True)  # it is not there any more if the folder went into its place
+        shutil.rmtree(new, ignore_errors=True)
     answer(done=True)
 
 
@@ -153,11 +135,7 @@ def main() -> int:
             sys.stdout.flush()
 
     try:
-        if ask["send"]:
-            receive(ask, source, answer)
-        else:
-            place(ask)
-            answer(python=python(), platform=platform())
+        receive(ask, source, answer)
     except RefusedError as error:
         answer(refused=error.args[0], free=sum(error.args[1:]))
     except OSError as error:

@@ -19,13 +19,11 @@ from typing import Any
 from hpcml import __version__
 from hpcml.errors import ConfigError, LinkError, StorageError, UsageError
 from hpcml.files import parsed
-from hpcml.remote import receiver
 from hpcml.remote.protocol import LONGEST_LINE, PIECE, PROTOCOL, Entry, entries_of, files, mark, receive
 from hpcml.schedulers.request import JobSpec
 from hpcml.sites.layers import process_environment
 
 GO_DEADLINE = 60.0  # seconds for the laptop to say that it knows the run's id
-_PYTHON = f"3.{sys.version_info.minor}"
 _OLD = 86400.0  # seconds after which a staging folder was left by one that was killed
 
 
@@ -165,7 +163,7 @@ def serve(call: Callable[[list[str], RemoteSession], int]) -> int:
     try:
         header = parsed(json.loads, _line(source).decode())
         session = RemoteSession(header, source)
-        session.say(hello=PROTOCOL, version=__version__, python=_PYTHON, platform=receiver.platform())
+        session.say(hello=PROTOCOL, version=__version__)
         protocol = header["protocol"]
     except (ValueError, TypeError, KeyError, OSError) as error:
         hint = "Call it from a laptop: hpcml --host HOST COMMAND."

@@ -1,9 +1,8 @@
-"""`hpcml --host HOST pack` and `wheelhouse`: what is sent is in its place whole, or nothing of it is anywhere."""
+"""`hpcml --host HOST pack`: what is sent is in its place whole, or nothing of it is anywhere."""
 
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import signal
 import stat
@@ -18,10 +17,7 @@ import pytest
 from hpcml import __version__, errors
 from hpcml.remote import receiver
 from remote_world import Laptop
-from test_wheelhouse import HERE, OWN, index
 
-__all__ = ["index"]  # the folder in the place of a package index
-MINE = f"3.{sys.version_info.minor}"
 A_PART = """import os, time
 left = 100_000
 while left and (piece := os.read(0, left)):
@@ -75,60 +71,25 @@ def test_a_login_node_without_hpcml_gets_it(laptop: Laptop) -> None:
     assert left(laptop) == []
 
 
-def test_wheels_for_the_python_of_the_hpcml_there(laptop: Laptop, index: Path) -> None:
-    machine(laptop, 'echo "Welcome to the cluster!"; exec "$REAL" "$@"')
-    (laptop.world.bin / "python3.40").symlink_to("/bin/true")  # newer, and not the one of the hpcml there
-    done = laptop.run("wheelhouse", "--extra", "none", "-o", "for nodes")
-    assert done.returncode == 0, done.stderr
-    assert f"for Python {MINE} and {receiver.platform()}, as the hpcml on cluster has" in done.stderr
-    assert done.stdout.splitlines()[1:] == [
-        f"  python{MINE} -m venv ~/hpcml",
-        "  ~/hpcml/bin/pip install --no-index --find-links 'for nodes' hpcml",
-    ]
-    folder = laptop.far / "for nodes"
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
-    own, *others = sorted(os.listdir(folder))
-    assert (own, others[0]) == (OWN, "jinja2-3.1-py3-none-any.whl")
-    (compiled,) = others[1:]  # for this Python, and a C library that this machine has
-    assert compiled.startswith(f"markupsafe-3.1-{HERE}-{HERE}-manylinux")
-    assert compiled.endswith(f"_{os.uname().machine}.whl")
-    assert sorted(os.listdir(laptop.world.project)) == ["index", "job.py"]
-    assert left(laptop) == []
-
-
-def test_wheels_for_a_machine_without_hpcml(laptop: Laptop, index: Path) -> None:
-    """For the newest Python on its PATH, unless options say which."""
-    no_hpcml(laptop)
-    (laptop.world.bin / "python3.38").symlink_to("/bin/true")
-    done = laptop.run("wheelhouse", "--extra", "none", "--json")
-    assert done.returncode == errors.NOT_FOUND, "the index has none for it"
-    assert f"for Python 3.38 and {receiver.platform()}, of cluster" in done.stderr
-    words = ("--python", "3.99", "--platform", "manylinux_2_28_aarch64", "--json", "-o", str(laptop.far / "other"))
-    facts = json.loads(laptop.run("wheelhouse", "--extra", "none", *words).stdout)
-    assert (facts["path"], facts["python"], facts["platform"]) == (str(laptop.far / "other"), "3.99", words[3])
-    assert facts["wheels"] == sorted(os.listdir(facts["path"]))
-    assert {OWN, "markupsafe-3.1-cp399-cp399-manylinux2014_aarch64.whl"} < set(facts["wheels"])
-    machine(laptop, 'echo \'import sys; exec(sys.stdin.buffer.read(int(sys.argv[1])).replace(b"40, 10", b"10, 10"))\' >"$HOME/old.py"; '
-                    'exec "$REAL" -IS "$HOME/old.py" "$4"')  # fmt: skip
-    done = laptop.run("wheelhouse", "--extra", "none", "-o", "more")
-    assert (done.returncode, "No Python from 3.11 on is on the PATH of cluster" in done.stderr) == (78, True)
-    assert left(laptop) == []
-
-
-def test_what_cannot_be_put_there_is_refused_before_anything_is_fetched(laptop: Laptop, index: Path) -> None:
-    (laptop.far / "wheelhouse").mkdir()
+def test_what_cannot_be_put_there_is_refused(laptop: Laptop) -> None:
+    (laptop.far / "hpcml.pyz").mkdir()
     for words, status, said in (
-        ((), errors.USAGE, "wheelhouse is there already on cluster"),
+        ((), errors.USAGE, "hpcml.pyz is there already on cluster"),
         (("-o", "."), errors.USAGE, "is there already"),
-        (("-o", "nowhere/wheels"), errors.STORAGE, "no folder for nowhere/wheels on cluster"),
-        (("--extra", "nodes"), errors.USAGE, "Did you mean node?"),
+        (("-o", "nowhere/hpcml"), errors.STORAGE, "no folder for nowhere/hpcml on cluster"),
+        (("--force",), errors.STORAGE, "hpcml.pyz cannot be written on cluster: Is a directory"),
     ):
-        done = laptop.run("wheelhouse", "--extra", "none", *words)
+        done = laptop.run("pack", *words)
         assert (done.returncode, done.stdout) == (status, ""), done.stderr
         assert said in done.stderr
-        assert "markupsafe" not in done.stderr, "pip was not called"
     assert left(laptop) == []
+
+
+def test_a_login_shell_may_greet(laptop: Laptop) -> None:
+    machine(laptop, 'echo "Welcome to the cluster!"; exec "$REAL" "$@"')
+    done = laptop.run("pack")
+    assert done.returncode == 0, done.stderr
+    assert "hpcml.pyz is on cluster" in done.stdout
 
 
 def test_no_room_there(laptop: Laptop) -> None:

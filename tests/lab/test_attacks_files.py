@@ -196,7 +196,7 @@ def test_folders_of_mallory_s_take_no_runs(cluster: Cluster, place: Place) -> No
 
 
 def test_what_is_sent_to_a_login_node_goes_nowhere_else(cluster: Cluster, place: Place) -> None:
-    """As `hpcml --host HOST wheelhouse` sends it, into folders in which mallory has put what might be in the way."""
+    """As `hpcml --host HOST pack` sends it, into folders in which mallory has put what might be in the way."""
     precious = cluster.home / "precious"
     cluster.run("sh", "-ec", f"mkdir -p {precious}; echo mine > {precious}/data; touch -d 2001-01-01 {precious}")
     sticky, hers, everybodys = place.top, place.top / "mallorys-own", place.top / "everybodys"
@@ -210,15 +210,13 @@ def test_what_is_sent_to_a_login_node_goes_nowhere_else(cluster: Cluster, place:
         ("left", str(precious)),
     ]
     alice = pwd.getpwnam(ALICE).pw_uid
-    for folder, (kind, what), whole in itertools.product((sticky, hers, everybodys), planted, (True, False)):
-        path = folder / f"{kind.replace(' ', '-')}-{whole}"
+    for folder, (kind, what), replace in itertools.product((sticky, hers, everybodys), planted, (True, False)):
+        path = folder / f"{kind.replace(' ', '-')}-{replace}"
         there = folder / f".{path.name}.old{receiver.END}" if kind == "left" else path
         place.plant((there, kind if kind in ("pipe", "folder") else "link", what))
-        ask = {"mark": "m", "send": True, "path": str(path), "whole": whole, "replace": not whole,
-               "files": [("data", 1, 0o644)]}  # fmt: skip
+        ask = {"mark": "m", "path": str(path), "replace": replace, "files": [("data", 1, 0o644)]}
         done = cluster.lab.exec([place.python, "-I", "-m", receiver.__name__], input=f"{json.dumps(ask)}\nxgo\n")
-        file = path / "data" if whole else path
-        arrived = not path.is_symlink() and file.is_file() and file.stat().st_uid == alice
+        arrived = not path.is_symlink() and path.is_file() and path.stat().st_uid == alice
         told = ('"done"' in done.stdout) == arrived and "Traceback" not in done.stderr
         untouched = cluster.run("cat", f"{precious}/data").stdout == "mine\n"
         nothing = cluster.run("test", "-e", str(cluster.home / "new")).returncode != 0

@@ -190,7 +190,7 @@ os.symlink({str(treasure)!r}, "wheels"); os.symlink({str(treasure)!r}, "cpu.sif"
     ]  # fmt: skip
     others = [
         ("python", elastic, "/tmp/open"),
-        ("hpcml", "wheelhouse", "-o", f"{folder}/wheels"), ("hpcml", "image", "build", "cpu", f"{folder}/x.sif"),
+        ("hpcml", "image", "build", "cpu", f"{folder}/x.sif"),
         ("hpcml", "image", "check", str(image)), ("hpcml", "ls"), ("hpcml", "report", "last"), ("hpcml", "why", "last"),
         ("hpcml", "sweep", "--dry-run", say, "--grid", "x=1,2"), ("hpcml", "new", "kmeans"), ("hpcml", "site", "show"),
     ]  # fmt: skip
