@@ -73,8 +73,7 @@ def complete(words: Sequence[str]) -> Iterator[Candidate]:
     if not before:
         yield from _starting(current, _first_words(current))
     elif before == ["help"]:
-        commands = [(name, does) for name, (_, does) in main.COMMANDS.items()]
-        yield from _starting(current, [*commands, ("--man", "the manual page")])
+        yield from _starting(current, [(name, does) for name, (_, does) in main.COMMANDS.items()])
     elif before[0] in main.COMMANDS:
         yield from _of_command(Line(before[0], host), before[1:], current)
 
@@ -334,18 +333,6 @@ def _settings(_: Line, current: str) -> Iterator[Candidate]:
             yield f"{name}=", ""
 
 
-def _extras(_: Line, __: str) -> Iterator[Candidate]:
-    from importlib import metadata
-
-    yield "none", "hpcml and Jinja2 alone"
-    try:
-        names = metadata.metadata("hpcml").get_all("Provides-Extra") or []
-    except metadata.PackageNotFoundError:
-        return
-    for name in names:
-        yield name, ""
-
-
 def _profilers(_: Line, current: str) -> Iterator[Candidate]:
     from hpcml.plan.workers import PROFILERS
 
@@ -369,7 +356,6 @@ SOURCES: dict[str, Source] = {
     "ENV": _variables,
     "ENV_FILE": _files,
     "EXAMPLE": _examples,
-    "EXTRA": _extras,
     "FILE": _files,
     "FOLDER": _folders,
     "HOST": _hosts,

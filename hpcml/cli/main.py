@@ -23,7 +23,7 @@ in one allocation, closed to everybody else. Without Slurm it runs the same scri
 NOTES = (
     "RUN is a run's id or its beginning, its name, its Slurm job id, or 'last'.",
     "On a laptop, --host HOST (or HPCML_HOST) runs the command on that login node, by ssh.",
-    "hpcml COMMAND --help says more, hpcml help --man all of it; hpcml --version says which hpcml this is.",
+    "hpcml COMMAND --help says more; hpcml --version says which hpcml this is.",
 )
 
 # What each command is called with and does.
@@ -55,7 +55,6 @@ COMMANDS = {
     "completion": ("bash | zsh | fish", "print what lets a shell complete hpcml's commands"),
     "pack": ("[-o FILE]", "write hpcml as one file, for a login node that installs nothing"),
 }
-_OTHERS = {"--complete": "candidates", "--man": "manual"}  # asked by a shell at TAB, and by `hpcml help --man`
 # Words of other tools, and the command that does it here.
 _MEANT = {
     "clean": "rm --failed, hpcml rm --older 30d or hpcml gc",
@@ -179,13 +178,13 @@ def main(argv: Sequence[str] | None = None, caller: RemoteSession | None = None)
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr] # paths may hold anything
     command, own = (words[0], words[1:]) if words else ("", [])
     if command == "help" and own:
-        command, own = own[0], [] if own == ["--man"] else ["--help"]
+        command, own = own[0], ["--help"]
     try:
         if command in ("", "-h", "--help", "help", "--version"):
             sys.stdout.write(f"hpcml {__version__}\n" if command == "--version" else overview())
             status = 0 if command else errors.USAGE
-        elif command in _OTHERS:
-            status = int(_module(_OTHERS[command]).tell(own))
+        elif command == "--complete":  # asked by a shell at TAB
+            status = int(_module("candidates").tell(own))
         else:
             own, script = split_script(command, own)
             status = _dispatch(command, own, script, host, caller)
@@ -234,7 +233,7 @@ def _dispatch(command: str, own: list[str], script: list[str], host: str | None,
 
         return server.serve(main)
     if command not in COMMANDS:
-        raise _no_command(command, asks_for_help=own == ["--help"])
+        raise _no_command(command)
     try:
         options = build_parser(command).parse_args(own)
     except SystemExit as end:  # argparse has printed its help
@@ -291,15 +290,10 @@ def _check_choice(word: str, choices: Iterable[str] | None, place: str) -> None:
     raise errors.UsageError(f"'{word}' is none of: {', '.join(known)}", place=place, hint=hint)
 
 
-def _no_command(word: str, *, asks_for_help: bool) -> errors.UsageError:
-    from hpcml.cli import topics
-
+def _no_command(word: str) -> errors.UsageError:
     if word.startswith("-"):
         return errors.UsageError(f"There is no option '{word}'", place="hpcml", hint="Try hpcml --help.")
     near = f"submit {word}" if os.path.exists(word) else _MEANT.get(word) or errors.nearest(word, COMMANDS)
-    if (page := topics.page(word)) and (asks_for_help or not near):
-        hint = f"Read {page}{f', or type: hpcml help {near}' if near in COMMANDS else ''}."
-        return errors.UsageError(f"'{word}' is no command but a page of the documentation", place="hpcml", hint=hint)
     hint = errors.did_you_mean(near and f"hpcml {near}", "Try hpcml --help.")
     return errors.UsageError(f"There is no command '{word}'", place="hpcml", hint=hint)
 
