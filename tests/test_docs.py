@@ -80,7 +80,7 @@ def parse(words: list[str]) -> None:
     _, words = main.split_host(words)
     if words[0] in ("--help", "--version", "help"):
         return
-    submits = words[0] in ("submit", "plan")
+    submits = words[0] == "submit"
     own, script = main.split_script(words[0], words[1:])
     options = main.build_parser(words[0]).parse_args(own)
     assert script or not submits, "SCRIPT is missing"

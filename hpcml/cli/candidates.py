@@ -26,7 +26,7 @@ Candidate = tuple[str, str]
 FILES, FOLDERS = (":files", ""), (":folders", "")
 _PLAIN = re.compile(r"[\w.,:=@%+/~-]+")  # words that no shell reads otherwise
 _MOST = 200
-_WITH_SCRIPT = ("submit", "run", "plan", "sweep")
+_WITH_SCRIPT = ("submit", "run", "sweep")
 _MAIL = ("BEGIN", "END", "FAIL", "REQUEUE", "ALL", "NONE", "TIME_LIMIT", "TIME_LIMIT_90", "ARRAY_TASKS")
 
 

@@ -11,7 +11,6 @@ EXAMPLES = {
         "table train --csv",
         "plot train -o train.svg",
     ),
-    "plan": ("--nodes 4 train.py",),
     "fabric": ("--nodes 2 --gpus-per-node 4", "last"),
     "jupyter": ("--nodes 2 --time 4h",),
     "new": ("train", "groups kmeans"),

@@ -66,7 +66,7 @@ def run_on_host(host: str, named_by: str, command: str, options: Namespace, own:
         hint = "Log in there and type it; sweep status, table, plot and cancel work from here."
         raise UsageError("A sweep is begun on the login node", place=f"--host {host}", hint=hint)
     login = login_of(host, here, place=named_by, load=common.load_site)
-    if command in ("submit", "plan"):
+    if command == "submit":
         return _submit(login, command, options, own, script)
     if command == "fetch":
         return _fetch(login, options)

@@ -31,7 +31,6 @@ COMMANDS = {
     "submit": ("[OPTIONS] SCRIPT [ARGS…]", "run a script"),
     "run": ("[OPTIONS] SCRIPT [ARGS…]", "run a script in the allocation that is there (salloc, a batch script)"),
     "sweep": ("[OPTIONS] SCRIPT --grid … | status | table | plot", "run a script once for each of many points"),
-    "plan": ("[OPTIONS] SCRIPT [ARGS…]", "show the plan of a submission as JSON"),
     "fabric": ("[OPTIONS] [RUN]", "measure the interconnect between the nodes, or show what a run measured"),
     "jupyter": ("[OPTIONS]", "run JupyterLab on the first node, with a cluster of its own"),
     "new": ("[NAME [EXAMPLE]]", "write an example script into the current folder, or list the examples"),
@@ -72,7 +71,7 @@ _MEANT = {
     "stop": "cancel",
     "tail": "logs -f",
 }
-_TAKE_A_SCRIPT = ("submit", "run", "plan")
+_TAKE_A_SCRIPT = ("submit", "run")
 
 
 def overview() -> str:

@@ -13,7 +13,7 @@ from hpcml.cli import common, submit
 from hpcml.errors import SiteError, SlurmUnreachableError, UsageError
 from hpcml.schedulers import allocation, slurm_options
 from hpcml.schedulers.request import JobSpec
-from hpcml.terminal import Raw, note, say_lines
+from hpcml.terminal import note, say_lines
 from hpcml.units import Memory, TimeLimit
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _OF_A_SUBMISSION = ("--account", "--partition", "--qos", "--dependency", "--afte
 def add_options(parser: ArgumentParser) -> None:
     """Add a submission's options; those that ask Slurm for something may only say what the allocation has."""
     submit.add_options(parser, ["--dry-run", "--json", "--own-clusters"])
-    here = {"--dry-run": "print the batch script and run nothing"}
+    here = {"--dry-run": "print the batch script, or with --json the plan, and run nothing"}
     here["--json"] = "print how the run ended as JSON; the script's output stays in logs/driver.log"
     here |= dict.fromkeys(("--nodes", "--gpus-per-node", "--cpus-per-node"), "what the allocation has, or refused")
     for action in parser._actions:  # noqa: SLF001 - argparse tells them nowhere else
@@ -49,7 +49,7 @@ def run(options: Namespace) -> int:
     given = allocation.current()
     prepared = _prepare(options, fitted(submit.script_spec(options), given))
     if options.dry_run:
-        Raw(sys.stdout).write(prepared.script.encode(), last=True)
+        submit.show(options, prepared)
         return 0
     try:
         others = allocation.other_steps(given.job)

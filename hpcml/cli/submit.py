@@ -91,7 +91,7 @@ _OF_ATTEMPTS = ("--max-restarts", "--max-node-hours")
 _PASSED = "passed to Slurm"
 _EXCLUSIVE = "whole nodes, shared with nobody (default: resources.exclusive)"
 FLAGS = {
-    "--dry-run": "print the batch script and submit nothing; an image is looked at",
+    "--dry-run": "print the batch script, or with --json the plan, and submit nothing; an image is looked at",
     "--prepare": "write the run and print the sbatch line that submits it; submit nothing",
     "--check": "ask Slurm whether it would take the job (sbatch --test-only); submit nothing; an image is looked at",
     "--wait": "wait, pass on the script's output byte for byte and exit with its status (on a terminal: the default)",
@@ -217,7 +217,7 @@ def prepare(options: Namespace, spec: JobSpec) -> submission.Prepared:
     from hpcml.runs import submit as submission
 
     loaded = common.load_site(options.site or "", spec.cwd, options.set or ())
-    spec = _without_bad_nodes(loaded.site, spec, learn=not getattr(options, "dry_run", True))
+    spec = _without_bad_nodes(loaded.site, spec, learn=not options.dry_run)
     prepared = submission.prepare(loaded, spec)
     for text in prepared.notes:
         note(text)
@@ -274,13 +274,21 @@ def start(options: Namespace, spec: JobSpec) -> int:
     check_modes(options)
     prepared = prepare_to_submit(options, spec)
     if options.dry_run:
-        Raw(sys.stdout).write(prepared.script.encode(), last=True)
+        show(options, prepared)
     if not options.json and not options.check:
         tell_outlook(prepared, whole=options.dry_run)
     if options.dry_run or options.check:
         _look_at_image(submission.check_image(prepared))
         return _check(prepared, options) if options.check else 0
     return hand_over(options, prepared)
+
+
+def show(options: Namespace, prepared: submission.Prepared) -> None:
+    """Print what would be submitted: the batch script, or the whole plan as JSON."""
+    if options.json:
+        common.print_json(layers.as_table(prepared.plan))
+    else:
+        Raw(sys.stdout).write(prepared.script.encode(), last=True)
 
 
 def hand_over(options: Namespace, prepared: submission.Prepared) -> int:
@@ -322,7 +330,7 @@ def _look_at_image(facts: dict[str, object]) -> None:
 
 def check_modes(options: Namespace) -> None:
     """Refuse two options that say what becomes of a submission."""
-    modes = ("dry-run", "prepare", "check", "wait", "detach", *(["json"] if options.dry_run else []))
+    modes = ("dry-run", "prepare", "check", "wait", "detach")
     chosen = [f"--{mode}" for mode in modes if getattr(options, mode.replace("-", "_"))]
     if len(chosen) > 1:
         raise UsageError(f"{' and '.join(chosen)} exclude each other", place="hpcml submit", hint="Give one of them.")

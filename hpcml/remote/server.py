@@ -172,7 +172,7 @@ def serve(call: Callable[[list[str], RemoteSession], int]) -> int:
         session.say(exit_status=ConfigError.exit_status)
         message = f"Protocol version mismatch: laptop {protocol}, cluster {PROTOCOL}"
         raise ConfigError(message, place="hpcml", hint="Update the older hpcml.")
-    if session.words[:1] not in (["submit"], ["plan"], ["fetch"]):
+    if session.words[:1] not in (["submit"], ["fetch"]):
         session.watch()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)

@@ -329,7 +329,7 @@ FAULTS = (
     F("hpcml/remote/protocol.py", "                    os.unlink(new, dir_fd=inside)\n", "                    pass\n", "a broken link leaves half a file among results", True),
     F("hpcml/remote/receiver.py", "place(dict(ask, files=[]))  #", "pass  #", "a delivery replaces what came there meanwhile", True),
     F("hpcml/remote/server.py", "if not self._go.wait(GO_DEADLINE) or self._gone:", "if self._gone:", "a run starts whose id the laptop never heard", True),
-    F("hpcml/remote/server.py", 'if session.words[:1] not in (["submit"], ["plan"], ["fetch"]):', "if False:", "a followed log goes on when the laptop has gone", True),
+    F("hpcml/remote/server.py", 'if session.words[:1] not in (["submit"], ["fetch"]):', "if False:", "a followed log goes on when the laptop has gone", True),
     F("hpcml/remote/ssh/config.py", '    "ForwardAgent no",\n', "", "hpcml lends the user's ssh agent to the login node"),
     F("hpcml/remote/ssh/config.py", '_UNCHECKED = ("no", "off", "false")', '_UNCHECKED = ("no", "off")', "a changed host key goes unnoticed under StrictHostKeyChecking no", True),
     F("hpcml/remote/ssh/connection.py", 'ControlMaster="no", ProxyCommand="false", BatchMode="yes"', 'ControlMaster="no", BatchMode="yes"', "each command without the connection logs in anew", True),

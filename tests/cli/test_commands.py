@@ -10,6 +10,7 @@ import pytest
 import hpcml
 from hpcml import errors
 from hpcml.cli.main import COMMANDS
+from hpcml.plan.plan import Plan
 from world import LAB_SITE, World
 
 
@@ -49,22 +50,23 @@ def test_what_follows_the_script_is_the_scripts(world: World) -> None:
     assert tuple(plan["inside"]["arguments"]) == ARGUMENTS
     assert plan["inside"]["nodes"] == 2
     (world.project / "-odd.py").write_text("1\n")
-    plan = json.loads(world.run("plan", "--site", "slurm", "--", "-odd.py", "--", "-a").stdout)
+    plan = json.loads(world.run("submit", "--dry-run", "--json", "--site", "slurm", "--", "-odd.py", "--", "-a").stdout)
     assert plan["inside"]["arguments"] == ["--", "-a"]
     assert plan["inside"]["script"].endswith("/code/-odd.py")
 
 
 @pytest.mark.parametrize("site", ["slurm", "local", "lab"])
-def test_plan_and_dry_run_write_nothing(world: World, site: str) -> None:
+def test_dry_runs_write_nothing(world: World, site: str) -> None:
     before = sorted(path for path in world.top.rglob("*") if world.state not in path.parents)
     own = {"HPCML_SYSTEM_CONFIG": str(LAB_SITE)} if site == "lab" else {}
-    plan = world.run("plan", "--site", site, "job.py", env=own)
+    plan = world.run("submit", "--site", site, "--dry-run", "--json", "job.py", env=own)
     dry = world.run("submit", "--site", site, "--dry-run", "job.py", env=own)
     assert plan.returncode == dry.returncode == 0
     assert sorted(path for path in world.top.rglob("*") if world.state not in path.parents) == before
     assert world.calls("sbatch") == []
     assert dry.stdout.startswith("#!/bin/bash\n")
     assert json.loads(plan.stdout)["site"] == site
+    assert set(json.loads(plan.stdout)) == set(Plan._fields)
 
 
 def test_the_dry_run_is_what_is_sent(world: World) -> None:

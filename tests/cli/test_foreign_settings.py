@@ -114,7 +114,7 @@ def test_what_others_could_have_written_does_not_count(world: World, place: str)
 @pytest.mark.parametrize("place", PLACES)
 def test_one_s_own_counts(world: World, place: str) -> None:
     path = write(world, place, PLACES[place])
-    done = world.run("plan", "--site", "slurm", "job.py")
+    done = world.run("submit", "--dry-run", "--site", "slurm", "job.py")
     named = f"the settings of {path} count" if place.endswith("hpcml.toml") else f"the batch script is made by {path}"
     assert (named in done.stderr) == place.endswith(("hpcml.toml", ".j2")), done.stderr
     directory = world.submit()
@@ -176,8 +176,8 @@ def test_a_template_reaches_nothing_of_python(world: World) -> None:
             "project/templates/hpcml/batch.sh.j2",
             f"#!/bin/bash\n# second line\n{{{{ {words} | string | sh }}}}\n",
         )
-        for command in (("plan",), ("submit", "--dry-run")) if words == ESCAPES[0] else (("plan",),):
-            done = world.run(*command, "--site", "slurm", "job.py")
+        for command in ((), ("--json",)) if words == ESCAPES[0] else ((),):
+            done = world.run("submit", "--dry-run", *command, "--site", "slurm", "job.py")
             assert done.returncode == errors.CONFIG, (words, done.stdout, done.stderr)
             assert f"{path}:3" in done.stderr, (words, done.stderr)
             assert not owned.exists(), words
@@ -189,7 +189,7 @@ def test_a_template_takes_in_no_file_of_others(world: World, name: str) -> None:
     write(world, "project/templates/hpcml/batch.sh.j2", f'{{% include "{name}" %}}')
     write(world, "project/templates/outside.j2", "outside")
     of_a_stranger(write(world, "project/templates/hpcml/more.j2", "echo owned"))
-    done = world.run("plan", "--site", "slurm", "job.py")
+    done = world.run("submit", "--dry-run", "--site", "slurm", "job.py")
     assert done.returncode == errors.CONFIG, done.stdout
 
 

@@ -156,7 +156,7 @@ def test_a_folder_for_runs_that_others_could_replace(world: World) -> None:
             above.mkdir()
             os.chown(above, uid, gid)
             above.chmod(mode)
-            others = (("plan",), ("submit", "--dry-run")) if place == above / "runs" else ()
+            others = (("submit", "--dry-run", "--json"), ("submit", "--dry-run")) if place == above / "runs" else ()
             for command in (("submit",), *others):
                 done = world.run(*command, "--site", "slurm", "--set", f"paths.runs={runs}", "job.py")
                 assert done.returncode == status, (mode, uid, done.stderr)

@@ -85,7 +85,7 @@ def test_a_module_and_a_program_are_sent_with_their_folder(laptop: Laptop) -> No
         assert os.access(directory / "code/run.sh", os.X_OK)
         assert laptop.run("rerun", run).returncode == 0
     assert laptop.staged() == []
-    assert laptop.run("plan", "-m", "pack.part").returncode == 0
+    assert laptop.run("submit", "--dry-run", "-m", "pack.part").returncode == 0
     done = laptop.run("submit", "--", "bash", "x.sh")
     assert done.returncode == errors.USAGE
     assert "no file 'bash' here that could be sent" in done.stderr

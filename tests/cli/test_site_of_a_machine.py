@@ -36,7 +36,7 @@ def like(world: World, machine: str) -> dict[str, str]:
 
 
 def directives(world: World, site: str, request: tuple[str, ...], env: dict[str, str]) -> dict[str, str]:
-    done = world.run("plan", "--site", site, "--account", "mine", *request, "job.py", env=env)
+    done = world.run("submit", "--dry-run", "--json", "--site", site, "--account", "mine", *request, "job.py", env=env)
     assert done.returncode == 0, done.stderr
     return {key: value for key, value in json.loads(done.stdout)["directives"] if key not in ("--comment", "--output")}
 

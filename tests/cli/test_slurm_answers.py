@@ -581,7 +581,7 @@ def test_defaults_of_the_users_shell_count_below_the_command_line(world: World) 
 
 
 def test_an_account_of_the_users_shell_is_enough_where_one_is_wanted(world: World) -> None:
-    command = ("plan", "--site", "leonardo", "job.py")
+    command = ("submit", "--dry-run", "--json", "--site", "leonardo", "job.py")
     assert world.run(*command).returncode == errors.USAGE
     plan = json.loads(world.run(*command, env=SHELL | {"SBATCH_PARTITION": "boost_usr_prod"}).stdout)
     assert ["--account", "mine"] in plan["directives"]
