@@ -55,7 +55,7 @@ def request(loaded: LoadedSite, spec: JobSpec) -> tuple[LoadedSite, JobSpec]:
     site = site._replace(
         partitions=plain,
         resources=site.resources._replace(node_gpus=0),
-        network=site.network._replace(interface="", nic_affinity="off"),
+        network=site.network._replace(interface=""),
         fabric=site.fabric._replace(require="none"),
         workers=site.workers._replace(per_node=1),
     )

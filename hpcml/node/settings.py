@@ -71,7 +71,6 @@ class Settings(NamedTuple):
     gpu: Gpu | None
     interface: str
     protocol: str
-    nic_affinity: str
     fabric: str
     nccl: bool
     scratch: str

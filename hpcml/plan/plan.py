@@ -355,7 +355,6 @@ def _inside(site: Site, request: JobRequest, layout: JobLayout, umask: int) -> S
         gpu=gpu,
         interface=site.network.interface,
         protocol=spec.protocol,
-        nic_affinity=site.network.nic_affinity,
         fabric=site.fabric.require,
         nccl=site.fabric.nccl,
         scratch=site.paths.scratch,

@@ -227,6 +227,4 @@ def shared_environment(site: Site, gpus: int, protocol: str, mode: str = "dask")
     interface = (("NCCL_SOCKET_IFNAME", site.network.interface),) if site.network.interface else ()
     spills = site.gpu.cudf_spill and mode != "polars"
     spill = (("CUDF_SPILL", "on"), ("DASK_CUDF_SPILL_WARNING", "False")) if spills else ()
-    # The other half of what node.hardware.topology chooses: every connection is opened by the name of one interface.
-    opened = (("UCX_SOCKADDR_TLS_PRIORITY", "tcp"),) if site.network.nic_affinity == "pcie" else ()
-    return (("RAPIDS_NO_INITIALIZE", "1"), *quiet, *interface, *opened, *spill, *_GDS[site.gpu.gds])
+    return (("RAPIDS_NO_INITIALIZE", "1"), *quiet, *interface, *spill, *_GDS[site.gpu.gds])

@@ -245,10 +245,6 @@ class Network(NamedTuple):
     """
     protocol: str = "auto"
     """``auto`` takes UCX where there are several GPUs on a node, or GPUs and InfiniBand, and TLS otherwise."""
-    nic_affinity: str = "auto"
-    """Which adapters a GPU's worker uses: ``auto`` and ``off`` leave the choice to UCX, ``pcie`` ties each worker to
-    the adapters nearest to its GPU in the PCIe tree.
-    """
     adapters: tuple[str, ...] = ()
     """The names of a node's RDMA adapters, as ``mlx5_0``; ``NCCL_IB_HCA`` and ``UCX_NET_DEVICES`` that name others are
     told at the submission.
@@ -479,7 +475,6 @@ CHOICES = {
     "gpu.mode": ("dask", "polars"),
     "gpu.spill_order": ("keep", "lru"),
     "network.protocol": ("auto", "tls", "ucx"),
-    "network.nic_affinity": ("auto", "pcie", "off"),
     "fabric.require": ("none", "warn", "rdma"),
     "login.route": ("auto", "direct", "twohop", "srun"),
     "code.snapshot": ("folder", "script", "none"),

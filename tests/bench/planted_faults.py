@@ -152,7 +152,6 @@ FAULTS = (
     F("hpcml/node/hardware/spilling.py", "        self.bus.wait()\n        return self.pack(", "        return self.pack(", "spilled GPU data is read before its copy is done"),
     F("hpcml/node/hardware/survey.py", '        "ForwardAgent=no",  #', "        #", "the survey lends your ssh agent to a node nobody has checked", True),
     F("hpcml/node/hardware/sysfs.py", "None if value == _STUCK else value * _WORD", "value * _WORD", "an adapter whose counter is full is said to carry nothing"),
-    F("hpcml/node/hardware/topology.py", "if len(subnets) > 1:", "if len(subnets) > 2:", "GPUs get ports of subnets that do not reach each other"),
     F("hpcml/node/health/diagnosis.py", "if node in lost and not ended:", "if False:", "a node that srun gave up is waited for", True),
     F("hpcml/node/health/diagnosis.py", "named = outside or final or nodes", "named = outside or nodes", "a slow node is named in place of the failed one"),
     F("hpcml/node/health/frozen.py", "(began if before == woken else now, woken)", "(began, woken)", "a script that reads slowly counts as frozen"),

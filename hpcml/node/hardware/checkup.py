@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hpcml.node.hardware import sysfs, topology
+from hpcml.node.hardware import sysfs
 from hpcml.node.settings import load
 
 _NVIDIA, _DISPLAY = "0x10de", "0x03"  # PCI's vendor, and the class of GPUs
@@ -74,10 +74,10 @@ def _gpus(root: Path) -> list[dict[str, Any]]:
 
 def _nearest(gpu: dict[str, Any], ports: list[dict[str, Any]]) -> dict[str, str]:
     """Return the usable port that is nearest to a GPU, and how far that is; nothing without one."""
-    there = [(topology.distance(gpu, port["pci"]), str(port["name"])) for port in topology.usable_ports(ports)]
+    there = [(sysfs.distance(gpu, port["pci"]), str(port["name"])) for port in sysfs.usable_ports(ports)]
     if not there:
         return {}
-    far, port = min(there, key=lambda one: topology.LEVELS.index(one[0]))
+    far, port = min(there, key=lambda one: sysfs.DISTANCES.index(one[0]))
     return {"port": port, "distance": far}
 
 

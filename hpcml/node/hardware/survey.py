@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcml.node import files
-from hpcml.node.hardware import sysfs, topology
+from hpcml.node.hardware import sysfs
 from hpcml.node.hardware.probe import probe
 from hpcml.units import expand_hosts
 
@@ -88,7 +88,7 @@ def _distances(facts: dict[str, Any]) -> dict[str, dict[str, str]]:
     buses = sorted(path.name for path in Path("/sys/bus/pci/drivers/nvidia").glob("*:*"))
     gpus = {bus: place for bus in buses if (place := sysfs.pci_of(Path("/sys/bus/pci/devices") / bus))}
     nics = {port["name"]: port["pci"] for port in facts["infiniband"] if port["pci"]}
-    return {bus: {name: topology.distance(place, nic) for name, nic in nics.items()} for bus, place in gpus.items()}
+    return {bus: {name: sysfs.distance(place, nic) for name, nic in nics.items()} for bus, place in gpus.items()}
 
 
 def _disk(place: str) -> dict[str, Any]:

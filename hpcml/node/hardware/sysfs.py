@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import re
 import resource
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -18,6 +19,7 @@ _KINDS = {1: "ethernet", 32: "infiniband", 772: "loopback"}
 _ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")  # domain:bus:device.function
 _WORD = 4  # bytes: port_xmit_data counts words of 4 octets (Linux, Documentation/ABI/stable/sysfs-class-infiniband)
 _STUCK = 2**32 - 1  # adapters without 64-bit counters stop here instead of starting again (same document)
+DISTANCES = ("PIX", "PXB", "PHB", "NODE", "SYS")  # from near to far; the names are those of `nvidia-smi topo -m`
 
 
 def to_ranges(numbers: Iterable[int]) -> str:
@@ -274,3 +276,32 @@ def modules(root: Path) -> dict[str, Any]:
         "verbs": [path.name for path in _listed(root / "dev/infiniband") if path.name.startswith("uverbs")],
         "rdma_cm": (root / "dev/infiniband/rdma_cm").exists(),
     }
+
+
+def distance(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
+    """Return how far two devices (:func:`pci_of`) are from each other, in the words of ``nvidia-smi topo -m``.
+
+    ``PIX``: at most one PCIe switch between them; ``PXB``: several, but not the host bridge; ``PHB``: the host bridge;
+    ``NODE``: host bridges of one NUMA node; ``SYS``: NUMA nodes. Two devices without a known NUMA node count as of one.
+    """
+    common = len([*takewhile(lambda ends: ends[0] == ends[1], zip(a["path"], b["path"], strict=False))])
+    if common == 0:
+        return "NODE" if a["numa"] == b["numa"] else "SYS"
+    if common == 1:
+        return "PHB"
+    # Below the last common bridge at most the switch's own downstream port and the device.
+    return "PIX" if max(len(a["path"]), len(b["path"])) - common <= 2 else "PXB"
+
+
+def usable_ports(ports: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the ports that data between nodes should use, of those that a probe found.
+
+    They are active and of the fastest rate; InfiniBand where there is any (an Ethernet port beside it is for storage or
+    management), else RoCE.
+    """
+    active = [port for port in ports if port["state"] == "ACTIVE" and port["pci"]]
+    fabric = [port for port in active if port["link_layer"] == "InfiniBand"] or active
+    fastest = max((port["gigabits"] for port in fabric), default=0)
+    return sorted(
+        (port for port in fabric if port["gigabits"] == fastest), key=lambda port: (port["pci"]["bus_id"], port["port"])
+    )

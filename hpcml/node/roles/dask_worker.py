@@ -24,7 +24,7 @@ from hpcml import pickled_code
 from hpcml.node import files, processes, profilers, script_environment
 from hpcml.node.control_socket import TOPIC
 from hpcml.node.fabric import transfers
-from hpcml.node.hardware import dead_worker_memory, gpus, topology
+from hpcml.node.hardware import dead_worker_memory, gpus
 from hpcml.node.hardware.network import NoProtocolError, choose_address, choose_protocol, ucx_environment
 from hpcml.node.health import clock_offset
 from hpcml.node.roles import task_output
@@ -161,14 +161,14 @@ def run(context: Context, slot: int, scratch: Path, share: Share, *, replaces: b
         pool = gpus.pool(context, device, head=head, wait=replaces)
         options |= gpus.worker_options(context, device, pool, memory_limit=share.memory_limit)
     if settings.for_polars:
-        choose_transports(context, device)  # of the engine's own connections
+        os.environ.update(ucx_environment(single_node=settings.single_node))  # of the engine's own connections
     if expected == "ucx":
-        prepare_ucx(context, device)
+        prepare_ucx(context)
     address, protocol = _address(context, scratch / ADDRESS, context.share_of(context.node, slot))
     dask.config.set(tls.dask_settings(context.attempt, address, protocol))
     options |= {"security": tls.security(context.attempt), "protocol": protocol}
     if protocol == "ucx":
-        prepare_ucx(context, device)
+        prepare_ucx(context)
         time.sleep(stagger(context, slot))
     record = context.run.profiles / f"memray-worker-{name}.{os.getpid()}.bin" if "memray" in settings.profile else ""
     with profilers.allocations(record):
@@ -206,37 +206,16 @@ def stagger(context: Context, slot: int) -> float:
     return place * UCX_CONNECT_EVERY if len(context.node_names) * each > UCX_AT_ONCE else 0.0
 
 
-def prepare_ucx(context: Context, device: str) -> None:
-    """Start UCX behind the run's key, on the adapters nearest to this worker's GPU if the profile asks for it."""
+def prepare_ucx(context: Context) -> None:
+    """Start UCX behind the run's key; UCX chooses the adapters nearest to this worker's GPU itself."""
     settings = context.settings
     deadline = time.monotonic() + settings.scheduler_deadline
     if not files.wait_for(context.attempt.ucx_key, deadline, files.interval(settings.worker_count)):
         raise TimeoutError("the key of the run's UCX connections was not written within the deadline")
     ucx_auth.install(context.attempt.ucx_key)
     dask.config.set(gpus.ucx_settings(settings.gpu, worker=True))
-    choose_transports(context, device)
-    ucx_auth.start_ucx()
-
-
-def choose_transports(context: Context, device: str) -> None:
-    """Set the variables for what UCX may use in this process; what the user has chosen stays."""
-    settings = context.settings
     os.environ.update(ucx_environment(single_node=settings.single_node))
-    if device and settings.nic_affinity == "pcie" and "UCX_NET_DEVICES" not in os.environ:
-        _bind_to_adapters(context, device)
-
-
-def _bind_to_adapters(context: Context, device: str) -> None:
-    """Hold UCX to the adapters that the PCIe tree puts nearest to this worker's GPU, as the probe saw it."""
-    facts = files.read_json(context.attempt.probe_of(context.node)) or {}
-    host, _ = choose_address(context.settings.interface, single_node=context.settings.single_node)
-    try:
-        chosen = topology.ucx_environment(device, facts, host)
-    except topology.NoAffinityError as error:
-        print(f"hpcml: no network adapter is assigned to GPU {device}: {error}.", file=sys.stderr, flush=True)
-        return
-    os.environ.update(chosen)
-    print(f"hpcml: GPU {device}: {' '.join(f'{name}={value}' for name, value in chosen.items())}", flush=True)
+    ucx_auth.start_ucx()
 
 
 async def _serve(
