@@ -43,8 +43,7 @@ COMMANDS = {
     "wait": ("[OPTIONS] RUN…", "wait until runs have ended"),
     "cancel": ("RUN | --all", "cancel a run, or all of them"),
     "rerun": ("RUN [OPTIONS]", "submit a run's request again"),
-    "rm": ("RUN… | [--older AGE] [--failed]", "remove runs that have ended, with all their files"),
-    "gc": ("[--older-than AGE] [--larger-than SIZE] [--keep N]", "remove old runs, by age and size"),
+    "rm": ("RUN… | [--older-than AGE] [--failed]", "remove runs that have ended, with all their files"),
     "shell": ("RUN [NODE]", "open a shell on a node of a run"),
     "fetch": ("RUN [DEST]", "bring a run's results home to your laptop"),
     "tunnel": ("[OPTIONS] [RUN]", "open a run's dashboard on your laptop"),
@@ -56,7 +55,7 @@ COMMANDS = {
 }
 # Words of other tools, and the command that does it here.
 _MEANT = {
-    "clean": "rm --failed, hpcml rm --older 30d or hpcml gc",
+    "clean": "rm --failed, or hpcml rm --older-than 30d",
     "dashboard": "tunnel",
     "delete": "rm",
     "download": "fetch",

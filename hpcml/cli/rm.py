@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -15,62 +16,138 @@ from hpcml.terminal import note, say, say_fitted
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from hpcml.runs import beside, handle
+
+_NAMES = {"removed": "run", "maps": "map", "clusters": "cluster"}  # of --json, by kind
+_LIMITS = ("older_than", "larger_than", "keep", "until_free")
 
 
 def add_options(parser: ArgumentParser) -> None:
     """Add what only this verb takes, and the common options."""
-    parser.epilog = "A run that may still be going on is never removed."
+    parser.epilog = (
+        "Without RUN, each run, map or elastic cluster is removed for which all given options hold, and what an "
+        "interrupted removal left. One that may still be going on is never removed; where Slurm does not answer, that "
+        "is each that Slurm would have to be asked about."
+    )
     parser.add_argument("run", metavar="RUN", nargs="*", help=common.RUN)
-    parser.add_argument("--older", metavar="AGE", help="all runs submitted longer ago, e.g. 30d or 12h")
+    parser.add_argument("--older-than", metavar="AGE", help="what was submitted longer ago, e.g. 30d or 12h")
+    parser.add_argument("--larger-than", metavar="SIZE", help="what takes that or more, e.g. 500M or 2G")
     parser.add_argument(
-        "--failed",
-        action="store_true",
-        help="all runs that failed or were refused, not the cancelled ones; with --older: those of them",
+        "--failed", action="store_true", help="runs that failed or were refused, not the cancelled ones"
+    )
+    parser.add_argument(
+        "--keep", metavar="N", help="the newest N runs, maps and clusters stay; 0: all that have ended go"
+    )
+    parser.add_argument(
+        "--until-free", metavar="SIZE", help="the oldest that the others leave, until so much is free, e.g. 500G or 2T"
     )
     parser.add_argument("--yes", action="store_true", help="do not ask")
     common.add_site(parser)
-    common.add_json(parser, "print facts as JSON: the removed runs and the bytes that they took")
+    common.add_json(
+        parser, "print facts as JSON: what was removed, the bytes, and what stays because it may be going on"
+    )
 
 
 def run(options: Namespace) -> int:
-    """Show what is to be removed and how large it is, ask, and remove it."""
-    from hpcml.runs import beside, handle, removal
+    """Show what would be removed, how old and how large it is, ask, and remove it."""
+    from hpcml.runs import beside, removal
 
-    chosen = bool(options.older or options.failed)
-    if bool(options.run) == chosen:
-        hint = "Name runs, or give --older 30d, --failed or both."
+    if bool(options.run) == (options.failed or any(getattr(options, name) is not None for name in _LIMITS)):
+        hint = (
+            "Name runs, or give --older-than 30d, --larger-than 2G, --failed, --keep 20, --until-free 500G or several."
+        )
         raise UsageError("Which runs are to be removed is not clear", place="hpcml rm", hint=hint)
-    runs, others = _named(options) if options.run else (_old(options), [])
-    standings = handle.standings(runs)
-    wanted = [one for one in standings if _failed(one)] if options.failed else standings
-    ended = [beside.Entry("run", one.run.id, one.run.paths.directory, "") for one in wanted if not one.alive]
-    ended += [one for one in others if not one.alive]
-    staying = {} if chosen else {one.run.id: _why_alive(one) for one in standings if one.alive}
-    staying |= {one.id: one.alive for one in others if one.alive}
-    sizes = [removal.size(one.directory) for one in ended]
-    total = f"{removal.counted(ended)}, {units.format_bytes(sum(sizes))}"
+    least, wanted = _size(options.larger_than, "--larger-than"), _size(options.until_free, "--until-free")
+    folder = common.runs_folder(options)
+    ended, staying = _named(folder, options.run) if options.run else _matching(folder, options)
+    places = () if options.run else ("", *beside.FOLDERS.values())
+    rests = [rest for place in places for rest in removal.leftovers(folder / place)]
+    left = {path: removal.size(path) for _, path in rests}
+    missing = None if options.until_free is None else wanted - _free(folder) - sum(left.values())
+    sizes = _taken(ended, least, missing)
+    total = sum(sizes.values()) + sum(left.values())
+    words = f"{removal.counted(sizes)}{f' and the rest of {len(rests)}' if rests else ''}, {units.format_bytes(total)}"
     if not options.json:
-        for one, size in zip(ended, sizes, strict=True):
-            folder = common.typed(one.directory, sys.stdout)
-            say_fitted(f"{one.id}  {units.format_bytes(size):>10}  {folder}", sys.stdout, rest="  ")
-        sys.stdout.flush()  # the list stands before what is said of it, in a file too
-    for name, how in staying.items():
-        note(f"{name} stays, because it may still be going on ({how})")
-    if ended and not common.confirmed(f"Remove {total}?", options.yes):
+        _show([(one.id, one.directory, size) for one, size in sizes.items()])
+        _show([(f"the rest of {name}", path, left[path]) for name, path in rests])
+    _say_what_stays(staying, each=bool(options.run))
+    if (short := (missing or 0) - sum(sizes.values())) > 0:
+        note(f"{units.format_bytes(short)} of {units.format_bytes(wanted)} will not be free even so")
+    if (sizes or rests) and not common.confirmed(f"Remove {words}?", options.yes):
         say("Nothing was removed.", sys.stderr)
         return 1
-    for one in ended:
+    for one in sizes:
         removal.remove_folder(one.directory)
+    for path in left:
+        removal.remove_leftover(path)
     if options.json:
-        common.print_json({"removed": [one.id for one in ended], "bytes": sum(sizes)})
+        by_kind = {name: [one.id for one in sizes if one.kind == kind] for name, kind in _NAMES.items()}
+        common.print_json({**by_kind, "staying": list(staying), "leftovers": len(rests), "bytes": total})
     else:
         verb = "stays" if len(staying) == 1 else "stay"
-        stay = f"; {units.counted(len(staying), 'run')} {verb}" if staying and ended else ""
-        say(f"Removed {total}{stay}." if ended else "Nothing was removed.", sys.stderr)
-    return 1 if staying else 0
+        stay = f"; {units.counted(len(staying), 'run')} {verb}" if options.run and staying else ""
+        say(f"Removed {words}{stay}." if sizes or rests else "Nothing was removed.", sys.stderr)
+    return 1 if options.run and staying else 0
+
+
+def _named(folder: Path, names: Sequence[str]) -> tuple[list[beside.Entry], dict[str, str]]:
+    """Return what has ended of the runs, maps and clusters that are named, and why the others stay, by their ids."""
+    from hpcml.runs import beside, handle
+
+    runs, others = {}, {}
+    for name in names:
+        try:
+            run = directories.find(folder, name)
+            runs[run.id] = run
+        except NotFoundError:
+            if not (other := beside.find(folder, name)):
+                raise
+            others[other.id] = other
+    standings = handle.standings(list(runs.values()))
+    staying = {one.run.id: _why_alive(one) for one in standings if one.alive}
+    staying |= {one.id: one.alive for one in others.values() if one.alive}
+    return _ended(standings, list(others.values())), staying
+
+
+def _matching(folder: Path, options: Namespace) -> tuple[list[beside.Entry], dict[str, str]]:
+    """Return what has ended of all that the options mean, oldest first, and the problem of what stays, by its id."""
+    from hpcml.runs import beside, handle
+
+    before = time.time() - _seconds(options.older_than, "--older-than")
+    keep = 0 if options.keep is None else common.whole(options.keep, "--keep")
+    of_runs = directories.newest(folder, directories.ids(folder))
+    others = [] if options.failed else beside.ids(folder)
+    in_order = sorted([(_moment(name), name) for name in (*of_runs, *(name for _, name in others))])
+    old = {name for _, name in in_order[: -keep or None]}
+    standings = handle.standings(_loaded(folder, [name for name in of_runs if name in old], before))
+    runs = [one for one in standings if _failed(one)] if options.failed else standings
+    found = beside.standings(
+        folder, [one for one in others if one[1] in old and (directories.submitted_at(one[1]) or before) < before]
+    )
+    staying = {one.run.id: one.problem for one in runs if one.alive} | {one.id: "" for one in found if one.alive}
+    return sorted(_ended(runs, found), key=lambda one: _moment(one.id)), staying
+
+
+def _ended(runs: Sequence[handle.Standing], others: Sequence[beside.Entry]) -> list[beside.Entry]:
+    from hpcml.runs import beside
+
+    ended = [beside.Entry("run", one.run.id, one.run.paths.directory, "") for one in runs if not one.alive]
+    return [*ended, *(one for one in others if not one.alive)]
+
+
+def _taken(ended: Sequence[beside.Entry], least: int, missing: float | None) -> dict[beside.Entry, int]:
+    """Return what is to be removed of what has ended, with its bytes: all, or the oldest that have what is missing."""
+    from hpcml.runs import removal
+
+    sizes: dict[beside.Entry, int] = {}
+    for one in ended:
+        if missing is not None and sum(sizes.values()) >= missing:
+            break
+        if (size := removal.size(one.directory)) >= least:
+            sizes[one] = size
+    return sizes
 
 
 def _failed(one: handle.Standing) -> bool:
@@ -83,30 +160,7 @@ def _why_alive(one: handle.Standing) -> str:
     return one.problem or (one.status.message if one.status else "") or "it has not ended"
 
 
-def _named(options: Namespace) -> tuple[list[directories.Run], list[beside.Entry]]:
-    """Return the runs that are named, and the maps and clusters."""
-    from hpcml.runs import beside
-
-    folder = common.runs_folder(options)
-    runs, others = {}, {}
-    for word in options.run:
-        try:
-            run = directories.find(folder, word)
-            runs[run.id] = run
-        except NotFoundError:
-            if not (other := beside.find(folder, word)):
-                raise
-            others[other.id] = other
-    return list(runs.values()), list(others.values())
-
-
-def _old(options: Namespace) -> list[directories.Run]:
-    folder = common.runs_folder(options)
-    before = time.time() - seconds_of(options.older, "--older")
-    return loaded(folder, directories.newest(folder, directories.ids(folder)), before)
-
-
-def loaded(folder: Path, run_ids: Sequence[str], before: float) -> list[directories.Run]:
+def _loaded(folder: Path, run_ids: Sequence[str], before: float) -> list[directories.Run]:
     """Return those of some runs that were submitted before then; one that cannot be read stays, and is named."""
     runs = []
     for run_id in run_ids:
@@ -120,6 +174,44 @@ def loaded(folder: Path, run_ids: Sequence[str], before: float) -> list[director
     return runs
 
 
-def seconds_of(age: str | None, option: str) -> float:
-    """Return the seconds of an option's age, 0 if it was not given."""
+def _moment(run_id: str) -> str:
+    """Return what of an id sorts it by time."""
+    return run_id[len(directories.name_of(run_id)) :]
+
+
+def _free(folder: Path) -> int:
+    """Return the bytes that the file system of a folder has for this user; 0 if there is no folder."""
+    with directories.storage(folder):
+        try:
+            room = os.statvfs(folder)
+        except FileNotFoundError:
+            return 0
+    return room.f_bavail * room.f_frsize
+
+
+def _show(rows: Sequence[tuple[str, Path, int]]) -> None:
+    for name, path, size in rows:
+        submitted = directories.submitted_at(name)
+        age = "-" if submitted is None else units.format_age(time.time() - submitted)
+        line = f"{name}  {age:>4}  {units.format_bytes(size):>8}  {common.typed(path, sys.stdout)}"
+        say_fitted(line, sys.stdout, rest="  ")
+    sys.stdout.flush()  # the list stands before what is said of it, in a file too
+
+
+def _say_what_stays(staying: Mapping[str, str], *, each: bool) -> None:
+    """Say why each of them stays, or in one line how many may be alive."""
+    if each:
+        for name, why in staying.items():
+            note(f"{name} stays, because it may still be going on ({why})")
+    elif staying:
+        why = next(filter(None, staying.values()), "")
+        stay = "stays" if len(staying) == 1 else "stay"
+        note(f"{units.counted(len(staying), 'run')} may still be going on and {stay}{f' ({why})' if why else ''}")
+
+
+def _size(text: str | None, option: str) -> int:
+    return 0 if text is None else common.parsed(units.parse_memory, text, option, "2G")
+
+
+def _seconds(age: str | None, option: str) -> float:
     return 0.0 if age is None else common.parsed(units.parse_seconds, age, option, "30d")

@@ -127,7 +127,7 @@ def quota(exam: Examination) -> Finding:
     """Whether there is room for files and for bytes, by the file systems' own words and by quotas."""
     home = exam.environment.get("HOME", "")
     folders = dict.fromkeys(_existing(place) for place in (exam.runs, *([Path(home)] if home else [])))
-    hint = "Remove old runs (hpcml gc), or keep runs elsewhere (--set paths.runs=…)."
+    hint = "Remove old runs (hpcml rm --older-than 30d), or keep runs elsewhere (--set paths.runs=…)."
     facts: dict[str, object] = {}
     low = ""
     for folder in folders:
@@ -171,7 +171,7 @@ def judge_quota(text: str) -> Iterator[Finding]:
             if not limit:
                 continue
             words = f"{used} of {limit} {what} of your quota on {place} are used"
-            hint = "Remove what you no longer need (hpcml gc removes old runs)."
+            hint = "Remove what you no longer need (hpcml rm --older-than 30d removes old runs)."
             if star or int(used) >= limit:
                 yield red(words, hint, **facts)
             elif int(used) > 0.95 * limit:

@@ -109,7 +109,7 @@ def test_commands_and_options(world: World) -> None:
     assert words_of(world, "") == [*main.COMMANDS, "help"]
     assert words_of(world, "help", "stat") == words_of(world, "stat") == ["status"]
     assert words_of(world, "nothing", "") == []
-    assert "--older-than" in words_of(world, "gc", "")
+    assert "--older-than" in words_of(world, "rm", "--")
     assert "--fakeroot" in words_of(world, "image", "build", "--")
     assert "--fakeroot" not in words_of(world, "image", "ls", "--")
     assert words_of(world, "--host", "leo") == ["leonardo"]

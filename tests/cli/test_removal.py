@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hpcml import errors
-from hpcml.cli import gc
+from hpcml.cli import rm
 from hpcml.runs import beside, removal
 from hpcml.subprocesses import start_time
 from planted import give, need_another_account
@@ -81,13 +81,14 @@ def test_by_age_and_by_failure(world: World) -> None:
     kept, failed, cancelled = ended(world, "good"), ended(world, "bad", 3), ended(world, "stopped", errors.CANCELLED)
     old = failed.with_name("old-20200101-000000-0000")
     shutil.copytree(kept, old)
-    assert json.loads(world.run("rm", "--older", "30d", "--yes", "--json").stdout)["removed"] == [old.name]
-    assert json.loads(world.run("rm", "--failed", "--older", "30d", "--yes", "--json").stdout)["removed"] == []
+    assert json.loads(world.run("rm", "--older-than", "30d", "--yes", "--json").stdout)["removed"] == [old.name]
+    assert json.loads(world.run("rm", "--failed", "--older-than", "30d", "--yes", "--json").stdout)["removed"] == []
     assert json.loads(world.run("rm", "--failed", "--yes", "--json").stdout)["removed"] == [failed.name]
+    assert world.run("rm", "--failed", "--keep", "0").stderr == "Nothing was removed.\n"
     assert world.left() == sorted([kept.name, cancelled.name])
 
 
-@pytest.mark.parametrize("words", [[], ["--older", "soon"], ["last", "--failed"], ["nosuch", "--yes"]])
+@pytest.mark.parametrize("words", [[], ["--older-than", "soon"], ["last", "--failed"], ["nosuch", "--yes"]])
 def test_what_is_not_clear_removes_nothing(world: World, words: list[str]) -> None:
     ended(world, "a")
     assert world.run("rm", *words).returncode in (errors.USAGE, errors.NOT_FOUND)
@@ -116,7 +117,7 @@ def test_a_link_in_the_place_of_a_run_is_not_one(world: World) -> None:
     directory.rename(moved)
     directory.symlink_to(moved)
     assert world.run("rm", directory.name, "--yes").returncode == errors.STORAGE
-    world.run("rm", "--older", "0s", "--yes")
+    world.run("rm", "--older-than", "0s", "--yes")
     assert (moved / "plan.json").is_file()
 
 
@@ -125,7 +126,7 @@ def test_a_stranger_s_run_stays(world: World) -> None:
     directory = ended(world, "a")
     give(directory)
     assert world.run("rm", directory.name, "--yes").returncode == errors.STORAGE
-    world.run("rm", "--older", "0s", "--yes")
+    world.run("rm", "--older-than", "0s", "--yes")
     assert directory.is_dir()
 
 
@@ -150,19 +151,19 @@ def aged(directory: Path, name: str) -> Path:
     return copy
 
 
-def test_gc_by_age_size_and_number(world: World) -> None:
+def test_rm_by_age_size_and_number(world: World) -> None:
     kept = ended(world, "new")
     old = [aged(kept, f"old-2020010{day}-000000-0000") for day in (1, 2, 3)]
     (old[1] / "out/large").write_bytes(b"x" * (3 << 20))
 
     def taken(*words: str) -> object:
-        return json.loads(world.run("gc", *words, "--yes", "--json").stdout)["removed"]
+        return json.loads(world.run("rm", *words, "--yes", "--json").stdout)["removed"]
 
-    assert world.run("gc").returncode == errors.USAGE
-    assert world.run("gc", "--older-than", "soon").returncode == errors.USAGE
-    assert world.run("gc", "--larger-than", "much").returncode == errors.USAGE
+    assert world.run("rm").returncode == errors.USAGE
+    assert world.run("rm", "--older-than", "soon").returncode == errors.USAGE
+    assert world.run("rm", "--larger-than", "much").returncode == errors.USAGE
     assert taken("--older-than", "30d", "--keep", "4") == taken("--keep", "9") == taken("--larger-than", "40M") == []
-    asked = world.run("gc", "--older-than", "30d")
+    asked = world.run("rm", "--older-than", "30d")
     assert asked.returncode == errors.USAGE
     assert "--yes" in asked.stderr
     assert [line.split()[0] for line in asked.stdout.splitlines()] == [run.name for run in old]
@@ -171,16 +172,16 @@ def test_gc_by_age_size_and_number(world: World) -> None:
     assert taken("--older-than", "30d", "--keep", "2") == [old[0].name]
     assert taken("--keep", "0", "--older-than", "30d") == [old[2].name]
     assert world.left() == [kept.name]
-    assert world.run("gc", "--older-than", "30d").stderr == "Nothing was removed.\n"
+    assert world.run("rm", "--older-than", "30d").stderr == "Nothing was removed.\n"
 
 
-def test_gc_until_so_much_is_free(world: World, subtests: pytest.Subtests) -> None:
+def test_rm_until_so_much_is_free(world: World, subtests: pytest.Subtests) -> None:
     kept = ended(world, "new")
     old = aged(kept, "old-20200101-000000-0000")
     waiting = world.submit("--name", "waiting")
-    assert world.run("gc", "--until-free", "much").returncode == errors.USAGE
-    assert json.loads(world.run("gc", "--until-free", "1M", "--yes", "--json").stdout)["removed"] == []
-    done = world.run("gc", "--until-free", "99999T", "--older-than", "30d", "--yes")
+    assert world.run("rm", "--until-free", "much").returncode == errors.USAGE
+    assert json.loads(world.run("rm", "--until-free", "1M", "--yes", "--json").stdout)["removed"] == []
+    done = world.run("rm", "--until-free", "99999T", "--older-than", "30d", "--yes")
     assert "will not be free even so" in done.stderr
     assert world.left() == sorted([kept.name, waiting.name])
     folders = [beside.Entry("run", f"{name}-20200101-000000-0000", world.top / name, "") for name in "abc"]
@@ -190,11 +191,11 @@ def test_gc_until_so_much_is_free(world: World, subtests: pytest.Subtests) -> No
     size = removal.size(folders[0].directory)
     for missing, count in ((0, 0), (1, 1), (size, 1), (size + 1, 2), (9 * size, 3), (None, 3)):
         with subtests.test(missing=missing):
-            assert list(gc._taken(folders, 0, missing)) == folders[:count]
+            assert list(rm._taken(folders, 0, missing)) == folders[:count]
     assert not old.exists()
 
 
-def test_gc_takes_maps_that_have_ended(world: World) -> None:
+def test_rm_takes_maps_that_have_ended(world: World) -> None:
     new = ended(world, "new")
     (job,) = [key for key, facts in world.jobs().items() if facts["script"] == str(new / "job.sh")]
     going = world.submit("--name", "going")
@@ -218,7 +219,7 @@ def test_gc_takes_maps_that_have_ended(world: World) -> None:
             if facts is not None:
                 (folder / "submission.json").write_text(json.dumps(facts))
     (world.runs / ".maps/empty-20200101-000000-0000").mkdir()
-    done = world.run("gc", "--older-than", "30d", "--yes", "--json")
+    done = world.run("rm", "--older-than", "30d", "--yes", "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert [name.partition("-")[0] for name in told["maps"]] == ["array", "gone"]
@@ -267,13 +268,13 @@ def test_maps_and_clusters_are_known_and_go_when_they_are_over(world: World) -> 
     done = world.run("rm", "dead", "squares", "--yes")
     assert done.returncode == 0, done.stderr
     assert "Removed 1 cluster and 1 map" in done.stderr
-    told = json.loads(world.run("gc", "--older-than", "30d", "--yes", "--json").stdout)
+    told = json.loads(world.run("rm", "--older-than", "30d", "--yes", "--json").stdout)
     assert told["clusters"] == ["over-20200101-000000-0000"]
     assert len(states()) == 3
     assert world.run("rm", "nosuch", "--yes").returncode == errors.NOT_FOUND
 
 
-def test_gc_leaves_what_may_be_alive_or_is_not_a_run(world: World) -> None:
+def test_rm_leaves_what_may_be_alive_or_is_not_a_run(world: World) -> None:
     waiting = world.submit("--name", "waiting")
     ending = world.submit("--name", "ending")
     end(ending)  # and its job is there still
@@ -284,19 +285,19 @@ def test_gc_leaves_what_may_be_alive_or_is_not_a_run(world: World) -> None:
     mine = world.runs / "my-notes"
     mine.mkdir()
     (world.runs / "link-20200101-000000-0000").symlink_to(mine)
-    done = world.run("gc", "--keep", "0", "--yes")
+    done = world.run("rm", "--keep", "0", "--yes")
     assert done.returncode == 0, done.stderr
     assert "3 runs may still be going on and stay" in done.stderr
     assert f"{unreadable.name} stays" in done.stderr
     left = {waiting.name, ending.name, unreadable.name, unsaid.name, mine.name, "link-20200101-000000-0000"}
     assert set(world.left()) == left
     world.answer("squeue", code=1, err="slurm_load_jobs error: Unable to contact slurm controller\n")
-    done = world.run("gc", "--keep", "0", "--yes")
+    done = world.run("rm", "--keep", "0", "--yes")
     assert "does not answer" in done.stderr
     assert {waiting.name, unsaid.name} <= set(world.left())
 
 
-def test_gc_takes_what_a_killed_removal_left(world: World) -> None:
+def test_rm_takes_what_a_killed_removal_left(world: World) -> None:
     directory = ended(world, "a")
     half = world.runs / f".{directory.name}.{'0' * 16}.removed"
     shutil.copytree(directory, half)
@@ -308,7 +309,7 @@ def test_gc_takes_what_a_killed_removal_left(world: World) -> None:
     other.mkdir()
     assert half.name not in world.run("ls", "--all").stdout
     assert json.loads(world.run("ls", "--all", "--json").stdout)[0]["run"] == directory.name
-    done = world.run("gc", "--older-than", "30d", "--yes")
+    done = world.run("rm", "--older-than", "30d", "--yes")
     assert done.returncode == 0, done.stderr
     assert "the rest of 1" in done.stderr
     assert set(world.left()) == {directory.name, new.name, other.name}
@@ -319,7 +320,7 @@ def test_two_removals_at_once_are_one(world: World) -> None:
     for number in range(300):
         (half / f"out/{number}").mkdir(parents=True)
         (half / f"out/{number}/file").write_text("x")
-    command = [str(world.command), "gc", "--older-than", "1d", "--yes"]
+    command = [str(world.command), "rm", "--older-than", "1d", "--yes"]
     both = [
         subprocess.Popen(command, env=world.environment, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
         for _ in range(2)

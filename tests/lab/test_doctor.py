@@ -171,7 +171,7 @@ def test_faults_of_the_login_node(cluster: Cluster, tools: Path, nobody_failed: 
             "slurm-variables": ("yellow", "SBATCH_NICE, SQUEUE_FORMAT count for", "unset SBATCH_NICE SQUEUE_FORMAT"),
             "library-path": ("red", "libcuda.so.1 there is not the driver's", f"Take {stub} out of LD_LIBRARY_PATH"),
             "adapters": ("red", "NCCL_IB_HCA names mlx5_4", "unset NCCL_IB_HCA, or write mlx5_0,mlx5_1"),
-            "quota": ("red", "no inodes are left", "hpcml gc"),
+            "quota": ("red", "no inodes are left", "hpcml rm"),
             "file-system": ("red", "no inodes are left", "--set paths.runs="),
             "slurm-config": ("yellow", "kills a job 10 s after", "deadlines.driver_grace = '5s'"),
             "partition": ("yellow", "max_time 2-00:00:00, Slurm says 1-00:00:00", "[partitions.boost]"),
