@@ -21,7 +21,7 @@ _SHEBANG = b"#!/usr/bin/env python3\n"
 
 def make() -> bytes:
     """Return the file's bytes."""
-    members = {f"lib/{name}": data for name, data in sorted([*of_hpcml(), *_needed()])}
+    members = {f"lib/{name}": data for name, data in sorted(_members())}
     digest = hashlib.sha256()
     for name, data in members.items():
         digest.update(b"%d %s %d\n" % (len(name), name.encode(), len(data)) + data)
@@ -34,20 +34,17 @@ def make() -> bytes:
     return out.getvalue()
 
 
-def of_hpcml() -> Iterator[tuple[str, bytes]]:
-    """Yield the name, as a wheel has it, and the bytes of each of hpcml's files."""
+def _members() -> Iterator[tuple[str, bytes]]:
+    """Yield the name and the bytes of each file of hpcml and of what it needs."""
     yield from _files(assets.package_root() / "hpcml", "hpcml")
     for kind in _ASSETS:
         yield from _files(assets.folder(kind), f"hpcml/_assets/{kind}")
-    yield from _papers("hpcml")
-
-
-def _needed() -> Iterator[tuple[str, bytes]]:
     for name in NEEDED:
         spec = util.find_spec(name)
         assert spec is not None
         assert spec.submodule_search_locations is not None
         yield from _files(Path(next(iter(spec.submodule_search_locations))), name)
+    for name in ("hpcml", *NEEDED):
         yield from _papers(name)
 
 
