@@ -202,9 +202,9 @@ def _room(prepared: Prepared, asked: _Asked, chosen: int) -> int:
     number = min(asked.jobs or _GANG, chosen)
     if not asked.gang or prepared.plan.inside.one_machine:
         return number
-    from hpcml.schedulers import slurm_limits
+    from hpcml.schedulers import slurm
 
-    room = slurm_limits.room(prepared.plan.directives)
+    room = slurm.room(prepared.plan.directives)
     if room is None:
         return number
     if room < 2:

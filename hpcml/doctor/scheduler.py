@@ -9,7 +9,7 @@ from hpcml import schedulers, units
 from hpcml.doctor.finding import Examination, Finding, clause, green, not_applicable, red, yellow
 from hpcml.errors import MEANING, HpcmlError, SlurmUnreachableError
 from hpcml.runs import outlook
-from hpcml.schedulers import slurm, slurm_limits
+from hpcml.schedulers import slurm
 from hpcml.sites.schema import Partition
 
 _NO_LIMIT = ("UNLIMITED", "INFINITE", "NONE", "")
@@ -58,7 +58,7 @@ def account(exam: Examination) -> Finding:
     """Whether the account may use the partition and the QoS that a run asks for."""
     chosen = exam.directives()
     name, partition, qos = (chosen.get(f"--{option}", "") for option in ("account", "partition", "qos"))
-    known = slurm_limits.associations(exam.left())
+    known = slurm.associations(exam.left())
     if isinstance(known, str):
         return not_applicable(f"Slurm's accounting tells nothing of your accounts: {known}")
     names = sorted({one.account for one in known})
@@ -119,7 +119,7 @@ def default_qos(exam: Examination) -> Finding:
         return green(
             f"a run asks for QoS {asked}, and not for {', '.join(cpu_only)}, whose nodes have no GPUs", asked=asked
         )
-    known = slurm_limits.associations(exam.left())
+    known = slurm.associations(exam.left())
     if isinstance(known, str):
         return yellow(f"a run names no QoS, and Slurm does not tell which it then gets: {known}", hint)
     defaults = sorted({one.default_qos for one in known if one.account == name or not name} - {""})
@@ -130,7 +130,7 @@ def default_qos(exam: Examination) -> Finding:
 
 def submit_limit(exam: Examination) -> Finding:
     """How many more jobs of this user Slurm takes."""
-    room = slurm_limits.room([*exam.directives().items()], exam.left())
+    room = slurm.room([*exam.directives().items()], exam.left())
     if room is None:
         return not_applicable("Slurm sets or tells no limit of submitted jobs")
     if room == 0:

@@ -13,7 +13,7 @@ from hpcml.report.figures import memory_in_plan
 from hpcml.runs import directories, why
 from hpcml.runs import record as records
 from hpcml.runs import status as run_status
-from hpcml.schedulers import slurm_memory
+from hpcml.schedulers import slurm
 
 
 def make(run: directories.Run) -> Path:
@@ -60,7 +60,7 @@ def _memory(run: directories.Run) -> float:
     asked = memory_in_plan(table(run.paths.plan))
     if asked or not run.submission or not run.job:
         return 0.0
-    return slurm_memory.requested(f"{run.job} {run.submission.run}".rstrip())
+    return slurm.requested_memory(f"{run.job} {run.submission.run}".rstrip())
 
 
 def facts(page: Path) -> Any:

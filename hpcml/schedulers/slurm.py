@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import calendar
+import getpass
 import os
 import re
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from hpcml import units
 from hpcml.errors import ANSWER_LOST, HpcmlError, SiteError, SlurmUnreachableError
 from hpcml.paths import RunPaths
 from hpcml.schedulers import (
@@ -40,6 +42,7 @@ shell_on = slurm_options.shell_on
 TIMEOUT = 60.0  # seconds for one question; slurmctld's own MessageTimeout is 10 to 100
 _LOOK_AGAIN = 20.0  # seconds for which a job whose submission was not answered is looked for
 
+_REQ_MEM = re.compile(r"(\d+(?:\.\d+)?[KMGT]?)([cn]?)", re.IGNORECASE)  # as sacct writes it
 KEPT = {"SLURM_CONF", "SLURM_JWT"}
 _SCRUBBED = (
     "SLURM_",
@@ -640,3 +643,87 @@ def cancel(job: str) -> str:
     if answer.code == 0 or "Invalid job id" in answer.text or "already completing or completed" in answer.text:
         return f"job {number}"
     raise refusal(answer, "scancel")
+
+
+def memory_per_node(requested: str, nodes: int, cpus: int) -> float:
+    """Return sacct's ReqMem in bytes for each node of a job, 0 if it says nothing that can be read.
+
+    Before Slurm 21.08 it is for each node (``4Gn``) or processor (``2000Mc``), since then of the whole job (``16G``).
+    """
+    match = _REQ_MEM.fullmatch(requested.strip())
+    if match is None or nodes < 1:
+        return 0.0
+    size = float(units.parse_memory(match[1]))
+    parts = {"n": 1.0, "c": nodes / max(1, cpus)}
+    return size / parts.get(match[2].lower(), float(nodes))
+
+
+def requested_memory(job: str) -> float:
+    """Return the bytes that a job asked for on each node, 0 where accounting does not tell."""
+    for fields in accounted([job], "ReqMem,NNodes,NCPUS").values():
+        if fields[1].isdecimal() and fields[2].isdecimal():
+            return memory_per_node(fields[0], int(fields[1]), int(fields[2]))
+    return 0.0
+
+
+def room(directives: Sequence[tuple[str, str]], timeout: float = TIMEOUT) -> int | None:
+    """Return how many more jobs with these directives may be submitted; None where Slurm sets or tells no limit.
+
+    The limits of the QoS and of the association (MaxSubmitJobs) count; jobs that wait or run are taken from them.
+    """
+    chosen = dict(directives)
+    user = getpass.getuser()
+    try:
+        limits = _submit_limits(user, chosen.get("--account", ""), chosen.get("--qos", ""), timeout)
+        if not limits:
+            return None
+        queue = ask(["squeue", "--noheader", "--array", f"--user={user}", "--format=%i"], timeout)
+    except SlurmUnreachableError:
+        return None
+    if queue.code:
+        return None
+    return max(0, min(limits) - len(queue.out.split()))
+
+
+def _submit_limits(user: str, account: str, qos: str, timeout: float) -> list[int]:
+    """Return the limits of the account's associations and of the QoS; without one, of the user's default one."""
+    found = []
+    if not account:
+        account = next((row[1] for row in _sacctmgr(["user", "where", f"user={user}"], timeout) if len(row) > 1), "")
+    where = ["where", f"user={user}", *([f"account={account}"] if account else [])]
+    rows = _sacctmgr(["assoc", *where, "format=MaxSubmitJobs,DefaultQOS"], timeout)
+    for limit, default in rows:
+        found.append(limit)
+        qos = qos or default
+    if qos:
+        rows = _sacctmgr(["qos", "where", f"name={qos}", "format=MaxSubmitJobsPerUser,Name"], timeout)
+        found += [limit for limit, *_ in rows]
+    return [int(limit) for limit in found if limit.isdecimal()]
+
+
+def _sacctmgr(words: Sequence[str], timeout: float) -> list[list[str]]:
+    answer = ask(["sacctmgr", "--noheader", "--parsable2", "show", *words], timeout)
+    return rows_of(answer) if answer.code == 0 else []
+
+
+class Association(NamedTuple):
+    """What a user may charge: an account, on one partition or on all (empty), and with which QoS."""
+
+    account: str
+    partition: str
+    qos: tuple[str, ...]
+    default_qos: str
+
+
+def associations(timeout: float) -> list[Association] | str:
+    """Return this user's associations, or why Slurm does not tell them, in some words."""
+    fields = "format=Account,Partition,QOS,DefaultQOS"
+    command = ["sacctmgr", "--noheader", "--parsable2", "show", "assoc", "where", f"user={getpass.getuser()}", fields]
+    try:
+        answer = ask(command, timeout)
+    except SlurmUnreachableError as error:
+        return error.message
+    if answer.code != 0:
+        return (answer.text.splitlines() or [f"sacctmgr did not answer within {timeout:.1f} s"])[-1]
+    rows = [row for row in rows_of(answer) if len(row) == 4]
+    return [Association(row[0], row[1], tuple(filter(None, row[2].split(","))), row[3]) for row in rows]

@@ -422,7 +422,7 @@ FAULTS = (
     F("hpcml/schedulers/slurm.py", '"--noheader", "--states=all", f"--user', '"--noheader", f"--user', "a job that ended before it was looked for stays lost", True),
     F("hpcml/schedulers/slurm.py", ' or "already completing or completed" in answer.text', "", "cancel fails for a job that is just ending"),
     F("hpcml/schedulers/slurm.py", "if word in ENDED or (word in PENDING | ACTIVE and by_job[job].state == UNREADABLE):", "if word in ENDED | PENDING | ACTIVE:", "a job that the controller lost runs for ever"),
-    F("hpcml/schedulers/slurm_limits.py", '"--noheader", "--array", f"--user', '"--noheader", f"--user', "an array's waiting tasks count as one job of the limit"),
+    F("hpcml/schedulers/slurm.py", '"--noheader", "--array", f"--user', '"--noheader", f"--user', "an array's waiting tasks count as one job of the limit"),
     F("hpcml/schedulers/slurm_options.py", '("--qos", spec.qos or partition.qos)', '("--qos", partition.qos or spec.qos)', "the partition's QoS replaces the user's"),
     F("hpcml/schedulers/slurm_options.py", '("--open-mode", "append"),', '("--open-mode", "truncate"),', "a job that starts again loses its log"),
     F("hpcml/schedulers/slurm_options.py", 'else ["--no-requeue"]', "else []", "Slurm starts a run again by itself"),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hpcml import schedulers
 from hpcml.errors import SiteError, SlurmUnreachableError
-from hpcml.schedulers import JobState, slurm, slurm_memory
+from hpcml.schedulers import JobState, slurm
 from hpcml.schedulers.request import JobSpec
 from hpcml.subprocesses import Answer
 
@@ -297,7 +297,7 @@ def test_the_command_line_goes_before_the_shells_defaults(monkeypatch: pytest.Mo
     ("1.50T", 3, 6, 512 * GIB), ("4096Mn", 1, 1, 4 * GIB), ("0n", 2, 16, 0), ("0", 2, 16, 0), ("", 2, 16, 0), ("?", 2, 16, 0), ("16G", 0, 0, 0),
 ])  # fmt: skip
 def test_the_forms_of_reqmem(text: str, nodes: int, cpus: int, size: int) -> None:
-    assert slurm_memory.per_node(text, nodes, cpus) == size
+    assert slurm.memory_per_node(text, nodes, cpus) == size
 
 
 def test_accounting_is_asked_for_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,10 +309,10 @@ def test_accounting_is_asked_for_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
         return Answer(0, "".join("|".join(row) + "\n" for row in rows), "")
 
     monkeypatch.setattr(slurm, "ask", ask)
-    assert slurm_memory.requested("12") == 8 * GIB
+    assert slurm.requested_memory("12") == 8 * GIB
     assert [word for word in asked[0] if "ReqMem" in word] == [
         "--format=JobID,ReqMem,NNodes,NCPUS,Submit,UID,JobName,Comment"
     ]
     for answer in ([], [["12", "16G", "", "16"]], [["12", "an error"]]):
         rows[:] = answer
-        assert slurm_memory.requested("12") == 0
+        assert slurm.requested_memory("12") == 0

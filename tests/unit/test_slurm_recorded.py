@@ -14,7 +14,7 @@ from hpcml import schedulers
 from hpcml.errors import SlurmUnreachableError
 from hpcml.failures.rules import RULES
 from hpcml.node.roles import end_cause
-from hpcml.schedulers import allocation, slurm, slurm_arrays, slurm_limits, slurm_memory, slurm_tables
+from hpcml.schedulers import allocation, slurm, slurm_arrays, slurm_tables
 from hpcml.subprocesses import Answer
 
 FOLDER = Path(__file__).resolve().parents[1] / "fixtures/slurm"
@@ -151,7 +151,7 @@ def test_what_else_is_asked(recorded: Recorded, monkeypatch: pytest.MonkeyPatch)
            "sacctmgr: assoc", "sacctmgr: qos")  # fmt: skip
     assert slurm_arrays.most_tasks() == 1001
     jobs: Any = recorded["ended jobs"]
-    assert slurm_memory.requested(jobs["completed"]) == 500 * 1024**2
+    assert slurm.requested_memory(jobs["completed"]) == 500 * 1024**2
     monkeypatch.setattr(slurm, "_test_only", lambda *_: answer(recorded, "test only"))
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT[0-9:]{8}", slurm.prospect(Path("job.sh"), "boost", 1.0).start)
 
@@ -184,7 +184,7 @@ def test_the_tables_of_a_profile(recorded: Recorded, monkeypatch: pytest.MonkeyP
     assert (kind.partition, kind.nodes, kind.cpus, kind.memory, kind.gpus) == ("boost", 4, 8, 4000, 4)
     assert set(found.qos) == {"normal", "boost_qos_dbg", "one_job"}
     assert {row["Account"] for row in found.associations} == {"lab_account"}
-    assert slurm_limits._of_the_user("hpcml-alice", "lab_account", "one_job", 60.0) == [1]
+    assert slurm._submit_limits("hpcml-alice", "lab_account", "one_job", 60.0) == [1]
 
 
 def test_without_an_account_the_limits_are_those_of_the_default_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,9 +194,9 @@ def test_without_an_account_the_limits_are_those_of_the_default_one(monkeypatch:
         return Answer(0, next((rows[word] for word in reversed(command) if word in rows), "5|short\n20|long\n"), "")
 
     monkeypatch.setattr(slurm, "ask", ask)
-    assert slurm_limits._of_the_user("alice", "", "", 60.0) == [20]
+    assert slurm._submit_limits("alice", "", "", 60.0) == [20]
     rows |= {"user": "", "name=short": ""}  # as of a Slurm that does not tell
-    assert slurm_limits._of_the_user("alice", "", "", 60.0) == [5, 20]
+    assert slurm._submit_limits("alice", "", "", 60.0) == [5, 20]
 
 
 def test_an_allocation(recorded: Recorded) -> None:
