@@ -1,4 +1,4 @@
-"""``hpcml gc``: remove old runs, maps and elastic clusters by age, size and room, and interrupted removals."""
+"""``hpcml gc``: remove old runs by age, size and room, and interrupted removals."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from hpcml import units
 from hpcml.cli import common, rm
 from hpcml.errors import UsageError
-from hpcml.runs import beside, directories
+from hpcml.runs import directories
 from hpcml.terminal import note, say, say_fitted
 
 if TYPE_CHECKING:
@@ -19,18 +19,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-_NAMES = {"removed": "run", "maps": "map", "clusters": "cluster"}  # of --json, by kind
-
-
 def add_options(parser: ArgumentParser) -> None:
     """Add what only this verb takes, and the common options."""
     parser.epilog = (
-        "A run, a map or an elastic cluster is taken where all that is given holds. One that may still be going on is "
-        "never taken; where Slurm does not answer, that is each that Slurm would have to be asked about."
+        "A run is taken where all that is given holds. One that may still be going on is never taken; "
+        "where Slurm does not answer, that is each that Slurm would have to be asked about."
     )
     parser.add_argument("--older-than", metavar="AGE", help="runs submitted longer ago, e.g. 30d or 12h")
     parser.add_argument("--larger-than", metavar="SIZE", help="runs whose files take that or more, e.g. 500M or 2G")
-    parser.add_argument("--keep", metavar="N", help="the newest N runs, maps and clusters stay, whatever they are")
+    parser.add_argument("--keep", metavar="N", help="the newest N runs stay, whatever they are")
     parser.add_argument(
         "--until-free", metavar="SIZE", help="the oldest that the others leave, until so much is free, e.g. 500G or 2T"
     )
@@ -54,69 +51,56 @@ def run(options: Namespace) -> int:
     keep = 0 if options.keep is None else common.whole(options.keep, "--keep")
     folder = common.runs_folder(options)
     ended, staying, why = _ended(folder, keep, before)
-    rests = [rest for place in ("", *beside.FOLDERS.values()) for rest in removal.leftovers(folder / place)]
+    rests = removal.leftovers(folder)
     left = {path: removal.size(path) for _, path in rests}
     missing = None if options.until_free is None else wanted - _free(folder) - sum(left.values())
     sizes = _taken(ended, least, missing)
     if not options.json:
-        found = [(one.id, one.directory, size) for one, size in sizes.items()]
+        found = [(path.name, path, size) for path, size in sizes.items()]
         _show([*found, *((f"the rest of {name}", path, left[path]) for name, path in rests)], now)
         _say_what_stays(staying, why)
         if (short := (missing or 0) - sum(sizes.values())) > 0:
             note(f"{units.format_bytes(short)} of {units.format_bytes(wanted)} will not be free even so")
     total = sum(sizes.values()) + sum(left.values())
-    words = f"{removal.counted(sizes)}{f' and the rest of {len(rests)}' if rests else ''}, {units.format_bytes(total)}"
+    also = f" and the rest of {len(rests)}" if rests else ""
+    words = f"{units.counted(len(sizes), 'run')}{also}, {units.format_bytes(total)}"
     if (sizes or rests) and not common.confirmed(f"Remove {words}?", options.yes):
         say("Nothing was removed.", sys.stderr)
         return 1
-    for one in sizes:
-        removal.remove_folder(one.directory)
+    for path in sizes:
+        removal.remove_folder(path)
     for path in left:
         removal.remove_leftover(path)
     if options.json:
-        by_kind = {name: [one.id for one in sizes if one.kind == kind] for name, kind in _NAMES.items()}
-        facts = {**by_kind, "staying": staying}
+        facts = {"removed": [path.name for path in sizes], "staying": staying}
         common.print_json({**facts, "leftovers": len(rests), "bytes": total})
     else:
         say(f"Removed {words}." if sizes or rests else "Nothing was removed.", sys.stderr)
     return 0
 
 
-def _taken(ended: Sequence[beside.Entry], least: int, missing: float | None) -> dict[beside.Entry, int]:
+def _taken(ended: Sequence[Path], least: int, missing: float | None) -> dict[Path, int]:
     """Return what is to be removed of what has ended, with its bytes: all, or the oldest that have what is missing."""
     from hpcml.runs import removal
 
-    sizes: dict[beside.Entry, int] = {}
-    for one in ended:
+    sizes: dict[Path, int] = {}
+    for path in ended:
         if missing is not None and sum(sizes.values()) >= missing:
             break
-        if (size := removal.size(one.directory)) >= least:
-            sizes[one] = size
+        if (size := removal.size(path)) >= least:
+            sizes[path] = size
     return sizes
 
 
-def _ended(folder: Path, keep: int, before: float) -> tuple[list[beside.Entry], list[str], str]:
+def _ended(folder: Path, keep: int, before: float) -> tuple[list[Path], list[str], str]:
     """Return what has ended of all but the newest, oldest first, the ids of what may be alive, and why for one."""
     from hpcml.runs import handle
 
-    of_runs = directories.newest(folder, directories.ids(folder))
-    others = beside.ids(folder)
-    in_order = sorted([(_moment(name), name) for name in (*of_runs, *(name for _, name in others))])
-    old = {name for _, name in in_order[: -keep or None]}
-    runs = handle.standings(rm.loaded(folder, [name for name in of_runs if name in old], before))
-    found = beside.standings(
-        folder, [one for one in others if one[1] in old and (directories.submitted_at(one[1]) or before) < before]
-    )
-    ended = [beside.Entry("run", one.run.id, one.run.paths.directory, "") for one in runs if not one.alive]
-    ended += [one for one in found if not one.alive]
-    staying = [one.run.id for one in runs if one.alive] + [one.id for one in found if one.alive]
+    in_order = directories.newest(folder, directories.ids(folder))
+    runs = handle.standings(rm.loaded(folder, in_order[: -keep or None], before))
+    ended = [one.run.paths.directory for one in runs if not one.alive]
     why = next((one.problem for one in runs if one.alive and one.problem), "")
-    return sorted(ended, key=lambda one: _moment(one.id)), staying, why
-
-
-def _moment(run_id: str) -> str:
-    """Return what of an id sorts it by time."""
-    return run_id[len(directories.name_of(run_id)) :]
+    return ended, [one.run.id for one in runs if one.alive], why
 
 
 def _free(folder: Path) -> int:

@@ -1,4 +1,4 @@
-"""``hpcml rm``: remove runs, maps and elastic clusters that have ended, with all their files."""
+"""``hpcml rm``: remove runs that have ended, with all their files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hpcml import units
 from hpcml.cli import common
-from hpcml.errors import CANCELLED, NotFoundError, StorageError, UsageError
+from hpcml.errors import CANCELLED, StorageError, UsageError
 from hpcml.runs import directories
 from hpcml.terminal import note, say, say_fitted
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Sequence
 
-    from hpcml.runs import beside, handle
+    from hpcml.runs import handle
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -37,24 +37,21 @@ def add_options(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Show what is to be removed and how large it is, ask, and remove it."""
-    from hpcml.runs import beside, handle, removal
+    from hpcml.runs import handle, removal
 
     chosen = bool(options.older or options.failed)
     if bool(options.run) == chosen:
         hint = "Name runs, or give --older 30d, --failed or both."
         raise UsageError("Which runs are to be removed is not clear", place="hpcml rm", hint=hint)
-    runs, others = _named(options) if options.run else (_old(options), [])
-    standings = handle.standings(runs)
+    standings = handle.standings(_named(options) if options.run else _old(options))
     wanted = [one for one in standings if _failed(one)] if options.failed else standings
-    ended = [beside.Entry("run", one.run.id, one.run.paths.directory, "") for one in wanted if not one.alive]
-    ended += [one for one in others if not one.alive]
+    ended = [one.run for one in wanted if not one.alive]
     staying = {} if chosen else {one.run.id: _why_alive(one) for one in standings if one.alive}
-    staying |= {one.id: one.alive for one in others if one.alive}
-    sizes = [removal.size(one.directory) for one in ended]
-    total = f"{removal.counted(ended)}, {units.format_bytes(sum(sizes))}"
+    sizes = [removal.size(one.paths.directory) for one in ended]
+    total = f"{units.counted(len(ended), 'run')}, {units.format_bytes(sum(sizes))}"
     if not options.json:
         for one, size in zip(ended, sizes, strict=True):
-            folder = common.typed(one.directory, sys.stdout)
+            folder = common.typed(one.paths.directory, sys.stdout)
             say_fitted(f"{one.id}  {units.format_bytes(size):>10}  {folder}", sys.stdout, rest="  ")
         sys.stdout.flush()  # the list stands before what is said of it, in a file too
     for name, how in staying.items():
@@ -63,7 +60,7 @@ def run(options: Namespace) -> int:
         say("Nothing was removed.", sys.stderr)
         return 1
     for one in ended:
-        removal.remove_folder(one.directory)
+        removal.remove_folder(one.paths.directory)
     if options.json:
         common.print_json({"removed": [one.id for one in ended], "bytes": sum(sizes)})
     else:
@@ -83,21 +80,11 @@ def _why_alive(one: handle.Standing) -> str:
     return one.problem or (one.status.message if one.status else "") or "it has not ended"
 
 
-def _named(options: Namespace) -> tuple[list[directories.Run], list[beside.Entry]]:
-    """Return the runs that are named, and the maps and clusters."""
-    from hpcml.runs import beside
-
+def _named(options: Namespace) -> list[directories.Run]:
+    """Return the runs that are named, each once."""
     folder = common.runs_folder(options)
-    runs, others = {}, {}
-    for word in options.run:
-        try:
-            run = directories.find(folder, word)
-            runs[run.id] = run
-        except NotFoundError:
-            if not (other := beside.find(folder, word)):
-                raise
-            others[other.id] = other
-    return list(runs.values()), list(others.values())
+    runs = [directories.find(folder, word) for word in options.run]
+    return list({run.id: run for run in runs}.values())
 
 
 def _old(options: Namespace) -> list[directories.Run]:
