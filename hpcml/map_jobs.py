@@ -35,12 +35,16 @@ _LOOK = 0.1  # seconds between looks for room on this machine
 class _Watcher(SlurmInfoWatcher):  # type: ignore[misc]
     """submitit's, but for squeue: it asks sacct alone, and waits for ever where a site has no accounting."""
 
+    def __init__(self, delay_s: int) -> None:
+        super().__init__(delay_s)
+        self.runs: dict[str, str] = {}  # the id that an array carries as its comment, by its number
+
     def update(self) -> None:
         """Ask for the states of all jobs that have not ended."""
         self._last_status_check = time.time()
         waiting = {job: tuple(job.split("_")) for job in self._registered - self._finished}
         try:
-            states = slurm_arrays.states(sorted({array for array, _ in waiting.values()}))
+            states = slurm_arrays.states(sorted({f"{array} {self.runs[array]}" for array, _ in waiting.values()}))
         except SlurmUnreachableError:
             return  # nothing is known, and so nothing has ended
         for job, (array, index) in waiting.items():
@@ -56,7 +60,11 @@ class _Watcher(SlurmInfoWatcher):  # type: ignore[misc]
 class SlurmPoint(SlurmJob):  # type: ignore[misc]
     """A point of ``hpcml.map``: a task of an array on Slurm."""
 
-    watcher = _Watcher(delay_s=_ASK)
+    watcher = _Watcher(_ASK)
+
+    def _register_in_watcher(self) -> None:
+        self.watcher.runs[self.job_id.partition("_")[0]] = self.paths.folder.name
+        super()._register_in_watcher()
 
     def cancel(self, check: bool = True) -> None:  # noqa: ARG002 - submitit's signature
         """Cancel the task; an HpcmlError if Slurm does not do it."""

@@ -9,7 +9,9 @@ import math
 import os
 import shlex
 import shutil
+import socket
 import sys
+import threading
 from collections.abc import Callable, Collection
 from pathlib import Path
 from types import SimpleNamespace
@@ -213,7 +215,7 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
         self.workers_per_job, self._numbers = made.inside.workers_per_node, itertools.count()
         self._watching: asyncio.Task[None] | None = None
         self._lifeline = -1
-        address = host or _address(loaded.site.network.interface)
+        address = _address(host, loaded.site.network.interface)
         self._remove_scratch: Callable[[], object] = lambda: None
         try:
             job_request.make(self.directory, loaded)
@@ -233,7 +235,9 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
                 "job_script_prologue": _prologue(made),
                 "log_directory": str(RunPaths(self.directory).logs),
             }
-            _check(ElasticJob(f"tls://{address}:0", "trial", **about), self.directory / "trial.sh")
+            trial = self.directory / "trial.sh"
+            files.write(trial, ElasticJob(f"tls://{address}:0", "trial", **about).job_script())
+            slurm.check(trial)
             pickled_code.keep_file_names()
             place, self._remove_scratch = _scratch_for(self)
             self._start_guard()
@@ -256,10 +260,12 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
         """Start the process that cancels what is left when this one has ended in whatever way."""
         reading, self._lifeline = os.pipe()
         command = [sys.executable, "-P", "-m", "hpcml.runs.job_guard", str(self.directory)]
+        log = RunPaths(self.directory).logs / "guard.log"
         try:
-            subprocesses.start_in_background(command, RunPaths(self.directory).logs / "guard.log", stdin=reading)
+            guard = subprocesses.start_in_background(command, log, stdin=reading)
         finally:
             os.close(reading)
+        threading.Thread(target=_await, args=(guard,), name="hpcml-guard", daemon=True).start()
 
     def _let_guard_clean(self) -> None:
         """Have the guard cancel what is left: jobs of which sbatch's answer was lost, or scancel failed."""
@@ -362,6 +368,12 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
             await super()._close()
 
 
+def _await(pid: int) -> None:
+    """Take the end of a child process, which would stay as a zombie else."""
+    with contextlib.suppress(ChildProcessError):  # the program has done it
+        os.waitpid(pid, 0)
+
+
 def _family(name: object, workers: int) -> str:
     """Return the job that a worker belongs to, by the worker's name."""
     return str(name).rpartition("-")[0] if workers > 1 else str(name)
@@ -378,8 +390,15 @@ def _seconds(value: str | float, name: str) -> float:
     return found
 
 
-def _address(interface: str) -> str:
-    """Return this machine's address for the workers: the profile's interface if it is here, else by the nodes' rule."""
+def _address(host: str, interface: str) -> str:
+    """Return this machine's address for the workers: ``host``, the profile's interface, else by the nodes' rule."""
+    if host:
+        try:
+            socket.create_server((host, 0)).close()
+        except OSError as error:
+            message, hint = f"This machine has no address {host}", "Give that of one of its interfaces (ip address)."
+            raise UsageError(f"{message}: {error.strerror or error}", place="host", hint=hint) from error
+        return host
     with contextlib.suppress(NoAddressError):
         return choose_address(interface, single_node=False)[0]
     try:
@@ -432,13 +451,6 @@ def _prologue(made: Plan) -> list[str]:
         *([f"export DASK_DISTRIBUTED__WORKER__LIFETIME__DURATION={lifetime:g}s"] if inside.time_limit else []),
         "trap : TERM INT HUP   # the workers answer",
     ]
-
-
-def _check(job: ElasticJob, script: Path) -> None:
-    """Ask Slurm whether it would take such a job."""
-    files.write(script, job.job_script())
-    slurm.check(script)
-    script.unlink()
 
 
 def _no_worker(job: ElasticJob, state: str) -> HpcmlError:

@@ -25,17 +25,25 @@ def most_tasks() -> int:
 def states(jobs: Sequence[str]) -> dict[tuple[str, int], str]:
     """Return the states of arrays' tasks by number and index; what the controller has forgotten is left out.
 
+    An array is named by its number and the id of the run whose comment it carries, as in :func:`slurm.states`.
+
     Raises
     ------
     SlurmUnreachableError
         If it does not answer.
     """
-    command = ["squeue", "--all", "--array", "--noheader", "--states=all", f"--jobs={','.join(jobs)}"]
-    answer = slurm.ask([*command, "--format=%F|%K|%T"])
+    numbers = {number: run for number, _, run in (job.partition(" ") for job in jobs)}
+    command = ["squeue", "--all", "--array", "--noheader", "--states=all", f"--jobs={','.join(numbers)}"]
+    answer = slurm.ask([*command, "--format=%F|%K|%T|%k"])
     if answer.code != 0:
         if "Invalid job id" not in answer.text:
             raise slurm.silent(answer)
         # of several jobs one that is forgotten hides the others
         return {key: state for job in jobs for key, state in states([job]).items()} if len(jobs) > 1 else {}
     rows = slurm.rows_of(answer)
-    return {(row[0], int(row[1])): row[2] for row in rows if len(row) > 2 and row[1].isdecimal() and row[0] in jobs}
+    own = [row for row in rows if len(row) > 2 and row[1].isdecimal() and row[0] in numbers]
+    return {
+        (row[0], int(row[1])): row[2]
+        for row in own
+        if not numbers[row[0]] or f"hpcml:{numbers[row[0]]}" in "|".join(row[3:]).split()
+    }

@@ -29,6 +29,13 @@ while [ "${1#-}" != "$1" ]; do
 done
 exec "$@" >"$out" 2>&1
 """
+SQUEUE = """#!/bin/bash
+# All tasks run, with the comments of their arrays: what a point returns says that it has ended.
+for script in "$FAKE_STATE"/1*.sh; do
+  job="${script##*/}"; comment=$(sed -n 's/^#SBATCH --comment=//p' "$script")
+  for task in 0 1 2 3 4; do echo "${job%.sh}|$task|RUNNING|$comment"; done
+done
+"""
 PROGRAM = """
 import json, os
 import hpcml
@@ -46,17 +53,16 @@ assert f"point {POINTS - 1}" in jobs[-1].stdout()
 @pytest.mark.parametrize("there", [True, False], ids=["scontrol", "no scontrol"])
 def test_points_run_in_arrays_that_slurm_takes(world: World, there: bool) -> None:
     bin_ = world.bin
-    for name, text in (("sbatch", SBATCH), ("srun", SRUN)):
+    for name, text in (("sbatch", SBATCH), ("srun", SRUN), ("squeue", SQUEUE)):
         (bin_ / name).write_text(text)
         (bin_ / name).chmod(0o755)
     for tool in ("sed", "seq", "cp"):
         (bin_ / tool).symlink_to(f"/usr/bin/{tool}")
     fakes = Path(world.environment["PATH"].partition(":")[0])
-    for name in ("squeue", "sacct", "scancel", *(["scontrol"] if there else [])):
+    for name in ("sacct", "scancel", *(["scontrol"] if there else [])):
         (bin_ / name).write_text(f'#!/bin/bash\nexec "{fakes / name}" "$@"\n')
         (bin_ / name).chmod(0o755)
     world.answer("scontrol", out="MaxArraySize            = 2\n")
-    world.answer("squeue", out="".join(f"{job}|{task}|RUNNING\n" for job in range(101, 104) for task in range(5)))
     points = 5 if there else 3
     (world.project / "program.py").write_text(f"POINTS = {points}\n{PROGRAM}")
     environment = world.environment | {"PATH": str(bin_)}

@@ -64,5 +64,9 @@ def test_points_on_nodes(cluster: Cluster) -> None:
     assert [rank for rank, _ in facts["ranks"]] == ["0", "1"]
     assert len({node for _, node in facts["ranks"]}) == 2
     assert facts["requeue"] is True
-    for name, states in {"cancelled": ["CANCELLED"], "killed": ["CANCELLED"], "greedy": ["OUT_OF_MEMORY", "FAILED"]}.items():
+    for name, states in {
+        "cancelled": ["CANCELLED"],
+        "killed": ["CANCELLED"],
+        "greedy": ["OUT_OF_MEMORY", "FAILED"],
+    }.items():
         assert any(f"(state: {state})" in facts["ended"][name] for state in states), facts["ended"]

@@ -151,6 +151,7 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
     ({"unused": -1}, 64, "is not a duration"),
     ({"idle": float("nan")}, 64, "is not a duration"),
     ({"maximum": 0}, 64, "do not go together"),
+    ({"host": "192.0.2.77"}, 64, "This machine has no address 192.0.2.77"),
     ({"image": "/nosuch.sif"}, 66, "The image cannot be read"),
 ]
 

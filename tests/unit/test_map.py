@@ -67,13 +67,26 @@ def test_without_scontrol_an_array_is_as_large_as_slurm_s_default_allows(monkeyp
         assert slurm_arrays.most_tasks() == 1000
 
 
+def test_tasks_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def ask(command: list[str]) -> Answer:
+        asked.append(command)
+        rows = f"12|0|RUNNING|hpcml:{ID}.0\n12|1|PENDING|hpcml:{ID}.0\n13|0|TIMEOUT|hpcml:{ID}.1\n"
+        return answer(f"{rows}13|1|RUNNING|(null)\n14|N/A|RUNNING\nnoise\n")
+
+    monkeypatch.setattr(slurm, "ask", ask)
+    assert slurm_arrays.states([f"12 {ID}.0", f"13 {ID}.1"]) == {
+        ("12", 0): "RUNNING",
+        ("12", 1): "PENDING",
+        ("13", 0): "TIMEOUT",
+    }
+    assert len(asked) == 1
+
+
 def test_a_job_that_slurm_forgot_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     def ask(command: list[str]) -> Answer:
-        return (
-            answer("13|4|RUNNING\n14|N/A|RUNNING\nnoise\n")
-            if "--jobs=13" in command
-            else answer("", 1, "Invalid job id specified")
-        )
+        return answer("13|4|RUNNING\n") if "--jobs=13" in command else answer("", 1, "Invalid job id specified")
 
     monkeypatch.setattr(slurm, "ask", ask)
     assert slurm_arrays.states(["12", "13"]) == {("13", 4): "RUNNING"}
@@ -160,7 +173,7 @@ def test_a_refusal_of_a_later_array_takes_the_first_back(tmp_path: Path, monkeyp
 def test_a_point_has_ended_when_slurm_says_so_or_forgot_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
 ) -> None:
-    monkeypatch.setattr(map_jobs.SlurmPoint, "watcher", map_jobs._Watcher(delay_s=1))
+    monkeypatch.setattr(map_jobs.SlurmPoint, "watcher", map_jobs._Watcher(1))
     monkeypatch.setattr(map_jobs.SlurmPoint, "_results_timeout_s", 0)
     job = Submitted(tmp_path, monkeypatch).jobs[0]
     answers: dict[tuple[str, int], str] = {}
