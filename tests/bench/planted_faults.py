@@ -28,7 +28,7 @@ FAULTS = (
     F("hpcml/cli/doctor.py", "if status not in (0, UNFIT):", "if status != 0:", "the doctor's red findings do not reach the laptop's screen", True),
     F("hpcml/cli/fabric.py", ", key=lambda path: int(path.parent.name))", ")", "a run of eleven attempts shows an older measurement"),
     F("hpcml/cli/fetch.py", "if stat.S_ISREG(facts.st_mode) and path.name not in taken:", "if stat.S_ISREG(facts.st_mode):", "a script's own report.html makes hpcml fetch fail", True),
-    F("hpcml/cli/gc.py", 'one.run.paths.directory, "") for one in runs if not one.alive]', 'one.run.paths.directory, "") for one in runs]', "hpcml gc removes a run that goes on"),
+    F("hpcml/cli/gc.py", "one.run.paths.directory for one in runs if not one.alive]", "one.run.paths.directory for one in runs]", "hpcml gc removes a run that goes on"),
     F("hpcml/cli/image.py", "    common.end_by_signals()  # the build is a session of its own: nobody else would end it\n", "", "SIGTERM to hpcml image build leaves the build going", True),
     F("hpcml/cli/jupyter.py", 'service="jupyter", idle=idle, ', 'service="jupyter", ', "an unused JupyterLab session holds its nodes", True),
     F("hpcml/cli/logs.py", "if one >= number], default=tail.seen)", "if one > number], default=tail.seen)", "hpcml logs --attempt 1 prints attempt 2 too"),

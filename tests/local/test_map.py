@@ -97,7 +97,7 @@ def test_errors_have_the_function_s_traceback_and_nothing_is_done_twice(tmp_path
     text = "\n".join(run(tmp_path, ERRORS))
     for said in (
         "key | FailedJobError | ",
-        'program.py", line 10, in __call__     raise KeyError(x) KeyError: \'key\'',
+        "program.py\", line 10, in __call__     raise KeyError(x) KeyError: 'key'",
         "signal | FailedJobError | ",
         "killed | UncompletedJobError | ",
         "value | UncompletedJobError | ",
