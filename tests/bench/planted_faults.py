@@ -80,7 +80,6 @@ FAULTS = (
     F("hpcml/doctor/scheduler.py", "if room == 0:", "if room < 0:", "no room for another job is green"),
     F("hpcml/doctor/scheduler.py", 'for key in ("RequeueExit", "RequeueExitHold")', 'for key in ("RequeueExit",)', "the doctor misses that Slurm holds hpcml's exit statuses"),
     F("hpcml/doctor/surroundings.py", "limit = int(soft) or int(hard)", "limit = int(hard)", "a used-up soft quota is green"),
-    F("hpcml/elastic/cluster.py", "            tls.remove_secrets(AttemptPaths(self.directory))\n", "", "the keys of a cluster stay after its end", True),
     F("hpcml/elastic/cluster.py", "return math.ceil(workers / self.cluster.workers_per_job)", "return workers // self.cluster.workers_per_job", "work for less than a whole job never gets a worker"),
     F("hpcml/elastic/cluster.py", "if job.came or not wanted:", "if job.came:", "jobs given back before they start close the cluster"),
     F("hpcml/elastic/cluster.py", 'self.services["dashboard"] = SimpleNamespace(port=0, stop=lambda: None)', "super().start_http_server(*_, **__)", "the elastic scheduler opens its pages to all of the login node", True),
