@@ -147,12 +147,6 @@ class SlurmUnreachableError(HpcmlError):
         self.transient = transient
 
 
-class PointError(HpcmlError):
-    """A point of ``hpcml.map`` ended without a result, or its error could not be brought here."""
-
-    exit_status = ALLOCATION_LOST
-
-
 class StorageError(HpcmlError):
     """A file of the run cannot be written or read."""
 

@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcml import __version__, pickled_code, schedulers
-from hpcml.cli import common, main
-from hpcml.cli import submit as submit_verb
+from hpcml import pickled_code
 from hpcml.errors import NotFoundError, SiteError, UsageError
-from hpcml.login_api import words_of
-from hpcml.plan.plan import Plan, RunLocation, plan
-from hpcml.runs import directories, maps
-from hpcml.schedulers.request import JobSpec, job_name
+from hpcml.runs import job_request
+from hpcml.schedulers.request import JobSpec
 from hpcml.sites import layers
-from hpcml.sites.lookup import LoadedSite
 from hpcml.terminal import note
 
 if TYPE_CHECKING:
-    from hpcml.map_jobs.futures import PointFuture
+    from submitit import Job
 
-_OF_A_RUN = ("until_done", "max_restarts", "max_node_hours")
-_NOT_OF_A_MAP = ("image", "protocol", "gpu_mode", "profile", "own_clusters", "prepare", "after", *_OF_A_RUN)
+    from hpcml.plan.plan import Plan
+
+_FOLDER = ".maps"  # below the folder of runs
 
 
 def map(  # noqa: A001 - as every library calls it
     function: Callable[[Any], Any], points: Iterable[object], *, at_once: int | None = None, **options: Any
-) -> list[PointFuture]:
-    """Call a function for each point in a job of its own, and return the futures in the order of the points.
+) -> list[Job[Any]]:
+    """Call a function for each point in a job of its own, and return submitit's jobs in the order of the points.
 
     Parameters
     ----------
@@ -42,17 +36,17 @@ def map(  # noqa: A001 - as every library calls it
         The points, each of which can be pickled.
     at_once
         How many points run at once: on Slurm all that it starts, on the local site as many as the CPUs allow, one with
-        GPUs.
+        GPUs. There the call returns when the last point has started.
     options
         Those of ``hpcml submit`` that describe a job: ``site``, ``time``, ``gpus_per_node``, ``cpus_per_node``,
         ``memory_per_node``, ``partition``, ``account``, ``env``, …; they hold for each point. With ``nodes`` the
-        function is called on each node, and the result is the list of what it returned, first node first.
+        function is called on each node.
 
     Returns
     -------
-    list of PointFuture
-        ``result()``, ``exception()``, ``done()`` and ``cancel()`` are those of ``concurrent.futures``, which also
-        waits for them. What the function raises is raised by ``result()``.
+    list of submitit.Job
+        ``result()`` waits and returns what the function returned, or raises an error with the function's traceback;
+        with several nodes ``results()`` is the list of what each returned, first node first.
 
     Raises
     ------
@@ -62,33 +56,37 @@ def map(  # noqa: A001 - as every library calls it
     if importlib.util.find_spec("submitit") is None:
         hint = "Install it: pip install 'hpcml[sweep]'."
         raise NotFoundError("hpcml.map needs submitit", place="submitit", hint=hint)
-    from hpcml.map_jobs import jobs as point_jobs
-    from hpcml.map_jobs.call import Call
-    from hpcml.map_jobs.futures import keep
-    from hpcml.schedulers import slurm_arrays
+    from hpcml import map_jobs
 
     given = list(points)
+    pickled_code.keep_file_names()
     _check(function, given, at_once)
-    loaded, spec = _request(function, options)
+    name = getattr(function, "__name__", "") or type(function).__name__
+    spec = JobSpec(Path(name), (), Path.cwd(), service="map", nodes=1)
+    loaded, spec = job_request.parse("hpcml.map", spec, options, without=["image"])
     if not given:
         return []
-    pickled_code.keep_file_names()
+    top = job_request.place(loaded, _FOLDER, spec.name)
+    if "%" in str(top):
+        hint = "Choose another folder for runs with set={'paths.runs': …}."
+        raise UsageError("The folder for runs holds '%', which begins submitit's patterns", place=str(top), hint=hint)
+    made = job_request.plan_at(loaded, spec, top / f"{top.name}.0")
+    if made.inside.image:
+        hint = "Leave the image out (set={'runtime.kind': 'python'}), or use hpcml.submit() with a script."
+        raise SiteError("hpcml.map cannot run inside an image", place=made.inside.image, hint=hint)
+    for text in made.notices:
+        note(text)
+    job_request.make(top, loaded)
+    enter = map_jobs.enter(made, job_request.program_folder(), spec.environment)
     with layers.narrowed_umask():
-        top = _folder(loaded, spec)
-        first = _plan(loaded, spec, top / "0")
-        for text in first.notices:
-            note(text)
-        lead = point_jobs.enter(first, _code(), spec.environment)
-        jobs: point_jobs.LocalJobs | point_jobs.SlurmJobs
         if loaded.site.scheduler == "local":
-            (top / "0").mkdir(mode=0o700)
-            jobs = point_jobs.LocalJobs(first, lead, at_once or _room(spec), max(0, spec.gpus_per_node))
-        else:
-            arrays = point_jobs.none_too_large(len(given), slurm_arrays.most_tasks())
-            runs = [(_plan(loaded, spec, top / f"{top.name}.{number}"), array) for number, array in enumerate(arrays)]
-            jobs = point_jobs.SlurmJobs(loaded.site, runs, lead, at_once or 0)
-        jobs.submit(Call(function), given)
-    return keep(jobs, given)
+            cpus = max(1, spec.cpus_per_node)
+            return map_jobs.start_here(made, enter, function, given, at_once=at_once or 0, cpus=cpus)
+
+        def plan_of(number: int) -> Plan:
+            return job_request.plan_at(loaded, spec, top / f"{top.name}.{number}")
+
+        return map_jobs.submit(loaded.site, plan_of, enter, function, given, at_once or 0)
 
 
 def _check(function: object, points: list[object], at_once: int | None) -> None:
@@ -105,58 +103,3 @@ def _check(function: object, points: list[object], at_once: int | None) -> None:
         except Exception as error:  # an object of the user's may fail in any way there
             hint = "Open files and connections in the function itself."
             raise UsageError(f"{what} cannot be pickled: {error}", place="hpcml.map", hint=hint) from error
-
-
-def _request(function: Callable[[Any], Any], options: dict[str, Any]) -> tuple[LoadedSite, JobSpec]:
-    """Return the site, and the request for one point."""
-    if host := layers.process_environment().get("HPCML_HOST", ""):
-        raise UsageError("hpcml.map submits on this machine, and HPCML_HOST names another", place=host)
-    if given := [name for name in _NOT_OF_A_MAP if options.get(name)]:
-        hint = "Leave it out; hpcml.submit() has it."
-        raise UsageError(f"hpcml.map has no option '{given[0]}'", place=f"{given[0]}={options[given[0]]!r}", hint=hint)
-    parser = main.build_parser("submit")
-    request = parser.parse_args(words_of(parser, {"nodes": 1, **options}, "hpcml.map"))
-    name = getattr(function, "__name__", "") or type(function).__name__
-    spec = submit_verb.make_spec(request, [name])
-    loaded = common.load_site(request.site or "", spec.cwd, request.set or ())
-    spec = schedulers.get(loaded.site.scheduler).with_variables(spec, loaded.is_from_this_call)
-    spec = spec._replace(service="map", script=Path(name), sources=())
-    return loaded, spec._replace(name=job_name(spec))
-
-
-def _folder(loaded: LoadedSite, spec: JobSpec) -> Path:
-    """Make the folder of a map beside the runs."""
-    runs = directories.runs_folder(loaded.site.paths.runs, layers.process_environment())
-    for text in directories.check_folder(runs, loaded.site.paths.trust):
-        note(text)
-    if "%" in str(runs):
-        hint = "Choose another folder for runs with set={'paths.runs': …}."
-        raise UsageError("The folder for runs holds '%', which begins submitit's patterns", place=str(runs), hint=hint)
-    top = runs / maps.FOLDER / directories.new_id(spec.name)
-    with directories.storage(top):
-        top.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        directories.check_folder(top.parent, loaded.site.paths.trust)
-        top.mkdir(mode=0o700)
-    return top
-
-
-def _plan(loaded: LoadedSite, spec: JobSpec, directory: Path) -> Plan:
-    """Return the plan of one point's job, of which a map takes what it asks for and where it runs."""
-    made = plan(loaded.site, spec, RunLocation(directory, sys.executable, __version__, layers.user_umask()))
-    if made.inside.image:
-        hint = "Leave the image out (set={'runtime.kind': 'python'}), or use hpcml.submit() with a script."
-        raise SiteError("hpcml.map cannot run inside an image", place=made.inside.image, hint=hint)
-    return made
-
-
-def _code() -> str:
-    """Return the folder from which this program imports its own modules."""
-    program = getattr(sys.modules.get("__main__"), "__file__", None)
-    return str(Path(program).resolve().parent if program else Path.cwd())
-
-
-def _room(spec: JobSpec) -> int:
-    """Return how many points run at once on this machine."""
-    if spec.gpus_per_node > 0:
-        return 1
-    return max(1, len(os.sched_getaffinity(0)) // max(1, spec.cpus_per_node))

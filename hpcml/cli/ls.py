@@ -1,4 +1,4 @@
-"""``hpcml ls``: list the runs, and the maps and elastic clusters beside them."""
+"""``hpcml ls``: list the runs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 from hpcml.cli import common
 from hpcml.errors import SlurmUnreachableError, StorageError, UsageError
 from hpcml.runs import directories
-from hpcml.terminal import columns, say, say_fitted, say_message, shown
+from hpcml.terminal import columns, say, say_message, shown
 from hpcml.units import format_age, format_time_limit, parse_seconds
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Mapping, Sequence
 
-    from hpcml.runs import beside, kept
+    from hpcml.runs import kept
     from hpcml.runs import status as run_status
     from hpcml.schedulers import Submission
 
@@ -50,13 +50,9 @@ def run(options: Namespace) -> int:
     most = None if options.all else common.whole(options.last, "--last")
     run_ids = _chosen(options, directories.ids(folder))
     rows, rest = _newest(folder, run_ids, most, failed=options.failed)
-    first = directories.submitted_at(rows[0].run) if rows and rest else None
-    others = [] if options.failed else _beside(options, folder, first or 0)
     if options.json:
-        common.print_json([{"kind": "run", **row.as_json()} for row in rows] + [one.as_json() for one in others])
+        common.print_json([row.as_json() for row in rows])
         return 0
-    for one in others:
-        say_fitted(f"{one.id}  {one.state}", sys.stdout, first=f"{one.kind:<9}", rest=" " * 9)
     if rows:
         now = time.time()
         lines = [cells(row, now) for row in rows]
@@ -68,19 +64,6 @@ def run(options: Namespace) -> int:
     elif rest:
         say(f"{len(rest)} older runs are not shown (hpcml ls --all).", sys.stderr)
     return 0
-
-
-def _beside(options: Namespace, folder: Path, first: float) -> list[beside.Entry]:
-    """Return the maps and clusters that the options mean, and that are not older than the first run shown."""
-    from hpcml.runs import beside
-
-    there = beside.ids(folder)
-    wanted = {name for name in _chosen(options, [name for _, name in there]) if _since(name, first)}
-    return beside.standings(folder, [one for one in there if one[1] in wanted])
-
-
-def _since(name: str, first: float) -> bool:
-    return (directories.submitted_at(name) or 0) >= first
 
 
 def _chosen(options: Namespace, run_ids: Sequence[str]) -> list[str]:

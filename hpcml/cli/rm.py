@@ -1,4 +1,4 @@
-"""``hpcml rm``: remove runs, maps and elastic clusters that have ended, with all their files."""
+"""``hpcml rm``: remove runs that have ended, with all their files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hpcml import units
 from hpcml.cli import common
-from hpcml.errors import CANCELLED, NotFoundError, StorageError, UsageError
+from hpcml.errors import CANCELLED, StorageError, UsageError
 from hpcml.runs import directories
 from hpcml.terminal import note, say, say_fitted
 
@@ -18,18 +18,17 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Mapping, Sequence
 
-    from hpcml.runs import beside, handle
+    from hpcml.runs import handle
 
-_NAMES = {"removed": "run", "maps": "map", "clusters": "cluster"}  # of --json, by kind
 _LIMITS = ("older_than", "larger_than", "keep", "until_free")
 
 
 def add_options(parser: ArgumentParser) -> None:
     """Add what only this verb takes, and the common options."""
     parser.epilog = (
-        "Without RUN, each run, map or elastic cluster is removed for which all given options hold, and what an "
-        "interrupted removal left. One that may still be going on is never removed; where Slurm does not answer, that "
-        "is each that Slurm would have to be asked about."
+        "Without RUN, each run is removed for which all given options hold, and what an interrupted removal left. "
+        "One that may still be going on is never removed; where Slurm does not answer, that is each that Slurm would "
+        "have to be asked about."
     )
     parser.add_argument("run", metavar="RUN", nargs="*", help=common.RUN)
     parser.add_argument("--older-than", metavar="AGE", help="what was submitted longer ago, e.g. 30d or 12h")
@@ -37,9 +36,7 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--failed", action="store_true", help="runs that failed or were refused, not the cancelled ones"
     )
-    parser.add_argument(
-        "--keep", metavar="N", help="the newest N runs, maps and clusters stay; 0: all that have ended go"
-    )
+    parser.add_argument("--keep", metavar="N", help="the newest N runs stay; 0: all that have ended go")
     parser.add_argument(
         "--until-free", metavar="SIZE", help="the oldest that the others leave, until so much is free, e.g. 500G or 2T"
     )
@@ -52,7 +49,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Show what would be removed, how old and how large it is, ask, and remove it."""
-    from hpcml.runs import beside, removal
+    from hpcml.runs import removal
 
     if bool(options.run) == (options.failed or any(getattr(options, name) is not None for name in _LIMITS)):
         hint = (
@@ -62,15 +59,15 @@ def run(options: Namespace) -> int:
     least, wanted = _size(options.larger_than, "--larger-than"), _size(options.until_free, "--until-free")
     folder = common.runs_folder(options)
     ended, staying = _named(folder, options.run) if options.run else _matching(folder, options)
-    places = () if options.run else ("", *beside.FOLDERS.values())
-    rests = [rest for place in places for rest in removal.leftovers(folder / place)]
+    rests = [] if options.run else removal.leftovers(folder)
     left = {path: removal.size(path) for _, path in rests}
     missing = None if options.until_free is None else wanted - _free(folder) - sum(left.values())
     sizes = _taken(ended, least, missing)
     total = sum(sizes.values()) + sum(left.values())
-    words = f"{removal.counted(sizes)}{f' and the rest of {len(rests)}' if rests else ''}, {units.format_bytes(total)}"
+    also = f" and the rest of {len(rests)}" if rests else ""
+    words = f"{units.counted(len(sizes), 'run')}{also}, {units.format_bytes(total)}"
     if not options.json:
-        _show([(one.id, one.directory, size) for one, size in sizes.items()])
+        _show([(path.name, path, size) for path, size in sizes.items()])
         _show([(f"the rest of {name}", path, left[path]) for name, path in rests])
     _say_what_stays(staying, each=bool(options.run))
     if (short := (missing or 0) - sum(sizes.values())) > 0:
@@ -78,13 +75,13 @@ def run(options: Namespace) -> int:
     if (sizes or rests) and not common.confirmed(f"Remove {words}?", options.yes):
         say("Nothing was removed.", sys.stderr)
         return 1
-    for one in sizes:
-        removal.remove_folder(one.directory)
+    for path in sizes:
+        removal.remove_folder(path)
     for path in left:
         removal.remove_leftover(path)
     if options.json:
-        by_kind = {name: [one.id for one in sizes if one.kind == kind] for name, kind in _NAMES.items()}
-        common.print_json({**by_kind, "staying": list(staying), "leftovers": len(rests), "bytes": total})
+        facts = {"removed": [path.name for path in sizes], "staying": list(staying)}
+        common.print_json({**facts, "leftovers": len(rests), "bytes": total})
     else:
         verb = "stays" if len(staying) == 1 else "stay"
         stay = f"; {units.counted(len(staying), 'run')} {verb}" if options.run and staying else ""
@@ -92,61 +89,39 @@ def run(options: Namespace) -> int:
     return 1 if options.run and staying else 0
 
 
-def _named(folder: Path, names: Sequence[str]) -> tuple[list[beside.Entry], dict[str, str]]:
-    """Return what has ended of the runs, maps and clusters that are named, and why the others stay, by their ids."""
-    from hpcml.runs import beside, handle
+def _named(folder: Path, names: Sequence[str]) -> tuple[list[Path], dict[str, str]]:
+    """Return the directories of the named runs that have ended, and why the others stay, by their ids."""
+    from hpcml.runs import handle
 
-    runs, others = {}, {}
-    for name in names:
-        try:
-            run = directories.find(folder, name)
-            runs[run.id] = run
-        except NotFoundError:
-            if not (other := beside.find(folder, name)):
-                raise
-            others[other.id] = other
-    standings = handle.standings(list(runs.values()))
+    runs = [directories.find(folder, name) for name in names]
+    standings = handle.standings(list({run.id: run for run in runs}.values()))
     staying = {one.run.id: _why_alive(one) for one in standings if one.alive}
-    staying |= {one.id: one.alive for one in others.values() if one.alive}
-    return _ended(standings, list(others.values())), staying
+    return [one.run.paths.directory for one in standings if not one.alive], staying
 
 
-def _matching(folder: Path, options: Namespace) -> tuple[list[beside.Entry], dict[str, str]]:
-    """Return what has ended of all that the options mean, oldest first, and the problem of what stays, by its id."""
-    from hpcml.runs import beside, handle
+def _matching(folder: Path, options: Namespace) -> tuple[list[Path], dict[str, str]]:
+    """Return the directories of ended runs that the options mean, oldest first, and the problem of others by id."""
+    from hpcml.runs import handle
 
     before = time.time() - _seconds(options.older_than, "--older-than")
     keep = 0 if options.keep is None else common.whole(options.keep, "--keep")
-    of_runs = directories.newest(folder, directories.ids(folder))
-    others = [] if options.failed else beside.ids(folder)
-    in_order = sorted([(_moment(name), name) for name in (*of_runs, *(name for _, name in others))])
-    old = {name for _, name in in_order[: -keep or None]}
-    standings = handle.standings(_loaded(folder, [name for name in of_runs if name in old], before))
+    old = directories.newest(folder, directories.ids(folder))[: -keep or None]
+    standings = handle.standings(_loaded(folder, old, before))
     runs = [one for one in standings if _failed(one)] if options.failed else standings
-    found = beside.standings(
-        folder, [one for one in others if one[1] in old and (directories.submitted_at(one[1]) or before) < before]
-    )
-    staying = {one.run.id: one.problem for one in runs if one.alive} | {one.id: "" for one in found if one.alive}
-    return sorted(_ended(runs, found), key=lambda one: _moment(one.id)), staying
+    ended = [one.run.paths.directory for one in runs if not one.alive]
+    return ended, {one.run.id: one.problem for one in runs if one.alive}
 
 
-def _ended(runs: Sequence[handle.Standing], others: Sequence[beside.Entry]) -> list[beside.Entry]:
-    from hpcml.runs import beside
-
-    ended = [beside.Entry("run", one.run.id, one.run.paths.directory, "") for one in runs if not one.alive]
-    return [*ended, *(one for one in others if not one.alive)]
-
-
-def _taken(ended: Sequence[beside.Entry], least: int, missing: float | None) -> dict[beside.Entry, int]:
+def _taken(ended: Sequence[Path], least: int, missing: float | None) -> dict[Path, int]:
     """Return what is to be removed of what has ended, with its bytes: all, or the oldest that have what is missing."""
     from hpcml.runs import removal
 
-    sizes: dict[beside.Entry, int] = {}
-    for one in ended:
+    sizes: dict[Path, int] = {}
+    for path in ended:
         if missing is not None and sum(sizes.values()) >= missing:
             break
-        if (size := removal.size(one.directory)) >= least:
-            sizes[one] = size
+        if (size := removal.size(path)) >= least:
+            sizes[path] = size
     return sizes
 
 
@@ -172,11 +147,6 @@ def _loaded(folder: Path, run_ids: Sequence[str], before: float) -> list[directo
         except StorageError as error:
             note(f"{run_id} stays: {error.message}")
     return runs
-
-
-def _moment(run_id: str) -> str:
-    """Return what of an id sorts it by time."""
-    return run_id[len(directories.name_of(run_id)) :]
 
 
 def _free(folder: Path) -> int:

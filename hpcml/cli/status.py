@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from hpcml.cli import common
-from hpcml.errors import MEANING, STOPPED, UNREACHABLE, NotFoundError
+from hpcml.errors import MEANING, STOPPED, UNREACHABLE
 from hpcml.terminal import say, say_fitted
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hpcml.report.attempts import Attempt
-    from hpcml.runs import beside, directories
+    from hpcml.runs import directories
     from hpcml.runs import status as run_status
 
 
@@ -33,14 +33,7 @@ def run(options: Namespace) -> int:
 
         options.once, options.interval = False, None
         return top.run(options)
-    from hpcml.runs import beside
-
-    try:
-        return _tell(common.find_run(options), as_json=options.json)
-    except NotFoundError:
-        if one := beside.find(common.runs_folder(options), options.run):
-            return _tell_other(one, as_json=options.json)
-        raise
+    return _tell(common.find_run(options), as_json=options.json)
 
 
 def _tell(run: directories.Run, *, as_json: bool) -> int:
@@ -69,20 +62,6 @@ def _tell(run: directories.Run, *, as_json: bool) -> int:
     elif status.hint:
         say_fitted(status.hint, sys.stdout)
     return code
-
-
-def _tell_other(one: beside.Entry, *, as_json: bool) -> int:
-    """Show what is known of a map or an elastic cluster."""
-    if as_json:
-        common.print_json(one.as_json())
-        return 0
-    for key, value in (
-        (one.kind, one.id),
-        ("state", one.state),
-        ("directory", common.typed(one.directory, sys.stdout)),
-    ):
-        say_fitted(value, sys.stdout, first=f"{key:<10} ", rest=" " * 11)
-    return 0
 
 
 def _lines(status: run_status.Status, cause: str = "", before: Sequence[Attempt] = ()) -> list[tuple[str, str]]:

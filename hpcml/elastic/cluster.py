@@ -1,65 +1,125 @@
-"""``ElasticCluster``: dask-jobqueue's cluster with a site's own requests, closed doors, and an end in every case."""
+"""``ElasticCluster``: dask-jobqueue's cluster with a site's own requests, no open port, and an end in every case."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import math
 import os
+import shlex
 import shutil
+import socket
 import sys
-import time
-from collections.abc import Collection
+import threading
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, TypeVar
 
 from dask_jobqueue import SLURMCluster
-from distributed import Adaptive, Security, Status
+from dask_jobqueue.core import ProcessInterface
+from dask_jobqueue.slurm import SLURMJob
+from distributed import Adaptive, Scheduler, Status
 from distributed.deploy.cluster import Cluster
-from distributed.protocol import pickle
 
-from hpcml import pickled_code, subprocesses, units
-from hpcml.elastic import doors, records, request
-from hpcml.elastic.job import ElasticJob, Recipe, beside
-from hpcml.errors import ALLOCATION_LOST, HpcmlError, NotFoundError, SlurmUnreachableError, UsageError
-from hpcml.files import tail
-from hpcml.paths import RunPaths
+from hpcml import assets, files, pickled_code, subprocesses, units
+from hpcml.errors import ALLOCATION_LOST, HpcmlError, SiteError, SlurmUnreachableError, StorageError, UsageError
+from hpcml.node import scratch
+from hpcml.node.hardware.network import NoAddressError, choose_address
+from hpcml.node.security import connection_limits, tls
+from hpcml.paths import AttemptPaths, RunPaths
+from hpcml.plan.batch_script import directive, join, quote
+from hpcml.plan.plan import Plan
+from hpcml.runs import directories, job_request
+from hpcml.runs.submit import Prepared, check_image
 from hpcml.schedulers import slurm
+from hpcml.schedulers.request import JobSpec
+from hpcml.schedulers.slurm_options import filename_pattern
+from hpcml.sites import layers
+from hpcml.sites.schema import Site
 from hpcml.terminal import note, say_message
 
+_NAME = "hpcml.ElasticCluster"
+_FOLDER = ".clusters"  # below the folder of runs
+_LIFETIME = 30 * 86400.0  # seconds for which the keys are valid: who uses a cluster for longer makes a new one
 _INTERVAL = 1.0  # seconds between two thoughts about how many workers are wanted
-_LOOK = 1.0  # seconds between two looks at which workers are there
-_ASK = 30.0  # seconds between two questions to Slurm about all jobs
-_ASK_SOON = 3.0  # seconds to the next one where a job has no worker, and then twice as long each time
-_HOLD = 30.0  # seconds without a submission after one that Slurm did not answer
+_LOOK = 10.0  # seconds between two questions to Slurm, while a job has no worker
 _MOST_FAILURES = 3  # jobs one after another that ended before a worker came
-_CLOSED = 10.0  # seconds that the guard has to end when it is told that all is well
+# hpcml's own part in a run's job. A job that Slurm takes away is not put back into the queue: the cluster asks again.
+_OF_A_RUN = ("--signal", "--requeue", "--no-requeue", "--comment", "--output", "--error", "--open-mode")
+_T = TypeVar("_T")
 
 
-def _family(name: object, workers: int) -> str:
-    """Return the job that a worker belongs to, by the worker's name."""
-    return str(name).rpartition("-")[0] if workers > 1 else str(name)
+async def _in_thread(function: Callable[..., _T], *arguments: Any) -> _T:
+    """Call what waits for Slurm in a thread; at the interpreter's end, when no thread can start any more, here."""
+    try:
+        future = asyncio.get_running_loop().run_in_executor(None, function, *arguments)
+    except RuntimeError:
+        return function(*arguments)
+    return await future
+
+
+class PrivateScheduler(connection_limits.Guarded, Scheduler):  # type: ignore[misc]
+    """Dask's scheduler without an HTTP port: on a login node everybody could open it, on 127.0.0.1 too."""
+
+    def start_http_server(self, *_: Any, **__: Any) -> None:
+        """Open no port; the dashboard's, for which a client asks for its link, is 0."""
+        self.services["dashboard"] = SimpleNamespace(port=0, stop=lambda: None)
+
+
+class ElasticJob(SLURMJob):  # type: ignore[misc]
+    """dask-jobqueue's job with the directives, the environment and the workers that the site's runs have.
+
+    ``problem`` is why Slurm has not taken it. ``came`` is whether a worker of it was ever there.
+    """
+
+    def __init__(
+        self, scheduler: str | None = None, name: str | None = None, *, site: Site, made: Plan, **options: Any
+    ) -> None:
+        super().__init__(scheduler, name, **options)
+        self.site, self.status = site, Status.created
+        folder = RunPaths(Path(made.directory))
+        self.run, self.log = RunPaths(folder.directory / "jobs" / str(name)), folder.logs / "job.log"
+        self.problem: HpcmlError | None = None
+        self.came = False
+        self.key = ""  # names the job to Slurm: its number, and the comment that it carries
+        directives = [option for option in made.directives if option[0] not in _OF_A_RUN]
+        directives += [("--comment", f"hpcml:{name}"), ("--output", f"{filename_pattern(folder.logs)}/job-%j.log")]
+        self.job_header = "\n".join(f"#SBATCH {directive(option)}" for option in (*directives, ("--no-requeue", "")))
+        python = join((*((*made.entry, made.inside.image) if made.entry else ()), made.steps[-1].command[0]))
+        module = f"{python} -P -m hpcml.node.elastic_worker"
+        self._command_template = f"{module} {quote(scheduler)} {quote(name)}"
+
+    async def start(self) -> None:
+        """Ask Slurm for the job; what Slurm says against it is kept in :attr:`problem`."""
+        try:
+            await _in_thread(self._submit)
+        except HpcmlError as error:
+            self.problem = error
+        await ProcessInterface.start(self)
+
+    def _submit(self) -> None:
+        self.run.directory.parent.mkdir(mode=0o700, exist_ok=True)
+        self.run.directory.mkdir(mode=0o700)
+        files.write(self.run.script, self.job_script())
+        self.job_id = slurm.submit(self.site, self.run).job
+        self.key, self.log = f"{self.job_id} {self.name}", self.log.with_name(f"job-{self.job_id}.log")
+
+    async def close(self) -> None:
+        """Cancel the job; where that fails, the cluster's guard goes on trying."""
+        if self.key and self.status != Status.closed:
+            try:
+                await _in_thread(slurm.cancel, self.key)
+            except HpcmlError as error:
+                note(f"job {self.job_id} could not be cancelled: {error.message}")
+        self.status = Status.closed
 
 
 class WholeJobs(Adaptive):  # type: ignore[misc]
     """Dask's adaptive scaling in jobs, each of all its workers: a job whose other workers compute is not ended."""
 
     cluster: ElasticCluster
-
-    @property
-    def plan(self) -> set[str]:
-        """The jobs that should be there."""
-        return set(self.cluster.worker_spec)
-
-    @property
-    def requested(self) -> set[str]:
-        """Those that Slurm was asked for."""
-        return set(self.cluster.workers) & self.plan
-
-    @property
-    def observed(self) -> set[str]:
-        """Those that have workers."""
-        return {self.cluster.job_of(worker.name) for worker in self.cluster.scheduler.workers.values()} & self.plan
 
     async def target(self) -> int:
         """Return how many jobs the load calls for."""
@@ -68,24 +128,17 @@ class WholeJobs(Adaptive):  # type: ignore[misc]
 
     async def workers_to_close(self, target: int) -> list[str]:
         """Return jobs that the load does not call for, none of which computes."""
-        each = self.cluster.workers_per_job
-
-        def of(worker: Any) -> str:
-            return _family(worker.name, each)
-
-        names = await self.scheduler.workers_to_close(target=target * each, key=pickle.dumps(of), attribute="name")
+        names = await super().workers_to_close(target * self.cluster.workers_per_job)
         return sorted({self.cluster.job_of(name) for name in names} & self.plan)
 
     async def scale_up(self, n: int) -> None:
-        """Ask for more jobs, unless Slurm has just not answered."""
-        if time.monotonic() >= self.cluster.hold_until:
-            self.cluster.scale(jobs=n)
+        """Ask for more jobs."""
+        self.cluster.scale(jobs=n)
 
     async def scale_down(self, workers: Collection[str]) -> None:
         """Retire the workers of some jobs, which pass on what they hold, and end the jobs."""
         there = [str(worker.name) for worker in self.cluster.scheduler.workers.values()]
-        names = [name for name in there if self.cluster.job_of(name) in workers]
-        if names:
+        if names := [name for name in there if self.cluster.job_of(name) in workers]:
             await self.scheduler.retire_workers(names=names, remove=True, close_workers=True)
         await self.cluster.scale_down(workers)
 
@@ -123,7 +176,7 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
     Raises
     ------
     HpcmlError
-        If it cannot be: a wrong option, a site without Slurm, Slurm's refusal of its jobs, UCX. Nothing is left then.
+        If it cannot be: a wrong option, a site without Slurm, Slurm's refusal of its jobs. Nothing is left then.
     """
 
     job_cls = ElasticJob
@@ -144,256 +197,263 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
         if not 0 <= minimum <= maximum or maximum < 1:
             hint = "Give 0 <= minimum <= maximum, and a maximum of 1 or more."
             raise UsageError(f"minimum={minimum} and maximum={maximum} do not go together", place="maximum", hint=hint)
-        self.idle, self._unused = request.seconds(idle, "idle"), request.seconds(unused, "unused")
-        asked = request.make(options)
-        address = doors.checked(host) if host else doors.listen_at(asked.loaded.site.network.interface)
-        for text in records.left_behind(asked.folder.parent):
+        self._range, self._idle, self._unused = (minimum, maximum), _seconds(idle, "idle"), _seconds(unused, "unused")
+        spec = JobSpec(Path("elastic"), (), Path.cwd(), service="elastic", nodes=1, protocol="tcp")
+        loaded, spec = job_request.parse(_NAME, spec, options, without=["nodes"])
+        if loaded.site.scheduler != "slurm":
+            hint = "Use dask.distributed.LocalCluster() here, or name a site with Slurm."
+            raise SiteError(f"{_NAME} asks Slurm for its workers, and site {loaded.site.name} has none", hint=hint)
+        if loaded.site.gpu.mode == "polars":
+            hint = "Add set={'gpu.mode': 'dask'}, or submit a script: hpcml.submit()."
+            raise SiteError(f"{_NAME} has no workers for GPU mode polars", place="gpu.mode", hint=hint)
+        self.directory = job_request.place(loaded, _FOLDER, spec.name)
+        made = job_request.plan_at(loaded, spec, self.directory)
+        check_image(Prepared(loaded, spec, made, ""))
+        for text in made.notices:
             note(text)
-        self._scratch, self._remove_scratch = doors.make_scratch(self)
-        request.make_folder(asked)
-        self.directory = asked.folder
         self.problem: HpcmlError | None = None
-        self.hold_until = 0.0
-        self._failures, self._ask_at, self._soon = 0, 0.0, _ASK_SOON
-        self._recipe = Recipe.of(asked, _code())
-        self.workers_per_job = self._recipe.workers
-        self._range = minimum, maximum
-        self._care: asyncio.Task[None] | None = None
+        self.workers_per_job, self._numbers = made.inside.workers_per_node, itertools.count()
+        self._watching: asyncio.Task[None] | None = None
         self._lifeline = -1
+        address = _address(host, loaded.site.network.interface)
+        self._remove_scratch: Callable[[], object] = lambda: None
         try:
-            self._recipe.write()
-            security = doors.make_keys(self.directory)
-            self._begin(asked, security, address, asynchronous=asynchronous, loop=loop)
+            job_request.make(self.directory, loaded)
+            _write(made, spec)
+            tls.make_certificate(AttemptPaths(self.directory), _LIFETIME)
+            # what a user's jobqueue.yaml says of other clusters is not meant for this one
+            about = {
+                "site": loaded.site,
+                "made": made,
+                "security": tls.security(AttemptPaths(self.directory)),
+                "cores": 1,
+                "memory": "1GiB",
+                "processes": 1,  # to dask-jobqueue a job is one worker
+                "job_name": spec.name,
+                "python": sys.executable,
+                "shebang": "#!/bin/bash",
+                "job_script_prologue": _prologue(made),
+                "log_directory": str(RunPaths(self.directory).logs),
+            }
+            trial = self.directory / "trial.sh"
+            files.write(trial, ElasticJob(f"tls://{address}:0", "trial", **about).job_script())
+            slurm.check(trial)
+            pickled_code.keep_file_names()
+            place, self._remove_scratch = _scratch_for(self)
+            self._start_guard()
+            listening = {"host": address, "port": 0, "dashboard": False, "idle_timeout": self._unused or None}
+            super().__init__(
+                name=self.directory.name,
+                scheduler_cls=PrivateScheduler,
+                scheduler_options={**listening, "local_directory": str(place)},
+                asynchronous=asynchronous,
+                loop=loop,
+                **about,
+            )
         except BaseException:
-            self._let_guard_go()
+            self._let_guard_clean()
             self._remove_scratch()
             shutil.rmtree(self.directory, ignore_errors=True)
             raise
 
-    def _begin(self, asked: request.Request, security: Security, address: str, **how: Any) -> None:
-        options = dict(asked.plan.directives)
-        cpus = int(options.get("--cpus-per-task", "0"))
-        memory = options.get("--mem", "")
-        self._known = {"cores": bool(cpus), "memory": bool(memory)}
-        about = {
-            "cores": cpus or self.workers_per_job,
-            "memory": f"{memory}iB" if memory else "1GiB",
-            "processes": self.workers_per_job,
-        }
-        # what a user's jobqueue.yaml says of other clusters is not meant for this one
-        quiet = {
-            "log_directory": str(RunPaths(self.directory).logs),
-            "job_name": asked.spec.name,
-            "python": sys.executable,
-        }
-        listening = {
-            "host": address,
-            "port": 0,
-            "dashboard": False,
-            "idle_timeout": self._unused or None,
-            "local_directory": str(self._scratch),
-        }
-        trial = ElasticJob(f"tls://{address}:0", "trial", recipe=self._recipe, security=security, **about, **quiet)
-        script = self.directory / "trial.sh"
-        script.write_text(trial.job_script())
-        slurm.check(script)
-        script.unlink()
-        pickled_code.keep_file_names()
-        self._start_guard()
-        records.write(self.directory, asked.loaded.site.name, "")
-        super().__init__(
-            name=self.directory.name,
-            security=security,
-            scheduler_cls=doors.PrivateScheduler,
-            scheduler_options=listening,
-            recipe=self._recipe,
-            **about,
-            **quiet,
-            **how,
-        )
-
-    @classmethod
-    def security_of(cls, address: str, *, site: str = "") -> Security:
-        """Return Dask's ``security`` for a cluster of this user's that another program keeps, by its address.
-
-        With it ``Client(address, security=…)`` is let in: in the notebook beside a cluster of JupyterLab's sidebar.
-
-        Raises
-        ------
-        NotFoundError
-            If there is no open cluster of yours at that address.
-        """
-        if folder := records.addressed(request.clusters_of(site), address):
-            return doors.keys_in(folder)
-        hint = "Is it closed, or of another site or user?"
-        raise NotFoundError("There is no open elastic cluster of yours there", place=address, hint=hint)
-
     def _start_guard(self) -> None:
         """Start the process that cancels what is left when this one has ended in whatever way."""
         reading, self._lifeline = os.pipe()
-        command = [sys.executable, "-P", "-m", "hpcml.elastic.guard", str(self.directory)]
+        command = [sys.executable, "-P", "-m", "hpcml.runs.job_guard", str(self.directory)]
         log = RunPaths(self.directory).logs / "guard.log"
         try:
-            self._guard = subprocesses.start_in_background(command, log, stdin=reading)
+            guard = subprocesses.start_in_background(command, log, stdin=reading)
         finally:
             os.close(reading)
+        threading.Thread(target=_await, args=(guard,), name="hpcml-guard", daemon=True).start()
 
-    def _let_guard_go(self) -> None:
-        """Tell the guard that nothing is left, and take its end."""
-        if self._lifeline < 0:
-            return
-        with contextlib.suppress(OSError):  # it has been killed
-            os.write(self._lifeline, b"closed")
-        os.close(self._lifeline)
+    def _let_guard_clean(self) -> None:
+        """Have the guard cancel what is left: jobs of which sbatch's answer was lost, or scancel failed."""
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
         self._lifeline = -1
-        deadline = time.monotonic() + _CLOSED
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(self._guard, os.WNOHANG)[0] == 0 and time.monotonic() < deadline:
-                time.sleep(0.01)
 
     @property
     def dashboard_link(self) -> str:
         """Empty: its pages would be open to everybody on this machine."""
         return ""
 
+    @property
+    def observed(self) -> set[str]:
+        """The jobs that have workers."""
+        return {self.job_of(worker.name) for worker in self.scheduler.workers.values()} & set(self.worker_spec)
+
     def job_of(self, name: object) -> str:
         """Return the job that a worker belongs to, by the worker's name."""
         return _family(name, self.workers_per_job)
 
+    def _new_worker_name(self, _: int) -> str:
+        return f"{self.directory.name}.{next(self._numbers)}"  # never the same again: by it Slurm's answers are told
+
     async def _start(self) -> None:
-        if self.status in (Status.starting, Status.running):
-            await super()._start()
-            return
+        before = self.status
         await super()._start()
-        records.write(self.directory, self._recipe.request.loaded.site.name, self.scheduler.address)
-        self.adapt(*self._range)
-        self._care = asyncio.ensure_future(self._take_care())
+        if before not in (Status.starting, Status.running):
+            self.adapt(*self._range)
+            self._watching = asyncio.ensure_future(self._watch())
 
     def adapt(self, minimum: int = 0, maximum: float = math.inf, **options: Any) -> Adaptive:
         """Change how many workers there are at least and at most, as for Dask's own clusters, in whole jobs."""
         each = self.workers_per_job
         most = math.inf if math.isinf(maximum) else max(1, int(maximum) // each)
-        given = {"Adaptive": WholeJobs, "interval": _INTERVAL, "wait_count": max(1, math.ceil(self.idle / _INTERVAL))}
-        return Cluster.adapt(self, **{**given, **options, "minimum": math.ceil(minimum / each), "maximum": most})
+        given = {"Adaptive": WholeJobs, "interval": _INTERVAL, "wait_count": max(1, math.ceil(self._idle / _INTERVAL))}
+        given["worker_key"] = lambda worker: _family(worker.name, each)
+        return super().adapt(**{**given, **options, "minimum": math.ceil(minimum / each), "maximum": most})
 
-    def scale(self, n: int | None = None, jobs: int = 0, memory: str | None = None, cores: int | None = None) -> Any:
+    def scale(self, n: int | None = None, jobs: int = 0) -> Any:
         """Ask for so many workers now, also beyond ``maximum``; what nothing needs is released after ``idle``."""
-        for what, value in (("memory", memory), ("cores", cores)):
-            if value is not None and not self._known[what]:
-                hint = "Give scale() a number of workers."
-                raise UsageError(f"How much {what} a job has is not known here", place=f"{what}={value!r}", hint=hint)
-        return super().scale(n, jobs=jobs, memory=memory, cores=cores)
+        return super().scale(jobs=jobs if n is None else math.ceil(n / self.workers_per_job))
 
     def _update_worker_status(self, op: str, msg: Any) -> None:
-        Cluster._update_worker_status(self, op, msg)  # noqa: SLF001 - which jobs have ended Slurm says: _look()
+        Cluster._update_worker_status(self, op, msg)  # noqa: SLF001 - which jobs have ended Slurm says: _watch()
 
-    async def _take_care(self) -> None:
-        """See, while the cluster is open, to what Slurm took away, and to its end when nobody uses it."""
-        while self.status == Status.running:
+    async def _watch(self) -> None:
+        """While the cluster is open, forget jobs that have ended, so that the load asks for others."""
+        failures = 0
+        while self.status == Status.running and failures < _MOST_FAILURES:
             await asyncio.sleep(_LOOK)
             if self.scheduler.status in (Status.closing, Status.closed):
-                if self.status == Status.running:
-                    words = units.format_seconds(self._unused)
-                    note(f"cluster {self.name} was not used for {words} and is closed")
-                    self.shutdown_scheduler = False  # it has done it
-                    self._end_soon()
+                note(f"cluster {self.name} was not used for {units.format_seconds(self._unused)} and is closed")
+                self.shutdown_scheduler = False  # it has done it
+                break
+            for name, job in self.workers.items():
+                job.came = job.came or name in self.observed
+            for name, state in (await self._ended()).items():
+                job = self.workers.pop(name, None)
+                wanted = self.worker_spec.pop(name, None) is not None
+                if job is None:
+                    continue
+                job.status = Status.closed
+                if job.came or not wanted:
+                    failures = 0
+                elif not isinstance(job.problem, SlurmUnreachableError):
+                    failures += 1
+                    self.problem = job.problem or _no_worker(job, state)
+        else:
+            if failures < _MOST_FAILURES:
                 return
-            await self._look()
+            say_message(f"hpcml: {self.problem}")
+            note(f"cluster {self.name} is closed: {failures} jobs one after another ended before a worker came")
+        await self._close()
 
-    def _end_soon(self) -> None:
-        self._ending = asyncio.ensure_future(self._close())  # not from within: closing ends this task
-
-    async def _look(self) -> None:
-        """Forget jobs that have ended, so that the load asks for others."""
-        there = {self.job_of(worker.name) for worker in self.scheduler.workers.values()}
-        jobs: dict[str, ElasticJob] = dict(self.workers)
-        gone = False
-        for name, job in jobs.items():
-            job.came = job.came or name in there
-            gone = gone or name not in there
-        now = time.monotonic()
-        if not gone:
-            self._soon = _ASK_SOON
-        self._ask_at = min(self._ask_at, now + self._soon) if gone else self._ask_at
-        self._lost({name: "" for name, job in jobs.items() if job.problem})
-        ids = {job.key: name for name, job in jobs.items() if job.job_id}
-        if not ids or now < self._ask_at:
-            return
-        self._ask_at, self._soon = now + _ASK, min(2 * self._soon, _ASK)
+    async def _ended(self) -> dict[str, str]:
+        """Return the jobs that have ended, with Slurm's word, and those that it has not taken."""
+        ended = {name: "" for name, job in self.workers.items() if job.problem}
+        keys = {job.key: name for name, job in self.workers.items() if job.key}
+        if not set(keys.values()) - self.observed:
+            return ended
         try:
-            states = await beside(slurm.states, list(ids))
+            states = await _in_thread(slurm.states, list(keys))
         except SlurmUnreachableError:
-            return  # nothing is known, and so nothing has ended
+            return ended  # nothing is known of the others, and so nothing has ended
         except (HpcmlError, OSError) as error:
             note(f"Slurm does not report the jobs of cluster {self.name}: {error}")
-            return
-        self._lost({ids[job]: state.state for job, state in states.items() if state.ended})
-
-    def _lost(self, ended: dict[str, str]) -> None:
-        for name, state in ended.items():
-            job: ElasticJob | None = self.workers.pop(name, None)
-            wanted = self.worker_spec.pop(name, None) is not None
-            if job is None:
-                continue
-            job.forget()
-            self._soon = _ASK_SOON
-            if job.came or not wanted:
-                self._failures = 0
-            elif isinstance(job.problem, SlurmUnreachableError):
-                self.hold_until = time.monotonic() + _HOLD
-            else:
-                self._failures += 1
-                if self._failures >= _MOST_FAILURES:
-                    self._give_up(job, state)
-                    return
-
-    def _give_up(self, job: ElasticJob, state: str) -> None:
-        """Close the cluster: the next job would end as the last ones did."""
-        self.problem = job.problem
-        if not self.problem:
-            what = f"{_MOST_FAILURES} jobs one after another ended before a worker came (Slurm says {state})"
-            log, text = job.log or self.directory, tail(job.log) if job.log else ()
-            hint = "Can the nodes reach this machine (host=…), and is Dask installed there? The log may say more."
-            self.problem = HpcmlError(what, place=str(log), hint=hint, quote=text, exit_status=ALLOCATION_LOST)
-        say_message(f"hpcml: {self.problem}")
-        note(f"cluster {self.name} is closed")
-        self._end_soon()
+            return ended
+        return ended | {keys[job]: state.state for job, state in states.items() if state.ended}
 
     async def _close(self) -> None:
-        if self.status in (Status.closing, Status.closed):
+        if self.status not in (Status.closing, Status.closed):
+            if self._watching is not None and self._watching is not asyncio.current_task():
+                self._watching.cancel()
             await super()._close()
-            return
-        if self._care is not None and self._care is not asyncio.current_task():
-            self._care.cancel()
-        await super()._close()
-        self._remove_scratch()
-        left: list[str] = []
+            self._remove_scratch()
+            tls.remove_secrets(AttemptPaths(self.directory))
+            self._let_guard_clean()
+        else:
+            await super()._close()
+
+
+def _await(pid: int) -> None:
+    """Take the end of a child process, which would stay as a zombie else."""
+    with contextlib.suppress(ChildProcessError):  # the program has done it
+        os.waitpid(pid, 0)
+
+
+def _family(name: object, workers: int) -> str:
+    """Return the job that a worker belongs to, by the worker's name."""
+    return str(name).rpartition("-")[0] if workers > 1 else str(name)
+
+
+def _seconds(value: str | float, name: str) -> float:
+    """Return a duration in seconds; UsageError if it is not one."""
+    try:
+        found = float(value) if isinstance(value, (int, float)) else units.parse_seconds(value)
+    except ValueError:
+        found = -1.0
+    if not found >= 0:  # not a number is not either
+        raise UsageError(f"{value!r} is not a duration", place=f"{name}={value!r}", hint=f"Write {name}='10m'.")
+    return found
+
+
+def _address(host: str, interface: str) -> str:
+    """Return this machine's address for the workers: ``host``, the profile's interface, else by the nodes' rule."""
+    if host:
         try:
-            left = await beside(self._cancel_rest)
-        except HpcmlError as error:
-            note(f"what is left of cluster {self.name} is not known, and is cancelled later: {error.message}")
-            os.close(self._lifeline)  # without a word: the guard goes on
-            self._lifeline = -1
-            return
-        self._let_guard_go()
-        self._over("its program", left)
-
-    def _cancel_rest(self) -> list[str]:
-        """Cancel jobs whose submission was not answered, or whose cancellation failed; return them."""
-        left = slurm.jobs_of_clusters().get(self.directory.name, [])
-        for job in left:
-            slurm.cancel(job)
-        return left
-
-    def _over(self, by: str, left: list[str]) -> None:
-        """Remove the keys and the modules for the nodes, and write that the cluster is over."""
-        with contextlib.suppress(OSError):  # a full disk is no reason to keep what called this from its end
-            doors.remove_keys(self.directory)
-            RunPaths(self.directory).library.unlink(missing_ok=True)
-            records.close(self.directory, by, left, [])
+            socket.create_server((host, 0)).close()
+        except OSError as error:
+            message, hint = f"This machine has no address {host}", "Give that of one of its interfaces (ip address)."
+            raise UsageError(f"{message}: {error.strerror or error}", place="host", hint=hint) from error
+        return host
+    with contextlib.suppress(NoAddressError):
+        return choose_address(interface, single_node=False)[0]
+    try:
+        return choose_address("", single_node=False)[0]
+    except NoAddressError as error:
+        hint = "Give host=… the address at which the nodes reach this machine."
+        raise SiteError(f"The nodes could not reach a scheduler here: {error}", place="host", hint=hint) from error
 
 
-def _code() -> str:
-    """Return the folder from which this program imports its own modules."""
-    program = getattr(sys.modules.get("__main__"), "__file__", None)
-    return str(Path(program).resolve().parent if program else Path.cwd())
+def _scratch_for(cluster: ElasticCluster) -> tuple[Path, Callable[[], object]]:
+    """Make the folder of the scheduler, which Dask puts first on ``sys.path``; return it and what removes it."""
+    try:
+        return scratch.of_cluster(cluster)
+    except scratch.UnsafePlaceError as error:
+        hint = "Set TMPDIR to a folder of your own, or to a sticky one of root's."
+        raise StorageError(str(error), place="TMPDIR", hint=hint) from error
+
+
+def _write(made: Plan, spec: JobSpec) -> None:
+    """Write what each job reads in the cluster's folder."""
+    paths = RunPaths(Path(made.directory))
+    paths.logs.mkdir(mode=0o700)
+    files.write(paths.library, assets.node_archive())
+    directories.write_json(paths.plan, layers.as_table(made))
+    lines = (f"export {name}={shlex.quote(value)}\n" for name, value in spec.environment)
+    files.write(paths.variables, "".join(lines).encode(errors="surrogateescape"))
+    if made.inside.image:
+        files.write(paths.image, (assets.folder("templates") / paths.image.name).read_text(encoding="utf-8"))
+
+
+def _prologue(made: Plan) -> list[str]:
+    """Return the lines before the workers' command: the environment of the site's runs."""
+    inside, library = made.inside, RunPaths(Path(made.directory)).library
+    lifetime = inside.time_limit - max(1.0, min(inside.signal_lead, inside.time_limit / 4))
+    return [
+        f"# hpcml {made.version}: workers of the elastic cluster {made.run_id} on site {made.site}.",
+        "umask 077",
+        'unset "${!HPCML_@}"',
+        f"export HPCML_RUN_DIR={quote(made.directory)} HPCML_GPUS={inside.gpus}",
+        'if [ ! -O "$HPCML_RUN_DIR" ] || [ -L "$HPCML_RUN_DIR" ]; then',
+        '  echo "hpcml: not there, or not yours: $HPCML_RUN_DIR" >&2; exit 74',
+        "fi",
+        *made.setup,
+        *(f"module load {quote(module)} || exit 80" for module in made.modules),
+        *(f"export {name}={quote(value)}" for name, value in made.environment),
+        '. "$HPCML_RUN_DIR/environment.sh"',
+        *made.prologue,
+        f'export PYTHONPATH={quote(library)}:{quote(job_request.program_folder())}"${{PYTHONPATH:+:$PYTHONPATH}}"',
+        "export PYTHONUNBUFFERED=1",
+        *([f"export DASK_DISTRIBUTED__WORKER__LIFETIME__DURATION={lifetime:g}s"] if inside.time_limit else []),
+        "trap : TERM INT HUP   # the workers answer",
+    ]
+
+
+def _no_worker(job: ElasticJob, state: str) -> HpcmlError:
+    what = f"Job {job.job_id} ended before a worker came (Slurm says {state})"
+    hint = "Can the nodes reach this machine (host=…), and is Dask installed there? The log may say more."
+    return HpcmlError(what, place=str(job.log), hint=hint, quote=files.tail(job.log), exit_status=ALLOCATION_LOST)

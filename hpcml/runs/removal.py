@@ -8,13 +8,11 @@ import re
 import shutil
 import stat
 import time
-from collections import Counter
-from collections.abc import Collection
 from pathlib import Path
 
-from hpcml import files, units
+from hpcml import files
 from hpcml.errors import StorageError
-from hpcml.runs import beside, directories
+from hpcml.runs import directories
 
 _LEFT = re.compile(r"\.(?P<run>.+)\.[0-9a-f]{16}\.(?P<end>removed|new)")
 _NEW_FOR = 86400  # seconds for which a directory that was not finished may be a submission's that goes on
@@ -49,14 +47,8 @@ def leftovers(folder: Path) -> list[tuple[str, Path]]:
     return found
 
 
-def counted(taken: Collection[beside.Entry]) -> str:
-    """Return how many runs, maps and clusters these are, in words."""
-    number = Counter(one.kind for one in taken)
-    return " and ".join(units.counted(number[kind], kind) for kind in number) or units.counted(0, "run")
-
-
 def remove_folder(directory: Path) -> None:
-    """Remove the directory of a run, a map or a cluster, and all that is in it; what links in it lead to stays.
+    """Remove the directory of a run, and all that is in it; what links in it lead to stays.
 
     It is renamed first, so that no other command sees half of a run.
 

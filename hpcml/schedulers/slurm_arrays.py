@@ -47,10 +47,3 @@ def states(jobs: Sequence[str]) -> dict[tuple[str, int], str]:
         for row in own
         if not numbers[row[0]] or f"hpcml:{numbers[row[0]]}" in "|".join(row[3:]).split()
     }
-
-
-def accounted(job: str, index: int) -> str:
-    """Return what accounting says of how a task ended, empty where it says nothing."""
-    number, _, run = job.partition(" ")
-    rows = slurm.accounted([f"{number}_{index} {run}".rstrip()], "State").values()
-    return next((state.split(" ")[0].rstrip("+") for state, *_ in rows), "")

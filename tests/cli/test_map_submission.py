@@ -24,10 +24,17 @@ echo $count
 """
 SRUN = """#!/bin/bash
 while [ "${1#-}" != "$1" ]; do
-  case $1 in --output=*) out="${1#--output=}"; out="${out//%a/$SLURM_ARRAY_TASK_ID}"; out="${out//%t/0}" ;; esac
+  case $1 in --output=*) out="${1#--output=}"; out="${out//%A/$SLURM_ARRAY_JOB_ID}"; out="${out//%a/$SLURM_ARRAY_TASK_ID}"; out="${out//%t/0}" ;; esac
   shift
 done
 exec "$@" >"$out" 2>&1
+"""
+SQUEUE = """#!/bin/bash
+# All tasks run, with the comments of their arrays: what a point returns says that it has ended.
+for script in "$FAKE_STATE"/1*.sh; do
+  job="${script##*/}"; comment=$(sed -n 's/^#SBATCH --comment=//p' "$script")
+  for task in 0 1 2 3 4; do echo "${job%.sh}|$task|RUNNING|$comment"; done
+done
 """
 PROGRAM = """
 import json, os
@@ -36,27 +43,26 @@ def f(x):
     print("point", x)
     if x == 2: raise ValueError("two")
     return x * x, os.environ["COLOUR"]
-futures = hpcml.map(f, range(POINTS), site="slurm", time="5m", env=["COLOUR=a b'c"], partition="fast")
-errors = [one.exception(60) for one in futures]
-print(json.dumps([[one.job, repr(error) if error else one.result()] for one, error in zip(futures, errors)]))
-assert f"point {POINTS - 1}" in futures[-1].log.read_text()
+jobs = hpcml.map(f, range(POINTS), site="slurm", time="5m", env=["COLOUR=a b'c"], partition="fast")
+errors = [one.exception() for one in jobs]
+print(json.dumps([[one.job_id, 'ValueError("two")' in str(error) if error else one.result()] for one, error in zip(jobs, errors)]))
+assert f"point {POINTS - 1}" in jobs[-1].stdout()
 """
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["scontrol", "no scontrol"])
 def test_points_run_in_arrays_that_slurm_takes(world: World, there: bool) -> None:
     bin_ = world.bin
-    for name, text in (("sbatch", SBATCH), ("srun", SRUN)):
+    for name, text in (("sbatch", SBATCH), ("srun", SRUN), ("squeue", SQUEUE)):
         (bin_ / name).write_text(text)
         (bin_ / name).chmod(0o755)
     for tool in ("sed", "seq", "cp"):
         (bin_ / tool).symlink_to(f"/usr/bin/{tool}")
     fakes = Path(world.environment["PATH"].partition(":")[0])
-    for name in ("squeue", "sacct", "scancel", *(["scontrol"] if there else [])):
+    for name in ("sacct", "scancel", *(["scontrol"] if there else [])):
         (bin_ / name).write_text(f'#!/bin/bash\nexec "{fakes / name}" "$@"\n')
         (bin_ / name).chmod(0o755)
     world.answer("scontrol", out="MaxArraySize            = 2\n")
-    world.answer("squeue", out="")
     points = 5 if there else 3
     (world.project / "program.py").write_text(f"POINTS = {points}\n{PROGRAM}")
     environment = world.environment | {"PATH": str(bin_)}
@@ -65,7 +71,7 @@ def test_points_run_in_arrays_that_slurm_takes(world: World, there: bool) -> Non
     logs = "".join(path.read_text() for path in world.state.glob("*.log"))
     assert done.returncode == 0, done.stderr + logs
     jobs = ["101_0", "101_1", "102_0", "102_1", "103_0"] if there else [f"101_{task}" for task in range(points)]
-    values = [[0, "a b'c"], [1, "a b'c"], "ValueError('two')", [9, "a b'c"], [16, "a b'c"]]
+    values = [[0, "a b'c"], [1, "a b'c"], True, [9, "a b'c"], [16, "a b'c"]]
     assert json.loads(done.stdout) == [list(pair) for pair in zip(jobs, values[:points], strict=True)]
     arrays = [
         line

@@ -6,7 +6,6 @@ import json
 import os
 import pty
 import shutil
-import socket
 import subprocess
 from pathlib import Path
 
@@ -14,8 +13,7 @@ import pytest
 
 from hpcml import errors
 from hpcml.cli import rm
-from hpcml.runs import beside, removal
-from hpcml.subprocesses import start_time
+from hpcml.runs import removal
 from planted import give, need_another_account
 from test_verbs import end
 from world import World
@@ -184,94 +182,15 @@ def test_rm_until_so_much_is_free(world: World, subtests: pytest.Subtests) -> No
     done = world.run("rm", "--until-free", "99999T", "--older-than", "30d", "--yes")
     assert "will not be free even so" in done.stderr
     assert world.left() == sorted([kept.name, waiting.name])
-    folders = [beside.Entry("run", f"{name}-20200101-000000-0000", world.top / name, "") for name in "abc"]
-    for one in folders:
-        one.directory.mkdir()
-        (one.directory / "file").write_bytes(b"x" * 100_000)
-    size = removal.size(folders[0].directory)
+    folders = [world.top / name for name in "abc"]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "file").write_bytes(b"x" * 100_000)
+    size = removal.size(folders[0])
     for missing, count in ((0, 0), (1, 1), (size, 1), (size + 1, 2), (9 * size, 3), (None, 3)):
         with subtests.test(missing=missing):
             assert list(rm._taken(folders, 0, missing)) == folders[:count]
     assert not old.exists()
-
-
-def test_rm_takes_maps_that_have_ended(world: World) -> None:
-    new = ended(world, "new")
-    (job,) = [key for key, facts in world.jobs().items() if facts["script"] == str(new / "job.sh")]
-    going = world.submit("--name", "going")
-    (other,) = [key for key, facts in world.jobs().items() if facts["script"] == str(going / "job.sh")]
-    here = socket.gethostname()
-    me: dict[str, object] = {"scheduler": "local", "pid": os.getpid(), "started": start_time(os.getpid())}
-    parts: dict[str, list[dict[str, object] | None]] = {
-        "array": [{"host": here, "job": job}, {"host": here, "error": "no", "exit_status": errors.REFUSED}],
-        "gone": [{"host": here, **me, "started": "1"}],
-        "queued": [{"host": here, "job": job}, {"host": here, "job": other}],
-        "running": [{"host": here, **me}],
-        "elsewhere": [{"host": "another", **me, "started": "1"}],
-        "lost": [{"host": here, "error": "no answer", "exit_status": errors.ANSWER_LOST}],
-        "unsaid": [{"host": here, "job": job}, None],
-        "empty": [],
-    }
-    for name, of_map in parts.items():
-        for number, facts in enumerate(of_map):
-            folder = world.runs / f".maps/{name}-20200101-000000-0000/{number}"
-            folder.mkdir(parents=True)
-            if facts is not None:
-                (folder / "submission.json").write_text(json.dumps(facts))
-    (world.runs / ".maps/empty-20200101-000000-0000").mkdir()
-    done = world.run("rm", "--older-than", "30d", "--yes", "--json")
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert [name.partition("-")[0] for name in told["maps"]] == ["array", "gone"]
-    left = sorted(path.name.partition("-")[0] for path in (world.runs / ".maps").iterdir())
-    assert left == sorted(set(parts) - {"array", "gone"})
-    assert len(told["staying"]) == len(left)
-    assert world.left() == sorted([".maps", new.name, going.name])
-
-
-def test_maps_and_clusters_are_known_and_go_when_they_are_over(world: World) -> None:
-    world.submit("--name", "job")
-    me: dict[str, object] = {"host": socket.gethostname(), "pid": os.getpid(), "start": start_time(os.getpid())}
-    clusters = {"works": me, "dead": me | {"start": "1"}, "away": me | {"host": "another"}, "over": me, "begins": {}}
-    for name, facts in clusters.items():
-        folder = world.runs / f".clusters/{name}-20200101-000000-0000"
-        folder.mkdir(parents=True)
-        if facts:
-            (folder / "cluster.json").write_text(json.dumps(facts))
-        if name == "over":
-            (folder / "closed").write_text(json.dumps({"by": "program", "cancelled": [], "left": []}))
-    part = world.runs / ".maps/squares-20200202-000000-0000/0"
-    part.mkdir(parents=True)
-    (part / "submission.json").write_text(json.dumps({**me, "scheduler": "local", "started": "1"}))
-
-    def states() -> dict[str, str]:
-        found = json.loads(world.run("ls", "--json").stdout)
-        return {f"{one['kind']} {one['run'].partition('-')[0]}": one["state"] for one in found if one["kind"] != "run"}
-
-    over = {"cluster dead", "cluster over", "map squares"}
-    assert {name for name, state in states().items() if state == "ENDED"} == over
-    assert len(states()) == 6
-    assert "cluster  works-20200101-000000-0000  " in world.run("ls").stdout
-    listed = world.run("ls").stdout.splitlines()
-    assert listed[-1].startswith("job-"), "the newest run is last"
-    assert "cluster  dead" not in world.run("ls", "--name", "job").stdout
-    world.submit("--name", "job")
-    assert len(json.loads(world.run("ls", "--json", "--last", "1").stdout)) == 1
-    assert "its program runs on another, if it does" in world.run("status", "away").stdout
-    done = world.run("rm", "works", "begins", "away", "--yes")
-    assert done.returncode == 1
-    assert done.stderr.count("stays, because it may still be going on") == 3
-    world.answer("squeue", out="7|PENDING|hpcml:dead-20200101-000000-0000.1\n")
-    assert "scancel 7" in world.run("status", "dead").stdout
-    assert world.run("rm", "dead", "--yes").returncode == 1
-    world.answer("squeue")
-    done = world.run("rm", "dead", "squares", "--yes")
-    assert done.returncode == 0, done.stderr
-    assert "Removed 1 cluster and 1 map" in done.stderr
-    told = json.loads(world.run("rm", "--older-than", "30d", "--yes", "--json").stdout)
-    assert told["clusters"] == ["over-20200101-000000-0000"]
-    assert len(states()) == 3
-    assert world.run("rm", "nosuch", "--yes").returncode == errors.NOT_FOUND
 
 
 def test_rm_leaves_what_may_be_alive_or_is_not_a_run(world: World) -> None:

@@ -148,7 +148,7 @@ def point(site):
     return helper.value()
 
 if __name__ == "__main__":
-    print("said", *(one.result(240) for one in hpcml.map(point, [1], site="local")))
+    print("said", *(one.result() for one in hpcml.map(point, [1], site="local")))
 """
 MODULES = ("submitit", "cloudpickle", "pip", "pandas", "numpy", "dask", "distributed", "tornado", "psutil", "msgpack", "click",
            "dask_jobqueue", "crick", "lz4", "uvloop", "jinja2", "yaml", "cryptography", "hpcml", "helper", "sitecustomize",

@@ -82,12 +82,9 @@ def test_it_breathes_and_is_closed_to_others(cluster: Cluster) -> None:
     for done in together(tries, 120):
         lines = Counter(line.split()[0] for line in done.stdout.splitlines() if line.startswith(("IN", "refused")))
         assert lines == {"refused": 5}, done.stdout + done.stderr
-    for file in ("secret/tls-key.pem", "cluster.json", "jobs"):
+    for file in ("secret/tls-key.pem", "plan.json", "jobs"):
         done = cluster.run("ls", f"{addresses['directory']}/{file}", node="n4", user="mallory")
         assert "Permission denied" in done.stderr
-    [entry] = [one for one in json.loads(cluster.run("hpcml", "ls", "--json").stdout) if one["state"] == "GOES ON"]
-    assert (entry["kind"], entry["message"]) == ("cluster", "its program goes on")
-    assert entry["directory"] == addresses["directory"]
     keys = Path(addresses["directory"]) / "secret"
     assert {path.stat().st_mode & 0o777 for path in keys.iterdir()} == {0o600}
     (folder / "enough").touch()
@@ -100,7 +97,6 @@ def test_it_breathes_and_is_closed_to_others(cluster: Cluster) -> None:
     for words in ("NumNodes=1 ", "TimeLimit=00:10:00", "Requeue=0", "Partition=boost"):
         assert words in facts["asked"], facts["asked"]
     assert wait_for(lambda: not cluster.run("squeue", "-h", "-u", "hpcml-alice").stdout, 60, 0.2)
-    assert (Path(addresses["directory"]) / "closed").exists()
     assert not list(keys.iterdir())
 
 
@@ -115,6 +111,6 @@ def test_workers_are_inside_an_image_and_a_killed_program_leaves_none(cluster: C
         assert (inside, colour, scratch) == (True, "a b", [".lives", "dask-scratch-space"])
         assert "/.clusters/" in place
     assert wait_for(lambda: not cluster.run("squeue", "-h", "-u", "hpcml-alice").stdout, 60, 0.2)
-    record = Path(killed) / "closed"
-    assert wait_for(lambda: len(json.loads(record.read_text())["cancelled"]) == 2, 60, 0.2), record.read_text()
+    log = Path(killed) / "logs/guard.log"
+    assert wait_for(lambda: log.read_text().count("is cancelled") == 2, 60, 0.2), log.read_text()
     assert wait_for(lambda: not list(Path(killed).glob("secret/*")), 60, 0.2)

@@ -149,7 +149,7 @@ def test_a_long_run_that_is_put_back(preempting: Cluster) -> None:
         facts = json.loads(preempting.run("hpcml", "status", "goes-on", "--json").stdout)
         assert (facts["state"], facts["exit_status"]) == ("PENDING", None)
         assert facts["message"].startswith("put back into the queue: ")
-        listed = preempting.run("hpcml", "ls").stdout.splitlines()  # elastic clusters of other tests stand last
+        listed = preempting.run("hpcml", "ls").stdout.splitlines()
         assert any("goes-on" in line and "PENDING" in line for line in listed), listed
         # Slurm lets a job that was put back wait for two minutes; one that starts in the second of its end is killed.
         preempting.run("scontrol", "update", f"jobid={job}", "StartTime=now+3seconds")

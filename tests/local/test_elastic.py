@@ -50,12 +50,8 @@ with hpcml.ElasticCluster(maximum=4, idle="8s", **asked) as cluster, Client(clus
     for job in lost: subprocess.run(["scancel", job], check=True)
     facts["sum"] = sum(client.gather(futures))
     facts["others"] = not set(lost) & set(jobs())
-    other = "; ".join(["import hpcml, sys", "from distributed import Client", "a = sys.argv[1]",
-        "c = Client(a, security=hpcml.ElasticCluster.security_of(a, site='slurm'))", "print(c.submit(abs, -5).result(120))", "c._repr_html_()"])
-    facts["beside"] = subprocess.run([sys.executable, "-c", other, cluster.scheduler_address], capture_output=True, text=True).stdout
     facts["open"] = sorted(path.name for path in cluster.directory.glob("secret/*"))
 facts["after"], facts["secret"] = jobs(), sorted(path.name for path in cluster.directory.glob("secret/*"))
-facts["closed"] = (cluster.directory / "closed").exists()
 bad = hpcml.ElasticCluster(**asked | {"set": {"runtime.setup": ["echo no such thing; exit 9"]}})
 with Client(bad) as client:
     try: client.submit(abs, -1).result(120)
@@ -64,15 +60,12 @@ until(lambda: bad.status.name == "closed")
 facts["problem"] = str(bad.problem)
 short = hpcml.ElasticCluster(unused="2s", **asked)
 until(lambda: short.status.name == "closed")
-from dask_labextension.manager import make_cluster
-import asyncio, dask
-with dask.config.set({"labextension": {"factory": {"module": "hpcml", "class": "ElasticCluster", "args": [], "kwargs": asked}, "default": {"workers": None, "adapt": None}}}):
-    async def click():
-        cluster, _ = await make_cluster({"workers": 1})
-        async with Client(cluster, asynchronous=True) as client: answer = await client.submit(abs, -6)
-        await cluster.close()
-        return answer
-    facts["click"] = asyncio.run(click())
+import asyncio
+async def inside():
+    async with hpcml.ElasticCluster(asynchronous=True, **asked) as cluster, Client(cluster, asynchronous=True) as client:
+        cluster.scale(2)
+        return await client.submit(abs, -6)
+facts["asynchronous"] = asyncio.run(inside())
 facts["end"] = jobs()
 print(json.dumps(facts))
 """
@@ -101,13 +94,13 @@ def test_a_day_of_a_cluster(tmp_path: Path) -> None:
     facts: dict[str, Any] = json.loads(out.splitlines()[-1])
     assert (facts["before"], facts["answer"], facts["kept"], facts["html"]) == ([], 3, True, True)
     assert facts["links"] == ["", ""]
-    assert (facts["sum"], facts["others"], facts["beside"]) == (28, True, "5\n")
-    assert (facts["open"], facts["secret"], facts["closed"]) == (["tls-cert.pem", "tls-key.pem"], [], True)
+    assert (facts["sum"], facts["others"]) == (28, True)
+    assert (facts["open"], facts["secret"]) == (["tls-cert.pem", "tls-key.pem"], [])
     assert "no such thing" in facts["problem"]
     assert "3 jobs one after another ended" in errors
     assert "was not used for 2.0 s" in errors
     assert facts["error"] == "FutureCancelledError"
-    assert (facts["click"], facts["after"], facts["end"]) == (6, [], [])
+    assert (facts["asynchronous"], facts["after"], facts["end"]) == (6, [], [])
     assert "Traceback" not in errors, errors
 
 

@@ -1,12 +1,10 @@
-"""``hpcml.ElasticCluster``: what its jobs ask for and start, what it refuses, and what it says of a killed program."""
+"""``hpcml.ElasticCluster``: what its jobs ask for and start, and what it refuses."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-import json
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -21,14 +19,14 @@ from distributed.cli.dask_worker import main as dask_worker
 from distributed.deploy.spec import SpecCluster
 
 import hpcml
-from hpcml import files
-from hpcml.elastic import cluster, doors, records, request
-from hpcml.elastic.job import ElasticJob, Recipe, gpu_options
-from hpcml.errors import HpcmlError, SiteError
-from hpcml.runs import beside
+from hpcml.elastic import cluster
+from hpcml.errors import HpcmlError, SiteError, SlurmUnreachableError
+from hpcml.node import elastic_worker
+from hpcml.node.settings import load
+from hpcml.runs import job_request
 from hpcml.runs.submit import prepare
 from hpcml.schedulers import slurm
-from hpcml.subprocesses import Answer
+from hpcml.schedulers.request import JobSpec
 
 SITE = {
     "slurm.gpu_request": "gres",
@@ -54,90 +52,104 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
 
 
-def job(**options: Any) -> tuple[request.Request, ElasticJob]:
-    asked = request.make({**OPTIONS, **options})
-    recipe = Recipe.of(asked, "/home/me/code")
-    keys = Security(tls_ca_file="/k/ca", tls_worker_cert="/k/cert", tls_worker_key="/k/key", require_encryption=True)
-    about = {"cores": 1, "memory": "1GiB", "processes": recipe.workers, "python": "python", "log_directory": None}
-    return asked, ElasticJob("tls://10.0.0.1:8786", "name", recipe=recipe, security=keys, **about)
+class Asked:
+    """A job of a cluster, with the files that it reads, and the words of Dask's command on its node."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+        spec = JobSpec(Path("elastic"), (), Path.cwd(), service="elastic", nodes=1, protocol="tcp")
+        self.loaded, self.spec = job_request.parse("x", spec, {**OPTIONS, **options})
+        self.folder = job_request.place(self.loaded, ".clusters", "elastic")
+        self.made = job_request.plan_at(self.loaded, self.spec, self.folder)
+        job_request.make(self.folder, self.loaded)
+        cluster._write(self.made, self.spec)
+        about = {"cores": 1, "memory": "1GiB", "processes": 1, "python": "python", "shebang": "#!/bin/bash"}
+        about |= {"security": Security(), "job_script_prologue": cluster._prologue(self.made), "log_directory": None}
+        self.script: str = cluster.ElasticJob(
+            "tls://10.0.0.1:8786", "name", site=self.loaded.site, made=self.made, **about
+        ).job_script()
+        monkeypatch.setenv("HPCML_RUN_DIR", str(self.folder))
+        self.words = elastic_worker.words(load(), "name", "/scratch/mine")
 
 
 def directives(script: str) -> list[str]:
     return [line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH ")]
 
 
-def test_a_job_asks_for_what_a_run_would(tmp_path: Path) -> None:
-    asked, one = job(gpus_per_node=4, set=SITE)
-    text = one.job_script()
-    run = prepare(asked.loaded, asked.spec._replace(nodes=1)).script
+def test_a_job_asks_for_what_a_run_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Asked(monkeypatch, gpus_per_node=4, set=SITE)
+    run = prepare(asked.loaded, asked.spec).script
     mine, theirs = (
         [line for line in directives(script) if line.split("=")[0] not in OF_A_RUN | {"--no-requeue"}]
-        for script in (text, run)
+        for script in (asked.script, run)
     )
     assert mine == theirs
     assert {"--gres=gpu:a100:4", "--partition=gpu", "--qos=gpuqos", "--mem=102400M", "--constraint=fast"} <= set(mine)
-    assert "--no-requeue" in directives(text)
+    assert {"--no-requeue", "--comment=hpcml:name"} <= set(directives(asked.script))
     for line in ("module load cuda/13 || exit 80", "export COLOUR='a b'", '. "$HPCML_RUN_DIR/environment.sh"'):
-        assert line in text.splitlines()
-    assert "export DASK_DISTRIBUTED__WORKER__LIFETIME__DURATION=1740s" in text
-    assert "of mine" not in text
-    asked.folder.mkdir(parents=True)
-    one.recipe.write()
+        assert line in asked.script.splitlines()
+    assert "export DASK_DISTRIBUTED__WORKER__LIFETIME__DURATION=1740s" in asked.script
+    assert "of mine" not in asked.script
+    assert asked.script.endswith(f"{sys.executable} -P -m hpcml.node.elastic_worker tls://10.0.0.1:8786 name\n")
+    assert {path.stat().st_mode & 0o777 for path in (asked.folder, asked.folder.parent)} == {0o700}
     assert (asked.folder / "environment.sh").stat().st_mode & 0o777 == 0o600
     path = tmp_path / "job.sh"
-    path.write_text(text)
+    path.write_text(asked.script)
     assert subprocess.run(["bash", "-n", path], check=False).returncode == 0
 
 
-def test_the_workers_are_dask_cuda_s_with_gpus_and_dask_s_without() -> None:
-    _, one = job(gpus_per_node=4, set=SITE)
-    command = next(line for line in one.job_script().splitlines() if "10.0.0.1" in line)
-    assert f'{sys.executable} -P -m hpcml.node.elastic_job "" dask_cuda.cli tls://10.0.0.1:8786 --name name' in command
+def test_the_workers_are_dask_cuda_s_with_gpus_and_dask_s_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_MEM_PER_NODE", "600")
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "7")
+    asked = Asked(monkeypatch, gpus_per_node=4, set=SITE)
+    given = " ".join(asked.words)
     for words in ("--rmm-pool-size 0.9", "--device-memory-limit 0.8", "--interface ib0", "--resources GPU=1"):
-        assert words in command
-    assert "--nworkers" not in command
-    assert one.recipe.workers == 4
-    _, other = job(set={"workers.per_node": 3})
-    command = next(line for line in other.job_script().splitlines() if "10.0.0.1" in line)
+        assert words in given
+    assert "--nworkers" not in given
+    other = Asked(monkeypatch, set={"workers.per_node": 3})
+    given = " ".join(other.words)
+    secret = other.folder / "secret"
     for words in (
-        '-P -m hpcml.node.elastic_job "" distributed.cli.dask_worker tls:',
+        "--name name --worker-class hpcml.node.elastic_worker.ElasticWorker --protocol tls",
+        f"--tls-ca-file {secret}/tls-cert.pem --tls-cert {secret}/tls-cert.pem --tls-key {secret}/tls-key.pem",
+        f"--no-dashboard --death-timeout 120 --local-directory /scratch/mine --nthreads 2 --memory-limit {200 << 20}",
         "--nworkers 3",
-        "--tls-ca-file /k/ca --tls-cert /k/cert",
-        "--protocol tls",
     ):
-        assert words in command
-    assert "threads=$((cpus / 3))" in other.job_script()
+        assert words in given
+    known = {option for parameter in dask_worker.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    assert set(re.findall(r"(?<!\S)(--[a-z-]+)", given)) <= known
+
+
+def test_gpu_options_are_the_profile_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"gpu.rmm_async": True, "gpu.cudf_spill": True, "gpu.device_memory_limit": "none"}
+    asked = Asked(monkeypatch, gpus_per_node=1, set=settings | {"gpu.rmm_maximum_pool_size": "10G"})
+    given = " ".join(asked.words)
+    for words in (
+        "--device-memory-limit 0",
+        "--rmm-async",
+        "--enable-cudf-spill",
+        f"--rmm-maximum-pool-size {10 << 30}",
+    ):
+        assert words in given
+    assert "--rmm-pool-size" not in given
+    for word in ("cuda", "spill-order", "spill-pinned", "mode", "count", "cudf-spill-stats", "rmm-managed-memory"):
+        assert f"--{word}" not in asked.words
 
 
 def test_a_scheduler_without_a_folder_of_its_own_is_refused() -> None:
     """Dask would take /tmp/dask-scratch-space, whoever made it, and put it first on sys.path."""
     with pytest.raises(ValueError, match="local_directory of its own"):
-        doors.PrivateScheduler(host="127.0.0.1", port=0, dashboard=False)
-
-
-def test_gpu_options_are_the_profile_s() -> None:
-    asked = request.make(
-        {
-            **OPTIONS,
-            "gpus_per_node": 1,
-            "set": {"gpu.rmm_async": True, "gpu.cudf_spill": True, "gpu.device_memory_limit": "none"},
-        }
-    )
-    assert asked.plan.inside.gpu
-    words = gpu_options(asked.plan.inside.gpu)
-    assert words[:2] == ["--device-memory-limit", "0"]
-    assert {"--rmm-async", "--enable-cudf-spill"} <= set(words)
-    assert "--rmm-pool-size" not in words
+        cluster.PrivateScheduler(host="127.0.0.1", port=0, dashboard=False)
 
 
 REFUSED: list[tuple[dict[str, Any], int, str]] = [
-    ({"protocol": "ucx"}, 64, "UCX cannot join jobs that start apart"),
+    ({"protocol": "ucx"}, 64, "no option 'protocol'"),
     ({"site": "local"}, 65, "Use dask.distributed.LocalCluster()"),
     ({"nodes": 2}, 64, "no option 'nodes'"),
-    ({"after": "x"}, 64, "hpcml.submit() has it"),
+    ({"after": "x"}, 64, "no option 'after'"),
     ({"partitoin": "x"}, 64, "Did you mean partition?"),
     ({"idle": "soon"}, 64, "Write idle='10m'."),
-    ({"unused": -1}, 64, "is no duration"),
+    ({"unused": -1}, 64, "is not a duration"),
+    ({"idle": float("nan")}, 64, "is not a duration"),
     ({"maximum": 0}, 64, "do not go together"),
     ({"host": "192.0.2.77"}, 64, "This machine has no address 192.0.2.77"),
     ({"image": "/nosuch.sif"}, 66, "The image cannot be read"),
@@ -162,24 +174,6 @@ def test_what_it_cannot_do_is_refused_in_a_sentence(
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(HpcmlError, match="go to a login node"):
         hpcml.ElasticCluster(**OPTIONS)
-    monkeypatch.setenv("APPTAINER_CONTAINER", "/x.sif")
-    with pytest.raises(HpcmlError, match="Start Python outside the image"):
-        hpcml.ElasticCluster(**OPTIONS)
-
-
-def test_jobs_of_a_killed_program_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    facts = {"host": socket.gethostname(), "pid": 1 << 22, "start": "1", "address": "tls://10.0.0.1:1"}
-    for name, more in (("dead", {}), ("over", {}), ("elsewhere", {"host": "other"}), ("bare", {})):
-        (tmp_path / name).mkdir(mode=0o700)
-        files.write(tmp_path / name / beside.CLUSTER_RECORD, json.dumps(facts | more))
-    (tmp_path / "over" / beside.CLOSED).touch()
-    (tmp_path / "another-s").symlink_to(tmp_path / "dead")  # a link is nobody's own folder
-    rows = "7|PENDING|hpcml:dead.1\n4|RUNNING|hpcml:another-s.1\n8|RUNNING|hpcml:dead.2\n9|RUNNING|hpcml:elsewhere.1\n5|COMPLETING|hpcml:bare.1\n6|RUNNING|hpcml:a-run\n"
-    monkeypatch.setattr(slurm, "ask", lambda *_: Answer(0, rows, ""))
-    (said,) = records.left_behind(tmp_path)
-    assert "scancel 7 8" in said
-    assert records.addressed(tmp_path, "tls://10.0.0.1:1") == tmp_path / "bare"
-    assert records.addressed(tmp_path, "tls://10.0.0.1:2") is None
 
 
 def test_dask_jobqueue_has_what_is_built_on() -> None:
@@ -187,25 +181,24 @@ def test_dask_jobqueue_has_what_is_built_on() -> None:
     assert issubclass(cluster.ElasticCluster, dask_jobqueue.SLURMCluster)
     for name in ("job_header", "_command_template"):
         assert name in inspect.getsource(Job), name
-    for name in ("_start", "_close", "_correct_state", "_update_worker_status", "scale_down"):
+    for name in ("_start", "_close", "_correct_state", "_update_worker_status", "_new_worker_name", "scale_down"):
         assert hasattr(SpecCluster, name), name
-    for name in ("target", "workers_to_close", "scale_up", "scale_down", "plan", "requested", "observed"):
+    for name in ("target", "workers_to_close", "scale_up", "scale_down", "plan", "observed"):
         assert hasattr(Adaptive, name), name
-    known = {option for parameter in dask_worker.params for option in (*parameter.opts, *parameter.secondary_opts)}
-    _, one = job()
-    command = next(line for line in one.job_script().splitlines() if "10.0.0.1" in line)
-    assert set(re.findall(r" (--[a-z-]+)", command)) <= known
 
 
-def test_a_refusal_of_slurm_s_does_not_end_the_look_at_jobs(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("error", "said"), [
+    (SiteError("Slurm refuses"), "Slurm does not report the jobs of cluster c: Slurm refuses"),
+    (SlurmUnreachableError("silent"), ""),
+])  # fmt: skip
+def test_a_slurm_that_does_not_answer_ends_no_job(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, said: str
 ) -> None:
     def refuse(_: list[str]) -> None:
-        raise SiteError("Slurm refuses")
+        raise error
 
     monkeypatch.setattr(slurm, "states", refuse)
-    jobs = {"w": SimpleNamespace(came=False, problem=None, key="1 w", job_id="1")}
-    here: Any = SimpleNamespace(scheduler=SimpleNamespace(workers={}), workers=jobs, _lost=lambda _: None, name="c")
-    here._ask_at = here._soon = 0.0
-    asyncio.run(cluster.ElasticCluster._look(here))
-    assert "Slurm does not report the jobs of cluster c: Slurm refuses" in capsys.readouterr().err
+    jobs = {"w": SimpleNamespace(problem=None, key="1 w"), "x": SimpleNamespace(problem=error, key="")}
+    here: Any = SimpleNamespace(workers=jobs, observed=set(), name="c")
+    assert asyncio.run(cluster.ElasticCluster._ended(here)) == {"x": ""}
+    assert said in capsys.readouterr().err

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 import hpcml
-from hpcml import errors
+from hpcml import errors, map_jobs
 from hpcml.errors import SiteError, SlurmUnreachableError
-from hpcml.map_jobs import jobs as point_jobs
-from hpcml.map_jobs.call import Call
 from hpcml.plan import plan
+from hpcml.runs import job_request
 from hpcml.schedulers import Submission, request, slurm, slurm_arrays
 from hpcml.sites import schema
 from hpcml.subprocesses import Answer
@@ -35,6 +34,7 @@ SITE = {
     "slurm": {"extra": ["--requeue", "--constraint=fast"], "srun_extra": ["--mpi=none"]},
     "partitions": {"gpu": {"gpus_per_node": 4, "qos": "gpuqos", "memory_per_node": "100G"}},
 }
+ID = "f-20261123-090000-abcd"
 
 
 def site() -> schema.Site:
@@ -67,26 +67,16 @@ def test_without_scontrol_an_array_is_as_large_as_slurm_s_default_allows(monkeyp
         assert slurm_arrays.most_tasks() == 1000
 
 
-def test_no_array_is_too_large_and_no_point_is_left_out() -> None:
-    assert [list(one) for one in point_jobs.none_too_large(5, 2)] == [[0, 1], [2, 3], [4]]
-    assert point_jobs.none_too_large(4, 4) == [range(4)]
-    with pytest.raises(SiteError, match="no job arrays"):
-        point_jobs.none_too_large(4, 0)
-
-
 def test_tasks_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[str]] = []
 
     def ask(command: list[str]) -> Answer:
         asked.append(command)
-        own, other = "hpcml:f-20261123-090000-abcd.0", "hpcml:f-20261123-090000-abcd.1"
-        return answer(
-            f"12|0|RUNNING|{own}\n12|1|PENDING|{own}\n13|0|TIMEOUT|{other}\n13|1|RUNNING|(null)\n14|N/A|RUNNING\nnoise\n"
-        )
+        rows = f"12|0|RUNNING|hpcml:{ID}.0\n12|1|PENDING|hpcml:{ID}.0\n13|0|TIMEOUT|hpcml:{ID}.1\n"
+        return answer(f"{rows}13|1|RUNNING|(null)\n14|N/A|RUNNING\nnoise\n")
 
     monkeypatch.setattr(slurm, "ask", ask)
-    run = "f-20261123-090000-abcd"
-    assert slurm_arrays.states([f"12 {run}.0", f"13 {run}.1"]) == {
+    assert slurm_arrays.states([f"12 {ID}.0", f"13 {ID}.1"]) == {
         ("12", 0): "RUNNING",
         ("12", 1): "PENDING",
         ("13", 0): "TIMEOUT",
@@ -106,19 +96,30 @@ def test_a_job_that_slurm_forgot_hides_no_other(monkeypatch: pytest.MonkeyPatch)
 
 
 class Submitted:
-    """Points on a Slurm that takes the first arrays and refuses the others."""
+    """Five points on a Slurm of two tasks in an array, which takes the first arrays and refuses the others."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, taken: int = 9, **asked: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        cancelled: list[str] | None = None,
+        *,
+        taken: int = 9,
+        most: int = 2,
+        **asked: Any,
+    ) -> None:
         self.scripts: list[str] = []
+        self.cancelled = [] if cancelled is None else cancelled
         self.taken = taken
         monkeypatch.setattr(slurm, "submit", self.submit)
+        monkeypatch.setattr(slurm, "cancel", self.cancelled.append)
+        monkeypatch.setattr(slurm_arrays, "most_tasks", lambda: most)
         spec = request.JobSpec(Path("f"), (), Path("/"), name="f", service="map", **{"nodes": 1, **asked})
-        runs = []
-        for number, array in enumerate(point_jobs.none_too_large(5, 2)):
-            place = plan.RunLocation(folder / f"f-20261123-090000-abcd.{number}", "/usr/bin/python3", "0")
-            runs.append((plan.plan(site(), spec, place), array))
-        self.jobs = point_jobs.SlurmJobs(site(), runs, "#!/bin/bash\n", 1)
-        self.jobs.submit(Call(abs), range(5))
+
+        def plan_of(number: int) -> plan.Plan:
+            return plan.plan(site(), spec, plan.RunLocation(folder / f"{ID}.{number}", "/usr/bin/python3", "0"))
+
+        self.jobs = map_jobs.submit(site(), plan_of, "#!/bin/bash\n", abs, range(5), 1)
 
     def submit(self, _: schema.Site, run: Any) -> Submission:
         if len(self.scripts) == self.taken:
@@ -136,75 +137,62 @@ def test_a_point_asks_for_what_a_run_would_and_is_never_put_back(
     assert [line for line in made.scripts[2].splitlines() if "--array" in line] == ["#SBATCH --array=0-0%1"]
     lines = made.scripts[0].splitlines()
     wanted = {"--account=mine", "--partition=gpu", "--qos=gpuqos", "--nodes=2", "--gpus-per-node=4", "--mem=2048M",
-              "--constraint=fast", "--no-requeue", "--array=0-1%1", "--comment=hpcml:f-20261123-090000-abcd.0"}  # fmt: skip
+              "--constraint=fast", "--no-requeue", "--array=0-1%1", f"--comment=hpcml:{ID}.0"}  # fmt: skip
     asked = {line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH")}
     assert wanted <= asked
     assert not [option for option in asked if option.startswith(("--requeue", "--signal"))]
     srun = lines[-1]
     assert srun.startswith("exec srun ")
-    for word in ("--mpi=none", "--nodes=2", "--ntasks=2", "--gpu-bind=none", "-m submitit.core._submit"):
+    for word in (
+        "--mpi=none",
+        "--nodes=2",
+        "--ntasks=2",
+        "--gpu-bind=none",
+        "--kill-on-bad-exit=1",
+        "-m submitit.core._submit",
+    ):
         assert word in srun
-    assert len(made.jobs.tasks[3].results) == 2
-    folder = tmp_path / "f-20261123-090000-abcd.1"
-    assert made.jobs.tasks[3].results[1] == folder / "102_1_1_result.pkl"
-    assert (folder / "102_1_submitted.pkl").exists()
+    assert [job.job_id for job in made.jobs] == ["101_0", "101_1", "102_0", "102_1", "103_0"]
+    folder = tmp_path / f"{ID}.1"
+    assert made.jobs[3].num_tasks == 2
+    assert made.jobs[3].task(1).paths.result_pickle == folder / "102_1_1_result.pkl"
+    assert made.jobs[3].submission().args == (3,)
+    made.jobs[3].cancel()
+    assert made.cancelled == [f"102_1 {ID}.1"]
 
 
-def test_what_slurm_refuses_after_the_first_array_is_told_by_its_points(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = Submitted(tmp_path, monkeypatch, taken=1)
-    assert sorted(made.jobs.tasks) == [0, 1]
-    assert [type(made.jobs.problem(number)) for number in (2, 3, 4)] == [SiteError] * 3
-    (none := tmp_path / "none").mkdir()
+def test_a_refusal_of_a_later_array_takes_the_first_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cancelled: list[str] = []
     with pytest.raises(SiteError, match="beyond a limit"):
-        Submitted(none, monkeypatch, taken=0)
+        Submitted(tmp_path, monkeypatch, cancelled, taken=2)
+    assert cancelled == [f"101 {ID}.0", f"102 {ID}.1"]
+    with pytest.raises(SiteError, match="no job arrays"):
+        Submitted(tmp_path, monkeypatch, most=0)
 
 
 def test_a_point_has_ended_when_slurm_says_so_or_forgot_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
 ) -> None:
-    jobs = Submitted(tmp_path, monkeypatch).jobs
-    monkeypatch.setattr(point_jobs, "_LATE", -1.0)
-    monkeypatch.setattr(slurm_arrays, "accounted", lambda *_: "NODE_FAIL")
-    answers: dict[str, Any] = {}
+    monkeypatch.setattr(map_jobs.SlurmPoint, "watcher", map_jobs._Watcher(1))
+    monkeypatch.setattr(map_jobs.SlurmPoint, "_results_timeout_s", 0)
+    job = Submitted(tmp_path, monkeypatch).jobs[0]
+    answers: dict[tuple[str, int], str] = {}
 
     def states(_: list[str]) -> dict[tuple[str, int], str]:
-        if "error" in answers:
+        if "silent" in answers.values():
             raise SlurmUnreachableError("silent")
-        return dict(answers["states"])
+        return answers
 
     monkeypatch.setattr(slurm_arrays, "states", states)
-    for state, exit_status in (
-        ("PENDING", None),
-        ("RUNNING", None),
-        ("REQUEUED", None),
-        ("TIMEOUT", errors.TIME_LIMIT),
-        ("OUT_OF_MEMORY", 137),
-        ("CANCELLED", errors.CANCELLED),
-        ("PREEMPTED", errors.PREEMPTED),
-        ("", errors.ALLOCATION_LOST),
-        ("silent", None),
-    ):
+    for state in ("silent", "PENDING", "RUNNING", "REQUEUED", "TIMEOUT", "OUT_OF_MEMORY", "CANCELLED", "PREEMPTED", ""):
         with subtests.test(state=state):
+            job.watcher.clear()
             answers.clear()
-            answers.update({"error": True} if state == "silent" else {"states": {("101", 0): state} if state else {}})
-            jobs.ask_at = 0.0
-            jobs.begin([0])
-            problem = jobs.problem(0)
-            assert (problem.exit_status if problem else None) == exit_status
-            if problem:
-                assert (state or "NODE_FAIL") in problem.message
-
-
-def test_a_point_that_was_cancelled_before_it_began_never_begins(tmp_path: Path) -> None:
-    spec = request.JobSpec(Path("f"), (), Path("/"), name="f", service="map", nodes=1)
-    made = plan.plan(schema.Site(), spec, plan.RunLocation(tmp_path, "/usr/bin/python3", "0"))
-    jobs = point_jobs.LocalJobs(made, "", 1, 0)
-    jobs.submit(Call(abs), [1])
-    jobs.cancel(0)
-    jobs.begin([0])
-    assert (jobs.tasks, jobs.free) == ({}, [0])
+            answers.update({("101", 0): state} if state else {})
+            ended = state not in ("silent", "PENDING", "RUNNING", "REQUEUED")
+            assert job.done(force_check=True) == ended
+            if ended:
+                assert f"(state: {state or 'GONE'})" in str(job.exception())
 
 
 LOCK = threading.Lock()
@@ -218,6 +206,12 @@ LOCK = threading.Lock()
     ((abs, [1]), {"partitoin": "x"}, 64, "hpcml.map has no option 'partitoin'"),
     ((abs, [1]), {"image": "x.sif"}, 64, "hpcml.map has no option 'image'"),
     ((abs, [1]), {"until_done": True}, 64, "hpcml.map has no option 'until_done'"),
+    ((abs, [1]), {"nodes": "two"}, 64, "'two' is not a whole number"),
+    ((abs, [1]), {"time": "soon"}, 64, "'soon' is not a time"),
+    ((abs, [1]), {"account": " "}, 64, "account is empty"),
+    ((abs, [1]), {"sbatch": "--nodes=2"}, 64, "--nodes is not passed to sbatch"),
+    ((abs, [1]), {"env": ["SECRET of mine"]}, 64, "A variable has no value"),
+    ((abs, [1]), {"env": {"HPCML_X": "secret"}}, 64, "'HPCML_X' cannot be a variable's name here"),
     ((abs, [1]), {"set": {"runtime.kind": "image", "runtime.image": "/x.sif"}}, 65, "hpcml.map cannot run inside an image"),
     ((abs, [1]), {"nodes": 2, "gpus_per_node": 1}, 65, "The local site has one machine"),
     ((abs, [1]), {"site": "nosuch"}, 78, ""),
@@ -230,6 +224,33 @@ def test_bad_input_is_one_sentence(
         hpcml.map(*words, **{"site": "local", **options})
     assert caught.value.exit_status == status
     assert str(caught.value).startswith(said)
+    assert "ecret" not in str(caught.value)
+    assert not (tmp_path / ".hpcml").exists()
+
+
+def test_keywords_become_a_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    options = {
+        "site": "slurm",
+        "set": {"workers.per_node": 2, "slurm.extra": ["--x=y"]},
+        "time": 30,
+        "memory_per_node": "2G",
+        "gpus_per_node": "a100:4",
+        "cpus_per_node": 8,
+        "exclusive": True,
+        "mail_user": "me",
+        "sbatch": ["--licenses=foo"],
+        "env": ["B=1=2", "A="],
+        "partition": None,
+    }
+    spec = request.JobSpec(Path("<lambda>"), (), tmp_path, service="map", nodes=1)
+    loaded, made = job_request.parse("hpcml.map", spec, options)
+    assert (loaded.site.workers.per_node, loaded.site.slurm.extra) == (2, ("--x=y",))
+    assert (int(made.time), int(made.memory_per_node)) == (1800, 2 << 30)
+    assert (made.gpu_type, made.gpus_per_node, made.cpus_per_node, made.nodes) == ("a100", 4, 8, 1)
+    assert made.sbatch == (("--licenses", "foo"), ("--exclusive", ""), ("--mail-user", "me"))
+    assert made.environment == (("A", ""), ("B", "1=2"))
+    assert (made.name, made.partition) == ("lambda", "")
 
 
 def test_without_submitit_one_sentence_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

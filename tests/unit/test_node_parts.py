@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 
 from hpcml.doctor import nodes
-from hpcml.elastic import job as elastic_job
 from hpcml.node.hardware import gpus
 from hpcml.node.roles import dask_worker
 from hpcml.plan import cost, plan
@@ -173,16 +171,6 @@ def test_pinning_threads_are_of_the_job_s_cpus(monkeypatch: pytest.MonkeyPatch) 
     assert gpus.pinning_threads(gpu) == 1
     monkeypatch.delenv("SLURM_CPUS_PER_TASK")
     assert gpus.pinning_threads(gpu) == gpus.PINNING_THREADS
-
-
-def test_an_elastic_cluster_s_workers_have_the_share_too() -> None:
-    """Where Slurm does not say what the job has."""
-    script = "\n".join(["cpus=7", *elastic_job._memory("", 1, 4), 'echo "$memory"'])
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, env={"PATH": os.defpath})
-    assert done.stdout == f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') // 4}B\n"
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True,
-                          env={"PATH": os.defpath, "SLURM_MEM_PER_NODE": "100"})  # fmt: skip
-    assert done.stdout == "100MiB\n"
 
 
 def test_the_doctor_s_job_asks_for_one_gpu_where_no_partition_is_listed() -> None:

@@ -1,7 +1,7 @@
 """Cancel a cluster's jobs when the program that asked for them has ended in whatever way, by SIGKILL too.
 
-``python -m hpcml.elastic.guard FOLDER`` has the end of a pipe as its input. It ends quietly when it reads a word there:
-the cluster has been closed. Where the pipe ends without one, or its parent is gone, it does what was left to do.
+``python -m hpcml.runs.job_guard FOLDER`` has the end of a pipe as its input. When the pipe ends, or its parent is gone,
+it removes the cluster's keys, without which no worker starts, and cancels what is left of its jobs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import sys
 import time
 from pathlib import Path
 
-from hpcml.elastic import records
 from hpcml.errors import HpcmlError
 from hpcml.schedulers import slurm
 from hpcml.terminal import say_message
@@ -23,40 +22,34 @@ _PAUSE = 5.0  # seconds between two looks at the queue: what was just being subm
 
 
 def main() -> int:
-    """Wait for the end of the parent; return 0 if nothing is left."""
+    """Wait for the end of the parent, or of the pipe; return 0 if no job is left."""
     folder, parent = Path(sys.argv[1]), os.getppid()
     while os.getppid() == parent:
         if select.select([0], [], [], LOOK)[0]:
-            if os.read(0, 16):
-                return 0
             break
     return clean(folder)
 
 
 def clean(folder: Path) -> int:
-    """Cancel all jobs of a cluster until none is left, and write down what was done; return 0 if none is left."""
-    records.close(folder, "guard", [], [])  # what starts now ends at once
+    """Remove a cluster's keys, and cancel its jobs until two looks find none; return 0 then."""
+    for key in folder.glob("secret/*"):
+        key.unlink(missing_ok=True)
     deadline = time.monotonic() + _PATIENCE
-    cancelled: list[str] = []
-    left: list[str] = []
     looks = 0
     while time.monotonic() < deadline:
         try:
             left = slurm.jobs_of_clusters().get(folder.name, [])
             for job in left:
                 slurm.cancel(job)
+                print(f"job {job} is cancelled", flush=True)  # noqa: T201 - into the cluster's logs
         except HpcmlError as error:
             say_message(f"hpcml: {error}")
         else:
-            cancelled += [job for job in left if job not in cancelled]
             looks = 0 if left else looks + 1
             if looks == 2:
-                break
+                return 0
         time.sleep(_PAUSE)
-    records.close(folder, "guard", cancelled, left)
-    for key in folder.glob("secret/*"):
-        key.unlink(missing_ok=True)
-    return 1 if left else 0
+    return 1
 
 
 if __name__ == "__main__":
