@@ -59,7 +59,6 @@ def map(  # noqa: A001 - as every library calls it
     from hpcml import map_jobs
 
     given = list(points)
-    pickled_code.keep_file_names()
     _check(function, given, at_once)
     name = getattr(function, "__name__", "") or type(function).__name__
     spec = JobSpec(Path(name), (), Path.cwd(), service="map", nodes=1)
@@ -76,6 +75,7 @@ def map(  # noqa: A001 - as every library calls it
         raise SiteError("hpcml.map cannot run inside an image", place=made.inside.image, hint=hint)
     for text in made.notices:
         note(text)
+    pickled_code.keep_file_names()
     job_request.make(top, loaded)
     enter = map_jobs.enter(made, job_request.program_folder(), spec.environment)
     with layers.narrowed_umask():
