@@ -7,6 +7,7 @@ EXAMPLES = {
     "run": ("train.py --epochs 10",),
     "sweep": (
         "train.py --grid k=8,16 -- --epochs 10",
+        "train.py --search 50 'lr=loguniform(1e-4,1)' --metric loss",
         "status",
         "table train --csv",
         "plot train -o train.svg",
