@@ -213,7 +213,7 @@ class _Choice(NamedTuple):
     chosen: list[store.Planned]
     stale: int
     prepared: Prepared
-    claims: frozenset[str]
+    standing: store.Standing
 
 
 def _look_again(
@@ -228,9 +228,7 @@ def _look_again(
         _tell(prepared, planned, chosen, standing, more, min(asked.jobs, len(chosen)))
     if options.json and (options.dry_run or not chosen):
         common.print_json({**_facts(name, planned, chosen, standing), "more": list(more)})
-    return _Choice(
-        before or store.Sweep(name), planned, chosen, store.stale(planned, standing), prepared, standing.claims
-    )
+    return _Choice(before or store.Sweep(name), planned, chosen, store.stale(planned, standing), prepared, standing)
 
 
 def _jobs(options: Namespace) -> int:
@@ -267,7 +265,7 @@ def _submit(options: Namespace, look: _Choice, asked: _Asked) -> list[directorie
 
     old, prepared = look.before, look.prepared
     runs = Path(prepared.plan.directory).parent
-    store.remove_claims(runs, old.name, look.claims)
+    store.remove_claims(runs, old.name, look.standing.claims)
     everyone, claims = [prepared], ""
     if asked.jobs > 1:
         claims = str(store.new_claims(runs, old.name))
@@ -287,7 +285,7 @@ def _submit(options: Namespace, look: _Choice, asked: _Asked) -> list[directorie
     facts: dict[str, object] = {
         "sweep": old.name,
         "max_fails": asked.max_fails,
-        "points": [_for_the_nodes(one) for one in look.chosen],
+        "points": [_for_the_nodes(one, look.standing) for one in look.chosen],
     }
     if claims:
         facts |= {"claims": claims, "runs": ids}
@@ -305,12 +303,13 @@ def _submit(options: Namespace, look: _Choice, asked: _Asked) -> list[directorie
     return started
 
 
-def _for_the_nodes(planned: store.Planned) -> dict[str, object]:
-    """Return a point as the first node of a run reads it; a search chooses its values there."""
+def _for_the_nodes(planned: store.Planned, standing: store.Standing) -> dict[str, object]:
+    """Return a point as the first node of a run reads it; a search chooses its values there, unless it had some."""
     values = {value.name: value.typed for value in planned.point}
     facts = {"key": planned.key, "shown": points.shown(planned.point)}
     if "draw" in values:
-        return facts | {"values": {}, "texts": {}, "draw": values["draw"]}
+        before = dict(standing.ended[planned.key].values) if planned.key in standing.ended else {}
+        return facts | {"values": before, "texts": {}} | values
     return facts | {"values": values, "texts": {value.name: value.text for value in planned.point}}
 
 

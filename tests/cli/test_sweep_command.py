@@ -291,7 +291,12 @@ def test_a_search_has_draws_whose_values_are_chosen_later(world: World) -> None:
     points = points_of(first)
     assert [(point["draw"], point["values"], point["texts"]) for point in points] == [(n, {}, {}) for n in range(3)]
     end(first, points[0] | {"values": {"x": 0.5, "k": 3, "c": 8, "draw": 0}}, loss=0.25)
+    end(first, points[1] | {"values": {"x": 0.75, "k": 2, "c": "b", "draw": 1}}, "ValueError: no")
     end_run(first)
+    sweep(world, *words, "--search", "3", *space, "--only-failed", "--json")
+    assert [point["values"] for point in points_of(run_of(world))] == [{"x": 0.75, "k": 2, "c": "b", "draw": 1}]
+    end_run(run_of(world))
+    (first / "points" / f"{points[1]['key']}.json").unlink()
     out, _ = sweep(world, "table", "job")
     assert out.splitlines()[1:] == ["0.25  ok       2.0 s  x=0.5 k=3 c=8 draw=0", "      missing         draw=1",
                                     "      missing         draw=2"]  # fmt: skip

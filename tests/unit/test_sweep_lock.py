@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hpcml.errors import StorageError, UsageError
-from hpcml.sweeps import lock, store
+from hpcml.sweeps import lock
 
 
 def plant(runs: Path, **facts: Any) -> Path:

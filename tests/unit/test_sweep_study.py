@@ -51,6 +51,13 @@ def test_values_are_drawn_and_no_two_jobs_draw_the_same(tmp_path: Path) -> None:
     assert len(second.study.trials) == 6, "they share the study"
 
 
+def test_what_failed_is_tried_again_with_its_values(tmp_path: Path) -> None:
+    values = study(tmp_path, space=SPACE).begin(point("a"))["values"]
+    again = study(tmp_path, 1, space=SPACE)
+    assert again.begin(point("a", **values, draw=0))["values"] == values
+    assert again.begin(point("b"))["values"] != values
+
+
 def test_what_is_pruned(tmp_path: Path) -> None:
     one = study(tmp_path, pruner=ASHA)
     ends = [pruned_at(one, key, [loss] * 10) for key, loss in

@@ -68,7 +68,9 @@ class Study:
         for old in self.study.get_trials(deepcopy=False, states=(self.states.RUNNING,)):
             if old.user_attrs.get("point") == key:  # an earlier try, which a killed job left
                 self.study.tell(old.number, state=self.states.FAIL)
-        values = point["values"]
+        values = {name: value for name, value in point["values"].items() if name != "draw"}
+        if self.space and values:  # it failed with them
+            self.study.enqueue_trial({name: self._chosen(name, value) for name, value in values.items()})
         numbers = {name: value for name, value in values.items() if type(value) in (int, float)}
         given = {name: _distribution("uniform", [value, value]) for name, value in numbers.items()}
         trial = self.study.ask(self.space or given)
@@ -82,6 +84,12 @@ class Study:
         shown = " ".join(f"{name}={text}" for name, text in texts.items())
         values = {name: self.settings.typed.get(name, {}).get(value, value) for name, value in trial.params.items()}
         return point | {"values": values, "texts": texts, "shown": f"{point['shown']} {shown}"}
+
+    def _chosen(self, name: str, value: Any) -> Any:
+        """Return what the study has for a value of a point: of a choice its text."""
+        return next(
+            (text for text, one in self.settings.typed.get(name, {}).items() if repr(one) == repr(value)), value
+        )
 
     def report(self, key: str, step: int | None, metrics: Mapping[str, float | None]) -> bool:
         """Take note of a report, and return whether its point is to stop; once it is, it stays so."""
