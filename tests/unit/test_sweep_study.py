@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+from hpcml.node.sweep import records
 from hpcml.node.sweep.study import Settings, Study
+from hpcml.paths import RunPaths
 
 SPACE: dict[str, tuple[str, list[Any]]] = {"x": ("uniform", [0, 1]), "r": ("loguniform", [1e-4, 1]), "k": ("randint", [1, 9]), "c": ("choice", ["8", "b"])}  # fmt: skip
 ASHA = ("SuccessiveHalvingPruner", {"min_resource": 2, "reduction_factor": 3})
@@ -88,6 +91,18 @@ def test_what_ended_without_a_number_teaches_nothing(tmp_path: Path, capsys: Any
     assert capsys.readouterr().out.count("learns nothing") == 1
     trial = one.study.trials[0]
     assert (trial.params, trial.user_attrs) == ({"k": 1.0}, {"point": "a", "name": "text"})
+
+
+def test_only_what_ended_as_it_was_told_is_pruned(tmp_path: Path) -> None:
+    run = RunPaths(tmp_path)
+    run.attempt(0).directory.mkdir(parents=True)
+    context: Any = SimpleNamespace(run=run, attempt=run.attempt(0), node="n1", settings=SimpleNamespace(nodes=1))
+    for status, pruned, state, cause in ((94, 3, "pruned", "pruned at step 3"), (0, 3, "pruned", "pruned at step 3"),
+                                         (0, None, "ok", ""), (1, 3, "failed", "exit status 1"), (94, None, "failed", "exit status 94")):  # fmt: skip
+        ended = records.End(status, 0.0, 1.0, starved=False, told_to_end=False)
+        record, stops = records.kept(context, point("a", k=1), ended, pruned)
+        assert (record["status"], record["cause"], stops) == (state, cause, False)
+        assert record["values"] == {"k": 1, "draw": 0}
 
 
 def test_a_point_begun_anew_leaves_no_open_trial(tmp_path: Path) -> None:
