@@ -69,6 +69,12 @@ class Slot:
         self.cleaning = False
         self.reports: socket.socket | None = None
 
+    def hang_up(self) -> None:
+        """Hear no more reports of its point."""
+        if self.reports:
+            self.reports.close()
+        self.reports = None
+
 
 class Sweep:
     """The points of this run; ``ok``, ``failed`` and ``pruned`` count those that have ended.
@@ -266,8 +272,7 @@ class Sweep:
             with contextlib.suppress(OSError):  # the point has ended
                 slot.reports.send(b"p" if prunes else b"c")
         else:
-            slot.reports.close()
-            slot.reports = None
+            slot.hang_up()
 
     def _lose(self) -> None:
         """End the points that others have by now; nothing is written of them."""
@@ -280,9 +285,7 @@ class Sweep:
     def _point_ended(self, slot: Slot, code: int) -> None:
         pid, slot.pid = slot.pid, 0
         _signal(pid, signal.SIGKILL)  # what it has left
-        if slot.reports:
-            slot.reports.close()
-            slot.reports = None
+        slot.hang_up()
         slot.status, slot.seconds = 128 - code if code < 0 else code, time.monotonic() - slot.clock
         self._clean(slot)
 
