@@ -306,7 +306,7 @@ def _submit(options: Namespace, look: _Choice, asked: _Asked) -> list[directorie
 def _for_the_nodes(planned: store.Planned, standing: store.Standing) -> dict[str, object]:
     """Return a point as the first node of a run reads it; a search chooses its values there, unless it had some."""
     values = {value.name: value.typed for value in planned.point}
-    facts = {"key": planned.key, "shown": points.shown(planned.point)}
+    facts: dict[str, object] = {"key": planned.key, "shown": points.shown(planned.point)}
     if "draw" in values:
         before = dict(standing.ended[planned.key].values) if planned.key in standing.ended else {}
         return facts | {"values": before, "texts": {}} | values

@@ -326,7 +326,7 @@ chosen = parser.parse_args()
 assert hpcml.run.point == {"x": chosen.x, "kind": int(chosen.kind) if chosen.kind == "8" else chosen.kind}
 here = Path.cwd()
 with (here / "begun").open("a") as file:
-    file.write(f"{chosen.x}\\n")
+    file.write(f"{os.getppid()}\\n")
 if not (here / "wait").exists():
     hpcml.run.report(loss=(chosen.x - 3) ** 2 + (chosen.kind == "b"))
 while (here / "wait").exists() and len((here / "begun").read_text().split()) > 3:
@@ -360,8 +360,8 @@ def test_a_search_by_two_jobs_and_again_after_a_kill(here: Here) -> None:
     done = here.run(*words(6), "--json")
     run = json.loads(done.stdout)
     here.until(lambda: begun.exists() and len(begun.read_text().split()) == 4)
-    os.killpg(run["pid"], signal.SIGKILL)
-    here.until(lambda: here.run("wait", run["run"]).returncode != 0)
+    os.kill(int(begun.read_text().split()[-1]), signal.SIGKILL)  # what starts the points, and ends with them
+    assert here.run("wait", run["run"]).returncode == 128 + signal.SIGKILL
     (here.folder / "wait").unlink()
     done = here.run(*words(20), "--wait", "--jobs", "2")
     assert done.returncode == 0, done.stderr + done.stdout
@@ -373,7 +373,7 @@ def test_a_search_by_two_jobs_and_again_after_a_kill(here: Here) -> None:
     assert Counter(row["state"] for row in rows) == {"ok": 20}
     assert sorted(int(row["values"]["draw"]) for row in rows) == list(range(20))
     assert float(rows[0]["values"]["x"]) == study.best_params["x"]
-    assert study.best_value < 4, "it looks where it was good"
+    assert study.best_value < 16
     assert len({trial.params["x"] for trial in study.trials}) == 21, "no two jobs draw the same"
     done = here.run("sweep", "plot", "bowl", "-o", "bowl.svg")
     assert done.returncode == 0, done.stderr

@@ -52,6 +52,7 @@ def test_values_are_drawn_and_no_two_jobs_draw_the_same(tmp_path: Path) -> None:
         assert one["texts"] == {name: str(value) for name, value in values.items()}
         assert one["shown"].startswith("draw=0 x=")
     assert len(second.study.trials) == 6, "they share the study"
+    assert type(first.study.sampler).__name__ == "TPESampler"
 
 
 def test_what_failed_is_tried_again_with_its_values(tmp_path: Path) -> None:
