@@ -383,7 +383,7 @@ SOURCES: dict[str, Source] = {
     "PROFILE": _profilers,
     "PROGRAM": _fixed("apptainer", "singularity"),
     "PRUNER": _fixed("asha", "median", "hyperband"),
-    "SAMPLER": _fixed("tpe", "cmaes", "gp"),
+    "SAMPLER": _fixed("tpe", "cmaes"),
     "PROTOCOL": _fixed("auto", "ucx", "tcp"),
     "GPU_MODE": _fixed("dask", "polars"),
     "QOS": _qos,

@@ -68,7 +68,7 @@ def add_options(parser: ArgumentParser) -> None:
     add("--random", action="append", nargs="+", metavar="N NAME=…", help=text)
     text = "N draws that Optuna chooses by the metrics of those before, from such distributions (needs --metric)"
     add("--search", nargs="+", metavar="N NAME=…", help=text)
-    text = "of --search: tpe, cmaes, gp, with arguments as tpe(n_startup_trials=20) (tpe)"
+    text = "of --search: tpe or cmaes, with arguments as tpe(n_startup_trials=20) (tpe)"
     add("--sampler", metavar="SAMPLER", help=text)
     add("--seed", metavar="SEED", default="0", help="of --random and --search (0)")
     group = parser.add_argument_group("the sweep")
@@ -178,7 +178,7 @@ def _begin(options: Namespace) -> int:
     prepared = submit.prepare_to_submit(options, spec)
     _check_shares(prepared)
     if study:
-        _check_optuna(prepared)
+        _check_packages(prepared, study.packages)
     runs = Path(prepared.plan.directory).parent
     planned, key = _planned(prepared, wanted, study)
     asked = _Asked(max_fails, jobs, study, key)
@@ -240,13 +240,15 @@ def _jobs(options: Namespace) -> int:
     return jobs
 
 
-def _check_optuna(prepared: Prepared) -> None:
-    """Refuse a search or a pruner if the nodes' Python has no Optuna; in an image it shows when the run begins."""
+def _check_packages(prepared: Prepared, more: Sequence[str]) -> None:
+    """Refuse a search or a pruner if the nodes' Python lacks Optuna or ``more``; in an image the run shows it."""
     from hpcml.runs import script_checks
 
     runtime = prepared.loaded.site.runtime
     if not (prepared.plan.inside.image or runtime.modules or runtime.setup):
-        script_checks.check_packages(("optuna",), prepared.plan.steps[-1].command[0], "extra 'sweep'", sure=True)
+        python = prepared.plan.steps[-1].command[0]
+        script_checks.check_packages(("optuna",), python, "extra 'sweep'", sure=True)
+        script_checks.check_packages(more, python, "--sampler", sure=True)
 
 
 def _check_shares(prepared: Prepared) -> None:

@@ -13,7 +13,9 @@ from hpcml.paths import sweep_folder
 from hpcml.sweeps import points
 from hpcml.sweeps.points import Distribution, Point, Value
 
-_SAMPLERS = {"tpe": "TPESampler", "cmaes": "CmaEsSampler", "gp": "GPSampler"}
+# Not Optuna's Gaussian process: it computes by PyTorch, whose threads no fork may inherit, and points are forks.
+_SAMPLERS = {"tpe": "TPESampler", "cmaes": "CmaEsSampler"}
+_NEEDS = {"CmaEsSampler": ("cmaes",)}  # beside Optuna
 _PRUNERS = {"asha": "SuccessiveHalvingPruner", "median": "MedianPruner", "hyperband": "HyperbandPruner"}
 _CHOICE = re.compile(r"(\w+)(?:\((.*)\))?")
 
@@ -35,6 +37,11 @@ class Search(NamedTuple):
     def text(self) -> str:
         """What makes another study of it."""
         return json.dumps([self.metric, self.maximize, sorted(self.space.items())])
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """Return what the sampler needs on the nodes beside Optuna."""
+        return _NEEDS.get(self.sampler[0], ())
 
     def points(self) -> list[Point]:
         """Return a point for each draw, whose values are not known before it begins."""

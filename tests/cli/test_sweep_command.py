@@ -322,6 +322,10 @@ def test_without_optuna_nothing_is_submitted(world: World) -> None:
         "hpcml: The run's environment does not have the package optuna (extra 'sweep').",
         f"Add it, mostly by {env}/bin/python -m pip install optuna; nothing was submitted.",
     ]
+    (env / "lib/python3.11/site-packages/optuna").mkdir()
+    search = ("--search", "5", "x=uniform(0,1)", "--metric", "loss", "--sampler", "cmaes")
+    _, said = sweep(world, "job.py", *search, "--set", python, status=errors.REFUSED)
+    assert "does not have the package cmaes (--sampler)" in said
     assert world.left() == []
 
 
