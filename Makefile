@@ -16,7 +16,7 @@ $(RUNS): pyproject.toml
 	@touch $@
 
 $(ENVIRONMENT): pyproject.toml
-	@PYTHON="$(PYTHON)" tests/setup_environment.sh local,test,image,ucx,jupyter,polars
+	@PYTHON="$(PYTHON)" tests/setup_environment.sh local,test,image,ucx,jupyter,polars,sweep
 	@touch $(RUNS) $@
 
 demo: $(RUNS)    ## run k-means on this machine and show where the picture is
@@ -86,7 +86,7 @@ site: $(ENVIRONMENT)  ## build the documentation as a site, in site/
 
 versions:        ## write down the newest packages that the extras allow (Python of .venv); then make test
 	rm -rf .venv
-	@NEWEST=1 PYTHON="$(PYTHON)" tests/setup_environment.sh local,test,image,ucx,jupyter,polars,docs
+	@NEWEST=1 PYTHON="$(PYTHON)" tests/setup_environment.sh local,test,image,ucx,jupyter,polars,sweep,docs
 	@$(BIN)/python -m pip freeze --disable-pip-version-check --exclude hpcml \
 		> tests/versions-$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt
 	@touch $(RUNS) $(ENVIRONMENT)

@@ -38,7 +38,7 @@ VERSIONS = 90
 PREEMPTED = 91
 STOPPED = 92  # by the script itself, which has saved its state
 IDLE = 93
-HALVED = 94  # of a point of a sweep, never of a run
+PRUNED = 94  # of a point of a sweep, never of a run
 
 MEANING = {
     USAGE: "the command line is wrong",
@@ -65,7 +65,7 @@ MEANING = {
     PREEMPTED: "the job was preempted: Slurm gave its nodes to another",
     STOPPED: "the script saved its state and stopped, to be continued",
     IDLE: "nothing used the cluster for as long as deadlines.idle allows",
-    HALVED: "the point of a sweep was stopped by halving",
+    PRUNED: "the point of a sweep was stopped by the pruner",
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from urllib.parse import quote
 
 ROLES = ("scheduler", "worker", "driver")  # in the order in which the batch script starts them
 
@@ -11,6 +10,11 @@ LIBRARY = "lib.zip"  # hpcml's modules for the nodes, which Python imports from 
 
 RESERVE_COUNT = 4  # files for the end of a run when there is no room: two states, two notes
 RESERVE_SIZE = 16384  # bytes of each
+
+
+def sweep_folder(runs: Path, name: str) -> Path:
+    """Return the folder of a sweep, beside the runs: its record, its study, and what its jobs share."""
+    return runs / "sweeps" / name
 
 
 class Below:
@@ -64,7 +68,6 @@ class RunPaths(Folder):
     checkpoints = Below("checkpoints")
     points = Below("points.json")
     point_records = Below("points")
-    rungs = Below("rungs")
     job_log = Below("logs", "job.log")
     driver_log = Below("logs", "driver.log")
     scheduler_log = Below("logs", "scheduler.log")
@@ -80,13 +83,6 @@ class RunPaths(Folder):
     def log_of(self, key: str) -> Path:
         """Return what a point of a sweep printed."""
         return self.point_records / f"{key}.log"
-
-    def rungs_of(self, metric: str) -> Path:
-        """Return where points of a sweep keep what they had of a metric: ``STEP/KEY=VALUE``, empty files, for halving.
-
-        A metric's name may hold what a file's may not.
-        """
-        return self.rungs / quote(metric, safe="").replace(".", "%2E")
 
     def attempt(self, number: int) -> AttemptPaths:
         """Return the files of one attempt."""

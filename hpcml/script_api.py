@@ -77,9 +77,9 @@ class Run:
 
         Outside a sweep nothing is kept. Of each metric the last value counts in the table of the sweep.
 
-        In a sweep with ``--halving`` it ends a point that is not among the best at its step, by ``SystemExit`` with
-        status 94: ``finally`` and ``with`` do their work, and nothing need be caught. ``step`` is then how far training
-        is (epochs, rounds, any whole number that grows), and without one the number of reports.
+        In a sweep with ``--pruner`` it ends a point that the pruner stops, by ``SystemExit`` with status 94:
+        ``finally`` and ``with`` do their work, and nothing need be caught. ``step`` is then how far training is
+        (epochs, rounds, any whole number that grows), and without one the number of reports.
 
         Raises
         ------
@@ -96,22 +96,13 @@ class Run:
         except (TypeError, ValueError) as error:
             raise ValueError(f"hpcml.run.report(): a metric is no number: {error}") from None
         told = {name: value if math.isfinite(value) else None for name, value in numbers.items()}  # JSON has no NaN
-        at = None if step is None else int(step)
-        _note({"metrics": told, "step": at})
-        point = _point()
-        if self.directory is not None and point.get("halving"):
-            self._compare(point, at, numbers)
+        report: dict[str, object] = {"metrics": told, "step": None if step is None else int(step)}
+        _note(report)
+        if _is_pruned(report):
+            from hpcml.errors import PRUNED
 
-    def _compare(self, point: dict[str, Any], step: int | None, metrics: dict[str, float]) -> None:
-        """End this point if halving stops it."""
-        from hpcml.errors import HALVED
-        from hpcml.node.sweep import halving
-
-        assert self.directory is not None
-        if stop := halving.look(RunPaths(self.directory), point, step, metrics):
-            _note({"halved": stop.step})
-            print(f"hpcml: stopped by halving: {stop.why}", file=sys.stderr, flush=True)  # noqa: T201 - the point's log
-            raise SystemExit(HALVED)
+            print(f"hpcml: pruned after the report {metrics}", file=sys.stderr, flush=True)  # noqa: T201 - the point's log
+            raise SystemExit(PRUNED)
 
     def should_stop(self) -> bool:
         """Whether the time limit is near (or the run is being ended): save what matters and return.
@@ -233,6 +224,15 @@ def _note(facts: dict[str, object]) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     with open(descriptor, "w") as file:
         file.write(json.dumps(facts) + "\n")
+
+
+def _is_pruned(report: dict[str, object]) -> bool:
+    """Ask the process that started this point whether the sweep's pruner stops it; its own children are not judged."""
+    process, _, descriptor = os.environ.get("HPCML_REPORTS", "").partition(" ")
+    if process != str(os.getpid()):
+        return False
+    os.write(int(descriptor), json.dumps(report).encode())
+    return os.read(int(descriptor), 1) == b"p"  # this process ends with the one that answers
 
 
 run = Run()

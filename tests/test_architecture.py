@@ -32,6 +32,7 @@ GPU_PACKAGES = {
     "cuda",
 }  # imported in functions, where they are there
 PICTURE_PACKAGES = {"matplotlib"}  # without it hpcml fabric says so, and leaves the picture out
+SWEEP_PACKAGES = {"optuna"}  # without it a search and a pruner are refused
 JUPYTER_PACKAGES = {
     "jupyter_client",
     "nbclient",
@@ -81,7 +82,8 @@ def test_imports_go_in_one_direction() -> None:
 
 
 def test_the_nodes_side_needs_no_package_but_those_that_are_there() -> None:
-    there = set(sys.stdlib_module_names) | PICTURE_PACKAGES | NODE_PACKAGES | GPU_PACKAGES | JUPYTER_PACKAGES
+    there = set(sys.stdlib_module_names) | NODE_PACKAGES | GPU_PACKAGES
+    there |= PICTURE_PACKAGES | JUPYTER_PACKAGES | SWEEP_PACKAGES
     for name, path in MODULES.items():
         if name == "script_api" or name.startswith("node"):
             assert not _packages(path) - there, name

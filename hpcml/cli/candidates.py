@@ -368,6 +368,8 @@ SOURCES: dict[str, Source] = {
     "PATTERN": _run_names,
     "PROFILE": _profilers,
     "PROGRAM": _fixed("apptainer", "singularity"),
+    "PRUNER": _fixed("asha", "median", "hyperband"),
+    "SAMPLER": _fixed("tpe", "cmaes"),
     "PROTOCOL": _fixed("auto", "ucx", "tcp"),
     "GPU_MODE": _fixed("dask", "polars"),
     "QOS": _qos,

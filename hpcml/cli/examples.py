@@ -7,6 +7,7 @@ EXAMPLES = {
     "run": ("train.py --epochs 10",),
     "sweep": (
         "train.py --grid k=8,16 -- --epochs 10",
+        "a.py --search 50 'k=randint(1,9)' --metric m",
         "status",
         "table train --csv",
         "plot train -o train.svg",

@@ -1,15 +1,29 @@
-"""``hpcml sweep``: its words, for a sweep that begins or one that is there."""
+"""``hpcml sweep``: submit what is missing of a sweep; how sweeps stand, their tables and pictures, and their end."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import json
+import shlex
+import sys
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
+from hpcml import files
 from hpcml.cli import common, submit
-from hpcml.errors import NotFoundError, UsageError, nearest
+from hpcml.errors import NotFoundError, SiteError, UsageError, nearest
+from hpcml.runs import directories
+from hpcml.schedulers.request import job_name
+from hpcml.sites import layers
+from hpcml.sites.schema import Partition
+from hpcml.sweeps import keys, lock, points, search, store, table
+from hpcml.terminal import Raw, columns, fit, note, say, say_fitted, shown
+from hpcml.units import Memory, format_seconds
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
+
+    from hpcml.runs.submit import Prepared
 
 VERBS = ("status", "table", "plot", "cancel")
 _FLAGS = ("--wait", "--detach", "--json")
@@ -19,21 +33,25 @@ _VALUES = (
     "--seed",
     "--max-fails",
     "--metric",
-    "--halving",
-    "--eta",
-    "--halving-min-steps",
+    "--sampler",
+    "--pruner",
     "--at-once",
     "--jobs",
 )
-_LISTS = ("--zip", "--random")
+_LISTS = ("--zip", "--random", "--search")
+_FIRST = 3  # points that are shown before a submission
+_MOST_JOBS = 100
+_DETACHED = 130  # the status of a command that Ctrl-C ended, while its runs go on
+_FORMS = (".svg", ".pdf", ".png")  # of a picture, by the end of its file's name
 
 
 def add_options(parser: ArgumentParser) -> None:
     """Add a submission's options, the points, and what is to be done with them."""
     parser.usage = (
         "hpcml sweep [OPTIONS] SCRIPT --grid NAME=VALUES… [-- ARGS…]\n"
+        "hpcml sweep [OPTIONS] SCRIPT --search N NAME=DISTRIBUTION… --metric NAME [-- ARGS…]\n"
         "hpcml sweep status [NAME]\n"
-        "hpcml sweep table NAME [--csv [FILE] | --parquet FILE | --json]\n"
+        "hpcml sweep table NAME [--csv [FILE] | --json]\n"
         "hpcml sweep plot NAME [-o FILE.svg]\n"
         "hpcml sweep cancel NAME"
     )
@@ -45,11 +63,14 @@ def add_options(parser: ArgumentParser) -> None:
     add = group.add_argument
     add("--grid", action="append", metavar="NAME=VALUES", help="k=8,16,32 or k=range(1,4) (repeatable: each with each)")
     add("--zip", action="append", nargs="+", metavar="NAME=VALUES", help="values in pairs: a=1,2 b=3,4 (repeatable)")
-    text = "a row a point: .csv, .jsonl; or a sweep file: .yaml (repeatable)"
-    add("--points", action="append", metavar="FILE", help=text)
+    add("--points", action="append", metavar="FILE", help="a row a point: .csv, .jsonl (repeatable)")
     text = "N draws: 50 x=uniform(0,1) k=randint(1,9) c=choice(a,b) r=loguniform(1e-4,1) (repeatable)"
     add("--random", action="append", nargs="+", metavar="N NAME=…", help=text)
-    add("--seed", metavar="SEED", default="0", help="of --random (0)")
+    text = "N draws that Optuna chooses by the metrics of those before, from such distributions (needs --metric)"
+    add("--search", nargs="+", metavar="N NAME=…", help=text)
+    text = "of --search: tpe or cmaes, with arguments as tpe(n_startup_trials=20) (tpe)"
+    add("--sampler", metavar="SAMPLER", help=text)
+    add("--seed", metavar="SEED", default="0", help="of --random and --search (0)")
     group = parser.add_argument_group("the sweep")
     add = group.add_argument
     add("--dry-run", action="store_true", help="say which points are missing and what they cost; submit nothing")
@@ -64,19 +85,21 @@ def add_options(parser: ArgumentParser) -> None:
         default="1",
         help="points beside each other in an allocation, each on a share of the workers (1)",
     )
-    add("--jobs", metavar="J", help="allocations that take points of the sweep, each point by one of them (1)")
-    add("--gang", action="store_true", help="an allocation for each point; --jobs are how many run at once")
+    text = "allocations that take points of the sweep, each point by one of them (1)"
+    add("--jobs", metavar="J", default="1", help=text)
     add("--max-fails", metavar="N", help="begin no more points when more than N have failed (all are run)")
-    text = "stop points by this metric that they report: successive halving"
-    add("--halving", metavar="METRIC", help=text)
-    add("--eta", metavar="N", help="of --halving: at each step where points are compared one of N goes on (3)")
-    add("--halving-min-steps", metavar="STEP", help="of --halving: the first step at which points are compared (1)")
-    add("--metric", metavar="NAME", default="", help="what sorts the table (default: the first that is reported)")
+    text = "stop points by the metric that they report: asha, median, hyperband, as asha(reduction_factor=3)"
+    add("--pruner", metavar="PRUNER", help=text)
+    add(
+        "--metric",
+        metavar="NAME",
+        default="",
+        help="what sorts the table, and what --search and --pruner go by (the first that is reported)",
+    )
     add("--maximize", action="store_true", help="the largest is the best")
     add("--yes", action="store_true", help="run points again that another script, image or arguments made")
     add("--csv", nargs="?", const="-", metavar="FILE", help="of table: as CSV, into a file or printed")
-    add("--parquet", metavar="FILE", help="of table: as a Parquet file (needs pyarrow)")
-    add("--output", "-o", metavar="FILE", help="of plot: where the picture goes (NAME.svg, printed for -)")
+    add("--output", "-o", metavar="FILE", help="of plot: the picture, .svg, .pdf or .png (NAME.svg; printed for -)")
     text = "look at a sweep that is there, or end it"
     parser.add_argument("words", nargs="*", metavar="status|table|plot|cancel NAME", help=text)
 
@@ -96,7 +119,7 @@ def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
             return [*own[:position], *own[position + 1 :]], [word, *rest]
         position += 2 if word in with_value else 1
         if word in _LISTS:
-            position += word == "--random"
+            position += word != "--zip"
             while position < len(own) and "=" in own[position] and not own[position].startswith("-"):
                 position += 1
     return own, []
@@ -106,9 +129,7 @@ def run(options: Namespace) -> int:
     """Look at a sweep, or submit what is missing of it."""
     verb, *rest = options.words or [""]
     if verb in VERBS and not options.script_words:
-        from hpcml.cli import sweep_views
-
-        return sweep_views.look(options, verb, rest)
+        return _look(options, verb, rest)
     script = (options.script_words or [""])[0]
     if (near := nearest(script, VERBS)) and not (common.here() / script).exists():
         hint = f"Did you mean hpcml sweep {near}?"
@@ -120,6 +141,499 @@ def run(options: Namespace) -> int:
         raise UsageError(f"'{verb}' is no option", place="hpcml sweep", hint=hint)
     if not options.script_words:
         raise UsageError("SCRIPT is missing", place="hpcml sweep", hint="Name a Python file.")
-    from hpcml.cli import sweep_submission
+    return _begin(options)
 
-    return sweep_submission.begin(options)
+
+# -- a submission ------------------------------------------------------------------------------------------------------
+
+
+class _Asked(NamedTuple):
+    """What the command says of the whole sweep; ``study`` is what Optuna does for it, and ``key`` tells that study."""
+
+    max_fails: int | None
+    jobs: int
+    study: search.Search | None
+    key: str
+
+
+def _begin(options: Namespace) -> int:
+    """Submit the points that no run has ended or goes on with."""
+    seed = common.whole(options.seed, "--seed")
+    optuna = (options.search or (), options.sampler or "", options.pruner or "", options.metric)
+    study = search.search(*optuna, maximize=options.maximize, seed=seed)
+    spec = submit.script_spec(options)
+    wanted = _wanted(options, study, seed)
+    if spec.form:
+        hint = "Submit it by itself, or call it from a Python file."
+        raise UsageError("A sweep starts a Python file, and this is none", place=spec.script.name, hint=hint)
+    if spec.profile:
+        hint = "Profile one of its points: hpcml submit --profile … SCRIPT ARGS…."
+        raise UsageError("A sweep records no profile", place="--profile", hint=hint)
+    names = {value.name for point in wanted for value in point} | (study.space.keys() if study else set())
+    _check_arguments(names, spec.arguments)
+    submit.check_modes(options)
+    max_fails = None if options.max_fails is None else common.whole(options.max_fails, "--max-fails")
+    jobs, name = _jobs(options), job_name(spec)
+    spec = spec._replace(name=name, sweep=name, at_once=common.positive(options.at_once, "--at-once"))
+    prepared = submit.prepare_to_submit(options, spec)
+    _check_shares(prepared)
+    if study:
+        _check_packages(prepared, study.packages)
+    runs = Path(prepared.plan.directory).parent
+    planned, key = _planned(prepared, wanted, study)
+    asked = _Asked(max_fails, jobs, study, key)
+    if options.dry_run:
+        _look_again(options, asked, prepared, planned, say_it=True)
+        return 0
+    agreed, told = options.yes, False
+    while True:  # once, or twice where a question is asked: it holds up nobody else
+        with lock.held(runs, name, prepared.plan.run_id):
+            look = _look_again(options, asked, prepared, planned, say_it=not told)
+            if not look.chosen:
+                return 0
+            if agreed or not look.stale:
+                started = _submit(options, look, asked)
+                break
+        told = agreed = True
+        question = f"{look.stale} points are stale, made by another script, image or arguments. Run them again?"
+        if not common.confirmed(question, yes=False):
+            say("Nothing was submitted.", sys.stderr)
+            return 1
+    return _wait(options, started, name)
+
+
+class _Choice(NamedTuple):
+    """How the sweep stands before a submission, and the points that are to run; ``stale`` counts as ``store.stale``.
+
+    ``prepared`` is the run with what the causes of failures ask for.
+    """
+
+    before: store.Sweep
+    planned: list[store.Planned]
+    chosen: list[store.Planned]
+    stale: int
+    prepared: Prepared
+    standing: store.Standing
+
+
+def _look_again(
+    options: Namespace, asked: _Asked, prepared: Prepared, planned: list[store.Planned], *, say_it: bool
+) -> _Choice:
+    """Look at what the sweep's runs have written, and say what is to run."""
+    name, runs = prepared.spec.sweep, Path(prepared.plan.directory).parent
+    before = store.load(runs, name)
+    standing = store.standing(runs, before) if before else store.Standing({}, {})
+    chosen, prepared, more = _chosen(options, prepared, planned, standing)
+    if say_it:
+        _tell(prepared, planned, chosen, standing, more, min(asked.jobs, len(chosen)))
+    if options.json and (options.dry_run or not chosen):
+        common.print_json({**_facts(name, planned, chosen, standing), "more": list(more)})
+    return _Choice(before or store.Sweep(name), planned, chosen, store.stale(planned, standing), prepared, standing)
+
+
+def _jobs(options: Namespace) -> int:
+    """Return in how many jobs at once the points are to run."""
+    jobs = common.positive(options.jobs, "--jobs")
+    if jobs > _MOST_JOBS:
+        hint = "More of a cluster is rarely free at once: each job takes points as long as there are some."
+        raise UsageError(f"{jobs} jobs are more than {_MOST_JOBS}", place="--jobs", hint=hint)
+    return jobs
+
+
+def _check_packages(prepared: Prepared, more: Sequence[str]) -> None:
+    """Refuse a search or a pruner if the nodes' Python lacks Optuna or ``more``; in an image the run shows it."""
+    from hpcml.runs import script_checks
+
+    runtime = prepared.loaded.site.runtime
+    if not (prepared.plan.inside.image or runtime.modules or runtime.setup):
+        python = prepared.plan.steps[-1].command[0]
+        script_checks.check_packages(("optuna",), python, "extra 'sweep'", sure=True)
+        script_checks.check_packages(more, python, "--sampler", sure=True)
+
+
+def _check_shares(prepared: Prepared) -> None:
+    """Refuse more points at once than there are workers."""
+    inside = prepared.plan.inside
+    if inside.at_once <= inside.worker_count:
+        return
+    what = f"{inside.at_once} points at once need as many workers, and the run has {inside.worker_count}"
+    more = "" if inside.gpu else f"more of them (--set workers.per_node={-(-inside.at_once // inside.nodes)}), or "
+    raise UsageError(what, place="--at-once", hint=f"Ask for {more}more nodes.")
+
+
+def _submit(options: Namespace, look: _Choice, asked: _Asked) -> list[directories.Run]:
+    """Write the sweep's record and submit runs for the chosen points; at least one, or it is an error."""
+    from hpcml.runs import submit as submission
+
+    old, prepared = look.before, look.prepared
+    runs = Path(prepared.plan.directory).parent
+    store.remove_claims(runs, old.name, look.standing.claims)
+    everyone, claims = [prepared], ""
+    if asked.jobs > 1:
+        claims = str(store.new_claims(runs, old.name))
+        with directories.storage(runs):
+            Path(claims).mkdir(mode=0o700)
+        more = min(asked.jobs, len(look.chosen)) - 1
+        everyone += [submission.prepare(prepared.loaded, prepared.spec) for _ in range(more)]
+    ids = [one.plan.run_id for one in everyone]
+    sweep = old._replace(
+        points=tuple(look.planned),
+        runs=(*old.runs, *ids),
+        metric=options.metric or old.metric,
+        maximize=options.maximize or old.maximize,
+    )
+    store.save(runs, sweep)
+    started: list[directories.Run] = []
+    facts: dict[str, object] = {
+        "sweep": old.name,
+        "max_fails": asked.max_fails,
+        "points": [_for_the_nodes(one, look.standing) for one in look.chosen],
+    }
+    if claims:
+        facts |= {"claims": claims, "runs": ids}
+    if asked.study:
+        facts["study"] = asked.study.for_the_nodes(runs, old.name, asked.key)
+    text = json.dumps(facts, indent=1) + "\n"
+    for one in everyone:
+        try:
+            started.append(submission.submit(one._replace(points=text)))
+        except SiteError as error:
+            if not started:
+                raise
+            note(f"{len(started)} of {len(everyone)} jobs were taken, and have all points: {error.message}")
+            break
+    return started
+
+
+def _for_the_nodes(planned: store.Planned, standing: store.Standing) -> dict[str, object]:
+    """Return a point as the first node of a run reads it; a search chooses its values there, unless it had some."""
+    values = {value.name: value.typed for value in planned.point}
+    facts: dict[str, object] = {"key": planned.key, "shown": points.shown(planned.point)}
+    if "draw" in values:
+        before = dict(standing.ended[planned.key].values) if planned.key in standing.ended else {}
+        return facts | {"values": before, "texts": {}} | values
+    return facts | {"values": values, "texts": {value.name: value.text for value in planned.point}}
+
+
+def _wait(options: Namespace, started: Sequence[directories.Run], name: str) -> int:
+    """Say what was submitted, and wait for its end or not."""
+    waits = options.wait or (not options.detach and not options.json and sys.stderr.isatty() and sys.stdout.isatty())
+    if len(started) == 1:
+        submit.announce(started[0], as_json=options.json and not waits)
+        if not waits and not options.json:
+            _say_where_to_look(name)
+        return submit.wait_for_end(started[0], as_json=options.json) if waits else 0
+    if options.json and not waits:
+        facts = [{"run": run.id, "directory": str(run.paths.directory)} for run in started]
+        common.print_json(
+            {
+                "runs": [
+                    one | run.submission.as_json() for one, run in zip(facts, started, strict=True) if run.submission
+                ]
+            }
+        )
+        return 0
+    for run in started:
+        submit.announce(run, as_json=False)
+    if not waits:
+        _say_where_to_look(name)
+        return 0
+    ends = []
+    for run in started:
+        ends.append(submit.wait_for_end(run, as_json=options.json))
+        if ends[-1] == _DETACHED:
+            return _DETACHED
+    return _end_of_all(started, ends)
+
+
+def _say_where_to_look(name: str) -> None:
+    say_fitted(f"hpcml sweep status {shlex.quote(name)}", sys.stderr, first="  look       ", rest=" " * 13)
+
+
+def _end_of_all(started: Sequence[directories.Run], ends: Sequence[int]) -> int:
+    """Return the exit status of several runs: what became of the points counts, and not a run that others replaced."""
+    given = store.given(started[0])
+    found: dict[str, store.Ended] = {}
+    for run in started:
+        found |= store.records(run)
+    if any(key not in found for key in given.keys):
+        return next((end for end in ends if end), 1)
+    return int(any(found[key].failed for key in given.keys))
+
+
+def _wanted(options: Namespace, study: search.Search | None, seed: int) -> list[points.Point]:
+    """Return the points that the command line asks for."""
+    given = [option for option in ("grid", "zip", "points", "random") if getattr(options, option)]
+    if study and study.draws:
+        if given:
+            hint = "Write all values as distributions: c=choice(a,b)."
+            raise UsageError(f"--search and --{given[0]} exclude each other", place="--search", hint=hint)
+        return study.points()
+    here = common.here()
+    paths = [here / layers.user_path(text) for text in options.points or ()]
+    request = points.Request(options.grid or (), options.zip or (), paths, options.random or (), seed)
+    if text := points.drawn(request):
+        note(text)
+    return points.points(request)
+
+
+def _check_arguments(names: Collection[str], arguments: Sequence[str]) -> None:
+    """Refuse a name that the script's own arguments give already: which of the two counted would be a guess."""
+    given = {word.partition("=")[0] for word in arguments}
+    if twice := sorted(name for name in names if f"--{name}" in given):
+        hint = "Take it out behind --, or out of the points."
+        raise UsageError(f"--{twice[0]} is among the script's arguments and the points", place="hpcml sweep", hint=hint)
+
+
+def _planned(
+    prepared: Prepared, wanted: Sequence[points.Point], study: search.Search | None
+) -> tuple[list[store.Planned], str]:
+    """Return the points with their keys, and the key of the study."""
+    from hpcml.runs import submit as submission
+
+    spec = prepared.spec
+    with directories.storage(spec.script):
+        code = keys.of_code(spec.script.resolve())
+    facts = submission.check_image(prepared)
+    image = str(facts.get("digest") or [facts.get(name) for name in ("path", "size", "modified")]) if facts else ""
+    what = points.Value("study", study.text, study.text) if study else None
+    more = (what,) if what and study and study.draws else ()
+    planned = [store.Planned(keys.key((*point, *more), code, spec.arguments, image), point) for point in wanted]
+    return planned, keys.key((what,), code, spec.arguments, image)[:8] if what else ""
+
+
+def _chosen(
+    options: Namespace, prepared: Prepared, planned: Sequence[store.Planned], standing: store.Standing
+) -> tuple[list[store.Planned], Prepared, tuple[str, ...]]:
+    """Return the points to run, and the run with what is asked for beyond the command line, and that in words."""
+    failed = any(end.failed for end in standing.ended.values())
+    if not (options.only_failed or failed or standing.interrupted):
+        busy = standing.ended.keys() | standing.under_way.keys()
+        return [one for one in planned if one.key not in busy], prepared, ()
+    from hpcml.sweeps import retry
+
+    only = retry.asked(options.only_failed) if options.only_failed else ()
+    faults = retry.Faults(Path(prepared.plan.directory).parent, standing)
+    chosen = retry.chosen(planned, standing, faults, only)
+    found = [fault for one in chosen if (fault := faults.of(one.key))]
+    inside, site = prepared.plan.inside, prepared.loaded.site
+    directives = dict(prepared.plan.directives)
+    name = directives.get("--partition", "")
+    memory = int(Memory(directives["--mem"])) if directives.get("--mem") else 0
+    now = {"time": inside.time_limit, "memory": memory, "memory_limit": inside.memory_limit}
+    limits = site.partitions.get(name, Partition())
+    more = retry.more(prepared.spec, found, limits, name, now, asked_for=bool(only))
+    if more.spec != prepared.spec or more.settings:
+        from hpcml.runs import submit as submission
+
+        loaded = common.load_site(options.site or "", more.spec.cwd, [*(options.set or ()), *more.settings])
+        prepared = submission.prepare(loaded, more.spec, run_id=prepared.plan.run_id)
+    return chosen, prepared, more.words
+
+
+def _say(title: str, text: str) -> None:
+    say_fitted(text, sys.stderr, first=f"  {title:<11}", rest=" " * 13)
+
+
+def _tell(
+    prepared: Prepared,
+    planned: Sequence[store.Planned],
+    chosen: Sequence[store.Planned],
+    standing: store.Standing,
+    more: Sequence[str],
+    jobs: int,
+) -> None:
+    """Say which points there are, which of them are to run, and what that may cost in so many jobs."""
+    for position, one in enumerate(chosen[:_FIRST]):
+        _say("" if position else "points", points.shown(one.point))
+    if len(chosen) > _FIRST:
+        _say("", f"… and {len(chosen) - _FIRST} more")
+    ends = [standing.ended[one.key] for one in planned if one.key in standing.ended]
+    ok, failed, pruned = (sum(getattr(one, state) for one in ends) for state in ("ok", "failed", "pruned"))
+    busy = sum(one.key in standing.under_way for one in planned)
+    words = [
+        f"{ok} done" if ok else "",
+        f"{pruned} pruned" if pruned else "",
+        f"{failed} failed" if failed else "",
+        f"{busy} under way" if busy else "",
+    ]
+    _say("count", ", ".join([f"{len(planned)} points", *filter(None, words), f"{len(chosen)} to run"]))
+    if not chosen:
+        if failed and not busy:
+            _say("next", "run again what failed: --only-failed")
+        return
+    for text in more:
+        _say("again", text)
+    _tell_cost(prepared, len(chosen), sorted(one.seconds for one in ends), jobs)
+
+
+def _tell_cost(prepared: Prepared, count: int, taken: Sequence[float], jobs: int) -> None:
+    """Say what so many points may cost in so many jobs; ``taken`` are the seconds that others took."""
+    inside = prepared.plan.inside
+    nodes = f"{f'{jobs} jobs of ' if jobs > 1 else ''}{inside.nodes} node{'' if inside.nodes == 1 else 's'}"
+    if not inside.one_machine:
+        submit.tell_outlook(prepared, whole=True, jobs=jobs)
+    elif inside.time_limit:
+        hours = jobs * inside.nodes * inside.time_limit / 3600
+        _say("cost", f"at most {hours:.3g} node-hours: {nodes} for {format_seconds(inside.time_limit)}")
+    else:
+        _say("cost", f"{nodes} until the last point ends: there is no time limit")
+    if taken:
+        middle = taken[len(taken) // 2]
+        hours = inside.nodes * middle * count / 3600
+        _say("", f"about {hours:.3g} node-hours if they take as long as those before: {format_seconds(middle)} each")
+
+
+def _facts(
+    name: str, planned: Sequence[store.Planned], chosen: Sequence[store.Planned], standing: store.Standing
+) -> dict[str, object]:
+    ended = [standing.ended[one.key] for one in planned if one.key in standing.ended]
+    return {
+        "sweep": name,
+        "points": len(planned),
+        "ok": sum(one.ok for one in ended),
+        "pruned": sum(one.pruned for one in ended),
+        "failed": sum(one.failed for one in ended),
+        "under_way": sum(one.key in standing.under_way for one in planned),
+        "to_run": [{value.name: value.typed for value in one.point} for one in chosen],
+    }
+
+
+# -- a sweep that is there ---------------------------------------------------------------------------------------------
+
+
+def _look(options: Namespace, verb: str, words: list[str]) -> int:
+    """Show how sweeps stand, or one sweep's table or picture, or cancel it."""
+    runs = common.runs_folder(options)
+    if len(words) > 1 or (verb != "status" and not words):
+        hint = "NAME stands before options. List them: hpcml sweep status."
+        raise UsageError("One sweep's NAME is wanted", place=f"hpcml sweep {verb}", hint=hint)
+    if verb != "status":
+        return {"table": _table, "plot": _plot, "cancel": _cancel}[verb](options, runs, words[0])
+    found = [store.find(runs, name) for name in words] or [store.find(runs, name) for name in store.names(runs)]
+    answers = []
+    for sweep in found:
+        standing = store.standing(runs, sweep)
+        rows = _rows(options, runs, sweep, standing)
+        answers.append({"sweep": sweep.name, **_counts(rows), "runs": list(sweep.runs)})
+        if options.json:
+            continue
+        say_fitted(table.counts(rows), sys.stdout, first=f"{sweep.name}  ", rest="  ")
+        for text in standing.problems:
+            say_fitted(text, sys.stdout, first="  ", rest="    ")
+        if words:
+            _tell_causes(rows)
+            say_fitted(" ".join(sweep.runs[-4:]), sys.stdout, first="  runs     ", rest=" " * 11)
+    if options.json:
+        common.print_json(answers[0] if words else answers)
+    return 0
+
+
+def _counts(rows: Sequence[table.Row]) -> dict[str, int]:
+    return {"points": len(rows), **{state: sum(row.state == state for row in rows) for state in table.STATES}}
+
+
+def _cancel(options: Namespace, runs: Path, name: str) -> int:
+    """Cancel all runs of a sweep that go on, and say how its points stand."""
+    from hpcml.cli import cancel
+
+    sweep = store.find(runs, name)
+    answers, failed = cancel.cancel_each(cancel.going(runs, sweep.runs))
+    rows = _rows(options, runs, sweep, store.standing(runs, sweep))
+    if options.json:
+        common.print_json({"sweep": name, **_counts(rows), "cancelled": answers})
+        return failed
+    if not answers:
+        say("No run of it goes on.", sys.stderr)
+    cancel.say_answers(answers)
+    say_fitted(table.counts(rows), sys.stdout, first=f"{name}  ", rest="  ")
+    return failed
+
+
+def _rows(options: Namespace, runs: Path, sweep: store.Sweep, standing: store.Standing) -> list[table.Row]:
+    metric = options.metric or table.metric_of(sweep, standing)
+    return table.rows(sweep, standing, str(runs), metric, maximize=options.maximize or sweep.maximize)
+
+
+def _table(options: Namespace, runs: Path, name: str) -> int:
+    sweep = store.find(runs, name)
+    standing = store.standing(runs, sweep)
+    rows = _rows(options, runs, sweep, standing)
+    if options.json:
+        common.print_json([row._asdict() for row in rows])
+    elif options.csv == "-":
+        for line in table.as_csv(rows).splitlines():
+            say(line)
+    elif options.csv:
+        _write(_target(options, "--csv", options.csv), table.as_csv(rows))
+    else:
+        metric = options.metric or table.metric_of(sweep, standing)
+        for line in _lines(rows, metric, columns(sys.stdout)):
+            say(line)
+        say_fitted(f"{table.counts(rows)}.", sys.stderr)
+    return 0
+
+
+def _plot(options: Namespace, runs: Path, name: str) -> int:
+    """Draw the sweep into a file."""
+    from hpcml.sweeps import plot
+
+    sweep = store.find(runs, name)
+    standing = store.standing(runs, sweep)
+    metric = options.metric or table.metric_of(sweep, standing)
+    rows = _rows(options, runs, sweep, standing)
+    printed, maximize = options.output == "-", options.maximize or sweep.maximize
+    path = Path() if printed else _target(options, "--output", options.output or f"{name}.svg")
+    if not printed and path.suffix not in _FORMS:
+        raise UsageError("The end of the name is no picture's", place=f"--output {path}", hint="Write NAME.svg.")
+    picture = plot.picture(name, rows, metric, maximize=maximize, form=path.suffix[1:] or "svg")
+    if printed:
+        Raw(sys.stdout).write(picture, last=True)
+    else:
+        _write(path, picture)
+    return 0
+
+
+def _target(options: Namespace, option: str, text: str) -> Path:
+    """Return the file that an option names; a laptop's is not on this machine."""
+    if options.caller:
+        printed = "plot NAME -o - > NAME.svg" if option == "--output" else "table NAME --csv > NAME.csv"
+        hint = f"Have it printed: hpcml --host HOST sweep {printed}."
+        raise UsageError("The file would be on the login node", place=option, hint=hint)
+    path = common.here() / layers.user_path(text)
+    if path.is_dir():
+        raise UsageError("That is a folder", place=f"{option} {text}", hint="Name a file in it.")
+    return path
+
+
+def _write(path: Path, content: str | bytes) -> None:
+    """Put a file in place, whole or not at all, and say where it is."""
+    with directories.storage(path):
+        files.write(path, content, 0o666 & ~layers.user_umask())
+    say(common.typed(path, sys.stdout))
+
+
+def _lines(rows: Sequence[table.Row], metric: str, width: int) -> list[str]:
+    """Return the table for a terminal: metric, state, time, point; below what failed its cause."""
+    if not rows:
+        return []
+    cells = [(metric, "state", "time", "point", "")]
+    for row in rows:
+        value = row.metrics.get(metric)
+        number = "nan" if metric in row.metrics and value is None else "" if value is None else f"{value:.6g}"
+        spent = "" if row.seconds is None else format_seconds(row.seconds)
+        pruned = row.state == "pruned" and row.cause
+        cells.append((number, pruned or row.state, spent, row.point, "" if pruned else row.cause))
+    wide = [max(len(line[column]) for line in cells) for column in range(3)]
+    lines = []
+    for number, state, spent, point, cause in cells:
+        first = f"{number:>{wide[0]}}  " if wide[0] else ""
+        lines.append(f"{first}{state:<{wide[1]}}  {spent:>{wide[2]}}  {point}")
+        lines += [f"  {cause}"] if cause else []
+    return [fit(shown(line), width) if width else shown(line) for line in lines]
+
+
+def _tell_causes(rows: Sequence[table.Row]) -> None:
+    for cause, kind, number, example in table.causes(rows):
+        how = f"failed ({kind})" if kind else "failed"
+        say_fitted(f"{number} {how}: {cause} (as {example})", sys.stdout, first="  ", rest="    ")

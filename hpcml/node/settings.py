@@ -51,8 +51,7 @@ class Settings(NamedTuple):
     ``form`` is what ``script`` is: a Python file (empty), ``module`` (the folder and the dotted name), ``program`` or
     ``notebook``. ``interpreter`` are the words of another Python that runs the file or the module, empty without one.
     ``sweep`` is the sweep whose points the script is started for, empty without one: ``at_once`` beside each other,
-    each with a scheduler and a share of the workers of its own. ``claims`` is the folder by which several runs divide
-    the points of one sweep, empty for a run that has its points alone. ``advice`` are the site's changes of the
+    each with a scheduler and a share of the workers of its own. ``advice`` are the site's changes of the
     report's rules. ``profile`` are the profilers that were asked for. ``until_done``: a run that stopped to be
     continued, or lost its nodes, is followed by another attempt: at most ``most_restarts``, and none that could take
     the run beyond ``most_node_hours`` (0: no such limit). ``node_gpus``: how many GPUs a node has where the job asked
@@ -103,7 +102,6 @@ class Settings(NamedTuple):
     most_restarts: int = 0
     most_node_hours: float = 0.0
     at_once: int = 1
-    claims: str = ""
     node_gpus: int = 0
     interpreter: tuple[str, ...] = ()
 

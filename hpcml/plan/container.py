@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from hpcml.errors import ConfigError
-from hpcml.paths import RunPaths
+from hpcml.paths import RunPaths, sweep_folder
 from hpcml.schedulers import JobLayout, Launcher
 from hpcml.schedulers.request import JobSpec
 from hpcml.sites.layers import user_path
@@ -119,7 +119,8 @@ def _own_binds(site: Site, spec: JobSpec, paths: RunPaths) -> list[tuple[str, st
         if any(divider in path for divider in _DIVIDERS) or path != path.rstrip():
             hint = "Choose a path without ':', ',' and '\\', and without a blank at its end."
             raise ConfigError("This path cannot be bound into an image", place=f"{place}: {path}", hint=hint)
-    users = [str(spec.cwd), *([scratch] if scratch else []), *([spec.claims] if spec.claims else [])]
+    shared = [str(sweep_folder(paths.directory.parent, spec.sweep))] if spec.sweep else []
+    users = [str(spec.cwd), *([scratch] if scratch else []), *shared]
     return [(str(paths.directory), ""), (str(paths.library), ":ro"), *((folder, "") for folder in users)]
 
 

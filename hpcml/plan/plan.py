@@ -383,7 +383,6 @@ def _inside(site: Site, request: JobRequest, layout: JobLayout, umask: int) -> S
         interpreter=spec.interpreter,
         sweep=spec.sweep,
         at_once=spec.at_once,
-        claims=spec.claims,
         advice=advice(site, spec.gpu_mode),
         profile=profile,
         until_done=spec.until_done,

@@ -74,7 +74,7 @@ class JobSpec(NamedTuple):
     ``interpreter`` are the words of a Python interpreter that runs a file or a module in the place of the run's own.
     ``in_place``: a program that is started where it is, and never copied.
     ``profile`` are names of profilers, with commas.
-    ``sweep`` is the sweep whose points the script is started for, empty without one; ``at_once`` and ``claims``: see
+    ``sweep`` is the sweep whose points the script is started for, empty without one; ``at_once``: see
     the nodes' settings. ``gpu_mode`` is whose the GPU workers are: ``dask`` or ``polars``.
     """
 
@@ -107,7 +107,6 @@ class JobSpec(NamedTuple):
     after: tuple[Awaited, ...] = ()
     sweep: str = ""
     at_once: int = 1
-    claims: str = ""
     until_done: bool = False
     max_restarts: int = NOT_SAID
     max_node_hours: float = 0.0

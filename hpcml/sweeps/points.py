@@ -9,13 +9,12 @@ import json
 import math
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from hpcml import files
 from hpcml.errors import HpcmlError, NotFoundError, UsageError
-from hpcml.sweeps import sweep_file
 
 MOST = 10_000  # points of a sweep: each has files of its own
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
@@ -23,7 +22,6 @@ _RANGE = re.compile(r"range\(([^()]*)\)")
 _DRAW = re.compile(r"(\w+)\((.*)\)")
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 _LONGEST_FILE = 16 << 20  # bytes
-_HOW_RANDOM = "Write --random 50 x=uniform(0,1) k=randint(1,10) c=choice(a,b) lr=loguniform(1e-4,1)."
 
 Typed = int | float | bool | str
 
@@ -51,11 +49,6 @@ class Request(NamedTuple):
     randoms: Sequence[Sequence[str]] = ()
     seed: int = 0
 
-    @property
-    def draws(self) -> int:
-        """The number of ``--random N`` without a distribution, which counts for sweep files; 0 if there is none."""
-        return next((_count(words) for words in self.randoms if len(words) == 1), 0)
-
 
 def points(request: Request) -> list[Point]:
     """Return all points: each row of one option with each row of the others, no point twice.
@@ -70,10 +63,8 @@ def points(request: Request) -> list[Point]:
     axes: list[list[Point]] = []
     axes += [_grid(word) for word in request.grids]
     axes += [_zip(words) for words in request.zips]
-    axes += [_file(path, request) for path in request.files]
-    axes += [_random(words, request.seed) for words in request.randoms if len(words) > 1]
-    if request.draws and not any(path.suffix in sweep_file.ENDS for path in request.files):
-        raise _wrong("--random has no number and distributions", "--random", _HOW_RANDOM)
+    axes += [_file(path) for path in request.files]
+    axes += [_random(words, request.seed) for words in request.randoms]
     if not axes:
         raise _wrong("The sweep has no points", "hpcml sweep", "Write --grid k=8,16,32, or --points FILE.csv.")
     seen: set[str] = set()
@@ -88,7 +79,7 @@ def points(request: Request) -> list[Point]:
 
 def drawn(request: Request) -> str:
     """Return the numbers of draws and of different points of ``--random``, in words; empty where all differ."""
-    draws = [_random(words, request.seed) for words in request.randoms if len(words) > 1]
+    draws = [_random(words, request.seed) for words in request.randoms]
     repeated = [axis for axis in draws if len(set(axis)) < len(axis)]
     return "; ".join(f"--random: {len(axis)} draws, {len(set(axis))} different points" for axis in repeated)
 
@@ -157,67 +148,79 @@ def _range(text: str, word: str, option: str) -> list[str]:
 # -- random points ---------------------------------------------------------------------------------------------------
 
 
-def _random(words: Sequence[str], seed: int) -> list[Point]:
-    """Return the draws; a draw depends on seed, name and number alone, so that more draws begin with the same."""
-    count = _count(words)
-    draws = []
+class Distribution(NamedTuple):
+    """What a parameter's values are drawn from: ``uniform``, ``loguniform``, ``randint`` or ``choice``, and of what."""
+
+    kind: str
+    of: tuple[Typed, ...]
+
+    def draw(self, source: random.Random) -> str:
+        """Return a value as text."""
+        if self.kind == "choice":
+            return str(source.choice(self.of))
+        low, high = map(float, self.of)
+        if self.kind == "randint":
+            return str(source.randint(int(low), int(high)))
+        if self.kind == "uniform":
+            return repr(source.uniform(low, high))
+        return repr(math.exp(source.uniform(math.log(low), math.log(high))))
+
+
+def distributions(words: Sequence[str], option: str) -> tuple[int, dict[str, Distribution]]:
+    """Return the number of draws that an option begins with, and its distributions by parameter.
+
+    Raises
+    ------
+    UsageError
+        If a word is none, or there are too many draws.
+    """
+    hint = f"Write {option} 50 x=uniform(0,1) k=randint(1,10) c=choice(a,b) lr=loguniform(1e-4,1)."
+    if len(words) < 2 or not re.fullmatch("[0-9]{1,18}", words[0]) or not int(words[0]):
+        raise _wrong(f"{option} has no number and distributions", option, hint)
+    _check_count(int(words[0]))
+    found = []
     for word in words[1:]:
         name, _, text = word.partition("=")
-        _check_names([name], "--random")
+        _check_names([name], option)
         match = _DRAW.fullmatch(text)
-        draw = _distribution(match[1], next(csv.reader([match[2]]), [])) if match else None
-        if draw is None:
-            raise _wrong(f"'{word}' is no distribution", "--random", _HOW_RANDOM)
-        draws.append((name, draw))
-    _check_names([name for name, _ in draws], "--random")
-    return _drawn(draws, count, seed)
+        one = _distribution(match[1], next(csv.reader([match[2]]), [])) if match else None
+        if one is None:
+            raise _wrong(f"'{word}' is no distribution", option, hint)
+        found.append((name, one))
+    _check_names([name for name, _ in found], option)
+    return int(words[0]), dict(found)
 
 
-def _count(words: Sequence[str]) -> int:
-    """Return the number of draws that --random begins with."""
-    if not re.fullmatch("[0-9]{1,18}", words[0]) or not int(words[0]):
-        raise _wrong("--random has no number and distributions", "--random", _HOW_RANDOM)
-    _check_count(int(words[0]))
-    return int(words[0])
-
-
-def _drawn(draws: Sequence[tuple[str, Callable[[random.Random], str]]], count: int, seed: int) -> list[Point]:
+def _random(words: Sequence[str], seed: int) -> list[Point]:
+    """Return the draws; a draw depends on seed, name and number alone, so that more draws begin with the same."""
+    count, found = distributions(words, "--random")
     rows = []
     for number in range(count):
-        texts = [(name, draw(random.Random(f"{seed}/{name}/{number}"))) for name, draw in draws]  # noqa: S311
+        texts = [(name, one.draw(random.Random(f"{seed}/{name}/{number}"))) for name, one in found.items()]  # noqa: S311
         rows.append(tuple(Value(name, text, typed(text)) for name, text in texts))
     return rows
 
 
-def _distribution(kind: str, words: list[str]) -> Callable[[random.Random], str] | None:
+def _distribution(kind: str, words: list[str]) -> Distribution | None:
     words = [word.strip() for word in words]
     if kind == "choice" and words and "" not in words:
-        return lambda source: source.choice(words)
+        return Distribution(kind, tuple(words))
     if len(words) != 2:
         return None
     if kind == "randint" and all(map(_WHOLE.fullmatch, words)) and int(words[0]) <= int(words[1]):
-        first, last = map(int, words)
-        return lambda source: str(source.randint(first, last))
+        return Distribution(kind, (int(words[0]), int(words[1])))
     try:
         low, high = map(float, words)
     except ValueError:
         return None
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         return None
-    if kind == "uniform":
-        return lambda source: repr(source.uniform(low, high))
-    if kind == "loguniform" and low > 0:
-        return lambda source: repr(math.exp(source.uniform(math.log(low), math.log(high))))
+    if kind == "uniform" or (kind == "loguniform" and low > 0):
+        return Distribution(kind, (low, high))
     return None
 
 
 # -- files of points -------------------------------------------------------------------------------------------------
-
-
-def metric_of_files(request: Request) -> tuple[str, bool]:
-    """Return the metric that a sweep file names, and whether the largest is the best; empty if none does."""
-    read = (sweep_file.read(_text(path), _place(path)) for path in request.files if path.suffix in sweep_file.ENDS)
-    return next(((one.metric, one.maximize) for one in read if one.metric), ("", False))
 
 
 def _place(path: Path) -> str:
@@ -234,13 +237,11 @@ def _text(path: Path) -> str:
         raise _wrong("The file of points is no text in UTF-8", place, "Save it as UTF-8.") from error
 
 
-def _file(path: Path, request: Request) -> list[Point]:
+def _file(path: Path) -> list[Point]:
     place, readers = _place(path), {".csv": _csv, ".jsonl": _jsonl}
-    if path.suffix in sweep_file.ENDS:
-        return _of_sweep_file(sweep_file.read(_text(path), place), place, request)
     if path.suffix not in readers:
         hint = "Name it so that its end says which."
-        raise _wrong("The file of points is neither .csv, .jsonl nor .yaml", place, hint)
+        raise _wrong("The file of points is neither .csv nor .jsonl", place, hint)
     text = _text(path)
     rows = []
     for row in readers[path.suffix](text, place):
@@ -249,48 +250,6 @@ def _file(path: Path, request: Request) -> list[Point]:
     if not rows:
         raise _wrong("The file holds no points", place, "Write a row, or a line, for each point.")
     return rows
-
-
-def _of_sweep_file(found: sweep_file.SweepFile, place: str, request: Request) -> list[Point]:
-    """Return the points of a sweep file as Weights & Biases writes it."""
-    _check_names([one.name for one in found.parameters], place)
-    if found.method == "random":
-        count = request.draws or found.draws
-        if not count:
-            raise _wrong(
-                "The file does not say how many points to draw", place, "Give --random 50, or write run_cap: 50."
-            )
-        _check_count(count)
-        return _drawn([(one.name, _draw(one)) for one in found.parameters], count, request.seed)
-    if request.draws:
-        raise _wrong("--random is for a file with method: random", place, "Leave it out, or change the method.")
-    axes = []
-    for one in found.parameters:
-        plain, texts = one.plain, one.texts
-        if one.distribution:  # int_uniform: both ends count
-            first, last = map(int, one.numbers)
-            _check_count(last - first + 1)
-            texts, plain = tuple(map(str, range(first, last + 1))), (True,) * (last - first + 1)
-        pairs = zip(texts, plain, strict=True)
-        axes.append([Value(one.name, text, typed(text) if is_plain else text) for text, is_plain in pairs])
-    _check_count(math.prod(map(len, axes)))
-    return list(itertools.product(*axes))
-
-
-def _draw(one: sweep_file.Parameter) -> Callable[[random.Random], str]:
-    """Return what draws a value of a parameter."""
-    numbers, texts = one.numbers, one.texts
-    draws: dict[str, Callable[[random.Random], str]] = {
-        "": lambda source: source.choice(texts),
-        "uniform": lambda source: repr(source.uniform(*numbers)),
-        "int_uniform": lambda source: str(source.randint(int(numbers[0]), int(numbers[1]))),
-        "q_uniform": lambda source: repr(
-            float(f"{round(source.uniform(*numbers[:2]) / numbers[2]) * numbers[2]:.12g}")
-        ),
-        "log_uniform_values": lambda source: repr(math.exp(source.uniform(*map(math.log, numbers)))),
-        "normal": lambda source: repr(source.gauss(*numbers)),
-    }
-    return draws[one.distribution]
 
 
 def _csv(text: str, place: str) -> Iterator[Point]:
@@ -354,17 +313,6 @@ def _check_count(count: int) -> None:
 
 def _wrong(message: str, place: str, hint: str) -> HpcmlError:
     return UsageError(message, place=place, hint=hint)
-
-
-def words(point: Point) -> list[str]:
-    """Return a point as options of the script: ``--lr 0.1``, or ``--lr=-1`` where it looks like one."""
-    return [
-        word
-        for value in point
-        for word in (
-            (f"--{value.name}={value.text}",) if value.text.startswith("-") else (f"--{value.name}", value.text)
-        )
-    ]
 
 
 def shown(point: Point) -> str:

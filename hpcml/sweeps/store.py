@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from hpcml import files
 from hpcml.errors import NotFoundError, StorageError
+from hpcml.paths import sweep_folder
 from hpcml.runs import directories, handle
 from hpcml.runs.tables import Table, complete
 from hpcml.schedulers.request import LONGEST_NAME
@@ -17,14 +18,13 @@ from hpcml.sweeps.points import Point, Typed, Value
 
 _LARGEST = 1 << 20  # bytes of a point's record
 _CLAIMS = "claims-"  # how the folders begin by which runs divide points
-FOLDER = "sweeps"  # in the folder for runs
 
 
 class Ended(NamedTuple):
     """What a run wrote of a point that has ended; ``metrics`` are the last values, None for one that was no number.
 
     ``kind`` is of which kind its failure is, ``rule`` and ``nodes`` what shows that, empty where nothing does.
-    ``stopped``: halving has stopped it, which is no failure.
+    ``pruned``: the pruner has stopped it, which is no failure.
     """
 
     run: str
@@ -38,12 +38,12 @@ class Ended(NamedTuple):
     kind: str = ""
     rule: str = ""
     nodes: tuple[str, ...] = ()
-    stopped: bool = False
+    pruned: bool = False
 
     @property
     def failed(self) -> bool:
         """Whether it ended by a failure."""
-        return not (self.ok or self.stopped)
+        return not (self.ok or self.pruned)
 
 
 class Planned(NamedTuple):
@@ -80,7 +80,7 @@ class Standing(NamedTuple):
 
 def path_of(runs: Path, name: str) -> Path:
     """Return the file of a sweep in a folder for runs."""
-    return runs / FOLDER / name / "sweep.json"
+    return sweep_folder(runs, name) / "sweep.json"
 
 
 def load(runs: Path, name: str) -> Sweep | None:
@@ -117,12 +117,12 @@ def find(runs: Path, name: str) -> Sweep:
         return found
     there = names(runs)
     hint = f"There are: {', '.join(there[:8])}." if there else "Begin one: hpcml sweep SCRIPT --grid k=8,16."
-    raise NotFoundError(f"There is no sweep '{name}'", place=str(runs / FOLDER), hint=hint)
+    raise NotFoundError(f"There is no sweep '{name}'", place=str(sweep_folder(runs, "")), hint=hint)
 
 
 def names(runs: Path) -> list[str]:
     """Return the names of all sweeps."""
-    folder = runs / FOLDER
+    folder = sweep_folder(runs, "")
     with directories.storage(folder):
         try:
             return sorted(
@@ -251,7 +251,7 @@ def _ended(run: directories.Run, path: Path) -> Ended:
             table.get("kind", str, ""),
             table.get("rule", str, ""),
             table.texts("nodes"),
-            table.get("status", str) == "stopped",
+            table.get("status", str) == "pruned",
         )
 
 
@@ -272,6 +272,7 @@ def remove_claims(runs: Path, name: str, in_use: frozenset[str]) -> None:
 def stale(points: Sequence[Planned], before: Standing) -> int:
     """Return how many points have ended with the same values and another script, arguments or image only."""
     known = {frozenset(one.values) for one in before.ended.values()}
+    known |= {frozenset((name, value) for name, value in one if name == "draw") for one in known}  # of a search
     return sum(
         one.key not in before.ended and frozenset((value.name, value.typed) for value in one.point) in known
         for one in points

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import files
-from hpcml.errors import NotFoundError
 from hpcml.sweeps.store import Standing, Sweep
 
-STATES = ("ok", "stopped", "failed", "under way", "missing")  # stopped: by halving
+STATES = ("ok", "pruned", "failed", "under way", "missing")
 
 
 class Row(NamedTuple):
@@ -37,15 +33,17 @@ class Row(NamedTuple):
 
 
 def rows(sweep: Sweep, standing: Standing, runs: str, metric: str, *, maximize: bool) -> list[Row]:
-    """Return the rows: by the metric, then what has none, then what was stopped, failed, is under way and missing."""
+    """Return the rows: by the metric, then what has none, then what was pruned, failed, is under way and missing."""
     found = []
     for planned in sweep.points:
         values = {value.name: value.text for value in planned.point}
         if one := standing.ended.get(planned.key):
             state, out = (
-                "ok" if one.ok else "stopped" if one.stopped else "failed",
+                "ok" if one.ok else "pruned" if one.pruned else "failed",
                 f"{runs}/{one.run}/out/{planned.key}",
             )
+            if "draw" in dict(one.values):  # of a search, which chose the values when the point began
+                values = {name: str(value) for name, value in one.values}
             row = Row(planned.key, values, state, dict(one.metrics), one.seconds, one.cause, one.run, out, one.kind)
         else:
             run = standing.under_way.get(planned.key, "")
@@ -70,8 +68,8 @@ def counts(table: Sequence[Row]) -> str:
     """Return how many points there are of each state, in words."""
     states = [row.state if row.state != "under way" else "running" if row.running else "waiting" for row in table]
     words = [
-        f"{number} {state}{' by halving' if state == 'stopped' else ''}"
-        for state in ("ok", "stopped", "failed", "running", "waiting", "missing")
+        f"{number} {state}"
+        for state in ("ok", "pruned", "failed", "running", "waiting", "missing")
         if (number := states.count(state))
     ]
     return f"{len(table)} points: {', '.join(words)}" if words else "no points"
@@ -111,59 +109,6 @@ def as_csv(table: Sequence[Row]) -> str:
     text = io.StringIO()
     csv.writer(text).writerows(grid(table))
     return text.getvalue()
-
-
-def write_parquet(table: Sequence[Row], sweep: Sweep, path: Path) -> None:
-    """Write the table as Parquet: numbers as numbers, a column that holds numbers and texts as texts.
-
-    Raises
-    ------
-    NotFoundError
-        If pyarrow is not installed.
-    OSError
-        If the file cannot be written; nothing is left of it.
-    """
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        hint = "Install it: pip install pyarrow; or write CSV: --csv FILE."
-        raise NotFoundError("A table in Parquet needs pyarrow", place="--parquet", hint=hint) from None
-    typed = {one.key: {value.name: value.typed for value in one.point} for one in sweep.points}
-    names = list(dict.fromkeys(name for row in table for name in row.values))
-    columns: dict[str, object] = {}
-    for name in names:
-        values = [typed[row.key].get(name) for row in table]
-        kinds = {type(value) for value in values if value is not None}
-        if len(kinds) > 1:
-            numbers = kinds == {int, float}
-            values = [None if one is None else float(one) if numbers else row.values[name]
-                      for one, row in zip(values, table, strict=True)]  # fmt: skip
-        columns[name] = values
-    for name in dict.fromkeys(name for row in table for name in row.metrics):
-        found = [
-            math.nan if name in row.metrics and row.metrics[name] is None else row.metrics.get(name) for row in table
-        ]
-        columns[name if name not in columns else f"{name} (metric)"] = pyarrow.array(found, pyarrow.float64())
-    for fact, kind in (
-        ("state", str),
-        ("seconds", float),
-        ("cause", str),
-        ("kind", str),
-        ("key", str),
-        ("run", str),
-        ("out", str),
-    ):
-        of = pyarrow.float64() if kind is float else pyarrow.string()
-        columns[fact if fact not in columns else f"{fact} (point)"] = pyarrow.array(
-            [getattr(row, fact) for row in table], of
-        )
-    new = files.beside(path)
-    try:
-        parquet.write_table(pyarrow.table(columns), new)
-        new.rename(path)
-    finally:
-        new.unlink(missing_ok=True)
 
 
 def causes(table: Sequence[Row]) -> list[tuple[str, str, int, str]]:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyarrow import parquet
 
 import planted
 from hpcml import errors
@@ -74,7 +73,7 @@ def test_points_and_cost_are_said_before_the_submission(world: World) -> None:
     sweep(world, *GRID, "--", "--epochs", "3")
     [run] = [name for name in world.left() if name.startswith("job-")]
     points = points_of(world.runs / run)
-    assert [point["words"] for point in points][:2] == [["--k", "8", "--lr", "0.1"], ["--k", "8", "--lr", "0.01"]]
+    assert [point["texts"] for point in points][:2] == [{"k": "8", "lr": "0.1"}, {"k": "8", "lr": "0.01"}]
     assert points[0]["values"] == {"k": 8, "lr": 0.1}
     assert json.loads((world.runs / "sweeps/job/sweep.json").read_text())["runs"] == [run]
     inside = json.loads((world.runs / run / "plan.json").read_text())["inside"]
@@ -108,7 +107,7 @@ def test_only_what_is_missing_is_submitted(world: World) -> None:
     assert [one["key"] for one in points_of(third)] == [points[1]["key"]]
     out, _ = sweep(world, "status", "job", "--json")
     assert {key: value for key, value in json.loads(out).items() if key != "runs"} == {
-        "sweep": "job", "points": 4, "ok": 3, "stopped": 0, "failed": 1, "under way": 0, "missing": 0,
+        "sweep": "job", "points": 4, "ok": 3, "pruned": 0, "failed": 1, "under way": 0, "missing": 0,
     }  # fmt: skip
 
 
@@ -224,15 +223,12 @@ def test_the_table(world: World) -> None:
     assert sweep(world, "table", "job", "--csv", "t.csv")[0].endswith("/t.csv\n")
     table = world.project / "t.csv"
     assert next(csv.DictReader(table.read_text().splitlines()))["loss"] == "0.5"
-    sweep(world, "table", "job", "--parquet", "t.parquet")
-    columns = parquet.read_table(world.project / "t.parquet").to_pydict()
-    assert (columns["k"], columns["lr"], columns["speed"][:2]) == ([8, 8, 16, 16], [0.1, 0.01, 0.1, 0.01], [2.0, None])
-    assert (columns["loss"][0], math.isnan(columns["loss"][1]), columns["state"][3]) == (0.5, True, "under way")
     sweep(world, "plot", "job", "-o", "sub/p.svg", status=errors.STORAGE)
     sweep(world, "plot", "job", "--metric", "other", status=errors.USAGE)
+    sweep(world, "plot", "job", "-o", "p.txt", status=errors.USAGE)
     sweep(world, "plot", "job")
     assert (world.project / "job.svg").read_text() == sweep(world, "plot", "job", "-o", "-")[0]
-    assert sorted(path.name for path in world.project.iterdir()) == ["job.py", "job.svg", "t.csv", "t.parquet"]
+    assert sorted(path.name for path in world.project.iterdir()) == ["job.py", "job.svg", "t.csv"]
     out, _ = sweep(world, "table", "job", "--json")
     assert json.loads(out)[0]["values"] == {"k": "8", "lr": "0.1"}
     assert "1 failed: ValueError: \\x1b[2J no (as k=16 lr=0.1)" in sweep(world, "status", "job")[0]
@@ -261,27 +257,76 @@ def test_damaged_records_are_named(world: World, subtests: pytest.Subtests) -> N
             path.write_text(whole)
 
 
-def test_halving_and_stopped_points(world: World) -> None:
-    sweep(world, *GRID, "--halving", "loss", "--eta", "4", "--halving-min-steps", "2", "--maximize")
+def test_pruned_points_are_no_failure_and_not_run_again(world: World) -> None:
+    prunes = (*GRID, "--metric", "loss", "--maximize", "--pruner", "asha(reduction_factor=4)")
+    sweep(world, *prunes)
     run = run_of(world)
-    plan = json.loads((run / "points.json").read_text())["halving"]
-    assert plan == {"metric": "loss", "eta": 4, "min_steps": 2, "maximize": True, "before": {}}
+    study = json.loads((run / "points.json").read_text())["study"]
+    assert study.pop("name").startswith("job-")
+    assert study == {
+        "journal": str(world.runs / "sweeps/job/study.journal"), "metric": "loss", "maximize": True, "seed": 0,
+        "pruner": ["SuccessiveHalvingPruner", {"reduction_factor": 4}], "sampler": ["", {}], "space": {}, "typed": {},
+    }  # fmt: skip
     points = points_of(run)
     end(run, points[0], loss=0.5)
-    end(run, points[1], "stopped by halving at step 2", {"status": "stopped", "exit_status": 94}, loss=0.9)
+    end(run, points[1], "pruned at step 2", {"status": "pruned", "exit_status": 94}, loss=0.9)
     end(run, points[2], "ValueError: no")
     end_run(run)
-    step = run / "rungs/loss/2"
-    step.mkdir(parents=True)
-    for name in (f"{points[0]['key']}=0.5", f"{points[1]['key']}=nan", "another=1.0", "none"):
-        (step / name).touch()
     out, said = sweep(world, "table", "job")
-    assert out.splitlines()[2] == " 0.9  stopped at step 2  2.0 s  k=8 lr=0.01"
-    assert said == "4 points: 1 ok, 1 stopped by halving, 1 failed, 1 missing.\n"
-    _, said = sweep(world, *GRID, "--only-failed", "--halving", "loss")
-    assert "1 done, 1 stopped by halving, 1 failed, 1 to run" in said
-    before = json.loads((run_of(world) / "points.json").read_text())["halving"]["before"]
-    assert before == {"2": {points[0]["key"]: 0.5, points[1]["key"]: None}}
+    assert out.splitlines()[2] == " 0.9  pruned at step 2  2.0 s  k=8 lr=0.01"
+    assert said == "4 points: 1 ok, 1 pruned, 1 failed, 1 missing.\n"
+    assert "1 done, 1 pruned, 1 failed, 1 to run" in sweep(world, *prunes, "--only-failed")[1]
+
+
+def test_a_search_has_draws_whose_values_are_chosen_later(world: World) -> None:
+    words = ("job.py", "--metric", "loss", "--seed", "7")
+    space = ("x=uniform(0,1)", "k=randint(1,9)", "c=choice(8,b)")
+    _, said = sweep(world, *words, "--search", "3", *space)
+    assert "3 points, 3 to run" in said
+    first = run_of(world)
+    study = json.loads((first / "points.json").read_text())["study"]
+    assert (study["sampler"], study["pruner"], study["seed"]) == (["TPESampler", {}], ["", {}], 7)
+    assert study["space"] == {"x": ["uniform", [0, 1]], "k": ["randint", [1, 9]], "c": ["choice", ["8", "b"]]}
+    assert study["typed"] == {"c": {"8": 8, "b": "b"}}
+    points = points_of(first)
+    assert [(point["draw"], point["values"], point["texts"]) for point in points] == [(n, {}, {}) for n in range(3)]
+    end(first, points[0] | {"values": {"x": 0.5, "k": 3, "c": 8, "draw": 0}}, loss=0.25)
+    end(first, points[1] | {"values": {"x": 0.75, "k": 2, "c": "b", "draw": 1}}, "ValueError: no")
+    end_run(first)
+    sweep(world, *words, "--search", "3", *space, "--only-failed", "--json")
+    assert [point["values"] for point in points_of(run_of(world))] == [{"x": 0.75, "k": 2, "c": "b", "draw": 1}]
+    end_run(run_of(world))
+    (first / "points" / f"{points[1]['key']}.json").unlink()
+    out, _ = sweep(world, "table", "job")
+    assert out.splitlines()[1:] == ["0.25  ok       2.0 s  x=0.5 k=3 c=8 draw=0", "      missing         draw=1",
+                                    "      missing         draw=2"]  # fmt: skip
+    _, said = sweep(world, *words, "--search", "5", *space)
+    assert "5 points, 1 done, 4 to run" in said, "more draws go on with the study"
+    again = json.loads((run_of(world) / "points.json").read_text())["study"]
+    assert again["name"] == study["name"]
+    assert "5 to run" in sweep(world, *words, "--search", "5", *space[:2], "--dry-run")[1], "another space"
+    world.script.write_text("print('other')\n")
+    _, said = sweep(world, *words, "--search", "5", *space, status=errors.USAGE)
+    assert "1 points are stale" in said
+
+
+def test_without_optuna_nothing_is_submitted(world: World) -> None:
+    env = world.top / "env"
+    (env / "lib/python3.11/site-packages").mkdir(parents=True)
+    (env / "bin").mkdir()
+    (env / "bin/python").symlink_to(sys.executable)
+    (env / "pyvenv.cfg").write_text("home = /usr/bin\n")
+    python = f"runtime.python={env}/bin/python"
+    _, said = sweep(world, *GRID, "--pruner", "median", "--metric", "loss", "--set", python, status=errors.REFUSED)
+    assert said.splitlines()[-2:] == [
+        "hpcml: The run's environment does not have the package optuna (extra 'sweep').",
+        f"Add it, mostly by {env}/bin/python -m pip install optuna; nothing was submitted.",
+    ]
+    (env / "lib/python3.11/site-packages/optuna").mkdir()
+    search = ("--search", "5", "x=uniform(0,1)", "--metric", "loss", "--sampler", "cmaes")
+    _, said = sweep(world, "job.py", *search, "--set", python, status=errors.REFUSED)
+    assert "does not have the package cmaes (--sampler)" in said
+    assert world.left() == []
 
 
 REFUSED: list[tuple[tuple[str, ...], str]] = [
@@ -295,8 +340,16 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (("job.py", "--grid", "k=1", "--", "--k", "3"), "--k is among the script's arguments and the points"),
     (("job.py", "--grid", "k=1", "--max-fails", "x"), "'x' is not a whole number"),
     (("job.py", "--random", "5", "x=uniform(0,1)", "--seed", "x"), "'x' is not a whole number"),
-    (("job.py", "--grid", "k=1", "--eta", "3"), "--eta is for halving"),
-    (("job.py", "--grid", "k=1", "--halving", "loss", "--eta", "1"), "1 is too few"),
+    (("job.py", "--grid", "k=1", "--sampler", "tpe"), "--sampler is for a search"),
+    (("job.py", "--grid", "k=1", "--pruner", "asha"), "--pruner needs a metric"),
+    (("job.py", "--search", "5", "x=uniform(0,1)"), "--search needs a metric"),
+    (("job.py", "--search", "5", "--metric", "m"), "--search has no number and distributions"),
+    (("job.py", "--search", "5", "draw=uniform(0,1)", "--metric", "m"), "'draw' numbers the points of a search"),
+    (("job.py", "--search", "5", "x=uniform(0,1)", "--grid", "k=1", "--metric", "m"), "--search and --grid exclude"),
+    (("job.py", "--search", "5", "x=uniform(0,1)", "--metric", "m", "--", "--x=3"), "--x is among the script's"),
+    (("job.py", "--grid", "k=1", "--metric", "m", "--pruner", "best"), "'best' is none of asha, median, hyperband"),
+    (("job.py", "--grid", "k=1", "--metric", "m", "--pruner", "asha(eta=3)"), "Optuna refuses 'asha(eta=3)'"),
+    (("job.py", "--grid", "k=1", "--metric", "m", "--pruner", "asha(reduction_factor=1)"), "Optuna refuses 'asha("),
     (("job.py", "--grid", "k=1", "--wait", "--detach"), "--wait and --detach exclude each other"),
     (("job.py", "--grid", "k=1", "--profile", "dask"), "A sweep records no profile"),
     (("book.ipynb", "--grid", "k=1"), "A sweep starts a Python file"),

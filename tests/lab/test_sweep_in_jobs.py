@@ -136,9 +136,9 @@ def test_twenty_points_with_all_that_goes_wrong(cluster: Cluster) -> None:
     assert Counter(row["state"] for row in sweep.rows()) == {"ok": 20}
 
 
-def test_a_gang_inside_an_image(cluster: Cluster, image: Path) -> None:
-    sweep = Sweep(cluster, "ingang", 2)
-    done = sweep("--gang", "--image", str(image), "--wait")
+def test_two_jobs_inside_an_image(cluster: Cluster, image: Path) -> None:
+    sweep = Sweep(cluster, "inside", 2)
+    done = sweep("--jobs", "2", "--image", str(image), "--wait")
     assert done.returncode == 0, done.stdout + done.stderr
     assert sorted(sweep.lines("starts")) == sorted(sweep.lines("ends")) == [0, 1]
     for run in sweep.runs():

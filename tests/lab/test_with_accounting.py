@@ -11,16 +11,13 @@ import pytest
 
 from conftest import Cluster
 from hpcml import errors
-from lab_paths import USERS
 from lab_state import wait_for
 from staged import record
-from test_sweep_in_jobs import Sweep
 
 pytestmark = pytest.mark.lab
 
 SCRIPT = "import hpcml\nprint(len(hpcml.connect().scheduler_info(n_workers=-1)['workers']))\n"
 ACCOUNT = ("--account", "lab_account")
-POINTS = 6  # of a gang, more than a job array may have and than jobs may be submitted
 
 
 @pytest.fixture(scope="module")
@@ -86,52 +83,6 @@ print(json.dumps(state))
         return accounted.run("sacct", "-nPX", "-o", "State,Account").stdout
 
     assert wait_for(lambda: "COMPLETED|lab_account" in booked(), 40, 0.2), booked()
-
-
-@pytest.fixture
-def small_arrays(accounted: Cluster) -> Iterator[Cluster]:
-    """The lab with job arrays of five tasks at most."""
-    conf = accounted.lab.places.etc / "slurm.conf"
-    before = conf.read_text()
-
-    def configure(text: str, size: str) -> None:
-        conf.write_text(text)
-        done = accounted.run("scontrol", "reconfigure", node="ctl", user="root")
-        assert done.returncode == 0, done.stderr
-        assert f"MaxArraySize            = {size}\n" in accounted.run("scontrol", "show", "config").stdout
-
-    configure(f"{before}\nMaxArraySize=5\n", "5")
-    try:
-        yield accounted
-    finally:
-        configure(before, "1001")
-
-
-def test_a_job_for_each_point_where_few_jobs_are_taken(small_arrays: Cluster) -> None:
-    """Six points in a QoS that takes five jobs, and two in one that takes one: all are run, each once."""
-    accounted = small_arrays
-    for name, most in (("five", 5), ("one", 1)):
-        done = accounted.run("sacctmgr", "-i", "add", "qos", name, f"MaxSubmitJobsPerUser={most}", user="root")
-        assert done.returncode == 0, done.stdout + done.stderr
-    done = accounted.run("sacctmgr", "-i", "modify", "user", USERS["alice"], "set", "qos+=five,one", user="root")
-    assert done.returncode == 0, done.stdout + done.stderr
-    sweep = Sweep(accounted, "gang", POINTS)
-    (sweep.folder / "mended").touch()  # none fails
-    done = sweep("--wait", "--gang", "--qos", "five", *ACCOUNT)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "Slurm has room for 5 more jobs of yours: 2 run at once" in done.stderr
-    assert sorted(sweep.lines("starts")) == sorted(sweep.lines("ends")) == list(range(POINTS))
-    attempts = [len(list((accounted.directory(run) / "attempts").iterdir())) for run in sweep.runs()]
-    assert len(attempts) == 2
-    assert sum(attempts) in (POINTS, POINTS + 1), "a job for each point; both may be followed by one for the last"
-
-    alone = Sweep(accounted, "alone", 2)
-    done = alone("--wait", "--gang", "--qos", "one", *ACCOUNT)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "one after another" in done.stderr
-    assert sorted(alone.lines("starts")) == [0, 1]
-    [run] = alone.runs()
-    assert len(list((accounted.directory(run) / "attempts").iterdir())) == 1
 
 
 def test_accounting_tells_a_run_s_job_from_another_of_its_number(accounted: Cluster) -> None:

@@ -6,10 +6,14 @@ import json
 import os
 import signal
 import subprocess
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 
 from homes import HPCML, Here, here
 from hpcml import errors
@@ -202,7 +206,7 @@ def test_points_side_by_side_in_shares_of_the_workers(here: Here) -> None:
 
 
 def test_several_runs_divide_the_points(here: Here) -> None:
-    """Two jobs meet in each pair of points; then a job for each point; every point is run once."""
+    """Every point is run once."""
     (here.folder / "side.py").write_text(SIDE)
 
     def sweep(grid: str, meet: str, *options: str) -> subprocess.CompletedProcess[str]:
@@ -220,14 +224,12 @@ def test_several_runs_divide_the_points(here: Here) -> None:
     assert (facts["ok"], len(facts["runs"])) == (4, 2)
     assert {run for _, run in started()} <= set(facts["runs"])
 
-    (here.folder / "starts").unlink()
-    done = sweep("k=5,6", "0", "--gang", "--jobs", "1")
+    done = sweep("k=5,6", "0", "--jobs", "2")
     assert done.returncode == 1, done.stderr + done.stdout
-    assert [k for k, _ in started()] == ["5", "6"]
-    run = Path(here.status()["directory"])
-    assert sorted(path.name for path in (run / "attempts").iterdir()) == ["0", "1"]
+    assert [k for k, _ in started()] == ["0", "1", "2", "3", "5", "6"]
     rows = json.loads(here.run("sweep", "table", "side", "--json").stdout)
     assert [(row["values"]["k"], row["state"]) for row in rows] == [("5", "ok"), ("6", "failed")]
+    run = Path(here.status()["directory"])
     left = [path.name for path in (run.parent / "sweeps/side").iterdir()]
     assert len([name for name in left if name.startswith("claims-")]) == 1
 
@@ -286,16 +288,93 @@ finally:
 """
 
 
-def test_halving_stops_points(here: Here) -> None:
+def study_of(here: Here, name: str) -> optuna.Study:
+    journal = Path(here.status()["directory"]).parent / "sweeps" / name / "study.journal"
+    return optuna.load_study(study_name=None, storage=JournalStorage(JournalFileBackend(str(journal))))
+
+
+def test_a_pruner_stops_points_of_a_grid(here: Here) -> None:
     (here.folder / "steps.py").write_text(STEPS)
-    words = ("steps.py", "--grid", "loss=3,5,2,6,4,1", "--halving", "loss")
-    done = here.run("sweep", "--wait", *words)
+    words = ("steps.py", "--metric", "loss", "--pruner", "asha(min_resource=1,reduction_factor=3)", "--grid")
+    done = here.run("sweep", "--wait", *words, "loss=3,5,2,6,4,1")
     assert done.returncode == 0, done.stderr + done.stdout
     assert (here.folder / "ended").read_text() == "3:10 5:1 2:10 6:1 4:1 1:10 "
-    assert "3 of 6 points are done, 3 stopped by halving" in here.status()["message"]
+    assert "3 of 6 points are done, 3 pruned" in here.status()["message"]
     rows = json.loads(here.run("sweep", "table", "steps", "--json").stdout)
     assert [(row["values"]["loss"], row["state"], row["cause"]) for row in rows[:4]] == [
-        ("1", "ok", ""), ("2", "ok", ""), ("3", "ok", ""), ("4", "stopped", "stopped by halving at step 1"),
+        ("1", "ok", ""), ("2", "ok", ""), ("3", "ok", ""), ("4", "pruned", "pruned at step 1"),
     ]  # fmt: skip
     log = Path(here.status()["directory"], "points", f"{rows[3]['key']}.log").read_text()
-    assert log == "hpcml: stopped by halving: loss=4 is not among the best 1/3 of 5 points at step 1\n"
+    assert log == "hpcml: pruned after the report {'loss': 4.0}\n"
+    done = here.run("sweep", "--wait", *words, "loss=3,5,2,6,4,1,7")
+    assert "0 of 1 points are done, 1 pruned" in here.status()["message"], "those of earlier runs count"
+    study = study_of(here, "steps")
+    assert [trial.state.name[0] for trial in study.trials] == [*"CPCPPCP"]
+    assert study.best_params == {"loss": 1.0}
+    assert study.trials[0].intermediate_values == dict.fromkeys(range(1, 11), 3.0)
+
+
+BOWL = """
+import argparse, os, time
+from pathlib import Path
+import hpcml
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--x", type=float)
+parser.add_argument("--kind")
+chosen = parser.parse_args()
+assert hpcml.run.point == {"x": chosen.x, "kind": int(chosen.kind) if chosen.kind == "8" else chosen.kind}
+here = Path.cwd()
+with (here / "begun").open("a") as file:
+    file.write(f"{os.getppid()}\\n")
+if not (here / "wait").exists():
+    hpcml.run.report(loss=(chosen.x - 3) ** 2 + (chosen.kind == "b"))
+while (here / "wait").exists() and len((here / "begun").read_text().split()) > 3:
+    time.sleep(0.05)
+hpcml.run.report(other=1)
+if (here / "wait").exists():
+    hpcml.run.report(loss=(chosen.x - 3) ** 2)
+"""
+
+
+def test_a_search_by_two_jobs_and_again_after_a_kill(here: Here) -> None:
+    """Two jobs share a study; what a killed run left open is drawn anew, and the journal is one that Optuna reads."""
+    (here.folder / "bowl.py").write_text(BOWL)
+    (here.folder / "wait").touch()
+    space = ("x=uniform(-10,10)", "kind=choice(8,b)")
+
+    def words(draws: int) -> tuple[str, ...]:
+        return (
+            "sweep",
+            "bowl.py",
+            "--metric",
+            "loss",
+            "--sampler",
+            "tpe(n_startup_trials=4)",
+            "--search",
+            str(draws),
+            *space,
+        )
+
+    begun = here.folder / "begun"
+    done = here.run(*words(6), "--json")
+    run = json.loads(done.stdout)
+    here.until(lambda: begun.exists() and len(begun.read_text().split()) == 4)
+    os.kill(int(begun.read_text().split()[-1]), signal.SIGKILL)  # what starts the points, and ends with them
+    assert here.run("wait", run["run"]).returncode == 128 + signal.SIGKILL
+    (here.folder / "wait").unlink()
+    done = here.run(*words(20), "--wait", "--jobs", "2")
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "20 points, 3 done, 17 to run" in done.stderr
+    study = study_of(here, "bowl")
+    states = Counter(trial.state.name for trial in study.trials)
+    assert states == {"COMPLETE": 20, "FAIL": 1}, states
+    rows = json.loads(here.run("sweep", "table", "bowl", "--json").stdout)
+    assert Counter(row["state"] for row in rows) == {"ok": 20}
+    assert sorted(int(row["values"]["draw"]) for row in rows) == list(range(20))
+    assert float(rows[0]["values"]["x"]) == study.best_params["x"]
+    assert study.best_value < 16
+    assert len({trial.params["x"] for trial in study.trials}) == 21, "no two jobs draw the same"
+    done = here.run("sweep", "plot", "bowl", "-o", "bowl.svg")
+    assert done.returncode == 0, done.stderr
+    assert "bowl: loss, best" in (here.folder / "bowl.svg").read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -35,6 +36,7 @@ def ended_fork() -> Fork:
     fork = object.__new__(Fork)
     reading, fork.pipe = os.pipe()
     os.close(reading)
+    fork.reports = socket.socket()
     fork.pid = os.spawnlp(os.P_NOWAIT, "true", "true")
     return fork
 
@@ -42,8 +44,10 @@ def ended_fork() -> Fork:
 def test_a_point_whose_forks_have_ended_has_ended() -> None:
     first, second = ended_fork(), ended_fork()
     sweep: Any = SimpleNamespace(
-        begun=set(), _order=lambda *_: {}, next_fork=first, _fork=lambda: second, told_to_end=False
+        begun=set(), study=None, _order=lambda *_: {}, next_fork=first, _fork=lambda: second, told_to_end=False
     )
     slot: Any = SimpleNamespace()
     Sweep._begin(sweep, slot, {"key": "k"})
     assert os.waitpid(slot.pid, 0) == (second.pid, 0)
+    assert first.reports.fileno() == -1, "it is closed"
+    second.reports.close()

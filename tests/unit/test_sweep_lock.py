@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hpcml.errors import StorageError, UsageError
-from hpcml.sweeps import lock, store
+from hpcml.sweeps import lock
 
 
 def plant(runs: Path, **facts: Any) -> Path:
@@ -96,7 +96,7 @@ def test_a_removal_that_was_broken_off_ends_in_words(tmp_path: Path, monkeypatch
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give folders to another account")
 def test_nothing_is_made_in_a_folder_of_another_account_s(tmp_path: Path) -> None:
-    folder, elsewhere = tmp_path / store.FOLDER, tmp_path / "elsewhere"
+    folder, elsewhere = tmp_path / "sweeps", tmp_path / "elsewhere"
     elsewhere.mkdir()
     for linked in (False, True):
         if linked:

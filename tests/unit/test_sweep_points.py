@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpcml.errors import HpcmlError
+from hpcml.node.sweep.server import options_of
 from hpcml.sweeps import keys, points
 from hpcml.sweeps.points import Request
 
@@ -85,6 +86,7 @@ WRONG: list[tuple[Request, str]] = [
     (Request(grids=["a=range(1000000000000000)"]), "The sweep would have 1,000,000,000,000,000 points"),
     (Request(randoms=[["1000000", "x=uniform(0,1)"]]), "The sweep would have 1,000,000 points"),
     (Request(randoms=[["x=uniform(0,1)"]]), "--random has no number and distributions"),
+    (Request(randoms=[["5"]]), "--random has no number and distributions"),
     (Request(randoms=[["0", "x=uniform(0,1)"]]), "--random has no number and distributions"),
     (Request(randoms=[["5", "x=normal(0,1)"]]), "'x=normal(0,1)' is no distribution"),
     (Request(randoms=[["5", "x=uniform(1,0)"]]), "'x=uniform(1,0)' is no distribution"),
@@ -119,7 +121,7 @@ def test_a_wrong_file_is_one_sentence(subtests: pytest.Subtests, tmp_path: Path)
         ("p.jsonl", b'{"k": 1}\n{"k"\n', "Line 2 is no JSON"),
         ("p.jsonl", b"[" * 100_000, "Line 1 is no JSON"),
         ("p.jsonl", b'{"k": 1}\n' * 10_001, "The sweep would have 10,001 points"),
-        ("p.txt", b"k\n1\n", "The file of points is neither .csv, .jsonl nor .yaml"),
+        ("p.txt", b"k\n1\n", "The file of points is neither .csv nor .jsonl"),
     ]
     for number, (name, content, sentence) in enumerate(cases):
         folder = tmp_path / str(number)
@@ -134,7 +136,7 @@ def test_a_wrong_file_is_one_sentence(subtests: pytest.Subtests, tmp_path: Path)
 
 def test_words_for_the_script() -> None:
     [point] = points.points(Request(grids=["lr=-0.1", "k=8"]))
-    assert points.words(point) == ["--lr=-0.1", "--k", "8"]
+    assert options_of({value.name: value.text for value in point}) == ["--lr=-0.1", "--k", "8"]
     assert points.shown(point) == "lr=-0.1 k=8"
 
 

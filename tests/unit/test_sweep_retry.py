@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hpcml.failures import kinds
-from hpcml.node.sweep import causes
+from hpcml.node.sweep import records
 from hpcml.paths import RunPaths
 from hpcml.schedulers.request import JobSpec
 from hpcml.sites.schema import Partition
@@ -83,5 +83,5 @@ def test_of_which_kind_a_point_s_failure_is(tmp_path: Path, subtests: pytest.Sub
         run.worker_log("n2").write_text(worker + "\n")
         log.write_text(printed)
         with subtests.test(error=error, worker=worker, status=status):
-            assert kinds.of_cause(causes.look(run, log, error, status, began, starved=False)) == kind
-    assert kinds.of_cause(causes.look(run, log, {}, 137, began, starved=True)) == "oom"
+            assert kinds.of_cause(records.cause_of(run, log, error, status, began, starved=False)) == kind
+    assert kinds.of_cause(records.cause_of(run, log, {}, 137, began, starved=True)) == "oom"

@@ -41,7 +41,7 @@ def test_nothing_in_a_line_is_obeyed(subtests: pytest.Subtests, capsys: pytest.C
 
 def test_the_lines_of_a_sweep_obey_no_points_file(capsys: pytest.CaptureFixture[str]) -> None:
     """They pass byte for byte from the script's log to the terminal of who waits."""
-    counts = {"ok": 1, "failed": 0, "halved": 0, "interrupted": 0}
+    counts = {"ok": 1, "failed": 0, "pruned": 0, "interrupted": 0}
     sweep = SimpleNamespace(points=[1], first_failures=[], **counts)
     for text in EVIL:
         for status in ("ok", "failed"):

@@ -13,6 +13,7 @@ import io
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -23,31 +24,41 @@ from hpcml.node.sweep.cleaning import Cleaner, use
 
 
 class Order(TypedDict):
-    """What a fork becomes: the variables, arguments and log of a point, and where it writes its error down."""
+    """What a fork becomes: the variables, arguments and log of a point, and where it writes its error down.
+
+    ``judged``: what it reports is answered.
+    """
 
     environment: dict[str, str]
     argv: list[str]
     log: str
     error: str
     scheduler: str
+    judged: bool
 
 
 class Fork:
-    """A process in a group of its own, which waits for its order; ``pid`` is its process and its group."""
+    """A process in a group of its own, which waits for its order; ``pid`` is its process and its group.
+
+    ``reports`` is this end of a socket by which it reports metrics and hears whether to stop.
+    """
 
     def __init__(self, cleaners: Sequence[Cleaner]) -> None:
         """Fork, from the only thread; the new process lets go of ``cleaners``, which are its parent's."""
         order, self.pipe = os.pipe()
+        self.reports, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         sys.stdout.flush()
         sys.stderr.flush()
         parent = os.getpid()
         self.pid = os.fork()
         if not self.pid:
             os.close(self.pipe)
+            self.reports.close()
             for cleaner in cleaners:
                 cleaner.let_go()
-            _wait_for(order, parent)
+            _wait_for(order, parent, theirs.detach())
         os.close(order)
+        theirs.close()
         with contextlib.suppress(PermissionError, ProcessLookupError):  # it has done so itself, or has ended
             os.setpgid(self.pid, self.pid)
 
@@ -66,10 +77,11 @@ class Fork:
     def end(self) -> None:
         """End one that has no order."""
         os.close(self.pipe)
+        self.reports.close()
         os.waitpid(self.pid, 0)
 
 
-def _wait_for(pipe: int, parent: int) -> NoReturn:
+def _wait_for(pipe: int, parent: int, reports: int) -> NoReturn:
     """In the fork: be as a script is to find its process, wait for the order, and become it."""
     os.setpgid(0, 0)
     processes.end_with(parent)
@@ -83,10 +95,10 @@ def _wait_for(pipe: int, parent: int) -> NoReturn:
         text = file.read()
     if not text:
         os._exit(0)  # there was no further point
-    _become(json.loads(text))
+    _become(json.loads(text), reports)
 
 
-def _become(order: Order) -> NoReturn:
+def _become(order: Order, reports: int) -> NoReturn:
     from hpcml.node.script import launcher
 
     if order["scheduler"]:
@@ -96,6 +108,8 @@ def _become(order: Order) -> NoReturn:
     os.dup2(log, 2)
     os.close(log)
     os.environ.update(order["environment"])
+    if order["judged"]:
+        os.environ["HPCML_REPORTS"] = f"{os.getpid()} {reports}"
     sys.argv = order["argv"]
     launcher.note_errors_in(order["error"])
     _be_script(launcher.main)

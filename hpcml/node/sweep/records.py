@@ -5,20 +5,28 @@ from __future__ import annotations
 import json
 import re
 import signal
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcml import errors
 from hpcml.files import tail
 from hpcml.node import files
 from hpcml.node.settings import Context
+from hpcml.paths import RunPaths
+
+if TYPE_CHECKING:
+    from hpcml.failures.judgement import Cause
 
 _LONGEST = 200  # characters of a cause
 _MOST_REPORTS = 16 << 20  # bytes of what a point reported that are read
+_MOST_LOGS = 128  # of workers, that are read
+_SLACK = 1.0  # seconds by which the clocks of nodes may differ
+_STARVED = "the script was killed because the node's memory limit was reached (out of memory)"
 
 
 class End(NamedTuple):
-    """How a point's process ended; ``began`` in seconds since 1970, ``starved`` as :func:`causes.look` has it."""
+    """How a point's process ended; ``began`` in seconds since 1970, ``starved`` as :func:`cause_of` has it."""
 
     status: int
     began: float
@@ -42,15 +50,17 @@ def notes(context: Context, key: str, kind: str) -> Path:
     return context.attempt.directory / f"point-{key}.{kind}"
 
 
-def kept(context: Context, point: dict[str, Any], end: End) -> Kept:
-    """Return what is kept of a point that has ended, and remove what it wrote for that."""
+def kept(context: Context, point: dict[str, Any], end: End, pruned: int | None) -> Kept:
+    """Return what is kept of a point that has ended, and remove what it wrote for that.
+
+    ``pruned`` is the step at which it was told to stop, None if it was not.
+    """
     error, reports = notes(context, point["key"], "error"), notes(context, point["key"], "reports")
     told = _reports(reports)
     why: dict[str, Any] = {"cause": ""}
-    halved = told.pop("halved", 0) if end.status in (0, errors.HALVED) else 0
-    told.pop("halved", None)
-    if halved:
-        why["cause"] = f"stopped by halving at step {halved}"
+    was_pruned = pruned is not None and end.status in (0, errors.PRUNED)
+    if was_pruned:
+        why["cause"] = f"pruned at step {pruned}"
     elif end.status:
         why = _why(context, point["key"], error, end)
     for path in (error, reports):
@@ -59,8 +69,9 @@ def kept(context: Context, point: dict[str, Any], end: End) -> Kept:
         return Kept({}, stops=True)
     if end.status == errors.STOPPED:
         return Kept({})
-    state = "stopped" if halved else "failed" if end.status else "ok"
-    facts = {"key": point["key"], "values": point["values"], "status": state}
+    state = "pruned" if was_pruned else "failed" if end.status else "ok"
+    values = point["values"] | ({"draw": point["draw"]} if "draw" in point else {})
+    facts = {"key": point["key"], "values": values, "status": state}
     ended = {"began": round(end.began, 3), "node": context.node}
     return Kept({**facts, "exit_status": end.status, **why, "seconds": round(end.seconds, 3), **told, **ended})
 
@@ -68,12 +79,11 @@ def kept(context: Context, point: dict[str, Any], end: End) -> Kept:
 def _why(context: Context, key: str, error: Path, end: End) -> dict[str, Any]:
     """Return why a point failed in some words, of which kind that is, and the rule and the nodes that show it."""
     from hpcml.failures import kinds
-    from hpcml.node.sweep import causes
 
     log, starved = context.run.log_of(key), end.starved and end.status == 128 + signal.SIGKILL
     words = "out of memory" if starved else _cause(error, end.status)
     words = words or (tail(log, 1) or ("",))[0][:_LONGEST]
-    found = causes.look(context.run, log, files.read_json(error) or {}, end.status, end.began, starved=starved)
+    found = cause_of(context.run, log, files.read_json(error) or {}, end.status, end.began, starved=starved)
     if found and found.known and any(line.source in ("worker", "library") for line in found.evidence):
         words = found.what[:_LONGEST]  # what the script raised only followed from it
     rule, nodes = (found.rule, list(found.nodes)) if found else ("", [])
@@ -100,9 +110,6 @@ def _reports(path: Path) -> dict[str, Any]:
         if table.get("stopped"):
             found["stopped"] = True
             continue
-        if "halved" in table:
-            found["halved"] = table["halved"]
-            continue
         metrics.update(table["metrics"])
         found["reports"] += 1
         found |= {"step": table["step"]} if table["step"] is not None else {}
@@ -120,3 +127,30 @@ def _cause(note: Path, status: int) -> str:
     if status > 128 and status - 128 in signal.valid_signals():
         return f"killed by {signal.Signals(status - 128).name}"
     return f"exit status {status}"
+
+
+def cause_of(
+    run: RunPaths, log: Path, error: Mapping[str, Any], status: int, began: float, *, starved: bool
+) -> Cause | None:
+    """Return why a point failed, by the rules of ``hpcml why``: its error, its log and what workers wrote meanwhile.
+
+    Parameters
+    ----------
+    log
+        What the point printed.
+    error
+        The error that it did not catch, as the launcher wrote it down; empty if there is none.
+    began
+        When it began, in seconds since 1970: what others wrote before is not about it.
+    starved
+        Whether the kernel killed a process of this node for want of memory meanwhile.
+    """
+    from hpcml.failures import evidence, judgement
+
+    others = [hit for hit in evidence.hits(run, _MOST_LOGS) if hit.line.source not in ("driver", "job")]
+    hits = [hit for hit in others if hit.line.time > began - _SLACK]
+    name = f"{log.parent.name}/{log.name}"
+    hits += [hit for piece in evidence.pieces(log) for hit in evidence.hits_in(piece, "driver", name=name)]
+    message = _STARVED if starved else ""
+    end = judgement.Ending(status, "script", "FAILED", message, error=error, last_error=evidence.last_error(log))
+    return judgement.judge(end, hits)

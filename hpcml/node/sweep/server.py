@@ -11,8 +11,10 @@ import json
 import os
 import select
 import signal
+import socket
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,10 +26,12 @@ from hpcml.node.sweep import records
 from hpcml.node.sweep.claims import Claims, LostError
 from hpcml.node.sweep.cleaning import Cleaner, CleaningError
 from hpcml.node.sweep.forks import Fork, Order
+from hpcml.node.sweep.study import Settings, Study
 from hpcml.terminal import say
 
 TICK = 0.5  # seconds between looks at what no signal tells
 TOLD = 10.0  # seconds in which a supervisor that ends the run says so
+_LONGEST_REPORT = 1 << 20  # bytes
 _FIRST = 3  # failed points whose causes are told
 
 
@@ -43,7 +47,12 @@ def serve() -> NoReturn:
         from hpcml.node.script import launcher  # noqa: F401 - as above
 
     sweep = Sweep(context)
-    sweep.run()
+    try:
+        sweep.run()
+    except ImportError as error:
+        if error.name != "optuna":
+            raise
+        raise SystemExit("hpcml: The nodes' Python has no optuna, which a search and a pruner need.") from None
     sys.stdout.flush()
     raise SystemExit(sweep.exit_status)
 
@@ -58,10 +67,17 @@ class Slot:
         self.pid = self.kills = self.status = 0
         self.began = self.clock = self.seconds = 0.0
         self.cleaning = False
+        self.reports: socket.socket | None = None
+
+    def hang_up(self) -> None:
+        """Hear no more reports of its point."""
+        if self.reports:
+            self.reports.close()
+        self.reports = None
 
 
 class Sweep:
-    """The points of this run; ``ok``, ``failed`` and ``halved`` count those that have ended.
+    """The points of this run; ``ok``, ``failed`` and ``pruned`` count those that have ended.
 
     ``stopped`` says why no more begin.
     """
@@ -71,17 +87,17 @@ class Sweep:
         plan = files.read_json(context.run.points) or {}
         self.points: list[dict[str, Any]] = plan["points"]
         self.max_fails: int | None = plan["max_fails"]
-        self.halving: dict[str, Any] | None = plan.get("halving")
+        self.folder = plan.get("claims", "")  # by which several runs divide the points
+        self.study_settings: dict[str, Any] | None = plan.get("study")
+        self.study: Study | None = None
         self.runs: list[str] = plan.get("runs", [])
         self.waiting: list[dict[str, Any]] = []
         self.slots: list[Slot] = []
         self.next_fork: Fork | None = None
         self.claims: Claims | None = None
-        self.ok = self.failed = self.halved = self.interrupted = 0
+        self.ok = self.failed = self.pruned = self.interrupted = 0
         self.first_failures: list[str] = []
-        self.gang = bool(plan.get("gang"))  # a point for each job, as long as another one follows
         self.begun: set[str] = set()
-        self.handed_on = False
         self.out_of_points: float | None = None  # since when, by the clock of the claims
         self.stopped = ""
         self.exit_status = 0
@@ -92,6 +108,7 @@ class Sweep:
         self._count_earlier()
         self._listen()
         self._join()
+        self._open_study()
         if self.waiting:
             addresses = (files.read_json(self.context.attempt.scheduler) or {}).get("shares", [])
             self.slots = [Slot(number, address) for number, address in enumerate(["", *addresses])]
@@ -134,12 +151,18 @@ class Sweep:
 
     def _join(self) -> None:
         """Take part in the sweep of several runs."""
-        if not self.settings.claims:
+        if not self.folder:
             return
         try:
-            self.claims = Claims(Path(self.settings.claims), self.context.run.directory.name, self.runs)
+            self.claims = Claims(Path(self.folder), self.context.run.directory.name, self.runs)
         except FileNotFoundError:
             self.waiting, self.points = [], []  # all have ended, and other runs have others
+
+    def _open_study(self) -> None:
+        """Open the study of a sweep that is searched or pruned."""
+        run = self.context.run.directory.name
+        if self.waiting and self.study_settings:
+            self.study = Study(Settings(**self.study_settings), self.runs.index(run) if run in self.runs else 0)
 
     def _goes_on(self) -> bool:
         """Whether points run, or more may begin."""
@@ -166,7 +189,7 @@ class Sweep:
         """Return a point to begin with; None if there is none, or none may begin."""
         while self.waiting:
             self._look()
-            if self.stopped or self._hand_on():
+            if self.stopped:
                 return None
             point = self.waiting.pop(0)
             try:
@@ -177,38 +200,19 @@ class Sweep:
                 return None
         return None
 
-    def _hand_on(self) -> bool:
-        """Leave the rest to the job that follows, if there is one and a rest."""
-        if not self.gang or not self.begun or not self.claims:
-            return False
-        if (
-            self.context.number < self.settings.most_restarts
-            and self._is_followed()
-            and self.claims.any_free(point["key"] for point in self.waiting)
-        ):
-            self.handed_on, self.stopped = True, "the next job goes on"
-        return self.handed_on
-
-    def _is_followed(self) -> bool:
-        """Whether another job waits for this one's end; this one itself would lose its place in the queue."""
-        if self.settings.one_machine:
-            return True
-        try:
-            return str(self.context.run.next_job.readlink()) != os.environ.get("SLURM_JOB_ID", "")
-        except OSError:
-            return False
-
     def _begin(self, slot: Slot, point: dict[str, Any]) -> None:
         """Begin a point."""
         self.begun.add(point["key"])
+        point = self.study.begin(point) if self.study else point
         order, fork = self._order(slot, point), self.next_fork or self._fork()
         self.next_fork = None
         slot.point, slot.kills, slot.began, slot.clock = point, oom_kills(), time.time(), time.monotonic()
         if not fork.begin(order):
             os.waitpid(fork.pid, 0)
+            fork.reports.close()
             fork = self._fork()
             fork.begin(order)  # if that has ended too, it is the point that has
-        slot.pid = fork.pid
+        slot.pid, slot.reports = fork.pid, fork.reports
         if self.told_to_end:
             _signal(slot.pid, signal.SIGTERM)
 
@@ -219,24 +223,25 @@ class Sweep:
         """Return the arguments, variables and log that a fork is to have as a point."""
         run, key = self.context.run, point["key"]
         facts = {"key": key, "values": point["values"], "seed": int(key[:8], 16)}
-        if self.halving:
-            known = {name: value for name, value in self.halving.items() if name != "before"}
-            facts["halving"] = {**known, "shared": self.settings.claims}
         facts |= {"workers": self.context.in_share(slot.number)} if len(self.slots) > 1 else {}
         return Order(
             environment={"HPCML_POINT": json.dumps(facts)},
-            argv=["-c", self.settings.script, *self.settings.arguments, *point["words"]],
+            argv=["-c", self.settings.script, *self.settings.arguments, *options_of(point["texts"])],
             log=str(run.log_of(key)),
             error=str(records.notes(self.context, key, "error")),
             scheduler=slot.address,
+            judged=self.study is not None,
         )
 
     def _wait(self) -> None:
-        """Wait until a point ends, a share is clean, or it is time to look at the other runs."""
+        """Wait until a point ends or reports, a share is clean, or it is time to look at the other runs."""
+        reporting = {slot.reports.fileno(): slot for slot in self.slots if slot.reports} if self.study else {}
         cleaning = {slot.cleaner.connection.fileno(): slot for slot in self.slots if slot.cleaning}
-        ready, _, _ = select.select([self.wake, *cleaning], [], [], TICK)
+        ready, _, _ = select.select([self.wake, *cleaning, *reporting], [], [], TICK)
         with contextlib.suppress(BlockingIOError):
             os.read(self.wake, 4096)
+        for descriptor in reporting.keys() & set(ready):
+            self._judge(reporting[descriptor])
         for slot in self.slots:
             if slot.pid:
                 pid, code = os.waitpid(slot.pid, os.WNOHANG)
@@ -251,6 +256,24 @@ class Sweep:
             except LostError:
                 self._lose()
 
+    def _judge(self, slot: Slot) -> None:
+        """Answer a report: ``p`` if its point is to stop."""
+        assert slot.reports
+        assert self.study
+        try:
+            if self.claims:
+                self.claims.check()
+        except LostError:
+            self._lose()
+        text = slot.reports.recv(_LONGEST_REPORT)
+        if text and slot.point:
+            report = json.loads(text)
+            prunes = self.study.report(slot.point["key"], report["step"], report["metrics"])
+            with contextlib.suppress(OSError):  # the point has ended
+                slot.reports.send(b"p" if prunes else b"c")
+        else:
+            slot.hang_up()
+
     def _lose(self) -> None:
         """End the points that others have by now; nothing is written of them."""
         self.stopped = "this run was silent for so long that others have its points"
@@ -262,6 +285,7 @@ class Sweep:
     def _point_ended(self, slot: Slot, code: int) -> None:
         pid, slot.pid = slot.pid, 0
         _signal(pid, signal.SIGKILL)  # what it has left
+        slot.hang_up()
         slot.status, slot.seconds = 128 - code if code < 0 else code, time.monotonic() - slot.clock
         self._clean(slot)
 
@@ -282,7 +306,8 @@ class Sweep:
             return
         starved = oom_kills() > slot.kills
         end = records.End(slot.status, slot.began, slot.seconds, starved, self.told_to_end)
-        record, stops = records.kept(self.context, point, end)
+        pruned = self.study.pruned.get(point["key"]) if self.study else None
+        record, stops = records.kept(self.context, point, end, pruned)
         if stops:
             self._look()
             self.stopped = self.stopped or "the run was told to end"
@@ -292,6 +317,8 @@ class Sweep:
         except LostError:
             self._lose()
             return
+        if self.study:
+            self.study.end(point["key"], record)
         if record:
             files.write_json(self.context.run.record_of(point["key"]), record | {"restarted": restarted})
             self._count(record)
@@ -327,7 +354,7 @@ class Sweep:
         """Count a point that has ended; False if it has not."""
         state = record.get("status", "")
         self.ok, self.failed = self.ok + (state == "ok"), self.failed + (state == "failed")
-        self.halved += state == "stopped"
+        self.pruned += state == "pruned"
         return bool(record)
 
     def _tell(self, point: dict[str, Any], record: dict[str, Any], restarted: str) -> None:
@@ -344,43 +371,42 @@ class Sweep:
                 self.first_failures += [f"{point['shown']}: {record['cause']}"[:400]][
                     : _FIRST - len(self.first_failures)
                 ]
-            how += f"  {record['cause']}" if record["status"] == "stopped" else ""
-        number = self.ok + self.failed + self.halved + self.interrupted
+            how += f"  {record['cause']}" if record["status"] == "pruned" else ""
+        number = self.ok + self.failed + self.pruned + self.interrupted
         say(f"point {number} of {len(self.points)}  {point['shown']}  {how}")
         if restarted:
             say(f"  the workers were restarted: {restarted}")
 
     def _end(self) -> None:
         """Print and write down how the sweep ended."""
-        done = self.ok + self.failed + self.halved
+        done = self.ok + self.failed + self.pruned
         left = self._left() if self.claims else len(self.points) - done
         deadline = time.monotonic() + TOLD
         while left and self.context.attempt.terminate.exists() and not self.told_to_end and time.monotonic() < deadline:
             time.sleep(0.02)  # the supervisor is about to end the run, as cancelled
         words = f"{self.ok} of {len(self.points)} points are done"
-        words += f", {self.halved} stopped by halving" if self.halved else ""
+        words += f", {self.pruned} pruned" if self.pruned else ""
         words += f", {self.failed} failed" if self.failed else ""
-        if self.halving and not self.context.run.rungs.exists() and self.ok:
-            first = self.halving["min_steps"]
-            words += f", none compared: no report had '{self.halving['metric']}' at step {first} or later"
         if self.claims and (others := len(self.points) - done - left):
             words += f", {others} are those of other runs"
         words += f", {left} are left: {self.stopped or 'they stopped to be continued'}" if left else ""
         self.exit_status = 1 if self.failed or left else 0
         if left and self.context.attempt.time_limit.exists():
             self.exit_status = errors.TIME_LIMIT
-        if self.handed_on:
-            self.exit_status = errors.STOPPED
-            self.context.run.checkpoints.mkdir(mode=0o700, exist_ok=True)
-            files.write_json(self.context.run.checkpoints / "points", {"ok": self.ok, "failed": self.failed})
         told = {"ended": words, "points": len(self.points), "failed": self.failed, "first": self.first_failures}
         files.write_json(self.context.attempt.points_end, told)
         say(f"sweep: {words}.")
 
     def _left(self) -> int:
         """Return how many points nobody has, of a sweep that several runs divide."""
-        there = set(os.listdir(self.settings.claims))
+        there = set(os.listdir(self.folder))
         return sum(point["key"] not in there for point in self.points)
+
+
+def options_of(texts: Mapping[str, str]) -> list[str]:
+    """Return a point's values as options of the script: ``--lr 0.1``, or ``--lr=-1`` where it looks like one."""
+    pairs = ((f"--{name}={text}",) if text.startswith("-") else (f"--{name}", text) for name, text in texts.items())
+    return [word for pair in pairs for word in pair]
 
 
 def _signal(group: int, number: signal.Signals) -> None:

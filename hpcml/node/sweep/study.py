@@ -1,0 +1,128 @@
+"""The study of a sweep that is searched or pruned: Optuna's, in a journal file that all jobs of the sweep append to.
+
+Optuna (T. Akiba, S. Sano, T. Yanase, T. Ohta, M. Koyama: "Optuna: A Next-generation Hyperparameter Optimization
+Framework", KDD 2019) is asked for a point's values when the point begins, is told what the point reports, and says
+whether to stop it. The process that starts the points does that for all of them.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from hpcml.terminal import say
+
+
+class Settings(NamedTuple):
+    """The study as it was submitted.
+
+    ``journal`` is its file, ``name`` its name in that file. ``sampler`` and ``pruner`` are the name of a class of
+    Optuna's and its arguments, with an empty name for none. ``space`` is, by parameter, a distribution's kind and its
+    bounds or choices; it is empty where the points were given and are only pruned. ``typed`` is, by parameter, the
+    value that a choice's text means.
+    """
+
+    journal: str
+    name: str
+    metric: str
+    maximize: bool
+    sampler: tuple[str, dict[str, Any]]
+    pruner: tuple[str, dict[str, Any]]
+    space: dict[str, tuple[str, list[Any]]]
+    typed: dict[str, dict[str, Any]]
+    seed: int
+
+
+class Study:
+    """Optuna's study, and this run's trials in it by the key of their point."""
+
+    def __init__(self, settings: Settings, job: int) -> None:
+        """Open the study, or begin it; ``job`` is the position of this run among those that share it."""
+        import optuna
+        from optuna.storages.journal import JournalFileBackend
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self.settings, self.states = settings, optuna.trial.TrialState
+        pruner, options = settings.pruner
+        self.study = optuna.create_study(
+            study_name=settings.name,
+            storage=optuna.storages.JournalStorage(JournalFileBackend(settings.journal)),
+            direction="maximize" if settings.maximize else "minimize",
+            pruner=getattr(optuna.pruners, pruner)(**options) if pruner else optuna.pruners.NopPruner(),
+            load_if_exists=True,
+        )
+        sampler, options = settings.sampler
+        if sampler:  # no two jobs, and no two commands, begin with the same random numbers
+            seed = zlib.crc32(f"{settings.seed} {job} {len(self.study.trials)}".encode())
+            self.study.sampler = getattr(optuna.samplers, sampler)(**{"seed": seed, **options})
+        self.space = {name: _distribution(*one) for name, one in settings.space.items()}
+        self.trials: dict[str, Any] = {}
+        self.reports: dict[str, int] = {}
+        self.pruned: dict[str, int] = {}  # the step of the last report, by key
+
+    def begin(self, point: dict[str, Any]) -> dict[str, Any]:
+        """Begin a trial for a point, and return the point with its values."""
+        key = point["key"]
+        for old in self.study.get_trials(deepcopy=False, states=(self.states.RUNNING,)):
+            if old.user_attrs.get("point") == key:  # an earlier try, which a killed job left
+                self.study.tell(old.number, state=self.states.FAIL)
+        values = {name: value for name, value in point["values"].items() if name != "draw"}
+        if self.space and values:  # it failed with them
+            self.study.enqueue_trial({name: self._chosen(name, value) for name, value in values.items()})
+        numbers = {name: value for name, value in values.items() if type(value) in (int, float)}
+        given = {name: _distribution("uniform", [value, value]) for name, value in numbers.items()}
+        trial = self.study.ask(self.space or given)
+        trial.set_user_attr("point", key)
+        for name in values.keys() - numbers.keys() if not self.space else ():
+            trial.set_user_attr(name, values[name])
+        self.trials[key], self.reports[key] = trial, 0
+        if not self.space:
+            return point
+        texts = {name: str(value) for name, value in trial.params.items()}
+        shown = " ".join(f"{name}={text}" for name, text in texts.items())
+        values = {name: self.settings.typed.get(name, {}).get(value, value) for name, value in trial.params.items()}
+        return point | {"values": values, "texts": texts, "shown": f"{point['shown']} {shown}"}
+
+    def _chosen(self, name: str, value: Any) -> Any:
+        """Return what the study has for a value of a point: of a choice its text."""
+        return next(
+            (text for text, one in self.settings.typed.get(name, {}).items() if repr(one) == repr(value)), value
+        )
+
+    def report(self, key: str, step: int | None, metrics: Mapping[str, float | None]) -> bool:
+        """Take note of a report, and return whether its point is to stop; once it is, it stays so."""
+        if key in self.pruned or self.settings.metric not in metrics:
+            return key in self.pruned
+        self.reports[key] += 1
+        value, trial = metrics[self.settings.metric], self.trials[key]
+        at = self.reports[key] if step is None else max(0, step)
+        trial.report(math.nan if value is None else value, at)
+        if trial.should_prune():
+            self.pruned[key] = at
+        return key in self.pruned
+
+    def end(self, key: str, record: Mapping[str, Any]) -> None:
+        """Tell the study how a point ended; ``record`` is empty if the point was interrupted."""
+        trial, state = self.trials.pop(key), record.get("status")
+        value = record.get("metrics", {}).get(self.settings.metric)
+        if state == "pruned":
+            self.study.tell(trial, state=self.states.PRUNED)
+        elif state == "ok" and value is not None:
+            self.study.tell(trial, value)
+        else:
+            self.study.tell(trial, state=self.states.FAIL)
+            if state == "ok":
+                say(f"  the study learns nothing from it: it reported no number as '{self.settings.metric}'")
+
+
+def _distribution(kind: str, bounds: list[Any]) -> Any:
+    from optuna import distributions
+
+    if kind == "choice":
+        return distributions.CategoricalDistribution(bounds)
+    if kind == "randint":
+        return distributions.IntDistribution(*bounds)
+    low, high = bounds
+    return distributions.FloatDistribution(low, high, log=kind == "loguniform")

@@ -1,0 +1,114 @@
+"""The study of a sweep: what it is asked, told, and answers, by Optuna itself on a journal."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from hpcml.node.sweep import records
+from hpcml.node.sweep.study import Settings, Study
+from hpcml.paths import RunPaths
+
+SPACE: dict[str, tuple[str, list[Any]]] = {"x": ("uniform", [0, 1]), "r": ("loguniform", [1e-4, 1]), "k": ("randint", [1, 9]), "c": ("choice", ["8", "b"])}  # fmt: skip
+ASHA = ("SuccessiveHalvingPruner", {"min_resource": 2, "reduction_factor": 3})
+NONE: tuple[str, dict[str, Any]] = ("", {})
+
+
+def study(folder: Path, job: int = 0, *, space: Any = None, maximize: bool = False, pruner: Any = NONE) -> Study:
+    sampler = ("TPESampler", {}) if space else NONE
+    typed = {"c": {"8": 8, "b": "b"}}
+    return Study(Settings(str(folder / "journal"), "s", "loss", maximize, sampler, pruner, space or {}, typed, 0), job)
+
+
+def point(key: str, **values: Any) -> dict[str, Any]:
+    return {"key": key, "values": values, "shown": "draw=0", "draw": 0}
+
+
+def pruned_at(one: Study, key: str, values: list[float]) -> int:
+    """Return the step at which a point is stopped that reports these values, 0 if it comes to its end."""
+    one.begin(point(key, k=1, name="text"))
+    stops = [
+        step
+        for step, value in enumerate(values, 1)
+        if one.report(key, step, {"loss": None if math.isnan(value) else value})
+    ]
+    state = "pruned" if stops else "ok"
+    one.end(key, {"status": state, "metrics": {"loss": values[-1]}})
+    return stops[0] if stops else 0
+
+
+def test_values_are_drawn_and_no_two_jobs_draw_the_same(tmp_path: Path) -> None:
+    first, second = study(tmp_path, 0, space=SPACE), study(tmp_path, 1, space=SPACE)
+    points = [one.begin(point(f"{job}{number}")) for job, one in enumerate((first, second)) for number in range(3)]
+    assert len({one["texts"]["x"] for one in points}) == 6
+    for one in points:
+        values = one["values"]
+        assert 0 <= values["x"] <= 1
+        assert 1e-4 <= values["r"] <= 1
+        assert values["k"] in range(1, 10)
+        assert values["c"] in (8, "b")
+        assert one["texts"] == {name: str(value) for name, value in values.items()}
+        assert one["shown"].startswith("draw=0 x=")
+    assert len(second.study.trials) == 6, "they share the study"
+    assert type(first.study.sampler).__name__ == "TPESampler"
+
+
+def test_what_failed_is_tried_again_with_its_values(tmp_path: Path) -> None:
+    values = study(tmp_path, space=SPACE).begin(point("a"))["values"]
+    again = study(tmp_path, 1, space=SPACE)
+    assert again.begin(point("a", **values, draw=0))["values"] == values
+    assert again.begin(point("b"))["values"] != values
+
+
+def test_what_is_pruned(tmp_path: Path) -> None:
+    one = study(tmp_path, pruner=ASHA)
+    ends = [pruned_at(one, key, [loss] * 10) for key, loss in
+            (("a", 3.0), ("b", 2.0), ("c", 2.5), ("d", 1.0), ("e", 1.5), ("f", math.nan))]  # fmt: skip
+    assert ends == [0, 0, 2, 0, 2, 2]
+    assert [trial.state.name for trial in one.study.trials][-1] == "PRUNED"
+    assert one.report("c", 11, {"loss": 0.0}), "once it is, it stays so"
+    largest = study(tmp_path / "", maximize=True, pruner=ASHA)
+    assert largest.study.direction.name == "MINIMIZE", "a study keeps its direction: another has another name"
+
+
+def test_a_step_may_be_left_out_and_another_metric_is_not_judged(tmp_path: Path) -> None:
+    one = study(tmp_path, pruner=ASHA)
+    assert pruned_at(one, "a", [1.0] * 4) == 0
+    one.begin(point("b"))
+    assert not one.report("b", 5, {"other": 9.0})
+    assert not one.report("b", None, {"loss": 9.0})  # the first report is step 1
+    assert one.report("b", None, {"loss": 9.0})
+
+
+def test_what_ended_without_a_number_teaches_nothing(tmp_path: Path, capsys: Any) -> None:
+    one = study(tmp_path)
+    for key, record in (("a", {"status": "ok", "metrics": {"loss": 1.0}}), ("b", {"status": "ok", "metrics": {"loss": None}}),
+                        ("c", {"status": "failed", "metrics": {"loss": 0.1}}), ("d", {})):  # fmt: skip
+        one.begin(point(key, k=1, name="text"))
+        one.end(key, record)
+    assert [trial.state.name for trial in one.study.trials] == ["COMPLETE", "FAIL", "FAIL", "FAIL"]
+    assert capsys.readouterr().out.count("learns nothing") == 1
+    trial = one.study.trials[0]
+    assert (trial.params, trial.user_attrs) == ({"k": 1.0}, {"point": "a", "name": "text"})
+
+
+def test_only_what_ended_as_it_was_told_is_pruned(tmp_path: Path) -> None:
+    run = RunPaths(tmp_path)
+    run.attempt(0).directory.mkdir(parents=True)
+    context: Any = SimpleNamespace(run=run, attempt=run.attempt(0), node="n1", settings=SimpleNamespace(nodes=1))
+    for status, pruned, state, cause in ((94, 3, "pruned", "pruned at step 3"), (0, 3, "pruned", "pruned at step 3"),
+                                         (0, None, "ok", ""), (1, 3, "failed", "exit status 1"), (94, None, "failed", "exit status 94")):  # fmt: skip
+        ended = records.End(status, 0.0, 1.0, starved=False, told_to_end=False)
+        record, stops = records.kept(context, point("a", k=1), ended, pruned)
+        assert (record["status"], record["cause"], stops) == (state, cause, False)
+        assert record["values"] == {"k": 1, "draw": 0}
+
+
+def test_a_point_begun_anew_leaves_no_open_trial(tmp_path: Path) -> None:
+    study(tmp_path).begin(point("a", k=1))
+    later = study(tmp_path)
+    later.begin(point("b", k=2))
+    later.begin(point("a", k=1))
+    assert [trial.state.name for trial in later.study.trials] == ["FAIL", "RUNNING", "RUNNING"]
