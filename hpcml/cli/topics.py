@@ -41,7 +41,7 @@ PAGES = (
     "tutorial",
     "writing-a-profile",
 )
-FOLDERS = ("benchmarks", "gallery", "teaching", "upstream")  # of which a README.md is the page
+FOLDERS = ("benchmarks", "teaching", "upstream")  # of which a README.md is the page
 
 
 def page(topic: str) -> str:

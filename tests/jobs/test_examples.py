@@ -35,7 +35,6 @@ from distributed import Client
 
 import hpcml
 from tests.jobs.example_list import EXAMPLES
-from tests.jobs.job_tests import needs_torch
 
 JOBS = Path(__file__).resolve().parent.parent.parent / "jobs"
 assert {path.stem for path in JOBS.glob("*.py")} == {*EXAMPLES}, (
@@ -373,8 +372,8 @@ def test_score(run_example: RunExample, tmp_path_factory: pytest.TempPathFactory
     assert result["error"] == pytest.approx(np.sqrt(np.mean((told - table["price"]) ** 2)), rel=1e-9)
 
 
-@needs_torch
 def test_to_torch(run_example: RunExample) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not in this environment; to run this: pip install torch")
     result, _, variables, _ = run_example("to_torch")
     x, y = variables["features"], variables["target"]
     alone = sklearn.linear_model.LogisticRegression().fit(x[4_000:], y[4_000:])
