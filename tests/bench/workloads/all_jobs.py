@@ -1,6 +1,6 @@
-"""Run jobs of the gallery one after the other on one cluster: ``all_jobs.py '{"kmeans": "--k 4"}' [SECONDS [TIMES]]``.
+"""Run workloads one after the other on one cluster: ``all_jobs.py '{"kmeans": "--k 4"}' [SECONDS [TIMES]]``.
 
-It stands in a copy of jobs/workloads/, so that workers find the jobs' functions by name. Each job writes into a folder of its name
+It is beside them, so that workers find the jobs' functions by name. Each job writes into a folder of its name
 in the run's out/; statuses.json there has the exit status of each, or what it raised, and is written after every job. A
 job that takes longer than SECONDS is broken off, and the next one runs. With TIMES all that succeeded run again, in
 out/again1 …, where libraries are loaded and kernels compiled. "NAME/anything" is the job NAME with other options; it runs

@@ -1,17 +1,7 @@
-"""Extract, transform, load on a Dask cluster: an example, an acceptance test and a benchmark in one file.
+"""ETL: an aggregate straight from the files, a description, cleaning by rules, counts, correlation, encoding, groups.
 
-Reads CSV, Parquet, JSON lines or ORC (or makes taxi trips), then: one aggregate straight from the files, a description
-of every column, cleaning by rules, counts of values, correlation, encoding, groups, Parquet out. Writes into --out:
-result.json, describe.csv, correlation.csv, groups.csv, etl.png (the data at a glance) and clean/ (Parquet: rows that
-break no rule, text as codes, and hour, weekday and minutes of a trip).
-
-    python tests/bench/workloads/etl.py --rows 1_000_000                                 a laptop: made trips, seconds
-    python tests/bench/workloads/etl.py --data 'trips/*.csv' --by passenger_count --value fare     a laptop: your data
-    hpcml submit --nodes 2 tests/bench/workloads/etl.py --rows 120_000_000               a cluster: 10 GB of CSV
-
-The aggregate, --by's groups and --value's mean, is timed by itself from the files on: its rate is the files' bytes (of
-Parquet the columns' uncompressed bytes) by the phase's seconds, reading, parsing and grouping included. Rows with a
-missing value or one that a rule calls impossible are counted per rule and left out; a row can break several.
+The aggregate is timed by itself: its rate is the files' bytes (of Parquet the columns' uncompressed bytes) by the
+phase's seconds. Rows with a missing value or one that a rule calls impossible are left out; a row can break several.
 """
 
 from __future__ import annotations
@@ -19,7 +9,6 @@ from __future__ import annotations
 import argparse
 import functools
 import operator
-import textwrap
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -28,15 +17,13 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from gallery import backend, datasets, inputs, job, memory, moments, partitions, picture, tables
+from gallery import backend, datasets, inputs, job, moments, tables
 from gallery.inputs import Source
-from gallery.job import Job, RefusedError
+from gallery.job import Job
 
-COPIES = 3  # of the rows that live at once: as read, cleaned, and a task's working space
-BINS, TOP, DRAWN = 40, 12, 3  # of a histogram; values in a count; histograms in the picture
+BINS, TOP, DRAWN = 40, 12, 3  # of a histogram; values in a count; histograms
 CATEGORIES = 1_000  # distinct texts that are encoded, at most
 TIMES = ["pickup", "dropoff"]
-UNITS = {"trip_distance": "miles", "fare": "dollars", "tip": "dollars", "total": "dollars", "minutes": "minutes"}
 
 
 class Rule(NamedTuple):
@@ -150,39 +137,29 @@ def work(job: Job) -> None:
         with job.phase("generate"):
             options.data = datasets.made(job, "taxi", form=options.form)
     with job.phase("look"):
-        source = inputs.survey(job.client, options.data, [])
-        if absent := [name for name in (by, value) if name not in source.types]:
-            raise RefusedError(f"{source.where} has no column {absent[0]}. Give --by and --value columns of the data.")
-        numeric, _ = inputs.numeric(source, [name for name, kind in source.types.items() if inputs.is_numeric(kind)])
-        if value not in numeric:
-            raise RefusedError(f"{source.where}: column {value} holds no numbers. Give --value a column of numbers.")
-        memory.admit(job, COPIES * partitions.in_memory(source, list(source.types)), source.where)
+        source = inputs.survey(job.client, options.data)
+        numeric = [name for name, kind in source.types.items() if inputs.is_numeric(kind)]
         backend.import_everywhere(job.client, backend.tables().__name__)
-    with job.phase("aggregate"), tables.reading(source):
+    with job.phase("aggregate"):
         means = aggregate(job, source, by, value)
         known["means"] = {
             f"{group:g}" if isinstance(group, float) else str(group): mean for group, mean in means.items()
         }
-    with job.phase("read"), tables.reading(source):
+    with job.phase("read"):
         frame = read_all(job, source)
         known |= {"files": len(source.files), "input_bytes": source.bytes, "rows_read": len(frame)}
     with job.phase("describe"):
-        about = describe(frame, known["rows_read"], numeric)
+        describe(frame, known["rows_read"], numeric)
     with job.phase("clean"):
         frame, known["broken"] = clean(frame)
         job.leave_out("rows")  # those asked for; in their place come those that are left, behind those read
         known |= {"rows_dropped": known["rows_read"] - len(frame), "rows": len(frame)}
-        if not known["rows"]:
-            raise RefusedError(f"{source.where}: no row of {known['rows_read']:,} breaks no rule. Give --data others.")
-        job.write_text("describe.csv", about.to_csv())
     with job.phase("count"):
         texts = [name for name, kind in source.types.items() if inputs.is_text(kind) and name not in TIMES]
         counted = count(frame, by, texts)
-        cleaned = backend.to_numpy(frame.groupby(by)[value].mean(split_out=1).compute()).sort_index()
         known["counts"] = {name: dict(list(found.items())[:TOP]) for name, found in counted.items()}
     with job.phase("correlate"):
-        together = moments.of(frame, numeric).correlation().rename_axis("column")
-        job.write_text("correlation.csv", together.to_csv())
+        moments.of(frame, numeric).correlation()
     with job.phase("encode"):
         known["categories"] = {name: sorted(counted[name]) for name in texts if len(counted[name]) <= CATEGORIES}
         blank = encode(frame._meta, known["categories"], backend.tables())
@@ -190,50 +167,14 @@ def work(job: Job) -> None:
         key = "hour" if "hour" in frame.columns else by
         whole = [name for name in numeric if pa.types.is_integer(source.types[name])]  # numbers of things, most often
         drawn = list(dict.fromkeys([value, *(name for name in numeric if name not in (*whole, by)), *numeric]))[:DRAWN]
-        grouped = frame.groupby(key)[value].agg(["count", "mean", "min", "max"], split_out=1).compute()
-        groups = backend.to_numpy(grouped).sort_index()
-        job.write_text("groups.csv", groups.to_csv())
+        frame.groupby(key)[value].agg(["count", "mean", "min", "max"], split_out=1).compute()
         ends = moments.quantiles(frame, drawn, (0.0, 0.99))
-        bins = histograms(frame, ends)
-    with job.phase("write", last=True):
+        histograms(frame, ends)
+    with job.phase("write"):
         tables.write_parquet(job, frame, "clean")
-        shapes = {name: (ends[name].to_numpy(), found) for name, found in zip(drawn, bins, strict=True)}
-        draw(job, pd.DataFrame({"as read": means, "clean": cleaned}), groups, shapes, together)
     seconds = known["seconds"]
     rates = {"aggregate": bytes_read(source, [by, value]), "read": source.bytes}
     known["gigabytes_per_second"] = {name: round(size / 1e9 / seconds[name], 9) for name, size in rates.items()}
-
-
-def draw(job: Job, means: Any, groups: Any, shapes: dict[str, Any], together: pd.DataFrame) -> None:
-    """Write the data at a glance: small multiples of the aggregate, columns, counts, faults and correlations."""
-    known, (by, value) = job.result, (job.options.by, job.options.value)
-    rows, dropped = known["rows_read"], known["rows_dropped"]
-    figure, panels = picture.figure(f"{rows:,} rows, {dropped / rows:.1%} left out", panels=2, rows=4, height=2.8)
-    means_of, by_hour, frequent, rules = panels[::2]  # the left column; the right one: three columns, and correlations
-    low, high = means.min(axis=None), means.max(axis=None)
-    scale = {"yscale": "log", "ylim": (low / 5, 5 * high)} if low > 0 else {}  # impossible rows lift means as read
-    for mark, (name, column) in zip("os", means.iloc[:TOP].items(), strict=True):
-        means_of.plot(range(len(column)), column, mark, label=name)
-    means_of.set_xticks(range(len(means.iloc[:TOP])), [str(name) for name in known["means"]][:TOP])
-    means_of.set(title=f"mean {value}", xlabel=by, ylabel=UNITS.get(value), **scale)
-    means_of.legend(frameon=False, fontsize=8, ncols=2, loc="upper right")
-    by_hour.plot(groups.index, groups["count"], marker="o")
-    by_hour.set(title=f"rows by {groups.index.name}", ylim=(0, None), xlabel=groups.index.name, ylabel="rows")
-    last = list(known["counts"].items())[-1]
-    frequent.bar(list(last[1]), list(last[1].values()))
-    frequent.set(title=f"most frequent {last[0]}", ylabel="rows")
-    faults = dict(sorted(known["broken"].items(), key=operator.itemgetter(1))[-TOP:])
-    short = [textwrap.fill(name.replace("_", "_ "), 16).replace("_ ", "_") for name in faults]
-    rules.barh(short, [100 * count / rows for count in faults.values()], color=picture.OKABE_ITO[5])
-    rules.tick_params(axis="y", labelsize=8)
-    rules.set(title="rules broken, % of rows")
-    for axes, (name, (ends, found)) in zip(panels[1:6:2], shapes.items(), strict=False):
-        low, high = ends
-        place = low + (np.arange(BINS) + 0.5) * (high - low) / BINS
-        axes.bar(place, found, width=(high - low) / BINS)
-        axes.set(title=f"{name} (last bar: all above)", xlabel=UNITS.get(name), ylabel="rows")
-    picture.matrix(figure, panels[7], together, "correlation")
-    picture.save(job, "etl.png", figure)
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -241,10 +182,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--by", default="passenger_count", help="the aggregate's groups (default passenger_count)")
     add("--value", default="trip_distance", help="the column whose mean it is (default trip_distance)")
-    parser.add_made("--form", choices=datasets.FORMATS, help="format of made data (default csv)")
-    options = parser.options(arguments)
-    options.form = options.form or "csv"
-    return options
+    add("--form", choices=datasets.FORMATS, default="csv", help="format of made data (default csv)")
+    return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,17 +1,7 @@
-"""Join two tables on a Dask cluster: an example, an acceptance test and a benchmark in one file.
+"""Join of two tables that are made in the workers' memory, by a shuffle of both or by a broadcast of the right one.
 
-Makes both tables in the workers' memory, so that nothing is read: `left` of --rows rows and `right` of --right, each
-with a whole-numbered payload and a key out of --keys distinct ones, all as likely. Joins them (inner) by a shuffle of
-both or by a broadcast of the right one, and checks rows and sums of what came out against what the keys' counts say.
-Writes into --out: result.json and join.png (when each worker worked, and how even the result's partitions are).
-
-    python tests/bench/workloads/join.py                                           a laptop: 2,000,000 rows with 20,000
-    python tests/bench/workloads/join.py --rows 10_000_000 --how broadcast         a laptop: the right table to every worker
-    hpcml submit --nodes 2 tests/bench/workloads/join.py --rows 1_000_000_000      a cluster: with 10,000,000 on 5,000,000 keys
-
-A row is a function of its number and --seed alone: the tables are the same for any number of workers and partitions,
-and the same on CPUs and GPUs. The joined rows are summed where they arise and not kept. Bytes per second are those of
-both tables by the seconds of the join.
+A row is a function of its number and --seed alone, on CPUs and GPUs. The joined rows are summed where they arise, and
+the sums are compared with those that the keys' counts give. Bytes per second are those of both tables.
 """
 
 from __future__ import annotations
@@ -23,20 +13,17 @@ from typing import Any
 
 import dask
 import dask.dataframe as dd
-import numpy as np
 import pandas as pd
-from distributed import get_task_stream, wait
-from matplotlib.ticker import MaxNLocator
+from distributed import wait
 
-from gallery import backend, exchange, memory, partitions, picture
+from gallery import backend, exchange, memory, partitions
 from gallery import job as jobs
 from gallery.inputs import chunks_of
-from gallery.job import BrokenOffError, Job, RefusedError
+from gallery.job import Job, WrongResultError
 from hpcml.units import format_bytes
 
 ROW = 16  # bytes: key and payload, int64 each
 PAYLOADS = 1_000  # distinct ones
-COPIES = 3  # of both tables that live at once: made, shuffled, and a task's working space
 CHECKED = 50_000_000  # keys, at most, whose counts the driver holds
 DIRECT = "direct"
 DIRECT_SHARE = 8  # a part of the result has at most this part of a worker's memory
@@ -163,8 +150,6 @@ def work(job: Job) -> None:
     # It warns of the start and the end of every shuffle: noise where the scheduler is in this process.
     logging.getLogger("distributed.shuffle._scheduler_plugin").setLevel(logging.ERROR)
     with job.phase("make"):
-        everywhere = known["workers"] * bytes_of[RIGHT] if options.how == "broadcast" else 0
-        memory.admit(job, COPIES * known["bytes"] + everywhere, f"The join of {rows[LEFT]:,} with {rows[RIGHT]:,} rows")
         backend.import_everywhere(job.client, backend.tables().__name__, backend.arrays().__name__)
         parts = parts_of(job, rows, method if options.how == "shuffle" else "")
         left, right = (table(job, side, count, parts[side]).persist() for side, count in rows.items())
@@ -180,7 +165,6 @@ def work(job: Job) -> None:
     with (
         job.phase("join"),
         dask.config.set({"dataframe.shuffle.method": method}),
-        get_task_stream(job.client) as stream,
     ):
         sums = joined_sums(job, left, right, method)
         known["sums"] = {name: int(sums[name].sum()) for name in SUMS}
@@ -196,57 +180,33 @@ def work(job: Job) -> None:
     known["gigabytes_per_second"] = round(known["bytes"] / 1e9 / seconds, 9)
     known["gigabytes_moved_per_second"] = round(known["bytes_moved"] / 1e9 / seconds, 9)
     known["rows_per_second"] = {"left": round(rows[LEFT] / seconds), "joined": round(known["rows_joined"] / seconds)}
-    with job.phase("write", last=True):
-        draw(job, stream.data, sums["rows"])
     if known["right_result"] is False:
-        raise BrokenOffError(
+        raise WrongResultError(
             "the join is wrong: its sums are not those that the keys' counts give. Do not trust joins of these "
             "versions; report it with result.json."
         )
 
 
-def draw(job: Job, tasks: list[dict[str, Any]], parts: Any) -> None:
-    """Write when each thread computed, and how even the joined partitions are."""
-    known, options = job.result, job.options
-    what = f"{known['rows_left']:,} ⋈ {known['rows_right']:,} rows by {options.how}"
-    rate = format_bytes(known["bytes"] / known["seconds"]["join"])
-    title = f"{what}: {known['seconds']['join']:.4g} s, {rate}/s"
-    drawn, (times, sizes) = picture.figure(title, panels=2, height=4)
-    picture.timeline(times, tasks)
-    sizes.bar(np.arange(len(parts)), parts.to_numpy(), width=1, edgecolor="white")
-    moved = f"{format_bytes(known['bytes_moved'])} moved"
-    sizes.set(xlabel="partition of the result", ylabel="rows joined", title=moved)
-    sizes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    picture.save(job, "join.png", drawn)
-
-
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = jobs.Parser("join", __doc__, rows=2_000_000, data=False)
     add = parser.add_argument
-    add("--right", type=jobs.count, help="rows of the right table (default a hundredth of --rows)")
-    add("--keys", type=jobs.count, help="distinct keys (default half of --right)")
+    add("--right", type=int, help="rows of the right table (default a hundredth of --rows)")
+    add("--keys", type=int, help="distinct keys (default half of --right)")
     add("--how", choices=("shuffle", "broadcast"), default="shuffle", help="what is sent where (default shuffle)")
     add(
         "--shuffle",
         choices=("tasks", "p2p", DIRECT),
         help="Dask's ways, or the fewest tasks (default: direct on GPUs, p2p on CPUs)",
     )
-    options = parser.options(arguments)
-    options.right = options.right or max((options.rows or options.default_rows) // 100, 1)
+    options = parser.parse_args(arguments)
+    options.right = options.right or max(options.rows // 100, 1)
     options.keys = options.keys or max(options.right // 2, 1)
     return options
 
 
-def check_options(options: argparse.Namespace) -> None:
-    if options.shuffle == "p2p" and backend.on_gpu():
-        raise RefusedError(
-            "--shuffle p2p goes through the hosts' memory and disks, not over the GPUs' wire. Leave it out."
-        )
-
-
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
-    return jobs.run("join", options, work, lambda: check_options(options))
+    return jobs.run("join", options, work)
 
 
 if __name__ == "__main__":

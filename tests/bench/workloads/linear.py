@@ -1,17 +1,8 @@
-"""Linear models on a Dask cluster: least squares, Ridge, Lasso, elastic net and logistic regression.
+"""Linear models: least squares, Ridge, Lasso, elastic net and logistic regression.
 
-Reads files (or makes rows from known coefficients), trains on four fifths of the rows, tests on the rest, and writes
-into --out: result.json, coefficients.csv, linear.png and model/ (scikit-learn's form, for a machine without a GPU).
-
-    python tests/bench/workloads/linear.py --what lasso --alpha 0.1                      a laptop: made data, seconds
-    python tests/bench/workloads/linear.py --what logistic --data 'cells/*.parquet' --target kind  a laptop: your data
-    hpcml submit --nodes 4 tests/bench/workloads/linear.py --what ridge --rows 1_000_000_000       a cluster: the same script
-
-On CPUs, the first four are scikit-learn's estimators, on all rows without moving them: Dask's QR makes of centred rows
-and target a triangle of as many lines as columns, whose squared errors differ from the rows' by a constant, so that the
-same coefficients are best for both. It reads the data twice. Logistic regression has no such short form: scikit-learn
-fits it on one worker, whose memory must hold the rows. On GPUs all five are cuML's, on all rows of all GPUs.
-Rows are chosen for the test by global number and seed: partitions and workers make no difference.
+On CPUs the first four are scikit-learn's estimators, on a triangle from Dask's QR of the centred rows and target: its
+squared errors differ from the rows' by a constant, so that the same coefficients are best. Logistic regression is
+fitted on one worker, whose memory must hold the rows. On GPUs all five are cuML's, on all rows of all GPUs.
 """
 
 from __future__ import annotations
@@ -23,13 +14,10 @@ import dask
 import dask.array as da
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
-from gallery import backend, charts, datasets, job, memory, models, picture, scores, supervised
-from gallery.job import Job, RefusedError
+from gallery import backend, datasets, job, models, scores, supervised
+from gallery.job import Job
 
-COPIES = 4  # of the rows that live at once: as read, divided, and centred
-COPIES_ON_ONE = 3  # of the training rows on the worker that fits: its partitions, the whole, scikit-learn's own
 NAMES = {"ols": "LinearRegression", "ridge": "Ridge", "lasso": "Lasso", "elasticnet": "ElasticNet",
          "logistic": "LogisticRegression"}  # fmt: skip
 USES = {"ols": set(), "ridge": {"alpha"}, "lasso": {"alpha", "max_iter", "tol"},
@@ -84,7 +72,6 @@ def fit(job: Job, model: Any, x: Any, y: Any) -> Any:
     if backend.on_gpu():
         return model.fit(x, y.astype(x.dtype))
     if job.options.what == "logistic":
-        memory.admit_one(job, COPIES_ON_ONE * x.nbytes, "Logistic regression", "Give fewer rows")
         blocks = [list(part.to_delayed().ravel()) for part in (x, y.astype("int32"))]
         return dask.delayed(_fit_whole)(model, *blocks).compute()
     small, answers, x_mean, y_mean = triangle(x.astype("float64"), y.astype("float64"))
@@ -110,11 +97,8 @@ def work(job: Job) -> None:
             options.data = datasets.made(job, kind, features=options.features or features)
     with job.phase("read"):
         wanted = "float32" if logistic and backend.on_gpu() else None  # as cuML takes labels
-        data = supervised.read(job, labelled=logistic, dtype=wanted, copies=COPIES)
+        data = supervised.read(job, labelled=logistic, dtype=wanted)
         names, labels = data.names, data.labels
-        if len(data.x_train) <= len(names):
-            raise RefusedError(f"{data.source.where}: {len(names)} features need more than {len(data.x_train)} rows "
-                               "to train on.")  # fmt: skip
     with job.phase("fit"):
         model = estimator(options)
         backend.import_everywhere(job.client, type(model).__module__)
@@ -141,48 +125,12 @@ def work(job: Job) -> None:
             metrics = {"accuracy": scores.accuracy(table), **supervised.roc_auc(portable, labels, rows, true)}
             known["confusion"] = table.tolist()
         known |= {"metrics": metrics, "portable_agrees": supervised.agreement(portable, rows, said)}
-    with job.phase("write", last=True):
+    with job.phase("write"):
         known["coefficients"], known["intercept"] = coefficients.tolist(), intercepts.tolist()
-        lines = [str(label) for label in portable.classes_] if len(coefficients) > 1 else [options.target]
-        out = pd.DataFrame(coefficients, columns=names, index=pd.Index(lines, name="of")).assign(intercept=intercepts)
-        job.write_text("coefficients.csv", out.to_csv())
         truth = datasets.truth(data.source.files[0])
         if labels is None and len(truth.get("coefficients", [])) == len(names):
             far = np.abs(coefficients[0] - truth["coefficients"])
             known["truth_distance"] = float(far.max())
-        draw(job, names, coefficients, truth.get("coefficients"), portable, labels, rows, true)
-        models.export(
-            job,
-            portable,
-            features=dict.fromkeys(names, data.dtype),
-            target=options.target,
-            metrics=supervised.tested(metrics),
-        )
-
-
-def draw(
-    job: Job, names: list[str], found: Floats, truth: Any, portable: Any, labels: Any, rows: Floats, true: Floats
-) -> None:
-    """Write linear.png: coefficients beside the truth where it is known; predictions or ROC curves."""
-    what, metrics = NAMES[job.options.what], job.result["metrics"]
-    told = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-    title = f"{what}, {job.result['rows']:,} rows: {told}"
-    drawn, (left, right) = picture.figure(title, panels=2, height=5.2)
-    places = np.arange(min(len(names), 40))
-    width = 0.8 / len(found)
-    for number, line in enumerate(found):
-        label = "estimated" if len(found) == 1 else f"class {portable.classes_[number]}"
-        left.bar(places + (number - (len(found) - 1) / 2) * width, line[: len(places)], width, label=label)
-    if truth is not None and len(truth) == len(names):
-        left.scatter(places, truth[: len(places)], marker="_", s=300, color="black", zorder=3, label="truth")
-    left.set_xticks(places, names[: len(places)], rotation=90 if len(places) > 8 else 0)
-    left.set(ylabel="coefficient")
-    left.legend(frameon=False, fontsize=9)
-    if labels is None:
-        charts.predicted(right, true, portable.predict(rows))
-    elif "roc_auc" in metrics:
-        supervised.draw_roc(right, portable, labels, rows, true)
-    picture.save(job, "linear.png", drawn)
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -190,15 +138,13 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--what", choices=list(NAMES), default="ols", help="the model (default ols)")
     add("--target", default="y", help="the column to predict (default y); logistic: whole numbers, one per class")
-    add("--columns", type=job.names, default=[], help="features: a,b,c (default: all others, if numeric)")
-    parser.add_made("--features", type=job.count, help="features of made data (default 8; logistic: 2)")
-    add("--alpha", type=job.positive, default=1.0, help="penalty's strength of ridge, lasso, elasticnet (default 1)")
-    ratio = job.value(float, "a number from 0 to 1", lambda number: 0 <= number <= 1)
-    add("--l1-ratio", type=ratio, default=0.5, help="elasticnet: share of the absolute values (default 0.5)")
-    add("--c", type=job.positive, default=1.0, help="logistic: inverse strength of the squared penalty (default 1)")
-    add("--max-iter", type=job.count, default=1_000, help="most iterations (default 1,000)")
-    add("--tol", type=job.positive, default=1e-6, help="when to stop, as the library takes it (default 1e-6)")
-    return parser.options(arguments)
+    add("--features", type=int, help="features of made data (default 8; logistic: 2)")
+    add("--alpha", type=float, default=1.0, help="penalty's strength of ridge, lasso, elasticnet (default 1)")
+    add("--l1-ratio", type=float, default=0.5, help="elasticnet: share of the absolute values (default 0.5)")
+    add("--c", type=float, default=1.0, help="logistic: inverse strength of the squared penalty (default 1)")
+    add("--max-iter", type=int, default=1_000, help="most iterations (default 1,000)")
+    add("--tol", type=float, default=1e-6, help="when to stop, as the library takes it (default 1e-6)")
+    return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,19 +1,8 @@
-"""Principal components of tables and of matrices far larger than one machine: PCA, TruncatedSVD and svd_compressed.
+"""PCA, TruncatedSVD and svd_compressed of tables, of made matrices in memory, of Zarr, and of 2-bit packed genotypes.
 
-Makes genotypes (uint8) or floats on the workers, or reads a Zarr array (plain, or four genotypes a byte) or a table,
-and writes into --out: result.json, components.parquet, scores/ (Parquet, in the input's order), pca_svd.png, model/.
-
-    python tests/bench/workloads/pca_svd.py                                          a laptop: 20,000 × 1,000 genotypes
-    python tests/bench/workloads/pca_svd.py --what pca --data 'measured/*.parquet' --k 3  a laptop: a table, exact and tall
-    hpcml submit --nodes 2 tests/bench/workloads/pca_svd.py --rows 10_000_000 --columns 20_000 --raw --power-iterations 0
-
-The last is the 200 GB of Dask's post "Very Large SVDs" (2020), as there: bytes stay bytes in memory and become floats
-chunk by chunk in each pass. --what pca and truncated are exact, by dask-ml (tall-and-skinny QR) or cuML, for matrices
-with more rows than columns. --what compressed is randomised (Halko, Martinsson and Tropp 2011): two passes over the
-matrix, and two more per power iteration, each of which brings weak components closer to the exact ones.
-
-Columns are centred (but for truncated and --raw), not scaled. A missing genotype (3) counts as its column's mean. Each
-component's largest weight is positive, so that signs can be compared.
+--rows 10_000_000 --columns 20_000 --raw --power-iterations 0 is the 200 GB of Dask's post "Very Large SVDs" (2020):
+bytes stay bytes in memory and become floats chunk by chunk in each pass. Columns are centred (but for truncated and
+--raw), not scaled. A missing genotype (3) counts as its column's mean.
 """
 
 from __future__ import annotations
@@ -26,16 +15,12 @@ import dask
 import dask.array as da
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
-import sklearn.decomposition
 
-from gallery import backend, datasets, genotypes, inputs, job, matrices, memory, models, partitions, picture, tables
+from gallery import backend, datasets, inputs, job, matrices, memory, partitions, tables
 from gallery.job import Job, RefusedError
 from gallery.matrices import Matrix
 
-DRAWN = 10_000  # rows in the picture
 OVERSAMPLES = 10  # svd_compressed's own default
-MOST_FEATURES = 5_000  # columns up to which a model is exported: its manifest names each
 Floats = npt.NDArray[np.floating[Any]]
 
 
@@ -58,17 +43,15 @@ def laid_out(job: Job, make: Callable[[int], Matrix]) -> Matrix:
     return make(floats // 2) if spills else matrix
 
 
-def find(job: Job) -> tuple[Matrix, list[str]]:
-    """Return the matrix, lazily, and its columns' names."""
+def find(job: Job) -> Matrix:
+    """Return the matrix, lazily."""
     options = job.options
     shape = {"seed": options.seed, "dtype": options.dtype, "missing": options.missing, "threads": job.threads}
     if options.data and not matrices.is_zarr(options.data):
-        source = inputs.survey(job.client, options.data, options.names)
+        source = inputs.survey(job.client, options.data)
         target = str(datasets.truth(source.files[0]).get("target", ""))
-        names, dtype = inputs.numeric(source, options.names, leave=(target,) if target else ())
-        if source.rows is not None:
-            memory.admit(job, 3 * memory.table(source, names, dtype), source.where)
-        return Matrix(tables.arrays(job, source, names, dtype)[0], len(names)), names
+        names, dtype = inputs.numeric(source, leave=(target,) if target else ())
+        return Matrix(tables.arrays(job, source, names, dtype)[0], len(names))
     if options.data:
         matrix = laid_out(job, lambda floats: matrices.read(options.data, job.threads, floats))
     else:
@@ -78,7 +61,7 @@ def find(job: Job) -> tuple[Matrix, list[str]]:
         else:
             packed = options.storage == "packed"
             matrix = laid_out(job, lambda floats: matrices.made(*sizes, packed=packed, floats=floats, **shape))
-    return matrix, [f"c{number}" for number in range(matrix.columns)]
+    return matrix
 
 
 def admit(job: Job, matrix: Matrix) -> None:
@@ -99,8 +82,8 @@ def admit(job: Job, matrix: Matrix) -> None:
     memory.admit(job, need, name, at_once=0 if what == "compressed" else rows * columns * floats)
 
 
-def decompose(job: Job, matrix: Matrix, means: Floats) -> tuple[Any, Floats, Floats, Floats]:
-    """Return the scores (lazy or persisted), components, singular values and explained variances."""
+def decompose(job: Job, matrix: Matrix, means: Floats) -> tuple[Any, Floats, Floats]:
+    """Return the scores (lazy or persisted), singular values and explained variances."""
     options, rows = job.options, matrix.shape[0]
     if options.what == "compressed":
         x = matrices.ready(matrix, means, centre=not options.raw)
@@ -108,7 +91,6 @@ def decompose(job: Job, matrix: Matrix, means: Floats) -> tuple[Any, Floats, Flo
             x,
             options.k,
             n_power_iter=options.power_iterations,
-            iterator=options.iterator,
             seed=options.seed,
             compute=True,
             coerce_signs=False,
@@ -117,7 +99,7 @@ def decompose(job: Job, matrix: Matrix, means: Floats) -> tuple[Any, Floats, Flo
         singular, components = (backend.to_numpy(part) for part in dask.compute(s, v))
         signs = signs_of(components)
         scores = u.map_blocks(scale, singular * signs, meta=u._meta)
-        return scores, components * signs[:, None], singular, singular**2 / max(rows - 1, 1)
+        return scores, singular, singular**2 / max(rows - 1, 1)
     x = matrices.ready(matrix, means, centre=False).persist()
     name = "PCA" if options.what == "pca" else "TruncatedSVD"
     exact = {"svd_solver": "full"} if options.what == "pca" else {}
@@ -130,7 +112,7 @@ def decompose(job: Job, matrix: Matrix, means: Floats) -> tuple[Any, Floats, Flo
     middle = means if options.what == "pca" else np.zeros_like(means)
     chunks = (x.chunks[0], (options.k,))
     scores = x.map_blocks(project, middle, components, chunks=chunks, meta=x._meta)
-    return scores.persist(), components, singular, explained
+    return scores.persist(), singular, explained
 
 
 def scale(block: Any, weights: Floats) -> Any:
@@ -149,50 +131,13 @@ def signs_of(components: Floats) -> Floats:
     return signs
 
 
-def portable(job: Job, components: Floats, singular: Floats, explained: Floats, means: Floats, rows: int) -> Any:
-    """Return scikit-learn's PCA or TruncatedSVD with these components, so that it transforms as the run did."""
-    total, k = job.result["total_variance"], job.options.k
-    kept = {"components_": components, "singular_values_": singular, "explained_variance_": explained,
-            "explained_variance_ratio_": np.array(job.result["explained_variance_ratio"]),
-            "n_features_in_": components.shape[1]}  # fmt: skip
-    if not job.result["centred"]:
-        model = sklearn.decomposition.TruncatedSVD(k)
-    else:
-        model = sklearn.decomposition.PCA(k)
-        left = (total - float(explained.sum())) / max(min(rows, components.shape[1]) - k, 1)
-        kept |= {"mean_": means, "n_components_": k, "n_samples_": rows, "noise_variance_": max(left, 0.0)}
-    for name, value in kept.items():
-        setattr(model, name, value)
-    return model
-
-
-def draw(job: Job, scores: Any, made: bool) -> None:
-    """Write the picture: the share of variance by component, and rows on the first two."""
-    known = job.result
-    share, k = known["explained_variance_ratio"], len(known["explained_variance_ratio"])
-    rows, columns = known["rows"], known["columns"]
-    title = f"{job.options.what}: {k} components hold {sum(share):.1%} of the variance of {rows:,} × {columns:,}"
-    drawn, panels = picture.figure(title, panels=1 + (k > 1), height=4.8)
-    panels[0].bar(range(1, k + 1), np.array(share) * 100)
-    panels[0].set(xlabel="component", ylabel="explained variance, %")
-    if k > 1:
-        few = tables.sample_rows(rows, DRAWN, job.options.seed)
-        points = scores[few, :2].to_backend("numpy").compute()
-        palette = np.array(picture.colours(genotypes.POPULATIONS))
-        shade = palette[few % genotypes.POPULATIONS] if made else palette[0]
-        panels[1].scatter(points[:, 0], points[:, 1], c=shade, s=5, alpha=0.5, linewidths=0, rasterized=True)
-        about = ", coloured by population" if made else ""
-        panels[1].set(xlabel="component 1", ylabel="component 2", title=f"rows{about}")
-    picture.save(job, "pca_svd.png", drawn)
-
-
 def work(job: Job) -> None:
     options, known = job.options, job.result
     if options.what != "compressed":
-        job.leave_out("power_iterations", "iterator", "raw")
+        job.leave_out("power_iterations", "raw")
     if options.data:
         job.leave_out("storage", "missing")
-    matrix, names = find(job)
+    matrix = find(job)
     admit(job, matrix)
     if options.storage == "zarr" and not options.data:
         with job.phase("write_zarr"):
@@ -207,26 +152,17 @@ def work(job: Job) -> None:
     with job.phase("means"):
         means, known["total_variance"], known["missing_elements"] = matrices.statistics(matrix, sums)
     with job.phase("svd"):
-        scores, components, singular, explained = decompose(job, matrix, means)
+        scores, singular, explained = decompose(job, matrix, means)
         known["centred"] = options.what == "pca" or (options.what == "compressed" and not options.raw)
         known["singular_values"] = singular.tolist()
         known["explained_variance"] = explained.tolist()
         of_all = known["total_variance"] * ((rows - 1) / rows if options.what == "truncated" else 1)  # its divisor is n
         known["explained_variance_ratio"] = (explained / max(of_all, 1e-300)).tolist()
         known["explained_by_all"] = float(sum(known["explained_variance_ratio"]))
-    with job.phase("write", last=True):
+    with job.phase("write"):
         scores = tables.gathered(job, scores).persist()
         parts = tuple(f"pc{number + 1}" for number in range(options.k))
         tables.write_parquet(job, tables.frame_of({parts: scores}), "scores")
-        table = pd.DataFrame(components.T, columns=list(parts)).assign(column=names)
-        with job.file("components.parquet") as path:
-            table.to_parquet(path, index=False)
-        draw(job, scores, matrix.made and matrix.missing is not None)
-        if columns <= MOST_FEATURES:
-            model = portable(job, components, singular, explained, means, rows)
-            scores_of = {"explained_variance_ratio": known["explained_by_all"]}
-            features = dict.fromkeys(names, matrix.dtype)
-            models.export(job, model, features=features, target=None, metrics=scores_of)
     rates(known, options)
 
 
@@ -243,18 +179,16 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = job.Parser("pca_svd", __doc__, rows=20_000)
     add = parser.add_argument
     add("--what", choices=("pca", "truncated", "compressed"), default="compressed", help="method (default compressed)")
-    add("--k", type=job.count, default=10, help="components (default 10)")
-    add("--columns", type=job.count, default=1_000, help="of a made matrix (default 1,000)")
-    add("--names", type=job.names, default=[], help="columns of a table: a,b,c (default: all, if numeric)")
+    add("--k", type=int, default=10, help="components (default 10)")
+    add("--columns", type=int, default=1_000, help="of a made matrix (default 1,000)")
     add("--storage", choices=("memory", "zarr", "packed"), default="memory",
         help="of a made matrix: plain, by a Zarr array on disk, or 2 bits a genotype (default memory)")  # fmt: skip
     add("--dtype", choices=("uint8", "float32", "float64"), default="uint8",
         help="of a made matrix: genotypes, or floats of rank 5 with noise (default uint8)")  # fmt: skip
-    add("--missing", type=job.share, default=0.01, help="share of made genotypes that are missing (default 0.01)")
+    add("--missing", type=float, default=0.01, help="share of made genotypes that are missing (default 0.01)")
     add("--power-iterations", type=int, choices=range(9), default=2, help="of compressed, 0 … 8 (default 2)")
-    add("--iterator", choices=("power", "QR"), default="power", help="of compressed: QR is more exact and slower")
     add("--raw", action="store_true", help="compressed: decompose the matrix as it is, not centred")
-    options = parser.options(arguments)
+    options = parser.parse_args(arguments)
     if options.storage == "packed" and options.dtype != "uint8":
         parser.error("--storage packed holds genotypes. Use it with --dtype uint8.")
     if options.raw and options.what != "compressed":

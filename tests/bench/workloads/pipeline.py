@@ -1,25 +1,13 @@
-"""A whole CRISP-DM pass over a mixed table: understand, prepare, model, tune, evaluate, export and score in batches.
+"""A CRISP-DM pass over a mixed table: understand, prepare, model, tune, evaluate and score.
 
-Takes columns of numbers with gaps, categories and times, and a numeric target (or makes taxi trips, and predicts the
-fare). Writes into --out: report.html, one page with tables and pictures of every phase; result.json; pipeline.png;
-model/, one scikit-learn pipeline that takes the columns as they are; and predictions/, what the exported model says of
-all rows.
-
-    python tests/bench/workloads/pipeline.py                                       a laptop: made data
-    python tests/bench/workloads/pipeline.py --data 'trips/*.parquet' --target total_amount  a laptop: your data
-    hpcml submit --nodes 4 tests/bench/workloads/pipeline.py --rows 2_000_000      a cluster: the same script
-
-Every phase works by partitions on all workers but two: medians, categories and scales are learnt from a sample of up to
-200,000 training rows, and models are fitted on one worker each (as in search.py), so the prepared rows must fit one.
-The test's rows are drawn by global row number and seed. A time is given to the model as seconds since 1970.
+Medians, categories and scales are learnt from a sample of up to 200,000 training rows, and models are fitted on one
+worker each (as in search.py). A time is given to the model as seconds since 1970.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import math
-import pathlib
 from typing import Any
 
 import dask
@@ -36,10 +24,10 @@ import sklearn.preprocessing
 from distributed import wait
 
 import search
-from gallery import backend, datasets, inputs, job, models, moments, pages, picture, scores, split, tables, trials
-from gallery.job import Job, RefusedError
+from gallery import backend, datasets, inputs, job, models, moments, scores, split, tables, trials
+from gallery.job import Job
 
-SAMPLE, DRAWN = 200_000, 5_000
+SAMPLE = 200_000
 TEST, FOLDS = 0.2, 3
 CATEGORIES = 30  # columns a category becomes at most; rarer values share one
 DAY, WEEK = 86_400.0, 604_800.0  # seconds
@@ -61,10 +49,7 @@ def kinds_of(source: inputs.Source, columns: list[str]) -> dict[str, list[str]]:
              "category": inputs.is_text}  # fmt: skip
     found: dict[str, list[str]] = {name: [] for name in tests}
     for column in columns:
-        kind = next((name for name, fits in tests.items() if fits(source.types[column])), None)
-        if kind is None:
-            raise RefusedError(f"{source.where}: {column} is {source.types[column]}, not a number, text or a time. "
-                               "Leave it out of --columns.")  # fmt: skip
+        kind = next(name for name, fits in tests.items() if fits(source.types[column]))
         found[kind].append(column)
     return found
 
@@ -103,23 +88,18 @@ def preparation(kinds: dict[str, list[str]]) -> Any:
 
 def work(job: Job) -> None:
     options, known, client = job.options, job.result, job.client
-    page = pages.Page("From a table to a model in service", "Written by tests/bench/workloads/pipeline.py.")
     if options.data is None:
         with job.phase("generate"):
             options.data = datasets.made(job, "trips")
     with job.phase("understand"):
-        needed = [*options.columns, options.target] if options.columns else []
-        source = inputs.survey(client, options.data, needed)
-        search.check_target(source, options.target)
-        features = [name for name in options.columns or source.types if name != options.target]
+        source = inputs.survey(client, options.data)
+        features = [name for name in source.types if name != options.target]
         kinds = kinds_of(source, features)
-        with tables.reading(source):
-            frame = tables.read(source, [*features, options.target]).dropna(subset=[options.target]).persist()
-            lengths = [int(size) for size in frame.map_partitions(len).compute()]
-        if (total := sum(lengths)) < 10 * FOLDS:
-            raise RefusedError(f"{source.where}: {total} rows have a {options.target}; {10 * FOLDS} are needed.")
+        frame = tables.read(source, [*features, options.target]).dropna(subset=[options.target]).persist()
+        lengths = [int(size) for size in frame.map_partitions(len).compute()]
+        total = sum(lengths)
         known |= {"rows": total, "features": features, "partitions": len(lengths)}
-        understand(job, page, frame, kinds, total)
+        understand(job, frame, kinds)
     with job.phase("prepare"):
         starts = np.cumsum([0, *lengths])
         raws = [dask.delayed(raw)(part, kinds) for part in frame.to_delayed()]
@@ -133,11 +113,6 @@ def work(job: Job) -> None:
         x, y = prepared(client, raws, steps, options.target, [~mask for mask in chosen])
         x_test, y_test = prepared(client, raws, steps, options.target, chosen)
         known |= {"rows_train": len(x), "rows_test": len(x_test), "prepared_columns": x.shape[1]}
-        trials.admit_whole(job, x.nbytes + y.nbytes, source.where)
-        page.heading("Prepare")
-        page.words(f"{total:,} rows: {len(x):,} to train on, {len(x_test):,} kept apart, drawn by row number and seed. "
-                   f"{len(features)} columns become {x.shape[1]}: gaps filled with the median, categories a column "
-                   "each, times as periodic splines over the day and the week, numbers scaled.")  # fmt: skip
     fold = trials.folds(len(x), FOLDS, options.seed)
     with trials.placed(client, x, y, fold) as rows:
         with job.phase("model"):
@@ -149,19 +124,12 @@ def work(job: Job) -> None:
             compared.insert(0, "mean R²", compared.mean(axis=1))
             chosen_model = str(compared["mean R²"].idxmax())
             known["model"] = chosen_model
-            page.heading("Model")
-            page.table(compared, "R² of two models with their usual parameters, on folds that they were not fitted on")
         with job.phase("tune"):
             tried = list(sklearn.model_selection.ParameterGrid(TUNED[chosen_model]))
             found = trials.run(client, rows, estimators[chosen_model], tried, FOLDS)
             table = pd.DataFrame(trials.table(tried, found, FOLDS))
             best = tried[int(table["mean_score"].argmax())]
             known |= {"best": best, "best_score": float(table["mean_score"].max())}
-            page.heading("Tune")
-            page.table(
-                table.sort_values("rank").drop(columns="fit_seconds").set_index("rank"),
-                f"{chosen_model}: all that was tried",
-            )
             fitted = client.submit(trials.refit, rows, estimators[chosen_model], best, pure=False).result()
     with job.phase("evaluate"):
         predicted = models.predict(fitted, x_test.to_backend("numpy")).persist()
@@ -172,71 +140,31 @@ def work(job: Job) -> None:
         known["better_than_baseline"] = known["metrics"]["rmse"] < known["baseline"]["rmse"]
         if not known["better_than_baseline"]:
             job.note("The model is no better than the mean of the training rows. Do not use it.")
-        page.heading("Evaluate")
-        both = pd.DataFrame(
-            {f"tuned {chosen_model}": known["metrics"], "mean of the training rows": known["baseline"]}
-        ).T
-        page.table(both, "on the rows kept apart")
-        drawn = evaluation(job, *(part[: min(DRAWN, len(y_host))].compute() for part in (y_host, predicted)))
-        page.picture(drawn, "predicted against true values, and the errors")
-        picture.save(job, "pipeline.png", drawn)
-    with job.phase("export"):
-        whole = sklearn.pipeline.Pipeline([("prepare", steps), ("model", fitted)])
-        types = {name: str(sample[name].dtype) if name not in kinds["category"] else "object" for name in features}
-        given = {"features": types, "target": options.target, "metrics": known["metrics"], "times": kinds["time"]}
-        folder = models.export(job, whole, **given)
-    with job.phase("score", last=True):
-        batches = client.map(score_batch, raws, folder=str(folder), features=features, pure=False)
+    with job.phase("score"):
+        whole = client.scatter(sklearn.pipeline.Pipeline([("prepare", steps), ("model", fitted)]), broadcast=True)
+        batches = client.map(score_batch, raws, model=whole, features=features, pure=False)
         meta = {**{name: sample[name].dtype for name in features}, "prediction": "float64"}
-        scored = dd.from_delayed(
-            batches, meta=pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in meta.items()}), verify_meta=False
-        )
-        tables.write_parquet(job, scored, "predictions")
-        again = np.concatenate([part["prediction"].to_numpy() for part in client.gather(batches)])[
-            np.concatenate(chosen)
-        ]
-        known["export_difference"] = float(np.abs(again - predicted.compute()).max())
-        page.heading("Export and score")
-        page.words(f"One scikit-learn pipeline, read back from its folder by every worker, scored {total:,} rows in "
-                   f"{len(raws)} batches. On the rows kept apart it differs from the run's own predictions by at most "
-                   f"{known['export_difference']:.2g}.")  # fmt: skip
-        page.table(pd.Series(known["seconds"], name="seconds").to_frame(), "time by phase")
-        job.write_text("report.html", page.html())
-        job.pictures["report.html"] = job.pictures["pipeline.png"]
+        blank = pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in meta.items()})
+        tables.write_parquet(job, dd.from_delayed(batches, meta=blank, verify_meta=False), "predictions")
 
 
-def understand(job: Job, page: pages.Page, frame: Any, kinds: dict[str, list[str]], total: int) -> None:
+def score_batch(part: pd.DataFrame, model: Any, features: list[str]) -> pd.DataFrame:
+    """Predict for a partition; it runs on the worker."""
+    rows = part[features]
+    return rows.assign(prediction=model.predict(rows) if len(rows) else np.empty(0))
+
+
+def understand(job: Job, frame: Any, kinds: dict[str, list[str]]) -> None:
     """Describe columns, gaps, correlations and categories."""
     numbers = [*kinds["number"], job.options.target]
     found = moments.of(frame, numbers)
-    described, related = moments.described(frame, found), found.correlation()
-    counts, gaps = dask.compute(
+    moments.described(frame, found)
+    found.correlation()
+    _, gaps = dask.compute(
         [frame[name].value_counts(split_out=1) for name in kinds["category"]],
         {name: frame[name].isnull().sum() for name in frame.columns},
     )
-    gaps = pd.Series({name: int(rows) for name, rows in gaps.items()})
-    job.result["missing"] = gaps.to_dict()
-    page.heading("Understand")
-    page.words(f"{total:,} rows with a {job.options.target}, {len(gaps)} columns.")
-    page.table(described, "numbers")
-    page.table(pd.DataFrame({"missing": gaps, "share": gaps / total}), "gaps")
-    for name, found in zip(kinds["category"], counts, strict=True):
-        few = backend.to_numpy(found).sort_values(ascending=False).head(8).rename("rows")
-        page.table(few.to_frame(), f"{name}: the most frequent of {len(found)}")
-    drawn, (left, right) = picture.figure("Gaps, and correlation between numbers", panels=2, height=4.2)
-    left.barh(range(len(gaps)), gaps / total)
-    left.set_yticks(range(len(gaps)), gaps.index)
-    left.set(xlabel="share of the rows that is missing")
-    image = right.imshow(related, vmin=-1, vmax=1, cmap="RdBu_r")
-    right.set_xticks(range(len(numbers)), numbers, rotation=30, ha="right")
-    right.set_yticks(range(len(numbers)), numbers)
-    right.grid(visible=False)
-    for (row, column), value in np.ndenumerate(related.to_numpy()):
-        right.annotate(
-            f"{value:.2f}", (column, row), ha="center", va="center", color="white" if abs(value) > 0.6 else "black"
-        )
-    drawn.colorbar(image, label="Pearson's r")
-    page.picture(drawn, "share of missing values by column, and correlations")
+    job.result["missing"] = {name: int(rows) for name, rows in gaps.items()}
 
 
 def prepared(client: Any, raws: list[Any], steps: Any, target: str, masks: list[Any]) -> tuple[Any, Any]:
@@ -257,42 +185,12 @@ def transform(part: pd.DataFrame, mask: Any, steps: Any, target: str) -> Any:
     return np.column_stack([steps.transform(rows.drop(columns=target)), rows[target].to_numpy("float64")])
 
 
-def score_batch(part: pd.DataFrame, folder: str, features: list[str]) -> pd.DataFrame:
-    """Load the exported model as any machine would, and score a partition; it runs on the worker."""
-    model, _ = models.load(pathlib.Path(folder))
-    rows = part[features]
-    return rows.assign(prediction=model.predict(rows) if len(rows) else np.empty(0))
-
-
-def evaluation(job: Job, true: Any, predicted: Any) -> Any:
-    """Return the picture of the test: predicted against true values, and the errors beside the baseline's."""
-    known = job.result
-    r2, rmse, naive = known["metrics"]["r2"], known["metrics"]["rmse"], known["baseline"]["rmse"]
-    title = f"{job.options.target} by {known['model']}: R² {r2:.4f}, RMSE {rmse:.4g} (the mean: {naive:.4g})"
-    drawn, (left, right) = picture.figure(title, panels=2, height=4.6)
-    image = left.hexbin(true, predicted, gridsize=50, bins="log", mincnt=1, cmap="viridis")
-    ends = [float(min(true.min(), predicted.min())), float(max(true.max(), predicted.max()))]
-    left.plot(ends, ends, color="#D55E00", linewidth=1)
-    left.set(xlabel=f"true {job.options.target}", ylabel="predicted")
-    drawn.colorbar(image, label="rows")
-    spread = 4 * math.sqrt(np.mean((predicted - true) ** 2)) or 1.0
-    shared = {"bins": 60, "range": (-spread, spread), "alpha": 0.7}
-    right.hist(true - true.mean(), label="the mean", color="#bbbbbb", **shared)
-    right.hist(true - predicted, label=known["model"], **shared)
-    outside = [int((abs(one) > spread).sum()) for one in (true - true.mean(), true - predicted)]
-    beyond = f"beyond the ends: {outside[0]:,} of {len(true):,} rows by the mean, {outside[1]:,} by {known['model']}"
-    right.set(xlabel=f"error\n{beyond}", ylabel="rows")
-    right.legend(frameon=False)
-    return drawn
-
-
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = job.Parser("pipeline", __doc__, rows=20_000)
     add = parser.add_argument
-    add("--columns", type=job.names, default=[], help="features: a,b,c (default: all but the target)")
     add("--target", default="fare", help="column to predict, a number (default fare)")
-    add("--trees", type=job.count, default=30, help="of a forest (default 30)")
-    return parser.options(arguments)
+    add("--trees", type=int, default=30, help="of a forest (default 30)")
+    return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,63 +1,23 @@
-"""Hand partitions to PyTorch without a copy, and train a small network on them where they lie.
+"""Partitions handed to PyTorch without a copy, by DLPack, and a small network trained on them where they are.
 
-Every partition, a NumPy array or on GPUs CuPy's, becomes a torch tensor by DLPack: the same memory, which the job
-checks by address. Then a network of one hidden layer learns a class from the features: in each round every worker
-trains on its partitions, and the parameters, weighted by rows, are averaged. Writes into --out: result.json,
-history.parquet, predictions/ (Parquet: the test's rows, the target and `prediction`), network.npz (the averaged
-parameters and the scales: plain NumPy) and to_torch.png.
-
-    python tests/bench/workloads/to_torch.py                                       a laptop: made data
-    python tests/bench/workloads/to_torch.py --data 'flights/*.parquet' --target late --rounds 20
-    hpcml submit --nodes 4 tests/bench/workloads/to_torch.py --rows 50_000_000     a cluster: the same script
-
-torch is no part of hpcml's environments; where a worker lacks it, the job says so before it reads anything and ends
-with status 2. The averages depend on how rows are divided among partitions: compare runs of the same partitions.
+In each round every worker trains on its partitions, and the parameters, weighted by rows, are averaged.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.metadata
 import importlib.util
-import socket
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from distributed import wait
-from matplotlib.ticker import MaxNLocator
 
-from gallery import backend, charts, datasets, job, picture, scores, supervised, tables
-from gallery.job import Job, RefusedError
+from gallery import backend, datasets, job, scores, supervised, tables
+from gallery.job import Job
 
-COPIES = 3  # of the rows that live at once: as read, divided, and scaled
 Network = dict[str, Any]  # parameters by name, NumPy's
-
-
-def has_torch() -> tuple[str, str]:
-    """Return a worker's host, and its torch's version or nothing; it runs on the worker."""
-    if importlib.util.find_spec("torch") is None:
-        return socket.gethostname(), ""
-    import torch
-
-    return socket.gethostname(), str(torch.__version__)
-
-
-def check_torch(job: Job) -> None:
-    """Refuse workers without torch, before anything is read.
-
-    Raises
-    ------
-    RefusedError
-        Names the first host.
-    """
-    found = sorted(job.client.run(has_torch).values())
-    if lacking := [host for host, version in found if not version]:
-        raise RefusedError(
-            f"torch is not installed here (host {lacking[0]}, {len(lacking)} of {len(found)} workers). "
-            "Install it into the run's environment (PyTorch has a small build for CPUs), or name an image that has it."
-        )
-    job.result["torch"] = found[0][1]
 
 
 def tensor(array: Any) -> Any:
@@ -150,17 +110,17 @@ def average(parts: list[tuple[Network, float, int, bool]]) -> tuple[Network, flo
 
 def work(job: Job) -> None:
     options, known, client = job.options, job.result, job.client
-    check_torch(job)
     if options.data is None:
         with job.phase("generate"):
             options.data = datasets.made(job, "classification", features=options.features or 8)
     with job.phase("read"):
-        data = supervised.read(job, labelled=True, copies=COPIES, by_partition=True)
+        data = supervised.read(job, labelled=True)
         names, x, x_test, y, y_test = data.names, data.x_train, data.x_test, data.y_train, data.y_test
         labels = np.asarray(data.labels)
         known |= {"classes": labels.tolist(), "rows_train": len(x), "rows_test": len(x_test)}
     with job.phase("scale"):
         backend.import_everywhere(client, "torch")
+        known["torch"] = importlib.metadata.version("torch")
         middle, spread = (backend.to_numpy(part) for part in (x.mean(axis=0).compute(), x.std(axis=0).compute()))
         spread = np.where(spread > 0, spread, 1)
         scaled = [part.map_blocks(scale, middle, spread, dtype="float32") for part in (x, x_test)]
@@ -199,14 +159,9 @@ def work(job: Job) -> None:
             "accuracy": scores.accuracy(confusion),
             "baseline_accuracy": float(sizes.max() / sizes.sum()),
         }
-    with job.phase("write", last=True):
+    with job.phase("write"):
         columns = {tuple(names): x_test, options.target: y_test, "prediction": found}
         tables.write_parquet(job, tables.frame_of(columns), "predictions")
-        with job.file("history.parquet") as path:
-            pd.DataFrame({"round": range(1, len(history) + 1), "loss": history}).to_parquet(path)
-        with job.file("network.npz") as path:
-            np.savez(path, middle=middle, spread=spread, labels=labels, features=np.array(names), **parameters)
-        draw(job, history, confusion, labels)
     known["rows_per_second"] = {"train": round(len(x) * options.rounds / max(known["seconds"]["train"], 1e-9))}
 
 
@@ -223,30 +178,16 @@ def value(block: Any, labels: Any) -> Any:
     return np.asarray(labels, like=block)[block]
 
 
-def draw(job: Job, history: list[float], confusion: Any, labels: Any) -> None:
-    """Write the picture: the loss by round, and which class was taken for which."""
-    known = job.result["metrics"]
-    reached = f"accuracy {known['accuracy']:.4f} (baseline {known['baseline_accuracy']:.4f})"
-    title = f"torch on {job.result['blocks']} partitions: {reached}"
-    drawn, (left, right) = picture.figure(title, panels=2, height=4.4)
-    left.plot(range(1, len(history) + 1), history, marker="o", markersize=3)
-    left.set(xlabel="round", ylabel="mean loss while training", yscale="log")
-    left.xaxis.set_major_locator(MaxNLocator(integer=True))
-    charts.confusion(right, confusion, [str(label) for label in labels])
-    picture.save(job, "to_torch.png", drawn)
-
-
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = job.Parser("to_torch", __doc__, rows=50_000)
     add = parser.add_argument
-    add("--columns", type=job.names, default=[], help="features: a,b,c (default: all but the target, if numeric)")
     add("--target", default="y", help="column with the class, whole numbers (default y)")
-    parser.add_made("--features", type=job.count, help="features of made data (default 8)")
-    add("--hidden", type=job.count, default=32, help="units of the hidden layer (default 32)")
-    add("--rounds", type=job.count, default=10, help="times that parameters are averaged (default 10)")
-    add("--batch", type=job.count, default=256, help="rows of a step (default 256)")
-    add("--rate", type=job.rate, default=0.05, help="learning rate (default 0.05)")
-    return parser.options(arguments)
+    add("--features", type=int, help="features of made data (default 8)")
+    add("--hidden", type=int, default=32, help="units of the hidden layer (default 32)")
+    add("--rounds", type=int, default=10, help="times that parameters are averaged (default 10)")
+    add("--batch", type=int, default=256, help="rows of a step (default 256)")
+    add("--rate", type=float, default=0.05, help="learning rate (default 0.05)")
+    return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -15,42 +15,29 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
-import pyarrow.orc
 import pyarrow.parquet
 
 import gallery.kinds_trips  # noqa: F401 - enters its kind in KINDS
-from gallery import memory
 from gallery import partitions as parts
 from gallery.inputs import chunks_of
 from gallery.job import Job, whole_folder
 from gallery.kinds import KINDS, Kind
 
 BLOCK = 65_536  # part of the format: another number gives other data for the same seed
-FORMATS = ("parquet", "csv", "json", "orc")
+FORMATS = ("parquet", "csv")
 PARTITION = 1_000_000_000  # bytes in memory: the size that RAPIDS advises for a GPU
 GROUP = 128_000_000  # bytes in memory of a Parquet row group: large reads, and small enough to be a worker's share
 FILE = 64_000_000  # most bytes in memory of a file of data that a job makes for itself
-COPIES = 2  # of the rows that live at once in any job, at least; the job looks again with a number of its own
 ENOUGH = 4  # partitions at least, so that four threads have work
 
 
 def write_part(path: str, start: int, stop: int, seed: int, kind: Kind) -> int:
     """Write rows start … stop-1 as one file; return its size in bytes."""
     schema, form = kind.schema(), path.rpartition(".")[2]
-    if form == "json":
-        with pathlib.Path(path).open("w") as file:
-            for table in _blocks(kind, schema, start, stop, seed):
-                table.to_pandas().to_json(file, orient="records", lines=True, date_format="iso")
-        return pathlib.Path(path).stat().st_size
     writers = {"csv": pyarrow.csv.CSVWriter, "parquet": pyarrow.parquet.ParquetWriter}
-    if form == "orc":
-        with pyarrow.orc.ORCWriter(path) as writer:
-            for table in _blocks(kind, schema, start, stop, seed):
-                writer.write(table)
-    else:
-        with writers[form](path, schema) as writer:
-            for table in _groups(_blocks(kind, schema, start, stop, seed)):
-                writer.write_table(table, len(table))
+    with writers[form](path, schema) as writer:
+        for table in _groups(_blocks(kind, schema, start, stop, seed)):
+            writer.write_table(table, len(table))
     return pathlib.Path(path).stat().st_size
 
 
@@ -119,7 +106,6 @@ def made(job: Job, kind: str, *, form: str = "parquet", **shape: Any) -> str:
     drawn = KINDS[kind](seed=job.options.seed, **shape)
     total = job.rows
     row_bytes = max(sum(drawn.row_bytes().values()), 1)
-    memory.admit(job, COPIES * total * row_bytes, f"Made data of {total:,} rows", quietly=True)
     most = min(FILE, parts.wanted(job.client))
     files = min(total, max(ENOUGH, job.threads, -(-total * row_bytes // most)))
     folder = job.folder_for_data() / kind

@@ -7,7 +7,6 @@ and CuPy's generators differ, so a matrix made on GPUs has other numbers than on
 from __future__ import annotations
 
 import importlib
-import json
 import pathlib
 from dataclasses import dataclass, replace
 from typing import Any
@@ -139,12 +138,6 @@ def write(folder: pathlib.Path, matrix: Matrix, seed: int) -> None:
 def is_zarr(data: str) -> bool:
     """Whether a path is a Zarr array, of format 2 or 3."""
     return any((pathlib.Path(data).expanduser() / name).exists() for name in ("zarr.json", ".zarray"))
-
-
-def is_made(data: str) -> bool:
-    """Whether a path is a Zarr array that :func:`write` wrote."""
-    path = pathlib.Path(data) / "zarr.json"
-    return path.exists() and bool(json.loads(path.read_text()).get("attributes", {}).get("made"))
 
 
 def read(data: str, threads: int, floats: int = 0) -> Matrix:

@@ -11,16 +11,12 @@ import shutil
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from gallery import backend
-from gallery.inputs import Source
 from gallery.job import Job, RefusedError
 from hpcml.units import format_bytes
 
 MOST = 4.0  # times the memory that spilling is tried for, where there is room: beyond, each pass rereads it all
 FULL = 0.6  # of a worker's memory: where distributed begins to spill (distributed.worker.memory.target's default)
-LOOKED_AT, GLANCE = 8, 1 << 18  # text files from which bytes per row are told, and bytes read of each
 
 
 @dataclass(frozen=True)
@@ -81,28 +77,7 @@ def capacity(client: Any) -> Capacity:
     return Capacity(len(disks), len(known), sum(one[1] for one in known), room, sum(one[2] for one in known))
 
 
-def rows(source: Source) -> int:
-    """Return how many rows a data set has; of text about how many, by the length of lines at the start of some files.
-
-    An end of line inside quotes counts as a row too, so such text is taken as more rows than it has.
-    """
-    if source.rows is not None:
-        return source.rows
-    lines = looked_at = 0
-    for path in source.files[:: -(-len(source.files) // LOOKED_AT)]:
-        with pathlib.Path(path).open("rb") as file:
-            head = file.read(GLANCE)
-        lines += head.count(b"\n") or 1
-        looked_at += len(head)
-    return -(-source.bytes * lines // max(looked_at, 1))
-
-
-def table(source: Source, columns: list[str], dtype: str) -> int:
-    """Return the bytes that some columns take in memory as an array of one type: one copy, no working space."""
-    return rows(source) * len(columns) * np.dtype(dtype).itemsize
-
-
-def admit(job: Job, need: int, what: str, *, at_once: int = 0, quietly: bool = False) -> None:
+def admit(job: Job, need: int, what: str, *, at_once: int = 0) -> None:
     """Let a job go on, say that it will spill, or refuse it with the number of nodes that it would need.
 
     Parameters
@@ -114,8 +89,6 @@ def admit(job: Job, need: int, what: str, *, at_once: int = 0, quietly: bool = F
     at_once
         Bytes of it that a library takes all at once on GPUs, so that they cannot be spilled: cuML's estimators and
         XGBoost are given all of a worker's rows in one call.
-    quietly
-        Whether to say nothing of spilling: where a first look is followed by another, of all copies.
 
     Raises
     ------
@@ -135,12 +108,11 @@ def admit(job: Job, need: int, what: str, *, at_once: int = 0, quietly: bool = F
             f"they cannot be spilled. Ask for --nodes {wanted}, or try it with --any-size."
         )
     if need <= min(has.usable + has.room, MOST * has.memory) or job.options.any_size:
-        if not quietly:
-            job.note(
-                f"{what} needs {format_bytes(need)}, {ratio:.1f} times the memory {kind} "
-                f"({format_bytes(has.memory)}): it will spill."
-            )
-            job.client.run(_expect, (need - has.usable) // has.workers)
+        job.note(
+            f"{what} needs {format_bytes(need)}, {ratio:.1f} times the memory {kind} "
+            f"({format_bytes(has.memory)}): it will spill."
+        )
+        job.client.run(_expect, (need - has.usable) // has.workers)
         return
     raise RefusedError(
         f"{what} needs {format_bytes(need)}, {ratio:.1f} times the memory {kind} ({format_bytes(has.memory)} on "
@@ -151,32 +123,3 @@ def admit(job: Job, need: int, what: str, *, at_once: int = 0, quietly: bool = F
 def nodes(has: Capacity) -> str:
     """Return how many nodes there are, in words."""
     return f"{has.nodes} node{'s' * (has.nodes > 1)}"
-
-
-def admit_one(job: Job, need: int, what: str, advice: str) -> None:
-    """Let a job go on that brings all its data to one worker, or to each of them, or refuse it: more nodes do not help.
-
-    Parameters
-    ----------
-    need
-        Bytes on that worker; one array cannot be spilled while it is worked on, so they must be in its memory.
-    what
-        The data, as a message calls it.
-    advice
-        What to do instead, without a stop: "Lower --eps".
-
-    Raises
-    ------
-    RefusedError
-        One worker cannot hold it; unless ``--any-size`` says to try.
-    """
-    has = capacity(job.client)
-    each = has.memory // max(has.workers, 1)
-    job.result |= {"memory_needed": need, "memory_of_one": each, "nodes": has.nodes}
-    if not each or need <= each or job.options.any_size:  # workers without a limit tell nothing
-        return
-    kind = "GPU" if backend.on_gpu() else "worker"
-    raise RefusedError(
-        f"{what} needs {format_bytes(need)} on one {kind}, {need / each:.1f} times its memory ({format_bytes(each)}); "
-        f"more nodes do not help. {advice}, or try it with --any-size."
-    )

@@ -9,8 +9,6 @@ import dask.array as da
 import numpy as np
 import numpy.typing as npt
 
-from gallery.job import RefusedError
-
 CLASSES = 1_000  # a target with more distinct values is no class label
 Counts = npt.NDArray[np.int64]
 
@@ -32,11 +30,6 @@ def classes(y: Any, where: str) -> npt.NDArray[np.int32]:
         They are no classes, or there is only one.
     """
     found = da.unique(y).to_backend("numpy").compute()
-    if len(found) > CLASSES or (found != np.floor(found)).any() or np.abs(found).max() >= 2**31:
-        raise RefusedError(f"{where}: the target has {len(found):,} values, of which {found[0]:g} is one: no class "
-                           "labels 0, 1, 2 …. Give --target another column, or number its classes.")  # fmt: skip
-    if len(found) < 2:
-        raise RefusedError(f"{where}: the target is {found[0]:g} in all rows; two classes are needed. Give more data.")
     return np.asarray(found, dtype=np.int32)
 
 

@@ -8,8 +8,6 @@ import dask.array as da
 import numpy as np
 import numpy.typing as npt
 
-from gallery.job import RefusedError
-
 BLOCK = 65_536  # rows that one generator draws for; another number gives another division for the same seed
 Mask = npt.NDArray[np.bool_]
 
@@ -39,14 +37,8 @@ def split(x: Any, y: Any, seed: int, share: float) -> tuple[Any, Any, Any, Any]:
     share
         Of the rows, for the test: above 0, below 1.
 
-    Raises
-    ------
-    RefusedError
-        Too few rows for both to have one.
     """
-    total, wanted = len(x), round(len(x) * share)
-    if not 0 < wanted < total:
-        raise RefusedError(f"{total} rows leave none for the test or none to train on. Give more data.")
+    total = len(x)
     chosen = da.map_blocks(_draw, chunks=(x.chunks[0],), dtype=bool, total=total, seed=seed, share=share).persist()
     tested = [int(number) for number in chosen.map_blocks(_count, chunks=(1,), dtype="int64").compute()]
     trained = [size - number for size, number in zip(x.chunks[0], tested, strict=True)]

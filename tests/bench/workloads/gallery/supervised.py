@@ -9,13 +9,12 @@ import dask
 import numpy as np
 import numpy.typing as npt
 
-from gallery import charts, inputs, memory, scores, split, tables
+from gallery import inputs, scores, split, tables
 from gallery.inputs import Source
-from gallery.job import BrokenOffError, Job, RefusedError
+from gallery.job import Job, WrongResultError
 
 TEST = 0.2  # the share of rows that a model is tested on
-SAMPLE = 20_000  # test rows brought to the driver: for ROC AUC, the picture and the exported model's agreement
-CURVES = 8  # classes whose ROC curves are drawn
+SAMPLE = 20_000  # test rows brought to the driver: for ROC AUC and the agreement of scikit-learn's form of the model
 AGREE = 0.95  # of these, at least: a forest's thresholds are rounded, so that a row on one may fall to its other side
 
 
@@ -41,8 +40,8 @@ class Divided:
     y_test: Any
 
 
-def read(job: Job, *, labelled: bool, dtype: str | None = None, copies: int = 4, by_partition: bool = False) -> Divided:
-    """Read ``--columns`` and ``--target`` of ``--data``, and divide the rows by ``--seed``.
+def read(job: Job, *, labelled: bool, dtype: str | None = None) -> Divided:
+    """Read features and ``--target`` of ``--data``, and divide the rows by ``--seed``.
 
     Parameters
     ----------
@@ -50,31 +49,11 @@ def read(job: Job, *, labelled: bool, dtype: str | None = None, copies: int = 4,
         Whether the target is a class: a whole number.
     dtype
         What the estimator wants features to be; by default what holds them all.
-    copies
-        Of the features that live at once.
-    by_partition
-        Whether the estimator takes a partition at a time, so that the others may be spilled.
-
-    Raises
-    ------
-    RefusedError
-        A column is missing or no number, the target is no class or all one, too few rows, or too large.
     """
     options = job.options
-    needed = [*options.columns, options.target] if options.columns else []  # of none named, every file must have all
-    source = inputs.survey(job.client, options.data, needed)
-    if options.target not in source.types:
-        known = ", ".join(list(source.types)[: inputs.SHOWN])
-        raise RefusedError(
-            f"{source.where} has no column {options.target}. It has: {known}. Give --target one of them."
-        )
-    names, found = inputs.numeric(source, options.columns, leave=(options.target,))
+    source = inputs.survey(job.client, options.data)
+    names, found = inputs.numeric(source, leave=(options.target,))
     dtype = dtype or found
-    kind = source.types[options.target]
-    if not inputs.is_numeric(kind):
-        raise RefusedError(f"{source.where}: target {options.target} is {kind}, no number. Number its classes first.")
-    whole = memory.table(source, [*names, options.target], dtype)
-    memory.admit(job, copies * whole, source.where, at_once=0 if by_partition else whole)
     x, y = tables.arrays(job, source, names, dtype, options.target)
     labels = scores.classes(y, source.where) if labelled else None
     divided = Divided(source, names, dtype, labels, *split.split(x, y, options.seed, TEST))
@@ -90,19 +69,18 @@ def sampled(job: Job, *arrays: Any) -> list[Any]:
 
 
 def agreement(portable: Any, rows: Any, said: Any) -> float:
-    """Return the share of sampled rows that the exported model answers as the run did, to 0.001 of the spread.
+    """Return the share of sampled rows that scikit-learn's form of the model answers as the run did, to 0.001 of the spread.
 
     Raises
     ------
-    BrokenOffError
+    WrongResultError
         They are fewer than 95 %: one of the two models is wrong.
     """
     again, said = np.asarray(portable.predict(rows), dtype="float64"), said.astype("float64")
     share = float(np.isclose(again, said, rtol=1e-3, atol=1e-3 * float(said.std())).mean())
     if share < AGREE:
-        raise BrokenOffError(
-            f"the model that would be exported, {type(portable).__name__}, answers {share:.1%} of the rows as the "
-            "run's model does: one of the two is wrong. Do not use either; report it with result.json."
+        raise WrongResultError(
+            f"{type(portable).__name__} answers {share:.1%} of the rows as the run's model does: one of the two is wrong"
         )
     return share
 
@@ -116,16 +94,3 @@ def roc_auc(portable: Any, labels: Any, rows: Any, true: Any) -> dict[str, float
     chances = portable.predict_proba(rows)
     chances = chances[:, 1] if len(labels) == 2 else chances
     return {"roc_auc": float(sklearn.metrics.roc_auc_score(true, chances, multi_class="ovr", labels=labels))}
-
-
-def draw_roc(axes: Any, portable: Any, labels: Any, rows: Any, true: Any) -> None:
-    """Draw the ROC curves of the sample: of two classes the second's, of many the first eight."""
-    chances = portable.predict_proba(rows)
-    shown = [1] if len(labels) == 2 else range(min(len(labels), CURVES))
-    charts.roc(axes, {str(labels[place]): true == labels[place] for place in shown},
-               {str(labels[place]): chances[:, place] for place in shown})  # fmt: skip
-
-
-def tested(metrics: dict[str, float]) -> dict[str, float]:
-    """Return metrics with names that say what they were measured on, for a model's manifest."""
-    return {f"{name}_test": value for name, value in metrics.items()}

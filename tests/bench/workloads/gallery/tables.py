@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import dask
@@ -11,34 +10,12 @@ import dask.array as da
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
-from distributed.comm.core import CommClosedError
 
 from gallery import backend, partitions
-from gallery.inputs import DAMAGED, Source, chunks_of, first_line, is_numeric
-from gallery.job import Job, RefusedError, whole_folder
+from gallery.inputs import Source, chunks_of, is_numeric
+from gallery.job import Job, whole_folder
 
 FOOTERS = 64  # files whose Parquet footers a task reads
-
-
-@contextlib.contextmanager
-def reading(source: Source) -> Iterator[None]:
-    """Turn what pandas, cuDF and Arrow raise for damaged or mismatched files into a sentence.
-
-    Raises
-    ------
-    RefusedError
-        In place of ValueError and OSError, and of libcudf's RuntimeError; not for errors of the cluster itself.
-    """
-    try:
-        yield
-    except (CommClosedError, TimeoutError):  # OSErrors too, but of the cluster, not of the data
-        raise
-    except (*DAMAGED, RuntimeError) as error:
-        if not isinstance(error, DAMAGED) and "CUDF failure" not in str(error):
-            raise
-        raise RefusedError(
-            f"{source.where} could not be read: {first_line(error)}. Repair the files or give other ones."
-        ) from error
 
 
 def read(source: Source, columns: list[str], dtype: str | None = None, *, job: Job | None = None) -> Any:
@@ -59,12 +36,7 @@ def read(source: Source, columns: list[str], dtype: str | None = None, *, job: J
     blocks = {"blocksize": size} if size else {}
     known = {name: _numeric_type(source.types[name]) for name in columns}
     types = dict.fromkeys(columns, dtype) if dtype else {name: kind for name, kind in known.items() if kind}
-    if source.kind == "csv":
-        frame = dd.read_csv(files, usecols=columns, dtype=types or None, **blocks)[columns]
-    elif source.kind == "orc":
-        frame = dd.read_orc(files, columns=columns)
-    else:
-        frame = dd.read_json(files, lines=True, **blocks)[columns].astype(types)
+    frame = dd.read_csv(files, usecols=columns, dtype=types or None, **blocks)[columns]
     if size and frame.npartitions > 2 * (fitting := max(source.bytes // size, job.threads if job else 1)):
         frame = frame.repartition(npartitions=fitting)
     return frame.astype(dtype) if dtype else frame
@@ -93,19 +65,16 @@ def arrays(
         No row is left, or a file is damaged.
     """
     columns = [*features, *([target] if target else [])]
-    with reading(source):
-        frame = read(source, columns, dtype, job=job)
-        both: Any = frame.fillna(np.nan).to_dask_array()  # fillna: cuDF's nulls become NaN
-        both = both.map_blocks(by_rows, meta=both._meta).persist()
+    frame = read(source, columns, dtype, job=job)
+    both: Any = frame.fillna(np.nan).to_dask_array()  # fillna: cuDF's nulls become NaN
+    both = both.map_blocks(by_rows, meta=both._meta).persist()
+    both.compute_chunk_sizes()
+    rows, usable = len(both), da.isfinite(both).all(axis=1)
+    if dropped := rows - int(usable.sum().compute()):
+        both = both[usable].persist()
         both.compute_chunk_sizes()
-        rows, usable = len(both), da.isfinite(both).all(axis=1)
-        if dropped := rows - int(usable.sum().compute()):
-            both = both[usable].persist()
-            both.compute_chunk_sizes()
-            job.note(f"{dropped:,} of {rows:,} rows have a missing or infinite value and are left out.")
+        job.note(f"{dropped:,} of {rows:,} rows have a missing or infinite value and are left out.")
     blocks = [both.blocks[number] for number, size in enumerate(both.chunks[0]) if size]
-    if not blocks:
-        raise RefusedError(f"{source.where}: no usable row, {rows:,} read. Give --data with numbers in it.")
     found = both
     if len(blocks) < both.numblocks[0]:
         both = da.concatenate(blocks)

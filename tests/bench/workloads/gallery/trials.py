@@ -21,13 +21,11 @@ import sklearn.base
 import sklearn.model_selection
 from distributed import Future, as_completed, get_worker, wait
 
-from gallery import backend, memory, models, tables
-from gallery.job import Job
+from gallery import backend, models, tables
 
 Parameters = dict[str, Any]
 Rows = tuple[Any, Any, Any]  # features, target, and the fold in which each row is tested (NumPy): a worker's copy
 TASKS = 8  # for each thread, where there are so many candidates: tasks differ in length
-FIT = 3  # copies of the rows that a fit needs beside the resident one: its folds' rows, and a library's working copy
 
 
 @dataclass(frozen=True)
@@ -53,24 +51,6 @@ def folds(rows: int, k: int, seed: int) -> npt.NDArray[np.uint8]:
 def splits(fold: npt.NDArray[np.uint8]) -> list[tuple[Any, Any]]:
     """Return the same folds as scikit-learn's ``cv=`` takes them: pairs of row numbers to fit on and to test on."""
     return [(np.flatnonzero(fold != number), np.flatnonzero(fold == number)) for number in range(int(fold.max()) + 1)]
-
-
-def admit_whole(job: Job, need: int, what: str) -> None:
-    """Refuse rows that do not fit each worker as a whole: they are not divided here, so more nodes do not help.
-
-    Parameters
-    ----------
-    need
-        Bytes of a copy of the rows.
-
-    Raises
-    ------
-    RefusedError
-        Says how much a worker has; unless ``--any-size`` says to try.
-    """
-    threads = max(job.client.nthreads().values())
-    advice = f"Use fewer rows, fewer threads a worker ({threads} fit at a time) or larger workers"
-    memory.admit_one(job, need * (1 + FIT * threads), what, advice)
 
 
 def assemble(x: Any, y: Any, fold: npt.NDArray[np.uint8]) -> Rows:
@@ -146,30 +126,13 @@ def groups(candidates: Sequence[Parameters], k: int, threads: int) -> list[dict[
     return [dict(numbered[first::count]) for first in range(count)]
 
 
-def run(
-    client: Any,
-    rows: Future,
-    estimator: Any,
-    candidates: Sequence[Parameters],
-    k: int,
-    found: dict[tuple[int, int], Trial] | None = None,
-) -> list[Trial]:
-    """Score all candidates on all folds wherever a thread is free; return the trials by candidate, then by fold.
-
-    Parameters
-    ----------
-    found
-        The trials that there are already, by candidate and fold: they are not tried again. New ones are put into it as
-        they come.
-    """
-    found = {} if found is None else found
+def run(client: Any, rows: Future, estimator: Any, candidates: Sequence[Parameters], k: int) -> list[Trial]:
+    """Score all candidates on all folds wherever a thread is free; return the trials by candidate, then by fold."""
     threads = sum(client.nthreads().values())
     divided = [(group, fold) for group in groups(candidates, k, threads) for fold in range(k)]
-    asked = [({one: group[one] for one in group if (one, fold) not in found}, fold) for group, fold in divided]
-    tasks = [client.submit(score, rows, estimator, left, fold, pure=False) for left, fold in asked if left]
-    for _, some in as_completed(tasks, with_results=True):
-        found |= {(trial.candidate, trial.fold): trial for trial in some}
-    return [found[place] for place in sorted(found)]
+    tasks = [client.submit(score, rows, estimator, group, fold, pure=False) for group, fold in divided]
+    found = [trial for _, some in as_completed(tasks, with_results=True) for trial in some]
+    return sorted(found, key=lambda trial: (trial.candidate, trial.fold))
 
 
 def table(candidates: Sequence[Parameters], trials: Sequence[Trial], k: int) -> dict[str, Any]:
