@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import gc
+import importlib.util
 import json
 import os
 import re
@@ -372,8 +373,11 @@ def test_score(run_example: RunExample, tmp_path_factory: pytest.TempPathFactory
     assert result["error"] == pytest.approx(np.sqrt(np.mean((told - table["price"]) ** 2)), rel=1e-9)
 
 
+@pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None,
+    reason="PyTorch is not in this environment; to run this: pip install torch",
+)
 def test_to_torch(run_example: RunExample) -> None:
-    pytest.importorskip("torch", reason="PyTorch is not in this environment; to run this: pip install torch")
     result, _, variables, _ = run_example("to_torch")
     x, y = variables["features"], variables["target"]
     alone = sklearn.linear_model.LogisticRegression().fit(x[4_000:], y[4_000:])
