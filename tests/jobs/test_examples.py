@@ -1,4 +1,4 @@
-"""The short examples of jobs/: each as a user runs it, against scikit-learn, pandas and NumPy on the same rows.
+"""The examples of jobs/: each as a user runs it, against scikit-learn, pandas and NumPy on the same rows.
 
 All run on two workers of this process. What is compared with is computed here, on whole tables and arrays, without Dask.
 """

@@ -1,5 +1,4 @@
-"""What the jobs of the gallery share.
+"""Modules that the workloads share.
 
-Imports go one way: spill, backend ← job ← inputs, kinds ← memory ← partitions ← tables, datasets, models, picture ←
-the jobs.
+Imports go one way: spill, backend ← job ← inputs, kinds ← memory ← partitions ← tables, datasets, models ← the workloads.
 """

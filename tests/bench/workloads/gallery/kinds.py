@@ -218,25 +218,6 @@ class Taxi(Kind):
         return {"zones": self.zones, "faults": dict.fromkeys(self.FAULTS, self.noise / len(self.FAULTS))}
 
 
-class Keys(Kind):
-    """A table to join: a key with so many distinct values, all as likely, and a whole-numbered payload."""
-
-    name = "keys"
-
-    def __init__(self, *, seed: int = 0, distinct: int = 5_000_000) -> None:
-        super().__init__(seed=seed)
-        self.distinct = distinct
-
-    def schema(self) -> pa.Schema:
-        return pa.schema([("key", pa.int64()), ("payload", pa.int64())])
-
-    def draw(self, rng: np.random.Generator, rows: int) -> dict[str, Any]:
-        return {"key": rng.integers(self.distinct, size=rows), "payload": rng.integers(1_000, size=rows)}
-
-    def truth(self) -> dict[str, Any]:
-        return {"distinct": self.distinct}
-
-
 class Counts(Kind):
     """Documents: how often each word w0, w1 … is in one, frequent words first; y is the topic, 0 … classes-1."""
 
@@ -308,7 +289,6 @@ KINDS: dict[str, Any] = {
         Classification,
         Moons,
         Taxi,
-        Keys,
         Counts,
         Table,
     )
