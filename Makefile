@@ -67,7 +67,6 @@ images: $(ENVIRONMENT)  ## build the images of wheels and write how that went (a
 
 pictures: $(ENVIRONMENT)  ## make the pictures of the documentation again, from real runs (Chromium)
 	$(BIN)/python tests/pictures/make.py
-	$(BIN)/python tests/pictures/gallery_pages.py
 
 reference: $(ENVIRONMENT)  ## write the pages of all options and of all keys again, from the parsers and the schema
 	@$(BIN)/python tests/site/reference.py

@@ -1,4 +1,4 @@
-"""Average a stack of images that is larger than memory: what is faint in each becomes clear in all.
+"""Mean and standard deviation of a stack of images larger than memory, with Dask arrays.
 
 Your own data: frames = da.from_zarr("frames.zarr"), an array of (frames, rows, columns) in chunks of some frames.
 Leave out error then: it needs the true image, signal.

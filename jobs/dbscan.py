@@ -1,4 +1,4 @@
-"""Find clusters of any shape, and the noise between them, with DBSCAN.
+"""DBSCAN clustering: clusters of any shape, and noise; the radius comes from the k-distance curve.
 
 Your own data, in the place of the made rows (columns in numbers of about the same size; they must fit into one node):
     import pandas as pd

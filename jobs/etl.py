@@ -1,4 +1,4 @@
-"""Read CSV files, throw out what cannot be, count by group, and write clean Parquet.
+"""ETL: read CSV files, drop invalid rows, aggregate by group, write clean Parquet.
 
 Your own data: put its path in the place of made(…), and change the columns and the rules for a good row.
 """

@@ -1,4 +1,4 @@
-"""Classify rows with a random forest, and see which features it goes by.
+"""Random forest classification, with feature importances and a confusion matrix.
 
 Your own data, in the place of the made rows (features in numbers; classes 0, 1, 2 …):
     import dask.dataframe as dd

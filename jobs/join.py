@@ -1,4 +1,4 @@
-"""Join two tables that are too large for one machine, and sum up by what came from the other.
+"""Join of two tables larger than one machine, and an aggregate by group.
 
 Your own data, in the place of the made tables; then your columns' names below:
     orders, customers = (dd.read_parquet(f"{table}/*.parquet") for table in ("orders", "customers"))

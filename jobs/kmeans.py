@@ -1,4 +1,4 @@
-"""Find groups of similar rows with k-means.
+"""K-means clustering.
 
 Your own data: --data 'measured/*.parquet' (all columns are numbers) and --k; other files: change dd.read_parquet.
 """

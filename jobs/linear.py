@@ -1,4 +1,4 @@
-"""Predict a number with linear regression, and see what each feature adds to it.
+"""Linear regression by least squares, with its coefficients and R².
 
 Your own data, in the place of the made rows (all features in numbers, a row of x for each of y):
     import dask.dataframe as dd

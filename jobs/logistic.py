@@ -1,4 +1,4 @@
-"""Tell two classes apart with logistic regression, and see how sure it is.
+"""Logistic regression of two classes, with ROC curve and AUC.
 
 Your own data, in the place of the made rows (features in numbers of about the same size; y is 0 or 1):
     import dask.dataframe as dd

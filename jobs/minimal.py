@@ -1,4 +1,4 @@
-"""Ask Dask for a number: the least that a script needs."""
+"""The smallest script: the mean of a Dask array."""
 
 import dask.array as da
 

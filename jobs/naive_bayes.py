@@ -1,4 +1,4 @@
-"""Tell what documents are about by how often they use which words.
+"""Multinomial naive Bayes: document classification by word counts.
 
 Your own data, in the place of the made counts (a row for each document, a column for each word; classes 0, 1, 2 …):
     import dask.dataframe as dd

@@ -1,4 +1,4 @@
-"""Give rows the class that most of their nearest neighbours have.
+"""K-nearest-neighbours classification.
 
 Your own data, in the place of the made rows (features in numbers of about the same size; classes 0, 1, 2 …):
     import dask.dataframe as dd

@@ -1,4 +1,4 @@
-"""Find the few directions in which many columns vary: PCA for tall tables, compressed SVD for wide matrices.
+"""PCA of a tall table; compressed SVD of a wide matrix.
 
 Your own data, in the place of the made rows:
     import dask.dataframe as dd

@@ -1,4 +1,4 @@
-"""From a raw table to a tested model in one pass: clean it, make features, fit, test, keep the model as JSON.
+"""A whole pipeline from a raw table to a tested model: clean, make features, fit, test, save the model as JSON.
 
 Your own data: trips = dd.read_parquet("trips/*.parquet"), and features(…) for its columns.
 """

@@ -1,4 +1,4 @@
-"""Prepare a table for a model: fill gaps, scale numbers, turn categories into columns of 0 and 1, write Parquet.
+"""Preprocessing: impute gaps, scale numbers, one-hot encode categories, write Parquet.
 
 Your own data, in the place of the made table; then its columns' names in NUMBERS and CATEGORIES:
     table = dd.read_parquet("measured/*.parquet")

@@ -1,4 +1,4 @@
-"""Ask Parquet files by Polars: filter, join, sum up and rank; on GPUs cuDF-Polars does it on all workers.
+"""Polars queries on Parquet files: filter, join, aggregate, rank; cuDF-Polars runs them on GPUs.
 
 It needs hpcml's extra polars, and uses one node of CPUs. On GPUs it needs the extra polars-cuda13, and workers that
 are cuDF-Polars' own: hpcml submit --gpus-per-node 4 --gpu-mode polars query.py

@@ -1,4 +1,4 @@
-"""Work that is longer than a queue allows: k-means that saves its state, and goes on from there when it runs again.
+"""Checkpoint and restart: k-means that saves its state and continues in the next job.
 
     hpcml submit --until-done --time 4:00:00 resume.py
 Your own data, in the place of the made rows:

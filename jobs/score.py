@@ -1,4 +1,4 @@
-"""Let a model that was trained elsewhere score many files: each worker takes some of the partitions.
+"""Batch inference: a trained scikit-learn model predicts for many Parquet files.
 
 Your own data: the model's file (load it where the libraries are that wrote it) and yours in the place of made(…).
 """

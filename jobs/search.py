@@ -1,4 +1,4 @@
-"""Find a model's best parameters by cross-validation: every fit is a task, the rows are sent once.
+"""Hyperparameter search: a grid with cross-validation, one task per fit.
 
 Your own data, in the place of the made rows (they must fit into each worker); the model and GRID as you like:
     import pandas as pd

@@ -1,4 +1,4 @@
-"""Train a small PyTorch network where the partitions lie: each worker takes steps, then the weights are averaged.
+"""Data-parallel training of a PyTorch network: workers train on their partitions, then average the weights.
 
 torch is no part of hpcml: install it beside the other libraries, or name an image that has it.
 Your own data, in the place of the made rows (FEATURES numbers of about the same size; CLASSES classes 0, 1, 2 …):

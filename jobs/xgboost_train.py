@@ -1,10 +1,10 @@
-"""Train gradient-boosted trees with XGBoost over all workers, and stop when they no longer get better.
+"""Gradient-boosted trees with XGBoost on all workers, with early stopping.
 
 Your own data, in the place of the made rows:
     import dask.dataframe as dd
     table = dd.read_parquet("measured/*.parquet").persist()
     x, y = (table[columns].to_dask_array(lengths=True) for columns in (["width", "height"], "price"))
-While it trains, XGBoost opens ports that ask nobody who connects: see docs/gallery/xgboost_train.md.
+While it trains, XGBoost opens ports without access control: see docs/security.md.
 """
 
 import json

@@ -63,7 +63,7 @@ SLURMS = (
 # In the order in which a pytest begins their files: the longest first.
 TIERS = (
     Tier("local", "real Dask under bash on this machine", ("tests/local",)),
-    Tier("jobs", "every job of the gallery against scikit-learn, pandas and NumPy", ("tests/jobs",)),
+    Tier("jobs", "every example against scikit-learn, pandas and NumPy", ("tests/jobs",)),
     Tier("docs", "what is typed in the documentation, typed", ("tests/test_docs_run.py",)),
     Tier("cli", "exit statuses and messages of the installed command", ("tests/cli",)),
     Tier("unit", "decisions, parsers, architecture, packaging", (

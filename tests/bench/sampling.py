@@ -1,4 +1,4 @@
-"""What it costs that a run samples itself: the gallery's k-means with and without samples, taking turns.
+"""What it costs that a run samples itself: k-means with and without samples, taking turns.
 
 On the local site, or with ``--lab`` on the four nodes of the lab (root). The two take turns, the order changed each
 time; a ratio is one pair's. ``job`` is the time that the job gives for its phases, ``run`` that from the command to its
@@ -30,6 +30,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
+WORKLOADS = ROOT / "tests/bench/workloads"
 sys.path[:0] = [str(ROOT), str(ROOT / "tests/lab")]
 
 from hpcml.node.sampling import sampler  # noqa: E402
@@ -250,12 +251,13 @@ def main() -> int:
     adopt()
     with tempfile.TemporaryDirectory(prefix="hpcml-sampling-") as name:
         place = Place(Path(name), lab=options.lab)
-        options.job = ROOT / "jobs/workloads/kmeans.py"
+        options.job = WORKLOADS / "kmeans.py"
         if place.lab:
-            folder = place.lab.exec(
-                ["python", "-c", "from hpcml import assets; print(assets.folder('jobs'))"], user=USER
-            )
-            options.job = Path(folder.stdout.strip()) / "workloads/kmeans.py"
+            options.job = place.folder / "workloads/kmeans.py"
+            for path in WORKLOADS.rglob("*.py"):
+                copy = options.job.parent / path.relative_to(WORKLOADS)
+                place.lab.exec(["mkdir", "-p", str(copy.parent)], user=USER)
+                place.lab.exec(["tee", str(copy)], user=USER, input=path.read_text())
         for pair in range(options.pairs):
             for way in list(WAYS) if pair % 2 else reversed(WAYS):
                 runs.append(once(place, way, options))

@@ -22,7 +22,6 @@ import image_start
 import image_wheels
 import listing
 import newcomer
-import readers
 import report
 import sampling
 import suite
@@ -47,7 +46,6 @@ PLACES: tuple[tuple[Path, str, Path, Callable[[dict[str, Any]], str]], ...] = (
     (ROOT / "tests/bench/README.md", "bring-up inside", FIGURES / "bringup-image.json", _bringup),
     (ROOT / "tests/bench/README.md", "bring-up in an allocation", FIGURES / "bringup-allocation.json", _bringup),
     (ROOT / "tests/bench/README.md", "listing", FIGURES / "listing.json", listing.table),
-    (ROOT / "tests/bench/README.md", "examples", readers.FIGURES, readers.table),
     (
         ROOT / "docs/upstream/README.md",
         "spilling",

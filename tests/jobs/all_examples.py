@@ -1,4 +1,4 @@
-"""Run the short examples one after the other on one cluster: ``all_examples.py SECONDS [NAME …]``; all, if none is named.
+"""Run the examples one after the other on one cluster: ``all_examples.py SECONDS [NAME …]``; all, if none is named.
 
 It stands beside them. What an example writes goes to a folder of its name in the run's out/; statuses.json there has for
 each the seconds that it took and the error, empty if there was none, and is written after every example. One that takes

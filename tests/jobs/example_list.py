@@ -1,4 +1,4 @@
-"""Every short example of jobs/: the figures of its result.json that are the same wherever it runs (no test framework here)."""
+"""Every example of jobs/: the figures of its result.json that are the same wherever it runs (no test framework here)."""
 
 from __future__ import annotations
 

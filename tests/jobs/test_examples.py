@@ -1,4 +1,4 @@
-"""The short examples of jobs/: each as a user runs it, against scikit-learn, pandas and NumPy on the same rows.
+"""The examples of jobs/: each as a user runs it, against scikit-learn, pandas and NumPy on the same rows.
 
 All run on two workers of this process. What is compared with is computed here, on whole tables and arrays, without Dask.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import gc
+import importlib.util
 import json
 import os
 import re
@@ -35,7 +36,6 @@ from distributed import Client
 
 import hpcml
 from tests.jobs.example_list import EXAMPLES
-from tests.jobs.job_tests import needs_torch
 
 JOBS = Path(__file__).resolve().parent.parent.parent / "jobs"
 assert {path.stem for path in JOBS.glob("*.py")} == {*EXAMPLES}, (
@@ -373,7 +373,10 @@ def test_score(run_example: RunExample, tmp_path_factory: pytest.TempPathFactory
     assert result["error"] == pytest.approx(np.sqrt(np.mean((told - table["price"]) ** 2)), rel=1e-9)
 
 
-@needs_torch
+@pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None,
+    reason="PyTorch is not in this environment; to run this: pip install torch",
+)
 def test_to_torch(run_example: RunExample) -> None:
     result, _, variables, _ = run_example("to_torch")
     x, y = variables["features"], variables["target"]

@@ -1,7 +1,7 @@
 """What another account can try where runs are submitted and looked at: settings, templates, runs, folders.
 
 Each kind here once, with a real second account; all kinds, with files that root gave away, are in tests/cli
-(test_foreign_*.py, test_planted_runs.py, test_hostile_host.py) and tests/jobs.
+(test_foreign_*.py, test_planted_runs.py, test_hostile_host.py).
 """
 
 from __future__ import annotations

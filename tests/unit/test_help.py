@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import itertools
 import os
 import re
-from pathlib import Path
 
 import pytest
 
-from gallery import job
 from hpcml.cli import main
 from hpcml.cli.examples import EXAMPLES
 from hpcml.terminal import columns, folded
-
-JOBS = sorted(Path(job.__file__).parents[1].glob("*.py"))
 
 
 def check(text: str, wide: str, width: int) -> None:
@@ -34,21 +29,6 @@ def test_of_a_command(subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPatch
             check(main.build_parser(command).format_help(), wide, width)
             assert wide.startswith(f"usage: hpcml {command}")
             assert wide.rstrip().endswith(EXAMPLES[command][-1])
-
-
-def test_of_a_job(subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its text and the options that all jobs have."""
-    for path, width in itertools.product(JOBS, (60, 80)):
-        with subtests.test(job=path.stem, width=width):
-            description = ast.get_docstring(ast.parse(path.read_text()), clean=False)
-            assert description
-            monkeypatch.setenv("COLUMNS", "1000")
-            monkeypatch.setattr("hpcml.help_layout.WIDEST", 1000)
-            wide = job.Parser(path.stem, description, rows=1000).format_help()
-            monkeypatch.setenv("COLUMNS", str(width))
-            text = job.Parser(path.stem, description, rows=1000).format_help()
-            check(text, wide, width)
-            assert re.search(r"^    (python|hpcml) .*", text, re.MULTILINE)  # examples are lines of their own
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

@@ -2,7 +2,7 @@
 
 The seconds of a step are the most that it may take; its cases begin only if the seconds that they say they take are left,
 and what is left out is written as skipped. ``about`` is what each case took on four GPUs (with data of half the size) or on two, by
-the files of docs/benchmarks; a test adds them up. Of a headline first comes the gallery's job, whose seconds are judged, then the
+the files of docs/benchmarks; a test adds them up. Of a headline first comes the workload, whose seconds are judged, then the
 published way beside the cluster by hand. Left out is that way over TCP (70 s): it is known to be slow, and no figure of it is asked for.
 """
 

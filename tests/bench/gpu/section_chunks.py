@@ -76,7 +76,7 @@ def _ways(
     world.shape(1, world.gpus)
     folder = world.folder("chunks")
     rows, columns = sizes(world, name)
-    path = f"{ROOT}/jobs/workloads:{SCRIPTS}:{world.environment['PYTHONPATH']}"
+    path = f"{ROOT}/tests/bench/workloads:{SCRIPTS}:{world.environment['PYTHONPATH']}"
     words = [name, "--rows", str(rows), "--columns", str(columns), "--result", str(folder / "result.json"), *more]
     words += ["--rounds", str(1 if world.cpu_only else rounds)]
     workers = ["workers.per_node=2"] if world.cpu_only else ["gpu.device_memory_limit=none"]

@@ -1,4 +1,4 @@
-"""The short examples of jobs/ as they are, in a run on GPUs and on this host's CPUs: the same figures.
+"""The examples of jobs/ as they are, in a run on GPUs and on this host's CPUs: the same figures.
 
 All run one after the other in one run of hpcml for each shape (tests/jobs/all_examples.py), the CPUs' at the same time as the
 first shape's; so the first example of each pays for what is loaded. tests/jobs/example_list.py says which figures, and how near.

@@ -1,6 +1,6 @@
-"""Every job of the gallery on GPUs against the same job on CPUs: the same data must give the same figures.
+"""Every workload on GPUs against the same workload on CPUs: the same data must give the same figures.
 
-Each side runs all jobs one after the other on one cluster (tests/jobs/all_jobs.py), both at the same time, and with --rounds
+Each side runs all jobs one after the other on one cluster (workloads/all_jobs.py), both at the same time, and with --rounds
 of two or more twice: seconds are then of the second time, since the first one loads libraries and compiles kernels.
 200,000 rows are few for a GPU; how fast one is, headlines tell.
 to_torch runs on GPUs alone, after the others: PyTorch is on the machine that has them.
@@ -18,10 +18,11 @@ from typing import Any
 from harness import ROOT, Case, HarnessError, World, last_lines, read_json
 from results import Result, failure, result
 
-sys.path.insert(0, str(ROOT))
+sys.path.append(str(ROOT / "tests/bench/workloads"))
 
-from tests.jobs.job_list import JOBS, VARIANTS, Listed, figure, shape
+from job_list import JOBS, VARIANTS, Listed, figure, shape
 
+WORKLOADS = ROOT / "tests/bench/workloads"
 ALL = JOBS | VARIANTS
 
 ROWS = 200_000
@@ -65,8 +66,7 @@ def _both(world: World) -> list[Result]:
     world.shape(nodes, gpus)
     folder = world.folder("gallery-cpu")
     scripts, out = folder / "jobs", folder / "out"
-    shutil.copytree(ROOT / "jobs/workloads", scripts, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "tests/jobs/all_jobs.py", scripts)
+    shutil.copytree(WORKLOADS, scripts, ignore=shutil.ignore_patterns("__pycache__"))
     program, how = str(scripts / "all_jobs.py"), [str(EACH), str(min(world.rounds, TIMES))]
     made = json.dumps(makers(FEW_ROWS if world.cpu_only else ROWS))
     done = world.command([world.python, program, made], timeout=EACH, environment=WITHOUT_GPUS, cwd=folder)

@@ -3,8 +3,8 @@
 Sizes are those of the publications for eight GPUs, times the number of GPUs here over eight: so much data for each GPU,
 and the published seconds are what they are compared with. The join is small enough to be as published on any GPU.
 scripts/by_hand.py has the work; it runs in an hpcml run and on a LocalCUDACluster, in turns, with the same memory pool: cases "in turns", which
-tell what the cluster costs. Cases "by the job" run the gallery's job of the same work, which does it in its own way (large chunks, a direct exchange
-of rows): its seconds are those that are judged. Search is jobs/workloads/search.py, which times scikit-learn itself.
+tell what the cluster costs. Cases "by the job" run the workload of the same work, which does it in its own way (large chunks, a direct exchange
+of rows): its seconds are those that are judged. Search is tests/bench/workloads/search.py, which times scikit-learn itself.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ HEADLINES = {
                      {"left": 400_000, "right": 4_000, "parts": 4}, (), "1 GB/s over TCP on 8 V100", None),
 }  # fmt: skip
 OVER_TCP = "join over TCP"
-# The job of the gallery that does the same, its options, and the phase that is the work.
+# The workload that does the same, its options, and the phase that is the work.
 JOBS = {
     "svd": ("pca_svd", "--rows {rows} --columns {columns} --k 10 --raw --power-iterations 0", "svd"),
     "csv": ("etl", "--data {folder} --by passenger_count --value trip_distance", "aggregate"),
@@ -156,15 +156,15 @@ def _in_turns(world: World, title: str, known: dict[str, float]) -> list[Result]
 
 
 def _by_the_job(world: World, title: str, known: dict[str, float]) -> list[Result]:
-    """Run the gallery's job of the same work once: so its first use of libraries is part of its seconds where the job has it there."""
+    """Run the workload of the same work once: so its first use of libraries is part of its seconds where the job has it there."""
     name = name_of(title)
     script, words, phase = JOBS[name]
-    if not (ROOT / f"jobs/workloads/{script}.py").exists():
-        return [skipped(f"{title}: the job", f"jobs/workloads/{script}.py is not here")]
+    if not (ROOT / f"tests/bench/workloads/{script}.py").exists():
+        return [skipped(f"{title}: the job", f"tests/bench/workloads/{script}.py is not here")]
     world.shape(1, world.gpus)
     settings = ["fabric.require=none", *([] if world.cpu_only else ["gpu.device_memory_limit=none"])]
     with _data(world, name) as sizes:
-        run = world.submit(ROOT / f"jobs/workloads/{script}.py", words.format(**sizes).split(), nodes=1, gpus=world.gpus,
+        run = world.submit(ROOT / f"tests/bench/workloads/{script}.py", words.format(**sizes).split(), nodes=1, gpus=world.gpus,
                            settings=settings, protocol="tcp" if title == OVER_TCP and not world.cpu_only else "",
                            timeout=2 * HEADLINES[name].about)  # fmt: skip
     run.must_be(0)
@@ -291,14 +291,14 @@ def compiled(world: World) -> int:
 
 
 def _search(world: World) -> list[Result]:
-    """jobs/workloads/search.py's grid over Ridge on 28 MB, and scikit-learn's own search on the same host, folds and candidates."""
-    if not (ROOT / "jobs/workloads/search.py").exists():
-        return [skipped("search", "jobs/workloads/search.py is not here")]
+    """tests/bench/workloads/search.py's grid over Ridge on 28 MB, and scikit-learn's own search on the same host, folds and candidates."""
+    if not (ROOT / "tests/bench/workloads/search.py").exists():
+        return [skipped("search", "tests/bench/workloads/search.py is not here")]
     world.shape(1, world.gpus)
     rows = 2_000 if world.cpu_only else SEARCH_ROWS
     before = compiled(world)
     words = ["--model", "ridge", "--compare", "--rows", str(rows), "--features", str(SEARCH_FEATURES)]
-    run = world.submit(ROOT / "jobs/workloads/search.py", words, nodes=1, gpus=world.gpus, timeout=180)
+    run = world.submit(ROOT / "tests/bench/workloads/search.py", words, nodes=1, gpus=world.gpus, timeout=180)
     run.must_be(0)
     metrics = run.table("out/result.json")
     ours, theirs = metrics["seconds"]["search"], metrics["scikit_learn"]["seconds"]

@@ -145,7 +145,7 @@ def _kmeans(world: World, shared: dict[str, Any], nodes: int, gpus: int) -> list
     words = ["--k", str(section_kmeans.K), "--rows", str(rows), "--seed", "5"]
     runs, found = [], []
     for name, chosen in (("outside", None), ("inside", way)):
-        run = _submit(world, ROOT / "jobs/workloads/kmeans.py", words, nodes, gpus, chosen)
+        run = _submit(world, ROOT / "tests/bench/workloads/kmeans.py", words, nodes, gpus, chosen)
         run.must_be(0)
         metrics = run.table("out/result.json")
         start, ready = run.when("allocated"), run.when("workers-ready")

@@ -31,9 +31,9 @@ def _on_cpus(world: World, shared: dict[str, Any]) -> Result:
     rows = FEW_ROWS if world.cpu_only else ROWS
     data, out = folder / "blobs", folder / "out"
     without = {"CUDA_VISIBLE_DEVICES": "", "DASK_ARRAY__BACKEND": "numpy", "DASK_DATAFRAME__BACKEND": "pandas"}
-    make = ["jobs/workloads/make_data.py", "blobs", "--rows", str(rows), "--features", str(FEATURES), "--centres", str(K),
+    make = ["tests/bench/workloads/make_data.py", "blobs", "--rows", str(rows), "--features", str(FEATURES), "--centres", str(K),
             "--partitions", "32", "--out", str(data)]  # fmt: skip
-    fit = ["jobs/workloads/kmeans.py", "--data", str(data), "--k", str(K), "--out", str(out)]
+    fit = ["tests/bench/workloads/kmeans.py", "--data", str(data), "--k", str(K), "--out", str(out)]
     for words in (make, fit):
         done = world.command([world.python, *words], timeout=DEADLINE, environment=without, cwd=ROOT)
         if done.status:
@@ -47,7 +47,7 @@ def _on_gpus(world: World, shared: dict[str, Any], nodes: int, gpus: int) -> Res
         raise HarnessError("the run on CPUs failed, so there is nothing to compare with")
     world.shape(nodes, gpus)
     words = ["--data", str(shared["data"]), "--k", str(K)]
-    run = world.submit(ROOT / "jobs/workloads/kmeans.py", words, nodes=nodes, gpus=gpus, timeout=DEADLINE)
+    run = world.submit(ROOT / "tests/bench/workloads/kmeans.py", words, nodes=nodes, gpus=gpus, timeout=DEADLINE)
     run.must_be(0)
     metrics = run.table("out/result.json")
     assert run.directory is not None

@@ -1,6 +1,6 @@
 """Data larger than the GPUs' memory: half as much again is spilled and said to be, ten times is refused with the nodes it needs.
 
-jobs/workloads/pca_svd.py keeps the matrix as it is stored and passes over it twice, so that all of it comes back from the
+tests/bench/workloads/pca_svd.py keeps the matrix as it is stored and passes over it twice, so that all of it comes back from the
 hosts' memory in each pass. With CPU workers in place of GPUs it is spilled to disk. What such copies cost on this
 machine is measured by themselves.
 """
@@ -115,7 +115,7 @@ def options(world: World) -> list[str]:
 def _run(world: World, times: float, about: float) -> Run:
     world.shape(1, world.gpus)
     less = [f"gpu.device_memory_limit={int(SHARE * FITS)}M"] if world.memory_mib > FITS else []
-    return world.submit(ROOT / "jobs/workloads/pca_svd.py", words(world, times), nodes=1, gpus=world.gpus, timeout=2 * about,
+    return world.submit(ROOT / "tests/bench/workloads/pca_svd.py", words(world, times), nodes=1, gpus=world.gpus, timeout=2 * about,
                         settings=["fabric.require=none", *less], options=options(world))  # fmt: skip
 
 

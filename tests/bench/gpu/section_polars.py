@@ -24,7 +24,7 @@ SETTINGS = ["fabric.require=none"]
 
 
 def cases(world: World) -> list[Case]:
-    """Return the queries, and the short example of jobs/, for each shape that uses all GPUs."""
+    """Return the queries, and the example of jobs/, for each shape that uses all GPUs."""
     return [
         Case(f"{nodes} × {count}: {name}", about, partial(measure, world, nodes, count))
         for nodes, count in world.shapes()

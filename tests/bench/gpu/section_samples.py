@@ -256,7 +256,7 @@ def _cost(world: World, pairs: int) -> list[Result]:
         pair = {}
         for every in ("5s", "0s")[:: -1 if number % 2 else 1]:
             world.shape(1, world.gpus)
-            run = world.submit(ROOT / "jobs/workloads/kmeans.py", FEW if world.cpu_only else KMEANS, nodes=1, gpus=world.gpus,
+            run = world.submit(ROOT / "tests/bench/workloads/kmeans.py", FEW if world.cpu_only else KMEANS, nodes=1, gpus=world.gpus,
                                settings=["fabric.require=none", f"report.sample_every={every}"])  # fmt: skip
             run.must_be(0)
             pair[every] = run.table("out/result.json")["seconds"]["fit"]

@@ -2,7 +2,7 @@
 
 Each way is done once, then in turns with the others ``--rounds`` times, then once more under Dask's task stream. ``busy`` is NVML's
 use of the GPUs while it was done again and again: the share of the time in which a kernel ran. Writes seconds, tasks, what the workers' threads computed, and the
-answers, as JSON. Wants by_hand.py and jobs/workloads on PYTHONPATH, for the workers too.
+answers, as JSON. Wants by_hand.py and tests/bench/workloads on PYTHONPATH, for the workers too.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def draw(kind: str, block_info: Any) -> Any:
 
 
 def array_ways(client: Client, rows: int, columns: int) -> dict[str, Callable[[], list[float]]]:
-    """Return ways of the sum: chunks as published and as large as jobs/workloads/arrays.py takes them, by other generators."""
+    """Return ways of the sum: chunks as published and as large as tests/bench/workloads/arrays.py takes them, by other generators."""
     shape = (rows, columns)
     published = (min(rows, 10_000), min(columns, 10_000))
     large = arrays.chunks_of(shape, partitions.share_of_gpu(client))

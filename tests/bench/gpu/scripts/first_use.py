@@ -17,7 +17,7 @@ ROWS, COLUMNS = 100_000, 20
 
 
 def operations(xp: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Give what jobs/workloads/gallery does with arrays, by name."""
+    """Give what tests/bench/workloads/gallery does with arrays, by name."""
     x = xp.random.default_rng(0).standard_normal((ROWS, COLUMNS))
     y, mask = x[:, 0] > 0, x[:, 1] > 0
     yield "sum of columns", lambda: x.sum(axis=0)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 GIB = 1024**3
-SIZE, TIMES = 100_000_000, 20  # bytes of a chunk of jobs/workloads/pca_svd.py
+SIZE, TIMES = 100_000_000, 20  # bytes of a chunk of tests/bench/workloads/pca_svd.py
 
 
 def rate(copy: Callable[[], object], wait: Callable[[], object]) -> float:
