@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcml import files
-from hpcml.failures.exit_causes import COLOURS, ERROR
-from hpcml.failures.rules import RULES, Rule
+from hpcml.failures.exit_causes import ERROR
+from hpcml.failures.rules import COLOURS, RULES, Rule, Where
 from hpcml.paths import RunPaths
 
 HEAD, TAIL = 32 << 10, 160 << 10  # bytes of a log that are read: its begin and its end
@@ -21,7 +21,7 @@ _COUNTED = 64 << 20  # bytes; of a longer log the numbers of its last lines are 
 _LONGEST = 400  # characters of a line that are kept
 _TIME = r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)"
 _STAMP = re.compile(rf"^(?:\[?{_TIME}(?:[.,](\d{{1,6}}))?|.*CANCELLED AT {_TIME})")
-_PATTERNS = [(rule, re.compile(rule.pattern, re.MULTILINE)) for rule in RULES]
+_PATTERNS = [(rule, re.compile(rule.pattern, re.MULTILINE)) for rule in RULES if Where.LOG in rule.where]
 _NO_END = " - INFO - "  # Dask's level for what is no trouble
 _PLACE = re.compile(r'^  File "(.+)", line (\d+) in (\S+)')
 _LAST_WORDS = ("Fatal Python error", "terminate called")  # of a process: what comes behind is told at once

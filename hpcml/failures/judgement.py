@@ -16,7 +16,7 @@ from hpcml import errors
 from hpcml.failures import evidence, order
 from hpcml.failures.evidence import Hit, Line
 from hpcml.failures.order import Clocks
-from hpcml.failures.rules import BY_NAME, Retry, Role
+from hpcml.failures.rules import BY_NAME, Retry, Role, filled
 from hpcml.paths import AttemptPaths, RunPaths
 
 MOST_LOGS = 16  # workers' logs that are read where a run ends
@@ -155,12 +155,12 @@ def _of(hit: Hit, hits: Sequence[Hit], what: str = "") -> Cause:
     nodes = dict.fromkeys(line.node for line in first.values() if line.node)
     if rule.name in _OF_ANOTHER_NODE:
         nodes = dict.fromkeys(other.groups[0] for other in (hit, *same) if other.groups and other.groups[0])
-    sentence = what or _filled(rule.cause, hit)
+    sentence = what or filled(rule.cause, hit.groups)
     if hit.place:
         sentence += f" ({hit.place})"
     return Cause(
         sentence,
-        _filled(rule.short, hit),
+        filled(rule.short, hit.groups),
         True,
         rule.name,
         rule.remedy,
@@ -170,12 +170,6 @@ def _of(hit: Hit, hits: Sequence[Hit], what: str = "") -> Cause:
         max(len(same), 1),
         tuple(nodes),
     )
-
-
-def _filled(text: str, hit: Hit) -> str:
-    for index, group in enumerate(hit.groups):
-        text = text.replace(f"{{{index}}}", group[:100])
-    return text
 
 
 def _quoted(end: Ending) -> tuple[Line, ...]:

@@ -13,7 +13,7 @@ from hpcml.errors import ALLOCATION_LOST, ConfigError
 from hpcml.failures import evidence, judgement
 from hpcml.failures.evidence import Line
 from hpcml.failures.judgement import Cause, Ending
-from hpcml.failures.rules import Retry, Role
+from hpcml.failures.rules import Retry, Role, Where, meaning
 from hpcml.report import attempts, ending
 from hpcml.runs import directories, handle, script_checks
 from hpcml.runs import status as run_status
@@ -189,19 +189,17 @@ def _first_node(run: directories.Run, status: Status, cause: Cause) -> Cause:
 
 def refused(status: Status) -> Answer:
     """Return why Slurm or hpcml did not take a run."""
-    text = "\n".join((status.message, *status.quote))
-    known = [hit for hit in evidence.hits_in(evidence.Piece(text, 0), "record") if hit.rule.role is Role.ROOT]
-    rule = known[0].rule if known else None
+    known = meaning("\n".join((status.message, *status.quote)), Where.SUBMISSION)
     lines = tuple(Line(text, "record", "submission.json") for text in status.quote[-3:])
     return Answer(
         status.run,
         status.state,
         True,
         status.message,
-        rule.short if rule else "refused",
-        rule=rule.name if rule else "",
+        known.rule.short if known else "refused",
+        rule=known.rule.name if known else "",
         evidence=lines,
-        next_step=status.hint or (rule.remedy if rule else ""),
+        next_step=status.hint,
     )
 
 

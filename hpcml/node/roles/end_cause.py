@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from hpcml import errors
+from hpcml.failures.rules import BY_NAME
 from hpcml.node import files, storage
 from hpcml.node.outcome import EventLog, Outcome, RunEndedError
 from hpcml.node.processes import Process
@@ -29,14 +30,14 @@ _CANCELLED: dict[str, Any] = {
 _TIME_LIMIT: dict[str, Any] = {
     "exit_status": errors.TIME_LIMIT,
     "by": "scheduler",
-    "reason": "the time limit was reached",
-    "hint": "Ask for more with --time, or let the script save and stop.",
+    "reason": BY_NAME["time-limit"].cause,
+    "hint": BY_NAME["time-limit"].remedy,
 }
 _PREEMPTED: dict[str, Any] = {
     "exit_status": errors.PREEMPTED,
     "by": "scheduler",
-    "reason": "the job was preempted: Slurm gave its nodes to another",
-    "hint": "Submit it again, or ask for a partition or QoS that is not preempted.",
+    "reason": BY_NAME["preempted"].cause,
+    "hint": BY_NAME["preempted"].remedy,
 }
 _PUT_BACK: dict[str, Any] = {
     "exit_status": errors.CANCELLED,
