@@ -12,7 +12,7 @@ from hpcml import schedulers
 from hpcml.errors import ALLOCATION_LOST, ConfigError
 from hpcml.failures import evidence, judgement
 from hpcml.failures.evidence import Line
-from hpcml.failures.judgement import Cause, Ending
+from hpcml.failures.judgement import Case, Cause
 from hpcml.failures.rules import Retry, Role, Where, meaning
 from hpcml.report import attempts, ending
 from hpcml.runs import directories, handle, script_checks
@@ -104,7 +104,7 @@ def of_status(run: directories.Run, status: Status) -> Answer:
         rule = "dependency" if never else ""
         return Answer(run.id, status.state, never, cause, rule=rule, warnings=told, next_step=step)
     hits = evidence.hits(run.paths, MOST_LOGS)
-    found = judgement.judge(_ending(run, status), hits)
+    found = judgement.judge(_case(run, status), hits)
     if found is None:
         return Answer(run.id, status.state, False, "the run ended well: there is no failure to explain", warnings=told)
     if not found.known or (status.state == "NODE_FAIL" and not found.nodes):
@@ -203,23 +203,13 @@ def refused(status: Status) -> Answer:
     )
 
 
-def _ending(run: directories.Run, status: Status) -> Ending:
+def _case(run: directories.Run, status: Status) -> Case:
     form = ""
     if request := directories.read_json(run.paths.request):
         with complete(run.paths.directory):
             form = Table(request.get("spec", dict, {})).get("form", str, "")
-    end = Ending(
-        status.exit_status or 0,
-        status.by,
-        status.state,
-        status.message,
-        status.hint,
-        status.quote,
-        status.times,
-        form=form,
-        clocks=status.clocks,
-    )
-    return judgement.with_files(run.paths, run.paths.attempt(status.attempt), end)
+    case = Case(status.end, status.times, form=form, clocks=status.clocks)
+    return judgement.with_files(run.paths, run.paths.attempt(status.attempt), case)
 
 
 def options(run: directories.Run, cause: Cause) -> tuple[str, ...]:

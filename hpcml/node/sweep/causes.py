@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcml.failures import evidence, judgement
-from hpcml.failures.judgement import Cause, Ending
+from hpcml.failures.end import End
+from hpcml.failures.judgement import Case, Cause
 from hpcml.paths import RunPaths
 
 _MOST_LOGS = 128  # of workers, that are read
@@ -36,5 +37,5 @@ def look(
     name = f"{log.parent.name}/{log.name}"
     hits += [hit for piece in evidence.pieces(log) for hit in evidence.hits_in(piece, "driver", name=name)]
     message = _STARVED if starved else ""
-    end = Ending(status, "script", "FAILED", message, error=error, last_error=evidence.last_error(log))
-    return judgement.judge(end, hits)
+    end = End(status, "driver", "script", message, ended_as="FAILED")
+    return judgement.judge(Case(end, error=error, last_error=evidence.last_error(log)), hits)

@@ -67,7 +67,7 @@ def kept(context: Context, point: dict[str, Any], end: End) -> Kept:
 
 def _why(context: Context, key: str, error: Path, end: End) -> dict[str, Any]:
     """Return why a point failed in some words, of which kind that is, and the rule and the nodes that show it."""
-    from hpcml.failures import kinds
+    from hpcml.failures import judgement
     from hpcml.node.sweep import causes
 
     log, starved = context.run.log_of(key), end.starved and end.status == 128 + signal.SIGKILL
@@ -77,7 +77,7 @@ def _why(context: Context, key: str, error: Path, end: End) -> dict[str, Any]:
     if found and found.known and any(line.source in ("worker", "library") for line in found.evidence):
         words = found.what[:_LONGEST]  # what the script raised only followed from it
     rule, nodes = (found.rule, list(found.nodes)) if found else ("", [])
-    kind = kinds.of_cause(found)
+    kind = judgement.kind_of(rule, known=found.known) if found else "unknown"
     if kind == "node" and not nodes and context.settings.nodes == 1:
         nodes = [context.node]  # the script's own error names none
     return {"cause": words, "kind": kind, "rule": rule, "nodes": nodes}
