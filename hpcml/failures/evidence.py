@@ -216,27 +216,26 @@ class _Times:
         return seconds, seconds if part else whole + 1
 
 
-def points_end(path: Path) -> dict[str, Any]:
-    """Return how a sweep's points ended (points-end.json), empty if it is not there or tells none."""
-    facts = _facts(path)
-    first = facts.get("first")
-    whole = (
-        isinstance(facts.get("failed"), int) and isinstance(first, list) and all(isinstance(one, str) for one in first)
-    )
-    return facts if whole else {}
-
-
-def _facts(path: Path) -> dict[str, Any]:
+def table(path: Path, limit: int = files.RECORD) -> dict[str, Any]:
+    """Return what a JSON file of the run holds; empty if it is not there or is no table, and so is no evidence."""
     try:
-        facts = files.read_json(path, HEAD)
+        facts = files.read_json(path, limit)
     except (OSError, ValueError):
-        return {}  # it is no evidence
+        return {}
     return facts if isinstance(facts, dict) else {}
 
 
+def points_end(path: Path) -> dict[str, Any]:
+    """Return how a sweep's points ended (points-end.json), empty if it is not there or is damaged."""
+    facts = table(path, HEAD)
+    first = facts.get("first")
+    whole = isinstance(first, list) and all(isinstance(one, str) for one in first)
+    return facts if whole and isinstance(facts.get("failed"), int) else {}
+
+
 def script_error(path: Path) -> dict[str, Any]:
-    """Return what a script's uncaught error was (script-error.json), empty if it is not there or is none."""
-    facts = _facts(path)
+    """Return a script's uncaught error (script-error.json), empty if it is not there or is damaged."""
+    facts = table(path, HEAD)
     chain = facts.get("chain")
     whole = isinstance(chain, list) and all(isinstance(one, dict) and isinstance(one.get("type"), str) for one in chain)
     return facts if whole else {}

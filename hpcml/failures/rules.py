@@ -178,15 +178,10 @@ SLURM = (
          "a node failed, or lost its network", _ELSEWHERE, "node failed", Retry.EXCLUDE),
     Rule("requeued", WARNING, r"CANCELLED AT \S+ DUE TO JOB REQUEUE",
          "Slurm put the job back into its queue"),
-    Rule("cancelled", TEARDOWN,
-         r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+(?: DUE to SIGNAL \w+)? \*\*\*",
-         "Slurm ended a step"),
     Rule("task-failure", CASCADE, r"CANCELLED AT \S+ DUE TO TASK FAILURE",
          "another task of the step had failed"),
-    Rule("oom-kill", CONFIRMATION, r"[Dd]etected \d+ oom[_-]kill event(?:s|\(s\))? in ",
-         "the node's memory limit was reached, and the kernel killed a process",
-         "Ask for more memory, use more nodes, or smaller chunks.", "out of memory", Retry.MEMORY),
-    Rule("oom-task", CONFIRMATION, r"srun: error: \S+: tasks? \S+: Out Of Memory",
+    Rule("oom-kill", CONFIRMATION,
+         r"[Dd]etected \d+ oom[_-]kill event(?:s|\(s\))? in |srun: error: \S+: tasks? \S+: Out Of Memory",
          "the node's memory limit was reached, and the kernel killed a process",
          "Ask for more memory, use more nodes, or smaller chunks.", "out of memory", Retry.MEMORY),
     Rule("chdir", ROOT, r"couldn't chdir to [`'](.+?)': (?:No such file or directory|Permission denied)",
@@ -211,8 +206,6 @@ SLURM = (
     Rule("wait-time", ROOT, r"First task exited\. Terminating job in \d+s",
          "Slurm ends a step some seconds after its first task (the site's WaitTime)", "Give the step --wait=0.",
          "step ended by WaitTime"),
-    Rule("abort-step", TEARDOWN, r"srun: Job step aborted: Waiting up to \d+ seconds|Force Terminated StepId=",
-         "a step was ended"),
 )  # fmt: skip
 
 DASK = (

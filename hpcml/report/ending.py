@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from hpcml import files
 from hpcml.failures import judgement
 from hpcml.failures.end import End, parse
-from hpcml.failures.evidence import Line
+from hpcml.failures.evidence import Line, table
 from hpcml.paths import AttemptPaths, RunPaths
 
 
@@ -41,15 +41,6 @@ def sentence(cause: str, *, known: bool, occurrences: int = 0, nodes: Sequence[s
     elif named:
         text += f" (on {named})"
     return f"{text.rstrip('.')}."
-
-
-def table(path: Any) -> dict[str, Any]:
-    """Return what a JSON file of the run holds; empty if it is not there or is no table."""
-    try:
-        found = files.read_json(path)
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def number(value: object) -> float | None:

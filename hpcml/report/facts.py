@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 from hpcml import samples
 from hpcml.failures.end import End
+from hpcml.failures.evidence import table
 from hpcml.paths import RunPaths
 from hpcml.report import advice, attempts, ledger, profiles, series
 from hpcml.report.advice import Advice
 from hpcml.report.attempts import Attempt
-from hpcml.report.ending import Ending, events, number, of_files, table
+from hpcml.report.ending import Ending, events, number, of_files
 from hpcml.report.figures import HOT, figures_of, memory_in_plan
 from hpcml.report.ledger import Ledger, Phases, Tasks, Usage
 from hpcml.report.series import Column, Dask, Node

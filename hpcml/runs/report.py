@@ -8,7 +8,8 @@ from typing import Any
 
 from hpcml import files
 from hpcml.errors import NotFoundError, StorageError
-from hpcml.report.ending import Ending, table
+from hpcml.failures.evidence import table
+from hpcml.report.ending import Ending
 from hpcml.report.figures import memory_in_plan
 from hpcml.runs import directories, why
 from hpcml.runs import record as records

@@ -36,23 +36,19 @@ _NO_MORE_MEMORY = (
     "(--set workers.threads=…)."
 )
 _WARNINGS = 3
+_OF_THE_CAUSE = ("short", "known", "rule", "occurrences", "nodes", "evidence", "followed")
 _NO_MODULE = re.compile(r"No module named \\?'(\w+)")
 
 
 class Answer(NamedTuple):
-    """Why a run failed, or how it stands if it did not.
-
-    ``cause`` is one sentence; ``known`` is False where there is no evidence of it, and ``look`` then says where some
-    may be. ``options`` are what to submit it again with, ``again`` is that command. ``attempts`` says in a line what
-    became of each attempt before the last one.
-    """
+    """Why a run failed, or its state if it did not."""
 
     run: str
     state: str
     failed: bool
-    cause: str = ""
-    short: str = ""
-    known: bool = True
+    cause: str = ""  # a clause
+    short: str = ""  # the cause in at most six words
+    known: bool = True  # False where there is no evidence of the cause; ``look`` then says where some may be
     rule: str = ""
     occurrences: int = 0
     nodes: tuple[str, ...] = ()
@@ -60,10 +56,10 @@ class Answer(NamedTuple):
     followed: tuple[Line, ...] = ()
     warnings: tuple[Line, ...] = ()
     next_step: str = ""
-    options: tuple[str, ...] = ()
-    again: str = ""
-    look: tuple[str, ...] = ()
-    attempts: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()  # what to submit it again with
+    again: str = ""  # the command that does so
+    look: tuple[str, ...] = ()  # commands
+    attempts: tuple[str, ...] = ()  # a sentence for each attempt before the last one
 
     @property
     def sentence(self) -> str:
@@ -119,20 +115,14 @@ def of_status(run: directories.Run, status: Status) -> Answer:
     return Answer(
         run.id,
         status.state,
-        True,
-        found.what,
-        found.short,
-        found.known,
-        found.rule,
-        found.occurrences,
-        found.nodes,
-        found.evidence,
-        found.followed,
-        tuple(warnings.values())[:_WARNINGS],
-        remedy,
-        retry,
-        " ".join(("hpcml rerun", run.id, *retry)) if retry else "",
-        () if found.known else _where(run),
+        failed=True,
+        cause=found.what,
+        **{name: getattr(found, name) for name in _OF_THE_CAUSE},
+        warnings=tuple(warnings.values())[:_WARNINGS],
+        next_step=remedy,
+        options=retry,
+        again=" ".join(("hpcml rerun", run.id, *retry)) if retry else "",
+        look=() if found.known else _where(run),
     )
 
 

@@ -235,7 +235,7 @@ def test_a_kill_is_out_of_memory_only_where_that_is_confirmed() -> None:
 
 def test_slurm_s_word_in_the_scheduler_s_log_names_the_scheduler() -> None:
     lost = ended(errors.ROLE_LOST, "hpcml", "FAILED", "the Dask scheduler on n1 was lost")
-    own, task = (hits(TEXTS["oom-kill"][0], source="scheduler", node=""), hits(TEXTS["oom-task"][0], source="job", node=""))  # fmt: skip
+    own, task = (hits(TEXTS["oom-kill"][0], source="scheduler", node=""), hits(TEXTS["oom-kill"][-1], source="job", node=""))  # fmt: skip
     assert cause(lost, [*task, *own]).what.startswith("the scheduler was killed because the node's memory limit")
     assert "scheduler" not in cause(lost, [*own, *hits(TEXTS["oom-kill"][0])]).what
 

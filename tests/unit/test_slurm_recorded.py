@@ -209,11 +209,10 @@ def test_an_allocation(recorded: Recorded) -> None:
 RULES_OF = {
     "time limit": "time-limit",
     "node failure": "node-failure",
-    "memory": "oom-task",
+    "memory": "oom-kill",
     "no program": "execve",
     "no folder": "chdir",
     "step too wide": "step-cpus",
-    "cancelled": "cancelled",
     "requeued": "requeued",
 }
 CAUSES = {
