@@ -29,39 +29,31 @@ _NEAR = 200  # lines from one without a time to one that has one
 
 
 class Line(NamedTuple):
-    """A line that shows something.
-
-    ``file`` is its path in the run's directory, empty if it is of no log; ``number`` counts from 1, 0 if it is not
-    known. ``time`` is in seconds since 1970 by the run's own clocks, 0 if it is not known. ``source`` is driver,
-    scheduler, worker, job, library or record.
-    """
+    """A line that shows something."""
 
     text: str
-    source: str
-    file: str = ""
-    number: int = 0
-    time: float = 0.0
+    source: str  # driver, scheduler, worker, job, library or record
+    file: str = ""  # its path in the run's directory, empty if it is in no log
+    number: int = 0  # from 1, 0 if it is not known
+    time: float = 0.0  # in seconds since 1970 by the run's own clocks, 0 if it is not known
     node: str = ""
 
 
 class When(NamedTuple):
-    """Between which times of its node's clock a line was written, and when its file was changed.
-
-    What is not known is 0, or infinite.
-    """
+    """When a line was written, by its node's clock, in seconds since 1970; unknown limits are 0 and infinite."""
 
     least: float = 0.0
     most: float = math.inf
-    changed: float = 0.0
+    changed: float = 0.0  # when its file was changed
 
 
 class Hit(NamedTuple):
-    """A line and the rule that knows it; ``groups`` are the pattern's."""
+    """A line and the rule that knows it."""
 
     rule: Rule
     line: Line
-    groups: tuple[str, ...] = ()
-    place: str = ""
+    groups: tuple[str, ...] = ()  # of the rule's pattern
+    place: str = ""  # where Python was when it crashed
     when: When = When()
     within: float = 0.0  # seconds by which its node's clock may be wrong after it was corrected
 

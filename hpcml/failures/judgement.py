@@ -318,7 +318,7 @@ def _of_points(case: Case) -> Cause:
 def _signalled(end: End, hits: Sequence[Hit], number: signal.Signals) -> Cause:
     what = f"the script was killed by {number.name}"
     if not (rule := BY_NAME.get(_SIGNALS.get(number, ""))):
-        kernel = "SIGKILL comes from the kernel for want of memory, from a person or from the site."
+        kernel = "The kernel sends SIGKILL when the memory is full; otherwise a person or the site did."
         remedy = kernel if number == signal.SIGKILL else ""
         short = f"killed by {number.name}"
         return Cause(f"{what}, and nothing says by whom", short, False, "signal", remedy, evidence=_quoted(end))

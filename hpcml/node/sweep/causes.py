@@ -30,7 +30,7 @@ def look(
     began
         When it began, in seconds since 1970: what others wrote before is not about it.
     starved
-        Whether the kernel killed a process of this node for want of memory meanwhile.
+        Whether the kernel killed a process of this node out of memory meanwhile.
     """
     others = [hit for hit in evidence.hits(run, _MOST_LOGS) if hit.line.source not in ("driver", "job")]
     hits = [hit for hit in others if hit.line.time > began - _SLACK]
