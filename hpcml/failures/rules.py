@@ -370,8 +370,8 @@ FILES_AND_PYTHON = (
          "compiled code is for another kind of processor", "Install or build it on a machine like the nodes.",
          "built for another processor"),
     Rule("no-keyboard", ROOT, r"EOFError: EOF when reading a line",
-         "the script asked for input, and a batch job has no keyboard", "Give it by arguments or a file.",
-         "no keyboard"),
+         "the script asked for input, and a batch job has no keyboard",
+         "Give the script by arguments or a file what input() asks for.", "no keyboard"),
     Rule("debugger", ROOT, r"^(?:bdb\.)?BdbQuit\b",
          "the debugger (breakpoint(), pdb) found no keyboard: a batch job has none",
          "Remove breakpoint() and pdb, or debug in a notebook: hpcml jupyter.", "debugger without a keyboard"),
@@ -380,6 +380,11 @@ FILES_AND_PYTHON = (
 )  # fmt: skip
 
 GPU = (
+    Rule("gpu-arrays", ROOT,
+         r"TypeError: (?:Unsupported type <class 'numpy\.ndarray'>|Implicit conversion to a (?:host )?NumPy array)",
+         "NumPy's and CuPy's arrays were mixed",
+         'client = hpcml.connect(backend="gpu") makes Dask\'s arrays CuPy\'s, and .get() copies one to the CPU.',
+         "NumPy and CuPy mixed"),
     Rule("driver-old", ROOT,
          r"cudaErrorInsufficientDriver|CUDA driver version is insufficient for CUDA runtime version",
          "the packages need a newer GPU driver than the node has, or the image was entered without --nv",
