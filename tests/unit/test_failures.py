@@ -160,6 +160,7 @@ FULL = ("OSError", "[Errno 28] No space left on device")
     [
         ((FULL, ("ValueError", "first")), True, "script-error", "ValueError: first"),  # cleaning up failed too
         ((("RuntimeError", "no result"), FULL), False, "disk-full", "disk"),
+        ((("RuntimeError", "no result"), ("ValueError", "of it"), FULL), False, "disk-full", "disk"),
         ((("ConfigError", "no x"), ("KeyError", "'x'")), True, "script-error", "ConfigError: no x"),
         ((("ConfigError", "no x"), ("KeyError", "'x'")), False, "script-error", "KeyError: 'x'"),
         ((("SystemExit", "no data"), ("FileNotFoundError", "x.csv")), True, "script-error", "ended itself: no data"),
@@ -299,6 +300,13 @@ def test_the_begin_and_the_end_of_a_long_log_are_read_with_their_lines(paths: Ru
         ("memlock", 1, "n1"),
         ("ecc", count + 2, "n1"),
     ]
+
+
+def test_of_very_many_logs_the_smaller_are_read(paths: RunPaths) -> None:
+    """A worker that failed wrote nothing after that."""
+    for node, text in (("n1", "x\n" * 100), ("n2", TEXTS["ecc"][0]), ("n3", "x\n" * 100)):
+        paths.worker_log(node).write_text(text)
+    assert [hit.line.node for hit in evidence.hits(paths, 1)] == ["n2"]
 
 
 def test_a_hole_of_terabytes_is_read_in_no_time(paths: RunPaths) -> None:
