@@ -60,7 +60,7 @@ def run(options: Namespace) -> int:
             pass
     else:
         copy()
-    if role == "driver" and (end := records.outcome(run)) and end.by != "script":
+    if role == "driver" and (end := records.end_of(run)) and end.by != "script":
         say(f"hpcml: {end.message}.", sys.stderr)  # the log itself is the script's alone
     if not tails and not options.follow:
         state = run_status.status(adoption.adopt(run) if adoption.is_prepared(run) else run)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcml import files
-from hpcml.failures.exit_causes import COLOURS, ERROR
-from hpcml.failures.rules import RULES, Rule
+from hpcml.failures.exit_causes import ERROR
+from hpcml.failures.rules import COLOURS, RULES, Rule, Where
 from hpcml.paths import RunPaths
 
 HEAD, TAIL = 32 << 10, 160 << 10  # bytes of a log that are read: its begin and its end
@@ -21,7 +21,7 @@ _COUNTED = 64 << 20  # bytes; of a longer log the numbers of its last lines are 
 _LONGEST = 400  # characters of a line that are kept
 _TIME = r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)"
 _STAMP = re.compile(rf"^(?:\[?{_TIME}(?:[.,](\d{{1,6}}))?|.*CANCELLED AT {_TIME})")
-_PATTERNS = [(rule, re.compile(rule.pattern, re.MULTILINE)) for rule in RULES]
+_PATTERNS = [(rule, re.compile(rule.pattern, re.MULTILINE)) for rule in RULES if Where.LOG in rule.where]
 _NO_END = " - INFO - "  # Dask's level for what is no trouble
 _PLACE = re.compile(r'^  File "(.+)", line (\d+) in (\S+)')
 _LAST_WORDS = ("Fatal Python error", "terminate called")  # of a process: what comes behind is told at once
@@ -29,39 +29,31 @@ _NEAR = 200  # lines from one without a time to one that has one
 
 
 class Line(NamedTuple):
-    """A line that shows something.
-
-    ``file`` is its path in the run's directory, empty if it is of no log; ``number`` counts from 1, 0 if it is not
-    known. ``time`` is in seconds since 1970 by the run's own clocks, 0 if it is not known. ``source`` is driver,
-    scheduler, worker, job, library or record.
-    """
+    """A line that shows something."""
 
     text: str
-    source: str
-    file: str = ""
-    number: int = 0
-    time: float = 0.0
+    source: str  # driver, scheduler, worker, job, library or record
+    file: str = ""  # its path in the run's directory, empty if it is in no log
+    number: int = 0  # from 1, 0 if it is not known
+    time: float = 0.0  # in seconds since 1970 by the run's own clocks, 0 if it is not known
     node: str = ""
 
 
 class When(NamedTuple):
-    """Between which times of its node's clock a line was written, and when its file was changed.
-
-    What is not known is 0, or infinite.
-    """
+    """When a line was written, by its node's clock, in seconds since 1970; unknown limits are 0 and infinite."""
 
     least: float = 0.0
     most: float = math.inf
-    changed: float = 0.0
+    changed: float = 0.0  # when its file was changed
 
 
 class Hit(NamedTuple):
-    """A line and the rule that knows it; ``groups`` are the pattern's."""
+    """A line and the rule that knows it."""
 
     rule: Rule
     line: Line
-    groups: tuple[str, ...] = ()
-    place: str = ""
+    groups: tuple[str, ...] = ()  # of the rule's pattern
+    place: str = ""  # where Python was when it crashed
     when: When = When()
     within: float = 0.0  # seconds by which its node's clock may be wrong after it was corrected
 
@@ -216,27 +208,26 @@ class _Times:
         return seconds, seconds if part else whole + 1
 
 
-def points_end(path: Path) -> dict[str, Any]:
-    """Return how a sweep's points ended (points-end.json), empty if it is not there or tells none."""
-    facts = _facts(path)
-    first = facts.get("first")
-    whole = (
-        isinstance(facts.get("failed"), int) and isinstance(first, list) and all(isinstance(one, str) for one in first)
-    )
-    return facts if whole else {}
-
-
-def _facts(path: Path) -> dict[str, Any]:
+def table(path: Path, limit: int = files.RECORD) -> dict[str, Any]:
+    """Return what a JSON file of the run holds; empty if it is not there or is no table, and so is no evidence."""
     try:
-        facts = files.read_json(path, HEAD)
+        facts = files.read_json(path, limit)
     except (OSError, ValueError):
-        return {}  # it is no evidence
+        return {}
     return facts if isinstance(facts, dict) else {}
 
 
+def points_end(path: Path) -> dict[str, Any]:
+    """Return how a sweep's points ended (points-end.json), empty if it is not there or is damaged."""
+    facts = table(path, HEAD)
+    first = facts.get("first")
+    whole = isinstance(first, list) and all(isinstance(one, str) for one in first)
+    return facts if whole and isinstance(facts.get("failed"), int) else {}
+
+
 def script_error(path: Path) -> dict[str, Any]:
-    """Return what a script's uncaught error was (script-error.json), empty if it is not there or is none."""
-    facts = _facts(path)
+    """Return a script's uncaught error (script-error.json), empty if it is not there or is damaged."""
+    facts = table(path, HEAD)
     chain = facts.get("chain")
     whole = isinstance(chain, list) and all(isinstance(one, dict) and isinstance(one.get("type"), str) for one in chain)
     return facts if whole else {}

@@ -1,21 +1,25 @@
 """What programs print when something goes wrong, what it means and what to do: one row for each mechanism.
 
-A pattern is searched in each line alone. It is as long as its meaning needs: a cause that is not true is worse than
-none. {0} in a sentence is the pattern's first group. docs/troubleshooting.md says how a cause is found.
+A pattern is as long as its meaning needs: a false cause is worse than none. {0} in a sentence is the pattern's first
+group. docs/troubleshooting.md says how a cause is found.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
+import re
+from collections.abc import Sequence
+from enum import Flag, StrEnum, auto
+from typing import NamedTuple
+
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class Role(StrEnum):
-    """What a line tells: the beginning of a failure, what follows from one, or less."""
+    """What a line shows: the beginning of a failure, a consequence of one, or less."""
 
     ROOT = "root"
     CASCADE = "cascade"  # something else failed before
-    CONFIRMATION = "confirmation"  # that a process was killed for want of memory; not which, nor what began it
+    CONFIRMATION = "confirmation"  # that the kernel killed a process out of memory; not which, nor what began it
     TEARDOWN = "teardown"  # the noise of an end
     WARNING = "warning"  # slow or near a limit, and no end
 
@@ -29,43 +33,124 @@ class Retry(StrEnum):
     TIME = "time"
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """A text, and what it means. ``short`` has six words at most."""
+class Where(Flag):
+    """Whose output a row is about."""
+
+    LOG = auto()  # a run's logs, line by line
+    SUBMISSION = auto()  # sbatch, which refused a job
+    IMAGE = auto()  # Apptainer or SingularityCE (1.4 was tried; they share the code), which did not enter an image
+    BUILD = auto()  # the same programs, which did not build one
+
+
+class Rule(NamedTuple):
+    """A text, and its meaning."""
 
     name: str
     role: Role
     pattern: str
-    cause: str
-    remedy: str = ""
-    short: str = ""
+    cause: str  # a clause
+    remedy: str = ""  # sentences
+    short: str = ""  # the cause in at most six words
     retry: Retry = Retry.NONE
+    where: Where = Where.LOG
+
+
+class Meaning(NamedTuple):
+    """A rule that knows a text, and its cause and its remedy for that text."""
+
+    rule: Rule
+    cause: str
+    remedy: str
+
+    @property
+    def sentence(self) -> str:
+        """The cause as an error begins with it."""
+        return self.cause[:1].upper() + self.cause[1:]
+
+
+def filled(text: str, groups: Sequence[str | None]) -> str:
+    """Return a rule's sentence with the groups of its pattern."""
+    for index, group in enumerate(groups):
+        text = text.replace(f"{{{index}}}", (group or "")[:100].rstrip(":,."))
+    return text
+
+
+def meaning(text: str, where: Where) -> Meaning | None:
+    """Return the meaning of a program's output by the first row that knows it, None if there is none."""
+    plain = COLOURS.sub("", text)
+    for rule in RULES:
+        if where in rule.where and (match := re.search(rule.pattern, plain, re.MULTILINE)):
+            return Meaning(rule, filled(rule.cause, match.groups()), filled(rule.remedy, match.groups()))
+    return None
 
 
 ROOT, CASCADE, CONFIRMATION, TEARDOWN, WARNING = Role.ROOT, Role.CASCADE, Role.CONFIRMATION, Role.TEARDOWN, Role.WARNING
+_REFUSED, _ENTERING = Where.LOG | Where.SUBMISSION, Where.LOG | Where.IMAGE
 _ELSEWHERE = "Try another node, and tell the site's support."
 _ONE_IMAGE = "Use one image or environment for all nodes."
+_OF_THE_PROGRAM = r"^(?:FATAL|ERROR  ):.*"  # how Apptainer and SingularityCE begin what they report
 
 SLURM = (
+    Rule("memory-by-node", ROOT,
+         r"(?i)^(?!.*unrecognized option).*(?:--mem(?![\w-]).*\b(?:not|use|instead)\b|memory by node|mem-per-cpu)",
+         "this site does not take memory by node (--mem)",
+         'Set slurm.remove=["--mem"]: --memory-per-node is then asked for by CPU. '
+         'Or slurm.extra=["--mem-per-cpu=4G"].', "no memory by node", where=Where.SUBMISSION),
     Rule("account", ROOT, r"(?i)invalid account or (?:account/partition combination|expired budget)",
          "Slurm does not accept the account for this partition, or its budget has ended",
          "Check --account: sacctmgr show assoc where user=$USER, or the site's command for budgets.",
-         "account not accepted"),
+         "account not accepted", where=_REFUSED),
     Rule("qos", ROOT, r"Invalid qos specification",
          "the QoS does not exist, or the account or the partition may not use it",
-         "Check --qos: sacctmgr show assoc where user=$USER format=account,qos.", "QoS not accepted"),
-    Rule("policy", ROOT, r"Job violates accounting/QOS policy",
-         "the request is beyond a limit of the account or the QoS",
-         "Ask for fewer nodes or less time, or wait for your other jobs.", "beyond a limit of QoS"),
-    Rule("configuration", ROOT, r"Requested node configuration is not available",
-         "no node of the partition has what is asked for",
-         "Ask for fewer CPUs, GPUs or less memory per node, or another --partition.", "no such nodes"),
-    Rule("gres", ROOT, r"Invalid generic resource \(gres\) specification|Invalid Trackable RESource \(TRES\) spec",
-         "Slurm does not know the GPUs, or other resources, that are asked for",
-         "Check the GPU's type: sinfo -o '%P %G'.", "GPUs not known to Slurm"),
+         "Check --qos: sacctmgr show assoc where user=$USER format=account,qos.", "QoS not accepted", where=_REFUSED),
+    Rule("partition", ROOT, r"(?i)invalid partition (?:name )?specified",
+         "there is no such partition", "List the partitions: sinfo -s.", "no such partition", where=_REFUSED),
     Rule("time-refused", ROOT, r"Requested time limit is invalid",
          "the time limit is longer than the partition or the QoS allows",
-         "Ask for less with --time, or another --partition.", "time limit too long"),
+         "Ask for less with --time, or another --partition or --qos.", "time limit too long", where=_REFUSED),
+    Rule("node-count", ROOT, r"Node count specification invalid",
+         "the partition does not give that many nodes", "Ask for fewer with --nodes.", "too many nodes",
+         where=_REFUSED),
+    # what --test-only says alone: it does not look at a QoS's PartitionMaxNodes (Slurm 22.05, 24.11, 26.05)
+    Rule("configuration-tested", ROOT, r"allocation failure: Requested node configuration is not available",
+         "no node of the partition has what is asked for, or the QoS allows more nodes than the partition",
+         "Ask for less per node, or another --partition; with such a QoS submit it: only Slurm's test refuses.",
+         "no such nodes", where=Where.SUBMISSION),
+    Rule("configuration", ROOT, r"Requested node configuration is not available",
+         "no node of the partition has what is asked for",
+         "Ask for fewer CPUs, GPUs or less memory per node, or another --partition.", "no such nodes", where=_REFUSED),
+    Rule("gres", ROOT, r"Invalid generic resource \(gres\) specification|Invalid Trackable RESource \(TRES\) spec",
+         "Slurm does not know the GPUs, or other resources, that are asked for",
+         "Check slurm.gpu_request and slurm.gpu_type in the profile (sinfo -o '%P %G').", "GPUs not known to Slurm",
+         where=_REFUSED),
+    Rule("memory-refused", ROOT, r"Memory specification can not be satisfied",
+         "no node of the partition has that much memory", "Ask for less with --memory-per-node.",
+         "too much memory asked for", where=_REFUSED),
+    Rule("cpus-refused", ROOT,
+         r"(?:submission failed|allocation failure): More processors requested than permitted|CPU count",
+         "the partition does not have that many CPUs", "Ask for fewer with --nodes or --cpus-per-node.",
+         "too many CPUs", where=Where.SUBMISSION),
+    Rule("policy", ROOT, r"accounting/QOS policy|error: (?:QOS\w+Limit|Assoc(?:Max|Grp)\w+)",
+         "the request is beyond a limit of the account or the QoS",
+         "Ask for fewer nodes or less time, wait for your other jobs, or choose another --qos.",
+         "beyond a limit of QoS", where=_REFUSED),
+    Rule("dependency-refused", ROOT, r"Job dependency problem",
+         "Slurm does not accept the dependency", "Check --dependency (afterok:JOBID).", "dependency not accepted",
+         where=_REFUSED),
+    Rule("feature", ROOT, r"Invalid feature specification",
+         "no node has the feature that is asked for",
+         "Check --constraint, or slurm.extra in the profile (sinfo -o '%P %f').", "no node has the feature",
+         where=_REFUSED),
+    Rule("not-permitted", ROOT, r"(?i)Access/permission denied|not permitted to use",
+         "Slurm does not permit this submission",
+         "Check --partition and --account, and from which machine you submit; or ask the site's support.",
+         "submission not permitted", where=Where.SUBMISSION),
+    Rule("option", ROOT, r"unrecognized option|invalid option",
+         "this Slurm does not know one of the options", "Leave it out with slurm.remove in the profile.",
+         "option unknown to Slurm", where=Where.SUBMISSION),
+    Rule("spool", ROOT, r"I/O error writing script|[Dd]isk quota|No space left",
+         "Slurm could not store the job script", "Slurm's own spool may be full: tell the site's support.",
+         "job script not stored", where=Where.SUBMISSION),
     Rule("dependency", ROOT,
          r"DependencyNeverSatisfied|the job it depends on ended otherwise|the run never started: it waited for ",
          "the job that it depends on did not end as asked: it will never start",
@@ -93,15 +178,10 @@ SLURM = (
          "a node failed, or lost its network", _ELSEWHERE, "node failed", Retry.EXCLUDE),
     Rule("requeued", WARNING, r"CANCELLED AT \S+ DUE TO JOB REQUEUE",
          "Slurm put the job back into its queue"),
-    Rule("cancelled", TEARDOWN,
-         r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+(?: DUE to SIGNAL \w+)? \*\*\*",
-         "Slurm ended a step"),
     Rule("task-failure", CASCADE, r"CANCELLED AT \S+ DUE TO TASK FAILURE",
          "another task of the step had failed"),
-    Rule("oom-kill", CONFIRMATION, r"[Dd]etected \d+ oom[_-]kill event(?:s|\(s\))? in ",
-         "the node's memory limit was reached, and the kernel killed a process",
-         "Ask for more memory, use more nodes, or smaller chunks.", "out of memory", Retry.MEMORY),
-    Rule("oom-task", CONFIRMATION, r"srun: error: \S+: tasks? \S+: Out Of Memory",
+    Rule("oom-kill", CONFIRMATION,
+         r"[Dd]etected \d+ oom[_-]kill event(?:s|\(s\))? in |srun: error: \S+: tasks? \S+: Out Of Memory",
          "the node's memory limit was reached, and the kernel killed a process",
          "Ask for more memory, use more nodes, or smaller chunks.", "out of memory", Retry.MEMORY),
     Rule("chdir", ROOT, r"couldn't chdir to [`'](.+?)': (?:No such file or directory|Permission denied)",
@@ -126,8 +206,6 @@ SLURM = (
     Rule("wait-time", ROOT, r"First task exited\. Terminating job in \d+s",
          "Slurm ends a step some seconds after its first task (the site's WaitTime)", "Give the step --wait=0.",
          "step ended by WaitTime"),
-    Rule("abort-step", TEARDOWN, r"srun: Job step aborted: Waiting up to \d+ seconds|Force Terminated StepId=",
-         "a step was ended"),
 )  # fmt: skip
 
 DASK = (
@@ -161,9 +239,9 @@ DASK = (
          r"(?:hpcml: worker \S+ ended: killed by SIGKILL|Worker process \d+ was killed by signal 9\b)",
          "a worker was killed (SIGKILL)"),
     Rule("unmanaged", WARNING, r"Unmanaged memory use is high",
-         "a worker's memory is full of what Dask does not know"),
+         "much of a worker's memory is not managed by Dask"),
     Rule("paused", WARNING, r"Worker is at \d+% memory usage\. Pausing worker",
-         "a worker took no task for want of memory"),
+         "a worker paused: its memory was nearly full"),
     Rule("event-loop", WARNING, r"Event loop was unresponsive in \S+ for",
          "a task held Python's lock for long, or a file system was slow"),
     Rule("heartbeat", CASCADE, r"Worker failed to heartbeat for \d+s",
@@ -179,9 +257,9 @@ DASK = (
          "the network interface {0} has no address on a node",
          "Name one that all nodes have (network.interface), or none.", "network interface missing"),
     Rule("comm-closed", CASCADE, r"CommClosedError: |StreamClosedError: Stream is closed",
-         "a connection broke because its other end had gone"),
+         "a connection broke because its other end was gone"),
     Rule("wait-workers", CASCADE, r"(?:WorkerStartTimeoutError|TimeoutError): Only \d+/\d+ workers arrived",
-         "not all workers came"),
+         "not all workers registered in time"),
     Rule("port-in-use", WARNING, r"Port \d+ is already in use",
          "another program has the port"),
     Rule("duplicate-name", ROOT, r"Worker tried to connect with a duplicate name",
@@ -191,7 +269,7 @@ DASK = (
          "data was sent inside of the tasks; reading it on the workers is faster"),
     Rule("shuffle", CASCADE,
          r"P2P \w+ failed during (?:transfer|barrier|unpack)|shuffle_transfer failed during shuffle",
-         "a shuffle failed with a worker, or for want of disk space"),
+         "a shuffle failed: a worker was lost, or a disk is full"),
     Rule("spill", ROOT, r"Spill to disk failed; keeping data in memory",
          "a worker could not put data to disk: the node's scratch is full or read-only",
          "Set paths.scratch to a disk with room.", "scratch disk full"),
@@ -292,8 +370,8 @@ FILES_AND_PYTHON = (
          "compiled code is for another kind of processor", "Install or build it on a machine like the nodes.",
          "built for another processor"),
     Rule("no-keyboard", ROOT, r"EOFError: EOF when reading a line",
-         "the script asked for input, and a batch job has no keyboard", "Give it by arguments or a file.",
-         "no keyboard"),
+         "the script asked for input, and a batch job has no keyboard",
+         "Give the script by arguments or a file what input() asks for.", "no keyboard"),
     Rule("debugger", ROOT, r"^(?:bdb\.)?BdbQuit\b",
          "the debugger (breakpoint(), pdb) found no keyboard: a batch job has none",
          "Remove breakpoint() and pdb, or debug in a notebook: hpcml jupyter.", "debugger without a keyboard"),
@@ -302,6 +380,11 @@ FILES_AND_PYTHON = (
 )  # fmt: skip
 
 GPU = (
+    Rule("gpu-arrays", ROOT,
+         r"TypeError: (?:Unsupported type <class 'numpy\.ndarray'>|Implicit conversion to a (?:host )?NumPy array)",
+         "NumPy's and CuPy's arrays were mixed",
+         'client = hpcml.connect(backend="gpu") makes Dask\'s arrays CuPy\'s, and .get() copies one to the CPU.',
+         "NumPy and CuPy mixed"),
     Rule("driver-old", ROOT,
          r"cudaErrorInsufficientDriver|CUDA driver version is insufficient for CUDA runtime version",
          "the packages need a newer GPU driver than the node has, or the image was entered without --nv",
@@ -347,10 +430,10 @@ GPU = (
 
 NETWORK = (
     Rule("ib-retry", CASCADE, r"Transport retry count exceeded on \S+",
-         "a connection over InfiniBand was given up: its other end had gone, or the link is faulty"),
+         "an InfiniBand connection was given up: its other end was gone, or the link is faulty"),
     Rule("ucx-reset", CASCADE, r"UCXX?ConnectionReset(?:Error)?|Connection reset by remote peer|Endpoint timeout|"
          r"Endpoint is closed -- unable to send",
-         "a UCX connection broke because its other end had gone"),
+         "a UCX connection broke because its other end was gone"),
     Rule("ucx-unreachable", ROOT,
          r"UCXX?Unreachable(?:Error)?\b|Destination is unreachable|no (?:remote|auxiliary|am|"
          r"active messages?) .*transport to <",
@@ -382,7 +465,7 @@ NETWORK = (
          "Its own log in the run's logs folder says which.", "NCCL system error"),
     Rule("nccl-remote", CASCADE,
          r"remote process exited or there was a network error|NET/IB: Got completion from peer .* status=",
-         "another rank had gone"),
+         "another rank was gone"),
     Rule("nccl-shm", ROOT, r"failed to extend /dev/shm/nccl-\S+ to \d+ bytes",
          "/dev/shm is full, with what killed jobs left or by a small limit",
          "Remove your own /dev/shm/nccl-* on the node.", "/dev/shm full"),
@@ -399,27 +482,91 @@ NETWORK = (
 )  # fmt: skip
 
 IMAGES = (
-    Rule("image-missing", ROOT, r"FATAL: +could not open image (\S+): .*no such file or directory",
-         "the image is not there: {0}", "Put it on a file system that all nodes see.", "image not there"),
+    Rule("container-program", ROOT, r"hpcml: there is no (\S+) on \S+ \(profile: runtime\.container\)",
+         "the program {0} is not there", "Load its module (runtime.modules), or correct runtime.container.",
+         "no container program", where=_ENTERING),
+    Rule("tmpdir", ROOT, r"hpcml: (TMPDIR cannot be bound .*)",
+         "{0}", "Set TMPDIR to another folder (runtime.setup).", "TMPDIR cannot be bound", where=_ENTERING),
+    Rule("fuse", ROOT, r"(?i)failed to open /dev/fuse|/dev/fuse: (?:Permission|No such|Operation)|"
+         r"fusermount3?: .*(?:denied|not permitted)",
+         "/dev/fuse cannot be used, and images are mounted with it",
+         "Ask the site's support to make /dev/fuse usable by all (mode 666), or to install the program setuid; or try "
+         "another node.", "images not allowed", Retry.EXCLUDE, _ENTERING),
+    Rule("fakeroot", ROOT, r"(?i)/etc/sub[ug]id|newuidmap|fakeroot.{0,80}(?:not|fail|denied|unable)",
+         "this machine does not let you build as root of a namespace of your own (--fakeroot)",
+         "Ask for a line in /etc/subuid and /etc/subgid, or build on another machine and copy the image.",
+         where=Where.BUILD),
+    Rule("namespace", ROOT, r"(?i)user namespaces? (?:(?:are|is) )?(?:disabled|not)\b|failed to create user namespace|"
+         r"create namespace: user|max_user_namespaces",
+         "the machine allows no user namespaces, which images need",
+         "Ask the site's support for them, or to install the program setuid; or try another node.",
+         "images not allowed", Retry.EXCLUDE, _ENTERING | Where.BUILD),
+    Rule("bind-source", ROOT, r"mount source (\S+) doesn't exist",
+         "a path that is to be bound is not there: {0}",
+         "Correct runtime.binds (or paths.scratch), or make it on all nodes.", "path to bind missing",
+         where=_ENTERING),
+    Rule("bind", ROOT, r"FATAL: +container creation failed: mount .* error: .*doesn't exist in container",
+         "a folder that is to be bound is not there in the image", "Correct runtime.binds.", "bind point missing",
+         where=_ENTERING),
+    Rule("image-folder", ROOT, r"failed to set working directory: chdir (\S+):",
+         "the folder {0} is not there inside", "Add it to runtime.binds.", "folder not in image", where=_ENTERING),
+    Rule("architecture", ROOT, r"image's architecture \((\w+)\) could not run on the host's \((\w+)\)",
+         "the image is for {0} processors, and the machine has {1}", "Build the image on a machine like the nodes.",
+         "image for another processor", where=_ENTERING),
+    Rule("image-programs", ROOT, _OF_THE_PROGRAM + "(?i:exec format error)",
+         "its programs are for another processor", "Build it on a machine like the nodes.",
+         "image for another processor", where=_ENTERING),
     Rule("image-format", ROOT, r"image format not recognized",
-         "the file is not an image", "Copy or build it again; hpcml image check.", "not an image"),
-    Rule("image-room", ROOT, r"FATAL: +while extracting .*(?:Disk quota exceeded|No space left on device)",
-         "there is no room to unpack the image", "Set TMPDIR to a folder with room; squashfuse avoids unpacking.",
-         "no room for image"),
-    Rule("squashfuse", ROOT, r"squashfuse_ll exited with status \d+: .*trying to read the squashfs image",
-         "the image is damaged, or its file system had trouble", "hpcml image check; if it is well, try again.",
-         "image damaged"),
-    Rule("fuse", ROOT, r"Failed to open /dev/fuse: Permission denied",
-         "a node does not let you mount images (/dev/fuse)", _ELSEWHERE, "images not allowed", Retry.EXCLUDE),
-    Rule("namespace", ROOT, r"Failed to create user namespace: ",
-         "a node allows no user namespaces, which images need", _ELSEWHERE, "images not allowed", Retry.EXCLUDE),
+         "the file is not an image", "Build it with hpcml image build, or copy it again.", "not an image",
+         where=_ENTERING),
+    Rule("image-damaged", ROOT, r"(?i:trying to read the squashfs image)|" + _OF_THE_PROGRAM +
+         r"(?i:squashfs.{0,40}(?:corrupt|superblock)|unexpected EOF|header is corrupted|"
+         r"while (?:loading|reading) .*(?:EOF|header|descriptor))",
+         "the image is damaged or cut off",
+         "Copy it again: was the copy interrupted? If hpcml image check finds it whole, its file system had trouble.",
+         "image damaged", where=_ENTERING),
+    Rule("image-closed", ROOT, r"could not open image .*(?:not readable by the current user|permission denied)|"
+         r"\.sif: permission denied",
+         "the image may not be read", "Check its permissions and those of its folders.", "image may not be read",
+         where=_ENTERING),
+    Rule("image-missing", ROOT, r"could not open image (\S+): .*no such file or directory",
+         "the image is not there: {0}",
+         "Put it on a file system that all nodes see; was it moved after the submission?", "image not there",
+         where=_ENTERING),
+    Rule("image-room", ROOT, _OF_THE_PROGRAM + "(?i:no space left on device|disk quota exceeded)",
+         "there is no room to unpack the image: a disk or a quota is full",
+         "Free some space in the machine's temporary folder and in your home, or set TMPDIR to a folder with room.",
+         "no room for image", where=_ENTERING),
+    Rule("image-memory", ROOT, _OF_THE_PROGRAM + "(?i:cannot allocate memory|resource temporarily unavailable)",
+         "there was no memory or no process left to enter the image",
+         "Ask for more with --memory-per-node, or look at ulimit -u.", "no memory for image", where=_ENTERING),
+    Rule("image-python", ROOT, _OF_THE_PROGRAM + r"(?i:python3?\S*.{0,40}(?:not found|no such file))",
+         "there is no such Python in the image",
+         "Install python3 in it and set PATH in %environment, or correct runtime.python.", "no Python in image",
+         where=_ENTERING),
+    Rule("image-option", ROOT, r'^Error for command "\w+": unknown (?:shorthand )?flag\b.*?(-\S+)',
+         "the program knows no option {0}", "Correct runtime.options, or use a newer program.",
+         "wrong container option", where=_ENTERING),
     Rule("nv-files", WARNING, r"Could not find any nv files on this host",
          "the node has no GPU driver for the image"),
-    Rule("architecture", ROOT, r"the image's architecture \((\w+)\) could not run on the host's \((\w+)\)",
-         "the image is for {0} processors, and the node has {1}", "Build it on a machine like the nodes.",
-         "image for another processor"),
-    Rule("bind", ROOT, r"FATAL: +container creation failed: mount .* error: .*doesn't exist in container",
-         "a folder that is to be bound is not there in the image", "Correct runtime.binds.", "bind point missing"),
+    Rule("capabilities", ROOT, r"Requesting capability set",
+         "this machine's root lacks capabilities that a build as root wants",
+         "Give --fakeroot as an ordinary user who has a line in /etc/subuid.", where=Where.BUILD),
+    Rule("needs-root", ROOT, r"(?i)must be (?:the )?root",
+         "the build wants to be root", "Give --fakeroot, or build on a machine where you are.", where=Where.BUILD),
+    Rule("registry", ROOT, r"toomanyrequests|429 Too Many",
+         "the registry refuses more downloads for now", "Try again in some hours, or log in to it.",
+         where=Where.BUILD),
+    Rule("download", ROOT,
+         r"(?i)no such host|name resolution|connection refused|network is unreachable|(?:handshake|i/o) timeout|"
+         r"connection timed out|proxyconnect|certificate signed by unknown|certificate_verify_failed",
+         "something could not be downloaded",
+         "Check that this machine reaches the network (http_proxy, https_proxy): compute nodes mostly do not.",
+         where=Where.BUILD),
+    Rule("image-test", ROOT, r"(?i)test script|%test",
+         "the image was made, but fails its own test", "The lines above the last say which part.", where=Where.BUILD),
+    Rule("post", ROOT, r"(?i)%post|post script",
+         "a command of %post failed", "The lines above the last say which one.", where=Where.BUILD),
 )  # fmt: skip
 
 RULES = (*SLURM, *DASK, *FILES_AND_PYTHON, *GPU, *NETWORK, *IMAGES)

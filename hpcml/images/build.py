@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from hpcml import __version__, files, subprocesses, units
 from hpcml.errors import HpcmlError, ImageError, NotFoundError, StorageError, UsageError, did_you_mean, nearest
+from hpcml.failures.rules import Where, meaning
 from hpcml.images.definition import Definition
 from hpcml.images.facts import inspect
 from hpcml.images.program import TIMEOUT, Program, last_lines, not_started
@@ -298,36 +299,7 @@ def parse_arguments(words: Sequence[str]) -> dict[str, str]:
 
 # -- why a build failed ----------------------------------------------------------------------------------------------
 
-_NO_NETWORK = (
-    r"(?i)no such host|name resolution|connection refused|network is unreachable|(handshake|i/o) timeout|"
-    r"connection timed out|proxyconnect|certificate signed by unknown|certificate_verify_failed"
-)
 _FULL = r"(?i)(?:(/[^:\n]*): )?(no space left on device|disk quota exceeded)"
-# What the programs print when a build fails, what it means, and what to do.
-_FAILURES = {
-    r"(?i)/etc/sub[ug]id|newuidmap|fakeroot.{0,80}(not|fail|denied|unable)|user namespaces? .{0,40}(disabled|not)": (
-        "This machine does not let you build as root of a namespace of your own (--fakeroot)",
-        "Ask for a line in /etc/subuid and /etc/subgid, or build on another machine and copy the image.",
-    ),
-    r"Requesting capability set": (
-        "This machine's root lacks capabilities that a build as root wants",
-        "Give --fakeroot as an ordinary user who has a line in /etc/subuid.",
-    ),
-    r"(?i)must be (the )?root": ("The build wants to be root", "Give --fakeroot, or build on a machine where you are."),
-    r"toomanyrequests|429 Too Many": (
-        "The registry refuses more downloads for now",
-        "Try again in some hours, or log in to it.",
-    ),
-    _NO_NETWORK: (
-        "Something could not be downloaded",
-        "Does this machine reach the network (http_proxy, https_proxy)? Compute nodes mostly do not.",
-    ),
-    r"(?i)test script|%test": (
-        "The image was made, but fails its own test",
-        "The lines above the last say which part.",
-    ),
-    r"(?i)%post|post script": ("A command of %post failed", "The lines above the last say which one."),
-}
 
 
 def failure(answer: subprocesses.Answer, order: Order) -> HpcmlError:
@@ -341,12 +313,13 @@ def failure(answer: subprocesses.Answer, order: Order) -> HpcmlError:
         why = "your quota is used up" if "quota" in full[2].lower() else "the disk is full"
         what, place, hint = _full(full[1] or "", order)
         return StorageError(f"The build ran out of space{what}: {why}", place=place, hint=hint, quote=quote)
+    elif known := meaning(text, Where.BUILD):
+        message, hint = known.sentence, known.remedy
     else:
-        unknown = (
+        message, hint = (
             f"{order.program} did not build the image (its exit status was {answer.code})",
             "Its output is above.",
         )
-        message, hint = next((meaning for pattern, meaning in _FAILURES.items() if re.search(pattern, text)), unknown)
     return ImageError(message, place=place, hint=hint, quote=quote)
 
 

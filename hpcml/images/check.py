@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from hpcml import assets, files, subprocesses, units
-from hpcml.failures import exit_causes
+from hpcml.failures.rules import Where, meaning
 from hpcml.images.facts import machine, pins, problems
 from hpcml.images.program import Program, ask, last_lines
 from hpcml.images.sif import PREFIX, ImageFacts
@@ -158,8 +158,8 @@ def _probed(answer: subprocesses.Answer) -> dict[str, Any] | None:
 def _no_start(answer: subprocesses.Answer, program: Program) -> Finding:
     if answer.code is None:
         return Finding("starts", BAD, f"it did not answer within {units.format_seconds(_TIMEOUT)}", "Is the disk slow?")
-    if known := exit_causes.container_error(answer.text):
-        return Finding("starts", BAD, known.what, known.hint)
+    if known := meaning(answer.text, Where.IMAGE):
+        return Finding("starts", BAD, known.cause, known.remedy)
     why = " / ".join(last_lines(answer.err or answer.out, 2)) or f"exit status {answer.code}"
     return Finding("starts", BAD, f"{program} cannot run Python in it: {why}", "Try it: apptainer exec IMAGE python3.")
 

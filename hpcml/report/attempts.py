@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from hpcml import files
+from hpcml.failures.evidence import table
 from hpcml.paths import RunPaths
-from hpcml.report.ending import events, number, table
+from hpcml.report.ending import events, number
 from hpcml.report.ledger import Ledger
 from hpcml.units import format_seconds
 

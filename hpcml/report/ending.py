@@ -8,23 +8,28 @@ from typing import Any, NamedTuple
 
 from hpcml import files
 from hpcml.failures import judgement
-from hpcml.failures.evidence import Line
+from hpcml.failures.end import End, parse
+from hpcml.failures.evidence import Line, table
 from hpcml.paths import AttemptPaths, RunPaths
 
 
-class End(NamedTuple):
-    """How a run ended; ``cause`` is a sentence, empty where it did not fail; ``over`` is False while it goes on."""
+class Ending(NamedTuple):
+    """How a run ended, and why, as its report shows it."""
 
-    over: bool = False
-    state: str = "RUNNING"
-    exit_status: int | None = None
-    message: str = "the run has not written that it ended"
-    cause: str = ""
-    evidence: tuple[Line, ...] = ()
-    followed: tuple[Line, ...] = ()
-    warnings: tuple[str, ...] = ()
+    end: End = End(ended_as="RUNNING", over=False, message="the run has not written that it ended")
+    cause: str = ""  # a sentence, empty where it did not fail
+    evidence: tuple[Line, ...] = ()  # lines that show the cause
+    followed: tuple[Line, ...] = ()  # lines of what followed from it
     next_step: str = ""
-    again: str = ""
+    again: str = ""  # the command that tries it again
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as a JSON-ready table."""
+        lines = {name: [line._asdict() for line in getattr(self, name)] for name in ("evidence", "followed")}
+        status = self.end.exit_status if self.end.over else None
+        facts = {**self.end.as_json(), "exit_status": status, **self._asdict(), **lines}
+        del facts["end"]
+        return facts
 
 
 def sentence(cause: str, *, known: bool, occurrences: int = 0, nodes: Sequence[str] = ()) -> str:
@@ -36,15 +41,6 @@ def sentence(cause: str, *, known: bool, occurrences: int = 0, nodes: Sequence[s
     elif named:
         text += f" (on {named})"
     return f"{text.rstrip('.')}."
-
-
-def table(path: Any) -> dict[str, Any]:
-    """Return what a JSON file of the run holds; empty if it is not there or is no table."""
-    try:
-        found = files.read_json(path)
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def number(value: object) -> float | None:
@@ -79,23 +75,15 @@ def _is_time(value: object) -> bool:
     return 0 < (number(value) or 0) < 1e11
 
 
-def of_files(paths: RunPaths, attempt: AttemptPaths, times: Mapping[str, float]) -> End:
+def of_files(paths: RunPaths, attempt: AttemptPaths, times: Mapping[str, float]) -> Ending:
     """Return how the run ended by its own status.json, and why, by its logs."""
-    facts = table(paths.status)
-    status = facts.get("exit_status")
-    if not isinstance(status, int):
-        return End()
-    state, by, message = (str(facts.get(name, "")) for name in ("state", "by", "message"))
-    quote = tuple(map(str, facts.get("quote", ()))) if isinstance(facts.get("quote"), list) else ()
-    warnings = tuple(map(str, facts.get("warnings", ()))) if isinstance(facts.get("warnings"), list) else ()
-    hint = str(facts.get("hint", ""))
-    end = End(True, state, status, message, warnings=warnings, next_step=hint)
+    try:
+        end = parse(table(paths.status))._replace(over=True)  # the report is made while the roles are torn down
+    except (KeyError, TypeError):
+        return Ending()
     form = str(table(paths.plan).get("inside", {}).get("form", ""))
-    ending = judgement.Ending(status, by, state, message, hint, quote, times, form=form)
-    found = judgement.of_run(paths, attempt, ending)
+    found = judgement.of_run(paths, attempt, judgement.Case(end, times, form=form))
     if found is None:
-        return end
+        return Ending(end, next_step=end.hint)
     cause = sentence(found.what, known=found.known, occurrences=found.occurrences, nodes=found.nodes)
-    return end._replace(
-        cause=cause, evidence=found.evidence, followed=found.followed, next_step=found.remedy or end.next_step
-    )
+    return Ending(end, cause, found.evidence, found.followed, found.remedy or end.hint)

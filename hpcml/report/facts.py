@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hpcml import samples
+from hpcml.failures.end import End
+from hpcml.failures.evidence import table
 from hpcml.paths import RunPaths
 from hpcml.report import advice, attempts, ledger, profiles, series
 from hpcml.report.advice import Advice
 from hpcml.report.attempts import Attempt
-from hpcml.report.ending import End, events, number, of_files, table
+from hpcml.report.ending import Ending, events, number, of_files
 from hpcml.report.figures import HOT, figures_of, memory_in_plan
 from hpcml.report.ledger import Ledger, Phases, Tasks, Usage
 from hpcml.report.series import Column, Dask, Node
@@ -61,7 +63,7 @@ class Facts(NamedTuple):
     made: float
     began: float
     end: float
-    ending: End
+    ending: Ending
     nodes: tuple[str, ...]
     phases: tuple[Phase, ...]
     ledger: Ledger
@@ -85,15 +87,12 @@ class Facts(NamedTuple):
     def as_json(self) -> dict[str, Any]:
         """Return all but the series as JSON-ready tables."""
         facts = self._asdict()
-        end = self.ending._asdict()
-        for name in ("evidence", "followed"):
-            end[name] = [line._asdict() for line in getattr(self.ending, name)]
         of_each = self.ledger._asdict()
         definitions = {name: text.format(unit=self.ledger.unit) for name, (_, text) in ledger.PARTS.items()}
         del facts["series"], facts["dask"]
         return {
             **facts,
-            "ending": end,
+            "ending": self.ending.as_json(),
             "phases": [phase._asdict() for phase in self.phases],
             "ledger": {**of_each, "definitions": definitions},
             "advice": [one._asdict() for one in self.advice],
@@ -104,7 +103,7 @@ class Facts(NamedTuple):
         }
 
 
-def load(paths: RunPaths, attempt: int, end: End | None = None, memory: float = 0.0, most: int = 0) -> Facts:
+def load(paths: RunPaths, attempt: int, end: Ending | None = None, memory: float = 0.0, most: int = 0) -> Facts:
     """Return the facts of an attempt; ``end`` is how it ended, if that was found out elsewhere already.
 
     ``memory`` are the bytes that it asked for on each node, for a plan that does not say. ``most`` bytes of the nodes'
@@ -118,7 +117,7 @@ def load(paths: RunPaths, attempt: int, end: End | None = None, memory: float = 
     times: dict[str, float] = {one["event"]: float(one["time"]) for one in happened}
     end = of_files(paths, of_attempt, times) if end is None else end
     per_node = _per_node(inside)
-    tried, total, uncounted = _attempts(paths, attempt, end, phases, counted)
+    tried, total, uncounted = _attempts(paths, attempt, end.end, phases, counted)
     devices = tuple(_device(name, gpu) for name, node in found.items() for gpu in node.gpus)
     figures = figures_of(counted, phases, found, inside, memory_in_plan(plan) or memory)
     rules = advice.changed(advice.RULES, _changes(inside))

@@ -45,8 +45,8 @@ def html(facts: Facts) -> str:
         "percent": lambda share: _NONE if share is None else f"{share:.0f} %",
         "size": lambda size: _NONE if size is None else format_bytes(size),
     }
-    said = f"exit status {facts.ending.exit_status}"
-    good = facts.ending.over and not facts.ending.exit_status
+    end = facts.ending.end
+    good = end.over and not end.exit_status
     shares = facts.ledger.parts
     unit, whole = facts.ledger.unit, sum(facts.total.values())
     parts = [
@@ -57,7 +57,7 @@ def html(facts: Facts) -> str:
     return environment.from_string(page_text.PAGE).render(
         facts=facts,
         good=good,
-        told_status=facts.ending.exit_status is not None and not facts.ending.message.endswith(said),
+        told_status=end.over and not end.message.endswith(f"exit status {end.exit_status}"),
         unit=unit,
         nodes=counted(len(facts.nodes), "node"),
         cards=_cards(facts),

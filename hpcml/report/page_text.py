@@ -93,7 +93,7 @@ PAGE = """<!doctype html>
 <meta http-equiv="Content-Security-Policy" content="{{ policy }}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="referrer" content="no-referrer">
-<title>{{ facts.run }}: {{ facts.ending.state }}</title>
+<title>{{ facts.run }}: {{ facts.ending.end.state }}</title>
 <style>{{ style }}</style>
 </head>
 <body>
@@ -101,8 +101,8 @@ PAGE = """<!doctype html>
 <h1>{{ facts.run }}</h1>
 <p class="soft">{{ facts.script }}{% if facts.job %} · job {{ facts.job }}{% endif %} · site {{ facts.site }} ·
 {{ facts.began | moment }} · {{ nodes }}</p>
-<p class="lead"><b class="{{ 'good' if good else 'bad' if facts.ending.over else '' }}">{{ facts.ending.state }}</b>:
-{{ facts.ending.message }}{% if told_status %} (exit status {{ facts.ending.exit_status }}){% endif %}</p>
+<p class="lead"><b class="{{ 'good' if good else 'bad' if facts.ending.end.over else '' }}">{{ facts.ending.end.state }}</b>:
+{{ facts.ending.end.message }}{% if told_status %} (exit status {{ facts.ending.end.exit_status }}){% endif %}</p>
 </header>
 {% if facts.ending.cause %}
 <section><h2>Why</h2>
@@ -189,8 +189,8 @@ of them {{ facts.total.useful | hours }} useful. All else on this page is of the
 {% if facts.happened %}
 <section><h2>On the nodes</h2>{% for text in facts.happened %}<p>{{ text }}</p>{% endfor %}</section>
 {% endif %}
-{% if facts.ending.warnings %}
-<section><h2>Warnings</h2>{% for text in facts.ending.warnings %}<p>{{ text }}</p>{% endfor %}</section>
+{% if facts.ending.end.warnings %}
+<section><h2>Warnings</h2>{% for text in facts.ending.end.warnings %}<p>{{ text }}</p>{% endfor %}</section>
 {% endif %}
 {% if facts.versions %}
 <section><h2>Versions</h2><p class="soft">{% for name, version in facts.versions %}{{ name }} {{ version }}{{ ", " if not loop.last }}{% endfor %}</p></section>

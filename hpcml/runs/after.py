@@ -95,5 +95,5 @@ def _look(directory: Path) -> run_status.Status:
 
 def _end(run: directories.Run, by: str, message: str, hint: str = "") -> None:
     """Write that a run ended before it started, and end."""
-    records.write_end(run.paths, by, message, hint)
+    directories.write_json(run.paths.status, records.cancelled(by, message, hint).as_json())
     sys.exit(CANCELLED)

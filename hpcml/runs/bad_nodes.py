@@ -123,7 +123,7 @@ def at_fault(known: Status, rule: str, nodes: Sequence[str]) -> tuple[str, ...]:
     """Return the nodes that a run failed on by their own fault, judged by the rule that tells its cause.
 
     What all nodes of a run show is none of theirs. A node that alone did not get its workers up, or could not use
-    the image, is at fault, unless it was for want of memory.
+    the image, is at fault, unless its memory was full.
     """
     retry = BY_NAME[rule].retry if rule in BY_NAME else Retry.NONE
     if retry is Retry.EXCLUDE:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from hpcml import files
 from hpcml.errors import CANCELLED
+from hpcml.failures.end import End, parse
 from hpcml.paths import RunPaths
 from hpcml.runs import directories
 from hpcml.runs.tables import Table, complete
@@ -44,32 +45,18 @@ class Event(NamedTuple):
     facts: Table
 
 
-class Outcome(NamedTuple):
-    """How an attempt ended (status.json); ``over`` is False while the roles are still torn down."""
-
-    over: bool
-    state: str
-    attempt: int
-    exit_status: int
-    by: str
-    message: str
-    hint: str
-    quote: tuple[str, ...]
-    cause: str = ""
-
-
 class RunRecord(NamedTuple):
-    """What a run's files tell beside its submission; ``outcome`` is None until it has ended, or has begun again."""
+    """What a run's files tell beside its submission."""
 
     planned: Planned
     events: tuple[Event, ...]
-    outcome: Outcome | None
+    end: End | None  # None until it has ended, or where it has begun again
 
 
 def load(run: directories.Run) -> RunRecord:
     """Return what a run's files tell; StorageError if one of them cannot be read, or lacks something."""
     with complete(run.paths.directory):
-        happened, end = events(run), outcome(run)
+        happened, end = events(run), end_of(run)
         if end and _began_again(happened, end.attempt):
             end = None
         return RunRecord(planned(run), tuple(happened), end)
@@ -101,29 +88,16 @@ def _awaited(text: str) -> Awaited:
     return Awaited(run, when)
 
 
-def outcome(run: directories.Run) -> Outcome | None:
+def end_of(run: directories.Run) -> End | None:
     """Return what status.json says, None if it is not there; StorageError if it is damaged."""
-    if (table := directories.read_json(run.paths.status)) is None:
-        return None
+    table = directories.read_json(run.paths.status)
     with complete(run.paths.directory):
-        return Outcome(
-            table.get("over", bool),
-            table.get("state", str),
-            table.get("attempt", int, 0),
-            table.get("exit_status", int),
-            table.get("by", str),
-            table.get("message", str),
-            table.get("hint", str),
-            table.texts("quote"),
-            table.get("cause", str, ""),
-        )
+        return None if table is None else parse(table.facts)
 
 
-def write_end(paths: RunPaths, by: str, message: str, hint: str = "") -> None:
-    """Write that a run was cancelled before it started; OSError if that cannot be written."""
-    facts = {"over": True, "state": "CANCELLED", "time": round(time.time(), 3), "attempt": 0, "exit_status": CANCELLED}
-    words = {"phase": "queued", "by": by, "message": message, "hint": hint, "quote": []}
-    directories.write_json(paths.status, facts | words)
+def cancelled(by: str, message: str, hint: str) -> End:
+    """Return the end of a run that was cancelled, or dropped by Slurm, before it or its next attempt started."""
+    return End(CANCELLED, "queued", by, message, hint, ended_as="CANCELLED", time=round(time.time(), 3))
 
 
 def events(run: directories.Run) -> list[Event]:

@@ -8,7 +8,8 @@ from typing import Any
 
 from hpcml import files
 from hpcml.errors import NotFoundError, StorageError
-from hpcml.report.ending import End, table
+from hpcml.failures.evidence import table
+from hpcml.report.ending import Ending
 from hpcml.report.figures import memory_in_plan
 from hpcml.runs import directories, why
 from hpcml.runs import record as records
@@ -34,20 +35,11 @@ def make(run: directories.Run) -> Path:
         hint = f"hpcml status {run.id} says how it stands."
         raise NotFoundError("The run has not started: there is nothing to report", place=run.id, hint=hint)
     answer = why.of_status(run, status)
-    end = End(
-        status.over,
-        status.state,
-        status.exit_status,
-        status.message,
-        warnings=status.warnings,
-        next_step=answer.next_step,
-    )
+    ending = Ending(status.end, next_step=answer.next_step)
     if answer.failed:
-        end = end._replace(
-            cause=answer.sentence, evidence=answer.evidence, followed=answer.followed, again=answer.again
-        )
+        ending = Ending(status.end, answer.sentence, answer.evidence, answer.followed, answer.next_step, answer.again)
     try:
-        return write(run.paths, attempt, end, _memory(run))
+        return write(run.paths, attempt, ending, _memory(run))
     except OSError as error:
         hint = "Is there room (quota), and may you write there?"
         raise StorageError(

@@ -22,6 +22,7 @@ from hpcml.errors import (
     StorageError,
 )
 from hpcml.failures import exit_causes
+from hpcml.failures.end import End
 from hpcml.runs import adoption, directories
 from hpcml.runs import record as records
 from hpcml.runs.record import Event, RunRecord
@@ -110,6 +111,12 @@ class Status(NamedTuple):
         if self.phase != "ended":
             return _STATES[self.phase]
         return "OUT_OF_MEMORY" if self.exit_status and self.job_state == "OUT_OF_MEMORY" else self.ended_as
+
+    @property
+    def end(self) -> End:
+        """How it ended, or is now."""
+        words = (self.by, self.message, self.hint, self.quote, self.state)
+        return End(self.exit_status or 0, "", *words, self.over, self.attempt, self.cause, self.warnings)
 
     @property
     def over(self) -> bool:
@@ -217,21 +224,26 @@ def _from_files(run: directories.Run, record: RunRecord) -> Status:
             current = current._replace(versions="", fabric="", fabric_ok=True, differences=())
         current = _after(current, event)
     current = current._replace(message=_message(current))
-    if end := record.outcome:
-        current = current._replace(
-            phase="ended" if end.over else "ending",
-            message=end.message,
-            exit_status=end.exit_status,
-            ended_as=end.state,
-            by=end.by,
-            hint=end.hint,
-            cause=end.cause,
-            quote=end.quote,
-        )
+    if end := record.end:
+        current = _with_end(current, end)
     if current.service == "jupyter" and current.phase == "running" and (node := records.jupyter_node(run.paths)):
         way = f"up on {node}; the way there: hpcml tunnel --service jupyter {run.id}"
         return current._replace(jupyter=way)
     return current
+
+
+def _with_end(current: Status, end: End) -> Status:
+    """Return a status with how the run ended, or is ending while its roles are torn down."""
+    return current._replace(
+        phase="ended" if end.over else "ending",
+        message=end.message,
+        exit_status=end.exit_status,
+        ended_as=end.state,
+        by=end.by,
+        hint=end.hint,
+        cause=end.cause,
+        quote=end.quote,
+    )
 
 
 def _after(current: Status, event: Event) -> Status:
@@ -382,8 +394,8 @@ def _not_continued(own: Status, run: directories.Run, job: JobState) -> Status:
     if not (job.state == "CANCELLED" or by_hpcml) or not run.paths.attempt(own.attempt).goes_on.exists():
         return own
     message = f"the run was cancelled while its next attempt waited; before: {own.message}"
-    end = own._replace(message=message, exit_status=CANCELLED, ended_as="CANCELLED", by="scheduler", quote=())
-    return end._replace(hint="What it saved is in checkpoints/ of its run directory.", cause="")
+    hint = "What it saved is in checkpoints/ of its run directory."
+    return _with_end(own, records.cancelled("scheduler", message, hint))
 
 
 def _waits_here(run: directories.Run, job: JobState) -> bool:
@@ -416,8 +428,7 @@ def _never_started(own: Status, run: directories.Run, record: RunRecord) -> Stat
             continue  # removed: nobody knows how it ended
         if other.over and not one.met_by(other.exit_status):
             message, hint = never_started(one, other)
-            end = own._replace(phase="ended", message=message, hint=hint)
-            return end._replace(exit_status=CANCELLED, ended_as="CANCELLED", by="scheduler")
+            return _with_end(own, records.cancelled("scheduler", message, hint))
     return None
 
 
@@ -435,11 +446,11 @@ def _cancelled_before_start(own: Status, run: directories.Run, job: JobState) ->
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when))
         message, by = f"you cancelled it with hpcml cancel at {at}, before it started", "user"
     hint = f"Run it again: hpcml rerun {run.id}."
+    end = records.cancelled(by, message, hint)
     if run.submission and not run.submission.line:  # of a prepared run another job may be submitted
         with contextlib.suppress(OSError):  # a full disk is no reason not to show it
-            records.write_end(run.paths, by, message, hint)
-    end = own._replace(phase="ended", message=message, exit_status=CANCELLED, ended_as="CANCELLED", by=by)
-    return end._replace(hint=hint)
+            directories.write_json(run.paths.status, end.as_json())
+    return _with_end(own, end)
 
 
 def _ended_without_word(own: Status, run: directories.Run, record: RunRecord, job: JobState) -> Status:
@@ -499,5 +510,4 @@ def _lost(own: Status, run: directories.Run, exit_status: int, message: str, sta
                 f"BASH_ENV was set: bash reads {bash_env} before the batch script. Does it call exit, or fail? "
                 f"Otherwise: {hint[0].lower()}{hint[1:]}"
             )
-    end = own._replace(phase="ended", message=message, exit_status=exit_status, ended_as=state, by="scheduler")
-    return end._replace(quote=quote, hint=hint)
+    return _with_end(own, End(exit_status, "", "scheduler", message, hint, quote, state))

@@ -12,8 +12,8 @@ from hpcml import schedulers
 from hpcml.errors import ALLOCATION_LOST, ConfigError
 from hpcml.failures import evidence, judgement
 from hpcml.failures.evidence import Line
-from hpcml.failures.judgement import Cause, Ending
-from hpcml.failures.rules import Retry, Role
+from hpcml.failures.judgement import Case, Cause
+from hpcml.failures.rules import Retry, Role, Where, meaning
 from hpcml.report import attempts, ending
 from hpcml.runs import directories, handle, script_checks
 from hpcml.runs import status as run_status
@@ -36,23 +36,19 @@ _NO_MORE_MEMORY = (
     "(--set workers.threads=…)."
 )
 _WARNINGS = 3
+_OF_THE_CAUSE = ("short", "known", "rule", "occurrences", "nodes", "evidence", "followed")
 _NO_MODULE = re.compile(r"No module named \\?'(\w+)")
 
 
 class Answer(NamedTuple):
-    """Why a run failed, or how it stands if it did not.
-
-    ``cause`` is one sentence; ``known`` is False where there is no evidence of it, and ``look`` then says where some
-    may be. ``options`` are what to submit it again with, ``again`` is that command. ``attempts`` says in a line what
-    became of each attempt before the last one.
-    """
+    """Why a run failed, or its state if it did not."""
 
     run: str
     state: str
     failed: bool
-    cause: str = ""
-    short: str = ""
-    known: bool = True
+    cause: str = ""  # a clause
+    short: str = ""  # the cause in at most six words
+    known: bool = True  # False where there is no evidence of the cause; ``look`` then says where some may be
     rule: str = ""
     occurrences: int = 0
     nodes: tuple[str, ...] = ()
@@ -60,10 +56,10 @@ class Answer(NamedTuple):
     followed: tuple[Line, ...] = ()
     warnings: tuple[Line, ...] = ()
     next_step: str = ""
-    options: tuple[str, ...] = ()
-    again: str = ""
-    look: tuple[str, ...] = ()
-    attempts: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()  # what to submit it again with
+    again: str = ""  # the command that does so
+    look: tuple[str, ...] = ()  # commands
+    attempts: tuple[str, ...] = ()  # a sentence for each attempt before the last one
 
     @property
     def sentence(self) -> str:
@@ -104,7 +100,7 @@ def of_status(run: directories.Run, status: Status) -> Answer:
         rule = "dependency" if never else ""
         return Answer(run.id, status.state, never, cause, rule=rule, warnings=told, next_step=step)
     hits = evidence.hits(run.paths, MOST_LOGS)
-    found = judgement.judge(_ending(run, status), hits)
+    found = judgement.judge(_case(run, status), hits)
     if found is None:
         return Answer(run.id, status.state, False, "the run ended well: there is no failure to explain", warnings=told)
     if not found.known or (status.state == "NODE_FAIL" and not found.nodes):
@@ -119,20 +115,14 @@ def of_status(run: directories.Run, status: Status) -> Answer:
     return Answer(
         run.id,
         status.state,
-        True,
-        found.what,
-        found.short,
-        found.known,
-        found.rule,
-        found.occurrences,
-        found.nodes,
-        found.evidence,
-        found.followed,
-        tuple(warnings.values())[:_WARNINGS],
-        remedy,
-        retry,
-        " ".join(("hpcml rerun", run.id, *retry)) if retry else "",
-        () if found.known else _where(run),
+        failed=True,
+        cause=found.what,
+        **{name: getattr(found, name) for name in _OF_THE_CAUSE},
+        warnings=tuple(warnings.values())[:_WARNINGS],
+        next_step=remedy,
+        options=retry,
+        again=" ".join(("hpcml rerun", run.id, *retry)) if retry else "",
+        look=() if found.known else _where(run),
     )
 
 
@@ -189,39 +179,27 @@ def _first_node(run: directories.Run, status: Status, cause: Cause) -> Cause:
 
 def refused(status: Status) -> Answer:
     """Return why Slurm or hpcml did not take a run."""
-    text = "\n".join((status.message, *status.quote))
-    known = [hit for hit in evidence.hits_in(evidence.Piece(text, 0), "record") if hit.rule.role is Role.ROOT]
-    rule = known[0].rule if known else None
+    known = meaning("\n".join((status.message, *status.quote)), Where.SUBMISSION)
     lines = tuple(Line(text, "record", "submission.json") for text in status.quote[-3:])
     return Answer(
         status.run,
         status.state,
         True,
         status.message,
-        rule.short if rule else "refused",
-        rule=rule.name if rule else "",
+        known.rule.short if known else "refused",
+        rule=known.rule.name if known else "",
         evidence=lines,
-        next_step=status.hint or (rule.remedy if rule else ""),
+        next_step=status.hint,
     )
 
 
-def _ending(run: directories.Run, status: Status) -> Ending:
+def _case(run: directories.Run, status: Status) -> Case:
     form = ""
     if request := directories.read_json(run.paths.request):
         with complete(run.paths.directory):
             form = Table(request.get("spec", dict, {})).get("form", str, "")
-    end = Ending(
-        status.exit_status or 0,
-        status.by,
-        status.state,
-        status.message,
-        status.hint,
-        status.quote,
-        status.times,
-        form=form,
-        clocks=status.clocks,
-    )
-    return judgement.with_files(run.paths, run.paths.attempt(status.attempt), end)
+    case = Case(status.end, status.times, form=form, clocks=status.clocks)
+    return judgement.with_files(run.paths, run.paths.attempt(status.attempt), case)
 
 
 def options(run: directories.Run, cause: Cause) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from hpcml import units
 from hpcml.errors import ANSWER_LOST, HpcmlError, SiteError, SlurmUnreachableError
+from hpcml.failures.rules import Where, meaning
 from hpcml.paths import RunPaths
 from hpcml.schedulers import (
     ACTIVE,
@@ -68,66 +69,6 @@ _INPUT_VARIABLES = {
     "SBATCH_RESERVATION": "--reservation",
 }
 
-# sbatch's own words, and what they mean to the user.
-_REFUSALS = {
-    r"(?m)^(?!.*unrecognized option).*(?:--mem(?![\w-]).*\b(?:not|use|instead)\b|memory by node|mem-per-cpu)": (
-        "This site does not take memory by node (--mem)",
-        'Set slurm.remove=["--mem"]: --memory-per-node is then asked for by CPU. Or slurm.extra=["--mem-per-cpu=4G"].',
-    ),
-    r"invalid account": (
-        "Slurm does not know this account, or it may not use the partition",
-        "Check --account (sacctmgr show assoc user=$USER, or the site's budget command).",
-    ),
-    r"invalid qos": ("Slurm does not know this QoS, or the account may not use it", "Check --qos."),
-    r"invalid partition specified": ("There is no such partition", "List them with: sinfo -s."),
-    r"Requested time limit is invalid": (
-        "The time limit is not allowed in this partition",
-        "Ask for less with --time, or another --partition or --qos.",
-    ),
-    r"Node count specification invalid": ("The partition does not give that many nodes", "Ask for fewer with --nodes."),
-    # what --test-only says alone: it does not look at a QoS's PartitionMaxNodes (Slurm 22.05, 24.11, 26.05)
-    r"allocation failure: Requested node configuration is not available": (
-        "No node of the partition has what is asked for, or the QoS allows more nodes than the partition",
-        "Ask for less per node, or another --partition; with such a QoS submit it: only Slurm's test refuses.",
-    ),
-    r"Requested node configuration is not available": (
-        "No node of the partition has what is asked for",
-        "Ask for fewer CPUs, GPUs or less memory per node, or another --partition.",
-    ),
-    r"generic resource|\bgres\b": (
-        "Slurm does not know the GPUs that are asked for",
-        "Check slurm.gpu_request and slurm.gpu_type in the profile (sinfo -o '%P %G').",
-    ),
-    r"Memory specification can not be satisfied": (
-        "No node of the partition has that much memory",
-        "Ask for less with --memory-per-node.",
-    ),
-    r"More processors requested than permitted|CPU count": (
-        "The partition has not that many CPUs",
-        "Ask for fewer with --nodes or --cpus-per-node.",
-    ),
-    r"accounting/QOS policy|QOS\w*Limit|AssocMax|AssocGrp": (
-        "The request is beyond a limit of the account or QoS",
-        "Ask for fewer nodes or less time, or another --qos.",
-    ),
-    r"dependency problem": ("The dependency is not one that Slurm accepts", "Check --dependency (afterok:JOBID)."),
-    r"Invalid feature": (
-        "No node has the feature that is asked for",
-        "Check --constraint, or slurm.extra in the profile (sinfo -o '%P %f').",
-    ),
-    r"Access/permission denied|not permitted to use": (
-        "Slurm does not permit this submission",
-        "Check --partition and --account, and from which machine you submit; or ask the site's support.",
-    ),
-    r"unrecognized option|invalid option": (
-        "This Slurm does not know one of the options",
-        "Leave it out with slurm.remove in the profile.",
-    ),
-    r"I/O error writing script|[Dd]isk quota|No space left": (
-        "Slurm could not store the job script",
-        "Slurm's own spool may be full: tell the site's support.",
-    ),
-}
 _NOT_CONFIGURED = r"(?i)Could not establish a configuration source|Unable to process configuration"
 _UNREACHABLE = (
     r"(?i)Unable to contact slurm controller|Connection refused|Socket timed out|Unable to establish control|"
@@ -319,9 +260,8 @@ def refusal(answer: Answer, program: str = "sbatch") -> HpcmlError:
         hint = f"Try again in some minutes; {effects.get(program, 'a run that goes on needs no controller')}."
         message = f"Slurm's controller does not answer: {_last(answer)}"
         return SlurmUnreachableError(message, transient=True, place=program, hint=hint)
-    for pattern, (message, hint) in _REFUSALS.items() if program == "sbatch" else ():
-        if re.search(pattern, answer.text, re.IGNORECASE):
-            return SiteError(message, place=program, hint=hint, quote=_quote(answer))
+    if program == "sbatch" and (known := meaning(answer.text, Where.SUBMISSION)):
+        return SiteError(known.sentence, place=program, hint=known.remedy, quote=_quote(answer))
     hint = "Slurm's own words are above; the site's documentation may explain them."
     return SiteError("Slurm refused", place=program, hint=hint, quote=_quote(answer))
 

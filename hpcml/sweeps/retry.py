@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from hpcml import units
 from hpcml.errors import TIME_LIMIT, UsageError
-from hpcml.failures import kinds
+from hpcml.failures import judgement
 from hpcml.failures.judgement import Cause
 from hpcml.failures.rules import BY_NAME, Retry
 from hpcml.runs import bad_nodes, directories, why
@@ -44,10 +44,10 @@ class More(NamedTuple):
 def asked(text: str) -> tuple[str, ...]:
     """Return the kinds that ``--only-failed=KIND,…`` means; UsageError if one is none."""
     if text == ALL:
-        return kinds.KINDS
+        return judgement.KINDS
     found = tuple(word.strip() for word in text.split(","))
-    if wrong := [word for word in found if word not in kinds.KINDS]:
-        hint = f"There are {', '.join(kinds.KINDS)}; without a word it is all of them."
+    if wrong := [word for word in found if word not in judgement.KINDS]:
+        hint = f"There are {', '.join(judgement.KINDS)}; without a word it is all of them."
         raise UsageError(f"'{wrong[0]}' is no kind of failure", place="--only-failed", hint=hint)
     return found
 
@@ -85,7 +85,7 @@ class Faults:
         """Return why a run ended in which points were interrupted."""
         run, status = self._run(run_id)
         answer = why.of_status(run, status)
-        kind = kinds.of_rule(answer.rule, known=answer.known)
+        kind = judgement.kind_of(answer.rule, known=answer.known)
         if status.state == "TIMEOUT" or status.exit_status == TIME_LIMIT:
             kind = "timeout"
         by_rule = BY_NAME[answer.rule].retry if answer.rule in BY_NAME else Retry.NONE

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from conftest import Cluster
-from hpcml.failures import exit_causes
+from hpcml.failures.exit_causes import CONTAINER_FAILED
+from hpcml.failures.rules import Where, meaning
 from lab_apptainer import FUSE
 
 pytestmark = pytest.mark.lab
@@ -41,11 +42,11 @@ def test_its_words_are_known(cluster: Cluster, image: Path, subtests: pytest.Sub
     def means(words: list[str], what: str, hint: str) -> None:
         with subtests.test(what):
             done = cluster.run(*words, node="n1")
-            assert done.returncode == (exit_causes.CONTAINER_FAILED if "option" not in what else 1), done.stderr
-            found = exit_causes.container_error(done.stderr)
+            assert done.returncode == (CONTAINER_FAILED if "option" not in what else 1), done.stderr
+            found = meaning(done.stderr, Where.IMAGE)
             assert found is not None, done.stderr
-            assert found.what == what
-            assert hint in found.hint
+            assert found.cause == what
+            assert hint in found.remedy
 
     for kind, what, hint in (
         ("none", f"the image is not there: {cluster.work}/none.sif", "moved after the submission"),

@@ -11,15 +11,16 @@ import pytest
 
 from hpcml import errors
 from hpcml.errors import HpcmlError
-from hpcml.node.outcome import EventLog, Outcome
+from hpcml.failures.end import End
+from hpcml.node.outcome import EventLog
 from hpcml.node.roles import attempts
 from hpcml.paths import RunPaths
 from hpcml.plan import plan
 from hpcml.schedulers.request import JobSpec, measure
 from hpcml.sites import layers, schema
 
-STOPPED = Outcome(errors.STOPPED, "driver", "script", "it stopped")
-TIME_LIMIT = Outcome(errors.TIME_LIMIT, "driver", "scheduler", "the time limit was reached")
+STOPPED = End(errors.STOPPED, "driver", "script", "it stopped")
+TIME_LIMIT = End(errors.TIME_LIMIT, "driver", "scheduler", "the time limit was reached")
 
 
 def context(folder: Path, number: int = 0, **changes: object) -> Any:
@@ -51,14 +52,14 @@ def test_which_ends_are_followed_by_another_attempt(tmp_path: Path, subtests: py
     ends = (
         (STOPPED, True),
         (TIME_LIMIT, True),
-        (Outcome(errors.PREEMPTED, "driver", "scheduler", ""), True),
-        (Outcome(errors.ALLOCATION_LOST, "driver", "scheduler", ""), True),
-        (Outcome(errors.CANCELLED, "driver", "scheduler", "", ended_as="REQUEUED"), True),
-        (Outcome(0, "driver", "script", ""), False),
-        (Outcome(1, "driver", "script", ""), False),
-        (Outcome(errors.TIME_LIMIT, "driver", "script", "its own 85"), False),
-        (Outcome(errors.CANCELLED, "driver", "user", ""), False),
-        (Outcome(errors.WORKERS_NEVER_CAME, "workers", "hpcml", ""), False),
+        (End(errors.PREEMPTED, "driver", "scheduler", ""), True),
+        (End(errors.ALLOCATION_LOST, "driver", "scheduler", ""), True),
+        (End(errors.CANCELLED, "driver", "scheduler", "", ended_as="REQUEUED"), True),
+        (End(0, "driver", "script", ""), False),
+        (End(1, "driver", "script", ""), False),
+        (End(errors.TIME_LIMIT, "driver", "script", "its own 85"), False),
+        (End(errors.CANCELLED, "driver", "user", ""), False),
+        (End(errors.WORKERS_NEVER_CAME, "workers", "hpcml", ""), False),
     )
     for number, (outcome, follows) in enumerate(ends):
         with subtests.test(outcome=outcome):
@@ -87,7 +88,7 @@ def test_two_attempts_without_a_newer_checkpoint(tmp_path: Path) -> None:
 
 
 def test_attempts_that_others_ended_before_the_first_save_do_not_count(tmp_path: Path) -> None:
-    preempted = Outcome(errors.PREEMPTED, "driver", "scheduler", "")
+    preempted = End(errors.PREEMPTED, "driver", "scheduler", "")
     for number, outcome in enumerate((preempted, preempted, TIME_LIMIT, preempted)):
         here = context(tmp_path, number)
         assert attempts.decided(here, outcome).exit_status == outcome.exit_status
@@ -105,7 +106,7 @@ def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     second = context(tmp_path, 1, most_restarts=1)
     ended = attempts.decided(second, STOPPED)
     assert (ended.exit_status, ended.by) == (errors.STOPPED, "script")
-    assert "--max-restarts 1 is reached" in ended.reason
+    assert "--max-restarts 1 is reached" in ended.message
     for number, seconds in ((0, 3600), (1, 1800)):
         log = EventLog(second.run.events, number)
         for moment in (0.0, float(seconds)):

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from hpcml import errors
-from hpcml.node.outcome import Outcome
+from hpcml.failures.end import End
 from hpcml.node.roles import end_cause
 
 LINE = "slurmstepd: error: *** JOB 45 ON n1 CANCELLED AT 2026-11-22T15:02:26{} ***\n"
@@ -46,7 +46,7 @@ def test_the_last_line_of_the_own_job_counts(tmp_path: Path, monkeypatch: pytest
     ("JOB REQUEUE", errors.CANCELLED),
 ])  # fmt: skip
 def test_what_a_cause_means(cause: str, status: int) -> None:
-    asked = Outcome(errors.CANCELLED, "script", "user", "the run was cancelled")
+    asked = End(errors.CANCELLED, "script", "user", "the run was cancelled")
     found = end_cause._by_cause(asked, cause)
     assert found.exit_status == status
     assert (found.state == "REQUEUED") == (cause == "JOB REQUEUE")
@@ -67,7 +67,7 @@ def test_a_job_that_ends_in_its_grace_time_is_put_back_if_it_may_be(
     (tmp_path / "scontrol").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("SLURM_JOB_ID", "45")
-    told = Outcome(errors.CANCELLED, "driver", "user", "the run was cancelled")
+    told = End(errors.CANCELLED, "driver", "user", "the run was cancelled")
     monkeypatch.setenv("HPCML_ALLOCATION", "1")  # a run in a job of the user's own, which is not put back
     assert end_cause._by_cause(told, None).state == ("CANCELLED" if "None" in record else "PREEMPTED")
     assert not (tmp_path / "put-back").exists()

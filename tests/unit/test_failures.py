@@ -17,15 +17,23 @@ import pytest
 from failure_texts import HARMLESS, TEXTS
 from hpcml import errors
 from hpcml.failures import evidence, judgement
+from hpcml.failures.end import End
 from hpcml.failures.evidence import Hit, Line, Piece
-from hpcml.failures.judgement import Cause, Ending
-from hpcml.failures.rules import BY_NAME, RULES, Role
+from hpcml.failures.judgement import Case, Cause
+from hpcml.failures.rules import BY_NAME, COLOURS, RULES, Role, Where, meaning
 from hpcml.node.health import clock_offset, frozen
 from hpcml.node.roles import worker_parent
 from hpcml.paths import RunPaths
 
 KILLED_WORKER = {"type": "KilledWorker", "message": "Attempted to run task 'f' on 4 different workers, but all died"}
-CASCADE = Ending(1, "script", "FAILED", "the script ended with exit status 1", error={"chain": [KILLED_WORKER]})
+
+
+def ended(status: int, by: str, state: str, message: str, *, quote: tuple[str, ...] = (), **shown: Any) -> Case:
+    """Return a run that has ended so; ``shown`` is what its files show."""
+    return Case(End(status, "driver", by, message, quote=quote, ended_as=state), **shown)
+
+
+CASCADE = ended(1, "script", "FAILED", "the script ended with exit status 1", error={"chain": [KILLED_WORKER]})
 BASE = time.mktime((2026, 11, 22, 23, 40, 12, 0, 0, -1))
 
 
@@ -33,13 +41,13 @@ def hits(*texts: str, source: str = "worker", node: str = "n1") -> list[Hit]:
     return evidence.hits_in(Piece("\n".join(texts), 1), source, node, f"logs/worker-{node}.log")
 
 
-def cause(end: Ending, found: list[Hit]) -> Cause:
+def cause(end: Case, found: list[Hit]) -> Cause:
     judged = judgement.judge(end, found)
     assert judged is not None
     return judged
 
 
-def raised(*chain: tuple[str, str], **facts: Any) -> Ending:
+def raised(*chain: tuple[str, str], **facts: Any) -> Case:
     links = [{"type": kind, "message": text} for kind, text in chain]
     return CASCADE._replace(error={"file": "/home/me/a b.py", "line": 7, "chain": links}, **facts)
 
@@ -57,9 +65,14 @@ def test_every_rule_has_its_recorded_text_and_no_other_rule_knows_it() -> None:
         ("open-files", "comm-closed"),
     }
     also |= {(name, "task-error") for name in TEXTS}  # which says that a task raised an error, whatever it was
-    for name, texts in TEXTS.items():
-        for text in texts:
-            found = {hit.rule.name for hit in hits(text)}
+    for name, text in ((name, text) for name, texts in TEXTS.items() for text in texts):
+        places = BY_NAME[name].where
+        for place in places & ~Where.LOG:
+            known = meaning(text, place)
+            assert known, (name, text, place)
+            assert known.rule.name == name, (text, place)
+        if Where.LOG in places:
+            found = {hit.rule.name for hit in hits(COLOURS.sub("", text))}
             assert name in found, (name, text)
             extra = {other for other in found - {name} if (name, other) not in also and (other, name) not in also}
             assert not extra, (text, extra)
@@ -69,16 +82,16 @@ def test_a_root_has_words_for_the_next_step_and_for_a_table() -> None:
     for rule in RULES:
         assert len(rule.short.split()) <= 6
         if rule.role in (Role.ROOT, Role.CONFIRMATION):
-            assert rule.short
-            assert rule.remedy.endswith(".")
+            assert rule.short or rule.where is Where.BUILD
+            assert rule.remedy[-1] in ".?"
 
 
 def test_what_tells_nothing_is_known_by_no_rule() -> None:
     assert hits(*HARMLESS) == []
 
 
-CASCADES = [name for name, rule in BY_NAME.items() if rule.role is not Role.ROOT]
-ROOTS = [name for name, rule in BY_NAME.items() if rule.role is Role.ROOT]
+CASCADES = [rule.name for rule in RULES if rule.role is not Role.ROOT]
+ROOTS = [rule.name for rule in RULES if rule.role is Role.ROOT and Where.LOG in rule.where]
 
 
 OTHERS = [TEXTS[name][0] for name in CASCADES]
@@ -88,7 +101,7 @@ OTHERS = [TEXTS[name][0] for name in CASCADES]
     ("root", "others"), [(root, OTHERS) for root in ROOTS] + [("disk-full", [other]) for other in OTHERS]
 )
 def test_what_follows_is_never_the_cause_wherever_it_stands(root: str, others: list[str]) -> None:
-    text = TEXTS[root][0]
+    text = COLOURS.sub("", TEXTS[root][0])
     for texts in ((*others, text), (text, *others)):
         assert cause(CASCADE, hits(*texts)).rule == root, texts
 
@@ -104,7 +117,7 @@ STEP_CANCELLED = "slurmstepd-n1: error: *** STEP 7.1 ON n1 CANCELLED AT 2026-11-
 def test_the_node_that_failed_is_never_the_one_whose_log_tells_it(
     told: list[str], message: str, nodes: tuple[str, ...]
 ) -> None:
-    end = Ending(errors.ROLE_LOST, "hpcml", "FAILED", message)
+    end = ended(errors.ROLE_LOST, "hpcml", "FAILED", message)
     found = cause(end, [*hits(STEP_CANCELLED), *hits(*told, source="job", node="")])
     assert (found.rule, found.nodes) == ("node-failure", nodes)
 
@@ -147,6 +160,7 @@ FULL = ("OSError", "[Errno 28] No space left on device")
     [
         ((FULL, ("ValueError", "first")), True, "script-error", "ValueError: first"),  # cleaning up failed too
         ((("RuntimeError", "no result"), FULL), False, "disk-full", "disk"),
+        ((("RuntimeError", "no result"), ("ValueError", "of it"), FULL), False, "disk-full", "disk"),
         ((("ConfigError", "no x"), ("KeyError", "'x'")), True, "script-error", "ConfigError: no x"),
         ((("ConfigError", "no x"), ("KeyError", "'x'")), False, "script-error", "KeyError: 'x'"),
         ((("SystemExit", "no data"), ("FileNotFoundError", "x.csv")), True, "script-error", "ended itself: no data"),
@@ -196,7 +210,7 @@ def test_errors_that_a_user_can_mend_have_a_next_step(kind: str, message: str, w
 
 def test_a_script_that_ends_with_a_status_is_told_by_its_last_line() -> None:
     said = ("usage: a.py [-h] [--k K]", "a.py: error: unrecognized arguments: --x 3")
-    found = cause(Ending(2, "script", "FAILED", "the script ended with exit status 2", quote=said), [])
+    found = cause(ended(2, "script", "FAILED", "the script ended with exit status 2", quote=said), [])
     assert found.what == f"the script ended with exit status 2; its last line: {said[1]}"
 
 
@@ -204,7 +218,7 @@ def test_a_script_that_ends_with_a_status_is_told_by_its_last_line() -> None:
     ("form", "short"), [("", "script chose exit status 127"), ("program", "program cannot be started")]
 )
 def test_status_127_is_a_missing_program_only_where_a_program_was_submitted(form: str, short: str) -> None:
-    assert cause(Ending(127, "script", "FAILED", "it ended with exit status 127", form=form), []).short == short
+    assert cause(ended(127, "script", "FAILED", "it ended with exit status 127", form=form), []).short == short
 
 
 def test_an_error_that_speaks_for_another_gives_it_the_word() -> None:
@@ -214,38 +228,38 @@ def test_an_error_that_speaks_for_another_gives_it_the_word() -> None:
 
 
 def test_a_kill_is_out_of_memory_only_where_that_is_confirmed() -> None:
-    killed = Ending(137, "script", "FAILED", "the script was killed by SIGKILL")
+    killed = ended(137, "script", "FAILED", "the script was killed by SIGKILL")
     assert not cause(killed, []).known
     found = cause(killed, hits(TEXTS["oom-kill"][0], source="job"))
     assert (found.known, found.short, found.retry) == (True, "out of memory", "memory")
 
 
 def test_slurm_s_word_in_the_scheduler_s_log_names_the_scheduler() -> None:
-    lost = Ending(errors.ROLE_LOST, "hpcml", "FAILED", "the Dask scheduler on n1 was lost")
-    own, task = (hits(TEXTS["oom-kill"][0], source="scheduler", node=""), hits(TEXTS["oom-task"][0], source="job", node=""))  # fmt: skip
+    lost = ended(errors.ROLE_LOST, "hpcml", "FAILED", "the Dask scheduler on n1 was lost")
+    own, task = (hits(TEXTS["oom-kill"][0], source="scheduler", node=""), hits(TEXTS["oom-kill"][-1], source="job", node=""))  # fmt: skip
     assert cause(lost, [*task, *own]).what.startswith("the scheduler was killed because the node's memory limit")
     assert "scheduler" not in cause(lost, [*own, *hits(TEXTS["oom-kill"][0])]).what
 
 
 @pytest.mark.parametrize(("number", "rule"), [(139, "segfault"), (135, "bus-error"), (134, "abort"), (132, "illegal")])
 def test_a_signal_has_its_meaning(number: int, rule: str) -> None:
-    end = Ending(number, "script", "FAILED", "the script was killed")
+    end = ended(number, "script", "FAILED", "the script was killed")
     assert cause(end, []).rule == rule
 
 
 def test_the_place_of_a_crash_is_told() -> None:
     log = 'Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n  File "/a/job.py", line 9 in f\n'
-    end = Ending(139, "script", "FAILED", "the script was killed by SIGSEGV")
+    end = ended(139, "script", "FAILED", "the script was killed by SIGSEGV")
     assert "/a/job.py, line 9, in f" in cause(end, hits(log, source="driver")).what
 
 
 def test_a_run_that_ended_well_has_no_cause() -> None:
-    end = Ending(0, "script", "COMPLETED", "the script ended with exit status 0")
+    end = ended(0, "script", "COMPLETED", "the script ended with exit status 0")
     assert judgement.judge(end, hits(*(texts[0] for texts in TEXTS.values()))) is None
 
 
 def test_the_time_limit_says_in_which_phase() -> None:
-    end = Ending(errors.TIME_LIMIT, "scheduler", "TIMEOUT", "the time limit was reached")
+    end = ended(errors.TIME_LIMIT, "scheduler", "TIMEOUT", "the time limit was reached")
     words = {
         (): "before the run began",
         ("image-staging",): "while the image was copied",
@@ -288,6 +302,13 @@ def test_the_begin_and_the_end_of_a_long_log_are_read_with_their_lines(paths: Ru
     ]
 
 
+def test_of_very_many_logs_the_smaller_are_read(paths: RunPaths) -> None:
+    """A worker that failed wrote nothing after that."""
+    for node, text in (("n1", "x\n" * 100), ("n2", TEXTS["ecc"][0]), ("n3", "x\n" * 100)):
+        paths.worker_log(node).write_text(text)
+    assert [hit.line.node for hit in evidence.hits(paths, 1)] == ["n2"]
+
+
 def test_a_hole_of_terabytes_is_read_in_no_time(paths: RunPaths) -> None:
     with paths.driver_log.open("wb") as file:
         file.truncate(1 << 40)
@@ -323,7 +344,7 @@ def test_an_error_that_the_script_s_own_hook_printed_is_told(paths: RunPaths) ->
     paths.driver_log.write_text('Traceback (most recent call last):\n  File "a.py", line 1\nmy.OddError: words\n\n')
     line = evidence.last_error(paths.driver_log)
     assert line == Line("my.OddError: words", "driver", "logs/driver.log", 3)
-    end = Ending(1, "script", "FAILED", "the script ended with exit status 1", last_error=line)
+    end = ended(1, "script", "FAILED", "the script ended with exit status 1", last_error=line)
     assert cause(end, []).short == "OddError"
 
 
@@ -410,7 +431,7 @@ def test_the_shortest_exchange_tells_another_clock(monkeypatch: pytest.MonkeyPat
 
 # -- a file system that does not answer --------------------------------------------------------------------------------
 
-FROZEN = Ending(errors.TIME_LIMIT, "scheduler", "TIMEOUT", "the time limit was reached", times={"driver-started": 1.0})
+FROZEN = ended(errors.TIME_LIMIT, "scheduler", "TIMEOUT", "the time limit was reached", times={"driver-started": 1.0})
 
 
 def test_a_file_system_that_does_not_answer_is_the_cause_of_a_time_limit() -> None:

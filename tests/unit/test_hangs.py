@@ -81,7 +81,7 @@ def test_an_end_for_idleness_only_where_it_is_asked_for() -> None:
     Run().at(1e6, idle=1e6)
     with pytest.raises(RunEndedError) as ended:
         Run(idle_end=300.0).at(1000, idle=301)
-    assert ended.value.outcome.exit_status == errors.IDLE
+    assert ended.value.end.exit_status == errors.IDLE
 
 
 def test_notices_can_be_switched_off() -> None:
@@ -98,7 +98,7 @@ def test_a_script_that_waits_for_more_workers_than_there_are() -> None:
     assert run.said[0].startswith("the script waits for more workers than the 4 that the run has (wait_for_workers)")
     with pytest.raises(RunEndedError) as ended:
         run.at(212, waited=121)
-    assert ended.value.outcome.exit_status == errors.WORKERS_NEVER_CAME
+    assert ended.value.end.exit_status == errors.WORKERS_NEVER_CAME
 
 
 def test_a_script_that_waits_for_workers_that_come_back_waits() -> None:
@@ -107,7 +107,7 @@ def test_a_script_that_waits_for_workers_that_come_back_waits() -> None:
     assert run.said == []
     with pytest.raises(RunEndedError) as ended:
         run.at(1001, 1, final=True, waited=501)
-    assert "than the 3 that the run has" in ended.value.outcome.reason
+    assert "than the 3 that the run has" in ended.value.end.message
 
 
 def test_tasks_that_no_worker_may_run() -> None:
@@ -128,7 +128,7 @@ def test_a_scheduler_that_does_not_answer() -> None:
     assert run.said == ["the Dask scheduler on n1 has not answered for 60 s; the run ends if it does not within 600 s."]
     with pytest.raises(RunEndedError) as ended:
         run.at(611)
-    assert ended.value.outcome.exit_status == errors.ROLE_LOST
+    assert ended.value.end.exit_status == errors.ROLE_LOST
 
 
 def test_a_service_ends_for_idleness_by_itself() -> None:

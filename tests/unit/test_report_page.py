@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import report_samples
+from hpcml.failures.end import End
 from hpcml.failures.evidence import Line as Evidence
 from hpcml.report import facts, page, picture, series
-from hpcml.report.ending import End
+from hpcml.report.ending import Ending
 from hpcml.report.make import make
 from hpcml.report.picture import Line
 from report_samples import Shape
@@ -69,7 +70,8 @@ def test_texts_of_others_stay_texts(tmp_path: Path) -> None:
     paths = report_samples.write(tmp_path / "run", Shape(seconds=60))
     plain = [tag for tag, _ in Reader(make(paths, 0).read_text()).elements]
     line = Evidence(HOSTILE, "driver", HOSTILE, 1, 1.0, HOSTILE)
-    end = End(True, HOSTILE, 1, HOSTILE, HOSTILE, (line,), (line,), (HOSTILE,), HOSTILE, HOSTILE)
+    how = End(1, message=HOSTILE, ended_as=HOSTILE, warnings=(HOSTILE,))
+    end = Ending(how, HOSTILE, (line,), (line,), HOSTILE, HOSTILE)
     found = facts.load(paths, 0, end)
     node = found.series["n1"]
     hostile_node = node._replace(gpus=tuple(gpu._replace(name=HOSTILE) for gpu in node.gpus))

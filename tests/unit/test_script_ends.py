@@ -72,12 +72,9 @@ def test_a_script_that_failed_says_why(
         said = capfd.readouterr()
         run.driver_log.write_text(said.out + said.err)
         tear_down(state, outcome)
-    assert (outcome.exit_status, outcome.by, outcome.reason) == (end.status, "script", end.message)
+    assert (outcome.exit_status, outcome.by, outcome.message) == (end.status, "script", end.message)
     assert ("Fatal Python error" in said.err) == (name == "crash")  # no other signal shows one
-    ending = judgement.Ending(
-        outcome.exit_status, outcome.by, outcome.state, outcome.reason, outcome.hint, outcome.quote
-    )
-    cause = judgement.of_run(run, run.attempt(0), ending)
+    cause = judgement.of_run(run, run.attempt(0), judgement.Case(outcome))
     assert cause is not None
     assert (cause.short, cause.known) == (end.short, end.known)
     assert end.words in cause.what

@@ -47,18 +47,18 @@ def saying(monkeypatch: pytest.MonkeyPatch, recorded: Recorded, *names: str) -> 
 
 
 REFUSALS = {
-    "account": ["does not know this account"],
-    "qos": ["does not know this QoS"],
+    "account": ["does not accept the account"],
+    "qos": ["QoS does not exist"],
     "partition": ["no such partition"],
-    "time": ["time limit is not allowed"],
-    "nodes": ["does not give that many nodes", "has not that many CPUs"],
+    "time": ["time limit is longer than"],
+    "nodes": ["does not give that many nodes", "does not have that many CPUs"],
     "nodes of the partition": ["does not give that many nodes"],
-    "cpus": ["No node of the partition has what is asked for", "has not that many CPUs"],
+    "cpus": ["No node of the partition has what is asked for", "does not have that many CPUs"],
     "memory": ["No node of the partition has that much memory", "No node of the partition has what is asked for"],
     "gpus": ["No node of the partition has what is asked for"],
     "gpu type": ["No node of the partition has what is asked for", "does not know the GPUs"],
     "gres": ["does not know the GPUs"],
-    "dependency": ["dependency is not one that Slurm accepts"],
+    "dependency": ["does not accept the dependency"],
     "feature": ["No node has the feature"],
     "option": ["does not know one of the options"],
 }
@@ -76,7 +76,7 @@ def test_refusals_have_words(recorded: Recorded, subtests: pytest.Subtests) -> N
                 message = slurm.refusal(said).message
                 assert any(words in message for words in messages), (message, said.err)
     one_job = slurm.refusal(answer(recorded, "refused: one job"))
-    assert "beyond a limit of the account or QoS" in one_job.message
+    assert "beyond a limit of the account or the QoS" in one_job.message
 
 
 def test_a_controller_that_is_gone(recorded: Recorded, subtests: pytest.Subtests) -> None:
@@ -209,11 +209,10 @@ def test_an_allocation(recorded: Recorded) -> None:
 RULES_OF = {
     "time limit": "time-limit",
     "node failure": "node-failure",
-    "memory": "oom-task",
+    "memory": "oom-kill",
     "no program": "execve",
     "no folder": "chdir",
     "step too wide": "step-cpus",
-    "cancelled": "cancelled",
     "requeued": "requeued",
 }
 CAUSES = {

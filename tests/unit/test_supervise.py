@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from hpcml import errors, files
+from hpcml.failures.end import End
 from hpcml.node.control_socket import Channel
 from hpcml.node.health.losses import Steps
-from hpcml.node.outcome import EventLog, Outcome
+from hpcml.node.outcome import EventLog
 from hpcml.node.roles import script as scripts
 from hpcml.node.roles.run_state import RunState
 from hpcml.node.roles.supervisor import run_script, tear_down
@@ -35,9 +36,9 @@ BY_ITSELF = "import time\ntime.sleep(0.3)\nraise SystemExit(1)\n"
 class EndsAtOnce(RunState):
     """A run whose cluster is found broken as soon as the script runs."""
 
-    why: Outcome
+    why: End
 
-    def must_end(self) -> Outcome | None:
+    def must_end(self) -> End | None:
         return self.why
 
 
@@ -57,9 +58,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EndsAtOnc
         yield EndsAtOnce(context, EventLog(run.events, 0), channel)
 
 
-def end_of(
-    state: EndsAtOnce, why: Outcome, code: str, monkeypatch: pytest.MonkeyPatch, *, starved: bool = False
-) -> Outcome:
+def end_of(state: EndsAtOnce, why: End, code: str, monkeypatch: pytest.MonkeyPatch, *, starved: bool = False) -> End:
     """Return what the supervisor says of a script that ends just after it found the cluster broken."""
     counts = iter([3])  # before the script
     monkeypatch.setattr(scripts, "oom_kills", lambda: next(counts, 4 if starved else 3))
@@ -77,22 +76,22 @@ def test_memory_is_the_cause_where_the_kernel_took_the_script_and_a_role(
     state: EndsAtOnce, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outcome = end_of(
-        state, Outcome(errors.ROLE_LOST, "driver", "hpcml", "a role was lost"), BY_KERNEL, monkeypatch, starved=True
+        state, End(errors.ROLE_LOST, "driver", "hpcml", "a role was lost"), BY_KERNEL, monkeypatch, starved=True
     )
     assert (outcome.exit_status, outcome.by) == (KILLED, "script")
-    assert "out of memory" in outcome.reason
+    assert "out of memory" in outcome.message
 
 
 @pytest.mark.parametrize(("code", "starved"), [(BY_SUPERVISOR, True), (BY_KERNEL, False), (BY_ITSELF, True)])
 def test_a_script_that_ends_because_of_the_loss_is_not_the_cause(
     code: str, starved: bool, state: EndsAtOnce, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    why = Outcome(errors.ROLE_LOST, "driver", "hpcml", "the scheduler was lost")
+    why = End(errors.ROLE_LOST, "driver", "hpcml", "the scheduler was lost")
     assert end_of(state, why, code, monkeypatch, starved=starved) == why
 
 
 def test_the_time_limit_is_not_overruled(state: EndsAtOnce, monkeypatch: pytest.MonkeyPatch) -> None:
-    why = Outcome(errors.TIME_LIMIT, "driver", "scheduler", "the time limit was reached")
+    why = End(errors.TIME_LIMIT, "driver", "scheduler", "the time limit was reached")
     assert end_of(state, why, BY_KERNEL, monkeypatch, starved=True) == why
 
 
@@ -102,7 +101,7 @@ def test_a_script_that_has_saved_stopped_at_the_time_limit(
 ) -> None:
     """Its save ended only then; a run that was cancelled stays so."""
     code = f"import time\ntime.sleep(0.3)\nraise SystemExit({errors.STOPPED})\n"
-    why = Outcome(status, "driver", "scheduler", "it was told to end")
+    why = End(status, "driver", "scheduler", "it was told to end")
     outcome = end_of(state, why, code, monkeypatch)
     stopped = (errors.STOPPED, "script", "TIMEOUT")
     told = (outcome.exit_status, outcome.by, outcome.state)
@@ -119,7 +118,7 @@ def test_a_script_that_saw_the_end_first_is_told_as_what_it_was(
     touched = str(state.context.attempt.terminate)
     code = f"open({touched!r}, 'w').close()\n{end}\n"
     monkeypatch.setattr(EndsAtOnce, "must_end", lambda _: None)
-    outcome = end_of(state, Outcome(0, "driver", "script", ""), code, monkeypatch)
+    outcome = end_of(state, End(0, "driver", "script", ""), code, monkeypatch)
     assert (outcome.exit_status, outcome.by) == (errors.CANCELLED, "user")
 
 
@@ -140,7 +139,7 @@ def test_what_the_scheduler_says_at_the_end_is_kept(state: EndsAtOnce, monkeypat
         state.steps = Steps(state.clock, state.context.run.job_log)
         while state.channel.connection is None:
             state.step()
-        tear_down(state, Outcome(0, "driver", "script", "the script ended"))
+        tear_down(state, End(0, "driver", "script", "the script ended"))
     events = [json.loads(line)["event"] for line in state.context.run.events.read_text().splitlines()]
     assert events == ["warning", "ucx-failed", "torn-down"]
     assert "no device" in json.loads(state.context.run.status.read_text())["warnings"][0]
@@ -154,10 +153,10 @@ def test_an_end_that_cannot_be_written_is_told_by_the_exit_status(
     def refuse(path: Path, *_: object, **__: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system", str(path))
 
-    assert tear_down(state, Outcome(0, "driver", "script", "the script ended"))
+    assert tear_down(state, End(0, "driver", "script", "the script ended"))
     state.context.run.status.unlink()
     monkeypatch.setattr(files, "write", refuse)
-    assert not tear_down(state, Outcome(0, "driver", "script", "the script ended"))
+    assert not tear_down(state, End(0, "driver", "script", "the script ended"))
     assert "cannot be written (Read-only file system)" in capsys.readouterr().err
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpcml.failures import kinds
+from hpcml.failures import judgement
 from hpcml.node.sweep import records
 from hpcml.paths import RunPaths
 from hpcml.schedulers.request import JobSpec
@@ -83,5 +83,9 @@ def test_of_which_kind_a_point_s_failure_is(tmp_path: Path, subtests: pytest.Sub
         run.worker_log("n2").write_text(worker + "\n")
         log.write_text(printed)
         with subtests.test(error=error, worker=worker, status=status):
-            assert kinds.of_cause(records.cause_of(run, log, error, status, began, starved=False)) == kind
-    assert kinds.of_cause(records.cause_of(run, log, {}, 137, began, starved=True)) == "oom"
+            found = records.cause_of(run, log, error, status, began, starved=False)
+            assert found
+            assert judgement.kind_of(found.rule, known=found.known) == kind
+    starved = records.cause_of(run, log, {}, 137, began, starved=True)
+    assert starved
+    assert judgement.kind_of(starved.rule, known=starved.known) == "oom"

@@ -14,8 +14,9 @@ import pytest
 
 from hpcml import errors, schedulers
 from hpcml.cli.progress import Progress
+from hpcml.failures.end import End
 from hpcml.node.health.heartbeat import Activity
-from hpcml.node.outcome import EventLog, Outcome
+from hpcml.node.outcome import EventLog, write_status
 from hpcml.node.roles.run_state import RunState
 from hpcml.node.settings import Context
 from hpcml.paths import RunPaths
@@ -113,8 +114,8 @@ def test_the_state_is_slurm_s_word(facts: dict[str, Any], state: str) -> None:
 def test_what_the_nodes_write_is_slurm_s_word(
     run: directories.Run, exit_status: int, by: str, ended_as: str, state: str
 ) -> None:
-    end = Outcome(exit_status, "driver", by, "it ended", ended_as=ended_as)
-    end.write(cast("Context", SimpleNamespace(run=run.paths, number=0)))
+    end = End(exit_status, "driver", by, "it ended", ended_as=ended_as)
+    write_status(end, cast("Context", SimpleNamespace(run=run.paths, number=0)))
     assert run_status.status(run, ask=False).state == state
 
 
@@ -155,7 +156,7 @@ def test_a_warning_is_said_once_and_kept(tmp_path: Path) -> None:
     for _ in range(2):
         state.warn("n2 works with less memory")
     assert paths.job_log.read_text() == "hpcml: warning: n2 works with less memory\n"
-    Outcome(0, "driver", "script", "the script ended").write(context, state.warnings)  # type: ignore[arg-type]
+    write_status(End(0, "driver", "script", "the script ended"), context, state.warnings)  # type: ignore[arg-type]
     assert json.loads(paths.status.read_text())["warnings"] == ["n2 works with less memory"]
     found = run_status.status(directories.Run("a", paths, None), ask=False)
     assert found.warnings == ("n2 works with less memory",)

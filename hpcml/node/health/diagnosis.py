@@ -8,9 +8,9 @@ from typing import Any
 
 from hpcml import errors
 from hpcml.failures import exit_causes
+from hpcml.failures.end import End
 from hpcml.files import tail
 from hpcml.node import files
-from hpcml.node.outcome import Outcome
 from hpcml.node.settings import Context
 
 _WHOLE = (200, 4096)  # lines and characters of each: Apptainer's hold paths, and all its options behind a wrong one
@@ -113,7 +113,7 @@ def _scheduler_status(context: Context) -> str:
     return path.read_text().strip() if path.name in files.listed(path.parent) else ""
 
 
-def of_the_scheduler(context: Context, closed: bool, late: float, *, step_gone: bool = False) -> Outcome | None:
+def of_the_scheduler(context: Context, closed: bool, late: float, *, step_gone: bool = False) -> End | None:
     """Return how the run ends for want of a scheduler, None if it may still come.
 
     It cannot come any more if it was there and has ``closed``, or with ``step_gone``; ``late`` are the seconds that
@@ -125,7 +125,7 @@ def of_the_scheduler(context: Context, closed: bool, late: float, *, step_gone: 
     if status := _scheduler_status(context):
         if not_entered(context, status):
             cause = exit_causes.not_entered("\n".join(scheduler_log(context, _WHOLE)), status)
-            return Outcome(errors.IMAGE, "image", "hpcml", f"{context.node}: {cause.what}", cause.hint, quote)
+            return End(errors.IMAGE, "image", "hpcml", f"{context.node}: {cause.what}", cause.hint, quote)
         ended = exit_causes.of_role(int(status), quote)
         reason, hint = f"{name} {ended.what}", ended.hint or hint
         if status == str(errors.START_FAILED) and quote and quote[-1].startswith("hpcml: "):
@@ -138,7 +138,7 @@ def of_the_scheduler(context: Context, closed: bool, late: float, *, step_gone: 
         reason = f"{name} was not up within {late:g} s"
     else:
         return None
-    return Outcome(errors.START_FAILED, "scheduler", "hpcml", reason, hint, quote)
+    return End(errors.START_FAILED, "scheduler", "hpcml", reason, hint, quote)
 
 
 def scheduler_end(context: Context) -> str:
@@ -149,7 +149,7 @@ def scheduler_end(context: Context) -> str:
 
 def of_the_workers(
     context: Context, present: set[str], late: float, *, step_gone: bool = False, lost: Mapping[str, str] = {}
-) -> Outcome | None:
+) -> End | None:
     """Return how the run ends for want of workers, None if they may still come; the rest as of the scheduler."""
     nodes = missing_nodes(context, present, step_gone=step_gone, lost=lost)
     final = [missing for missing in nodes if missing.final]
@@ -159,12 +159,12 @@ def of_the_workers(
     named = outside or final or nodes
     quote = (named[0].quote or worker_log(context, named[0].node)) if named else ()
     if outside:
-        return Outcome(errors.IMAGE, "image", "hpcml", sentences(named), outside[0].remedy, quote)
+        return End(errors.IMAGE, "image", "hpcml", sentences(named), outside[0].remedy, quote)
     when = f" within {late:g} s" if late else ""
     absent = sum(len(missing.workers) for missing in nodes)
     reason = f"{absent} of {absent + len(present)} workers did not come{when}: {sentences(named)}"
     hint = f"The whole log: hpcml logs {context.run.directory.name} worker."
-    return Outcome(errors.WORKERS_NEVER_CAME, "workers", "hpcml", reason, hint, quote)
+    return End(errors.WORKERS_NEVER_CAME, "workers", "hpcml", reason, hint, quote)
 
 
 def scheduler_log(context: Context, most: tuple[int, int] = _QUOTE) -> tuple[str, ...]:

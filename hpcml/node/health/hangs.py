@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hpcml import errors
+from hpcml.failures.end import End
 from hpcml.node.control_socket import warn_after
-from hpcml.node.outcome import Outcome, RunEndedError
+from hpcml.node.outcome import RunEndedError
 from hpcml.node.processes import OwnTime
 from hpcml.node.settings import Context
 
@@ -89,7 +90,7 @@ class Hangs:
 
 
 def _ended(status: int, reason: str, hint: str) -> RunEndedError:
-    return RunEndedError(Outcome(status, "driver", "hpcml", reason, hint))
+    return RunEndedError(End(status, "driver", "hpcml", reason, hint))
 
 
 def _duration(seconds: float) -> str:

@@ -17,9 +17,10 @@ from distributed import Scheduler, Status
 from distributed.scheduler import heartbeat_interval
 
 from hpcml import errors
+from hpcml.failures.end import End
 from hpcml.files import write
 from hpcml.node.control_socket import warn_after
-from hpcml.node.outcome import EventLog, Outcome, say
+from hpcml.node.outcome import EventLog, report_end, say, write_status
 from hpcml.node.processes import OwnTime, Process
 from hpcml.node.settings import Context
 
@@ -148,10 +149,10 @@ class Activity:
             traceback.print_exc()
 
     def _end_supervisor(self, pid: int, reason: str) -> None:
-        outcome = Outcome(errors.ROLE_LOST, "driver", "hpcml", reason, "Was it stopped by hand? Submit again.")
+        end = End(errors.ROLE_LOST, "driver", "hpcml", reason, "Was it stopped by hand? Submit again.")
         try:
-            outcome.write(self.context, over=False)
-            outcome.report(self.context)
+            write_status(end, self.context, over=False)
+            report_end(end, self.context)
             write(self.context.attempt.lost, f"{errors.ROLE_LOST}\n")
         except OSError:  # the end itself is worth more than its record
             traceback.print_exc()

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 
 from hpcml import errors
+from hpcml.failures.end import End
 from hpcml.node import files, storage
-from hpcml.node.outcome import Outcome
 from hpcml.node.settings import Context
 from hpcml.paths import RunPaths
 
@@ -20,19 +19,19 @@ _MORE = "What it saved is in checkpoints/ of its run directory."
 _SAVE = "Let the script save within its time limit (hpcml.run.on_stop), and begin with what hpcml.run.saved() finds."
 
 
-def decided(context: Context, outcome: Outcome) -> Outcome:
+def decided(context: Context, outcome: End) -> End:
     """Return how the attempt ended, and leave the note by which the batch script begins the next one."""
     stopped = outcome.by == "script" and outcome.exit_status == errors.STOPPED
     ended_by_others = outcome.by != "script" and (outcome.exit_status in _ENDS or outcome.state == "REQUEUED")
     if not context.settings.until_done or not (stopped or ended_by_others):
         return outcome
     if no_progress(context, outcome):
-        reason = f"{errors.MEANING[errors.NO_PROGRESS]}; of the last one: {outcome.reason}"
-        return Outcome(errors.NO_PROGRESS, outcome.phase, "hpcml", reason, _SAVE, outcome.quote)
+        reason = f"{errors.MEANING[errors.NO_PROGRESS]}; of the last one: {outcome.message}"
+        return End(errors.NO_PROGRESS, outcome.phase, "hpcml", reason, _SAVE, outcome.quote)
     if limit := reached(context):
-        return replace(outcome, reason=f"{outcome.reason}; no other attempt follows: {limit}", hint=_MORE)
+        return outcome._replace(message=f"{outcome.message}; no other attempt follows: {limit}", hint=_MORE)
     storage.write_end(context.run, context.attempt.goes_on, {})
-    return replace(outcome, reason=f"{outcome.reason}; the next attempt follows")
+    return outcome._replace(message=f"{outcome.message}; the next attempt follows")
 
 
 def keep_last_end(context: Context) -> None:
@@ -65,7 +64,7 @@ def waits_anew(context: Context) -> str:
     return "Slurm takes no second job: at its end this one is put back into the queue, where it begins to wait anew."
 
 
-def no_progress(context: Context, outcome: Outcome) -> bool:
+def no_progress(context: Context, outcome: End) -> bool:
     """Whether neither this attempt nor the last before that had its time has left a newer checkpoint, nor one between.
 
     That is by the file system's own clock.

@@ -9,13 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hpcml import errors
+from hpcml.failures.end import End
 from hpcml.node import files, scratch
 from hpcml.node.hardware import gpus
 from hpcml.node.hardware.network import ucx_environment
 from hpcml.node.health import diagnosis
 from hpcml.node.health.losses import LAST_WORDS
 from hpcml.node.health.versions import Comparison
-from hpcml.node.outcome import Outcome, RunEndedError, say
+from hpcml.node.outcome import RunEndedError, say
 from hpcml.node.roles.run_state import RunState
 from hpcml.node.security import tls
 
@@ -86,9 +87,7 @@ class BringUp:
             return str(sockets)
         return str(self.folders.enter_context(scratch.Folder(place)).path)
 
-    def _until(
-        self, done: Callable[[], bool], seconds: float, missing: Callable[[float, bool], Outcome | None]
-    ) -> None:
+    def _until(self, done: Callable[[], bool], seconds: float, missing: Callable[[float, bool], End | None]) -> None:
         """Wait, and end the run as soon as ``missing`` says that it is in vain, at the latest at the deadline."""
         state = self.state
         deadline = state.clock.seconds + seconds  # a suspended job's deadlines wait too
@@ -104,18 +103,18 @@ class BringUp:
                 if outcome := missing(seconds if late else 0.0, step_gone):
                     raise RunEndedError(outcome)
 
-    def _scheduler_missing(self, late: float, step_gone: bool) -> Outcome | None:
+    def _scheduler_missing(self, late: float, step_gone: bool) -> End | None:
         closed = self.state.channel.closed
         if closed and not self.closed_at:
             self.closed_at = time.monotonic()
         silent = closed and time.monotonic() - self.closed_at > LAST_WORDS
         return diagnosis.of_the_scheduler(self.context, silent, late, step_gone=step_gone)
 
-    def _workers_missing(self, late: float, step_gone: bool) -> Outcome | None:
+    def _workers_missing(self, late: float, step_gone: bool) -> End | None:
         lost = self.state.steps.lost_tasks()
         return diagnosis.of_the_workers(self.context, self.state.present, late, step_gone=step_gone, lost=lost)
 
-    def _fabric_missing(self, late: float, _: bool) -> Outcome | None:
+    def _fabric_missing(self, late: float, _: bool) -> End | None:
         if late:
             problem = f"the fabric check did not end within {late:g} s"
             self.state.fabric = {"line": "", "ok": False, "problem": problem}
@@ -137,7 +136,7 @@ class BringUp:
             what = "image" if self.settings.image else "environment"
             where = "The image" if self.settings.image else "The environment of runtime.python"
             hint = f"{where} must be the same on all nodes: keep it on a file system that they share, or copy it anew."
-            raise RunEndedError(Outcome(errors.VERSIONS, what, "hpcml", compared.ends, hint))
+            raise RunEndedError(End(errors.VERSIONS, what, "hpcml", compared.ends, hint))
         if compared.complete:
             facts = {"words": compared.words, "versions": compared.own, "differences": compared.notes}
             state.events.write("environment-ready", seconds=state.seconds, **facts)

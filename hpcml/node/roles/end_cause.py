@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 import time
-from dataclasses import replace
 from typing import Any
 
 from hpcml import errors
+from hpcml.failures.end import End
+from hpcml.failures.rules import BY_NAME
 from hpcml.node import files, storage
-from hpcml.node.outcome import EventLog, Outcome, RunEndedError
+from hpcml.node.outcome import EventLog, RunEndedError
 from hpcml.node.processes import Process
 from hpcml.node.roles.script import answer
 from hpcml.node.settings import Context
@@ -23,25 +24,25 @@ _TOLD_TO_END = {"CANCELLED": errors.CANCELLED, "TIMEOUT": errors.TIME_LIMIT}
 _CANCELLED: dict[str, Any] = {
     "exit_status": errors.CANCELLED,
     "by": "user",
-    "reason": "the run was cancelled",
+    "message": "the run was cancelled",
     "hint": "",
 }
 _TIME_LIMIT: dict[str, Any] = {
     "exit_status": errors.TIME_LIMIT,
     "by": "scheduler",
-    "reason": "the time limit was reached",
-    "hint": "Ask for more with --time, or let the script save and stop.",
+    "message": BY_NAME["time-limit"].cause,
+    "hint": BY_NAME["time-limit"].remedy,
 }
 _PREEMPTED: dict[str, Any] = {
     "exit_status": errors.PREEMPTED,
     "by": "scheduler",
-    "reason": "the job was preempted: Slurm gave its nodes to another",
-    "hint": "Submit it again, or ask for a partition or QoS that is not preempted.",
+    "message": BY_NAME["preempted"].cause,
+    "hint": BY_NAME["preempted"].remedy,
 }
 _PUT_BACK: dict[str, Any] = {
     "exit_status": errors.CANCELLED,
     "by": "scheduler",
-    "reason": "Slurm put the job back into its queue",
+    "message": "Slurm put the job back into its queue",
     "hint": "",
     "ended_as": "REQUEUED",
 }
@@ -67,7 +68,7 @@ class EndRequests:
             self.listed_at, self.names = now, files.listed(attempt.directory)
             self._look_at_saves()
             if self.batch.began and not self.batch.alive:
-                raise RunEndedError(Outcome(errors.ALLOCATION_LOST, phase, "hpcml", "the batch script was killed"))
+                raise RunEndedError(End(errors.ALLOCATION_LOST, phase, "hpcml", "the batch script was killed"))
         self._look_at_the_limit(left)
         if not (self.signalled or left < 0 or attempt.terminate.name in self.names):
             return
@@ -81,7 +82,7 @@ class EndRequests:
         self.names = files.listed(self.context.attempt.directory)
         self._look_at_the_limit(self._left)
 
-    def asked(self, phase: str) -> Outcome | None:
+    def asked(self, phase: str) -> End | None:
         """Return the end that was asked for when it was looked last; None if none was."""
         asked = self.signalled or self.context.attempt.terminate.name in self.names
         return self._end(phase, self._left) if asked else None
@@ -94,9 +95,9 @@ class EndRequests:
                 storage.write_end(self.context.run, note, {})
             self.events.write("time-limit-near", seconds=self.lead)
 
-    def _end(self, phase: str, left: float) -> Outcome:
+    def _end(self, phase: str, left: float) -> End:
         cancelled = self.context.settings.one_machine and left > 0  # where Slurm ends the job, its log tells
-        return Outcome(phase=phase, **(_TIME_LIMIT if self.time_limit_near and not cancelled else _CANCELLED))
+        return End(phase=phase, **(_TIME_LIMIT if self.time_limit_near and not cancelled else _CANCELLED))
 
     @property
     def _left(self) -> float:
@@ -141,7 +142,7 @@ class EndRequests:
         return self.context.settings.one_machine or self.ends < float("inf")
 
 
-def from_slurm(context: Context, outcome: Outcome, since: int) -> Outcome:
+def from_slurm(context: Context, outcome: End, since: int) -> End:
     """Return an outcome of a run that was told to end with the cause that Slurm gives.
 
     ``since`` is the length of the job's log when this attempt began.
@@ -155,9 +156,9 @@ def from_slurm(context: Context, outcome: Outcome, since: int) -> Outcome:
     if outcome.by != "script":
         return _by_cause(outcome, cause)
     # It ended with 0 when it was told to, which stays. Told by a signal to its steps alone, the job was not cancelled.
-    state = _by_cause(replace(outcome, exit_status=_TOLD_TO_END[outcome.state], by="user", ended_as=""), cause).state
+    state = _by_cause(outcome._replace(exit_status=_TOLD_TO_END[outcome.state], by="user", ended_as=""), cause).state
     told_by_signal = cause is None and state == "CANCELLED" and not _in_allocation()
-    return replace(outcome, ended_as="" if told_by_signal else state)
+    return outcome._replace(ended_as="" if told_by_signal else state)
 
 
 def _in_allocation() -> bool:
@@ -165,14 +166,14 @@ def _in_allocation() -> bool:
     return "HPCML_ALLOCATION" in os.environ
 
 
-def _by_cause(outcome: Outcome, cause: str | None) -> Outcome:
+def _by_cause(outcome: End, cause: str | None) -> End:
     if cause is None:
         return _told_by_signal(outcome)
     exit_status = errors.ALLOCATION_LOST if "NODE" in cause else errors.CANCELLED
     reason = f"Slurm ended the job: {cause.lower()}"
-    other = {"exit_status": exit_status, "by": "scheduler", "reason": reason, "hint": ""}
+    other = {"exit_status": exit_status, "by": "scheduler", "message": reason, "hint": ""}
     known = {"": _CANCELLED, "PREEMPTION": _PREEMPTED, "TIME LIMIT": _TIME_LIMIT, "JOB REQUEUE": _PUT_BACK}
-    return replace(outcome, **known.get(cause, other))
+    return outcome._replace(**known.get(cause, other))
 
 
 def _cause(context: Context, since: int) -> str | None:
@@ -202,7 +203,7 @@ def _put_back(job: str) -> bool:
     return answer(command, ASK).endswith("taken\n")
 
 
-def _told_by_signal(outcome: Outcome) -> Outcome:
+def _told_by_signal(outcome: End) -> End:
     """Only the steps were told: by ``scancel --signal``, or because a preempted job has a grace time.
 
     Where Slurm's commands can be reached from the node, the controller says whether it was the latter.
@@ -212,9 +213,9 @@ def _told_by_signal(outcome: Outcome) -> Outcome:
     job = answer(["scontrol", "--oneliner", "show", "job", os.environ.get("SLURM_JOB_ID", "")], ASK)
     if re.search(r"\bPreemptTime=\d", job):
         # A job in which a user's script starts the run is that script's to end.
-        return replace(outcome, **(_PUT_BACK if not _in_allocation() and _put_back(job) else _PREEMPTED))
+        return outcome._replace(**(_PUT_BACK if not _in_allocation() and _put_back(job) else _PREEMPTED))
     if _in_allocation():
         return outcome
     reason = "the run was told to end (SIGTERM to its steps), and Slurm's log does not say why"
     hint = "" if job else "Slurm's controller could not be asked from the node."
-    return replace(outcome, by="scheduler", reason=reason, hint=hint)
+    return outcome._replace(by="scheduler", message=reason, hint=hint)

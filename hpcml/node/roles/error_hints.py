@@ -6,20 +6,11 @@ import re
 import sys
 from typing import Any
 
+from hpcml.failures.rules import BY_NAME
 from hpcml.node import files
 from hpcml.node.settings import Context
 
-_MIXED = (
-    "NumPy's and CuPy's arrays were mixed: client = hpcml.connect(backend=\"gpu\") makes Dask's arrays CuPy's, and"
-    " .get() copies one to the CPU."
-)
-_NO_KEYBOARD = "A batch job has no keyboard: give the script by arguments or a file what input() asks for."
-# The error's type, what its message holds, and the next step.
-_HINTS = (
-    ("TypeError", r"Unsupported type <class 'numpy\.ndarray'>", _MIXED),
-    ("TypeError", r"Implicit conversion to a (host )?NumPy array", _MIXED),
-    ("EOFError", r"EOF when reading a line", _NO_KEYBOARD),
-)
+_RULES = ("gpu-arrays", "no-keyboard")  # whose errors are the script's own, on this node
 
 
 def next_step(context: Context) -> str:
@@ -40,9 +31,8 @@ def _hint(error: dict[str, Any], image: str) -> str:
         return f"{hiding} hides another module of this name, which the script or a library needs: rename it."
     if error["type"] == "ModuleNotFoundError" and error["name"] and "." not in error["name"]:
         return _add_to_path(error["name"], error["has"]) if error.get("has") else _add_module(error["name"], image)
-    return next(
-        (hint for kind, text, hint in _HINTS if error["type"] == kind and re.search(text, error["message"])), ""
-    )
+    rules, text = map(BY_NAME.__getitem__, _RULES), f"{error['type']}: {error['message']}"
+    return next((rule.remedy for rule in rules if re.search(rule.pattern, text)), "")
 
 
 def _add_to_path(name: str, file: str) -> str:

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpcml import errors
+from hpcml.failures.end import End
 from hpcml.node.control_socket import Channel
 from hpcml.node.hardware import gpus
 from hpcml.node.health import diagnosis
 from hpcml.node.health.hangs import Hangs
 from hpcml.node.health.losses import Losses, Steps
-from hpcml.node.outcome import EventLog, Outcome, RunEndedError, say
+from hpcml.node.outcome import EventLog, RunEndedError, say
 from hpcml.node.processes import OwnTime
 from hpcml.node.roles.end_cause import EndRequests
 from hpcml.node.settings import Context
@@ -66,7 +67,7 @@ class RunState:
 
     def end(self, status: int, reason: str, hint: str = "", quote: tuple[str, ...] = ()) -> RunEndedError:
         """Return the exception that ends the run in this phase."""
-        return RunEndedError(Outcome(status, self.phase, "hpcml", reason, hint, quote))
+        return RunEndedError(End(status, self.phase, "hpcml", reason, hint, quote))
 
     def tell_clocks(self) -> None:
         """Write down what is known of the clocks of nodes whose workers have not measured them."""
@@ -140,14 +141,14 @@ class RunState:
 
     # -- reasons to end -------------------------------------------------------------------------------------------
 
-    def must_end(self) -> Outcome | None:
+    def must_end(self) -> End | None:
         """Return why the script has to end before its own end, if it has to."""
         try:
             self.end_requests.check(self.phase)
             self.check_scheduler()
             self._check_workers()
         except RunEndedError as ended:
-            return ended.outcome
+            return ended.end
         return None
 
     def check_scheduler(self) -> None:

@@ -10,11 +10,12 @@ import time
 import traceback
 
 from hpcml import errors
+from hpcml.failures.end import End
 from hpcml.files import size_of, tail, write
 from hpcml.node import code_copy, processes, scratch, storage
 from hpcml.node.control_socket import Channel
 from hpcml.node.health.frozen import WAITED, Frozen
-from hpcml.node.outcome import EventLog, Outcome, RunEndedError, say
+from hpcml.node.outcome import EventLog, RunEndedError, or_a_full_disk, report_end, say, write_status
 from hpcml.node.roles import attempts, end_cause, error_hints, report
 from hpcml.node.roles.bring_up import NO_FOLDER, BringUp
 from hpcml.node.roles.run_state import RunState
@@ -75,41 +76,41 @@ def _supervise(context: Context) -> int:
         if anew := attempts.waits_anew(context):
             state.warn(anew)
         with contextlib.ExitStack() as folders:
-            outcome = end_cause.from_slurm(context, _run(state, folders), began).or_a_full_disk(context)
+            outcome = or_a_full_disk(end_cause.from_slurm(context, _run(state, folders), began), context)
             outcome = attempts.decided(context, outcome)
             written = tear_down(state, outcome)
     if outcome.by != "script":
-        outcome.report(context)
+        report_end(outcome, context)
     return outcome.exit_status if written else errors.STORAGE
 
 
 def _refuse(context: Context, status: int, reason: str, hint: str) -> int:
     """End a run without a supervisor that could."""
-    outcome = Outcome(status, "allocated", "hpcml", reason, hint)
-    outcome.write(context)
-    outcome.report(context)
+    outcome = End(status, "allocated", "hpcml", reason, hint)
+    write_status(outcome, context)
+    report_end(outcome, context)
     return status
 
 
-def _run(state: RunState, folders: contextlib.ExitStack) -> Outcome:
+def _run(state: RunState, folders: contextlib.ExitStack) -> End:
     """Bring up, run the script; whatever goes wrong is an outcome, so that the teardown always follows."""
     try:
         return run_script(state, BringUp(state, folders).run())
     except RunEndedError as ended:
-        return ended.outcome
+        return ended.end
     except scratch.UnsafePlaceError as error:
-        return Outcome(errors.START_FAILED, state.phase, "hpcml", str(error), _PLACE)
+        return End(errors.START_FAILED, state.phase, "hpcml", str(error), _PLACE)
     except Exception as error:  # noqa: BLE001 - the nodes must be freed whatever happens
         if isinstance(error, OSError) and storage.is_full(error):
             reason = storage.explanation(error, state.context.run.directory)
-            return Outcome(errors.STORAGE, state.phase, "hpcml", reason, storage.HINT)
+            return End(errors.STORAGE, state.phase, "hpcml", reason, storage.HINT)
         traceback.print_exc()  # into the driver's log: a defect of hpcml, to be reported
         reason = f"hpcml's supervisor failed: {type(error).__name__}: {error}"
         hint = "This is a defect in hpcml: please report it with the driver's log."
-        return Outcome(errors.INTERNAL, state.phase, "hpcml", reason, hint)
+        return End(errors.INTERNAL, state.phase, "hpcml", reason, hint)
 
 
-def run_script(state: RunState, environment: dict[str, str]) -> Outcome:
+def run_script(state: RunState, environment: dict[str, str]) -> End:
     """Run the script to its end and return how it ended."""
     state.phase = "driver"
     try:
@@ -117,7 +118,7 @@ def run_script(state: RunState, environment: dict[str, str]) -> Outcome:
     except OSError as error:
         reason = f"the script could not be started: {error.strerror}: {error.filename}"
         hint = NO_FOLDER if error.filename == state.context.settings.cwd else ""  # else the interpreter, or a limit
-        return Outcome(errors.START_FAILED, state.phase, "hpcml", reason, hint)
+        return End(errors.START_FAILED, state.phase, "hpcml", reason, hint)
     state.events.write("driver-started", pid=script.process.pid)
     began = state.context.run.events.stat().st_mtime_ns  # by the clock of the file system that has the copy of the code
     state.hangs.begin()
@@ -131,8 +132,8 @@ def run_script(state: RunState, environment: dict[str, str]) -> Outcome:
     return outcome
 
 
-def _follow(state: RunState, script: Script) -> Outcome:
-    must_end: Outcome | None = None
+def _follow(state: RunState, script: Script) -> End:
+    must_end: End | None = None
     kill_at, room_looked = float("inf"), 0.0
     frozen, slow = Frozen(script.process.pid), ""
     while (status := script.poll()) is None:
@@ -148,7 +149,7 @@ def _follow(state: RunState, script: Script) -> Outcome:
             if not slow and (slow := state.end_requests.slow_save()):
                 state.warn(f"{slow}.")
         if must_end is None and (must_end := state.must_end()):
-            state.events.write("ending", message=must_end.reason)
+            state.events.write("ending", message=must_end.message)
             kill_at = time.monotonic() + state.context.settings.driver_grace
             if not state.end_requests.signalled:
                 script.tell_to_end()
@@ -162,7 +163,7 @@ def _follow(state: RunState, script: Script) -> Outcome:
     return _end_of(state, script, status, must_end)
 
 
-def _end_of(state: RunState, script: Script, status: int, must_end: Outcome | None) -> Outcome:
+def _end_of(state: RunState, script: Script, status: int, must_end: End | None) -> End:
     """Return how the run ended whose script ended so; ``must_end`` is why it was told to."""
     why = must_end.exit_status if must_end else 0
     stopped = status == errors.STOPPED and why == errors.TIME_LIMIT
@@ -170,7 +171,7 @@ def _end_of(state: RunState, script: Script, status: int, must_end: Outcome | No
     starved = script.out_of_memory(status)
     if must_end is None and script.killed_by_others(status) and state.end_requests.time_limit_near and not starved:
         reason = "the script was killed (SIGKILL) after it had been told that the time limit was near"
-        must_end = Outcome(errors.TIME_LIMIT, "driver", "scheduler", reason)
+        must_end = End(errors.TIME_LIMIT, "driver", "scheduler", reason)
     # The kernel can take a role in the same moment as the script: then memory is the cause, and not the loss.
     if must_end and not obeyed and not (starved and why == errors.ROLE_LOST):
         return must_end
@@ -181,7 +182,7 @@ def _end_of(state: RunState, script: Script, status: int, must_end: Outcome | No
     settings = state.context.settings
     by = "hpcml" if (settings.service or settings.form == "notebook") and status == errors.START_FAILED else "script"
     hint = error_hints.next_step(state.context) if status else ""
-    return Outcome(status, "driver", by, script.describe_end(status), hint, quote, ended_as)
+    return End(status, "driver", by, script.describe_end(status), hint, quote, ended_as)
 
 
 def _look_for_frozen(state: RunState, frozen: Frozen) -> None:
@@ -195,7 +196,7 @@ def _look_for_frozen(state: RunState, frozen: Frozen) -> None:
         state.warn(f"{node}: the file system answers again; the script goes on.")
 
 
-def tear_down(state: RunState, outcome: Outcome) -> bool:
+def tear_down(state: RunState, outcome: End) -> bool:
     """Tell the scheduler to close itself and its workers, and wait for both steps within the deadline.
 
     Return whether the run's end could be written.
@@ -203,7 +204,7 @@ def tear_down(state: RunState, outcome: Outcome) -> bool:
     start = time.monotonic()
     context = state.context
     storage.write_end(context.run, context.attempt.ended, {"exit_status": outcome.exit_status})
-    outcome.write(context, state.warnings, over=False)
+    write_status(outcome, context, state.warnings, over=False)
     if outcome.exit_status:
         state.tell_clocks()
     page = report.Report(context)
@@ -235,12 +236,12 @@ def tear_down(state: RunState, outcome: Outcome) -> bool:
     page.end()
     if state.end_requests.batch.state == "T":
         state.warn(f"{context.node}: the batch script was stopped (SIGSTOP); it continues.")
-    written = outcome.write(context, state.warnings, cause=cause)
+    written = write_status(outcome, context, state.warnings, cause=cause)
     storage.release(context.run)
     return written
 
 
-def _cause(state: RunState, outcome: Outcome) -> str:
+def _cause(state: RunState, outcome: End) -> str:
     """Return why the run failed in some words, for ``hpcml ls``; empty where that is not known."""
     context = state.context
     if not outcome.exit_status:
@@ -248,18 +249,8 @@ def _cause(state: RunState, outcome: Outcome) -> str:
     try:
         from hpcml.failures import judgement
 
-        end = judgement.Ending(
-            outcome.exit_status,
-            outcome.by,
-            outcome.state,
-            outcome.reason,
-            outcome.hint,
-            outcome.quote,
-            state.events.times,
-            form=context.settings.form,
-            clocks=state.clocks,
-        )
-        found = judgement.of_run(context.run, context.attempt, end)
+        case = judgement.Case(outcome, state.events.times, form=context.settings.form, clocks=state.clocks)
+        found = judgement.of_run(context.run, context.attempt, case)
     except Exception as error:  # noqa: BLE001 - the run's end must be written whatever happens
         say(context, f"why the run failed could not be looked at: {error!r}")
         return ""

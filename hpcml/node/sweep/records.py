@@ -78,7 +78,7 @@ def kept(context: Context, point: dict[str, Any], end: End, pruned: int | None) 
 
 def _why(context: Context, key: str, error: Path, end: End) -> dict[str, Any]:
     """Return why a point failed in some words, of which kind that is, and the rule and the nodes that show it."""
-    from hpcml.failures import kinds
+    from hpcml.failures import judgement
 
     log, starved = context.run.log_of(key), end.starved and end.status == 128 + signal.SIGKILL
     words = "out of memory" if starved else _cause(error, end.status)
@@ -87,7 +87,7 @@ def _why(context: Context, key: str, error: Path, end: End) -> dict[str, Any]:
     if found and found.known and any(line.source in ("worker", "library") for line in found.evidence):
         words = found.what[:_LONGEST]  # what the script raised only followed from it
     rule, nodes = (found.rule, list(found.nodes)) if found else ("", [])
-    kind = kinds.of_cause(found)
+    kind = judgement.kind_of(rule, known=found.known) if found else "unknown"
     if kind == "node" and not nodes and context.settings.nodes == 1:
         nodes = [context.node]  # the script's own error names none
     return {"cause": words, "kind": kind, "rule": rule, "nodes": nodes}
@@ -146,11 +146,12 @@ def cause_of(
         Whether the kernel killed a process of this node for want of memory meanwhile.
     """
     from hpcml.failures import evidence, judgement
+    from hpcml.failures.end import End as RunEnd
 
     others = [hit for hit in evidence.hits(run, _MOST_LOGS) if hit.line.source not in ("driver", "job")]
     hits = [hit for hit in others if hit.line.time > began - _SLACK]
     name = f"{log.parent.name}/{log.name}"
     hits += [hit for piece in evidence.pieces(log) for hit in evidence.hits_in(piece, "driver", name=name)]
     message = _STARVED if starved else ""
-    end = judgement.Ending(status, "script", "FAILED", message, error=error, last_error=evidence.last_error(log))
-    return judgement.judge(end, hits)
+    end = RunEnd(status, "driver", "script", message, ended_as="FAILED")
+    return judgement.judge(judgement.Case(end, error=error, last_error=evidence.last_error(log)), hits)

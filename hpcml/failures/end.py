@@ -1,0 +1,65 @@
+"""How a run ended: one record from the node that writes it (status.json) to the report that reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from hpcml import errors
+
+_STATES = {errors.TIME_LIMIT: "TIMEOUT", errors.CANCELLED: "CANCELLED", errors.PREEMPTED: "PREEMPTED"}
+_NEEDED = ("over", "state", "exit_status", "by", "message", "hint")
+
+
+class End(NamedTuple):
+    """How an attempt of a run ended."""
+
+    exit_status: int = 0
+    phase: str = ""  # in which it ended: queued, allocated, image, scheduler, workers, …, driver
+    by: str = ""  # who decided it: script, hpcml, scheduler (Slurm), user
+    message: str = ""  # a clause
+    hint: str = ""  # the next step
+    quote: tuple[str, ...] = ()  # lines that show it
+    ended_as: str = ""  # Slurm's word for it where exit status and ``by`` do not imply it
+    over: bool = True  # False while the roles are torn down
+    attempt: int = 0  # its number, from 0
+    cause: str = ""  # why it failed in at most six words, empty if that is not known
+    warnings: tuple[str, ...] = ()  # sentences
+    time: float = 0.0  # when this was written, in seconds since 1970
+
+    @property
+    def state(self) -> str:
+        """The run's state in Slurm's words."""
+        if self.ended_as or not self.exit_status:
+            return self.ended_as or "COMPLETED"
+        if self.by == "scheduler" and self.exit_status == errors.ALLOCATION_LOST:
+            return "NODE_FAIL"
+        return "FAILED" if self.by == "script" else _STATES.get(self.exit_status, "FAILED")
+
+    @property
+    def failed(self) -> bool:
+        """Whether there is a failure to explain."""
+        return bool(self.exit_status) or self.state != "COMPLETED"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the end as a JSON-ready table, which :func:`parse` reads."""
+        facts = {"state": self.state, **self._asdict(), "quote": list(self.quote), "warnings": list(self.warnings)}
+        del facts["ended_as"]
+        return facts
+
+
+def parse(facts: Mapping[str, Any]) -> End:
+    """Return the end that a table of status.json holds; KeyError or TypeError if it lacks something or is damaged."""
+    if missing := [name for name in _NEEDED if name not in facts]:
+        raise KeyError(missing[0])
+    values: dict[str, Any] = {}
+    for name, default in End._field_defaults.items():
+        value = facts.get("state" if name == "ended_as" else name, default)
+        if isinstance(default, tuple):
+            if not isinstance(value, (list, tuple)) or not all(isinstance(text, str) for text in value):
+                raise TypeError(f"{name} is of another kind")
+            value = tuple(value)
+        elif type(value) is not type(default) and not (isinstance(default, float) and type(value) is int):
+            raise TypeError(f"{name} is of another kind")
+        values[name] = value
+    return End(**values)
