@@ -113,7 +113,7 @@ FAULTS = (
     F("hpcml/images/definition.py", ' if not line.lstrip().startswith("#"))', ")", "an argument in a comment makes a build refuse"),
     F("hpcml/images/facts.py", 'if right and about.st_mtime >= facts.modified - 1 else ""', 'if right else ""', "a run's record names an older image's digest"),
     F("hpcml/images/program.py", "names = (wanted,) if wanted else tuple(dict.fromkeys(name for name in (first, *_PROGRAMS) if name))", "names = tuple(dict.fromkeys(name for name in (wanted, first, *_PROGRAMS) if name))", "a misspelt --program starts another program"),
-    F("hpcml/images/sif.py", "if part.offset < 0 or part.size < 0 or part.offset + part.size > size:", "if part.offset < 0 or part.size < 0:", "hpcml takes a half-copied image for whole"),
+    F("hpcml/images/facts.py", "if offset < 0 or size < 0 or offset + size > about.st_size:", "if offset < 0 or size < 0:", "hpcml takes a half-copied image for whole"),
     F("hpcml/installation/one_file.py", '".md", ".py", ".sh", ', '".md", ".py", ', "hpcml as one file cannot submit", True),
     F("hpcml/installation/start.py", " or not stat.S_ISDIR(facts.st_mode) or facts.st_mode & 0o022:", " or not stat.S_ISDIR(facts.st_mode):", "hpcml.pyz runs unpacked code that others can change"),
     F("hpcml/installation/start.py", "                if not os.path.isdir(folder):  # nobody else was faster\n                    raise\n", "                raise\n", "one of two first starts of hpcml.pyz fails", True),
