@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from hpcml import subprocesses
 from hpcml.errors import ConfigError, HpcmlError, LinkError, NotFoundError, StorageError, UsageError
-from hpcml.remote import answers, channel, protocol, receiver
-from hpcml.remote.protocol import Entry
+from hpcml.remote import answers, channel, receiver, transfer
 from hpcml.remote.ssh.connection import Connection
+from hpcml.remote.transfer import Entry
 from hpcml.units import format_bytes
 
 # Constant, and on one line: the login shell there may be any. What runs is read from standard input.
@@ -87,7 +87,7 @@ class Delivery:
         NotFoundError
             If there is no Python 3; LinkError if the link breaks.
         """
-        entries = protocol.listing(folder)[0]
+        entries = transfer.listing(folder)[0]
         with self._asked(entries, send=True) as (child, mark), channel.patience(child, self.host) as heard:
             self._answer(child, mark)
 
@@ -97,7 +97,7 @@ class Delivery:
                 heard()
 
             with contextlib.suppress(OSError):  # the other side has ended: its answer follows
-                protocol.send(folder, entries, write)
+                transfer.send(folder, entries, write)
                 child.write(receiver.GO)
             self._answer(child, mark)
 
