@@ -99,8 +99,10 @@ def from_laptop(connection: Connection, options: Namespace) -> int:
     try:
         call.begin()
         with channel.patience(call.child, connection.host) as heard:
-            offer = _offer(call)
-            facts = None if offer is None else _take(call, offer, options, heard)
+            assert call.child.out is not None
+            mark = call.nonce.encode() + b" "
+            line = channel.marked_line(call.child.out, mark, answers.LONGEST_LINE, connection.host)
+            facts = _take(call, transfer.offer_of(line, connection.host), options, heard) if line is not None else None
         status = call.end()
     except transfer.CutShortError:
         if (status := call.end()) == 0:
@@ -111,19 +113,6 @@ def from_laptop(connection: Connection, options: Namespace) -> int:
     if status == 0 and facts is not None and options.json:
         common.print_json(facts)
     return status
-
-
-def _offer(call: channel.Call) -> Offer | None:
-    """Return what the run has, None if the other side ended without an offer; a shell's greeting is skipped."""
-    assert call.child.out is not None
-    start, before = call.nonce.encode() + b" ", 0
-    while line := call.child.out.readline(answers.LONGEST_LINE):
-        if line.startswith(start):
-            return transfer.offer_of(line[len(start) :], call.connection.host)
-        before += len(line)
-        if before > channel.MOST_BEFORE:
-            raise channel.talks_on(call.connection.host)
-    return None
 
 
 def _take(call: channel.Call, offer: Offer, options: Namespace, heard: Callable[[], None]) -> dict[str, Any]:

@@ -345,6 +345,24 @@ def patience(child: subprocesses.Child, host: str) -> Iterator[Callable[[], None
         raise LinkError(f"{host} has said and taken nothing for {SILENCE:g} s", place=host, hint=hint) from None
 
 
+def marked_line(source: IO[bytes], mark: bytes, longest: int, host: str) -> bytes | None:
+    """Return the next line with a mark, without it; None at the end. What a shell says before is skipped.
+
+    Raises
+    ------
+    ConfigError
+        If that is more than a shell says.
+    """
+    before = 0
+    while line := source.readline(longest):
+        if line.startswith(mark):
+            return line[len(mark) :]
+        before += len(line)
+        if before > MOST_BEFORE:
+            raise talks_on(host)
+    return None
+
+
 def talks_on(host: str) -> ConfigError:
     """Return the error for a login node that says more before its hpcml begins than a shell does."""
     return answers.wrong(host, "it talks without an end before it begins")

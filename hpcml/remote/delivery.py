@@ -119,17 +119,13 @@ class Delivery:
     def _answer(self, child: subprocesses.Child, mark: bytes) -> dict[str, Any]:
         """Return the next answer; what a shell says as it starts is skipped."""
         assert child.out is not None
-        before = 0
-        while line := child.out.readline(answers.LONGEST):
-            if line.startswith(mark):
-                facts = answers.of_delivery(line[len(mark) :], self.host)
-                if "refused" in facts:
-                    raise self._refusal(facts)
-                return facts
-            before += len(line)
-            if before > channel.MOST_BEFORE:
-                raise channel.talks_on(self.host)
-        raise self._why(child)
+        line = channel.marked_line(child.out, mark, answers.LONGEST, self.host)
+        if line is None:
+            raise self._why(child)
+        facts = answers.of_delivery(line, self.host)
+        if "refused" in facts:
+            raise self._refusal(facts)
+        return facts
 
     def _refusal(self, facts: dict[str, Any]) -> HpcmlError:
         path, host = self.path, self.host
