@@ -106,17 +106,11 @@ def show(found: Sequence[Finding], *, as_json: bool) -> int:
 
 
 def from_laptop(
-    login: Login,
-    connect: Callable[[], Connection],
-    own: Sequence[str],
-    *,
-    typed: str,
-    as_json: bool,
-    pass_on: Callable[[bytes], object],
+    login: Login, connect: Callable[[], Connection], own: Sequence[str], *, typed: str, as_json: bool
 ) -> int:
     """Have the checks made on the login node, add those that this laptop makes, and print all of them.
 
-    ``typed`` is the host as the user named it; ``pass_on`` gets what the login node says meanwhile.
+    ``typed`` is the host as the user named it.
     """
     from hpcml.doctor import access
     from hpcml.doctor.finding import Finding
@@ -126,7 +120,7 @@ def from_laptop(
         connection = connect()
     except HpcmlError as error:
         return show([access.no_way(error)._replace(check="login-node")], as_json=as_json)
-    status, said = _asked(connection, own, pass_on)
+    status, said = _asked(connection, own)
     if status not in (0, UNFIT):  # it has said why
         if as_json:
             Raw(sys.stdout).write(said, last=True)
@@ -135,7 +129,7 @@ def from_laptop(
     return show(_with_this_end(connection, login, typed, found), as_json=as_json)
 
 
-def _asked(connection: Connection, own: Sequence[str], pass_on: Callable[[bytes], object]) -> tuple[int, bytes]:
+def _asked(connection: Connection, own: Sequence[str]) -> tuple[int, bytes]:
     """Return the exit status and the output of the login node's own hpcml."""
     import threading
 
@@ -143,7 +137,7 @@ def _asked(connection: Connection, own: Sequence[str], pass_on: Callable[[bytes]
     from hpcml.subprocesses import PIPE
 
     words = [word for word in own if word != "--json"]
-    call = channel.Call(connection, ["doctor", "--json", *words], pass_on, out=PIPE)
+    call = channel.Call(connection, ["doctor", "--json", *words], channel.Guard(sys.stderr), out=PIPE)
     said: list[bytes] = []
 
     def read() -> None:

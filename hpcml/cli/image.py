@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from hpcml import terminal, units
 from hpcml.cli import common
 from hpcml.errors import IMAGE, ConfigError, HpcmlError, ImageError, NotFoundError, StorageError
-from hpcml.images import build, check, definition, program, sif
+from hpcml.images import build, check, definition, program
 from hpcml.images import facts as images
 from hpcml.runs import directories
 from hpcml.sites import layers
@@ -46,7 +46,7 @@ def add_options(parser: ArgumentParser) -> None:
         verb.set_defaults(action=action)
         common.add_site(verb, "program and folder for images")
         common.add_json(verb)
-        if what != "ls":
+        if what in ("build", "check"):
             text = "what builds and runs images: a name or path (default: runtime.container, else the one that is here)"
             verb.add_argument("--program", metavar="PROGRAM", default="", help=text)
         return verb
@@ -120,23 +120,8 @@ def _build(options: Namespace, site: Site) -> int:
     return 0
 
 
-def _facts(options: Namespace, site: Site) -> sif.ImageFacts:
-    """Return the image's facts, with the help of a program where the file does not hold them and there is one."""
-    path = layers.user_path(options.image).absolute()
-    facts = images.inspect(path)
-    if facts.labels:
-        return facts
-    try:
-        tool = program.find(options.program, site.runtime.container)
-    except ImageError:
-        if options.program:
-            raise
-        return facts  # the file alone speaks
-    return images.inspect(path, tool)
-
-
-def _show(options: Namespace, site: Site) -> int:
-    facts = _facts(options, site)
+def _show(options: Namespace, _: Site) -> int:
+    facts = images.inspect(layers.user_path(options.image).absolute())
     try:
         digest = build.digest(facts.path)
     except OSError as error:
@@ -145,7 +130,6 @@ def _show(options: Namespace, site: Site) -> int:
     if options.json:
         table = {"image": facts.path, "digest": digest, "kind": facts.kind, "cuda": facts.cuda}
         table |= {"versions": facts.versions, **facts._asdict()}
-        del table["labels_inside"]
         common.print_json(table)
         return 0
     rows = [
@@ -161,7 +145,7 @@ def _show(options: Namespace, site: Site) -> int:
         *(
             ("label", f"{name} {facts.labels[name]}")
             for name in sorted(facts.labels)
-            if not name.startswith(sif.PREFIX)
+            if not name.startswith(images.PREFIX)
         ),
     ]
     for key, value in rows:
@@ -190,7 +174,7 @@ def _own_folder(setting: str) -> Path:
 def _ls(options: Namespace, site: Site) -> int:
     own = [] if options.folders else [_own_folder(site.runtime.image)]
     folders = [layers.user_path(name) for name in options.folders] or own
-    listed: list[sif.ImageFacts | HpcmlError] = []
+    listed: list[images.ImageFacts | HpcmlError] = []
     for folder in folders:
         if own and not folder.exists():  # nobody said that the folder of the profile's image is there
             continue
@@ -223,7 +207,7 @@ def _ls(options: Namespace, site: Site) -> int:
     return 0
 
 
-def _row(one: sif.ImageFacts | HpcmlError) -> dict[str, object]:
+def _row(one: images.ImageFacts | HpcmlError) -> dict[str, object]:
     if isinstance(one, HpcmlError):
         return {"image": one.place, "error": one.message}
     facts = {key: getattr(one, key) for key in ("kind", "cuda", "size", "versions")}
@@ -231,7 +215,7 @@ def _row(one: sif.ImageFacts | HpcmlError) -> dict[str, object]:
 
 
 def _check(options: Namespace, site: Site) -> int:
-    facts = _facts(options, site)
+    facts = images.inspect(layers.user_path(options.image).absolute())
     findings = list(check.of_the_file(facts, cuda=site.gpu.cuda, gpus=int(options.gpu)))
     findings += check.of_the_definition(facts)
     try:

@@ -241,13 +241,13 @@ def _dispatch(command: str, own: list[str], script: list[str], host: str | None,
     options.caller, options.script_words = caller, script
     if caller is None and (there := _host(host)):
         if not hasattr(options, "host"):
-            from hpcml.cli import fetch
+            from hpcml.cli import host as on_host
 
             if getattr(options, "env", None) or getattr(options, "env_file", None):
                 from hpcml.cli import variables
 
                 own = variables.carried(own, options)
-            return fetch.run_on_host(*there, command, options, own, script)
+            return on_host.run(*there, command, options, own, script)
         options.host = options.host or there[0]  # a verb that finds its way itself
     return int(_module(command).run(options))
 

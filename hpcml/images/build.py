@@ -22,9 +22,8 @@ from hpcml import __version__, files, subprocesses, units
 from hpcml.errors import HpcmlError, ImageError, NotFoundError, StorageError, UsageError, did_you_mean, nearest
 from hpcml.failures.rules import Where, meaning
 from hpcml.images.definition import Definition
-from hpcml.images.facts import inspect
+from hpcml.images.facts import ImageFacts, inspect
 from hpcml.images.program import TIMEOUT, Program, last_lines, not_started
-from hpcml.images.sif import ImageFacts
 from hpcml.sites import layers
 
 DEADLINE = 6 * 3600.0  # seconds for a whole build: RAPIDS is downloaded and unpacked
@@ -225,7 +224,7 @@ def build(order: Order, sink: Callable[[bytes], None]) -> dict[str, object]:
             hint, quote = "Build it by hand, and look at what it prints.", last_lines(answer.text)
             message = f"{order.program} reported success and wrote no image"
             raise ImageError(message, place=str(order.definition.path), hint=hint, quote=quote)
-        return _put(order.out, new, _record(order, inspect(new, order.program), time.monotonic() - begin))
+        return _put(order.out, new, _record(order, inspect(new), time.monotonic() - begin))
 
 
 @contextlib.contextmanager

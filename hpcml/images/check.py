@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 from hpcml import assets, files, subprocesses, units
 from hpcml.failures.rules import Where, meaning
-from hpcml.images.facts import machine, pins, problems
+from hpcml.images.facts import PREFIX, ImageFacts, machine, pins, problems
 from hpcml.images.program import Program, ask, last_lines
-from hpcml.images.sif import PREFIX, ImageFacts
 from hpcml.sites.layers import process_environment
 
 GOOD, NOTE, BAD = "good", "note", "bad"

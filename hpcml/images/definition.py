@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from hpcml import assets, files
 from hpcml.errors import NotFoundError, did_you_mean, nearest
-from hpcml.images.sif import PREFIX
+from hpcml.images.facts import PREFIX
 from hpcml.sites import layers
 
 _USED = re.compile(r"\{\{\s*(\w+)\s*\}\}")

@@ -1,28 +1,79 @@
-"""What an image says of itself, and what speaks against running in it."""
+"""What a SIF image says of itself, read from its file without any program, and the problems of running in it."""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
+import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from hpcml import assets, files
 from hpcml.errors import ImageError, NotFoundError
-from hpcml.images import sif
-from hpcml.images.program import TIMEOUT, Program, ask, last_lines
-from hpcml.images.sif import ImageFacts
 from hpcml.sites import layers
+
+PREFIX = "org.hpcml."  # of the labels
+VERSIONED = ("python", "rapids", "dask", "distributed", "dask-cuda", "ucxx", "dask-ml")  # labels that say versions
+
+# The layout is that of SIF 1 (github.com/sylabs/sif, pkg/sif): little-endian, without padding. `apptainer inspect` is
+# not asked: it takes a half-copied image for whole, and is not on every login node.
+_HEADER = struct.Struct("<32x10s3x2sx16xq16xqq24x")  # magic, architecture, created, number and place of descriptors
+_DESCRIPTOR = struct.Struct("<i?12xqq40x128si380x")  # kind, in use, offset, size, name, type of file system
+_MAGIC = b"SIF_MAGIC\0"
+_PARTITION, _JSON = 0x4004, 0x4006  # kinds
+_METADATA = b"inspect-metadata.json"  # where Apptainer and SingularityCE keep labels, help and the definition
+_ENCRYPTED = 5  # a type of file system
+_NAMES = ("i386", "x86_64", "arm", "aarch64", "ppc64", "ppc64le", "mips", "mipsle", "mips64", "mips64le", "s390x")
+_ARCHITECTURES = {b"%02d" % number: name for number, name in enumerate(_NAMES, 1)}
+_MOST_DESCRIPTORS = 4096
+_LARGEST_TEXT = 16 * 1024**2  # bytes; metadata is kilobytes
+
+
+class ImageFacts(NamedTuple):
+    """An image as its file describes it.
+
+    ``size`` is in bytes, ``modified`` and ``created`` in seconds since 1970. ``architecture`` is the kernel's name of
+    it (``x86_64``), empty if the image does not say.
+    """
+
+    path: Path
+    size: int
+    modified: float
+    architecture: str
+    labels: dict[str, str]
+    definition: str = ""
+    help: str = ""
+    encrypted: bool = False
+    created: int = 0
+
+    @property
+    def kind(self) -> str:
+        """Which of hpcml's definitions it is from (``rapids``, ``cpu``), empty for other images."""
+        return self.labels.get(f"{PREFIX}kind", "")
+
+    @property
+    def cuda(self) -> str:
+        """The major version of CUDA that it is built for, empty without one."""
+        return self.labels.get(f"{PREFIX}cuda", "").partition(".")[0]
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """The versions that it states, by name."""
+        return {name: self.labels[PREFIX + name] for name in VERSIONED if self.labels.get(PREFIX + name)}
 
 
 class Problem(NamedTuple):
-    """What speaks against an image: a clause, what to do, and whether it cannot be used at all."""
+    """A problem of an image: a clause, what to do, and whether it cannot be used at all."""
 
     what: str
     hint: str
     fatal: bool = True
+
+
+class _DamagedError(Exception):
+    """The file is not a SIF image, or a damaged one; the text says which, as the end of a sentence."""
 
 
 def machine() -> str:
@@ -36,39 +87,69 @@ def pins() -> dict[str, str]:
     return {key: str(value) for key, value in layers.read_toml(assets.folder("containers") / "versions.toml").items()}
 
 
-def inspect(image: Path, program: Program | None = None) -> ImageFacts:
-    """Return what an image says of itself; NotFoundError if it cannot be read, ImageError if it is none or damaged.
-
-    ``program`` is asked for the labels of an image that keeps them inside its file system; without it there are none.
-    """
+def inspect(image: Path) -> ImageFacts:
+    """Return what an image says of itself; NotFoundError if it cannot be read, ImageError if it is none or damaged."""
     try:
         if image.is_dir():
             hint = f"Make an image of a sandbox: apptainer build {image.name}.sif {image.name}."
             raise ImageError("This is a folder, not an image file", place=str(image), hint=hint)
-        facts = sif.read(image)
-        if facts.labels_inside and program:
-            return facts._replace(labels=_ask_for_labels(image, program))
+        with open(files.open_regular(image, ours=False, follow=True), "rb") as file:
+            return _read(file, image)
     except files.ForeignError as error:
         raise ImageError("This is not a regular file", place=str(image), hint="Name a .sif file.") from error
     except OSError as error:
         hint = "Check the spelling and the permissions; hpcml image ls lists images."
         raise NotFoundError(f"The image cannot be read: {error.strerror}", place=str(image), hint=hint) from error
-    except sif.SifError as error:
+    except _DamagedError as error:
         hint = "Build it with hpcml image build, or copy it again: was the copy interrupted?"
         raise ImageError(f"The file is {error}", place=str(image), hint=hint) from error
-    return facts
 
 
-def _ask_for_labels(image: Path, program: Program) -> dict[str, str]:
-    answer = ask([program.path, "inspect", "--json", "--labels", str(image)], TIMEOUT)
+def _read(file: BinaryIO, path: Path) -> ImageFacts:
+    about, metadata, encrypted = os.fstat(file.fileno()), b"", False
+    head = file.read(_HEADER.size)
+    if head[32:42] != _MAGIC:
+        raise _DamagedError("not an image (SIF)" if head else "empty")
+    if len(head) < _HEADER.size:
+        raise _DamagedError("cut off within its header")
+    _, architecture, created, count, start = _HEADER.unpack(head)
+    if not (0 < count <= _MOST_DESCRIPTORS and start > 0):
+        raise _DamagedError("damaged: its header makes no sense")
+    file.seek(start)
+    table = file.read(count * _DESCRIPTOR.size)
+    if len(table) < count * _DESCRIPTOR.size:
+        raise _DamagedError("cut off within its table of parts")
+    for kind, used, offset, size, name, file_system in _DESCRIPTOR.iter_unpack(table):
+        if not used:
+            continue
+        if offset < 0 or size < 0 or offset + size > about.st_size:
+            raise _DamagedError(f"cut off: {about.st_size} bytes are there, and a part of it ends at {offset + size}")
+        if kind == _JSON and name.rstrip(b"\0") == _METADATA:
+            if size > _LARGEST_TEXT:
+                raise _DamagedError(f"damaged: a text in it is {size} bytes long")
+            file.seek(offset)
+            metadata = file.read(size)
+        encrypted = encrypted or (kind == _PARTITION and file_system == _ENCRYPTED)
+    labels, definition, text = _parsed(metadata or b"{}")
+    built_for = _ARCHITECTURES.get(architecture, "")
+    return ImageFacts(path, about.st_size, about.st_mtime, built_for, labels, definition, text, encrypted, created)
+
+
+def _parsed(metadata: bytes) -> tuple[dict[str, str], str, str]:
+    """Return an image's labels, definition and help."""
     try:
-        facts = files.parsed(json.loads, answer.out) if answer.code == 0 else None
-    except ValueError:
-        facts = None  # told below, with what it said instead
-    if isinstance(facts, dict):
-        return sif.texts(sif.attributes(facts).get("labels") or {})
-    hint = "Build it anew with this program."
-    raise ImageError(f"{program} cannot read the image", place=str(image), hint=hint, quote=last_lines(answer.text))
+        table: Any = files.parsed(json.loads, metadata.decode(errors="replace"))
+    except ValueError as error:
+        raise _DamagedError(f"damaged: its metadata is not JSON ({error})") from error
+    for name in ("data", "attributes"):
+        table = table.get(name, {}) if isinstance(table, dict) else None
+    labels = table.get("labels") or {} if isinstance(table, dict) else None
+    if not isinstance(labels, dict):
+        raise _DamagedError("damaged: its metadata is no table")
+    if wrong := [key for key, value in labels.items() if isinstance(value, (dict, list))]:  # no program writes such
+        raise _DamagedError(f"damaged: its label {wrong[0][:100]!a} is no text")
+    definition, text = (str(table.get(name) or "").strip() for name in ("deffile", "helpfile"))
+    return {key: str(value) for key, value in labels.items()}, definition, text
 
 
 def known_digest(facts: ImageFacts) -> str:
@@ -89,7 +170,7 @@ def known_digest(facts: ImageFacts) -> str:
 
 
 def problems(facts: ImageFacts, *, cuda: str, gpus: int, machine: str) -> list[Problem]:
-    """Return what speaks against running in an image, the fatal first.
+    """Return the problems of running in an image, the fatal first.
 
     ``cuda`` is what the site's driver can run (``12``, ``13``, or ``any``), ``gpus`` how many on each node the run asks
     for, and ``machine`` the architecture of the nodes, as the kernel names it.

@@ -1,7 +1,11 @@
-"""What the hpcml on another machine says, checked in one place before anything is done with it.
+"""What laptop and login node say to each other, and the check of each fact before anything is done with it.
 
-The machine may be broken, run another hpcml, or be in somebody else's hands. What it names becomes part of commands,
-paths and addresses here, so each fact has a form, and what has not is an error with status 78.
+The words of a command travel by standard input, so that no shell sees them and no list of processes shows them. The
+facts travel on standard error, each on a line that begins with a mark that only these two know, because standard
+output belongs to the command. The rest of standard input is the laptop's sign of life.
+
+The other machine may be broken, run another hpcml, or be in somebody else's hands. What it names becomes part of
+commands, paths and addresses here, so each fact has a form, and what has not is an error with status 78.
 """
 
 from __future__ import annotations
@@ -16,7 +20,11 @@ from hpcml import files
 from hpcml.errors import ConfigError
 from hpcml.runs.view import Gpu, Node, View, Work
 
+PROTOCOL = 2
+SERVE = "--serve-laptop"  # what the login node's hpcml is called with
+GO = b"go\n"  # the laptop knows the run's id: hand it over now
 LONGEST = 1 << 20  # bytes of one fact
+LONGEST_LINE = 32 << 20  # bytes of a line of words or of a listing
 LONGEST_VIEW = 16 << 20  # bytes of a view of a run, which has all its nodes
 _TEXT = 16384  # characters of a text
 
@@ -286,6 +294,46 @@ def of_call(line: str | bytes, host: str) -> CallFacts:
     if "hello" in facts and "version" not in facts:
         raise wrong(host, "a greeting without a version")
     return cast("CallFacts", facts)
+
+
+def mark(nonce: str, **facts: Any) -> bytes:
+    """Return facts as a marked line."""
+    return b"\x1e" + nonce.encode() + b" " + json.dumps(facts).encode() + b"\n"
+
+
+class StreamDemux:
+    """Divides what comes on standard error into the user's part and the facts."""
+
+    def __init__(self, nonce: str, host: str = "the other machine") -> None:
+        self.start = b"\x1e" + nonce.encode() + b" "
+        self.rest = b""
+        self.host = host
+
+    def feed(self, data: bytes, *, last: bool = False) -> tuple[bytes, list[CallFacts]]:
+        """Return what is for the user and the facts that are whole; a marked line's beginning waits for its end.
+
+        Raises
+        ------
+        ConfigError
+            If a fact is malformed.
+        """
+        facts: list[CallFacts] = []
+        data, self.rest, plain = self.rest + data, b"", b""
+        while (begin := data.find(b"\x1e")) >= 0:
+            candidate = data[begin : begin + len(self.start)]
+            if not self.start.startswith(candidate):  # a record separator of somebody else's
+                plain, data = plain + data[: begin + 1], data[begin + 1 :]
+                continue
+            end = data.find(b"\n", begin)
+            if end < 0:
+                if len(data) - begin > LONGEST:
+                    raise wrong(self.host, "a fact without an end")
+                if not last:
+                    plain, self.rest, data = plain + data[:begin], data[begin:], b""
+                break
+            facts.append(of_call(data[begin + len(self.start) : end], self.host))
+            plain, data = plain + data[:begin], data[end + 1 :]
+        return plain + data, facts
 
 
 def of_view(line: str | bytes, host: str) -> View:

@@ -7,11 +7,12 @@ import json
 import os
 import secrets
 import select
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, TextIO
 
 from hpcml import __version__, subprocesses
 from hpcml.errors import (
@@ -22,11 +23,12 @@ from hpcml.errors import (
     NotFoundError,
 )
 from hpcml.remote import answers
-from hpcml.remote.answers import CallFacts
-from hpcml.remote.protocol import GO, PIECE, PROTOCOL, SERVE, Entry, StreamDemux, listing, send
+from hpcml.remote.answers import GO, PROTOCOL, SERVE, CallFacts, StreamDemux
 from hpcml.remote.ssh.connection import Connection
+from hpcml.remote.transfer import PIECE, Entry, listing, send
 from hpcml.runs.snapshot import take
-from hpcml.sites.schema import Code
+from hpcml.sites.schema import Code, Login
+from hpcml.terminal import Raw, say
 
 INTERRUPTED = 10.0  # seconds that the other side has to end after Ctrl-C where a run is in its hands
 LEFT = 1.0  # and where none is
@@ -35,6 +37,28 @@ MOST_FACTS = 100  # beside those of a tunnel's feed
 GREETING = 300.0  # seconds for the other side's hpcml to begin: its Python may come from a slow file system
 MOST_BEFORE = 1 << 20  # bytes that a shell may say before that
 MOST_KEPT = 1 << 16  # characters of what it says that nobody is shown
+
+
+def connect(login: Login) -> Connection:
+    """Return an open connection; ssh may ask where both ends of the terminal are a person's."""
+    connection = Connection(login)
+    connection.open(ask=sys.stdin.isatty() and sys.stderr.isatty())
+    return connection
+
+
+class Guard:
+    """Passes on what the other machine says; on a terminal, with escape sequences made visible."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream, self.raw = stream, Raw(stream)
+
+    def __call__(self, data: bytes) -> None:
+        """Write a piece."""
+        # Not through the stream itself, whose lock a thread may not hold while the interpreter ends.
+        data = self.raw.visible(data)
+        self.stream.flush()
+        while data:
+            data = data[os.write(self.stream.fileno(), data) :]
 
 
 class Upload:
@@ -284,6 +308,32 @@ class Call:
         return LinkError(message, place=host, hint=f"{nothing}Try again.")
 
 
+def run(connection: Connection, words: Sequence[str], upload: Upload | None = None) -> int:
+    """Run a command of the login node's hpcml, pass on its output, and return its exit status."""
+    call = Call(connection, words, Guard(sys.stderr), upload=upload, out=subprocesses.PIPE)
+    reader = threading.Thread(target=call.pass_on, args=(call.child.out, Guard(sys.stdout)), daemon=True)
+    reader.start()
+    try:
+        call.begin()
+        status = call.end()
+        reader.join()
+    except KeyboardInterrupt:
+        if not upload:
+            raise
+        run_id = call.facts.get("run")
+        what = f"to find out: hpcml --host {connection.host} status {run_id}" if run_id else "nothing was submitted"
+        say("", sys.stderr)
+        say(f"Interrupted; {what}.", sys.stderr)
+        return 130
+    finally:
+        call.stop()
+    if status == 130 and "submitted" in call.facts:
+        say(f"From here: hpcml --host {connection.host} logs -f {call.facts['run']}", sys.stderr)
+    elif status == 130 and upload:
+        say("Nothing was submitted.", sys.stderr)
+    return status
+
+
 @contextlib.contextmanager
 def patience(child: subprocesses.Child, host: str) -> Iterator[Callable[[], None]]:
     """Yield what is called with each sign of life of the other side; LinkError if there is none for too long."""
@@ -293,6 +343,24 @@ def patience(child: subprocesses.Child, host: str) -> Iterator[Callable[[], None
     except subprocesses.SilentError:
         hint = f"Is its file system slow? Try: ssh {host} ls."
         raise LinkError(f"{host} has said and taken nothing for {SILENCE:g} s", place=host, hint=hint) from None
+
+
+def marked_line(source: IO[bytes], mark: bytes, longest: int, host: str) -> bytes | None:
+    """Return the next line with a mark, without it; None at the end. What a shell says before is skipped.
+
+    Raises
+    ------
+    ConfigError
+        If that is more than a shell says.
+    """
+    before = 0
+    while line := source.readline(longest):
+        if line.startswith(mark):
+            return line[len(mark) :]
+        before += len(line)
+        if before > MOST_BEFORE:
+            raise talks_on(host)
+    return None
 
 
 def talks_on(host: str) -> ConfigError:

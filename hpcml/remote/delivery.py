@@ -11,9 +11,9 @@ from typing import Any
 
 from hpcml import subprocesses
 from hpcml.errors import ConfigError, HpcmlError, LinkError, NotFoundError, StorageError, UsageError
-from hpcml.remote import answers, channel, protocol, receiver
-from hpcml.remote.protocol import Entry
+from hpcml.remote import answers, channel, receiver, transfer
 from hpcml.remote.ssh.connection import Connection
+from hpcml.remote.transfer import Entry
 from hpcml.units import format_bytes
 
 # Constant, and on one line: the login shell there may be any. What runs is read from standard input.
@@ -49,7 +49,7 @@ class Delivery:
         NotFoundError
             If there is no Python 3; LinkError if the link breaks.
         """
-        entries = protocol.listing(folder)[0]
+        entries = transfer.listing(folder)[0]
         with self._asked(entries) as (child, mark), channel.patience(child, self.host) as heard:
             self._answer(child, mark)
 
@@ -59,7 +59,7 @@ class Delivery:
                 heard()
 
             with contextlib.suppress(OSError):  # the other side has ended: its answer follows
-                protocol.send(folder, entries, write)
+                transfer.send(folder, entries, write)
                 child.write(receiver.GO)
             self._answer(child, mark)
 
@@ -81,17 +81,13 @@ class Delivery:
     def _answer(self, child: subprocesses.Child, mark: bytes) -> dict[str, Any]:
         """Return the next answer; what a shell says as it starts is skipped."""
         assert child.out is not None
-        before = 0
-        while line := child.out.readline(answers.LONGEST):
-            if line.startswith(mark):
-                facts = answers.of_delivery(line[len(mark) :], self.host)
-                if "refused" in facts:
-                    raise self._refusal(facts)
-                return facts
-            before += len(line)
-            if before > channel.MOST_BEFORE:
-                raise channel.talks_on(self.host)
-        raise self._why(child)
+        line = channel.marked_line(child.out, mark, answers.LONGEST, self.host)
+        if line is None:
+            raise self._why(child)
+        facts = answers.of_delivery(line, self.host)
+        if "refused" in facts:
+            raise self._refusal(facts)
+        return facts
 
     def _refusal(self, facts: dict[str, Any]) -> HpcmlError:
         path, host = self.path, self.host

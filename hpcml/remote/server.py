@@ -19,7 +19,8 @@ from typing import Any
 from hpcml import __version__
 from hpcml.errors import ConfigError, LinkError, StorageError, UsageError
 from hpcml.files import parsed
-from hpcml.remote.protocol import LONGEST_LINE, PIECE, PROTOCOL, Entry, entries_of, files, mark, receive
+from hpcml.remote.answers import LONGEST_LINE, PROTOCOL, mark
+from hpcml.remote.transfer import PIECE, entries_of, files, receive
 from hpcml.schedulers.request import JobSpec
 from hpcml.sites.layers import process_environment
 
@@ -214,19 +215,3 @@ def _incoming() -> Path:
                 if time.time() - left.lstat().st_mtime > _OLD:
                     shutil.rmtree(left, ignore_errors=True)
     return folder
-
-
-def read_wanted(session: RemoteSession, entries: list[Entry]) -> list[Entry]:
-    """Return which of the files the laptop wants; none if it has gone.
-
-    Raises
-    ------
-    UsageError
-        If it wants what is not on the list.
-    """
-    text = session.line()
-    session.watch()
-    try:
-        return [entries[index] for index in parsed(json.loads, text.decode() or "[]") if index >= 0]
-    except (ValueError, TypeError, IndexError) as error:
-        raise UsageError("The laptop wants files that it was not offered", place="hpcml fetch") from error

@@ -29,9 +29,9 @@ def hostile(folder: Path) -> dict[str, Path]:
     )
     found["texts"] = sif_file.make(folder / "texts.sif", definition=f"{sif_file.DEFINITION}\n# {text}\n", text=text)
     found["deep"] = sif_file.make(folder / "deep.sif", None, more=((0x4006, "inspect-metadata.json", NESTED),))
-    found["deep old"] = sif_file.make(folder / "old.sif", None, more=((0x4003, "", b"[" * 100_000),))
-    labels = json.dumps({"a": {"b": [1, {"c": 2}]}}).encode()
-    found["no text"] = sif_file.make(folder / "table.sif", None, more=((0x4003, "", labels),))
+    for name, labels in (("no text", {"a": {"b": [1, {"c": 2}]}}), ("no table", ["a"])):
+        data = sif_file.metadata(labels)
+        found[name] = sif_file.make(folder / f"{name}.sif", None, more=((0x4006, "inspect-metadata.json", data),))
     for make in (planted.hole, planted.endless, planted.pipe, planted.ring, planted.folder):
         found[make.__name__] = folder / f"{make.__name__}.sif"
         make(found[make.__name__])

@@ -216,15 +216,6 @@ def test_show(world: World, program: Program) -> None:
     assert program.words() == []
 
 
-def test_labels_inside_an_old_image_are_asked_for(world: World, program: Program) -> None:
-    sif_file.make(world.project / "a.sif", None)
-    image(world, "show", "a.sif", status=0, says=("not one of hpcml's",))  # nobody to ask
-    program.install(inspect='echo \'{"data": {"attributes": {"labels": {"org.hpcml.kind": "lab"}}}}\'')
-    image(world, "show", "a.sif", status=0, says=("kind       lab",))
-    program.install(inspect='echo "FATAL: cannot mount" >&2; exit 255')
-    image(world, "show", "a.sif", status=errors.IMAGE, says=("cannot read the image", "| FATAL: cannot mount"))
-
-
 @pytest.mark.parametrize("command", ["show", "check"])
 def test_what_is_no_image(world: World, command: str) -> None:
     image(world, command, "job.py", status=errors.IMAGE, says=("not an image (SIF)", "job.py", "hpcml image build"))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hpcml import errors
-from hpcml.remote import answers, protocol
+from hpcml.remote import answers, transfer
 from hpcml.remote.ssh import connection
 
 RUN = "job-20260101-000000-0a1b"
@@ -141,7 +141,7 @@ OFFERED = '{"run": "r-20260101-000000-0000"'
 ], ids=short)  # fmt: skip
 def test_an_offer_of_files_that_is_none_is_refused(offer: str) -> None:
     with pytest.raises((errors.ConfigError, errors.StorageError)) as caught:
-        protocol.offer_of(offer.encode(), "far")
+        transfer.offer_of(offer.encode(), "far")
     assert str(caught.value).replace("\n", "").isprintable()
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from hpcml.errors import ImageError, NotFoundError
-from hpcml.images import check, definition, sif
+from hpcml.images import check, definition
 from hpcml.images import facts as images
 from hpcml.images import program as programs
 from tests.fixtures.images import sif_file
@@ -39,18 +39,12 @@ def test_what_an_image_says_of_itself(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("code", "name"), [("02", "x86_64"), ("04", "aarch64"), ("06", "ppc64le"), ("00", "")])
 def test_the_architecture_is_the_kernel_s_name_of_it(tmp_path: Path, code: str, name: str) -> None:
-    assert sif.read(sif_file.make(tmp_path / "a.sif", arch=code)).architecture == name
+    assert images.inspect(sif_file.make(tmp_path / "a.sif", arch=code)).architecture == name
 
 
-def test_labels_of_an_older_image_are_in_a_part_of_their_own(tmp_path: Path) -> None:
-    part = (0x4003, "", b'{"org.hpcml.kind": "lab"}')
-    assert sif.read(sif_file.make(tmp_path / "a.sif", None, more=(part,))).labels == {"org.hpcml.kind": "lab"}
-
-
-def test_an_image_may_keep_its_labels_inside(tmp_path: Path) -> None:
-    path = sif_file.make(tmp_path / "a.sif", None)
-    assert sif.read(path).labels_inside
-    assert images.inspect(path).labels == {}
+def test_an_image_without_metadata_has_no_labels(tmp_path: Path) -> None:
+    facts = images.inspect(sif_file.make(tmp_path / "a.sif", None))
+    assert (facts.labels, facts.definition, facts.architecture) == ({}, "", "x86_64")
 
 
 def test_parts_that_were_deleted_do_not_count(tmp_path: Path) -> None:
@@ -58,7 +52,7 @@ def test_parts_that_were_deleted_do_not_count(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[4096 + sif_file.DESCRIPTOR + 4] = 0  # the flag "used" of the second part, the metadata
     path.write_bytes(bytes(data))
-    assert sif.read(path).labels_inside
+    assert images.inspect(path).labels == {}
 
 
 def test_encryption_is_seen(tmp_path: Path) -> None:
@@ -106,8 +100,8 @@ def test_every_cut_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "b.sif"
     for length in (*range(0, 200, 7), 4096, 20000, 32768, 33000, len(whole) - 1):
         path.write_bytes(whole[:length])
-        with pytest.raises(sif.SifError):
-            sif.read(path)
+        with pytest.raises(ImageError):
+            images.inspect(path)
 
 
 def test_a_folder_and_a_missing_file_are_told_apart(tmp_path: Path) -> None:
@@ -147,18 +141,18 @@ def test_other_programs_are_refused(said: str) -> None:
 # -- what speaks against an image -----------------------------------------------------------------------------------
 
 
-def facts(**labels: str) -> sif.ImageFacts:
+def facts(**labels: str) -> images.ImageFacts:
     own = {f"org.hpcml.{name.replace('_', '-')}": value for name, value in labels.items()}
-    return sif.ImageFacts(Path("a.sif"), 1, 0.0, "x86_64", own)
+    return images.ImageFacts(Path("a.sif"), 1, 0.0, "x86_64", own)
 
 
-def words(of: sif.ImageFacts, cuda: str = "any", gpus: int = 0, machine: str = "x86_64") -> list[tuple[str, bool]]:
+def words(of: images.ImageFacts, cuda: str = "any", gpus: int = 0, machine: str = "x86_64") -> list[tuple[str, bool]]:
     found = images.problems(of, cuda=cuda, gpus=gpus, machine=machine)
     assert all(problem.hint for problem in found)
     return [(problem.what, problem.fatal) for problem in found]
 
 
-def rapids(**other: str) -> sif.ImageFacts:
+def rapids(**other: str) -> images.ImageFacts:
     return facts(**{name.removeprefix("org.hpcml.").replace("-", "_"): value for name, value in GPU.items()} | other)
 
 
@@ -186,7 +180,9 @@ CUDA = "it is built for CUDA 12, and gpu.cuda of the site is 13"
     (rapids(**OLDER), {"cuda": "12", "gpus": 1}, [(f"its versions are not those of this hpcml: {OTHERS}ucxx 0.51.0 (here 0.52.0)", False)]),
     (facts(), {"machine": "aarch64"}, [ARCHITECTURE, UNKNOWN]),  # the fatal come first
 ])  # fmt: skip
-def test_what_speaks_against_an_image(of: sif.ImageFacts, asked: dict[str, Any], found: list[tuple[str, bool]]) -> None:
+def test_what_speaks_against_an_image(
+    of: images.ImageFacts, asked: dict[str, Any], found: list[tuple[str, bool]]
+) -> None:
     assert words(of, **asked) == found
 
 

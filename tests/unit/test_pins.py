@@ -12,7 +12,7 @@ import pytest
 
 from hpcml import units
 from hpcml.images import definition as definitions
-from hpcml.images import sif
+from hpcml.images import facts
 from hpcml.node.hardware import preflight
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,7 +59,7 @@ def test_labels_say_what_is_installed(definition: definitions.Definition) -> Non
         assert labels[label].replace(" ", "") == rule.removesuffix(".*"), name
     for name in ("dask", "distributed", "dask-ml"):
         assert name in pinned
-    assert set(labels) <= {"kind", "cuda", "space", *sif.VERSIONED}
+    assert set(labels) <= {"kind", "cuda", "space", *facts.VERSIONED}
     assert units.parse_memory(definition.label("space")) >= 2 * 1024**3
 
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from hpcml import errors
 from hpcml.remote import answers, channel
-from hpcml.remote.protocol import Entry, StreamDemux, entries_of, listing, mark, parts_of, receive, send
+from hpcml.remote.answers import StreamDemux, mark
 from hpcml.remote.ssh.login import check_host
+from hpcml.remote.transfer import Entry, entries_of, listing, parts_of, receive, send
 
 NONCE = "0123456789abcdef"
 PIECES = st.lists(

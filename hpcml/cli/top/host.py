@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING
 from hpcml.cli.top import live
 from hpcml.errors import ConfigError
 from hpcml.remote import answers, channel
-from hpcml.remote.protocol import PIECE
+from hpcml.remote.transfer import PIECE
 from hpcml.subprocesses import PIPE
 from hpcml.terminal import Raw
 

@@ -1,0 +1,125 @@
+"""``hpcml --host HOST …`` on a laptop: which part of a command is this end's; the rest is the login node's."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcml.cli import common, submit
+from hpcml.errors import UsageError
+from hpcml.remote import channel
+from hpcml.remote.ssh.login import login_of
+from hpcml.runs import programs, script_checks, snapshot
+from hpcml.terminal import note, say
+from hpcml.units import counted, format_bytes
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from hpcml.remote.ssh.connection import Connection
+
+_CHOICES = ("wait", "detach", "json", "dry_run", "prepare", "check")  # who gives one of these has said whether to wait
+
+
+def run(host: str, named_by: str, command: str, options: Namespace, own: list[str], script: list[str]) -> int:
+    """Run a command of the login node's hpcml as if it were typed there; its output and exit status are passed on.
+
+    Parameters
+    ----------
+    named_by
+        Where the host was named, for errors.
+    options
+        The command's own words, parsed.
+    own, script
+        The command's own words, and the script with its arguments.
+    """
+    common.end_by_signals()
+    here = [word for word in getattr(options, "set", None) or () if word.startswith("login.")]
+    if command == "sweep" and script:
+        hint = "Log in there and type it; sweep status, table, plot and cancel work from here."
+        raise UsageError("A sweep is begun on the login node", place=f"--host {host}", hint=hint)
+    login = login_of(host, here, place=named_by, load=common.load_site)
+    connect = functools.partial(channel.connect, login)
+    if command == "submit":
+        return _submit(connect, command, options, own, script)
+    if command == "fetch":
+        from hpcml.cli import fetch
+
+        return fetch.from_laptop(connect(), options)
+    if command == "doctor":
+        from hpcml.cli import doctor
+
+        return doctor.from_laptop(login, connect, own, typed=host, as_json=options.json)
+    if command == "pack":
+        from hpcml.cli import pack
+
+        return pack.send(connect, options)
+    if command == "top" or (command == "status" and options.follow):
+        from hpcml.cli.top import host as top_host
+
+        if top_host.draws_here(command, options):
+            return top_host.watch(connect(), options)
+    return channel.run(connect(), [command, *_waiting(command, options, own)])
+
+
+def _waiting(command: str, options: Namespace, own: list[str]) -> list[str]:
+    """Return a command's own words with --wait where this end's terminal decides: the other end has none."""
+    chosen = any(getattr(options, name, False) for name in _CHOICES)
+    if command not in ("submit", "rerun", "jupyter") or chosen or not (sys.stderr.isatty() and sys.stdout.isatty()):
+        return own
+    return ["--wait", *own]
+
+
+def _submit(
+    connect: Callable[[], Connection], command: str, options: Namespace, own: list[str], script: list[str]
+) -> int:
+    here = Path.cwd()
+    submit.check_arguments(script, here, f"hpcml {command}")
+    path, (_, *arguments), form = submit.named(script, here)
+    if form == "program" and (here / path).is_file():
+        path = here / path  # what PATH leads to on this laptop does not count
+    if form == "program" and programs.is_python(path):
+        hint = f"Send the script itself: hpcml --host … {command} SCRIPT; runtime.python names its Python."
+        raise UsageError(f"The Python '{path}' of this laptop is not sent", place="--", hint=hint)
+    if not path.is_absolute() or (form == "program" and programs.stays(path, here)):
+        hint = f"Send a script of yours that starts it (hpcml --host … {command} -- ./script.sh), or submit it there."
+        raise UsageError(f"There is no file '{path}' here that could be sent", place="--", hint=hint)
+    if form == "notebook":
+        script_checks.check_notebook(path, arguments)
+    elif form == "program":
+        script_checks.check_program(path, None, prepared=True)
+    elif not form:
+        script_checks.check_file(path)
+    # The limits of the copy are this end's; the login node's count once more when the run takes its own.
+    limits = [word for word in options.set or () if word.startswith("code.")]
+    code = common.load_site("", here, limits).site.code
+    if code.snapshot == "none":
+        hint = "Leave it out, or copy the code there and submit it there."
+        raise UsageError("A script of this laptop cannot run where it lies", place="code.snapshot = 'none'", hint=hint)
+    with tempfile.TemporaryDirectory(prefix="hpcml-upload-") as folder:  # 0700
+        upload = channel.Upload(path, Path(folder), code, module=form == "module")
+        _check_upload(upload)
+        if missing := channel.unsent(arguments, here, upload.entries):
+            verb = "names a file of this laptop that is" if len(missing) == 1 else "name files of this laptop that are"
+            note(f"{', '.join(map(repr, missing))} {verb} not sent; paths are the cluster's")
+        connection = connect()
+        many = counted(len(upload.entries), "file")
+        say(f"  sending    {many}, {format_bytes(upload.size)} to {connection.host}", sys.stderr)
+        what = {"module": ["-m", upload.script], "program": ["--", f"./{upload.script}"]}
+        words = [command, *_waiting(command, options, own), *what.get(form, [f"./{upload.script}"]), *arguments]
+        return channel.run(connection, words, upload)
+
+
+def _check_upload(upload: channel.Upload) -> None:
+    """Say what is not sent, and refuse to send code without the modules that it imports."""
+    if needed := snapshot.needed(upload.taken, upload.folder):
+        hint = "Raise that limit (--set code.…=…), or put the script into a folder with less beside it."
+        raise UsageError("The code needs what would not be sent", place=snapshot.listed(needed), hint=hint)
+    if upload.taken.missing:
+        note(f"not sent: {snapshot.listed(upload.taken.missing)}")
+    if above := upload.taken.above:
+        note(f"{', '.join(above[:3])} leads above the script's folder, where nothing is sent")
