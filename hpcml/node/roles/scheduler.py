@@ -35,7 +35,7 @@ from hpcml.node.hardware.network import (
 )
 from hpcml.node.health import clock_offset, diagnosis, task_ends
 from hpcml.node.health.heartbeat import Activity, peer_of
-from hpcml.node.roles import dashboard, registration, task_output
+from hpcml.node.roles import dashboard, task_output
 from hpcml.node.sampling import dask_state
 from hpcml.node.security import connection_limits, tls, ucx_auth
 from hpcml.node.settings import Context, load
@@ -55,14 +55,8 @@ class PrivateScheduler(connection_limits.Guarded, Scheduler):  # type: ignore[mi
     cleaned = -1  # how many had joined when a sweep last cleaned
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        registration.install()
         pickled_code.keep_file_names()  # it unpickles a graph, and pickles its tasks again
-        self.kinds = registration.Kinds()
         super().__init__(*arguments, **options)
-
-    async def add_worker(self, comm: Any, *, versions: Any = None, **facts: Any) -> None:
-        """Let a worker in as Dask does; see :mod:`hpcml.node.roles.registration`."""
-        await super().add_worker(comm, versions=self.kinds.one(versions or {}), **facts)
 
     async def add_client(self, comm: Any, *arguments: Any, **options: Any) -> None:
         """Let a client in as Dask does, and count it: what none has used since, need not be cleaned."""
