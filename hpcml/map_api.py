@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcml import __version__, pickled_code, schedulers
+from hpcml import __version__, schedulers
 from hpcml.cli import common, main
 from hpcml.cli import submit as submit_verb
 from hpcml.errors import NotFoundError, SiteError, UsageError
 from hpcml.login_api import words_of
 from hpcml.plan.plan import Plan, RunLocation, plan
+from hpcml.repairs import file_names
 from hpcml.runs import directories, maps
 from hpcml.schedulers.request import JobSpec, job_name
 from hpcml.sites import layers
@@ -72,7 +73,8 @@ def map(  # noqa: A001 - as every library calls it
     loaded, spec = _request(function, options)
     if not given:
         return []
-    pickled_code.keep_file_names()
+    if loaded.site.repairs:
+        file_names.keep()
     with layers.narrowed_umask():
         top = _folder(loaded, spec)
         first = _plan(loaded, spec, top / "0")

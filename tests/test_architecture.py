@@ -19,7 +19,7 @@ from hpcml.plan import batch_script
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "hpcml"
 
-NODE_PACKAGES = {"dask", "distributed", "tornado", "psutil", "cryptography"}
+NODE_PACKAGES = {"dask", "distributed", "cloudpickle", "tornado", "psutil", "cryptography"}
 GPU_PACKAGES = {
     "numpy",
     "zict",
@@ -83,7 +83,7 @@ def test_imports_go_in_one_direction() -> None:
 def test_the_nodes_side_needs_no_package_but_those_that_are_there() -> None:
     there = set(sys.stdlib_module_names) | PICTURE_PACKAGES | NODE_PACKAGES | GPU_PACKAGES | JUPYTER_PACKAGES
     for name, path in MODULES.items():
-        if name == "script_api" or name.startswith("node"):
+        if name == "script_api" or name.startswith(("node", "repairs")):
             assert not _packages(path) - there, name
 
 

@@ -18,12 +18,13 @@ from distributed import Adaptive, Security, Status
 from distributed.deploy.cluster import Cluster
 from distributed.protocol import pickle
 
-from hpcml import pickled_code, subprocesses, units
+from hpcml import subprocesses, units
 from hpcml.elastic import doors, records, request
 from hpcml.elastic.job import ElasticJob, Recipe, beside
 from hpcml.errors import ALLOCATION_LOST, HpcmlError, NotFoundError, SlurmUnreachableError, UsageError
 from hpcml.files import tail
 from hpcml.paths import RunPaths
+from hpcml.repairs import file_names
 from hpcml.schedulers import slurm
 from hpcml.terminal import note, say_message
 
@@ -198,7 +199,8 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
         script.write_text(trial.job_script())
         slurm.check(script)
         script.unlink()
-        pickled_code.keep_file_names()
+        if asked.loaded.site.repairs:
+            file_names.keep()
         self._start_guard()
         records.write(self.directory, asked.loaded.site.name, "")
         super().__init__(

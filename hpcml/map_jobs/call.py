@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from hpcml import pickled_code
+from hpcml.repairs import file_names
 
 
 class Call:
@@ -24,7 +24,7 @@ class Call:
         """Return the value, or the error with its traceback; each pickled here, since submitit loses what cannot be."""
         import cloudpickle
 
-        pickled_code.keep_file_names()
+        file_names.keep()
         for number in (signal.SIGTERM, signal.SIGCONT):
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGUSR2, _time_limit)

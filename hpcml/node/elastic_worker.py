@@ -10,13 +10,12 @@ from typing import Any
 
 from distributed import Worker
 
-from hpcml import pickled_code
-from hpcml.node import careful_finder
 from hpcml.node.security import connection_limits
+from hpcml.repairs import file_names, finder
 
-careful_finder.install()
+finder.install()
 connection_limits.guard()
-pickled_code.keep_file_names()
+file_names.keep()
 logging.getLogger("distributed.batched").setLevel(logging.WARNING)  # it logs a traceback at every normal end
 
 
