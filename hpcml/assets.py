@@ -44,13 +44,12 @@ def node_side() -> list[str]:
         "files.py",
         "help_layout.py",
         "paths.py",
-        "pickled_code.py",
         "samples.py",
         "terminal.py",
         "units.py",
     )
     root = len(f"{_PACKAGE}/")
-    folders = ("node", "failures", "report")
+    folders = ("node", "failures", "repairs", "report")
     node = [f"{at}/{name}"[root:] for one in folders for at, _, names in os.walk(_PACKAGE / one) for name in names]
     return [f"hpcml/{name}" for name in (*own, *sorted(name for name in node if name.endswith(".py")))]
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcml import pickled_code
 from hpcml.errors import NotFoundError, SiteError, UsageError
+from hpcml.repairs import file_names
 from hpcml.runs import job_request
 from hpcml.schedulers.request import JobSpec
 from hpcml.sites import layers
@@ -75,7 +75,8 @@ def map(  # noqa: A001 - as every library calls it
         raise SiteError("hpcml.map cannot run inside an image", place=made.inside.image, hint=hint)
     for text in made.notices:
         note(text)
-    pickled_code.keep_file_names()
+    if loaded.site.repairs:
+        file_names.keep()
     job_request.make(top, loaded)
     enter = map_jobs.enter(made, job_request.program_folder(), spec.environment)
     with layers.narrowed_umask():

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from hpcml import pickled_code
 from hpcml.paths import AttemptPaths, RunPaths
+from hpcml.repairs import file_names
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -272,7 +272,7 @@ def connect(*, backend: str = "", **options: Any) -> Client:
     except ImportError as error:
         reason = "hpcml.connect() needs distributed: install hpcml with its extra 'node' or 'local'"
         raise RuntimeError(reason) from error
-    pickled_code.keep_file_names()
+    file_names.keep()
     if os.environ.get("HPCML_UCX_KEY"):  # it goes before UCX here, so Dask need not import what does that, and say so
         from hpcml.node.security import preload
 
@@ -318,7 +318,7 @@ def connect_to(attempt: AttemptPaths, address: str, **options: Any) -> Client:
     except ImportError as error:
         reason = "a client of a run needs distributed: install hpcml with its extra 'node' or 'local'"
         raise RuntimeError(reason) from error
-    pickled_code.keep_file_names()
+    file_names.keep()
     from hpcml.node.security import tls
 
     return Client(address, security=tls.security(attempt), **options)

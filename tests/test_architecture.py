@@ -19,7 +19,7 @@ from hpcml.plan import batch_script
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "hpcml"
 
-NODE_PACKAGES = {"dask", "distributed", "tornado", "psutil", "cryptography"}
+NODE_PACKAGES = {"dask", "distributed", "cloudpickle", "tornado", "psutil", "cryptography"}
 GPU_PACKAGES = {
     "numpy",
     "zict",
@@ -85,7 +85,7 @@ def test_the_nodes_side_needs_no_package_but_those_that_are_there() -> None:
     there = set(sys.stdlib_module_names) | NODE_PACKAGES | GPU_PACKAGES
     there |= PICTURE_PACKAGES | JUPYTER_PACKAGES | SWEEP_PACKAGES
     for name, path in MODULES.items():
-        if name == "script_api" or name.startswith("node"):
+        if name == "script_api" or name.startswith(("node", "repairs")):
             assert not _packages(path) - there, name
 
 

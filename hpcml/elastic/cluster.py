@@ -23,7 +23,7 @@ from dask_jobqueue.slurm import SLURMJob
 from distributed import Adaptive, Scheduler, Status
 from distributed.deploy.cluster import Cluster
 
-from hpcml import assets, files, pickled_code, subprocesses, units
+from hpcml import assets, files, subprocesses, units
 from hpcml.errors import ALLOCATION_LOST, HpcmlError, SiteError, SlurmUnreachableError, StorageError, UsageError
 from hpcml.node import scratch
 from hpcml.node.hardware.network import NoAddressError, choose_address
@@ -31,6 +31,7 @@ from hpcml.node.security import connection_limits, tls
 from hpcml.paths import AttemptPaths, RunPaths
 from hpcml.plan.batch_script import directive, join, quote
 from hpcml.plan.plan import Plan
+from hpcml.repairs import file_names
 from hpcml.runs import directories, job_request
 from hpcml.runs.submit import Prepared, check_image
 from hpcml.schedulers import slurm
@@ -238,7 +239,8 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
             trial = self.directory / "trial.sh"
             files.write(trial, ElasticJob(f"tls://{address}:0", "trial", **about).job_script())
             slurm.check(trial)
-            pickled_code.keep_file_names()
+            if loaded.site.repairs:
+                file_names.keep()
             place, self._remove_scratch = _scratch_for(self)
             self._start_guard()
             listening = {"host": address, "port": 0, "dashboard": False, "idle_timeout": self._unused or None}

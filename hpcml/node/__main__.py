@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 import sys
 
-from hpcml.node import careful_finder, storage
+from hpcml.node import storage
 from hpcml.node.health import versions
 from hpcml.node.processes import long_import
 from hpcml.node.settings import load
 from hpcml.paths import ROLES
+from hpcml.repairs import finder
 
 
 def main(arguments: list[str]) -> int:
@@ -17,7 +18,7 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 1 or arguments[0] not in ROLES:
         print(f"hpcml.node takes one role of {', '.join(ROLES)}; the batch script starts it.", file=sys.stderr)
         return 64
-    careful_finder.install()
+    finder.install()
     sys.stdout, sys.stderr = storage.patient(1), storage.patient(2)
     # The driver compares them with its own.
     note = versions.tell(load(), arguments[0]) if arguments[0] != "driver" else None

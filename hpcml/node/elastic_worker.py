@@ -17,17 +17,17 @@ from typing import Any
 
 from distributed import Worker
 
-from hpcml import pickled_code
 from hpcml.errors import STORAGE
-from hpcml.node import careful_finder, scratch
+from hpcml.node import scratch
 from hpcml.node.roles.dask_worker import Share
 from hpcml.node.security import connection_limits
 from hpcml.node.settings import Context, Gpu, load
 from hpcml.paths import AttemptPaths
+from hpcml.repairs import file_names, finder
 
-careful_finder.install()
+finder.install()
 connection_limits.guard()
-pickled_code.keep_file_names()
+file_names.keep()
 logging.getLogger("distributed.batched").setLevel(logging.WARNING)  # it logs a traceback at every normal end
 
 _POOL = 0.9  # of a GPU, where the profile leaves it to hpcml

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import schedulers, units
+from hpcml import repairs, schedulers, units
 from hpcml.errors import ConfigError, SiteError, UsageError
 from hpcml.node.settings import Settings
 from hpcml.paths import ROLES, RunPaths
@@ -276,6 +276,8 @@ def _environment(site: Site, spec: JobSpec) -> tuple[tuple[str, str], ...]:
     inner = (("HPCML_CONTAINER_ENV", " ".join(inherited)),) if spec.image else ()  # beside the run's own
     if spec.image and spec.gpus_per_node and "CUPY_CACHE_DIR" not in site.environment:
         inner = (*inner, ("HPCML_CUPY_CACHE", kernels(spec.image)))
+    if not site.repairs:
+        inner = (*inner, repairs.OFF)
     shared = shared_environment(site, spec.gpus_per_node, spec.protocol, spec.gpu_mode)
     return (*(pair for pair in shared if pair[0] not in site.environment), *site.environment.items(), *inner)
 

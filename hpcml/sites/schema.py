@@ -436,6 +436,8 @@ class Site(NamedTuple):
     """
     scheduler: str = "slurm"
     """Whether jobs go to Slurm or run on this machine."""
+    repairs: bool = True
+    """Whether runs have hpcml's repairs of Dask, RAPIDS, UCX and cloudpickle; ``false``: all of these as released."""
     unsupported: str = ""
     """What hpcml lacks for this machine; each submission is refused with that sentence (status 65)."""
     notes: Notes = Notes()

@@ -21,9 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-DASK = (
-    "as-dask"  # compares the versions of all workers at each registration, and tells all of each that goes at the end
-)
+DASK = "as-dask"  # tells all workers of each that goes at the end
 PORT = 20000  # of the first worker's address, where nobody listens: the scheduler asks no worker
 DEADLINE = 200.0  # seconds for all to be there
 
@@ -31,7 +29,6 @@ DEADLINE = 200.0  # seconds for all to be there
 async def serve(folder: Path, way: str) -> None:
     """Be the scheduler: answer each line of standard input with the figures of this process; ``close`` closes."""
     import distributed
-    from distributed import scheduler as dask_scheduler
 
     from hpcml.node.roles.scheduler import PrivateScheduler, Reporter
     from hpcml.node.security import tls
@@ -49,7 +46,6 @@ async def serve(folder: Path, way: str) -> None:
         local_directory=str(folder),
     )
     if way == DASK:
-        dask_scheduler.version_module = distributed.versions
         PrivateScheduler.worker_send = distributed.Scheduler.worker_send  # type: ignore[method-assign]
     await scheduler
     scheduler.add_plugin(Reporter(SimpleNamespace(write=lambda _: None)))  # type: ignore[arg-type]

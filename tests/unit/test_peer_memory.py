@@ -8,9 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from distributed import Status
 
-from hpcml.node.hardware import dead_worker_memory
-from hpcml.node.hardware.dead_worker_memory import PAGE, Marker, MarkError
+from hpcml.repairs import dead_worker_memory
+from hpcml.repairs.dead_worker_memory import PAGE, Marker, MarkError
 
 LOW, HIGH = 0x7FA100000000, 0x7FA140000000
 MARKER = Marker("ab" * 32, 512)
@@ -46,10 +47,10 @@ class Driver:
 
     def cuIpcCloseMemHandle(self, address: int) -> tuple[Any]:  # noqa: N802
         self.calls.append(("close", address))
-        return (Status(self.close_status),)
+        return (Answer(self.close_status),)
 
 
-class Status(int):
+class Answer(int):
     name = "CUDA_ERROR_INVALID_VALUE"
 
 
@@ -91,3 +92,26 @@ def test_reserved_ranges_are_private_without_a_file_and_without_rights() -> None
     )
     assert list(dead_worker_memory._reserved(text)) == [(0x204C00000, 0x400200000), (0x7FA1A0000000, 0x7FC220000000)]
     assert list(dead_worker_memory._reserved(Path("/proc/self/maps").read_text()))
+
+
+def test_neighbours_on_the_same_machine_are_asked_and_no_others() -> None:
+    """One that has no pool of its own may have mapped a neighbour's; at the run's end nobody is asked."""
+    neighbours, asked = dead_worker_memory.Neighbours(), []
+    for name, machine in (("a", "m1"), ("b", "m1"), ("c", "m2"), ("d", "m1")):
+        marked = MARKER._asdict() if name != "d" else {}
+        neighbours.add({"address": name, "machine": machine, "pool": 5, **marked})
+    neighbours.add({"address": "without repairs", "pool": 5})
+    left: Any = SimpleNamespace(
+        workers=["b", "c", "d", "without repairs"],
+        status=Status.running,
+        worker_send=lambda worker, message: asked.append((worker, message)),
+    )
+    message = {"op": dead_worker_memory.ASK, "address": "a", **MARKER._asdict()}
+    neighbours.remove(left, "a")
+    assert asked == [("b", message), ("d", message)]
+    asked.clear()
+    neighbours.remove(left, "a")
+    neighbours.remove(left, "without repairs")
+    left.status = Status.closing
+    neighbours.remove(left, "b")
+    assert asked == []

@@ -14,6 +14,7 @@ import os
 import time
 from typing import Any, NamedTuple
 
+from hpcml import repairs
 from hpcml.node.hardware import nvml
 from hpcml.node.settings import Context, Gpu
 
@@ -137,7 +138,7 @@ def worker_options(context: Context, device: str, pool: Pool, *, memory_limit: i
     from dask_cuda.utils import nvml_device_index
     from dask_cuda.worker_common import worker_data_function, worker_plugins
 
-    from hpcml.node.hardware import spilling
+    from hpcml.repairs import spilling
 
     gpu = context.settings.gpu
     assert gpu is not None
@@ -164,7 +165,7 @@ def worker_options(context: Context, device: str, pool: Pool, *, memory_limit: i
         enable_cudf_spill=gpu.cudf_spill,
     )
     found = data(number)
-    if isinstance(found, tuple):
+    if isinstance(found, tuple) and repairs.are_on():
         pinned = pinned_memory(gpu, memory_limit)
         cyclic = gpu.spill_order == "keep"
         found = spilling.store, {**found[1], "pinned": pinned, "threads": pinning_threads(gpu), "cyclic": cyclic}

@@ -20,11 +20,11 @@ import dask.config
 from distributed import Worker
 from distributed.system import MEMORY_LIMIT
 
-from hpcml import pickled_code
+from hpcml import repairs
 from hpcml.node import files, processes, profilers, script_environment
 from hpcml.node.control_socket import TOPIC
 from hpcml.node.fabric import transfers
-from hpcml.node.hardware import dead_worker_memory, gpus
+from hpcml.node.hardware import gpus
 from hpcml.node.hardware.network import NoProtocolError, choose_address, choose_protocol, ucx_environment
 from hpcml.node.health import clock_offset
 from hpcml.node.roles import task_output
@@ -32,6 +32,7 @@ from hpcml.node.sampling import dask_state
 from hpcml.node.security import tls, ucx_auth
 from hpcml.node.security.connection_limits import Guarded
 from hpcml.node.settings import Context, Settings
+from hpcml.repairs import dead_worker_memory, file_names
 from hpcml.units import in_mib
 
 ADDRESS = "scheduler-address"  # the file by which a node's worker task tells its workers where the scheduler is
@@ -97,7 +98,7 @@ class PrivateWorker(Guarded, Worker):  # type: ignore[misc]
     _beat: asyncio.Task[None] | None = None
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        pickled_code.keep_file_names()  # of what tasks submit
+        file_names.keep()  # of what tasks submit
         super().__init__(*arguments, **options)
 
     def start_http_server(self, *_: Any, **__: Any) -> None:
@@ -224,10 +225,12 @@ async def _serve(
     worker = PrivateWorker(address, **options)
     transfers.Transfers(worker, folder, device)
     dask_state.tell_transfers(worker)
-    holder = dead_worker_memory.Holder(worker, pool) if pool else None
+    holder = dead_worker_memory.Holder(worker) if pool and repairs.are_on() else None
     await worker
-    if holder is not None:
-        holder.tell()
+    if pool:
+        facts = {"event": "gpu-memory", "worker": worker.name, "pool": pool.size, "wanted": pool.wanted}
+        marked = holder.mark(pool=pool.wanted > 0) if holder else {}
+        worker.log_event(TOPIC, facts | marked | {"address": worker.address})
     task_output.watch(lambda: worker.loop.add_callback(worker.log_event, TOPIC, {"event": task_output.EVENT}))
     beside = [asyncio.create_task(_keep_parent_going(worker, context.node))]
     if context.node != context.node_names[0] and worker.name == context.worker_names(context.node)[0]:

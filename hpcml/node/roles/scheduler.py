@@ -14,18 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import dask.config
-from distributed import Scheduler, Status
+from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.scheduler import heartbeat_interval
 from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_unix_socket
 
-from hpcml import pickled_code
 from hpcml.errors import START_FAILED
 from hpcml.node import files, profilers, scratch, script_environment
 from hpcml.node.control_socket import TOPIC
 from hpcml.node.fabric import rounds
-from hpcml.node.hardware import dead_worker_memory
 from hpcml.node.hardware.network import (
     NoAddressError,
     NoProtocolError,
@@ -35,15 +33,16 @@ from hpcml.node.hardware.network import (
 )
 from hpcml.node.health import clock_offset, diagnosis, task_ends
 from hpcml.node.health.heartbeat import Activity, peer_of
-from hpcml.node.roles import dashboard, registration, task_output
+from hpcml.node.roles import dashboard, task_output
 from hpcml.node.sampling import dask_state
 from hpcml.node.security import connection_limits, tls, ucx_auth
 from hpcml.node.settings import Context, load
+from hpcml.repairs import closing, dead_worker_memory, file_names
 
 _IN_HOST_MEMORY = ["dask", "pickle", "error"]  # Dask's families of serializers, without "cuda"
 
 
-class PrivateScheduler(connection_limits.Guarded, Scheduler):  # type: ignore[misc]
+class PrivateScheduler(connection_limits.Guarded, closing.QuietClose, Scheduler):  # type: ignore[misc]
     """Dask's scheduler whose HTTP server (health, metrics, dashboard) listens on a unix socket of mode 0600 only.
 
     Dask has no such option yet (dask/distributed#9363); ``start_http_server`` is the one place that opens the port.
@@ -55,14 +54,8 @@ class PrivateScheduler(connection_limits.Guarded, Scheduler):  # type: ignore[mi
     cleaned = -1  # how many had joined when a sweep last cleaned
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        registration.install()
-        pickled_code.keep_file_names()  # it unpickles a graph, and pickles its tasks again
-        self.kinds = registration.Kinds()
+        file_names.keep()  # it unpickles a graph, and pickles its tasks again
         super().__init__(*arguments, **options)
-
-    async def add_worker(self, comm: Any, *, versions: Any = None, **facts: Any) -> None:
-        """Let a worker in as Dask does; see :mod:`hpcml.node.roles.registration`."""
-        await super().add_worker(comm, versions=self.kinds.one(versions or {}), **facts)
 
     async def add_client(self, comm: Any, *arguments: Any, **options: Any) -> None:
         """Let a client in as Dask does, and count it: what none has used since, need not be cleaned."""
@@ -75,14 +68,6 @@ class PrivateScheduler(connection_limits.Guarded, Scheduler):  # type: ignore[mi
             self.close_worker(self.coerce_address(address))
             close = False
         return await super().remove_worker(address, stimulus_id=stimulus_id, close=close, **options)
-
-    def worker_send(self, worker: str, msg: dict[str, Any]) -> None:
-        """Send as Dask does, but not when it closes: then all that are left are told of each worker that goes.
-
-        For a thousand workers these are half a million messages that nobody reads, and many seconds.
-        """
-        if self.status not in (Status.closing, Status.closed):
-            super().worker_send(worker, msg)
 
     def identity(self, *arguments: Any, **options: Any) -> Any:
         """Answer as Dask does, counting who asks for all workers: Client.wait_for_workers does, again and again."""
@@ -127,8 +112,7 @@ class Reporter(SchedulerPlugin):  # type: ignore[misc]
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self.writer = writer
         self.names: dict[str, str] = {}
-        self.memories: dict[str, dict[str, Any]] = {}
-        self.machines: dict[str, str] = {}
+        self.neighbours = dead_worker_memory.Neighbours()
         self.tasks_print = False
 
     def send(self, **facts: object) -> None:
@@ -144,12 +128,7 @@ class Reporter(SchedulerPlugin):  # type: ignore[misc]
         """Dask's hook: a worker has gone; ``stimulus_id`` begins with what removed it."""
         silent = {"silent": True} if stimulus_id.startswith("check-worker-ttl") else {}
         self.send(event="worker-removed", worker=self.names.pop(worker, worker), address=worker, **silent)
-        memory = self.memories.pop(worker, None)
-        self.machines.pop(worker, None)
-        if memory and scheduler.status == Status.running:  # at the run's end all memory becomes free
-            for other in scheduler.workers:
-                if self.machines.get(other) == memory["machine"]:
-                    scheduler.worker_send(other, {"op": dead_worker_memory.ASK, **memory})
+        self.neighbours.remove(scheduler, worker)
 
     def log_event(self, topic: str, msg: Any) -> None:
         """Dask's hook: a worker or a client has said something; what is meant for the supervisor is passed on."""
@@ -162,9 +141,7 @@ class Reporter(SchedulerPlugin):  # type: ignore[misc]
         elif event == "clock":
             self.send(event=event, node=str(msg["node"])[:200], ahead=float(msg["ahead"]), within=float(msg["within"]))
         elif event == "gpu-memory":
-            self.machines[msg["address"]] = msg["machine"]
-            if msg.get("text"):
-                self.memories[msg["address"]] = msg
+            self.neighbours.add(msg)
             if msg["pool"] < msg["wanted"]:
                 self.send(event="memory-reduced", worker=msg["worker"], pool=msg["pool"], wanted=msg["wanted"])
 

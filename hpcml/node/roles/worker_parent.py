@@ -110,7 +110,7 @@ def main() -> int:
         from distributed.versions import get_versions
 
         from hpcml.node.hardware import gpus
-        from hpcml.node.roles import dask_worker, early_imports
+        from hpcml.node.roles import dask_worker
 
         get_versions()  # every worker tells the scheduler; Dask keeps the answer
         try:
@@ -130,8 +130,6 @@ def main() -> int:
     share = dask_worker.Share.of_node(context, len(names))
     if too_little := dask_worker.too_little_memory(context, share, len(names), _resident(os.getpid())):
         return node.refuse(too_little)
-    with long_import():
-        early_imports.import_now(early_imports.wanted(context.settings))
     try:
         return _keep(
             node,

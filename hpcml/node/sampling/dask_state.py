@@ -19,7 +19,7 @@ from hpcml.node.settings import Context
 SENT = "hpcml-sent"  # a worker's own metric: bytes sent to other workers
 PER_HOUR = 300_000  # bytes that the file may grow in an hour for each node of the run
 _COPYING = ("serialize", "deserialize", "compress", "decompress")
-_MOVED = ("disk-read", "disk-write", "device-to-host", "host-to-device")  # the last two: hardware.spilling
+_MOVED = ("disk-read", "disk-write", "device-to-host", "host-to-device")  # the last two: repairs.spilling
 _RUNNING = ("thread-cpu", "thread-noncpu")
 
 

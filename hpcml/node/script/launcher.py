@@ -66,10 +66,10 @@ def note_errors_in(path: str) -> None:
 def main() -> None:
     """Become the script that the command line names: ``__main__``, ``sys.argv`` and ``sys.path`` are the script's."""
     global _FOLDER  # noqa: PLW0603 - a process has one script
-    from hpcml.node import careful_finder
     from hpcml.node.script import replacements, start_state
+    from hpcml.repairs import finder
 
-    careful_finder.install()
+    finder.install()
     del sys.argv[0]  # the -c
     is_module = sys.argv[0] == "-m"
     del sys.argv[: int(is_module)]

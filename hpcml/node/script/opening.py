@@ -123,3 +123,22 @@ def module_for_workers(frame: types.FrameType | None) -> str:
 @functools.cache
 def _body(path: str) -> list[ast.stmt]:
     return script_module.read(path).body
+
+
+def move_to_main() -> None:
+    """In a process of multiprocessing's spawn: say ``__main__`` of the script's functions and classes.
+
+    There the script is the module ``__mp_main__``, which workers cannot import. What ``__main__`` has travels whole.
+    """
+    spawned = sys.modules.get("__mp_main__")
+    if spawned is not None and getattr(spawned, "__name__", "") == "__mp_main__":
+        _move_to_main(spawned)
+
+
+def _move_to_main(owner: Any) -> None:
+    for member in list(vars(owner).values()):
+        function = getattr(member, "__func__", member)  # of a static method or a class method
+        if isinstance(function, types.FunctionType | type) and function.__module__ == "__mp_main__":
+            function.__module__ = "__main__"
+            if isinstance(function, type):
+                _move_to_main(function)

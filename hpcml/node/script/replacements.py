@@ -89,9 +89,9 @@ class _Watch:
 def _replace(package: str) -> None:
     """Replace the names in all modules of a package, which has just been imported whole."""
     if package == _PICKLES:
-        from hpcml import pickled_code
+        from hpcml.repairs import file_names
 
-        pickled_code.keep_file_names()
+        file_names.keep()
         return
     from hpcml.node.script import original_names, run_cluster
 

@@ -33,9 +33,8 @@ from distributed.http.routing import RoutingApplication
 from distributed.protocol.pickle import loads
 from tornado.httpserver import HTTPServer
 
-from hpcml.node.script.opening import Opening, Place, module_for_workers
+from hpcml.node.script.opening import Opening, Place, module_for_workers, move_to_main
 from hpcml.node.settings import Settings, load
-from hpcml.pickled_code import move_to_main
 
 _OPENING = {
     "hpcml",

@@ -88,7 +88,7 @@ def pinning(bus: Any, threads: int) -> dict[str, float]:
     """Return GiB/s of ways to have pinned memory, each 4 GiB that were not had before."""
     import cupy as cp
 
-    from hpcml.node.hardware.spilling import BLOCK, PinnedPool
+    from hpcml.repairs.spilling import BLOCK, PinnedPool
 
     kept: list[Any] = []
     found: dict[str, float] = {"pinning_threads": threads}
@@ -115,7 +115,7 @@ def main() -> None:
     from rmm.allocators.cupy import rmm_cupy_allocator
 
     from hpcml.node.hardware.gpus import PINNING_THREADS
-    from hpcml.node.hardware.spilling import CudaBus, Mover, PinnedPool
+    from hpcml.repairs.spilling import CudaBus, Mover, PinnedPool
 
     rmm.reinitialize(pool_allocator=True, initial_pool_size=8 * GIB)
     cp.cuda.set_allocator(rmm_cupy_allocator)

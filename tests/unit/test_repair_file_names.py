@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from hpcml import pickled_code
+from hpcml.repairs import file_names
 
 PROGRAM = """
 import pickle, sys
 import cloudpickle
-from hpcml import pickled_code
-pickled_code.keep_file_names()
-once = cloudpickle.Pickler.dispatch_table[type(pickled_code.keep_file_names.__code__)]
-pickled_code.keep_file_names()
-assert cloudpickle.Pickler.dispatch_table[type(pickled_code.keep_file_names.__code__)] is once
+from hpcml.repairs import file_names
+file_names.keep()
+once = cloudpickle.Pickler.dispatch_table[type(file_names.keep.__code__)]
+file_names.keep()
+assert cloudpickle.Pickler.dispatch_table[type(file_names.keep.__code__)] is once
 def outer(name="<dynamic-code>"):
     def inner(): return name, "<dynamic-code>"
     return inner
@@ -45,5 +45,5 @@ def test_a_cloudpickle_that_is_made_otherwise_is_left_as_it_is(
     other = types.ModuleType("cloudpickle")
     vars(other).update(module)
     monkeypatch.setitem(sys.modules, "cloudpickle", other)
-    pickled_code.keep_file_names()
+    file_names.keep()
     assert vars(other).get("Pickler") is module.get("Pickler")

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from hpcml.node import careful_finder
+from hpcml.repairs import finder
 
 # A package that is being imported by a thread, which then needs Python's lock of all imports, while the main thread
 # imports a module of the package.
@@ -40,26 +40,26 @@ import dask.slow.part
 thread.join(60)
 print("came through:", sys.modules["dask.slow.part"].HERE)
 """
-MEND = "from hpcml.node import careful_finder; careful_finder.install(); careful_finder.install()"
+MEND = "from hpcml.repairs import finder; finder.install(); finder.install()"
 
 
 def test_a_part_is_looked_for_where_its_package_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a stand-in for RAPIDS' module, so everywhere."""
-    loader, package = ModuleType(careful_finder._LOADER), ModuleType("package_in_the_making")
+    loader, package = ModuleType(finder._LOADER), ModuleType("package_in_the_making")
     loader.importlib = importlib  # type: ignore[attr-defined]
     package.__path__ = [str(tmp_path)]
     (tmp_path / "part.py").write_text("")
     for module in (loader, package):
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    careful_finder.install()
-    finder = vars(loader)["importlib"]
-    assert finder is not importlib
-    careful_finder.install()
-    assert vars(loader)["importlib"] is finder
-    assert finder.machinery is importlib.machinery
-    part, whole = (finder.util.find_spec(name) for name in ("package_in_the_making.part", "colorsys"))
+    finder.install()
+    put = vars(loader)["importlib"]
+    assert put is not importlib
+    finder.install()
+    assert vars(loader)["importlib"] is put
+    assert put.machinery is importlib.machinery
+    part, whole = (put.util.find_spec(name) for name in ("package_in_the_making.part", "colorsys"))
     assert (part.origin, whole.name) == (str(tmp_path / "part.py"), "colorsys")
-    assert finder.util.find_spec("package_in_the_making.none") is None
+    assert put.util.find_spec("package_in_the_making.none") is None
 
 
 @pytest.mark.skipif(
@@ -77,6 +77,6 @@ def test_a_package_in_the_making_holds_up_nobody(tmp_path: Path) -> None:
 
 
 def test_where_there_is_no_such_finder_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, careful_finder._LOADER, raising=False)
-    careful_finder.install()
-    assert careful_finder._LOADER not in sys.modules
+    monkeypatch.delitem(sys.modules, finder._LOADER, raising=False)
+    finder.install()
+    assert finder._LOADER not in sys.modules

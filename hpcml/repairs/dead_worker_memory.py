@@ -22,10 +22,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from distributed import Worker
-
-from hpcml.node.control_socket import TOPIC
-from hpcml.node.hardware.gpus import Pool
+from distributed import Scheduler, Status, Worker
 
 MARKER_BYTES = 32
 PAGE = 2 * 1024**2  # bytes; CUDA maps memory of other processes in steps of this
@@ -131,35 +128,28 @@ def _content(driver: Any, start: int, size: int, marker: Marker) -> str:
 
 
 class Holder:
-    """A worker's side: it says how its memory is recognised, and lets go of a dead worker's when the scheduler asks.
+    """A worker's side: how its memory is recognised, and the release of a dead worker's when the scheduler asks.
 
     It is made before the worker starts, because Dask takes up its handlers then.
     """
 
-    def __init__(self, worker: Worker, pool: Pool) -> None:
-        self._worker, self._pool = worker, pool
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
         self._buffer: Any = None
         self._tasks: set[asyncio.Task[None]] = set()
         worker.stream_handlers[ASK] = self._asked
 
-    def tell(self) -> None:
-        """Mark the pool, which the worker has once it is up, and say to the scheduler how."""
-        facts = {
-            "event": "gpu-memory",
-            "worker": self._worker.name,
-            "pool": self._pool.size,
-            "wanted": self._pool.wanted,
-            "text": "",
-            "machine": BOOT_ID.read_text().strip(),
-        }
-        if self._pool.wanted:
-            try:
-                marker, self._buffer = mark()
-            except MarkError as error:
-                print(f"hpcml: this worker's memory has no marker: {error}.", file=sys.stderr, flush=True)
-            else:
-                facts |= {"text": marker.text, "offset": marker.offset}
-        self._worker.log_event(TOPIC, facts | {"address": self._worker.address})
+    def mark(self, *, pool: bool) -> dict[str, Any]:
+        """Mark the worker's pool, if it has one; return for :meth:`Neighbours.add` how it is recognised."""
+        machine = {"machine": BOOT_ID.read_text().strip()}
+        if not pool:
+            return machine
+        try:
+            marker, self._buffer = mark()
+        except MarkError as error:
+            print(f"hpcml: this worker's memory has no marker: {error}.", file=sys.stderr, flush=True)
+            return machine
+        return machine | marker._asdict()
 
     def _asked(self, **memory: Any) -> None:
         pool, address = self._worker.rpc, memory["address"]
@@ -179,3 +169,27 @@ async def let_go(memory: Mapping[str, Any]) -> None:
         print(f"hpcml: the memory of {memory['address']} may stay held here: {error}.", file=sys.stderr, flush=True)
     else:
         print(f"hpcml: let go of {released / 1024**3:.1f} GiB of {memory['address']}, which has died.", flush=True)
+
+
+class Neighbours:
+    """The scheduler's side: the markers of all workers, and which workers share a machine."""
+
+    def __init__(self) -> None:
+        self._memories: dict[str, Mapping[str, Any]] = {}
+        self._machines: dict[str, str] = {}
+
+    def add(self, facts: Mapping[str, Any]) -> None:
+        """Take in what a worker says of its memory; one without this repair says nothing of it."""
+        if "machine" in facts:
+            self._machines[facts["address"]] = facts["machine"]
+        if "text" in facts:
+            self._memories[facts["address"]] = {name: facts[name] for name in ("address", *Marker._fields)}
+
+    def remove(self, scheduler: Scheduler, worker: str) -> None:
+        """Ask the neighbours of a worker that has gone to release its memory; at the run's end all becomes free."""
+        machine = self._machines.pop(worker, "")
+        memory = self._memories.pop(worker, None)
+        if memory and scheduler.status == Status.running:
+            for other in scheduler.workers:
+                if self._machines.get(other) == machine:
+                    scheduler.worker_send(other, {"op": ASK, **memory})

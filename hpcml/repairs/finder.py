@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import sys
 
+from hpcml import repairs
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
@@ -37,6 +39,8 @@ class _Importlib:
 
 def install() -> None:
     """Have the finder look so from now on, where there is one; again it does nothing."""
+    if not repairs.are_on():
+        return
     loader = sys.modules.get(_LOADER)
     if loader is not None and not isinstance(getattr(loader, "importlib", None), _Importlib):
         loader.importlib = _Importlib(loader.importlib)  # type: ignore[attr-defined]

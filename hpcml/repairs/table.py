@@ -1,0 +1,70 @@
+"""The repairs: what each of them mends, where that is known upstream, and the release with which it was last needed."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Repair(NamedTuple):
+    """One module of this package."""
+
+    module: str
+    package: str
+    """The package that it repairs, as in ``tests/versions-3.11.txt`` or ``containers/versions.toml``."""
+    needed_with: str
+    """The newest release of the package with which the fault was seen."""
+    fixed_in: str
+    """The release that makes the repair needless; empty: none so far."""
+    fault: str
+    upstream: str
+    """The pull request that brought the fault, or the patch in docs/upstream that mends it."""
+    gain: str
+
+
+REPAIRS = (
+    Repair(
+        module="finder",
+        package="rapids-dask-dependency",
+        needed_with="26.10.0",
+        fixed_in="",
+        fault="Two threads that import parts of Dask wait for each other for ever",
+        upstream="[patch](rapids-dask-dependency.patch)",
+        gain="no hang",
+    ),
+    Repair(
+        module="file_names",
+        package="cloudpickle",
+        needed_with="3.1.3",
+        fixed_in="",
+        fault="The traceback of a task names `<dynamic-code>` instead of the script's file and shows no line",
+        upstream="[cloudpickle#560](https://github.com/cloudpipe/cloudpickle/pull/560)",
+        gain="errors with file and line",
+    ),
+    Repair(
+        module="closing",
+        package="distributed",
+        needed_with="2026.7.1",
+        fixed_in="",
+        fault="A scheduler that closes tells all workers of each worker that leaves",
+        upstream="[patch](distributed-close.patch)",
+        gain="1,000 workers: 13.8 s of processor time become 0.6 s",
+    ),
+    Repair(
+        module="spilling",
+        package="dask-cuda",
+        needed_with="26.10.0",
+        fixed_in="",
+        fault="GPU data goes to fresh host memory, and the chunk that is needed soonest leaves first",
+        upstream="[patch](dask-cuda-pinned.patch), [patch](dask-cuda-order.patch)",
+        gain="7.6 times as fast on one H100",
+    ),
+    Repair(
+        module="dead_worker_memory",
+        package="libucx-cu13",
+        needed_with="1.21.0",
+        fixed_in="",
+        fault="The GPU memory of a killed worker stays allocated as long as a neighbour lives",
+        upstream="no patch yet",
+        gain="the whole pool after 2 to 3 s",
+    ),
+)

@@ -1,0 +1,93 @@
+"""The table of repairs: complete, on its page, and needless repairs are noticed.
+
+A repair whose package is installed here has a test that fails when the installed release mends the fault itself, below
+and in test_repair_closing.py. Each repair is looked at again when the release that hpcml is tested with changes.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from hpcml import repairs
+from hpcml.repairs.table import REPAIRS, Repair
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs/upstream/README.md"
+
+
+def row(repair: Repair) -> str:
+    """Return a repair as a row of the page."""
+    fixed = repair.fixed_in or "none yet"
+    about = f"{repair.package} {repair.needed_with}", repair.fault, repair.upstream, fixed, repair.gain
+    return f"| `{repair.module}` | {' | '.join(about)} |"
+
+
+def releases_in_use() -> dict[str, str]:
+    """Return the releases of packages that hpcml is tested and built with."""
+    pins = tomllib.loads((ROOT / "containers/versions.toml").read_text())
+    tested = (ROOT / "tests/versions-3.11.txt").read_text()
+    return {**dict(re.findall(r"^([\w.-]+)==(\S+)$", tested, re.MULTILINE)), **pins}
+
+
+def output(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120, cwd=ROOT
+    )
+    return done.stdout.strip()
+
+
+def test_the_table_has_all_modules() -> None:
+    modules = {path.stem for path in (ROOT / "hpcml/repairs").glob("*.py")}
+    assert {repair.module for repair in REPAIRS} == modules - {"__init__", "table"}
+
+
+def test_the_page_shows_the_table() -> None:
+    rows = [line for line in PAGE.read_text().splitlines() if line.startswith(("| `", "|`"))]
+    assert rows == [row(repair) for repair in REPAIRS]
+    for patch in re.findall(r"\(([\w-]+\.patch)\)", "".join(repair.upstream for repair in REPAIRS)):
+        assert (PAGE.parent / patch).is_file()
+
+
+@pytest.mark.parametrize("repair", REPAIRS, ids=lambda repair: repair.module)
+def test_a_new_release_has_its_repairs_looked_at(repair: Repair) -> None:
+    release = releases_in_use()[repair.package]
+    assert release == repair.needed_with, (
+        f"is hpcml/repairs/{repair.module}.py needed with {repair.package} {release}? If not, remove it; else say so in table.py"
+    )
+    assert not repair.fixed_in, (
+        f"{repair.package} {repair.fixed_in} has mended it: remove hpcml/repairs/{repair.module}.py"
+    )
+
+
+def test_cloudpickle_still_drops_the_names_of_files() -> None:
+    keep = "from hpcml.repairs import file_names; file_names.keep(); "
+    code = (
+        "import pickle, cloudpickle; names = {}; exec(compile('def f(): pass', '/my/file.py', 'exec'), names); "
+        "print(pickle.loads(cloudpickle.dumps(names['f'])).__code__.co_filename)"
+    )
+    assert output(code) != "/my/file.py", "cloudpickle keeps them by itself: remove hpcml/repairs/file_names.py"
+    assert output(keep + code) == "/my/file.py"
+    name, value = repairs.OFF
+    assert output(f"import os; os.environ[{name!r}] = {value!r}; {keep}{code}") != "/my/file.py"
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("rapids_dask_dependency") is None, reason="rapids-dask-dependency is not installed"
+)
+def test_rapids_finder_still_imports_while_it_looks() -> None:
+    """It finds a part of Dask by importing the package that holds it."""
+    install = "from hpcml.repairs import finder; finder.install(); "
+    code = (
+        "import sys, dask, rapids_dask_dependency.dask_loader as loader; {}"
+        "loader.DaskFinder().find_spec('dask.bytes.core', None); print('dask.bytes' in sys.modules)"
+    )
+    assert output(code.format("")) == "True", "RAPIDS' finder imports nothing any more: remove hpcml/repairs/finder.py"
+    name, value = repairs.OFF
+    assert output(code.format(f"import os; os.environ[{name!r}] = {value!r}; {install}")) == "True"
